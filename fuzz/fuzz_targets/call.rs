@@ -1,4 +1,4 @@
-//! Whatever a peer writes into its ring, its immediates and its notes, our end neither panics nor believes it.
+//! Whatever a peer writes into its ring, its immediates and its control messages, our end neither panics nor believes it.
 //!
 //! The input is a little program: each byte says what happens next, and the bytes behind it are its operands.
 
@@ -12,7 +12,7 @@ use halite_tier::rpc::atomic::{ATOMIC_ANSWER_BYTES, ATOMIC_CALL_BYTES};
 use halite_tier::rpc::line::REQUEST_WORDS;
 use halite_tier::rpc::wire::{REQUEST_HEADER_BYTES_MAX, parse_output_address};
 use halite_tier::rpc::{
-    Abandoned, Arrival, AtomicAnswer, AtomicCall, Cancelling, Imm, Note, RING_BYTES_MIN, ReplyHeader,
+    Abandoned, Arrival, AtomicAnswer, AtomicCall, CallControl, Cancelling, Imm, RING_BYTES_MIN, ReplyHeader,
     ReplySlots, ReplyState, RequestHeader, RequestLine, RingReader, RingWriter, Served, ServedId, SlotId,
     Target,
 };
@@ -63,7 +63,7 @@ fuzz_target!(|program: &[u8]| {
             5 => {
                 let len = take(&mut input, 1).map_or(0, |len| usize::from(len[0]));
                 let Some(bytes) = take(&mut input, len) else { return };
-                end.note(bytes);
+                end.control(bytes);
             }
             6 => {
                 let Some(head) = take(&mut input, 8) else { return };
@@ -176,18 +176,18 @@ impl End {
         }
     }
 
-    fn note(&mut self, bytes: &[u8]) {
-        match Note::parse(bytes) {
-            Ok(Note::Cancel { index, generation }) => {
+    fn control(&mut self, bytes: &[u8]) {
+        match CallControl::parse(bytes) {
+            Ok(CallControl::Cancel { index, generation }) => {
                 let slot = SlotId { index, generation };
                 if self.served.cancel(slot) == Cancelling::Later {
                     assert!(self.busy.iter().any(|call| call.slot == slot));
                 }
             }
-            Ok(Note::Cancelled { index, generation }) => {
+            Ok(CallControl::Cancelled { index, generation }) => {
                 self.slots.handle_cancelled(Target::Peer(PEER), SlotId { index, generation });
             }
-            Ok(note) => assert_eq!(Note::parse(&note.emit()), Ok(note)),
+            Ok(control) => assert_eq!(CallControl::parse(&control.emit()), Ok(control)),
             Err(_) => {}
         }
     }

@@ -36,11 +36,12 @@ fn between(bytes: &[u8]) {
     let mut one = Channel::dial(SECRETS.clone()).expect("there are random numbers");
     let mut two = Channel::answer(SECRETS.clone());
     SAID.iter().for_each(|message| one.send(message));
+    SAID.iter().for_each(|message| two.send(message));
     let mut changes = bytes.chunks_exact(2);
-    let mut heard = 0;
+    let mut heard = [0; 2];
     for _ in 0..2 {
-        heard += carry(&mut one, &mut two, &mut changes, &SAID[heard..]);
-        carry(&mut two, &mut one, &mut changes, &[]);
+        heard[1] += carry(&mut one, &mut two, &mut changes, &SAID[heard[1]..]);
+        heard[0] += carry(&mut two, &mut one, &mut changes, &SAID[heard[0]..]);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Whatever the network and a peer do, both ends of a connection keep their promises: nothing panics or hangs, memory that is
 //! not named stays as it is, and all that is posted ends once.
 //!
-//! The input is a little program: each byte says what happens next, and the bytes behind it are its operands.
+//! The input is a little program: its first byte says what the ends have agreed on, each one behind it what happens next, and the bytes behind that are
+//! its operands.
 
 #![no_main]
 
@@ -11,7 +12,8 @@ use std::time::Duration;
 
 use halite_rnic::wire::{Packet, Psn, Qpn};
 use halite_rnic::{
-    Access, Config, Event, Local, Memory, Mtu, Operation, QueuePair, Refused, Remote, Request, Retry, Source,
+    Access, Config, Congestion, Event, Local, Memory, Mtu, Operation, QueuePair, Refused, Remote, Request,
+    Retry, Source,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -76,8 +78,12 @@ struct End {
 }
 
 impl End {
-    fn new(own: u32, peer: u32) -> End {
+    fn new(own: u32, peer: u32, agreed: u8) -> End {
         let config = Config {
+            selective: agreed & 1 == 1,
+            tells_waits: agreed & 2 == 2,
+            congestion: [Congestion::Grant, Congestion::Delay, Congestion::Loss]
+                [usize::from(agreed >> 2) % 3],
             mtu: Mtu::Bytes512,
             finds_path: true,
             send_queue_max: 16,
@@ -157,8 +163,9 @@ fn take<'a>(input: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
 }
 
 fuzz_target!(|program: &[u8]| {
-    let mut ends = [End::new(1, 2), End::new(2, 1)];
     let (mut now_ns, mut input) = (0, program);
+    let Some(agreed) = take(&mut input, 1) else { return };
+    let mut ends = [End::new(1, 2, agreed[0]), End::new(2, 1, agreed[0])];
     while let Some(step) = take(&mut input, 1) {
         let (side, step) = ((step[0] >> 7) as usize, step[0] & 0x7f);
         let Some(operand) = take(&mut input, 1) else { break };

@@ -7,5 +7,8 @@
 
 #![forbid(unsafe_code)]
 
+mod directory;
 pub mod kv;
 pub mod log;
+
+pub use directory::is_without_directory;

@@ -4,9 +4,10 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use common::{FUNCTION, MIB, Shards, wait_until_lost};
-use halite::{Permissions, RegionCause, blocking};
+use halite::{Function, NodeId, Permissions, RegionCause, blocking};
 use halite_apps::kv::{Expires, KEY_BYTES_MAX, KvError, Only, SetOptions, Store, VALUE_BYTES_MAX, When};
 
 const IF_ABSENT: SetOptions = SetOptions { only: Only::IfAbsent, expires: Expires::Never };
@@ -56,6 +57,19 @@ impl Client {
         assert!(self.set(key, value, SetOptions::default()));
     }
 
+    /// Sets that value under one key after the other until there is no room.
+    fn fill(&mut self, value: &[u8]) -> Vec<[u8; 4]> {
+        let mut kept = Vec::new();
+        loop {
+            let key = (kept.len() as u32).to_le_bytes();
+            match self.session.block_on(self.store.set(&key, value, SetOptions::default())) {
+                Ok(_) => kept.push(key),
+                Err(KvError::Full) => return kept,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+
     fn delete(&mut self, key: &[u8]) -> bool {
         self.session.block_on(self.store.delete(key)).unwrap()
     }
@@ -78,6 +92,18 @@ impl Client {
                 return keys;
             }
         }
+    }
+}
+
+/// Found with redis-cli, which was told that there was no memory.
+#[test]
+fn what_is_to_expire_at_once_goes_also_where_the_store_is_full() {
+    let shards = Shards::new(4 * MIB);
+    let mut client = shards.store(0);
+    // Of both shards, of which one is full.
+    for key in client.fill(&[7; 1000]) {
+        let expired = client.session.block_on(client.store.expire(&key, Expires::After { ms: 0 }));
+        assert_eq!((expired.unwrap(), client.get(&key)), (true, None));
     }
 }
 
@@ -285,19 +311,80 @@ fn a_store_without_room_says_so_and_goes_on_once_there_is_some() {
     let shards = Shards::new(16 * MIB);
     let mut one = shards.store(0);
     let value = vec![7; 100_000];
-    let mut kept = Vec::new();
-    let error = loop {
-        let key = (kept.len() as u32).to_le_bytes();
-        match one.session.block_on(one.store.set(&key, &value, SetOptions::default())) {
-            Ok(_) => kept.push(key),
-            Err(error) => break error,
-        }
-    };
-    assert!(matches!(error, KvError::Full), "{error}");
+    let kept = one.fill(&value);
     assert!(kept.len() > 80, "{} of 100 kB in two arenas of 16 MiB", kept.len());
     assert!(kept.iter().all(|key| one.get(key).as_ref() == Some(&value)));
     kept.iter().for_each(|key| assert!(one.delete(key)));
     kept.iter().for_each(|key| one.put(key, &value));
+    shards.end();
+}
+
+#[test]
+fn memory_of_short_values_serves_long_ones_and_the_other_way_round() {
+    let shards = Shards::new(8 * MIB);
+    let mut one = shards.store(0);
+    let mut first = 0;
+    for (round, len) in [1 << 10, 64 << 10, 3000, 200_000, 1 << 10].into_iter().enumerate() {
+        let value = vec![round as u8; len];
+        let kept = one.fill(&value);
+        assert!(kept.iter().all(|key| one.get(key).as_ref() == Some(&value)));
+        let bytes = kept.len() * len;
+        first = first.max(bytes);
+        assert!(2 * bytes > first, "{bytes} bytes of values of {len}, and {first} of shorter ones before");
+        // A few of those that are side by side make room for one that is longer.
+        let (some, rest) = kept.split_at(kept.len() / 12);
+        some.iter().for_each(|key| assert!(one.delete(key)));
+        one.put(b"longer", &vec![0; some.len() * len / 4]);
+        assert!(one.delete(b"longer"));
+        // Nobody clears the store.
+        rest.iter().for_each(|key| assert!(one.delete(key)));
+    }
+    shards.end();
+}
+
+/// Found with a store that long values had filled, and left: the table of many short ones found no room.
+#[test]
+fn memory_that_values_have_left_serves_a_larger_table() {
+    let shards = Shards::new(4 * MIB);
+    let mut one = shards.store(0);
+    let long = one.fill(&[7; 500_000]);
+    long.iter().for_each(|key| assert!(one.delete(key)));
+    let short = one.fill(&[7; 8]);
+    assert!(short.len() > 40_000, "{} long ones, {} short ones", long.len(), short.len());
+    assert_eq!(one.get(&short[9]).as_deref(), Some(&[7; 8][..]));
+    shards.end();
+}
+
+#[test]
+fn a_store_that_is_cleared_gives_all_memory_back_and_nobody_sees_a_key_again_that_is_gone() {
+    let shards = Shards::new(64 * MIB);
+    let mut one = shards.store(0);
+    let empty = shards.cluster.bytes_used();
+    for _ in 0..3 {
+        (0..5_000u32).for_each(|number| one.put(&number.to_le_bytes(), b"value"));
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut two, mut is_gone) = (shards.store(1), [false; 100]);
+                while !done.load(Ordering::Relaxed) {
+                    for (number, is_gone) in (0u32..).zip(&mut is_gone) {
+                        let value = two.get(&number.to_le_bytes());
+                        assert!(value.is_none() || !*is_gone && value.as_deref() == Some(b"value"));
+                        *is_gone = value.is_none();
+                    }
+                }
+            });
+            one.session.block_on(one.store.clear()).unwrap();
+            done.store(true, Ordering::Relaxed);
+        });
+        assert_eq!((one.count(), shards.cluster.bytes_used()), (0, empty));
+    }
+    one.put(b"again", b"there");
+    let mut two = shards.store(1);
+    assert_eq!(two.get(b"again").as_deref(), Some(&b"there"[..]));
+    // A table that has not grown stays where it is.
+    one.session.block_on(one.store.clear()).unwrap();
+    assert_eq!(two.get(b"again"), None);
     shards.end();
 }
 
@@ -344,6 +431,33 @@ fn nothing_is_left_of_a_store_that_is_closed() {
     assert!(status.iter().all(|node| node.bytes_used == 0 && node.regions == 0), "{status:?}");
     let error = session.block_on(Store::open(session.as_async(), "store")).err().unwrap();
     assert!(matches!(&error, KvError::Region(error) if *error.cause() == RegionCause::NotFound), "{error}");
+}
+
+/// Several requests in one call are such whose answers are short: else a short call would be answered by the whole store, or end its owner.
+#[test]
+fn who_asks_for_several_things_at_once_gets_no_values_and_ends_no_owner() {
+    let shards = Shards::new(64 * MIB);
+    shards.store(0).put(b"salt", b"crystals");
+    let session = shards.cluster.session(1);
+    let request = |op: u8, key: &[u8], value: &[u8]| {
+        let store = xxhash_rust::xxh3::xxh3_64(b"store").to_le_bytes();
+        [&[op][..], &store, &[0; 16], &(key.len() as u32).to_le_bytes(), key, value].concat()
+    };
+    let part = |request: Vec<u8>| [&(request.len() as u32).to_le_bytes()[..], &request].concat();
+    let (get, scan, clear, close, take) = (0, 7, 9, 10, 11);
+    let several = [get, scan, clear, close, take].map(|op| part(request(op, b"salt", b"")));
+    let nested = part(request(13, b"", &several[3]));
+    let [delete, cut] = [part(request(2, b"none", b"")), vec![9, 0, 0, 0, 1]];
+    let input = request(13, b"", &[several.concat(), nested, delete, cut].concat());
+    for number in [0, 1] {
+        let function = Function(FUNCTION.0 + number);
+        let answer = session.call(NodeId(number), function, &input, Duration::from_secs(30)).unwrap();
+        // Six that make no sense there, and that there is no such key.
+        let kinds: Vec<u8> = answer[9..].chunks(13).map(|part| part[4]).collect();
+        assert_eq!((answer[0], kinds), (1, vec![6, 6, 6, 6, 6, 6, 2]));
+    }
+    assert_eq!(shards.store(1).get(b"salt").as_deref(), Some(&b"crystals"[..]));
+    shards.end();
 }
 
 #[test]

@@ -4,414 +4,56 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::thread::JoinHandle;
+use std::net::{Shutdown, TcpStream};
+use std::process::Command;
 use std::time::Duration;
 
-use common::{MIB, Shards};
-use halite_apps::kv::redis::{Clock, Server, ServerError, ServerStopper};
+use common::MIB;
+use common::redis::{Client, Served, Value, bulk, request};
 use halite_apps::kv::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
-/// A served store.
-struct Served {
-    shards: Shards,
-    address: SocketAddr,
-    stopper: ServerStopper,
-    serving: JoinHandle<Result<(), ServerError>>,
-}
-
-impl Served {
-    fn new() -> Served {
-        Served::with(1000)
-    }
-
-    fn with(clients_max: usize) -> Served {
-        let mut shards = Shards::new(64 * MIB);
-        let (session, store) = shards.open(0);
-        // Nobody is given up because this machine is busy.
-        let store = store.with_timeout(Duration::from_secs(3600));
-        // The other shard is not at hand for the one that serves, as it would not be in another process.
-        let here = vec![shards.locals.swap_remove(0)];
-        let now_ms = shards.now_ms.clone();
-        let clock: Clock = Arc::new(move || now_ms.load(Ordering::Relaxed));
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = Server::new(session, listener, store, here, clock, clients_max).unwrap();
-        let (address, stopper) = (server.address(), server.stopper());
-        let serving = std::thread::spawn(move || server.run());
-        Served { shards, address, stopper, serving }
-    }
-
-    fn client(&self) -> Client {
-        Client(TcpStream::connect(self.address).unwrap())
-    }
-
-    fn pass_ms(&self, ms: u64) {
-        self.shards.now_ms.fetch_add(ms, Ordering::Relaxed);
-    }
-
-    fn end(self) {
-        self.stopper.stop();
-        self.serving.join().unwrap().unwrap();
-        for (stopper, owner) in self.shards.owners {
-            stopper.stop();
-            owner.join().unwrap().unwrap();
-        }
-    }
-}
-
-struct Client(TcpStream);
-
-impl Client {
-    fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        self.0.write_all(bytes.as_ref()).unwrap();
-    }
-
-    /// The next so many bytes are these.
-    #[track_caller]
-    fn expect(&mut self, expected: impl AsRef<[u8]>) {
-        let mut bytes = vec![0; expected.as_ref().len()];
-        let read = self.0.read_exact(&mut bytes);
-        let (told, expected) =
-            (bytes.escape_ascii().to_string(), expected.as_ref().escape_ascii().to_string());
-        assert!(read.is_ok() && told == expected, "{read:?}: {told} is not {expected}");
-    }
-
-    #[track_caller]
-    fn ask(&mut self, args: &[&[u8]], expected: impl AsRef<[u8]>) {
-        self.send(request(args));
-        self.expect(expected);
-    }
-
-    /// As `ask`, with arguments that have no spaces.
-    #[track_caller]
-    fn say(&mut self, line: &str, expected: &str) {
-        let args: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
-        self.ask(&args, expected);
-    }
-
-    /// The server has closed the connection.
-    #[track_caller]
-    fn expect_end(&mut self) {
-        let mut rest = Vec::new();
-        match self.0.read_to_end(&mut rest) {
-            Ok(_) => assert_eq!(rest.escape_ascii().to_string(), ""),
-            // It had not read all that was sent.
-            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
-        }
-    }
-
-    fn reply(&mut self) -> Value {
-        let mut line = Vec::new();
-        while !line.ends_with(b"\r\n") {
-            let mut byte = [0];
-            self.0.read_exact(&mut byte).unwrap();
-            line.push(byte[0]);
-        }
-        let text = std::str::from_utf8(&line[1..line.len() - 2]).unwrap();
-        match line[0] {
-            b':' => Value::Number(text.parse().unwrap()),
-            b'$' if text == "-1" => Value::Null,
-            b'$' => {
-                let mut bytes = vec![0; text.parse::<usize>().unwrap() + 2];
-                self.0.read_exact(&mut bytes).unwrap();
-                bytes.truncate(bytes.len() - 2);
-                Value::Bytes(bytes)
-            }
-            b'*' => Value::List((0..text.parse().unwrap()).map(|_| self.reply()).collect()),
-            _ => Value::Line(String::from_utf8_lossy(&line[..line.len() - 2]).into_owned()),
-        }
-    }
-
-    /// Keys that a scan from `cursor` on finds, and where to go on.
-    fn scan(&mut self, cursor: &str, rest: &str) -> (String, Vec<Vec<u8>>) {
-        self.send(format!("scan {cursor} {rest}\r\n"));
-        let Value::List(parts) = self.reply() else { panic!("a scan replies with a list") };
-        let [Value::Bytes(cursor), Value::List(keys)] = &parts[..] else { panic!("of two parts: {parts:?}") };
-        let bytes = |key: &Value| match key {
-            Value::Bytes(bytes) => bytes.clone(),
-            other => panic!("{other:?} is no key"),
-        };
-        (String::from_utf8(cursor.clone()).unwrap(), keys.iter().map(bytes).collect())
-    }
-}
-
-#[derive(PartialEq, Eq, Debug)]
-enum Value {
-    Line(String),
-    Number(i64),
-    Bytes(Vec<u8>),
-    Null,
-    List(Vec<Value>),
-}
-
-fn request(args: &[&[u8]]) -> Vec<u8> {
-    let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
-    for arg in args {
-        bytes.extend(format!("${}\r\n", arg.len()).bytes());
-        bytes.extend(*arg);
-        bytes.extend(b"\r\n");
-    }
-    bytes
-}
-
-fn bulk(bytes: &[u8]) -> Vec<u8> {
-    [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
-}
-
-const NOT_AN_INTEGER: &str = "-ERR value is not an integer or out of range\r\n";
-const SYNTAX: &str = "-ERR syntax error\r\n";
-
-/// What a client says, and what Redis replies, one behind the other.
-const REPLIES: &[(&str, &str)] = &[
-    ("ping", "+PONG\r\n"),
-    ("PiNg hello", "$5\r\nhello\r\n"),
-    ("ping a b", "-ERR wrong number of arguments for 'ping' command\r\n"),
-    ("echo hello", "$5\r\nhello\r\n"),
-    ("echo", "-ERR wrong number of arguments for 'echo' command\r\n"),
-    ("nonsense", "-ERR unknown command 'nonsense', with args beginning with: \r\n"),
-    ("nonsense a b", "-ERR unknown command 'nonsense', with args beginning with: 'a' 'b' \r\n"),
-    ("get", "-ERR wrong number of arguments for 'get' command\r\n"),
-    ("GET a b", "-ERR wrong number of arguments for 'get' command\r\n"),
-    // Values.
-    ("get a", "$-1\r\n"),
-    ("set a 1", "+OK\r\n"),
-    ("get a", "$1\r\n1\r\n"),
-    ("set a 2 nx", "$-1\r\n"),
-    ("set b 2 xx", "$-1\r\n"),
-    ("set a 3 XX GET", "$1\r\n1\r\n"),
-    ("set b 3 nx get", "$-1\r\n"),
-    ("set b 4 nx get", "$1\r\n3\r\n"),
-    ("mget a none b", "*3\r\n$1\r\n3\r\n$-1\r\n$1\r\n3\r\n"),
-    ("set a 1 nx xx", SYNTAX),
-    ("set a 1 ex", SYNTAX),
-    ("set a 1 ex 10 px 10", SYNTAX),
-    ("set a 1 keepttl ex 5", SYNTAX),
-    ("set a 1 else", SYNTAX),
-    ("set a 1 ex ten", NOT_AN_INTEGER),
-    ("set a 1 ex 0", "-ERR invalid expire time in 'set' command\r\n"),
-    ("set a 1 px -1", "-ERR invalid expire time in 'set' command\r\n"),
-    ("set a 1 exat 0", "-ERR invalid expire time in 'set' command\r\n"),
-    ("set a 1 ex 9223372036854775807", "-ERR invalid expire time in 'set' command\r\n"),
-    ("set a 1 px 9223372036854775807", "-ERR invalid expire time in 'set' command\r\n"),
-    ("setex a 0 1", "-ERR invalid expire time in 'setex' command\r\n"),
-    ("setex a ten 1", NOT_AN_INTEGER),
-    ("psetex a -1 1", "-ERR invalid expire time in 'psetex' command\r\n"),
-    ("setnx a 1", ":0\r\n"),
-    ("setnx c 1", ":1\r\n"),
-    ("getset c 2", "$1\r\n1\r\n"),
-    ("getset d 2", "$-1\r\n"),
-    ("set gone 1", "+OK\r\n"),
-    ("getdel gone", "$1\r\n1\r\n"),
-    ("getdel gone", "$-1\r\n"),
-    ("set kept 1", "+OK\r\n"),
-    ("getex kept", "$1\r\n1\r\n"),
-    ("ttl kept", ":-1\r\n"),
-    ("getex kept ex 100", "$1\r\n1\r\n"),
-    ("ttl kept", ":100\r\n"),
-    ("getex kept persist", "$1\r\n1\r\n"),
-    ("ttl kept", ":-1\r\n"),
-    ("getex kept ex 0", "-ERR invalid expire time in 'getex' command\r\n"),
-    ("getex kept ex x", "-ERR value is not an integer or out of range\r\n"),
-    ("getex kept nx", "-ERR syntax error\r\n"),
-    ("getex kept persist 1", "-ERR syntax error\r\n"),
-    ("getex none px 5", "$-1\r\n"),
-    ("del kept", ":1\r\n"),
-    ("strlen a", ":1\r\n"),
-    ("strlen none", ":0\r\n"),
-    ("append a bcd", ":4\r\n"),
-    ("append e xy", ":2\r\n"),
-    ("get a", "$4\r\n3bcd\r\n"),
-    ("type a", "+string\r\n"),
-    ("type none", "+none\r\n"),
-    ("exists a", ":1\r\n"),
-    ("exists none", ":0\r\n"),
-    ("exists a a none b", ":3\r\n"),
-    ("touch a b none", ":2\r\n"),
-    ("del a", ":1\r\n"),
-    ("del a", ":0\r\n"),
-    ("unlink b c none d d e", ":4\r\n"),
-    ("mset a 1 b 2 c 3", "+OK\r\n"),
-    ("mget a b c", "*3\r\n$1\r\n1\r\n$1\r\n2\r\n$1\r\n3\r\n"),
-    ("mset a 1 b", "-ERR wrong number of arguments for 'mset' command\r\n"),
-    ("dbsize", ":3\r\n"),
-    // Numbers.
-    ("incr a", ":2\r\n"),
-    ("incr n", ":1\r\n"),
-    ("incrby n 41", ":42\r\n"),
-    ("decr n", ":41\r\n"),
-    ("decrby n 50", ":-9\r\n"),
-    ("incrby n ten", NOT_AN_INTEGER),
-    ("incrby n +1", NOT_AN_INTEGER),
-    ("set n ten", "+OK\r\n"),
-    ("incr n", NOT_AN_INTEGER),
-    ("set n 9223372036854775807", "+OK\r\n"),
-    ("incr n", "-ERR increment or decrement would overflow\r\n"),
-    ("get n", "$19\r\n9223372036854775807\r\n"),
-    ("incrby n -9223372036854775808", ":-1\r\n"),
-    ("decrby n -9223372036854775808", "-ERR decrement would overflow\r\n"),
-    // Times.
-    ("ttl n", ":-1\r\n"),
-    ("pttl none", ":-2\r\n"),
-    ("expire n 100", ":1\r\n"),
-    ("ttl n", ":100\r\n"),
-    ("expire none 100", ":0\r\n"),
-    ("expire n 200 nx", ":0\r\n"),
-    ("expire n 50 gt", ":0\r\n"),
-    ("expire n 200 xx gt", ":1\r\n"),
-    ("expire n 300 lt", ":0\r\n"),
-    ("ttl n", ":200\r\n"),
-    ("set n 1 keepttl", "+OK\r\n"),
-    ("ttl n", ":200\r\n"),
-    ("incr n", ":2\r\n"),
-    ("append n 0", ":2\r\n"),
-    ("ttl n", ":200\r\n"),
-    ("persist n", ":1\r\n"),
-    ("persist n", ":0\r\n"),
-    ("persist none", ":0\r\n"),
-    ("ttl n", ":-1\r\n"),
-    ("expire n 300 xx lt", ":0\r\n"),
-    ("expire n 300 gt", ":0\r\n"),
-    ("expire n 300 lt", ":1\r\n"),
-    ("expire n ten", NOT_AN_INTEGER),
-    ("expire n 10 else", "-ERR Unsupported option else\r\n"),
-    ("expire n 10 nx gt", "-ERR NX and XX, GT or LT options at the same time are not compatible\r\n"),
-    ("expire n 10 gt lt", "-ERR GT and LT options at the same time are not compatible\r\n"),
-    ("expire n 9223372036854775", "-ERR invalid expire time in 'expire' command\r\n"),
-    ("expire n -9223372036854775808", "-ERR invalid expire time in 'expire' command\r\n"),
-    ("pexpire n 9223372036854775807", "-ERR invalid expire time in 'pexpire' command\r\n"),
-    ("expire n -1", ":1\r\n"),
-    ("get n", "$-1\r\n"),
-    ("set n 1 exat 1", "+OK\r\n"),
-    ("get n", "$-1\r\n"),
-    ("set n 1 ex 100", "+OK\r\n"),
-    ("ttl n", ":100\r\n"),
-    ("set n 2", "+OK\r\n"),
-    ("ttl n", ":-1\r\n"),
-    ("expireat n 1", ":1\r\n"),
-    ("exists n", ":0\r\n"),
-];
-
-/// What does not touch keys.
-const ABOUT: &[(&str, &str)] = &[
-    ("scan x", "-ERR invalid cursor\r\n"),
-    ("scan 0 count 0", SYNTAX),
-    ("scan 0 count x", NOT_AN_INTEGER),
-    ("scan 0 match", SYNTAX),
-    ("scan 0 type list", "*2\r\n$1\r\n0\r\n*0\r\n"),
-    ("flushall soon", SYNTAX),
-    ("flushdb async", "+OK\r\n"),
-    ("flushall", "+OK\r\n"),
-    ("keys *", "*0\r\n"),
-    ("dbsize", ":0\r\n"),
-    ("select 0", "+OK\r\n"),
-    ("select 99", "-ERR DB index is out of range\r\n"),
-    ("select x", NOT_AN_INTEGER),
-    ("hello 4", "-NOPROTO unsupported protocol version\r\n"),
-    ("hello x", "-ERR Protocol version is not an integer or out of range\r\n"),
-    ("hello 3 else", "-ERR Syntax error in HELLO option 'else'\r\n"),
-    ("hello 2 auth somebody x", "-WRONGPASS invalid username-password pair or user is disabled.\r\n"),
-    ("auth somebody x", "-WRONGPASS invalid username-password pair or user is disabled.\r\n"),
-    ("auth default x", "+OK\r\n"),
-    (
-        "auth x",
-        "-ERR AUTH <password> called without any password configured for the default user. Are you sure your \
-         configuration is correct?\r\n",
-    ),
-    ("client getname", "$-1\r\n"),
-    ("client setname me", "+OK\r\n"),
-    ("client getname", "$2\r\nme\r\n"),
-    ("client setname \u{e9}", "-ERR Client names cannot contain spaces, newlines or special characters.\r\n"),
-    ("client no-evict on", "+OK\r\n"),
-    ("client no-evict maybe", SYNTAX),
-    ("client reply on", "+OK\r\n"),
-    ("client id id", "-ERR wrong number of arguments for 'client|id' command\r\n"),
-    ("client else", "-ERR unknown subcommand 'else'. Try CLIENT HELP.\r\n"),
-    ("client", "-ERR wrong number of arguments for 'client' command\r\n"),
-    ("config get save", "*2\r\n$4\r\nsave\r\n$0\r\n\r\n"),
-    ("config get APPENDONL?", "*2\r\n$10\r\nappendonly\r\n$2\r\nno\r\n"),
-    ("config get", "-ERR wrong number of arguments for 'config|get' command\r\n"),
-    ("config set else 1", "-ERR Unknown option or number of arguments for CONFIG SET - 'else'\r\n"),
-    ("config resetstat", "+OK\r\n"),
-    ("config else", "-ERR unknown subcommand 'else'. Try CONFIG HELP.\r\n"),
-    ("command else", "-ERR unknown subcommand 'else'. Try COMMAND HELP.\r\n"),
-    ("reset", "+RESET\r\n"),
-    ("quit", "+OK\r\n"),
-];
-
-/// Says all that, to the end of the connection.
-fn converse(mut client: Client) {
-    for (line, expected) in REPLIES.iter().chain(ABOUT) {
-        client.say(line, expected);
-    }
-    client.expect_end();
-}
-
 #[test]
-fn replies_are_as_they_are_listed() {
+fn who_asks_for_much_and_says_no_more_gets_all_of_it() {
+    const COUNT: usize = 200;
     let served = Served::new();
-    converse(served.client());
+    let value = vec![b'v'; VALUE_BYTES_MAX];
+    // One of each shard.
+    for key in ["m0", "m1", "m2", "m3"] {
+        served.client().ask(&[b"SET", key.as_bytes(), &value], "+OK\r\n");
+    }
+    for is_slow in [false, true] {
+        let mut client = served.client();
+        client.send((0..COUNT).map(|index| format!("GET m{}\r\n", index % 4)).collect::<String>());
+        client.0.shutdown(Shutdown::Write).unwrap();
+        let mut reply = vec![0; format!("${VALUE_BYTES_MAX}\r\n").len() + VALUE_BYTES_MAX + 2];
+        for index in 0..COUNT {
+            if is_slow {
+                std::thread::yield_now();
+            }
+            client.0.read_exact(&mut reply).unwrap_or_else(|error| panic!("reply {index}: {error}"));
+            assert!(reply.starts_with(b"$1048576\r\nv") && reply.ends_with(b"v\r\n"), "reply {index}");
+        }
+        client.expect_end();
+    }
     served.end();
 }
 
-/// A server of Redis, for the length of a test.
-struct Redis {
-    child: Child,
-    dir: tempfile::TempDir,
-}
-
-impl Redis {
-    /// `None`, with a word about it, if it is not installed.
-    fn start() -> Option<Redis> {
-        let dir = tempfile::tempdir().unwrap();
-        let mut command = Command::new("redis-server");
-        command.args(["--port", "0", "--save", "", "--appendonly", "no", "--unixsocket"]);
-        command.arg(dir.path().join("socket")).current_dir(dir.path()).stdout(Stdio::piped());
-        match command.spawn() {
-            Ok(child) => Some(Redis { child, dir }),
-            Err(error) => {
-                eprintln!("left out: redis-server cannot be started: {error}");
-                None
-            }
-        }
-    }
-
-    /// Waits until it listens, and takes what is said to a port of this process there.
-    fn client(&mut self) -> Client {
-        let mut log = std::io::BufReader::new(self.child.stdout.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("ready to accept connections") {
-            line.clear();
-            assert!(std::io::BufRead::read_line(&mut log, &mut line).unwrap() > 0, "it has ended");
-        }
-        let there = std::os::unix::net::UnixStream::connect(self.dir.path().join("socket")).unwrap();
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (here, _) = listener.accept().unwrap();
-        let (mut from, mut to) = (here.try_clone().unwrap(), there.try_clone().unwrap());
-        std::thread::spawn(move || std::io::copy(&mut from, &mut to));
-        let (mut from, mut to) = (there, here);
-        std::thread::spawn(move || {
-            let _ = std::io::copy(&mut from, &mut to);
-            let _ = to.shutdown(std::net::Shutdown::Both);
-        });
-        Client(client)
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[test]
-fn what_is_listed_is_what_redis_replies() {
-    let Some(mut redis) = Redis::start() else { return };
-    converse(redis.client());
+fn values_that_are_too_long_together_are_refused_before_they_are_copied() {
+    let served = Served::new();
+    let mut client = served.client();
+    let value = vec![b'v'; VALUE_BYTES_MAX];
+    for key in ["m0", "m1", "m2", "m3"] {
+        client.ask(&[b"SET", key.as_bytes(), &value], "+OK\r\n");
+        let asked: Vec<&[u8]> =
+            std::iter::once(&b"MGET"[..]).chain(std::iter::repeat_n(key.as_bytes(), 20_000)).collect();
+        client.ask(&asked, "-ERR the reply would have more than 67108864 bytes\r\n");
+    }
+    // What is told of a command is longer than its name.
+    let known = [&b"COMMAND"[..], b"INFO"].into_iter().chain(std::iter::repeat_n(&b"set"[..], 1023));
+    client.ask(&known.collect::<Vec<_>>(), "-ERR at most 1024 arguments are answered for\r\n");
+    client.say("PING", "+PONG\r\n");
+    served.end();
 }
 
 #[test]
@@ -433,6 +75,29 @@ fn keys_and_values_are_any_bytes_up_to_their_limits() {
     one.send(format!("*3\r\n$3\r\nset\r\n$1\r\na\r\n${}\r\n", VALUE_BYTES_MAX + 1));
     one.expect("-ERR Protocol error: invalid bulk length\r\n");
     one.expect_end();
+    served.end();
+}
+
+#[test]
+fn who_sends_a_value_that_is_too_long_hears_why_when_it_has_sent_it() {
+    let served = Served::new();
+    let (mut one, mut other) = (served.client(), served.client());
+    for mib in [2, 16] {
+        let mut one = served.client();
+        one.send(request(&[b"set", b"key", &vec![b'v'; mib << 20]]));
+        one.expect("-ERR Protocol error: invalid bulk length\r\n");
+        let mut rest = Vec::new();
+        assert_eq!(one.0.read_to_end(&mut rest).unwrap(), 0, "it ends, and is not cut off");
+    }
+    // Who goes on for ever is not listened to as long, and holds nobody up.
+    one.send("*3\r\n$3\r\nset\r\n$1\r\na\r\n$2000000000\r\n");
+    let (piece, mut sent) = (vec![b'v'; 1 << 20], 0);
+    while one.0.write_all(&piece).is_ok() {
+        sent += piece.len();
+        assert!(sent < 1 << 30, "it is listened to for ever");
+        other.say("ping", "+PONG\r\n");
+    }
+    other.say("dbsize", ":0\r\n");
     served.end();
 }
 
@@ -482,6 +147,47 @@ fn requests_may_come_in_pieces_in_rows_and_as_lines() {
     one.expect_end();
     let mut two = served.client();
     two.say("dbsize", ":22\r\n");
+    served.end();
+}
+
+/// A web page could have its browser send lines to a port of its own host.
+#[test]
+fn what_browsers_say_is_not_carried_out() {
+    let served = Served::new();
+    for begin in ["POST / HTTP/1.1", "GET / HTTP/1.1\r\nHost: localhost", "host: x"] {
+        let mut client = served.client();
+        client.send(format!("{begin}\r\n\r\nset owned yes\r\nflushall\r\n"));
+        let mut heard = String::new();
+        client.0.read_to_string(&mut heard).unwrap();
+        assert!(heard.ends_with("-ERR Protocol error: this is no server of HTTP\r\n"), "{heard}");
+    }
+    served.client().say("exists owned", ":0\r\n");
+    served.end();
+}
+
+/// Anybody can compute keys of one bucket, for the hash has no secret.
+#[test]
+fn keys_that_were_chosen_to_have_one_bucket_are_refused_and_the_table_stays_small() {
+    let served = Served::new();
+    let mut client = served.client();
+    let hash = |key: &u32| xxhash_rust::xxh3::xxh3_64(&key.to_le_bytes());
+    // Of one shard, and of one bucket of each table that has up to 1024.
+    let chosen = (0..).filter(|key| hash(key) >> 63 == 0 && hash(key) % 1024 == 0).take(20);
+    let mut set = |key: u32| {
+        client.send(request(&[b"set", &key.to_le_bytes(), b"v"]));
+        match client.reply() {
+            Value::Line(line) => line,
+            other => panic!("{other:?}"),
+        }
+    };
+    let told: Vec<String> = chosen.map(&mut set).collect();
+    assert!(told[..16].iter().all(|line| line == "+OK"), "{told:?}");
+    assert!(told[16..].iter().all(|line| line.starts_with("-OOM ")), "{told:?}");
+    client.say("set another v", "+OK\r\n");
+    let bytes: u64 =
+        served.shards.cluster.session(0).status().unwrap().iter().map(|node| node.bytes_used).sum();
+    assert!(bytes < 4 * MIB, "{bytes}");
+    drop(client);
     served.end();
 }
 
@@ -665,6 +371,19 @@ fn a_scan_finds_what_is_there_all_the_time_also_while_the_store_grows() {
     assert_eq!(one.scan("0", ""), ("0".to_owned(), Vec::new()));
     one.say("dbsize", ":0\r\n");
     served.end();
+}
+
+#[test]
+fn as_many_clients_wait_to_be_let_in_as_at_redis() {
+    let most = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    if most.trim().parse::<u32>().unwrap() < 511 {
+        return eprintln!("left out: the system lets no more than {} wait", most.trim());
+    }
+    let (_shards, server) = Served::prepare(1000);
+    // Nobody is let in; one that finds no place among those who wait never connects.
+    let connect = |_| TcpStream::connect_timeout(&server.address(), Duration::from_secs(60)).unwrap();
+    let waiting: Vec<TcpStream> = (0..500).map(connect).collect();
+    assert_eq!(waiting.len(), 500);
 }
 
 #[test]

@@ -28,8 +28,8 @@ use halite_mem::{Segment, Sleeper, Window};
 use self::keys::Keys;
 use crate::sleepers::Sleepers;
 use crate::{
-    Capabilities, Completion, ConnectFailure, CutOff, Event, Fabric, Key, Lane, Lines, Path, PeerId,
-    PostCause, PostError, RegisterError, RemoteAddress, WorkRequest,
+    Capabilities, Completion, ConnectFailure, ConnectTrouble, CutOff, Event, Fabric, Key, Lane, Lines, Path,
+    PeerId, PostCause, PostError, RegisterError, RemoteAddress, WorkRequest,
 };
 
 /// Most fabrics that one composite is made of.
@@ -165,7 +165,7 @@ impl Composite {
         *event = Event::ConnectFailed(ConnectFailure {
             address: self.address(index, &address),
             reason: format!("all {PEERS_MAX} numbers of its peers have been used"),
-            is_ours: true,
+            trouble: ConnectTrouble::Ours,
         });
         true
     }
@@ -259,7 +259,7 @@ impl Fabric for Composite {
                 let failure = ConnectFailure {
                     address: address.to_owned(),
                     reason: format!("no network is called {name:?} here, only {}", names.join(", ")),
-                    is_ours: false,
+                    trouble: ConnectTrouble::Theirs,
                 };
                 self.fail(failure);
             }
@@ -348,9 +348,21 @@ impl Fabric for Composite {
         part.fabric.round_trip(peer)
     }
 
+    fn is_being_answered(&self) -> bool {
+        self.parts.iter().any(|part| part.fabric.is_being_answered())
+    }
+
     fn path(&self, peer: PeerId) -> Option<Path> {
         let (part, peer) = self.route(peer)?;
         part.fabric.path(peer)
+    }
+
+    fn polls_by_system_calls(&self) -> bool {
+        self.parts.iter().any(|part| part.fabric.polls_by_system_calls())
+    }
+
+    fn traffic(&self) -> u64 {
+        self.parts.iter().map(|part| part.fabric.traffic()).fold(0, u64::wrapping_add)
     }
 
     /// One doorbell that rings makes another sum of all.

@@ -50,8 +50,19 @@ pub struct ConnectFailure {
     pub address: String,
     /// What went wrong, for a person to read.
     pub reason: String,
-    /// Whether it is this process that lacks what a connection takes, such as addresses or descriptors.
-    pub is_ours: bool,
+    /// At which end.
+    pub trouble: ConnectTrouble,
+}
+
+/// At which end it is that a connection does not come about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ConnectTrouble {
+    /// This process lacks what a connection takes, such as addresses or descriptors.
+    Ours,
+    /// The other end is not there, does not answer, or refuses.
+    Theirs,
+    /// The other end is of another cluster: it does not know our secret, or we do not know its.
+    Stranger,
 }
 
 impl Event {

@@ -39,11 +39,11 @@ pub struct FaultInjector {
     inner: Arc<dyn Fabric>,
     /// Takes none where the inner fabric does.
     without_atomics: bool,
-    state: Mutex<State>,
+    state: Mutex<FaultState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct FaultState {
     plan: FaultPlan,
     /// Requests posted to the inner fabric under names of our own, since theirs need not be unique.
     pending: BTreeMap<WorkId, Pending>,
@@ -82,7 +82,7 @@ impl FaultInjector {
         FaultInjector {
             inner,
             without_atomics: false,
-            state: Mutex::new(State {
+            state: Mutex::new(FaultState {
                 plan,
                 pending: BTreeMap::new(),
                 next_id: 0,
@@ -97,12 +97,7 @@ impl FaultInjector {
         FaultInjector { without_atomics: true, ..self }
     }
 
-    /// Replaces the plan from now on; what is delayed already stays so.
-    pub fn set_plan(&self, plan: FaultPlan) {
-        self.lock().plan = plan;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FaultState> {
         self.state.lock().expect("nothing panics while it holds this lock")
     }
 
@@ -163,7 +158,7 @@ impl FaultInjector {
     }
 }
 
-impl State {
+impl FaultState {
     fn enter(&mut self, request: &WorkRequest<'_>, fate: Fate) -> WorkId {
         let ours = WorkId(self.next_id);
         self.next_id += 1;

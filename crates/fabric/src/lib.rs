@@ -29,7 +29,7 @@ use halite_mem::{Segment, Window};
 pub use atomics::Atomics;
 pub use completion::{Completion, CompletionKind, Status};
 pub use composite::{Composite, CompositeError};
-pub use event::{ConnectFailure, CutOff, Event};
+pub use event::{ConnectFailure, ConnectTrouble, CutOff, Event};
 pub use halite_mem::Sleeper;
 pub use lane::{Class, Lane};
 pub use line::{LINE_BYTES, LINE_WORDS, Lines};
@@ -138,8 +138,8 @@ pub trait Fabric: Send + Sync {
     fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>);
 
     /// The longest time after which [`Fabric::poll`] is to be called again though nothing arrives, for what the provider does by time:
-    /// retransmission, delayed acknowledgements.  A sleeper asks before each sleep; the provider wakes it when the time becomes
-    /// shorter.  `None` where nothing is due.
+    /// retransmission, delayed acknowledgements.  [`Sleeper::Progress`] asks before each sleep; where the time becomes shorter meanwhile, the
+    /// provider wakes it when that is over, or before.  `None` where nothing is due.
     fn poll_timeout(&self) -> Option<Duration> {
         None
     }
@@ -156,9 +156,27 @@ pub trait Fabric: Send + Sync {
         None
     }
 
+    /// Whether somebody whom this end dials has been heard, be it by the network alone, and is not connected yet: who is far away, or slow, is there.  True where
+    /// that cannot be told.
+    fn is_being_answered(&self) -> bool {
+        true
+    }
+
     /// What is known of the way to `peer`, where that is made of packets that a provider counts.
     fn path(&self, _peer: PeerId) -> Option<Path> {
         None
+    }
+
+    /// Whether a poll that finds nothing takes a call of the system, and so some hundreds of nanoseconds: who polls may as well look at the
+    /// clock each time.
+    fn polls_by_system_calls(&self) -> bool {
+        false
+    }
+
+    /// A number that changes with each poll that takes something of a peer in, be it an event or not: bytes that it writes, a request to
+    /// read.  Who polls on for what follows closely goes by it.  It stays where peers reach memory without a poll.
+    fn traffic(&self) -> u64 {
+        0
     }
 
     /// A number that changes with every ring of the doorbell.

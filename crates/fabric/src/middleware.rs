@@ -56,7 +56,10 @@ forward! {
     fn poll_timeout(&self) -> Option<Duration>;
     fn heard(&self, peer: PeerId) -> Option<Duration>;
     fn round_trip(&self, peer: PeerId) -> Option<Duration>;
+    fn is_being_answered(&self) -> bool;
     fn path(&self, peer: PeerId) -> Option<Path>;
+    fn polls_by_system_calls(&self) -> bool;
+    fn traffic(&self) -> u64;
     fn doorbell(&self) -> u32;
     fn wake(&self);
     fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>>;

@@ -15,6 +15,8 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Release};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -27,6 +29,8 @@ pub struct Sleepers {
     epoll: OwnedFd,
     watch: Mutex<Watch>,
     told: Condvar,
+    /// A bit for each descriptor that had an edge which was taken.
+    edges: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -35,6 +39,8 @@ struct Watch {
     is_kept: bool,
     /// How often something was seen there.
     rings: u64,
+    /// How many others sleep: to tell nobody is a call of the system, too.
+    others: usize,
 }
 
 /// Edges that are taken at a time; the rest waits.
@@ -48,22 +54,29 @@ impl AsFd for Sleepers {
 }
 
 impl Sleepers {
-    /// Those who sleep until one of `descriptors`, all of which outlive the value, becomes readable anew.
+    /// Those who sleep until one of `descriptors`, at most 64 of which all outlive the value, becomes readable anew.
     pub fn new<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>) -> io::Result<Sleepers> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (index, descriptor) in descriptors.into_iter().enumerate() {
+            assert!(index < u64::BITS as usize, "so many parts need another way to sleep");
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
             epoll::add(&epoll, descriptor, epoll::EventData::new_u64(index as u64), flags)?;
         }
-        Ok(Sleepers { epoll, watch: Mutex::default(), told: Condvar::new() })
+        Ok(Sleepers { epoll, watch: Mutex::default(), told: Condvar::new(), edges: AtomicU64::new(0) })
     }
 
-    /// Watches one of the descriptors for one edge more, or for none.  One that is readable counts as having become so.
-    pub fn watch_once(&self, descriptor: BorrowedFd<'_>, is_watched: bool) {
+    /// Watches one of the descriptors, the one of that place, for one edge more, or for none.  One that is readable counts as having become so.
+    pub fn watch_once(&self, place: usize, descriptor: BorrowedFd<'_>, is_watched: bool) {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET | epoll::EventFlags::ONESHOT;
         let flags = if is_watched { edge } else { epoll::EventFlags::empty() };
         // It fails for none of those that the value was made of.
-        let _ = epoll::modify(&self.epoll, descriptor, epoll::EventData::new_u64(0), flags);
+        let _ = epoll::modify(&self.epoll, descriptor, epoll::EventData::new_u64(place as u64), flags);
+    }
+
+    /// Of which of the descriptors an edge was taken since this was last asked, as a bit for each place.
+    pub fn take_edges_seen(&self) -> u64 {
+        // Pairs with the Release in take_edges().
+        self.edges.swap(0, AcqRel)
     }
 
     /// Sleeps until a descriptor becomes readable or `timeout` passes, and not while `is_rung`.  May wake early.  In no time, it takes
@@ -87,10 +100,12 @@ impl Sleepers {
                 drop(watch);
                 return self.keep_watch(left);
             }
+            watch.others += 1;
             watch = match left {
                 None => self.told.wait(watch).expect(POISONED),
                 Some(left) => self.told.wait_timeout(watch, left).expect(POISONED).0,
             };
+            watch.others -= 1;
         }
     }
 
@@ -100,7 +115,9 @@ impl Sleepers {
         watch.is_kept = false;
         if is_rung {
             watch.rings += 1;
-            self.told.notify_all();
+            if watch.others > 0 {
+                self.told.notify_all();
+            }
         } else {
             self.leave(&watch);
         }
@@ -108,22 +125,31 @@ impl Sleepers {
 
     /// A sleeper that goes leaves somebody on watch, if anybody sleeps: the one who was told to may be the one who goes.
     fn leave(&self, watch: &Watch) {
-        if !watch.is_kept {
+        if !watch.is_kept && watch.others > 0 {
             self.told.notify_one();
         }
     }
 
     fn wait_for_edge(&self, timeout: Option<Duration>) -> bool {
-        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let Some(timeout) = timeout.and_then(|timeout| Timespec::try_from(timeout).ok()) else {
+            return self.take_edges_within(None);
+        };
         // Not by epoll alone, which counts in milliseconds.  Every error means: look again.
-        let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], timeout.as_ref());
+        let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&timeout));
         self.take_edges()
     }
 
     fn take_edges(&self) -> bool {
+        self.take_edges_within(Some(&Timespec::default()))
+    }
+
+    fn take_edges_within(&self, timeout: Option<&Timespec>) -> bool {
         let mut space = [MaybeUninit::uninit(); EDGES_MAX];
-        let taken = epoll::wait(&self.epoll, &mut space[..], Some(&Timespec::default()));
-        taken.is_ok_and(|(edges, _)| !edges.is_empty())
+        let Ok((edges, _)) = epoll::wait(&self.epoll, &mut space[..], timeout) else { return false };
+        let places = edges.iter().fold(0, |places, edge| places | 1 << edge.data.u64());
+        // Pairs with the AcqRel in take_edges_seen().
+        self.edges.fetch_or(places, Release);
+        places != 0
     }
 
     fn lock(&self) -> MutexGuard<'_, Watch> {
@@ -133,3 +159,55 @@ impl Sleepers {
 
 /// Nothing panics while it holds the lock.
 const POISONED: &str = "a thread panicked while it held the lock of those who sleep";
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    fn bell() -> OwnedFd {
+        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("there are descriptors left")
+    }
+
+    fn ring(bell: &OwnedFd) {
+        rustix::io::write(bell, &1u64.to_ne_bytes()).expect("it is not full");
+    }
+
+    #[test]
+    fn it_is_told_once_whose_edges_were_taken() {
+        let bells = [bell(), bell(), bell()];
+        let sleepers = Sleepers::new(bells.iter().map(OwnedFd::as_fd)).expect("they can be watched");
+        ring(&bells[0]);
+        ring(&bells[2]);
+        assert_eq!(sleepers.take_edges_seen(), 0, "nobody has slept yet");
+        sleepers.sleep(None, || false);
+        assert_eq!(sleepers.take_edges_seen(), 0b101);
+        assert_eq!(sleepers.take_edges_seen(), 0);
+        sleepers.watch_once(1, bells[1].as_fd(), true);
+        ring(&bells[1]);
+        sleepers.sleep(Some(Duration::from_secs(60)), || false);
+        assert_eq!(sleepers.take_edges_seen(), 0b010);
+        // It was watched for one edge.
+        ring(&bells[1]);
+        sleepers.sleep(Some(Duration::ZERO), || false);
+        assert_eq!(sleepers.take_edges_seen(), 0);
+    }
+
+    #[test]
+    fn one_edge_wakes_all_who_sleep() {
+        let (bell, sleepers_count) = (bell(), 4);
+        let sleepers = Sleepers::new([bell.as_fd()]).expect("it can be watched");
+        std::thread::scope(|scope| {
+            let sleeping: Vec<_> =
+                (0..sleepers_count).map(|_| scope.spawn(|| sleepers.sleep(None, || false))).collect();
+            // All but the one who watches have been counted: from then on it is they who are told.
+            while sleepers.lock().others < sleepers_count - 1 {
+                std::thread::yield_now();
+            }
+            ring(&bell);
+            sleeping.into_iter().for_each(|thread| thread.join().expect("it does not panic"));
+        });
+        assert_eq!(sleepers.lock().others, 0);
+    }
+}

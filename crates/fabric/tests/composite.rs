@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use common::scripted::{BATCH, Scripted};
 use common::{End, PEER, pair, poll, poll_events, register, request, send};
+use halite_fabric::trace::Tracer;
 use halite_fabric::{
-    Completion, CompletionKind, Composite, CompositeError, ConnectFailure, CutOff, Event, Fabric, Key, Lane,
-    Local, Operation, PeerId, PostCause, PostError, RegisterError, RemoteAddress, Sleeper, Status,
+    Completion, CompletionKind, Composite, CompositeError, ConnectFailure, ConnectTrouble, CutOff, Event,
+    Fabric, Key, Lane, Local, Operation, PeerId, PostCause, PostError, RegisterError, RemoteAddress, Sleeper,
+    Status,
 };
 use halite_mem::{PagePolicy, Segment};
 
@@ -122,12 +124,12 @@ fn peers_of_all_fabrics_have_numbers_of_their_own_in_every_event() {
     assert_eq!(std::collections::BTreeSet::from(peers).len(), 4);
     for (index, part) in [&one, &two].into_iter().enumerate() {
         for (theirs, peer) in [(1, peers[2 * index]), (2, peers[2 * index + 1])] {
-            let life = |peer| {
+            let incarnation = |peer| {
                 let (gone, off) = (Event::Disconnected { peer }, Event::CutOff { peer, exited: true });
                 [notified(peer), Event::Room { peer }, gone, off]
             };
-            life(PeerId(theirs)).into_iter().for_each(|event| part.tell(event));
-            assert_eq!(poll_events(&both), life(peer));
+            incarnation(PeerId(theirs)).into_iter().for_each(|event| part.tell(event));
+            assert_eq!(poll_events(&both), incarnation(peer));
         }
     }
 }
@@ -164,6 +166,17 @@ fn a_part_that_wants_to_be_polled_first_says_when() {
     assert_eq!(both.poll_timeout(), late);
     *one.poll_timeout.lock().unwrap() = soon;
     assert_eq!(both.poll_timeout(), soon);
+}
+
+#[test]
+fn what_any_part_takes_in_is_traffic_also_behind_a_middleware() {
+    let (one, two) = scripts();
+    let both = Tracer::new(Arc::new(composite(&one, &two)), 1);
+    let before = both.traffic();
+    one.traffic.fetch_add(1, SeqCst);
+    let after_one = both.traffic();
+    two.traffic.fetch_add(1, SeqCst);
+    assert!(before != after_one && after_one != both.traffic());
 }
 
 #[test]
@@ -225,7 +238,7 @@ fn an_address_says_which_fabric_and_a_plain_one_means_the_first() {
     assert_eq!(two.asked(), ["connect host:7000 hi"]);
     let failed = |address: &str, reason: &str| {
         let (address, reason) = (address.to_owned(), reason.to_owned());
-        Event::ConnectFailed(ConnectFailure { address, reason, is_ours: false })
+        Event::ConnectFailed(ConnectFailure { address, reason, trouble: ConnectTrouble::Theirs })
     };
     let unknown = failed("three:host", "no network is called \"three\" here, only one, two");
     assert_eq!(poll_events(&both), [unknown]);
@@ -279,7 +292,9 @@ fn a_peer_beyond_the_numbers_of_its_fabric_is_turned_away() {
     two.tell(connected(beyond));
     two.tell(notified(PeerId(beyond)));
     match &poll_events(&both)[..] {
-        [Event::ConnectFailed(failure)] => assert!(failure.is_ours && failure.address == "two:host"),
+        [Event::ConnectFailed(failure)] => {
+            assert!(failure.trouble == ConnectTrouble::Ours && failure.address == "two:host")
+        }
         other => panic!("expected that it is not connected, got {other:?}"),
     }
     assert_eq!(two.asked(), [format!("disconnect {beyond}")]);

@@ -6,7 +6,7 @@
 //!   progress thread ─┘   poll token           └─ jobs (copies, growth), outside of all locks
 //! ```
 //!
-//! It calls the engine (`halite-tier`), the fabric, [`crate::posted`] and [`crate::rpc`].  Of the cluster, it knows how others are dialled
+//! It calls the engine (`halite-tier`), the fabric, [`crate::metrics`], [`crate::posted`] and [`crate::rpc`].  Of the cluster, it knows how others are dialled
 //! and where numbers are written down.  Its one lock that is held for long is the runner's, in which the engine is; the table of
 //! peers' and those of calls are taken under it, never around it.
 //!
@@ -15,9 +15,10 @@
 
 pub(crate) mod carry;
 pub(crate) mod drained;
+pub(crate) mod fetch;
 pub(crate) mod leaving;
-pub(crate) mod peers;
 pub(crate) mod progress;
+pub(crate) mod requests;
 pub(crate) mod runner;
 #[cfg(test)]
 mod tests;
@@ -28,7 +29,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -37,26 +38,30 @@ use halite_tier::effect::{Command, OpId};
 use halite_tier::engine::Engine;
 use halite_tier::ids::SessionId;
 use halite_tier::rpc::atomic::{ATOMIC_ANSWER_IMM, ATOMIC_IMM};
-use halite_tier::rpc::wire::NOTE_IMM;
+use halite_tier::rpc::wire::CONTROL_IMM;
 
 use crate::driver::runner::{Runner, Shared};
 use crate::driver::ticket::{Ending, Undo};
 use crate::posted::{Ended, InFlight, is_operation};
 use crate::rpc::{CALL_WORK, Hand, Incoming, ReceiveBatch, Rpc, Service};
+use crate::runtime::crowd::Crowd;
 use crate::runtime::env::NodeEnv;
 use crate::runtime::jobs::{Arena, Job};
+use crate::runtime::locks::{Locked, lock, ranked};
 use crate::runtime::poll_token::{Bell, NextPoll, PollGuard, PollToken};
-use crate::runtime::wait::{AdaptiveSpin, Parker, Parking, SPIN_SHORT_NS, Wakes, YIELD_LONG_NS, lock};
+use crate::runtime::wait::{
+    AdaptiveSpin, BlockingWait, Parker, Parking, SPIN_SHORT_NS, Wakes, YIELD_LONG_NS,
+};
 
 /// For how many rounds a spinning caller keeps its processor: about 3 us, in which a peer that is awake answers.
 ///
 /// After them it yields, which is more than to pause: on two processors, three that spin keep the one from running
 /// that has the answer (median round trip between two nodes of one process: 131 us, with yielding 7 to 11).
 const ROUNDS_BEFORE_YIELD: u32 = 128;
-/// How often the clock is read before that: it takes as long as half a round.
+/// How often the clock is read before that: it takes as long as half a round.  Where a round is a call of the system, it is read in each.
 const ROUNDS_PER_CLOCK: u32 = 16;
 /// For how many rounds a caller that is to sleep waits for the progress thread to end a look: a few microseconds.
-const ROUNDS_FOR_KEEPER: u32 = 128;
+const ROUNDS_FOR_PROGRESS_THREAD: u32 = 128;
 /// Of so many looks at lines, one is at everything.
 const LINE_TURNS: u32 = 16;
 /// How soon a thread looks again that has found the token taken; and one that leaves the node, whether it may go.
@@ -64,6 +69,10 @@ const LOOK_AGAIN: Duration = Duration::from_micros(200);
 /// How long the progress thread leaves the fabric's timers to a thread that polls, which may stop without a word.  When it woke for each,
 /// calls over UDP were interrupted 10,000 times a second, and took 12 us in the mean, where they take 9.
 const TIMER_NS_MIN: u64 = 500_000;
+
+ranked! {
+    Runner => Runner;
+}
 
 /// What all threads and sessions of a node share.
 pub(crate) struct Driver {
@@ -80,6 +89,9 @@ pub(crate) struct Driver {
     callers_polling: AtomicUsize,
     /// How many of them may spin for long: so many that as many peers can run beside them.
     spinners_max: usize,
+    crowd: Crowd,
+    /// Whether a look at the clock takes little beside a poll, and an answer longer than to go to sleep.
+    polls_by_system_calls: bool,
     /// A caller sleeps on the fabric; see [`crate::runtime::poll_token`].
     led: AtomicBool,
     /// The node leaves, has left, or has failed.
@@ -90,7 +102,7 @@ pub(crate) struct Driver {
 #[derive(Debug, Default)]
 struct Poller {
     events: Vec<Event>,
-    intake: ReceiveBatch,
+    received: ReceiveBatch,
     /// How often a thread has looked at lines for itself.
     line_turns: u32,
     /// There may be connections over which the first words have yet to come.
@@ -101,13 +113,15 @@ impl Driver {
     pub(crate) fn new(shared: Arc<Shared>, env: NodeEnv, engine: Engine) -> Arc<Driver> {
         Arc::new(Driver {
             runner: Mutex::new(Runner::new(shared.clone(), engine)),
-            shared,
             poll_token: PollToken::new(Poller::default()),
             arena: Arena::default(),
             attention_ns: AtomicU64::new(0),
             progress_sleeps_until_ns: AtomicU64::new(0),
             callers_polling: AtomicUsize::new(0),
             spinners_max: env.parallelism().div_ceil(2),
+            crowd: Crowd::default(),
+            polls_by_system_calls: shared.fabric.polls_by_system_calls(),
+            shared,
             env,
             led: AtomicBool::new(false),
             closed: AtomicBool::new(false),
@@ -138,6 +152,9 @@ impl Driver {
         let now = self.now_ns();
         let result = change(&mut runner, now);
         runner.settle(now);
+        if runner.over.is_some() {
+            self.set_closed();
+        }
         let attention = runner.attention_ns(now);
         // The lock orders this for the progress thread; for pollers it is only a hint.
         self.attention_ns.store(attention, Relaxed);
@@ -150,7 +167,7 @@ impl Driver {
         (result, wakes)
     }
 
-    fn runner(&self) -> MutexGuard<'_, Runner> {
+    fn runner(&self) -> Locked<'_, Runner> {
         #[cfg(test)]
         tests::note_lock();
         lock(&self.runner)
@@ -222,13 +239,31 @@ impl Driver {
         (is_done || given.is_some(), given)
     }
 
+    /// Takes in what has arrived, unless somebody else does, on a thread that is about to look again.
+    pub(crate) fn poll_once(&self) {
+        let Some(mut token) = self.try_token() else { return };
+        token.drive();
+        if !self.env.has_progress_thread() {
+            // Nobody else looks by himself.
+            token.rest();
+        }
+    }
+
+    /// As [`Driver::poll_once`], on a thread that waits for what it is doing: the progress thread need not be woken meanwhile.  A task may leave
+    /// the thread to others at any time, and what comes then is to wake that one.
+    pub(crate) fn poll_in_passing(&self) {
+        if BlockingWait::moves(self) {
+            self.poll_once();
+        }
+    }
+
     /// Does the jobs that wait.
     #[inline]
     pub(crate) fn run_jobs(&self) {
         while let Some(job) = self.poll_job() {
             let done = self.arena.run(job, &*self.shared.fabric, &self.env);
             self.with(|runner, now| runner.handle_job_done(now, done));
-            // Jobs may come in long rows: who is heard in between is not taken for dead.
+            // Many jobs may follow each other: who is heard in between is not taken for dead.
             if let Some(mut token) = self.try_token() {
                 token.drive();
                 token.rest();
@@ -254,7 +289,7 @@ impl Driver {
 
     /// As [`Driver::block_on`]; if the thread `has_spun` in vain for what the future waits for, it sleeps at once.
     pub(crate) fn block_on_after<F: Future>(&self, mut has_spun: bool, future: F) -> F::Output {
-        let parking = Parking::take();
+        let (parking, _waiting) = (Parking::take(), BlockingWait::begin(self));
         let mut context = Context::from_waker(parking.waker());
         let mut future = std::pin::pin!(future);
         loop {
@@ -302,11 +337,19 @@ impl Driver {
         true
     }
 
-    /// Offers the processor to other threads; whether one of them computed, and kept it for long.
+    /// Offers the processor to other threads, unless it is seen that they want it for long; whether they do, or one of them kept it for long.
     pub(crate) fn yield_processor(&self) -> bool {
         let begin_ns = self.now_ns();
+        if self.is_crowded(begin_ns) {
+            return true;
+        }
         std::thread::yield_now();
         self.now_ns() - begin_ns > YIELD_LONG_NS
+    }
+
+    /// Whether more threads want to run than can, as was seen just now.  Where a look at memory is a poll, a yield tells it, and takes as long.
+    fn is_crowded(&self, now_ns: u64) -> bool {
+        self.polls_by_system_calls && self.crowd.is_there(now_ns, || self.env.is_crowded())
     }
 
     /// The calling thread is about to wait for `peer`.
@@ -365,8 +408,10 @@ impl Driver {
                 parker.sleep_on(&self.shared.fabric, seen, timeout);
             }
             seen = self.shared.fabric.doorbell();
-            if let Some(token) = self.try_token() {
+            if let Some(mut token) = self.try_token() {
                 self.led.store(false, Relaxed);
+                // What has come is taken in before the doorbell is armed for the progress thread, which it would wake.
+                token.drive();
                 wakes.append(token.rest_for_now());
                 return wakes;
             }
@@ -384,7 +429,7 @@ impl Driver {
     /// The poll token, if nobody has it or the progress thread gives it up for a caller that polls.
     fn token_of_progress_thread(&self) -> Option<Polling<'_>> {
         self.callers_polling.fetch_add(1, Relaxed);
-        let token = (0..ROUNDS_FOR_KEEPER).find_map(|_| self.try_token());
+        let token = (0..ROUNDS_FOR_PROGRESS_THREAD).find_map(|_| self.try_token());
         self.callers_polling.fetch_sub(1, Relaxed);
         token
     }
@@ -458,7 +503,7 @@ impl Driver {
     }
 
     pub(crate) fn end_sleep(&self) {
-        let _machine = self.runner();
+        let _runner = self.runner();
         self.progress_sleeps_until_ns.store(0, Relaxed);
     }
 
@@ -549,7 +594,7 @@ impl Polling<'_> {
         if poller.line_turns.is_multiple_of(LINE_TURNS) {
             drive(self.driver, poller, &mut self.hand, &mut self.wakes);
         } else {
-            self.driver.shared.rpc.poll_lines(&mut poller.intake, &mut self.hand, &mut self.wakes);
+            self.driver.shared.rpc.poll_lines(&mut poller.received, &mut self.hand, &mut self.wakes);
         }
     }
 
@@ -615,13 +660,13 @@ impl Drop for Polling<'_> {
 
 /// See [`Polling::drive`].
 fn drive(driver: &Driver, poller: &mut Poller, hand: &mut Hand<'_>, wakes: &mut Wakes) -> bool {
-    let has_lines = driver.shared.rpc.poll_lines(&mut poller.intake, hand, wakes);
+    let has_lines = driver.shared.rpc.poll_lines(&mut poller.received, hand, wakes);
     let arrived = driver.shared.fabric.poll(&mut poller.events) > 0;
     if arrived {
         poller.handle_new_peers(driver, wakes);
         poller.handle_unlocked(&driver.shared.rpc, &driver.shared.posted, wakes);
     }
-    if arrived && driver.shared.rpc.take_hungry() {
+    if arrived && driver.shared.rpc.take_ring_waiters() {
         // What has arrived may have made room.
         driver.shared.posted.retry(wakes);
     }
@@ -661,7 +706,7 @@ fn is_handled_unlocked(event: &Event) -> bool {
     let Event::Completed(completion) = event else { return false };
     match completion.kind {
         CompletionKind::Notified { .. } => true,
-        CompletionKind::Received { imm: NOTE_IMM | ATOMIC_IMM | ATOMIC_ANSWER_IMM, .. } => true,
+        CompletionKind::Received { imm: CONTROL_IMM | ATOMIC_IMM | ATOMIC_ANSWER_IMM, .. } => true,
         CompletionKind::Done { id } => is_operation(id) || id == CALL_WORK && is_refusal(completion.status),
         CompletionKind::Atomic { .. } => true,
         CompletionKind::Received { .. } => false,
@@ -694,15 +739,18 @@ impl<'c> Spin<'c> {
     fn is_over(&mut self) -> bool {
         self.rounds += 1;
         // A round with a yield in it takes longer than the clock.
-        let reads = self.rounds > ROUNDS_BEFORE_YIELD || self.rounds.is_multiple_of(ROUNDS_PER_CLOCK);
+        let reads = self.driver.polls_by_system_calls
+            || self.rounds > ROUNDS_BEFORE_YIELD
+            || self.rounds.is_multiple_of(ROUNDS_PER_CLOCK);
         self.now_ns = reads.then(|| self.driver.now_ns());
         self.now_ns.is_some_and(|now| self.is_over_at(now))
     }
 
     fn is_over_at(&mut self, now_ns: u64) -> bool {
         let Some((begin_ns, spin_ns)) = self.limit else {
-            self.limit = Some((now_ns, self.join_pollers_ns()));
-            return false;
+            let spin_ns = self.join_pollers_ns();
+            self.limit = Some((now_ns, spin_ns));
+            return spin_ns == 0;
         };
         let spun_ns = now_ns - begin_ns;
         // A short spin ends before it yields: that could take much longer.
@@ -719,19 +767,29 @@ impl<'c> Spin<'c> {
     fn join_pollers_ns(&self) -> u64 {
         // A hint: it orders nothing.
         let others = self.driver.callers_polling.fetch_add(1, Relaxed);
-        if others < self.driver.spinners_max { AdaptiveSpin::of_thread().spin_ns() } else { SPIN_SHORT_NS }
+        if others >= self.driver.spinners_max {
+            return SPIN_SHORT_NS;
+        }
+        AdaptiveSpin::change(|patience| patience.set_by_packets(self.driver.polls_by_system_calls));
+        AdaptiveSpin::of_thread().spin_ns()
     }
 
     /// What a round without an arrival ends with.
     fn pause(&mut self) {
         // Before that it does not even pause: a round looks at other memory than the last one, and a pause takes as
         // long as two rounds.
-        if self.rounds >= ROUNDS_BEFORE_YIELD {
-            self.is_crowded = self.driver.yield_processor();
-            if self.is_crowded {
-                AdaptiveSpin::change(AdaptiveSpin::note_crowd);
-            }
+        self.is_crowded = match self.rounds >= ROUNDS_BEFORE_YIELD {
+            true => self.driver.yield_processor(),
+            false => self.now_ns.is_some_and(|now_ns| self.is_long(now_ns) && self.driver.is_crowded(now_ns)),
+        };
+        if self.is_crowded {
+            AdaptiveSpin::change(AdaptiveSpin::note_crowd);
         }
+    }
+
+    /// Whether it has lasted so long that it matters whether others want the processor.
+    fn is_long(&self, now_ns: u64) -> bool {
+        self.limit.is_some_and(|(begin_ns, _)| now_ns - begin_ns >= SPIN_SHORT_NS)
     }
 }
 
@@ -762,16 +820,16 @@ impl Poller {
 
     /// What calls and posted operations need is handled in order, and without the runner's lock.
     fn handle_unlocked(&mut self, rpc: &Rpc, posted: &InFlight, wakes: &mut Wakes) {
-        let Poller { events, intake, .. } = self;
-        for row in events.chunk_by(are_notices_of_one) {
-            let Event::Completed(Completion { peer, ref kind, status }) = row[0] else { continue };
+        let Poller { events, received, .. } = self;
+        for batch in events.chunk_by(are_notices_of_one) {
+            let Event::Completed(Completion { peer, ref kind, status }) = batch[0] else { continue };
             match kind {
                 CompletionKind::Notified { .. } => {
-                    let imms = row.iter().filter_map(notice_of).map(|(_, imm)| imm);
-                    rpc.handle_notified(peer, imms, intake, wakes);
+                    let imms = batch.iter().filter_map(notice_of).map(|(_, imm)| imm);
+                    rpc.handle_notified(peer, imms, received, wakes);
                 }
-                CompletionKind::Received { bytes, imm: NOTE_IMM } => {
-                    rpc.handle_note(peer, bytes, intake, wakes);
+                CompletionKind::Received { bytes, imm: CONTROL_IMM } => {
+                    rpc.handle_control(peer, bytes, received, wakes);
                 }
                 CompletionKind::Received { bytes, imm: ATOMIC_IMM } => rpc.handle_atomic(peer, bytes),
                 CompletionKind::Received { bytes, imm: ATOMIC_ANSWER_IMM } => {

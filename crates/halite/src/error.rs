@@ -5,6 +5,7 @@
 
 pub(crate) mod call;
 pub(crate) mod cluster_dir;
+mod etcd;
 mod lost;
 mod sync;
 mod watch;
@@ -16,13 +17,15 @@ use std::path::PathBuf;
 use halite_providers::private_dir::DirError;
 pub use halite_tier::access::CopySide;
 use halite_tier::effect::CommandError;
+use halite_tier::hello::PROTOCOL_VERSION;
 use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, NAME_BYTES_MAX};
 use halite_tier::permissions::Permissions;
 
 pub use call::{CallCause, CallError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError};
 pub use cluster_dir::ClusterDirError;
-pub use lost::{Lost, LostRegion, UnreachableRegion};
+pub use etcd::{EtcdError, EtcdFault};
+pub use lost::{ListedRegions, Lost, LostRegion, UnreachableRegion};
 pub use sync::{BarrierCause, BarrierError, LockCause, LockError};
 pub use watch::{NotifyCause, NotifyError};
 
@@ -43,7 +46,7 @@ pub struct RegionError {
 #[non_exhaustive]
 pub enum RegionCause {
     /// Another region has the name.
-    #[error("the name is taken; choose another, or free the region that has it")]
+    #[error("the name is taken by another region; choose another")]
     NameTaken,
     /// The region has another name already.
     #[error("the region has a name, and keeps it")]
@@ -102,8 +105,10 @@ pub enum RegionCause {
         /// Whose memory it is.
         owner: NodeId,
     },
-    /// All numbers of nodes that stay have been given out.
-    #[error("all numbers of nodes have been given out; `--id` names one that is to be used again")]
+    /// All numbers of nodes that stay have been given out, and no node has given its own up.
+    #[error(
+        "all numbers of nodes have been given out; `--id` names one that is to be used again, and where names are not in etcd, `halite forget NODE` gives up that of a node that is dead for good"
+    )]
     NoNumbers,
     /// This node waits for as many answers of the region's home, or of an owner, as it may.
     #[error("{max} requests of this node wait for their answers there, and more cannot")]
@@ -188,8 +193,21 @@ pub enum RegionCause {
     #[error("{0}")]
     TableFull(&'static str),
     /// The directory of names is outside of the cluster, and does not answer, or had no room for more questions.
-    #[error("etcd, which has the names, does not answer; what is mapped goes on")]
+    #[error(
+        "etcd, which has the names, does not answer, or refuses, as the log of the node says; what is mapped goes on"
+    )]
     DirectoryOut,
+    /// Names are in etcd, and what leads to the region of that name was written over by somebody.
+    #[error(
+        "the key {key:?} in etcd, which leads to it, holds what no node has written; `halite rm` removes it, and frees the name"
+    )]
+    NameDamaged {
+        /// The key.
+        key: String,
+    },
+    /// The names could not be brought elsewhere: they are where they were, and are given and found there as before.
+    #[error("the names stay where they are: {0}")]
+    NamesNotMoved(String),
     /// The node takes nothing new, for it is about to leave.
     #[error(
         "node {0} is being drained and takes nothing new; choose another node, or try again when it is back"
@@ -253,7 +271,9 @@ impl From<ErrorReply> for RegionCause {
             ErrorReply::NoNumbers => RegionCause::NoNumbers,
             ErrorReply::Draining(node) => RegionCause::Draining(node),
             ErrorReply::TooManyRequests { max } => RegionCause::TooManyRequests { max },
-            ErrorReply::DirectoryOut => RegionCause::DirectoryOut,
+            ErrorReply::DirectoryOut | ErrorReply::NamesElsewhere => RegionCause::DirectoryOut,
+            ErrorReply::NameDamaged { key } => RegionCause::NameDamaged { key },
+            ErrorReply::NamesNotMoved { reason } => RegionCause::NamesNotMoved(reason),
             ErrorReply::Unmapped { node, owner } => RegionCause::Unmapped { node, owner },
         }
     }
@@ -353,8 +373,10 @@ pub enum AccessCause {
         /// What is lacking.
         missing: Permissions,
     },
-    /// The node that holds the bytes is down: maybe done.
-    #[error("node {0}, which holds the bytes, is down; its regions are lost with it")]
+    /// The node that holds the bytes is down, or out of reach: maybe done.
+    #[error(
+        "node {0}, which holds the bytes, is down or out of reach; if it has ended, its regions are lost with it"
+    )]
     PeerDown(NodeId),
     /// The region is immutable.
     #[error("the region is sealed")]
@@ -457,6 +479,11 @@ pub enum JoinError {
     /// Packets are to be written down, and its networks have none.
     #[error("cannot join: only nodes that use roce have packets to write down")]
     NoPackets,
+    /// This host has none of the addresses that its nodes listen at any more.
+    #[error(
+        "cannot join: this host no longer has the address that its nodes use: {0}; give it back, or restart them with another one (--listen)"
+    )]
+    AddressGone(String),
     /// The first node does not run.
     #[error("cannot join in {}: node 0 does not run there; start it first", dir.display())]
     NoCluster {
@@ -507,6 +534,11 @@ pub enum JoinError {
         /// What is missing, and which limit that is.
         lack: String,
     },
+    /// The first node is to found the cluster where no other host runs a node of it, and is told of no other host.
+    #[error(
+        "cannot join: node 0 is to found the cluster only where no other host runs a node (--found), and is told of no other host; name all others (--join), or leave --found out and it founds in any case"
+    )]
+    FoundsBlindly,
     /// The directory gives out no number.
     #[error("the cluster gives out no number: {source}")]
     NoNumber {
@@ -522,12 +554,32 @@ pub enum JoinError {
         source: io::Error,
     },
     /// etcd, which is to have the names, does not answer, or not as it should.
-    #[error("cannot join: the directory at {address} does not answer: {reason}")]
+    #[error("cannot join by the names in {address}: {source}")]
     Etcd {
-        /// Where it is.
+        /// Where it is, without a password.
         address: String,
-        /// What went wrong.
-        reason: String,
+        /// What is wrong with it.
+        source: EtcdError,
+    },
+    /// Another host is founding the cluster whose names are to be there.
+    #[error(
+        "cannot join: the host at {by} is founding the cluster by the names in {address} as node 0 (PREFIX/founding says so, for 15 s); give this node another number, or none, and start it again"
+    )]
+    Founding {
+        /// Where the names are to be, without a password.
+        address: String,
+        /// Where that host is dialled.
+        by: String,
+    },
+    /// A node of another cluster lives that has its names there.
+    #[error(
+        "cannot join: another cluster has its names at {address}, and node {node} of it lives, or did until 15 s ago (PREFIX/places/{node} says so); give one of the two another prefix (etcd://HOST:PORT/PREFIX)"
+    )]
+    EtcdTaken {
+        /// Where, without a password.
+        address: String,
+        /// Which node it is there.
+        node: NodeId,
     },
     /// A node of another host has that number, and lives.
     #[error("node {node} runs already: process {pid} at {address}; choose another number")]
@@ -539,8 +591,16 @@ pub enum JoinError {
         /// Where it is dialled.
         address: String,
     },
+    /// Nodes of the cluster are of another version.
+    #[error("cannot join in {}: a node there speaks version {theirs} of the protocol, and this one version {PROTOCOL_VERSION}; all nodes of a cluster speak the same", dir.display())]
+    OtherVersion {
+        /// The cluster directory.
+        dir: PathBuf,
+        /// The version that the node there speaks.
+        theirs: u16,
+    },
     /// A node of the cluster is there, and the first node is not met by it.
-    #[error("cannot join in {}: {address} is there, but node 0, which has the directory of names, is out of reach, or another node has just become node {node}", dir.display())]
+    #[error("cannot join in {}: {address} is there, but node 0, which has the directory of names, is out of reach{}", dir.display(), or_a_rival(*node))]
     NoFirst {
         /// The cluster directory.
         dir: PathBuf,
@@ -559,6 +619,14 @@ pub enum JoinError {
         /// What went wrong.
         reason: String,
     },
+}
+
+/// A number that was chosen may have been taken by another node a moment ago; those of applications and commands are nobody else's.
+fn or_a_rival(node: NodeId) -> String {
+    match node.is_ephemeral() {
+        true => String::new(),
+        false => format!(", or another node has just become node {node}"),
+    }
 }
 
 impl JoinError {

@@ -50,7 +50,7 @@
 //! | regions | [`Session::alloc`], [`Session::map`], [`Session::read`], [`Session::write`], [`Session::move_to`], [`Session::grant`] |
 //! | fills, copies and atomics where the bytes are | [`Session::fill`], [`Session::copy`], [`Session::fetch_add`], [`Session::compare_swap`] |
 //! | calls | [`Session::serve`], [`Session::call`], [`Session::post_calls`], [`Session::call_many`], with values instead of bytes [`typed`] |
-//! | messages, and news of writes | [`Session::open_port`], [`Session::send`], [`Session::write_notify`], [`Session::watch`] |
+//! | messages, and news of writes | [`Session::open_port`], [`Session::send`], [`Session::sender`], [`Session::write_notify`], [`Session::watch`] |
 //! | locks and barriers | [`Session::lock`], [`Session::barrier`] |
 //! | threads instead of tasks | [`blocking`] |
 //!
@@ -70,32 +70,37 @@ mod session;
 
 pub use cluster::cluster_dir;
 pub use cluster::config::{
-    BadEtcdAddress, Config, EPHEMERAL_NODE_MIN, EtcdAddress, Fence, Hosts, NodeId, Provider,
+    BadEtcdAddress, Config, Congestion, EPHEMERAL_NODE_MIN, EtcdAddress, EtcdHealth, Fence, Hosts, NodeId,
+    Provider,
 };
 pub use cluster::networks::NodeIdentity;
 pub use driver::drained::DrainedNode;
 pub use error::{
     AccessCause, AccessError, BarrierCause, BarrierError, BatchError, CallCause, CallError, CopyEnd,
-    CopyError, CopySide, JoinError, LockCause, LockError, Lost, LostRegion, NotifyCause, NotifyError,
-    RegionCause, RegionError, ReplyCause, ReplyError, SendCause, SendError, ServeCause, ServeError,
-    UnreachableRegion,
+    CopyError, CopySide, EtcdError, EtcdFault, JoinError, ListedRegions, LockCause, LockError, Lost,
+    LostRegion, NotifyCause, NotifyError, RegionCause, RegionError, ReplyCause, ReplyError, SendCause,
+    SendError, ServeCause, ServeError, UnreachableRegion,
 };
 pub use halite_fabric::Atomics;
 pub use halite_tier::message::{
     Drained, Leftover, LeftoverCause, Loss, LossCause, NAME_BYTES_MAX, NodeState, NodeStatus, Reach,
     RegionInfo,
 };
+pub use halite_tier::news::Over;
 pub use halite_tier::permissions::Permissions;
 pub use metrics::{Family, MetricKind, Metrics};
 pub use node::Node;
 pub use node::driven::{Driven, Step};
-pub use rpc::{Answer, Call, Function, Mailbox, Message, PendingCall, Port, ServeOptions, Server};
+pub use rpc::ServeOptions;
 pub use runtime::env::Env;
+pub use session::calls::{Answer, Call, Function, Mailbox, Message, PendingCall, Port, Sender, Server};
 pub use session::explain::{
     AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, RegionExplained,
     Verbs,
 };
 pub use session::lock::Guard;
 pub use session::watch::{NOTIFICATIONS_MAX, Notification, Watch};
-pub use session::{AllocOptions, Lh, Placement, REGION_BYTES_MAX, ReadOp, Session, Who, WriteOp};
+pub use session::{
+    AllocOptions, Lh, NamesMoved, Placement, REGION_BYTES_MAX, ReadOp, Session, SwapOp, Who, WriteOp,
+};
 pub use session::{blocking, typed};

@@ -6,31 +6,28 @@
 //!     └── slot <── imm ── polling thread <──────────────────────── reply into the caller's slot ───────┘
 //! ```
 //!
-//! Immediates are handled by the polling thread, without the runner's lock; a handler never runs there.  What is rare (notes,
-//! answers that did not fit into a queue, deadlines) waits for the runner to settle.  Locks are taken in this order,
-//! each briefly: a service, a link's outbound, a link's inbound, the slots or what is held back; the fabric's own come last.
+//! Immediates are handled by the polling thread, without the runner's lock; a handler never runs there.  What is rare (control messages,
+//! answers that did not fit into a queue, deadlines) waits for the runner to settle.  Locks are held briefly, and taken in
+//! the order of [`crate::runtime::locks`]: a service, a link's outbound, a link's inbound, the slots or what is held back; the fabric's own come last.
 //!
-//! It calls [`crate::posted`], [`crate::runtime`] and the fabric.  The caller's half (`call`, `pending`, `port`, `server`, `request`) also waits through
-//! [`crate::driver`], and hands out what belongs to a session.
+//! It calls [`crate::posted`], [`crate::metrics`], [`crate::runtime`] and the fabric.  Nothing here waits: callers and servers wait through `driver::requests`, and
+//! `session::calls` hands them what belongs to a session.
 
 mod answer;
 mod arrivals;
 mod atomics;
 mod batch;
-mod call;
-mod fetch;
 mod input;
 mod lent;
 mod line_replies;
 mod line_requests;
 mod link;
 mod memory;
-mod pending;
-mod port;
+pub(crate) mod peers;
 mod replies;
 mod reply_lines;
+mod reply_rows;
 mod request;
-mod server;
 mod service;
 
 use std::collections::BTreeSet;
@@ -41,33 +38,34 @@ use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
 use std::sync::{Arc, Mutex};
 
 use halite_fabric::{Fabric, Operation, PeerId, PostCause, WorkId, WorkRequest};
+use halite_mem::Pins;
 use halite_tier::ids::{NodeId, Principal};
 use halite_tier::rpc::line::PRINCIPALS_MAX;
-use halite_tier::rpc::wire::NOTE_IMM;
-use halite_tier::rpc::{Note, ReplySlots, RingReader, Target};
+use halite_tier::rpc::wire::CONTROL_IMM;
+use halite_tier::rpc::{CallControl, ReplySlots, RingReader, Target};
 
 use self::answer::DeferredReply;
 use self::line_requests::REQUEST_LINES_BYTES;
 use self::link::{LINE_HEAD_OFFSET, LinkMemory};
 use self::memory::{Block, Pool};
+use self::peers::Peers;
 use self::reply_lines::{REPLY_LINES_BYTES, ReplyLines};
-use self::service::ServiceId;
-use crate::driver::peers::Peers;
+use self::reply_rows::ReplyRows;
 use crate::metrics::ServiceFigures;
 use crate::posted::InFlight;
-use crate::runtime::wait::{Wakes, lock};
+use crate::runtime::locks::{lock, ranked};
+use crate::runtime::wait::Wakes;
 
-pub(crate) use self::arrivals::ReceiveBatch;
-pub(crate) use self::call::Calling;
-pub use self::lent::Answer;
-pub(crate) use self::line_requests::Hand;
+pub(crate) use self::answer::{Answered, ReplyTo};
+
+pub(crate) use self::batch::BATCH_MAX;
+pub(crate) use self::input::{Bytes, Payload};
+pub(crate) use self::lent::Lent;
+pub(crate) use self::line_requests::ReceiveBatch;
 pub(crate) use self::link::Link;
-pub use self::pending::PendingCall;
-pub use self::port::{Mailbox, Message, Port};
-pub(crate) use self::request::Into;
-pub use self::server::{Call, Function, Server};
+pub(crate) use self::request::{Into, NotPosted, Posted, Reply, Request};
 pub use self::service::ServeOptions;
-pub(crate) use self::service::{Incoming, Service, Services};
+pub(crate) use self::service::{Closed, Ended, Hand, Incoming, Service, ServiceId, Services, Taken};
 
 /// The number of work requests whose completions say nothing.
 pub(crate) const CALL_WORK: WorkId = WorkId(0);
@@ -96,6 +94,16 @@ pub(crate) struct SlotResources {
     by_line: bool,
 }
 
+ranked! {
+    ReplySlots<SlotResources> => Slots;
+    Vec<(u16, u32)> => Orphans;
+    Vec<Principal> => HeldBack;
+    Vec<(PeerId, u16)> => HeldBack;
+    Vec<DeferredReply> => HeldBack;
+    BTreeSet<PeerId> => HeldBack;
+    Vec<(PeerId, CallControl)> => HeldBack;
+}
+
 /// See the header of this file.
 pub(crate) struct Rpc {
     fabric: Arc<dyn Fabric>,
@@ -107,6 +115,8 @@ pub(crate) struct Rpc {
     default_slots: Block,
     slots: Mutex<ReplySlots<SlotResources>>,
     reply_lines: ReplyLines,
+    /// Where answers to short requests go.
+    reply_rows: ReplyRows,
     /// Slots that are lent to links that are over.
     orphans: Mutex<Vec<(u16, u32)>>,
     /// How many links have been made that borrow slots.
@@ -117,17 +127,17 @@ pub(crate) struct Rpc {
     notices: Mutex<Vec<(PeerId, u16)>>,
     /// How many replies have arrived.
     arrivals: AtomicU64,
-    owed: Mutex<Vec<DeferredReply>>,
+    deferred: Mutex<Vec<DeferredReply>>,
     /// Peers whose atomics have answers that the fabric did not take yet.
     late_atomics: Mutex<BTreeSet<PeerId>>,
     /// Peers whose head the fabric did not take yet.
     heads: Mutex<BTreeSet<PeerId>>,
-    /// Introductions that the fabric did not take yet.
-    handshakes: Mutex<Vec<(PeerId, Note)>>,
-    notes: Mutex<Vec<(PeerId, Note)>>,
+    /// Handshakes that the fabric did not take yet.
+    handshakes: Mutex<Vec<(PeerId, CallControl)>>,
+    controls: Mutex<Vec<(PeerId, CallControl)>>,
     /// The runner should settle.
     dirty: AtomicBool,
-    /// Something may be owed, or a head or a handshake be held back.
+    /// A reply may be deferred, or a head or a handshake be held back.
     stuck: AtomicBool,
     /// Somebody waits for room in a ring.
     ring_waiters: AtomicBool,
@@ -150,6 +160,7 @@ impl Rpc {
         fabric: Arc<dyn Fabric>,
         posted: Arc<InFlight>,
         peers: Arc<Peers>,
+        pins: Arc<Pins>,
         ring_bytes: u64,
     ) -> Option<Rpc> {
         let pool = Arc::new(Pool::default());
@@ -164,16 +175,17 @@ impl Rpc {
             default_slots,
             slots: Mutex::new(ReplySlots::new(usize::from(DEFAULT_SLOTS), SLOTS_MAX)),
             reply_lines,
+            reply_rows: ReplyRows::new(pins),
             orphans: Mutex::default(),
             borrowers: AtomicU32::new(0),
             principals: Mutex::default(),
             notices: Mutex::default(),
             arrivals: AtomicU64::new(0),
-            owed: Mutex::default(),
+            deferred: Mutex::default(),
             late_atomics: Mutex::default(),
             heads: Mutex::default(),
             handshakes: Mutex::default(),
-            notes: Mutex::default(),
+            controls: Mutex::default(),
             dirty: AtomicBool::new(false),
             stuck: AtomicBool::new(false),
             ring_waiters: AtomicBool::new(false),
@@ -223,19 +235,19 @@ impl Rpc {
         let handshake = {
             let inbound = lock(&link.inbound);
             let ring = inbound.ring.as_ref().zip(inbound.head.as_ref()).zip(inbound.lines.as_ref());
-            ring.map(|(((_, ring), head), (_, lines))| self.handshake(ring, head, lines))
+            ring.map(|(((_, ring), head), lines)| self.handshake(ring, head, lines))
         };
         if let Some(handshake) = handshake {
             self.send_handshake(peer, link, handshake, Attempt::First);
         }
     }
 
-    fn send_handshake(&self, peer: PeerId, link: &Link, note: Note, attempt: Attempt) {
-        let operation = Operation::Send { bytes: &note.emit(), imm: NOTE_IMM };
+    fn send_handshake(&self, peer: PeerId, link: &Link, control: CallControl, attempt: Attempt) {
+        let operation = Operation::Send { bytes: &control.emit(), imm: CONTROL_IMM };
         match self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
         {
             Err(PostCause::QueueFull) => {
-                lock(&self.handshakes).push((peer, note));
+                lock(&self.handshakes).push((peer, control));
                 self.set_stuck(attempt);
             }
             // A peer that is gone needs none.
@@ -250,28 +262,29 @@ impl Rpc {
         // Taken before the loops, whose heads would hold the locks while they run.
         let handshakes = std::mem::take(&mut *lock(&self.handshakes));
         let heads = std::mem::take(&mut *lock(&self.heads));
-        for (peer, note) in handshakes {
+        for (peer, control) in handshakes {
             if let Some(link) = self.peers.link_of(peer) {
-                self.send_handshake(peer, &link, note, Attempt::Again);
+                self.send_handshake(peer, &link, control, Attempt::Again);
             }
         }
         for peer in heads {
             if let Some(link) = self.peers.link_of(peer) {
                 let inbound = lock(&link.inbound);
-                for head in [inbound.told_head(), inbound.told_line_head()].into_iter().flatten() {
+                for head in [inbound.told_head(), inbound.told_line_head(&link.reader)].into_iter().flatten()
+                {
                     self.return_head(peer, head, Attempt::Again);
                 }
             }
         }
-        self.retry_owed();
+        self.retry_deferred();
         self.retry_notices();
         self.retry_atomics();
     }
 
-    fn handshake(&self, ring: &Block, head: &Block, lines: &Block) -> Note {
+    fn handshake(&self, ring: &Block, head: &Block, lines: &Block) -> CallControl {
         let (lines_at, replies_at) = (lines.address(), self.reply_lines.address());
         let (ring_at, head_at, slots_at) = (ring.address(), head.address(), self.default_slots.address());
-        Note::Open {
+        CallControl::Handshake {
             ring_key: ring_at.key.0,
             ring_offset: ring_at.offset,
             ring_bytes: ring.len(),
@@ -294,7 +307,7 @@ impl Rpc {
         link.set_gone();
         link.forget_caller();
         let outbound = lock(&link.outbound).take();
-        lock(&link.inbound).replies = None;
+        self.reply_rows.close(&link.replies);
         if let Some(lines) = outbound.and_then(|outbound| outbound.lines) {
             self.end_lines(lines);
         }
@@ -304,7 +317,7 @@ impl Rpc {
             self.arrived(&slots);
         }
         for service in services {
-            self.grant(&service, service.handle_down(Target::Peer(peer)), wakes);
+            self.follow_promoted(&service, service.handle_down(Target::Peer(peer)), wakes);
         }
     }
 
@@ -312,6 +325,7 @@ impl Rpc {
     pub(crate) fn handle_cut_off(&self, peer: PeerId, link: &Link) {
         let held = lock(&self.slots).handle_cut_off(peer);
         drop(held);
+        self.reply_rows.close(&link.replies);
         let mut inbound = lock(&link.inbound);
         let given_up = (inbound.ring.take(), inbound.head.take(), inbound.lines.take());
         let kept = std::mem::take(&mut inbound.kept);
@@ -380,12 +394,12 @@ impl Rpc {
     }
 
     /// Somebody waits for room in a ring.
-    pub(crate) fn set_hungry(&self) {
+    pub(crate) fn set_ring_waiters(&self) {
         self.ring_waiters.store(true, Relaxed);
     }
 
     /// Whether somebody waits for room in a ring; from now on only those who do later count.
-    pub(crate) fn take_hungry(&self) -> bool {
+    pub(crate) fn take_ring_waiters(&self) -> bool {
         // The lock of what room was made in orders this: who waits sets it before looking there.
         self.ring_waiters.load(Relaxed) && self.ring_waiters.swap(false, Relaxed)
     }
@@ -421,7 +435,7 @@ impl Rpc {
         // Those who keep calls of ours keep the links, but nothing of the peers' memory.
         for link in links {
             let lines = lock(&link.outbound).as_mut().and_then(|outbound| outbound.lines.take());
-            lock(&link.inbound).replies = None;
+            self.reply_rows.close(&link.replies);
             if let Some(lines) = lines {
                 self.end_lines(lines);
             }
@@ -433,14 +447,14 @@ impl Rpc {
         }
     }
 
-    // Notes.
+    // Control messages.
 
-    fn note(&self, peer: PeerId, note: Note) {
-        lock(&self.notes).push((peer, note));
+    fn send_control(&self, peer: PeerId, control: CallControl) {
+        lock(&self.controls).push((peer, control));
         self.set_dirty();
     }
 
-    /// Has a note posted behind which short requests that are posted later are to stand, as they do behind requests in the ring.
+    /// Has a control message posted behind which short requests that are posted later are to stand, as they do behind requests in the ring.
     pub(crate) fn post_counted(&self, peer: PeerId, post: &mut dyn FnMut() -> bool) {
         let link = self.peers.link_of(peer);
         let mut outbound = link.as_ref().map(|link| lock(&link.outbound));
@@ -453,8 +467,8 @@ impl Rpc {
     }
 
     /// What is to be said to whom.
-    pub(crate) fn take_notes(&self) -> Vec<(PeerId, Note)> {
-        std::mem::take(&mut *lock(&self.notes))
+    pub(crate) fn take_controls(&self) -> Vec<(PeerId, CallControl)> {
+        std::mem::take(&mut *lock(&self.controls))
     }
 
     fn set_dirty(&self) {
@@ -481,19 +495,19 @@ const HEAD_BYTES: u64 = 64;
 #[cfg(all(test, not(loom)))]
 mod tests {
     use halite_providers::{ShmConfig, ShmFabric};
-    use halite_tier::ids::{Incarnation, NodeLife};
+    use halite_tier::ids::{Incarnation, NodeIncarnation};
 
     use super::*;
 
     #[test]
     fn a_link_that_was_called_through_does_not_outlive_its_node() {
-        let dir = std::env::temp_dir().join(format!("halite-rpc-links-{}", std::process::id()));
-        let fabric = ShmFabric::open(ShmConfig::new(&dir, "one")).unwrap();
+        let dir = crate::runtime::scratch();
+        let fabric = ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap();
         let (posted, peers) = (Arc::new(InFlight::new(1)), Arc::new(Peers::new(NodeId(0))));
-        let rpc = Rpc::new(fabric.clone(), posted, peers.clone(), 1 << 16).unwrap();
+        let rpc = Rpc::new(fabric.clone(), posted, peers.clone(), Arc::new(Pins::new()), 1 << 16).unwrap();
         // Of a peer that is still there when the node ends, and of the node itself.
-        let life = NodeLife { node: NodeId(1), incarnation: Incarnation(1) };
-        peers.set_up(PeerId(7), life, rpc.make_link(PeerId(7), NodeId(1)));
+        let incarnation = NodeIncarnation { node: NodeId(1), id: Incarnation(1) };
+        peers.set_up(PeerId(7), incarnation, rpc.make_link(PeerId(7), NodeId(1)));
         let links = [0, 1].map(|node| {
             let link = peers.link_to(NodeId(node)).unwrap();
             lock(&link.inbound).caller(&link, b"ada").unwrap();
@@ -502,6 +516,5 @@ mod tests {
         drop((rpc, peers));
         assert!(links.iter().all(|link| link.upgrade().is_none()));
         drop(fabric);
-        std::fs::remove_dir_all(dir).unwrap();
     }
 }

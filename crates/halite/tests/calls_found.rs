@@ -274,7 +274,7 @@ fn a_waker_that_owns_another_call_may_be_dropped_by_the_node() {
     is_done.recv_timeout(PATIENCE).expect("the thread waits for a lock that it holds");
 }
 
-/// To fetch what cannot be reached, memory for the answer was set up, which then stayed for the life of the node.
+/// To fetch what cannot be reached, memory for the answer was set up, which then stayed for the incarnation of the node.
 #[test]
 fn a_long_input_of_a_caller_that_has_died_costs_its_server_no_memory() {
     let dir = Dir::new();

@@ -1,47 +1,26 @@
 //! A node that is killed, or leaves: those who used it get a typed error, and its number can be used again.
 
 mod common;
+#[path = "../../node/tests/support/process.rs"]
+mod process;
 
-use std::io::Read;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use common::Dir;
 use halite::{AccessCause, LossCause, NodeId, NodeState, Permissions, Placement, RegionCause, cluster_dir};
+use process::Running;
 use rustix::process::{Signal, set_parent_process_death_signal};
 
 const ANYBODY: Permissions = Permissions::READ.union(Permissions::WRITE);
 const DIR_VARIABLE: &str = "HALITE_TEST_MORTAL_DIR";
 
-/// A child process that is killed when dropped.
-struct Mortal(Child);
-
-impl Mortal {
-    /// Runs `the_mortal_node` below in a process of its own, until its region is there.
-    fn start(dir: &Dir) -> Mortal {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "the_mortal_node", "--nocapture"]).env(DIR_VARIABLE, dir.path());
-        let mut child = Mortal(command.stdout(Stdio::piped()).spawn().unwrap());
-        let mut said = String::new();
-        let mut stdout = child.0.stdout.take().unwrap();
-        while !said.contains("ready") {
-            let mut byte = [0];
-            stdout.read_exact(&mut byte).expect("the child says that it is ready");
-            said.push(byte[0] as char);
-        }
-        child
-    }
-
-    fn kill(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-impl Drop for Mortal {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Runs `the_mortal_node` below in a process of its own, until its region is there.
+fn start_mortal(dir: &Dir) -> Running {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "the_mortal_node", "--nocapture"]).env(DIR_VARIABLE, dir.path());
+    let mut mortal = Running::of(command);
+    while !mortal.line().contains("ready") {}
+    mortal
 }
 
 /// Not a test of its own, but what the child process does.
@@ -65,7 +44,7 @@ fn the_memory_of_a_killed_process_is_an_error_and_its_successor_begins_anew() {
     let dir = Dir::new();
     let first = dir.join(0);
     let here = first.blocking_session();
-    let mut mortal = Mortal::start(&dir);
+    let mut mortal = start_mortal(&dir);
     let lh = here.map("mortal", ANYBODY).unwrap();
     let mut bytes = [0; 5];
     here.read(lh, 0, &mut bytes).unwrap();
@@ -89,7 +68,7 @@ fn the_memory_of_a_killed_process_is_an_error_and_its_successor_begins_anew() {
     let present = cluster_dir::nodes(dir.path()).unwrap();
     assert_eq!(present.iter().map(|node| node.alive).collect::<Vec<_>>(), [true, false]);
 
-    let _successor = Mortal::start(&dir);
+    let _successor = start_mortal(&dir);
     assert_eq!(here.read(lh, 0, &mut bytes).unwrap_err().cause, AccessCause::Stale);
     let again = here.map("mortal", ANYBODY).unwrap();
     here.read(again, 0, &mut bytes).unwrap();

@@ -313,7 +313,7 @@ fn who_holds_regions_of_a_node_that_left_gets_an_error_and_not_a_hang() {
     let mut bytes = [0; 4];
     let lost = std::iter::repeat_with(|| here.read(lh, 0, &mut bytes)).find_map(Result::err).unwrap();
     assert_eq!(lost.cause, AccessCause::PeerDown(NodeId(1)));
-    // The same number, another life: the handle is stale now.
+    // The same number, another incarnation: the handle is stale now.
     let _second = dir.join(1);
     assert_eq!(here.read(lh, 0, &mut bytes).unwrap_err().cause, AccessCause::Stale);
     let refused = here.map("lost", ANYBODY).unwrap_err();

@@ -16,7 +16,7 @@ fn main() {
 
     let pins = Arc::new(Pins::new());
     report("pin and unpin", iterations, |_| drop(black_box(pins.pin())));
-    report("start a grace, ask whether it is over", iterations / 100, |_| {
+    report("start a grace period, ask whether it is over", iterations / 100, |_| {
         checksum += u64::from(pins.start_grace_period().is_over(&pins));
     });
 

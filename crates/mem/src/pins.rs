@@ -91,7 +91,7 @@ impl Pins {
     /// unpinned when it has dropped all of them.
     #[inline]
     pub fn pin(&self) -> Pin<'_> {
-        let (id, slot) = LAST.with(Cell::get);
+        let (id, slot) = LAST.with(|last| last[place_of(self.id)].get());
         if id != self.id {
             return self.pin_slow();
         }
@@ -166,7 +166,7 @@ impl Pins {
         let Ok(slot) = found else {
             return self.pin_while_exiting();
         };
-        LAST.with(|last| last.set((self.id, slot)));
+        LAST.with(|last| last[place_of(self.id)].set((self.id, slot)));
         // SAFETY: the slot is one of our registry, which keeps it as long as we live.
         self.pin_with(unsafe { &*slot })
     }
@@ -329,7 +329,7 @@ impl Drop for Thread {
     fn drop(&mut self) {
         // Later destructors of this thread must not take their slot for theirs.
         // (LAST has no destructor and is always there; loom alone may have destroyed it already.)
-        let _ = LAST.try_with(|last| last.set((0, null())));
+        let _ = LAST.try_with(|last| last.iter().for_each(|last| last.set((0, null()))));
         for (_, registry, slot) in self.slots.drain(..) {
             // A pin that was leaked may still protect something: its slot is never used again.
             if slot.depth.load(Relaxed) == 0
@@ -341,9 +341,17 @@ impl Drop for Thread {
     }
 }
 
+const LAST_PLACES: usize = 2;
+
+#[inline]
+fn place_of(id: u64) -> usize {
+    id as usize % LAST_PLACES
+}
+
 thread_locals! {
-    /// The id of the `Pins` that this thread used last, and the thread's slot there.
-    static LAST: Cell<(u64, *const ThreadSlot)> = const { Cell::new((0, null())) };
+    /// The ids of the `Pins` that this thread used last, and the thread's slots there: one place for every other id, so that a
+    /// thread that works with two nodes finds both.
+    static LAST: [Cell<(u64, *const ThreadSlot)>; LAST_PLACES] = const { [const { Cell::new((0, null())) }; LAST_PLACES] };
     static THREAD: RefCell<Thread> = const { RefCell::new(Thread { slots: Vec::new() }) };
 }
 

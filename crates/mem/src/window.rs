@@ -165,13 +165,12 @@ impl Window {
     #[inline]
     pub fn publish_words(&self, offset: u64, words: &[u64]) -> Result<(), AccessError> {
         let row = self.words(offset, words.len())?;
-        for (at, word) in words.iter().enumerate().skip(1) {
-            row[at].store(*word, Relaxed);
+        let ([first, rest @ ..], [at_first, at_rest @ ..]) = (words, row) else { return Ok(()) };
+        for (word, at) in rest.iter().zip(at_rest) {
+            at.store(*word, Relaxed);
         }
-        if let Some(first) = words.first() {
-            // Pairs with the Acquire in load_words(), or in load_u64().
-            row[0].store(*first, Release);
-        }
+        // Pairs with the Acquire in load_words(), or in load_u64().
+        at_first.store(*first, Release);
         Ok(())
     }
 
@@ -179,16 +178,17 @@ impl Window {
     #[inline]
     pub fn load_words<const N: usize>(&self, offset: u64) -> Result<[u64; N], AccessError> {
         let row = self.words(offset, N)?;
+        let row: &[AtomicU64; N] = row.try_into().expect("as many as were asked for");
         let mut words = [0; N];
-        for (word, at) in words.iter_mut().zip(row) {
+        for at in 0..N {
             // Pairs with the Release in publish_words(), for the first.
-            *word = at.load(Acquire);
+            words[at] = row[at].load(Acquire);
         }
         Ok(words)
     }
 
     /// `count` words at `offset`, as atomics that other processes may change too.
-    #[inline]
+    #[inline(always)]
     fn words(&self, offset: u64, count: usize) -> Result<&[AtomicU64], AccessError> {
         let first = self.range(offset, (count * size_of::<u64>()) as u64)?;
         if !(first.as_ptr() as u64).is_multiple_of(size_of::<u64>() as u64) {
@@ -198,17 +198,8 @@ impl Window {
         Ok(unsafe { std::slice::from_raw_parts(first.cast().as_ptr(), count) })
     }
 
-    /// Lends the bytes of a sealed region as a plain slice.
-    ///
-    /// # Safety
-    /// Nobody, in this process or another, writes to these bytes while the slice lives.
-    pub unsafe fn as_sealed_slice(&self) -> &[u8] {
-        // SAFETY: the bytes are mapped while &self is borrowed; the caller promises that they do not change.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len as usize) }
-    }
-
     /// The address of `len` bytes at `offset`, if all of them are inside.
-    #[inline]
+    #[inline(always)]
     fn range(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfBounds> {
         // Subtraction cannot overflow where an addition of untrusted numbers could.
         if offset > self.len || len > self.len - offset {
@@ -218,7 +209,7 @@ impl Window {
         Ok(unsafe { self.base.add(offset as usize) })
     }
 
-    #[inline]
+    #[inline(always)]
     fn word(&self, offset: u64, size: u64) -> Result<NonNull<u8>, AccessError> {
         let word = self.range(offset, size)?;
         if !(word.as_ptr() as u64).is_multiple_of(size) {
@@ -257,34 +248,6 @@ impl Window {
     #[inline]
     pub fn compare_exchange_u64(&self, offset: u64, expected: u64, new: u64) -> Result<u64, AccessError> {
         let exchanged = self.atomic_u64(offset)?.compare_exchange(expected, new, SeqCst, SeqCst);
-        Ok(exchanged.unwrap_or_else(|old| old))
-    }
-
-    /// Reads the 4-byte word at `offset`.
-    #[inline]
-    pub fn load_u32(&self, offset: u64) -> Result<u32, AccessError> {
-        // Pairs with the Release in store_u32().
-        Ok(self.atomic_u32(offset)?.load(Acquire))
-    }
-
-    /// Replaces the 4-byte word at `offset`.
-    #[inline]
-    pub fn store_u32(&self, offset: u64, value: u32) -> Result<(), AccessError> {
-        // Pairs with the Acquire in load_u32().
-        self.atomic_u32(offset)?.store(value, Release);
-        Ok(())
-    }
-
-    /// Adds to the 4-byte word at `offset`; returns what it held before.
-    #[inline]
-    pub fn fetch_add_u32(&self, offset: u64, add: u32) -> Result<u32, AccessError> {
-        Ok(self.atomic_u32(offset)?.fetch_add(add, SeqCst))
-    }
-
-    /// Replaces the 4-byte word at `offset` by `new` if it holds `expected`; returns what it held before.
-    #[inline]
-    pub fn compare_exchange_u32(&self, offset: u64, expected: u32, new: u32) -> Result<u32, AccessError> {
-        let exchanged = self.atomic_u32(offset)?.compare_exchange(expected, new, SeqCst, SeqCst);
         Ok(exchanged.unwrap_or_else(|old| old))
     }
 }
@@ -346,8 +309,7 @@ mod tests {
         let window = window(64).slice(4, 60).unwrap();
         assert_eq!(window.load_u64(0), Err(AccessError::Misaligned { offset: 0, alignment: 8 }));
         assert_eq!(window.load_u64(4), Ok(0));
-        assert_eq!(window.load_u32(0), Ok(0));
-        assert_eq!(window.store_u32(2, 1), Err(AccessError::Misaligned { offset: 2, alignment: 4 }));
+        assert_eq!(window.atomic_u32(2).unwrap_err(), AccessError::Misaligned { offset: 2, alignment: 4 });
     }
 
     #[test]
@@ -358,11 +320,6 @@ mod tests {
         assert_eq!(window.compare_exchange_u64(8, 1, 9), Ok(2));
         assert_eq!(window.compare_exchange_u64(8, 2, 9), Ok(2));
         assert_eq!(window.load_u64(8), Ok(9));
-        window.store_u32(4, 7).unwrap();
-        assert_eq!(window.fetch_add_u32(4, 1), Ok(7));
-        assert_eq!(window.compare_exchange_u32(4, 8, 1), Ok(8));
-        assert_eq!(window.compare_exchange_u32(4, 8, 2), Ok(1));
-        assert_eq!((window.load_u64(0), window.load_u32(4)), (Ok(1 << 32), Ok(1)));
     }
 
     #[test]
@@ -378,14 +335,5 @@ mod tests {
             window.read(0, &mut actual).unwrap();
             assert_eq!(actual, expected, "from {source} to {target}");
         }
-    }
-
-    #[test]
-    fn a_sealed_window_can_be_lent() {
-        let window = window(100);
-        window.write(3, b"abc").unwrap();
-        // SAFETY: the segment is private to this test, which no longer writes.
-        let bytes = unsafe { window.as_sealed_slice() };
-        assert_eq!(&bytes[3..6], b"abc");
     }
 }

@@ -11,16 +11,19 @@ use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, 
 
 use crate::apps;
 use crate::bytes::ByteCount;
+use crate::diagnostics;
 use crate::letters;
 use crate::limits::NODES_MAX;
 use crate::metrics_at::MetricsAt;
 use crate::perf;
 use crate::settings::{self, Setting, Settings, UnknownVariable};
 use crate::sim;
-use halite::{EtcdAddress, Permissions, Provider};
+use halite::{Congestion, EtcdAddress, Permissions, Provider};
 
 /// Less than supervisors wait by default before they kill: Kubernetes for 30 s, systemd for 90 s.
 const DRAIN_WITHIN_S: u32 = 25;
+/// As in [`halite::Config`]; a test holds that.
+const FULL_MESH_NODES_MAX: u32 = 64;
 
 /// Named, permissioned, movable memory that processes share
 #[derive(Parser, Debug)]
@@ -35,9 +38,16 @@ pub struct Arguments {
     /// Tells on standard error what happens in the cluster; twice, more of it
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
-    /// What is told: error, warn, info, debug or trace, or filters as halite=debug [default: info for detached nodes,
-    /// warn for others, error for commands]
-    #[arg(long, global = true, env = "HALITE_LOG", value_name = "FILTER", conflicts_with = "verbose")]
+    /// What is told: error, warn, info, debug or trace, or filters as halite=debug [default: info for nodes,
+    /// warn for those of `up` on a terminal, error for commands]
+    #[arg(
+        long,
+        global = true,
+        env = "HALITE_LOG",
+        value_name = "FILTER",
+        conflicts_with = "verbose",
+        value_parser = diagnostics::checked_filter
+    )]
     pub log: Option<String>,
     /// In which form it is told
     #[arg(long, global = true, env = "HALITE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
@@ -54,6 +64,9 @@ pub struct Arguments {
     /// Variables that look as if they were for this program and are not.
     #[arg(skip)]
     pub unknown: Vec<UnknownVariable>,
+    /// Variables whose values no command accepts.  `halite config` reports all of them; other commands, those that they read.
+    #[arg(skip)]
+    pub refused: Vec<String>,
 }
 
 /// In which form events are told.
@@ -74,6 +87,13 @@ pub fn network() -> impl TypedValueParser<Value = Provider> {
     PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
 }
 
+/// As users write what bounds what is under way to other hosts.
+fn congestion() -> impl TypedValueParser<Value = Congestion> {
+    let names = Congestion::ALL.map(|by| PossibleValue::new(by.name()).help(by.summary()));
+    let named = |name: String| Congestion::ALL.into_iter().find(|by| by.name() == name);
+    PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
+}
+
 /// Which networks a node uses.
 #[derive(Args, Clone, Debug)]
 pub struct Networks {
@@ -83,6 +103,27 @@ pub struct Networks {
     /// Address of this host for packets of roce
     #[arg(long, env = "HALITE_ADDRESS", value_name = "IP", default_value = "127.0.0.1")]
     pub address: IpAddr,
+    /// What bounds how much is under way to other hosts over roce
+    #[arg(long, env = "HALITE_CONGESTION", value_parser = congestion(), value_name = "BY", default_value = "grant")]
+    pub congestion: Congestion,
+    /// Threads of the node's own that receive and answer packets of roce, for hosts with many processors and peers; with 0, whichever thread polls does
+    #[arg(
+        long,
+        env = "HALITE_RECEIVERS",
+        value_name = "THREADS",
+        default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(..=64)
+    )]
+    pub receivers: u32,
+    /// Up to so many nodes are connected each to each; of more, each to node 0 and to those that it uses.  One number for all nodes
+    #[arg(
+        long,
+        env = "HALITE_FULL_MESH_NODES_MAX",
+        value_name = "NODES",
+        default_value_t = FULL_MESH_NODES_MAX,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
+    pub full_mesh_nodes_max: u32,
 }
 
 impl Arguments {
@@ -107,6 +148,9 @@ impl Networks {
     /// The same as flags.
     pub fn flags(&self) -> Vec<String> {
         let mut flags = vec!["--address".to_owned(), self.address.to_string()];
+        flags.extend(["--congestion".to_owned(), self.congestion.name().to_owned()]);
+        flags.extend(["--receivers".to_owned(), self.receivers.to_string()]);
+        flags.extend(["--full-mesh-nodes-max".to_owned(), self.full_mesh_nodes_max.to_string()]);
         if !self.fabric.is_empty() {
             let names: Vec<&str> = self.fabric.iter().map(|fabric| fabric.name()).collect();
             flags.extend(["--fabric".to_owned(), names.join(",")]);
@@ -118,9 +162,25 @@ impl Networks {
 /// Where the directory of names is.
 #[derive(Args, Clone, Debug)]
 pub struct Directory {
-    /// Where etcd is, if that is to have the names: etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...][/PREFIX] [default: node 0 has them]
+    /// Where etcd is, if that is to have the names: etcd://[USER[:PASSWORD]@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE] [default: node 0 has them]
     #[arg(long, env = "HALITE_DIRECTORY", value_name = "ETCD", hide_env_values = true)]
     pub directory: Option<EtcdAddress>,
+}
+
+/// Reads where another host may be dialled: what stands before the port may be a name.
+fn host_and_port(text: &str) -> Result<String, String> {
+    let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
+    let is_bare = host.contains(':') && !text.starts_with('[');
+    match (host, port.parse::<u16>()) {
+        _ if is_bare => {
+            Err(format!("an address of IPv6 stands in brackets before the port, as in [{text}]:7000"))
+        }
+        (_, Ok(0) | Err(_)) => {
+            Err("the port is missing that is behind --listen there, as in HOST:7000".to_owned())
+        }
+        ("", Ok(_)) => Err("a host is missing before the port".to_owned()),
+        (_, Ok(_)) => Ok(text.to_owned()),
+    }
 }
 
 /// How a node meets those of other hosts.
@@ -130,11 +190,23 @@ pub struct Hosts {
     #[arg(long, env = "HALITE_LISTEN", value_name = "IP:PORT", value_delimiter = ',')]
     pub listen: Vec<SocketAddr>,
     /// Where any node of the cluster on another host may be dialled.  Several are tried in their order
-    #[arg(long, env = "HALITE_JOIN", value_name = "HOST:PORT", value_delimiter = ',')]
+    #[arg(long, env = "HALITE_JOIN", value_name = "HOST:PORT", value_delimiter = ',', value_parser = host_and_port)]
     pub join: Vec<String>,
+    /// Has node 0 found the cluster where all hosts of --join refuse to be dialled, and so run no node; where one is silent it founds nothing
+    #[arg(long, env = "HALITE_FOUND")]
+    pub found: bool,
     /// The file of the secret that all hosts share; `halite secret new FILE` makes one
     #[arg(long, env = "HALITE_SECRET_FILE", value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
+}
+
+impl Hosts {
+    /// Whether it is to join others without an address at which they reach it, `own` being that for packets.
+    fn is_out_of_reach(&self, own: IpAddr) -> bool {
+        let is_elsewhere =
+            |host: &String| !["127.", "[::1]", "localhost"].iter().any(|here| host.starts_with(here));
+        self.listen.is_empty() && own.is_loopback() && self.join.iter().any(is_elsewhere)
+    }
 }
 
 /// What the parser cannot check: it takes the values of a file for none.
@@ -148,6 +220,9 @@ impl Node {
             (_, true, None) => {
                 Some("--listen and --join need --secret-file <FILE>: `halite secret new FILE` makes one")
             }
+            (_, true, Some(_)) if self.hosts.is_out_of_reach(self.networks.address) => Some(
+                "--join needs --listen <IP:PORT>, or --address <IP> for a node that nobody dials: an address of this host, at which the others reach it",
+            ),
             _ => None,
         }
     }
@@ -160,7 +235,7 @@ pub enum Command {
     Up(Up),
     /// Runs one node until it is asked to end
     Node(Node),
-    /// Stops the nodes of the cluster and removes what they left; applications that joined it stay
+    /// Stops the nodes of the cluster on this host and removes what they left; applications that joined it stay
     Down(Down),
     /// Shows the nodes; exits with status 3 if one is dead or silent
     Status(Listing),
@@ -195,6 +270,9 @@ pub enum Command {
     /// Makes the secret by which the nodes of a cluster on several hosts know each other
     #[command(subcommand)]
     Secret(Secret),
+    /// Shows where the names of the cluster are, or brings them to etcd
+    #[command(subcommand)]
+    Directory(DirectoryCommand),
     /// Measures
     Perf(perf::PerfArgs),
     /// Runs an application over the cluster in --dir, or over one of its own, and verifies what it did
@@ -306,6 +384,9 @@ pub struct Doctor {
     /// Where metrics are to be served
     #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     pub metrics: MetricsAt,
+    /// Names.
+    #[command(flatten)]
+    pub names: Directory,
     /// Other hosts.
     #[command(flatten)]
     pub hosts: Hosts,
@@ -329,6 +410,19 @@ pub enum Secret {
     New {
         /// The file
         file: PathBuf,
+    },
+}
+
+/// `halite directory`
+#[derive(Subcommand, Debug)]
+pub enum DirectoryCommand {
+    /// Shows where the names are
+    Show,
+    /// Brings all names from node 0 to etcd, while the cluster is used: all nodes ask for them there from then on
+    Move {
+        /// etcd://[USER@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE]; each host needs the files
+        #[arg(value_name = "ETCD")]
+        to: EtcdAddress,
     },
 }
 
@@ -454,7 +548,7 @@ pub fn parse() -> Arguments {
     // A name that is no text is none of ours.
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let unknown = settings::unknown_variables(&Arguments::command(), names);
-    match parse_from(words, |variable| std::env::var(variable).ok()) {
+    match parse_from(words, |variable| Some(std::env::var_os(variable)?.to_string_lossy().into_owned())) {
         Ok(arguments) => Arguments { unknown, ..arguments },
         Err(error) => error.exit(),
     }
@@ -472,9 +566,20 @@ fn parse_from(
         Some(settings) => settings.apply(command.clone()),
         None => command.clone(),
     };
-    let blame = |error: clap::Error| match settings.as_ref().and_then(|settings| settings.blame(&error)) {
-        Some(blame) => Arguments::command().error(error.kind(), format!("{}\n  {blame}", first_line(&error))),
-        None => error,
+    let by_file = |error: &clap::Error| settings.as_ref().and_then(|settings| settings.blame(error));
+    let by_variable = |error: &clap::Error| match error.kind() {
+        // The parser does not say of what.
+        ErrorKind::InvalidUtf8 => settings::refused_variables(&command, &environment).into_iter().next(),
+        _ => settings::blamed_variable(&command, error, &environment),
+    };
+    let blame = |error: clap::Error| {
+        let line = first_line(&error);
+        let said = settings::without_password(&error, &line);
+        match by_file(&error).or_else(|| by_variable(&error)) {
+            Some(blame) => Arguments::command().error(error.kind(), format!("{said}\n  {blame}")),
+            None if said != line => Arguments::command().error(error.kind(), said),
+            None => error,
+        }
     };
     let matches = told.try_get_matches_from(words).map_err(blame)?;
     let mut arguments = Arguments::from_arg_matches(&matches)?;
@@ -485,7 +590,8 @@ fn parse_from(
     }
     arguments.dir_is_flag = matches.value_source("dir") == Some(ValueSource::CommandLine);
     if let Command::Config(_) = arguments.command {
-        arguments.settings = settings::in_force(&command, &matches, settings.as_ref(), environment);
+        arguments.settings = settings::in_force(&command, &matches, settings.as_ref(), &environment);
+        arguments.refused = settings::refused_variables(&command, &environment);
     }
     Ok(arguments)
 }
@@ -493,8 +599,9 @@ fn parse_from(
 /// What is wrong, without the hints that follow.
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
-    let line = text.lines().next().unwrap_or_default();
-    line.strip_prefix("error: ").unwrap_or(line).to_owned()
+    let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
+    let said = lines.join("\n");
+    said.strip_prefix("error: ").unwrap_or(&said).to_owned()
 }
 
 #[cfg(test)]
@@ -537,12 +644,42 @@ mod tests {
             panic!()
         };
         assert_eq!(node.networks.fabric, [Provider::Shm, Provider::Roce]);
-        assert_eq!(node.networks.flags(), ["--address", "::1", "--fabric", "shm,roce"]);
+        let mesh = ["--full-mesh-nodes-max", "64"];
+        let congestion = ["--congestion", "grant"];
+        let others = [congestion, ["--receivers", "0"], mesh, ["--fabric", "shm,roce"]].concat();
+        assert_eq!(node.networks.flags(), [&["--address", "::1"], &others[..]].concat());
         assert!(command("node --id 3 --address nowhere").is_err());
+        let by = |line: &str| match command(line) {
+            Ok(Command::Node(node)) => Some(node.networks.congestion),
+            _ => None,
+        };
+        assert_eq!(by("node --id 3"), Some(halite::Config::default().congestion));
+        assert_eq!(by("node --id 3 --congestion delay"), Some(Congestion::Delay));
+        assert_eq!(by("node --id 3 --congestion jam"), None);
+        let receivers = |line: &str| match command(line) {
+            Ok(Command::Node(node)) => Some(node.networks.receivers as usize),
+            _ => None,
+        };
+        assert_eq!(receivers("node --id 3"), Some(halite::Config::default().receivers));
+        assert_eq!(receivers("node --id 3 --receivers 64"), Some(64));
+        assert_eq!(receivers("node --id 3 --receivers 65"), None);
     }
 
     #[test]
-    fn numbers_of_passing_nodes_cannot_be_taken() {
+    fn nodes_are_connected_each_to_each_up_to_a_number_that_can_be_set() {
+        let max = |line: &str| match command(line) {
+            Ok(Command::Node(node)) => Ok(node.networks.full_mesh_nodes_max),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error.kind()),
+        };
+        assert_eq!(max("node --id 3"), Ok(halite::Config::default().full_mesh_nodes_max as u32));
+        assert_eq!(max("node --id 3 --full-mesh-nodes-max 8"), Ok(8));
+        assert_eq!(max("node --id 3 --full-mesh-nodes-max 0"), Err(ErrorKind::ValueValidation));
+        assert_eq!(max("node --id 3 --full-mesh-nodes-max many"), Err(ErrorKind::ValueValidation));
+    }
+
+    #[test]
+    fn numbers_of_ephemeral_nodes_cannot_be_taken() {
         assert!(command("node --id 999").is_ok());
         assert!(command("node --id 1000").is_err());
     }
@@ -604,6 +741,43 @@ mod tests {
         let alone = lacks("listen = '127.0.0.1:0'", "halite node --config FILE --id 0");
         assert!(alone.contains("need --secret-file <FILE>"), "{alone}");
         assert!(lacks("", "halite node --config FILE --join x:1").contains("need --secret-file <FILE>"));
+        let deaf = lacks("secret_file = '/s'", "halite node --config FILE --join x:1");
+        assert!(deaf.contains("--join needs --listen <IP:PORT>"), "{deaf}");
+        // A node that nobody dials, or that meets others on its own host.
+        node("secret_file = '/s'", "halite node --config FILE --join x:1 --address 10.0.0.2").unwrap();
+        node("secret_file = '/s'", "halite node --config FILE --join 127.0.0.2:1").unwrap();
+    }
+
+    #[test]
+    fn a_flag_without_a_value_is_true_or_false_in_a_file() {
+        let founds = |text: &str| match with_file(text, "halite node --config FILE --id 0").unwrap().command {
+            Command::Node(node) => node.hosts.found,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(["found = true", "found = false", ""].map(founds), [true, false, false]);
+    }
+
+    #[test]
+    fn a_host_to_be_joined_is_told_with_its_port() {
+        let join = |host: &str| {
+            let line = format!("halite node --secret-file /s --listen 127.0.0.1:0 --join {host}");
+            command(line.strip_prefix("halite ").unwrap()).map(drop).map_err(|error| error.to_string())
+        };
+        for host in ["ten:7000", "10.0.0.1:7000", "[fd00::1]:7000", "ten:7000,eleven:7000"] {
+            join(host).unwrap();
+        }
+        for (host, why) in [
+            ("ten", "the port is missing"),
+            ("ten:7000,eleven", "the port is missing"),
+            ("10.0.0.1:", "the port is missing"),
+            ("10.0.0.1:0", "the port is missing"),
+            ("[fd00::1]", "the port is missing"),
+            ("fd00::1", "as in [fd00::1]:7000"),
+            (":7000", "a host is missing"),
+        ] {
+            let complaint = join(host).unwrap_err();
+            assert!(complaint.contains(why), "{host}: {complaint}");
+        }
     }
 
     #[test]
@@ -611,8 +785,7 @@ mod tests {
         let said = |text, line| with_file(text, line).unwrap_err().to_string();
         assert!(said("node = 3", "halite status --config FILE").contains("did you mean \"nodes\"?"));
         let wrong = said("arena = 'much'", "halite up --nodes 2 --config FILE");
-        assert!(wrong.contains("invalid value 'much' for '--arena <BYTES>'"), "{wrong}");
-        assert!(wrong.contains("says arena = \"much\""), "{wrong}");
+        assert!(wrong.contains("arena = \"much\" is not taken: expected a number of bytes"), "{wrong}");
         let missing = said("", "halite up --nodes 2 --config FILE.not");
         assert!(missing.contains("cannot read configuration file"), "{missing}");
         assert!(said("arena = '2G'", "halite up --config FILE").contains("--nodes <NODES>"));

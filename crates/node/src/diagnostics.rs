@@ -14,6 +14,13 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::args::{Arguments, Command, LogFormat};
 use crate::output::UsageError;
 
+/// A filter as it is, if it is one.
+pub fn checked_filter(text: &str) -> Result<String, String> {
+    let parsed = EnvFilter::builder().parse(text);
+    let refused = |error| format!("{error}; as in warn, or warn,halite=info");
+    parsed.map(|_| text.to_owned()).map_err(refused)
+}
+
 /// Lets events be seen from here on, as the command line says.
 pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
     let filter = asked_for(arguments).unwrap_or_else(|| by_default(&arguments.command).to_owned());
@@ -51,7 +58,8 @@ pub fn asked_for(arguments: &Arguments) -> Option<String> {
 
 fn by_default(command: &Command) -> &'static str {
     match command {
-        Command::Node(node) if node.detached => "info",
+        // Nodes of `halite up` in the foreground share a terminal.
+        Command::Node(node) if node.parent.is_none() => "info",
         Command::Node(_) | Command::Up(_) => "warn",
         _ => "error",
     }

@@ -1,7 +1,6 @@
 //! What the `halite` program is made of: commands, the control of node processes, and measurements.
 //!
-//! Applications link crate `halite` instead.  Of this crate only [`perf`] is meant for others: the laboratory
-//! measures with the same pieces.
+//! Applications link crate `halite` instead.
 
 mod apps;
 mod args;
@@ -17,7 +16,7 @@ mod limits;
 mod loss;
 mod metrics_at;
 mod output;
-pub mod perf;
+mod perf;
 mod progress;
 mod scratch;
 mod settings;

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::output;
+
 /// A bar of `len` bytes on standard error, hidden unless that is a terminal.
 pub fn bar(len: u64, what: &str) -> ProgressBar {
     if !io::stderr().is_terminal() {
@@ -54,6 +56,13 @@ pub fn passing(seconds: f64, what: &str) -> Passing {
         }
     });
     Passing { bar, end: Some(end), thread: Some(thread) }
+}
+
+impl Passing {
+    /// Tells people something on standard error, above the bar.
+    pub fn note(&self, text: &str) {
+        self.bar.suspend(|| output::note(text));
+    }
 }
 
 impl Drop for Passing {

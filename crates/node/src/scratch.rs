@@ -1,7 +1,7 @@
 //! A private directory for the length of a run, also if that is ended by a signal.
 
 use std::fs::DirBuilder;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
@@ -9,26 +9,34 @@ use anyhow::Context;
 use halite::cluster_dir;
 use rustix::process::{Pid, test_kill_process};
 
+use crate::coworker;
 use crate::signals::{Ending, Woken};
 
 /// A pid and a random number follow.
 const PREFIX: &str = "halite-perf-";
+/// How often it is tried to remove a directory in which files appear.
+const ATTEMPTS: u32 = 100;
 
 /// A directory that only this user can enter; removed when dropped.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes one, and lets a thread wait for signals: they remove the directory and end the process.
+    /// Makes one, and lets a thread wait for signals: they end the processes that are at work in it, remove it, and end this one.
     pub fn create() -> anyhow::Result<Scratch> {
         let scratch = Scratch::create_unguarded()?;
         let mut ending = Ending::listen().context("cannot listen for signals")?;
         let path = scratch.0.clone();
         std::thread::spawn(move || {
-            while !matches!(ending.wait(), Woken::Asked(_)) {}
-            let _ = std::fs::remove_dir_all(&path);
-            // Our children die with us.
-            std::process::exit(130);
+            let signal = loop {
+                if let Woken::Asked(signal) = ending.wait() {
+                    break signal;
+                }
+            };
+            // Those that are about to join would make it anew.
+            coworker::kill_all();
+            remove(&path);
+            std::process::exit(128 + signal.as_raw());
         });
         Ok(scratch)
     }
@@ -56,9 +64,17 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // A leftover in the directory for temporary files is not worth failing a measurement for.
-        let _ = std::fs::remove_dir_all(&self.0);
+        remove(&self.0);
     }
+}
+
+/// Removes a directory in which a node of this process may be joining.
+fn remove(path: &Path) {
+    // A leftover in the directory for temporary files is not worth failing a measurement for.
+    let _ = (0..ATTEMPTS).find(|_| match std::fs::remove_dir_all(path) {
+        Err(error) => error.kind() != ErrorKind::DirectoryNotEmpty,
+        Ok(()) => true,
+    });
 }
 
 /// Removes the directories of runs that were killed.

@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
+use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 
 use clap::builder::OsStr;
 use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 
 /// Longest file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -74,6 +75,18 @@ pub enum SettingsError {
         /// What TOML calls the value.
         kind: &'static str,
     },
+    /// A value that no command takes.
+    #[error("configuration file {}: {key} = {value:?} is not taken: {reason}", path.display())]
+    BadValue {
+        /// Which file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// The value, unless it may hold a password.
+        value: String,
+        /// What is allowed.
+        reason: String,
+    },
 }
 
 fn hint(nearest: &Option<String>, known: &[String]) -> String {
@@ -92,7 +105,23 @@ impl Settings {
         // What is wrong with the rest is said when all is known.
         let matches = command.clone().ignore_errors(true).try_get_matches_from(words).ok();
         let path = matches.and_then(|matches| matches.get_one::<PathBuf>(CONFIG).cloned());
-        path.map(|path| Settings::read(&path, &keys(command))).transpose()
+        let settings = path.map(|path| Settings::read(&path, &keys(command))).transpose()?;
+        settings.map(|settings| settings.checked(command)).transpose()
+    }
+
+    /// What one command would refuse, each does: a file is right for all of them, or wrong.
+    fn checked(self, command: &Command) -> Result<Settings, SettingsError> {
+        let mut built = command.clone();
+        built.build();
+        let refused = |(key, value): (&String, &String)| {
+            let reason = refusal(&built, key, value)?;
+            let (path, key, value) = (self.path.clone(), key.clone(), shown(value).to_owned());
+            Some(SettingsError::BadValue { path, key, value, reason })
+        };
+        match self.values.iter().find_map(refused) {
+            Some(error) => Err(error),
+            None => Ok(self),
+        }
     }
 
     fn read(path: &Path, known: &[String]) -> Result<Settings, SettingsError> {
@@ -148,16 +177,92 @@ impl Settings {
 
     /// What to add to a complaint about a value, if it is one of this file.
     pub fn blame(&self, error: &clap::Error) -> Option<String> {
-        let text = |kind| match error.get(kind) {
-            Some(ContextValue::String(text)) => Some(text.as_str()),
-            _ => None,
-        };
-        let (argument, value) = (text(ContextKind::InvalidArg)?, text(ContextKind::InvalidValue)?);
-        let flag = argument.strip_prefix("--")?.split(' ').next()?;
+        let (flag, value) = complained_of(error)?;
         let (key, _) =
             self.values.iter().find(|(key, said)| key.replace('_', "-").ends_with(flag) && *said == value)?;
-        Some(format!("{} says {key} = {value:?}", self.path.display()))
+        Some(format!("{} says {key} = {:?}", self.path.display(), shown(value)))
     }
+}
+
+/// The flag, without its dashes, and the value that a complaint is about.
+fn complained_of(error: &clap::Error) -> Option<(&str, &str)> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let (argument, value) = (text(ContextKind::InvalidArg)?, text(ContextKind::InvalidValue)?);
+    Some((argument.strip_prefix("--")?.split(' ').next()?, value))
+}
+
+/// A complaint as people may read it, who may be others than have given the value: an address may hold a password.
+pub fn without_password(error: &clap::Error, said: &str) -> String {
+    match error.get(ContextKind::InvalidValue) {
+        Some(ContextValue::String(value)) => said.replacen(value, shown(value), 1),
+        _ => said.to_owned(),
+    }
+}
+
+/// What to add to a complaint about a value, if a variable has it.
+pub fn blamed_variable(
+    command: &Command,
+    error: &clap::Error,
+    environment: impl Fn(&str) -> Option<String>,
+) -> Option<String> {
+    let (flag, value) = complained_of(error)?;
+    let of_flag = args(command).into_iter().find(|arg| arg.get_long() == Some(flag))?;
+    let variable = variable_of(&key_of(of_flag)?);
+    (environment(&variable)? == value).then(|| format!("{variable} says so"))
+}
+
+/// Why no command takes a value of that key, if none does.  `command` is built.
+fn refusal(command: &Command, key: &str, value: &str) -> Option<String> {
+    let of_key = args(command).into_iter().filter(|arg| key_of(arg).as_deref() == Some(key));
+    let refusals: Option<Vec<String>> = of_key.map(|arg| refusal_by(arg, value)).collect();
+    refusals?.into_iter().next()
+}
+
+fn refusal_by(arg: &Arg, value: &str) -> Option<String> {
+    let name = arg.get_id().as_str().to_owned();
+    let mut probe = Arg::new(name.clone())
+        .long(name.clone())
+        .value_parser(arg.get_value_parser().clone())
+        .action(ArgAction::Set);
+    if let Some(delimiter) = arg.get_value_delimiter() {
+        probe = probe.value_delimiter(delimiter).action(ArgAction::Append);
+    }
+    let words = ["value".to_owned(), format!("--{name}={value}")];
+    let error = Command::new("value").arg(probe).try_get_matches_from(words).err()?;
+    let allowed = match error.get(ContextKind::ValidValue) {
+        Some(ContextValue::Strings(allowed)) => format!("allowed are {}", allowed.join(", ")),
+        _ => "a value is missing".to_owned(),
+    };
+    Some(match std::error::Error::source(&error) {
+        Some(source) if source.is::<ParseIntError>() => "a whole number is expected".to_owned(),
+        Some(source) => source.to_string(),
+        None => allowed,
+    })
+}
+
+/// A value for people: who stands before a host may have a password.
+fn shown(value: &str) -> &str {
+    if value.contains('@') { "..." } else { value }
+}
+
+/// The variables whose values no command takes, each with what is allowed.
+pub fn refused_variables(command: &Command, environment: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let mut built = command.clone();
+    built.build();
+    let refused = |key: &String| {
+        let variable = variable_of(key);
+        let value = environment(&variable)?;
+        let reason = refusal(&built, key, &value)?;
+        Some(format!("{variable}={:?} is not taken: {reason}", shown(&value)))
+    };
+    keys(command).iter().filter_map(refused).collect()
+}
+
+fn variable_of(key: &str) -> String {
+    format!("{PREFIX}{}", key.to_uppercase())
 }
 
 /// One value in force, and where it comes from.
@@ -181,7 +286,7 @@ pub fn in_force(
     let mut found: BTreeMap<String, Setting> = BTreeMap::new();
     for arg in args(command) {
         let Some(key) = key_of(arg) else { continue };
-        let variable = format!("{PREFIX}{}", key.to_uppercase());
+        let variable = variable_of(&key);
         let given = matches
             .try_contains_id(arg.get_id().as_str())
             .is_ok_and(|_| matches.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine));

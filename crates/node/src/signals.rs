@@ -6,13 +6,44 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
+use signal_hook::SigId;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::{Handle, Signals};
 
 /// The signals by which people and supervisors ask for an orderly end.
 const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+
+/// Signals so close to each other are of one wish: `timeout`, for one, sends each to the process and then to its group.
+const ONE_WISH: Duration = Duration::from_millis(200);
+
+/// Tells the first wish for the end from a second one.
+#[derive(Default, Debug)]
+struct Wishes {
+    first: Option<Instant>,
+}
+
+impl Wishes {
+    /// The first has come.
+    fn begun() -> Wishes {
+        Wishes { first: Some(Instant::now()) }
+    }
+
+    /// Ends the process at the second.
+    fn end_at_second(mut self, mut signals: Signals) {
+        if let Some(signal) = signals.forever().find(|_| self.is_second(Instant::now())) {
+            std::process::exit(128 + signal);
+        }
+    }
+
+    /// Whether a signal that comes now is a second wish.
+    fn is_second(&mut self, now: Instant) -> bool {
+        let first = *self.first.get_or_insert(now);
+        now.saturating_duration_since(first) >= ONE_WISH
+    }
+}
 
 /// Whether somebody asked for the end; the second time, the process ends at once.
 #[derive(Clone, Default, Debug)]
@@ -23,10 +54,11 @@ impl Interrupt {
     pub fn listen() -> io::Result<Interrupt> {
         let asked = Arc::new(AtomicBool::new(false));
         for signal in ENDING {
-            // In this order: the first signal finds the flag down and raises it, the second finds it up.
-            signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, asked.clone())?;
             signal_hook::flag::register(signal, asked.clone())?;
         }
+        let signals = Signals::new(ENDING)?;
+        let listen = move || Wishes::default().end_at_second(signals);
+        std::thread::Builder::new().name("halite-signals".to_owned()).spawn(listen)?;
         Ok(Interrupt(asked))
     }
 
@@ -35,6 +67,40 @@ impl Interrupt {
         // Carries no data: only the flag itself matters.
         self.0.load(Ordering::Relaxed)
     }
+}
+
+/// Until it is dropped, the second signal ends the process at once.  Without a thread, for each costs a node 64 MiB of addresses.
+#[derive(Debug)]
+pub struct EndsAtOnce(Vec<SigId>);
+
+impl EndsAtOnce {
+    /// Starts to listen.
+    pub fn listen() -> io::Result<EndsAtOnce> {
+        let asked = Arc::new(AtomicBool::new(false));
+        let mut listening = EndsAtOnce(Vec::new());
+        for signal in ENDING {
+            // In this order: the first signal finds the flag down and raises it, the second finds it up.
+            let ends = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, asked.clone())?;
+            listening.0.push(ends);
+            listening.0.push(signal_hook::flag::register(signal, asked.clone())?);
+        }
+        Ok(listening)
+    }
+}
+
+impl Drop for EndsAtOnce {
+    fn drop(&mut self) {
+        for id in self.0.drain(..) {
+            signal_hook::low_level::unregister(id);
+        }
+    }
+}
+
+/// Where the end was asked for a moment ago, ends the process when it is asked for again.
+pub fn end_if_asked_again() -> io::Result<()> {
+    let signals = Signals::new(ENDING)?;
+    let listen = move || Wishes::begun().end_at_second(signals);
+    std::thread::Builder::new().name("halite-signals".to_owned()).spawn(listen).map(drop)
 }
 
 /// A command did not do what it was asked to, or more than it had to, because somebody asked for the end.
@@ -75,12 +141,13 @@ impl Listener {
         let hears = heard.clone();
         let mut signals = Signals::new(ENDING)?;
         let listen = move || {
-            let mut signals = signals.forever();
+            let (mut signals, mut wishes) = (signals.forever(), Wishes::default());
             if let Some(signal) = signals.next() {
+                wishes.is_second(Instant::now());
                 hears.store(signal, Ordering::Relaxed);
                 first();
             }
-            if let Some(signal) = signals.next() {
+            if let Some(signal) = signals.find(|_| wishes.is_second(Instant::now())) {
                 second();
                 std::process::exit(128 + signal);
             }
@@ -180,4 +247,16 @@ pub fn die_with(parent: u32) -> Result<(), TetherError> {
     // The kernel only tells of deaths after the request, so look whether it came too late.
     let is_ours = getppid().is_some_and(|pid| Pid::as_raw(Some(pid)) as u32 == parent);
     if is_ours { Ok(()) } else { Err(TetherError::Orphaned { parent }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_that_comes_with_another_is_the_same_wish_and_one_that_comes_later_a_second() {
+        let (mut wishes, begin) = (Wishes::default(), Instant::now());
+        let mut is_second = |after_ms| wishes.is_second(begin + Duration::from_millis(after_ms));
+        assert_eq!([0, 0, 3, 199, 200, 5000].map(&mut is_second), [false, false, false, false, true, true]);
+    }
 }

@@ -179,16 +179,29 @@ fn a_directory_that_cannot_be_used_is_named_with_the_reason() {
 #[test]
 fn up_tells_once_why_a_node_cannot_start_and_where() {
     let scratch = Scratch::new("reason");
-    // A socket's path has 107 bytes at most, which the node finds out when it listens.
-    let long = scratch.file(&"d".repeat(100));
+    // No host has this address, which is one for documents.
     for line in ["up --nodes 1", "up --nodes 1 --detach"] {
-        let complaint = scratch.fails(&format!("{line} --dir {}", long.display()), 1);
+        let complaint = scratch.fails(&format!("{line} --fabric roce --address 192.0.2.7"), 1);
         assert!(
-            complaint.contains("node 0 did not start: ") && complaint.contains("107 are the most"),
+            complaint.contains("node 0 did not start: ") && complaint.contains("Cannot assign requested"),
             "{complaint}"
         );
-        let (times, lines) = (complaint.matches(long.to_str().unwrap()).count(), complaint.lines().count());
+        let dir = scratch.cluster();
+        let (times, lines) = (complaint.matches(dir.to_str().unwrap()).count(), complaint.lines().count());
         assert_eq!((times, lines), (1, 1), "{complaint}");
+    }
+}
+
+/// The kernel takes 107 bytes for the path of a socket.
+#[test]
+fn a_cluster_may_be_in_a_directory_with_a_long_path() {
+    for fabric in ["shm", "roce"] {
+        let scratch = Scratch::new(&format!("{fabric}-{}", "d".repeat(150)));
+        scratch.ok(&format!("up --nodes 2 --fabric {fabric} --arena 64M --detach"));
+        let bytes = scratch.write("bytes", &[7; 5000]);
+        scratch.ok(&format!("put kept {}", bytes.display()));
+        assert!(scratch.ok("ls").contains("kept"));
+        scratch.ok("down");
     }
 }
 
@@ -209,6 +222,29 @@ fn what_happens_is_told_with_time_and_level_to_the_log_of_a_detached_node_and_to
     let output = command.env("HALITE_LOG", "halite=info").output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains(" INFO "), "{output:?}");
     assert!(scratch.fails("ls --log halite=much", 2).contains("halite=much"));
+}
+
+/// A cluster in which a command is run each second would have two lines a second in the log of each node.
+#[test]
+fn commands_that_come_and_go_are_no_news_of_a_log_unless_asked_for() {
+    for (flags, passes) in [("", None), (" --log debug", Some("DEBUG"))] {
+        let scratch = Scratch::new("passing");
+        scratch.ok(&format!("up --nodes 2 --arena 64M --detach{flags}"));
+        scratch.ok("ls");
+        // Both have heard the last of it when its number is not told of any more.
+        scratch.ok("down");
+        let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
+        let level = |what: &str| {
+            let line = log.lines().find(|line| line.contains(what))?;
+            line.split_whitespace().nth(1).map(str::to_owned)
+        };
+        assert_eq!(level("node 1 (process").as_deref(), Some("INFO"), "{log}");
+        for what in ["has joined", "has left"] {
+            let of_command = log.lines().find(|line| line.contains("node 100") && line.contains(what));
+            let level = of_command.and_then(|line| line.split_whitespace().nth(1));
+            assert_eq!(level, passes, "{what}: {log}");
+        }
+    }
 }
 
 #[test]

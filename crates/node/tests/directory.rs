@@ -198,7 +198,7 @@ fn nothing_that_stands_in_place_of_a_file_makes_a_command_hang() {
 #[test]
 fn a_lock_file_that_says_something_else_hides_no_node_and_ends_no_other_process() {
     let scratch = Scratch::new("lies");
-    let bystander = Bystander::start();
+    let bystander = bystander();
     for text in ["", "garbage", "0 0\n", &format!("{} 77\n", bystander.pid()), "1 1\n", &"9".repeat(100_000)]
     {
         scratch.ok("up --nodes 2 --arena 64M --detach");
@@ -212,7 +212,7 @@ fn a_lock_file_that_says_something_else_hides_no_node_and_ends_no_other_process(
         );
         nodes.iter().for_each(Process::await_end);
     }
-    assert!(bystander.lives());
+    assert!(Process::open(bystander.pid()).lives());
 }
 
 #[test]
@@ -318,12 +318,12 @@ fn a_first_node_that_does_not_answer_is_stopped_by_what_its_files_tell() {
 #[test]
 fn a_dead_node_whose_number_another_process_has_now_ends_nobody() {
     let scratch = Scratch::new("recycled");
-    let bystander = Bystander::start();
+    let bystander = bystander();
     scratch.ok("up --nodes 2 --arena 64M --detach");
     Process::open(scratch.pid(1)).kill();
     std::fs::write(scratch.cluster().join("node-1.lock"), format!("{} 77\n", bystander.pid())).unwrap();
     scratch.ok("down");
-    assert!(bystander.lives());
+    assert!(Process::open(bystander.pid()).lives());
 }
 
 #[test]
@@ -341,29 +341,11 @@ fn a_name_that_is_kept_from_the_socket_is_an_error_of_the_node() {
     assert!(std::fs::metadata(&socket).unwrap().file_type().is_socket());
 }
 
-/// A process that has nothing to do with any cluster; ends with its value.
-struct Bystander(std::process::Child);
-
-impl Bystander {
-    fn start() -> Bystander {
-        let child = std::process::Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
-        Bystander(child.unwrap())
-    }
-
-    fn pid(&self) -> u32 {
-        self.0.id()
-    }
-
-    fn lives(mut self) -> bool {
-        self.0.try_wait().unwrap().is_none()
-    }
-}
-
-impl Drop for Bystander {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A process that has nothing to do with any cluster.
+fn bystander() -> Running {
+    let mut command = Command::new("cat");
+    command.stdin(Stdio::piped());
+    Running::of(command)
 }
 
 #[test]

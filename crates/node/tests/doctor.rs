@@ -90,6 +90,10 @@ fn ports_that_are_taken_or_foreign_and_hosts_that_do_not_answer_are_errors() {
     let found = doctor(format!("--listen {at} --join {at}"));
     assert_eq!((severity(&found, "ports"), severity(&found, "join")), ("ok", "error"));
     assert_eq!(severity(&doctor("--join nowhere.invalid:7000".to_owned()), "join"), "error");
+    for contradiction in ["--fabric shm", "--found"] {
+        let found = doctor(format!("--listen {at} {contradiction}"));
+        assert_eq!(severity(&found, "hosts"), "error", "{contradiction}");
+    }
 }
 
 #[test]
@@ -171,7 +175,8 @@ fn the_manual_has_all_checks_and_no_others() {
     let here = TcpListener::bind("127.0.0.1:0").unwrap();
     let join = format!("--secret-file {} --join {}", secret.display(), here.local_addr().unwrap());
     let mut seen: Vec<String> = Vec::new();
-    for flags in [format!("{join} --metrics 127.0.0.1:0"), "--address 192.0.2.1".to_owned()] {
+    let etcd = format!("--directory etcd://{}/none", here.local_addr().unwrap());
+    for flags in [format!("{join} --metrics 127.0.0.1:0"), "--address 192.0.2.1".to_owned(), etcd] {
         let found = findings(&scratch.run(&format!("doctor --json {flags}")));
         seen.extend(found.iter().map(|finding| finding["check"].as_str().unwrap().to_owned()));
     }

@@ -12,6 +12,9 @@ use support::Scratch;
 /// those that build, or take minutes, by people.
 const ELSEWHERE: [&str; 3] = ["main", "test", "by hand"];
 
+/// The marker of those that name ports, or an etcd at its usual one: they are run in a network of their own.
+const OWN_NETWORK: &str = "own network";
+
 /// A fenced block.
 struct Block {
     /// Document and line.
@@ -102,9 +105,9 @@ fn folder_with_baits(scratch: &Scratch) -> PathBuf {
     folder
 }
 
-#[test]
-fn every_block_of_shell_can_be_pasted_whole_and_touches_no_file() {
-    let scratch = Scratch::new("documents");
+/// Runs blocks behind `prelude`, each by that shell, as a user pastes them; they touch no file of the user's.
+fn paste(name: &str, shell: &[&str], prelude: &str, blocks: &[Block]) {
+    let scratch = Scratch::new(name);
     let folder = folder_with_baits(&scratch);
     std::fs::create_dir(scratch.file("tmp")).unwrap();
     let before = inventory(&folder);
@@ -113,29 +116,57 @@ fn every_block_of_shell_can_be_pasted_whole_and_touches_no_file() {
         [program.to_owned()].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
     );
     let path = path.unwrap();
-    let mut count = 0;
-    for block in all_blocks("sh") {
-        if let Some(marker) = &block.marker {
-            assert!(ELSEWHERE.contains(&marker.as_str()), "{}: nobody runs {marker:?}", block.place);
-            continue;
-        }
+    for block in blocks {
         // Whatever it started ends with it, also if it fails half-way.
         let cleanup =
             "trap 'if [ -d \"${HALITE_DIR:-}\" ]; then halite down --all >/dev/null 2>&1; fi' EXIT\n";
-        let mut shell = Command::new("sh");
-        shell
-            .args(["-eu", "-c", &(cleanup.to_owned() + &block.text)])
-            .current_dir(&folder)
-            .stdin(Stdio::null());
-        shell.env("PATH", &path).env("HALITE_DIR", scratch.cluster()).env("TMPDIR", scratch.file("tmp"));
-        let output = shell.output().unwrap();
+        let mut command = Command::new(shell[0]);
+        command.args(&shell[1..]).args(["-eu", "-c", &(prelude.to_owned() + cleanup + &block.text)]);
+        command.current_dir(&folder).stdin(Stdio::null());
+        command.env("PATH", &path).env("HALITE_DIR", scratch.cluster()).env("TMPDIR", scratch.file("tmp"));
+        let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: {}: {said}", block.place, output.status);
         assert!(!said.contains("not found"), "{}: {said}", block.place);
         assert_eq!(inventory(&folder), before, "{}", block.place);
-        count += 1;
     }
-    assert!(count >= 3, "only {count} blocks were found");
+    assert!(blocks.len() >= 3, "only {} blocks were found", blocks.len());
+}
+
+#[test]
+fn every_block_of_shell_can_be_pasted_whole_and_touches_no_file() {
+    let mut blocks = all_blocks("sh");
+    blocks.retain(|block| match block.marker.as_deref() {
+        None => true,
+        Some(marker) => {
+            let is_run = ELSEWHERE.contains(&marker) || marker == OWN_NETWORK;
+            assert!(is_run, "{}: nobody runs {marker:?}", block.place);
+            false
+        }
+    });
+    paste("documents", &["sh"], "", &blocks);
+}
+
+/// Brings up what a host has, and an etcd that ends with its shell.
+const HOST_WITH_ETCD: &str = r#"
+ip link set lo up
+setpriv --pdeathsig KILL etcd --data-dir "$(mktemp -d)" >/dev/null 2>&1 &
+until ETCDCTL_API=3 etcdctl endpoint health >/dev/null 2>&1; do sleep 0.1; done
+"#;
+
+#[test]
+fn blocks_that_name_ports_or_an_etcd_can_be_pasted_whole_in_a_network_of_their_own() {
+    let mut blocks = all_blocks("sh");
+    blocks.retain(|block| block.marker.as_deref() == Some(OWN_NETWORK));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let lacks = |tool: &&str| !std::env::split_paths(&path).any(|folder| folder.join(tool).exists());
+    let missing = ["ip", "unshare", "setpriv", "etcd", "etcdctl", "curl"].into_iter().find(lacks);
+    let is_root = rustix::process::geteuid().is_root();
+    if missing.is_some() || !is_root {
+        assert!(std::env::var_os("HALITE_NETWORK").is_none(), "it is needed, and cannot be: {missing:?}");
+        return println!("left out: networks need root, and {missing:?}");
+    }
+    paste("documents-network", &["unshare", "--net", "sh"], HOST_WITH_ETCD, &blocks);
 }
 
 #[test]

@@ -7,18 +7,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use halite::blocking::Session;
+use halite::cluster_dir::{self, Presence};
 use halite::{
     CallCause, Config, Function, Lh, Node, NodeId, Permissions, Placement, RegionCause, ServeOptions,
 };
 use rustix::process::Signal;
+use support::etcd::Etcd;
 use support::{Running, Scratch, eventually};
 
 const ANYBODY: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
 const REGION_BYTES: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn start(scratch: &Scratch, id: u32) -> Running {
-    let line = format!("node --id {id} --arena 64M --parent {}", std::process::id());
+fn start(scratch: &Scratch, id: u32, directory: Option<&str>) -> Running {
+    let directory = directory.map(|address| format!(" --directory {address}")).unwrap_or_default();
+    let line = format!("node --id {id} --arena 64M --parent {}{directory}", std::process::id());
     let mut node = Running::start(scratch, &line);
     assert!(node.line().starts_with(&format!("node {id} ready")));
     node
@@ -60,8 +63,32 @@ fn count(session: &Session, lock: &str, lh: Lh, at: u64, is_over: &AtomicBool) -
 
 #[test]
 fn a_rolling_restart_of_three_nodes_under_load_loses_nothing_and_fails_nothing() {
-    let scratch = Scratch::new("rolling");
-    let mut nodes: Vec<Running> = (0..3).map(|id| start(&scratch, id)).collect();
+    roll(&Scratch::new("rolling"), None);
+}
+
+/// Names are given all the while, too, for node 0 is a node like any other there.
+#[test]
+fn a_rolling_restart_with_names_in_etcd_fails_no_name_either() {
+    let scratch = Scratch::new("rolling-etcd");
+    let Some(etcd) = Etcd::start(&scratch) else { return };
+    roll(&scratch, Some(&etcd.address("rolling")));
+}
+
+/// Names and gives up regions on whatever node is there, again and again.  Returns how often.
+fn name(session: &Session, is_over: &AtomicBool) -> u64 {
+    let mut count = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        let name = format!("named-{count}");
+        let lh = session.alloc(Some(&name), 4096, Placement::Anywhere, ANYBODY).expect("a name is given");
+        session.stat(&name).expect("and found");
+        session.free(lh).expect("and given up");
+        count += 1;
+    }
+    count
+}
+
+fn roll(scratch: &Scratch, directory: Option<&str>) {
+    let mut nodes: Vec<Running> = (0..3).map(|id| start(scratch, id, directory)).collect();
     let (mine, other) = (application(&scratch.cluster()), application(&scratch.cluster()));
     let (session, second) = (mine.blocking_session(), other.blocking_session());
     let names = ["on-0", "on-1", "on-2", "spread"];
@@ -89,6 +116,7 @@ fn a_rolling_restart_of_three_nodes_under_load_loses_nothing_and_fails_nothing()
                 (one, scope.spawn(move || count(second, lock, theirs, 8 * index, is_over)))
             })
             .collect();
+        let naming = directory.map(|_| scope.spawn(|| name(&second, &is_over)));
         let restarted = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for id in [1, 2, 0] {
                 match id {
@@ -97,13 +125,17 @@ fn a_rolling_restart_of_three_nodes_under_load_loses_nothing_and_fails_nothing()
                         let said = scratch.ok(&format!("drain {id} --within 60"));
                         assert!(said.contains(&format!("node {id} is drained")), "{said}");
                         assert!(said.contains(&format!("node {id} has left")), "{said}");
+                        let there = cluster_dir::nodes(&scratch.cluster()).unwrap();
+                        let is_it = |known: &Presence| known.node == NodeId(id as u32) && known.alive;
+                        assert!(!there.iter().any(is_it), "its number is free");
                     }
                 }
                 assert!(nodes[id].wait().success(), "nothing was left on node {id}");
-                nodes[id] = start(&scratch, id as u32);
+                nodes[id] = start(scratch, id as u32, directory);
             }
         }));
         is_over.store(true, Ordering::Relaxed);
+        naming.into_iter().for_each(|naming| assert!(naming.join().unwrap() > 0));
         for worker in workers {
             assert!(worker.join().unwrap() > 0);
         }
@@ -153,10 +185,29 @@ fn calls_and_allocations_at_a_drained_node_are_refused_and_say_why() {
     assert!(refused.to_string().contains("being drained"), "{refused}");
 }
 
+/// `timeout`, for one, sends a signal to the process and then to its group.
+#[test]
+fn a_node_that_is_sent_the_same_signal_twice_at_once_is_drained_and_leaves_all_the_same() {
+    let scratch = Scratch::new("twice");
+    let _first = start(&scratch, 0, None);
+    for round in 0..4 {
+        let mut second = start(&scratch, 1, None);
+        let name = format!("model-{round}");
+        scratch.write("file", b"bytes");
+        scratch.ok(&format!("put {name} {} --node 1", scratch.file("file").display()));
+        second.signal(Signal::TERM);
+        second.signal(Signal::TERM);
+        assert!(second.wait().success(), "it was not ended in the middle");
+        assert_eq!(scratch.ok(&format!("get {name}")), "bytes");
+        // As others see it: without a goodbye it would be dead.
+        assert_eq!(scratch.states(), ["alive", "left"]);
+    }
+}
+
 #[test]
 fn what_could_not_be_moved_is_named_and_the_exit_status_says_so() {
     let scratch = Scratch::new("left");
-    let mut node = start(&scratch, 0);
+    let mut node = start(&scratch, 0, None);
     scratch.write("file", b"bytes");
     scratch.ok("put model FILE".replace("FILE", scratch.file("file").to_str().unwrap()).as_str());
     let output = scratch.run("drain 0 --or-stay");

@@ -104,6 +104,24 @@ fn who_may_not_join_or_cannot_is_told_why() {
     assert!(first.node.wait().success());
 }
 
+/// `--found` is for node 0, with all other hosts in `--join`: then it founds only where none of them runs a node.
+#[test]
+fn who_is_to_found_and_cannot_know_whether_somebody_is_there_is_told_so() {
+    let own = Scratch::new("hosts-founding");
+    own.ok(&format!("secret new {}", own.file("secret").display()));
+    let line = |id: u32| {
+        let secret = own.file("secret");
+        format!("node --id {id} --arena 64M --listen 127.0.0.1:0 --secret-file {} --found", secret.display())
+    };
+    let scratch = Scratch::new("hosts-blind");
+    let complaint = scratch.fails(&line(0), 1);
+    assert!(complaint.contains("is told of no other host; name all others (--join)"), "{complaint}");
+    // Another node goes on, for one configuration serves all hosts.
+    let complaint = scratch.fails(&format!("{} --join 127.0.0.1:1", line(7)), 1);
+    assert!(complaint.contains("WARN node 7 founds no cluster, though it is told to"), "{complaint}");
+    assert!(complaint.contains("no connection to 127.0.0.1:1: Connection refused"), "{complaint}");
+}
+
 #[test]
 fn who_names_no_number_is_given_one_that_nobody_had_also_by_a_restarted_directory() {
     let own = Scratch::new("hosts-numbers");
@@ -123,6 +141,17 @@ fn who_names_no_number_is_given_one_that_nobody_had_also_by_a_restarted_director
     assert_eq!(number, 0);
     let join = format!(" --join {address}");
     let [one, two, three, four] = [1, 2, 3, 4].map(|host| Scratch::new(&format!("hosts-numbered-{host}")));
+    // Nor does a number go to who cannot start.
+    for (wrong, why) in [
+        ("--arena 1048576G --listen 127.0.0.1:0".to_owned(), "arena"),
+        (format!("--arena 64M --listen 127.0.0.1:0 --metrics {address}"), "metrics"),
+        (format!("--arena 64M --listen {address}"), "no other host can dial"),
+        ("--arena 64M --listen 127.0.0.1:0 --fabric shm".to_owned(), "shm ends at the host"),
+    ] {
+        let secret = own.file("secret");
+        let complaint = one.fails(&format!("node {wrong} --secret-file {}{join}", secret.display()), 1);
+        assert!(complaint.contains(why), "{complaint}");
+    }
     let (number, _, mut gone) = start(&one, "127.0.0.1:0", &join);
     assert_eq!(number, 1);
     let (number, _, _stays) = start(&two, "127.0.0.1:0", &join);

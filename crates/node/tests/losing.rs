@@ -2,8 +2,10 @@
 
 mod support;
 
-use std::fs::File;
-use std::process::Stdio;
+use std::fs::{File, Permissions};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
@@ -165,6 +167,107 @@ fn who_connects_and_is_refused_is_told_in_the_log_and_who_only_looks_is_not() {
     assert!(refusals.len() == 1 && refusals[0].contains(" WARN "), "{log}");
 }
 
+/// How many refusals the log has in lines of their own, and how many it counts as left out.
+fn refusals(log: &str) -> (usize, usize) {
+    let told = log.lines().filter(|line| line.contains("was refused: ")).count();
+    let counts = log
+        .lines()
+        .filter_map(|line| line.split_once(" more that connected were refused")?.0.split(' ').next_back());
+    (told, counts.map(|count| count.parse::<usize>().unwrap()).sum())
+}
+
+const STRANGERS: usize = 400;
+
+#[track_caller]
+fn check_flood(log: impl Fn() -> String) {
+    // The count is told when the while is over in which the first few were.
+    eventually(|| {
+        let (told, left_out) = refusals(&log());
+        told + left_out >= STRANGERS
+    });
+    let (told, left_out) = refusals(&log());
+    assert_eq!(told + left_out, STRANGERS, "each is told, or counted");
+    assert!(told <= STRANGERS / 4, "{told} lines");
+}
+
+#[test]
+fn a_flood_of_strangers_writes_a_few_lines_and_how_many_there_were() {
+    let scratch = Scratch::new("flood");
+    scratch.ok("up --nodes 1 --arena 64M --detach");
+    let address = SocketAddrUnix::new(scratch.cluster().join("node-0.shm.sock")).unwrap();
+    for _ in 0..STRANGERS {
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let stranger = socket.unwrap();
+        net::connect(&stranger, &address).unwrap();
+        net::send(&stranger, b"nonsense", SendFlags::NOSIGNAL).unwrap();
+        while net::recv(&stranger, &mut [0_u8; 4096][..], RecvFlags::empty()).is_ok_and(|(_, len)| len > 0) {}
+    }
+    check_flood(|| std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap());
+    scratch.ok("down");
+}
+
+/// A node that other hosts may dial, and where; its log is a file of the scratch directory.
+fn founder(scratch: &Scratch) -> (Running, String) {
+    let secret = scratch.file("secret");
+    scratch.ok(&format!("secret new {}", secret.display()));
+    let line = format!("node --id 0 --arena 64M --listen 127.0.0.1:0 --secret-file {}", secret.display());
+    let mut command = scratch.command(&line);
+    command.stderr(File::create(scratch.file("log")).unwrap());
+    let mut node = Running::of(command);
+    let said = node.line();
+    let (_, address) = said.split_once("dialled at ").unwrap_or_else(|| panic!("{said}"));
+    (node, address.trim().to_owned())
+}
+
+/// Connects, says what makes no sense, and waits until the node hangs up.
+fn trespass(address: &str) {
+    let mut stranger = TcpStream::connect(address).unwrap();
+    // It is hung up on, perhaps with what it has not said yet.
+    let _ = stranger.write_all(&[b'x'; 256]);
+    let _ = stranger.read_to_end(&mut Vec::new());
+}
+
+#[test]
+fn a_secret_that_cannot_be_read_is_logged_once_until_it_can() {
+    let scratch = Scratch::new("unreadable");
+    let (_node, address) = founder(&scratch);
+    let allow =
+        |mode| std::fs::set_permissions(scratch.file("secret"), Permissions::from_mode(mode)).unwrap();
+    let told = || {
+        let log = std::fs::read_to_string(scratch.file("log")).unwrap();
+        log.matches("those that were known before are used").count()
+    };
+    for times in 1..=2 {
+        allow(0o644);
+        (0..20).for_each(|_| trespass(&address));
+        assert_eq!(told(), times);
+        allow(0o600);
+        trespass(&address);
+    }
+}
+
+#[test]
+fn a_flood_of_strangers_from_other_hosts_does_so_too() {
+    let scratch = Scratch::new("flood-tcp");
+    let (_node, address) = founder(&scratch);
+    (0..STRANGERS).for_each(|_| trespass(&address));
+    check_flood(|| std::fs::read_to_string(scratch.file("log")).unwrap());
+    assert_eq!(scratch.states(), ["alive"]);
+}
+
+#[test]
+fn strangers_for_whom_there_is_no_place_are_told_in_a_few_lines_too() {
+    let scratch = Scratch::new("crowd-tcp");
+    let (_node, address) = founder(&scratch);
+    let mut crowd: Vec<TcpStream> = (0..STRANGERS).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    // Those who have a place are hung up on when their time is over, which is told at debug alone.
+    crowd.iter_mut().for_each(|stranger| drop(stranger.read_to_end(&mut Vec::new())));
+    let told = || refusals(&std::fs::read_to_string(scratch.file("log")).unwrap());
+    eventually(|| told().0 + told().1 >= STRANGERS * 9 / 10);
+    assert!(told().0 <= STRANGERS / 4, "{told:?} lines", told = told());
+    assert_eq!(scratch.states(), ["alive"]);
+}
+
 #[test]
 fn a_stopped_application_is_told_why_it_is_killed_and_so_is_the_log_of_who_does_it() {
     let scratch = Scratch::new("stopped");
@@ -173,15 +276,14 @@ fn a_stopped_application_is_told_why_it_is_killed_and_so_is_the_log_of_who_does_
     scratch.ok(&format!("put region {}", text.display()));
     let complaints = scratch.file("complaints");
     let mut command = scratch.command("get region");
-    command.stdout(Stdio::piped()).stderr(File::create(&complaints).unwrap());
-    // Nobody reads, so that it waits with most of its bytes unwritten.
-    let mut application = command.spawn().unwrap();
-    let mut first = [0];
-    std::io::Read::read_exact(application.stdout.as_mut().unwrap(), &mut first).unwrap();
-    let pid = application.id();
-    kill_process(Pid::from_child(&application), Signal::STOP).unwrap();
+    command.stderr(File::create(&complaints).unwrap());
+    // Nobody reads on, so that it waits with most of its bytes unwritten.
+    let mut application = Running::of(command);
+    application.byte();
+    let pid = application.pid();
+    application.signal(Signal::STOP);
 
-    let status = application.wait().unwrap();
+    let status = application.wait();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(Signal::KILL.as_raw()));
     let told = std::fs::read_to_string(&complaints).unwrap();
     assert!(told.starts_with("halite: this process was stopped or silent for "), "{told:?}");
@@ -189,12 +291,7 @@ fn a_stopped_application_is_told_why_it_is_killed_and_so_is_the_log_of_who_does_
     // Who asks is answered when the log has been written.
     scratch.ok("status");
     let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
-    for (level, what) in [
-        ("INFO", "has joined"),
-        ("WARN", "silent for"),
-        ("WARN", "is killed"),
-        ("INFO", "has exited, killed"),
-    ] {
+    for (level, what) in [("WARN", "silent for"), ("WARN", "is killed"), ("INFO", "has exited, killed")] {
         let is_told = |line: &str| {
             line.contains(level) && line.contains(&format!("(process {pid})")) && line.contains(what)
         };

@@ -153,7 +153,7 @@ fn a_limit_on_the_size_of_files_is_a_reason_and_no_sudden_end() {
 }
 
 #[test]
-fn a_first_node_that_refuses_all_askers_is_not_silent() {
+fn a_first_node_that_refuses_all_requesters_is_not_silent() {
     let scratch = Scratch::new("refusing");
     // Each has the addresses for its own arena, and not for much more.
     let _up = up_after(&scratch, "ulimit -v 400000", "--nodes 2 --arena 4G");

@@ -260,6 +260,22 @@ fn up_gives_each_node_a_port_and_says_which() {
 }
 
 #[test]
+fn nodes_of_a_cluster_above_the_number_that_is_set_are_not_connected_each_to_each() {
+    let scratch = Scratch::new("mesh");
+    let file = scratch.write("halite.toml", b"full_mesh_nodes_max = 2\n");
+    let line = format!("up --nodes 6 --arena 16M --metrics 127.0.0.1:0 --detach --config {}", file.display());
+    let printed = scratch.ok(&line);
+    let last = printed.lines().find(|line| line.trim_start().starts_with('5')).unwrap();
+    let at = last.split_whitespace().find_map(|word| word.strip_prefix("http://")?.strip_suffix("/metrics"));
+    let scrape = Scrape::of(at.unwrap_or_else(|| panic!("where node 5 serves metrics: {printed}")));
+    let is_peer = |series: &&String| series.starts_with("halite_peer_up{") && scrape.samples[*series] > 0.0;
+    let peers: Vec<&String> = scrape.samples.keys().filter(is_peer).collect();
+    // The first node, and two more that tell where it is.
+    assert_eq!(peers.len(), 3, "{peers:?}");
+    scratch.ok("down");
+}
+
+#[test]
 fn an_address_that_cannot_be_had_is_said_before_anything_is_started() {
     let scratch = Scratch::new("taken");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -52,6 +52,8 @@ fn calls_beside_a_bare_memcpy() {
         assert!(baseline["overhead_ns"].is_number());
     }
     assert!(check("read_lat -n 100 --check-memcpy=false", 8, 100)["baseline"].is_null());
+    // Bare memory does one after the other.
+    assert!(check("read_bw -n 70 --window 4", 65_536, 70)["baseline"].is_null());
 }
 
 #[test]
@@ -136,6 +138,8 @@ fn every_test_can_have_both_ends_on_one_core() {
         "rpc_load -t 2 --rate 4000",
         "rpc_memory",
         "send_lat",
+        "publish_lat",
+        "publish_rate",
         "fetch_add_lat",
         "cas_lat",
         "lock_lat",
@@ -200,6 +204,14 @@ fn a_ring_holds_more_requests_than_queues_of_buffers() {
 fn a_ping_pong_of_messages() {
     check("send_lat -n 200", 8, 200);
     check("send_lat -n 20 -s 70000 -t 2", 70_000, 20);
+    check("publish_lat -n 200", 8, 200);
+    check("publish_lat -n 20 -s 70000 -t 2", 70_000, 20);
+}
+
+#[test]
+fn messages_that_are_published_back_to_back() {
+    check("publish_rate -n 500", 8, 500);
+    check("publish_rate -n 50 -s 70000 -t 2", 70_000, 50);
 }
 
 #[test]

@@ -72,4 +72,9 @@ fn the_unit_is_one_that_systemd_takes() {
     let complaints = String::from_utf8_lossy(&verified.stderr).into_owned();
     let of_ours: Vec<&str> = complaints.lines().filter(|line| line.contains("halite-node")).collect();
     assert!(of_ours.is_empty(), "{complaints}");
+    // Exposure goes from 0 to 100; those before 252 have no such look at a file.
+    let mut look = Command::new("systemd-analyze");
+    let look = look.args(["security", "--offline=true", "--threshold=40"]).arg(&unit).output().unwrap();
+    let said = String::from_utf8_lossy(&look.stderr).into_owned() + &String::from_utf8_lossy(&look.stdout);
+    assert!(look.status.success() || said.contains("unrecognized option"), "{said}");
 }

@@ -7,7 +7,11 @@ use support::{Process, Running, Scratch, bytes, eventually};
 
 /// Three nodes, each in a process of its own.
 fn up(scratch: &Scratch) -> Running {
-    let line = format!("up --nodes 3 --arena 64M --fabric roce --parent {}", std::process::id());
+    up_with(scratch, "")
+}
+
+fn up_with(scratch: &Scratch, flags: &str) -> Running {
+    let line = format!("up --nodes 3 --arena 64M --fabric roce {flags} --parent {}", std::process::id());
     let mut up = Running::start(scratch, &line);
     while !up.line().contains("ctrl-C") {}
     up
@@ -15,8 +19,22 @@ fn up(scratch: &Scratch) -> Running {
 
 #[test]
 fn what_is_put_over_udp_is_got_back_moved_and_explained() {
-    let scratch = Scratch::new("udp");
-    let _up = up(&scratch);
+    put_move_and_get("udp", 0);
+}
+
+#[test]
+fn what_is_put_is_got_back_where_nodes_receive_by_threads_of_their_own() {
+    put_move_and_get("udp-receivers", 2);
+}
+
+fn put_move_and_get(name: &str, receivers: usize) {
+    let scratch = Scratch::new(name);
+    let _up = up_with(&scratch, &format!("--receivers {receivers}"));
+    for node in 0..3 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", scratch.pid(node))).unwrap();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+        assert_eq!(names.filter(|name| name.starts_with("receiver-")).count(), receivers, "node {node}");
+    }
     assert!(scratch.nodes().iter().all(|row| row["provider"] == "roce"));
     let file = scratch.write("model", &bytes(3_000_000));
     scratch.ok(&format!("put model {} --spread", file.display()));

@@ -1,13 +1,15 @@
 //! The fabrics themselves.
 //!
 //! [`shm`] and [`roce`] implement [`halite_fabric::Fabric`]; nothing here knows names, permissions or clusters.
-//! [`private_dir`] and [`inherited`] are what nodes need of the system besides, and
-//! [`secure`] what they need to talk to other hosts.
+//! [`private_dir`], [`inherited`] and [`scheduling`] are what nodes need of the system besides,
+//! [`secure`] what they need to talk to other hosts; [`refusals`] bounds the lines that refused connections cause in a log.
 
 pub mod inherited;
 mod meeting;
 pub mod private_dir;
+pub mod refusals;
 pub mod roce;
+pub mod scheduling;
 pub mod secure;
 pub mod shm;
 

@@ -12,13 +12,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::private_dir::{DirError, Kind, NameLock, PrivateDir};
 
-/// How many initiators may wait while the gate is busy.
+/// How many initiators may wait while the acceptor is busy.
 const BACKLOG: i32 = 128;
 /// How often the listener of a name may be another one while we look at it.
 const SUCCESSORS_MAX: usize = 10;
@@ -40,13 +41,12 @@ impl Listener {
         let dir = Arc::new(PrivateDir::open_or_create(dir)?);
         let file_name = format!("{name}{SUFFIX}");
         let path = dir.path().join(&file_name);
-        let address = SocketAddrUnix::new(&path).map_err(|error| too_long(&path, error))?;
         let lock = NameLock::take_patiently(&dir, &lock_name(&file_name))?;
         let lock = lock.ok_or(io::ErrorKind::AddrInUse)?;
         // The previous holder of the lock is gone, so a socket file that exists is residue.
         dir.remove(&file_name, Kind::Socket)?;
         let socket = new_socket()?;
-        rustix::net::bind(&socket, &address)?;
+        with_address(&path, |address| rustix::net::bind(&socket, address))?;
         let listener = Listener { socket, dir, file_name, lock };
         // Sockets are bound by their path, which may lead elsewhere by now.
         if !listener.dir.has(&listener.file_name, Kind::Socket)? {
@@ -149,28 +149,42 @@ fn listener_pid(dir: &PrivateDir, name: &str) -> io::Result<Option<Pid>> {
     pid.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it runs in another pid namespace"))
 }
 
-/// Few know that the paths of sockets are shorter than those of files.
-fn too_long(path: &Path, error: Errno) -> io::Error {
-    let len = path.as_os_str().len();
-    match error {
-        Errno::NAMETOOLONG => io::Error::new(
-            io::ErrorKind::InvalidFilename,
-            format!(
-                "the path of its socket has {len} bytes, and 107 are the most; choose a directory with a shorter path"
-            ),
-        ),
-        error => error.into(),
+/// Calls `with` with the address of the socket at `path`.  The kernel takes at most 107 bytes there, while files may have
+/// longer paths, so one that is longer is reached through a descriptor of its directory.
+fn with_address<T>(
+    path: &Path,
+    with: impl FnOnce(&SocketAddrUnix) -> rustix::io::Result<T>,
+) -> io::Result<T> {
+    match SocketAddrUnix::new(path) {
+        Ok(address) => return Ok(with(&address)?),
+        Err(Errno::NAMETOOLONG) => {}
+        Err(error) => return Err(error.into()),
     }
+    let (Some(dir), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidFilename.into());
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let dir = rustix::fs::open(dir, flags, Mode::empty())?;
+    let short = Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string());
+    if !short.exists() {
+        let len = path.as_os_str().len();
+        let reason = format!(
+            "the path of its socket has {len} bytes, and without /proc 107 are the most; choose a directory with a shorter path"
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidFilename, reason));
+    }
+    Ok(with(&SocketAddrUnix::new(short.join(name))?)?)
 }
 
 /// Connects to a process of our own user, or fails at once.
 pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
-    let address = SocketAddrUnix::new(path)?;
     let socket = new_socket()?;
-    rustix::net::connect(&socket, &address).map_err(|error| match error {
-        // Elsewhere this says that we lack something.
-        Errno::AGAIN => io::Error::other("it accepts nobody, and too many wait for that already"),
-        error => error.into(),
+    with_address(path, |address| rustix::net::connect(&socket, address)).map_err(|error| {
+        match Errno::from_io_error(&error) {
+            // Elsewhere this says that we lack something.
+            Some(Errno::AGAIN) => io::Error::other("it accepts nobody, and too many wait for that already"),
+            _ => error,
+        }
     })?;
     // The path is not our directory's descriptor: another user may have put theirs in its place.
     let uid = peer_credentials(socket.as_fd())?.uid;

@@ -60,7 +60,7 @@ impl Harness for Shm {
         !left.is_zero()
     }
 
-    /// What is posted is done when the post returns; the gate takes its time, and is waited for by events.
+    /// What is posted is done when the post returns; the acceptor takes its time, and is waited for by events.
     fn settle(&self) {}
 
     fn refusal_ends_connection(&self) -> bool {
@@ -145,6 +145,13 @@ mod over_udp_apart {
     }));
 }
 
+/// Two threads of each fabric's own receive.
+mod over_udp_by_receivers {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::new(|config| RoceConfig { receivers: 2, ..config }));
+}
+
 mod over_udp_in_small_packets {
     use super::*;
 
@@ -155,6 +162,15 @@ mod between_hosts_over_udp {
     use super::*;
 
     halite_fabric::fabric_conformance_suite!(Roce::between_hosts(|config| config));
+}
+
+mod between_hosts_by_receivers {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::between_hosts(|config| RoceConfig {
+        receivers: 2,
+        ..config
+    }));
 }
 
 mod between_hosts_over_udp_and_ipv6 {

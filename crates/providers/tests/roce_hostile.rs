@@ -14,9 +14,11 @@ use halite_fabric::{Event, Fabric, Key, Operation, Sleeper, Status, WorkId, Work
 use halite_mem::Window;
 use halite_providers::{RoceConfig, RoceFabric};
 use halite_rnic::wire::{Flow, Headers, Packet, Psn, Qpn, RethRepr};
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, ipproto,
 };
+use rustix::time::Timespec;
 
 /// Two ends, memory of the second one, and what the first one sends.
 struct Watched {
@@ -125,6 +127,21 @@ fn garbage_of_any_length_from_strangers_is_counted_and_dropped() {
         watched.until_dropped(count - 1);
     }
     watched.use_once(2);
+}
+
+/// Who polls on after traffic is kept at it by peers alone.
+#[test]
+fn what_a_peer_writes_is_traffic_though_it_is_no_event_and_what_strangers_send_is_none() {
+    let Watched { mut pair, key, .. } = Watched::new();
+    pair.settle();
+    let target = pair.ends[1].fabric.clone();
+    let before = target.traffic();
+    stranger().send_to(&[7; 64], target.local_address()).unwrap();
+    pair.until("a packet that is dropped", |_| (target.dropped().strangers > 0).then_some(()));
+    assert_eq!(target.traffic(), before);
+    pair.run(0, Operation::Write { local: inline(&[1; 16]), remote: remote(key, 64) });
+    assert!(pair.ends[1].events.is_empty());
+    assert_ne!(target.traffic(), before);
 }
 
 #[test]
@@ -327,12 +344,14 @@ fn who_greets_with_nonsense_or_not_at_all_is_hung_up_on() {
 fn the_poll_before_a_sleep_hears_what_a_peer_has_said_also_while_packets_wait() {
     let watched = Watched::new();
     let [leaving, sleeper] = &watched.pair.ends;
-    // It has heard everything until now.
-    sleeper.fabric.poll(&mut Vec::new());
+    // It has heard everything until now, and the connection lives.
+    let mut events = Vec::new();
+    sleeper.fabric.poll(&mut events);
+    assert!(events.is_empty() && sleeper.fabric.path(sleeper.peer).is_some(), "{events:?}");
+    assert!(leaving.fabric.path(leaving.peer).is_some());
     leaving.fabric.disconnect(leaving.peer);
     stranger().send_to(&[7; 64], watched.address(1)).unwrap();
     sleeper.fabric.arm(Some(Sleeper::Progress));
-    let mut events = Vec::new();
     sleeper.fabric.poll(&mut events);
     assert!(events.iter().any(|event| matches!(event, Event::Disconnected { .. })), "{events:?}");
 }
@@ -369,4 +388,31 @@ fn a_sleeper_is_woken_by_what_arrives_and_by_what_is_due() {
             });
         }
     });
+}
+
+/// Whether the sleepers that see to timers are woken within `patience`.
+fn wakes(fabric: &RoceFabric, patience: Duration) -> bool {
+    let patience = Timespec::try_from(patience).expect("a short time");
+    let descriptor = fabric.descriptor(Sleeper::Progress).expect("it shows one");
+    let woken = rustix::event::poll(&mut [PollFd::new(&descriptor, PollFlags::IN)], Some(&patience));
+    woken.expect("a descriptor can be waited for") > 0
+}
+
+/// Each request that was posted woke the progress thread, so that it would wake for the request's timer: a wake-up for each call.
+#[test]
+fn a_request_that_is_posted_wakes_nobody_before_it_is_due() {
+    let cluster = Cluster::new();
+    let config = |name| RoceConfig { lease: Duration::from_secs(60), ..RoceConfig::new(&cluster.0, name) };
+    let mut pair = Pair::open(config("one"), config("two"));
+    pair.settle();
+    let one = pair.ends[0].fabric.clone();
+    one.arm(Some(Sleeper::Progress));
+    one.wait(Sleeper::Progress, one.doorbell(), Some(Duration::ZERO));
+    assert_eq!(one.poll_timeout(), None, "nothing is under way");
+    let seen = one.doorbell();
+    // The other end does not poll, and so answers nothing.
+    pair.post(0, Operation::Send { bytes: b"?", imm: 0 });
+    assert_eq!(one.doorbell(), seen, "who sleeps goes on sleeping");
+    assert!(wakes(&one, Duration::from_secs(20)), "until the other end is to be asked");
+    assert_eq!(one.poll_timeout(), Some(Duration::ZERO), "which is now");
 }

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use common::{Cluster, Node, connect};
-use halite_fabric::Event;
+use halite_fabric::{Event, PeerId};
 use halite_mem::{PagePolicy, Segment, ring};
 use rustix::event::EventfdFlags;
 use rustix::net::{
@@ -135,18 +135,23 @@ fn check(attack: impl FnOnce(&Client)) {
 /// Lets `attack` loose on a victim that takes the attacker for a peer.
 fn check_connected(attack: impl FnOnce(&Client, &Hello)) {
     let cluster = Cluster::new();
-    let mut victim = cluster.open("victim");
-    let client = Client::dial(&cluster);
     let hello = Hello::good();
-    client.hello(&hello);
-    client.send(&packet(READY, b""), &[]);
-    client.expect_ready();
-    let peer = victim.connected();
+    let (mut victim, client, peer) = take_for_a_peer(&cluster, &hello);
     attack(&client, &hello);
     assert_eq!(poll_until_event(&mut victim), Event::Disconnected { peer });
     assert_eq!(victim.try_event(), None);
     let mut honest = cluster.open("honest");
     connect(&mut honest, &mut victim, "victim.sock");
+}
+
+fn take_for_a_peer(cluster: &Cluster, hello: &Hello) -> (Node, Client, PeerId) {
+    let mut victim = cluster.open("victim");
+    let client = Client::dial(cluster);
+    client.hello(hello);
+    client.send(&packet(READY, b""), &[]);
+    client.expect_ready();
+    let peer = victim.connected();
+    (victim, client, peer)
 }
 
 /// Scribbles are found by polling.
@@ -377,12 +382,7 @@ fn garbage_from_a_connected_peer_costs_the_connection() {
 #[test]
 fn last_words_are_heard_from_a_peer_that_left_words_unread() {
     let cluster = Cluster::new();
-    let mut victim = cluster.open("victim");
-    let client = Client::dial(&cluster);
-    client.hello(&Hello::good());
-    client.send(&packet(READY, b""), &[]);
-    client.expect_ready();
-    let peer = victim.connected();
+    let (mut victim, client, peer) = take_for_a_peer(&cluster, &Hello::good());
     // The kernel resets the connection when it is closed with this segment's announcement unread.
     victim.register(4096);
     client.send(&packet(DETACHED, b""), &[]);
@@ -394,12 +394,7 @@ fn last_words_are_heard_from_a_peer_that_left_words_unread() {
 #[test]
 fn a_peer_that_merely_hangs_up_is_not_taken_for_cut_off() {
     let cluster = Cluster::new();
-    let mut victim = cluster.open("victim");
-    let client = Client::dial(&cluster);
-    client.hello(&Hello::good());
-    client.send(&packet(READY, b""), &[]);
-    client.expect_ready();
-    let peer = victim.connected();
+    let (mut victim, client, peer) = take_for_a_peer(&cluster, &Hello::good());
     drop(client);
     assert_eq!(victim.event(), Event::Disconnected { peer });
     assert_eq!(victim.try_event(), None);

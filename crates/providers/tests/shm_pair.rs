@@ -3,7 +3,9 @@
 mod common;
 
 use common::{Cluster, connect, remote};
-use halite_fabric::{CutOff, Event, Lane, Operation, PostCause, Sleeper, WorkId, WorkRequest};
+use halite_fabric::{
+    ConnectTrouble, CutOff, Event, Lane, Operation, PostCause, Sleeper, WorkId, WorkRequest,
+};
 use halite_providers::{OpenError, ShmFabric};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
@@ -178,7 +180,7 @@ fn a_listener_that_accepts_nobody_is_no_lack_of_ours() {
     let waiting = || Some(new()).filter(|socket| rustix::net::connect(socket, &address).is_ok());
     let waiting: Vec<_> = std::iter::from_fn(waiting).collect();
     let failure = one.failure("deaf.sock", b"");
-    assert!(!failure.is_ours, "after {} that wait: {failure:?}", waiting.len());
+    assert_eq!(failure.trouble, ConnectTrouble::Theirs, "after {} that wait: {failure:?}", waiting.len());
     assert!(failure.reason.contains("it accepts nobody"), "{failure:?}");
 }
 

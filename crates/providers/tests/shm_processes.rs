@@ -5,7 +5,7 @@
 mod common;
 
 use common::{Cluster, Node, Role, connect, role_dir};
-use halite_fabric::{ConnectFailure, CutOff, Event, PeerId, PostCause};
+use halite_fabric::{ConnectFailure, ConnectTrouble, CutOff, Event, PeerId, PostCause};
 use halite_providers::{Fence, ShmConfig};
 use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 
@@ -171,7 +171,9 @@ fn a_stopped_process_fails_a_connect_and_stops_nobody() {
     config.handshake_timeout = std::time::Duration::from_millis(100);
     let mut impatient = Node::open(config);
     impatient.fabric.connect("echo.sock", b"");
-    let Event::ConnectFailed(ConnectFailure { address, reason, is_ours: false }) = impatient.event() else {
+    let Event::ConnectFailed(ConnectFailure { address, reason, trouble: ConnectTrouble::Theirs }) =
+        impatient.event()
+    else {
         panic!("a stopped process cannot have answered");
     };
     assert_eq!(address, "echo.sock");

@@ -7,7 +7,7 @@ mod common;
 use std::os::fd::AsRawFd;
 
 use common::{Cluster, Node, Role, inline, remote, role_dir};
-use halite_fabric::{ConnectFailure, Event, Key, Operation, PeerId};
+use halite_fabric::{ConnectFailure, ConnectTrouble, Event, Key, Operation, PeerId};
 use halite_providers::ShmConfig;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -44,7 +44,9 @@ fn poor() {
 
 fn told(event: Event) -> String {
     match event {
-        Event::ConnectFailed(ConnectFailure { reason, is_ours: true, .. }) => format!("not for me: {reason}"),
+        Event::ConnectFailed(ConnectFailure { reason, trouble: ConnectTrouble::Ours, .. }) => {
+            format!("not for me: {reason}")
+        }
         event => format!("{event:?}"),
     }
 }

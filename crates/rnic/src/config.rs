@@ -66,6 +66,9 @@ pub struct Config {
     pub selective: bool,
     /// What decides how much may be under way in the network, if it is not the peer's grant alone; of those that repeat selectively.
     pub congestion: Congestion,
+    /// Whether answers say how long what they answer has waited at their sender, so that the wait for its processor is no delay of the
+    /// network's.  Both ends do so, or neither; and they repeat selectively.
+    pub tells_waits: bool,
     /// Whether it is found out how long packets come through, and those that do not leave in parts.  Both ends do so, or neither.
     pub finds_path: bool,
     /// Most packets of a message into the peer's memory.  Packets of one length make longer trains where each is a message of its own,
@@ -75,6 +78,8 @@ pub struct Config {
     pub read_packets_max: u32,
     /// Most packets under way, whatever the peer grants; and as many where nothing is granted.
     pub window_packets_max: u32,
+    /// As many as may be under way before the peer has granted any: one, unless it has room for more in any case.
+    pub first_packets_max: u32,
     /// Packets of answers to reads that our own receive buffer takes.
     pub room_packets: u32,
     /// How long we try.
@@ -96,10 +101,12 @@ impl Default for Config {
             grants: true,
             selective: false,
             congestion: Congestion::Grant,
+            tells_waits: false,
             finds_path: false,
             write_packets_max: u32::MAX,
             read_packets_max: u32::MAX,
             window_packets_max: 256,
+            first_packets_max: 1,
             room_packets: 24,
             retry: Retry::Lease(Duration::from_secs(5)),
             rnr_wait: Duration::from_micros(640),

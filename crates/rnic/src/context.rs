@@ -10,6 +10,8 @@ use crate::work::Event;
 /// Borrowed for one step.
 pub(crate) struct StepContext<'a> {
     pub now_ns: u64,
+    /// When the packet came that is handled, which may have waited since.
+    pub arrived_ns: u64,
     pub config: &'a Config,
     pub memory: &'a dyn Memory,
     pub counters: &'a mut Counters,

@@ -83,6 +83,11 @@ impl Path {
         self.is_known
     }
 
+    /// Whether packets as long as was agreed on were seen to come through.
+    pub fn lets_all_through(&self) -> bool {
+        self.is_known && self.mtu() == self.most
+    }
+
     pub fn is_answered(&self) -> bool {
         self.is_answered
     }
@@ -193,13 +198,14 @@ impl Path {
 
     /// The next packet that is to leave, its number, and how many zeros it holds.
     // [ROCE-PATH-1]
-    pub fn poll(&mut self) -> Option<(Headers, Psn, usize)> {
+    // [ROCE-WINDOW-5]
+    pub fn poll(&mut self, grant: u32) -> Option<(Headers, Psn, usize)> {
         let found = self.found;
         if let Some((number, size)) = self.answers.pop_front() {
-            let eth = PathEthRepr { size, found };
+            let eth = PathEthRepr { size, found, grant: u8::try_from(grant).unwrap_or(u8::MAX) };
             return Some((Headers::ProbeAnswer(eth), number, eth.zeros()));
         }
-        let eth = PathEthRepr { size: self.probes.pop_front()?, found };
+        let eth = PathEthRepr { size: self.probes.pop_front()?, found, grant: 0 };
         Some((Headers::Probe(eth), self.number, eth.zeros()))
     }
 

@@ -17,7 +17,7 @@ use crate::memory::Memory;
 use crate::parts::{Assembly, Cutter, is_same};
 use crate::path::Path;
 use crate::requester::{Failure, Requester};
-use crate::responder::Responder;
+use crate::responder::{Responder, is_answered, is_sign_of_life};
 use crate::room::{Share, is_used};
 use crate::wire::path_eth::packet_bytes_max;
 use crate::wire::{Headers, ICRC_BYTES, Packet, Psn, Qpn};
@@ -53,6 +53,8 @@ pub struct QueuePair {
     path: Option<Path>,
     cutter: Cutter,
     assembly: Assembly,
+    /// When the packet came that is being handled.
+    arrived_ns: u64,
     /// When the peer last sent something besides acknowledgements.
     used_ns: Option<u64>,
     /// It had not for long, and nobody has asked since.
@@ -78,6 +80,7 @@ impl QueuePair {
             events: VecDeque::new(),
             counters: Counters::default(),
             answered_last: false,
+            arrived_ns: 0,
             used_ns: None,
             has_begun: false,
         }
@@ -196,6 +199,11 @@ impl QueuePair {
         std::mem::take(&mut self.has_begun)
     }
 
+    /// Whether a request of the peer was ever carried out.
+    pub fn has_heard_requests(&self) -> bool {
+        self.responder.has_begun()
+    }
+
     fn note_used(&mut self, now_ns: u64) {
         self.has_begun |= !is_used(self.used_ns, now_ns);
         self.used_ns = Some(now_ns);
@@ -216,7 +224,13 @@ impl QueuePair {
 
     /// Takes a packet, which is undamaged and from the peer's own address.
     pub fn handle_packet(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
+        self.handle_stamped(now_ns, now_ns, packet, memory);
+    }
+
+    /// Likewise, of one that came at `arrived_ns` and has waited for our processor since.
+    pub fn handle_stamped(&mut self, now_ns: u64, arrived_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
         self.counters.arrived += 1;
+        self.arrived_ns = arrived_ns;
         // [ROCE-QP-1]
         if packet.dest_qp != self.qpn || self.state == State::Init {
             self.counters.misdirected += 1;
@@ -242,10 +256,17 @@ impl QueuePair {
             }
             Headers::Probe(eth) => {
                 self.counters.stale += u64::from(!path.handle_probe(packet.psn, eth));
+                // Who has come to be there is about to send. [ROCE-WINDOW-5]
+                if self.used_ns.is_none() {
+                    self.note_used(now_ns);
+                }
             }
-            Headers::ProbeAnswer(eth) => {
-                self.counters.stale += u64::from(!path.handle_answer(now_ns, packet.psn, eth));
-            }
+            Headers::ProbeAnswer(eth) => match path.handle_answer(now_ns, packet.psn, eth) {
+                // Where long packets may vanish, one is enough to lose.
+                true if path.lets_all_through() => self.requester.expect_grant(eth.grant.into()),
+                true => {}
+                false => self.counters.stale += 1,
+            },
             Headers::Part(eth) => {
                 let Some(whole) = self.assembly.add(eth, packet.payload, self.config.mtu) else { return };
                 match Packet::parse(&whole) {
@@ -269,7 +290,9 @@ impl QueuePair {
 
     fn handle_whole(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
         let is_answer = packet.headers.opcode().is_response();
-        if !packet.payload.is_empty() && !matches!(packet.headers, Headers::Missing(_)) {
+        let has_bytes = !packet.payload.is_empty() && !matches!(packet.headers, Headers::Missing(_));
+        // Who reads sends requests without bytes, and as many at a time as it is granted.
+        if has_bytes && !is_sign_of_life(packet) || is_answered(packet) {
             self.note_used(now_ns);
         }
         if self.state == State::Error {
@@ -296,7 +319,7 @@ impl QueuePair {
         memory: &'a dyn Memory,
     ) -> (&'a mut Requester, &'a mut Responder, StepContext<'a>) {
         let (config, counters, events) = (&self.config, &mut self.counters, &mut self.events);
-        let at = StepContext { now_ns, config, memory, counters, events };
+        let at = StepContext { now_ns, arrived_ns: self.arrived_ns, config, memory, counters, events };
         (&mut self.requester, &mut self.responder, at)
     }
 
@@ -319,9 +342,18 @@ impl QueuePair {
         len
     }
 
+    /// Packets by which the peer has all that was posted, without their ICRC, for who can have it take them by another way and goes then: what it has
+    /// already is not done twice.  `None` where somebody waits for what becomes of a request, or they have more bytes in all.
+    pub fn rest(&self, memory: &dyn Memory, bytes_max: usize) -> Option<Vec<Vec<u8>>> {
+        if self.state != State::ReadyToSend {
+            return None;
+        }
+        self.requester.rest(memory, self.peer_qp, bytes_max, &mut vec![0; self.packet_bytes_max()])
+    }
+
     /// Writes the next packet that is about the path.
     fn poll_path(&mut self, buffer: &mut [u8]) -> Option<usize> {
-        let (headers, psn, zeros) = self.path.as_mut()?.poll()?;
+        let (headers, psn, zeros) = self.path.as_mut()?.poll(self.responder.grant())?;
         let dest_qp = self.peer_qp;
         let packet = Packet { dest_qp, psn, ack_request: false, solicited: false, headers, payload: &[] };
         let begin = packet.emit_headers(zeros, buffer);

@@ -35,6 +35,8 @@ const READ_PACKETS_MAX: u32 = 64;
 /// After so many attempts in vain, what was known of the path may be over.
 const SILENT_ATTEMPTS: u32 = 3;
 
+/// Most packets that leave before one was acknowledged: what two ends say first when they have met, each in a packet of its own.
+const FIRST_PACKETS_MAX: u32 = 16;
 /// Who is granted so few packets has to do with somebody who has little room.
 const SCARCE_PACKETS: u32 = 4;
 
@@ -88,6 +90,8 @@ pub(crate) struct Requester {
     end: u64,
     /// Packets that the peer has granted: one, until it says more.
     window: u32,
+    /// It has said so for what it has received.
+    is_granted: bool,
     /// Since which packet no acknowledgement has been asked for.
     asked_end: u64,
     /// Numbers of the reads and atomics between `una` and `next`, from and to.
@@ -131,6 +135,7 @@ impl Requester {
             sent_end: first,
             end: first,
             window: 1,
+            is_granted: false,
             asked_end: first,
             answers: VecDeque::new(),
             answer_packets: 0,
@@ -153,6 +158,7 @@ impl Requester {
 
     /// It repeats single packets, if that is agreed on.
     pub fn repeating_as(mut self, config: &Config) -> Requester {
+        self.window = config.first_packets_max;
         self.selective = config.selective.then(|| Selective::new(config, self.una));
         self
     }
@@ -246,6 +252,30 @@ impl Requester {
         self.note_sent(now_ns, sequence, numbers, is_answered, ack_request);
         at.counters.repeated += u64::from(is_repeated);
         Ok(Some(len))
+    }
+
+    /// All packets that were not acknowledged, without their ICRC, be they under way or not; `None` where somebody waits for what becomes of one, or
+    /// they have more bytes in all.
+    pub fn rest(
+        &self,
+        memory: &dyn Memory,
+        dest_qp: Qpn,
+        bytes_max: usize,
+        buffer: &mut [u8],
+    ) -> Option<Vec<Vec<u8>>> {
+        let (mut packets, mut left) = (Vec::new(), bytes_max);
+        for sequence in self.una..self.end {
+            let work = &self.works[self.index_of(sequence)];
+            if work.request.operation.is_answered() || work.request.signalled {
+                return None;
+            }
+            let piece = work.layout.piece((sequence - work.first) as u32);
+            let len = write_packet(memory, work, sequence, &piece, false, dest_qp, buffer).ok()?
+                - crate::wire::ICRC_BYTES;
+            left = left.checked_sub(len)?;
+            packets.push(buffer[..len].to_vec());
+        }
+        Some(packets)
     }
 
     /// Sends packet `newest` again, or asks for that packet of an answer again.  Whatever the peer makes of it tells what became of all
@@ -400,6 +430,15 @@ impl Requester {
             && let Syndrome::Ack(credit) = aeth.syndrome
         {
             self.window = window_of(config, credit);
+            self.is_granted = true;
+        }
+    }
+
+    /// The answer to a probe says how much the peer has room for, before anything was received.
+    // [ROCE-WINDOW-5]
+    pub fn expect_grant(&mut self, packets: u32) {
+        if !self.is_granted {
+            self.window = self.window.max(packets.min(FIRST_PACKETS_MAX));
         }
     }
 
@@ -618,7 +657,8 @@ impl Requester {
             return Ok(());
         }
         if self.selective.as_ref().is_some_and(|selective| !selective.is_waiting()) {
-            // What is lost waits for its pace, and nothing for an answer.
+            // No packet awaits an answer: the lost ones leave when the pacer lets them, and no probe holds them back.
+            self.is_probing = false;
             self.timer_ns = Some(now_ns.saturating_add(self.wait_ns(config)));
             return Ok(());
         }

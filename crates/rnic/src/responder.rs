@@ -17,7 +17,7 @@ use crate::config::{Config, nanoseconds};
 use crate::context::StepContext;
 use crate::kept::{Kept, span};
 use crate::layout::packets;
-use crate::memory::{Access, Memory, Refused};
+use crate::memory::{Access, Refused};
 use crate::wire::{
     AethRepr, AtomicEthRepr, Credit, Headers, Nak, Packet, Psn, Qpn, RethRepr, RnrTimer, Syndrome,
 };
@@ -41,6 +41,8 @@ struct Answer {
     /// The number behind its last one.
     end: u64,
     kind: AnswerKind,
+    /// When the request came.
+    arrived_ns: u64,
     /// Asked for again, and not owed already.
     is_repeat: bool,
 }
@@ -92,6 +94,8 @@ pub(crate) struct Responder {
     is_asked: bool,
     /// When the acknowledgement leaves at the latest.
     ack_at_ns: Option<u64>,
+    /// When the newest packet came that is answered at once by an acknowledgement.
+    asked_ns: u64,
     /// A refusal that is to leave.
     nak: Option<Syndrome>,
     /// What came before its turn.
@@ -119,6 +123,7 @@ impl Responder {
             unacknowledged: 0,
             is_asked: false,
             ack_at_ns: None,
+            asked_ns: 0,
             nak: None,
             kept: Kept::default(),
             is_missing: false,
@@ -134,6 +139,11 @@ impl Responder {
     /// What acknowledgements grant, in packets.
     pub fn grant(&self) -> u32 {
         self.grant
+    }
+
+    /// Whether any request was carried out.
+    pub fn has_begun(&self) -> bool {
+        self.expected > self.begin
     }
 
     /// Whether more or less, it is told at once: who is silent would keep what others are to have.
@@ -194,7 +204,7 @@ impl Responder {
                 self.expected += u64::from(numbers);
                 self.told_ns = None;
                 self.nak = None;
-                self.arrived(at.now_ns, at.config, packet);
+                self.arrived(at, packet);
                 Ok(())
             }
             // [ROCE-RNR-1]
@@ -242,6 +252,7 @@ impl Responder {
             at.counters.duplicates += 1;
         }
         self.is_missing = true;
+        self.asked_ns = at.arrived_ns;
         self.owe(at.now_ns);
     }
 
@@ -261,14 +272,19 @@ impl Responder {
 
     /// Books for a packet that was carried out: when it is acknowledged, if its answer does not do so.
     // [ROCE-ACK-1]
-    fn arrived(&mut self, now_ns: u64, config: &Config, packet: &Packet<'_>) {
+    fn arrived(&mut self, at: &StepContext<'_>, packet: &Packet<'_>) {
+        let StepContext { now_ns, config, .. } = *at;
         if is_answered(packet) {
             self.unacknowledged = 0;
             self.ack_at_ns = None;
             return;
         }
         self.unacknowledged += 1;
-        if packet.ack_request || self.unacknowledged >= self.grant.div_ceil(4) {
+        let is_asked = packet.ack_request || is_sign_of_life(packet);
+        if is_asked {
+            self.asked_ns = at.arrived_ns;
+        }
+        if is_asked || self.unacknowledged >= self.grant.div_ceil(4) {
             self.owe(now_ns);
         } else {
             self.ack_at_ns.get_or_insert(now_ns.saturating_add(nanoseconds(config.ack_delay)));
@@ -338,14 +354,12 @@ impl Responder {
                 self.notify(imm, solicited, at.events, || memory.write(reth.rkey, address, payload))?;
                 self.message = None;
             }
-            Headers::ReadRequest(reth) if is_between => return self.read(config, reth, memory),
+            Headers::ReadRequest(reth) if is_between => return self.read(at, reth),
             Headers::FetchAdd(eth) if is_between => {
-                self.atomic(config, eth, memory, |eth| {
-                    memory.fetch_add(eth.rkey, eth.address, eth.swap_or_add)
-                })?;
+                self.atomic(at, eth, |eth| memory.fetch_add(eth.rkey, eth.address, eth.swap_or_add))?;
             }
             Headers::CompareSwap(eth) if is_between => {
-                self.atomic(config, eth, memory, |eth| {
+                self.atomic(at, eth, |eth| {
                     memory.compare_swap(eth.rkey, eth.address, eth.compare, eth.swap_or_add)
                 })?;
             }
@@ -403,7 +417,8 @@ impl Responder {
     }
 
     // [ROCE-READ-1]
-    fn read(&mut self, config: &Config, reth: RethRepr, memory: &dyn Memory) -> Result<u32, Refusal> {
+    fn read(&mut self, at: &StepContext<'_>, reth: RethRepr) -> Result<u32, Refusal> {
+        let StepContext { config, memory, arrived_ns, .. } = *at;
         let numbers = packets(reth.len, config.mtu.bytes());
         if numbers > ANSWER_PACKETS_MAX || !self.has_room(config) {
             return Err(INVALID);
@@ -414,18 +429,18 @@ impl Responder {
         self.completed_message();
         let kind = AnswerKind::Read { reth, is_begun: false };
         let end = self.expected + u64::from(numbers);
-        self.answers.push_back(Answer { next: self.expected, end, kind, is_repeat: false });
+        self.answers.push_back(Answer { next: self.expected, end, kind, arrived_ns, is_repeat: false });
         Ok(numbers)
     }
 
     // [ROCE-ATOMIC-1]
     fn atomic(
         &mut self,
-        config: &Config,
+        at: &StepContext<'_>,
         eth: AtomicEthRepr,
-        memory: &dyn Memory,
         change: impl FnOnce(&AtomicEthRepr) -> Result<u64, Refused>,
     ) -> Result<(), Refusal> {
+        let StepContext { config, memory, arrived_ns, .. } = *at;
         if !eth.address.is_multiple_of(8) || !self.has_room(config) {
             return Err(INVALID);
         }
@@ -438,7 +453,7 @@ impl Responder {
         self.atomics.push_back((self.expected, old));
         let kind = AnswerKind::Atomic { old };
         let (next, end) = (self.expected, self.expected + 1);
-        self.answers.push_back(Answer { next, end, kind, is_repeat: false });
+        self.answers.push_back(Answer { next, end, kind, arrived_ns, is_repeat: false });
         Ok(())
     }
 
@@ -446,19 +461,20 @@ impl Responder {
     // [ROCE-DUP-1]
     fn repeated(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
         let answer = match packet.headers {
-            Headers::ReadRequest(reth) => self.read_again(at.config, sequence, reth, at.memory),
+            Headers::ReadRequest(reth) => self.read_again(at, sequence, reth),
             // [ROCE-ATOMIC-2]
             Headers::FetchAdd(_) | Headers::CompareSwap(_) => {
                 self.atomics.iter().find(|(of, _)| *of == sequence).map(|(_, old)| Answer {
                     next: sequence,
                     end: sequence + 1,
                     kind: AnswerKind::Atomic { old: *old },
+                    arrived_ns: at.arrived_ns,
                     is_repeat: true,
                 })
             }
             _ => {
                 at.counters.duplicates += 1;
-                self.is_asked = true;
+                (self.is_asked, self.asked_ns) = (true, at.arrived_ns);
                 self.owe(at.now_ns);
                 return;
             }
@@ -472,13 +488,8 @@ impl Responder {
 
     /// The answer to a read that is asked for again, or to the rest of one.
     // [ROCE-DUP-2]
-    fn read_again(
-        &self,
-        config: &Config,
-        sequence: u64,
-        reth: RethRepr,
-        memory: &dyn Memory,
-    ) -> Option<Answer> {
+    fn read_again(&self, at: &StepContext<'_>, sequence: u64, reth: RethRepr) -> Option<Answer> {
+        let StepContext { config, memory, arrived_ns, .. } = *at;
         let end = sequence + u64::from(packets(reth.len, config.mtu.bytes()));
         let is_allowed = !is_asked(config, reth)
             || memory.check(reth.rkey, Access::Read, reth.address, u64::from(reth.len)).is_ok();
@@ -486,6 +497,7 @@ impl Responder {
             next: sequence,
             end,
             kind: AnswerKind::Read { reth, is_begun: false },
+            arrived_ns,
             is_repeat: true,
         })
     }
@@ -532,10 +544,11 @@ impl Responder {
         dest_qp: Qpn,
         buffer: &mut [u8],
     ) -> Result<Option<usize>, Nak> {
-        let aeth = self.aeth(at.config);
-        let Some(answer) = self.answers.front_mut() else {
+        let Some(asked_ns) = self.answers.front().map(|answer| answer.arrived_ns) else {
             return Ok(self.poll_nak(dest_qp, buffer));
         };
+        let aeth = self.aeth(at, asked_ns);
+        let answer = self.answers.front_mut().expect("there is one");
         let packet = |headers| Packet {
             dest_qp,
             psn: Psn::of(answer.next),
@@ -592,20 +605,20 @@ impl Responder {
         }
         self.acknowledged();
         if self.is_missing {
-            return Some(self.emit_missing(at.config, dest_qp, buffer));
+            return Some(self.emit_missing(at, dest_qp, buffer));
         }
-        Some(emit_ack(dest_qp, self.expected - 1, self.aeth(at.config), buffer))
+        Some(emit_ack(dest_qp, self.expected - 1, self.aeth(at, self.asked_ns), buffer))
     }
 
     /// Writes what is missing, and what was kept behind that.
     // [ROCE-SEL-3]
-    fn emit_missing(&self, config: &Config, dest_qp: Qpn, buffer: &mut [u8]) -> usize {
+    fn emit_missing(&self, at: &StepContext<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> usize {
         let packet = Packet {
             dest_qp,
             psn: Psn::of(self.expected),
             ack_request: false,
             solicited: false,
-            headers: Headers::Missing(self.aeth(config)),
+            headers: Headers::Missing(self.aeth(at, self.asked_ns)),
             payload: &self.kept.bits(self.expected),
         };
         packet.emit(buffer)
@@ -617,9 +630,15 @@ impl Responder {
         self.unacknowledged = 0;
     }
 
-    fn aeth(&self, config: &Config) -> AethRepr {
-        let credit = if config.grants { Credit::at_most(self.grant) } else { Credit::UNLIMITED };
-        AethRepr { syndrome: Syndrome::Ack(credit), msn: self.msn }
+    /// Of what answers a packet that came at `asked_ns`.
+    // [ROCE-CC-3]
+    fn aeth(&self, at: &StepContext<'_>, asked_ns: u64) -> AethRepr {
+        let credit = if at.config.grants { Credit::at_most(self.grant) } else { Credit::UNLIMITED };
+        let msn = match at.config.tells_waits {
+            true => AethRepr::msn_of_wait(at.now_ns.saturating_sub(asked_ns)),
+            false => self.msn,
+        };
+        AethRepr { syndrome: Syndrome::Ack(credit), msn }
     }
 
     /// When an acknowledgement is to leave.
@@ -643,7 +662,7 @@ impl Responder {
 }
 
 /// Whether a request is answered by more than an acknowledgement.
-fn is_answered(packet: &Packet<'_>) -> bool {
+pub(crate) fn is_answered(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::ReadRequest(_) | Headers::FetchAdd(_) | Headers::CompareSwap(_))
 }
 
@@ -652,6 +671,13 @@ fn is_answered(packet: &Packet<'_>) -> bool {
 fn is_ask(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::WriteOnly { reth, imm: None } if reth.len == 0)
         && packet.payload.is_empty()
+}
+
+/// Whether it is a message that wakes nobody, and that nobody will answer: a peer that is idle says now and then that it lives.  It is acknowledged
+/// at once, for who was woken by it would wake again to do so later; and the one packet that is kept for each peer is room enough for it.
+// [ROCE-ACK-4]
+pub(crate) fn is_sign_of_life(packet: &Packet<'_>) -> bool {
+    matches!(packet.headers, Headers::SendOnly { .. }) && !packet.solicited
 }
 
 /// Whether its sender waits for something.

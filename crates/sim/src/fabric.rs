@@ -20,7 +20,7 @@ use crate::world::HostId;
 /// itself where processors copy, and those behind it are carried out; an adapter ends the connection of both, and what is
 /// behind it is flushed.  What names a segment of which an adapter's peer has not been told yet is held back, with all behind
 /// it in its lane, until it has been.  When a connection breaks, requests of which something may have been
-/// done say so, and only those that never left are flushed.  Room is told when a quarter of a full queue is free.
+/// done say so, and only those of which nothing was are flushed.  Room is told when a quarter of a full queue is free.
 /// [`Fabric::wait`] returns at once, for time passes only while no task runs: tasks await [`SimFabric::rung`] instead.  Its doorbell begins unarmed.
 pub struct SimFabric {
     shared: Arc<Shared>,

@@ -10,7 +10,7 @@
 //!   World::run   tasks that are ready, in an order that the seed chooses
 //!       │        then the next event: a timer, or something of the network; time moves to it
 //!       ▼
-//!   net::Net     posts ─ departures ─ landings ─ acknowledgements ─ completions
+//!   net::Net     posts ─ datagrams between queue pairs of `halite_rnic`, or copies ─ completions
 //! ```
 
 mod clock;

@@ -12,13 +12,13 @@ pub struct Link {
     pub latency_ns: u64,
     /// How fast bits are sent; packets queue for it.
     pub bandwidth_bytes_per_us: u64,
-    /// Each packet takes longer by anything up to this.  None overtakes another of its connection.
+    /// Each packet takes longer by anything up to this.
     pub jitter_ns: u64,
     /// Packets lost, in a million.
     pub loss_ppm: u32,
     /// Packets that arrive twice.
     pub duplicate_ppm: u32,
-    /// Packets that are overtaken: they cost the round trip in which they are asked for again.
+    /// Packets that are overtaken: they take three times the latency.
     pub reorder_ppm: u32,
     /// Packets that are damaged.
     pub corrupt_ppm: u32,
@@ -32,7 +32,7 @@ pub enum Corruption {
     /// By its checksum: the packet is as good as lost.
     #[default]
     Caught,
-    /// It is not: one bit of the payload lands flipped.
+    /// It is not: one bit of the payload lands flipped, as if that had happened before the checksum was made.
     Uncaught,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Wire {
     free_ns: u64,
 }
 
-/// What became of a packet.
+/// What became of a piece of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transit {
     Lost,
@@ -84,16 +84,16 @@ pub(crate) enum Transit {
         /// When its last bit left.
         left_ns: u64,
         arrives_ns: u64,
-        /// It is damaged, and nobody notices.
-        damaged: bool,
     },
 }
 
 /// What becomes of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Carried {
-    /// When it arrives, if it does, and when once more.
-    pub(crate) arrives_ns: [Option<u64>; 2],
+    /// When it would arrive if nothing held it up.
+    pub(crate) on_time_ns: u64,
+    /// By how much later it arrives, if it does, and by how much once more.
+    pub(crate) late_ns: [Option<u64>; 2],
     /// A bit of it is flipped.
     pub(crate) is_damaged: bool,
 }
@@ -112,7 +112,7 @@ impl Wire {
         self.link = link;
     }
 
-    /// Sends a packet of `len` bytes that is ready at `now_ns`.
+    /// Sends a piece of a copy, of `len` bytes, that is ready at `now_ns`: whatever happens to it, it costs time at most.
     #[inline]
     pub(crate) fn send(
         &mut self,
@@ -122,12 +122,12 @@ impl Wire {
         counters: &mut Counters,
     ) -> Transit {
         counters.packets += 1;
-        let takes_ns = (len * 1000).div_ceil(self.link.bandwidth_bytes_per_us);
+        let takes_ns = self.takes_ns(len);
         let left_ns = self.free_ns.max(now_ns) + takes_ns;
         let arrives_ns = left_ns + self.link.latency_ns;
         if self.clean {
             self.free_ns = left_ns;
-            return Transit::Sent { left_ns, arrives_ns, damaged: false };
+            return Transit::Sent { left_ns, arrives_ns };
         }
         if !self.link.up {
             counters.lost += 1;
@@ -147,39 +147,49 @@ impl Wire {
     ) -> Carried {
         counters.packets += 1;
         let link = self.link;
+        let lost = Carried { on_time_ns: now_ns, late_ns: [None; 2], is_damaged: false };
         if !link.up {
             counters.lost += 1;
-            return Carried { arrives_ns: [None; 2], is_damaged: false };
+            return lost;
         }
-        let takes_ns = (len * 1000).div_ceil(link.bandwidth_bytes_per_us);
+        let takes_ns = self.takes_ns(len);
         self.free_ns = self.free_ns.max(now_ns) + takes_ns;
         let on_time_ns = self.free_ns + link.latency_ns;
         if self.clean {
-            return Carried { arrives_ns: [Some(on_time_ns), None], is_damaged: false };
+            return Carried { on_time_ns, late_ns: [Some(0), None], is_damaged: false };
         }
         if random.chance_ppm(link.loss_ppm) {
             counters.lost += 1;
-            return Carried { arrives_ns: [None; 2], is_damaged: false };
+            return lost;
         }
         let is_damaged = random.chance_ppm(link.corrupt_ppm);
-        let arrives_ns = self.late(on_time_ns, random, counters);
+        let late_ns = self.late(random, counters);
         let again = random.chance_ppm(link.duplicate_ppm).then(|| {
             counters.duplicated += 1;
             self.free_ns += takes_ns;
-            self.late(on_time_ns + takes_ns, random, counters)
+            takes_ns + self.late(random, counters)
         });
-        Carried { arrives_ns: [Some(arrives_ns), again], is_damaged }
+        Carried { on_time_ns, late_ns: [Some(late_ns), again], is_damaged }
     }
 
-    /// When a datagram arrives that may be held up, so that others overtake it.
-    fn late(&self, on_time_ns: u64, random: &mut Random, counters: &mut Counters) -> u64 {
+    fn takes_ns(&self, len: u64) -> u64 {
+        (len * 1000).div_ceil(self.link.bandwidth_bytes_per_us)
+    }
+
+    /// When all that was sent has left.
+    pub(crate) fn free_ns(&self) -> u64 {
+        self.free_ns
+    }
+
+    /// By how much a datagram is held up, so that others overtake it.
+    fn late(&self, random: &mut Random, counters: &mut Counters) -> u64 {
         let jitter_ns = match self.link.jitter_ns {
             0 => 0,
             most => random.between(0, most),
         };
         let is_overtaken = random.chance_ppm(self.link.reorder_ppm);
         counters.reordered += u64::from(is_overtaken);
-        on_time_ns + jitter_ns + if is_overtaken { 2 * self.link.latency_ns } else { 0 }
+        jitter_ns + if is_overtaken { 2 * self.link.latency_ns } else { 0 }
     }
 
     fn send_badly(
@@ -194,12 +204,10 @@ impl Wire {
             counters.lost += 1;
             return Transit::Lost;
         }
-        let damaged = random.chance_ppm(link.corrupt_ppm);
-        if damaged && link.corruption == Corruption::Caught {
+        if random.chance_ppm(link.corrupt_ppm) {
             counters.corrupted_caught += 1;
             return Transit::Lost;
         }
-        counters.corrupted_uncaught += u64::from(damaged);
         if random.chance_ppm(link.duplicate_ppm) {
             // The copy takes its turn on the wire; its sequence number gives it away.
             counters.duplicated += 1;
@@ -213,6 +221,6 @@ impl Wire {
             counters.reordered += 1;
             arrives_ns += 2 * link.latency_ns;
         }
-        Transit::Sent { left_ns, arrives_ns, damaged }
+        Transit::Sent { left_ns, arrives_ns }
     }
 }

@@ -24,16 +24,13 @@ pub struct Profile {
     pub atomic_ns: u64,
     /// Who carries it out there.
     pub atomics: AtomicsBy,
-    /// Who keeps what connections promise.
-    #[serde(default)]
-    pub transport: Transport,
     /// Who acknowledges what arrives.
     pub acknowledged: AcknowledgedBy,
     /// The latency of links, unless [`crate::World::set_link`] says otherwise.
     pub wire_ns: u64,
     /// Their bandwidth, unless that says otherwise.
     pub bandwidth_bytes_per_us: u64,
-    /// What each packet carries besides its payload; an acknowledgement is nothing else.
+    /// What is around each datagram, which has the headers of its queue pair itself; or around each piece of a processor's copy.
     pub header_bytes: u64,
     /// The payload of a packet: writes land in pieces of that many bytes.
     pub mtu_bytes: u64,
@@ -43,9 +40,9 @@ pub struct Profile {
     pub poll_ns: u64,
     /// Until somebody who sleeps on the armed doorbell is woken.
     pub interrupt_ns: u64,
-    /// How long a lost packet is waited for.
+    /// How long an adapter waits for an acknowledgement; queue pairs that processes drive measure round trips.
     pub retransmit_ns: u64,
-    /// How often it is sent again before the connection is given up.
+    /// How often in vain before the connection is given up; by processes, after as long as that would take.
     pub retries_max: u32,
     /// How long a message waits that finds no receive posted.
     pub rnr_ns: u64,
@@ -71,17 +68,6 @@ pub struct Profile {
     pub fence: Fence,
     /// How long that takes.
     pub fence_ns: u64,
-}
-
-/// Who keeps what connections promise: that requests are carried out in order, once, and told of.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Transport {
-    /// The world itself, which imitates reliable connections: faults of links cost time.
-    #[default]
-    Imitated,
-    /// Queue pairs of `halite_rnic`, one at either end of each lane, over datagrams that links lose, repeat, damage and let overtake each other.
-    Rnic,
 }
 
 /// Who carries posted atomics out.
@@ -155,10 +141,10 @@ pub enum ProfileError {
     /// Where processors copy, nobody acknowledges.
     #[error("cannot use a hardware profile: acknowledged by \"process\" needs a cut_off by \"target\"")]
     NobodyAcknowledges,
-    /// The queue pairs of `halite_rnic` are a process's own, and have packets of certain lengths.
+    /// The queue pairs of `halite_rnic` have packets of certain lengths, and processes without an adapter no atomics of an adapter.
     #[error(
-        "cannot use a hardware profile: transport \"rnic\" needs an mtu_bytes of 256, 512, 1024, 2048 or 4096, to be \
-         acknowledged by \"process\", and atomics by \"processor\""
+        "cannot use a hardware profile: a cut_off by \"target\" needs an mtu_bytes of 256, 512, 1024, 2048 or 4096, \
+         and, acknowledged by \"process\", atomics by \"processor\""
     )]
     NoQueuePair,
     /// None of the tree has that name.
@@ -171,8 +157,7 @@ pub enum ProfileError {
 
 impl Profile {
     /// Names of the profiles in the tree.
-    pub const NAMES: [&str; 6] =
-        ["local", "local-torn", "rnic-100g", "rnic-100g-hca", "rnic-100g-soft", "roce-100g"];
+    pub const NAMES: [&str; 5] = ["local", "local-torn", "rnic-100g", "rnic-100g-hca", "roce-100g"];
 
     /// Reads a profile.
     pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
@@ -188,7 +173,6 @@ impl Profile {
             "local-torn" => Ok(Profile::local_torn()),
             "rnic-100g" => Ok(Profile::rnic_100g()),
             "rnic-100g-hca" => Ok(Profile::rnic_100g_hca()),
-            "rnic-100g-soft" => Ok(Profile::rnic_100g_soft()),
             "roce-100g" => Ok(Profile::roce_100g()),
             _ => Err(ProfileError::Unknown { name: name.to_owned() }),
         }
@@ -214,11 +198,6 @@ impl Profile {
         Profile { atomics: AtomicsBy::Adapter, ..Profile::rnic_100g() }
     }
 
-    /// The same in software, as far as that can be seen from outside: processes acknowledge, and there is one lane for all.
-    pub fn rnic_100g_soft() -> Profile {
-        Profile { acknowledged: AcknowledgedBy::Process, lanes: 1, ..Profile::rnic_100g() }
-    }
-
     /// Hosts whose processes speak RoCEv2 over UDP themselves, by the queue pairs that they have in earnest.
     pub fn roce_100g() -> Profile {
         Profile::from_toml(include_str!("../profiles/roce-100g.toml")).expect("a test reads it")
@@ -242,20 +221,30 @@ impl Profile {
                 return Err(ProfileError::Value { field, value, wanted: "at least 1" });
             }
         }
-        if self.acknowledged == AcknowledgedBy::Process && !self.is_adapter() {
+        if self.is_driven_by_process() && !self.is_adapter() {
             return Err(ProfileError::NobodyAcknowledges);
         }
         if self.atomics == AtomicsBy::Adapter && !self.is_adapter() {
             return Err(ProfileError::NoAdapter);
         }
         let has_packets = Mtu::ALL.iter().any(|mtu| u64::from(mtu.bytes()) == self.mtu_bytes);
-        let is_own = self.acknowledged == AcknowledgedBy::Process && self.atomics == AtomicsBy::Processor;
-        if self.transport == Transport::Rnic && !(has_packets && is_own) {
+        let is_atomic = self.atomics == AtomicsBy::Processor || !self.is_driven_by_process();
+        if self.is_adapter() && !(has_packets && is_atomic) {
             return Err(ProfileError::NoQueuePair);
         }
         if self.lanes > 1 && !self.is_adapter() {
             let (field, value) = ("lanes", self.lanes as u64);
             return Err(ProfileError::Value { field, value, wanted: "1 where processors copy" });
+        }
+        let of_adapters = [
+            ("pcie_ns", self.pcie_ns),
+            ("dma_ns_per_kib", self.dma_ns_per_kib),
+            ("completion_ns", self.completion_ns),
+        ];
+        for (field, value) in of_adapters {
+            if value > 0 && !self.is_adapter() {
+                return Err(ProfileError::Value { field, value, wanted: "0 where processors copy" });
+            }
         }
         if !self.mtu_bytes.is_multiple_of(8) {
             let (field, value) = ("mtu_bytes", self.mtu_bytes);
@@ -273,14 +262,9 @@ impl Profile {
         self.cut_off == CutOffBy::Target
     }
 
-    /// Whether what has been posted goes on while the processes at both ends stand still.
-    pub(crate) fn goes_on_by_itself(&self) -> bool {
-        self.is_adapter() && self.acknowledged == AcknowledgedBy::Adapter
-    }
-
-    /// How often a lost packet is sent again, and after how long.
-    pub(crate) fn patience(&self) -> (u32, u64) {
-        (self.retries_max, self.retransmit_ns)
+    /// Whether processes drive the queue pairs of their lanes themselves, and what has been posted stands still with them.
+    pub(crate) fn is_driven_by_process(&self) -> bool {
+        self.acknowledged == AcknowledgedBy::Process
     }
 
     pub(crate) fn dma_ns(&self, len: u64) -> u64 {
@@ -317,5 +301,6 @@ mod tests {
         let roce = include_str!("../profiles/roce-100g.toml");
         assert!(error(&roce.replace("mtu_bytes = 4096", "mtu_bytes = 4000")).contains("mtu_bytes of 256"));
         assert!(error(&local.replace("lanes = 1", "lanes = 2")).contains("lanes is 2"));
+        assert!(error(&local.replace("pcie_ns = 0", "pcie_ns = 9")).contains("pcie_ns is 9"));
     }
 }

@@ -208,7 +208,7 @@ impl World {
         self.inner.shared.with(|net| net.restart(host));
     }
 
-    /// Stops the host's processors; its adapter goes on, its clock too.
+    /// Stops the host's processors; its adapter goes on, and with it the queue pairs that it drives, and its clock.
     pub fn pause(&self, host: HostId) {
         self.inner.shared.with(|net| net.pause(host));
     }

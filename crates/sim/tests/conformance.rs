@@ -84,12 +84,6 @@ mod rnic_100g_hca {
     halite_fabric::fabric_conformance_suite!(Sim::between_hosts(Profile::rnic_100g_hca()));
 }
 
-mod rnic_100g_soft {
-    use super::*;
-
-    halite_fabric::fabric_conformance_suite!(Sim::between_hosts(Profile::rnic_100g_soft()));
-}
-
 mod on_one_host {
     use super::*;
 

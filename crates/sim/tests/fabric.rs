@@ -220,7 +220,9 @@ fn memory_that_is_registered_while_a_connection_comes_about_is_told_as_well() {
 fn who_waits_for_a_key_of_a_peer_that_does_not_answer_ends_with_the_connection() {
     let pair = pair(1, Profile::rnic_100g());
     let Pair { world, one, two } = &pair;
+    pair.back(Link::down);
     let (key, _) = another_key(two);
+    pair.back(|link| Link { up: true, ..link });
     pair.there(Link::down);
     one.post(1, Operation::Write { local: Local::Inline(b"salt"), remote: remote(key, 0) });
     pass(world, LONG_NS);
@@ -343,4 +345,17 @@ fn an_adapters_atomic_on_a_word_that_is_taken_back_meanwhile_is_not_made() {
     pass(world, LONG_NS);
     assert_eq!(one.ended(), [(1, Status::RemoteAccess)]);
     assert_eq!(two.memory.load_u64(0), Ok(0));
+}
+
+#[test]
+fn what_comes_behind_an_adapters_atomic_waits_for_it_and_is_not_sent_again() {
+    let pair = pair(1, Profile { atomic_ns: 50_000, ..Profile::rnic_100g_hca() });
+    let Pair { world, one, two } = &pair;
+    one.post(1, Operation::FetchAdd { remote: remote(two.key, 0), add: 1 });
+    one.post(2, Operation::Write { local: Local::Inline(&7u64.to_le_bytes()), remote: remote(two.key, 0) });
+    pass(world, 20_000);
+    assert_eq!(two.memory.load_u64(0), Ok(0), "both have arrived");
+    pass(world, LONG_NS);
+    assert_eq!(one.ended(), [(1, Status::Success), (2, Status::Success)]);
+    assert_eq!((two.memory.load_u64(0), world.counters().retransmitted), (Ok(7), 0));
 }

@@ -3,39 +3,19 @@
 mod common;
 
 use common::{LONG_NS, Pair, pair, pass, remote};
-use halite_fabric::{CompletionKind, ConnectFailure, Event, Fabric, Local, Operation, PostCause, Status};
-use halite_sim::{Corruption, Link, Profile, Trace};
+use halite_fabric::{
+    CompletionKind, ConnectFailure, ConnectTrouble, Event, Fabric, Local, Operation, PostCause, Status,
+};
+use halite_sim::{Corruption, Counters, Link, Profile, Trace};
 
 fn profile() -> Profile {
     Profile { retries_max: 7, retransmit_ns: 100_000, ..Profile::rnic_100g() }
 }
 
-/// Posts 200 requests of many kinds over links changed by `change`, and checks that all is as it should be.
+/// See [`common::check_nothing_shows`].
 #[track_caller]
-fn check_nothing_shows(change: impl Fn(Link) -> Link) -> halite_sim::Counters {
-    let pair = pair(3, profile());
-    pair.there(&change);
-    pair.back(&change);
-    let Pair { world, one, two } = &pair;
-    for round in 0..40u64 {
-        one.memory.fill(0, 9_000, round as u8 + 1).unwrap();
-        one.post(round, Operation::FetchAdd { remote: remote(two.key, 0), add: 1 });
-        one.post(round, Operation::Send { bytes: &round.to_le_bytes(), imm: 0 });
-        one.post(round, Operation::Write { local: one.source(9_000), remote: remote(two.key, 4096) });
-        let local = Local::Registered { key: one.key, offset: 20_000, len: 9_000 };
-        one.post(round, Operation::Read { local, remote: remote(two.key, 4096) });
-        let local = Local::Inline(b"done");
-        one.post(round, Operation::WriteImm { local, remote: remote(two.key, 8), imm: round as u32 });
-        pass(world, LONG_NS);
-        assert_eq!(one.ended(), vec![(round, Status::Success); 5]);
-        assert_eq!(two.bytes(4096, 9_000), vec![round as u8 + 1; 9_000]);
-        assert_eq!(one.bytes(20_000, 9_000), vec![round as u8 + 1; 9_000]);
-        let heard: Vec<_> = two.poll().into_iter().map(|completion| completion.kind).collect();
-        let sent = CompletionKind::Received { bytes: round.to_le_bytes().to_vec(), imm: 0 };
-        assert_eq!(heard, [sent, CompletionKind::Notified { imm: round as u32 }]);
-    }
-    assert_eq!(two.memory.load_u64(0), Ok(40), "an atomic was done twice, or not at all");
-    world.counters()
+fn check_nothing_shows(change: impl Fn(Link) -> Link) -> Counters {
+    common::check_nothing_shows(profile(), change)
 }
 
 #[test]
@@ -99,15 +79,18 @@ fn what_follows_a_lost_packet_waits_for_it() {
     pass(world, 10_000);
     pair.there(|link| Link { up: true, ..link });
     one.post(2, Operation::Send { bytes: b"behind it", imm: 2 });
+    // It tells that the first one is missing, and both come once more.
     pass(world, 50_000);
-    assert_eq!(two.poll(), [], "the second must not arrive first");
-    pass(world, 100_000);
-    assert_eq!(two.poll().len(), 2);
-    assert_eq!(world.counters().retransmitted, 1);
+    let heard = two.poll().into_iter().map(|completion| match completion.kind {
+        CompletionKind::Received { imm, .. } => imm,
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(heard.collect::<Vec<_>>(), [1, 2], "the second must not arrive first");
+    assert_eq!(world.counters().retransmitted, 2);
 }
 
 #[test]
-fn requests_to_a_peer_that_cannot_be_reached_fail_and_those_behind_are_flushed() {
+fn requests_to_a_peer_that_cannot_be_reached_fail() {
     let pair = pair(1, profile());
     let Pair { world, one, two } = &pair;
     pair.there(Link::down);
@@ -115,11 +98,11 @@ fn requests_to_a_peer_that_cannot_be_reached_fail_and_those_behind_are_flushed()
     one.memory.fill(0, 9_000, 7).unwrap();
     one.post(1, Operation::Write { local: one.source(9_000), remote: remote(two.key, 0) });
     one.post(2, Operation::Send { bytes: b"behind it", imm: 0 });
-    pass(world, 7 * 100_000 - 1);
+    pass(world, 8 * 100_000 - 1);
     assert!(one.ended().is_empty(), "it is tried eight times");
-    pass(world, 100_000);
-    // None of either has ever left.
-    assert_eq!(one.ended(), [(1, Status::Flushed), (2, Status::Flushed)]);
+    pass(world, 10_000);
+    // Both have left, and nobody knows what became of them.
+    assert_eq!(one.ended(), [(1, Status::RetryExceeded), (2, Status::PeerGone)]);
     assert_eq!(
         one.events(),
         [Event::Disconnected { peer: one.peer }, Event::CutOff { peer: one.peer, exited: false }]
@@ -149,7 +132,7 @@ fn in_a_one_way_partition_a_request_is_done_although_its_issuer_is_told_otherwis
     one.post(1, Operation::FetchAdd { remote: remote(two.key, 0), add: 1 });
     one.post(2, Operation::Send { bytes: b"heard all the same", imm: 0 });
     pass(world, LONG_NS);
-    assert_eq!(one.ended(), [(1, Status::RetryExceeded), (2, Status::RetryExceeded)]);
+    assert_eq!(one.ended(), [(1, Status::RetryExceeded), (2, Status::PeerGone)]);
     assert_eq!(two.memory.load_u64(0), Ok(1));
     assert_eq!(two.poll().len(), 1);
     // The word that one gave up gets through.
@@ -193,7 +176,11 @@ fn connecting_fails_when_nobody_answers() {
     let link = world.link(one.host, two.host);
     let failed = |reason: &str| {
         let address = "two".to_owned();
-        vec![Event::ConnectFailed(ConnectFailure { address, reason: reason.to_owned(), is_ours: false })]
+        vec![Event::ConnectFailed(ConnectFailure {
+            address,
+            reason: reason.to_owned(),
+            trouble: ConnectTrouble::Theirs,
+        })]
     };
     // The word back is lost: two has heard of a connection that never comes about.
     world.set_link(two.host, one.host, link.down());
@@ -233,7 +220,8 @@ fn half_connected(profile: Profile, end: impl FnOnce(&halite_sim::World, &common
 fn a_connection_that_ends_before_both_know_of_it_ends_for_both() {
     for profile in [Profile::local(), profile()] {
         let (address, reason) = ("two".to_owned(), "timed out".to_owned());
-        let failed = vec![Event::ConnectFailed(ConnectFailure { address, reason, is_ours: false })];
+        let failed =
+            vec![Event::ConnectFailed(ConnectFailure { address, reason, trouble: ConnectTrouble::Theirs })];
         let [one, _] = half_connected(profile.clone(), |world, two| world.crash(two.host));
         assert_eq!(one, failed);
         let [one, two] = half_connected(profile, |_, two| two.fabric.disconnect(two.peer));
@@ -269,7 +257,7 @@ fn a_trace_tells_what_happened_line_by_line() {
     pair.one.post(1, Operation::Send { bytes: b"hello", imm: 0 });
     pass(&pair.world, LONG_NS);
     let told = pair.world.trace().join("\n");
-    for what in ["up: false", "post send of 5 B to host-1", "packet lost", "disconnected from peer 1"] {
+    for what in ["up: false", "post send of 5 B to host-1", "RetryExceeded", "disconnected from peer 1"] {
         assert!(told.contains(what), "{what:?} is missing from\n{told}");
     }
 }

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use halite_fabric::{PeerId, RemoteAddress};
 use halite_mem::{Lookup, Pin, Pins, Slots, Window};
 
-use crate::ids::{NodeLife, RegionId, SessionId};
+use crate::ids::{NodeIncarnation, RegionId, SessionId};
 use crate::permissions::Permissions;
 
 pub use counts::{Count, Counts};
@@ -96,8 +96,8 @@ pub enum Place {
     },
     /// Under way to another node.
     Frozen,
-    /// On a node that is down, or in a life that is over.
-    Down(NodeLife),
+    /// On a node that is down, or in an incarnation that is over.
+    Down(NodeIncarnation),
 }
 
 /// What is done to an aligned word of [`WORD_BYTES`], in one piece.
@@ -140,7 +140,7 @@ impl Place {
         match self {
             Place::Direct(_) => unreachable!("nothing stops an access by loads and stores"),
             Place::Frozen => Blocked::Changing,
-            Place::Down(life) => Blocked::Down(*life),
+            Place::Down(incarnation) => Blocked::Down(*incarnation),
             Place::Posted { peer, address } => {
                 let address = RemoteAddress { offset: address.offset + start, ..*address };
                 Blocked::Post { peer: *peer, address, len }
@@ -179,7 +179,7 @@ pub enum Blocked {
     /// An atomic aims at an offset that is not a multiple of [`WORD_BYTES`].
     Unaligned,
     /// The owner of the bytes is down or was restarted.
-    Down(NodeLife),
+    Down(NodeIncarnation),
 }
 
 /// The handle table of one node, and the pins of its threads.
@@ -250,6 +250,70 @@ impl DataPath {
         counts::note(&pin, Count::DirectWrites, 1);
         counts::note(&pin, Count::DirectWriteBytes, written as u64);
         Ok(written)
+    }
+
+    /// Makes reads, in order, as far as loads reach all bytes of each and no more is copied than may be under one pin; returns how many.
+    /// Several cost little more than their copies.
+    #[inline]
+    pub fn read_each<'r>(
+        &self,
+        session: SessionId,
+        reads: impl Iterator<Item = (SlotRef, u64, &'r mut [u8])>,
+    ) -> usize {
+        let pin = self.pins.pin();
+        let mut run = Run::new(self, &pin, session, Permissions::READ);
+        for (slot, offset, into) in reads {
+            let len = into.len() as u64;
+            if !run.copy(slot, offset, len, |window, start| window.read(start, into).is_ok()) {
+                break;
+            }
+        }
+        run.end(Count::DirectReads, Some(Count::DirectReadBytes))
+    }
+
+    /// As [`DataPath::read_each`], of writes.
+    #[inline]
+    pub fn write_each<'w>(
+        &self,
+        session: SessionId,
+        writes: impl Iterator<Item = (SlotRef, u64, &'w [u8])>,
+    ) -> usize {
+        let pin = self.pins.pin();
+        let mut run = Run::new(self, &pin, session, Permissions::WRITE);
+        for (slot, offset, from) in writes {
+            let len = from.len() as u64;
+            if !run.copy(slot, offset, len, |window, start| window.write(start, from).is_ok()) {
+                break;
+            }
+        }
+        run.end(Count::DirectWrites, Some(Count::DirectWriteBytes))
+    }
+
+    /// Replaces words, in order, as long as each holds what is expected: `swaps` are the offset, that, and what it then becomes.  Returns how
+    /// many were replaced, and whether the next one holds something else, and not only is out of reach.
+    #[inline]
+    pub fn swap_while(
+        &self,
+        session: SessionId,
+        slot: SlotRef,
+        swaps: impl Iterator<Item = (u64, u64, u64)>,
+    ) -> (usize, bool) {
+        let pin = self.pins.pin();
+        let mut run = Run::new(self, &pin, session, Permissions::ATOMIC);
+        let mut is_refused = false;
+        for (offset, expected, new) in swaps {
+            let swap = |window: &Window, start| match window.compare_exchange_u64(start, expected, new) {
+                Ok(found) if found == expected => true,
+                found => {
+                    is_refused = found.is_ok();
+                    false
+                }
+            };
+            if !run.copy(slot, offset, WORD_BYTES, swap) {
+                break;
+            }
+        }
+        (run.end(Count::DirectAtomics, None), is_refused)
     }
 
     /// Changes the word at `offset`, and returns what it held before.
@@ -333,8 +397,69 @@ impl DataPath {
     }
 }
 
+/// Accesses that are made under one pin.
+struct Run<'p> {
+    path: &'p DataPath,
+    pin: &'p Pin<'p>,
+    session: SessionId,
+    wanted: Permissions,
+    /// What the last of them went to.
+    last: Option<(SlotRef, &'p Mapping)>,
+    made: usize,
+    bytes: u64,
+}
+
+impl<'p> Run<'p> {
+    fn new(path: &'p DataPath, pin: &'p Pin<'p>, session: SessionId, wanted: Permissions) -> Run<'p> {
+        Run { path, pin, session, wanted, last: None, made: 0, bytes: 0 }
+    }
+
+    /// Makes one, whose bytes are all where `copy` is told, if they are in one piece that loads and stores reach; whether it was made.
+    #[inline]
+    fn copy(
+        &mut self,
+        slot: SlotRef,
+        offset: u64,
+        len: u64,
+        copy: impl FnOnce(&Window, u64) -> bool,
+    ) -> bool {
+        if self.bytes + len > COPY_BYTES_MAX {
+            return false;
+        }
+        let mapping = match self.last {
+            Some((last, mapping)) if last == slot => mapping,
+            _ => match self.path.allowed(self.pin, self.session, slot, self.wanted) {
+                Ok(mapping) => mapping,
+                Err(_) => return false,
+            },
+        };
+        self.last = Some((slot, mapping));
+        let mut is_made = false;
+        let stepped = mapping.view.step(offset, len, |window, start, reached| {
+            is_made = reached == len && copy(window, start);
+        });
+        // Nothing is all of nothing.
+        if stepped.is_ok() && (is_made || len == 0) {
+            (self.made, self.bytes) = (self.made + 1, self.bytes + len);
+            return true;
+        }
+        false
+    }
+
+    /// How many were made, which is counted.
+    #[inline]
+    fn end(self, count: Count, of_bytes: Option<Count>) -> usize {
+        counts::note(self.pin, count, self.made as u64);
+        if let Some(of_bytes) = of_bytes {
+            counts::note(self.pin, of_bytes, self.bytes);
+        }
+        self.made
+    }
+}
+
 impl View {
     /// Length of the region in bytes.
+    #[inline]
     pub fn len(&self) -> u64 {
         match self {
             View::Whole(window) => window.len(),
@@ -347,6 +472,7 @@ impl View {
         self.len() == 0
     }
 
+    #[inline]
     fn check(&self, offset: u64, len: u64) -> Result<(), Blocked> {
         let region_len = self.len();
         match offset.checked_add(len) {

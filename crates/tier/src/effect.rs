@@ -5,10 +5,10 @@ use halite_mem::{SlotError, Window};
 
 use crate::access::{Blocked, CopySide, RegionOffset, SlotRef, Step};
 use crate::directory::Transaction;
-use crate::ids::{NodeId, NodeLife, RegionId};
-use crate::message::{Drained, ErrorReply, LostName, NodeStatus, Reach, RegionCommand, RegionInfo};
+use crate::ids::{NodeId, NodeIncarnation, RegionId, Requester};
+use crate::message::{Drained, ErrorReply, LostName, NamesAt, NodeStatus, Reach, RegionCommand, RegionInfo};
 use crate::names::Service;
-use crate::news::News;
+use crate::news::{News, Over};
 use crate::permissions::Permissions;
 
 /// Numbers a command of a session until its [`Effect::Finish`].
@@ -83,6 +83,10 @@ pub enum Command {
     List,
     /// Describe all nodes.
     Status,
+    /// Describe one node, without the word of the directory.
+    StatusOf(NodeId),
+    /// Describe the nodes that this one is paired with: who answers has taken it in.
+    Greet,
     /// Set bytes that loads and stores do not reach, or some of them ([`Outcome::Stepped`] says which).
     Fill {
         /// From where on.
@@ -177,6 +181,8 @@ pub enum Command {
         /// Whether it stays unless all could be brought to others.
         stays: bool,
     },
+    /// Have the names brought from node 0 to a store outside of the cluster.
+    MoveNames(NamesAt),
 }
 
 impl Command {
@@ -189,7 +195,7 @@ impl Command {
             Command::RegionCommand(_, command) => command.name(),
             Command::Stat(_) | Command::StatHandle(_) => "stat",
             Command::List => "list",
-            Command::Status => "status",
+            Command::Status | Command::StatusOf(_) | Command::Greet => "status",
             Command::Fill { .. } => "fill",
             Command::Copy { .. } => "copy",
             Command::Anchor { .. } => "anchor",
@@ -206,6 +212,7 @@ impl Command {
             Command::TakeNumber => "take_number",
             Command::Reach { .. } => "reach",
             Command::Drain { .. } => "drain",
+            Command::MoveNames(_) => "move_names",
         }
     }
 }
@@ -254,6 +261,8 @@ pub enum Outcome {
         regions: Vec<RegionInfo>,
         /// The names of the others, and their homes.
         unreachable: Vec<(String, NodeId)>,
+        /// Names that lead nowhere, since somebody has written over what led to their regions.
+        damaged: Vec<String>,
     },
     /// Nodes, in order.
     Status(Vec<NodeStatus>),
@@ -265,6 +274,13 @@ pub enum Outcome {
     Lost(Vec<LostName>),
     /// What is left on a node that was drained.
     Drained(Box<Drained>),
+    /// The names are elsewhere.
+    NamesMoved {
+        /// How many there were.
+        names: u64,
+        /// How many names of lost regions.
+        lost: u64,
+    },
     /// A part of a memory operation is done.
     Stepped(Step),
     /// The lock is the session's.
@@ -289,7 +305,7 @@ pub enum Outcome {
         /// Of what happened to this region.
         region: RegionId,
         /// Nodes and their ports, each once.
-        watchers: Vec<(NodeLife, u32)>,
+        watchers: Vec<(NodeIncarnation, u32)>,
     },
 }
 
@@ -362,7 +378,7 @@ pub enum Effect {
         /// Which connection.
         peer: PeerId,
         /// Who it is.
-        life: NodeLife,
+        incarnation: NodeIncarnation,
     },
     /// A peer that was up is down, once all that it said has been heard or it was given up: nothing is said to it, or heeded of
     /// it, from now on.  It may still reach our memory.
@@ -379,6 +395,8 @@ pub enum Effect {
     },
     /// Drop the connection.
     Disconnect(PeerId),
+    /// The incarnation of this node is over: it ends, and all that its sessions ask for fails.
+    End(Over),
     /// Connect to who is there; `handle_connected`, or `handle_dial_failed`.
     Dial {
         /// Where.
@@ -465,6 +483,17 @@ pub enum Effect {
         /// What is to be done.
         transaction: Transaction,
     },
+    /// Transactions go to the store there from now on.
+    OpenStore(NamesAt),
+    /// Say whether the store there would be reached from here, by a question; `handle_tried`.
+    TryStore {
+        /// Who asks, to be told again then.
+        requester: Requester,
+        /// Where it is.
+        at: NamesAt,
+    },
+    /// The names are there from now on: to be written down for those of this host who join later.
+    NamesAt(NamesAt),
     /// The node was drained, and is to leave; some regions may be left.
     Drained {
         /// How many.

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use halite_fabric::{Key, PeerId};
 use halite_mem::{Elapsed, Window};
 
-use self::context::{Admission, Context, Outbox, Purpose};
+use self::context::{Admission, Answered, Context, Outbox, Purpose};
 use self::deferred::Deferred;
 use self::directory::DirectoryPart;
 use self::home::barriers::Barriers;
@@ -36,12 +36,12 @@ use self::home::watching::Watching;
 use self::home::{HomeSide, Homes};
 use self::membership::Membership;
 use self::owner::{Owner, OwnerSide, Reservation};
-use self::sessions::{Commands, SessionSide, UserStep};
+use self::sessions::{Commands, SessionSide, UserStep, Whom};
 use crate::access::DataPath;
 use crate::directory::{Directory, Embedded};
 use crate::effect::{Command, CopyFailure, Effect, OpId, Token};
 use crate::hello::Hello;
-use crate::ids::{NodeId, NodeLife, Principal, RequestId, Requester, SessionId};
+use crate::ids::{NodeId, NodeIncarnation, Principal, RequestId, Requester, SessionId};
 use crate::mapper::{Mapper, Reach};
 use crate::message::{self, ErrorReply, Message, Notice, Reply, Request};
 use crate::news::News;
@@ -50,13 +50,14 @@ pub use context::REQUESTS_OF_NODE_MAX;
 pub use explain::KnownPeer;
 pub use figures::Figures;
 pub use home::watching::WATCHERS_MAX;
+pub use membership::Listing;
 pub use sessions::memory::COMMAND_BYTES_MAX;
 
 /// What an engine needs to know from the start.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
     /// Who we are; the incarnation is random.
-    pub life: NodeLife,
+    pub incarnation: NodeIncarnation,
     /// Our process, for people to see.
     pub pid: u32,
     /// How long a silent peer is thought alive, in ns.
@@ -78,7 +79,7 @@ pub struct EngineConfig {
 impl EngineConfig {
     fn hello(&self) -> Hello {
         let address = self.address.clone();
-        Hello { life: self.life, pid: self.pid, bytes_total: self.bytes_total, address }
+        Hello { incarnation: self.incarnation, pid: self.pid, bytes_total: self.bytes_total, address }
     }
 }
 
@@ -114,7 +115,7 @@ pub struct Engine {
 impl Engine {
     /// A node that has met nobody yet, and takes part in the directory that nodes keep by themselves.
     pub fn new(config: EngineConfig, path: Arc<DataPath>, reach: Arc<dyn Reach>, now_ns: u64) -> Engine {
-        let directory = Box::new(Embedded::new(config.life.node));
+        let directory = Box::new(Embedded::new(config.incarnation.node));
         Engine::with_directory(config, path, reach, directory, now_ns)
     }
 
@@ -247,14 +248,14 @@ impl Engine {
     /// Handles what we said to ourselves, until nothing is left.
     fn settle(&mut self) {
         while let Some(message) = self.out.poll_loopback() {
-            self.dispatch(self.out.life(), message);
+            self.dispatch(self.out.incarnation(), message);
         }
         self.owner.tell_of_quarantine(&mut self.out);
     }
 
-    fn dispatch(&mut self, from: NodeLife, message: Message) {
+    fn dispatch(&mut self, from: NodeIncarnation, message: Message) {
         match message {
-            Message::Request { id, body } => self.admit_request(Requester { life: from, id }, body),
+            Message::Request { id, body } => self.admit_request(Requester { incarnation: from, id }, body),
             Message::Reply { id, body } => self.handle_reply(from, id, body),
             Message::Notice(notice) => self.handle_notice(from, notice),
         }
@@ -273,6 +274,9 @@ impl Engine {
 
     fn handle_request(&mut self, requester: Requester, request: Request) {
         match request {
+            Request::ReleaseName { name, region } if self.is_asked_as_home(requester) => {
+                self.serve_left_over(requester, &name, region)
+            }
             Request::ClaimName { .. }
             | Request::ReleaseName { .. }
             | Request::FindName { .. }
@@ -280,9 +284,18 @@ impl Engine {
             | Request::ListLost { .. }
             | Request::ForgetName { .. }
             | Request::ForgetNode { .. } => self.serve_directory(requester, request),
-            Request::TakeNumber => {
+            Request::MoveNames { to } => {
                 let (directory, mut cx) = self.directory_side();
-                directory.serve_number(&mut cx, requester)
+                directory.serve_move(&mut cx, requester, to)
+            }
+            Request::TryNames { at } => match at.is_well_formed() {
+                true => self.out.push(Effect::TryStore { requester, at }),
+                false => self.cx().answer(requester, Err(ErrorReply::Malformed)),
+            },
+            Request::TakeNumber => {
+                let given_up = self.directory.last_given_again().and_then(|last| self.number_given_up(last));
+                let (directory, mut cx) = self.directory_side();
+                directory.serve_number(&mut cx, requester, given_up)
             }
             Request::ListMembers => {
                 let members = self.membership.members().described(self.out.now_ns()).collect();
@@ -293,8 +306,8 @@ impl Engine {
                 self.home_side().serve_map(requester, region, principal, wanted)
             }
             Request::Stat { region } => self.home_side().serve_stat(requester, region),
-            Request::RegionCommand { region, principal, order } => {
-                self.home_side().serve_order(requester, region, principal, order)
+            Request::RegionCommand { region, principal, command } => {
+                self.home_side().serve_region_command(requester, region, principal, command)
             }
             Request::Reserve { region, chunk_bytes, len, populate } => {
                 let wanted = Reservation { region, chunk_bytes, len, populate };
@@ -342,13 +355,23 @@ impl Engine {
         }
     }
 
-    fn handle_reply(&mut self, from: NodeLife, id: RequestId, body: Result<Reply, ErrorReply>) {
-        let Some((purpose, asked_ns)) = self.out.take_asked(id, from.node) else { return };
+    fn handle_reply(&mut self, from: NodeIncarnation, id: RequestId, body: Result<Reply, ErrorReply>) {
+        let Some(Answered { purpose, asked_ns, question }) = self.out.take_asked(id, from.node) else {
+            return;
+        };
         self.membership.note_acknowledged(from, asked_ns, self.out.now_ns());
+        if let (Err(ErrorReply::NamesElsewhere), Some(question), true) =
+            (&body, question, self.directory.is_outside())
+        {
+            // Of who has asked while names were moved, nothing was done.
+            return self.cx().ask_directory(*question, purpose);
+        }
         match purpose {
-            Purpose::User(op, UserStep::Members) => self.continue_status(op, body),
-            Purpose::User(op, step) => self.session_side().continue_command(op, step, body),
+            Purpose::User(op, UserStep::Members(whom)) => self.continue_status(op, whom, from, body),
+            Purpose::User(op, step) => self.session_side().continue_command(op, step, from, body),
             Purpose::Claim(region) => self.home_side().continue_making(region, from, body),
+            // The directory knows, or is gone with all that it knew.
+            Purpose::Unclaim(requester, failure) => self.cx().answer(requester, Err(failure)),
             Purpose::Name(region) => self.home_side().handle_named(region, body),
             Purpose::ReserveForAlloc(region) => self.home_side().continue_making(region, from, body),
             Purpose::ReserveForMove(region) => self.home_side().handle_move_reserved(region, body),
@@ -372,19 +395,36 @@ impl Engine {
             Purpose::Wait(op) => self.session_side().end_wait(op, body),
             Purpose::Room(node) => self.handle_room(node, body),
             Purpose::Vacate(region) => self.handle_vacated(region, body),
+            Purpose::TryNames(node) => {
+                let (directory, mut cx) = self.directory_side();
+                directory.note_tried(&mut cx, node, body)
+            }
+            Purpose::AskHome(id, home) => self.handle_home_says(id, home, from, &body),
+            Purpose::Inquiry(node) => self.handle_inquired(node, body),
         }
     }
 
-    /// The directory has told who there is, or nobody answers for it.
-    fn continue_status(&mut self, op: OpId, body: Result<Reply, ErrorReply>) {
-        if let Ok(Reply::Members { members }) = body {
-            self.membership.learn(members, self.out.life().node, self.out.now_ns());
-            self.out.push(Effect::MembersChanged);
+    /// The directory has told who there is, or another member whom it knows, or nobody answers.
+    fn continue_status(
+        &mut self,
+        op: OpId,
+        whom: Whom,
+        from: NodeIncarnation,
+        body: Result<Reply, ErrorReply>,
+    ) {
+        let mut hearsay = Vec::new();
+        match body {
+            Ok(Reply::Members { members }) if from.node == self.directory.seat() => {
+                self.membership.learn(members, self.out.incarnation().node, self.out.now_ns());
+                self.out.push(Effect::MembersChanged);
+            }
+            Ok(Reply::Members { members }) => hearsay = members,
+            _ => {}
         }
-        self.session_side().ask_for_statuses(op);
+        self.session_side().ask_for_statuses(op, whom, hearsay);
     }
 
-    fn handle_notice(&mut self, from: NodeLife, notice: Notice) {
+    fn handle_notice(&mut self, from: NodeIncarnation, notice: Notice) {
         match notice {
             Notice::Heartbeat { sent_ns, heard_ns, time_ns } => {
                 self.out.note_time(time_ns);
@@ -413,7 +453,7 @@ impl Engine {
             Notice::Swept { homes } => self.disown(from, &homes),
             Notice::Names { names, done } => self.handle_names(from, names, done),
             Notice::NameLost { name, region } => {
-                if from.node == self.directory.names_seat(self.out.life().node) {
+                if from.node == self.directory.names_seat(self.out.incarnation().node) {
                     self.home_side().lose_name(&name, region);
                 }
             }
@@ -421,13 +461,16 @@ impl Engine {
                 self.home_side().handle_cancelled(from, region, session, request)
             }
             Notice::Withdraw { region, request } => {
-                self.home_side().withdraw(region, Requester { life: from, id: request })
+                self.home_side().withdraw(region, Requester { incarnation: from, id: request })
             }
             Notice::Return { extents } => self.owner_side().handle_return(from, extents),
             Notice::Seen { members, ended } => self.handle_seen(members, ended),
-            Notice::Killing { life } => self.handle_killing(from, life),
+            Notice::Killing { incarnation } => self.handle_killing(from, incarnation),
             Notice::Draining { is_on } => self.membership.note_draining(from, is_on),
+            // A node that has offered a pairing takes the first message for its acceptance, so that this may come to one that is up.
+            Notice::Over => self.end_ourselves(from.node),
             Notice::Moved { name, region, epoch, to } => self.handle_moved(name, region, epoch, to),
+            Notice::NamesAt(at) => self.handle_names_at(from, at),
         }
     }
 
@@ -443,7 +486,7 @@ impl Engine {
     /// All accesses that began before the token was given out are over.
     pub fn handle_quiescent(&mut self, now_ns: u64, token: Token, elapsed: Elapsed) {
         self.out.set_now(now_ns);
-        let locator = self.owner.locator(self.out.life(), self.membership.members());
+        let locator = self.owner.locator(self.out.incarnation(), self.membership.members());
         let changed = self.mapper.handle_quiescent(token, elapsed, &locator);
         self.handle_grace_period_over(token);
         if !changed.is_empty() {
@@ -470,9 +513,9 @@ impl Engine {
     }
 
     /// A command has ended whose giver is not paired with us any more, if there is one: what waited for that goes on.
-    fn end_broken_off(&mut self, giver: Option<NodeLife>) {
-        if let Some(life) = giver {
-            self.home_side().handle_reach_changed(life);
+    fn end_broken_off(&mut self, giver: Option<NodeIncarnation>) {
+        if let Some(incarnation) = giver {
+            self.home_side().handle_reach_changed(incarnation);
             self.pair_all();
             self.owner_side().release_copied();
         }

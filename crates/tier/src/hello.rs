@@ -4,16 +4,16 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{NodeId, NodeLife};
+use crate::ids::{NodeId, NodeIncarnation};
 
 /// Version of the protocol; both ends of a connection must speak the same.
-pub const PROTOCOL_VERSION: u16 = 11;
+pub const PROTOCOL_VERSION: u16 = 13;
 
 /// What a node says of itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
     /// Who it is.
-    pub life: NodeLife,
+    pub incarnation: NodeIncarnation,
     /// Its process.
     pub pid: u32,
     /// Bytes of memory that it contributes at most.
@@ -34,8 +34,8 @@ pub enum BadHello {
     /// It has the number of who looks at its hello.
     #[error("it says that it is node {0}, as this one is")]
     OurNumber(NodeId),
-    /// Its life is over for this node.
-    #[error("node {0} was lost in the life that it shows")]
+    /// Its incarnation is over for this node.
+    #[error("node {0} was lost in the incarnation that it shows")]
     Ended(NodeId),
 }
 
@@ -52,7 +52,7 @@ impl Hello {
             return Err(BadHello::Version(version));
         }
         match postcard::take_from_bytes::<Hello>(rest) {
-            Ok((hello, [])) if hello.life.node == own => Err(BadHello::OurNumber(own)),
+            Ok((hello, [])) if hello.incarnation.node == own => Err(BadHello::OurNumber(own)),
             Ok((hello, [])) => Ok(hello),
             _ => Err(BadHello::Malformed),
         }
@@ -67,8 +67,8 @@ mod tests {
     const OWN: NodeId = NodeId(0);
 
     fn hello(node: u32) -> Hello {
-        let life = NodeLife { node: NodeId(node), incarnation: Incarnation(u64::MAX) };
-        Hello { life, pid: 77, bytes_total: 1 << 40, address: "elsewhere".to_owned() }
+        let incarnation = NodeIncarnation { node: NodeId(node), id: Incarnation(u64::MAX) };
+        Hello { incarnation, pid: 77, bytes_total: 1 << 40, address: "elsewhere".to_owned() }
     }
 
     #[test]

@@ -27,23 +27,23 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// One life of a node: random, so that a restarted node is never taken for the one before.
+/// One incarnation of a node: random, so that a restarted node is never taken for the one before.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Incarnation(pub u64);
 
-/// A node in one of its lives.
+/// One run of a node: its number, and a random value that no other run has.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct NodeLife {
+pub struct NodeIncarnation {
     /// Which node.
     pub node: NodeId,
-    /// Which of its lives.
-    pub incarnation: Incarnation,
+    /// Random, so that no two are alike.
+    pub id: Incarnation,
 }
 
-/// A region, unique across all nodes and lives: its first home's incarnation and a serial number there.
+/// A region, unique across all nodes and incarnations: its first home's incarnation and a serial number there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct RegionId {
-    /// The life of the node that made it.
+    /// The incarnation of the node that made it.
     pub origin: Incarnation,
     /// Counts up there.
     pub serial: u64,
@@ -86,7 +86,7 @@ pub struct SessionId(pub u16);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Requester {
     /// Which node.
-    pub life: NodeLife,
+    pub incarnation: NodeIncarnation,
     /// Its number for the request.
     pub id: RequestId,
 }

@@ -13,7 +13,7 @@ use halite_fabric::Key;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use crate::ids::{NodeId, NodeLife};
+use crate::ids::{NodeId, NodeIncarnation};
 
 /// Smallest chunk that may be configured.
 pub const CHUNK_BYTES_MIN: u64 = 4096;
@@ -25,7 +25,7 @@ pub const EXTENTS_MAX: usize = 1 << 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Extent {
     /// Whose arena.
-    pub owner: NodeLife,
+    pub owner: NodeIncarnation,
     /// Which of its segments.
     #[serde(with = "key_as_u32")]
     pub key: Key,
@@ -80,6 +80,11 @@ pub fn chunk_count(len: u64, chunk_bytes: u64) -> u64 {
 pub fn chunk_len(len: u64, chunk_bytes: u64, index: u64) -> u64 {
     let start = index.saturating_mul(chunk_bytes);
     len.saturating_sub(start).min(chunk_bytes)
+}
+
+/// Whether regions can be cut into chunks of this size.
+pub(crate) fn is_chunk_size(bytes: u64) -> bool {
+    bytes.is_power_of_two() && bytes >= CHUNK_BYTES_MIN
 }
 
 /// Whether `extents` hold exactly `len` bytes, cut at chunk borders, without overflow.
@@ -178,7 +183,7 @@ mod tests {
     const CHUNK: u64 = 4096;
 
     fn extent(node: u32, offset: u64, len: u64) -> Extent {
-        let owner = NodeLife { node: NodeId(node), incarnation: Incarnation(1) };
+        let owner = NodeIncarnation { node: NodeId(node), id: Incarnation(1) };
         Extent { owner, key: Key(0), offset, len }
     }
 

@@ -11,7 +11,7 @@
 
 use halite_mem::Window;
 
-use crate::ids::{NodeLife, SessionId};
+use crate::ids::{NodeIncarnation, SessionId};
 
 /// Bytes of the region behind a lock: a cache line of its own.
 pub const LOCK_BYTES: u64 = 64;
@@ -29,7 +29,7 @@ const INCARNATION_MASK: u64 = (CONTENDED >> SESSION_BITS) - 1;
 /// Counters below were begun without a base: no clock that counts nanoseconds since 1970 shows less.
 const TOKEN_BASE_MIN: u64 = 1 << 60;
 
-/// Who holds a lock: a session in one life of a node.  Never 0.
+/// Who holds a lock: a session in one incarnation of a node.  Never 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Holder(u64);
 
@@ -37,9 +37,9 @@ impl Holder {
     /// A session that has ended while it held the lock.
     pub const NOBODY: Holder = Holder(!CONTENDED);
 
-    /// A session of a node in that life.
-    pub fn new(life: NodeLife, session: SessionId) -> Holder {
-        Holder(incarnation_bits(life) << SESSION_BITS | u64::from(session.0))
+    /// A session of a node in that incarnation.
+    pub fn new(incarnation: NodeIncarnation, session: SessionId) -> Holder {
+        Holder(incarnation_bits(incarnation) << SESSION_BITS | u64::from(session.0))
     }
 
     /// Who holds a lock in that state; `None` if it is free.
@@ -53,16 +53,16 @@ impl Holder {
         self.0
     }
 
-    /// Whether its session is, or was, one of that life.  Of two random lives with the same 47 bits, one would be
-    /// taken for the other: among a thousand lives, there are such two once in 10^8 clusters.
-    pub fn is_of(self, life: NodeLife) -> bool {
-        self.0 >> SESSION_BITS == incarnation_bits(life)
+    /// Whether its session is, or was, one of that incarnation.  Of two random incarnations with the same 47 bits, one would be
+    /// taken for the other: among a thousand incarnations, there are such two once in 10^8 clusters.
+    pub fn is_of(self, incarnation: NodeIncarnation) -> bool {
+        self.0 >> SESSION_BITS == incarnation_bits(incarnation)
     }
 }
 
 /// Neither 0, which is nobody's, nor all ones, which are those of [`Holder::NOBODY`].
-fn incarnation_bits(life: NodeLife) -> u64 {
-    (life.incarnation.0 & INCARNATION_MASK).clamp(1, INCARNATION_MASK - 1)
+fn incarnation_bits(incarnation: NodeIncarnation) -> u64 {
+    (incarnation.id.0 & INCARNATION_MASK).clamp(1, INCARNATION_MASK - 1)
 }
 
 /// What is to be added to a counter that stood at `last` before this acquisition added 1.
@@ -149,8 +149,8 @@ mod tests {
     use crate::ids::{Incarnation, NodeId};
     use halite_mem::{PagePolicy, Segment};
 
-    fn life(incarnation: u64) -> NodeLife {
-        NodeLife { node: NodeId(3), incarnation: Incarnation(incarnation) }
+    fn incarnation(id: u64) -> NodeIncarnation {
+        NodeIncarnation { node: NodeId(3), id: Incarnation(id) }
     }
 
     fn words() -> LockWords {
@@ -160,14 +160,14 @@ mod tests {
 
     #[test]
     fn a_holder_is_never_nothing_nobody_or_contended() {
-        for incarnation in [0, 1, 1 << 47, u64::MAX, 0x1234_5678_9abc_def0] {
+        for id in [0, 1, 1 << 47, u64::MAX, 0x1234_5678_9abc_def0] {
             for session in [0, 1, u16::MAX] {
-                let holder = Holder::new(life(incarnation), SessionId(session));
+                let holder = Holder::new(incarnation(id), SessionId(session));
                 assert_ne!(holder.state(), 0);
                 assert_ne!(holder, Holder::NOBODY);
                 assert_eq!(holder.state() & CONTENDED, 0);
-                assert!(holder.is_of(life(incarnation)));
-                assert!(!Holder::NOBODY.is_of(life(incarnation)));
+                assert!(holder.is_of(incarnation(id)));
+                assert!(!Holder::NOBODY.is_of(incarnation(id)));
                 assert_eq!(Holder::of_state(holder.state() | CONTENDED), Some(holder));
             }
         }
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn while_somebody_waits_the_state_can_be_changed_by_the_home_only() {
         let (words, ada, bob) =
-            (words(), Holder::new(life(1), SessionId(1)), Holder::new(life(2), SessionId(1)));
+            (words(), Holder::new(incarnation(1), SessionId(1)), Holder::new(incarnation(2), SessionId(1)));
         assert_eq!(words.try_take(ada), None);
         assert_eq!(words.mark_contended(), Some(ada));
         assert_eq!(words.mark_contended(), Some(ada), "marking twice is marking");

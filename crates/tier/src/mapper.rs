@@ -19,7 +19,7 @@ use halite_mem::{Elapsed, Window};
 
 use crate::access::{DataPath, Mapping, Piece, Pieces, Place, SlotRef, View};
 use crate::effect::{PostedTo, Quiesce, Token};
-use crate::ids::{NodeLife, Principal, RegionId, SessionId};
+use crate::ids::{NodeIncarnation, Principal, RegionId, SessionId};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, MappedReply};
 use crate::permissions::{AccessList, Permissions};
@@ -43,7 +43,7 @@ pub trait Locate {
 struct Mapped {
     /// The only handle, or the first of those in `Mapper::more`.
     first: u32,
-    /// Index of the home in `Mapper::lives`.
+    /// Index of the home in `Mapper::incarnations`.
     home: u32,
     /// Index of the owner of all bytes, where the view is one window; else [`SEVERAL`].
     owner: u32,
@@ -70,7 +70,7 @@ struct Changing {
 
 /// What waits for a token.
 #[derive(Debug)]
-enum Waiting {
+enum TokenWaiter {
     Region(RegionId),
     Retired(Vec<u32>),
     Quiesced,
@@ -84,18 +84,18 @@ pub struct Mapper {
     more: BTreeMap<RegionId, Vec<u32>>,
     large: BTreeMap<RegionId, Large>,
     /// Owners, and homes that are dead for them.
-    disowned: BTreeSet<(NodeLife, NodeLife)>,
+    disowned: BTreeSet<(NodeIncarnation, NodeIncarnation)>,
     changing: BTreeMap<RegionId, Changing>,
-    waiting: BTreeMap<Token, Waiting>,
+    waiting: BTreeMap<Token, TokenWaiter>,
     /// Homes and owners of what we map.
-    lives: BTreeMap<u32, NodeLife>,
+    incarnations: BTreeMap<u32, NodeIncarnation>,
     /// The owners' keys for the segments that regions are reached in as one window: there are few of them, and
     /// millions of regions, which therefore do not keep theirs.
     keys: BTreeMap<(u32, usize), Key>,
     /// Those that are not reached.
-    dead: BTreeSet<NodeLife>,
+    dead: BTreeSet<NodeIncarnation>,
     /// Those that never will be again, and that we map something of.
-    over: BTreeSet<NodeLife>,
+    over: BTreeSet<NodeIncarnation>,
     principals: BTreeMap<SessionId, Principal>,
     last_session: SessionId,
     tokens: u64,
@@ -112,7 +112,7 @@ impl Mapper {
             disowned: BTreeSet::new(),
             changing: BTreeMap::new(),
             waiting: BTreeMap::new(),
-            lives: BTreeMap::new(),
+            incarnations: BTreeMap::new(),
             keys: BTreeMap::new(),
             dead: BTreeSet::new(),
             over: BTreeSet::new(),
@@ -158,7 +158,7 @@ impl Mapper {
         permissions: Permissions,
         locate: &dyn Locate,
     ) -> SlotRef {
-        let home = self.life_index(reply.home);
+        let home = self.incarnation_index(reply.home);
         // While the region changes, its other handles have yet to be given the view that follows from these extents:
         // they are forgotten when that is done.
         let is_changing = match self.changing.get_mut(&reply.region) {
@@ -175,7 +175,7 @@ impl Mapper {
             let large = Large { extents: reply.extents.clone(), frozen: reply.frozen };
             self.large.insert(reply.region, large);
         }
-        let owner = whole.map_or(SEVERAL, |extent| self.life_index(extent.owner));
+        let owner = whole.map_or(SEVERAL, |extent| self.incarnation_index(extent.owner));
         let view = self.view(reply.home, &reply.extents, reply.frozen, locate);
         if let (Some(extent), View::Whole(window)) = (whole, &view) {
             self.remember_key(owner, window, extent.key);
@@ -207,21 +207,22 @@ impl Mapper {
         self.keys.insert((owner, segment_of(window)), key);
     }
 
-    fn life_index(&mut self, life: NodeLife) -> u32 {
-        self.index_of(life).unwrap_or_else(|| {
+    fn incarnation_index(&mut self, incarnation: NodeIncarnation) -> u32 {
+        self.index_of(incarnation).unwrap_or_else(|| {
             let mut all = 0..SEVERAL;
-            let index = all.find(|index| !self.lives.contains_key(index)).expect("so many were never met");
-            self.lives.insert(index, life);
+            let index =
+                all.find(|index| !self.incarnations.contains_key(index)).expect("so many were never met");
+            self.incarnations.insert(index, incarnation);
             index
         })
     }
 
-    fn index_of(&self, life: NodeLife) -> Option<u32> {
-        self.lives.iter().find(|(_, known)| **known == life).map(|(index, _)| *index)
+    fn index_of(&self, incarnation: NodeIncarnation) -> Option<u32> {
+        self.incarnations.iter().find(|(_, known)| **known == incarnation).map(|(index, _)| *index)
     }
 
     /// The region and home behind a handle of `session`.
-    pub fn region_of(&self, session: SessionId, slot: SlotRef) -> Option<(RegionId, NodeLife)> {
+    pub fn region_of(&self, session: SessionId, slot: SlotRef) -> Option<(RegionId, NodeIncarnation)> {
         let region = self.of_handle(session, slot, |mapping| mapping.region)?;
         Some((region, self.home_of(region)?))
     }
@@ -251,8 +252,8 @@ impl Mapper {
     }
 
     /// The home of a region that we map.
-    pub fn home_of(&self, region: RegionId) -> Option<NodeLife> {
-        self.regions.get(&region).map(|mapped| self.lives[&mapped.home])
+    pub fn home_of(&self, region: RegionId) -> Option<NodeIncarnation> {
+        self.regions.get(&region).map(|mapped| self.incarnations[&mapped.home])
     }
 
     /// Removes a handle.  Returns its region, whether it was the last handle of it, and the grace period after whose
@@ -265,7 +266,7 @@ impl Mapper {
             changing.slots.remove(&index);
         }
         let last = self.forget_handle(region, index);
-        Some((region, last, self.quiesce_for(posted, Waiting::Retired(vec![index]))))
+        Some((region, last, self.quiesce_for(posted, TokenWaiter::Retired(vec![index]))))
     }
 
     /// The handles of a session.
@@ -311,7 +312,7 @@ impl Mapper {
         }
     }
 
-    fn quiesce_for(&mut self, posted: PostedTo, waiting: Waiting) -> Quiesce {
+    fn quiesce_for(&mut self, posted: PostedTo, waiting: TokenWaiter) -> Quiesce {
         self.tokens += 1;
         let token = Token(self.tokens);
         self.waiting.insert(token, waiting);
@@ -335,7 +336,7 @@ impl Mapper {
 
     /// A grace period whose end shows that no access is under way which began before now.
     pub fn quiesce(&mut self) -> Quiesce {
-        self.quiesce_for(PostedTo::Anybody, Waiting::Quiesced)
+        self.quiesce_for(PostedTo::Anybody, TokenWaiter::Quiesced)
     }
 
     /// Applies a change that the region's home announced.  It is to be acknowledged when the grace period is over, also where
@@ -371,7 +372,7 @@ impl Mapper {
         }
         self.forget_region(region);
         self.changing.remove(&region);
-        self.quiesce_for(posted, Waiting::Retired(handles))
+        self.quiesce_for(posted, TokenWaiter::Retired(handles))
     }
 
     /// Whom accesses through the handles of a region may be under way to, also through one that is being given up.
@@ -399,8 +400,8 @@ impl Mapper {
         }
     }
 
-    fn settle(&mut self, region: RegionId, home: NodeLife) {
-        let home = self.life_index(home);
+    fn settle(&mut self, region: RegionId, home: NodeIncarnation) {
+        let home = self.incarnation_index(home);
         if let Some(mapped) = self.regions.get_mut(&region) {
             mapped.home = home;
         }
@@ -415,7 +416,7 @@ impl Mapper {
     fn freeze_handles(&mut self, region: RegionId) -> Quiesce {
         let handles = self.handles(region);
         let posted = self.owners_of(region, &handles);
-        let quiesce = self.quiesce_for(posted, Waiting::Region(region));
+        let quiesce = self.quiesce_for(posted, TokenWaiter::Region(region));
         let changing = self.changing.entry(region).or_default();
         changing.tokens.insert(quiesce.token);
         for handle in handles {
@@ -428,7 +429,7 @@ impl Mapper {
 
     /// `owner` does not hold anything any more for these homes, whatever they say.  Returns the grace periods after which nothing
     /// of that is being accessed.
-    pub fn disown(&mut self, owner: NodeLife, homes: &[NodeLife]) -> Vec<Quiesce> {
+    pub fn disown(&mut self, owner: NodeIncarnation, homes: &[NodeIncarnation]) -> Vec<Quiesce> {
         self.disowned.retain(|(other, _)| other.node != owner.node || *other == owner);
         self.disowned.extend(homes.iter().map(|home| (owner, *home)));
         let affected = self.regions_touching(owner).into_iter();
@@ -443,29 +444,29 @@ impl Mapper {
     }
 
     /// A node is not reached: neither is what it owns or is home of.  Returns the grace periods to wait for.
-    pub fn handle_down(&mut self, life: NodeLife) -> Vec<Quiesce> {
-        self.dead.insert(life);
-        self.regions_touching(life).into_iter().map(|region| self.freeze_handles(region)).collect()
+    pub fn handle_down(&mut self, incarnation: NodeIncarnation) -> Vec<Quiesce> {
+        self.dead.insert(incarnation);
+        self.regions_touching(incarnation).into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// The life of a node is over.  What is known of it is forgotten with the last region of it that we map: nodes come and go with
+    /// The incarnation of a node is over.  What is known of it is forgotten with the last region of it that we map: nodes come and go with
     /// every command.
-    pub fn handle_ended(&mut self, life: NodeLife) {
-        self.over.insert(life);
-        for life in std::mem::take(&mut self.over) {
-            if self.regions_touching(life).is_empty() {
-                self.forget(life);
+    pub fn handle_ended(&mut self, incarnation: NodeIncarnation) {
+        self.over.insert(incarnation);
+        for incarnation in std::mem::take(&mut self.over) {
+            if self.regions_touching(incarnation).is_empty() {
+                self.forget(incarnation);
             } else {
-                self.over.insert(life);
+                self.over.insert(incarnation);
             }
         }
     }
 
-    fn forget(&mut self, life: NodeLife) {
-        self.dead.remove(&life);
-        self.disowned.retain(|(owner, home)| *owner != life && *home != life);
-        if let Some(index) = self.index_of(life) {
-            self.lives.remove(&index);
+    fn forget(&mut self, incarnation: NodeIncarnation) {
+        self.dead.remove(&incarnation);
+        self.disowned.retain(|(owner, home)| *owner != incarnation && *home != incarnation);
+        if let Some(index) = self.index_of(incarnation) {
+            self.incarnations.remove(&index);
             self.keys.retain(|(owner, _), _| *owner != index);
         }
     }
@@ -477,11 +478,11 @@ impl Mapper {
 
     /// A node is reached again.  What we mapped of it may have changed since, or may change without our hearing of it: the
     /// handles are dropped, and have to be mapped anew.  Returns the regions, their homes and the grace periods.
-    pub fn handle_up(&mut self, life: NodeLife) -> Vec<(RegionId, NodeLife, Quiesce)> {
-        self.dead.remove(&life);
-        let regions = self.regions_touching(life).into_iter();
+    pub fn handle_up(&mut self, incarnation: NodeIncarnation) -> Vec<(RegionId, NodeIncarnation, Quiesce)> {
+        self.dead.remove(&incarnation);
+        let regions = self.regions_touching(incarnation).into_iter();
         let homed = regions.filter_map(|region| Some((region, self.home_of(region)?)));
-        let homed: Vec<(RegionId, NodeLife)> = homed.collect();
+        let homed: Vec<(RegionId, NodeIncarnation)> = homed.collect();
         homed.into_iter().map(|(region, home)| (region, home, self.drop_region(region))).collect()
     }
 
@@ -492,17 +493,17 @@ impl Mapper {
     }
 
     /// Whether we map anything that the node is home of, or owns bytes of.
-    pub fn maps_any_of(&self, life: NodeLife) -> bool {
-        !self.regions_touching(life).is_empty()
+    pub fn maps_any_of(&self, incarnation: NodeIncarnation) -> bool {
+        !self.regions_touching(incarnation).is_empty()
     }
 
     /// All regions that the node is home of, or owns bytes of.
-    fn regions_touching(&self, life: NodeLife) -> Vec<RegionId> {
-        let index = self.index_of(life);
+    fn regions_touching(&self, incarnation: NodeIncarnation) -> Vec<RegionId> {
+        let index = self.index_of(incarnation);
         if index.is_none() && self.large.is_empty() {
             return Vec::new();
         }
-        let owned = |large: &Large| large.extents.iter().any(|extent| extent.owner == life);
+        let owned = |large: &Large| large.extents.iter().any(|extent| extent.owner == incarnation);
         let touching = self.regions.iter().filter(|(region, mapped)| {
             let known = index.is_some_and(|index| mapped.home == index || mapped.owner == index);
             known || self.large.get(region).is_some_and(owned)
@@ -514,15 +515,15 @@ impl Mapper {
     /// are gone.
     pub fn handle_quiescent(&mut self, token: Token, elapsed: Elapsed, locate: &dyn Locate) -> Vec<u32> {
         match self.waiting.remove(&token) {
-            None | Some(Waiting::Quiesced) => Vec::new(),
-            Some(Waiting::Retired(handles)) => {
+            None | Some(TokenWaiter::Quiesced) => Vec::new(),
+            Some(TokenWaiter::Retired(handles)) => {
                 for handle in &handles {
                     // Fails only for a handle that another token has reclaimed.
                     let _ = self.path.slots().reclaim(*handle, elapsed);
                 }
                 handles
             }
-            Some(Waiting::Region(region)) => self.finish_change(region, token, elapsed, locate),
+            Some(TokenWaiter::Region(region)) => self.finish_change(region, token, elapsed, locate),
         }
     }
 
@@ -557,15 +558,16 @@ impl Mapper {
     /// Gives `mapping` the view that its region has now.
     fn renew(&self, region: RegionId, mapping: &mut Mapping, locate: &dyn Locate) {
         let Some(mapped) = self.regions.get(&region) else { return };
-        let home = self.lives[&mapped.home];
+        let home = self.incarnations[&mapped.home];
         if let Some(large) = self.large.get(&region) {
             mapping.view = self.view(home, &large.extents, large.frozen, locate);
             return;
         }
-        let owner = self.lives[&mapped.owner];
-        let is_severed = self.disowned.contains(&(owner, home));
-        if let Some(dead) =
-            [home, owner].into_iter().find(|life| self.dead.contains(life) || is_severed && *life == home)
+        let owner = self.incarnations[&mapped.owner];
+        let is_disowned = self.disowned.contains(&(owner, home));
+        if let Some(dead) = [home, owner]
+            .into_iter()
+            .find(|incarnation| self.dead.contains(incarnation) || is_disowned && *incarnation == home)
         {
             let pieces = vec![Piece { start: 0, place: Place::Down(dead) }];
             mapping.view = View::Pieces(Arc::new(Pieces { len: mapping.view.len(), pieces }));
@@ -580,7 +582,7 @@ impl Mapper {
             && !self.dead.contains(&extent.owner)
         {
             self.large.remove(&region);
-            let owner = self.life_index(extent.owner);
+            let owner = self.incarnation_index(extent.owner);
             self.remember_key(owner, &window, extent.key);
             self.set_owner(region, owner);
         }
@@ -588,7 +590,7 @@ impl Mapper {
 
     fn view(
         &self,
-        home: NodeLife,
+        home: NodeIncarnation,
         extents: &[Extent],
         frozen: Option<(u64, u64)>,
         locate: &dyn Locate,
@@ -609,7 +611,7 @@ impl Mapper {
     /// Every extent, cut where it is frozen in part, and how this node reaches it.
     fn places(
         &self,
-        home: NodeLife,
+        home: NodeIncarnation,
         extents: &[Extent],
         frozen: Option<(u64, u64)>,
         locate: &dyn Locate,
@@ -629,8 +631,14 @@ impl Mapper {
         parts.into_iter().flat_map(placed).collect()
     }
 
-    fn piece_place(&self, home: NodeLife, extent: &Extent, frozen: bool, locate: &dyn Locate) -> Place {
-        match [home, extent.owner].into_iter().find(|life| self.dead.contains(life)) {
+    fn piece_place(
+        &self,
+        home: NodeIncarnation,
+        extent: &Extent,
+        frozen: bool,
+        locate: &dyn Locate,
+    ) -> Place {
+        match [home, extent.owner].into_iter().find(|incarnation| self.dead.contains(incarnation)) {
             Some(dead) => Place::Down(dead),
             None if self.disowned.contains(&(extent.owner, home)) => Place::Down(home),
             None if frozen => Place::Frozen,
@@ -694,8 +702,8 @@ mod tests {
     }
 
     /// What it maps of a home that holds the bytes itself.
-    fn map(mapper: &mut Mapper, session: SessionId, home: NodeLife, serial: u64) -> SlotRef {
-        let region = RegionId { origin: home.incarnation, serial };
+    fn map(mapper: &mut Mapper, session: SessionId, home: NodeIncarnation, serial: u64) -> SlotRef {
+        let region = RegionId { origin: home.id, serial };
         let extent = Extent { owner: home, key: Key(0), offset: 0, len: 4096 };
         let reply = MappedReply {
             region,
@@ -717,14 +725,14 @@ mod tests {
         let path = Arc::new(DataPath::default());
         let mut mapper = Mapper::new(path.clone());
         let session = mapper.open_session(Principal("ada".into())).expect("it is the first");
-        let home = NodeLife { node: NodeId(1), incarnation: Incarnation(1) };
+        let home = NodeIncarnation { node: NodeId(1), id: Incarnation(1) };
         let [one, same, other] = [1, 1, 2].map(|serial| map(&mut mapper, session, home, serial).index);
         let end = |mapper: &mut Mapper, token| {
             let grace = path.pins().start_grace_period();
             let elapsed = grace.elapsed(path.pins()).expect("nobody is pinned");
             mapper.handle_quiescent(token, elapsed, &Elsewhere)
         };
-        let region = RegionId { origin: home.incarnation, serial: 1 };
+        let region = RegionId { origin: home.id, serial: 1 };
         let frozen = mapper.change(region, Change::Freeze { from: 0, len: 64, layout: None, to: home });
         assert_eq!(end(&mut mapper, frozen.expect("it is possible").token), [one, same]);
         let (_, _, quiesce) = mapper.remove(other).expect("it is mapped");
@@ -738,19 +746,19 @@ mod tests {
         let mut mapper = Mapper::new(Arc::new(DataPath::default()));
         let session = mapper.open_session(Principal("ada".into())).expect("it is the first");
         for node in 0..1000 {
-            let home = NodeLife { node: NodeId(node), incarnation: Incarnation(u64::from(node) + 1) };
+            let home = NodeIncarnation { node: NodeId(node), id: Incarnation(u64::from(node) + 1) };
             let slot = map(&mut mapper, session, home, 1);
             let other = map(&mut mapper, session, home, 2);
             mapper.remove(slot.index).expect("it is mapped");
             mapper.handle_down(home);
-            mapper.disown(home, &[NodeLife { incarnation: Incarnation(9), ..home }]);
+            mapper.disown(home, &[NodeIncarnation { id: Incarnation(9), ..home }]);
             mapper.handle_ended(home);
             assert!(mapper.dead.contains(&home), "a handle is left, and has to fail");
             mapper.remove(other.index).expect("it is mapped");
         }
-        let nobody = NodeLife { node: NodeId(1000), incarnation: Incarnation(1) };
+        let nobody = NodeIncarnation { node: NodeId(1000), id: Incarnation(1) };
         mapper.handle_ended(nobody);
-        assert_eq!((mapper.lives.len(), mapper.dead.len(), mapper.over.len()), (0, 0, 0));
+        assert_eq!((mapper.incarnations.len(), mapper.dead.len(), mapper.over.len()), (0, 0, 0));
         assert_eq!((mapper.disowned.len(), mapper.keys.len()), (0, 0));
     }
 }

@@ -1,11 +1,11 @@
-//! Who is in the cluster, as this node sees it: lives, connections, and who is cut off.
+//! Who is in the cluster, as this node sees it: incarnations, connections, and who is cut off.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use halite_fabric::PeerId;
 
 use crate::hello::Hello;
-use crate::ids::{NodeId, NodeLife};
+use crate::ids::{NodeId, NodeIncarnation};
 use crate::link::Assembler;
 use crate::message::{Loss, LossCause, Member, NodeState};
 
@@ -13,7 +13,7 @@ use crate::message::{Loss, LossCause, Member, NodeState};
 #[derive(Debug)]
 pub struct Peer {
     /// Who it is.
-    pub life: NodeLife,
+    pub incarnation: NodeIncarnation,
     /// Its process.
     pub pid: u32,
     /// Longest send to it, in bytes.
@@ -77,7 +77,7 @@ fn signed(ns: u64) -> i64 {
 /// A dead node that is not cut off.
 #[derive(Debug)]
 struct Zombie {
-    life: NodeLife,
+    incarnation: NodeIncarnation,
     /// Its process, for people to see.
     pid: u32,
     /// Since when it is one, in ns.
@@ -94,7 +94,7 @@ struct Zombie {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Killed {
     /// Who it is.
-    pub life: NodeLife,
+    pub incarnation: NodeIncarnation,
     /// Its process.
     pub pid: u32,
     /// Whether that is for its silence.
@@ -105,7 +105,7 @@ pub struct Killed {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CutOffPeer {
     /// Who it was.
-    pub life: NodeLife,
+    pub incarnation: NodeIncarnation,
     /// Its process.
     pub pid: u32,
     /// Whether it was killed for its silence.
@@ -127,7 +127,7 @@ struct Known {
 pub struct Members {
     known: BTreeMap<NodeId, Known>,
     /// The highest number of those that come and go.  They rise, so that all below were given out before.
-    passing_max: Option<NodeId>,
+    ephemeral_max: Option<NodeId>,
     peers: BTreeMap<PeerId, Peer>,
     by_node: BTreeMap<NodeId, PeerId>,
     /// Dead, but perhaps still able to touch memory here.
@@ -147,11 +147,11 @@ enum Departed {
 impl Members {
     /// A peer is one of the cluster.
     pub fn insert(&mut self, peer: PeerId, hello: &Hello, send_bytes_max: usize, now_ns: u64) {
-        let life = hello.life;
-        self.by_node.insert(life.node, peer);
+        let incarnation = hello.incarnation;
+        self.by_node.insert(incarnation.node, peer);
         let assembler = Assembler::default();
         let known = Peer {
-            life,
+            incarnation,
             pid: hello.pid,
             send_bytes_max,
             assembler,
@@ -169,7 +169,7 @@ impl Members {
     /// Notes this node itself.
     pub fn insert_self(&mut self, hello: &Hello) {
         let member = Member {
-            life: hello.life,
+            incarnation: hello.incarnation,
             pid: hello.pid,
             bytes_total: hello.bytes_total,
             state: NodeState::Alive,
@@ -179,26 +179,27 @@ impl Members {
     }
 
     fn note(&mut self, known: Known) {
-        let node = known.member.life.node;
+        let node = known.member.incarnation.node;
         if node.is_ephemeral() {
-            self.passing_max = self.passing_max.max(Some(node));
+            self.ephemeral_max = self.ephemeral_max.max(Some(node));
         }
         self.known.insert(node, known);
     }
 
     /// Notes what the directory remembers of nodes that are not connected here: of those that it has forgotten, nothing.
     pub fn learn(&mut self, members: Vec<Member>, me: NodeId, now_ns: u64) {
-        let told: BTreeSet<NodeId> = members.iter().map(|member| member.life.node).collect();
+        let told: BTreeSet<NodeId> = members.iter().map(|member| member.incarnation.node).collect();
         let by_node = &self.by_node;
         let is_here = |node: &NodeId| *node == me || by_node.contains_key(node);
         self.known.retain(|node, _| is_here(node) || told.contains(node));
         let elsewhere: Vec<Member> =
-            members.into_iter().filter(|member| !is_here(&member.life.node)).collect();
+            members.into_iter().filter(|member| !is_here(&member.incarnation.node)).collect();
         for member in elsewhere {
             // Who is dead here may not be so for others, yet is of no use here.
-            let is_news =
-                |known: &Known| known.member.life != member.life || member.state != NodeState::Alive;
-            if self.known.get(&member.life.node).is_none_or(is_news) {
+            let is_news = |known: &Known| {
+                known.member.incarnation != member.incarnation || member.state != NodeState::Alive
+            };
+            if self.known.get(&member.incarnation.node).is_none_or(is_news) {
                 let parting = member.loss.map(|loss| Parting::of(loss, now_ns));
                 self.note(Known { member, parting });
             }
@@ -207,11 +208,29 @@ impl Members {
 
     /// Notes a node that another one knows and does not hear, unless one of its number is known.
     pub fn note_missing(&mut self, member: Member, now_ns: u64) {
-        if !self.known.contains_key(&member.life.node) {
+        if !self.known.contains_key(&member.incarnation.node) {
             let loss = member.loss.unwrap_or(Loss { cause: LossCause::Unreachable, age_ns: 0 });
             let parting = Some(Parting::of(loss, now_ns));
             self.note(Known { member: Member { state: NodeState::Unreachable, ..member }, parting });
         }
+    }
+
+    /// Notes a node that the directory hears, and that is about to be met.
+    pub fn note_awaited(&mut self, member: Member) {
+        let member = Member { state: NodeState::Alive, loss: None, ..member };
+        self.note(Known { member, parting: None });
+    }
+
+    /// A node that the directory hears could not be met.
+    pub fn note_unmet(&mut self, incarnation: NodeIncarnation) {
+        if let Some(known) = self.known_mut(incarnation).filter(|it| it.member.state == NodeState::Alive) {
+            known.member.state = NodeState::Silent;
+        }
+    }
+
+    /// Whether there is a row of that node.
+    pub fn has(&self, node: NodeId) -> bool {
+        self.known.contains_key(&node)
     }
 
     /// Notes a node that the directory hears, and that is connected when it is used.
@@ -229,53 +248,64 @@ impl Members {
         state: NodeState,
         parting: Parting,
         now_ns: u64,
-    ) -> Option<NodeLife> {
+    ) -> Option<NodeIncarnation> {
         let gone = self.peers.remove(&peer)?;
-        if self.by_node.get(&gone.life.node) == Some(&peer) {
-            self.by_node.remove(&gone.life.node);
+        if self.by_node.get(&gone.incarnation.node) == Some(&peer) {
+            self.by_node.remove(&gone.incarnation.node);
         }
-        if let Some(known) = self.known_mut(gone.life) {
+        if let Some(known) = self.known_mut(gone.incarnation) {
             known.member.state = state;
             known.parting = Some(parting);
         }
-        let Peer { life, pid, doomed, heard_ns, .. } = gone;
-        let zombie = Zombie { life, pid, since_ns: now_ns, heard_ns, silent: doomed, killed: doomed };
+        let Peer { incarnation, pid, doomed, heard_ns, .. } = gone;
+        let zombie = Zombie { incarnation, pid, since_ns: now_ns, heard_ns, silent: doomed, killed: doomed };
         self.zombies.insert(peer, zombie);
         self.departed.insert(peer, Departed::Untold);
-        Some(gone.life)
+        Some(gone.incarnation)
     }
 
-    /// A life is over.
-    pub fn end(&mut self, life: NodeLife, state: NodeState, parting: Parting) {
-        let Some(known) = self.known_mut(life) else { return };
+    /// An incarnation is over.
+    pub fn end(&mut self, incarnation: NodeIncarnation, state: NodeState, parting: Parting) {
+        let Some(known) = self.known_mut(incarnation) else { return };
         known.member.state = state;
         known.parting = Some(parting);
         // Nodes without memory come and go with every command; nobody misses them.  Nor does anybody wait for one whose
         // number is never given out again.
-        if known.member.bytes_total == 0 || life.node.is_ephemeral() {
-            self.known.remove(&life.node);
+        if known.member.bytes_total == 0 || incarnation.node.is_ephemeral() {
+            self.known.remove(&incarnation.node);
         }
     }
 
     /// A peer has told all that it holds for us.
-    pub fn note_held_told(&mut self, life: NodeLife) {
-        if let Some(peer) = self.peers.values_mut().find(|peer| peer.life == life) {
+    pub fn note_held_told(&mut self, incarnation: NodeIncarnation) {
+        if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             peer.has_told_held = true;
         }
     }
 
     /// Whether a peer is there and has told all that it holds for us.
-    pub fn has_told_held(&self, life: NodeLife) -> bool {
-        self.peer_of(life.node).is_some_and(|(_, peer)| peer.life == life && peer.has_told_held)
+    pub fn has_told_held(&self, incarnation: NodeIncarnation) -> bool {
+        self.peer_of(incarnation.node)
+            .is_some_and(|(_, peer)| peer.incarnation == incarnation && peer.has_told_held)
     }
 
-    fn known_mut(&mut self, life: NodeLife) -> Option<&mut Known> {
-        self.known.get_mut(&life.node).filter(|known| known.member.life == life)
+    fn known_mut(&mut self, incarnation: NodeIncarnation) -> Option<&mut Known> {
+        self.known.get_mut(&incarnation.node).filter(|known| known.member.incarnation == incarnation)
+    }
+
+    /// What is known to have become of a node of that number.
+    pub fn state_of(&self, node: NodeId) -> Option<NodeState> {
+        self.known.get(&node).map(|known| known.member.state)
+    }
+
+    /// How and when an incarnation was lost, as far as that is known.
+    pub fn parting_of(&self, incarnation: NodeIncarnation) -> Option<Parting> {
+        self.known.get(&incarnation.node).filter(|it| it.member.incarnation == incarnation)?.parting
     }
 
     /// More is known by now of how a node ended.
-    pub fn correct_loss(&mut self, life: NodeLife, parting: Parting) {
-        if let Some(known) = self.known_mut(life) {
+    pub fn correct_loss(&mut self, incarnation: NodeIncarnation, parting: Parting) {
+        if let Some(known) = self.known_mut(incarnation) {
             known.parting = Some(parting);
         }
     }
@@ -291,26 +321,26 @@ impl Members {
     pub fn note_killed(&mut self, peer: PeerId) -> Option<Killed> {
         let zombie = self.zombies.get_mut(&peer)?;
         zombie.killed = true;
-        Some(Killed { life: zombie.life, pid: zombie.pid, silent: zombie.silent })
+        Some(Killed { incarnation: zombie.incarnation, pid: zombie.pid, silent: zombie.silent })
     }
 
     /// The process of a node is being killed for its silence, by another node.  Whether that is news.
-    pub fn note_killed_elsewhere(&mut self, life: NodeLife) -> bool {
-        if let Some(peer) = self.peers.values_mut().find(|peer| peer.life == life) {
+    pub fn note_killed_elsewhere(&mut self, incarnation: NodeIncarnation) -> bool {
+        if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             return !std::mem::replace(&mut peer.doomed, true);
         }
-        if let Some(zombie) = self.zombies.values_mut().find(|zombie| zombie.life == life) {
+        if let Some(zombie) = self.zombies.values_mut().find(|zombie| zombie.incarnation == incarnation) {
             let is_news = !(zombie.silent && zombie.killed);
             (zombie.silent, zombie.killed) = (true, true);
             return is_news;
         }
-        let parting = self.known_mut(life).and_then(|known| known.parting.as_mut());
+        let parting = self.known_mut(incarnation).and_then(|known| known.parting.as_mut());
         parting.is_some_and(Parting::note_killed)
     }
 
     /// Whether a node of that number is or was in the cluster, as far as that is remembered.
     pub fn knows(&self, node: NodeId) -> bool {
-        self.known.contains_key(&node) || node.is_ephemeral() && Some(node) <= self.passing_max
+        self.known.contains_key(&node) || node.is_ephemeral() && Some(node) <= self.ephemeral_max
     }
 
     /// Forgets a node that does not live; whether it was known.
@@ -331,33 +361,42 @@ impl Members {
 
     /// A zombie can touch nothing here any more: returns who it was.
     pub fn mark_cut_off(&mut self, peer: PeerId) -> Option<CutOffPeer> {
-        let Zombie { life, pid, silent, killed, heard_ns, .. } = self.zombies.remove(&peer)?;
-        Some(CutOffPeer { life, pid, killed: silent && killed, heard_ns })
+        let Zombie { incarnation, pid, silent, killed, heard_ns, .. } = self.zombies.remove(&peer)?;
+        Some(CutOffPeer { incarnation, pid, killed: silent && killed, heard_ns })
     }
 
     /// All who may still touch memory here although they are dead.
-    pub fn zombies(&self) -> impl Iterator<Item = NodeLife> {
-        self.zombies.values().map(|zombie| zombie.life)
+    pub fn zombies(&self) -> impl Iterator<Item = NodeIncarnation> {
+        self.zombies.values().map(|zombie| zombie.incarnation)
     }
 
-    /// Whether `life` may still touch memory here although it is dead.
-    pub fn is_zombie(&self, life: NodeLife) -> bool {
-        self.zombies().any(|zombie| zombie == life)
+    /// Whether `incarnation` may still touch memory here although it is dead.
+    pub fn is_zombie(&self, incarnation: NodeIncarnation) -> bool {
+        self.zombies().any(|zombie| zombie == incarnation)
     }
 
     /// Those that have been dead since then or longer, and are not cut off.
-    pub fn zombies_since(&self, then_ns: u64) -> impl Iterator<Item = NodeLife> {
-        self.zombies.values().filter(move |zombie| zombie.since_ns <= then_ns).map(|zombie| zombie.life)
+    pub fn zombies_since(&self, then_ns: u64) -> impl Iterator<Item = NodeIncarnation> {
+        self.zombies
+            .values()
+            .filter(move |zombie| zombie.since_ns <= then_ns)
+            .map(|zombie| zombie.incarnation)
     }
 
-    /// Those of `lives` that are not cut off: zombies, and the living.
-    pub fn not_cut_off(&self, lives: impl IntoIterator<Item = NodeLife>) -> BTreeSet<NodeLife> {
-        lives.into_iter().filter(|life| self.is_zombie(*life) || self.is_alive(*life)).collect()
+    /// Those of `incarnations` that are not cut off: zombies, and the living.
+    pub fn not_cut_off(
+        &self,
+        incarnations: impl IntoIterator<Item = NodeIncarnation>,
+    ) -> BTreeSet<NodeIncarnation> {
+        incarnations
+            .into_iter()
+            .filter(|incarnation| self.is_zombie(*incarnation) || self.is_alive(*incarnation))
+            .collect()
     }
 
-    /// Whether `life` is connected.
-    pub fn is_alive(&self, life: NodeLife) -> bool {
-        self.peer_of(life.node).is_some_and(|(_, peer)| peer.life == life)
+    /// Whether `incarnation` is connected.
+    pub fn is_alive(&self, incarnation: NodeIncarnation) -> bool {
+        self.peer_of(incarnation.node).is_some_and(|(_, peer)| peer.incarnation == incarnation)
     }
 
     /// The connection to a node.
@@ -372,8 +411,8 @@ impl Members {
     }
 
     /// A peer has told all its names.
-    pub fn note_names_told(&mut self, life: NodeLife) {
-        if let Some(peer) = self.peers.values_mut().find(|peer| peer.life == life) {
+    pub fn note_names_told(&mut self, incarnation: NodeIncarnation) {
+        if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             peer.has_told_names = true;
         }
     }
@@ -391,15 +430,17 @@ impl Members {
     }
 
     /// A peer has heard what was said to it then; nobody hears what has not been said yet.
-    pub fn note_acknowledged(&mut self, life: NodeLife, said_ns: u64, now_ns: u64) {
-        if let Some(peer) = self.peers.values_mut().find(|peer| peer.life == life && said_ns <= now_ns) {
+    pub fn note_acknowledged(&mut self, incarnation: NodeIncarnation, said_ns: u64, now_ns: u64) {
+        if let Some(peer) =
+            self.peers.values_mut().find(|peer| peer.incarnation == incarnation && said_ns <= now_ns)
+        {
             peer.acknowledged_ns = peer.acknowledged_ns.max(said_ns);
         }
     }
 
     /// A heartbeat of a peer has arrived.
-    pub fn note_beat(&mut self, life: NodeLife, sent_ns: u64) {
-        if let Some(peer) = self.peers.values_mut().find(|peer| peer.life == life) {
+    pub fn note_beat(&mut self, incarnation: NodeIncarnation, sent_ns: u64) {
+        if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             peer.beat_ns = peer.beat_ns.max(sent_ns);
         }
     }

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
+use crate::ids::{Epoch, NodeId, NodeIncarnation, Principal, RegionId, RequestId, SessionId};
 use crate::layout::{Extent, Extents};
 use crate::permissions::{AccessList, Grantee, Permissions};
 
@@ -67,7 +67,7 @@ pub enum Request {
     /// To a region's home: describe it.
     Stat { region: RegionId },
     /// To a region's home: change it, on behalf of a master.
-    RegionCommand { region: RegionId, principal: Principal, order: RegionCommand },
+    RegionCommand { region: RegionId, principal: Principal, command: RegionCommand },
     /// To a node with memory: keep chunks of these lengths for a region of mine; if `populate`, answer when their
     /// memory has been taken from the system.
     Reserve { region: RegionId, chunk_bytes: u64, len: u64, populate: bool },
@@ -91,13 +91,13 @@ pub enum Request {
     /// To the home of a barrier: one participant is there; answer when all are.
     Arrive { region: RegionId, principal: Principal, participants: u32, timeout_ns: u64 },
     /// To all nodes: that home is dead, drop what you map of its regions in my memory; answer when no access is under way.
-    DropHome { home: NodeLife },
+    DropHome { home: NodeIncarnation },
     /// To an owner of chunks of my regions: that mapper does not hear me. Have it let go of what it mapped of mine until
     /// that pairing with me ended, or cut it off; answer when either is so.
-    Relay { to: NodeLife, pairing: u64 },
+    Relay { to: NodeIncarnation, pairing: u64 },
     /// To a mapper, passed on for a home that has ended that pairing with it: let go of its regions; answer when no access is
     /// under way.
-    Retire { home: NodeLife, pairing: u64 },
+    Retire { home: NodeIncarnation, pairing: u64 },
     /// To the future home of a region: take over its record.
     Adopt { record: Box<Record> },
     /// How are you?
@@ -124,6 +124,30 @@ pub enum Request {
     TakeNumber,
     /// To a node: bring all that is there to others for at most so long, and then leave; if it `stays`, only if nothing is left.
     Drain { within_ns: u64, stays: bool },
+    /// To node 0, which has the names: bring them there, and have all nodes ask for them there from then on.
+    MoveNames { to: NamesAt },
+    /// To any node: would you reach the names there?
+    TryNames { at: NamesAt },
+}
+
+/// Where names are that are kept outside of the cluster.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NamesAt {
+    /// How drivers reach the store.  It has no password: whatever is on the path of a message can read it.
+    pub address: String,
+    /// Under which keys of it the names are.
+    pub prefix: String,
+}
+
+impl NamesAt {
+    /// Longest of each part, in bytes.
+    pub const BYTES_MAX: usize = 4096;
+
+    /// Untrusted: whether the parts have any sense.
+    pub fn is_well_formed(&self) -> bool {
+        let is_fit = |text: &String| !text.is_empty() && text.len() <= NamesAt::BYTES_MAX;
+        is_fit(&self.address) && is_fit(&self.prefix)
+    }
 }
 
 /// A part of a copy: both sides are of one length, and each in one place.
@@ -178,20 +202,20 @@ pub enum Change {
     /// These bytes may not be touched until told where they are.  The first freeze of a move says where all
     /// bytes are, since a node keeps no extents of regions that it reaches as one window.
     /// Answered when the node that they are brought to is connected, or cannot be.
-    Freeze { from: u64, len: u64, layout: Option<Extents>, to: NodeLife },
+    Freeze { from: u64, len: u64, layout: Option<Extents>, to: NodeIncarnation },
     /// The bytes from `from` on are at `place` from now on.
     Place { from: u64, place: Extent },
     /// These are the permissions now.
     Access { access: AccessList, sealed: bool },
     /// A move is over, and this is the home now.
-    Settle { home: NodeLife },
+    Settle { home: NodeIncarnation },
     /// The region is gone.
     Drop,
 }
 
 impl Change {
     /// The node that bytes are being brought to.
-    pub fn moves_to(&self) -> Option<NodeLife> {
+    pub fn moves_to(&self) -> Option<NodeIncarnation> {
         match self {
             Change::Freeze { to, .. } => Some(*to),
             _ => None,
@@ -207,8 +231,8 @@ pub enum Reply {
     Done,
     /// To `FindName`.
     Found { region: RegionId, home: NodeId },
-    /// To `ListNames`; `more` if the list was cut.
-    Names { names: Vec<(String, RegionId, NodeId)>, more: bool },
+    /// To `ListNames`; names that lead nowhere are `damaged`; `more` if the list was cut.
+    Names { names: Vec<(String, RegionId, NodeId)>, damaged: Vec<String>, more: bool },
     /// To `ListMembers`.
     Members { members: Vec<Member> },
     /// To `Alloc` and `Map`.
@@ -228,7 +252,7 @@ pub enum Reply {
     /// The region has moved its home; ask there.
     MovedTo { home: NodeId },
     /// To `ListWatchers`: nodes and their ports.
-    Watchers { watchers: Vec<(NodeLife, u32)> },
+    Watchers { watchers: Vec<(NodeIncarnation, u32)> },
     /// To `ListLost`; `more` if the list was cut.
     Lost { names: Vec<LostName>, more: bool },
     /// To `Relay`: the mapper has let go of all those regions.
@@ -239,6 +263,8 @@ pub enum Reply {
     Reached(Reach),
     /// To `Drain`.
     Drained(Box<Drained>),
+    /// To `MoveNames`: how many there were, and how many that had been lost.
+    NamesMoved { names: u64, lost: u64 },
 }
 
 /// Most regions that a drained node names as those that it still holds.
@@ -290,7 +316,7 @@ pub struct MappedReply {
     /// Which region.
     pub region: RegionId,
     /// Its home, which tells about changes.
-    pub home: NodeLife,
+    pub home: NodeIncarnation,
     /// As of which change.
     pub epoch: Epoch,
     /// Its length in bytes.
@@ -306,7 +332,7 @@ pub struct MappedReply {
     /// The bytes that are under way to another node, if any: first and length.
     pub frozen: Option<(u64, u64)>,
     /// The node that its bytes are being brought to, if any.
-    pub moving_to: Option<NodeLife>,
+    pub moving_to: Option<NodeIncarnation>,
 }
 
 /// All that a home knows of a region, as it travels to the next home.
@@ -331,7 +357,7 @@ pub struct Record {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MapperEntry {
     /// Which node.
-    pub life: NodeLife,
+    pub incarnation: NodeIncarnation,
     /// Its request.
     pub request: RequestId,
 }
@@ -340,7 +366,7 @@ pub struct MapperEntry {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Watcher {
     /// Which node.
-    pub life: NodeLife,
+    pub incarnation: NodeIncarnation,
     /// Its port.
     pub port: u32,
     /// The request by which it began to watch.
@@ -352,11 +378,11 @@ pub struct Watcher {
 /// Whether what a node has begun may still land in the memory of another, the owner, as that says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Reach {
-    /// The life of the node that the owner has seen last; 0 if it remembers none.
+    /// The incarnation of the node that the owner has seen last; 0 if it remembers none.
     pub incarnation: u64,
-    /// For which time the two are paired, or were last; 0 if they never were, or that life is over.
+    /// For which time the two are paired, or were last; 0 if they never were, or that incarnation is over.
     pub pairing: u64,
-    /// Whether no life of the node can touch anything of the owner's: nothing lands any more of what it began in this pairing, or
+    /// Whether no incarnation of the node can touch anything of the owner's: nothing lands any more of what it began in this pairing, or
     /// in one before.
     pub is_cut_off: bool,
 }
@@ -372,7 +398,7 @@ pub struct RegionInfo {
     pub len: u64,
     /// Bytes per chunk.
     pub chunk_bytes: u64,
-    /// The node that orders its changes.
+    /// The node that decides on its changes.
     pub home: NodeId,
     /// Bytes on each node that is there.
     pub nodes: Vec<(NodeId, u64)>,
@@ -403,7 +429,7 @@ pub struct NodeStatus {
     pub pid: u32,
     /// Whether it lives.
     pub state: NodeState,
-    /// Its life.
+    /// Its incarnation.
     pub incarnation: u64,
     /// The fabric by which it is reached.
     pub provider: String,
@@ -451,7 +477,7 @@ pub struct LostName {
     /// The name.
     pub name: String,
     /// The home.
-    pub home: NodeLife,
+    pub home: NodeIncarnation,
     /// What has become of that.
     pub loss: Loss,
 }
@@ -461,13 +487,13 @@ pub struct LostName {
 pub enum NodeState {
     /// It answers.
     Alive,
-    /// The directory hears it, and the two have not used each other, so that they are not connected.
+    /// The directory, or where that is out of reach another member, hears it, and the two have not used each other, so that they are not connected.
     Unconnected,
     /// The directory thinks that it lives, but it does not answer here: it may be stopped.
     Silent,
     /// It was silent for longer than its lease, or its connection has ended; what it holds is kept.
     Unreachable,
-    /// Its life is over: it crashed, was killed or forgotten, or is there in another life.
+    /// Its incarnation is over: it crashed, was killed or forgotten, or is there in another incarnation.
     Dead,
     /// It said goodbye.
     Left,
@@ -476,6 +502,30 @@ pub enum NodeState {
 }
 
 impl NodeState {
+    /// All of them.
+    pub const ALL: [NodeState; 7] = [
+        NodeState::Alive,
+        NodeState::Unconnected,
+        NodeState::Silent,
+        NodeState::Unreachable,
+        NodeState::Dead,
+        NodeState::Left,
+        NodeState::Draining,
+    ];
+
+    /// As users read it.
+    pub fn name(self) -> &'static str {
+        match self {
+            NodeState::Alive => "alive",
+            NodeState::Unconnected => "unconnected",
+            NodeState::Silent => "silent",
+            NodeState::Unreachable => "unreachable",
+            NodeState::Dead => "dead",
+            NodeState::Left => "left",
+            NodeState::Draining => "draining",
+        }
+    }
+
     /// Whether the node is there for who uses it.
     pub fn is_there(self) -> bool {
         matches!(self, NodeState::Alive | NodeState::Unconnected)
@@ -486,7 +536,7 @@ impl NodeState {
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Member {
-    pub life: NodeLife,
+    pub incarnation: NodeIncarnation,
     pub pid: u32,
     pub bytes_total: u64,
     pub state: NodeState,
@@ -495,8 +545,8 @@ pub struct Member {
 
 impl Member {
     /// One of whom no more is known than that it is there.
-    pub fn unseen(life: NodeLife) -> Member {
-        Member { life, pid: 0, bytes_total: 0, state: NodeState::Alive, loss: None }
+    pub fn unseen(incarnation: NodeIncarnation) -> Member {
+        Member { incarnation, pid: 0, bytes_total: 0, state: NodeState::Alive, loss: None }
     }
 }
 
@@ -512,9 +562,9 @@ pub enum Notice {
     /// To a home: no session of mine maps this region any more, by any request up to `upto`.
     Unmapped { region: RegionId, upto: RequestId },
     /// The same, said by the former home of the region about another node.
-    UnmappedBy { region: RegionId, node: NodeLife, upto: RequestId },
+    UnmappedBy { region: RegionId, node: NodeIncarnation, upto: RequestId },
     /// To a newcomer: these homes are dead for me, and what I held for them may belong to others by now.
-    Swept { homes: Vec<NodeLife> },
+    Swept { homes: Vec<NodeIncarnation> },
     /// To a restarted directory: names of regions whose home I am, and as of which change; `done` with the last.
     Names { names: Vec<(String, RegionId, Epoch)>, done: bool },
     /// By the directory, to a home: another region has this name already, so yours has none any more.
@@ -527,15 +577,15 @@ pub enum Notice {
     Return { extents: Extents },
     /// To a home, first of all: these chunks I hold for its regions; `done` with the last. What it does not know of, it returns.
     /// And where I find the directory, which it may have lost sight of; and the time, as in heartbeats.
-    Held { held: Vec<(RegionId, Extents)>, done: bool, seat: Option<(NodeLife, String)>, time_ns: u64 },
-    /// By the directory: these nodes are of the cluster, and are dialled at these addresses; and these lives are over.
+    Held { held: Vec<(RegionId, Extents)>, done: bool, seat: Option<(NodeIncarnation, String)>, time_ns: u64 },
+    /// By the directory: these nodes are of the cluster, and are dialled at these addresses; and these incarnations are over.
     /// Those that it does not hear itself are not waited for by who joins.
-    Known { living: Vec<(Member, String)>, unreachable: Vec<(Member, String)>, ended: Vec<NodeLife> },
-    /// To the directory, which may have restarted: these nodes I know, and they are dialled at these addresses; and these lives are over.
-    Seen { members: Vec<(Member, String)>, ended: Vec<NodeLife> },
+    Known { living: Vec<(Member, String)>, unreachable: Vec<(Member, String)>, ended: Vec<NodeIncarnation> },
+    /// To the directory, which may have restarted: these nodes I know, and they are dialled at these addresses; and these incarnations are over.
+    Seen { members: Vec<(Member, String)>, ended: Vec<NodeIncarnation> },
     /// To the directory, which tells what becomes of nodes: I end that one's process, for I have not heard it for longer
     /// than its lease.
-    Killing { life: NodeLife },
+    Killing { incarnation: NodeIncarnation },
     /// To a node of a higher number: let this connection be our pairing of this number, or of a higher one.
     Welcome { pairing: u64 },
     /// To a node of a lower number, first of all: it is, and this is its number.
@@ -543,7 +593,11 @@ pub enum Notice {
     /// I take nothing new, for I am about to leave; or I do again.
     Draining { is_on: bool },
     /// To the directory, by the former home of a region: as of that change, its home is `to`.
-    Moved { name: String, region: RegionId, epoch: Epoch, to: NodeLife },
+    Moved { name: String, region: RegionId, epoch: Epoch, to: NodeIncarnation },
+    /// The names are there: from now on they are asked for there, and not of node 0.
+    NamesAt(NamesAt),
+    /// To who has just connected: your incarnation is over for me, and I shall not be paired with it again.
+    Over,
 }
 
 /// Why a request was not granted.  Nothing was changed, unless it says so.
@@ -639,14 +693,14 @@ pub enum ErrorReply {
     #[error("the region was lost with node {}", home.node)]
     Lost {
         /// Its home.
-        home: NodeLife,
+        home: NodeIncarnation,
         /// What has become of that.
         loss: Loss,
     },
     /// A node that lives is not forgotten.
     #[error("node {0} lives")]
     NodeLives(NodeId),
-    /// All numbers of nodes that stay have been given out.
+    /// All numbers of nodes that stay have been given out, and none was given up.
     #[error("all numbers below {} have been given out", NodeId::EPHEMERAL_MIN)]
     NoNumbers,
     /// The node that was to read bytes cannot map the memory that they are in.
@@ -669,6 +723,21 @@ pub enum ErrorReply {
     /// The directory outside of the cluster does not answer: the name is given to nobody who does not hear so.
     #[error("the directory outside of the cluster does not answer")]
     DirectoryOut,
+    /// The names have been brought elsewhere, as this node has been told before: it asks there.
+    #[error("the names are kept elsewhere by now")]
+    NamesElsewhere,
+    /// The names are where they were.
+    #[error("the names stay where they are: {reason}")]
+    NamesNotMoved {
+        /// Why.
+        reason: String,
+    },
+    /// What leads to the region of that name was written over by somebody, and leads nowhere.
+    #[error("the key {key:?} of the store that has the names holds what no node has written")]
+    NameDamaged {
+        /// The key.
+        key: String,
+    },
 }
 
 /// Why bytes are not a message.

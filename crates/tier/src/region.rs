@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::ids::{Epoch, NodeLife, Principal, RegionId, RequestId, Requester};
+use crate::ids::{Epoch, NodeIncarnation, Principal, RegionId, RequestId, Requester};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{MappedReply, MapperEntry, Record, RegionCommand, RegionInfo, Request};
 use crate::permissions::AccessList;
 
-/// A region whose changes this node orders.  Small, since there may be millions.
+/// A region whose changes this node decides on.  Small, since there may be millions.
 #[derive(Debug)]
 pub struct Region {
     /// Its name, if it has one.
@@ -33,7 +33,7 @@ pub struct Region {
     pub sealed: bool,
 }
 
-/// An order under way on a region.
+/// A command under way on a region.
 #[derive(Debug)]
 pub struct Busy {
     /// Who gave it.
@@ -42,7 +42,7 @@ pub struct Busy {
     pub stage: Stage,
     /// Mappers of whom it is not known yet that they keep to the change of this epoch.  The region may be further: it is renamed, or
     /// somebody is told of it, meanwhile.
-    pub awaited: BTreeSet<NodeLife>,
+    pub awaited: BTreeSet<NodeIncarnation>,
     /// See `awaited`.
     pub epoch: Epoch,
     /// Whether the directory has yet to hear that the name is free.
@@ -53,7 +53,7 @@ pub struct Busy {
     pub queue: VecDeque<(Requester, Principal, RegionCommand)>,
 }
 
-/// How far an order is.
+/// How far a command is.
 #[derive(Debug)]
 pub enum Stage {
     /// Mappers are told that the region is gone.
@@ -70,9 +70,9 @@ pub enum Stage {
 #[derive(Clone, Debug)]
 pub struct Moving {
     /// Where to.
-    pub to: NodeLife,
+    pub to: NodeIncarnation,
     /// Whose chunks are brought there: those of one owner that leaves; or of all, and the home follows.
-    pub of: Option<NodeLife>,
+    pub of: Option<NodeIncarnation>,
     /// Where the chunks that are not there yet will be, in the order of their bytes.
     pub places: Extents,
     /// The next byte of `places` to use.
@@ -92,7 +92,7 @@ pub struct Moving {
     /// Whether the new home could not be asked since whether it has taken the record.
     pub in_doubt: bool,
     /// Who has given the region up since the record was first on its way, upto which request: the new home may not have heard.
-    pub unmapped: Vec<(NodeLife, RequestId)>,
+    pub unmapped: Vec<(NodeIncarnation, RequestId)>,
     /// Who wants to map or watch the region meanwhile, or has to do with the lock or barrier that it is.
     pub parked: Vec<(Requester, Request)>,
 }
@@ -104,7 +104,7 @@ pub enum Presence {
     There,
     /// It is not, and may live.
     Unreachable,
-    /// Its life is over.
+    /// Its incarnation is over.
     Gone,
 }
 
@@ -116,17 +116,17 @@ impl Region {
 
     /// Lists a node as a mapper, by its latest request.
     pub fn add_mapper(&mut self, requester: Requester) {
-        match self.mappers.iter_mut().find(|mapper| mapper.life == requester.life) {
+        match self.mappers.iter_mut().find(|mapper| mapper.incarnation == requester.incarnation) {
             Some(mapper) => mapper.request = mapper.request.max(requester.id),
-            None => self.mappers.push(MapperEntry { life: requester.life, request: requester.id }),
+            None => {
+                self.mappers.push(MapperEntry { incarnation: requester.incarnation, request: requester.id })
+            }
         }
     }
 
-    /// Strikes a node off, unless it has asked to map the region again since.  Returns whether it was there.
-    pub fn remove_mapper(&mut self, life: NodeLife, upto: RequestId) -> bool {
-        let count = self.mappers.len();
-        self.mappers.retain(|mapper| mapper.life != life || mapper.request > upto);
-        self.mappers.len() < count
+    /// Strikes a node off, unless it has asked to map the region again since.
+    pub fn remove_mapper(&mut self, incarnation: NodeIncarnation, upto: RequestId) {
+        self.mappers.retain(|mapper| mapper.incarnation != incarnation || mapper.request > upto);
     }
 
     /// The move under way, if there is one.
@@ -145,8 +145,13 @@ impl Region {
         }
     }
 
+    /// Whether its record is on its way to the next home, or has been.
+    pub fn is_being_handed_over(&self) -> bool {
+        self.moving().is_some_and(|moving| moving.adopting || moving.in_doubt)
+    }
+
     /// What a node that maps it needs to know.
-    pub fn reply(&self, region: RegionId, home: NodeLife) -> MappedReply {
+    pub fn reply(&self, region: RegionId, home: NodeIncarnation) -> MappedReply {
         let frozen = self.moving().filter(|moving| moving.frozen);
         MappedReply {
             region,
@@ -166,8 +171,8 @@ impl Region {
     pub fn info(
         &self,
         region: RegionId,
-        home: NodeLife,
-        presence: impl Fn(NodeLife) -> Presence,
+        home: NodeIncarnation,
+        presence: impl Fn(NodeIncarnation) -> Presence,
     ) -> RegionInfo {
         let named = self.access.named();
         let held_by = |wanted: Presence| {
@@ -186,7 +191,7 @@ impl Region {
             owner: self.access.maker.to_string(),
             everyone: self.access.everyone,
             grants: named.iter().map(|(who, permissions)| (who.to_string(), *permissions)).collect(),
-            mappers: self.mappers.iter().map(|mapper| mapper.life.node).collect(),
+            mappers: self.mappers.iter().map(|mapper| mapper.incarnation.node).collect(),
             epoch: self.epoch.0,
             sealed: self.sealed,
         }
@@ -214,6 +219,14 @@ impl Moving {
     /// Whether the chunks of an extent are to be brought to the new place.
     pub fn concerns(&self, extent: &Extent) -> bool {
         extent.owner != self.to && self.of.is_none_or(|of| extent.owner == of)
+    }
+
+    /// Somebody has given the region up, by all that it has asked upto then.
+    pub fn note_unmapped(&mut self, incarnation: NodeIncarnation, upto: RequestId) {
+        match self.unmapped.iter_mut().find(|(mapper, _)| *mapper == incarnation) {
+            Some((_, last)) => *last = upto.max(*last),
+            None => self.unmapped.push((incarnation, upto)),
+        }
     }
 
     /// Whether the mappers have been told of it: what the home changed in the bytes from now on might not be seen at the new place.

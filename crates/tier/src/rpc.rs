@@ -26,7 +26,7 @@ pub use line::{LineReader, LineWriter, ReplyLine, RequestLine};
 pub use ring::{RingFull, RingReader, RingWriter};
 pub use served::{Cancelling, Served, ServedId};
 pub use slots::{Abandoned, Arrival, CutOffYet, ReplySlots, ReplyState, SlotId, Target};
-pub use wire::{Address, Imm, Input, Kind, Note, ReplyHeader, RequestHeader, Status, WireError};
+pub use wire::{CallControl, Imm, Input, Kind, ReplyHeader, RequestHeader, Status, WireError};
 
 /// Longest input of a call, reply, or message, in bytes.
 pub const PAYLOAD_BYTES_MAX: u64 = 1 << 30;

@@ -17,7 +17,7 @@ use halite_mem::allocator::{self, Allocator};
 
 use self::growth::Growth;
 use crate::effect::{Effect, Token};
-use crate::ids::{NodeLife, RegionId};
+use crate::ids::{NodeIncarnation, RegionId};
 use crate::layout::{Extent, Extents, append};
 
 /// Every region starts at a multiple of this many bytes: a cache line.
@@ -42,26 +42,26 @@ pub enum Shortage {
 struct Foreign {
     len: u64,
     region: RegionId,
-    home: NodeLife,
+    home: NodeIncarnation,
 }
 
 /// Our arena.
 #[derive(Debug)]
 pub struct Store {
-    me: NodeLife,
+    me: NodeIncarnation,
     bytes_total: u64,
     growth: Growth,
     allocator: Allocator,
     segments: Vec<(Key, Window)>,
     foreign: BTreeMap<(Key, u64), Foreign>,
-    quarantine: Vec<(Extents, BTreeSet<NodeLife>)>,
+    quarantine: Vec<(Extents, BTreeSet<NodeIncarnation>)>,
     discarding: BTreeMap<Token, Extent>,
     tokens: u64,
 }
 
 impl Store {
     /// An arena of at most `bytes_total`, which grows by segments of `segment_bytes`.
-    pub fn new(me: NodeLife, bytes_total: u64, segment_bytes: u64) -> Store {
+    pub fn new(me: NodeIncarnation, bytes_total: u64, segment_bytes: u64) -> Store {
         Store {
             me,
             bytes_total,
@@ -104,9 +104,9 @@ impl Store {
         !self.quarantine.is_empty()
     }
 
-    /// Bytes that are kept back because `life` could reach them.
-    pub fn bytes_kept_from(&self, life: NodeLife) -> u64 {
-        let kept = self.quarantine.iter().filter(|(_, tainted)| tainted.contains(&life));
+    /// Bytes that are kept back because `incarnation` could reach them.
+    pub fn bytes_kept_from(&self, incarnation: NodeIncarnation) -> u64 {
+        let kept = self.quarantine.iter().filter(|(_, tainted)| tainted.contains(&incarnation));
         let extents = kept.flat_map(|(extents, _)| extents);
         extents.map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum()
     }
@@ -187,7 +187,7 @@ impl Store {
     }
 
     /// Notes that `extents` of ours belong to a region of another home.
-    pub fn hold_for(&mut self, home: NodeLife, region: RegionId, extents: &[Extent]) {
+    pub fn hold_for(&mut self, home: NodeIncarnation, region: RegionId, extents: &[Extent]) {
         for extent in extents {
             self.hold_one(extent.key, extent.offset, Foreign { len: extent.len, region, home });
         }
@@ -222,7 +222,7 @@ impl Store {
     }
 
     /// Whether all of `extent` is ours and held for `home`.
-    pub fn is_held_for(&self, home: NodeLife, extent: &Extent) -> bool {
+    pub fn is_held_for(&self, home: NodeIncarnation, extent: &Extent) -> bool {
         self.holding(extent).is_some_and(|held| held.home == home)
     }
 
@@ -241,7 +241,7 @@ impl Store {
     }
 
     /// All that we hold for `home`, by region.
-    pub fn held_for(&self, home: NodeLife) -> Vec<(RegionId, Extents)> {
+    pub fn held_for(&self, home: NodeIncarnation) -> Vec<(RegionId, Extents)> {
         let mut held: BTreeMap<RegionId, Extents> = BTreeMap::new();
         for (&(key, offset), foreign) in self.foreign.iter().filter(|(_, foreign)| foreign.home == home) {
             let extent = Extent { owner: self.me, key, offset, len: foreign.len };
@@ -251,8 +251,8 @@ impl Store {
     }
 
     /// All that we hold for other homes: how many bytes of which regions, and for whom.
-    pub fn held(&self) -> BTreeMap<RegionId, (NodeLife, u64)> {
-        let mut held: BTreeMap<RegionId, (NodeLife, u64)> = BTreeMap::new();
+    pub fn held(&self) -> BTreeMap<RegionId, (NodeIncarnation, u64)> {
+        let mut held: BTreeMap<RegionId, (NodeIncarnation, u64)> = BTreeMap::new();
         for foreign in self.foreign.values() {
             let of = held.entry(foreign.region).or_insert((foreign.home, 0));
             // Of several, one has handed the region over.
@@ -262,12 +262,12 @@ impl Store {
     }
 
     /// Whether any of our chunks is held for `home`.
-    pub fn holds_any_for(&self, home: NodeLife) -> bool {
+    pub fn holds_any_for(&self, home: NodeIncarnation) -> bool {
         self.foreign.values().any(|foreign| foreign.home == home)
     }
 
     /// Takes the chunks of a dead home; they are to be released once nobody maps them.
-    pub fn take_orphans(&mut self, home: NodeLife) -> Extents {
+    pub fn take_orphans(&mut self, home: NodeIncarnation) -> Extents {
         let orphans: Vec<(Key, u64)> =
             self.foreign.iter().filter(|(_, foreign)| foreign.home == home).map(|(at, _)| *at).collect();
         let mut extents = Extents::new();
@@ -282,7 +282,7 @@ impl Store {
     pub fn release(
         &mut self,
         extents: &[Extent],
-        tainted: &BTreeSet<NodeLife>,
+        tainted: &BTreeSet<NodeIncarnation>,
         effects: &mut impl Extend<Effect>,
     ) {
         for extent in extents {
@@ -312,11 +312,11 @@ impl Store {
         }
     }
 
-    /// `life` can reach nothing of ours any more.
-    pub fn handle_cut_off(&mut self, life: NodeLife, effects: &mut impl Extend<Effect>) {
+    /// `incarnation` can reach nothing of ours any more.
+    pub fn handle_cut_off(&mut self, incarnation: NodeIncarnation, effects: &mut impl Extend<Effect>) {
         let mut safe = Vec::new();
         self.quarantine.retain_mut(|(extents, tainted)| {
-            tainted.remove(&life);
+            tainted.remove(&incarnation);
             if tainted.is_empty() {
                 safe.append(&mut extents.to_vec());
             }
@@ -353,14 +353,14 @@ mod tests {
     use super::*;
     use crate::ids::{Incarnation, NodeId};
 
-    fn life(node: u32) -> NodeLife {
-        NodeLife { node: NodeId(node), incarnation: Incarnation(1) }
+    fn incarnation(node: u32) -> NodeIncarnation {
+        NodeIncarnation { node: NodeId(node), id: Incarnation(1) }
     }
 
     #[test]
     fn what_a_former_home_has_not_given_back_stays_held_when_the_region_comes_home() {
-        let (me, former) = (life(1), life(2));
-        let region = RegionId { origin: me.incarnation, serial: 7 };
+        let (me, former) = (incarnation(1), incarnation(2));
+        let region = RegionId { origin: me.id, serial: 7 };
         let piece = |offset| Extent { owner: me, key: Key(3), offset, len: 64 };
         let mut store = Store::new(me, 4096, 4096);
         store.hold_for(former, region, &[piece(0), piece(64), piece(256)]);

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{CHUNK_BYTES, Cluster, LEASE_NS, allocation, slot};
+use fastrand::Rng;
 use halite_tier::access::{Blocked, SlotRef};
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
 use halite_tier::ids::{NodeId, Principal};
@@ -148,7 +149,7 @@ fn orders_that_come_during_a_move_are_carried_out_after_it_by_the_new_home() {
 
 /// A deposed home may have sent an order before it heard of that.
 #[test]
-fn an_order_that_waited_behind_a_revoke_is_judged_by_what_that_left() {
+fn a_command_that_waited_behind_a_revoke_is_judged_by_what_that_left() {
     let mut cluster = Cluster::of(3);
     let lh = cluster.alloc(1, "salt", LEN, Placement::Local);
     let bob = Principal("bob".into());
@@ -204,21 +205,21 @@ fn revoked_permissions_end_before_the_revoke_returns() {
 }
 
 #[test]
-fn handles_to_a_dead_owner_say_so_and_to_its_next_life_are_stale() {
+fn handles_to_a_dead_owner_say_so_and_to_its_next_incarnation_are_stale() {
     let mut cluster = Cluster::of(3);
     let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(1)));
-    let dead = cluster.hosts[1].life;
+    let dead = cluster.hosts[1].incarnation;
     cluster.kill(1);
     cluster.run();
     let blocked = cluster.hosts[0].path.read(cluster.hosts[0].session, lh, 0, &mut [0]);
-    assert!(matches!(blocked, Err(Blocked::Down(life)) if life == dead), "{blocked:?}");
+    assert!(matches!(blocked, Err(Blocked::Down(incarnation)) if incarnation == dead), "{blocked:?}");
     let gone = cluster.command(0, Command::Map { name: "salt".into(), wanted: Permissions::READ });
     let Err(CommandError::Refused(ErrorReply::Lost { home, .. })) = gone else { panic!("{gone:?}") };
     assert_eq!(home, dead);
     let order = cluster.command(0, Command::RegionCommand(lh, RegionCommand::Free));
     assert_eq!(order, Err(ErrorReply::PeerDown(NodeId(1)).into()));
     let again = cluster.add(1, common::ARENA_BYTES);
-    assert_ne!(cluster.hosts[0].engine.life_of(NodeId(1)), Some(dead));
+    assert_ne!(cluster.hosts[0].engine.incarnation_of(NodeId(1)), Some(dead));
     cluster.alloc(again, "salt", LEN, Placement::Local);
 }
 
@@ -329,13 +330,7 @@ fn freed_memory_that_is_still_being_cleaned_is_waited_for_and_not_called_missing
 #[test]
 fn writes_are_kept_while_a_region_wanders_whatever_order_its_homes_are_heard_in() {
     for seed in 1..=150u64 {
-        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut next = move || {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            random
-        };
+        let mut random = Rng::with_seed(seed);
         let mut cluster = Cluster::of(4);
         let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(0)));
         let other = cluster.map(3, "salt");
@@ -346,9 +341,9 @@ fn writes_are_kept_while_a_region_wanders_whatever_order_its_homes_are_heard_in(
                 .submit(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(destination) }));
             // The next move begins as soon as this one is over, with messages of this one still under way.
             while !cluster.has_ended(0, op) {
-                cluster.step_one(next());
+                cluster.step_one(random.u64(..));
                 for chunk in 0..4 {
-                    let (offset, byte) = (chunk * CHUNK_BYTES + next() % 5, next() as u8);
+                    let (offset, byte) = (chunk * CHUNK_BYTES + random.u64(..5), random.u8(..));
                     let host = &cluster.hosts[3];
                     match host.path.write(host.session, other, offset, &[byte]) {
                         Ok(_) => model[offset as usize] = byte,

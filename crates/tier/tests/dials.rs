@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use fastrand::Rng;
 use halite_fabric::{Key, PeerId};
 use halite_mem::Window;
 use halite_tier::access::DataPath;
 use halite_tier::effect::{Command, CommandError, Effect, OpId, Outcome};
 use halite_tier::engine::{Connection, Engine, EngineConfig};
 use halite_tier::hello::{BadHello, Hello};
-use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
+use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation, Principal, SessionId};
 use halite_tier::link;
 use halite_tier::mapper::Reach;
 use halite_tier::message::{self, Member, Message, NodeState, Notice};
@@ -61,21 +62,18 @@ struct Node {
 struct World {
     nodes: Vec<Node>,
     now_ns: u64,
-    random: u64,
+    random: Rng,
     peers: u32,
 }
 
 impl World {
     fn new(seed: u64, nodes: u32) -> World {
         let nodes = (0..nodes).map(|node| Node::new(node, node)).collect();
-        World { nodes, now_ns: 0, random: seed, peers: 0 }
+        World { nodes, now_ns: 0, random: Rng::with_seed(seed), peers: 0 }
     }
 
     fn draw(&mut self, below: usize) -> usize {
-        // SplitMix64.
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        ((mixed ^ mixed >> 27) >> 33) as usize % below
+        self.random.usize(..below)
     }
 
     fn dial(&mut self, from: usize, to: usize) {
@@ -252,9 +250,10 @@ impl World {
 
 impl Node {
     fn new(node: u32, incarnation: u32) -> Node {
-        let life = NodeLife { node: NodeId(node), incarnation: Incarnation(100 + u64::from(incarnation)) };
+        let incarnation =
+            NodeIncarnation { node: NodeId(node), id: Incarnation(100 + u64::from(incarnation)) };
         let config = EngineConfig {
-            life,
+            incarnation,
             pid: node,
             lease_ns: LEASE_NS,
             bytes_total: 0,
@@ -387,9 +386,10 @@ fn two_that_have_lost_their_connection_are_paired_anew_by_a_dial_of_either() {
 
 #[test]
 fn a_dialer_that_shows_no_good_hello_is_dropped_and_never_up() {
-    let life = |node| NodeLife { node: NodeId(node), incarnation: Incarnation(7) };
-    let ours = Hello { life: life(0), pid: 1, bytes_total: 0, address: String::new() }.encode();
-    let mut other = Hello { life: life(1), pid: 1, bytes_total: 0, address: String::new() }.encode();
+    let incarnation = |node| NodeIncarnation { node: NodeId(node), id: Incarnation(7) };
+    let ours = Hello { incarnation: incarnation(0), pid: 1, bytes_total: 0, address: String::new() }.encode();
+    let mut other =
+        Hello { incarnation: incarnation(1), pid: 1, bytes_total: 0, address: String::new() }.encode();
     other[0] += 1;
     for (hello, why) in [
         (ours, BadHello::OurNumber(NodeId(0))),
@@ -399,17 +399,26 @@ fn a_dialer_that_shows_no_good_hello_is_dropped_and_never_up() {
         let mut engine = Node::new(0, 0).engine;
         let connection = Connection { peer: PeerId(7), dialled: false, send_bytes_max: 256 };
         engine.handle_connected(0, connection, &hello);
-        let effects: Vec<Effect> = std::iter::from_fn(|| engine.poll_effect()).collect();
+        let mut effects = Vec::from_iter(std::iter::from_fn(|| engine.poll_effect()));
+        if matches!(why, BadHello::Version(_)) {
+            // It sees the other version as well, and hangs up by itself, unless it has no manners.
+            assert!(matches!(effects[..], [Effect::News(_)]), "{effects:?}");
+            while let Some(due_ns) = engine.poll_timeout().filter(|due_ns| *due_ns <= 2 * LEASE_NS) {
+                engine.handle_timeout(due_ns);
+                effects.extend(std::iter::from_fn(|| engine.poll_effect()));
+            }
+        }
         assert!(
-            matches!(effects[..], [Effect::News(News::Refused(said)), Effect::Disconnect(PeerId(7))] if said == why)
+            matches!(effects[..], [Effect::News(News::Refused(said)), Effect::Disconnect(PeerId(7))] if said == why),
+            "{effects:?}"
         );
     }
 }
 
 #[test]
 fn who_joins_dials_those_whom_the_directory_does_not_hear_and_waits_for_none_of_them() {
-    let life = |node| NodeLife { node: NodeId(node), incarnation: Incarnation(7) };
-    let directory = Hello { life: life(0), pid: 1, bytes_total: 0, address: "zero".to_owned() };
+    let incarnation = |node| NodeIncarnation { node: NodeId(node), id: Incarnation(7) };
+    let directory = Hello { incarnation: incarnation(0), pid: 1, bytes_total: 0, address: "zero".to_owned() };
     let mut engine = Node::new(5, 0).engine;
     let connection = Connection { peer: PeerId(7), dialled: true, send_bytes_max: 1 << 16 };
     engine.handle_connected(0, connection, &directory.encode());
@@ -424,16 +433,19 @@ fn who_joins_dials_those_whom_the_directory_does_not_hear_and_waits_for_none_of_
     };
     let told = |living: &[(u32, &str)], unreachable: &[(u32, &str)]| {
         let known = |nodes: &[(u32, &str)]| {
-            nodes.iter().map(|(node, address)| (Member::unseen(life(*node)), (*address).to_owned())).collect()
+            nodes
+                .iter()
+                .map(|(node, address)| (Member::unseen(incarnation(*node)), (*address).to_owned()))
+                .collect()
         };
         Notice::Known { living: known(living), unreachable: known(unreachable), ended: Vec::new() }
     };
     let dialled: Vec<String> = says(&mut engine, Notice::Welcome { pairing: 1 });
     assert!(engine.is_connected_to(NodeId(0)) && dialled.is_empty());
     assert_eq!(says(&mut engine, told(&[(0, "zero")], &[(1, "one")])), ["one"]);
-    assert!(!engine.is_dialling(), "nobody waits for it");
+    assert!(!engine.is_connecting(NodeId(1)), "nobody waits for it");
     assert_eq!(says(&mut engine, told(&[(2, "two")], &[])), ["two"]);
-    assert!(engine.is_dialling());
+    assert!(engine.is_connecting(NodeId(2)));
 }
 
 #[test]
@@ -448,7 +460,7 @@ fn who_could_not_be_reached_when_we_joined_is_looked_for_until_somebody_answers_
     assert_eq!((1..4).map(|lease| dials(&mut engine, lease * LEASE_NS)).collect::<Vec<_>>(), [1, 1, 1]);
     // The node that answers there gives another address as its own.
     let hello = Hello {
-        life: NodeLife { node: NodeId(3), incarnation: Incarnation(7) },
+        incarnation: NodeIncarnation { node: NodeId(3), id: Incarnation(7) },
         pid: 1,
         bytes_total: 0,
         address: "by number".to_owned(),
@@ -457,4 +469,88 @@ fn who_could_not_be_reached_when_we_joined_is_looked_for_until_somebody_answers_
     engine.handle_connected(4 * LEASE_NS, connection, &hello.encode());
     engine.handle_answered("by name");
     assert_eq!((5..9).map(|lease| dials(&mut engine, lease * LEASE_NS)).sum::<usize>(), 0);
+}
+
+/// A node that is told of node 1, which is out of reach, by node 0.
+struct Dialer {
+    engine: Engine,
+    /// Quarters of a lease that have passed.
+    quarters: u64,
+}
+
+impl Dialer {
+    fn new(own: u32) -> Dialer {
+        let mut dialer = Dialer { engine: Node::new(5, own).engine, quarters: 0 };
+        dialer.meet(0, PeerId(7), "zero");
+        dialer.hear(PeerId(7), Notice::Welcome { pairing: 1 });
+        let unreachable = vec![(Member::unseen(Dialer::incarnation(1)), "one".to_owned())];
+        dialer.hear(PeerId(7), Notice::Known { living: Vec::new(), unreachable, ended: Vec::new() });
+        dialer
+    }
+
+    fn incarnation(node: u32) -> NodeIncarnation {
+        NodeIncarnation { node: NodeId(node), id: Incarnation(7) }
+    }
+
+    fn now_ns(&self) -> u64 {
+        self.quarters * LEASE_NS / 4
+    }
+
+    fn meet(&mut self, node: u32, peer: PeerId, address: &str) {
+        let incarnation = Dialer::incarnation(node);
+        let hello = Hello { incarnation, pid: 1, bytes_total: 0, address: address.to_owned() };
+        let connection = Connection { peer, dialled: true, send_bytes_max: 1 << 16 };
+        self.engine.handle_connected(self.now_ns(), connection, &hello.encode());
+    }
+
+    fn hear(&mut self, peer: PeerId, notice: Notice) {
+        for frame in link::frames(&message::encode(&Message::Notice(notice)), 1 << 16) {
+            self.engine.handle_message(self.now_ns(), peer, &frame);
+        }
+    }
+
+    fn lose(&mut self, peer: PeerId) {
+        self.engine.handle_disconnected(self.now_ns(), peer);
+        self.engine.handle_cut_off(self.now_ns(), peer, false);
+    }
+
+    /// In which of the next quarters of a lease it dials an address where nobody answers.
+    fn dials(&mut self, at: &str, quarters: u64) -> Vec<u64> {
+        let mut dials = Vec::new();
+        for quarter in 0..quarters {
+            self.engine.handle_timeout(self.now_ns());
+            while let Some(effect) = self.engine.poll_effect() {
+                if let Effect::Dial { address } = effect {
+                    dials.extend((address == at).then_some(quarter));
+                    self.engine.handle_dial_failed(&address);
+                }
+            }
+            self.quarters += 1;
+        }
+        dials
+    }
+}
+
+#[test]
+fn who_does_not_answer_is_dialled_less_often_in_a_while_and_not_by_all_at_once() {
+    let [dials, others] = [1, 60].map(|own| Dialer::new(own).dials("one", 80));
+    assert_eq!(dials[..3], [0, 1, 2], "who was out of sight for a moment is found at once");
+    let gaps: BTreeSet<u64> = dials.windows(2).skip(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!(gaps, BTreeSet::from([2, 3]), "two leases are enough to find who is there again");
+    assert_ne!(dials, others);
+}
+
+#[test]
+fn who_was_met_since_or_is_elsewhere_now_is_dialled_at_once_when_it_is_lost() {
+    let mut dialer = Dialer::new(1);
+    dialer.dials("one", 20);
+    dialer.meet(1, PeerId(8), "one");
+    dialer.hear(PeerId(8), Notice::Welcome { pairing: 1 });
+    assert!(dialer.engine.is_connected_to(NodeId(1)));
+    dialer.lose(PeerId(8));
+    assert_eq!(dialer.dials("one", 20)[..3], [0, 1, 2]);
+    // It says where it is, and nothing else.
+    dialer.meet(1, PeerId(9), "elsewhere");
+    dialer.lose(PeerId(9));
+    assert_eq!(dialer.dials("elsewhere", 3), [0, 1, 2]);
 }

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use common::{ARENA_BYTES, Cluster};
-use halite_tier::directory::{Directory, Said, Word};
+use halite_tier::directory::{Directory, MoveJob, Said, Word};
 use halite_tier::effect::{CommandError, Placement};
 use halite_tier::ids::Requester;
-use halite_tier::ids::{NodeId, NodeLife, RegionId};
+use halite_tier::ids::{NodeId, NodeIncarnation, RegionId};
 use halite_tier::message::{ErrorReply, Reply, Request};
 
-type Names = Arc<Mutex<BTreeMap<String, (RegionId, NodeLife)>>>;
+type Names = Arc<Mutex<BTreeMap<String, (RegionId, NodeIncarnation)>>>;
 
 /// One node's client of the store.
 #[derive(Debug)]
@@ -23,6 +23,10 @@ struct Client {
 }
 
 impl Directory for Client {
+    fn begin_move(&mut self, _now_ns: u64, _job: MoveJob) {
+        unreachable!("its names are outside of the cluster already")
+    }
+
     fn seat(&self) -> NodeId {
         self.me
     }
@@ -31,7 +35,7 @@ impl Directory for Client {
         let mut names = self.names.lock().unwrap();
         let body = match question {
             Request::ClaimName { name, region } if !names.contains_key(&name) => {
-                names.insert(name, (region, requester.life));
+                names.insert(name, (region, requester.incarnation));
                 Ok(Reply::Done)
             }
             Request::ClaimName { .. } => Err(ErrorReply::NameTaken),

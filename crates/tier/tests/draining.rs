@@ -149,6 +149,18 @@ fn a_node_that_is_drained_takes_nothing_new_and_others_are_chosen() {
     assert_eq!(drained(cluster.outcome(0, op).unwrap()).left_count, 0);
 }
 
+/// Its word and the request cross: it is refused there, and goes to another node, for nobody has named that one.
+#[test]
+fn who_takes_any_node_takes_another_one_where_the_first_has_just_begun_to_leave() {
+    let mut cluster = Cluster::of(2);
+    let client = cluster.add(7, 0);
+    cluster.submit(0, drain(0));
+    let anywhere = cluster.submit(client, common::allocation(None, CHUNK_BYTES, Placement::Anywhere));
+    cluster.run();
+    let lh = common::slot(cluster.outcome(client, anywhere).expect("it has ended"));
+    assert_eq!(cluster.extents(client, lh)[0].owner.node, NodeId(1));
+}
+
 #[test]
 fn what_cannot_be_moved_is_named_with_the_reason_when_the_time_is_over() {
     let mut cluster = Cluster::of(2);

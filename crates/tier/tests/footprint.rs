@@ -72,7 +72,7 @@ fn a_small_region_costs_256_bytes_at_its_home_and_128_per_mapping() {
     let per_mapping = bytes_since(&start) / REGIONS;
     println!("{per_mapping} bytes per mapping by another node, its entry at the home included");
     assert!(
-        per_mapping <= MAPPING_BYTES_MAX + size_of::<halite_tier::ids::NodeLife>() * 4,
+        per_mapping <= MAPPING_BYTES_MAX + size_of::<halite_tier::ids::NodeIncarnation>() * 4,
         "{per_mapping} bytes"
     );
 }

@@ -60,7 +60,7 @@ fn a_late_unmapping_does_not_strike_a_mapper_off_that_maps_again() {
 }
 
 /// A member lies in its answer to Reserve.
-fn lying_reserve(extent: impl Fn(NodeLife) -> Extent) -> Vec<u8> {
+fn lying_reserve(extent: impl Fn(NodeIncarnation) -> Extent) -> Vec<u8> {
     let mut c = Cluster::of(3);
     let victim = c.alloc(0, "victim", CHUNK_BYTES, Placement::Local);
     c.write(0, victim, 0, b"precious");
@@ -77,7 +77,7 @@ fn lying_reserve(extent: impl Fn(NodeLife) -> Extent) -> Vec<u8> {
         })
         .expect("reserve was asked");
     let mut extents = Extents::new();
-    extents.push(extent(c.hosts[0].life));
+    extents.push(extent(c.hosts[0].incarnation));
     let reply = Message::Reply { id, body: Ok(Reply::Reserved { extents }) };
     let mut frame = vec![1];
     frame.extend(encode(&reply));
@@ -262,7 +262,7 @@ fn lie_in_a_move(chunk: u64) {
         c.run();
     };
     let id = ids(&c, |r| matches!(r, Request::Reserve { .. }));
-    let me = c.hosts[0].life;
+    let me = c.hosts[0].incarnation;
     // Node 0's arena is given out from offset 0 on; the victim was first.
     let mut extents = Extents::new();
     extents.push(Extent { owner: me, key: Key(0), offset: chunk * CHUNK_BYTES, len: CHUNK_BYTES });

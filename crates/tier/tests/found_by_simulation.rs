@@ -84,10 +84,10 @@ fn what_a_node_holds_for_a_home_it_has_lost_sight_of_is_kept_and_reached_by_othe
     assert_eq!(&seen, b"pepper");
     let (host, mut seen) = (&c.hosts[0], [0; 6]);
     let there = host.path.read(host.session, wide, CHUNK_BYTES, &mut seen);
-    assert_eq!(there, Err(Blocked::Down(c.hosts[1].life)), "the home itself does not reach it");
+    assert_eq!(there, Err(Blocked::Down(c.hosts[1].incarnation)), "the home itself does not reach it");
 }
 
-/// The node's new life was asked to copy into the memory of its old one, and answered that it did not understand.
+/// The node's new incarnation was asked to copy into the memory of its old one, and answered that it did not understand.
 #[test]
 fn a_move_to_a_node_that_is_restarted_meanwhile_ends_as_if_it_were_down() {
     let mut c = Cluster::of(4);
@@ -106,7 +106,7 @@ fn a_move_to_a_node_that_is_restarted_meanwhile_ends_as_if_it_were_down() {
     assert_eq!(c.read(1, home, 0, 4), b"salt");
 }
 
-/// As before, but all is copied, and the new life would have become the home of what went with the old one.
+/// As before, but all is copied, and the new incarnation would have become the home of what went with the old one.
 #[test]
 fn a_region_is_not_handed_to_a_node_that_is_restarted_meanwhile() {
     let mut c = Cluster::of(4);

@@ -6,7 +6,7 @@ use common::{ARENA_BYTES, CHUNK_BYTES, Cluster, LEASE_NS};
 use halite_fabric::{Key, PeerId};
 use halite_tier::access::RegionOffset;
 use halite_tier::effect::{Command, Outcome, Placement};
-use halite_tier::ids::{Incarnation, NodeId, NodeLife};
+use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation};
 use halite_tier::layout::{Extent, Extents};
 use halite_tier::link;
 use halite_tier::message::{self, Member, Message, NodeState, Notice, RegionCommand, Reply, Request};
@@ -74,7 +74,7 @@ fn an_owner_that_reserves_bytes_beyond_all_memory_is_refused() {
             asked = Some((id, region));
         }
     }
-    let ((id, region), owner) = (asked.expect("it was asked to reserve"), cluster.hosts[1].life);
+    let ((id, region), owner) = (asked.expect("it was asked to reserve"), cluster.hosts[1].incarnation);
     let at = |offset, len| -> Extents { [Extent { owner, key: Key(0), offset, len }].into_iter().collect() };
     let reserved = Reply::Reserved { extents: at(u64::MAX - 3, CHUNK_BYTES) };
     say(&mut cluster, 1, 0, Message::Reply { id, body: Ok(reserved) });
@@ -91,9 +91,9 @@ fn of_two_that_claim_one_number_at_once_one_is_taken() {
     assert_eq!(both.iter().filter(is_taken).count(), 1);
 }
 
-/// The directory knew two lives of one number, and the node that joined later took the living one for ended.
+/// The directory knew two incarnations of one number, and the node that joined later took the living one for ended.
 #[test]
-fn a_life_that_another_node_still_misses_takes_nothing_from_the_next_of_its_number() {
+fn an_incarnation_that_another_node_still_misses_takes_nothing_from_the_next_of_its_number() {
     let mut cluster = cluster_of(4);
     cluster.alloc(2, "wide", 2 * CHUNK_BYTES, on(&[2, 1]));
     switch_off(&mut cluster, 0);
@@ -117,13 +117,13 @@ fn a_life_that_another_node_still_misses_takes_nothing_from_the_next_of_its_numb
         cluster.cut.clear();
         cluster.sleep(6 * LEASE_NS);
     }
-    assert_eq!(cluster.hosts[late].engine.life_of(NodeId(2)), Some(cluster.hosts[again].life));
+    assert_eq!(cluster.hosts[late].engine.incarnation_of(NodeId(2)), Some(cluster.hosts[again].incarnation));
     assert_eq!(cluster.memory(late).0, CHUNK_BYTES, "it holds what it held");
 }
 
-/// The others heard of the next life while they saw the last, and never again.
+/// The others heard of the next incarnation while they saw the last, and never again.
 #[test]
-fn a_node_that_is_restarted_while_some_see_its_last_life_is_met_by_all() {
+fn a_node_that_is_restarted_while_some_see_its_last_incarnation_is_met_by_all() {
     let mut cluster = cluster_of(4);
     cluster.part(&[0], &[1]);
     cluster.sleep(2 * LEASE_NS);
@@ -133,8 +133,8 @@ fn a_node_that_is_restarted_while_some_see_its_last_life_is_met_by_all() {
     cluster.sleep(20 * LEASE_NS);
     for host in [2, 3] {
         assert_eq!(
-            cluster.hosts[host].engine.life_of(NodeId(1)),
-            Some(cluster.hosts[again].life),
+            cluster.hosts[host].engine.incarnation_of(NodeId(1)),
+            Some(cluster.hosts[again].incarnation),
             "host {host}"
         );
     }
@@ -210,8 +210,8 @@ fn a_process_that_exits_before_it_is_paired_anew_is_dead() {
 #[test]
 fn a_node_that_is_said_to_have_a_high_number_takes_none_away() {
     let mut cluster = cluster_of(2);
-    let life = NodeLife { node: NodeId(999), incarnation: Incarnation(5) };
-    let member = Member { life, pid: 1, bytes_total: 0, state: NodeState::Alive, loss: None };
+    let incarnation = NodeIncarnation { node: NodeId(999), id: Incarnation(5) };
+    let member = Member { incarnation, pid: 1, bytes_total: 0, state: NodeState::Alive, loss: None };
     let members = vec![(member, String::new())];
     say(&mut cluster, 1, 0, Message::Notice(Notice::Seen { members, ended: Vec::new() }));
     assert_eq!(cluster.command(1, Command::TakeNumber), Ok(Outcome::Number(NodeId(2))));
@@ -245,4 +245,20 @@ fn an_end_of_which_a_restarted_directory_hears_first_is_told_to_who_misses_the_n
         cluster.sleep(20 * LEASE_NS);
         assert_eq!(cluster.memory(1), (0, 0), "{order:?}");
     }
+}
+
+/// A directory that was restarted hears of members from the others, also from one that has missed that the former incarnation of a node is over.
+#[test]
+fn who_is_out_of_sight_is_not_taken_for_dead_where_the_directory_names_its_former_incarnation() {
+    let mut cluster = cluster_of(4);
+    let incarnation = cluster.hosts[1].incarnation;
+    let former = NodeIncarnation { id: Incarnation(7), ..incarnation };
+    cluster.part(&[1], &[3]);
+    cluster.sleep(2 * LEASE_NS);
+    let unreachable = vec![(Member::unseen(former), "nowhere".to_owned())];
+    say(&mut cluster, 0, 3, Message::Notice(Notice::Known { living: vec![], unreachable, ended: vec![] }));
+    cluster.cut.clear();
+    cluster.sleep(2 * LEASE_NS);
+    assert!(cluster.hosts[3].engine.is_connected_to(NodeId(1)));
+    assert!(cluster.hosts[1].engine.is_connected_to(NodeId(3)));
 }

@@ -6,7 +6,7 @@ use common::{CHUNK_BYTES, Cluster};
 use halite_fabric::{Key, PeerId};
 use halite_tier::effect::{Command, Outcome, Placement};
 use halite_tier::engine::REQUESTS_OF_NODE_MAX;
-use halite_tier::ids::{Epoch, NodeId, NodeLife, Principal, RequestId};
+use halite_tier::ids::{Epoch, NodeId, NodeIncarnation, Principal, RequestId};
 use halite_tier::layout::Extent;
 use halite_tier::link;
 use halite_tier::message::{self, Change, ErrorReply, Message, Notice, RegionCommand, Request};
@@ -37,7 +37,7 @@ fn no_other_node_moves_a_region_that_is_at_home_here() {
     cluster.write(0, lh, 0, b"what is ours");
     let session = cluster.hosts[0].session;
     let region = cluster.hosts[0].path.slots().inspect(lh.index, |mapping| mapping.region).unwrap();
-    let owner = NodeLife { node: NodeId(0), incarnation: region.origin };
+    let owner = NodeIncarnation { node: NodeId(0), id: region.origin };
     let place = Extent { owner, key: Key(0), offset: 9 * CHUNK_BYTES, len: CHUNK_BYTES };
     for change in [Change::Place { from: 0, place }, Change::Drop] {
         let body = Request::Change { region, epoch: Epoch(2), change };
@@ -61,10 +61,10 @@ fn a_node_that_asks_without_end_is_refused_and_makes_nothing_grow() {
     let Ok(Outcome::Mapped { slot, region }) = made else { panic!("{made:?}") };
     let Ok(Outcome::Info(info)) = cluster.command(0, Command::StatHandle(slot)) else { panic!("no info") };
     let home = info.home.0 as usize;
-    let asker = 1 - home;
+    let requester = 1 - home;
     let tell = |cluster: &mut Cluster, said: &Message| {
         for frame in link::frames(&message::encode(said), 4096) {
-            let (now_ns, peer) = (cluster.now_ns, PeerId(asker as u32 + 1));
+            let (now_ns, peer) = (cluster.now_ns, PeerId(requester as u32 + 1));
             cluster.hosts[home].engine.handle_message(now_ns, peer, &frame);
         }
     };
@@ -83,10 +83,10 @@ fn a_node_that_asks_without_end_is_refused_and_makes_nothing_grow() {
     // What has been withdrawn is no longer there to be withdrawn.
     tell(&mut cluster, &Message::Notice(Notice::Withdraw { region, request }));
     assert_eq!(figures(&cluster), REQUESTS_OF_NODE_MAX as u64 - 1);
-    cluster.record(home, asker);
+    cluster.record(home, requester);
     cluster.run();
     let now_ns = cluster.now_ns;
-    cluster.hosts[home].engine.handle_disconnected(now_ns, PeerId(asker as u32 + 1));
+    cluster.hosts[home].engine.handle_disconnected(now_ns, PeerId(requester as u32 + 1));
     assert_eq!(figures(&cluster), 0);
     let max = REQUESTS_OF_NODE_MAX as u64;
     let refusals = cluster.recorded().into_iter().filter(|frame| {

@@ -107,7 +107,7 @@ proptest! {
     fn a_peer_that_calls_and_cancels_at_random_harms_no_handler(
         steps in prop::collection::vec((0..4_u8, slot(), any::<bool>()), 1..200),
     ) {
-        let mut served = Served::default();
+        let served = Served::default();
         let (mut open, mut busy) = (Vec::new(), Vec::new());
         for (kind, slot, answered) in steps {
             match kind {

@@ -69,7 +69,7 @@ fn swap(cluster: &Cluster, host: usize, slot: SlotRef, expected: u64, new: u64) 
 }
 
 fn holder(cluster: &Cluster, host: usize) -> u64 {
-    Holder::new(cluster.hosts[host].life, cluster.hosts[host].session).state()
+    Holder::new(cluster.hosts[host].incarnation, cluster.hosts[host].session).state()
 }
 
 /// Sessions of one node are as strange to each other as those of two.
@@ -164,7 +164,8 @@ fn nobody_waits_for_ever_behind_a_silent_holder_that_cannot_be_cut_off_and_it_gi
     cluster.sleep(2 * LEASE_NS);
     assert!(!cluster.has_ended(next, op), "it may still be cut off");
     cluster.sleep(LEASE_NS);
-    let refused = Err(CommandError::Refused(ErrorReply::HeldBySilent(cluster.hosts[silent].life.node)));
+    let refused =
+        Err(CommandError::Refused(ErrorReply::HeldBySilent(cluster.hosts[silent].incarnation.node)));
     assert_eq!(cluster.outcome(next, op), Some(refused.clone()));
     assert_eq!(cluster.command(late, lock(slots[late])), refused, "a newcomer is told at once");
     let (me, nobody) = (holder(&cluster, silent), 0);
@@ -329,7 +330,7 @@ fn those_who_wait_learn_of_the_death_of_the_home_and_of_the_end_of_the_lock() {
     let (slots, home) = lock_of_all(&mut cluster);
     submit_and_run(&mut cluster, others[0], lock(slots[others[0]]));
     let op = submit_and_run(&mut cluster, others[1], lock(slots[others[1]]));
-    let down = cluster.hosts[home].life.node;
+    let down = cluster.hosts[home].incarnation.node;
     cluster.kill(home);
     cluster.run();
     assert_eq!(cluster.outcome(others[1], op), Some(Err(CommandError::Refused(ErrorReply::PeerDown(down)))));

@@ -5,7 +5,7 @@ mod common;
 use common::{CHUNK_BYTES, Cluster, LEASE_NS};
 use halite_fabric::PeerId;
 use halite_tier::effect::{Command, CommandError, Outcome, Placement};
-use halite_tier::ids::{NodeId, NodeLife};
+use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::message::{ErrorReply, Loss, LossCause, LostName, NodeState, NodeStatus, RegionCommand};
 use halite_tier::permissions::Permissions;
 
@@ -22,7 +22,7 @@ fn refusal(cluster: &mut Cluster, host: usize, name: &str) -> ErrorReply {
     }
 }
 
-fn loss(cluster: &mut Cluster, host: usize, name: &str) -> (NodeLife, Loss) {
+fn loss(cluster: &mut Cluster, host: usize, name: &str) -> (NodeIncarnation, Loss) {
     match refusal(cluster, host, name) {
         ErrorReply::Lost { home, loss } => (home, loss),
         other => panic!("{name:?}: {other}"),
@@ -75,7 +75,7 @@ fn who_asks_for_a_name_whose_home_died_is_told_with_whom_it_was_lost_and_when() 
     cluster.alloc(0, "salt", LEN, Placement::On(NodeId(2)));
     cluster.alloc(0, "pepper", LEN, Placement::On(NodeId(2)));
     cluster.alloc(0, "sugar", LEN, Placement::On(NodeId(1)));
-    let dead = cluster.hosts[2].life;
+    let dead = cluster.hosts[2].incarnation;
     cluster.kill(2);
     cluster.sleep(LEASE_NS);
     for host in [0, 1] {
@@ -146,6 +146,26 @@ fn a_silent_node_is_unreachable_since_it_was_heard_and_dead_by_its_exit_only() {
 }
 
 #[test]
+fn what_was_lost_with_a_host_is_told_since_that_was_lost_and_not_since_its_node_is_back() {
+    let mut cluster = Cluster::of(3);
+    cluster.kills = false;
+    cluster.adapters = true;
+    cluster.alloc(2, "salt", LEN, Placement::Local);
+    let dead = cluster.hosts[2].incarnation;
+    // Its host loses power: nobody sees how its process ends.
+    cluster.part(&[2], &[0, 1]);
+    let heard_ns = cluster.now_ns;
+    cluster.hosts[2].running = false;
+    cluster.sleep(10 * LEASE_NS);
+    cluster.add(2, common::ARENA_BYTES);
+    for host in [0, 1] {
+        let age_ns = cluster.now_ns - heard_ns;
+        let unreachable = Loss { cause: LossCause::Unreachable, age_ns };
+        assert_eq!(loss(&mut cluster, host, "salt"), (dead, unreachable), "as host {host} is told");
+    }
+}
+
+#[test]
 fn a_node_that_was_killed_for_its_silence_is_told_as_such() {
     let mut cluster = Cluster::of(2);
     cluster.alloc(1, "salt", LEN, Placement::Local);
@@ -169,11 +189,11 @@ fn a_node_that_was_killed_for_its_silence_is_told_as_such() {
 }
 
 /// A cluster in which host 1 has not heard host 2 for longer than its lease, and host 0, the directory, for not so long.
-fn silent_to_one_only() -> (Cluster, NodeLife) {
+fn silent_to_one_only() -> (Cluster, NodeIncarnation) {
     let mut cluster = Cluster::of(3);
     cluster.kills = false;
     cluster.alloc(0, "salt", LEN, Placement::On(NodeId(2)));
-    let life = cluster.hosts[2].life;
+    let incarnation = cluster.hosts[2].incarnation;
     cluster.held.push((2, 1));
     cluster.sleep(LEASE_NS / 2);
     cluster.stop(2);
@@ -183,7 +203,7 @@ fn silent_to_one_only() -> (Cluster, NodeLife) {
     );
     assert!(cluster.hosts[0].engine.is_connected_to(NodeId(2)));
     news(&mut cluster, 0);
-    (cluster, life)
+    (cluster, incarnation)
 }
 
 const KILLED_BY_ONE: &str = "node 2 is killed by node 1, to which it was silent for longer than its lease";
@@ -192,7 +212,7 @@ const KILLED_BY_ONE: &str = "node 2 is killed by node 1, to which it was silent 
 fn who_is_killed_by_another_than_the_directory_is_told_as_killed() {
     // The word of the kill may arrive before the death is seen, or after that.
     for word_is_late in [false, true] {
-        let (mut cluster, life) = silent_to_one_only();
+        let (mut cluster, incarnation) = silent_to_one_only();
         let now_ns = cluster.now_ns;
         cluster.hosts[1].engine.handle_kill(now_ns, PeerId(3));
         if word_is_late {
@@ -208,7 +228,7 @@ fn who_is_killed_by_another_than_the_directory_is_told_as_killed() {
         }
         for host in [0, 1] {
             let killed = Loss { cause: LossCause::Killed, age_ns: 0 };
-            assert_eq!(loss(&mut cluster, host, "salt"), (life, killed), "late: {word_is_late}");
+            assert_eq!(loss(&mut cluster, host, "salt"), (incarnation, killed), "late: {word_is_late}");
             assert_eq!(status(&mut cluster, host)[2].loss, Some(killed), "late: {word_is_late}");
         }
         // Said again, it is no news.
@@ -271,9 +291,9 @@ fn applications_that_came_and_went_are_remembered_for_their_regions_only() {
     const CAME: u32 = 20;
     let mut cluster = Cluster::of(2);
     for number in 0..CAME {
-        let passing = cluster.add(1000 + number, 1 << 20);
-        cluster.alloc(passing, &format!("salt {number:02}"), CHUNK_BYTES, Placement::Local);
-        cluster.kill(passing);
+        let ephemeral = cluster.add(1000 + number, 1 << 20);
+        cluster.alloc(ephemeral, &format!("salt {number:02}"), CHUNK_BYTES, Placement::Local);
+        cluster.kill(ephemeral);
         cluster.run();
     }
     // Who knows 1020 knows that all numbers below were given out.

@@ -3,6 +3,7 @@
 
 mod common;
 use common::*;
+use fastrand::Rng;
 use halite_fabric::PeerId;
 use halite_tier::access::{Blocked, CopySide, RegionOffset, SlotRef, Step};
 use halite_tier::effect::{Command, CommandError, OpId, Outcome, Placement};
@@ -242,7 +243,7 @@ fn a_member_that_asks_for_nonsense_changes_nothing() {
         Extent { len: good.len + 1, ..good },
         Extent { offset: u64::MAX, ..good },
         Extent { len: 0, ..good },
-        Extent { owner: c.hosts[0].life, ..good },
+        Extent { owner: c.hosts[0].incarnation, ..good },
         c.extents(1, other)[0],
     ];
     for to in bad {
@@ -250,7 +251,7 @@ fn a_member_that_asks_for_nonsense_changes_nothing() {
         let copy_segments = vec![CopySegment { from: good, to }];
         say(&mut c, Request::CopyBytes { to: region, from: region, copy_segments, backward: true });
     }
-    let from = Extent { offset: u64::MAX, owner: c.hosts[0].life, ..good };
+    let from = Extent { offset: u64::MAX, owner: c.hosts[0].incarnation, ..good };
     let copy_segments = vec![CopySegment { from, to: good }];
     say(&mut c, Request::CopyBytes { to: region, from: region, copy_segments, backward: false });
     c.run();
@@ -272,8 +273,8 @@ proptest! {
         copies in prop::collection::vec((0usize..2, 0usize..2, any::<[u16; 3]>()), 1..6),
     ) {
         let mut c = Cluster::reaching(3, posted);
-        let mut chance = seed;
-        let mut pick = || { chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1); chance >> 16 };
+        let mut random = Rng::with_seed(seed);
+        let mut pick = || random.u64(..);
         let mut models = Vec::new();
         for (index, (nodes, len)) in regions.iter().enumerate() {
             let nodes = nodes.iter().map(|node| NodeId(*node)).collect();

@@ -130,7 +130,7 @@ fn a_dial_that_nobody_answers_is_given_up_after_a_lease() {
 }
 
 #[test]
-fn ends_of_lives_are_told_to_who_never_used_them_and_memory_that_was_held_is_free() {
+fn ends_of_incarnations_are_told_to_who_never_used_them_and_memory_that_was_held_is_free() {
     let mut cluster = Cluster::on_demand(5);
     cluster.alloc(1, "salt", 2 * CHUNK_BYTES, spread(&[1, 2]));
     cluster.map(3, "salt");

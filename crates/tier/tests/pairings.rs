@@ -5,7 +5,7 @@ mod common;
 use common::{ARENA_BYTES, CHUNK_BYTES, Cluster, LEASE_NS};
 use halite_fabric::PeerId;
 use halite_tier::access::{RegionOffset, SlotRef};
-use halite_tier::effect::{Command, CommandError, Outcome, Placement};
+use halite_tier::effect::{Command, CommandError, OpId, Outcome, Placement};
 use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, NodeState, Reach, RegionCommand};
 use halite_tier::permissions::{Grantee, Permissions};
@@ -46,6 +46,15 @@ impl World {
         World { cluster, memory }
     }
 
+    /// Host 2 has the part of "wide" filled that host 1 has, which takes until copies are finished.
+    fn begin_a_slow_fill(&mut self) -> OpId {
+        let at = RegionOffset { slot: self.cluster.map(2, "wide"), offset: CHUNK_BYTES };
+        self.cluster.slow_to_copy = true;
+        let fill = self.cluster.submit(2, Command::Fill { at, len: CHUNK_BYTES, byte: 7 });
+        self.cluster.run();
+        fill
+    }
+
     fn count(&self) -> usize {
         self.memory.len()
     }
@@ -64,14 +73,15 @@ impl World {
     }
 
     fn is_paired(&self, one: usize, other: usize) -> bool {
-        let life_of = |host: usize| self.cluster.hosts[host].life;
-        let sees =
-            |a: usize, b: usize| self.cluster.hosts[a].engine.life_of(life_of(b).node) == Some(life_of(b));
+        let incarnation_of = |host: usize| self.cluster.hosts[host].incarnation;
+        let sees = |a: usize, b: usize| {
+            self.cluster.hosts[a].engine.incarnation_of(incarnation_of(b).node) == Some(incarnation_of(b))
+        };
         sees(one, other) && sees(other, one)
     }
 
     fn state(&mut self, seen_by: usize, host: usize) -> NodeState {
-        let node = self.cluster.hosts[host].life.node;
+        let node = self.cluster.hosts[host].incarnation.node;
         match self.cluster.command(seen_by, Command::Status) {
             Ok(Outcome::Status(all)) => {
                 all.iter().find(|status| status.node == node).expect("it is known").state
@@ -288,7 +298,7 @@ fn an_owner_that_gets_no_answer_from_the_mapper_cuts_it_off_by_itself() {
     assert!(!cluster.has_ended(1, given), "the owner has not cut it off");
     cluster.sleep(2 * LEASE_NS);
     assert_eq!(cluster.outcome(1, given), Some(Ok(Outcome::Done)));
-    assert!(!cluster.hosts[2].engine.is_reached_by(cluster.hosts[3].life), "it is cut off");
+    assert!(!cluster.hosts[2].engine.is_reached_by(cluster.hosts[3].incarnation), "it is cut off");
     drop(pin);
     assert!(!can_write(&cluster, 3, mapped, CHUNK_BYTES));
 }
@@ -313,12 +323,20 @@ fn a_node_that_is_restarted_within_its_lease_waits_until_that_is_over() {
     world.cluster.hosts[2].running = false;
     world.cluster.wires.retain(|(from, to), _| *from != 2 && *to != 2);
     let again = world.cluster.add(2, ARENA_BYTES);
-    let life = world.cluster.hosts[again].life;
-    assert_ne!(world.cluster.hosts[0].engine.life_of(NodeId(2)), Some(life), "the number is in use");
+    let incarnation = world.cluster.hosts[again].incarnation;
+    assert_ne!(
+        world.cluster.hosts[0].engine.incarnation_of(NodeId(2)),
+        Some(incarnation),
+        "the number is in use"
+    );
     assert!(world.cluster.hosts[again].engine.is_meeting());
     world.sleep(2);
     for host in [0, 1] {
-        assert_eq!(world.cluster.hosts[host].engine.life_of(NodeId(2)), Some(life), "host {host}");
+        assert_eq!(
+            world.cluster.hosts[host].engine.incarnation_of(NodeId(2)),
+            Some(incarnation),
+            "host {host}"
+        );
     }
     let map = Command::Map { name: name_of(2), wanted: RIGHTS };
     let lost = world.cluster.command(1, map);
@@ -406,7 +424,7 @@ fn nobody_loses_a_home_because_another_says_that_it_is_dead() {
 }
 
 #[test]
-fn two_are_not_paired_anew_while_an_access_of_before_is_under_way() {
+fn two_are_not_paired_anew_while_an_access_of_their_last_pairing_is_under_way() {
     let mut world = World::of(3);
     let path = world.cluster.hosts[2].path.clone();
     let pin = path.pins().pin();
@@ -479,7 +497,7 @@ fn reach(cluster: &mut Cluster, host: usize, node: u32, owner: u32) -> Reach {
 #[test]
 fn each_owner_says_by_itself_whether_a_node_is_cut_off_from_its_memory() {
     let mut world = World::of(3);
-    let incarnation = world.cluster.hosts[2].life.incarnation.0;
+    let incarnation = world.cluster.hosts[2].incarnation.id.0;
     let paired = Reach { incarnation, pairing: 1, is_cut_off: false };
     assert_eq!([0, 1].map(|owner| reach(&mut world.cluster, 0, 2, owner)), [paired; 2]);
     assert!(!reach(&mut world.cluster, 0, 2, 2).is_cut_off, "it touches its own");
@@ -585,8 +603,8 @@ fn who_was_forgotten_is_refused_however_many_have_ended_since() {
     world.sleep(2);
     assert_eq!(world.cluster.command(1, Command::ForgetNode(NodeId(2))), Ok(Outcome::Done));
     for command in 0..100 {
-        let passing = world.cluster.add(NodeId::EPHEMERAL_MIN.0 + command, 0);
-        world.cluster.kill(passing);
+        let ephemeral = world.cluster.add(NodeId::EPHEMERAL_MIN.0 + command, 0);
+        world.cluster.kill(ephemeral);
     }
     world.heal();
     assert!(!world.is_paired(0, 2) && !world.is_paired(1, 2));
@@ -598,7 +616,8 @@ fn names_of_regions_whose_home_is_unreachable_are_listed_as_such() {
     world.part(&[2], &[0, 1]);
     world.sleep(2);
     for host in [0, 1] {
-        let Ok(Outcome::List { regions, unreachable }) = world.cluster.command(host, Command::List) else {
+        let Ok(Outcome::List { regions, unreachable, .. }) = world.cluster.command(host, Command::List)
+        else {
             panic!("no list")
         };
         let names: Vec<_> = regions.iter().filter_map(|region| region.name.as_deref()).collect();
@@ -611,13 +630,9 @@ fn names_of_regions_whose_home_is_unreachable_are_listed_as_such() {
 
 /// What a third node did for who gave the command landed in a region that its home took to be left alone.
 #[test]
-fn two_are_not_paired_anew_while_a_third_carries_out_a_command_of_before() {
+fn two_are_not_paired_anew_while_a_third_carries_out_a_command_of_their_last_pairing() {
     let mut world = World::of(3);
-    let wide = world.cluster.map(2, "wide");
-    world.cluster.slow_to_copy = true;
-    let at = RegionOffset { slot: wide, offset: CHUNK_BYTES };
-    let fill = world.cluster.submit(2, Command::Fill { at, len: CHUNK_BYTES, byte: 7 });
-    world.cluster.run();
+    let fill = world.begin_a_slow_fill();
     assert_eq!(world.cluster.copies_under_way(), 1, "host 1 is at it");
     world.part(&[0], &[2]);
     world.sleep(3);
@@ -633,11 +648,8 @@ fn two_are_not_paired_anew_while_a_third_carries_out_a_command_of_before() {
 #[test]
 fn a_seal_waits_for_a_command_whose_answer_is_lost() {
     let mut world = World::of(3);
-    let (sealed, wide) = (world.cluster.map_for(0, "wide", ALL), world.cluster.map(2, "wide"));
-    world.cluster.slow_to_copy = true;
-    let at = RegionOffset { slot: wide, offset: CHUNK_BYTES };
-    let fill = world.cluster.submit(2, Command::Fill { at, len: CHUNK_BYTES, byte: 7 });
-    world.cluster.run();
+    let sealed = world.cluster.map_for(0, "wide", ALL);
+    let fill = world.begin_a_slow_fill();
     world.part(&[1], &[2]);
     while !world.cluster.has_ended(2, fill) {
         world.cluster.sleep(LEASE_NS / 8);
@@ -658,11 +670,7 @@ fn a_seal_waits_for_a_command_whose_answer_is_lost() {
 #[test]
 fn two_are_not_paired_anew_while_one_carries_out_a_command_of_the_other() {
     let mut world = World::of(3);
-    let wide = world.cluster.map(2, "wide");
-    world.cluster.slow_to_copy = true;
-    let at = RegionOffset { slot: wide, offset: CHUNK_BYTES };
-    let fill = world.cluster.submit(2, Command::Fill { at, len: CHUNK_BYTES, byte: 7 });
-    world.cluster.run();
+    let fill = world.begin_a_slow_fill();
     world.part(&[1], &[2]);
     world.sleep(3);
     assert!(world.cluster.has_ended(2, fill), "it has failed");

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{CHUNK_BYTES, Cluster};
+use fastrand::Rng;
 use halite_tier::access::SlotRef;
 use halite_tier::effect::{Command, CommandError, OpId, Outcome, Placement};
 use halite_tier::engine::WATCHERS_MAX;
@@ -26,7 +27,9 @@ fn watchers(cluster: &mut Cluster, host: usize, slot: SlotRef) -> Vec<(usize, u3
     match cluster.command(host, Command::ListWatchers(slot)) {
         Ok(Outcome::Watchers { watchers, .. }) => watchers
             .into_iter()
-            .map(|(life, port)| (cluster.hosts.iter().position(|host| host.life == life).unwrap(), port))
+            .map(|(incarnation, port)| {
+                (cluster.hosts.iter().position(|host| host.incarnation == incarnation).unwrap(), port)
+            })
             .collect(),
         other => panic!("host {host} should hear who watches: {other:?}"),
     }
@@ -77,8 +80,8 @@ fn no_watcher_is_lost_while_the_home_moves() {
     for seed in 1..2 * MOVE_STEPS {
         let mut cluster = Cluster::of(4);
         let [home, second, third] = salt(&mut cluster);
-        let mut picks = Picks(seed);
-        let mut step = |cluster: &mut Cluster| cluster.step_one(picks.next());
+        let mut picks = Rng::with_seed(seed);
+        let mut step = |cluster: &mut Cluster| cluster.step_one(picks.u64(..));
         cluster.submit(1, Command::RegionCommand(home, RegionCommand::Move { to: NodeId(0) }));
         for _ in 0..seed % MOVE_STEPS {
             step(&mut cluster);
@@ -91,10 +94,10 @@ fn no_watcher_is_lost_while_the_home_moves() {
         while !cluster.has_ended(3, asked) {
             assert!(step(&mut cluster), "seed {seed}: the writer is never answered");
         }
-        let life = cluster.hosts[2].life;
+        let incarnation = cluster.hosts[2].incarnation;
         match cluster.outcome(3, asked) {
             Some(Ok(Outcome::Watchers { watchers, .. })) => {
-                assert_eq!(watchers, [(life, PORT)], "seed {seed}");
+                assert_eq!(watchers, [(incarnation, PORT)], "seed {seed}");
             }
             other => panic!("seed {seed}: {other:?}"),
         }
@@ -131,25 +134,13 @@ fn who_dies_while_the_list_travels_is_not_on_it() {
         watch(&mut cluster, 2, second, PORT);
         watch(&mut cluster, 3, third, PORT);
         cluster.submit(1, Command::RegionCommand(home, RegionCommand::Move { to: NodeId(0) }));
-        let mut picks = Picks(seed);
+        let mut picks = Rng::with_seed(seed);
         for _ in 0..seed % MOVE_STEPS {
-            cluster.step_one(picks.next());
+            cluster.step_one(picks.u64(..));
         }
         cluster.kill(2);
         cluster.run();
         assert_eq!(watchers(&mut cluster, 1, home), [(3, PORT)], "seed {seed}");
-    }
-}
-
-/// Xorshift: a failing seed is all that is needed to see the same again.
-struct Picks(u64);
-
-impl Picks {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
     }
 }
 

@@ -33,7 +33,7 @@ fn main() -> Result<(), Failure> {
             for node in 0..nodes {
                 let begin_ns = world.now_ns();
                 let config = config(node, full_mesh_nodes_max as usize);
-                let birth = Birth { host: world.add_host(), life: 1, stream: format!("node {node}") };
+                let birth = Birth { host: world.add_host(), incarnation: 1, stream: format!("node {node}") };
                 let (born, fabric) = birth.of(&world, &config).expect("the configuration is good");
                 let mut greeted = fabric.discover();
                 if nodes > full_mesh_nodes_max {

@@ -17,8 +17,8 @@ pub(crate) struct Actor {
     pub(crate) harness: Rc<Harness>,
     pub(crate) node: u32,
     pub(crate) host: HostId,
-    /// Which life of its node it belongs to.
-    pub(crate) life: u32,
+    /// Which incarnation of its node it belongs to.
+    pub(crate) incarnation: u32,
     /// Its number on its node.
     pub(crate) number: u32,
     /// An index of [`PRINCIPALS`].
@@ -51,7 +51,7 @@ impl Actor {
     pub(crate) fn new(harness: &Rc<Harness>, node: u32, number: u32, driven: &Driven) -> Actor {
         let principal = principal_of(node, number);
         let session = driven.session_of(PRINCIPALS[principal]).expect("the name is a good one");
-        let purpose = format!("session {number} of node {node} in life {}", harness.life(node));
+        let purpose = format!("session {number} of node {node} in life {}", harness.incarnation(node));
         Actor {
             host: harness.host(node),
             random: harness.world.random(&purpose),
@@ -62,7 +62,7 @@ impl Actor {
             watches: watches::Holdings::default(),
             log: log::Holdings::default(),
             kv: kv::Holdings::default(),
-            life: harness.life(node),
+            incarnation: harness.incarnation(node),
             node,
             number,
             principal,
@@ -88,7 +88,8 @@ impl Actor {
                 7 => rights::act(&mut self).await,
                 8 => apart::act(&mut self).await,
                 9 => log::act(&mut self).await,
-                _ => kv::act(&mut self).await,
+                10 => kv::act(&mut self).await,
+                _ => messages::publish(&mut self).await,
             }
             let think = self.random.below(work.think_us_max.max(1) * 1000);
             harness.world.sleep(Some(self.host), Duration::from_nanos(think)).await;
@@ -104,7 +105,7 @@ impl Actor {
         self.harness.world.now_ns()
     }
 
-    /// Notes which life of a region it is about.
+    /// Notes which incarnation of a region it is about.
     pub(crate) fn note_life(&self, life: usize) {
         self.note(format_args!("is about life {life}"));
     }

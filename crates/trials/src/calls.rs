@@ -157,7 +157,7 @@ fn some_wish(actor: &mut Actor) -> Wish {
     let output_bytes = some_len(actor);
     Wish {
         from: actor.node,
-        session: (actor.life, actor.number),
+        session: (actor.incarnation, actor.number),
         to: actor.random.below(actor.harness.nodes().into()) as u32,
         kind,
         principal: PRINCIPALS[actor.principal],

@@ -33,8 +33,11 @@ impl Start {
         let hosts: Vec<HostId> = (0..NODES).map(|_| world.add_host()).collect();
         let mut start = Start { world, hosts, nodes: Vec::new(), joined: Rc::default() };
         for node in 0..NODES {
-            let birth = Birth { host: start.hosts[node as usize], life: 1, stream: format!("node {node}") };
-            start.nodes.push(birth.of(&start.world, &config(node)).expect("the configuration is good").0);
+            let birth =
+                Birth { host: start.hosts[node as usize], incarnation: 1, stream: format!("node {node}") };
+            start
+                .nodes
+                .push(birth.of(&start.world, &config(node, LEASE)).expect("the configuration is good").0);
         }
         (0..NODES).for_each(|node| start.join(node));
         start
@@ -49,7 +52,7 @@ impl Start {
         let joined = self.joined.clone();
         self.world.spawn(Some(host), format!("join {node}"), async move {
             world.sleep(Some(host), delay).await;
-            driven.join(&config(node), &addresses).await.expect("the first node lives");
+            driven.join(&config(node, LEASE), &addresses).await.expect("the first node lives");
             joined.set(joined.get() + 1);
         });
     }
@@ -94,14 +97,15 @@ impl Start {
     }
 }
 
-fn config(node: u32) -> Config {
+/// A node of a small cluster.
+pub(crate) fn config(node: u32, lease: Duration) -> Config {
     Config {
         dir: PathBuf::from("simulated"),
         node: Some(NodeId(node)),
         arena_bytes: 1 << 20,
         segment_bytes: 1 << 20,
         request_ring_bytes: 16 << 10,
-        lease: LEASE,
+        lease,
         principal: Some("ada".to_owned()),
         ..Config::default()
     }

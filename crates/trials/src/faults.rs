@@ -80,7 +80,7 @@ fn begin(harness: &Rc<Harness>, kind: usize, random: &mut Random) {
     }
 }
 
-/// A node that only `friend` sees is forgotten.  That one does not lose it for that, and it comes back in another life.
+/// A node that only `friend` sees is forgotten.  That one does not lose it for that, and it comes back in another incarnation.
 fn forget(harness: &Rc<Harness>, node: u32, friend: u32) {
     if harness.has_disturbed_links() {
         return;
@@ -91,7 +91,7 @@ fn forget(harness: &Rc<Harness>, node: u32, friend: u32) {
         others.flat_map(|other| [ways(harness, node, other), ways(harness, other, node)].concat()).collect();
     cut(harness, &all, 4 * lease);
     harness.judge.expect_trouble(harness.world.now_ns() + (4 * lease).as_nanos() as u64);
-    let (shared, lives) = (harness.clone(), [harness.life(node), harness.life(friend)]);
+    let (shared, lives) = (harness.clone(), [harness.incarnation(node), harness.incarnation(friend)]);
     scenario(harness, "forget", async move {
         // The ways were cut in this moment.
         let cut_ns = shared.world.now_ns();
@@ -101,7 +101,7 @@ fn forget(harness: &Rc<Harness>, node: u32, friend: u32) {
             return;
         }
         shared.world.sleep(None, lease / 2).await;
-        let are_there = lives == [shared.life(node), shared.life(friend)]
+        let are_there = lives == [shared.incarnation(node), shared.incarnation(friend)]
             && shared.is_well(node)
             && shared.is_well(friend)
             && shared.last_trouble_ns() == cut_ns;

@@ -131,8 +131,8 @@ fn a_node_that_does_not_answer_costs_those_that_do_no_time() {
     });
 }
 
-/// The peer was forgotten already when the connection was given up, and the handle taken for one to a region that had gone:
-/// nothing would have been done.
+/// The peer had been forgotten when the connection was given up, and the handle was taken for one to a region that had gone: nothing would
+/// have been done.
 #[test]
 fn what_may_have_been_done_when_a_connection_broke_is_said_to_be_so() {
     on_hardware("rnic-100g", 2, |harness| async move {
@@ -147,7 +147,7 @@ fn what_may_have_been_done_when_a_connection_broke_is_said_to_be_so() {
         let written = here.write(lh, 0, b"salt").await.expect_err("the connection is broken");
         let added = adding.await.expect_err("the connection is broken");
         for error in [&written, &added] {
-            assert_eq!(error.cause, AccessCause::Stale, "the peer is forgotten");
+            assert_eq!(error.cause, AccessCause::PeerDown(NodeId(1)), "it lives, and is out of reach");
             assert!(error.partly, "{error} although it was done");
         }
         let mut seen = [0; 16];
@@ -303,7 +303,7 @@ fn mailbox_of(harness: &Harness, node: u32, options: ServeOptions) -> Mailbox {
 }
 
 /// The node dies, and is back at once.
-async fn begin_next_life(harness: &Rc<Harness>, node: u32) {
+async fn begin_next_incarnation(harness: &Rc<Harness>, node: u32) {
     harness.crash(node);
     harness.restart(node);
     while !harness.is_up(node) {
@@ -313,7 +313,7 @@ async fn begin_next_life(harness: &Rc<Harness>, node: u32) {
 
 /// It went to the next node with the number, and where none lived for long enough to take anything it waited for ever.
 #[test]
-fn a_message_that_waits_for_room_in_a_ring_ends_with_the_life_that_it_was_sent_to() {
+fn a_message_that_waits_for_room_in_a_ring_ends_with_the_incarnation_that_it_was_sent_to() {
     on_nodes(2, |harness| async move {
         let session = session_of(&harness, 0);
         harness.world.pause(harness.host(1));
@@ -325,7 +325,7 @@ fn a_message_that_waits_for_room_in_a_ring_ends_with_the_life_that_it_was_sent_t
             assert!(look(message.as_mut()).is_pending());
             sending.push(message);
         }
-        begin_next_life(&harness, 1).await;
+        begin_next_incarnation(&harness, 1).await;
         let mailbox = mailbox_of(&harness, 1, ServeOptions::default());
         let last = sending.pop().expect("five").await.expect_err("its life is over");
         assert_eq!((last.cause, last.may_have_arrived), (SendCause::PeerDown, false));
@@ -339,7 +339,7 @@ fn a_message_that_waits_for_room_in_a_ring_ends_with_the_life_that_it_was_sent_t
 
 /// The number of the place that had been kept for it went to a node that knew nothing of it, and so did the message.
 #[test]
-fn a_message_that_was_promised_room_is_not_sent_to_the_next_life() {
+fn a_message_that_was_promised_room_is_not_sent_to_the_next_incarnation() {
     on_nodes(2, |harness| async move {
         let session = session_of(&harness, 0);
         let full = ServeOptions { requests_max: 1, ..ServeOptions::default() };
@@ -352,7 +352,7 @@ fn a_message_that_was_promised_room_is_not_sent_to_the_next_life() {
         // The promise arrives, and nobody looks at it yet.
         harness.world.sleep(None, TIMEOUT).await;
         drop(mailbox);
-        begin_next_life(&harness, 1).await;
+        begin_next_incarnation(&harness, 1).await;
         let mailbox = mailbox_of(&harness, 1, full);
         let error = sending.await.expect_err("its life is over");
         assert_eq!((error.cause, error.may_have_arrived), (SendCause::PeerDown, false));
@@ -360,7 +360,7 @@ fn a_message_that_was_promised_room_is_not_sent_to_the_next_life() {
     });
 }
 
-/// Changes waited for all that was posted, to whomever.
+/// Changes waited for all that was posted, to any peer.
 #[test]
 fn a_write_to_a_silent_node_holds_up_changes_of_its_own_region_and_of_no_other() {
     on_nodes(3, |harness| async move {
@@ -611,4 +611,30 @@ async fn write_and_read_words(session: &Session, regions: [Lh; 2], writer: u64) 
         found.iter_mut().map(|word| &mut word[..]).enumerate().map(read).collect();
     session.read_batch(&mut reads).await.expect("all may be read");
     assert!(found == words, "some are not what was written");
+}
+
+/// A node that is restarted elsewhere is met by one that it cannot tell anything: nobody else knows where it is then.
+#[test]
+fn a_node_that_was_met_and_not_heard_is_dialled_where_it_is_now() {
+    on_plan("nodes = 2\nprofile = 'roce-100g'\nlease_us = 500", |harness| async move {
+        let (world, lease) = (&harness.world, harness.plan.lease());
+        harness.crash(0);
+        while harness.does_see(1, 0) {
+            world.sleep(None, lease / 4).await;
+        }
+        // It dials the other, which answers when it cannot be told anything any more.
+        let stopped = harness.clone();
+        world.spawn(None, "stop", async move { stopped.stop(1, 3 * stopped.plan.lease() / 2).await });
+        harness.restart(0);
+        world.sleep(None, lease / 4).await;
+        let [first, second] = [0, 1].map(|node| harness.host(node));
+        let link = world.link(first, second);
+        world.set_link(first, second, Link { up: false, ..link });
+        // They give the connection up.
+        world.sleep(None, 8 * lease).await;
+        assert!(!harness.does_see(1, 0), "nothing of what node 0 says has come");
+        world.set_link(first, second, link);
+        world.sleep(None, 4 * lease).await;
+        assert!(harness.does_see(1, 0) && harness.does_see(0, 1));
+    });
 }

@@ -8,7 +8,7 @@ use halite_sim::{HostId, Random, World};
 
 /// At most so many polls come before a future is dropped that is dropped for its polls.
 const POLLS_MAX: u64 = 4;
-/// At most so long lives a future that is dropped for its age.
+/// At most so long incarnations a future that is dropped for its age.
 const AGE_NS_MAX: u64 = 40_000;
 
 /// What comes of `future`, or `None` if it was dropped before, which happens to `per_mille` in a thousand.

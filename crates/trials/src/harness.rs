@@ -81,7 +81,7 @@ struct NodeSlot {
     node: RefCell<Option<Rc<Driven>>>,
     /// Joined, and neither crashed nor leaving.
     up: Cell<bool>,
-    /// Was stopped, or cut off from others, in this life: some of them may have taken it for dead.
+    /// Was stopped, or cut off from others, in this incarnation: some of them may have taken it for dead.
     isolated: Cell<bool>,
     /// Somebody ended it, and will start it again.
     down: Cell<bool>,
@@ -154,7 +154,7 @@ impl Harness {
     }
 
     /// How often a node has begun to live.
-    pub(crate) fn life(&self, node: u32) -> u32 {
+    pub(crate) fn incarnation(&self, node: u32) -> u32 {
         self.slots[node as usize].lives.get()
     }
 
@@ -263,7 +263,8 @@ impl Harness {
 
     /// Whom a node dials that joins: all, or in a large cluster the first node.
     fn greeted_by(&self, node: u32, mut found: Vec<String>) -> Vec<String> {
-        if node > 0 && self.nodes() > self.plan.full_mesh_nodes_max {
+        let is_large = self.nodes() > self.plan.full_mesh_nodes_max;
+        if node > 0 && (is_large || self.plan.joins_by_first) {
             found.retain(|address| address.starts_with("node-0."));
         }
         found
@@ -277,8 +278,8 @@ impl Harness {
 
     fn make(self: &Rc<Harness>, node: u32) -> Result<(Rc<Driven>, Config, Arc<SimFabric>), JoinError> {
         let slot = &self.slots[node as usize];
-        let life = slot.lives.get();
-        let birth = Birth { host: slot.host, life, stream: format!("node {node} life {life}") };
+        let incarnation = slot.lives.get();
+        let birth = Birth { host: slot.host, incarnation, stream: format!("node {node} life {incarnation}") };
         let config = self.config(node);
         let (driven, fabric) = birth.of(&self.world, &config)?;
         *slot.node.borrow_mut() = Some(driven.clone());
@@ -303,16 +304,16 @@ impl Harness {
     /// Ends a node without a word.
     pub(crate) fn crash(&self, node: u32) {
         self.world.crash(self.host(node));
-        self.end_life(node);
+        self.end_incarnation(node);
     }
 
     /// Ends a host with all its nodes.
     pub(crate) fn crash_host(&self, node: u32) {
         self.world.crash_whole_host(self.host(node));
-        self.beside(node).into_iter().for_each(|node| self.end_life(node));
+        self.beside(node).into_iter().for_each(|node| self.end_incarnation(node));
     }
 
-    fn end_life(&self, node: u32) {
+    fn end_incarnation(&self, node: u32) {
         self.judge.note_trouble();
         self.note_change();
         let slot = &self.slots[node as usize];
@@ -351,7 +352,7 @@ impl Harness {
 
     /// Stops a node for a while.
     pub(crate) async fn stop(&self, node: u32, long: Duration) {
-        let (slot, life) = (&self.slots[node as usize], self.life(node));
+        let (slot, incarnation) = (&self.slots[node as usize], self.incarnation(node));
         let (now_ns, long_ns, lease_ns) =
             (self.world.now_ns(), long.as_nanos() as u64, self.plan.lease().as_nanos() as u64);
         // It speaks four times in a lease: after a short stop nobody has missed it, unless it had hardly gone on.
@@ -367,7 +368,7 @@ impl Harness {
         self.world.sleep(None, long).await;
         slot.stopped.set(false);
         self.note_change();
-        if self.life(node) == life {
+        if self.incarnation(node) == incarnation {
             self.world.resume(slot.host);
         }
     }
@@ -410,7 +411,7 @@ impl Harness {
         slot.up.get() && !slot.stopped.get() && self.world.is_running(slot.host)
     }
 
-    /// Something goes wrong for as long as this task lives.
+    /// Something goes wrong for as long as this task incarnations.
     pub(crate) fn note_fault(&self, task: TaskId) {
         self.faults.borrow_mut().push(task);
     }
@@ -473,7 +474,7 @@ impl Harness {
         self.working.get()
     }
 
-    /// Counts a session among those that work, for as long as what this returns lives.
+    /// Counts a session among those that work, for as long as what this returns incarnations.
     pub(crate) fn count_in(self: &Rc<Harness>) -> Working {
         self.working.set(self.working.get() + 1);
         Working(self.clone())

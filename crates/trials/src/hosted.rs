@@ -17,7 +17,7 @@ pub struct Birth {
     /// On which host, which runs.
     pub host: HostId,
     /// How often a node of its number has begun to live, this time included: no two have the same address.
-    pub life: u32,
+    pub incarnation: u32,
     /// Where its random numbers come from.
     pub stream: String,
 }
@@ -29,7 +29,7 @@ impl Birth {
         let mut fabric = None;
         let clock = world.clock(self.host);
         let node = config.node.map_or(0, |node| node.0);
-        let address = format!("node-{node}.{}", self.life);
+        let address = format!("node-{node}.{}", self.incarnation);
         let made = Made {
             clock_since_1970_ns: BEGIN_SINCE_1970_NS + world.now_ns() - clock.now_ns(),
             clock,

@@ -98,7 +98,7 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     }
     let session = driven.session_of(PRINCIPALS[0]).expect("the name is a good one");
     let (shared, host) = (harness.clone(), harness.host(node));
-    let name = format!("{PREFIX}{node}-{}", harness.life(node));
+    let name = format!("{PREFIX}{node}-{}", harness.incarnation(node));
     harness.world.spawn(Some(host), format!("store of node {node}"), async move {
         let begin_ns = shared.world.now_ns();
         if let Err(error) = keep(&shared, node, host, name, session).await {
@@ -207,7 +207,7 @@ async fn open(actor: &mut Actor, store: usize) {
 fn is_of_trouble_of(harness: &Harness, error: &KvError) -> bool {
     let is_such = match error {
         KvError::Full => return true,
-        KvError::Ended => true,
+        KvError::Ended | KvError::NoDirectory => true,
         KvError::Region(error) => is_region_trouble(error),
         KvError::Access(error) => {
             matches!(error.cause, AccessCause::Stale | AccessCause::PeerDown(_) | AccessCause::NodeClosed)
@@ -333,7 +333,12 @@ fn new_token(actor: &Actor) -> u64 {
 async fn swap(actor: &mut Actor, key: Key, only: Only) {
     let (mut store, text, token) = (take(actor, key), key.text(), new_token(actor));
     // Some are long, and land in pieces.
-    let entries = if actor.random.chance(1, 4) { actor.random.between(20, 150) } else { 1 };
+    // Some are so long that few of them have room in the first part of a heap.
+    let entries = match actor.random.between(0, 15) {
+        0..4 => actor.random.between(20, 150),
+        4 => actor.random.between(300, 1000),
+        _ => 1,
+    };
     let bytes = values::bytes(token, entries);
     let new = Value::read(&bytes).expect("it was made so");
     let kept_us = actor.random.chance(1, 5).then(|| actor.random.between(1, KEPT_US_MAX));

@@ -32,6 +32,8 @@ mod giving_up;
 mod golden;
 mod harness;
 mod hosted;
+#[cfg(test)]
+mod joining;
 mod judge;
 mod kv;
 mod leak_check;

@@ -81,7 +81,7 @@ impl Drop for Presence {
 }
 
 fn who(actor: &Actor) -> SessionRun {
-    SessionRun { node: actor.node, life: actor.life, session: actor.number }
+    SessionRun { node: actor.node, incarnation: actor.incarnation, session: actor.number }
 }
 
 /// All names that locks of a trial have.
@@ -346,7 +346,7 @@ fn with_ledger<T>(actor: &Actor, name: usize, ask: impl FnOnce(&mut Ledger, Scen
     let scene = Scene {
         now_ns: harness.world.now_ns(),
         is_calm_since: &|begin_ns| harness.is_calm_since(begin_ns),
-        is_up: &|who: SessionRun| harness.is_up(who.node) && harness.life(who.node) == who.life,
+        is_up: &|who: SessionRun| harness.is_up(who.node) && harness.incarnation(who.node) == who.incarnation,
         cut_off_is_death: harness.cut_off_is_death,
     };
     ask(&mut harness.locks.borrow_mut().ledgers[name], scene)

@@ -151,8 +151,10 @@ async fn open(actor: &mut Actor, number: usize) {
 /// Whether an error is one that sessions hear where something goes wrong.
 fn is_of_trouble_of(actor: &Actor, error: &LogError) -> bool {
     match error {
-        LogError::Full => true,
-        LogError::Lost { .. } | LogError::Outpaced { .. } => !actor.harness.is_undisturbed(),
+        LogError::Full { .. } => true,
+        LogError::Lost { .. } | LogError::Outpaced { .. } | LogError::NoDirectory(_) => {
+            !actor.harness.is_undisturbed()
+        }
         LogError::Region(error) => is_of_trouble(error.cause()) && !actor.harness.is_undisturbed(),
         LogError::Access(error) => {
             let is_such = matches!(
@@ -169,7 +171,10 @@ fn is_of_trouble_of(actor: &Actor, error: &LogError) -> bool {
 fn go_on_after(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), ()> {
     actor.expect_reason(is_of_trouble_of(actor, error), begin_ns, error);
     match error {
-        LogError::Full | LogError::Outpaced { .. } | LogError::Lost { .. } => Ok(()),
+        LogError::Full { .. }
+        | LogError::NoDirectory(_)
+        | LogError::Outpaced { .. }
+        | LogError::Lost { .. } => Ok(()),
         _ => Err(()),
     }
 }
@@ -264,14 +269,15 @@ async fn note_home(actor: &Actor, held: &OpenLog, segment: u64) {
     let found = held.session.stat(&name).await;
     // Where somebody is gone, what is found may have been made in place of the segment that the record is in.
     let is_the_same = before.is_some() && before == lives(&actor.harness);
-    let home = found.ok().filter(|_| is_the_same).map(|info| (info.home.0, actor.harness.life(info.home.0)));
+    let home =
+        found.ok().filter(|_| is_the_same).map(|info| (info.home.0, actor.harness.incarnation(info.home.0)));
     actor.harness.logs.borrow_mut().note_home(held.life, segment, home);
 }
 
 /// The lives of all nodes, if all are there and nobody may take one for dead.
 fn lives(harness: &Harness) -> Option<Vec<u32>> {
     let is_well = |node: &u32| harness.is_up(*node) && !harness.was_isolated(*node);
-    (0..harness.nodes()).map(|node| is_well(&node).then(|| harness.life(node))).collect()
+    (0..harness.nodes()).map(|node| is_well(&node).then(|| harness.incarnation(node))).collect()
 }
 
 async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {

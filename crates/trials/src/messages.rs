@@ -17,6 +17,8 @@ use ledger::{Ledger, Load, Path};
 const PORT: Port = Port(5);
 /// Most messages that wait in a port's queue.
 const QUEUED_MAX: usize = 6;
+/// Most messages that a session publishes at a time.
+const PUBLISHED_MAX: u64 = 100;
 /// Longest pause of a receiver that is slow.
 const SLOW_US_MAX: u64 = 60;
 /// Bytes before those that only fill.
@@ -40,8 +42,8 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     let receiver = Receiver {
         harness: harness.clone(),
         host: harness.host(node),
-        at: (node, harness.life(node)),
-        random: harness.world.random(&format!("{name} in life {}", harness.life(node))),
+        at: (node, harness.incarnation(node)),
+        random: harness.world.random(&format!("{name} in life {}", harness.incarnation(node))),
         mailbox,
     };
     harness.world.spawn(Some(receiver.host), name, receiver.work());
@@ -49,7 +51,7 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
 
 /// Looks whether all that was sent has come, when nobody sends any more.
 pub(crate) fn judge(harness: &Harness) {
-    let is_there = |(node, life)| harness.is_up(node) && harness.life(node) == life;
+    let is_there = |(node, incarnation)| harness.is_up(node) && harness.incarnation(node) == incarnation;
     let missing = harness.messages.borrow().ledger.missing(is_there);
     if let Some((path, number)) = missing.filter(|_| harness.is_undisturbed()) {
         harness.judge.violated(format!("message {number} of {path:?} was sent, and never came"));
@@ -86,10 +88,10 @@ impl Receiver {
     fn receive(&self, message: &Message) {
         let verdict = match parse(&message.bytes) {
             Some((path, number, principal)) => {
-                let (node, life) = self.at;
+                let (node, incarnation) = self.at;
                 let is_right = (path.from.0, path.to.0, PRINCIPALS.get(principal as usize).copied())
                     == (message.node.0, node, Some(message.from.as_str()));
-                let came = self.harness.messages.borrow_mut().ledger.came(path, life, number);
+                let came = self.harness.messages.borrow_mut().ledger.came(path, incarnation, number);
                 let came = came.map_err(|why| format!("message {number} of {path:?}: {why}"));
                 if is_right { came } else { Err(format!("{path:?} came from {:?}", message.node)) }
             }
@@ -104,7 +106,8 @@ impl Receiver {
 /// Sends a message.
 pub(crate) async fn act(actor: &mut Actor) {
     let to = actor.random.below(actor.harness.nodes().into()) as u32;
-    let path = Path { from: (actor.node, actor.life, actor.number), to: (to, actor.harness.life(to)) };
+    let path =
+        Path { from: (actor.node, actor.incarnation, actor.number), to: (to, actor.harness.incarnation(to)) };
     let len = some_len(actor);
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let (number, before) = {
@@ -120,7 +123,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     };
     let verdict = match result {
         Some(Ok(())) => {
-            actor.harness.messages.borrow_mut().ledger.sent(path, actor.harness.life(to), number);
+            actor.harness.messages.borrow_mut().ledger.sent(path, actor.harness.incarnation(to), number);
             Ok(())
         }
         Some(Err(error)) => {
@@ -135,6 +138,56 @@ pub(crate) async fn act(actor: &mut Actor) {
             .harness
             .judge
             .violated(format!("message {number} of {path:?}, from {begin_ns} to {now} ns: {why}"));
+    }
+}
+
+/// Publishes several messages to one node, and waits until all are in its port's queue.
+pub(crate) async fn publish(actor: &mut Actor) {
+    let to = actor.random.below(actor.harness.nodes().into()) as u32;
+    let path =
+        Path { from: (actor.node, actor.incarnation, actor.number), to: (to, actor.harness.incarnation(to)) };
+    let begin_ns = actor.now_ns();
+    let mut sender = actor.session.sender(NodeId(to), PORT);
+    let (mut begun, mut errors) = (Vec::new(), Vec::new());
+    let count = 1 + actor.random.below(PUBLISHED_MAX);
+    for _ in 0..count {
+        let len = some_len(actor);
+        let number = actor.harness.messages.borrow_mut().ledger.begin(path);
+        actor.note(format_args!("is about message {number} to node {to}"));
+        let bytes = emit(path, number, actor.principal as u32, len);
+        match actor.attempt("publish", sender.send(&bytes)).await {
+            Some(Ok(())) => begun.push(number),
+            Some(Err(error)) => errors.push(error),
+            // What is under way goes on.
+            None => {}
+        }
+        if actor.random.chance(1, 4) {
+            let long = Duration::from_nanos(actor.random.below(SLOW_US_MAX * 1000));
+            actor.harness.world.clone().sleep(Some(actor.host), long).await;
+        }
+    }
+    loop {
+        match actor.attempt("flush", sender.flush()).await {
+            Some(Ok(())) => break,
+            Some(Err(error)) => errors.push(error),
+            // Dropped with messages under way, of which nothing is known.
+            None => return,
+        }
+    }
+    if errors.is_empty() {
+        let incarnation = actor.harness.incarnation(to);
+        let ledger = &mut actor.harness.messages.borrow_mut().ledger;
+        begun.into_iter().for_each(|number| ledger.sent(path, incarnation, number));
+        return;
+    }
+    // Which of them failed is not told, and why does not depend on that.
+    for error in errors {
+        let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed);
+        if !is_down {
+            actor.harness.messages.borrow_mut().ledger.unload(path);
+        }
+        let is_explained = is_down || matches!(error.cause, SendCause::UnknownNode | SendCause::UnknownPort);
+        actor.expect_reason(is_explained && !actor.harness.is_undisturbed(), begin_ns, &error);
     }
 }
 
@@ -191,8 +244,8 @@ fn emit(path: Path, number: u64, principal: u32, len: usize) -> Vec<u8> {
 fn parse(bytes: &[u8]) -> Option<(Path, u64, u32)> {
     let field =
         |at: usize| bytes.get(4 * at..4 * at + 4).map(|it| u32::from_le_bytes(it.try_into().expect("4")));
-    let (life, principal) = (field(4)? >> 8, field(4)? & 0xff);
-    let path = Path { from: (field(0)?, field(1)?, field(2)?), to: (field(3)?, life) };
+    let (incarnation, principal) = (field(4)? >> 8, field(4)? & 0xff);
+    let path = Path { from: (field(0)?, field(1)?, field(2)?), to: (field(3)?, incarnation) };
     let number = u64::from(field(5)?) | u64::from(field(6)?) << 32;
     (bytes == emit(path, number, principal, bytes.len())).then_some((path, number, principal))
 }

@@ -23,6 +23,9 @@ pub struct Plan {
     /// Up to so many nodes are connected each to each; of more, each to the first and to those that it uses.
     #[serde(default = "defaults::full_mesh_nodes_max")]
     pub full_mesh_nodes_max: u32,
+    /// Whether a joining node dials node 0 alone, which announces the others, as between hosts; else it dials every member.
+    #[serde(default)]
+    pub joins_by_first: bool,
     /// How many sessions each node has.
     #[serde(default = "defaults::sessions")]
     pub sessions: u32,
@@ -104,6 +107,8 @@ pub struct Work {
     pub log: u32,
     /// Its key-value store, of which each node serves one: read and changed.
     pub kv: u32,
+    /// Messages of which several are published one after the other.
+    pub published: u32,
     /// How many accesses in a thousand touch many words.
     pub long_per_mille: u32,
     /// How many regions in a thousand are long: of many chunks, which lie on several nodes if the region is spread.
@@ -141,7 +146,7 @@ pub struct Faults {
     pub drift: u32,
     /// A host dies with all its nodes, of which nobody tells the others, and they come back.
     pub host_crash: u32,
-    /// A node that only one other sees is forgotten, and comes back in another life.
+    /// A node that only one other sees is forgotten, and comes back in another incarnation.
     pub forget: u32,
     /// How long something goes wrong at most, in hundredths of a lease.
     pub long_percent: u32,
@@ -195,6 +200,7 @@ impl Default for Work {
             apart: 0,
             log: 0,
             kv: 0,
+            published: 0,
             long_per_mille: 125,
             long_regions_per_mille: 250,
             calls_posted_max: 4,
@@ -260,6 +266,13 @@ impl Plan {
         let plan: Plan = toml::from_str(text)?;
         plan.check()?;
         Ok(plan)
+    }
+
+    /// The same over other hardware, which stands between hosts if several nodes stand on one.
+    pub fn over(mut self, profile: &str) -> Result<Plan, PlanError> {
+        profile.clone_into(&mut self.profile);
+        self.check()?;
+        Ok(self)
     }
 
     fn check(&self) -> Result<(), PlanError> {
@@ -378,11 +391,23 @@ impl Plan {
 
 impl Work {
     /// In the order of the fields.
-    pub(crate) fn weights(&self) -> [u32; 11] {
+    pub(crate) fn weights(&self) -> [u32; 12] {
         let Work {
-            regions, words, calls, messages, locks, barriers, watches, rights, apart, log, kv, ..
+            regions,
+            words,
+            calls,
+            messages,
+            locks,
+            barriers,
+            watches,
+            rights,
+            apart,
+            log,
+            kv,
+            published,
+            ..
         } = *self;
-        [regions, words, calls, messages, locks, barriers, watches, rights, apart, log, kv]
+        [regions, words, calls, messages, locks, barriers, watches, rights, apart, log, kv, published]
     }
 }
 

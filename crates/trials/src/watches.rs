@@ -227,7 +227,7 @@ fn ordered(
 async fn notify(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let slot = actor.random.index(SLOTS.len());
-    let writer = Writer { node: actor.node, life: actor.life, session: actor.number };
+    let writer = Writer { node: actor.node, life: actor.incarnation, session: actor.number };
     let (write, bytes) = {
         let watches = &mut *actor.harness.watches.borrow_mut();
         watches.last += 1;
@@ -260,8 +260,8 @@ fn notified(actor: &Actor, holding: Holding, write: Write, begin_ns: u64) -> Res
         // Who was taken for dead, or cannot be reached, is not told; who leaves does not receive.
         let Life { ledger, rights, .. } = life;
         ledger.end(write.number, now_ns, |watcher| {
-            let (node, node_life) = watcher.at;
-            let is_there = harness.is_up(node) && harness.life(node) == node_life;
+            let (node, node_incarnation) = watcher.at;
+            let is_there = harness.is_up(node) && harness.incarnation(node) == node_incarnation;
             is_heard && is_there && rights.has_had(watcher.principal, Permissions::READ, watcher.begin_ns)
         });
         let may = holding.rights.contains(Permissions::WRITE)

@@ -28,6 +28,9 @@ pub enum KvError {
     /// The node of the shard has no memory left; nothing was changed.
     #[error("there is no memory left for the key on its node")]
     Full,
+    /// The directory of names does not answer, and without it the store gets no more memory; nothing was changed.
+    #[error("the directory of names does not answer, and without it there is no more memory for the key")]
+    NoDirectory,
     /// The value is to be a number of 64 bits in decimal, and is none; nothing was changed.
     #[error("the value is no number of 64 bits")]
     NotANumber,

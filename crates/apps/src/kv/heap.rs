@@ -1,12 +1,21 @@
 //! Where a shard keeps its entries: regions that are divided into blocks, of one class each.
+//!
+//! Blocks that nothing leads to serve for entries of their class, or are divided for shorter ones.  Now and then those that are side by side are
+//! put together for longer ones.  A reader that comes late to a block sees that by the slot, whatever has become of the block.
 
 use halite::{AllocOptions, Lh, Permissions, RegionCause, Session, WriteOp};
 
 use super::error::KvError;
 use super::layout::{CLASSES, FIRST_PART_UNITS, PART_UNITS, Slot, UNIT, part_of, units_of};
+use crate::directory::is_without_directory;
 
 /// How many larger classes are looked through for a block before the heap grows: one of them has twice the length.
 const LARGER: u8 = 4;
+/// Blocks are put together when one of so many units has been given back since they were; or, where the heap cannot grow, one of so many.
+const PUT_TOGETHER_OF: u64 = 8;
+const LAST_RESORT_OF: u64 = 64;
+/// A part for which there is no room is made as much smaller.
+const SMALLER_PARTS: u64 = 8;
 
 /// The owner's side of it.
 pub(super) struct Heap {
@@ -14,12 +23,39 @@ pub(super) struct Heap {
     name: String,
     shard: usize,
     everyone: Permissions,
-    parts: Vec<Lh>,
-    /// Units of the last part, and those of them that have been given out once.
+    parts: Vec<Part>,
+    /// Units of all parts, and of the last, and those of that which have been given out once.
+    all_units: u64,
     units: u64,
     used: u64,
-    /// Blocks that nothing leads to, by class.
-    free: Vec<Vec<u32>>,
+    free: Free,
+    /// Something was given back since the heap was last looked through for empty parts.
+    may_shrink: bool,
+    /// Regions that are no part of it any more, and that are freed when the directory of names answers again.
+    unfreed: Vec<Lh>,
+}
+
+/// A region of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Part {
+    lh: Lh,
+    units: u64,
+}
+
+/// What nothing leads to.
+#[derive(Debug)]
+struct Free {
+    /// Blocks by class.
+    blocks: Vec<Vec<u32>>,
+    /// Units that were given back since blocks were put together.
+    given_back: u64,
+}
+
+/// Units side by side, of one part.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Run {
+    place: u64,
+    units: u64,
 }
 
 /// A block that nothing leads to yet.
@@ -43,33 +79,53 @@ impl From<Slot> for Block {
 
 impl Heap {
     pub(super) fn new(session: Session, name: &str, shard: usize, everyone: Permissions) -> Heap {
-        let free = vec![Vec::new(); CLASSES.into()];
-        Heap { session, name: name.to_owned(), shard, everyone, parts: Vec::new(), units: 0, used: 0, free }
+        let (name, parts, free) = (name.to_owned(), Vec::new(), Free::new());
+        let (all_units, units, used, may_shrink) = (0, 0, 0, false);
+        let unfreed = Vec::new();
+        Heap { session, name, shard, everyone, parts, all_units, units, used, free, may_shrink, unfreed }
     }
 
     /// A block of a class, or of a larger one.
     pub(super) async fn take(&mut self, class: u8) -> Result<Block, KvError> {
-        if let Some(block) = self.find(class, LARGER) {
+        if let Some(block) = self.free.find(class, LARGER) {
             return Ok(block);
         }
-        if self.used + units_of(class) > self.units
-            && let Err(error) = Box::pin(self.grow(units_of(class))).await
-        {
-            // A block that is much too long is better than none.
-            return self.find(class, CLASSES).ok_or(error);
+        // What has been given back since then pays for it.
+        if self.free.given_back * PUT_TOGETHER_OF > self.all_units {
+            self.free.put_together();
         }
-        let place = (self.parts.len() as u64 - 1) * PART_UNITS + self.used;
-        self.used += units_of(class);
-        Ok(Block { place: place as u32, class })
+        if let Some(block) = self.find(class) {
+            return Ok(block);
+        }
+        match Box::pin(self.grow(units_of(class))).await {
+            Ok(()) => self.find(class).ok_or(KvError::Full),
+            // It takes longer than is good, and is better than none.
+            Err(lack @ (KvError::Full | KvError::NoDirectory))
+                if self.free.given_back * LAST_RESORT_OF >= self.all_units =>
+            {
+                self.free.put_together();
+                self.find(class).ok_or(lack)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     pub(super) fn give_back(&mut self, block: Block) {
-        self.free[usize::from(block.class)].push(block.place);
+        self.free.give_back(block);
+        self.may_shrink = true;
     }
 
-    fn find(&mut self, class: u8, larger: u8) -> Option<Block> {
-        (class..CLASSES.min(class.saturating_add(larger + 1)))
-            .find_map(|class| Some(Block { place: self.free[usize::from(class)].pop()?, class }))
+    fn find(&mut self, class: u8) -> Option<Block> {
+        // What is low first, so that the last parts come to be empty.
+        if let Some(block) = self.free.find(class, LARGER).or_else(|| self.free.divide(class)) {
+            return Some(block);
+        }
+        if self.used + units_of(class) <= self.units {
+            let place = (self.parts.len() as u64 - 1) * PART_UNITS + self.used;
+            self.used += units_of(class);
+            return Some(Block { place: place as u32, class });
+        }
+        None
     }
 
     /// By a part in which a block of so many units has room.
@@ -79,16 +135,22 @@ impl Heap {
             return Err(KvError::Full);
         }
         let name = part_of(&self.name, self.shard, number);
-        let usual = FIRST_PART_UNITS << number.min(PART_UNITS.ilog2() as usize);
-        let units = usual.clamp(units_min, PART_UNITS);
-        let lh = make(&self.session, &name, units * UNIT, self.everyone).await?;
+        // What is left to be freed is no reason to do without more.
+        let _ = self.free_left().await;
+        let mut units = usual_units(number).max(units_min);
+        let least = units_min.max(units / SMALLER_PARTS);
+        let lh = loop {
+            match make(&self.session, &name, units * UNIT, self.everyone).await {
+                Err(KvError::Full) if units > least => units = (units / 2).max(least),
+                made => break made?,
+            }
+        };
         // What is left of the part before serves for shorter entries.
-        while let Some(class) = (0..CLASSES).rev().find(|class| self.used + units_of(*class) <= self.units) {
-            let place = (self.parts.len() as u64 - 1) * PART_UNITS + self.used;
-            self.free[usize::from(class)].push(place as u32);
-            self.used += units_of(class);
+        if let Some(last) = (self.parts.len() as u64).checked_sub(1) {
+            self.free.add(Run { place: last * PART_UNITS + self.used, units: self.units - self.used });
         }
-        self.parts.push(lh);
+        self.parts.push(Part { lh, units });
+        self.all_units += units;
         (self.units, self.used) = (units, 0);
         Ok(())
     }
@@ -96,23 +158,160 @@ impl Heap {
     /// What writes a block.
     pub(super) fn write_of<'a>(&self, block: Block, bytes: &'a [u8]) -> WriteOp<'a> {
         let slot = block.slot(0);
-        WriteOp { lh: self.parts[slot.part()], offset: slot.offset(), from: bytes }
+        WriteOp { lh: self.parts[slot.part()].lh, offset: slot.offset(), from: bytes }
     }
 
     pub(super) async fn read(&self, slot: Slot, into: &mut Vec<u8>) -> Result<(), KvError> {
         into.resize(slot.bytes() as usize, 0);
-        Ok(self.session.read(self.parts[slot.part()], slot.offset(), into).await?)
+        Ok(self.session.read(self.parts[slot.part()].lh, slot.offset(), into).await?)
+    }
+
+    /// Frees parts that nothing leads to, as far as they are the last; whether there were any.
+    pub(super) async fn shrink(&mut self) -> Result<bool, KvError> {
+        // Who sets values in a store that is full asks again and again.
+        if !std::mem::take(&mut self.may_shrink) {
+            return Ok(false);
+        }
+        self.free.put_together();
+        let mut is_smaller = false;
+        while let Some((last, part)) = self.parts.len().checked_sub(1).map(|last| (last, self.parts[last])) {
+            let first = last as u64 * PART_UNITS;
+            if self.free.units_in(first, part.units) + self.units - self.used < part.units {
+                break;
+            }
+            self.free.forget(first, part.units);
+            self.parts.pop();
+            self.all_units -= part.units;
+            // Of the part before, all has been given out once.
+            self.units = self.parts.last().map_or(0, |part| part.units);
+            self.used = self.units;
+            self.free_region(part.lh).await?;
+            is_smaller = true;
+        }
+        Ok(is_smaller)
     }
 
     /// Frees all of it.
     pub(super) async fn clear(&mut self) -> Result<(), KvError> {
-        self.free.iter_mut().for_each(Vec::clear);
-        (self.units, self.used) = (0, 0);
-        while let Some(lh) = self.parts.pop() {
-            self.session.free(lh).await?;
+        self.free = Free::new();
+        (self.all_units, self.units, self.used) = (0, 0, 0);
+        let mut freed = Ok(());
+        while let Some(part) = self.parts.pop() {
+            freed = freed.and(self.free_region(part.lh).await);
+        }
+        freed
+    }
+
+    /// Frees a region of the shard: later, if the directory of names does not answer.
+    pub(super) async fn free_region(&mut self, lh: Lh) -> Result<(), KvError> {
+        match free(&self.session, lh).await {
+            Err(KvError::Region(error)) if is_without_directory(error.cause()) => {
+                self.unfreed.push(lh);
+                Ok(())
+            }
+            freed => freed,
+        }
+    }
+
+    /// Frees what could not be freed before.
+    pub(super) async fn free_left(&mut self) -> Result<(), KvError> {
+        while let Some(lh) = self.unfreed.pop() {
+            if let Err(error) = free(&self.session, lh).await {
+                self.unfreed.push(lh);
+                return Err(error);
+            }
         }
         Ok(())
     }
+}
+
+/// Units of a part, unless a block is longer that has to have room in it.
+fn usual_units(part: usize) -> u64 {
+    (FIRST_PART_UNITS << part.min(PART_UNITS.ilog2() as usize)).min(PART_UNITS)
+}
+
+impl Free {
+    fn new() -> Free {
+        Free { blocks: vec![Vec::new(); CLASSES.into()], given_back: 0 }
+    }
+
+    fn give_back(&mut self, block: Block) {
+        self.given_back += units_of(block.class);
+        self.blocks[usize::from(block.class)].push(block.place);
+    }
+
+    /// A block of a class, or of one of some `larger` ones.
+    fn find(&mut self, class: u8, larger: u8) -> Option<Block> {
+        (class..CLASSES.min(class.saturating_add(larger + 1)))
+            .find_map(|class| Some(Block { place: self.blocks[usize::from(class)].pop()?, class }))
+    }
+
+    /// A block of a class, out of a larger one: of those at hand, the one that is lowest.
+    fn divide(&mut self, class: u8) -> Option<Block> {
+        let lowest = |class: &u8| self.blocks[usize::from(*class)].last().copied();
+        let whole = (class..CLASSES).filter(|class| lowest(class).is_some()).min_by_key(lowest)?;
+        let place = self.blocks[usize::from(whole)].pop()?;
+        let units = units_of(class);
+        self.add(Run { place: u64::from(place) + units, units: units_of(whole) - units });
+        Some(Block { place, class })
+    }
+
+    /// Takes up units, in blocks that are as large as may be.
+    fn add(&mut self, mut run: Run) {
+        while let Some(class) = (0..CLASSES).rev().find(|class| units_of(*class) <= run.units) {
+            self.blocks[usize::from(class)].push(run.place as u32);
+            run = Run { place: run.place + units_of(class), units: run.units - units_of(class) };
+        }
+    }
+
+    /// How many of those units there are.
+    fn units_in(&self, first: u64, units: u64) -> u64 {
+        let in_range = |place: &&u32| (first..first + units).contains(&u64::from(**place));
+        let of_class = |(class, places): (usize, &Vec<u32>)| {
+            units_of(class as u8) * places.iter().filter(in_range).count() as u64
+        };
+        self.blocks.iter().enumerate().map(of_class).sum()
+    }
+
+    /// Those units are not there any more.
+    fn forget(&mut self, first: u64, units: u64) {
+        let is_elsewhere = |place: &u32| !(first..first + units).contains(&u64::from(*place));
+        self.blocks.iter_mut().for_each(|places| places.retain(is_elsewhere));
+    }
+
+    /// Puts blocks together that are side by side, and divides what comes of it into blocks that are as large as may be.
+    fn put_together(&mut self) {
+        self.given_back = 0;
+        let mut runs: Vec<Run> = Vec::new();
+        for (class, places) in self.blocks.iter_mut().enumerate() {
+            let units = units_of(class as u8);
+            runs.extend(places.drain(..).map(|place| Run { place: place.into(), units }));
+        }
+        runs.sort_unstable_by_key(|run| run.place);
+        runs.dedup_by(|run, whole| {
+            // No block is in two parts.
+            let is_next = run.place == whole.place + whole.units && !run.place.is_multiple_of(PART_UNITS);
+            whole.units += if is_next { run.units } else { 0 };
+            is_next
+        });
+        // The lowest comes last, and is taken first.
+        runs.into_iter().rev().for_each(|run| self.add(run));
+    }
+}
+
+/// Frees a region of a shard.  One that was lost with its node is as good as freed.
+pub(super) async fn free(session: &Session, lh: Lh) -> Result<(), KvError> {
+    match session.free(lh).await {
+        Err(error) if !is_lost(error.cause()) => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn is_lost(cause: &RegionCause) -> bool {
+    matches!(
+        cause,
+        RegionCause::Lost(_) | RegionCause::PeerDown(_) | RegionCause::NotFound | RegionCause::Stale
+    )
 }
 
 /// Makes a region of a shard.  Where that fails for want of memory or of the directory of names, the store goes on without.
@@ -123,18 +322,99 @@ pub(super) async fn make(
     everyone: Permissions,
 ) -> Result<Lh, KvError> {
     let options = AllocOptions { everyone, ..AllocOptions::default() };
-    let mut made = session.alloc_with(Some(name), len, options.clone()).await;
-    if made.as_ref().is_err_and(|error| *error.cause() == RegionCause::NameTaken) {
+    let made = async {
+        match session.alloc_with(Some(name), len, options.clone()).await {
+            Err(error) if *error.cause() == RegionCause::NameTaken => {}
+            made => return made,
+        }
         // An earlier attempt was reported as failed and had succeeded; only this process uses this name.
         let left = session.map(name, Permissions::MASTER).await?;
         session.free(left).await?;
-        made = session.alloc_with(Some(name), len, options).await;
-    }
-    made.map_err(|error| match error.cause() {
-        RegionCause::NoSpace { .. }
-        | RegionCause::OutOfMemory { .. }
-        | RegionCause::DirectoryDown
-        | RegionCause::PeerDown(_) => KvError::Full,
+        session.alloc_with(Some(name), len, options).await
+    };
+    made.await.map_err(|error| match error.cause() {
+        RegionCause::NoSpace { .. } | RegionCause::OutOfMemory { .. } => KvError::Full,
+        cause if is_without_directory(cause) => KvError::NoDirectory,
         _ => error.into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::super::layout::class_of;
+    use super::*;
+
+    fn units(free: &Free) -> u64 {
+        let units = |(class, places): (usize, &Vec<u32>)| units_of(class as u8) * places.len() as u64;
+        free.blocks.iter().enumerate().map(units).sum()
+    }
+
+    #[test]
+    fn short_blocks_side_by_side_become_long_ones_within_their_part() {
+        let mut free = Free::new();
+        // The last of one part, and the first of the next, in another order.
+        for place in (PART_UNITS - 8..PART_UNITS + 8).rev() {
+            free.give_back(Block { place: place as u32, class: 0 });
+        }
+        free.put_together();
+        let eight = class_of(8 * UNIT as usize).unwrap();
+        let mut places = [(); 2].map(|()| u64::from(free.find(eight, 0).unwrap().place));
+        places.sort_unstable();
+        assert_eq!((places, units(&free)), ([PART_UNITS - 8, PART_UNITS], 0));
+    }
+
+    #[test]
+    fn what_is_low_is_divided_first_so_that_later_parts_stay_empty() {
+        let mut free = Free::new();
+        // Of lengths of which something is left over beside the largest blocks.
+        for part in 0..3 {
+            free.add(Run { place: part * PART_UNITS, units: 1000 });
+        }
+        free.put_together();
+        let places: Vec<u32> = (0..2000).map(|_| free.divide(0).unwrap().place).collect();
+        assert!(places.is_sorted() && u64::from(places[1999]) == PART_UNITS + 999, "{}", places[1999]);
+        assert_eq!(free.units_in(2 * PART_UNITS, 1000), 1000);
+    }
+
+    proptest! {
+        #[test]
+        fn no_unit_is_given_out_twice_or_lost(
+            steps in prop::collection::vec((0u8..10, 0u8..12, any::<prop::sample::Index>()), 1..200),
+        ) {
+            const UNITS: u64 = 300;
+            let mut free = Free::new();
+            // Over the boundary of two parts.
+            free.add(Run { place: PART_UNITS - 100, units: 100 });
+            free.add(Run { place: PART_UNITS, units: UNITS - 100 });
+            let mut taken: BTreeMap<u64, Block> = BTreeMap::new();
+            for (what, class, which) in steps {
+                match what {
+                    0..5 => {
+                        let found = free.find(class, LARGER).or_else(|| free.divide(class));
+                        if let Some(block) = found {
+                            prop_assert!(block.class >= class);
+                            taken.insert(block.place.into(), block);
+                        }
+                    }
+                    5..9 if !taken.is_empty() => {
+                        let place = *which.get(&taken.keys().copied().collect::<Vec<_>>());
+                        free.give_back(taken.remove(&place).unwrap());
+                    }
+                    _ => free.put_together(),
+                }
+                let mut end = 0;
+                for (place, block) in &taken {
+                    let len = units_of(block.class);
+                    prop_assert!(*place >= end && place / PART_UNITS == (place + len - 1) / PART_UNITS);
+                    end = place + len;
+                }
+                let used: u64 = taken.values().map(|block| units_of(block.class)).sum();
+                prop_assert_eq!(units(&free) + used, UNITS);
+            }
+        }
+    }
 }

@@ -117,6 +117,13 @@ impl Slot {
         (class < CLASSES && slot.offset() + slot.bytes() <= PART_BYTES).then_some(slot)
     }
 
+    /// As [`Slot::decode`], of those that may lead to a key.
+    #[inline]
+    pub(super) fn decode_of(word: u64, hash: Hash) -> Option<Slot> {
+        // Nearly all lead elsewhere.
+        if word as u32 & TAG_MAX == hash.tag() { Slot::decode(word) } else { None }
+    }
+
     /// Which part of the heap it is in.
     pub(super) fn part(self) -> usize {
         (u64::from(self.place) / PART_UNITS) as usize

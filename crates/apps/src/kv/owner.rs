@@ -7,7 +7,7 @@ use halite::{Call, Function, Permissions, ServeCause, ServeOptions, Server, Sess
 use super::error::KvError;
 use super::layout::number_of_store;
 use super::shard::Shard;
-use super::wire::{Answer, Request};
+use super::wire::{Answer, Request, parts, push_part};
 
 /// Calls that are answered together.
 const CALLS_MAX: usize = 32;
@@ -124,6 +124,28 @@ impl Owner {
         done.map(|_| ()).and(freed)
     }
 
+    /// Carries out several requests, each of which is answered by itself.
+    async fn perform_together(
+        &self,
+        now_ms: u64,
+        requests: &[u8],
+        answer: &mut Vec<u8>,
+    ) -> Result<(), KvError> {
+        Answer::Bytes(0, &[]).encode(answer);
+        let mut one = Vec::new();
+        for request in parts(requests) {
+            match Request::decode(request) {
+                Some((store, _)) if store != self.store => Answer::AnotherStore.encode(&mut one),
+                Some((_, request)) if request.is_answered_shortly() => {
+                    self.shard.perform(now_ms, &request, &mut one).await?
+                }
+                _ => Answer::Malformed.encode(&mut one),
+            }
+            push_part(answer, &one);
+        }
+        Ok(())
+    }
+
     async fn serve(&mut self, now_ms: impl Fn() -> u64) -> Result<End, KvError> {
         loop {
             let calls = match self.server.recv_many(CALLS_MAX).await {
@@ -139,6 +161,9 @@ impl Owner {
                 let mut answer = Vec::new();
                 match Request::decode(call.input()) {
                     Some((store, _)) if store != self.store => Answer::AnotherStore.encode(&mut answer),
+                    Some((_, Request::Together { requests })) => {
+                        self.perform_together(now_ms(), requests, &mut answer).await?
+                    }
                     Some((_, request)) => self.shard.perform(now_ms(), &request, &mut answer).await?,
                     None => Answer::Malformed.encode(&mut answer),
                 }

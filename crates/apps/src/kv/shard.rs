@@ -13,19 +13,22 @@ use super::layout::{
     BUCKET_BYTES, BUCKET_SLOTS, BUCKETS_MAX, Entry, Hash, KEY_BYTES_MAX, MOVED, ROOT_BYTES, Slot,
     VALUE_BYTES_MAX, WORD, bucket_of, class_of, encode_words, root_of, table_of,
 };
-use super::wire::{Answer, Expires, Only, Request, When};
+use super::wire::{Answer, Expires, Only, Request, When, push_part};
 
 /// Buckets of a new table.
 const BUCKETS_MIN: u64 = 8;
 /// Of so many slots, three are used before the table grows.
 const QUARTERS: u64 = 4;
+/// A table that would have more slots than so many for each key does not grow: a bucket is full all the same where somebody has chosen keys for
+/// that, and such a key is refused.
+const SPARSE: u64 = 32;
 /// How many keys that have expired go at a time.
 const SWEEP_MAX: usize = 64;
 /// Most keys that one answer to a scan looks for.
 const SCAN_MAX: u64 = 10_000;
 /// Most bytes of keys that one answer to a scan gathers, but for those of its last bucket.
 const SCAN_BYTES_MAX: usize = 1 << 20;
-/// Bytes that are written at a time over a table that has moved.
+/// Bytes that are written at a time over a table that is cleared, or has moved.
 const WIPE_BYTES: usize = 64 << 10;
 
 /// A shard and its owner's bookkeeping.
@@ -87,6 +90,14 @@ impl Table {
     fn empty(&self, low: u32) -> Option<usize> {
         self.indices(low).find(|index| self.slots[*index] == 0)
     }
+
+    /// Places all slots in one of twice the length.
+    fn copy_to(&self, other: &mut Table) {
+        for (word, low) in self.slots.iter().zip(&self.lows).filter(|(word, _)| **word != 0) {
+            let free = other.empty(*low).expect("its buckets have slots of one bucket each");
+            (other.slots[free], other.lows[free]) = (*word, *low);
+        }
+    }
 }
 
 impl Shard {
@@ -113,9 +124,12 @@ impl Shard {
 
     /// Frees all that it has made.
     pub(super) async fn free(mut self) -> Result<(), KvError> {
-        self.heap.clear().await?;
-        self.session.free(self.table.lh).await?;
-        Ok(self.session.free(self.root).await?)
+        let mut freed = self.heap.clear().await.and(self.heap.free_left().await);
+        for lh in [self.table.lh, self.root] {
+            // What is left is tried, whatever has failed.
+            freed = freed.and(heap::free(&self.session, lh).await);
+        }
+        freed
     }
 
     /// Carries out a request at `now_ms`, and writes the answer into `answer`.  Fails only if the shard can go on no more.
@@ -128,6 +142,10 @@ impl Shard {
         match self.perform(now_ms, request, answer).await {
             Err(KvError::Full) => {
                 Answer::Full.encode(answer);
+                Ok(())
+            }
+            Err(KvError::NoDirectory) => {
+                Answer::NoDirectory.encode(answer);
                 Ok(())
             }
             done => done,
@@ -188,9 +206,7 @@ impl Shard {
             Request::GetAndExpire { key, expires } => match self.find(now_ms, key).await? {
                 Some(found) => {
                     self.answer_value(found, answer);
-                    let value = self.value(found).to_vec();
-                    let expires_ms = expiry(now_ms, expires, Some(found));
-                    return Box::pin(self.put(key, &value, expires_ms, Some(found))).await;
+                    return Box::pin(self.set_expiry(now_ms, key, expires, found)).await;
                 }
                 None => Answer::Nothing,
             },
@@ -199,9 +215,7 @@ impl Shard {
             Request::Add { key, number } => Box::pin(self.add(now_ms, key, number)).await?,
             Request::Expire { key, expires, when } => match self.find(now_ms, key).await? {
                 Some(found) if holds(when, found.expires_ms, expiry(now_ms, expires, Some(found))) => {
-                    let value = self.value(found).to_vec();
-                    let expires_ms = expiry(now_ms, expires, Some(found));
-                    Box::pin(self.put(key, &value, expires_ms, Some(found))).await?;
+                    Box::pin(self.set_expiry(now_ms, key, expires, found)).await?;
                     Answer::Number(1)
                 }
                 _ => Answer::Nothing,
@@ -223,6 +237,8 @@ impl Shard {
                 Answer::Number(1)
             }
             Request::Close => Answer::Number(1),
+            // Its owner takes it apart.
+            Request::Together { .. } => Answer::Malformed,
         };
         outcome.encode(answer);
         Ok(())
@@ -275,7 +291,7 @@ impl Shard {
             let expires_ms = entry.expires_ms;
             let (value_at, value_len) = (Entry::bytes(key.len(), 0), entry.value.len());
             let found = Found { index, slot, expires_ms, value_at, value_len };
-            if expires_ms != 0 && expires_ms <= now_ms {
+            if has_expired(expires_ms, now_ms) {
                 self.remove(key, found).await?;
                 return Ok(None);
             }
@@ -324,6 +340,22 @@ impl Shard {
             self.expiring.insert((expires_ms, key.into()));
         }
         Ok(())
+    }
+
+    /// Writes what was found anew, to expire then; one that expires now needs no memory for that.
+    async fn set_expiry(
+        &mut self,
+        now_ms: u64,
+        key: &[u8],
+        expires: Expires,
+        found: Found,
+    ) -> Result<(), KvError> {
+        let expires_ms = expiry(now_ms, expires, Some(found));
+        if has_expired(expires_ms, now_ms) {
+            return self.remove(key, found).await;
+        }
+        let value = self.value(found).to_vec();
+        self.put(key, &value, expires_ms, Some(found)).await
     }
 
     async fn remove(&mut self, key: &[u8], found: Found) -> Result<(), KvError> {
@@ -389,9 +421,8 @@ impl Shard {
                 let Some(slot) = Slot::decode(self.table.slots[index]) else { continue };
                 self.heap.read(slot, &mut self.entry).await?;
                 let Some(entry) = Entry::decode(&self.entry, slot.place) else { return Err(self.damaged()) };
-                if entry.expires_ms == 0 || entry.expires_ms > now_ms {
-                    keys.extend((entry.key.len() as u32).to_le_bytes());
-                    keys.extend(entry.key);
+                if !has_expired(entry.expires_ms, now_ms) {
+                    push_part(&mut keys, entry.key);
                     found += 1;
                 }
             }
@@ -408,14 +439,20 @@ impl Shard {
     }
 
     async fn clear(&mut self) -> Result<(), KvError> {
-        for index in 0..self.table.slots.len() {
-            if self.table.slots[index] != 0 {
-                self.set_slot(index, 0).await?;
-            }
-        }
+        // Nobody who has seen that a key is gone finds it again: so all are, before readers come to look elsewhere.
+        self.fill(self.table.lh, self.table.slots.len(), 0).await?;
+        self.table.slots.fill(0);
         self.keys = 0;
         self.expiring.clear();
-        self.heap.clear().await
+        self.heap.clear().await?;
+        if self.table.buckets == BUCKETS_MIN {
+            return Ok(());
+        }
+        match self.make_table(self.table.generation + 1, BUCKETS_MIN).await {
+            // The larger one serves, too.
+            Err(KvError::Full | KvError::NoDirectory) => Ok(()),
+            made => self.take_up(made?).await,
+        }
     }
 
     /// Sees to it that a key that is placed by `low` finds an empty slot.
@@ -429,42 +466,44 @@ impl Shard {
         Ok(())
     }
 
-    /// Puts a table of twice the length, or more where its buckets would be full, in place of this one.
+    /// Puts a table of twice the length in place of this one.
     async fn grow(&mut self) -> Result<(), KvError> {
-        let (mut buckets, generation) = (2 * self.table.buckets, self.table.generation + 1);
-        let placed = loop {
-            if buckets > BUCKETS_MAX {
-                return Err(KvError::Full);
-            }
-            match self.placed(buckets) {
-                Some(placed) => break placed,
-                None => buckets *= 2,
-            }
-        };
-        let mut table =
-            Table::make(&self.session, &self.name, self.number, generation, buckets, self.everyone).await?;
-        (table.slots, table.lows) = placed;
-        self.session.write(table.lh, 0, &encode_words(table.slots.iter().copied())).await?;
-        self.session.write(self.root, 0, &encode_words([generation, buckets])).await?;
-        let old = std::mem::replace(&mut self.table, table);
-        // From here on, readers of the old one look for the new one.
-        let (len, moved) = (old.slots.len() * WORD as usize, vec![MOVED as u8; WIPE_BYTES]);
-        for at in (0..len).step_by(WIPE_BYTES) {
-            self.session.write(old.lh, at as u64, &moved[..WIPE_BYTES.min(len - at)]).await?;
+        let (buckets, generation) = (2 * self.table.buckets, self.table.generation + 1);
+        let is_sparse = (self.keys + 1) * SPARSE < buckets * BUCKET_SLOTS as u64;
+        if buckets > BUCKETS_MAX || is_sparse {
+            return Err(KvError::Full);
         }
-        Ok(self.session.free(old.lh).await?)
+        let mut table = match self.make_table(generation, buckets).await {
+            // Values have had the memory, and may have left it.
+            Err(KvError::Full) if self.heap.shrink().await? => self.make_table(generation, buckets).await?,
+            made => made?,
+        };
+        // In a store that is full it has ended by now.
+        self.table.copy_to(&mut table);
+        self.session.write(table.lh, 0, &encode_words(table.slots.iter().copied())).await?;
+        self.take_up(table).await
     }
 
-    /// The slots in so many buckets; `None` if one has no room for its own.
-    fn placed(&self, buckets: u64) -> Option<(Vec<u64>, Vec<u32>)> {
-        let mut slots = vec![0; buckets as usize * BUCKET_SLOTS];
-        let mut lows = vec![0; slots.len()];
-        for (word, low) in self.table.slots.iter().zip(&self.table.lows).filter(|(word, _)| **word != 0) {
-            let begin = bucket_of(*low, buckets) as usize * BUCKET_SLOTS;
-            let free = (begin..begin + BUCKET_SLOTS).find(|index| slots[*index] == 0)?;
-            (slots[free], lows[free]) = (*word, *low);
+    /// Puts a table in place of this one, of which all is written.
+    async fn take_up(&mut self, table: Table) -> Result<(), KvError> {
+        self.session.write(self.root, 0, &encode_words([table.generation, table.buckets])).await?;
+        let old = std::mem::replace(&mut self.table, table);
+        // From here on, readers of the old one look for the new one.
+        self.fill(old.lh, old.slots.len(), MOVED as u8).await?;
+        self.heap.free_region(old.lh).await
+    }
+
+    /// Fills all slots of a table with a byte.
+    async fn fill(&self, table: Lh, slots: usize, byte: u8) -> Result<(), KvError> {
+        let (len, bytes) = (slots * WORD as usize, vec![byte; WIPE_BYTES.min(slots * WORD as usize)]);
+        for at in (0..len).step_by(WIPE_BYTES) {
+            self.session.write(table, at as u64, &bytes[..WIPE_BYTES.min(len - at)]).await?;
         }
-        Some((slots, lows))
+        Ok(())
+    }
+
+    async fn make_table(&self, generation: u64, buckets: u64) -> Result<Table, KvError> {
+        Table::make(&self.session, &self.name, self.number, generation, buckets, self.everyone).await
     }
 }
 
@@ -501,6 +540,10 @@ fn holds(when: When, old_ms: u64, new_ms: u64) -> bool {
         When::Sooner => rank(new_ms) < rank(old_ms),
         When::SoonerIfExpiring => old_ms != 0 && rank(new_ms) < rank(old_ms),
     }
+}
+
+fn has_expired(expires_ms: u64, now_ms: u64) -> bool {
+    expires_ms != 0 && expires_ms <= now_ms
 }
 
 /// When something goes that is set now.

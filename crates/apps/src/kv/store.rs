@@ -13,7 +13,7 @@ use super::layout::{
     Slot, VALUE_BYTES_MAX, WORD, bucket_of, decode_words, encode_words, number_of_store, part_of, root_of,
     table_of,
 };
-use super::wire::{Answer, Expires, Only, Request, When};
+use super::wire::{Answer, Expires, Only, Request, When, parts, push_part, together_bytes_max};
 
 /// Keys that are looked for together.
 const KEYS_TOGETHER_MAX: usize = 128;
@@ -46,12 +46,33 @@ struct Seen {
 enum Look {
     Value(usize, usize),
     Nothing,
+    /// Its slot leads to the entry of another key.
+    AnotherKey,
     /// It changes just now.
     Again,
     /// The table is another by now.
     Moved,
     /// It expires at some time of the owner's clock.
     Ask,
+}
+
+/// What one look at a key shows, among others.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Glance {
+    Value(Option<Vec<u8>>),
+    /// There is no room for its value.
+    NoRoom,
+    /// Not enough, and there is room for its value.
+    More,
+    /// Nothing at all.
+    Nothing,
+}
+
+/// What becomes of a key whose value is read where there is room.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Got {
+    Value(Option<Vec<u8>>),
+    NoRoom,
 }
 
 /// What becomes of a value that is set.
@@ -159,6 +180,54 @@ impl Store {
         check_len("key", key.len(), KEY_BYTES_MAX)?;
         let hash = Hash::of(key);
         let shard = hash.shard(self.shards.len());
+        match self.get_at_hand(shard, hash, key, value).await {
+            Some(is_there) => Ok(is_there),
+            // Rare, and long: kept apart, so that what reads is short to begin.
+            None => Box::pin(self.get_again(shard, hash, key, value)).await,
+        }
+    }
+
+    /// What one look shows by what is at hand, as most often; `None` where it does not show enough, or fails: what goes wrong here goes wrong
+    /// again.
+    async fn get_at_hand(
+        &mut self,
+        shard: usize,
+        hash: Hash,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Option<bool> {
+        let (table, buckets) = self.shards[shard].table?;
+        let at = bucket_of(hash.low(), buckets) * BUCKET_BYTES;
+        let mut bucket = [0; BUCKET_BYTES as usize];
+        self.session.read(table, at, &mut bucket).await.ok()?;
+        let Some((index, slot)) = only_slot_of(&bucket, hash)? else { return Some(false) };
+        let heap = (*self.shards[shard].heap.get(slot.part())?)?;
+        self.block.resize(slot.bytes() as usize, 0);
+        let mut again = [0; WORD as usize];
+        let mut batch = [
+            ReadOp { lh: heap, offset: slot.offset(), into: &mut self.block },
+            ReadOp { lh: table, offset: at + index as u64 * WORD, into: &mut again },
+        ];
+        self.session.read_batch(&mut batch).await.ok()?;
+        match look_at(&self.block, again, slot, key) {
+            Look::Value(at, len) => {
+                value.clear();
+                value.extend(&self.block[at..at + len]);
+                Some(true)
+            }
+            Look::AnotherKey => Some(false),
+            _ => None,
+        }
+    }
+
+    /// Looks again and again, and asks the owner of the key where that does not tell.
+    async fn get_again(
+        &mut self,
+        shard: usize,
+        hash: Hash,
+        key: &[u8],
+        value: &mut Vec<u8>,
+    ) -> Result<bool, KvError> {
         for _ in 0..ATTEMPTS_MAX {
             let looked = match self.look(shard, hash, key).await {
                 Err(KvError::Access(error)) if is_gone(&error) => Look::Moved,
@@ -172,7 +241,7 @@ impl Store {
                     value.extend(&self.block[at..at + len]);
                     return Ok(true);
                 }
-                Look::Nothing => return Ok(false),
+                Look::Nothing | Look::AnotherKey => return Ok(false),
                 Look::Again => {}
                 Look::Moved => self.forget(shard).await,
                 Look::Ask => break,
@@ -192,22 +261,44 @@ impl Store {
 
     /// The values of several keys, each as [`Store::get`] has it.  Takes two reads of remote memory, one behind the other, for all of them.
     pub async fn get_many(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, KvError> {
+        let got = self.get_some(keys, &mut |_, _| true).await?;
+        Ok(got.into_iter().map(|got| if let Got::Value(value) = got { value } else { None }).collect())
+    }
+
+    /// As [`Store::get_many`], but leaves out those values for whose bytes there is no room: `has_room` is asked for each once, by the index of
+    /// its key, and may be told of more bytes than there are.
+    pub(super) async fn get_some(
+        &mut self,
+        keys: &[&[u8]],
+        has_room: &mut impl FnMut(usize, usize) -> bool,
+    ) -> Result<Vec<Got>, KvError> {
         let mut values = Vec::with_capacity(keys.len());
         for keys in keys.chunks(KEYS_TOGETHER_MAX) {
-            for (key, seen) in keys.iter().zip(self.glance(keys).await?) {
-                values.push(match seen {
-                    Some(value) => value,
+            let begin = values.len();
+            let glances = self.glance(keys, &mut |index, bytes| has_room(begin + index, bytes)).await?;
+            for (key, glance) in keys.iter().zip(glances) {
+                values.push(match glance {
+                    Glance::Value(value) => Got::Value(value),
+                    Glance::NoRoom => Got::NoRoom,
                     // It takes more than that.
-                    None => self.get(key).await?,
+                    Glance::More => Got::Value(self.get(key).await?),
+                    Glance::Nothing if has_room(values.len(), VALUE_BYTES_MAX) => {
+                        Got::Value(self.get(key).await?)
+                    }
+                    Glance::Nothing => Got::NoRoom,
                 });
             }
         }
         Ok(values)
     }
 
-    /// What one look at several keys shows; `None` for those of which it does not show enough.
-    async fn glance(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Option<Vec<u8>>>>, KvError> {
-        let mut seen = vec![None; keys.len()];
+    /// What one look at several keys shows.
+    async fn glance(
+        &mut self,
+        keys: &[&[u8]],
+        has_room: &mut impl FnMut(usize, usize) -> bool,
+    ) -> Result<Vec<Glance>, KvError> {
+        let mut seen = vec![Glance::Nothing; keys.len()];
         let mut sought = Vec::with_capacity(keys.len());
         for (index, key) in keys.iter().enumerate() {
             check_len("key", key.len(), KEY_BYTES_MAX)?;
@@ -227,24 +318,23 @@ impl Store {
         for ((index, shard, hash, table, at), bucket) in
             sought.into_iter().zip(bytes.chunks(BUCKET_BYTES as usize))
         {
-            let mut slots = decode_words(bucket).enumerate().filter_map(|(place, word)| {
-                Some((place, Slot::decode(word).filter(|slot| slot.tag == hash.tag())?))
-            });
-            match (slots.next(), slots.next()) {
-                _ if decode_words(bucket).any(|word| word == MOVED) => {}
-                (None, _) => seen[index] = Some(None),
-                (Some((place, slot)), None) => {
+            match only_slot_of(bucket, hash) {
+                None => {}
+                Some(None) => seen[index] = Glance::Value(None),
+                Some(Some((_, slot))) if !has_room(index, slot.bytes() as usize) => {
+                    seen[index] = Glance::NoRoom
+                }
+                Some(Some((place, slot))) => {
+                    seen[index] = Glance::More;
                     let Ok(heap) = self.part(shard, slot.part()).await else { continue };
                     followed.push((index, slot, heap, table, at + place as u64 * WORD));
                 }
-                (Some(_), Some(_)) => {}
             }
         }
         let mut blocks: Vec<(Vec<u8>, [u8; WORD as usize])> = followed
             .iter()
             .map(|(_, slot, ..)| (vec![0; slot.bytes() as usize], [0; WORD as usize]))
             .collect();
-        // See `follow` for why the slot is read behind the entry.
         let mut reads = Vec::with_capacity(2 * followed.len());
         for ((block, again), &(_, slot, heap, table, at)) in blocks.iter_mut().zip(&followed) {
             reads.push(ReadOp { lh: heap, offset: slot.offset(), into: block });
@@ -254,12 +344,10 @@ impl Store {
             return Ok(seen);
         }
         for ((block, again), (index, slot, ..)) in blocks.into_iter().zip(followed) {
-            let entry =
-                Entry::decode(&block, slot.place).filter(|_| u64::from_le_bytes(again) == slot.encode());
-            seen[index] = match entry {
-                Some(entry) if entry.key != keys[index] => is_led_to(slot, &entry).then_some(None),
-                Some(entry) if entry.expires_ms == 0 => Some(Some(entry.value.to_vec())),
-                _ => None,
+            seen[index] = match look_at(&block, again, slot, keys[index]) {
+                Look::Value(at, len) => Glance::Value(Some(block[at..at + len].to_vec())),
+                Look::AnotherKey => Glance::Value(None),
+                _ => Glance::More,
             };
         }
         Ok(seen)
@@ -276,41 +364,24 @@ impl Store {
             }
             let Some(slot) = Slot::decode(word).filter(|slot| slot.tag == hash.tag()) else { continue };
             match self.follow(shard, (table, at + index as u64 * WORD), slot, key).await? {
-                Some(look) => return Ok(look),
-                None => continue,
+                Look::AnotherKey => {}
+                look => return Ok(look),
             }
         }
         Ok(Look::Nothing)
     }
 
-    /// What a slot led to when it was read, of the table and the offset `at`; `None` if that is another key.
-    async fn follow(
-        &mut self,
-        shard: usize,
-        at: (Lh, u64),
-        slot: Slot,
-        key: &[u8],
-    ) -> Result<Option<Look>, KvError> {
+    /// What a slot led to when it was read, of the table and the offset `at`.
+    async fn follow(&mut self, shard: usize, at: (Lh, u64), slot: Slot, key: &[u8]) -> Result<Look, KvError> {
         let heap = self.part(shard, slot.part()).await?;
         self.block.resize(slot.bytes() as usize, 0);
         let mut again = [0; WORD as usize];
-        // The second is read behind the first: what it leads to was there all the time, or has just come.
         let mut batch = [
             ReadOp { lh: heap, offset: slot.offset(), into: &mut self.block },
             ReadOp { lh: at.0, offset: at.1, into: &mut again },
         ];
         self.session.read_batch(&mut batch).await.map_err(|BatchError { source, .. }| source)?;
-        if u64::from_le_bytes(again) != slot.encode() {
-            return Ok(Some(Look::Again));
-        }
-        let Some(entry) = Entry::decode(&self.block, slot.place) else { return Ok(Some(Look::Again)) };
-        if entry.key != key {
-            return Ok((!is_led_to(slot, &entry)).then_some(Look::Again));
-        }
-        Ok(Some(match entry.expires_ms {
-            0 => Look::Value(Entry::bytes(key.len(), 0), entry.value.len()),
-            _ => Look::Ask,
-        }))
+        Ok(look_at(&self.block, again, slot, key))
     }
 
     /// The table of a shard, and how many buckets it has; `None` if it changes just now.
@@ -442,7 +513,7 @@ impl Store {
         let answer = self.ask(shard, &Request::Scan { from, count }).await?;
         match Answer::decode(&answer) {
             Some(Answer::Bytes(next, keys)) => {
-                Ok((self.join_cursor(shard, next as u64), keys_of(keys).map(<[u8]>::to_vec).collect()))
+                Ok((self.join_cursor(shard, next as u64), parts(keys).map(<[u8]>::to_vec).collect()))
             }
             other => Err(self.refused(shard, other)),
         }
@@ -509,21 +580,26 @@ impl Store {
         Ok(self.session.call(node, function, request, self.timeout).await?)
     }
 
-    /// Posts requests to the owner of a shard, in their order; answers have up to `answer_bytes_max`.
-    pub(super) async fn post<I: AsRef<[u8]>>(
+    /// Has the owner of a shard carry out requests, in their order, each of which [is answered shortly](Request::is_answered_shortly), by one call:
+    /// [`Answer::each`] has the answers.
+    pub(super) async fn post_together(
         &self,
         shard: usize,
-        requests: &[I],
-        answer_bytes_max: usize,
-    ) -> Vec<Result<PendingCall, CallError>> {
+        requests: &[&[u8]],
+    ) -> Result<PendingCall, CallError> {
+        let (mut together, mut request) = (Vec::new(), Vec::new());
+        requests.iter().for_each(|request| push_part(&mut together, request));
+        Request::Together { requests: &together }.encode(self.number, &mut request);
         let Seen { node, function, .. } = self.shards[shard];
-        self.session.post_calls(node, function, requests, answer_bytes_max, self.timeout).await
+        let answer_bytes_max = together_bytes_max(requests.len());
+        self.session.post_call(node, function, &request, answer_bytes_max, self.timeout).await
     }
 
     /// Why an answer is none.
     pub(super) fn refused(&self, shard: usize, answer: Option<Answer<'_>>) -> KvError {
         match answer {
             Some(Answer::Full) => KvError::Full,
+            Some(Answer::NoDirectory) => KvError::NoDirectory,
             Some(Answer::NotANumber) => KvError::NotANumber,
             Some(Answer::Overflow) => KvError::Overflow,
             Some(Answer::AnotherStore) => KvError::Ended,
@@ -544,16 +620,6 @@ pub(super) fn split_cursor(cursor: u64) -> (usize, u64) {
     ((cursor >> SHARD_SHIFT) as usize, cursor & ((1 << SHARD_SHIFT) - 1))
 }
 
-/// The keys that an answer to a scan has.
-pub(super) fn keys_of(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
-    std::iter::from_fn(move || {
-        let (len, after) = bytes.split_first_chunk()?;
-        let (key, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-        bytes = after;
-        Some(key)
-    })
-}
-
 fn check_shards(count: u64) -> Result<(), KvError> {
     if (1..=SHARDS_MAX as u64).contains(&count) {
         return Ok(());
@@ -568,6 +634,37 @@ fn check(key: &[u8], value: &[u8]) -> Result<(), KvError> {
 
 fn check_len(what: &'static str, len: usize, max: usize) -> Result<(), KvError> {
     if len <= max { Ok(()) } else { Err(KvError::TooLong { what, len, max }) }
+}
+
+/// The only slot of a bucket that may lead to a key, and which it is; `None` if there are several, or the table has moved.
+fn only_slot_of(bucket: &[u8], hash: Hash) -> Option<Option<(usize, Slot)>> {
+    let mut found = None;
+    for (index, word) in decode_words(bucket).enumerate() {
+        if word == MOVED {
+            return None;
+        }
+        if let Some(slot) = Slot::decode_of(word, hash)
+            && found.replace((index, slot)).is_some()
+        {
+            return None;
+        }
+    }
+    Some(found)
+}
+
+/// What the block shows that a slot leads to.  The slot is read `again` behind the block: what it leads to then was there all the time, or has just come.
+fn look_at(block: &[u8], again: [u8; WORD as usize], slot: Slot, key: &[u8]) -> Look {
+    if u64::from_le_bytes(again) != slot.encode() {
+        return Look::Again;
+    }
+    match Entry::decode(block, slot.place) {
+        Some(entry) if entry.key == key && entry.expires_ms == 0 => {
+            Look::Value(Entry::bytes(key.len(), 0), entry.value.len())
+        }
+        Some(entry) if entry.key == key => Look::Ask,
+        Some(entry) if is_led_to(slot, &entry) => Look::AnotherKey,
+        _ => Look::Again,
+    }
 }
 
 /// Whether a slot leads to that entry, and not only to its place: the slot may lead there again, after the entry of another key.
@@ -628,14 +725,14 @@ mod tests {
         look_with(async |mut shard, mut store| {
             set(&mut shard, b"first").await;
             let (slot, at) = slot_of(&mut store).await;
-            assert!(matches!(store.follow(0, at, slot, KEY).await, Ok(Some(Look::Value(_, 5)))));
+            assert!(matches!(store.follow(0, at, slot, KEY).await, Ok(Look::Value(_, 5))));
             set(&mut shard, b"second").await;
             // The next value of the same key is written where the first was, and its slot does not lead there yet.
             let mut entry = Vec::new();
             Entry { expires_ms: 0, key: KEY, value: b"third" }.encode(slot.place, &mut entry);
             let write = shard.heap().write_of(Block::from(slot), &entry);
             store.session.write_batch(&[write]).await.unwrap();
-            assert_eq!(store.follow(0, at, slot, KEY).await.unwrap(), Some(Look::Again));
+            assert_eq!(store.follow(0, at, slot, KEY).await.unwrap(), Look::Again);
             assert_eq!(store.get(KEY).await.unwrap().as_deref(), Some(&b"second"[..]));
         });
     }
@@ -650,7 +747,7 @@ mod tests {
             *entry.last_mut().unwrap() = b'-';
             let write = shard.heap().write_of(Block::from(slot), &entry);
             store.session.write_batch(&[write]).await.unwrap();
-            assert_eq!(store.follow(0, at, slot, KEY).await.unwrap(), Some(Look::Again));
+            assert_eq!(store.follow(0, at, slot, KEY).await.unwrap(), Look::Again);
         });
     }
 }

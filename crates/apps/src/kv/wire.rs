@@ -4,6 +4,7 @@
 //!   request   op u8 | store u64 | number i64 | number i64 | key bytes u32 | key | value        numbers as the operation has them
 //!             store: the hash of its name, since another may be served where one was
 //!   answer    kind u8 | number i64 | bytes
+//!   together  len u32 | request | len u32 | request ...     as the value of a request; its answer has the answers as bytes, likewise
 //! ```
 
 /// What a client asks for.
@@ -60,6 +61,10 @@ pub(super) enum Request<'a> {
     Clear,
     /// The owner ends, and what it has made goes.
     Close,
+    /// Several, each of which [is answered by a number](Request::is_answered_shortly) at most.
+    Together {
+        requests: &'a [u8],
+    },
 }
 
 /// On which condition something is set.
@@ -125,9 +130,48 @@ pub(super) enum Answer<'a> {
     Malformed,
     /// The request is for another store than is served here.
     AnotherStore,
+    /// The directory of names does not answer, and there is no room without it.
+    NoDirectory,
+}
+
+/// Longest answer that is no value and no keys.
+const SHORT_ANSWER_BYTES: usize = 9;
+
+/// Puts bytes behind others, for [`parts`] to tell them apart.
+pub(super) fn push_part(into: &mut Vec<u8>, part: &[u8]) {
+    into.extend((part.len() as u32).to_le_bytes());
+    into.extend(part);
+}
+
+/// Bytes that were put one behind the other, up to the first that are cut.
+pub(super) fn parts(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let (len, after) = bytes.split_first_chunk()?;
+        let (part, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+        bytes = after;
+        Some(part)
+    })
+}
+
+/// How long the answer to so many requests may be that are asked together.
+pub(super) fn together_bytes_max(count: usize) -> usize {
+    SHORT_ANSWER_BYTES + count * (size_of::<u32>() + SHORT_ANSWER_BYTES)
 }
 
 impl<'a> Request<'a> {
+    /// Whether it may be asked together with others: however many they are, their answers are no longer than they.
+    pub(super) fn is_answered_shortly(&self) -> bool {
+        match self {
+            Request::Set { returns_old, .. } => !returns_old,
+            Request::Delete { .. }
+            | Request::Append { .. }
+            | Request::Add { .. }
+            | Request::Expire { .. }
+            | Request::TimeLeft { .. } => true,
+            _ => false,
+        }
+    }
+
     /// For the store of that number.
     pub(super) fn encode(&self, store: u64, into: &mut Vec<u8>) {
         let none = (0, 0, &[][..], &[][..]);
@@ -154,6 +198,7 @@ impl<'a> Request<'a> {
             Request::Close => (10, none),
             Request::Take { key } => (11, (0, 0, key, &[][..])),
             Request::GetAndExpire { key, expires } => (12, (encode_expires(expires), 0, key, &[][..])),
+            Request::Together { requests } => (13, (0, 0, &[][..], requests)),
         };
         into.clear();
         into.push(op);
@@ -197,6 +242,7 @@ impl<'a> Request<'a> {
             10 => Request::Close,
             11 => Request::Take { key },
             12 => Request::GetAndExpire { key, expires: decode_expires(one)? },
+            13 => Request::Together { requests: value },
             _ => return None,
         };
         Some((u64::from_le_bytes(*store), request))
@@ -242,11 +288,27 @@ impl<'a> Answer<'a> {
             Answer::Malformed => (6, 0, &[][..]),
             Answer::Overflow => (7, 0, &[][..]),
             Answer::AnotherStore => (8, 0, &[][..]),
+            Answer::NoDirectory => (9, 0, &[][..]),
         };
         into.clear();
         into.push(kind);
         into.extend(i64::to_le_bytes(number));
         into.extend(bytes);
+    }
+
+    /// Those to requests that were asked together, one behind the other; if these were not looked at, what was answered to all.
+    pub(super) fn each(bytes: &'a [u8]) -> impl Iterator<Item = Option<Answer<'a>>> {
+        let whole = Answer::decode(bytes);
+        let mut answers = match whole {
+            Some(Answer::Bytes(_, bytes)) => Some(parts(bytes)),
+            _ => None,
+        };
+        std::iter::from_fn(move || {
+            Some(match &mut answers {
+                Some(answers) => answers.next().and_then(Answer::decode),
+                None => whole.clone(),
+            })
+        })
     }
 
     pub(super) fn decode(bytes: &'a [u8]) -> Option<Answer<'a>> {
@@ -263,6 +325,7 @@ impl<'a> Answer<'a> {
             6 => Answer::Malformed,
             7 => Answer::Overflow,
             8 => Answer::AnotherStore,
+            9 => Answer::NoDirectory,
             _ => return None,
         })
     }
@@ -299,6 +362,7 @@ mod tests {
             Request::Close,
             Request::Take { key },
             Request::GetAndExpire { key, expires },
+            Request::Together { requests: value },
         ] {
             request.encode(77, &mut bytes);
             assert_eq!(Request::decode(&bytes), Some((77, request)));
@@ -314,11 +378,31 @@ mod tests {
             Answer::TooLong,
             Answer::Malformed,
             Answer::AnotherStore,
+            Answer::NoDirectory,
         ] {
             answer.encode(&mut bytes);
             assert_eq!(Answer::decode(&bytes), Some(answer));
             assert_eq!(Answer::decode(&bytes[..8]), None);
         }
-        assert_eq!((Request::decode(&[13; 30]), Answer::decode(&[9; 9])), (None, None));
+        assert_eq!((Request::decode(&[14; 30]), Answer::decode(&[10; 9])), (None, None));
+    }
+
+    #[test]
+    fn answers_to_several_come_back_in_their_order_and_those_that_are_cut_are_none() {
+        let (mut all, mut one) = (Vec::new(), Vec::new());
+        Answer::Bytes(0, &[]).encode(&mut all);
+        for answer in [Answer::Number(7), Answer::Nothing] {
+            answer.encode(&mut one);
+            push_part(&mut all, &one);
+        }
+        assert!(all.len() <= together_bytes_max(2));
+        let each = |bytes: &[u8]| {
+            Answer::each(bytes).take(3).map(|answer| format!("{answer:?}")).collect::<Vec<_>>()
+        };
+        assert_eq!(each(&all), ["Some(Number(7))", "Some(Nothing)", "None"]);
+        assert_eq!(each(&all[..all.len() - 1]), ["Some(Number(7))", "None", "None"]);
+        Answer::AnotherStore.encode(&mut one);
+        assert_eq!(each(&one), ["Some(AnotherStore)"; 3]);
+        assert_eq!(each(&[]), ["None"; 3]);
     }
 }

@@ -2,6 +2,8 @@
 
 use halite::{AccessError, NodeId, RegionError};
 
+use crate::directory::is_without_directory;
+
 /// Why something was not done.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
@@ -25,9 +27,13 @@ pub enum LogError {
         /// The longest.
         max: u64,
     },
-    /// There is no memory for another segment; nothing was appended.  It can be tried again once old ones have been freed.
+    /// There is no memory for another segment; nothing was appended.  It can be tried again once old ones have been freed, if the log
+    /// [begins](super::Log::start) before `first`, or once others have left memory.
     #[error("there is no memory for another segment; trim the log, or enlarge the arenas")]
-    Full,
+    Full {
+        /// The first position of the segment.
+        first: u64,
+    },
     /// Followers have taken this writer for dead again and again while it appended; nothing was appended.
     #[error(
         "others have skipped this record {attempts} times, for it took longer than their patience to write it"
@@ -58,10 +64,23 @@ pub enum LogError {
         /// Where.
         position: u64,
     },
+    /// The directory of names does not answer, and without it no segment is found, made or freed that is not at hand.  Nothing was appended;
+    /// it can be tried again, and goes on where it was once the directory is back.
+    #[error("without the directory of names no other segment of the log is to be had: {0}")]
+    NoDirectory(#[source] RegionError),
     /// A region could not be made, found or freed.
     #[error(transparent)]
-    Region(#[from] RegionError),
+    Region(RegionError),
     /// A region could not be read or written.  Of an append: maybe done.
     #[error(transparent)]
     Access(#[from] AccessError),
+}
+
+impl From<RegionError> for LogError {
+    fn from(error: RegionError) -> LogError {
+        if is_without_directory(error.cause()) {
+            return LogError::NoDirectory(error);
+        }
+        LogError::Region(error)
+    }
 }

@@ -6,8 +6,10 @@ use super::error::LogError;
 use super::handle::{Log, is_gone};
 use super::layout::{LEN_BYTES, Layout, WORD, Word, checksum};
 
-/// How many bytes are read at once, unless a slot is longer.
+/// How many bytes are read at once, unless a slot is longer: few, where a follower waits for what comes next, and twice as many as
+/// before wherever all of them were there.
 const READ_BYTES: u64 = 4096;
+const READ_BYTES_MAX: u64 = 64 << 10;
 /// How long a follower waits for a slot before it looks whether that is reserved, and again before it skips it, in ns.
 const PATIENCE_NS: u64 = 500_000;
 
@@ -54,6 +56,8 @@ pub struct Follower {
     buffer: Vec<u8>,
     record: Vec<u8>,
     patience_ns: u64,
+    /// How many bytes are read next.
+    read_bytes: u64,
 }
 
 impl Follower {
@@ -72,7 +76,8 @@ impl Follower {
     /// From a position on that some follower has come to.
     pub fn from(log: Log, position: u64) -> Follower {
         let (buffer, record) = (Vec::new(), Vec::new());
-        Follower { log, next: position, stall: None, buffer, record, patience_ns: PATIENCE_NS }
+        let (patience_ns, read_bytes) = (PATIENCE_NS, READ_BYTES);
+        Follower { log, next: position, stall: None, buffer, record, patience_ns, read_bytes }
     }
 
     /// With another patience: after `patience_ns` twice, a slot that is reserved and not used is skipped.
@@ -92,31 +97,43 @@ impl Follower {
     }
 
     /// Hands over the records that have become visible, as far as one read shows them; returns how many slots they took.
-    /// `now_ns` is the time of any clock that does not go back.  Fails with [`LogError::Trimmed`] if they have been freed.
+    /// `now_ns` is the time of any clock that does not go back.  Fails with [`LogError::Trimmed`] if they have been freed, and with
+    /// [`LogError::Full`] where the next slots are reserved and not used, and there is no memory to skip them in; or with
+    /// [`LogError::NoDirectory`] where the next segment is not at hand.  Both can be tried again.
     pub async fn poll(&mut self, now_ns: u64, mut take: impl FnMut(Entry<'_>)) -> Result<u64, LogError> {
         let begin = self.next;
-        match self.read(&mut take).await {
+        let mut has_seen = false;
+        let see = |entry: Entry<'_>| {
+            has_seen = true;
+            take(entry);
+        };
+        match self.read(see).await {
             Err(LogError::Access(error)) if is_gone(&error) => {
                 self.log.forget_segment_at(self.next).await;
                 self.log.expect_kept_at(self.next).await?;
             }
             done => done?,
         }
-        if self.next > begin {
-            self.stall = None;
-        } else {
+        if self.next == begin {
             self.wait_or_skip(now_ns).await?;
+        } else if has_seen || !self.is_skipping() {
+            self.stall = None;
         }
         Ok(self.next - begin)
     }
 
-    async fn read(&mut self, take: &mut impl FnMut(Entry<'_>)) -> Result<(), LogError> {
+    /// Whether the next slot was left with those that have just been skipped: each is not waited for by itself.
+    fn is_skipping(&self) -> bool {
+        matches!(self.stall, Some(Stall::Reserved { end, .. }) if self.next < end)
+    }
+
+    async fn read(&mut self, mut take: impl FnMut(Entry<'_>)) -> Result<(), LogError> {
         let layout = self.log.layout;
         // Nobody makes a segment by looking into it.
         let Some(lh) = self.log.segment_if_made(self.next).await? else {
             return self.log.expect_kept_at(self.next).await;
         };
-        let slots = (READ_BYTES / layout.slot_bytes()).clamp(1, layout.room_at(self.next));
+        let slots = (self.read_bytes / layout.slot_bytes()).clamp(1, layout.room_at(self.next));
         let at = layout.offset_of(self.next);
         self.buffer.resize((slots * layout.slot_bytes()) as usize, 0);
         self.log.session.read(lh, at, &mut self.buffer).await?;
@@ -141,6 +158,8 @@ impl Follower {
                 }
             }
         }
+        let is_behind = self.next >= end;
+        self.read_bytes = if is_behind { (2 * self.read_bytes).min(READ_BYTES_MAX) } else { READ_BYTES };
         Ok(())
     }
 
@@ -195,7 +214,7 @@ impl Follower {
             match self.log.void(position).await {
                 Ok(true) => {}
                 // Its writer, or another follower, has settled it.
-                Ok(false) | Err(LogError::Full) => break,
+                Ok(false) => break,
                 Err(error) => return Err(error),
             }
         }

@@ -7,6 +7,7 @@ use halite::{
 
 use super::error::LogError;
 use super::layout::{HEAD_BYTES, KEPT_AT, Layout, MAGIC, NODES_MAX, POSITION_MAX, RESERVED_AT, WORD};
+use crate::directory::is_without_directory;
 
 /// What writers and followers do in a segment: followers skip.
 const USE: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
@@ -33,7 +34,6 @@ impl Default for Options {
 }
 
 /// A log of one session.  Each writer, follower and cleaner has one of its own.
-#[derive(Clone)]
 pub struct Log {
     pub(crate) session: Session,
     pub(crate) layout: Layout,
@@ -43,6 +43,16 @@ pub struct Log {
     everyone: Permissions,
     /// The one in use, and the one before or after it.
     mapped: [Option<(u64, Lh)>; 2],
+    /// Regions of which it is not known whether they are those segments: the directory of names did not say.
+    in_doubt: Vec<(u64, Lh)>,
+}
+
+impl Clone for Log {
+    /// One that has no segment at hand yet.
+    fn clone(&self) -> Log {
+        let (session, name, nodes) = (self.session.clone(), self.name.clone(), self.nodes.clone());
+        Log { session, name, nodes, mapped: [None; 2], in_doubt: Vec::new(), ..*self }
+    }
 }
 
 impl Log {
@@ -75,6 +85,7 @@ impl Log {
             nodes: options.nodes.clone(),
             everyone: options.everyone,
             mapped: [None; 2],
+            in_doubt: Vec::new(),
         })
     }
 
@@ -103,7 +114,7 @@ impl Log {
         }
         let nodes = (0..count).map(|_| NodeId(next() as u32)).collect();
         let (session, name) = (session.clone(), name.to_owned());
-        Ok(Log { session, layout, name, head, nodes, everyone, mapped: [None; 2] })
+        Ok(Log { session, layout, name, head, nodes, everyone, mapped: [None; 2], in_doubt: Vec::new() })
     }
 
     /// Bytes of the longest record.
@@ -148,6 +159,13 @@ impl Log {
             }
         }
         Ok(())
+    }
+
+    /// The segment that a position is in, if it is the one in use.
+    #[inline]
+    pub(crate) fn segment_at_hand(&self, position: u64) -> Option<Lh> {
+        let (found, lh) = self.mapped[0]?;
+        (found == self.layout.segment_of(position)).then_some(lh)
     }
 
     /// The segment that a position is in; made if nobody has made it.
@@ -226,18 +244,18 @@ impl Log {
     }
 
     /// Makes a segment, unless somebody else just has.
-    async fn make(&self, segment: u64) -> Result<Option<Lh>, LogError> {
-        self.expect_kept(segment).await?;
-        let mut made = self.make_at(segment, self.placement_of(segment)).await;
-        if let Err(error) = &made
-            && matches!(error.cause(), RegionCause::UnknownNode(_) | RegionCause::PeerDown(_))
-        {
-            // Whose turn it is has gone.
-            made = self.make_at(segment, Placement::Anywhere).await;
+    async fn make(&mut self, segment: u64) -> Result<Option<Lh>, LogError> {
+        if let Err(error) = self.expect_kept(segment).await {
+            self.free_doubtful(segment).await;
+            return Err(error);
         }
+        let made = match self.name_doubtful(segment).await {
+            Some(named) => named,
+            None => self.make_anew(segment).await,
+        };
         let lh = match made {
             Ok(lh) => lh,
-            Err(error) => return unless_full(error),
+            Err(error) => return self.unless_full(segment, error),
         };
         // A cleaner may have passed since we looked.
         if let Err(error) = self.expect_kept(segment).await {
@@ -247,6 +265,17 @@ impl Log {
         Ok(Some(lh))
     }
 
+    /// What comes of a segment that could not be made.
+    fn unless_full(&self, segment: u64, error: RegionError) -> Result<Option<Lh>, LogError> {
+        match error.cause() {
+            RegionCause::NameTaken => Ok(None),
+            RegionCause::NoSpace { .. } | RegionCause::OutOfMemory { .. } => {
+                Err(LogError::Full { first: segment.saturating_mul(self.layout.segment_slots()) })
+            }
+            _ => Err(error.into()),
+        }
+    }
+
     fn placement_of(&self, segment: u64) -> Placement {
         match self.nodes.as_slice() {
             [] => Placement::Anywhere,
@@ -254,15 +283,59 @@ impl Log {
         }
     }
 
-    async fn make_at(&self, segment: u64, placement: Placement) -> Result<Lh, RegionError> {
+    async fn make_anew(&mut self, segment: u64) -> Result<Lh, RegionError> {
+        match self.make_at(segment, self.placement_of(segment)).await {
+            // Whose turn it is has gone.
+            Err(error) if matches!(error.cause(), RegionCause::UnknownNode(_) | RegionCause::PeerDown(_)) => {
+                self.make_at(segment, Placement::Anywhere).await
+            }
+            made => made,
+        }
+    }
+
+    async fn make_at(&mut self, segment: u64, placement: Placement) -> Result<Lh, RegionError> {
         let options = AllocOptions { placement, everyone: self.everyone, ..AllocOptions::default() };
         let lh = self.session.alloc_with(None, self.layout.segment_bytes(), options).await?;
         // Not with its name at once: what is made by a call that is given up is freed, and others may use it by then.
-        if let Err(error) = self.session.set_name(lh, &self.name_of(segment)).await {
-            let _ = self.session.free(lh).await;
-            return Err(error);
+        self.name_segment(segment, lh).await
+    }
+
+    async fn name_segment(&mut self, segment: u64, lh: Lh) -> Result<Lh, RegionError> {
+        match self.session.set_name(lh, &self.name_of(segment)).await {
+            Ok(()) => Ok(lh),
+            Err(error) if is_without_directory(error.cause()) => {
+                // It may have been given: then others append to it, and it is to be this one.
+                self.in_doubt.push((segment, lh));
+                Err(error)
+            }
+            Err(error) => {
+                let _ = self.session.free(lh).await;
+                Err(error)
+            }
         }
-        Ok(lh)
+    }
+
+    /// Tries again to make that region the segment whose name is in doubt; `None` if there is none.
+    async fn name_doubtful(&mut self, segment: u64) -> Option<Result<Lh, RegionError>> {
+        let lh = self.take_doubtful(segment)?;
+        match self.name_segment(segment, lh).await {
+            // It went with its node.
+            Err(error) if matches!(error.cause(), RegionCause::Stale | RegionCause::Lost(_)) => None,
+            named => Some(named),
+        }
+    }
+
+    fn take_doubtful(&mut self, segment: u64) -> Option<Lh> {
+        let at = self.in_doubt.iter().position(|(found, _)| *found == segment)?;
+        Some(self.in_doubt.swap_remove(at).1)
+    }
+
+    /// The segment is gone, or is to go.
+    async fn free_doubtful(&mut self, segment: u64) {
+        if let Some(lh) = self.take_doubtful(segment) {
+            // Without a name it ends with this session at the latest.
+            let _ = self.session.free(lh).await;
+        }
     }
 
     pub(crate) async fn expect_kept_at(&self, position: u64) -> Result<(), LogError> {
@@ -278,6 +351,7 @@ impl Log {
     pub(crate) async fn free_segment(&mut self, segment: u64) -> Result<bool, LogError> {
         let position = segment.saturating_mul(self.layout.segment_slots());
         self.forget_segment_at(position).await;
+        self.free_doubtful(segment).await;
         let lh = match self.map(segment, Permissions::MASTER).await {
             Ok(Some(lh)) => lh,
             Ok(None) | Err(LogError::Lost { .. }) => return Ok(false),
@@ -316,12 +390,4 @@ fn sound(value: u64) -> Result<u64, LogError> {
 
 fn too_many(nodes: u64) -> LogError {
     LogError::NotALog { what: "the number of nodes", value: nodes, wanted: "at most 24" }
-}
-
-fn unless_full<T>(error: RegionError) -> Result<Option<T>, LogError> {
-    match error.cause() {
-        RegionCause::NameTaken => Ok(None),
-        RegionCause::NoSpace { .. } | RegionCause::OutOfMemory { .. } => Err(LogError::Full),
-        _ => Err(error.into()),
-    }
 }

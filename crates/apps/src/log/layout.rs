@@ -53,10 +53,12 @@ impl Layout {
         Ok(Layout { slot_bytes, segment_slots })
     }
 
+    #[inline]
     pub fn slot_bytes(self) -> u64 {
         self.slot_bytes
     }
 
+    #[inline]
     pub fn segment_slots(self) -> u64 {
         self.segment_slots
     }
@@ -65,27 +67,39 @@ impl Layout {
         self.slot_bytes * self.segment_slots
     }
 
+    #[inline]
     pub fn payload_bytes(self) -> usize {
         (self.slot_bytes - WORD) as usize
     }
 
+    #[inline]
     pub fn segment_of(self, position: u64) -> u64 {
         position / self.segment_slots
     }
 
     /// Where a slot begins in its segment.
+    #[inline]
     pub fn offset_of(self, position: u64) -> u64 {
         position % self.segment_slots * self.slot_bytes
     }
 
     /// How many slots there are from here to the end of the segment.
+    #[inline]
     pub fn room_at(self, position: u64) -> u64 {
         self.segment_slots - position % self.segment_slots
     }
 
     /// How many slots a record of `len` bytes takes; even an empty one takes one.
+    #[inline]
     pub fn slots_of(self, len: usize) -> u64 {
-        (len.div_ceil(self.payload_bytes()) as u64).max(1)
+        // As most do, without a division.
+        if len <= self.payload_bytes() { 1 } else { len.div_ceil(self.payload_bytes()) as u64 }
+    }
+
+    /// Whether a writer of these slots has passed the middle of their segment.
+    pub fn passes_middle(self, written: Range<u64>) -> bool {
+        let next = written.start + self.room_at(written.start);
+        self.segment_slots > 1 && written.contains(&(next - self.segment_slots / 2))
     }
 
     /// How long a record may be.
@@ -125,10 +139,12 @@ pub(crate) enum Word {
 }
 
 impl Word {
+    #[inline]
     pub fn of(record: &[u8], is_many: bool) -> Word {
         Word::Entry { len: record.len() as u32, is_many, sum: checksum(record) }
     }
 
+    #[inline]
     pub fn encode(self) -> u64 {
         match self {
             Word::Open => 0,
@@ -154,6 +170,7 @@ impl Word {
 }
 
 /// By which a follower knows that it has seen all bytes of a record.
+#[inline]
 pub(crate) fn checksum(record: &[u8]) -> u32 {
     xxhash_rust::xxh3::xxh3_64(record) as u32
 }

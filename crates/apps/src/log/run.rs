@@ -1,10 +1,10 @@
 //! Appending several records by one call, each of which is visible by itself.
 
-use halite::{Lh, WriteOp};
+use halite::{AccessCause, AccessError, BatchError, Lh, SwapOp, WriteOp};
 
 use super::error::LogError;
 use super::handle::is_gone;
-use super::layout::Word;
+use super::layout::{WORD, Word};
 use super::writer::{ATTEMPTS_MAX, Writer};
 
 /// Slots that one reservation takes for records of one call, at most: others wait no longer than these take to be written.
@@ -25,10 +25,17 @@ impl Writer {
                 return Err(LogError::Outpaced { attempts });
             }
             let layout = self.log.layout;
-            let wanted = rest.iter().map(|record| layout.slots_of(record.len())).sum::<u64>().min(SLOTS_MAX);
             let slots = layout.slots_of(first.len());
-            let begin = Box::pin(self.place_for_some(slots, wanted.max(slots))).await?;
-            let count = Box::pin(self.append_run(begin, rest, positions)).await?;
+            let wanted = rest.iter().map(|record| layout.slots_of(record.len())).sum::<u64>().min(SLOTS_MAX);
+            if self.reserved.is_empty() {
+                self.reserve(wanted.max(slots)).await?;
+            }
+            let begin = match self.place_at_hand(slots) {
+                Some(begin) => begin,
+                // Rare, and long: kept apart, so that what appends is short to begin.
+                None => Box::pin(self.place_for_some(slots, wanted.max(slots))).await?,
+            };
+            let count = self.append_run(begin, rest, positions).await?;
             rest = &rest[count..];
             attempts = if count > 0 { 0 } else { attempts + 1 };
         }
@@ -43,63 +50,85 @@ impl Writer {
         records: &[&[u8]],
         positions: &mut Vec<u64>,
     ) -> Result<usize, LogError> {
-        let layout = self.log.layout;
-        let end = self.reserved.end.min(begin + layout.room_at(begin));
-        let (mut run, mut next) = (Vec::with_capacity(records.len()), begin);
-        for record in records {
-            let slots = layout.slots_of(record.len());
-            if next + slots > end {
-                break;
-            }
-            run.push((next, *record));
-            next += slots;
-        }
-        // As in appending one: whatever becomes of it, nothing else is written there.
-        self.reserved.start = next;
-        let lh = match self.segment_for(begin).await {
-            Err(LogError::Full) => {
-                self.reserved.start = begin;
-                return Err(LogError::Full);
-            }
-            found => found?,
+        let found = match self.log.segment_at_hand(begin) {
+            Some(lh) => Some(lh),
+            None => Box::pin(self.segment_for(begin)).await?,
         };
-        let mut visible = 0;
-        if let Some(lh) = lh
-            && self.write_run(lh, &run).await?
-        {
-            for &(position, record) in &run {
-                if !self.commit(lh, position, Word::of(record, false).encode()).await? {
-                    break;
-                }
-                positions.push(position);
-                visible += 1;
+        let Some(lh) = found else {
+            // It was skipped with all of its segment.
+            self.reserved = 0..0;
+            return Ok(0);
+        };
+        let (pieces, slots) = self.lay_out(lh, begin, records);
+        // As in appending one: whatever becomes of it, nothing else is written there.
+        self.reserved.start = begin + slots;
+        let written = self.log.session.write_batch(&pieces).await;
+        drop(pieces);
+        let (count, failed) = match written {
+            Ok(()) => self.make_visible(lh, begin).await,
+            // Nobody has seen anything of it.
+            Err(error) if is_gone(&error.source) => {
+                self.log.forget_segment_at(begin).await;
+                (0, None)
             }
+            Err(error) => (0, Some(error.source)),
+        };
+        let mut next = begin;
+        for record in &records[..count] {
+            positions.push(next);
+            next += self.log.layout.slots_of(record.len());
         }
-        if visible < run.len() {
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        if count < self.swaps.len() {
             // Somebody took us for dead; see `append`.  The rest has its order only behind what is appended next.
             self.reserved = 0..0;
         }
-        self.prepare_next(begin..next).await;
-        Ok(visible)
+        if self.log.layout.passes_middle(begin..begin + slots) {
+            self.prepare_next(begin).await;
+        }
+        Ok(count)
     }
 
-    /// Writes records behind their words; not if their segment has gone.
-    async fn write_run(&mut self, lh: Lh, run: &[(u64, &[u8])]) -> Result<bool, LogError> {
-        let layout = self.log.layout;
-        let mut pieces = Vec::with_capacity(run.len());
-        for &(position, record) in run {
-            let at = layout.offset_of(position);
-            let piece = |(bytes, offset)| WriteOp { lh, offset: at + offset as u64, from: &record[bytes] };
-            pieces.extend(layout.pieces(record.len()).map(|(bytes, offset)| piece((bytes, offset))));
-        }
-        match self.log.session.write_batch(&pieces).await {
-            Ok(()) => Ok(true),
-            // Nobody has seen anything of it.
-            Err(error) if is_gone(&error.source) => {
-                self.log.forget_segment_at(run[0].0).await;
-                Ok(false)
+    /// Makes visible what has been written from `begin` on, one record behind the other until one was skipped; how many, and why no more
+    /// where that is unknown.
+    async fn make_visible(&mut self, lh: Lh, begin: u64) -> (usize, Option<AccessError>) {
+        match self.log.session.compare_swap_while(lh, &self.swaps).await {
+            Ok(count) => (count, None),
+            Err(error) if *error.source.cause() == AccessCause::Stale => {
+                self.log.forget_segment_at(begin).await;
+                (error.index, None)
             }
-            Err(error) => Err(error.source.into()),
+            Err(BatchError { index, source, .. }) => (index, Some(source)),
         }
+    }
+
+    /// What writes the first of some records from `begin` on, as many as have room there, and how many slots these take; what makes them
+    /// visible is in `swaps`.
+    fn lay_out<'r>(&mut self, lh: Lh, begin: u64, records: &[&'r [u8]]) -> (Vec<WriteOp<'r>>, u64) {
+        let layout = self.log.layout;
+        let room = (self.reserved.end - begin).min(layout.room_at(begin));
+        let (first, mut slots) = (layout.offset_of(begin), 0);
+        let mut pieces = Vec::with_capacity(records.len());
+        self.swaps.clear();
+        for record in records {
+            let more = layout.slots_of(record.len());
+            if slots + more > room {
+                break;
+            }
+            let at = first + slots * layout.slot_bytes();
+            let word = Word::of(record, false).encode();
+            self.swaps.push(SwapOp { offset: at, expected: Word::Open.encode(), new: word });
+            if more == 1 {
+                pieces.push(WriteOp { lh, offset: at + WORD, from: record });
+            } else {
+                let piece =
+                    |(bytes, offset)| WriteOp { lh, offset: at + offset as u64, from: &record[bytes] };
+                pieces.extend(layout.pieces(record.len()).map(piece));
+            }
+            slots += more;
+        }
+        (pieces, slots)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use halite::{AccessCause, Lh, WriteOp};
+use halite::{AccessCause, Lh, SwapOp, WriteOp};
 
 use super::error::LogError;
 use super::handle::{Log, is_gone};
@@ -17,13 +17,15 @@ pub struct Writer {
     /// Slots that are ours and not used yet.
     pub(super) reserved: Range<u64>,
     pub(super) batch: u64,
+    /// What makes records of one call visible, one behind the other.
+    pub(super) swaps: Vec<SwapOp>,
 }
 
 impl Writer {
     /// Reserves `batch` slots at a time, at least one.  Many take fewer round trips; what is left over for
     /// longer than the followers' patience is skipped by them.
     pub fn new(log: Log, batch: u64) -> Writer {
-        Writer { log, reserved: 0..0, batch: batch.max(1) }
+        Writer { log, reserved: 0..0, batch: batch.max(1), swaps: Vec::new() }
     }
 
     /// The log, as this writer sees it.
@@ -57,22 +59,58 @@ impl Writer {
         if record.len() as u64 > self.log.record_bytes_max() {
             return Err(self.too_long(record.len() as u64));
         }
-        let slots = self.log.layout.slots_of(record.len());
         let word = Word::of(record, is_many).encode();
+        if record.len() > self.log.layout.payload_bytes() {
+            return Box::pin(self.append_again(record, word)).await;
+        }
+        // Most go to one slot of the segment that is in use: a fetch-add, a write, a compare-swap, and nothing else.
+        if self.reserved.is_empty() {
+            self.reserve(1).await?;
+        }
+        let position = self.reserved.start;
+        if let Some(lh) = self.log.segment_at_hand(position) {
+            // Whatever becomes of it, nothing else is written there: bytes of it may be on their way, and be made visible yet.
+            self.reserved.start = position + 1;
+            let at = self.log.layout.offset_of(position);
+            let is_visible = match self.log.session.write(lh, at + WORD, record).await {
+                Ok(()) => self.commit(lh, position, word).await?,
+                // Nobody has seen anything of it.
+                Err(error) if is_gone(&error) => {
+                    Box::pin(self.log.forget_segment_at(position)).await;
+                    false
+                }
+                Err(error) => return Err(error.into()),
+            };
+            if is_visible {
+                if self.log.layout.passes_middle(position..position + 1) {
+                    self.prepare_next(position).await;
+                }
+                return Ok(position);
+            }
+            // Somebody took us for dead, or the segment has gone; see below.
+            self.reserved = 0..0;
+        }
+        Box::pin(self.append_again(record, word)).await
+    }
+
+    /// Appends a record of any length, wherever it has room.
+    async fn append_again(&mut self, record: &[u8], word: u64) -> Result<u64, LogError> {
+        let slots = self.log.layout.slots_of(record.len());
         for _ in 0..ATTEMPTS_MAX {
             let position = match self.place_at_hand(slots) {
                 Some(position) => position,
-                None => self.place_for(slots).await?,
+                None => self.place_for_some(slots, slots).await?,
             };
-            // Whatever becomes of it, nothing else is written there: bytes of it may be on their way, and be made visible yet.
             self.reserved.start = position + slots;
             let settled = self.settle(position, record, word).await;
-            if matches!(settled, Err(LogError::Full)) {
-                // There is no memory there: nothing was written, and followers need not skip the place.
+            if matches!(settled, Err(LogError::Full { .. } | LogError::NoDirectory(_))) {
+                // There is no segment there: nothing was written, and followers need not skip the place.
                 self.reserved.start = position;
             }
             if settled? {
-                self.prepare_next(position..position + slots).await;
+                if self.log.layout.passes_middle(position..position + slots) {
+                    self.prepare_next(position).await;
+                }
                 return Ok(position);
             }
             // Somebody took us for dead, and others may have read on: none of what we had reserved counts any more.
@@ -86,31 +124,19 @@ impl Writer {
     }
 
     /// The first of so many slots of ours in one segment, if they are reserved.
-    fn place_at_hand(&self, slots: u64) -> Option<u64> {
+    pub(super) fn place_at_hand(&self, slots: u64) -> Option<u64> {
         let Range { start, end } = self.reserved;
         (slots <= (end - start).min(self.log.layout.room_at(start))).then_some(start)
     }
 
-    /// The first of so many slots of ours in one segment.
-    async fn place_for(&mut self, slots: u64) -> Result<u64, LogError> {
-        if self.reserved.is_empty() {
-            self.reserve(slots).await?;
-        }
-        match self.place_at_hand(slots) {
-            Some(position) => Ok(position),
-            // Rare, and long: kept apart, so that an append is short to begin.
-            None => Box::pin(self.place_for_some(slots, slots)).await,
-        }
-    }
-
-    async fn reserve(&mut self, slots: u64) -> Result<(), LogError> {
+    pub(super) async fn reserve(&mut self, slots: u64) -> Result<(), LogError> {
         let count = self.batch.max(slots);
         let first = self.log.reserve(count).await?;
         self.reserved = first..first + count;
         Ok(())
     }
 
-    /// As [`Writer::place_for`]; where it reserves anew, it does so for `wanted` slots, which may go on in other segments.
+    /// The first of so many slots of ours in one segment.  Where it reserves anew, it does so for `wanted` slots, which may go on in other segments.
     pub(super) async fn place_for_some(&mut self, slots: u64, wanted: u64) -> Result<u64, LogError> {
         loop {
             if self.reserved.end - self.reserved.start < slots {
@@ -179,22 +205,27 @@ impl Writer {
         Box::pin(session.write_batch(&pieces)).await.map_err(|error| LogError::Access(error.source))
     }
 
-    /// Takes up the next segment when the middle of one has been passed, before anybody waits for it.
-    pub(super) async fn prepare_next(&mut self, written: Range<u64>) {
-        let (slots, room) = (self.log.layout.segment_slots(), self.log.layout.room_at(written.start));
-        let next = written.start + room;
-        if slots > 1 && written.contains(&(next - slots / 2)) {
-            // What goes wrong goes wrong again when it is needed; the record is there in any case.
-            let _ = Box::pin(self.log.segment_at(next)).await;
-        }
+    /// Takes up the segment behind that of `position`, before anybody waits for it.
+    pub(super) async fn prepare_next(&mut self, position: u64) {
+        let next = position + self.log.layout.room_at(position);
+        // What goes wrong goes wrong again when it is needed; the record is there in any case.
+        let _ = Box::pin(self.log.segment_at(next)).await;
     }
 
-    /// Skips slots of ours.  Where there is no memory for them, followers skip them later.
+    /// Skips slots of ours.  Where there is no segment for them, followers skip them later.
     async fn void_up_to(&mut self, end: u64) -> Result<(), LogError> {
         while self.reserved.start < end {
             match self.log.void(self.reserved.start).await {
-                Ok(_) | Err(LogError::Trimmed { .. } | LogError::Lost { .. } | LogError::Full) => {
-                    self.reserved.start += 1
+                Ok(_) => self.reserved.start += 1,
+                // So it is for the rest of the segment.
+                Err(
+                    LogError::Trimmed { .. }
+                    | LogError::Lost { .. }
+                    | LogError::Full { .. }
+                    | LogError::NoDirectory(_),
+                ) => {
+                    let room = self.log.layout.room_at(self.reserved.start);
+                    self.reserved.start = end.min(self.reserved.start + room);
                 }
                 Err(error) => return Err(error),
             }

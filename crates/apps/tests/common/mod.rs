@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "no story needs all of it")]
 
+pub mod redis;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -16,19 +18,28 @@ pub const FUNCTION: Function = Function(700);
 /// Two nodes, of which both have memory.
 pub struct Cluster {
     pub nodes: Vec<Node>,
+    arena_bytes: u64,
     // Below the nodes, which are gone when it is removed.
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Cluster {
     pub fn new(arena_bytes: u64) -> Cluster {
-        let dir = tempfile::tempdir().unwrap();
-        let start = |node| {
-            let dir = dir.path().join("cluster");
-            Node::embedded(Config { dir, node: Some(NodeId(node)), arena_bytes, ..Config::default() })
-                .unwrap()
-        };
-        Cluster { nodes: (0..2).map(start).collect(), _dir: dir }
+        let mut cluster = Cluster { nodes: Vec::new(), arena_bytes, dir: tempfile::tempdir().unwrap() };
+        cluster.nodes.extend((0..2).map(|node| cluster.start(node)).collect::<Vec<_>>());
+        cluster
+    }
+
+    fn start(&self, node: u32) -> Node {
+        let (dir, arena_bytes) = (self.dir.path().join("cluster"), self.arena_bytes);
+        Node::embedded(Config { dir, node: Some(NodeId(node)), arena_bytes, ..Config::default() }).unwrap()
+    }
+
+    /// Node 0 leaves, and with it the directory of names, during `meanwhile`; then it is there again, with nothing.
+    pub fn without_directory(&mut self, meanwhile: impl FnOnce()) {
+        self.nodes.remove(0).leave();
+        meanwhile();
+        self.nodes.insert(0, self.start(0));
     }
 
     pub fn session(&self, node: usize) -> blocking::Session {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Harness;
 use super::node::{Node, Pair, connect};
-use crate::{ConnectFailure, Event, HELLO_BYTES_MAX};
+use crate::{ConnectFailure, ConnectTrouble, Event, HELLO_BYTES_MAX};
 
 /// Each is shown what the other says of itself, and both can post.
 pub fn both_ends_hear_who_the_other_is(harness: &dyn Harness) {
@@ -52,7 +52,7 @@ pub fn a_hello_has_1024_bytes_at_most(harness: &dyn Harness) {
 /// It is nobody's shortage, either.
 pub fn an_address_of_nobody_is_told_as_such(harness: &dyn Harness) {
     let mut one = Node::open(harness, "one");
-    assert!(!failure(&mut one, "nobody", b"").is_ours);
+    assert_eq!(failure(&mut one, "nobody", b"").trouble, ConnectTrouble::Theirs);
     one.expect_nothing();
 }
 
@@ -61,7 +61,7 @@ pub fn who_has_closed_reaches_nobody_and_is_not_reached(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     two.fabric.close();
     assert_eq!(failure(&mut two, "one", b"").reason, "this fabric is closed");
-    assert!(!failure(&mut one, "two", b"").is_ours);
+    assert_eq!(failure(&mut one, "two", b"").trouble, ConnectTrouble::Theirs);
     one.expect_nothing();
 }
 

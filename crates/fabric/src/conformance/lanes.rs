@@ -61,6 +61,9 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
 
 /// What is behind a long write in its own lane waits for it, and what is in another overtakes it.
 pub fn small_requests_overtake_long_ones_of_another_lane_and_none_of_their_own(harness: &dyn Harness) {
+    if harness.moves_by_itself() {
+        return leave_out("the long one may have ended before the small one is posted");
+    }
     let mut pair = Pair::new(harness);
     let are_two = are_two(&pair);
     pair.source.1.fill(0, SEGMENT_BYTES, 7).expect("it is inside");
@@ -119,6 +122,9 @@ pub fn a_lane_that_is_full_fills_no_other(harness: &dyn Harness) {
 
 /// Whichever lane it was in which something went wrong: all that was under way completes, and then comes the end.
 pub fn a_connection_ends_with_all_of_its_lanes(harness: &dyn Harness) {
+    if harness.moves_by_itself() {
+        return leave_out("the connection may have ended before all is posted");
+    }
     for (round, broken_in) in [SMALL, LONG].into_iter().enumerate() {
         let names = [format!("one-{round}"), format!("two-{round}")];
         let mut pair = Pair::between(harness, [&names[0], &names[1]]);

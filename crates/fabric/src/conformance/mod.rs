@@ -45,6 +45,11 @@ pub trait Harness {
 
     /// Whether a request that the target refuses ends the connection, as on networks.
     fn refusal_ends_connection(&self) -> bool;
+
+    /// Whether what is posted goes on while nobody polls, in threads of the fabrics' own: then nothing says when.
+    fn moves_by_itself(&self) -> bool {
+        false
+    }
 }
 
 /// Says why a story is not told, or not whole.

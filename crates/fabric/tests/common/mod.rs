@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use halite_fabric::{
-    Atomics, Capabilities, Completion, CompletionKind, ConnectFailure, CutOff, Event, Fabric, Key, Lane,
-    Local, Operation, PeerId, PostCause, PostError, RegisterError, Sleeper, Status, WorkId, WorkRequest,
+    Atomics, Capabilities, Completion, CompletionKind, ConnectFailure, ConnectTrouble, CutOff, Event, Fabric,
+    Key, Lane, Local, Operation, PeerId, PostCause, PostError, RegisterError, Sleeper, Status, WorkId,
+    WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
 
@@ -181,7 +182,7 @@ impl Fabric for End {
         let failure = ConnectFailure {
             address: address.to_owned(),
             reason: "there is nobody else".to_owned(),
-            is_ours: false,
+            trouble: ConnectTrouble::Theirs,
         };
         self.state.lock().unwrap().events.push_back(Event::ConnectFailed(failure));
     }

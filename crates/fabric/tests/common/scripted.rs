@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -29,6 +29,8 @@ pub struct Scripted {
     is_silent: bool,
     /// After how long it wants to be polled.
     pub poll_timeout: Mutex<Option<Duration>>,
+    /// What it has taken in.
+    pub traffic: AtomicU64,
     rings: AtomicU32,
     /// By the places of sleepers.
     bells: [OwnedFd; 2],
@@ -47,6 +49,7 @@ impl Scripted {
             first_key: 0,
             is_silent: false,
             poll_timeout: Mutex::default(),
+            traffic: AtomicU64::new(0),
             rings: AtomicU32::new(0),
             bells: [bell(), bell()],
             edges_taken: Default::default(),
@@ -165,6 +168,10 @@ impl Fabric for Scripted {
 
     fn poll_timeout(&self) -> Option<Duration> {
         *self.poll_timeout.lock().unwrap()
+    }
+
+    fn traffic(&self) -> u64 {
+        self.traffic.load(SeqCst)
     }
 
     fn heard(&self, peer: PeerId) -> Option<Duration> {

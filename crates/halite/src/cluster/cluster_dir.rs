@@ -61,7 +61,7 @@ pub struct Presence {
     pub node: NodeId,
     /// Its process, 0 if its lock file does not say.
     pub pid: u32,
-    /// Its life, 0 if its lock file does not say.
+    /// Its incarnation, 0 if its lock file does not say.
     pub incarnation: u64,
     /// Whether that process lives.
     pub alive: bool,

@@ -6,12 +6,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use crate::cluster::etcd::{BadEtcdAddress, EtcdAddress};
+use super::networks::MetHosts;
+pub use crate::cluster::etcd::{BadEtcdAddress, EtcdAddress, EtcdHealth};
 pub use crate::cluster::networks::Provider;
 use crate::error::JoinError;
 use crate::runtime::headroom;
 
 pub use halite_providers::Fence;
+pub use halite_providers::roce::Congestion;
 pub use halite_tier::ids::NodeId;
 
 /// First of the numbers that nodes without one of their own are given.
@@ -42,8 +44,17 @@ pub struct Config {
     pub address: IpAddr,
     /// The file to which it writes all packets that it sends and receives, at most 1 GiB, where it uses [`Provider::Roce`].
     pub pcap: Option<PathBuf>,
+    /// What bounds how much it has under way to other hosts by [`Provider::Roce`], besides what they have room for: each node chooses for what it sends.
+    pub congestion: Congestion,
+    /// Threads of its own, at most 64, that receive and answer packets where it uses [`Provider::Roce`]; with 0, the thread that polls does.
+    pub receivers: usize,
     /// How it meets nodes of other hosts; `None` where there are none, or where the nodes of this host say.
     pub hosts: Option<Hosts>,
+    /// Whether the first node founds the cluster where each address of [`Hosts::join`] refuses to be dialled: their hosts are there, and run no
+    /// node.  It founds nothing where one is silent, which may be a network that is out.  So a first node is founded and comes back by one configuration,
+    /// as long as `join` names all other hosts; without `join`, and without names in etcd, that is an error.  Other nodes found nothing, and log that they are
+    /// told to.
+    pub found: bool,
     /// Where the directory of names is, if it is in etcd.  `None` is where the nodes of the cluster directory say, and else at node 0.
     pub directory: Option<EtcdAddress>,
     /// Most bytes of memory that this node contributes, taken from the system only as they are used; 0 to
@@ -98,7 +109,10 @@ impl Default for Config {
             providers: Vec::new(),
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             pcap: None,
+            congestion: Congestion::Grant,
+            receivers: 0,
             hosts: None,
+            found: false,
             directory: None,
             arena_bytes: 1 << 30,
             segment_bytes: 16 << 30,
@@ -124,6 +138,17 @@ impl Config {
                 Err(JoinError::ArenaTooLarge { wanted: self.arena_bytes, most: most.bytes, limit: most.by })
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Whether what is said of other hosts fits together.
+    pub fn check_hosts(&self) -> Result<(), JoinError> {
+        let Some(hosts) = &self.hosts else { return Ok(()) };
+        MetHosts::providers(self)?;
+        let is_first = self.node == Some(NodeId::FIRST);
+        match is_first && self.found && hosts.join.is_empty() && self.directory.is_none() {
+            true => Err(JoinError::FoundsBlindly),
+            false => Ok(()),
         }
     }
 

@@ -3,7 +3,8 @@
 //! A node with several prefers the first of them that the other node has, too.
 
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 use halite_fabric::{Composite, Fabric};
@@ -125,19 +126,23 @@ fn open_one(
             ShmFabric::open(shm).map_err(failed)?
         }
         Provider::Roce => {
-            let hosts = identity.hosts.as_ref();
-            let roce = RoceConfig {
-                hello,
-                address: hosts.map_or(config.address, |hosts| hosts.known.addresses[0]),
-                other_addresses: hosts.map(|hosts| hosts.known.addresses[1..].to_vec()).unwrap_or_default(),
-                hosts: hosts.map(|hosts| hosts.hosts.clone()),
-                lease: config.lease,
-                pcap: config.pcap.clone(),
-                ..RoceConfig::new(&config.dir, name)
-            };
+            let roce = RoceConfig { hello, ..roce_config(config, name, identity.hosts.as_ref()) };
             RoceFabric::open(roce).map_err(failed)?
         }
     })
+}
+
+fn roce_config(config: &Config, name: String, hosts: Option<&MetHosts>) -> RoceConfig {
+    RoceConfig {
+        address: hosts.map_or(config.address, |hosts| hosts.known.addresses[0]),
+        other_addresses: hosts.map(|hosts| hosts.known.addresses[1..].to_vec()).unwrap_or_default(),
+        hosts: hosts.map(|hosts| hosts.hosts.clone()),
+        lease: config.lease,
+        pcap: config.pcap.clone(),
+        congestion: config.congestion,
+        receivers: config.receivers,
+        ..RoceConfig::new(&config.dir, name)
+    }
 }
 
 /// How a node meets other hosts.
@@ -162,6 +167,7 @@ impl MetHosts {
             None => match dir.hosts()? {
                 // Applications of two hosts meet, too.
                 Some(known) => {
+                    let known = KnownHosts { addresses: those_here(&known.addresses)?, ..known };
                     (known.addresses.iter().map(|address| SocketAddr::new(*address, 0)).collect(), known)
                 }
                 None => return Ok(None),
@@ -224,6 +230,19 @@ fn addresses_of_packets(config: &Config, listen: &[SocketAddr]) -> Result<Vec<Ip
     }
 }
 
+/// The addresses of a node that its host has at this moment, at least one: an ephemeral node uses those that are left.
+fn those_here(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, JoinError> {
+    let is_gone = |address: &IpAddr| {
+        UdpSocket::bind((*address, 0)).is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
+    };
+    let here: Vec<IpAddr> = addresses.iter().copied().filter(|address| !is_gone(address)).collect();
+    if here.is_empty() {
+        let list: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+        return Err(JoinError::AddressGone(list.join(", ")));
+    }
+    Ok(here)
+}
+
 fn failed(error: impl std::error::Error + Send + Sync + 'static) -> JoinError {
     JoinError::Fabric(Box::new(error))
 }
@@ -239,12 +258,22 @@ pub(crate) fn address(providers: &[Provider], other: &Listeners) -> Option<Strin
 #[cfg(test)]
 mod tests {
     use Provider::{Roce, Shm};
+    use halite_providers::roce::Congestion;
     use halite_tier::ids::NodeId;
 
     use super::*;
 
     fn at(providers: &[Provider]) -> Listeners {
         Listeners { node: NodeId(3), providers: providers.to_vec() }
+    }
+
+    #[test]
+    fn what_bounds_packets_to_other_hosts_and_who_receives_them_is_what_the_node_has_chosen() {
+        for (receivers, congestion) in Congestion::ALL.into_iter().enumerate() {
+            let config = Config { congestion, receivers, ..Config::default() };
+            let roce = roce_config(&config, "node-3".to_owned(), None);
+            assert_eq!((roce.congestion, roce.receivers), (congestion, receivers));
+        }
     }
 
     #[test]

@@ -88,6 +88,17 @@ impl Ways {
         if is_second && is_address { format!("{}:{host}", Provider::Roce) } else { host.to_owned() }
     }
 
+    /// Whether who shows that is of our own cluster directory; of who shares no memory that cannot be told.
+    pub(crate) fn is_here(&self, shown: &str) -> bool {
+        let sockets = |shown: &str| {
+            shown.split(',').all(|socket| socket.ends_with(".sock") && !socket.contains([':', '/']))
+        };
+        match shown.split_once('@') {
+            Some((_, place)) => Some(place) == self.place.as_deref(),
+            None => sockets(shown),
+        }
+    }
+
     /// Why a node that shows that is reached by that network; `None` where there is no choice.
     pub(crate) fn why(&self, provider: &str, shown: &str) -> Option<&'static str> {
         let ours = self.place.as_deref()?;
@@ -112,6 +123,15 @@ pub(crate) fn hosts_of(shown: &str) -> Vec<SocketAddr> {
 /// As a node shows them.
 pub(crate) fn list(hosts: &[SocketAddr]) -> String {
     hosts.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// Tells clusters apart that use one etcd: the nodes of one host share their cluster directory.  Nodes of several hosts are told apart by their secret
+/// when they meet.
+pub(crate) fn cluster_of(dir: &ClusterDir, is_spread: bool) -> String {
+    match place(dir) {
+        Some(place) if !is_spread => place,
+        _ => "several hosts".to_owned(),
+    }
 }
 
 /// What two directories have in common only if they are one.
@@ -171,6 +191,18 @@ mod tests {
         }
         let outside = Ways::on_one_host(&[Shm]).to("../node-3.shm.sock,node-4.shm.sock");
         assert_eq!(outside, ["node-4.shm.sock"]);
+    }
+
+    #[test]
+    fn who_is_of_this_cluster_directory_is_told_from_who_is_elsewhere() {
+        let here = ways(&[Shm, Roce], Some("boot/1/2"));
+        for (place, is_here) in [("boot/1/2", true), ("boot/1/3", false), ("other/1/2", false)] {
+            let shown = ways(&[Shm], Some(place)).shown("10.0.0.2:7000", NodeId(3));
+            assert_eq!(here.is_here(&shown), is_here, "{shown}");
+        }
+        assert!(!here.is_here("10.0.0.2:7000") && !here.is_here(""), "it does not say");
+        let alone = Ways::on_one_host(&[Shm, Roce]);
+        assert!(alone.is_here(&alone.shown_in_directory(NodeId(3))));
     }
 
     #[test]

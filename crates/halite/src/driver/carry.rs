@@ -5,12 +5,13 @@
 //!        └─ they do not ──> ready ── one post for each peer ──> under way ──> landed
 //! ```
 //!
-//! Parts are made ready in order until the window is full, and posted; then the oldest quarter lands.  The order holds for each
+//! Parts are made ready in order, and posted when they have a slice's bytes: the next are copied while the first are on their way, and the fabric
+//! finds what was copied in the processor's cache.  When the window is full, the oldest quarter lands.  The order holds for each
 //! peer, and so for each byte: it has one owner while an operation on it is under way.
 
 use std::mem::take;
 
-use halite_fabric::{Local, Operation as Request, PeerId, PostCause, PostError, Status, WorkRequest};
+use halite_fabric::{Lane, Local, Operation as Request, PeerId, PostCause, PostError, Status, WorkRequest};
 use halite_tier::access::{Atomic, Blocked, Count, SlotRef};
 use halite_tier::rpc::AtomicCall;
 use halite_tier::rpc::atomic::ATOMIC_IMM;
@@ -18,7 +19,7 @@ use smallvec::SmallVec;
 
 use crate::driver::Driver;
 use crate::metrics::Timed;
-use crate::posted::{Cursor, Ended, NoStaging, Part, Pipeline, SLICE_BYTES_MAX, low};
+use crate::posted::{Cursor, Ended, NoStaging, Part, PendingOperation, Pipeline, SLICE_BYTES_MAX, low};
 use crate::runtime::lanes::{ACCESSES, CALLS};
 
 /// Accesses of one kind that are made in order.
@@ -98,6 +99,8 @@ pub(crate) enum Stop {
 enum Hold {
     /// There is no more.
     End,
+    /// As much is ready as is posted at a time.
+    Batch,
     /// As much is under way as may be.
     Window,
     /// Staging memory is short, and some of it is in use here.
@@ -128,6 +131,168 @@ impl Driver {
             time: Time::NotPosted,
         };
         carrying.run().await
+    }
+
+    /// Posts one access whose rest from `at` on is a single part, as most are; [`Driver::land_alone`] ends it.  `None` if it takes more than
+    /// that, or some waiting first; then nothing has been done.  What is under way is short: a task that has it in its own future needs no
+    /// memory beside that.
+    pub(crate) fn post_alone<T: Transfer>(&self, transfer: &T, at: Cursor) -> Option<Alone<'_>> {
+        if at.index + 1 != transfer.count() {
+            return None;
+        }
+        let rest = transfer.len(at.index) - at.done;
+        let Err(Blocked::Post { peer, len, .. }) = transfer.locate(at) else { return None };
+        if len != rest as u64 || rest > SLICE_BYTES_MAX {
+            return None;
+        }
+        let mut part = self.prepare(transfer, at, peer, true).ok().filter(|part| part.len == rest)?;
+        let time = self.begin_time(transfer.kind());
+        self.expect_round_trip(peer);
+        self.shared.fabric.post(peer, lane_of(&part), &[request(transfer, &part)]).ok()?;
+        part.operation.set_posted();
+        Some(Alone { operation: part.operation, peer, at, time })
+    }
+
+    /// What was posted alone has ended.
+    pub(crate) fn land_alone<T: Transfer>(
+        &self,
+        transfer: &mut T,
+        alone: &Alone<'_>,
+        ended: Ended,
+    ) -> Result<(), Failed> {
+        let (kind, at) = (transfer.kind(), alone.at);
+        let len = transfer.len(at.index) - at.done;
+        self.end_time(kind, alone.time);
+        self.count_landed(kind, len, ended.status);
+        match kind {
+            _ if ended.status != Status::Success => {
+                let stop = Stop::Status(alone.peer, ended.status);
+                return Err(Failed { index: at.index, stop, partly: at.done > 0, later: false });
+            }
+            Kind::Read => alone.operation.unstage(transfer.target(at, len)),
+            Kind::Write => {}
+            Kind::Atomic(_) => transfer.set_old(ended.old),
+        }
+        Ok(())
+    }
+
+    /// Begins a part at a place whose next change will wait for it, if it is still one of `peer`.  It `is_only` if nothing else of its
+    /// transfer is under way.
+    fn prepare<T: Transfer>(
+        &self,
+        transfer: &T,
+        at: Cursor,
+        peer: PeerId,
+        is_only: bool,
+    ) -> Result<Part<'_>, Unready> {
+        let shared = &self.shared;
+        let capabilities = || shared.fabric.capabilities(peer);
+        let kind = transfer.kind();
+        let is_call = matches!(kind, Kind::Atomic(_)) && !capabilities().atomics.are_coherent();
+        let begun = if is_call { shared.posted.begin_call(peer) } else { Some(shared.posted.begin(peer)) };
+        let mut operation = begun.ok_or(Unready::Hold(Hold::Window))?;
+        let (address, len) = match transfer.locate(at) {
+            Err(Blocked::Post { peer: found, address, len }) if found == peer => (address, len),
+            _ => return Err(Unready::Moved),
+        };
+        let len = len.min(SLICE_BYTES_MAX as u64) as usize;
+        let is_staged = match kind {
+            Kind::Read => true,
+            Kind::Write => len > capabilities().inline_bytes_max,
+            Kind::Atomic(_) => false,
+        };
+        if is_staged {
+            match operation.stage(&*shared.fabric, peer, len, is_only) {
+                Ok(true) => {}
+                Ok(false) => return Err(Unready::Hold(Hold::Short)),
+                Err(NoStaging) => return Err(Unready::NoStaging),
+            }
+        }
+        let call = match kind {
+            Kind::Atomic(atomic) if is_call => {
+                Some(AtomicCall { id: operation.id(), word: address, atomic }.emit())
+            }
+            _ => None,
+        };
+        Ok(Part { operation, peer, address, at, len, call })
+    }
+
+    fn begin_time(&self, kind: Kind) -> Time {
+        let before = self.shared.path.count(counted(kind).1, 0);
+        if Timed::is_next(before) { Time::Since(self.now_ns()) } else { Time::NotTaken }
+    }
+
+    fn end_time(&self, kind: Kind, time: Time) {
+        if let Time::Since(begin_ns) = time {
+            let ns = self.now_ns().saturating_sub(begin_ns);
+            self.shared.timings.of(counted(kind).0).note(ns);
+        }
+    }
+
+    fn count_landed(&self, kind: Kind, len: usize, status: Status) {
+        if status != Status::Success {
+            return;
+        }
+        let path = &self.shared.path;
+        match counted(kind) {
+            (_, count, Some(of_bytes)) => path.count_one(count, of_bytes, len as u64),
+            (_, count, None) => {
+                path.count(count, 1);
+            }
+        }
+    }
+}
+
+fn lane_of(part: &Part<'_>) -> Lane {
+    if part.call.is_some() { CALLS } else { ACCESSES }
+}
+
+/// As what it is timed, how many there were before, and their bytes.
+fn counted(kind: Kind) -> (Timed, Count, Option<Count>) {
+    match kind {
+        Kind::Read => (Timed::Read, Count::PostedReads, Some(Count::PostedReadBytes)),
+        Kind::Write => (Timed::Write, Count::PostedWrites, Some(Count::PostedWriteBytes)),
+        Kind::Atomic(_) => (Timed::Atomic, Count::PostedAtomics, None),
+    }
+}
+
+fn request<'s, T: Transfer>(transfer: &'s T, part: &'s Part<'_>) -> WorkRequest<'s> {
+    let remote = part.address;
+    let operation = match (transfer.kind(), &part.call) {
+        // The answer ends the operation, or the failure of the send, which alone completes.
+        (_, Some(bytes)) => {
+            let operation = Request::Send { bytes, imm: ATOMIC_IMM };
+            return WorkRequest { id: part.operation.id(), operation, signalled: false, solicited: true };
+        }
+        (Kind::Write, _) => {
+            let source = transfer.source(part.at, part.len);
+            let local = part.operation.staged_source(source).unwrap_or(Local::Inline(source));
+            Request::Write { local, remote }
+        }
+        (Kind::Read, _) => {
+            let local = part.operation.staged_target(part.len);
+            Request::Read { local: local.expect("reads land in staging memory"), remote }
+        }
+        (Kind::Atomic(Atomic::FetchAdd { add }), _) => Request::FetchAdd { remote, add },
+        (Kind::Atomic(Atomic::CompareSwap { expected, new }), _) => {
+            Request::CompareSwap { remote, expected, new }
+        }
+    };
+    WorkRequest { id: part.operation.id(), operation, signalled: true, solicited: true }
+}
+
+/// The only part of an access, under way.
+pub(crate) struct Alone<'a> {
+    operation: PendingOperation<'a>,
+    peer: PeerId,
+    at: Cursor,
+    time: Time,
+}
+
+impl Alone<'_> {
+    /// Waits for its end.
+    pub(crate) fn ended(&mut self) -> impl Future<Output = Ended> {
+        self.operation.ended()
     }
 }
 
@@ -166,6 +331,10 @@ impl<'a, T: Transfer> Carrying<'a, T> {
             let progress = shared.posted.progress_count();
             let hold = self.make_ready();
             self.post_ready();
+            if hold == Hold::Batch && self.ready.is_empty() {
+                self.driver.poll_in_passing();
+                continue;
+            }
             if !self.pipeline.is_empty() {
                 let is_last = hold == Hold::End && self.ready.is_empty();
                 // The end of what is under way makes room.
@@ -183,9 +352,9 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                     _ if self.driver.is_closed() => self.fail(self.at, 0, Stop::Closed),
                     Hold::Changing => {
                         let handle = self.transfer.handle(self.at.index);
-                        shared.handle_changes.after(changes, handle).await;
+                        shared.handle_changes.after_of(changes, handle.index).await;
                     }
-                    Hold::Window | Hold::Short => shared.posted.progress_after(progress).await,
+                    Hold::Batch | Hold::Window | Hold::Short => shared.posted.progress_after(progress).await,
                 }
             }
         }
@@ -209,7 +378,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
     }
 
     fn result(&mut self) -> Result<(), Failed> {
-        self.end_time();
+        self.driver.end_time(self.transfer.kind(), self.time);
         let Some(Failure { at, end, stop }) = self.failure.take() else { return Ok(()) };
         let is_behind = |begin: Cursor| self.last_done.is_some_and(|last| last >= begin);
         // Parts behind the one that failed: those up to the last may have been done.
@@ -234,7 +403,12 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                     if !self.pipeline.has_room_beside(self.ready.len(), bytes) {
                         return Hold::Window;
                     }
-                    match self.prepare(at, peer) {
+                    if bytes >= SLICE_BYTES_MAX {
+                        return Hold::Batch;
+                    }
+                    // Who has nothing under way waits for nothing that others wait for.
+                    let is_only = self.ready.is_empty() && self.pipeline.is_empty();
+                    match self.driver.prepare(&*self.transfer, at, peer, is_only) {
                         Ok(part) => {
                             self.at = self.after(at, part.len);
                             bytes += part.len;
@@ -252,46 +426,10 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         Hold::End
     }
 
-    /// Begins a part at a place whose next change will wait for it, if it is still one of `peer`.
-    fn prepare(&self, at: Cursor, peer: PeerId) -> Result<Part<'a>, Unready> {
-        let shared = &self.driver.shared;
-        let capabilities = || shared.fabric.capabilities(peer);
-        let kind = self.transfer.kind();
-        let is_call = matches!(kind, Kind::Atomic(_)) && !capabilities().atomics.are_coherent();
-        let begun = if is_call { shared.posted.begin_call(peer) } else { Some(shared.posted.begin(peer)) };
-        let mut operation = begun.ok_or(Unready::Hold(Hold::Window))?;
-        let (address, len) = match self.transfer.locate(at) {
-            Err(Blocked::Post { peer: found, address, len }) if found == peer => (address, len),
-            _ => return Err(Unready::Moved),
-        };
-        let len = len.min(SLICE_BYTES_MAX as u64) as usize;
-        let is_staged = match kind {
-            Kind::Read => true,
-            Kind::Write => len > capabilities().inline_bytes_max,
-            Kind::Atomic(_) => false,
-        };
-        // Who has nothing under way waits for nothing that others wait for.
-        let is_only = self.ready.is_empty() && self.pipeline.is_empty();
-        if is_staged {
-            match operation.stage(&*shared.fabric, peer, len, is_only) {
-                Ok(true) => {}
-                Ok(false) => return Err(Unready::Hold(Hold::Short)),
-                Err(NoStaging) => return Err(Unready::NoStaging),
-            }
-        }
-        let call = match kind {
-            Kind::Atomic(atomic) if is_call => {
-                Some(AtomicCall { id: operation.id(), word: address, atomic }.emit())
-            }
-            _ => None,
-        };
-        Ok(Part { operation, peer, address, at, len, call })
-    }
-
     /// Posts what is ready, in one go for each peer, as far as the fabric takes it.
     fn post_ready(&mut self) {
         if self.time == Time::NotPosted && !self.ready.is_empty() {
-            self.time = self.begin_time();
+            self.time = self.driver.begin_time(self.transfer.kind());
         }
         // A peer's parts stay in their order.
         self.ready.sort_by_key(|part| part.peer);
@@ -322,8 +460,9 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
     /// How many of `parts` have been posted, and why no more.
     fn post(&self, peer: PeerId, parts: &[Part<'_>]) -> (usize, Option<PostCause>) {
-        let lane = if parts[0].call.is_some() { CALLS } else { ACCESSES };
-        let requests: SmallVec<[WorkRequest<'_>; 1]> = parts.iter().map(|part| self.request(part)).collect();
+        let lane = lane_of(&parts[0]);
+        let requests: SmallVec<[WorkRequest<'_>; 1]> =
+            parts.iter().map(|part| request(&*self.transfer, part)).collect();
         match self.driver.shared.fabric.post(peer, lane, &requests) {
             Ok(()) => (requests.len(), None),
             Err(PostError { cause: PostCause::Malformed, .. }) => {
@@ -331,31 +470,6 @@ impl<'a, T: Transfer> Carrying<'a, T> {
             }
             Err(PostError { posted, cause, .. }) => (posted, Some(cause)),
         }
-    }
-
-    fn request<'s>(&'s self, part: &'s Part<'_>) -> WorkRequest<'s> {
-        let remote = part.address;
-        let operation = match (self.transfer.kind(), &part.call) {
-            // The answer ends the operation, or the failure of the send, which alone completes.
-            (_, Some(bytes)) => {
-                let operation = Request::Send { bytes, imm: ATOMIC_IMM };
-                return WorkRequest { id: part.operation.id(), operation, signalled: false, solicited: true };
-            }
-            (Kind::Write, _) => {
-                let source = self.transfer.source(part.at, part.len);
-                let local = part.operation.staged_source(source).unwrap_or(Local::Inline(source));
-                Request::Write { local, remote }
-            }
-            (Kind::Read, _) => {
-                let local = part.operation.staged_target(part.len);
-                Request::Read { local: local.expect("reads land in staging memory"), remote }
-            }
-            (Kind::Atomic(Atomic::FetchAdd { add }), _) => Request::FetchAdd { remote, add },
-            (Kind::Atomic(Atomic::CompareSwap { expected, new }), _) => {
-                Request::CompareSwap { remote, expected, new }
-            }
-        };
-        WorkRequest { id: part.operation.id(), operation, signalled: true, solicited: true }
     }
 
     /// Where `len` bytes from `at` on end.
@@ -383,7 +497,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
     fn land(&mut self, ended: Ended) {
         let Some(part) = self.pipeline.oldest() else { return };
         let (at, len, peer) = (part.at, part.len, part.peer);
-        self.count(len, ended.status);
+        self.driver.count_landed(self.transfer.kind(), len, ended.status);
         match self.transfer.kind() {
             _ if ended.status != Status::Success => self.fail(at, len, Stop::Status(peer, ended.status)),
             Kind::Read => part.operation.unstage(self.transfer.target(at, len)),
@@ -394,40 +508,6 @@ impl<'a, T: Transfer> Carrying<'a, T> {
             self.note_done(at);
         }
         self.pipeline.remove_oldest();
-    }
-
-    fn count(&self, len: usize, status: Status) {
-        if status != Status::Success {
-            return;
-        }
-        let path = &self.driver.shared.path;
-        match self.counted() {
-            (_, count, Some(of_bytes)) => path.count_one(count, of_bytes, len as u64),
-            (_, count, None) => {
-                path.count(count, 1);
-            }
-        }
-    }
-
-    fn begin_time(&self) -> Time {
-        let before = self.driver.shared.path.count(self.counted().1, 0);
-        if Timed::is_next(before) { Time::Since(self.driver.now_ns()) } else { Time::NotTaken }
-    }
-
-    fn end_time(&self) {
-        if let Time::Since(begin_ns) = self.time {
-            let ns = self.driver.now_ns().saturating_sub(begin_ns);
-            self.driver.shared.timings.of(self.counted().0).note(ns);
-        }
-    }
-
-    /// As what it is timed, how many there were before, and their bytes.
-    fn counted(&self) -> (Timed, Count, Option<Count>) {
-        match self.transfer.kind() {
-            Kind::Read => (Timed::Read, Count::PostedReads, Some(Count::PostedReadBytes)),
-            Kind::Write => (Timed::Write, Count::PostedWrites, Some(Count::PostedWriteBytes)),
-            Kind::Atomic(_) => (Timed::Atomic, Count::PostedAtomics, None),
-        }
     }
 }
 

@@ -9,10 +9,11 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 use std::thread::JoinHandle;
 
 use halite_fabric::Sleeper;
+use halite_providers::scheduling::ask_for_short_slices;
 
 use crate::driver::{Driver, Polling};
 use crate::runtime::poll_token::NextPoll;
-use crate::runtime::wait::AdaptiveSpin;
+use crate::runtime::wait::{AdaptiveSpin, SPIN_SHORT_NS};
 
 /// The thread; ends when dropped.
 pub(crate) struct ProgressThread {
@@ -47,8 +48,11 @@ impl Drop for ProgressThread {
 
 fn keep(driver: &Driver, stopping: &AtomicBool) {
     let _guard = PanicGuard(driver);
+    // Where that is refused, peers wait longer while our threads compute, and nothing else changes.
+    let _ = ask_for_short_slices();
     let fabric = &driver.shared.fabric;
     let mut arrivals = Arrivals { patience: AdaptiveSpin::NEW, last_ns: 0, quiet_at_ns: 0 };
+    arrivals.patience.set_by_packets(fabric.polls_by_system_calls());
     let mut look = NextPoll::WhenRung;
     loop {
         // Read before anything is looked at, so that what rings from here on ends the sleep.
@@ -80,9 +84,11 @@ fn look_after(driver: &Driver, arrivals: &mut Arrivals) -> Option<NextPoll> {
 /// Polls until nothing is likely to follow.  Returns early, with nothing, if the token had to be given up for
 /// somebody to be woken.
 fn poll_until_quiet(driver: &Driver, mut token: Polling<'_>, arrivals: &mut Arrivals) -> Option<NextPoll> {
+    let fabric = &driver.shared.fabric;
     loop {
-        let now = driver.now_ns();
-        if token.drive_at(now) {
+        let (now, traffic) = (driver.now_ns(), fabric.traffic());
+        // What peers write or read here brings no event, and more of it follows as closely.
+        if token.drive_at(now) || fabric.traffic() != traffic {
             arrivals.note(now);
         }
         let woke = token.has_wakes();
@@ -92,8 +98,8 @@ fn poll_until_quiet(driver: &Driver, mut token: Polling<'_>, arrivals: &mut Arri
             let look = token.keep(now);
             return if woke { None } else { Some(look) };
         }
-        // As in the driver's Spin::pause().
-        if driver.yield_processor() {
+        // As in the driver's Spin::pause(): a short spin ends before it yields.
+        if now - arrivals.last_ns >= SPIN_SHORT_NS && driver.yield_processor() {
             arrivals.note_crowd(now);
         }
     }

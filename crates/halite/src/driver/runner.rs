@@ -4,34 +4,38 @@
 //! messages posted.  It never blocks; what takes long becomes a job for a thread that holds no lock.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use halite_fabric::{
-    Completion, CompletionKind, ConnectFailure, CutOff, Event as FabricEvent, Fabric, PeerId,
+    Completion, CompletionKind, ConnectFailure, ConnectTrouble, CutOff, Event as FabricEvent, Fabric, PeerId,
 };
 use halite_mem::GracePeriod;
+use halite_providers::refusals::Refusals;
 use halite_tier::access::{DataPath, SlotRef};
-use halite_tier::directory::{StoreFailure, Stored};
 use halite_tier::effect::{Command, Effect, OpId, Quiesce, Token};
-use halite_tier::engine::{Connection, Engine};
-use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
+use halite_tier::engine::{Connection, Engine, Listing};
+use halite_tier::hello::BadHello;
+use halite_tier::ids::{NodeId, NodeIncarnation, Principal, SessionId};
+use halite_tier::message::NamesAt;
+use halite_tier::news::{News, Over};
 use halite_tier::rpc::Target;
-use halite_tier::rpc::wire::NOTE_IMM;
+use halite_tier::rpc::wire::CONTROL_IMM;
 
-use crate::cluster::cluster_dir::TakenNumbers;
-use crate::cluster::etcd::Carriers;
+use crate::cluster::cluster_dir::{ClusterDir, TakenNumbers};
+use crate::cluster::etcd::{Carriers, Heard};
 use crate::cluster::ways::Ways;
 use crate::driver::drained::DrainedNode;
-use crate::driver::peers::Peers;
 use crate::driver::ticket::{Begun, Chore, Tickets, Undo};
 use crate::driver::timers::Timers;
 use crate::metrics::{Queues, Timings};
 use crate::posted::{Fetch, Fetches, InFlight, Mark};
 use crate::rpc::Rpc;
-use crate::runtime::changes::HandleChanges;
+use crate::rpc::peers::Peers;
+use crate::runtime::event::Event;
 use crate::runtime::jobs::{Done, Job};
 use crate::runtime::outbox::{OutMessage, Outbox};
-use crate::runtime::wait::{Event, Wakes};
+use crate::runtime::wait::Wakes;
 
 /// How soon is looked again for what nobody tells: room in a peer's ring for requests, an atomic by call fewer under way, and
 /// memory.
@@ -55,11 +59,14 @@ pub(crate) struct Shared {
     pub(crate) numbers: Option<TakenNumbers>,
     /// Some member or connection has changed.
     pub(crate) member_changes: Event,
-    pub(crate) handle_changes: HandleChanges,
+    /// Handles change again and again: they are frozen, then have another view or are gone.  By their indices.
+    pub(crate) handle_changes: Event<u32>,
     /// Whether the node has been drained.
     pub(crate) drained: DrainedNode,
     /// Those who carry transactions to etcd, where that has the names.
-    pub(crate) carriers: Option<Carriers>,
+    pub(crate) carriers: Carriers,
+    /// The cluster directory, in which it is written down where names are; none for a node without files.
+    pub(crate) dir: Option<PathBuf>,
 }
 
 /// See the module's documentation.
@@ -71,17 +78,23 @@ pub(crate) struct Runner {
     pub(crate) wakes: Wakes,
     outbox: Outbox,
     jobs: VecDeque<Job>,
-    grace_periods: Vec<Waiting>,
+    grace_periods: Vec<PendingToken>,
     fetches: Fetches,
     pub(crate) timers: Timers,
     /// When those look again who are told by nobody.
     retry_ns: Option<u64>,
     pub(crate) dialling: Dialling,
+    /// Peers that were refused, for the log.
+    refusals: Refusals,
+    /// The version of the last of them that spoke another one.
+    pub(crate) other_version: Option<u16>,
+    /// The incarnation of the node is over, as another node has said.
+    pub(crate) over: Option<Over>,
 }
 
 /// Local accesses and posted operations that a token waits for.
 #[derive(Debug)]
-struct Waiting {
+struct PendingToken {
     token: Token,
     grace: GracePeriod,
     mark: Mark,
@@ -93,6 +106,17 @@ pub(crate) struct Dialling {
     /// Those that have neither come about nor failed, the oldest first, by where they are dialled.  Each is answered once.
     under_way: BTreeMap<String, VecDeque<Dial>>,
     pub(crate) failed: Vec<ConnectFailure>,
+    /// The last that failed of those that the engine wanted; of those to other clusters, if there was any.
+    pub(crate) unmet: Option<ConnectFailure>,
+}
+
+impl Dialling {
+    fn note_unmet(&mut self, failure: ConnectFailure) {
+        let is_stranger = |failure: &ConnectFailure| failure.trouble == ConnectTrouble::Stranger;
+        if is_stranger(&failure) || !self.unmet.as_ref().is_some_and(is_stranger) {
+            self.unmet = Some(failure);
+        }
+    }
 }
 
 /// Why we began a connection.
@@ -155,6 +179,9 @@ impl Runner {
             timers: Timers::default(),
             retry_ns: None,
             dialling: Dialling::default(),
+            refusals: Refusals::default(),
+            other_version: None,
+            over: None,
         }
     }
 
@@ -197,6 +224,7 @@ impl Runner {
         if let FabricEvent::ConnectFailed(failure) = &event
             && let Some(Dial::Wanted(dialled)) = self.answered(&failure.address)
         {
+            self.dialling.note_unmet(failure.clone());
             return self.dial_next(dialled);
         }
         let Some(engine) = &mut self.engine else { return };
@@ -229,10 +257,10 @@ impl Runner {
 
     // What becomes of peers.  Nobody else tells the parts, and none of them finds out by itself.
 
-    fn take_up(&mut self, peer: PeerId, life: NodeLife) {
+    fn take_up(&mut self, peer: PeerId, incarnation: NodeIncarnation) {
         let Shared { peers, rpc, .. } = &*self.shared;
-        let link = rpc.make_link(peer, life.node);
-        peers.set_up(peer, life, link.clone());
+        let link = rpc.make_link(peer, incarnation.node);
+        peers.set_up(peer, incarnation, link.clone());
         if let Some(link) = link {
             rpc.handle_up(peer, &link);
         }
@@ -334,10 +362,39 @@ impl Runner {
         }
     }
 
-    /// A transaction was carried to etcd, or could not be.
-    pub(crate) fn handle_stored(&mut self, now: u64, id: u64, result: Result<Stored, StoreFailure>) {
-        if let Some(engine) = &mut self.engine {
-            engine.handle_stored(now, id, result);
+    /// A transaction was carried to etcd, or could not be; or it was tried whether one is reached.
+    pub(crate) fn handle_etcd(&mut self, now: u64, heard: Heard) {
+        let Some(engine) = &mut self.engine else { return };
+        match heard {
+            Heard::Stored(id, result) => engine.handle_stored(now, id, result),
+            Heard::Tried(requester, result) => engine.handle_tried(now, requester, result),
+            Heard::Listing(listing) => engine.handle_listed(now, listing),
+        }
+    }
+
+    /// These members were listed in etcd when the node began to join, and were dialled.
+    pub(crate) fn handle_listed_met(&mut self, now: u64, members: Vec<(NodeId, String)>) {
+        let Shared { fabric, ways, .. } = &*self.shared;
+        let has_failed = |way: &String| {
+            let way = as_told(&**fabric, way);
+            self.dialling.failed.iter().any(|failed| failed.address == way)
+        };
+        let in_vain = members.iter().filter(|(_, shown)| ways.to(shown).iter().all(has_failed));
+        let in_vain: Vec<String> = in_vain.map(|(_, shown)| shown.clone()).collect();
+        let Some(engine) = &mut self.engine else { return };
+        engine.handle_listed(now, Listing::All(members.into_iter().collect()));
+        in_vain.iter().for_each(|shown| engine.handle_dial_failed(shown));
+    }
+
+    /// For those of this host who join later, and for other clusters: this one is there.
+    fn settle_names_at(&self, at: &NamesAt) {
+        let (Some(dir), Ok(address)) = (&self.shared.dir, at.address.parse()) else { return };
+        if let Err(error) = self.shared.carriers.settle_at(&address) {
+            tracing::warn!("no thread could be started to say in etcd that this node is there: {error}");
+        }
+        let written = ClusterDir::open(dir).and_then(|dir| dir.write_etcd(&address));
+        if let Err(error) = written {
+            tracing::warn!("who joins in {} is not told that names are in etcd now: {error}", dir.display());
         }
     }
 
@@ -350,9 +407,11 @@ impl Runner {
             let fabric = &self.shared.fabric;
             engine
                 .handle_signs_of_life(|peer| Some(now.saturating_sub(fabric.heard(peer)?.as_nanos() as u64)));
+            engine.handle_dials(now, || fabric.is_being_answered());
             engine.handle_timeout(now);
         }
         self.timers.ring(now, &mut self.wakes);
+        self.refusals.tell_left_out(now);
         if self.retry_ns.is_some_and(|due| due <= now) {
             self.retry_ns = None;
             self.shared.rpc.end_shortage();
@@ -367,7 +426,7 @@ impl Runner {
             }
             self.close_sessions(now);
             let fetched = self.settle_fetches(now);
-            if !self.end_graces(now) && !fetched {
+            if !self.end_grace_periods(now) && !fetched {
                 break;
             }
         }
@@ -383,11 +442,11 @@ impl Runner {
         let rpc = &self.shared.rpc;
         if rpc.take_dirty() || rpc.is_stuck() {
             rpc.retry();
-            for (peer, note) in rpc.take_notes() {
+            for (peer, control) in rpc.take_controls() {
                 // Who is down needs none.
                 if self.shared.peers.is_up(peer) {
-                    let (bytes, counts) = (note.emit(), note.is_ordered());
-                    self.outbox.push(peer, OutMessage { imm: NOTE_IMM, bytes, solicited: true, counts });
+                    let (bytes, counts) = (control.emit(), control.is_ordered());
+                    self.outbox.push(peer, OutMessage { imm: CONTROL_IMM, bytes, solicited: true, counts });
                 }
             }
         }
@@ -398,23 +457,36 @@ impl Runner {
             Effect::Send { peer, bytes, solicited } => {
                 self.outbox.push(peer, OutMessage { imm: 0, bytes, solicited, counts: false });
             }
-            Effect::PeerUp { peer, life } => self.take_up(peer, life),
+            Effect::PeerUp { peer, incarnation } => self.take_up(peer, incarnation),
             Effect::PeerDown(peer) => self.take_down(peer),
             Effect::CutOff(peer) => self.cut_off(now, peer),
             Effect::PeerCutOff(peer) => self.note_cut_off(peer),
             Effect::Warn { peer, text } => self.shared.fabric.warn(peer, &text),
+            Effect::News(News::Refused(why)) => {
+                if let BadHello::Version(theirs) = why {
+                    self.other_version = Some(theirs);
+                }
+                self.refusals.tell(now, || tracing::warn!("{}", News::Refused(why)));
+            }
             Effect::News(news) if news.is_trouble() => tracing::warn!("{news}"),
+            Effect::News(news) if news.is_passing() => tracing::debug!("{news}"),
             Effect::News(news) => tracing::info!("{news}"),
             Effect::NumbersTaken { next } => {
                 self.shared.numbers.iter().for_each(|numbers| numbers.note(next))
             }
             Effect::Disconnect(peer) => self.shared.fabric.disconnect(peer),
+            Effect::End(over) => {
+                self.over = Some(over);
+                self.close();
+                // The program lets the node leave then.
+                self.shared.drained.set(0);
+            }
             Effect::Dial { address } => self.dial(address),
             Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
             Effect::Quiesce(Quiesce { token, posted }) => {
                 let grace = self.shared.path.pins().start_grace_period();
                 let mark = self.shared.posted.mark(&posted);
-                self.grace_periods.push(Waiting { token, grace, mark });
+                self.grace_periods.push(PendingToken { token, grace, mark });
             }
             Effect::Copy { token, from, to } => self.jobs.push_back(Job::Copy { token, from, to }),
             Effect::Fill { token, window, byte } => self.jobs.push_back(Job::Fill { token, window, byte }),
@@ -432,16 +504,19 @@ impl Runner {
                     self.do_chore(now, chore);
                 }
             }
-            Effect::Store { id, transaction } => {
-                self.shared.carriers.iter().for_each(|carriers| carriers.carry(id, transaction.clone()))
-            }
+            Effect::Store { id, transaction } => self.shared.carriers.carry(id, transaction),
+            Effect::OpenStore(at) => self.shared.carriers.open_told(&at.address),
+            Effect::TryStore { requester, at } => self.shared.carriers.probe(requester, at.address),
+            Effect::NamesAt(at) => self.settle_names_at(&at),
             Effect::Draining { is_on } => {
                 tracing::info!("{}", if is_on { "this node is being drained" } else { "it goes on" });
                 self.shared.rpc.set_draining(is_on);
             }
             Effect::Drained { left } => self.shared.drained.set(left),
             Effect::MembersChanged => self.shared.member_changes.happen(&mut self.wakes),
-            Effect::HandlesChanged(handles) => self.shared.handle_changes.happen(&handles, &mut self.wakes),
+            Effect::HandlesChanged(handles) => {
+                self.shared.handle_changes.happen_to(&handles, &mut self.wakes)
+            }
         }
     }
 
@@ -486,7 +561,7 @@ impl Runner {
     }
 
     /// Whether a grace period was over.
-    fn end_graces(&mut self, now: u64) -> bool {
+    fn end_grace_periods(&mut self, now: u64) -> bool {
         let Some(engine) = &mut self.engine else { return false };
         let before = self.grace_periods.len();
         let shared = &self.shared;
@@ -530,9 +605,9 @@ impl Runner {
         let timeout = self.engine.as_ref().and_then(Engine::poll_timeout).unwrap_or(u64::MAX);
         let grace = if self.grace_periods.is_empty() { u64::MAX } else { now + GRACE_LOOK_NS };
         let overdue = self.shared.rpc.next_deadline_ns();
-        let alarm = self.timers.next_ns().unwrap_or(u64::MAX);
+        let timer = self.timers.next_ns().unwrap_or(u64::MAX);
         let retry = self.retry_ns.unwrap_or(u64::MAX);
-        timeout.min(grace).min(retry).min(overdue).min(alarm)
+        timeout.min(grace).min(retry).min(overdue).min(timer).min(self.refusals.due_ns())
     }
 
     /// Somebody waits, by [`InFlight::progress_after`], for what nobody tells.
@@ -560,9 +635,9 @@ impl Runner {
         self.engine.as_ref().is_some_and(|engine| engine.is_connected_to(node))
     }
 
-    /// Whether a node is still being met, of which others have told us.
-    pub(crate) fn is_meeting_others(&self) -> bool {
-        self.engine.as_ref().is_some_and(|engine| engine.is_dialling() || engine.is_meeting())
+    /// Whether others have said where the first node is.
+    pub(crate) fn is_told_of_first(&self) -> bool {
+        self.engine.as_ref().is_some_and(Engine::is_told_of_seat)
     }
 
     /// Whether nobody is there whom it could come to be connected to.
@@ -575,12 +650,12 @@ impl Runner {
         self.engine.as_ref()?.target_of(node)
     }
 
-    /// Has a member connected that is used for the first time; whether that is under way.
+    /// Has a member connected that is used for the first time, or asked about; whether that is under way.
     pub(crate) fn use_node(&mut self, now: u64, node: NodeId) -> bool {
         self.engine.as_mut().is_some_and(|engine| engine.use_node(now, node))
     }
 
-    /// Whether a member is being connected because it is used.
+    /// Whether a member is being met for the first time, or asked about.
     pub(crate) fn is_connecting(&self, node: NodeId) -> bool {
         self.engine.as_ref().is_some_and(|engine| engine.is_connecting(node))
     }
@@ -595,9 +670,9 @@ impl Runner {
         self.engine.as_ref()?.lock_is_kept_until_ns(session, slot)
     }
 
-    /// The life of a node that is up.
-    pub(crate) fn life_of(&self, node: NodeId) -> Option<NodeLife> {
-        self.engine.as_ref()?.life_of(node)
+    /// The incarnation of a node that is up.
+    pub(crate) fn incarnation_of(&self, node: NodeId) -> Option<NodeIncarnation> {
+        self.engine.as_ref()?.incarnation_of(node)
     }
 
     // Leaving.
@@ -611,7 +686,8 @@ impl Runner {
 
     /// Whether nothing is left to be said, and nobody to be waited for.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.outbox.is_empty() && self.grace_periods.is_empty()
+        let is_signed_off = self.engine.as_ref().is_none_or(Engine::is_signed_off);
+        self.outbox.is_empty() && self.grace_periods.is_empty() && is_signed_off
     }
 
     /// Forgets everything, and tells all who wait that nothing will come.
@@ -624,7 +700,7 @@ impl Runner {
         self.shared.posted.close(&mut self.wakes);
         self.shared.rpc.close(&mut self.wakes);
         self.shared.member_changes.happen(&mut self.wakes);
-        self.shared.handle_changes.end(&mut self.wakes);
+        self.shared.handle_changes.happen(&mut self.wakes);
     }
 }
 

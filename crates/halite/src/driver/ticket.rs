@@ -109,7 +109,7 @@ pub(crate) struct Tickets {
 struct Ticket {
     session: SessionId,
     undo: Undo,
-    state: State,
+    state: TicketState,
     /// What it is called, and since when it is under way.
     begun: Begun,
 }
@@ -139,7 +139,7 @@ impl CommandTimes {
 }
 
 #[derive(Debug)]
-enum State {
+enum TicketState {
     Waiting(Option<Waker>),
     Done(Ending),
     Abandoned,
@@ -155,12 +155,12 @@ struct Pending {
 impl Tickets {
     /// A command has been submitted, by a caller who will take its end.
     pub(crate) fn open(&mut self, op: OpId, session: SessionId, undo: Undo, begun: Begun) {
-        self.insert(op, Ticket { session, undo, state: State::Waiting(None), begun });
+        self.insert(op, Ticket { session, undo, state: TicketState::Waiting(None), begun });
     }
 
     /// A chore has been submitted.
     pub(crate) fn open_abandoned(&mut self, op: OpId, session: SessionId, undo: Undo, begun: Begun) {
-        self.insert(op, Ticket { session, undo, state: State::Abandoned, begun });
+        self.insert(op, Ticket { session, undo, state: TicketState::Abandoned, begun });
     }
 
     fn insert(&mut self, op: OpId, ticket: Ticket) {
@@ -171,13 +171,13 @@ impl Tickets {
     /// The end of a command, if it is there; else the task of `context` is woken when it is.
     pub(crate) fn poll(&mut self, op: OpId, context: &mut Context<'_>) -> Poll<Ending> {
         let ticket = self.ops.get_mut(&op).expect("a ticket stays until its end is taken");
-        if let State::Waiting(waker) = &mut ticket.state {
+        if let TicketState::Waiting(waker) = &mut ticket.state {
             *waker = Some(context.waker().clone());
             return Poll::Pending;
         }
         let ticket = self.remove(op).expect("looked up just before");
         match ticket.state {
-            State::Done(ending) => Poll::Ready(ending),
+            TicketState::Done(ending) => Poll::Ready(ending),
             _ => unreachable!("nobody polls what was abandoned"),
         }
     }
@@ -202,13 +202,13 @@ impl Tickets {
         let ticket = self.ops.get_mut(&op)?;
         self.times.note(ticket.begun, now_ns, ending.is_err());
         match &mut ticket.state {
-            State::Waiting(waker) => {
+            TicketState::Waiting(waker) => {
                 wakes.add(waker.take());
-                ticket.state = State::Done(ending);
+                ticket.state = TicketState::Done(ending);
                 None
             }
-            State::Done(_) => unreachable!("a command ends once"),
-            State::Abandoned => {
+            TicketState::Done(_) => unreachable!("a command ends once"),
+            TicketState::Abandoned => {
                 let ticket = self.remove(op)?;
                 ticket.chore(&ending)
             }
@@ -218,14 +218,14 @@ impl Tickets {
     /// The caller of a command has lost interest.  Returns what is to be done about it now.
     pub(crate) fn abandon(&mut self, op: OpId) -> Option<Chore> {
         let ticket = self.ops.get_mut(&op)?;
-        if let State::Waiting(_) = ticket.state {
-            ticket.state = State::Abandoned;
+        if let TicketState::Waiting(_) = ticket.state {
+            ticket.state = TicketState::Abandoned;
             let session = ticket.session;
             return ticket.undo.while_waiting(op).map(|(command, undo)| Chore { session, command, undo });
         }
         let ticket = self.remove(op)?;
         match &ticket.state {
-            State::Done(ending) => ticket.chore(ending),
+            TicketState::Done(ending) => ticket.chore(ending),
             _ => None,
         }
     }
@@ -246,9 +246,9 @@ impl Tickets {
     /// Ends all that is under way, since the node closes.
     pub(crate) fn end_all(&mut self, wakes: &mut Wakes) {
         for ticket in self.ops.values_mut() {
-            if let State::Waiting(waker) = &mut ticket.state {
+            if let TicketState::Waiting(waker) = &mut ticket.state {
                 wakes.add(waker.take());
-                ticket.state = State::Done(Err(node_closed()));
+                ticket.state = TicketState::Done(Err(node_closed()));
             }
         }
     }

@@ -73,11 +73,11 @@ impl Driver {
     pub(crate) async fn within<F: Future>(&self, timeout: Duration, future: F) -> Option<F::Output> {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let at_ns = self.now_ns().saturating_add(timeout_ns);
-        let mut alarm = pin!(Timer { driver: self, at_ns, number: None });
+        let mut timer = pin!(Timer { driver: self, at_ns, number: None });
         let mut future = pin!(future);
         std::future::poll_fn(|context| match future.as_mut().poll(context) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending => alarm.as_mut().poll(context).map(|()| None),
+            Poll::Pending => timer.as_mut().poll(context).map(|()| None),
         })
         .await
     }

@@ -39,7 +39,7 @@ pub enum CallCause {
     /// No node of that number is in the cluster.
     #[error("the cluster has no such node now; try again when it has joined")]
     UnknownNode,
-    /// The server's node is down, or died or left before there was an answer.  A call ends with the life of the node
+    /// The server's node is down, or died or left before there was an answer.  A call ends with the incarnation of the node
     /// that it was sent to: to call again is to call the node that has the number then, a successor that was given it or
     /// nobody.  Numbers that nodes were given when they joined ([`EPHEMERAL_NODE_MIN`](crate::EPHEMERAL_NODE_MIN) and
     /// more) go to no other while the cluster lives.

@@ -54,7 +54,7 @@ pub enum ClusterDirError {
         path: PathBuf,
     },
     /// Every number that a node without one of its own can have was given out.
-    #[error("all numbers of passing nodes in {} are used up; take the cluster down to begin anew", dir.display())]
+    #[error("all numbers of ephemeral nodes in {} are used up; take the cluster down to begin anew", dir.display())]
     NumbersExhausted {
         /// The cluster directory.
         dir: PathBuf,

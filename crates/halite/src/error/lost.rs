@@ -3,15 +3,15 @@
 use std::fmt;
 use std::time::Duration;
 
-use halite_tier::ids::{NodeId, NodeLife};
-use halite_tier::message::{Loss, LossCause, LostName};
+use halite_tier::ids::{NodeId, NodeIncarnation};
+use halite_tier::message::{Loss, LossCause, LostName, RegionInfo};
 
 /// With whom a region was lost, and what has become of that node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lost {
     /// The node that was its home.
     pub node: NodeId,
-    /// In which life.
+    /// In which incarnation.
     pub incarnation: u64,
     /// How the node was lost.
     pub cause: LossCause,
@@ -37,9 +37,21 @@ pub struct UnreachableRegion {
     pub home: NodeId,
 }
 
+/// All regions that have names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ListedRegions {
+    /// Those whose homes answer.
+    pub regions: Vec<RegionInfo>,
+    /// Those whose homes are not reached now.
+    pub unreachable: Vec<UnreachableRegion>,
+    /// Names in etcd by which nobody finds a region: somebody has written over what led to it.  [`Session::forget_name`](crate::Session::forget_name)
+    /// makes such a name free.
+    pub damaged: Vec<String>,
+}
+
 impl Lost {
-    pub(crate) fn new(home: NodeLife, loss: Loss) -> Lost {
-        let (node, incarnation) = (home.node, home.incarnation.0);
+    pub(crate) fn new(home: NodeIncarnation, loss: Loss) -> Lost {
+        let (node, incarnation) = (home.node, home.id.0);
         Lost { node, incarnation, cause: loss.cause, age: Duration::from_nanos(loss.age_ns) }
     }
 }

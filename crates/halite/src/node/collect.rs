@@ -188,16 +188,25 @@ impl Metrics {
 
     fn add_directory(&mut self, figures: Option<&Figures>) {
         let directory = figures.and_then(|figures| figures.directory.as_ref());
-        let family = self
-            .gauge("halite_directory_ready", "1 if the directory of names answers (node 0 alone has it).");
+        let family = self.gauge(
+            "halite_directory_ready",
+            "1 if the directory of names answers. Node 0 alone has it, or each node where names are in etcd.",
+        );
         directory.into_iter().for_each(|directory| family.is(directory.is_ready));
-        let family = self.gauge("halite_directory_names", "Names that lead to a region.");
+        let family = self.gauge(
+            "halite_directory_names",
+            "Names that lead to a region; where names are in etcd, to one whose home is this node.",
+        );
         directory.into_iter().for_each(|directory| family.is(directory.names));
-        let family = self.gauge("halite_directory_lost_names", "Names that were lost with their nodes.");
-        directory.into_iter().for_each(|directory| family.is(directory.lost));
+        let family = self.gauge(
+            "halite_directory_lost_names",
+            "Names that were lost with their nodes. Not exported where names are in etcd: halite ls lists them.",
+        );
+        let lost = directory.and_then(|directory| directory.lost);
+        lost.into_iter().for_each(|lost| family.is(lost));
         let family = self.gauge(
             "halite_directory_requests_waiting",
-            "Questions that wait until all nodes have told their names.",
+            "Questions about names that are not answered yet: until all nodes have told theirs, or etcd has answered.",
         );
         directory.into_iter().for_each(|directory| family.is(directory.waiting));
     }
@@ -211,18 +220,18 @@ impl Metrics {
         );
         figures.into_iter().for_each(|figures| requests.is(figures.requests_under_way));
         let family = self.gauge("halite_nodes", "Other nodes that stay, by what this one believes of them.");
-        for (state, name) in STATES {
-            let count = staying(figures).filter(|(peer, _)| peer.state == state).count();
-            family.of(&[("state", name)], count);
+        for state in NodeState::ALL {
+            let count = permanent(figures).filter(|(peer, _)| peer.state == state).count();
+            family.of(&[("state", state.name())], count);
         }
-        let passing = figures.into_iter().flat_map(|figures| &figures.peers);
-        let passing = passing.filter(|(known, _)| is_passing(known) && known.peer.is_some()).count();
+        let ephemeral = figures.into_iter().flat_map(|figures| &figures.peers);
+        let ephemeral = ephemeral.filter(|(known, _)| is_ephemeral(known) && known.peer.is_some()).count();
         self.gauge("halite_applications", "Applications and commands that are connected to this node.")
-            .is(passing);
+            .is(ephemeral);
     }
 
     fn add_peers(&mut self, driver: &Driver, figures: Option<&Figures>) {
-        let peers: Vec<Peer<'_>> = staying(figures).map(Peer::new).collect();
+        let peers: Vec<Peer<'_>> = permanent(figures).map(Peer::new).collect();
         let mut gauge = |name, help, value: &dyn Fn(&KnownPeer, u64) -> Option<f64>| {
             let family = self.gauge(name, help);
             for peer in &peers {
@@ -257,7 +266,7 @@ impl Metrics {
         gauge(
             "halite_peer_calls_under_way",
             "Calls and messages to the peer without an answer.",
-            &|known, _| Some(driver.shared.rpc.under_way(known.life.node).0 as f64),
+            &|known, _| Some(driver.shared.rpc.under_way(known.incarnation.node).0 as f64),
         );
         gauge(
             "halite_peer_round_trip_seconds",
@@ -267,7 +276,7 @@ impl Metrics {
     }
 
     fn add_packets(&mut self, driver: &Driver, figures: Option<&Figures>) {
-        let paths: Vec<_> = staying(figures)
+        let paths: Vec<_> = permanent(figures)
             .filter_map(|peer| Some((Peer::new(peer).node, driver.shared.fabric.path(peer.0.peer?)?)))
             .collect();
         let counters: [(_, _, OfPath); 6] = [
@@ -316,16 +325,6 @@ impl Metrics {
     }
 }
 
-const STATES: [(NodeState, &str); 7] = [
-    (NodeState::Alive, "alive"),
-    (NodeState::Unconnected, "unconnected"),
-    (NodeState::Silent, "silent"),
-    (NodeState::Unreachable, "unreachable"),
-    (NodeState::Dead, "dead"),
-    (NodeState::Left, "left"),
-    (NodeState::Draining, "draining"),
-];
-
 /// A number of a path.
 type OfPath = fn(&Path) -> u64;
 
@@ -337,14 +336,14 @@ struct Peer<'f> {
 
 impl<'f> Peer<'f> {
     fn new((known, pairing): &'f (KnownPeer, u64)) -> Peer<'f> {
-        Peer { node: known.life.node.to_string(), known, pairing: *pairing }
+        Peer { node: known.incarnation.node.to_string(), known, pairing: *pairing }
     }
 }
 
-fn is_passing(known: &KnownPeer) -> bool {
-    known.life.node.0 >= EPHEMERAL_NODE_MIN
+fn is_ephemeral(known: &KnownPeer) -> bool {
+    known.incarnation.node.0 >= EPHEMERAL_NODE_MIN
 }
 
-fn staying(figures: Option<&Figures>) -> impl Iterator<Item = &(KnownPeer, u64)> {
-    figures.into_iter().flat_map(|figures| &figures.peers).filter(|(known, _)| !is_passing(known))
+fn permanent(figures: Option<&Figures>) -> impl Iterator<Item = &(KnownPeer, u64)> {
+    figures.into_iter().flat_map(|figures| &figures.peers).filter(|(known, _)| !is_ephemeral(known))
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use halite_fabric::Fabric;
-use halite_tier::ids::{NodeLife, RegionId};
+use halite_tier::ids::{NodeIncarnation, RegionId};
 use halite_tier::layout::Extent;
 
 use crate::cluster::config::{Config, NodeId};
@@ -31,7 +31,7 @@ pub struct Driven {
 
 impl std::fmt::Debug for Driven {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Driven").field("life", &self.inner.life).finish_non_exhaustive()
+        f.debug_struct("Driven").field("incarnation", &self.inner.incarnation).finish_non_exhaustive()
     }
 }
 
@@ -56,16 +56,18 @@ impl Driven {
             config.node.ok_or_else(|| JoinError::BadConfig("a driven node needs a number".to_owned()))?;
         let checked = Checked::new(config)?;
         let env = NodeEnv::Custom(env);
-        let life = NodeLife { node, incarnation: inner::new_incarnation(&env) };
+        let incarnation = NodeIncarnation { node, id: inner::new_incarnation(&env) };
         let (name, address) = (format!("node-{node}"), env.address());
-        let identity = NodeIdentity { node, name, hosts: None, hello: checked.hello(life, &env, &address) };
-        let inner = NodeInner::new(&checked, life, env, address, open(&identity)?, Default::default())?;
+        let identity =
+            NodeIdentity { node, name, hosts: None, hello: checked.hello(incarnation, &env, &address) };
+        let inner =
+            NodeInner::new(&checked, incarnation, env, address, open(&identity)?, Default::default())?;
         Ok(Driven { inner, leaving: RefCell::new(None) })
     }
 
     /// Joins the other members of the cluster, which are at `addresses` of the fabric.
     pub async fn join(&self, config: &Config, addresses: &[String]) -> Result<(), JoinError> {
-        if !self.inner.meet_all(addresses).await {
+        if !self.inner.meet_all(addresses, Vec::new()).await {
             return Err(JoinError::NoCluster { dir: config.dir.clone() });
         }
         self.inner.be_known().await;
@@ -85,7 +87,7 @@ impl Driven {
 
     /// Which node this is.
     pub fn id(&self) -> NodeId {
-        self.inner.life.node
+        self.inner.incarnation.node
     }
 
     /// Whether that node is connected, as far as this one knows.
@@ -112,8 +114,10 @@ impl Driven {
 
     /// Whether `other` may touch memory of this node, as far as this one knows.
     pub fn is_reached_by(&self, other: &Driven) -> bool {
-        let life = other.inner.life;
-        self.inner.driver.look(|runner| runner.engine().is_some_and(|engine| engine.is_reached_by(life)))
+        let incarnation = other.inner.incarnation;
+        self.inner
+            .driver
+            .look(|runner| runner.engine().is_some_and(|engine| engine.is_reached_by(incarnation)))
     }
 
     /// A new session, which acts as the node's principal.  Panics when 65,536 are open.

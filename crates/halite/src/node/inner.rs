@@ -1,5 +1,6 @@
 //! What nodes with a thread of their own and driven ones have in common.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use halite_tier::access::DataPath;
 use halite_tier::directory::EtcdDirectory;
 use halite_tier::engine::{Engine, EngineConfig};
 use halite_tier::hello::Hello;
-use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal};
+use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation, Principal};
 use halite_tier::mapper::Reach;
 use halite_tier::rpc::ring::is_ring_size;
 use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
@@ -20,21 +21,39 @@ use crate::cluster::etcd::{Carriers, EtcdAddress};
 use crate::cluster::ways::Ways;
 use crate::driver::Driver;
 use crate::driver::drained::DrainedNode;
-use crate::driver::peers::Peers;
 use crate::driver::runner::{Runner, Shared};
 use crate::error::JoinError;
 use crate::metrics::Timings;
 use crate::posted::InFlight;
 use crate::rpc::Rpc;
-use crate::runtime::changes::HandleChanges;
+use crate::rpc::peers::Peers;
 use crate::runtime::env::NodeEnv;
-use crate::runtime::wait::Event;
+use crate::runtime::event::Event;
 use crate::session::Session;
 
-/// How long the first node, on another host, may take to be met.
-pub(crate) const FIRST_PATIENCE: Duration = Duration::from_secs(10);
-/// How long others may take whom the directory has just heard: one of them may have died since.
-const OTHERS_PATIENCE: Duration = Duration::from_secs(1);
+/// How long the first node may take to be met by a node that stays and does without it: as long as one connection may take.
+pub(crate) const TOLD_PATIENCE: Duration = Duration::from_secs(2);
+/// The most that anybody waits for it.
+const FIRST_PATIENCE_MAX: Duration = Duration::from_secs(10);
+
+/// How long the first node, on another host, may take to be met, from when the others are dialled: a lease, in which others that have lost
+/// sight of it meet it again, or know that it is gone.
+pub(crate) fn first_patience(lease: Duration) -> Duration {
+    lease.clamp(TOLD_PATIENCE, FIRST_PATIENCE_MAX)
+}
+
+/// How long it may take where that is not needed, and nothing is heard of it: a tenth of a lease, longer than a packet is under way there and back.
+pub(crate) fn observer_patience(lease: Duration) -> Duration {
+    (lease / 10).min(TOLD_PATIENCE)
+}
+
+/// Whether the first node is needed to join, and how long it may take to be met.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FirstNode {
+    Required(Duration),
+    /// Who is there without it will do.
+    Optional(Duration),
+}
 
 /// A configuration that has been checked.
 #[derive(Debug)]
@@ -43,10 +62,19 @@ pub(crate) struct Checked {
     principal: Principal,
 }
 
+/// What a node knows by files of its host, and where those are; nothing, for a node that touches none.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    pub(crate) ways: Ways,
+    pub(crate) numbers: Option<TakenNumbers>,
+    pub(crate) etcd: Option<EtcdAddress>,
+    pub(crate) dir: Option<PathBuf>,
+}
+
 /// See the module's documentation.
 pub(crate) struct NodeInner {
     pub(crate) driver: Arc<Driver>,
-    pub(crate) life: NodeLife,
+    pub(crate) incarnation: NodeIncarnation,
     principal: Principal,
     chunk_bytes: u64,
 }
@@ -59,14 +87,14 @@ impl Checked {
     }
 
     /// What peers who connect are to be shown; `address` is where they dial the node when they have lost sight of it.
-    pub(crate) fn hello(&self, life: NodeLife, env: &NodeEnv, address: &str) -> Vec<u8> {
+    pub(crate) fn hello(&self, incarnation: NodeIncarnation, env: &NodeEnv, address: &str) -> Vec<u8> {
         let bytes_total = self.config.arena_bytes;
         let address = address.to_owned();
-        Hello { life, pid: env.pid(), bytes_total, address }.encode()
+        Hello { incarnation, pid: env.pid(), bytes_total, address }.encode()
     }
 }
 
-/// Tells this life of a node from its others.
+/// Tells this incarnation of a node from its others.
 pub(crate) fn new_incarnation(env: &NodeEnv) -> Incarnation {
     Incarnation(env.random().max(1))
 }
@@ -75,20 +103,20 @@ impl NodeInner {
     /// Knows nobody yet.
     pub(crate) fn new(
         checked: &Checked,
-        life: NodeLife,
+        incarnation: NodeIncarnation,
         env: NodeEnv,
         address: String,
         fabric: Arc<dyn Fabric>,
-        (ways, numbers, etcd): (Ways, Option<TakenNumbers>, Option<EtcdAddress>),
+        Files { ways, numbers, etcd, dir }: Files,
     ) -> Result<NodeInner, JoinError> {
         let config = &checked.config;
         let path = Arc::new(DataPath::default());
         let reach = Arc::new(FabricReach(fabric.clone()));
         let now_ns = env.now_ns();
-        let engine_config = engine_config(config, life, &env, address, &*fabric);
+        let engine_config = engine_config(config, incarnation, &env, address, &*fabric);
         let mut engine = match &etcd {
             Some(etcd) => {
-                let directory = EtcdDirectory::new(life, etcd.prefix(), engine_config.epoch_ns);
+                let directory = EtcdDirectory::new(incarnation, etcd.prefix(), engine_config.epoch_ns);
                 Engine::with_directory(engine_config, path.clone(), reach, Box::new(directory), now_ns)
             }
             None => Engine::new(engine_config, path.clone(), reach, now_ns),
@@ -97,12 +125,16 @@ impl NodeInner {
             engine.restore_numbers(numbers.next);
         }
         let posted = Arc::new(InFlight::new(env.parallelism()));
-        let peers = Arc::new(Peers::new(life.node));
-        let rpc = Rpc::new(fabric.clone(), posted.clone(), peers.clone(), config.request_ring_bytes);
+        let peers = Arc::new(Peers::new(incarnation.node));
+        let (pins, ring_bytes) = (path.pins().clone(), config.request_ring_bytes);
+        let rpc = Rpc::new(fabric.clone(), posted.clone(), peers.clone(), pins, ring_bytes);
         let rpc = rpc.ok_or(JoinError::NoMemory)?;
-        let (drained, carriers) = (DrainedNode::default(), etcd.map(Carriers::new));
+        if let Some(etcd) = etcd.as_ref().filter(|etcd| !etcd.has_password()) {
+            engine.set_names_at(etcd.told());
+        }
+        let (drained, carriers) = (DrainedNode::default(), Carriers::default());
         let (timings, member_changes) = (Timings::default(), Event::default());
-        let handle_changes = HandleChanges::default();
+        let handle_changes = Event::default();
         let shared = Shared {
             fabric,
             path,
@@ -116,15 +148,25 @@ impl NodeInner {
             handle_changes,
             drained,
             carriers,
+            dir,
         };
         let driver = Driver::new(Arc::new(shared), env, engine);
-        if let Some(carriers) = &driver.shared.carriers {
-            let deliver = |driver: &Driver, id, result| {
-                driver.with_unless_failed(|runner, now| runner.handle_stored(now, id, result))
-            };
-            carriers.start(Arc::downgrade(&driver), deliver).map_err(JoinError::io(&config.dir))?;
+        driver.shared.carriers.tell(Arc::downgrade(&driver), |driver: &Driver, heard| {
+            driver.with_unless_failed(|runner, now| runner.handle_etcd(now, heard))
+        });
+        if let Some(etcd) = &etcd {
+            let carriers = &driver.shared.carriers;
+            carriers
+                .open(etcd)
+                .and_then(|()| carriers.settle_at(etcd))
+                .map_err(JoinError::io(&config.dir))?;
         }
-        Ok(NodeInner { driver, life, principal: checked.principal.clone(), chunk_bytes: config.chunk_bytes })
+        Ok(NodeInner {
+            driver,
+            incarnation,
+            principal: checked.principal.clone(),
+            chunk_bytes: config.chunk_bytes,
+        })
     }
 
     /// A new session, which acts as the node's principal.  Panics when 65,536 are open.
@@ -133,20 +175,26 @@ impl NodeInner {
         let id = self.driver.with(|runner, _| runner.open_session(principal.clone()));
         let id = id.expect("a node has at most 65,536 sessions at a time");
         let random = self.driver.env().random();
-        Session::new(self.driver.clone(), self.life, id, principal, random, self.chunk_bytes)
+        Session::new(self.driver.clone(), self.incarnation, id, principal, random, self.chunk_bytes)
     }
 
-    /// Connects to all other members, which are at `addresses`; whether the first node is among them, or this is it.
-    pub(crate) async fn meet_all(&self, addresses: &[String]) -> bool {
+    /// Connects to all other members, which are at `addresses`; whether the first node is among them, or this is it.  Those that are `listed` in
+    /// etcd are known by that.
+    pub(crate) async fn meet_all(&self, addresses: &[String], listed: Vec<(NodeId, String)>) -> bool {
         self.driver.with(|runner, _| runner.begin_to_meet(addresses));
         let hello = self.driver.look(|runner| runner.hello());
         for address in addresses {
             self.driver.shared.fabric.connect(address, &hello);
         }
         self.all_dialled().await;
-        self.driver.with(|runner, now| runner.handle_all_met(now));
+        self.driver.with(|runner, now| {
+            if !listed.is_empty() {
+                runner.handle_listed_met(now, listed);
+            }
+            runner.handle_all_met(now)
+        });
         let is_joined = |runner: &Runner| runner.is_connected_to(NodeId::FIRST);
-        self.life.node == NodeId::FIRST || self.driver.look(is_joined)
+        self.incarnation.node == NodeId::FIRST || self.driver.look(is_joined)
     }
 
     /// Waits until the first node is met, of which others tell where it is; whether it is in time.
@@ -156,10 +204,21 @@ impl NodeInner {
         self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))
     }
 
-    /// Waits until those are met of whom the directory has told, unless they take long: they may be dead.
-    pub(crate) async fn meet_others(&self) {
-        let is_over = |runner: &Runner| !runner.is_meeting_others();
-        self.driver.within(OTHERS_PATIENCE, self.until(is_over)).await;
+    /// The same where the node is joined without it: only if those who are met say where it is, as they do unless they miss it.
+    pub(crate) async fn meet_first_if_told(&self, patience: Duration) {
+        if self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST)) {
+            return;
+        }
+        // What they say first comes before their answers.
+        self.be_known().await;
+        if self.driver.look(Runner::is_told_of_first) {
+            let is_met = self.meet_first(patience).await;
+            // It may be far away.
+            let awaits_words = self.driver.look(Runner::awaits_first_words);
+            if !is_met && (awaits_words || self.driver.shared.fabric.is_being_answered()) {
+                self.meet_first(TOLD_PATIENCE.saturating_sub(patience)).await;
+            }
+        }
     }
 
     async fn all_dialled(&self) {
@@ -178,10 +237,10 @@ impl NodeInner {
         }
     }
 
-    /// Waits until all others have taken us in: who answers may be asked for our memory from then on.  A node
-    /// that dies meanwhile is no reason not to join.
+    /// Waits until the directory has taken us in, and all others who are paired with us: who answers may be asked for our memory from then
+    /// on.  Others are met when they are needed.  A node that dies meanwhile is no reason not to join.
     pub(crate) async fn be_known(&self) {
-        let _ = self.session(None).status().await;
+        self.session(None).greet().await;
     }
 }
 
@@ -215,13 +274,13 @@ pub(crate) fn principal(name: &str) -> Result<Principal, JoinError> {
 
 fn engine_config(
     config: &Config,
-    life: NodeLife,
+    incarnation: NodeIncarnation,
     env: &NodeEnv,
     address: String,
     fabric: &dyn Fabric,
 ) -> EngineConfig {
     EngineConfig {
-        life,
+        incarnation,
         pid: env.pid(),
         lease_ns: config.lease.as_nanos() as u64,
         bytes_total: config.arena_bytes,
@@ -239,5 +298,16 @@ struct FabricReach(Arc<dyn Fabric>);
 impl Reach for FabricReach {
     fn window(&self, peer: PeerId, key: Key) -> Option<Window> {
         self.0.direct(peer, key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_joins_waits_a_lease_for_the_first_node_and_as_long_as_a_dial_at_least() {
+        let patience = |lease_ms| first_patience(Duration::from_millis(lease_ms)).as_millis();
+        assert_eq!([5_000, 3_000, 100, 60_000].map(patience), [5_000, 3_000, 2_000, 10_000]);
     }
 }

@@ -11,36 +11,44 @@ pub(crate) mod scout;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use halite_fabric::{ConnectFailure, Fabric};
-use halite_tier::ids::{NodeId, NodeLife};
+use halite_fabric::{ConnectFailure, ConnectTrouble, Fabric};
+use halite_tier::engine::Engine;
+use halite_tier::ids::{NodeId, NodeIncarnation};
+use halite_tier::news::Over;
 
-use self::inner::{Checked, FIRST_PATIENCE, NodeInner};
+use self::inner::{Checked, Files, FirstNode, NodeInner, TOLD_PATIENCE, first_patience, observer_patience};
 use self::responder::{Bound, Responder};
 use crate::blocking;
 use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
 use crate::cluster::config::{Config, EPHEMERAL_NODE_MIN};
-use crate::cluster::etcd::{EtcdAddress, Registration};
+use crate::cluster::etcd::{Announcement, EtcdAddress};
 use crate::cluster::networks::{self, MetHosts, NodeIdentity, Provider};
 use crate::cluster::ways::{self, Ways};
 use crate::driver::drained::DrainedNode;
 use crate::driver::leaving::{self, Leaving};
 use crate::driver::progress::ProgressThread;
 use crate::driver::runner::Runner;
-use crate::error::JoinError;
+use crate::error::{EtcdError, JoinError};
 use crate::metrics::Metrics;
 use crate::runtime::env::NodeEnv;
 use crate::session::Session;
 
-/// Numbers of passing nodes where there are other hosts have it, and are random else.
-const PASSING_NODE_BIT: u32 = 1 << 31;
+/// Numbers of ephemeral nodes where there are other hosts have it, and are random else.
+const EPHEMERAL_NODE_BIT: u32 = 1 << 31;
 
 /// So many nodes, of those with the lowest numbers on its host, a node asks where the first one is, if that is not among them.
 const GUIDES: usize = 3;
 
+/// Where names are, and the members of several hosts that are listed there, with their addresses.
+type InEtcd = (EtcdAddress, Vec<(NodeId, String)>);
+
 /// How long others may take to join: each of their connections has two seconds to come about.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
+/// How long, and how often, it is looked whether the node that founds the cluster is there.
+const FOUNDER_PATIENCE: Duration = Duration::from_secs(60);
+const FOUNDER_PAUSE: Duration = Duration::from_millis(100);
 
 /// One node of the cluster, in this process.  Leaves when dropped.
 ///
@@ -53,14 +61,19 @@ pub struct Node {
     responder: Option<Responder>,
     lease: Duration,
     addresses: Vec<SocketAddr>,
-    /// Its word in etcd, by which nodes of other hosts find it.
-    registration: Option<Registration>,
 }
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Node").field("life", &self.inner.life).finish_non_exhaustive()
+        f.debug_struct("Node").field("incarnation", &self.inner.incarnation).finish_non_exhaustive()
     }
+}
+
+/// Whether others ask a node for something from the moment on at which it has joined.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    Member,
+    Client,
 }
 
 /// Joining.
@@ -70,12 +83,25 @@ impl Node {
         Node::wrap(config, |fabric| fabric)
     }
 
-    /// A number for a node of `config`, which is to stay and meets other hosts: the directory gives each out once.
+    /// A number for a node of `config`, which is to stay and meets other hosts: the directory gives each out once, so none is taken for a
+    /// node that this host could not run.
     pub fn take_number(config: &Config) -> Result<NodeId, JoinError> {
         let mut config = config.clone();
-        if config.directory.is_some() && !join_by_etcd(&mut config)? && lacks_join(&config) {
-            // Nobody is there yet.
-            return Ok(NodeId::FIRST);
+        config.check()?;
+        config.check_hosts()?;
+        if config.hosts.is_some() {
+            MetHosts::of(&config, &ClusterDir::found(&config.dir)?)?;
+        }
+        let begin = Instant::now();
+        // Nobody is there yet: of those who come, one founds, and the others join it.
+        while config.directory.is_some() && !join_by_etcd(&mut config)? && lacks_join(&config) {
+            if founder_but(&config)?.is_none() {
+                return Ok(NodeId::FIRST);
+            }
+            if begin.elapsed() > FOUNDER_PATIENCE {
+                break;
+            }
+            std::thread::sleep(FOUNDER_PAUSE);
         }
         scout::take_number(&config)
     }
@@ -88,12 +114,27 @@ impl Node {
         let open = |config: &Config, providers: &[Provider], identity: &NodeIdentity| {
             networks::open(config, providers, identity).map(wrap)
         };
-        Node::join(config, FIRST_PATIENCE, open)
+        let first = FirstNode::Required(first_patience(config.lease));
+        Node::join(config, first, Role::Member, open)
+    }
+
+    /// As [`Node::embedded`], for who asks others and is asked for nothing, as most commands: on another host than node 0's it does not wait until all
+    /// others know it, which costs two round trips.  So a number that it tells somebody by another way may be unknown there for a moment.
+    pub fn client(config: Config) -> Result<Node, JoinError> {
+        let first = FirstNode::Required(first_patience(config.lease));
+        Node::join(config, first, Role::Client, networks::open)
+    }
+
+    /// As [`Node::client`], for who wants to know how nodes are ([`Session::status`]): also where the first node is out of reach, which costs a tenth of a
+    /// lease at most.  [`Node::membership_source`] tells who says then who there is.  Regions have no names then, unless these are in etcd.
+    pub fn observer(config: Config) -> Result<Node, JoinError> {
+        let first = FirstNode::Optional(observer_patience(config.lease));
+        Node::join(config, first, Role::Client, networks::open)
     }
 
     /// As [`Node::embedded`], but what others say of where the first node is must come true in that time.
     pub(crate) fn embedded_within(config: Config, first_patience: Duration) -> Result<Node, JoinError> {
-        Node::join(config, first_patience, networks::open)
+        Node::join(config, FirstNode::Required(first_patience), Role::Client, networks::open)
     }
 
     /// As [`Node::embedded`], over the fabric that `open` opens.  It listens for the networks of `config`, of which the first
@@ -102,30 +143,36 @@ impl Node {
         config: Config,
         open: impl FnOnce(&NodeIdentity) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Node, JoinError> {
-        Node::join(config, FIRST_PATIENCE, |_, _, identity| open(identity))
+        let first = FirstNode::Required(first_patience(config.lease));
+        Node::join(config, first, Role::Member, |_, _, identity| open(identity))
     }
 
     fn join(
         config: Config,
-        first_patience: Duration,
+        first_node: FirstNode,
+        role: Role,
         open: impl FnOnce(&Config, &[Provider], &NodeIdentity) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Node, JoinError> {
         config.check()?;
         // Before anybody knows of the node: an address that cannot be had is an error that costs nobody anything.
-        let bound = match config.metrics {
-            Some(address) => {
-                Some(Bound::at(address).map_err(|source| JoinError::Metrics { address, source })?)
-            }
-            None => None,
-        };
+        let bound = metrics_port(&config)?;
         let mut checked = Checked::new(config)?;
+        checked.config.check_hosts()?;
+        tell_if_found_is_without_effect(&checked.config);
+        leave_out_own(&mut checked.config)?;
         let is_by_etcd = join_by_etcd(&mut checked.config)?;
         let config = &checked.config;
-        let join = config.hosts.as_ref().map(|hosts| hosts.join.clone()).unwrap_or_default();
+        if config.node == Some(NodeId::FIRST) && lacks_join(config) {
+            refuse_if_founded(config)?;
+        }
+        let mut join = config.hosts.as_ref().map(|hosts| hosts.join.clone()).unwrap_or_default();
         let found = match (&config.hosts, config.node) {
             // The first node is what others would be asked about.
             (Some(hosts), Some(NodeId::FIRST)) if !join.is_empty() => {
-                scout::look_for_first(config, hosts)?;
+                match scout::look_for_first(config, hosts) {
+                    Err(_) if config.found && scout::is_nobody_at(&join) => join.clear(),
+                    looked => looked?,
+                }
                 None
             }
             (Some(hosts), Some(node)) if !join.is_empty() => Some(scout::look(config, hosts, node)?),
@@ -139,22 +186,26 @@ impl Node {
         };
         let env = NodeEnv::process(config.clock_offset_s);
         let incarnation = inner::new_incarnation(&env);
-        let etcd = etcd_of(config, &dir)?;
+        let (etcd, by_etcd) = etcd_of(config, &dir)?.unzip();
         let _joining = JoinLock::take(&dir, incarnation, JOIN_PATIENCE)?;
         dir.clean_residue()?;
         let hosts = MetHosts::of(config, &dir)?;
+        let place = ways::cluster_of(&dir, hosts.is_some());
+        if let (Some(etcd), Some(_)) = (&etcd, config.node) {
+            refuse_if_taken(etcd, &place)?;
+        }
         // Of several hosts none can count for all: a number that nobody else has is one of many.
-        let passing = hosts.as_ref().map(|_| NodeId(env.random() as u32 | PASSING_NODE_BIT));
-        let lock = NodeLock::take(&dir, config.node.or(passing), incarnation)?;
-        let life = NodeLife { node: lock.node(), incarnation };
-        let name = cluster_dir::node_name(life.node);
+        let ephemeral = hosts.as_ref().map(|_| NodeId(env.random() as u32 | EPHEMERAL_NODE_BIT));
+        let lock = NodeLock::take(&dir, config.node.or(ephemeral), incarnation)?;
+        let incarnation = NodeIncarnation { node: lock.node(), id: incarnation };
+        let name = cluster_dir::node_name(incarnation.node);
         // Nobody else joins or leaves its number meanwhile.
-        let others = dir.listeners_but(life.node)?;
+        let others = dir.listeners_but(incarnation.node)?;
         let providers = match &hosts {
             Some(_) => MetHosts::providers(config)?,
             None => networks::chosen(config, &others),
         };
-        let greeted = to_dial(&others, life.node, config.full_mesh_nodes_max);
+        let greeted = to_dial(&others, incarnation.node, config.full_mesh_nodes_max);
         let mut addresses = addresses(&dir, &providers, &greeted)?;
         let ways = match &hosts {
             Some(_) => Ways::between_hosts(&dir, &providers),
@@ -165,20 +216,34 @@ impl Node {
         for hosts in [&join, &first.unwrap_or_default()] {
             addresses.extend(ways.to(&ways::list(hosts)));
         }
+        let listed = by_etcd.clone().filter(|_| hosts.is_some()).unwrap_or_default();
+        if hosts.is_some() {
+            let is_known = |node: NodeId| others.iter().any(|other| other.node == node);
+            let is_joined = |at: &str| at.parse().is_ok_and(|at| join.contains(&at));
+            let mut members = by_etcd.unwrap_or_default();
+            members.retain(|(node, at)| !is_known(*node) && !at.split(',').any(is_joined));
+            // Who passes by has members of its own host, and waits for others when it needs them: one may have lost power a moment ago.
+            let told = match incarnation.node.is_ephemeral() && !others.is_empty() {
+                true => Vec::new(),
+                false => to_dial_by_etcd(members, incarnation.node, config.full_mesh_nodes_max),
+            };
+            addresses.extend(told.iter().flat_map(|address| ways.to(address)));
+        }
         let address = match &hosts {
-            Some(hosts) => ways.shown(&hosts.address(), life.node),
-            None => ways.shown_in_directory(life.node),
+            Some(hosts) => ways.shown(&hosts.address(), incarnation.node),
+            None => ways.shown_in_directory(incarnation.node),
         };
-        let numbers = match hosts.is_some() && life.node == NodeId::FIRST {
+        let numbers = match hosts.is_some() && incarnation.node == NodeId::FIRST {
             true => Some(TakenNumbers::open(&dir)?),
             false => None,
         };
         let (dialled, is_spread) = (ways::hosts_of(&address), hosts.is_some());
-        let hello = checked.hello(life, &env, &address);
+        let hello = checked.hello(incarnation, &env, &address);
         let known = config.hosts.as_ref().and(hosts.as_ref()).map(|hosts| hosts.known.clone());
-        let identity = NodeIdentity { node: life.node, name, hello, hosts };
+        let identity = NodeIdentity { node: incarnation.node, name, hello, hosts };
         let fabric = open(config, &providers, &identity)?;
-        let inner = NodeInner::new(&checked, life, env, address, fabric, (ways, numbers, etcd.clone()))?;
+        let files = Files { ways, numbers, etcd: etcd.clone(), dir: Some(config.dir.clone()) };
+        let inner = NodeInner::new(&checked, incarnation, env, address, fabric, files)?;
         let progress_thread =
             ProgressThread::start(inner.driver.clone()).map_err(JoinError::io(&config.dir))?;
         if let Some(known) = known {
@@ -194,15 +259,31 @@ impl Node {
             responder: None,
             lease: config.lease,
             addresses: dialled,
-            registration: None,
         };
         // From here on, dropping the node is leaving.
-        let mut is_joined = node.inner.driver.block_on(node.inner.meet_all(&addresses));
+        let begin_ns = node.inner.driver.now_ns();
+        let mut is_joined = node.inner.driver.block_on(node.inner.meet_all(&addresses, listed));
         // Where names are kept outside, a node may be alone, or find node 0 away.
         is_joined |= etcd.is_some();
         if !is_joined && is_spread {
             // Whom we have met tells where the first node is.
-            is_joined = node.inner.driver.block_on(node.inner.meet_first(first_patience));
+            let waited = Duration::from_nanos(node.inner.driver.now_ns() - begin_ns);
+            is_joined = match first_node {
+                FirstNode::Required(patience) => {
+                    let patience = patience.saturating_sub(waited);
+                    node.inner.driver.block_on(node.inner.meet_first(patience))
+                }
+                FirstNode::Optional(patience) => {
+                    node.inner.driver.block_on(node.inner.meet_first_if_told(patience));
+                    !node.inner.driver.look(Runner::is_alone)
+                }
+            };
+        }
+        if etcd.is_some() && is_spread {
+            // Who passes by needs node 0 for little, and goes on to dial it.
+            let passes = incarnation.node.is_ephemeral();
+            let patience = if passes { observer_patience(config.lease) } else { TOLD_PATIENCE };
+            node.inner.driver.block_on(node.inner.meet_first_if_told(patience));
         }
         // A part of the cluster may be out of reach, but not because of what this process lacks: the next one to be
         // asked for memory would be that part.
@@ -213,35 +294,48 @@ impl Node {
                 lack: lack.reason,
             });
         }
+        // Where names are kept outside, who meets nobody is no part of a cluster whose nodes it could not talk to.
+        let is_apart = !is_joined || node.inner.driver.look(Runner::is_alone);
+        if let Some(theirs) = node.inner.driver.look(|runner| runner.other_version).filter(|_| is_apart) {
+            return Err(JoinError::OtherVersion { dir: dir.path().to_owned(), theirs });
+        }
         // The first node that was told to join founds nothing: the node that is there has a cluster.
-        let has_lost = life.node == NodeId::FIRST && node.failed(&node.ways_to(&join)).is_some();
-        if !is_joined || has_lost && !is_by_etcd {
+        let failed = node.failed(&node.ways_to(&join));
+        let has_lost = incarnation.node == NodeId::FIRST && failed.is_some();
+        // A member that does not answer may be gone; one with another secret belongs to another cluster.
+        let is_strange = is_apart && failed.is_some_and(|failed| failed.trouble == ConnectTrouble::Stranger);
+        if !is_joined || is_strange || has_lost && !is_by_etcd {
             if is_spread {
                 return Err(node.why_apart(&dir, &join));
             }
             let first = greeted.iter().position(|other| other.node == NodeId::FIRST);
             return Err(node.why_alone(&dir, first.map(|index| &addresses[index])));
         }
-        node.inner.driver.block_on(node.inner.be_known());
-        if is_spread {
-            node.inner.driver.block_on(node.inner.meet_others());
+        // What a client asks for comes behind what makes it known, at node 0 and at each whom it dials.
+        let is_enough = role == Role::Client && is_spread && etcd.is_none();
+        if !(is_enough && node.inner.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))) {
+            node.inner.driver.block_on(node.inner.be_known());
         }
-        if let (Some(etcd), true) = (&etcd, is_spread && life.node.0 < EPHEMERAL_NODE_MIN) {
-            let registered = etcd.register(life.node.0, ways::list(&node.addresses));
-            node.registration = Some(registered.map_err(JoinError::io(&config.dir))?);
-        }
+        let hosts = is_spread.then(|| ways::list(&node.addresses));
+        let announced =
+            node.inner.driver.shared.carriers.announce(Announcement { node: incarnation.node, place, hosts });
+        announced.map_err(JoinError::io(&config.dir))?;
         if let Some(bound) = bound {
             let served = bound.serve(node.inner.driver.clone());
             node.responder = Some(served.map_err(JoinError::io(&config.dir))?);
         }
-        tracing::info!("node {} has joined the cluster in {}", life.node, config.dir.display());
+        tracing::info!("node {} has joined the cluster in {}", incarnation.node, config.dir.display());
         Ok(node)
     }
 
     /// Why it has not joined a cluster of several hosts, by these addresses or by those of this host.
     fn why_apart(&self, dir: &ClusterDir, join: &[SocketAddr]) -> JoinError {
         if join.is_empty() {
-            let reason = "it has the directory of names, and no node of this host reaches it".to_owned();
+            let met = "it has the directory of names, and is not met from here";
+            let reason = match self.inner.driver.look(|runner| runner.dialling.unmet.clone()) {
+                Some(ConnectFailure { address, reason, .. }) => format!("{met} ({address}: {reason})"),
+                None => met.to_owned(),
+            };
             return JoinError::Unreachable {
                 dir: dir.path().to_owned(),
                 address: "node 0".to_owned(),
@@ -270,7 +364,9 @@ impl Node {
 
     /// What this process lacked to connect to all.
     fn shortage(&self) -> Option<ConnectFailure> {
-        self.inner.driver.look(|runner| runner.dialling.failed.iter().find(|failed| failed.is_ours).cloned())
+        self.inner.driver.look(|runner| {
+            runner.dialling.failed.iter().find(|failed| failed.trouble == ConnectTrouble::Ours).cloned()
+        })
     }
 
     /// A node that cannot be reached now must not keep others from joining, unless it is the first, which is at that address.
@@ -306,24 +402,73 @@ fn lacks_join(config: &Config) -> bool {
     config.hosts.as_ref().is_none_or(|hosts| hosts.join.is_empty())
 }
 
+/// Who founds the cluster by the same etcd, if this node may not; another host alone could.
+fn founder_but(config: &Config) -> Result<Option<String>, JoinError> {
+    let (Some(etcd), Some(hosts)) = (&config.directory, &config.hosts) else { return Ok(None) };
+    let own: Vec<String> = hosts.listen.iter().map(ToString::to_string).collect();
+    etcd.founder_but(&own.join(",")).map_err(|error| not_to_be_asked(etcd, error))
+}
+
+/// Two hosts that are both told to be node 0 would found two clusters.
+fn refuse_if_founded(config: &Config) -> Result<(), JoinError> {
+    match (founder_but(config)?, &config.directory) {
+        (Some(by), Some(etcd)) => Err(JoinError::Founding { address: format!("{etcd:?}"), by }),
+        _ => Ok(()),
+    }
+}
+
 /// A node that is told of no other host asks etcd, if it knows that; whether any is there.
 fn join_by_etcd(config: &mut Config) -> Result<bool, JoinError> {
     let Some(etcd) = config.directory.as_ref().filter(|_| config.hosts.is_some() && lacks_join(config))
     else {
         return Ok(false);
     };
-    let members = etcd.members().map_err(|reason| does_not_answer(etcd, reason))?;
-    let addresses = members.iter().flat_map(|member| member.split(',')).filter_map(|at| at.parse().ok());
-    let join: Vec<SocketAddr> = addresses.collect();
-    let is_any = !join.is_empty();
+    let members = etcd.members().map_err(|error| not_to_be_asked(etcd, error))?;
+    let addresses = members.iter().flat_map(|(_, member)| member.split(',')).filter_map(|at| at.parse().ok());
+    let mut join: Vec<SocketAddr> = addresses.collect();
+    let mut is_any = false;
     if let Some(hosts) = &mut config.hosts {
+        // What was listed of an earlier incarnation of this node may still stand there.
+        join.retain(|at| !hosts.listen.contains(at));
+        is_any = !join.is_empty();
         hosts.join = join;
     }
     Ok(is_any)
 }
 
-/// Where the names are, if they are in etcd, which answers then: as the node is told, or as others of this host have written down.
-fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<EtcdAddress>, JoinError> {
+/// Where metrics are asked for, if they are to be.
+fn metrics_port(config: &Config) -> Result<Option<Bound>, JoinError> {
+    let bind = |address| Bound::at(address).map_err(|source| JoinError::Metrics { address, source });
+    config.metrics.map(bind).transpose()
+}
+
+/// Nodes that found nothing may be told the same as the first: one configuration serves all hosts.
+fn tell_if_found_is_without_effect(config: &Config) {
+    match config.node {
+        Some(node) if config.found && node != NodeId::FIRST => {
+            tracing::warn!("node {node} founds no cluster, though it is told to: node 0 alone does");
+        }
+        _ if config.found && config.hosts.is_none() => tracing::warn!(
+            "whether the cluster is to be founded (found) is without effect: there are no other hosts"
+        ),
+        _ => {}
+    }
+}
+
+/// One list of all hosts serves each of them: a node does not join itself.
+fn leave_out_own(config: &mut Config) -> Result<(), JoinError> {
+    let Some(hosts) = &mut config.hosts else { return Ok(()) };
+    let is_told = !hosts.join.is_empty();
+    hosts.join.retain(|at| !hosts.listen.contains(at));
+    match is_told && hosts.join.is_empty() && config.node != Some(NodeId::FIRST) {
+        true => Err(JoinError::BadConfig("this node is the only one that it is to join".to_owned())),
+        false => Ok(()),
+    }
+}
+
+/// Where the names are, if they are in etcd, which answers then: as the node is told, or as others of this host have written down.  And which
+/// nodes say there where they are dialled.
+fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<InEtcd>, JoinError> {
     let known = match dir.nodes()?.iter().any(|presence| presence.alive) {
         true => dir.etcd()?,
         false => None,
@@ -343,14 +488,28 @@ fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<EtcdAddress>, Joi
         }
         (told, known) => told.clone().or(known),
     };
-    if let Some(etcd) = &etcd {
-        etcd.members().map_err(|reason| does_not_answer(etcd, reason))?;
-    }
-    Ok(etcd)
+    let Some(etcd) = etcd else { return Ok(None) };
+    let members = etcd.members().map_err(|error| not_to_be_asked(&etcd, error))?;
+    Ok(Some((etcd, members)))
 }
 
-fn does_not_answer(etcd: &EtcdAddress, reason: String) -> JoinError {
-    JoinError::Etcd { address: format!("{etcd:?}"), reason }
+/// The members in etcd that a joining node dials, since node 0, which announces members, may be away.
+fn to_dial_by_etcd(members: Vec<(NodeId, String)>, own: NodeId, full_mesh_nodes_max: usize) -> Vec<String> {
+    let most = if members.len() < full_mesh_nodes_max { usize::MAX } else { GUIDES };
+    members.into_iter().filter(|(node, _)| *node != own).map(|(_, address)| address).take(most).collect()
+}
+
+/// Two clusters with one prefix would take each other's nodes for earlier incarnations of their own, and the regions of those for lost.
+fn refuse_if_taken(etcd: &EtcdAddress, place: &str) -> Result<(), JoinError> {
+    let places = etcd.places().map_err(|error| not_to_be_asked(etcd, error))?;
+    match places.into_iter().find(|(_, other)| other != place) {
+        Some((node, _)) => Err(JoinError::EtcdTaken { address: format!("{etcd:?}"), node }),
+        None => Ok(()),
+    }
+}
+
+fn not_to_be_asked(etcd: &EtcdAddress, source: EtcdError) -> JoinError {
+    JoinError::Etcd { address: format!("{etcd:?}"), source }
 }
 
 /// Where the others are dialled.  Who shares no network with one of them would be in a cluster of which it reaches a part.
@@ -384,7 +543,7 @@ fn not_to_be_chosen(node: NodeId) -> JoinError {
 impl Node {
     /// Which node this is.
     pub fn id(&self) -> NodeId {
-        self.inner.life.node
+        self.inner.incarnation.node
     }
 
     /// Where nodes of other hosts dial it, if they can; the first that they try.
@@ -395,6 +554,11 @@ impl Node {
     /// Where nodes of other hosts dial it, if they can, in the order in which they try.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
+    }
+
+    /// Who says to this node who there is: the first node; where that is out of reach, the lowest that stays of this one and those who are connected.
+    pub fn membership_source(&self) -> NodeId {
+        self.inner.driver.look(|runner| runner.engine().map_or(NodeId::FIRST, Engine::membership_source))
     }
 
     /// What it has counted and how it is, at this moment.
@@ -409,7 +573,13 @@ impl Node {
         !driver.is_closed() && driver.overdue() < self.lease
     }
 
-    /// To hear when somebody has had this node drained ([`Session::drain`]): it is to leave then.
+    /// Why its incarnation is over, if another node has said so: it serves nobody any more, and all that its sessions ask for fails as where a node
+    /// has left.  [`Node::drained`] is told then, too.
+    pub fn over(&self) -> Option<Over> {
+        self.inner.driver.look(|runner| runner.over)
+    }
+
+    /// To hear when somebody has had this node drained ([`Session::drain`]), or its incarnation is over ([`Node::over`]): it is to leave then.
     pub fn drained(&self) -> DrainedNode {
         self.inner.driver.shared.drained.clone()
     }
@@ -446,10 +616,10 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        tracing::info!("node {} leaves", self.inner.life.node);
+        tracing::info!("node {} leaves", self.inner.incarnation.node);
         self.responder = None;
-        self.registration = None;
         let driver = &self.inner.driver;
+        driver.shared.carriers.withdraw();
         let mut leaving = Leaving::begin(driver);
         while !leaving.advance(driver) {
             driver.drive_for_a_moment();
@@ -466,9 +636,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn who_joins_by_etcd_dials_all_others_of_a_small_cluster_and_a_few_of_a_large_one() {
+        let members = |count: u32| (0..count).map(|node| (NodeId(node), format!("at {node}"))).collect();
+        assert_eq!(to_dial_by_etcd(members(3), NodeId(1), 64), ["at 0", "at 2"]);
+        assert_eq!(to_dial_by_etcd(members(64), NodeId(0), 64), ["at 1", "at 2", "at 3"]);
+    }
+
+    #[test]
     fn a_node_whose_threads_do_not_get_on_says_so_and_is_well_again_when_they_do() {
-        let dir = std::env::temp_dir().join(format!("halite-well-{}", std::process::id()));
-        let config = |node| Config { dir: dir.clone(), node: Some(NodeId(node)), ..Config::default() };
+        let dir = crate::runtime::scratch();
+        let config =
+            |node| Config { dir: dir.path().to_owned(), node: Some(NodeId(node)), ..Config::default() };
         // The other one is more patient, so that it does not take this one for dead.
         let node = Node::embedded(Config { lease: Duration::from_millis(100), ..config(0) }).unwrap();
         let other = Node::embedded(config(1)).unwrap();
@@ -482,6 +660,5 @@ mod tests {
             std::thread::yield_now();
         }
         drop((node, other));
-        std::fs::remove_dir_all(dir).unwrap();
     }
 }

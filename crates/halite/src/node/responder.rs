@@ -94,10 +94,10 @@ struct Server<T> {
 struct Connection {
     stream: TcpStream,
     deadline: Instant,
-    state: State,
+    state: ConnectionState,
 }
 
-enum State {
+enum ConnectionState {
     Reading(Vec<u8>),
     /// What is left to be written.
     Writing(Vec<u8>, usize),
@@ -151,7 +151,7 @@ impl<T: Fn() -> String> Server<T> {
     fn accept(&mut self) {
         match self.listener.accept() {
             Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
-                let (deadline, state) = (Instant::now() + PATIENCE, State::Reading(Vec::new()));
+                let (deadline, state) = (Instant::now() + PATIENCE, ConnectionState::Reading(Vec::new()));
                 self.connections.push(Connection { stream, deadline, state });
             }
             Ok(_) => {}
@@ -167,35 +167,35 @@ struct Over;
 impl Connection {
     fn wanted(&self) -> PollFlags {
         match self.state {
-            State::Reading(_) | State::Closing => PollFlags::IN,
-            State::Writing(..) => PollFlags::OUT,
+            ConnectionState::Reading(_) | ConnectionState::Closing => PollFlags::IN,
+            ConnectionState::Writing(..) => PollFlags::OUT,
         }
     }
 
     fn advance(&mut self, text: &impl Fn() -> String) -> Result<(), Over> {
         let mut buffer = [0; 1024];
         match &mut self.state {
-            State::Reading(request) => {
+            ConnectionState::Reading(request) => {
                 let Some(len) = some(self.stream.read(&mut buffer))? else { return Ok(()) };
                 if len == 0 {
                     return Err(Over);
                 }
                 request.extend_from_slice(&buffer[..len]);
                 if let Some(answer) = answer(request, text) {
-                    self.state = State::Writing(answer.into_bytes(), 0);
+                    self.state = ConnectionState::Writing(answer.into_bytes(), 0);
                 }
                 Ok(())
             }
-            State::Writing(bytes, done) => {
+            ConnectionState::Writing(bytes, done) => {
                 let Some(len) = some(self.stream.write(&bytes[*done..]))? else { return Ok(()) };
                 *done += len;
                 if *done == bytes.len() {
                     self.stream.shutdown(Shutdown::Write).map_err(|_| Over)?;
-                    self.state = State::Closing;
+                    self.state = ConnectionState::Closing;
                 }
                 Ok(())
             }
-            State::Closing => match some(self.stream.read(&mut buffer))? {
+            ConnectionState::Closing => match some(self.stream.read(&mut buffer))? {
                 Some(0) => Err(Over),
                 _ => Ok(()),
             },

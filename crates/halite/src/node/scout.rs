@@ -1,9 +1,10 @@
 //! Looking at a cluster of several hosts before a node joins it under a number that stays.
 //!
 //! A node of that number may live, and only the directory tells where the first node is, however the cluster was found.  So a
-//! node that is passing by, whose number nobody else has, asks first.
+//! node that is ephemeral, whose number nobody else has, asks first.
 
-use std::net::SocketAddr;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use halite_tier::ids::NodeId;
@@ -13,7 +14,7 @@ use crate::cluster::config::{Config, Hosts};
 use crate::cluster::ways;
 use crate::error::JoinError;
 use crate::node::Node;
-use crate::node::inner::FIRST_PATIENCE;
+use crate::node::inner::first_patience;
 
 /// How long a first node is looked for whose number we are to have: as long as a dial takes, and a little more.
 const HOLDER_PATIENCE: Duration = Duration::from_secs(3);
@@ -27,7 +28,7 @@ pub(crate) struct Found {
 
 /// Looks at the cluster that `config` is to join as `node`, of which no living one may have that number.
 pub(crate) fn look(config: &Config, hosts: &Hosts, node: NodeId) -> Result<Found, JoinError> {
-    look_by(&send(config, hosts, FIRST_PATIENCE)?, node)
+    look_by(&send(config, hosts, first_patience(config.lease))?, node)
 }
 
 /// Looks whether the first node lives, of the cluster that `config` is to join as that.
@@ -44,10 +45,23 @@ pub(crate) fn look_for_first(config: &Config, hosts: &Hosts) -> Result<(), JoinE
     }
 }
 
+/// Whether hosts are there at all of these addresses, and refuse to be dialled: so no node runs there.  Of one that is silent nothing is known.
+pub(crate) fn is_nobody_at(addresses: &[SocketAddr]) -> bool {
+    let refuses = |address: &SocketAddr| {
+        let dialled = TcpStream::connect_timeout(address, HOLDER_PATIENCE);
+        dialled.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    };
+    let is_nobody = addresses.iter().all(refuses);
+    if is_nobody {
+        tracing::info!("node 0 founds the cluster: no node runs at {}", ways::list(addresses));
+    }
+    is_nobody
+}
+
 fn look_by(scout: &Node, node: NodeId) -> Result<Found, JoinError> {
-    let nodes = scout.blocking_session().status();
+    let session = scout.blocking_session();
     // Who asks again when it joins hears better why nobody answers.
-    let holder = nodes.unwrap_or_default().into_iter().find(|status| status.node == node);
+    let holder = session.block_on(session.as_async().status_of(node));
     match holder.filter(|status| status.state.is_there()) {
         Some(holder) => {
             let address = ways::list(&scout.addresses_of(node));
@@ -64,7 +78,7 @@ pub(crate) fn take_number(config: &Config) -> Result<NodeId, JoinError> {
         let what = "numbers are given out by the cluster that is to be joined, and none was named";
         JoinError::BadConfig(what.to_owned())
     })?;
-    let scout = send(config, hosts, FIRST_PATIENCE)?;
+    let scout = send(config, hosts, first_patience(config.lease))?;
     let session = scout.blocking_session();
     session.block_on(session.as_async().take_number()).map_err(|source| JoinError::NoNumber { source })
 }

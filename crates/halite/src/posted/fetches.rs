@@ -10,9 +10,11 @@ use halite_fabric::{
 };
 use halite_tier::effect::{CopyFailure, Token};
 
-use super::SLICE_BYTES_MAX;
 use super::pipeline::{has_room, low};
 use crate::runtime::lanes::ACCESSES;
+
+/// Bytes of a slice: less than those of accesses, for what others ask of the same peer is not to wait behind a move.
+const SLICE_BYTES: usize = 32 << 10;
 
 /// A chunk that is to be read.
 #[derive(Debug)]
@@ -93,11 +95,11 @@ impl Chunk {
             return 0;
         }
         let Fetch { peer, from, key, offset, len } = self.fetch;
-        let slice = SLICE_BYTES_MAX as u64;
-        let starts = (self.posted..len).step_by(SLICE_BYTES_MAX).enumerate();
+        let slice = SLICE_BYTES as u64;
+        let starts = (self.posted..len).step_by(SLICE_BYTES).enumerate();
         let fits = starts.take_while(|(count, _)| {
             let slices = self.slices + count;
-            has_room(slices, slices * SLICE_BYTES_MAX)
+            has_room(slices, slices * SLICE_BYTES)
         });
         let request = |(count, start): (usize, u64)| {
             let len = slice.min(len - start);

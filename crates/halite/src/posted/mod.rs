@@ -35,10 +35,12 @@ pub(crate) use table::is_operation;
 
 use self::staging::{Slot, Staging};
 use self::table::{Left, OperationId, Table};
-use crate::runtime::wait::{Event, Wakes};
+use crate::runtime::event::Event;
+use crate::runtime::wait::Wakes;
 
-/// Most bytes of one posted operation: bulk traffic must let small requests through in between.
-pub(crate) const SLICE_BYTES_MAX: usize = 32 << 10;
+/// Most bytes of one posted operation: bulk traffic must let small requests through in between.  Over UDP it is two trains of packets, whole
+/// ones: a train takes up to 64 KiB with all headers.
+pub(crate) const SLICE_BYTES_MAX: usize = 120 << 10;
 
 /// All posted operations of a node.
 #[derive(Debug)]
@@ -270,8 +272,8 @@ impl PendingOperation<'_> {
     }
 
     /// Waits for the end of an operation that has been posted.
-    pub(crate) async fn ended(&mut self) -> Ended {
-        std::future::poll_fn(|context| self.poll_ended(context)).await
+    pub(crate) fn ended(&mut self) -> impl Future<Output = Ended> {
+        std::future::poll_fn(|context| self.poll_ended(context))
     }
 
     fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<Ended> {

@@ -14,9 +14,8 @@ use halite_fabric::{Fabric, Key, Local, PeerId};
 use halite_mem::allocator::Extent;
 use halite_mem::{Allocator, PagePolicy, Segment, Window};
 
-use super::SLICE_BYTES_MAX;
 use super::table::OperationId;
-use crate::runtime::wait::lock;
+use crate::runtime::locks::{lock, ranked};
 
 /// Bytes of a small slot: most accesses to metadata, words and keys.
 const SMALL_BYTES: usize = 256;
@@ -25,14 +24,14 @@ const SMALL_BYTES: usize = 256;
 const SMALL_PER_SHARD: u32 = 256;
 
 /// By how many bytes the memory grows that longer slots are cut from, and how many of them accesses of one peer's memory may use
-/// that have some already: 128 slices, more than the bandwidth times the delay of any fabric of today (100 Gbit/s times 100 us
+/// that have some already: 34 slices, more than the bandwidth times the delay of any fabric of today (100 Gbit/s times 100 us
 /// is 1.25 MB).  What a peer keeps that answers nobody, others do not miss.
-const LONG_BYTES: u64 = 128 * SLICE_BYTES_MAX as u64;
+const LONG_BYTES: u64 = 4 << 20;
 
 /// How many such accesses may use of all peers' memory together.
 const SHARED_BYTES_MAX: u64 = 16 * LONG_BYTES;
 
-/// How many bytes accesses of one peer's memory may use at most, which have nothing under way but a slice: 1024 of them.  One that
+/// How many bytes accesses of one peer's memory may use at most, which have nothing under way but a slice: 279 of them.  One that
 /// answers nobody keeps no more from the others.
 const PEER_BYTES_MAX: u64 = 8 * LONG_BYTES;
 
@@ -52,6 +51,11 @@ struct Memory {
     key: Key,
     window: Window,
     long: Mutex<Long>,
+}
+
+ranked! {
+    () => Innermost;
+    Long => Innermost;
 }
 
 /// What longer slots are cut from.

@@ -14,7 +14,7 @@ use halite_tier::rpc::atomic::ATOMICS_UNDER_WAY_MAX;
 
 use super::staging::Slot;
 use super::{Ended, KeepAlive};
-use crate::runtime::wait::lock;
+use crate::runtime::locks::{lock, ranked};
 
 /// The operations of a node.
 #[derive(Debug)]
@@ -27,6 +27,10 @@ pub(super) struct Table {
 #[repr(align(128))]
 struct Shard {
     entries: Mutex<Entries>,
+}
+
+ranked! {
+    Entries => InFlight;
 }
 
 #[derive(Debug, Default)]
@@ -45,11 +49,11 @@ struct Entry {
     peer: PeerId,
     /// Whether it is a call under way, which ends by the peer's answer, or with the peer.
     is_call: bool,
-    state: State,
+    state: EntryState,
 }
 
 #[derive(Debug)]
-enum State {
+enum EntryState {
     Free,
     /// Not polled yet since it began.
     Begun,
@@ -135,11 +139,11 @@ impl Table {
     }
 
     pub(super) fn begin(&self, peer: PeerId) -> OperationId {
-        self.add(peer, State::Begun)
+        self.add(peer, EntryState::Begun)
     }
 
     pub(super) fn keep(&self, peer: PeerId, kept_alive: KeepAlive) -> OperationId {
-        self.add(peer, State::Kept(kept_alive))
+        self.add(peer, EntryState::Kept(kept_alive))
     }
 
     /// As [`Table::begin`], of a call; `None` if as many to that peer are under way as may be.
@@ -151,12 +155,12 @@ impl Table {
             return None;
         }
         *calls += 1;
-        let (index, generation) = entries.add(peer, State::Begun);
+        let (index, generation) = entries.add(peer, EntryState::Begun);
         entries.all[index as usize].is_call = true;
         Some(OperationId { shard: shard as u32, index, generation })
     }
 
-    fn add(&self, peer: PeerId, state: State) -> OperationId {
+    fn add(&self, peer: PeerId, state: EntryState) -> OperationId {
         let shard = own_shard() % self.shards.len();
         let mut entries = lock(&self.shards[shard].entries);
         let (index, generation) = entries.add(peer, state);
@@ -168,7 +172,7 @@ impl Table {
         let mut entries = lock(&self.shards.get(id.shard as usize)?.entries);
         let index = id.index as usize;
         let entry = entries.all.get(index)?;
-        let is_current = entry.generation == id.generation && !matches!(entry.state, State::Free);
+        let is_current = entry.generation == id.generation && !matches!(entry.state, EntryState::Free);
         is_current.then(|| change(&mut entries, index))
     }
 
@@ -177,20 +181,20 @@ impl Table {
         let completed = self.with(OperationId::of(id), |entries, index| {
             let room = entries.end_call(index);
             let mut completed = Completed { room, ..Completed::default() };
-            match std::mem::replace(&mut entries.all[index].state, State::Done(ended)) {
-                State::Begun | State::Unheard => {}
-                State::Awaited(waker) => completed.waker = Some(waker),
-                State::Abandoned(slot) => {
+            match std::mem::replace(&mut entries.all[index].state, EntryState::Done(ended)) {
+                EntryState::Begun | EntryState::Unheard => {}
+                EntryState::Awaited(waker) => completed.waker = Some(waker),
+                EntryState::Abandoned(slot) => {
                     entries.remove(index);
                     completed.slot = slot;
                 }
-                State::Kept(kept_alive) => {
+                EntryState::Kept(kept_alive) => {
                     entries.remove(index);
                     completed._kept = Some(kept_alive);
                 }
                 // A confused provider: the first word counts.
-                State::Done(first) => entries.all[index].state = State::Done(first),
-                State::Free => unreachable!("a free place has no current operation"),
+                EntryState::Done(first) => entries.all[index].state = EntryState::Done(first),
+                EntryState::Free => unreachable!("a free place has no current operation"),
             }
             completed
         });
@@ -208,25 +212,25 @@ impl Table {
         let polled = self.with(id, |entries, index| {
             let closed = entries.closed;
             match &mut entries.all[index].state {
-                State::Done(ended) => {
+                EntryState::Done(ended) => {
                     let ended = *ended;
                     if !stays {
                         entries.remove(index);
                     }
                     Poll::Ready(Some(ended))
                 }
-                state @ State::Unheard => {
-                    *state = State::Abandoned(None);
+                state @ EntryState::Unheard => {
+                    *state = EntryState::Abandoned(None);
                     Poll::Ready(Some(Ended::UNHEARD))
                 }
                 state if closed => {
                     // Bytes may still land, so that the place is never used again.
-                    *state = State::Abandoned(None);
+                    *state = EntryState::Abandoned(None);
                     Poll::Ready(None)
                 }
-                State::Awaited(waker) if waker.will_wake(context.waker()) => Poll::Pending,
+                EntryState::Awaited(waker) if waker.will_wake(context.waker()) => Poll::Pending,
                 state => {
-                    *state = State::Awaited(context.waker().clone());
+                    *state = EntryState::Awaited(context.waker().clone());
                     Poll::Pending
                 }
             }
@@ -238,7 +242,7 @@ impl Table {
     /// which could not before.
     pub(super) fn withdraw(&self, id: OperationId) -> bool {
         let withdrawn = self.with(id, |entries, index| {
-            let state = std::mem::replace(&mut entries.all[index].state, State::Free);
+            let state = std::mem::replace(&mut entries.all[index].state, EntryState::Free);
             (entries.remove(index), state)
         });
         // The state is not dropped under the lock, since dropping what is kept alive may do anything.
@@ -249,12 +253,12 @@ impl Table {
     pub(super) fn abandon(&self, id: OperationId, slot: Option<Slot>) -> Left {
         let mut slot = Some(slot);
         let left = self.with(id, |entries, index| match entries.all[index].state {
-            State::Done(_) => {
+            EntryState::Done(_) => {
                 entries.remove(index);
                 Left::Nothing(slot.take().flatten())
             }
             _ => {
-                entries.all[index].state = State::Abandoned(slot.take().flatten());
+                entries.all[index].state = EntryState::Abandoned(slot.take().flatten());
                 Left::UnderWay
             }
         });
@@ -299,11 +303,13 @@ impl Table {
             let left = self.with(id, |entries, index| {
                 let state = &mut entries.all[index].state;
                 match state {
-                    State::Begun | State::Awaited(_) => std::mem::replace(state, State::Unheard),
-                    _ => State::Free,
+                    EntryState::Begun | EntryState::Awaited(_) => {
+                        std::mem::replace(state, EntryState::Unheard)
+                    }
+                    _ => EntryState::Free,
                 }
             });
-            if let Some(State::Awaited(waker)) = left {
+            if let Some(EntryState::Awaited(waker)) = left {
                 wakers.push(waker);
             }
         }
@@ -339,8 +345,8 @@ impl Table {
             let mut entries = lock(&shard.entries);
             entries.closed = true;
             for entry in &mut entries.all {
-                if let State::Awaited(_) = entry.state
-                    && let State::Awaited(waker) = std::mem::replace(&mut entry.state, State::Begun)
+                if let EntryState::Awaited(_) = entry.state
+                    && let EntryState::Awaited(waker) = std::mem::replace(&mut entry.state, EntryState::Begun)
                 {
                     wakers.push(waker);
                 }
@@ -351,7 +357,7 @@ impl Table {
 }
 
 impl Entries {
-    fn add(&mut self, peer: PeerId, state: State) -> (u32, u32) {
+    fn add(&mut self, peer: PeerId, state: EntryState) -> (u32, u32) {
         match self.free.pop() {
             Some(index) => {
                 let entry = &mut self.all[index as usize];
@@ -386,7 +392,7 @@ impl Entries {
     fn remove(&mut self, index: usize) -> bool {
         let room = self.end_call(index);
         let entry = &mut self.all[index];
-        entry.state = State::Free;
+        entry.state = EntryState::Free;
         entry.generation = (entry.generation + 1) & ((1 << GENERATION_BITS) - 1);
         self.free.push(index as u32);
         room
@@ -396,9 +402,11 @@ impl Entries {
 impl Entry {
     fn is_under_way(&self, kept: bool) -> bool {
         match self.state {
-            State::Begun | State::Awaited(_) | State::Unheard | State::Abandoned(_) => true,
-            State::Kept(_) => kept,
-            State::Free | State::Done(_) => false,
+            EntryState::Begun | EntryState::Awaited(_) | EntryState::Unheard | EntryState::Abandoned(_) => {
+                true
+            }
+            EntryState::Kept(_) => kept,
+            EntryState::Free | EntryState::Done(_) => false,
         }
     }
 }

@@ -1,16 +1,17 @@
 //! Answers: from a handler, or from the node itself, into the slot that the caller named.
 
 use std::iter::once;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 
 use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkId, WorkRequest};
 use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, emit_output_address};
-use halite_tier::rpc::{Address, Arrival, Imm, Note, ReplyHeader, ServedId, SlotId, Status, Target};
+use halite_tier::rpc::{Arrival, CallControl, Imm, ReplyHeader, ServedId, SlotId, Status, Target};
 
-use super::link::{Caller, Inbound, Link};
+use super::link::{Caller, Link};
 use super::{Attempt, CALL_WORK, PART_BYTES_MAX, Rpc};
 use crate::runtime::lanes::CALLS;
-use crate::runtime::wait::{Wakes, lock};
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
 
 /// Where an answer goes.
 #[derive(Clone, Debug)]
@@ -20,7 +21,7 @@ pub(crate) struct ReplyTo {
     pub(crate) cancels: u32,
     pub(crate) id: ServedId,
     /// The place of the slot, and how many bytes it has.
-    pub(crate) at: Address,
+    pub(crate) at: RemoteAddress,
     pub(crate) room: u32,
     /// Longest output that the caller takes.
     pub(crate) bytes_max: u32,
@@ -43,7 +44,7 @@ impl ReplyTo {
     #[inline]
     pub(crate) fn is_wanted(&self) -> bool {
         let untouched = || self.link().cancels() == self.cancels;
-        !self.link().is_gone() && (untouched() || lock(&self.link().inbound).served.is_open(self.id))
+        !self.link().is_gone() && (untouched() || self.link().served.is_open(self.id))
     }
 }
 
@@ -70,8 +71,6 @@ pub(crate) enum Answered {
 
 /// What fits into a cache line with its header and address, on the fabrics that have such.
 pub(super) const LINE_BYTES: usize = 64;
-/// Outputs up to this length are posted under the link's lock: it is shorter than taking the lock again.
-pub(super) const UNDER_LOCK_BYTES_MAX: usize = 4096;
 /// Longer outputs than this are not written where only an adapter reaches: the caller reads them, slice by slice, and what is small has
 /// its turn between the slices.
 const WRITTEN_BYTES_MAX: usize = 64 << 10;
@@ -124,7 +123,7 @@ impl Rpc {
         let address = emit_output_address(block.address());
         {
             let mut inbound = lock(&to.link().inbound);
-            if !inbound.served.is_open(to.id) {
+            if !to.link().served.is_open(to.id) {
                 return Answered::Unwanted;
             }
             inbound.kept.insert(to.id.slot, block);
@@ -160,23 +159,18 @@ impl Rpc {
         if to.by_line {
             return self.send_line_answer(to, status, output);
         }
-        let mut inbound = lock(&to.link().inbound);
-        if to.link().is_gone() || !inbound.served.begin(to.id) {
+        if to.link().is_gone() || !to.link().served.begin(to.id) {
             return Answered::Unwanted;
         }
         if to.target() == Target::Own {
-            drop(inbound);
             return self.send_own_answer(to, status, output, wakes);
         }
-        // A long one is written without the lock.
-        let inbound = (output.len() <= UNDER_LOCK_BYTES_MAX).then_some(inbound);
         let posted = self.write_answer(to, status, output);
         if posted == Err(PostCause::QueueFull) {
-            drop(inbound);
             self.hold_back(to, status, output);
             return Answered::Sent;
         }
-        self.end_answers(to.link(), inbound.unwrap_or_else(|| lock(&to.link().inbound)), once(to));
+        self.end_answers(to.link(), once(to));
         if posted == Err(PostCause::NotConnected) { Answered::Unwanted } else { Answered::Sent }
     }
 
@@ -184,10 +178,10 @@ impl Rpc {
     fn send_own_answer(&self, to: &ReplyTo, status: Status, output: &[u8], wakes: &mut Wakes) -> Answered {
         self.write_own_slot(to.id.slot, &ReplyHeader { status }.emit(), output);
         let arrival = {
-            let mut inbound = lock(&to.link().inbound);
+            let _inbound = lock(&to.link().inbound);
             let arrival = self.arrive(Target::Own, to.id.slot);
             // If the call was cancelled meanwhile, a late answer is all the acknowledgement that it needs.
-            inbound.served.end(to.id, true);
+            to.link().served.end(to.id, true);
             arrival
         };
         // The node ended before, and with it all waiting.
@@ -200,16 +194,9 @@ impl Rpc {
 
     /// They have been posted, or are for a peer that is gone.
     #[inline]
-    pub(super) fn end_answers<'r>(
-        &self,
-        link: &Link,
-        mut inbound: MutexGuard<'_, Inbound>,
-        ended: impl Iterator<Item = &'r ReplyTo>,
-    ) {
-        let cancelled = ended.filter(|to| inbound.served.end(to.id, true)).map(|to| to.id.slot);
-        let cancelled: Vec<_> = cancelled.collect();
-        drop(inbound);
-        cancelled.into_iter().for_each(|slot| self.acknowledge(link, slot));
+    pub(super) fn end_answers<'r>(&self, link: &Link, ended: impl Iterator<Item = &'r ReplyTo>) {
+        let cancelled = ended.filter(|to| link.served.end(to.id, true));
+        cancelled.for_each(|to| self.acknowledge(link, to.id.slot));
     }
 
     /// The caller is told that nothing will be written to its slot any more.
@@ -220,7 +207,10 @@ impl Rpc {
                 drop(held);
             }
             Target::Peer(peer) => {
-                self.note(peer, Note::Cancelled { index: slot.index, generation: slot.generation });
+                self.send_control(
+                    peer,
+                    CallControl::Cancelled { index: slot.index, generation: slot.generation },
+                );
             }
         }
     }
@@ -237,7 +227,7 @@ impl Rpc {
     pub(crate) fn post_parts(
         &self,
         link: &Link,
-        at: Address,
+        at: RemoteAddress,
         head: [&[u8]; 2],
         rest: &[u8],
         imm: u32,
@@ -258,7 +248,7 @@ impl Rpc {
         &self,
         link: &Link,
         peer: PeerId,
-        at: Address,
+        at: RemoteAddress,
         head: &[u8],
         rest: &[u8],
         imm: u32,
@@ -271,8 +261,8 @@ impl Rpc {
             signalled: source.id != CALL_WORK,
             solicited: true,
         };
-        let to_rest = Operation::Write { local: payload.local, remote: remote(at, head.len() as u64) };
-        let to_head = Operation::WriteImm { local: notice.local, remote: remote(at, 0), imm };
+        let to_rest = Operation::Write { local: payload.local, remote: beyond(at, head.len() as u64) };
+        let to_head = Operation::WriteImm { local: notice.local, remote: at, imm };
         let requests = [request(&payload, to_rest), request(&notice, to_head)];
         // A write of nothing is none.
         let first = usize::from(rest.is_empty());
@@ -287,7 +277,7 @@ impl Rpc {
     fn post_whole<const N: usize>(
         &self,
         peer: PeerId,
-        at: Address,
+        at: RemoteAddress,
         mut whole: [u8; N],
         parts: [&[u8]; 3],
         imm: u32,
@@ -297,8 +287,7 @@ impl Rpc {
             whole[len..len + part.len()].copy_from_slice(part);
             len += part.len();
         }
-        let operation =
-            Operation::WriteImm { local: Local::Inline(&whole[..len]), remote: remote(at, 0), imm };
+        let operation = Operation::WriteImm { local: Local::Inline(&whole[..len]), remote: at, imm };
         self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
     }
 
@@ -337,25 +326,25 @@ impl Rpc {
         self.owe(DeferredReply { to: to.clone(), status, output: output.to_vec() }, Attempt::First);
     }
 
-    fn owe(&self, owed: DeferredReply, attempt: Attempt) {
-        lock(&self.owed).push(owed);
+    fn owe(&self, deferred: DeferredReply, attempt: Attempt) {
+        lock(&self.deferred).push(deferred);
         self.set_stuck(attempt);
     }
 
     /// Tries again to post the answers that the fabric did not take.
-    pub(super) fn retry_owed(&self) {
+    pub(super) fn retry_deferred(&self) {
         // Taken before the loop, whose head would hold the lock while it runs.
-        let all = std::mem::take(&mut *lock(&self.owed));
-        for owed in all {
-            match self.write_answer(&owed.to, owed.status, &owed.output) {
-                Err(PostCause::QueueFull) => self.owe(owed, Attempt::Again),
-                _ => self.end_answers(owed.to.link(), lock(&owed.to.link().inbound), once(&owed.to)),
+        let all = std::mem::take(&mut *lock(&self.deferred));
+        for deferred in all {
+            match self.write_answer(&deferred.to, deferred.status, &deferred.output) {
+                Err(PostCause::QueueFull) => self.owe(deferred, Attempt::Again),
+                _ => self.end_answers(deferred.to.link(), once(&deferred.to)),
             }
         }
     }
 }
 
 #[inline]
-pub(crate) fn remote(at: Address, beyond: u64) -> RemoteAddress {
-    RemoteAddress { key: at.key, offset: at.offset + beyond }
+pub(crate) fn beyond(at: RemoteAddress, bytes: u64) -> RemoteAddress {
+    RemoteAddress { offset: at.offset + bytes, ..at }
 }

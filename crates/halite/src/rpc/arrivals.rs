@@ -1,4 +1,4 @@
-//! What arrives: requests, replies and notes, handled by the polling thread.
+//! What arrives: requests, replies and control messages, handled by the polling thread.
 //!
 //! Nothing here waits, and no handler runs here.  A peer that does not follow the protocol loses its connection.
 
@@ -7,42 +7,22 @@ use std::iter::{Peekable, from_fn, once};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use halite_fabric::{Key, Local, Operation, PeerId, PostCause, WorkRequest};
+use halite_fabric::{Key, Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
 use halite_tier::rpc::line::REQUEST_LINES;
 use halite_tier::rpc::ring::is_ring_size;
 use halite_tier::rpc::{
-    Address, Arrival, Cancelling, Imm, Input, Kind, Note, ReplySlots, RequestHeader, RingWriter, SlotId,
-    Status, Target, Violation,
+    Arrival, CallControl, Cancelling, Imm, Input, ReplySlots, RequestHeader, RingWriter, SlotId, Status,
+    Target, Violation,
 };
 
-use super::answer::{Answered, ReplyTo, remote};
+use super::answer::{Answered, ReplyTo};
 use super::input::{Bytes, Payload};
-use super::line_requests::{Hand, Known};
+use super::line_requests::ReceiveBatch;
 use super::link::{Inbound, Introduced, Link, Outbound, OutboundLines, PeerParameters, Row};
-use super::service::{Admission, Incoming, Service, ServiceId};
+use super::service::{Admission, DecodedRequest, Hand, Incoming, Promoted, Service, ServiceId};
 use super::{Attempt, CALL_WORK, FIRST_LOOK_BYTES, Rpc, SlotResources};
-use crate::runtime::wait::{Wakes, lock};
-
-/// Requests on their way from a ring to their queues; kept by the polling thread, for the sake of its memory.
-#[derive(Debug, Default)]
-pub(crate) struct ReceiveBatch {
-    pub(super) asked: Vec<DecodedRequest>,
-    pub(super) known: Known,
-}
-
-/// A request that has been read out of its ring.
-#[derive(Debug)]
-pub(crate) struct DecodedRequest {
-    pub(super) kind: Kind,
-    pub(super) number: u32,
-    pub(super) incoming: Box<Incoming>,
-}
-
-impl DecodedRequest {
-    fn service(&self) -> ServiceId {
-        ServiceId::of(self.kind, self.number)
-    }
-}
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
 
 impl Rpc {
     /// Writes with immediates have landed, one behind the other.  Those of a kind in a batch are handled under one lock
@@ -51,7 +31,7 @@ impl Rpc {
         &self,
         peer: PeerId,
         imms: impl Iterator<Item = u32>,
-        intake: &mut ReceiveBatch,
+        received: &mut ReceiveBatch,
         wakes: &mut Wakes,
     ) {
         let mut imms = imms.map(Imm::parse).peekable();
@@ -63,12 +43,12 @@ impl Rpc {
             {
                 handled = match imm {
                     Imm::Look(index) => self.handle_look(Target::Peer(peer), index, wakes),
-                    // Whoever polls looks at all lines.
+                    // The thread that polls looks at all lines.
                     _ => Ok(()),
                 };
             }
             let offsets = offsets_in_batch(&mut imms);
-            handled = handled.and_then(|()| self.handle_requests(peer, offsets, intake, wakes));
+            handled = handled.and_then(|()| self.handle_requests(peer, offsets, received, wakes));
         }
         self.enforce(peer, handled);
     }
@@ -145,7 +125,7 @@ impl Rpc {
         &self,
         peer: PeerId,
         batch: impl Iterator<Item = u64>,
-        intake: &mut ReceiveBatch,
+        received: &mut ReceiveBatch,
         wakes: &mut Wakes,
     ) -> Result<(), Violation> {
         let mut batch = batch.peekable();
@@ -164,8 +144,8 @@ impl Rpc {
             let inbound = &mut *lock(&link.inbound);
             let read = batch.try_for_each(|offset| {
                 // Short ones that were posted before it have landed before it.
-                self.read_lines(peer, link, inbound, &mut intake.asked, REQUEST_LINES)?;
-                intake.asked.push(read_request(link, inbound, offset)?);
+                self.read_lines(peer, link, inbound, &mut received.requests, REQUEST_LINES)?;
+                received.requests.push(read_request(link, inbound, offset)?);
                 Ok(())
             });
             if let Some(head) = inbound.poll_head() {
@@ -173,15 +153,15 @@ impl Rpc {
             }
             read
         };
-        self.deliver(|id| table.services.get(id), intake.asked.drain(..), &mut Hand::default(), wakes);
+        self.deliver(|id| table.services.get(id), received.requests.drain(..), &mut Hand::default(), wakes);
         read
     }
 
     /// A plain write: the client that waits for room looks.  Under the lock of the link's inbound side, lest an older head land
     /// behind a newer one: who has no room sends nothing that would bring another.
-    pub(super) fn return_head(&self, peer: PeerId, (at, head): (Address, u64), attempt: Attempt) {
+    pub(super) fn return_head(&self, peer: PeerId, (at, head): (RemoteAddress, u64), attempt: Attempt) {
         let bytes = head.to_le_bytes();
-        let operation = Operation::Write { local: Local::Inline(&bytes), remote: remote(at, 0) };
+        let operation = Operation::Write { local: Local::Inline(&bytes), remote: at };
         let posted =
             self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }]);
         if posted == Err(PostCause::QueueFull) {
@@ -200,12 +180,12 @@ impl Rpc {
     pub(super) fn deliver<'s>(
         &self,
         find: impl Fn(ServiceId) -> Option<&'s Arc<Service>>,
-        asked: impl Iterator<Item = DecodedRequest>,
+        requests: impl Iterator<Item = DecodedRequest>,
         hand: &mut Hand<'_>,
         wakes: &mut Wakes,
     ) {
-        let mut asked = asked.peekable();
-        while let Some(first) = asked.next() {
+        let mut requests = requests.peekable();
+        while let Some(first) = requests.next() {
             let id = first.service();
             let Some(service) = find(id) else {
                 self.refuse(&first.incoming.to, Status::Unknown, wakes);
@@ -216,7 +196,7 @@ impl Rpc {
                 continue;
             }
             let Some(first) = service.give(first, hand) else { continue };
-            let others = from_fn(|| asked.next_if(|next| next.service() == id));
+            let others = from_fn(|| requests.next_if(|next| next.service() == id));
             for admission in service.push_all(once(first).chain(others)) {
                 self.follow(admission, wakes);
             }
@@ -237,85 +217,90 @@ impl Rpc {
         }
     }
 
-    /// Tells senders that there is room for them now.
-    pub(crate) fn grant(&self, service: &Service, granted: Vec<(ReplyTo, u32)>, wakes: &mut Wakes) {
-        let mut granted = VecDeque::from(granted);
-        while let Some((reply, grant)) = granted.pop_front() {
-            let from = reply.target();
-            if self.send_answer(&reply, Status::Granted(grant), &[], wakes) == Answered::Unwanted {
-                // It gave up in this moment, and will not decline what it was not told of.
-                granted.extend(service.decline(from, grant));
+    /// Tells senders that there is room for them now, or that their messages have it.
+    pub(crate) fn follow_promoted(&self, service: &Service, promoted: Vec<Promoted>, wakes: &mut Wakes) {
+        let mut promoted = VecDeque::from(promoted);
+        while let Some(next) = promoted.pop_front() {
+            match next {
+                Promoted::Admitted(admission) => self.follow(admission, wakes),
+                Promoted::Granted(reply, grant) => {
+                    let from = reply.target();
+                    if self.send_answer(&reply, Status::Granted(grant), &[], wakes) == Answered::Unwanted {
+                        // It gave up in this moment, and will not decline what it was not told of.
+                        promoted.extend(service.decline(from, grant));
+                    }
+                }
             }
         }
     }
 
-    /// A note has arrived.
-    pub(crate) fn handle_note(
+    /// A control message has arrived.
+    pub(crate) fn handle_control(
         &self,
         peer: PeerId,
         bytes: &[u8],
-        intake: &mut ReceiveBatch,
+        received: &mut ReceiveBatch,
         wakes: &mut Wakes,
     ) {
         let Some(link) = self.peers.link_of(peer) else { return };
-        let note = Note::parse(bytes).map_err(|_| Violation("not a note"));
-        let handled = note.and_then(|note| {
-            if !note.is_ordered() {
-                return self.apply_note(&link, peer, note, wakes);
+        let control = CallControl::parse(bytes).map_err(|_| Violation("not a control message"));
+        let handled = control.and_then(|control| {
+            if !control.is_ordered() {
+                return self.apply_control(&link, peer, control, wakes);
             }
             // The request came before its cancel, and is not to be heard after it; what came later, not before it.
-            self.take_in_lines(peer, &link, intake, wakes)?;
-            self.apply_note(&link, peer, note, wakes)?;
-            lock(&link.inbound).count_one();
-            self.take_in_lines(peer, &link, intake, wakes)
+            self.take_in_lines(peer, &link, received, wakes)?;
+            self.apply_control(&link, peer, control, wakes)?;
+            link.reader.hear();
+            self.take_in_lines(peer, &link, received, wakes)
         });
         self.enforce(peer, handled);
     }
 
-    pub(super) fn apply_note(
+    pub(super) fn apply_control(
         &self,
         link: &Link,
         peer: PeerId,
-        note: Note,
+        control: CallControl,
         wakes: &mut Wakes,
     ) -> Result<(), Violation> {
-        match note {
-            Note::Open { .. } => return self.open(link, peer, &note),
-            Note::Cancel { index, generation } => self.cancel(link, SlotId { index, generation }),
-            Note::Cancelled { index, generation } => {
+        match control {
+            CallControl::Handshake { .. } => return self.open(link, peer, &control),
+            CallControl::Cancel { index, generation } => self.cancel(link, SlotId { index, generation }),
+            CallControl::Cancelled { index, generation } => {
                 let slot = SlotId { index, generation };
                 // A reply may be in its line, of which nobody was told.
                 self.look_at_line(Target::Peer(peer), index, wakes);
                 let held = lock(&self.slots).handle_cancelled(Target::Peer(peer), slot);
                 drop(held);
             }
-            Note::Release { index, generation } => {
+            CallControl::Release { index, generation } => {
                 let kept = lock(&link.inbound).kept.remove(&SlotId { index, generation });
                 drop(kept);
             }
-            Note::Decline { port, grant } => self.decline(port, Target::Peer(peer), grant, wakes),
+            CallControl::Decline { port, grant } => self.decline(port, Target::Peer(peer), grant, wakes),
         }
         Ok(())
     }
 
     /// Takes in what a peer tells us in the beginning.
-    fn open(&self, link: &Link, peer: PeerId, note: &Note) -> Result<(), Violation> {
-        let Note::Open { ring_key, ring_offset, ring_bytes, .. } = *note else {
+    fn open(&self, link: &Link, peer: PeerId, control: &CallControl) -> Result<(), Violation> {
+        let CallControl::Handshake { ring_key, ring_offset, ring_bytes, .. } = *control else {
             unreachable!("the caller looked")
         };
         if !is_ring_size(ring_bytes) {
             return Err(Violation("a ring of no size that rings have"));
         }
-        let theirs = PeerParameters::parse(note).ok_or(Violation("not an opening"))?;
+        let theirs = PeerParameters::parse(control).ok_or(Violation("not an opening"))?;
         let replies = Row::new(&*self.fabric, peer, theirs.replies, theirs.slot_count());
         let head = {
             let inbound = &mut *lock(&link.inbound);
             inbound.theirs = Some(theirs);
-            inbound.replies = Some(replies);
             inbound.head.as_ref().map(|head| head.window().clone())
         };
         let head = head.ok_or(Violation("a ring after the end"))?;
-        let at = Address { key: Key(ring_key), offset: ring_offset };
+        self.reply_rows.open(&link.replies, replies);
+        let at = RemoteAddress { key: Key(ring_key), offset: ring_offset };
         let lines = self.fabric.capabilities(peer).direct.then(|| {
             let row = Row::new(&*self.fabric, peer, theirs.lines, REQUEST_LINES);
             OutboundLines::new(row, 1 + self.borrowers.fetch_add(1, Relaxed))
@@ -332,7 +317,7 @@ impl Rpc {
         let (cancelling, kept) = {
             let inbound = &mut *lock(&link.inbound);
             link.note_cancel();
-            (inbound.served.cancel(slot), inbound.kept.remove(&slot))
+            (link.served.cancel(slot), inbound.kept.remove(&slot))
         };
         link.note_loss();
         drop(kept);
@@ -344,7 +329,7 @@ impl Rpc {
     pub(super) fn decline(&self, port: u32, from: Target, grant: u32, wakes: &mut Wakes) {
         let service = self.peers.read().services.get(ServiceId::Port(port)).cloned();
         if let Some(service) = service {
-            self.grant(&service, service.decline(from, grant), wakes);
+            self.follow_promoted(&service, service.decline(from, grant), wakes);
         }
     }
 }
@@ -401,11 +386,11 @@ fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<
     };
     reader.advance(len);
     let caller = inbound.caller(link, name)?;
-    inbound.count_one();
+    link.reader.hear();
     if let Some(principal) = header.principal {
-        inbound.introduce(principal, &caller);
+        inbound.introduce(principal, &caller)?;
     }
-    let id = inbound.served.open(header.slot)?;
+    let id = link.served.open(header.slot)?;
     let theirs = inbound.theirs.ok_or(Violation("a request before the handshake"))?;
     let (at, room) = header.reply_at.map_or_else(|| theirs.slot(header.slot), Ok)?;
     let bytes_max = header.reply_bytes_max;

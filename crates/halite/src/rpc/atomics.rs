@@ -11,7 +11,8 @@ use halite_tier::rpc::{AtomicAnswer, AtomicCall, Violation};
 
 use super::{Attempt, CALL_WORK, Rpc};
 use crate::posted::Ended;
-use crate::runtime::wait::{Wakes, lock};
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
 
 impl Rpc {
     /// A peer calls for an atomic.
@@ -78,15 +79,16 @@ mod tests {
 
     use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
     use halite_fabric::kind::OperationKind;
-    use halite_fabric::{Key, RemoteAddress, WorkId};
+    use halite_fabric::{Fabric, Key, RemoteAddress, WorkId};
     use halite_mem::{PagePolicy, Segment, Window};
     use halite_providers::{ShmConfig, ShmFabric};
     use halite_tier::access::Atomic;
-    use halite_tier::ids::{Incarnation, NodeId, NodeLife};
+    use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation};
 
     use super::*;
-    use crate::driver::peers::Peers;
     use crate::posted::InFlight;
+    use crate::rpc::peers::Peers;
+    use crate::runtime::outbox::tests::Full;
 
     const PEER: PeerId = PeerId(7);
     const ARENA: Key = Key(40);
@@ -97,22 +99,24 @@ mod tests {
     }
 
     /// An owner of 64 bytes to which nothing can be posted, with `rule` for trying.
-    fn owner(name: &str, rule: Rule) -> (Rpc, Window) {
-        let dir = std::env::temp_dir().join(format!("halite-atomics-{name}-{}", std::process::id()));
-        let fabric = ShmFabric::open(ShmConfig::new(&dir, "owner")).unwrap();
-        // Nobody connects through it.
-        std::fs::remove_dir_all(dir).unwrap();
-        let fabric = FaultInjector::new(fabric, FaultPlan::new(0).rule(rule));
+    fn owner(rule: Rule) -> (Rpc, Window) {
+        // Nobody connects through it, so that its directory may go.
+        let dir = crate::runtime::scratch();
+        let fabric = ShmFabric::open(ShmConfig::new(dir.path(), "owner")).unwrap();
+        over(Arc::new(FaultInjector::new(fabric, FaultPlan::new(0).rule(rule))))
+    }
+
+    fn over(fabric: Arc<dyn Fabric>) -> (Rpc, Window) {
         let (posted, peers) = (Arc::new(InFlight::new(1)), Arc::new(Peers::new(NodeId(0))));
-        let rpc = Rpc::new(Arc::new(fabric), posted, peers, 1 << 16).unwrap();
+        let rpc = Rpc::new(fabric, posted, peers, Arc::new(halite_mem::Pins::new()), 1 << 16).unwrap();
         let window = Segment::create("halite-test", 64, PagePolicy::Normal).unwrap().window(0, 64).unwrap();
         rpc.peers.write().arena.insert(ARENA, window.clone());
         (rpc, window)
     }
 
     fn set_up(rpc: &Rpc) {
-        let life = NodeLife { node: NodeId(1), incarnation: Incarnation(1) };
-        rpc.peers.set_up(PEER, life, None);
+        let incarnation = NodeIncarnation { node: NodeId(1), id: Incarnation(1) };
+        rpc.peers.set_up(PEER, incarnation, None);
     }
 
     fn refused_sends() -> Rule {
@@ -121,7 +125,7 @@ mod tests {
 
     #[test]
     fn words_are_changed_in_the_arena_and_for_those_who_are_connected() {
-        let (rpc, window) = owner("words", refused_sends().times(0));
+        let (rpc, window) = owner(refused_sends().times(0));
         rpc.handle_atomic(PEER, &add(ARENA, 8));
         assert_eq!(window.load_u64(8), Ok(0), "it is not up");
         set_up(&rpc);
@@ -142,7 +146,7 @@ mod tests {
     #[test]
     fn answers_wait_in_order_until_the_fabric_takes_them_or_their_peer_is_gone() {
         // Three calls, and the first try again.
-        let (rpc, _) = owner("answers", refused_sends().times(4));
+        let (rpc, _) = owner(refused_sends().times(4));
         let owed = || {
             let table = rpc.peers.read();
             table.up(PEER).map(|up| lock(&up.atomics).iter().map(|answer| answer.old).collect::<Vec<_>>())
@@ -158,5 +162,17 @@ mod tests {
         rpc.peers.set_down(PEER);
         assert_eq!(owed(), None);
         rpc.retry_atomics();
+    }
+
+    #[test]
+    fn a_peer_that_calls_and_takes_no_answers_loses_its_connection() {
+        let fabric = Arc::new(Full::open());
+        let (rpc, window) = over(fabric.clone());
+        set_up(&rpc);
+        (0..ATOMICS_UNDER_WAY_MAX).for_each(|_| rpc.handle_atomic(PEER, &add(ARENA, 0)));
+        assert_eq!(window.load_u64(0), Ok(ATOMICS_UNDER_WAY_MAX as u64));
+        assert_eq!(fabric.disconnected(), [], "as many may be under way");
+        rpc.handle_atomic(PEER, &add(ARENA, 0));
+        assert_eq!(fabric.disconnected(), [PEER]);
     }
 }

@@ -3,29 +3,30 @@
 //! What a post costs however short it is (locks, the fence before the doorbell, the wait for the peer's cache lines) is
 //! paid once for all of a batch.  Only what is short goes in a batch; the rest goes by itself.
 
-use halite_fabric::{Fabric, Local, Operation, PeerId, PostCause, WorkRequest};
+use halite_fabric::{Fabric, Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES_MAX};
-use halite_tier::rpc::{Address, Imm, ReplyHeader, SlotId, Status, Target};
+use halite_tier::rpc::{Imm, ReplyHeader, SlotId, Status, Target};
 
-use super::answer::{Answered, LINE_BYTES, ReplyTo, remote};
+use super::answer::{Answered, LINE_BYTES, ReplyTo};
 use super::link::{Link, Outbound};
 use super::request::{Posted, Request, header_of};
 use super::{CALL_WORK, DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, PART_BYTES_MAX, Rpc};
 use crate::runtime::lanes::CALLS;
-use crate::runtime::wait::{Wakes, lock};
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
 
 /// Longest batch: what is posted is under a lock meanwhile, and seen by its peer only little by little.
 pub(crate) const BATCH_MAX: usize = 16;
 
 /// A slot, and the place of its memory and how many bytes it has, if that is not the default slot.
-type OpenSlot = (SlotId, Option<(Address, u32)>);
+type OpenSlot = (SlotId, Option<(RemoteAddress, u32)>);
 
 /// Writes with immediates, one behind the other.
 struct Writes {
     bytes: Vec<u8>,
     /// Where the bytes of each end, where they go, and its immediate.
-    writes: Vec<(usize, Address, u32)>,
+    writes: Vec<(usize, RemoteAddress, u32)>,
 }
 
 impl Writes {
@@ -34,7 +35,7 @@ impl Writes {
         Writes { bytes: Vec::with_capacity(count * LINE_BYTES), writes: Vec::with_capacity(count) }
     }
 
-    fn push(&mut self, parts: &[&[u8]], at: Address, imm: Imm) {
+    fn push(&mut self, parts: &[&[u8]], at: RemoteAddress, imm: Imm) {
         parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
         self.writes.push((self.bytes.len(), at, imm.emit()));
     }
@@ -53,7 +54,7 @@ impl Writes {
             .map(|(end, at, imm)| {
                 let local = Local::Inline(&self.bytes[begin..*end]);
                 begin = *end;
-                let operation = Operation::WriteImm { local, remote: remote(*at, 0), imm: *imm };
+                let operation = Operation::WriteImm { local, remote: *at, imm: *imm };
                 WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }
             })
             .collect();
@@ -153,7 +154,7 @@ impl Rpc {
     pub(crate) fn answer_batch(&self, batch: &[(&ReplyTo, &[u8])], wakes: &mut Wakes) -> Vec<Answered> {
         let Some((first, _)) = batch.first() else { return Vec::new() };
         let mut answered = match batch.iter().all(|(to, _)| to.by_line) {
-            true => self.answer_lines(first.link(), batch),
+            true => self.answer_lines(batch),
             false => self.answer_short(first.link(), batch),
         };
         for ((to, output), answered) in batch.iter().zip(&mut answered) {
@@ -168,13 +169,12 @@ impl Rpc {
     fn answer_short(&self, link: &Link, batch: &[(&ReplyTo, &[u8])]) -> Vec<Option<Answered>> {
         let Target::Peer(peer) = link.target else { return vec![None; batch.len()] };
         let (mut writes, mut written) = (Writes::new(batch.len()), Vec::with_capacity(batch.len()));
-        let mut inbound = lock(&link.inbound);
         let mut answered: Vec<_> = (batch.iter().enumerate())
             .map(|(index, (to, output))| {
                 if !is_short(to, output) {
                     return None;
                 }
-                if link.is_gone() || !inbound.served.begin(to.id) {
+                if link.is_gone() || !link.served.begin(to.id) {
                     return Some(Answered::Unwanted);
                 }
                 let header = ReplyHeader { status: Status::Done(output.len() as u32) }.emit();
@@ -187,7 +187,7 @@ impl Rpc {
         let full = result == Err(PostCause::QueueFull);
         let (over, held_back) = written.split_at(if full { posted } else { writes.len() });
         over[posted..].iter().for_each(|index| answered[*index] = Some(Answered::Unwanted));
-        self.end_answers(link, inbound, over.iter().map(|index| batch[*index].0));
+        self.end_answers(link, over.iter().map(|index| batch[*index].0));
         for (to, output) in held_back.iter().map(|index| batch[*index]) {
             self.hold_back(to, Status::Done(output.len() as u32), output);
         }

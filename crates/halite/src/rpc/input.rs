@@ -1,6 +1,6 @@
 //! The input of a request, on its way to a handler.
 
-use halite_tier::rpc::Address;
+use halite_fabric::RemoteAddress;
 
 /// Inputs up to this length are kept in place: what fits into a cache line behind a header and a short name.
 const SHORT_BYTES_MAX: usize = 40;
@@ -11,7 +11,7 @@ pub(crate) enum Payload {
     Here(Bytes),
     /// In the memory of the client's node.
     There {
-        address: Address,
+        address: RemoteAddress,
         len: u32,
     },
 }
@@ -36,17 +36,17 @@ impl Payload {
     }
 
     /// The input, once it is here.
-    pub(super) fn as_slice(&self) -> &[u8] {
+    pub(crate) fn as_slice(&self) -> &[u8] {
         match self {
             Payload::Here(bytes) => bytes.as_slice(),
             Payload::There { .. } => unreachable!("{ONCE_HERE}"),
         }
     }
 
-    /// As [`Payload::as_slice`].
-    pub(super) fn into_vec(self) -> Vec<u8> {
+    /// As [`Payload::as_slice`]; of a long input nothing is left.
+    pub(crate) fn take_vec(&mut self) -> Vec<u8> {
         match self {
-            Payload::Here(Bytes::Long(bytes)) => bytes,
+            Payload::Here(Bytes::Long(bytes)) => std::mem::take(bytes),
             Payload::Here(short) => short.as_slice().to_vec(),
             Payload::There { .. } => unreachable!("{ONCE_HERE}"),
         }
@@ -97,9 +97,9 @@ mod tests {
     fn an_input_of_any_length_is_what_it_was_made_of() {
         for len in [0, 1, SHORT_BYTES_MAX, SHORT_BYTES_MAX + 1, 255, 256, 1000] {
             let source: Vec<u8> = (0..len).map(|at| at as u8).collect();
-            let input = Payload::Here(Bytes::from(source.as_slice()));
+            let mut input = Payload::Here(Bytes::from(source.as_slice()));
             assert_eq!((input.bytes_here(), input.as_slice()), (len, source.as_slice()));
-            assert_eq!(input.into_vec(), source);
+            assert_eq!(input.take_vec(), source);
         }
     }
 }

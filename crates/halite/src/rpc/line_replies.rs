@@ -11,7 +11,6 @@
 //!
 //! One of the two sees what the other has done.
 
-use std::iter::once;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::fence;
 
@@ -20,41 +19,70 @@ use halite_tier::rpc::line::{OUTPUT_BYTES_MAX, REPLY_WORDS, address_of, output_o
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
 use halite_tier::rpc::{Arrival, Imm, ReplyLine, SlotId, Status, Target, Violation};
 
-use super::answer::{Answered, ReplyTo, UNDER_LOCK_BYTES_MAX, remote};
-use super::link::{Inbound, Link};
+use super::answer::{Answered, ReplyTo, beyond};
+use super::link::{Link, Row};
 use super::replies::default_offset;
 use super::request::{Into, LineUse, Posted, Reply};
 use super::{Attempt, CALL_WORK, DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, Rpc, SlotResources};
-use crate::runtime::wait::{Wakes, lock};
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
+
+/// What is left to be done when an answer has ended.
+struct EndedLine {
+    acknowledge: bool,
+    notify: bool,
+}
 
 /// At the server.
 impl Rpc {
     /// Answers a short request.
+    #[inline]
     pub(super) fn send_line_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Answered {
-        let link = to.link();
-        let mut inbound = lock(&link.inbound);
-        if link.is_gone() || !inbound.served.begin(to.id) {
+        let link = &**to.link();
+        if link.is_gone() || !link.served.begin(to.id) {
             return Answered::Unwanted;
         }
-        let mut put = Ok(());
-        if output.len() > OUTPUT_BYTES_MAX {
-            // A long one is written without the lock.
-            let kept = (output.len() <= UNDER_LOCK_BYTES_MAX).then_some(inbound);
-            put = self.write_output(to, output);
-            inbound = kept.unwrap_or_else(|| lock(&link.inbound));
+        let written = if output.len() > OUTPUT_BYTES_MAX { self.write_output(to, output) } else { Ok(()) };
+        if let Ok(()) = written
+            && let Some(ended) = self.put_and_end(link, to, status, output)
+        {
+            self.follow_end(link, to.id.slot, ended);
+            return Answered::Sent;
         }
-        let put = put.and_then(|()| self.put_reply(link, &inbound, to, status, output));
+        let put = written.and_then(|()| self.put_reply(link, to, status, output));
         if put == Err(PostCause::QueueFull) {
-            drop(inbound);
             self.hold_back(to, status, output);
             return Answered::Sent;
         }
-        let wants_notice = put.is_ok() && wants_notice(&inbound, to.id.slot);
-        self.end_answers(link, inbound, once(to));
-        if wants_notice {
-            self.notify(link, to.id.slot.index, Attempt::First);
+        if link.served.end(to.id, true) {
+            self.acknowledge(link, to.id.slot);
         }
         if put.is_ok() { Answered::Sent } else { Answered::Unwanted }
+    }
+
+    /// Puts a reply where stores reach its line, and ends the answer; `None` if they do not.
+    #[inline]
+    fn put_and_end(&self, link: &Link, to: &ReplyTo, status: Status, output: &[u8]) -> Option<EndedLine> {
+        let slot = to.id.slot;
+        let put_and_end = |row: &Row| {
+            let lines = row.direct.as_ref()?;
+            let (words, used) = ReplyLine::emit(status, slot, output);
+            lines.put(u32::from(slot.index), &words[..used]);
+            let acknowledge = link.served.end(to.id, true);
+            // The end of the answer is the fence between the line and this look: see the header of this file.
+            Some(EndedLine { acknowledge, notify: lines.last_word(u32::from(slot.index)) != 0 })
+        };
+        self.reply_rows.with(&link.replies, put_and_end).flatten()
+    }
+
+    #[inline]
+    fn follow_end(&self, link: &Link, slot: SlotId, ended: EndedLine) {
+        if ended.acknowledge {
+            self.acknowledge(link, slot);
+        }
+        if ended.notify {
+            self.notify(link, slot.index, Attempt::First);
+        }
     }
 
     /// Tries again to answer, as far as the fabric takes it.
@@ -68,60 +96,50 @@ impl Rpc {
             self.write_output(to, output)?;
         }
         let link = to.link();
-        let inbound = lock(&link.inbound);
-        self.put_reply(link, &inbound, to, status, output)?;
-        let wants_notice = wants_notice(&inbound, to.id.slot);
-        drop(inbound);
-        if wants_notice {
+        self.put_reply(link, to, status, output)?;
+        // Pairs with the one of who asks for a notice: see the header of this file.
+        fence(SeqCst);
+        if self.last_word(link, to.id.slot) != 0 {
             self.notify(link, to.id.slot.index, Attempt::Again);
         }
         Ok(())
     }
 
     /// Answers short requests that came over the same link, as far as the outputs are short; `None` for the others.
-    pub(super) fn answer_lines(&self, link: &Link, batch: &[(&ReplyTo, &[u8])]) -> Vec<Option<Answered>> {
-        let mut inbound = lock(&link.inbound);
-        let answered: Vec<_> = batch
-            .iter()
-            .map(|(to, output)| {
-                let is_short = output.len() <= OUTPUT_BYTES_MAX.min(to.bytes_max as usize);
-                if !is_short {
-                    return None;
-                }
-                if link.is_gone() || !inbound.served.begin(to.id) {
-                    return Some(Answered::Unwanted);
-                }
-                let put = self.put_reply(link, &inbound, to, Status::Done(output.len() as u32), output);
-                if put == Err(PostCause::QueueFull) {
-                    // By itself, then.
-                    inbound.served.end(to.id, false);
-                    return None;
-                }
-                Some(if put.is_ok() { Answered::Sent } else { Answered::Unwanted })
-            })
-            .collect();
-        fence(SeqCst);
-        let of_sent = batch.iter().zip(&answered).filter(|(_, answered)| answered.is_some());
-        let sent: Vec<_> = of_sent.map(|((to, _), _)| *to).collect();
-        let told: Vec<_> =
-            sent.iter().map(|to| to.id.slot).filter(|slot| last_word(&inbound, *slot) != 0).collect();
-        self.end_answers(link, inbound, sent.into_iter());
-        told.into_iter().for_each(|slot| self.notify(link, slot.index, Attempt::First));
-        answered
+    pub(super) fn answer_lines(&self, batch: &[(&ReplyTo, &[u8])]) -> Vec<Option<Answered>> {
+        let answer = |(to, output): &(&ReplyTo, &[u8])| {
+            let is_short = output.len() <= OUTPUT_BYTES_MAX.min(to.bytes_max as usize);
+            is_short.then(|| self.send_line_answer(to, Status::Done(output.len() as u32), output))
+        };
+        batch.iter().map(answer).collect()
     }
 
-    fn put_reply(
-        &self,
-        link: &Link,
-        inbound: &Inbound,
-        to: &ReplyTo,
-        status: Status,
-        output: &[u8],
-    ) -> Result<(), PostCause> {
-        let row = inbound.replies.as_ref().ok_or(PostCause::NotConnected)?;
+    #[inline]
+    fn put_reply(&self, link: &Link, to: &ReplyTo, status: Status, output: &[u8]) -> Result<(), PostCause> {
         let slot = to.id.slot;
         let (words, used) = ReplyLine::emit(status, slot, output);
-        self.put(link, row, u32::from(slot.index), &words[..used], Imm::Look(slot.index))
+        let (words, index) = (&words[..used], u32::from(slot.index));
+        let posted_at = self.reply_rows.with(&link.replies, |row| match &row.direct {
+            Some(lines) => {
+                lines.put(index, words);
+                None
+            }
+            None => Some(row.at),
+        });
+        match posted_at {
+            Some(None) => Ok(()),
+            Some(Some(at)) => self.post_put(link, at, index, words, Imm::Look(slot.index)),
+            None => Err(PostCause::NotConnected),
+        }
+    }
+
+    /// Whether the caller is to be told of the line that has just been put.  Who is posted to is told anyway.
+    #[inline]
+    fn last_word(&self, link: &Link, slot: SlotId) -> u64 {
+        let word = self.reply_rows.with(&link.replies, |row| {
+            row.direct.as_ref().map_or(0, |lines| lines.last_word(u32::from(slot.index)))
+        });
+        word.unwrap_or(0)
     }
 
     /// Puts a long output into the slot, behind where the header of other replies is.
@@ -129,7 +147,7 @@ impl Rpc {
         let Some(peer) = to.link().peer() else { unreachable!("this node itself needs no lines") };
         let source = self.source(to.link(), peer, output)?;
         let operation =
-            Operation::Write { local: source.local, remote: remote(to.at, REPLY_HEADER_BYTES as u64) };
+            Operation::Write { local: source.local, remote: beyond(to.at, REPLY_HEADER_BYTES as u64) };
         let signalled = source.id != CALL_WORK;
         let written =
             self.post(peer, &[WorkRequest { id: source.id, operation, signalled, solicited: true }]);
@@ -139,10 +157,10 @@ impl Rpc {
     /// Tells a caller that does not look by itself.
     pub(super) fn notify(&self, link: &Link, index: u16, attempt: Attempt) {
         let Some(peer) = link.peer() else { unreachable!("this node itself needs no lines") };
-        let at = lock(&link.inbound).replies.as_ref().map(|row| row.at);
+        let at = self.reply_rows.with(&link.replies, |row| row.at);
         // Who is gone is told of it otherwise.
         let Some(at) = at else { return };
-        let (local, remote) = (Local::Inline(&[]), remote(at, 0));
+        let (local, remote) = (Local::Inline(&[]), at);
         let operation = Operation::WriteImm { local, remote, imm: Imm::Look(index).emit() };
         let request = WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true };
         if self.post(peer, &[request]) == Err(PostCause::QueueFull) {
@@ -162,26 +180,17 @@ impl Rpc {
     }
 }
 
-/// Whether the caller is to be told of the line that has just been put.
-#[inline]
-fn wants_notice(inbound: &Inbound, slot: SlotId) -> bool {
-    // Pairs with the one of who asks for a notice: see the header of this file.
-    fence(SeqCst);
-    last_word(inbound, slot) != 0
-}
-
-/// Who is posted to is told anyway.
-#[inline]
-fn last_word(inbound: &Inbound, slot: SlotId) -> u64 {
-    let lines = inbound.replies.as_ref().and_then(|row| row.direct.as_ref());
-    lines.map_or(0, |lines| lines.last_word(u32::from(slot.index)))
-}
-
 /// At the caller.
 impl Rpc {
+    /// Whether the reply to a request that is answered by line is there.
+    #[inline]
+    pub(crate) fn has_line(&self, slot: SlotId) -> bool {
+        self.reply_lines.has_arrived(slot)
+    }
+
     /// Takes the reply to a short request, if it is here, and gives the slot back unless it is needed longer.
     #[inline]
-    pub(super) fn try_take_line(&self, slot: SlotId, into: Into<'_>) -> Option<Reply> {
+    pub(crate) fn try_take_line(&self, slot: SlotId, into: Into<'_>) -> Option<Reply> {
         if !self.reply_lines.has_arrived(slot) {
             return None;
         }
@@ -236,7 +245,7 @@ impl Rpc {
     }
 
     /// A short request is to be waited for by waker, or not any more: the table sees to its slot from now on.
-    pub(super) fn adopt(&self, posted: Posted, by_line: LineUse) {
+    pub(crate) fn adopt(&self, posted: Posted, by_line: LineUse) {
         let Target::Peer(peer) = posted.target else { unreachable!("this node itself needs no lines") };
         let table = self.peers.read();
         let is_down = table.is_down(peer);
@@ -252,7 +261,7 @@ impl Rpc {
     }
 
     /// Nobody waits for a short request any more.
-    pub(super) fn abandon_line(&self, posted: Posted, by_line: LineUse, wakes: &mut Wakes) {
+    pub(crate) fn abandon_line(&self, posted: Posted, by_line: LineUse, wakes: &mut Wakes) {
         if self.reply_lines.has_arrived(posted.slot) {
             let status = self.line_status(posted.slot);
             self.decline_offer(posted.target, posted.slot, status, by_line.port, wakes);
@@ -269,7 +278,7 @@ impl Rpc {
     }
 
     /// From now on the server tells of the reply to a short request.  What has come before is taken in.
-    pub(super) fn await_notice(&self, from: Target, slot: SlotId, wakes: &mut Wakes) {
+    pub(crate) fn await_notice(&self, from: Target, slot: SlotId, wakes: &mut Wakes) {
         self.reply_lines.ask_for_notice(slot);
         if self.reply_lines.has_arrived(slot) {
             self.look_at_line(from, slot.index, wakes);

@@ -4,23 +4,26 @@
 //! are introduced by an earlier request in the ring, and slots are lent to the link.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
-use halite_fabric::{Fabric, LINE_BYTES, LINE_WORDS, Local, Operation, PeerId, PostCause, WorkRequest};
+use halite_fabric::{
+    Fabric, LINE_BYTES, LINE_WORDS, Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest,
+};
 use halite_tier::rpc::line::{INPUT_BYTES_MAX, REQUEST_LINES, index_of, request_mark};
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
-use halite_tier::rpc::{Address, Imm, RequestLine, SlotId, Violation};
+use halite_tier::rpc::{Imm, Kind, RequestLine, SlotId, Violation};
 
-use super::answer::{ReplyTo, remote};
-use super::arrivals::{DecodedRequest, ReceiveBatch};
+use super::answer::beyond;
 use super::input::{Bytes, Payload};
-use super::link::{Inbound, LINE_HEAD_OFFSET, Link, Outbound, OutboundLines, Row};
+use super::link::{Caller, Inbound, LINE_HEAD_OFFSET, Link, Outbound, OutboundLines, PeerParameters, Row};
 use super::memory::Block;
 use super::reply_lines::Take;
 use super::request::{LineUse, NotPosted, Posted, Request};
-use super::service::{Incoming, Service, ServiceId};
+use super::service::{DecodedRequest, Hand, Incoming, LineTerms, Service, ServiceId};
 use super::{Attempt, CALL_WORK, DEFAULT_SLOT_BYTES, Rpc};
-use crate::driver::peers::Peers;
-use crate::runtime::wait::{Wakes, lock};
+use crate::rpc::peers::Peers;
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
 
 /// Bytes of a row for requests.
 pub(super) const REQUEST_LINES_BYTES: u64 = REQUEST_LINES as u64 * LINE_BYTES as u64;
@@ -28,6 +31,13 @@ pub(super) const REQUEST_LINES_BYTES: u64 = REQUEST_LINES as u64 * LINE_BYTES as
 const BORROWED: (usize, usize) = (8, 128);
 /// Requests that are read from one row before the next one has its turn.
 const TURN_REQUESTS_MAX: u32 = 32;
+
+/// Requests on their way from a ring to their queues; kept by the polling thread, for the sake of its memory.
+#[derive(Debug, Default)]
+pub(crate) struct ReceiveBatch {
+    pub(super) requests: Vec<DecodedRequest>,
+    pub(super) known: Known,
+}
 
 /// What the polling thread knows of the tables that all threads share, until those change.
 #[derive(Debug, Default)]
@@ -43,22 +53,10 @@ struct KnownRow {
     peer: PeerId,
     link: Arc<Link>,
     lines: Arc<Block>,
-    /// Where the next request was to come when this was last looked at.
-    next: u64,
-}
-
-/// A receiver that waits for a request, on the thread that polls.
-#[derive(Default)]
-pub(crate) struct Hand<'s> {
-    pub(crate) wanted: Option<&'s Service>,
-    pub(crate) given: Option<Box<Incoming>>,
-}
-
-impl Hand<'_> {
-    /// Whether a request of the service can be given instead of queued.
-    fn takes(&self, service: &Service) -> bool {
-        self.given.is_none() && self.wanted.is_some_and(|wanted| std::ptr::eq(wanted, service))
-    }
+    /// What the peer has told of itself, once it has.
+    theirs: Option<PeerParameters>,
+    /// For whom its numbers stand, as far as they were used before.
+    callers: Vec<Option<Arc<Caller>>>,
 }
 
 impl Known {
@@ -78,9 +76,9 @@ impl Known {
         self.rows.clear();
         for (peer, link) in table.links_up() {
             let inbound = lock(&link.inbound);
-            if let Some((reader, lines)) = &inbound.lines {
-                let (lines, next) = (lines.clone(), reader.position());
-                self.rows.push(KnownRow { peer, link: link.clone(), lines, next });
+            if let Some(lines) = inbound.lines.clone() {
+                let (theirs, callers) = (inbound.theirs, inbound.all_introduced().to_vec());
+                self.rows.push(KnownRow { peer, link: link.clone(), lines, theirs, callers });
             }
         }
     }
@@ -99,7 +97,47 @@ impl KnownRow {
     /// Whether a request may have come.
     #[inline]
     fn has_more(&self) -> bool {
-        first_word(&self.lines, self.next) as u16 == request_mark(self.next)
+        let next = self.link.reader.position();
+        first_word(&self.lines, next) as u16 == request_mark(next)
+    }
+
+    /// Whether it knows what the peer has told of itself, and of whom.
+    fn knows_all(&self, inbound: &Inbound) -> bool {
+        let known = self.callers.iter().filter(|caller| caller.is_some()).count();
+        let told = inbound.all_introduced().iter().filter(|caller| caller.is_some()).count();
+        self.theirs.is_some() == inbound.theirs.is_some() && known == told
+    }
+
+    /// Takes note of what the peer has told meanwhile.
+    #[cold]
+    fn refresh(&mut self, inbound: &Inbound) {
+        self.theirs = inbound.theirs;
+        self.callers = inbound.all_introduced().to_vec();
+    }
+
+    /// Reads the next request without a lock, if it is one that `service` gives to who waits.
+    #[inline]
+    fn request_for(&mut self, service: &Service) -> Option<Box<Incoming>> {
+        let (link, theirs) = (&self.link, self.theirs.as_ref()?);
+        let position = link.reader.position();
+        let words = self.lines.window().load_words(offset_of(position)).expect("the row has that line");
+        let line = RequestLine::parse(&words).ok()?;
+        let is_of = ServiceId::of(line.kind, line.number) == service.id;
+        // Room that is kept for a message is found by its number, in the service.
+        let is_granted = matches!(line.kind, Kind::GrantedSend(_));
+        if !is_of || is_granted || line.posted_before != link.reader.heard() {
+            return None;
+        }
+        let caller = self.callers.get(usize::from(line.principal))?.as_ref()?;
+        let (at, room) = theirs.slot(line.slot).ok()?;
+        if !service.admits(&caller.principal) {
+            return None;
+        }
+        let id = link.served.open(line.slot).ok()?;
+        link.reader.advance();
+        let input = Payload::Here(Bytes::Short(line.input_bytes, line.input));
+        let terms = LineTerms { cancels: link.cancels(), id, at, room, bytes_max: line.reply_bytes_max };
+        Some(Incoming::of(caller, terms, input))
     }
 }
 
@@ -239,10 +277,10 @@ impl Rpc {
         }
     }
 
-    fn post_put(
+    pub(super) fn post_put(
         &self,
         link: &Link,
-        at: Address,
+        at: RemoteAddress,
         index: u32,
         words: &[u64],
         imm: Imm,
@@ -253,7 +291,7 @@ impl Rpc {
             *bytes = word.to_le_bytes();
         }
         let local = Local::Inline(&bytes[..size_of_val(words)]);
-        let remote = remote(at, u64::from(index) * LINE_BYTES as u64);
+        let remote = beyond(at, u64::from(index) * LINE_BYTES as u64);
         let operation = Operation::WriteImm { local, remote, imm: imm.emit() };
         self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
     }
@@ -264,15 +302,32 @@ impl Rpc {
         self.take_lent(lines).or_else(|| self.borrow(link, lines))
     }
 
+    /// The first one while requests come one by one, for its line is at hand.
     #[inline]
     fn take_lent(&self, lines: &mut OutboundLines) -> Option<SlotId> {
-        let mut place = 0;
-        while let Some(index) = lines.slots.get(place) {
+        let first = *lines.slots.first()?;
+        match self.reply_lines.take(first, lines.borrower) {
+            Take::Taken(slot) => {
+                lines.next = 1;
+                Some(slot)
+            }
+            Take::Busy | Take::Gone => self.take_next(lines),
+        }
+    }
+
+    /// Those that are under way together end in their order, most often: so the one behind the last is free first.
+    fn take_next(&self, lines: &mut OutboundLines) -> Option<SlotId> {
+        for place in (lines.next..lines.slots.len()).chain(0..lines.next) {
+            let Some(index) = lines.slots.get(place) else { continue };
             match self.reply_lines.take(*index, lines.borrower) {
-                Take::Taken(slot) => return Some(slot),
-                Take::Busy => place += 1,
+                Take::Taken(slot) => {
+                    lines.next = place + 1;
+                    return Some(slot);
+                }
+                Take::Busy => {}
                 Take::Gone => {
                     lines.slots.swap_remove(place);
+                    return self.take_next(lines);
                 }
             }
         }
@@ -353,40 +408,72 @@ impl Rpc {
     #[inline]
     pub(crate) fn poll_lines(
         &self,
-        intake: &mut ReceiveBatch,
+        received: &mut ReceiveBatch,
         hand: &mut Hand<'_>,
         wakes: &mut Wakes,
     ) -> bool {
-        intake.known.look(&self.peers);
+        received.known.look(&self.peers);
         let mut any = false;
-        for place in 0..intake.known.rows.len() {
-            if intake.known.rows[place].has_more() {
-                any |= self.take_in(place, intake, hand, wakes);
+        for place in 0..received.known.rows.len() {
+            let row = &mut received.known.rows[place];
+            if !row.has_more() {
+                continue;
             }
+            if self.hand_over(row, hand, wakes) {
+                any = true;
+                if !row.has_more() {
+                    continue;
+                }
+            }
+            any |= self.take_in(place, received, hand, wakes);
         }
         any
+    }
+
+    /// Gives the next request of a row to `hand`, if that waits for it and no other request does.
+    #[inline]
+    fn hand_over(&self, row: &mut KnownRow, hand: &mut Hand<'_>, wakes: &mut Wakes) -> bool {
+        let Some(service) = hand.wanted.filter(|_| hand.given.is_none()) else { return false };
+        if service.is_waiting() || service.is_crowded() || service.has_ended() {
+            return false;
+        }
+        let is_call = matches!(service.id, ServiceId::Function(_));
+        if is_call && self.draining.load(Relaxed) {
+            return false;
+        }
+        let Some(mut given) = row.request_for(service) else { return false };
+        if row.link.reader.poll_head() {
+            self.tell_line_head(row.peer, &row.link);
+        }
+        if !is_call {
+            // Its sender need not wait for more.
+            given.answered = true;
+            self.answer(&given.to, &[], wakes);
+        }
+        hand.given = Some(given);
+        true
     }
 
     fn take_in(
         &self,
         place: usize,
-        intake: &mut ReceiveBatch,
+        received: &mut ReceiveBatch,
         hand: &mut Hand<'_>,
         wakes: &mut Wakes,
     ) -> bool {
-        let ReceiveBatch { asked, known } = intake;
+        let ReceiveBatch { requests, known } = received;
         let row = &mut known.rows[place];
-        let (peer, link) = (row.peer, &row.link);
+        let (peer, link) = (row.peer, &row.link.clone());
         let read = {
             let inbound = &mut *lock(&link.inbound);
-            let read = self.read_lines(peer, link, inbound, asked, TURN_REQUESTS_MAX);
-            if let Some((reader, _)) = &inbound.lines {
-                row.next = reader.position();
+            let read = self.read_lines(peer, link, inbound, requests, TURN_REQUESTS_MAX);
+            if !row.knows_all(inbound) {
+                row.refresh(inbound);
             }
             read
         };
-        let any = !asked.is_empty();
-        self.deliver(|id| known.service(id), asked.drain(..), hand, wakes);
+        let any = !requests.is_empty();
+        self.deliver(|id| known.service(id), requests.drain(..), hand, wakes);
         self.enforce(peer, read);
         any
     }
@@ -395,63 +482,67 @@ impl Rpc {
     pub(super) fn read_lines(
         &self,
         peer: PeerId,
-        link: &Arc<Link>,
-        inbound: &mut Inbound,
-        asked: &mut Vec<DecodedRequest>,
+        link: &Link,
+        inbound: &Inbound,
+        requests: &mut Vec<DecodedRequest>,
         count_max: u32,
     ) -> Result<(), Violation> {
+        let reader = &link.reader;
         for _ in 0..count_max {
-            let Some((reader, lines)) = &mut inbound.lines else { break };
+            let Some(lines) = &inbound.lines else { break };
             let position = reader.position();
             let words = lines.window().load_words(offset_of(position)).expect("the row has that line");
             if words[0] as u16 != request_mark(position) {
                 break;
             }
             let line = RequestLine::parse(&words).map_err(|_| Violation("not a request"))?;
-            if line.posted_before != inbound.posted_before {
+            if line.posted_before != reader.heard() {
                 break;
             }
             reader.advance();
-            asked.push(decode(link, inbound, &line)?);
+            requests.push(decode(link, inbound, &line)?);
         }
-        self.return_line_head(peer, inbound);
+        if reader.poll_head()
+            && let Some(head) = inbound.told_line_head(reader)
+        {
+            self.return_head(peer, head, Attempt::First);
+        }
         Ok(())
     }
 
-    /// Takes in all requests of a peer that stand in lines and are to be heard now, beside a note of its.
+    /// Takes in all requests of a peer that stand in lines and are to be heard now, beside a control message of its.
     pub(super) fn take_in_lines(
         &self,
         peer: PeerId,
         link: &Arc<Link>,
-        intake: &mut ReceiveBatch,
+        received: &mut ReceiveBatch,
         wakes: &mut Wakes,
     ) -> Result<(), Violation> {
-        let ReceiveBatch { asked, known } = intake;
+        let ReceiveBatch { requests, known } = received;
         known.look(&self.peers);
-        let read = self.read_lines(peer, link, &mut lock(&link.inbound), asked, REQUEST_LINES);
-        self.deliver(|id| known.service(id), asked.drain(..), &mut Hand::default(), wakes);
+        let read = self.read_lines(peer, link, &lock(&link.inbound), requests, REQUEST_LINES);
+        self.deliver(|id| known.service(id), requests.drain(..), &mut Hand::default(), wakes);
         read
     }
 
-    #[inline]
-    fn return_line_head(&self, peer: PeerId, inbound: &mut Inbound) {
-        let is_due = inbound.lines.as_mut().is_some_and(|(reader, _)| reader.poll_head());
-        if is_due && let Some(head) = inbound.told_line_head() {
+    #[cold]
+    fn tell_line_head(&self, peer: PeerId, link: &Link) {
+        let inbound = lock(&link.inbound);
+        if let Some(head) = inbound.told_line_head(&link.reader) {
             self.return_head(peer, head, Attempt::First);
         }
     }
 }
 
 #[inline]
-fn decode(link: &Arc<Link>, inbound: &mut Inbound, line: &RequestLine) -> Result<DecodedRequest, Violation> {
-    let caller = inbound.introduced(line.principal).ok_or(Violation("a request of nobody"))?.clone();
-    let id = inbound.served.open(line.slot)?;
+fn decode(link: &Link, inbound: &Inbound, line: &RequestLine) -> Result<DecodedRequest, Violation> {
+    let caller = inbound.introduced(line.principal).ok_or(Violation("a request of nobody"))?;
+    let id = link.served.open(line.slot)?;
     let theirs = inbound.theirs.as_ref().ok_or(Violation("a request before the handshake"))?;
     let (at, room) = theirs.slot(line.slot)?;
-    let bytes_max = line.reply_bytes_max;
-    let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max, by_line: true };
+    let terms = LineTerms { cancels: link.cancels(), id, at, room, bytes_max: line.reply_bytes_max };
     let input = Payload::Here(Bytes::Short(line.input_bytes, line.input));
-    Ok(DecodedRequest { kind: line.kind, number: line.number, incoming: Incoming::new(to, input) })
+    Ok(DecodedRequest { kind: line.kind, number: line.number, incoming: Incoming::of(caller, terms, input) })
 }
 
 impl Service {
@@ -473,15 +564,215 @@ pub(super) fn clear(block: &Block) {
 
 impl Row {
     /// Lines in the memory of `peer`.
-    pub(super) fn new(fabric: &dyn Fabric, peer: PeerId, at: Address, count: u32) -> Row {
+    pub(super) fn new(fabric: &dyn Fabric, peer: PeerId, at: RemoteAddress, count: u32) -> Row {
         let is_direct = fabric.capabilities(peer).direct;
-        let direct = is_direct.then(|| fabric.lines(peer, remote(at, 0), count)).flatten();
+        let direct = is_direct.then(|| fabric.lines(peer, at, count)).flatten();
         Row { at, direct }
     }
 }
 
 impl OutboundLines {
     pub(super) fn new(row: Row, borrower: u32) -> OutboundLines {
-        OutboundLines { writer: Default::default(), row, borrower, slots: Vec::new() }
+        OutboundLines { writer: Default::default(), row, borrower, slots: Vec::new(), next: 0 }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use halite_providers::{ShmConfig, ShmFabric};
+    use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation, Principal};
+    use halite_tier::rpc::CallControl;
+
+    use super::super::service::ServeOptions;
+    use super::*;
+    use crate::posted::InFlight;
+
+    const PEER: PeerId = PeerId(7);
+    const NUMBER: u32 = 5;
+
+    /// A node with one function or port, and a peer that has introduced itself and principal 0.
+    struct Served {
+        rpc: Rpc,
+        link: Arc<Link>,
+        service: Arc<Service>,
+    }
+
+    impl Served {
+        fn function() -> Served {
+            Served::new(ServiceId::Function(NUMBER), ServeOptions::default())
+        }
+
+        fn new(id: ServiceId, options: ServeOptions) -> Served {
+            // Nobody connects through the fabric, so that its directory may go.
+            let dir = crate::runtime::scratch();
+            let fabric = ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap();
+            let (posted, peers) = (Arc::new(InFlight::new(1)), Arc::new(Peers::new(NodeId(0))));
+            let pins = Arc::new(halite_mem::Pins::new());
+            let rpc = Rpc::new(fabric, posted, peers.clone(), pins, 1 << 16).unwrap();
+            let link = rpc.make_link(PEER, NodeId(1)).unwrap();
+            let incarnation = NodeIncarnation { node: NodeId(1), id: Incarnation(1) };
+            peers.set_up(PEER, incarnation, Some(link.clone()));
+            let owner = Principal("ada".into());
+            let service = Arc::new(Service::new(id, owner, options));
+            peers.write().services.insert(service.clone());
+            let inbound = &mut *lock(&link.inbound);
+            inbound.theirs = PeerParameters::parse(&handshake());
+            let caller = inbound.caller(&link, b"ada").unwrap();
+            inbound.introduce(0, &caller).unwrap();
+            Served { rpc, link: link.clone(), service }
+        }
+
+        /// The peer puts a call, or a message, into its row, as the one at `position`.
+        fn put(&self, position: u64, input: &[u8]) {
+            let mut line = RequestLine {
+                kind: if let ServiceId::Port(_) = self.service.id { Kind::Send } else { Kind::Call },
+                number: NUMBER,
+                slot: SlotId { index: position as u16, generation: 0 },
+                principal: 0,
+                posted_before: 0,
+                reply_bytes_max: 0,
+                input_bytes: input.len() as u8,
+                input: [0; INPUT_BYTES_MAX],
+            };
+            line.input[..input.len()].copy_from_slice(input);
+            let lines = lock(&self.link.inbound).lines.clone().unwrap();
+            let words = line.emit(request_mark(position));
+            lines.window().publish_words(offset_of(position), &words).unwrap();
+        }
+
+        /// What a receiver of the function is given in one look.
+        fn poll(&self, received: &mut ReceiveBatch) -> Option<Vec<u8>> {
+            let mut hand = Hand { wanted: Some(&self.service), given: None };
+            assert!(self.rpc.poll_lines(received, &mut hand, &mut Wakes::default()));
+            hand.given.map(|given| given.input.as_slice().to_vec())
+        }
+
+        /// Queues the next request, as if it had come by the ring.
+        fn queue_next(&self) {
+            let mut requests = Vec::new();
+            let inbound = lock(&self.link.inbound);
+            self.rpc.read_lines(PEER, &self.link, &inbound, &mut requests, 1).unwrap();
+            drop(inbound);
+            self.service.push_all(requests.into_iter());
+        }
+
+        fn next_queued(&self) -> Option<Vec<u8>> {
+            let taken = self.service.try_take().ok().flatten()?;
+            taken.incoming.map(|incoming| incoming.input.as_slice().to_vec())
+        }
+    }
+
+    fn handshake() -> CallControl {
+        CallControl::Handshake {
+            ring_key: 0,
+            ring_offset: 0,
+            ring_bytes: 1 << 16,
+            head_key: 0,
+            head_offset: 0,
+            slots_key: 0,
+            slots_offset: 0,
+            slot_bytes: DEFAULT_SLOT_BYTES as u32,
+            slots: 1024,
+            lines_key: 0,
+            lines_offset: 0,
+            replies_key: 0,
+            replies_offset: 0,
+        }
+    }
+
+    #[test]
+    fn of_the_calls_that_have_come_the_first_is_handed_over_and_the_others_are_queued() {
+        let (served, mut received) = (Served::function(), ReceiveBatch::default());
+        (0..3).for_each(|position| served.put(position, &[position as u8]));
+        assert_eq!(served.poll(&mut received), Some(vec![0]));
+        assert_eq!([served.next_queued(), served.next_queued()], [Some(vec![1]), Some(vec![2])]);
+        assert_eq!(served.link.reader.position(), 3);
+    }
+
+    #[test]
+    fn a_call_is_not_handed_over_past_those_that_wait() {
+        let (served, mut received) = (Served::function(), ReceiveBatch::default());
+        served.put(0, b"one");
+        served.queue_next();
+        served.put(1, b"two");
+        assert_eq!(served.poll(&mut received), None, "another call waits");
+        let queued = [served.next_queued(), served.next_queued()];
+        assert_eq!(queued, [Some(b"one".to_vec()), Some(b"two".to_vec())]);
+    }
+
+    #[test]
+    fn a_message_is_handed_over_and_acknowledged_at_once() {
+        let port = ServiceId::Port(NUMBER);
+        let (served, mut received) = (Served::new(port, ServeOptions::default()), ReceiveBatch::default());
+        served.put(0, b"one");
+        assert_eq!(served.poll(&mut received), Some(b"one".to_vec()));
+        let slot = SlotId { index: 0, generation: 0 };
+        // Its slot may be used for the next one, as by a sender that has seen the answer.
+        assert!(served.link.served.open(SlotId { generation: 1, ..slot }).is_ok());
+    }
+
+    #[test]
+    fn a_message_is_not_handed_over_past_one_that_waits_for_room() {
+        let options = ServeOptions { requests_max: 1, ..ServeOptions::default() };
+        let (served, mut received) = (Served::new(ServiceId::Port(NUMBER), options), ReceiveBatch::default());
+        (0..2).for_each(|position| served.put(position, &[position as u8]));
+        served.queue_next();
+        served.queue_next();
+        // The sender of the second one is told that there is room now, which is kept for it.
+        assert_eq!(served.next_queued(), Some(vec![0]));
+        served.put(2, &[2]);
+        assert_eq!(served.poll(&mut received), None, "it waits for room, behind the other");
+        assert_eq!(served.next_queued(), None);
+    }
+
+    #[test]
+    fn the_memory_of_a_call_that_is_over_serves_the_next_one_and_counts_no_reference_anew() {
+        let (served, mut received) = (Served::function(), ReceiveBatch::default());
+        served.put(0, b"a call of some bytes");
+        let mut hand = Hand { wanted: Some(&served.service), given: None };
+        served.rpc.poll_lines(&mut received, &mut hand, &mut Wakes::default());
+        let mut first = hand.given.take().unwrap();
+        first.answered = true;
+        let (at, callers) = (&raw const *first, Arc::strong_count(&first.to.caller));
+        first.recycle();
+        served.put(1, b"next");
+        served.rpc.poll_lines(&mut received, &mut hand, &mut Wakes::default());
+        let next = hand.given.take().unwrap();
+        assert_eq!((&raw const *next, Arc::strong_count(&next.to.caller)), (at, callers));
+        assert_eq!((next.input.as_slice(), next.answered), (&b"next"[..], false));
+    }
+
+    #[test]
+    fn requests_one_by_one_use_the_first_line_and_those_under_way_together_the_one_behind_the_last() {
+        let rpc = Served::function().rpc;
+        let row = Row { at: RemoteAddress { key: halite_fabric::Key(0), offset: 0 }, direct: None };
+        let mut lines = OutboundLines::new(row, 5);
+        for index in 0..4 {
+            lines.slots.push(index);
+            rpc.reply_lines.lend(SlotId { index, generation: 0 }, 5);
+        }
+        let take = |lines: &mut OutboundLines| rpc.take_lent(lines).map(|slot| slot.index);
+        let free = |index, generation| rpc.reply_lines.free(SlotId { index, generation });
+        assert_eq!(take(&mut lines), Some(0));
+        free(0, 0);
+        assert_eq!([(); 3].map(|()| take(&mut lines)), [Some(0), Some(1), Some(2)]);
+        free(1, 0);
+        assert_eq!(take(&mut lines), Some(3), "not the one that it looked past");
+        assert_eq!(take(&mut lines), Some(1), "and then from the front");
+        assert_eq!(take(&mut lines), None);
+        // One that is the table's now is forgotten, and the others are found.
+        rpc.reply_lines.leave(SlotId { index: 2, generation: 0 });
+        free(3, 0);
+        assert_eq!((take(&mut lines), lines.slots.len()), (Some(3), 3));
+    }
+
+    #[test]
+    fn a_number_stands_for_one_principal() {
+        let served = Served::function();
+        let inbound = &mut *lock(&served.link.inbound);
+        let again = inbound.caller(&served.link, b"ada").unwrap();
+        assert!(inbound.introduce(0, &again).is_ok());
+        let other = inbound.caller(&served.link, b"bob").unwrap();
+        assert!(inbound.introduce(0, &other).is_err());
     }
 }

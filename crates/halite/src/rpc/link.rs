@@ -8,16 +8,23 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::{Arc, Mutex};
 
-use halite_fabric::{Key, Lines, PeerId};
+use halite_fabric::{Key, Lines, PeerId, RemoteAddress};
 use halite_mem::Window;
 use halite_tier::ids::{NodeId, Principal};
 use halite_tier::rpc::line::PRINCIPALS_MAX;
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
 use halite_tier::rpc::{
-    Address, LineReader, LineWriter, Note, RingReader, RingWriter, Served, SlotId, Target, Violation,
+    CallControl, LineReader, LineWriter, RingReader, RingWriter, Served, SlotId, Target, Violation,
 };
 
 use super::memory::Block;
+use super::reply_rows::RowRef;
+use crate::runtime::locks::ranked;
+
+ranked! {
+    Option<Outbound> => Outbound;
+    Inbound => Inbound;
+}
 
 /// A peer, or this node itself as its own.
 #[derive(Debug)]
@@ -29,6 +36,12 @@ pub(crate) struct Link {
     /// The peer's ring, into which we write; `None` until it has told us where that is.
     pub(crate) outbound: Mutex<Option<Outbound>>,
     pub(crate) inbound: Mutex<Inbound>,
+    /// What is known of the peer's calls.
+    pub(crate) served: Served,
+    /// How far its short requests have been read.
+    pub(super) reader: LineReader,
+    /// Where short answers go, and all answers to short requests end.
+    pub(super) replies: RowRef,
     gone: AtomicBool,
     handshake_sent: AtomicBool,
     /// How many calls the peer has cancelled.
@@ -63,7 +76,7 @@ pub(crate) struct Caller {
 #[derive(Debug)]
 pub(crate) struct Outbound {
     pub(crate) ring: RingWriter,
-    pub(crate) at: Address,
+    pub(crate) at: RemoteAddress,
     /// Where the peer tells how far it has read.
     pub(crate) head: Window,
     /// How many requests and cancels have gone there, which lines tell.
@@ -82,12 +95,14 @@ pub(crate) struct OutboundLines {
     /// In the name of whom slots are lent; of no other link, ever.
     pub(super) borrower: u32,
     pub(super) slots: Vec<u16>,
+    /// The place behind the one that was taken last.
+    pub(super) next: usize,
 }
 
 /// A row of lines at the peer.
 #[derive(Debug)]
 pub(crate) struct Row {
-    pub(super) at: Address,
+    pub(super) at: RemoteAddress,
     /// `None` where it is posted to.
     pub(super) direct: Option<Box<dyn Lines>>,
 }
@@ -117,7 +132,6 @@ impl fmt::Debug for Introduced {
 /// What comes from the peer, and what it needs for its answer.
 #[derive(Debug)]
 pub(crate) struct Inbound {
-    pub(crate) served: Served,
     /// Where the peer tells how far it has read the ring that we write to.
     pub(crate) head: Option<Block>,
     /// Our ring, into which the peer writes.
@@ -125,11 +139,7 @@ pub(crate) struct Inbound {
     /// What the peer has told of itself.
     pub(crate) theirs: Option<PeerParameters>,
     /// The same for short requests.
-    pub(super) lines: Option<(LineReader, Arc<Block>)>,
-    /// How many requests of the ring and cancels have been heard, as lines tell.
-    pub(super) posted_before: u16,
-    /// Where short answers go, and all answers to short requests end.
-    pub(super) replies: Option<Row>,
+    pub(super) lines: Option<Arc<Block>>,
     /// Who calls, by the numbers that lines have.
     callers: Vec<Option<Arc<Caller>>>,
     /// Outputs that wait for the peer to read them.
@@ -138,16 +148,16 @@ pub(crate) struct Inbound {
     caller: Option<Arc<Caller>>,
 }
 
-/// What the peer's first note says.
+/// What the peer's handshake says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerParameters {
     /// Where we tell the peer how far we have read its requests.
-    pub(crate) head: Address,
-    slots: Address,
+    pub(crate) head: RemoteAddress,
+    slots: RemoteAddress,
     slot_bytes: u32,
     slot_count: u32,
-    pub(super) lines: Address,
-    pub(super) replies: Address,
+    pub(super) lines: RemoteAddress,
+    pub(super) replies: RemoteAddress,
 }
 
 /// What a link has of its node's memory.
@@ -180,17 +190,17 @@ impl Link {
             inline_bytes_max,
             outbound: Mutex::default(),
             inbound: Mutex::new(Inbound {
-                served: Served::default(),
                 head,
                 ring,
                 theirs: None,
-                lines: lines.map(|lines| (LineReader::default(), lines)),
-                posted_before: 0,
-                replies: None,
+                lines,
                 callers: Vec::new(),
                 kept: BTreeMap::new(),
                 caller: None,
             }),
+            served: Served::default(),
+            reader: LineReader::default(),
+            replies: RowRef::default(),
             gone: AtomicBool::new(false),
             handshake_sent: AtomicBool::new(false),
             cancels: AtomicU32::new(0),
@@ -252,14 +262,14 @@ impl Link {
         }
     }
 
-    /// Its node has ended: whoever still refers to it keeps no memory of it.
+    /// Its node has ended: a reference that is left keeps no memory of it.
     pub(crate) fn forget_all(&self) {
         self.forget_caller();
         // After a panic they may stay.
         let outbound = self.outbound.lock().ok().and_then(|mut outbound| outbound.take());
         let of_inbound = self.inbound.lock().ok().map(|mut inbound| {
-            let Inbound { ring, head, lines, replies, kept, .. } = &mut *inbound;
-            (ring.take(), head.take(), lines.take(), replies.take(), std::mem::take(kept))
+            let Inbound { ring, head, lines, kept, .. } = &mut *inbound;
+            (ring.take(), head.take(), lines.take(), std::mem::take(kept))
         });
         drop((outbound, of_inbound));
     }
@@ -275,11 +285,6 @@ impl Link {
 }
 
 impl Inbound {
-    /// A request of the ring, or a cancel, has been heard: the next lines may have waited for it.
-    pub(super) fn count_one(&mut self) {
-        self.posted_before = self.posted_before.wrapping_add(1);
-    }
-
     /// The principal of that name at the other end of `link`, whose inbound side this is.
     pub(crate) fn caller(&mut self, link: &Arc<Link>, name: &[u8]) -> Result<Arc<Caller>, Violation> {
         match &self.caller {
@@ -293,12 +298,22 @@ impl Inbound {
     }
 
     /// From now on a number stands for `caller`.
-    pub(super) fn introduce(&mut self, principal: u16, caller: &Arc<Caller>) {
+    pub(super) fn introduce(&mut self, principal: u16, caller: &Arc<Caller>) -> Result<(), Violation> {
         let place = usize::from(principal);
         if self.callers.len() <= place {
             self.callers.resize(place + 1, None);
         }
-        self.callers[place] = Some(caller.clone());
+        match &self.callers[place] {
+            Some(known) if known.principal != caller.principal => {
+                Err(Violation("a number for two principals"))
+            }
+            // Who polls may remember whom it stands for.
+            Some(_) => Ok(()),
+            None => {
+                self.callers[place] = Some(caller.clone());
+                Ok(())
+            }
+        }
     }
 
     /// For whom a number stands.
@@ -307,24 +322,29 @@ impl Inbound {
         self.callers.get(usize::from(principal))?.as_ref()
     }
 
+    /// All of them, by their numbers.
+    pub(super) fn all_introduced(&self) -> &[Option<Arc<Caller>>] {
+        &self.callers
+    }
+
     /// What the peer should be told of how far its requests have been read, and where.
-    pub(crate) fn poll_head(&mut self) -> Option<(Address, u64)> {
+    pub(crate) fn poll_head(&mut self) -> Option<(RemoteAddress, u64)> {
         let (reader, _) = self.ring.as_mut()?;
         reader.poll_head()?;
         self.told_head()
     }
 
     /// What it should have been told last, and where.
-    pub(crate) fn told_head(&self) -> Option<(Address, u64)> {
+    pub(crate) fn told_head(&self) -> Option<(RemoteAddress, u64)> {
         let (reader, _) = self.ring.as_ref()?;
         self.theirs.map(|theirs| (theirs.head, reader.told()))
     }
 
-    /// The same of its lines.
-    pub(super) fn told_line_head(&self) -> Option<(Address, u64)> {
-        let (reader, _) = self.lines.as_ref()?;
+    /// The same of its lines, which `reader` reads.
+    pub(super) fn told_line_head(&self, reader: &LineReader) -> Option<(RemoteAddress, u64)> {
+        self.lines.as_ref()?;
         let at = self.theirs?.head;
-        Some((Address { offset: at.offset + LINE_HEAD_OFFSET, ..at }, reader.told()))
+        Some((RemoteAddress { offset: at.offset + LINE_HEAD_OFFSET, ..at }, reader.told()))
     }
 }
 
@@ -332,10 +352,10 @@ impl Inbound {
 pub(super) const LINE_HEAD_OFFSET: u64 = 8;
 
 impl PeerParameters {
-    /// Understands a [`Note::Open`].
-    pub(crate) fn parse(note: &Note) -> Option<PeerParameters> {
-        match *note {
-            Note::Open {
+    /// Understands a [`CallControl::Handshake`].
+    pub(crate) fn parse(control: &CallControl) -> Option<PeerParameters> {
+        match *control {
+            CallControl::Handshake {
                 head_key,
                 head_offset,
                 slots_key,
@@ -348,12 +368,12 @@ impl PeerParameters {
                 replies_offset,
                 ..
             } => Some(PeerParameters {
-                head: Address { key: Key(head_key), offset: head_offset },
-                slots: Address { key: Key(slots_key), offset: slots_offset },
+                head: RemoteAddress { key: Key(head_key), offset: head_offset },
+                slots: RemoteAddress { key: Key(slots_key), offset: slots_offset },
                 slot_bytes,
                 slot_count: slots,
-                lines: Address { key: Key(lines_key), offset: lines_offset },
-                replies: Address { key: Key(replies_key), offset: replies_offset },
+                lines: RemoteAddress { key: Key(lines_key), offset: lines_offset },
+                replies: RemoteAddress { key: Key(replies_key), offset: replies_offset },
             }),
             _ => None,
         }
@@ -365,13 +385,13 @@ impl PeerParameters {
     }
 
     /// The default slot, and how many bytes fit there.
-    pub(crate) fn slot(&self, id: SlotId) -> Result<(Address, u32), Violation> {
+    pub(crate) fn slot(&self, id: SlotId) -> Result<(RemoteAddress, u32), Violation> {
         let index = u32::from(id.index);
         if index >= self.slot_count || (self.slot_bytes as usize) < REPLY_HEADER_BYTES {
             return Err(Violation("a slot without a place"));
         }
         let offset = u64::from(index) * u64::from(self.slot_bytes);
         let offset = self.slots.offset.checked_add(offset).ok_or(Violation("a slot nowhere"))?;
-        Ok((Address { key: self.slots.key, offset }, self.slot_bytes))
+        Ok((RemoteAddress { key: self.slots.key, offset }, self.slot_bytes))
     }
 }

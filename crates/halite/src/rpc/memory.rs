@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use halite_fabric::{Fabric, Key, Local};
+use halite_fabric::{Fabric, Key, Local, RemoteAddress};
 use halite_mem::allocator::Extent;
 use halite_mem::{Allocator, PagePolicy, Segment, Window};
-use halite_tier::rpc::Address;
 
-use crate::runtime::wait::lock;
+use crate::runtime::locks::{lock, ranked};
 
 /// By how much the memory grows at least: 230 rings, beside the slots.  Untouched pages cost nothing, but each time it
 /// grows costs a descriptor, here and at every peer.
@@ -21,6 +20,10 @@ const ALIGNMENT_BYTES: u64 = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     inner: Mutex<Option<Inner>>,
+}
+
+ranked! {
+    Option<Inner> => Innermost;
 }
 
 #[derive(Debug)]
@@ -78,8 +81,8 @@ impl Block {
     }
 
     /// Where peers find it.
-    pub(crate) fn address(&self) -> Address {
-        Address { key: self.key, offset: self.extent.offset }
+    pub(crate) fn address(&self) -> RemoteAddress {
+        RemoteAddress { key: self.key, offset: self.extent.offset }
     }
 
     /// All of it, as work requests name it.

@@ -2,11 +2,12 @@
 
 use halite_mem::Window;
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
-use halite_tier::rpc::{Note, ReplyHeader, ReplySlots, SlotId, Status, Target};
+use halite_tier::rpc::{CallControl, ReplyHeader, ReplySlots, SlotId, Status, Target};
 
 use super::memory::Block;
 use super::{DEFAULT_SLOT_BYTES, Rpc, SlotResources};
-use crate::runtime::wait::{Wakes, lock};
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
 
 impl Rpc {
     /// The memory of a slot that is in use.
@@ -76,16 +77,19 @@ impl Rpc {
             // Outputs of this node itself are in the memory of their slots.
             Target::Own => {}
             Target::Peer(peer) => {
-                self.note(peer, Note::Release { index: slot.index, generation: slot.generation });
+                self.send_control(
+                    peer,
+                    CallControl::Release { index: slot.index, generation: slot.generation },
+                );
             }
         }
     }
 
     /// The room that is kept for a message of ours is not needed.
-    pub(super) fn decline_room(&self, at: Target, port: u32, grant: u32, wakes: &mut Wakes) {
+    pub(crate) fn decline_room(&self, at: Target, port: u32, grant: u32, wakes: &mut Wakes) {
         match at {
             Target::Own => self.decline(port, Target::Own, grant, wakes),
-            Target::Peer(peer) => self.note(peer, Note::Decline { port, grant }),
+            Target::Peer(peer) => self.send_control(peer, CallControl::Decline { port, grant }),
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Reply lines of this node, one for each default slot, and the slots that are lent: whose uses begin and end without a lock that
 //! threads share.
 //!
-//! A lent slot is used by one link, again and again.  It is taken under that link's outbound lock, and is given back by whoever
-//! has its answer, with a store:
+//! A lent slot is used by one link, again and again.  It is taken under that link's outbound lock, and is given back by the
+//! thread that has its answer, with a store:
 //!
 //! ```text
 //!   owner word   | borrower u32 | generation u16 | busy u16 |        0: lent to nobody
@@ -21,10 +21,10 @@ use loom::sync::atomic::AtomicU64;
 #[cfg(not(loom))]
 use std::sync::atomic::AtomicU64;
 
-use halite_fabric::{LINE_BYTES, LINE_WORDS};
+use halite_fabric::{LINE_BYTES, LINE_WORDS, RemoteAddress};
 use halite_mem::Window;
+use halite_tier::rpc::SlotId;
 use halite_tier::rpc::line::{REPLY_WORDS, reply_mark};
-use halite_tier::rpc::{Address, SlotId};
 
 use super::DEFAULT_SLOTS;
 use super::memory::Block;
@@ -112,7 +112,7 @@ impl ReplyLines {
     }
 
     /// Where peers find them.
-    pub(super) fn address(&self) -> Address {
+    pub(super) fn address(&self) -> RemoteAddress {
         self.block.address()
     }
 

@@ -2,9 +2,9 @@
 
 use std::iter::once;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Waker;
 
-use halite_fabric::{PeerId, PostCause};
+use halite_fabric::{PostCause, RemoteAddress};
 use halite_mem::Window;
 use halite_tier::ids::{NodeId, Principal};
 use halite_tier::rpc::ring::{Place, request_bytes_max};
@@ -12,22 +12,20 @@ use halite_tier::rpc::wire::{
     OUTPUT_ADDRESS_BYTES, REPLY_HEADER_BYTES, REQUEST_HEADER_BYTES_MAX, parse_output_address,
 };
 use halite_tier::rpc::{
-    Abandoned, Address, Imm, Input, Kind, PAYLOAD_BYTES_MAX, RING_BYTES_MIN, ReplyHeader, ReplySlots,
-    ReplyState, RequestHeader, SlotId, Status, Target,
+    Abandoned, Imm, Input, Kind, PAYLOAD_BYTES_MAX, RING_BYTES_MIN, ReplyHeader, ReplySlots, ReplyState,
+    RequestHeader, SlotId, Status, Target,
 };
 
 use super::answer::ReplyTo;
-use super::arrivals::DecodedRequest;
 use super::input::{Bytes, Payload};
 use super::lent::Lent;
-use super::line_requests::Hand;
 use super::link::{Link, Outbound};
 use super::memory::Block;
 use super::replies::default_offset;
-use super::service::{Incoming, Services};
+use super::service::{DecodedRequest, Hand, Incoming, Services};
 use super::{DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, Rpc, SlotResources};
-use crate::driver::Driver;
-use crate::runtime::wait::{Wakes, lock};
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
 
 /// Inputs up to this length travel in the ring, if it takes them; longer ones are read by the server.
 const RING_INPUT_BYTES_MAX: u64 = 64 << 10;
@@ -36,7 +34,7 @@ const RING_INPUT_BYTES_MAX: u64 = 64 << 10;
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     /// Behind which connection its server must be, if not whichever has the node's number: who waits for room waits for one
-    /// life of a node, and not for the next.
+    /// incarnation of a node, and not for the next.
     pub(crate) to: Option<Target>,
     pub(crate) kind: Kind,
     pub(crate) number: u32,
@@ -77,24 +75,17 @@ impl Request<'_> {
 /// A request that has been posted, and the use of a slot that its answer goes to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
-    pub(super) target: Target,
-    pub(super) slot: SlotId,
+    pub(crate) target: Target,
+    pub(crate) slot: SlotId,
     /// What the table of slots would be told, where it has not been yet.
-    pub(super) by_line: Option<LineUse>,
+    pub(crate) by_line: Option<LineUse>,
 }
 
 /// The use of a slot that is lent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LineUse {
     pub(super) port: Option<u32>,
-    pub(super) deadline_ns: u64,
-}
-
-/// A request that has been posted.  Dropped before its answer was taken, it is cancelled.
-pub(crate) struct Pending<'c> {
-    driver: &'c Driver,
-    posted: Posted,
-    open: bool,
+    pub(crate) deadline_ns: u64,
 }
 
 /// What came back.
@@ -105,7 +96,7 @@ pub(crate) enum Reply {
     /// So many bytes stay in the slot, which the caller frees.
     Lent(usize),
     /// They are still at the server: so many, there.
-    DoneAt(usize, Address),
+    DoneAt(usize, RemoteAddress),
     /// So many bytes are more than what the caller has room for.
     TooLong(usize, usize),
     /// No answer, for this reason.
@@ -151,7 +142,7 @@ impl Rpc {
         let name = request.principal.0.as_bytes();
         let (id, caller) = {
             let mut inbound = lock(&link.inbound);
-            let id = inbound.served.open(slot).expect("the slot was free");
+            let id = link.served.open(slot).expect("the slot was free");
             (id, inbound.caller(link, name).expect("names are text"))
         };
         let bytes_max = request.reply_bytes_max;
@@ -216,7 +207,7 @@ impl Rpc {
         target: Target,
         request: &Request<'_>,
         input: Option<Block>,
-    ) -> Result<(SlotId, Option<(Address, u32)>), NotPosted> {
+    ) -> Result<(SlotId, Option<(RemoteAddress, u32)>), NotPosted> {
         let slot = {
             let mut slots = lock(&self.slots);
             // Nobody would ever look after it.
@@ -279,7 +270,7 @@ impl Rpc {
     }
 
     /// Looks after a slot, and if the reply is there, copies it out and frees the slot in the same step.
-    fn try_take(&self, slot: SlotId, into: Into<'_>) -> Result<Reply, ReplyState> {
+    pub(crate) fn try_take(&self, slot: SlotId, into: Into<'_>) -> Result<Reply, ReplyState> {
         let mut slots = lock(&self.slots);
         match slots.look(slot, 0) {
             ReplyState::Replied if slots.held(slot).is_none() => {}
@@ -297,7 +288,7 @@ impl Rpc {
     }
 
     /// Puts a reply where it is wanted, and frees the slot, unless that is needed longer.
-    fn take_reply(&self, slot: SlotId, into: Into<'_>) -> Reply {
+    pub(crate) fn take_reply(&self, slot: SlotId, into: Into<'_>) -> Reply {
         let by_line = lock(&self.slots).held(slot).is_some_and(|held| held.by_line);
         let reply = if by_line { self.read_line(slot, into) } else { self.read_slot(slot, into) };
         if !reply.needs_slot() {
@@ -306,12 +297,24 @@ impl Rpc {
         reply
     }
 
+    /// What the table of slots says of a reply, which wakes `waker` unless it says more than to wait.  `now_ns` is asked under the
+    /// lock: overdue calls were looked for before with an earlier time.
+    pub(crate) fn wait_for(
+        &self,
+        slot: SlotId,
+        now_ns: impl FnOnce() -> u64,
+        waker: &mut Option<Waker>,
+    ) -> ReplyState {
+        let mut slots = lock(&self.slots);
+        slots.wait(slot, now_ns(), waker)
+    }
+
     fn read_slot(&self, slot: SlotId, into: Into<'_>) -> Reply {
         let window = self.slot_window(slot);
         read_reply(&window, 0, window.len(), into)
     }
 
-    fn set_deadline(&self, slot: SlotId, deadline_ns: u64) {
+    pub(crate) fn set_deadline(&self, slot: SlotId, deadline_ns: u64) {
         self.keep_deadline(&mut lock(&self.slots), slot, deadline_ns);
     }
 
@@ -329,7 +332,7 @@ impl Rpc {
         }
     }
 
-    pub(super) fn abandon(&self, slot: SlotId, wakes: &mut Wakes) {
+    pub(crate) fn abandon(&self, slot: SlotId, wakes: &mut Wakes) {
         let abandoned = lock(&self.slots).abandon(slot);
         match abandoned {
             Abandoned::Cancel(Target::Own, waker) => {
@@ -339,7 +342,7 @@ impl Rpc {
             Abandoned::Cancel(Target::Peer(peer), waker) => {
                 drop(waker);
                 let (index, generation) = (slot.index, slot.generation);
-                self.note(peer, super::Note::Cancel { index, generation });
+                self.send_control(peer, super::CallControl::Cancel { index, generation });
             }
             Abandoned::Replied => {
                 let target = lock(&self.slots).target(slot);
@@ -360,7 +363,7 @@ impl Outbound {
         }
     }
 
-    /// A request or a note has been posted that lines are not to overtake.
+    /// A request or a control message has been posted that lines are not to overtake.
     pub(super) fn count_one(&mut self) {
         self.posted_before = self.posted_before.wrapping_add(1);
     }
@@ -375,8 +378,8 @@ impl Outbound {
     }
 
     /// Where a place of the ring is in the peer's memory.
-    pub(super) fn address(&self, place: Place) -> Address {
-        Address { offset: self.at.offset + place.offset, ..self.at }
+    pub(super) fn address(&self, place: Place) -> RemoteAddress {
+        RemoteAddress { offset: self.at.offset + place.offset, ..self.at }
     }
 
     fn look_at_head(&mut self) -> Result<(), halite_tier::rpc::Violation> {
@@ -411,8 +414,8 @@ pub(super) fn header_of(
     outbound: &Outbound,
     request: &Request<'_>,
     slot: SlotId,
-    reply_at: Option<(Address, u32)>,
-    input_at: Option<Address>,
+    reply_at: Option<(RemoteAddress, u32)>,
+    input_at: Option<RemoteAddress>,
 ) -> RequestHeader {
     RequestHeader {
         kind: request.kind,
@@ -440,7 +443,7 @@ pub(crate) enum Into<'a> {
 impl Reply {
     /// Whether the slot is still in use.
     #[inline]
-    pub(super) fn needs_slot(&self) -> bool {
+    pub(crate) fn needs_slot(&self) -> bool {
         matches!(self, Reply::DoneAt(..) | Reply::Lent(_))
     }
 }
@@ -497,135 +500,5 @@ impl Into<'_> {
             Ok(Err(_)) => Reply::NotUnderstood,
             Err(refused) => refused,
         }
-    }
-}
-
-impl<'c> Pending<'c> {
-    #[inline]
-    pub(crate) fn new(driver: &'c Driver, posted: Posted) -> Pending<'c> {
-        Pending { driver, posted, open: true }
-    }
-
-    pub(crate) fn target(&self) -> Target {
-        self.posted.target
-    }
-
-    /// Where it is; the caller sees to it from now on.  `None` if it is over.
-    #[inline]
-    pub(crate) fn into_open(mut self) -> Option<Posted> {
-        std::mem::take(&mut self.open).then_some(self.posted)
-    }
-
-    /// Sets the deadline of a call that was posted without one.
-    pub(crate) fn set_deadline(&mut self, deadline_ns: u64) {
-        match &mut self.posted.by_line {
-            Some(by_line) => by_line.deadline_ns = deadline_ns,
-            None => self.driver.with_calls(|rpc, _| rpc.set_deadline(self.posted.slot, deadline_ns)),
-        }
-    }
-
-    /// The peer, if it may be far away.
-    #[inline]
-    pub(crate) fn distant(&self) -> Option<PeerId> {
-        match self.posted {
-            Posted { by_line: None, target: Target::Peer(peer), .. } => Some(peer),
-            _ => None,
-        }
-    }
-
-    /// Whether the answer may have come since [`Rpc::arrivals`] was `seen`.
-    #[inline]
-    pub(crate) fn is_worth_a_look(&self, seen: u64) -> bool {
-        let rpc = &self.driver.shared.rpc;
-        match self.posted.by_line {
-            Some(_) => rpc.reply_lines.has_arrived(self.posted.slot),
-            None => rpc.arrivals() != seen,
-        }
-    }
-
-    /// Takes the answer if it is there.  Looks at no clock.
-    #[inline]
-    pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, ReplyState> {
-        let rpc = &self.driver.shared.rpc;
-        let reply = match self.posted.by_line {
-            Some(_) => rpc.try_take_line(self.posted.slot, into).ok_or(ReplyState::Waiting)?,
-            None => rpc.try_take(self.posted.slot, into)?,
-        };
-        self.open = reply.needs_slot();
-        Ok(reply)
-    }
-
-    /// Waits for the answer, the end of the server's node, or the deadline.
-    pub(crate) async fn answered(&mut self) -> ReplyState {
-        std::future::poll_fn(|context| self.poll(context)).await
-    }
-
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<ReplyState> {
-        let Posted { slot, target, by_line } = self.posted;
-        let Some(by_line) = by_line else { return self.poll_table(context) };
-        if self.driver.shared.rpc.reply_lines.has_arrived(slot) {
-            return Poll::Ready(ReplyState::Replied);
-        }
-        self.posted.by_line = None;
-        self.driver.with_calls(|rpc, _| rpc.adopt(Posted { by_line: None, ..self.posted }, by_line));
-        let look = self.poll_table(context);
-        if look.is_ready() {
-            return look;
-        }
-        self.driver.with_calls(|rpc, wakes| rpc.await_notice(target, slot, wakes));
-        self.poll_table(context)
-    }
-
-    fn poll_table(&self, context: &mut Context<'_>) -> Poll<ReplyState> {
-        // Wakers are cloned and dropped outside of the lock, for they may run anything.
-        let mut waker = Some(context.waker().clone());
-        let look = {
-            let mut slots = lock(&self.driver.shared.rpc.slots);
-            // Read under the lock: overdue calls were looked for before with an earlier time.
-            let now = self.driver.now_ns();
-            slots.wait(self.posted.slot, now, &mut waker)
-        };
-        match look {
-            ReplyState::Waiting => Poll::Pending,
-            look => Poll::Ready(look),
-        }
-    }
-
-    /// Takes the answer, after [`ReplyState::Replied`].
-    pub(crate) fn take(&mut self, into: Into<'_>) -> Reply {
-        let rpc = &self.driver.shared.rpc;
-        let slot = self.posted.slot;
-        let reply = match self.posted.by_line {
-            Some(_) => rpc.try_take_line(slot, into).expect("it has arrived"),
-            None => rpc.take_reply(slot, into),
-        };
-        self.open = reply.needs_slot();
-        reply
-    }
-}
-
-impl Drop for Pending<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.open {
-            self.driver.with_calls(|rpc, wakes| match self.posted.by_line {
-                Some(by_line) => rpc.abandon_line(self.posted, by_line, wakes),
-                None => rpc.abandon(self.posted.slot, wakes),
-            });
-        }
-    }
-}
-
-impl Driver {
-    /// Does something with calls, and lets the runner settle if that is needed.
-    #[inline]
-    pub(crate) fn with_calls<R>(&self, change: impl FnOnce(&Rpc, &mut Wakes) -> R) -> R {
-        let mut wakes = Wakes::default();
-        let result = change(&self.shared.rpc, &mut wakes);
-        wakes.wake_all();
-        if self.shared.rpc.is_dirty() {
-            self.settle();
-        }
-        result
     }
 }

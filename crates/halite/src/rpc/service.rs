@@ -1,8 +1,10 @@
 //! Functions and ports of this node: bounded queues, and who waits for what is in them.
 //!
 //! A function that is full refuses calls; a port that is full has its senders wait in order, without their messages,
-//! and keeps room for each that is told to send again.
+//! and keeps room for each that is told to send again.  What is published waits in the same order, with its bytes: its sender knows
+//! nothing of that, and is told when it is in the queue.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicUsize;
@@ -10,14 +12,14 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
+use halite_fabric::RemoteAddress;
 use halite_tier::ids::Principal;
-use halite_tier::rpc::{Kind, Status, Target};
+use halite_tier::rpc::{Kind, ServedId, Status, Target};
 
 use super::answer::ReplyTo;
-use super::arrivals::DecodedRequest;
-use super::input::Payload;
-use super::link::DropCount;
-use crate::runtime::wait::lock;
+use super::input::{Bytes, Payload};
+use super::link::{Caller, DropCount};
+use crate::runtime::locks::{lock, ranked};
 
 /// A function or a port, by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -30,7 +32,7 @@ impl ServiceId {
     pub(crate) fn of(kind: Kind, number: u32) -> ServiceId {
         match kind {
             Kind::Call => ServiceId::Function(number),
-            Kind::Send | Kind::TrySend | Kind::GrantedSend(_) => ServiceId::Port(number),
+            Kind::Send | Kind::TrySend | Kind::GrantedSend(_) | Kind::Publish => ServiceId::Port(number),
         }
     }
 }
@@ -45,11 +47,64 @@ pub(crate) struct Incoming {
     pub(crate) input: Payload,
 }
 
+/// What a request in a line says of its answer.
+pub(super) struct LineTerms {
+    pub(super) cancels: u32,
+    pub(super) id: ServedId,
+    pub(super) at: RemoteAddress,
+    pub(super) room: u32,
+    pub(super) bytes_max: u32,
+}
+
+/// How many requests that are over a thread keeps the memory of.
+const SPARES_MAX: usize = 16;
+
+thread_local! {
+    /// What refers to a node that has ended holds none of its memory any more.
+    #[expect(clippy::vec_box, reason = "requests stay where they are put first")]
+    static SPARES: RefCell<Vec<Box<Incoming>>> = const { RefCell::new(Vec::new()) };
+}
+
 impl Incoming {
     /// One that is not answered yet.
     #[inline]
     pub(crate) fn new(to: ReplyTo, input: Payload) -> Box<Incoming> {
         Box::new(Incoming { to, answered: false, input })
+    }
+
+    /// One from `caller`, in memory that this thread has just been done with, if there is some.  Where that was of the same caller, as
+    /// most often, no reference is counted anew.
+    #[inline]
+    pub(super) fn of(caller: &Arc<Caller>, terms: LineTerms, input: Payload) -> Box<Incoming> {
+        let LineTerms { cancels, id, at, room, bytes_max } = terms;
+        let spare = SPARES.try_with(|spares| spares.borrow_mut().pop()).ok().flatten();
+        let Some(mut spare) = spare else {
+            let to = ReplyTo { caller: caller.clone(), cancels, id, at, room, bytes_max, by_line: true };
+            return Incoming::new(to, input);
+        };
+        let to = &mut spare.to;
+        if !Arc::ptr_eq(&to.caller, caller) {
+            to.caller = caller.clone();
+        }
+        (to.cancels, to.id, to.at, to.room) = (cancels, id, at, room);
+        (to.bytes_max, to.by_line) = (bytes_max, true);
+        spare.answered = false;
+        spare.input = input;
+        spare
+    }
+
+    /// It is over; its memory, if it is short, waits for the thread's next.
+    #[inline]
+    pub(crate) fn recycle(self: Box<Incoming>) {
+        if let Payload::Here(Bytes::Short(..)) = self.input {
+            // A thread that is ending keeps nothing any more.
+            let _ = SPARES.try_with(|spares| {
+                let spares = &mut *spares.borrow_mut();
+                if spares.len() < SPARES_MAX {
+                    spares.push(self);
+                }
+            });
+        }
     }
 
     fn is_here(&self) -> bool {
@@ -96,20 +151,28 @@ pub(crate) struct Service {
     pub(crate) id: ServiceId,
     pub(crate) owner: Principal,
     options: ServeOptions,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     /// Requests in the queue, for those who look often.
     waiting: AtomicUsize,
+    /// Whether somebody waits for room, or has room that is kept, for the same.
+    crowded: AtomicBool,
     /// Whether it has ended, for the same.
     ended: AtomicBool,
 }
 
+ranked! {
+    QueueState => Service;
+}
+
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     queue: VecDeque<Box<Incoming>>,
     bytes: usize,
     receivers: Receivers,
     /// Senders that wait for room, in order.
     parked: VecDeque<Parked>,
+    /// What is parked with its bytes, by whose it is.
+    published: BTreeMap<Target, Published>,
     /// Room that is kept, by number.
     grants: BTreeMap<u32, Grant>,
     /// Bytes of all of it.
@@ -117,16 +180,34 @@ struct State {
     last_grant: u32,
     servers: usize,
     /// [`DropCount::count`] when the queue was last searched for requests that are not wanted any more.
-    losses_seen: u64,
+    drops_seen: u64,
     closed: bool,
 }
 
-/// A sender that waits for room for so many bytes.
+/// A sender that waits for room for so many bytes, or its message if that was published.
 #[derive(Debug)]
 struct Parked {
     reply: ReplyTo,
     bytes: usize,
+    message: Option<Box<Incoming>>,
 }
+
+impl Parked {
+    /// What was published is received though its sender has no interest in it any more.
+    fn is_wanted(&self) -> bool {
+        self.message.is_some() || self.reply.is_wanted()
+    }
+}
+
+/// How many messages wait with their bytes, and how many bytes they have.
+#[derive(Clone, Copy, Default, Debug)]
+struct Published {
+    messages: usize,
+    bytes: usize,
+}
+
+/// At most for one node and port.  A single message may be longer.
+const PUBLISHED_MAX: Published = Published { messages: 4096, bytes: 4 << 20 };
 
 /// Room that is kept for a sender.
 #[derive(Debug)]
@@ -142,6 +223,34 @@ struct Receivers {
     asleep: VecDeque<(u64, Waker)>,
     /// Threads that look again by themselves before they sleep.
     awake: usize,
+}
+
+/// A request that has been read out of its ring.
+#[derive(Debug)]
+pub(crate) struct DecodedRequest {
+    pub(super) kind: Kind,
+    pub(super) number: u32,
+    pub(super) incoming: Box<Incoming>,
+}
+
+impl DecodedRequest {
+    pub(super) fn service(&self) -> ServiceId {
+        ServiceId::of(self.kind, self.number)
+    }
+}
+
+/// A receiver that waits for a request, on the thread that polls.
+#[derive(Default)]
+pub(crate) struct Hand<'s> {
+    pub(crate) wanted: Option<&'s Service>,
+    pub(crate) given: Option<Box<Incoming>>,
+}
+
+impl Hand<'_> {
+    /// Whether a request of the service can be given instead of queued.
+    pub(super) fn takes(&self, service: &Service) -> bool {
+        self.given.is_none() && self.wanted.is_some_and(|wanted| std::ptr::eq(wanted, service))
+    }
 }
 
 /// What became of a request that was to be queued.
@@ -165,8 +274,16 @@ impl Admission {
 pub(crate) struct Taken {
     /// `None` where what was there is not wanted any more, which has made room all the same.
     pub(crate) incoming: Option<Box<Incoming>>,
-    /// Senders that may send now, and under which number.
-    pub(crate) granted: Vec<(ReplyTo, u32)>,
+    /// Who had waited for the room that this has made.
+    pub(crate) promoted: Vec<Promoted>,
+}
+
+/// What is to be done for who has waited for room.
+pub(crate) enum Promoted {
+    /// It may send now, under this number.
+    Granted(ReplyTo, u32),
+    /// Its message is in the queue.
+    Admitted(Admission),
 }
 
 /// Answers that are owed when a service ends.
@@ -178,13 +295,14 @@ pub(crate) struct Ended {
 impl Service {
     #[inline]
     pub(crate) fn new(id: ServiceId, owner: Principal, options: ServeOptions) -> Service {
-        let state = Mutex::new(State { servers: 1, ..State::default() });
-        Service { id, owner, options, state, waiting: AtomicUsize::new(0), ended: AtomicBool::new(false) }
+        let state = Mutex::new(QueueState { servers: 1, ..QueueState::default() });
+        let (crowded, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Service { id, owner, options, state, waiting: AtomicUsize::new(0), crowded, ended }
     }
 
     /// Whether somebody may use it.
     #[inline]
-    fn admits(&self, principal: &Principal) -> bool {
+    pub(super) fn admits(&self, principal: &Principal) -> bool {
         match &self.options.callers {
             None => true,
             Some(names) => *principal == self.owner || names.iter().any(|name| **name == *principal.0),
@@ -200,7 +318,7 @@ impl Service {
     #[inline]
     fn push(
         &self,
-        state: &mut State,
+        state: &mut QueueState,
         DecodedRequest { kind, mut incoming, .. }: DecodedRequest,
     ) -> Admission {
         if !self.admits(&incoming.to.caller.principal) {
@@ -212,20 +330,26 @@ impl Service {
             let accepted = incoming.accept(kind);
             return Admission::Queued { waker: self.enqueue(state, incoming), accepted };
         }
-        let (bytes, reply) = (incoming.input.bytes_here(), incoming.to);
+        let bytes = incoming.input.bytes_here();
         match kind {
-            _ if state.closed => Admission::Refused(reply, Status::Unknown),
-            Kind::Call => Admission::Refused(reply, Status::Busy),
-            Kind::TrySend => Admission::Refused(reply, Status::WouldBlock),
-            Kind::Send | Kind::GrantedSend(_) => {
-                state.parked.push_back(Parked { reply, bytes });
+            _ if state.closed => Admission::Refused(incoming.to, Status::Unknown),
+            Kind::Call => Admission::Refused(incoming.to, Status::Busy),
+            Kind::Publish if !state.keeps_more(target, bytes) => {
+                Admission::Refused(incoming.to, Status::WouldBlock)
+            }
+            Kind::TrySend => Admission::Refused(incoming.to, Status::WouldBlock),
+            Kind::Send | Kind::GrantedSend(_) | Kind::Publish => {
+                let reply = incoming.to.clone();
+                let message = (kind == Kind::Publish).then_some(incoming);
+                state.park(Parked { reply, bytes, message });
+                self.crowded.store(true, Relaxed);
                 Admission::Parked
             }
         }
     }
 
     #[inline]
-    fn has_room(&self, state: &mut State, kind: Kind, incoming: &Incoming) -> bool {
+    fn has_room(&self, state: &mut QueueState, kind: Kind, incoming: &Incoming) -> bool {
         let more = incoming.input.bytes_here();
         if !self.fits(state, more) && state.may_be_unwanted(incoming.to.link().drops()) {
             // Requests that nobody waits for any more take no room from others.
@@ -239,7 +363,7 @@ impl Service {
 
     /// A single request always fits into an empty queue, however long it is.
     #[inline]
-    fn fits(&self, state: &State, more: usize) -> bool {
+    fn fits(&self, state: &QueueState, more: usize) -> bool {
         let promised = state.queue.len() + state.grants.len();
         let bytes = state.bytes + state.granted_bytes + more;
         let has_bytes = promised == 0 || bytes <= self.options.bytes_max;
@@ -247,7 +371,7 @@ impl Service {
     }
 
     #[inline]
-    fn enqueue(&self, state: &mut State, incoming: Box<Incoming>) -> Option<Waker> {
+    fn enqueue(&self, state: &mut QueueState, incoming: Box<Incoming>) -> Option<Waker> {
         state.bytes += incoming.input.bytes_here();
         state.queue.push_back(incoming);
         self.waiting.store(state.queue.len(), Relaxed);
@@ -265,6 +389,12 @@ impl Service {
     #[inline]
     pub(crate) fn is_waiting(&self) -> bool {
         self.waiting.load(Relaxed) > 0
+    }
+
+    /// Whether messages take their turn with those that wait for room; a hint, as above.
+    #[inline]
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded.load(Relaxed)
     }
 
     /// Whether a receiver may be given a request instead of a place in the queue.  A message takes its turn with those that wait for
@@ -327,14 +457,17 @@ impl Service {
 
     /// Inlined, lest a request be moved once more on its way.
     #[inline(always)]
-    fn take(&self, state: &mut State) -> Result<Option<Taken>, Closed> {
+    fn take(&self, state: &mut QueueState) -> Result<Option<Taken>, Closed> {
         let found = state.pop_open();
         self.waiting.store(state.queue.len(), Relaxed);
         if found.is_none() && state.closed {
             return Err(Closed);
         }
-        let taken = Taken { incoming: found, granted: self.grant_more(state) };
-        Ok(Some(taken).filter(|taken| taken.incoming.is_some() || !taken.granted.is_empty()))
+        let taken = Taken { incoming: found, promoted: self.promote(state) };
+        if self.is_crowded() {
+            self.crowded.store(!(state.parked.is_empty() && state.grants.is_empty()), Relaxed);
+        }
+        Ok(Some(taken).filter(|taken| taken.incoming.is_some() || !taken.promoted.is_empty()))
     }
 
     /// The thread that took a request could not accept it: the next one gets it.  Handed back once the service has ended.
@@ -378,29 +511,39 @@ impl Service {
     }
 
     /// A sender does not need the room that is kept for it.
-    pub(crate) fn decline(&self, from: Target, grant: u32) -> Vec<(ReplyTo, u32)> {
+    pub(crate) fn decline(&self, from: Target, grant: u32) -> Vec<Promoted> {
         let mut state = lock(&self.state);
         state.use_grant(grant, from);
-        self.grant_more(&mut state)
+        self.promote(&mut state)
     }
 
     /// A peer is gone, and with it the senders for whom room is kept.
-    pub(crate) fn handle_down(&self, peer: Target) -> Vec<(ReplyTo, u32)> {
+    pub(crate) fn handle_down(&self, peer: Target) -> Vec<Promoted> {
         let mut state = lock(&self.state);
         state.grants.retain(|_, grant| grant.target != peer);
         state.granted_bytes = state.grants.values().map(|grant| grant.bytes).sum();
         state.parked.retain(|parked| parked.reply.target() != peer);
-        self.grant_more(&mut state)
+        state.published.remove(&peer);
+        self.promote(&mut state)
     }
 
-    fn grant_more(&self, state: &mut State) -> Vec<(ReplyTo, u32)> {
-        let mut granted = Vec::new();
+    /// Gives room to those that wait for it, in their order.
+    fn promote(&self, state: &mut QueueState) -> Vec<Promoted> {
+        let mut promoted = Vec::new();
         while let Some(Parked { bytes, .. }) = state.parked.front()
             && self.fits(state, *bytes)
+            && let Some(Parked { reply, bytes, message }) = state.unpark()
         {
-            granted.extend(state.grant());
+            match message {
+                Some(mut incoming) => {
+                    let accepted = incoming.accept(Kind::Publish);
+                    let waker = self.enqueue(state, incoming);
+                    promoted.push(Promoted::Admitted(Admission::Queued { waker, accepted }));
+                }
+                None => promoted.extend(state.grant(reply, bytes)),
+            }
         }
-        granted
+        promoted
     }
 
     // Servers come and go.
@@ -425,7 +568,7 @@ impl Service {
         (!state.closed).then(|| self.end(&mut state))
     }
 
-    fn end(&self, state: &mut State) -> Ended {
+    fn end(&self, state: &mut QueueState) -> Ended {
         state.closed = true;
         self.ended.store(true, Relaxed);
         self.waiting.store(0, Relaxed);
@@ -433,6 +576,7 @@ impl Service {
         state.grants.clear();
         state.granted_bytes = 0;
         let waiting = state.queue.drain(..).filter(|incoming| !incoming.answered).map(|incoming| incoming.to);
+        state.published.clear();
         let unanswered = waiting.chain(state.parked.drain(..).map(|parked| parked.reply)).collect();
         Ended { wakers: state.receivers.asleep.drain(..).map(|(_, waker)| waker).collect(), unanswered }
     }
@@ -442,7 +586,7 @@ impl Service {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Closed;
 
-impl State {
+impl QueueState {
     fn pop_open(&mut self) -> Option<Box<Incoming>> {
         while let Some(incoming) = self.queue.pop_front() {
             self.bytes -= incoming.input.bytes_here();
@@ -458,13 +602,43 @@ impl State {
     #[inline]
     fn may_be_unwanted(&mut self, drops: &DropCount) -> bool {
         let count = drops.count();
-        std::mem::replace(&mut self.losses_seen, count) != count
+        std::mem::replace(&mut self.drops_seen, count) != count
     }
 
     fn forget_cancelled(&mut self) {
         self.queue.retain(|incoming| incoming.is_wanted());
         self.bytes = self.queue.iter().map(|incoming| incoming.input.bytes_here()).sum();
-        self.parked.retain(|parked| parked.reply.is_wanted());
+        self.parked.retain(|parked| parked.is_wanted());
+    }
+
+    /// Whether one more message of that node may wait with its bytes.
+    fn keeps_more(&self, of: Target, bytes: usize) -> bool {
+        let kept = self.published.get(&of).copied().unwrap_or_default();
+        let has_bytes = kept.messages == 0 || kept.bytes + bytes <= PUBLISHED_MAX.bytes;
+        kept.messages < PUBLISHED_MAX.messages && has_bytes
+    }
+
+    fn park(&mut self, parked: Parked) {
+        if parked.message.is_some() {
+            let kept = self.published.entry(parked.reply.target()).or_default();
+            (kept.messages, kept.bytes) = (kept.messages + 1, kept.bytes + parked.bytes);
+        }
+        self.parked.push_back(parked);
+    }
+
+    /// Who waits longest.
+    fn unpark(&mut self) -> Option<Parked> {
+        let parked = self.parked.pop_front()?;
+        let of = parked.reply.target();
+        if parked.message.is_some()
+            && let Some(kept) = self.published.get_mut(&of)
+        {
+            (kept.messages, kept.bytes) = (kept.messages - 1, kept.bytes - parked.bytes);
+            if kept.messages == 0 {
+                self.published.remove(&of);
+            }
+        }
+        Some(parked)
     }
 
     fn use_grant(&mut self, grant: u32, target: Target) -> bool {
@@ -475,15 +649,15 @@ impl State {
         is_theirs
     }
 
-    fn grant(&mut self) -> Option<(ReplyTo, u32)> {
-        let Parked { reply, bytes } = self.parked.pop_front()?;
+    /// Keeps room for a sender.
+    fn grant(&mut self, reply: ReplyTo, bytes: usize) -> Option<Promoted> {
         if !reply.is_wanted() {
             return None;
         }
         self.last_grant = self.last_grant.wrapping_add(1);
         self.grants.insert(self.last_grant, Grant { target: reply.target(), bytes });
         self.granted_bytes += bytes;
-        Some((reply, self.last_grant))
+        Some(Promoted::Granted(reply, self.last_grant))
     }
 }
 
@@ -535,11 +709,10 @@ impl Services {
 
 #[cfg(test)]
 mod tests {
-    use halite_fabric::Key;
+    use halite_fabric::{Key, PeerId};
     use halite_tier::ids::NodeId;
-    use halite_tier::rpc::{Address, SlotId};
+    use halite_tier::rpc::SlotId;
 
-    use super::super::input::Bytes;
     use super::super::link::Link;
     use super::*;
 
@@ -550,9 +723,9 @@ mod tests {
     /// A message of so many bytes, from a sender that waits for its answer.
     fn message(link: &Arc<Link>, slot: u16, bytes: usize) -> Box<Incoming> {
         let mut inbound = lock(&link.inbound);
-        let id = inbound.served.open(SlotId { index: slot, generation: 0 }).unwrap();
+        let id = link.served.open(SlotId { index: slot, generation: 0 }).unwrap();
         let caller = inbound.caller(link, b"bob").unwrap();
-        let at = Address { key: Key(0), offset: 0 };
+        let at = RemoteAddress { key: Key(0), offset: 0 };
         let to = ReplyTo { caller, cancels: 0, id, at, room: 64, bytes_max: 0, by_line: false };
         Incoming::new(to, Payload::Here(Bytes::zeroed(bytes)))
     }
@@ -566,10 +739,33 @@ mod tests {
         let done = service.push_all((0..4).map(asked));
         assert!(matches!(done[..], [Admission::Queued { accepted: Some(_), .. }]), "the others are parked");
         let taken = service.try_take().unwrap().expect("one waits");
-        assert_eq!(taken.granted.len(), 1, "two would be too many bytes");
-        let (_, grant) = taken.granted[0];
+        let [Promoted::Granted(_, grant)] = taken.promoted[..] else { panic!("two would be too many bytes") };
         assert_eq!(service.decline(Target::Own, grant).len(), 1, "the next gets it");
         link.forget_caller();
+    }
+
+    #[test]
+    fn what_is_published_to_a_full_port_is_kept_up_to_a_bound_of_bytes_of_each_node() {
+        let options = ServeOptions { requests_max: 1, ..ServeOptions::default() };
+        let service = Service::new(ServiceId::Port(1), Principal("ada".into()), options);
+        let peers = [1, 2].map(|peer| Target::Peer(PeerId(peer)));
+        let links = peers.map(|peer| Arc::new(Link::new(NodeId(1), peer, 0, None, DropCount::default())));
+        let publish = |link: &Arc<Link>, slot| {
+            let incoming = message(link, slot, PUBLISHED_MAX.bytes / 2);
+            let asked = DecodedRequest { kind: Kind::Publish, number: 1, incoming };
+            let done = service.push_all([asked].into_iter());
+            !matches!(done[..], [Admission::Refused(_, Status::WouldBlock)])
+        };
+        assert!(publish(&links[0], 0), "it is in the queue");
+        assert_eq!([1, 2, 3].map(|slot| publish(&links[0], slot)), [true, true, false]);
+        // What has moved up counts no more, nor what belonged to a peer that is gone.
+        let taken = service.try_take().unwrap().expect("one waits");
+        assert!(matches!(taken.promoted[..], [Promoted::Admitted(_)]));
+        assert_eq!([4, 5].map(|slot| publish(&links[0], slot)), [true, false]);
+        assert_eq!([0, 1, 2].map(|slot| publish(&links[1], slot)), [true, true, false]);
+        service.handle_down(peers[0]);
+        assert_eq!([6, 7, 8].map(|slot| publish(&links[0], slot)), [true, true, false]);
+        links.iter().for_each(|link| link.forget_caller());
     }
 
     #[test]
@@ -584,7 +780,7 @@ mod tests {
         assert_eq!([push(0), push(1), push(2)], [true, true, false]);
         for slot in [0, 1] {
             link.note_cancel();
-            lock(&link.inbound).served.cancel(SlotId { index: slot, generation: 0 });
+            link.served.cancel(SlotId { index: slot, generation: 0 });
             link.note_loss();
         }
         assert_eq!([push(3), push(4), push(5)], [true, true, false]);
@@ -619,7 +815,7 @@ mod tests {
             let first = 10 * round;
             assert!(service.push_all((first..first + 3).map(asked)).is_empty(), "there is room");
             link.note_cancel();
-            lock(&link.inbound).served.cancel(SlotId { index: first, generation: 0 });
+            link.served.cancel(SlotId { index: first, generation: 0 });
             let slots: Vec<_> = service.take_batch(9).iter().map(|taken| taken.to.id.slot.index).collect();
             assert_eq!(slots, [first + 1, first + 2]);
             assert!(!service.is_waiting());

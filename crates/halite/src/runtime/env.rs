@@ -10,6 +10,7 @@ use std::time::{Instant, SystemTime};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use crate::runtime::crowd::is_host_crowded;
 use crate::runtime::headroom;
 
 /// The environment of a [`crate::Driven`] node, which may be made up: the same environment and the same fabric make the same node do
@@ -76,6 +77,19 @@ impl NodeEnv {
         match self {
             NodeEnv::Process { .. } => thread::available_parallelism().map_or(1, NonZeroUsize::get),
             NodeEnv::Custom(_) => 1,
+        }
+    }
+
+    /// Whether a thread of the node's own looks now and then, though nobody rings.
+    pub(crate) fn has_progress_thread(&self) -> bool {
+        matches!(self, NodeEnv::Process { .. })
+    }
+
+    /// Whether more threads want to run than can.
+    pub(crate) fn is_crowded(&self) -> bool {
+        match self {
+            NodeEnv::Process { .. } => is_host_crowded(),
+            NodeEnv::Custom(_) => false,
         }
     }
 

@@ -132,6 +132,8 @@ impl Group {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
 
     #[test]
@@ -144,57 +146,46 @@ mod tests {
     }
 
     /// Control groups made of ordinary files.
-    struct Groups(PathBuf);
+    struct Groups(TempDir);
 
     impl Groups {
-        fn new(name: &str, files: &[(&str, &str)]) -> Groups {
-            let root = std::env::temp_dir().join(format!("halite-groups-{}-{name}", std::process::id()));
+        fn new(files: &[(&str, &str)]) -> Groups {
+            let root = TempDir::new().unwrap();
             for (path, text) in files {
-                fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
-                fs::write(root.join(path), text).unwrap();
+                let path = root.path().join(path);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
             }
             Groups(root)
         }
 
         fn limits(&self, own: &str) -> Vec<(u64, u64)> {
-            groups_of(own, &self.0).into_iter().map(|group| (group.limit, group.held)).collect()
-        }
-    }
-
-    impl Drop for Groups {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
+            groups_of(own, self.0.path()).into_iter().map(|group| (group.limit, group.held)).collect()
         }
     }
 
     #[test]
     fn each_group_around_the_process_has_its_limit_and_what_it_can_give_up_is_free() {
-        let groups = Groups::new(
-            "v2",
-            &[
-                ("app/web/memory.max", "1000\n"),
-                ("app/web/memory.current", "700\n"),
-                ("app/web/memory.stat", "anon 500\ninactive_file 150\n"),
-                ("app/memory.max", "max\n"),
-                ("memory.max", "5000\n"),
-                ("memory.current", "10\n"),
-            ],
-        );
+        let groups = Groups::new(&[
+            ("app/web/memory.max", "1000\n"),
+            ("app/web/memory.current", "700\n"),
+            ("app/web/memory.stat", "anon 500\ninactive_file 150\n"),
+            ("app/memory.max", "max\n"),
+            ("memory.max", "5000\n"),
+            ("memory.current", "10\n"),
+        ]);
         assert_eq!(groups.limits("0::/app/web\n"), [(1000, 550), (5000, 10)]);
         assert_eq!(groups.limits("0::/not/to/be/seen\n"), [(5000, 10)]);
     }
 
     #[test]
     fn the_first_version_has_a_hierarchy_for_memory_alone() {
-        let groups = Groups::new(
-            "v1",
-            &[
-                ("memory/job/memory.limit_in_bytes", "1000\n"),
-                ("memory/job/memory.usage_in_bytes", "700\n"),
-                ("memory/job/memory.stat", "inactive_file 1\ntotal_inactive_file 200\n"),
-                ("memory/memory.limit_in_bytes", "9223372036854771712\n"),
-            ],
-        );
+        let groups = Groups::new(&[
+            ("memory/job/memory.limit_in_bytes", "1000\n"),
+            ("memory/job/memory.usage_in_bytes", "700\n"),
+            ("memory/job/memory.stat", "inactive_file 1\ntotal_inactive_file 200\n"),
+            ("memory/memory.limit_in_bytes", "9223372036854771712\n"),
+        ]);
         assert_eq!(groups.limits("5:cpu:/job\n4:memory:/job\n0::/\n"), [(1000, 500)]);
         assert_eq!(groups.limits("garbage\n::\n4:memory\n"), []);
     }

@@ -8,7 +8,7 @@ use halite_mem::{PagePolicy, Segment, Window};
 use halite_tier::effect::Token;
 
 use crate::runtime::env::NodeEnv;
-use crate::runtime::wait::lock;
+use crate::runtime::locks::{lock, ranked};
 
 /// Something to be done.
 #[derive(Debug)]
@@ -48,6 +48,10 @@ const HEADROOM_BYTES_MIN: u64 = 1 << 20;
 const DISCARD_BYTES_MIN: u64 = 64 << 20;
 /// How long a job may take before others have their turn.
 const PATIENCE_NS: u64 = 8_000_000;
+
+ranked! {
+    BTreeMap<Key, Arc<Segment>> => Innermost;
+}
 
 /// The segments of this node, for those who do its jobs.
 #[derive(Debug, Default)]

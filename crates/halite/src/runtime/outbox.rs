@@ -115,22 +115,74 @@ impl Backlog {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use halite_fabric::{Lane, Middleware};
     use halite_providers::{ShmConfig, ShmFabric};
 
     use super::*;
 
+    /// A fabric that has room for nothing.
+    pub(crate) struct Full(Arc<ShmFabric>, Mutex<Vec<PeerId>>);
+
+    impl Full {
+        pub(crate) fn open() -> Full {
+            // Nobody connects through it, so that its directory may go.
+            let dir = crate::runtime::scratch();
+            Full(ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap(), Mutex::default())
+        }
+
+        /// Whose connections were ended, since this was asked last.
+        pub(crate) fn disconnected(&self) -> Vec<PeerId> {
+            std::mem::take(&mut *self.1.lock().unwrap())
+        }
+    }
+
+    impl Middleware for Full {
+        fn inner(&self) -> &dyn Fabric {
+            &*self.0
+        }
+
+        fn post(&self, peer: PeerId, _: Lane, _: &[WorkRequest<'_>]) -> Result<(), PostError> {
+            Err(PostError { peer, posted: 0, cause: PostCause::QueueFull })
+        }
+
+        fn disconnect(&self, peer: PeerId) {
+            self.1.lock().unwrap().push(peer);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_takes_nothing_loses_its_connection_before_it_costs_all_memory() {
+        let fabric = Full::open();
+        let mut outbox = Outbox::default();
+        for peer in [PeerId(7), PeerId(8)] {
+            let bytes = vec![0; BACKLOG_BYTES_MAX / 4];
+            (0..4).for_each(|_| {
+                outbox
+                    .push(peer, OutMessage { imm: 1, bytes: bytes.clone(), solicited: true, counts: false });
+            });
+        }
+        outbox.flush(&fabric, |_, _| unreachable!("none counts"));
+        assert_eq!(fabric.disconnected(), [], "as much may wait");
+        outbox.push(PeerId(8), OutMessage { imm: 1, bytes: vec![0], solicited: true, counts: false });
+        outbox.flush(&fabric, |_, _| unreachable!("none counts"));
+        assert_eq!(fabric.disconnected(), [PeerId(8)]);
+        outbox.handle_down(PeerId(8));
+        assert_eq!(outbox.waiting(), (4, BACKLOG_BYTES_MAX), "of the other nothing is lost");
+    }
+
     #[test]
     fn what_was_to_be_said_over_a_connection_that_has_ended_is_forgotten() {
-        let dir = std::env::temp_dir().join(format!("halite-outbox-{}", std::process::id()));
-        let fabric = ShmFabric::open(ShmConfig::new(&dir, "one")).unwrap();
+        let dir = crate::runtime::scratch();
+        let fabric = ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap();
         let mut outbox = Outbox::default();
         let message = || OutMessage { imm: 1, bytes: vec![1; 10], solicited: true, counts: false };
         outbox.push(PeerId(7), message());
         outbox.push(PeerId(7), message());
         outbox.flush(&*fabric, |_, _| unreachable!("none counts"));
         drop(fabric);
-        std::fs::remove_dir_all(&dir).unwrap();
         assert!(outbox.is_empty(), "it would be tried again with everything that happens");
     }
 }

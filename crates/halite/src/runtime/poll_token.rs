@@ -503,7 +503,7 @@ mod loom_tests {
             }
         }
 
-        /// As Driver::lead(): a caller that sleeps until the message is handled, by whomever; or one that is notified of
+        /// As Driver::lead(): a caller that sleeps until the message is handled, by any thread; or one that is notified of
         /// something else at once, and computes for ever.
         fn leader(&self, is_notified: bool) {
             let is_done = || is_notified || self.handled.load(Relaxed);

@@ -1,5 +1,4 @@
-//! Waiting: tasks that wait for something to happen next, threads that wait for a task, and how long it pays to
-//! spin before that.
+//! Waiting: threads that wait for a task, what they wake, and how long it pays to spin before they sleep.
 //!
 //! Nothing here knows what is waited for.
 
@@ -8,136 +7,65 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::atomic::AtomicU8;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
 use halite_fabric::{Fabric, Sleeper};
-use smallvec::SmallVec;
+
+use crate::runtime::locks::{lock, ranked};
 
 /// Wakers that are to be called when no lock is held, since they may run anything.  A single one, which is most often
 /// the case, allocates nothing.
 #[derive(Debug, Default)]
-pub(crate) struct Wakes(SmallVec<[Waker; 1]>);
+pub(crate) struct Wakes {
+    first: Option<Waker>,
+    /// Only behind a first one.
+    more: Vec<Waker>,
+}
 
 impl Wakes {
     #[inline]
     pub(crate) fn add(&mut self, waker: Option<Waker>) {
         if let Some(waker) = waker {
-            self.0.push(waker);
+            match self.first {
+                None => self.first = Some(waker),
+                Some(_) => self.more.push(waker),
+            }
         }
     }
 
     pub(crate) fn extend(&mut self, wakers: Vec<Waker>) {
-        self.0.extend(wakers);
+        wakers.into_iter().for_each(|waker| self.add(Some(waker)));
     }
 
     /// Adds those of `other`.
     #[inline]
-    pub(crate) fn append(&mut self, mut other: Wakes) {
+    pub(crate) fn append(&mut self, other: Wakes) {
         if !other.is_empty() {
-            self.0.append(&mut other.0);
+            self.add(other.first);
+            self.extend(other.more);
         }
     }
 
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.first.is_none()
     }
 
     #[inline]
     pub(crate) fn wake_all(self) {
-        if self.is_empty() {
-            return;
-        }
-        for waker in self.0 {
-            waker.wake();
+        if let Some(first) = self.first {
+            first.wake();
+            self.more.into_iter().for_each(Waker::wake);
         }
     }
 }
 
-/// Something that happens again and again, and the tasks that wait for its next time.
-///
-/// A waiter reads [`Event::count`], looks whether it must wait, and then waits for the count to go beyond what
-/// it read: an event between the look and the wait is not missed.
-#[derive(Debug, Default)]
-pub(crate) struct Event {
-    /// How often it has happened.
-    count: AtomicU64,
-    waiting: Mutex<Waiting>,
-}
-
-#[derive(Debug, Default)]
-struct Waiting {
-    next: u64,
-    wakers: Vec<(u64, Waker)>,
-}
-
-impl Event {
-    /// How often it has happened.
-    pub(crate) fn count(&self) -> u64 {
-        // Pairs with the Release in happen(): with the count comes the sight of what happened.
-        self.count.load(Acquire)
-    }
-
-    /// Lets it happen.
-    pub(crate) fn happen(&self, wakes: &mut Wakes) {
-        let mut waiting = lock(&self.waiting);
-        // Pairs with the Acquire in count().
-        self.count.fetch_add(1, Release);
-        wakes.0.extend(waiting.wakers.drain(..).map(|(_, waker)| waker));
-    }
-
-    /// Whether anybody waits.
-    #[cfg(test)]
-    fn is_awaited(&self) -> bool {
-        !lock(&self.waiting).wakers.is_empty()
-    }
-
-    /// Waits until it has happened more often than `seen` times.
-    pub(crate) fn after(&self, seen: u64) -> After<'_> {
-        After { event: self, seen, id: None }
-    }
-}
-
-/// See [`Event::after`].
-#[derive(Debug)]
-pub(crate) struct After<'e> {
-    event: &'e Event,
-    seen: u64,
-    id: Option<u64>,
-}
-
-impl Future for After<'_> {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let mut waiting = lock(&self.event.waiting);
-        // The lock, which happen() holds, orders this.
-        if self.event.count.load(Relaxed) != self.seen {
-            return Poll::Ready(());
-        }
-        if let Some(id) = self.id {
-            waiting.wakers.retain(|(other, _)| *other != id);
-        }
-        waiting.next += 1;
-        let id = waiting.next;
-        waiting.wakers.push((id, context.waker().clone()));
-        drop(waiting);
-        self.id = Some(id);
-        Poll::Pending
-    }
-}
-
-impl Drop for After<'_> {
-    fn drop(&mut self) {
-        if let Some(id) = self.id {
-            lock(&self.event.waiting).wakers.retain(|(other, _)| *other != id);
-        }
-    }
+ranked! {
+    Option<Arc<dyn Fabric>> => Innermost;
 }
 
 /// A thread that waits for a task of its own.
@@ -164,6 +92,32 @@ thread_local! {
     /// Made by the first wait of a thread, and then used again.
     static PARKING: RefCell<Option<Parking>> = const { RefCell::new(None) };
     static PATIENCE: Cell<AdaptiveSpin> = const { Cell::new(AdaptiveSpin::NEW) };
+    /// For what its innermost blocking wait moves forward; 0 without one.
+    static WAITS_FOR: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A blocking wait of the calling thread, of which what it waits for can know.
+pub(crate) struct BlockingWait {
+    /// What the wait around it moves forward.
+    outer: usize,
+}
+
+impl BlockingWait {
+    /// Of a thread that moves `moved` forward until the wait is over.
+    pub(crate) fn begin<T>(moved: &T) -> BlockingWait {
+        BlockingWait { outer: WAITS_FOR.replace(std::ptr::from_ref(moved).addr()) }
+    }
+
+    /// Whether the calling thread waits for what it does now, and so goes on to move `moved` forward, or sleeps, when that is not over.
+    pub(crate) fn moves<T>(moved: &T) -> bool {
+        WAITS_FOR.get() == std::ptr::from_ref(moved).addr()
+    }
+}
+
+impl Drop for BlockingWait {
+    fn drop(&mut self) {
+        WAITS_FOR.set(self.outer);
+    }
 }
 
 impl Parker {
@@ -246,7 +200,7 @@ impl Parking {
 /// is likely to end soon is spun through, and one that is not is hardly spun for at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct AdaptiveSpin {
-    /// Consecutive waits that took longer than [`SPIN_LONG_NS`].
+    /// Consecutive waits that took longer than the longest spin.
     long_waits: u32,
     /// For how long the present wait has been spun for.
     spun_ns: u64,
@@ -254,12 +208,17 @@ pub(crate) struct AdaptiveSpin {
     work_ns: u64,
     /// What the present wait takes at least, where that is known.
     round_trip_ns: u64,
+    /// The longest spin: what a sleep costs.
+    long_ns: u64,
     /// How many waits are not spun for since others want the processor: in all, and still.
     crowded_waits: (u32, u32),
 }
 
-/// The longest spin: what a sleep delays the waiter by.
+/// The longest spin where peers share memory: what a sleep delays the waiter by.
 const SPIN_LONG_NS: u64 = 50_000;
+/// Where packets come through the system: a wake-up by a packet takes both ends longer, and what comes next had to be made ready, sent and
+/// received first.
+const SPIN_PACKETS_NS: u64 = 150_000;
 /// The shortest spin: a round trip between two threads that are awake.
 pub(crate) const SPIN_SHORT_NS: u64 = 3_000;
 /// So many consecutive long waits mean that the next one is likely to be long.
@@ -274,16 +233,31 @@ const PROBE_EVERY: u32 = 16;
 
 impl AdaptiveSpin {
     /// Nothing is known: short waits are expected.
-    pub(crate) const NEW: AdaptiveSpin =
-        AdaptiveSpin { long_waits: 0, spun_ns: 0, work_ns: 0, round_trip_ns: 0, crowded_waits: (0, 0) };
+    pub(crate) const NEW: AdaptiveSpin = AdaptiveSpin {
+        long_waits: 0,
+        spun_ns: 0,
+        work_ns: 0,
+        round_trip_ns: 0,
+        long_ns: SPIN_LONG_NS,
+        crowded_waits: (0, 0),
+    };
+
+    /// From now on it is waited for what comes by packets, or for peers that share memory.
+    pub(crate) fn set_by_packets(&mut self, by_packets: bool) {
+        self.long_ns = if by_packets { SPIN_PACKETS_NS } else { SPIN_LONG_NS };
+    }
 
     /// How long to spin in the next wait.
     pub(crate) fn spin_ns(&self) -> u64 {
-        if self.crowded_waits.1 > 0 || self.round_trip_ns > SPIN_LONG_NS {
+        if self.crowded_waits.1 > 0 {
+            // What is computed before a sleep counts: who has used more than its share is not let on at once when it is woken.
+            return 0;
+        }
+        if self.round_trip_ns > self.long_ns {
             return SPIN_SHORT_NS;
         }
         let is_probe = self.long_waits % PROBE_EVERY == PROBE_EVERY - 1;
-        if self.long_waits < LONG_WAITS_MAX || is_probe { SPIN_LONG_NS + self.work_ns } else { SPIN_SHORT_NS }
+        if self.long_waits < LONG_WAITS_MAX || is_probe { self.long_ns + self.work_ns } else { SPIN_SHORT_NS }
     }
 
     /// The next wait takes longer than others even if nobody sleeps, by about so much.  Both ends would sleep each time if
@@ -315,11 +289,11 @@ impl AdaptiveSpin {
         let (in_all, still) = self.crowded_waits;
         self.crowded_waits = if still > 0 { (in_all, still - 1) } else { (0, 0) };
         let waited_ns = waited_ns + std::mem::take(&mut self.spun_ns);
-        if std::mem::take(&mut self.round_trip_ns) > SPIN_LONG_NS {
+        if std::mem::take(&mut self.round_trip_ns) > self.long_ns {
             // It says nothing about waits for peers that are near.
             return;
         }
-        let is_long = waited_ns > SPIN_LONG_NS + std::mem::take(&mut self.work_ns);
+        let is_long = waited_ns > self.long_ns + std::mem::take(&mut self.work_ns);
         self.long_waits = if is_long { self.long_waits.wrapping_add(1) } else { 0 };
     }
 
@@ -355,13 +329,6 @@ impl Wake for Parker {
     }
 }
 
-/// Locks one of this crate's mutexes.  A thread that panicked under one left a node behind that cannot be trusted
-/// any more; the progress thread, who meets the panic too, then ends all waiting (see `Driver::fail`).
-#[inline]
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("a thread panicked inside the node")
-}
-
 /// Runs all to their ends, side by side; what came of each, in their order.
 pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut under_way: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
@@ -382,61 +349,18 @@ pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::pin::pin;
-
-    /// Counts how often it is woken.
-    #[derive(Default)]
-    struct Counter(AtomicU64);
-
-    impl Wake for Counter {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Relaxed);
-        }
-    }
-
-    fn counting() -> (Arc<Counter>, Waker) {
-        let counter = Arc::new(Counter::default());
-        (counter.clone(), Waker::from(counter))
-    }
-
-    fn happen(event: &Event) {
-        let mut wakes = Wakes::default();
-        event.happen(&mut wakes);
-        wakes.wake_all();
-    }
 
     #[test]
-    fn what_happens_between_the_look_and_the_wait_is_not_missed() {
-        let event = Event::default();
-        let seen = event.count();
-        happen(&event);
-        let (_, waker) = counting();
-        assert!(pin!(event.after(seen)).poll(&mut Context::from_waker(&waker)).is_ready());
-    }
-
-    #[test]
-    fn a_waiter_is_woken_once_however_often_it_was_polled() {
-        let event = Event::default();
-        let (counter, waker) = counting();
-        let mut after = pin!(event.after(event.count()));
-        for _ in 0..3 {
-            assert!(after.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        }
-        happen(&event);
-        assert_eq!(counter.0.load(Relaxed), 1);
-        assert!(after.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
-    }
-
-    #[test]
-    fn a_waiter_that_gives_up_leaves_nothing_behind() {
-        let event = Event::default();
-        let (_, waker) = counting();
-        {
-            let mut after = pin!(event.after(event.count()));
-            assert!(after.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-            assert!(event.is_awaited());
-        }
-        assert!(!event.is_awaited());
+    fn the_innermost_wait_of_a_thread_is_known_to_what_it_moves_forward_alone() {
+        let (one, other) = (1, 2);
+        assert!(!BlockingWait::moves(&one));
+        let outer = BlockingWait::begin(&one);
+        let inner = BlockingWait::begin(&other);
+        assert!(BlockingWait::moves(&other) && !BlockingWait::moves(&one));
+        drop(inner);
+        assert!(BlockingWait::moves(&one) && !BlockingWait::moves(&other));
+        drop(outer);
+        assert!(!BlockingWait::moves(&one));
     }
 
     #[test]
@@ -498,6 +422,19 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_by_packets_is_spun_for_longer() {
+        let mut patience = AdaptiveSpin::NEW;
+        patience.set_by_packets(true);
+        for _ in 0..2 * LONG_WAITS_MAX {
+            patience.expect_round_trip(Duration::from_nanos(SPIN_PACKETS_NS));
+            assert_eq!(patience.spin_ns(), SPIN_PACKETS_NS);
+            patience.note_wait(SPIN_PACKETS_NS);
+        }
+        patience.set_by_packets(false);
+        assert_eq!(patience.spin_ns(), SPIN_LONG_NS);
+    }
+
+    #[test]
     fn a_thread_whose_waits_are_long_tries_a_long_spin_now_and_then() {
         let mut patience = AdaptiveSpin::NEW;
         let long_spins = (0..10 * PROBE_EVERY).filter(|_| {
@@ -516,7 +453,7 @@ mod tests {
                 patience.note_crowd();
                 patience.note_wait(1);
             }
-            while patience.spin_ns() == SPIN_SHORT_NS {
+            while patience.spin_ns() == 0 {
                 slept += 1;
                 patience.note_wait(1);
             }

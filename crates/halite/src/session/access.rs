@@ -5,12 +5,12 @@
 
 use halite_fabric::{PeerId, Status};
 use halite_tier::access::{Blocked, Count, SlotRef, WORD_BYTES};
-use halite_tier::ids::NodeLife;
+use halite_tier::ids::NodeIncarnation;
 use halite_tier::permissions::Permissions;
 
-use crate::driver::carry::{Failed, Kind, Stop, Transfer};
+use crate::driver::carry::{Alone, Failed, Kind, Stop, Transfer};
 use crate::error::{AccessCause, AccessError, BatchError};
-use crate::posted::Cursor;
+use crate::posted::{Cursor, Ended};
 use crate::session::{Inner, Lh, ReadOp, WriteOp};
 
 /// Reads, in order.
@@ -154,29 +154,49 @@ impl Inner {
     /// Makes a read.
     #[inline]
     pub(crate) async fn read_all(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        match self.read_now(lh, offset, into) {
-            Some(done) if done == into.len() => Ok(()),
-            done => Box::pin(self.read(lh, offset, into, done.unwrap_or(0))).await,
+        let done = match self.read_now(lh, offset, into) {
+            Some(done) if done == into.len() => return Ok(()),
+            done => done.unwrap_or(0),
+        };
+        let at = Cursor { index: 0, done };
+        let ops = &mut [ReadOp { lh, offset, into }];
+        if let Some(mut alone) = self.post_alone(&Reads { inner: self, ops }, at) {
+            let ended = alone.ended().await;
+            return self.land_alone(&mut Reads { inner: self, ops }, &alone, ended);
         }
+        let [ReadOp { into, .. }] = ops;
+        Box::pin(self.read(lh, offset, into, done)).await
     }
 
     /// Makes a write.
     #[inline]
     pub(crate) async fn write_all(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        match self.write_now(lh, offset, from) {
-            Some(done) if done == from.len() => Ok(()),
-            done => Box::pin(self.write(lh, offset, from, done.unwrap_or(0))).await,
+        let done = match self.write_now(lh, offset, from) {
+            Some(done) if done == from.len() => return Ok(()),
+            done => done.unwrap_or(0),
+        };
+        let at = Cursor { index: 0, done };
+        if let Some(mut alone) =
+            self.post_alone(&Writes { inner: self, ops: &[WriteOp { lh, offset, from }] }, at)
+        {
+            let ended = alone.ended().await;
+            let access = &mut Writes { inner: self, ops: &[WriteOp { lh, offset, from }] };
+            return self.land_alone(access, &alone, ended);
         }
+        Box::pin(self.write(lh, offset, from, done)).await
     }
 
     /// Makes reads.
     pub(crate) async fn read_each(&self, ops: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
-        for index in 0..ops.len() {
-            let ReadOp { lh, offset, into } = &mut ops[index];
-            let done = self.read_now(*lh, *offset, into);
-            if done != Some(into.len()) {
-                let read = Box::pin(self.read_from(&mut ops[index..], done.unwrap_or(0))).await;
-                return read.map_err(|error| BatchError { index: index + error.index, ..error });
+        let mut index = 0;
+        while index < ops.len() {
+            let own = ops[index..].iter_mut().take_while(|op| self.owns(op.lh));
+            match self.path.read_each(self.id, own.map(|op| (op.lh.slot, op.offset, &mut *op.into))) {
+                0 => {
+                    let read = Box::pin(self.read_from(&mut ops[index..], 0)).await;
+                    return read.map_err(|error| BatchError { index: index + error.index, ..error });
+                }
+                read => index += read,
             }
         }
         Ok(())
@@ -184,11 +204,15 @@ impl Inner {
 
     /// Makes writes.
     pub(crate) async fn write_each(&self, ops: &[WriteOp<'_>]) -> Result<(), BatchError> {
-        for (index, WriteOp { lh, offset, from }) in ops.iter().enumerate() {
-            let done = self.write_now(*lh, *offset, from);
-            if done != Some(from.len()) {
-                let written = Box::pin(self.write_from(&ops[index..], done.unwrap_or(0))).await;
-                return written.map_err(|error| BatchError { index: index + error.index, ..error });
+        let mut index = 0;
+        while index < ops.len() {
+            let own = ops[index..].iter().take_while(|op| self.owns(op.lh));
+            match self.path.write_each(self.id, own.map(|op| (op.lh.slot, op.offset, op.from))) {
+                0 => {
+                    let written = Box::pin(self.write_from(&ops[index..], 0)).await;
+                    return written.map_err(|error| BatchError { index: index + error.index, ..error });
+                }
+                written => index += written,
             }
         }
         Ok(())
@@ -239,9 +263,32 @@ impl Inner {
         }
     }
 
+    /// Posts an access from `at` on, if that is a single part and need not wait before it begins; else does nothing.
+    pub(crate) fn post_alone<A: Accesses>(&self, access: &A, at: Cursor) -> Option<Alone<'_>> {
+        if self.owns(access.place(0).0) { self.driver.post_alone(access, at) } else { None }
+    }
+
+    /// What was posted alone has ended.
+    pub(crate) fn land_alone<A: Accesses>(
+        &self,
+        access: &mut A,
+        alone: &Alone<'_>,
+        ended: Ended,
+    ) -> Result<(), AccessError> {
+        let landed = self.driver.land_alone(access, alone, ended);
+        landed.map_err(|failed| self.batch_error(access, failed).source)
+    }
+
     /// Makes accesses, of whose first one `done` bytes are there already.
     pub(crate) async fn make<A: Accesses>(&self, accesses: &mut A, done: usize) -> Result<(), BatchError> {
-        let carried = self.driver.carry(accesses, Cursor { index: 0, done }).await;
+        let at = Cursor { index: 0, done };
+        let carried = match self.driver.post_alone(accesses, at) {
+            Some(mut alone) => {
+                let ended = alone.ended().await;
+                self.driver.land_alone(accesses, &alone, ended)
+            }
+            None => self.driver.carry(accesses, at).await,
+        };
         carried.map_err(|failed| self.batch_error(accesses, failed))
     }
 
@@ -299,7 +346,7 @@ impl Inner {
         if self.driver.is_closed() {
             return Err(AccessCause::NodeClosed);
         }
-        self.driver.shared.handle_changes.after(seen, lh.slot).await;
+        self.driver.shared.handle_changes.after_of(seen, lh.slot.index).await;
         Ok(())
     }
 
@@ -323,23 +370,23 @@ impl Inner {
 
     #[cold]
     pub(crate) fn cause_of_peer(&self, peer: PeerId) -> AccessCause {
-        match self.driver.shared.peers.life_of(peer) {
-            Some(life) => self.cause_of_down(life),
-            // Forgotten when it was cut off: nothing that it held can come back.
+        match self.driver.shared.peers.incarnation_of(peer) {
+            Some(incarnation) => self.cause_of_down(incarnation),
+            // Many have come and gone since.
             None => AccessCause::Stale,
         }
     }
 
     fn cause_of_unmapped(&self, peer: PeerId) -> AccessCause {
-        let life = self.driver.shared.peers.life_of(peer);
-        life.map_or(AccessCause::Stale, |life| AccessCause::Unmapped(life.node))
+        let incarnation = self.driver.shared.peers.incarnation_of(peer);
+        incarnation.map_or(AccessCause::Stale, |incarnation| AccessCause::Unmapped(incarnation.node))
     }
 
     /// A node that was restarted has lost what it held; one that is down may only be out of reach.
-    fn cause_of_down(&self, life: NodeLife) -> AccessCause {
-        match self.driver.look(|runner| runner.life_of(life.node)) {
-            Some(current) if current != life => AccessCause::Stale,
-            _ => AccessCause::PeerDown(life.node),
+    fn cause_of_down(&self, incarnation: NodeIncarnation) -> AccessCause {
+        match self.driver.look(|runner| runner.incarnation_of(incarnation.node)) {
+            Some(current) if current != incarnation => AccessCause::Stale,
+            _ => AccessCause::PeerDown(incarnation.node),
         }
     }
 
@@ -354,7 +401,7 @@ impl Inner {
             Blocked::OutOfRange { .. } if offset.checked_add(len).is_none() => AccessCause::Overflow,
             Blocked::OutOfRange { region_len } => AccessCause::OutOfRange { region_len },
             Blocked::Unaligned => AccessCause::Unaligned { alignment: WORD_BYTES },
-            Blocked::Down(life) => self.cause_of_down(life),
+            Blocked::Down(incarnation) => self.cause_of_down(incarnation),
             Blocked::Changing | Blocked::Post { .. } => unreachable!("waited for before"),
         }
     }

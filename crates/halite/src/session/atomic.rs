@@ -10,10 +10,10 @@ use halite_tier::permissions::Permissions;
 
 use crate::blocking;
 use crate::driver::carry::{Kind, Transfer};
-use crate::error::{AccessCause, AccessError};
+use crate::error::{AccessCause, AccessError, BatchError};
 use crate::posted::Cursor;
 use crate::session::access::Accesses;
-use crate::session::{Inner, Lh, Session};
+use crate::session::{Inner, Lh, Session, SwapOp};
 
 /// Atomics.  They order what their caller did before with what others do after they have seen the new value.  A
 /// future that is dropped may have changed the word.
@@ -22,7 +22,7 @@ impl Session {
     /// [`ATOMIC`](crate::Permissions::ATOMIC).
     ///
     /// ```
-    /// # use halite::{Config, Node, NodeId, Permissions, Placement};
+    /// # use halite::{Config, Node, NodeId, Permissions, Placement, SwapOp};
     /// # let dir = std::env::temp_dir().join(format!("halite-doc-atomic-{}", std::process::id()));
     /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
     /// let session = node.blocking_session();
@@ -30,24 +30,48 @@ impl Session {
     /// assert_eq!(session.fetch_add(tickets, 0, 3)?, 0);
     /// assert_eq!(session.compare_swap(tickets, 0, 3, 10)?, 3);
     /// assert_eq!(session.fetch_add(tickets, 0, 1)?, 10);
+    /// let swap = |expected, new| SwapOp { offset: 0, expected, new };
+    /// assert_eq!(session.compare_swap_while(tickets, &[swap(11, 12), swap(13, 14), swap(12, 15)])?, 1);
     /// # drop((session, node));
     /// # std::fs::remove_dir_all(dir)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub async fn fetch_add(&self, lh: Lh, offset: u64, add: u64) -> Result<u64, AccessError> {
-        self.inner.change(lh, offset, Atomic::FetchAdd { add }).await
+    pub fn fetch_add(&self, lh: Lh, offset: u64, add: u64) -> impl Future<Output = Result<u64, AccessError>> {
+        self.inner.change(lh, offset, Atomic::FetchAdd { add })
     }
 
     /// Replaces the 8-byte word at `offset` by `new` if it holds `expected`; returns what it held before, so that
     /// it was replaced exactly if that equals `expected`.  Needs [`ATOMIC`](crate::Permissions::ATOMIC).
-    pub async fn compare_swap(
+    pub fn compare_swap(
         &self,
         lh: Lh,
         offset: u64,
         expected: u64,
         new: u64,
-    ) -> Result<u64, AccessError> {
-        self.inner.change(lh, offset, Atomic::CompareSwap { expected, new }).await
+    ) -> impl Future<Output = Result<u64, AccessError>> {
+        self.inner.change(lh, offset, Atomic::CompareSwap { expected, new })
+    }
+
+    /// Makes compare-swaps on words of a region, in order, as long as each finds what it expects; returns how many did.  The one behind
+    /// these changed nothing, and those behind that were not tried.  Where loads and stores reach the words, all of them cost little more than
+    /// their changes; elsewhere each waits for the one before.
+    pub async fn compare_swap_while(&self, lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError> {
+        let mut index = 0;
+        while let Some(&SwapOp { offset, expected, new }) = swaps.get(index) {
+            let (made, is_refused) = self.inner.swap_now(lh, &swaps[index..]);
+            index += made;
+            if is_refused {
+                break;
+            }
+            if made == 0 {
+                match self.inner.change(lh, offset, Atomic::CompareSwap { expected, new }).await {
+                    Ok(found) if found == expected => index += 1,
+                    Ok(_) => break,
+                    Err(source) => return Err(BatchError { index, source, later: false }),
+                }
+            }
+        }
+        Ok(index)
     }
 }
 
@@ -86,13 +110,26 @@ impl Inner {
         if self.owns(lh) { self.path.atomic(self.id, lh.slot, offset, atomic).ok() } else { None }
     }
 
+    /// Makes compare-swaps, as long as loads and stores reach the words and these hold what is expected: how many, and whether one held
+    /// something else.
+    #[inline]
+    fn swap_now(&self, lh: Lh, swaps: &[SwapOp]) -> (usize, bool) {
+        let swaps = swaps.iter().map(|swap| (swap.offset, swap.expected, swap.new));
+        if self.owns(lh) { self.path.swap_while(self.id, lh.slot, swaps) } else { (0, false) }
+    }
+
     /// Changes a word for a task; see [`Inner::read_all`] for why the longer way is kept apart.
     #[inline]
     async fn change(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
-        match self.atomic_now(lh, offset, atomic) {
-            Some(old) => Ok(old),
-            None => Box::pin(self.atomic(lh, offset, atomic)).await,
+        if let Some(old) = self.atomic_now(lh, offset, atomic) {
+            return Ok(old);
         }
+        let mut change = Change { inner: self, lh, offset, atomic, old: 0 };
+        if let Some(mut alone) = self.post_alone(&change, Cursor::default()) {
+            let ended = alone.ended().await;
+            return self.land_alone(&mut change, &alone, ended).map(|()| change.old);
+        }
+        Box::pin(self.atomic(lh, offset, atomic)).await
     }
 
     /// Changes a word, waiting where it must.
@@ -132,6 +169,9 @@ impl Transfer for Change<'_> {
     }
 
     fn locate(&self, _: Cursor) -> Result<usize, Blocked> {
+        if !self.offset.is_multiple_of(WORD_BYTES) {
+            return Err(Blocked::Unaligned);
+        }
         self.inner.path.locate(self.inner.id, self.lh.slot, Permissions::ATOMIC, self.offset, WORD_BYTES)
     }
 

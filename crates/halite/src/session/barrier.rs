@@ -10,8 +10,12 @@ use halite_tier::names::Service;
 use halite_tier::permissions::Permissions;
 
 use crate::error::{BarrierCause, BarrierError};
-use crate::runtime::wait::lock;
+use crate::runtime::locks::{lock, ranked};
 use crate::session::{Commanded, Lh, Session, check_name};
+
+ranked! {
+    BTreeMap<Box<str>, Lh> => SessionBarriers;
+}
 
 /// Handles of the regions behind the barriers that a session has used.
 pub(crate) type Barriers = Mutex<BTreeMap<Box<str>, Lh>>;

@@ -25,12 +25,14 @@ use halite_tier::ids::NodeId;
 use halite_tier::message::{Drained, NodeStatus, Reach, RegionInfo};
 use halite_tier::permissions::Permissions;
 
+use crate::cluster::config::EtcdAddress;
 use crate::error::{
-    AccessError, BatchError, CallError, LostRegion, RegionError, ReplyError, SendError, ServeError,
-    UnreachableRegion,
+    AccessError, BatchError, CallError, ListedRegions, LostRegion, RegionError, ReplyError, SendError,
+    ServeError,
 };
-use crate::rpc::{self, Answer, Call, Calling, Function, Into, Message, Port, ServeOptions};
-use crate::session::{self, AllocOptions, Lh, Placement, ReadOp, Who, WriteOp};
+use crate::rpc::{Into, ServeOptions};
+use crate::session::calls::{self, Answer, Call, Calling, Function, Message, Port};
+use crate::session::{self, AllocOptions, Lh, NamesMoved, Placement, ReadOp, SwapOp, Who, WriteOp};
 
 pub use sync::Guard;
 pub use watch::Watch;
@@ -50,6 +52,11 @@ impl Session {
     /// The same session for tasks.
     pub fn as_async(&self) -> &session::Session {
         &self.session
+    }
+
+    /// See [`crate::Session::progress`].
+    pub fn progress(&self) {
+        self.session.progress();
     }
 
     /// Runs any future on this thread, which helps to move the node forward while it waits.
@@ -77,11 +84,12 @@ impl Session {
         fn stat(name: &str) -> Result<RegionInfo, RegionError>;
         fn stat_handle(lh: Lh) -> Result<RegionInfo, RegionError>;
         fn list() -> Result<Vec<RegionInfo>, RegionError>;
-        fn list_unreachable() -> Result<Vec<UnreachableRegion>, RegionError>;
+        fn list_all() -> Result<ListedRegions, RegionError>;
         fn list_lost() -> Result<Vec<LostRegion>, RegionError>;
         fn forget_name(name: &str) -> Result<(), RegionError>;
         fn forget_node(node: NodeId) -> Result<(), RegionError>;
         fn drain(node: NodeId, within: Duration, stays: bool) -> Result<Drained, RegionError>;
+        fn move_names(to: &EtcdAddress) -> Result<NamesMoved, RegionError>;
         fn reach(node: NodeId, owner: NodeId) -> Result<Reach, RegionError>;
         fn status() -> Result<Vec<NodeStatus>, RegionError>;
     }
@@ -162,15 +170,49 @@ impl Session {
 
     forward! {
         fn call_many(nodes: &[NodeId], function: Function, input: &[u8], timeout: Duration) -> Vec<Result<Vec<u8>, CallError>>;
-        fn send(node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError>;
-        fn try_send(node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError>;
+    }
+
+    /// See [`crate::Session::send`].
+    #[inline]
+    pub fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        self.session.send_blocking(node, port, bytes)
+    }
+
+    /// See [`crate::Session::sender`].
+    pub fn sender(&self, node: NodeId, port: Port) -> Sender {
+        Sender { sender: self.session.sender(node, port) }
+    }
+
+    /// See [`crate::Session::try_send`].
+    #[inline]
+    pub fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        self.session.try_send_blocking(node, port, bytes)
+    }
+}
+
+/// Messages to one port that are not waited for, for threads; see [`crate::Sender`].
+#[derive(Debug)]
+pub struct Sender {
+    sender: calls::Sender,
+}
+
+impl Sender {
+    /// See [`crate::Sender::send`].
+    #[inline]
+    pub fn send(&mut self, bytes: &[u8]) -> Result<(), SendError> {
+        self.sender.send_blocking(bytes)
+    }
+
+    /// See [`crate::Sender::flush`].
+    pub fn flush(&mut self) -> Result<(), SendError> {
+        self.sender.flush_blocking()
     }
 }
 
 /// A call that has been posted, for threads; see [`crate::PendingCall`].
 #[derive(Debug)]
 pub struct PendingCall {
-    pending: rpc::PendingCall,
+    pending: calls::PendingCall,
 }
 
 impl PendingCall {
@@ -196,12 +238,12 @@ impl PendingCall {
 /// A function that is served, for threads; see [`crate::Server`].
 #[derive(Clone, Debug)]
 pub struct Server {
-    server: rpc::Server,
+    server: calls::Server,
 }
 
 impl Server {
     /// The same server for tasks.
-    pub fn as_async(&self) -> &rpc::Server {
+    pub fn as_async(&self) -> &calls::Server {
         &self.server
     }
 
@@ -244,12 +286,12 @@ impl Server {
 /// A port that is open, for threads; see [`crate::Mailbox`].
 #[derive(Clone, Debug)]
 pub struct Mailbox {
-    mailbox: rpc::Mailbox,
+    mailbox: calls::Mailbox,
 }
 
 impl Mailbox {
     /// The same port for tasks.
-    pub fn as_async(&self) -> &rpc::Mailbox {
+    pub fn as_async(&self) -> &calls::Mailbox {
         &self.mailbox
     }
 
@@ -295,6 +337,7 @@ impl Session {
         fn write_vectored(lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError>;
         fn read_batch(batch: &mut [ReadOp<'_>]) -> Result<(), BatchError>;
         fn write_batch(batch: &[WriteOp<'_>]) -> Result<(), BatchError>;
+        fn compare_swap_while(lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError>;
     }
 
     /// See [`crate::Session::read_owned`].

@@ -8,7 +8,7 @@ use halite_fabric::{Atomics, Capabilities, Path, PeerId};
 use halite_tier::access::Place;
 use halite_tier::effect::Command;
 use halite_tier::engine::KnownPeer;
-use halite_tier::ids::{NodeId, NodeLife};
+use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::mapper::Known;
 use halite_tier::message::{Loss, LossCause, NodeState, NodeStatus};
 use halite_tier::permissions::Permissions;
@@ -173,7 +173,7 @@ pub struct PathExplained {
 pub struct PeerExplained {
     /// Which node.
     pub node: u32,
-    /// Its life, in hexadecimal: numbers of 64 bits do not survive every reader of JSON.
+    /// Its incarnation, in hexadecimal: numbers of 64 bits do not survive every reader of JSON.
     pub incarnation: String,
     /// Its process.
     pub pid: u32,
@@ -211,6 +211,9 @@ pub struct PeerExplained {
 pub struct PeerSeen {
     /// Where other hosts dial it, if they do.
     pub address: Option<SocketAddr>,
+    /// Whether it says that it is of this node's cluster directory, so a process of this host; other nodes are on other hosts, in other
+    /// directories, or share no memory and do not say.
+    pub is_here: bool,
     /// For how long nothing was heard of it, if it is connected.
     pub silent: Option<Duration>,
     /// What a round trip to it takes, if the network in between has measured it.
@@ -235,6 +238,7 @@ impl Session {
         let hosts = shown.as_deref().map(ways::hosts_of).unwrap_or_default();
         let is_chosen = |host: &&SocketAddr| path.as_ref().is_some_and(|path| path.ends.1.ip() == host.ip());
         Some(PeerSeen {
+            is_here: shown.as_deref().is_some_and(|shown| driver.shared.ways.is_here(shown)),
             address: hosts.iter().find(is_chosen).or(hosts.first()).copied(),
             silent: known.silent_ns.map(|ns| Duration::from_nanos(ns).min(heard)),
             round_trip: known.peer.and_then(|peer| fabric.round_trip(peer)),
@@ -254,7 +258,10 @@ impl Session {
         let now = driver.now_ns();
         let (found, me) = driver.look(|runner| {
             let engine = runner.engine();
-            (engine.and_then(|engine| engine.known_region(self.inner.id, lh.slot)), engine.map(|e| e.life()))
+            (
+                engine.and_then(|engine| engine.known_region(self.inner.id, lh.slot)),
+                engine.map(|e| e.incarnation()),
+            )
         });
         let (Some(known), Some(me)) = (found, me) else {
             return Err(self.failed_on("explain", lh, RegionCause::Stale));
@@ -297,7 +304,7 @@ impl Session {
         let now = driver.now_ns();
         let (found, is_self) = driver.look(|runner| {
             let engine = runner.engine();
-            let is_self = engine.is_some_and(|engine| engine.life().node == node);
+            let is_self = engine.is_some_and(|engine| engine.incarnation().node == node);
             (engine.and_then(|engine| engine.known_peer(now, node)), is_self)
         });
         let known = found.ok_or_else(|| failed(RegionCause::UnknownNode(node)))?;
@@ -312,7 +319,7 @@ impl Session {
         let silent_ns = known.silent_ns.map(|ns| ns.min(heard_ns.unwrap_or(u64::MAX)));
         Ok(PeerExplained {
             node: node.0,
-            incarnation: format!("{:x}", known.life.incarnation.0),
+            incarnation: format!("{:x}", known.incarnation.id.0),
             pid: known.pid,
             state: state(&known, &statuses, is_self),
             connected: known.peer.is_some(),
@@ -368,7 +375,7 @@ impl blocking::Session {
 /// The pieces of a region, those alike taken together, in the order of their first bytes.
 fn pieces(
     known: &Known,
-    me: NodeLife,
+    me: NodeIncarnation,
     capabilities: impl Fn(NodeId) -> Option<Capabilities>,
 ) -> Vec<PieceExplained> {
     let mut pieces: Vec<PieceExplained> = Vec::new();
@@ -394,7 +401,7 @@ fn pieces(
     pieces
 }
 
-fn path_to(owner: NodeLife, place: &Place, me: NodeLife) -> AccessPath {
+fn path_to(owner: NodeIncarnation, place: &Place, me: NodeIncarnation) -> AccessPath {
     match place {
         Place::Direct(_) if owner == me => AccessPath::Local,
         Place::Direct(_) => AccessPath::Direct,
@@ -438,7 +445,9 @@ fn answer_of(node: NodeId, statuses: &[NodeStatus]) -> Option<&NodeStatus> {
 /// Who is said to be alive but does not answer is silent.
 fn state(known: &KnownPeer, statuses: &[NodeStatus], is_self: bool) -> NodeState {
     match known.state {
-        NodeState::Alive if !is_self && answer_of(known.life.node, statuses).is_none() => NodeState::Silent,
+        NodeState::Alive if !is_self && answer_of(known.incarnation.node, statuses).is_none() => {
+            NodeState::Silent
+        }
         state => state,
     }
 }
@@ -446,7 +455,7 @@ fn state(known: &KnownPeer, statuses: &[NodeStatus], is_self: bool) -> NodeState
 fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
     let what = match (known.state, known.peer) {
         _ if is_self => "this is the node that was asked".to_owned(),
-        (_, Some(_)) => "both have introduced themselves, and it is heard".to_owned(),
+        (_, Some(_)) => "each has heard the handshake of the other, and it is heard".to_owned(),
         (NodeState::Alive | NodeState::Draining | NodeState::Silent, None) => {
             "the directory thinks that it lives, but there is no connection: it may be stopped, or joining"
                 .to_owned()
@@ -478,24 +487,12 @@ fn reason_of_death(loss: Option<Loss>) -> String {
     }
 }
 
-fn word(state: NodeState) -> &'static str {
-    match state {
-        NodeState::Alive => "alive",
-        NodeState::Unconnected => "unconnected",
-        NodeState::Silent => "silent",
-        NodeState::Unreachable => "unreachable",
-        NodeState::Dead => "dead",
-        NodeState::Left => "left",
-        NodeState::Draining => "draining",
-    }
-}
-
 fn as_text<S: serde::Serializer>(atomics: &Atomics, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(atomics)
 }
 
 fn as_word<S: serde::Serializer>(state: &NodeState, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(word(*state))
+    serializer.serialize_str(state.name())
 }
 
 fn as_letters<S: serde::Serializer>(permissions: &Permissions, serializer: S) -> Result<S::Ok, S::Error> {
@@ -634,7 +631,7 @@ impl fmt::Display for PeerCapabilities {
 impl fmt::Display for PeerExplained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let connected = if self.connected { "connected" } else { "not connected" };
-        writeln!(f, "node {}: {}, {connected}", self.node, word(self.state))?;
+        writeln!(f, "node {}: {}, {connected}", self.node, self.state.name())?;
         writeln!(f, "  {}", self.reason)?;
         writeln!(f, "process {}, incarnation {}", self.pid, self.incarnation)?;
         if let Some(capabilities) = &self.capabilities {

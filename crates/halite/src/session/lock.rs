@@ -24,7 +24,7 @@ use halite_tier::names::Service;
 use halite_tier::permissions::Permissions;
 
 use crate::error::{LockCause, LockError, RegionCause};
-use crate::runtime::wait::lock;
+use crate::runtime::locks::{lock, ranked};
 use crate::session::{Commanded, Inner, Lh, Session, Who, check_name};
 
 /// All locks that a session has used.
@@ -43,11 +43,16 @@ impl Locks {
 #[derive(Debug)]
 struct Named {
     name: Box<str>,
-    state: Mutex<State>,
+    state: Mutex<LockUse>,
+}
+
+ranked! {
+    BTreeMap<Box<str>, Arc<Named>> => SessionLocks;
+    LockUse => SessionLock;
 }
 
 #[derive(Debug)]
-struct State {
+struct LockUse {
     /// Of the region that the lock lives in.
     lh: Option<Lh>,
     usage: Usage,
@@ -418,7 +423,7 @@ impl Inner {
             return Ok(named.clone());
         }
         check_name(name)?;
-        let state = Mutex::new(State { lh: None, usage: Usage::Idle, detour: false });
+        let state = Mutex::new(LockUse { lh: None, usage: Usage::Idle, detour: false });
         let named = Arc::new(Named { name: name.into(), state });
         by_name.insert(name.into(), named.clone());
         Ok(named)
@@ -473,7 +478,7 @@ impl Inner {
             return Err(LockCause::Region(RegionCause::NodeClosed));
         }
         let lh = match *lock(&named.state) {
-            State { usage: Usage::Held(held), lh: Some(lh), .. }
+            LockUse { usage: Usage::Held(held), lh: Some(lh), .. }
                 if token.is_none_or(|token| token == held) =>
             {
                 lh

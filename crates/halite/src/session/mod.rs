@@ -11,6 +11,7 @@ mod access;
 mod atomic;
 mod barrier;
 pub mod blocking;
+pub mod calls;
 pub(crate) mod explain;
 pub(crate) mod lock;
 mod memory;
@@ -27,16 +28,19 @@ use std::time::Duration;
 use halite_mem::Lookup;
 use halite_tier::access::{DataPath, SlotRef};
 use halite_tier::effect::{Command, CommandError, OpId, Outcome};
-use halite_tier::ids::{NodeId, NodeLife, Principal, SessionId};
+use halite_tier::ids::{NodeId, NodeIncarnation, Principal, SessionId};
 use halite_tier::layout::CHUNK_BYTES_MIN;
 use halite_tier::lockword::Holder;
 use halite_tier::message::{Drained, NAME_BYTES_MAX, NodeStatus, Reach, RegionCommand, RegionInfo};
 use halite_tier::names;
 use halite_tier::permissions::{self, Permissions};
 
+use crate::cluster::config::EtcdAddress;
 use crate::driver::Driver;
 use crate::driver::ticket::{Ending, Undo};
-use crate::error::{AccessError, BatchError, LostRegion, RegionCause, RegionError, UnreachableRegion};
+use crate::error::{
+    AccessError, BatchError, ListedRegions, LostRegion, RegionCause, RegionError, UnreachableRegion,
+};
 use crate::session::barrier::Barriers;
 use crate::session::lock::Locks;
 
@@ -57,6 +61,15 @@ impl fmt::Debug for Lh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Lh({}.{})", self.slot.index, self.slot.generation)
     }
+}
+
+/// What was brought to etcd.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NamesMoved {
+    /// How many names; 0 if they were there already.
+    pub names: u64,
+    /// How many of lost regions, which stay lost.
+    pub lost: u64,
 }
 
 /// For whom a permission is granted or revoked.
@@ -108,6 +121,17 @@ pub struct WriteOp<'a> {
     pub offset: u64,
     /// What, and how much.
     pub from: &'a [u8],
+}
+
+/// One compare-swap of several on the words of a region.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SwapOp {
+    /// Of which word, in bytes: a multiple of 8.
+    pub offset: u64,
+    /// What it must hold.
+    pub expected: u64,
+    /// What it then becomes.
+    pub new: u64,
 }
 
 /// An application's attachment to its node.  Clones are the same session; the last one's drop ends it, and with
@@ -162,18 +186,45 @@ pub(crate) struct Inner {
 impl Session {
     pub(crate) fn new(
         driver: Arc<Driver>,
-        life: NodeLife,
+        incarnation: NodeIncarnation,
         id: SessionId,
         principal: Principal,
         tag: u64,
         chunk_bytes: u64,
     ) -> Session {
-        let (path, locks) = (driver.shared.path.clone(), Locks::new(Holder::new(life, id)));
+        let (path, locks) = (driver.shared.path.clone(), Locks::new(Holder::new(incarnation, id)));
         let barriers = Barriers::default();
         let principal_number = driver.shared.rpc.number_of(&principal);
         let inner =
             Inner { path, id, tag, driver, principal, principal_number, chunk_bytes, locks, barriers };
         Session { inner: Arc::new(inner) }
+    }
+
+    /// Moves the node forward by what has arrived, on this thread, unless another one is at it: for threads that look at memory again and
+    /// again until a peer has written it.  Where the peer's stores do not reach, this node takes the bytes in, and who looks
+    /// keeps its progress thread from the processor.  It waits for nothing, and returns at once where nothing has come.
+    ///
+    /// ```
+    /// # use halite::{Config, Node, NodeId, Permissions, Placement};
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-progress-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// let session = node.blocking_session();
+    /// let flag = session.alloc(Some("flag"), 8, Placement::Local, Permissions::all())?;
+    /// # let peer = node.blocking_session();
+    /// # let peers_flag = peer.map("flag", Permissions::WRITE)?;
+    /// # let raising = std::thread::spawn(move || peer.write(peers_flag, 0, &1u64.to_ne_bytes()));
+    /// let mut word = [0; 8];
+    /// while u64::from_ne_bytes(word) == 0 {
+    ///     session.progress();
+    ///     session.read(flag, 0, &mut word)?;
+    /// }
+    /// # raising.join().unwrap()?;
+    /// # drop(node);
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn progress(&self) {
+        self.inner.driver.poll_once();
     }
 
     /// The same session for threads.
@@ -289,21 +340,19 @@ impl Session {
         }
     }
 
-    /// Describes all named regions of the cluster whose homes answer, ordered by name.  The others lists
-    /// [`Session::list_unreachable`].
+    /// Describes all named regions of the cluster whose homes answer, ordered by name.  [`Session::list_all`] tells of the others, too.
     pub async fn list(&self) -> Result<Vec<RegionInfo>, RegionError> {
-        self.list_all().await.map(|(regions, _)| regions)
+        self.list_all().await.map(|listed| listed.regions)
     }
 
-    /// Names all regions of the cluster that exist and whose homes this node does not reach now, ordered by name.
-    pub async fn list_unreachable(&self) -> Result<Vec<UnreachableRegion>, RegionError> {
-        let (_, unreachable) = self.list_all().await?;
-        Ok(unreachable.into_iter().map(|(name, home)| UnreachableRegion { name, home }).collect())
-    }
-
-    async fn list_all(&self) -> Result<(Vec<RegionInfo>, Vec<(String, NodeId)>), RegionError> {
+    /// All names of the cluster that are taken, each list ordered by name.
+    pub async fn list_all(&self) -> Result<ListedRegions, RegionError> {
         match self.command("list", Object::All("regions"), Command::List).await? {
-            Outcome::List { regions, unreachable } => Ok((regions, unreachable)),
+            Outcome::List { regions, unreachable, damaged } => {
+                let named = |(name, home)| UnreachableRegion { name, home };
+                let unreachable = unreachable.into_iter().map(named).collect();
+                Ok(ListedRegions { regions, unreachable, damaged })
+            }
             _ => unreachable!("a list was asked for"),
         }
     }
@@ -343,6 +392,22 @@ impl Session {
         }
     }
 
+    /// Has all names, and the numbers of nodes, brought from node 0 to etcd, while regions are made, mapped and freed by name as before; all nodes
+    /// ask for them there from then on, and who joins is told.  Fails with [`RegionCause::NamesNotMoved`] where the names stay at node 0: a node does not
+    /// reach that etcd, or another cluster has its names there.  It can be repeated: a move that was interrupted leaves nothing in the way of
+    /// the next, and one that is done is done.
+    pub async fn move_names(&self, to: &EtcdAddress) -> Result<NamesMoved, RegionError> {
+        let object = Object::All("names");
+        if to.has_password() {
+            let reason = "its address holds a password, which all nodes would be told over the network: name a password-file instead";
+            return Err(object.failed("move", RegionCause::NamesNotMoved(reason.to_owned())));
+        }
+        match self.command("move", object, Command::MoveNames(to.told())).await? {
+            Outcome::NamesMoved { names, lost } => Ok(NamesMoved { names, lost }),
+            _ => unreachable!("names were to be moved"),
+        }
+    }
+
     /// A number for a node that is to stay: one that no other had, and that is given to no other.
     pub(crate) async fn take_number(&self) -> Result<NodeId, RegionError> {
         match self.command("number", Object::All("nodes"), Command::TakeNumber).await? {
@@ -377,12 +442,27 @@ impl Session {
         }
     }
 
-    /// Describes all nodes of the cluster, in order.
+    /// Describes all nodes of the cluster, in order.  One that is met for the first time and does not answer is silent
+    /// ([`NodeState`](halite_tier::message::NodeState)) after a tenth of a lease.  Where the first node is out of reach, another says who there is
+    /// ([`Node::membership_source`](crate::Node::membership_source)); those of whom this node has heard nothing else are not asked: they are unconnected, or as that node says.
     pub async fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
         match self.command("status", Object::All("nodes"), Command::Status).await? {
             Outcome::Status(nodes) => Ok(nodes),
             _ => unreachable!("a status was asked for"),
         }
+    }
+
+    /// Describes one node; `None` if nothing is known of it.
+    pub(crate) async fn status_of(&self, node: NodeId) -> Option<NodeStatus> {
+        match self.command("status", Object::Node(node), Command::StatusOf(node)).await {
+            Ok(Outcome::Status(nodes)) => nodes.into_iter().next(),
+            _ => None,
+        }
+    }
+
+    /// Waits until the directory, and all who are paired with this node, have answered or are lost.
+    pub(crate) async fn greet(&self) {
+        let _ = self.command("greet", Object::All("nodes"), Command::Greet).await;
     }
 
     /// Length in bytes of the region behind a handle.
@@ -395,13 +475,18 @@ impl Session {
 /// done by others.  A future that is dropped may have written any part of its bytes.
 impl Session {
     /// Reads from `offset`, as many bytes as `into` takes.
-    pub async fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        self.inner.read_all(lh, offset, into).await
+    pub fn read(
+        &self,
+        lh: Lh,
+        offset: u64,
+        into: &mut [u8],
+    ) -> impl Future<Output = Result<(), AccessError>> {
+        self.inner.read_all(lh, offset, into)
     }
 
     /// Writes `from` at `offset`.
-    pub async fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        self.inner.write_all(lh, offset, from).await
+    pub fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> impl Future<Output = Result<(), AccessError>> {
+        self.inner.write_all(lh, offset, from)
     }
 
     /// Reads consecutive bytes from `offset` into several slices.  Nothing is read unless all of it may be.

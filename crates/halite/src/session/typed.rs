@@ -39,20 +39,19 @@ use halite_tier::ids::NodeId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::rpc;
-use crate::session::Session;
+use crate::session::{Session, calls};
 use crate::{ServeError, ServeOptions};
 
 /// A function from `I` to `O`, by its number at a node.
 pub struct Function<I, O> {
-    function: rpc::Function,
+    function: calls::Function,
     types: PhantomData<fn(I) -> O>,
 }
 
 impl<I, O> Function<I, O> {
     /// The function of this number, which must have these types at both sides.
     pub const fn new(number: u32) -> Function<I, O> {
-        Function { function: rpc::Function(number), types: PhantomData }
+        Function { function: calls::Function(number), types: PhantomData }
     }
 }
 
@@ -126,7 +125,7 @@ pub enum ReplyError {
 
 /// A function that is served; see [`crate::Server`].
 pub struct Server<I, O> {
-    server: rpc::Server,
+    server: calls::Server,
     types: PhantomData<fn(I) -> O>,
 }
 
@@ -160,7 +159,7 @@ impl<I: DeserializeOwned, O: Serialize> Server<I, O> {
 
 /// A call to be answered; see [`crate::Call`].
 pub struct Call<I, O> {
-    call: rpc::Call,
+    call: calls::Call,
     input: I,
     types: PhantomData<fn() -> O>,
 }
@@ -173,7 +172,7 @@ impl<I: fmt::Debug, O> fmt::Debug for Call<I, O> {
 
 impl<I: DeserializeOwned, O: Serialize> Call<I, O> {
     /// `None` if the input is no encoding of its type; then the call is given up, and its caller told so.
-    fn decode(call: rpc::Call) -> Option<Call<I, O>> {
+    fn decode(call: calls::Call) -> Option<Call<I, O>> {
         let input = decode(call.input()).ok()?;
         Some(Call { call, input, types: PhantomData })
     }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use halite_tier::access::Blocked;
 use halite_tier::effect::{Command, Outcome};
 use halite_tier::engine::Engine;
-use halite_tier::ids::{NodeId, NodeLife, RegionId};
+use halite_tier::ids::{NodeId, NodeIncarnation, RegionId};
 use halite_tier::message::NodeState;
 use halite_tier::permissions::Permissions;
 use serde::{Deserialize, Serialize};
@@ -29,8 +29,9 @@ use crate::error::{
     AccessCause, NotifyCause, NotifyError, RegionCause, RegionError, SendCause, SendError, ServeCause,
     ServeError,
 };
-use crate::rpc::{Mailbox, Message, Port, ServeOptions};
+use crate::rpc::ServeOptions;
 use crate::runtime::wait::join_all;
+use crate::session::calls::{Mailbox, Message, Port};
 use crate::session::{Commanded, Inner, Lh, Session};
 
 /// Most notifications that wait for the receiver of a watch; then those who write wait for it.
@@ -143,7 +144,8 @@ impl Session {
         let written = postcard::to_stdvec(&Written { region, offset, len, value });
         let bytes = written.expect("numbers can be encoded");
         // All at once: a slow one holds up who writes, but not the others.
-        let telling = watchers.into_iter().map(|(life, port)| self.tell(life, Port(port), &bytes));
+        let telling =
+            watchers.into_iter().map(|(incarnation, port)| self.tell(incarnation, Port(port), &bytes));
         match join_all(telling).await.into_iter().find_map(Result::err) {
             Some(SendError { node, cause, may_have_arrived, .. }) => {
                 Err(NotifyCause::Telling { node, cause, may_have_arrived })
@@ -152,15 +154,15 @@ impl Session {
         }
     }
 
-    async fn tell(&self, life: NodeLife, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+    async fn tell(&self, incarnation: NodeIncarnation, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         let driver = &self.inner.driver;
         let lease_ns = driver.look(|runner| runner.engine().map_or(0, Engine::lease_ns));
         let patience = ACQUAINTANCE_MAX.min(Duration::from_nanos(lease_ns));
-        if !driver.within(patience, self.meets(life)).await.unwrap_or(false) {
+        if !driver.within(patience, self.meets(incarnation)).await.unwrap_or(false) {
             // It went away since it was listed, and so did what watched there; or it is out of reach of this node.
             return Ok(());
         }
-        match self.send_to_any_port(life.node, port, bytes).await {
+        match self.send_to_any_port(incarnation.node, port, bytes).await {
             Err(SendError {
                 cause: SendCause::UnknownPort | SendCause::PeerDown | SendCause::UnknownNode,
                 ..
@@ -171,17 +173,18 @@ impl Session {
 
     /// Waits until a node is connected, or known to be gone: a node that has just joined may watch already, although its
     /// connection to this one has not been noticed here.
-    async fn meets(&self, life: NodeLife) -> bool {
+    async fn meets(&self, incarnation: NodeIncarnation) -> bool {
         let driver = &self.inner.driver;
-        let is_unconnected = |runner: &Runner| runner.engine().is_some_and(|it| it.is_unconnected(life.node));
+        let is_unconnected =
+            |runner: &Runner| runner.engine().is_some_and(|it| it.is_unconnected(incarnation.node));
         if driver.look(is_unconnected) {
-            driver.connect(life.node).await;
-            return driver.look(|runner| runner.life_of(life.node)) == Some(life);
+            driver.connect(incarnation.node).await;
+            return driver.look(|runner| runner.incarnation_of(incarnation.node)) == Some(incarnation);
         }
         loop {
             let seen = driver.shared.member_changes.count();
             if let Some(met) =
-                driver.look(|runner| runner.engine().map_or(Some(true), |it| has_met(it, life)))
+                driver.look(|runner| runner.engine().map_or(Some(true), |it| has_met(it, incarnation)))
             {
                 return met;
             }
@@ -202,13 +205,16 @@ impl Session {
     }
 }
 
-/// Whether a node is connected; `None` if it is neither that nor known to be gone.
-fn has_met(engine: &Engine, life: NodeLife) -> Option<bool> {
-    if engine.life_of(life.node) == Some(life) {
+/// Whether a node is connected; `None` if it is neither that nor known to be out of reach.
+fn has_met(engine: &Engine, incarnation: NodeIncarnation) -> Option<bool> {
+    if engine.incarnation_of(incarnation.node) == Some(incarnation) {
         return Some(true);
     }
-    let known = engine.known_peer(0, life.node).filter(|known| known.life == life)?;
-    matches!(known.state, NodeState::Unreachable | NodeState::Dead | NodeState::Left).then_some(false)
+    let known = engine.known_peer(0, incarnation.node).filter(|known| known.incarnation == incarnation)?;
+    let is_out_of_reach = |state| {
+        matches!(state, NodeState::Silent | NodeState::Unreachable | NodeState::Dead | NodeState::Left)
+    };
+    is_out_of_reach(known.state).then_some(false)
 }
 
 impl Watch {
@@ -245,7 +251,7 @@ impl Watch {
     /// The next message, or `None` if the handle has changed first.
     async fn message_or_change(&self, seen: u64) -> Option<Result<Message, RegionError>> {
         let mut message = pin!(self.mailbox.recv());
-        let mut change = pin!(self.inner().driver.shared.handle_changes.after(seen, self.lh.slot));
+        let mut change = pin!(self.inner().driver.shared.handle_changes.after_of(seen, self.lh.slot.index));
         poll_fn(|context| match message.as_mut().poll(context) {
             Poll::Ready(message) => Poll::Ready(Some(message.map_err(|error| self.closed(error)))),
             Poll::Pending => change.as_mut().poll(context).map(|()| None),

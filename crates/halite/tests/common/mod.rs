@@ -7,29 +7,31 @@ pub mod threads;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Instant;
 
 use halite::{Config, Env, JoinError, Node, NodeId};
 use halite_fabric::Fabric;
+use tempfile::TempDir;
 
-/// A cluster directory that goes away with the test.
-pub struct Dir(PathBuf);
+/// A cluster directory that is not there yet, and goes away with the test.
+pub struct Dir {
+    path: PathBuf,
+    _scratch: TempDir,
+}
 
 impl Dir {
     pub fn new() -> Dir {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("halite-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Relaxed));
-        Dir(std::env::temp_dir().join(name))
+        let scratch = TempDir::new().expect("it can be made");
+        Dir { path: scratch.path().join("cluster"), _scratch: scratch }
     }
 
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     pub fn config(&self, node: u32) -> Config {
         let node = Some(NodeId(node));
-        let dir = self.0.clone();
+        let dir = self.path.clone();
         Config { dir, node, arena_bytes: 256 << 20, segment_bytes: 64 << 20, ..Config::default() }
     }
 
@@ -47,12 +49,6 @@ impl Dir {
             Arc::new(halite_fabric::trace::Tracer::new(fabric, 16))
         };
         Node::wrap(self.config(node), wrap).expect("the node joins")
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -3,16 +3,13 @@
 use fastrand::Rng;
 use halite::{AccessCause, Placement};
 
-use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, pattern, shared};
+use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern, shared};
 use super::refused;
 
 /// Not a byte behind the end, and a refused write has written nothing before it either.
 pub fn nothing_behind_the_end_is_reached(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
-    let owner = cluster.session(0);
-    let lh = shared(&owner, "short", 100);
-    let remote = cluster.session(1);
-    let far = remote.map("short", everyone()).unwrap();
+    let [(owner, lh), (remote, far)] = in_common(&cluster, "short", 100);
     for (session, lh) in [(&owner, lh), (&remote, far)] {
         for (offset, len) in [(100, 1), (99, 2), (0, 101), (1 << 40, 1), (50, 1000)] {
             let mut bytes = vec![7; len];
@@ -87,9 +84,7 @@ pub fn a_region_behaves_like_an_array(h: &dyn Harness) {
 /// Each alignment of small sizes, where copies have special cases; the neighbours stay as they were.
 pub fn every_alignment_is_exact(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
-    let session = cluster.session(1);
-    shared(&cluster.session(0), "small", 256);
-    let lh = session.map("small", everyone()).unwrap();
+    let [_, (session, lh)] = in_common(&cluster, "small", 256);
     for offset in 0..17u64 {
         for size in 0..40u64 {
             session.write(lh, 0, &[0xAA; 256]).unwrap();

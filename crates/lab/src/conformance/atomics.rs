@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use halite::{AccessCause, Lh, NodeId, Permissions};
+use halite::{AccessCause, Lh, NodeId, Permissions, SwapOp};
 
-use super::cluster::{CHUNK, Cluster, Harness, everyone, shared};
+use super::cluster::{CHUNK, Cluster, Harness, everyone, in_common, shared};
 use super::refused;
 use super::session::Session;
 use super::turns::scope;
@@ -18,10 +18,7 @@ fn word(session: &Session, lh: Lh, offset: u64) -> u64 {
 /// The old value, from near and from far; a swap that fails changes nothing.
 pub fn atomics_return_what_the_word_held(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
-    let owner = cluster.session(0);
-    let near = shared(&owner, "word", 64);
-    let remote = cluster.session(1);
-    let far = remote.map("word", everyone()).unwrap();
+    let [(owner, near), (remote, far)] = in_common(&cluster, "word", 64);
     assert_eq!(owner.fetch_add(near, 8, 5).unwrap(), 0);
     assert_eq!(remote.fetch_add(far, 8, 2).unwrap(), 5);
     assert_eq!(remote.compare_swap(far, 8, 6, 100).unwrap(), 7, "it holds something else");
@@ -31,13 +28,51 @@ pub fn atomics_return_what_the_word_held(h: &dyn Harness) {
     assert_eq!((word(&owner, near, 0), word(&owner, near, 16)), (0, 0), "the neighbours are as they were");
 }
 
+/// Of several, those before the first that finds something else are made, and none behind it.
+pub fn swaps_go_on_as_long_as_each_finds_what_it_expects(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let [(owner, near), (remote, far)] = in_common(&cluster, "words", 64);
+    for (session, lh) in [(&owner, near), (&remote, far)] {
+        (0..5).for_each(|at| owner.write(near, at * 8, &u64::to_ne_bytes(0)).unwrap());
+        let swaps: Vec<SwapOp> =
+            (0..5).map(|at| SwapOp { offset: at * 8, expected: 0, new: at + 1 }).collect();
+        assert_eq!(session.compare_swap_while(lh, &swaps[..2]).unwrap(), 2);
+        assert_eq!(session.compare_swap_while(lh, &[]).unwrap(), 0);
+        owner.write(near, 24, &u64::to_ne_bytes(9)).unwrap();
+        assert_eq!(session.compare_swap_while(lh, &swaps[2..]).unwrap(), 1, "the second holds 9");
+        let words: Vec<u64> = (0..5).map(|at| word(&owner, near, at * 8)).collect();
+        assert_eq!(words, [1, 2, 3, 9, 0]);
+        // Each sees what the one before made.
+        let chain =
+            [(0, 1, 7), (0, 7, 8), (0, 7, 9)].map(|(offset, expected, new)| SwapOp { offset, expected, new });
+        assert_eq!(session.compare_swap_while(lh, &chain).unwrap(), 2);
+        assert_eq!(word(&owner, near, 0), 8);
+    }
+}
+
+/// The error says which one that is; those before it are made.
+pub fn swaps_stop_where_one_cannot_be_made(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let [(owner, near), (remote, far)] = in_common(&cluster, "words", 64);
+    for (at, (session, lh)) in [(&owner, near), (&remote, far)].into_iter().enumerate() {
+        let at = 16 * at as u64;
+        let swap = |offset| SwapOp { offset, expected: 0, new: 5 };
+        let error = session.compare_swap_while(lh, &[swap(at), swap(at + 12), swap(at + 8)]).unwrap_err();
+        assert_eq!((error.index, error.later), (1, false));
+        assert!(matches!(error.source.cause(), AccessCause::Unaligned { .. }));
+        assert_eq!((word(&owner, near, at), word(&owner, near, at + 8)), (5, 0));
+        let error = session.compare_swap_while(lh, &[swap(64)]).unwrap_err();
+        assert!(matches!(error.source.cause(), AccessCause::OutOfRange { region_len: 64 }));
+    }
+    let other = cluster.session(0);
+    let error = other.compare_swap_while(far, &[SwapOp { offset: 0, expected: 0, new: 1 }]).unwrap_err();
+    assert_eq!(*error.source.cause(), AccessCause::ForeignHandle);
+}
+
 /// As in verbs.
 pub fn an_addition_wraps_around(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
-    let owner = cluster.session(0);
-    let near = shared(&owner, "wrap", 8);
-    let remote = cluster.session(1);
-    let far = remote.map("wrap", everyone()).unwrap();
+    let [(owner, near), (remote, far)] = in_common(&cluster, "wrap", 8);
     for (session, lh) in [(&owner, near), (&remote, far)] {
         assert_eq!(session.fetch_add(lh, 0, u64::MAX).unwrap(), 0);
         assert_eq!(session.fetch_add(lh, 0, 1).unwrap(), u64::MAX);
@@ -47,10 +82,7 @@ pub fn an_addition_wraps_around(h: &dyn Harness) {
 /// What was written can be compared, and what was added can be read.
 pub fn a_word_is_eight_bytes_in_the_order_of_the_machine(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
-    let owner = cluster.session(0);
-    let near = shared(&owner, "order", 8);
-    let remote = cluster.session(1);
-    let far = remote.map("order", everyone()).unwrap();
+    let [(owner, near), (remote, far)] = in_common(&cluster, "order", 8);
     let (before, after) = (0x0102_0304_0506_0708, 0xF0E0_D0C0_B0A0_9080);
     owner.write(near, 0, &u64::to_ne_bytes(before)).unwrap();
     assert_eq!(remote.compare_swap(far, 0, before, after).unwrap(), before);
@@ -123,9 +155,7 @@ pub fn atomics_need_their_permission(h: &dyn Harness) {
 /// Refused before anything is touched, with the alignment that is needed.
 pub fn a_word_must_be_aligned(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
-    shared(&cluster.session(0), "odd", 2 * CHUNK);
-    let session = cluster.session(1);
-    let lh = session.map("odd", everyone()).unwrap();
+    let [_, (session, lh)] = in_common(&cluster, "odd", 2 * CHUNK);
     for offset in [1, 4, 7, CHUNK - 4, 2 * CHUNK - 7] {
         refused!(session.fetch_add(lh, offset, 1), AccessCause::Unaligned { alignment: 8 });
         refused!(session.compare_swap(lh, offset, 0, 1), AccessCause::Unaligned { alignment: 8 });
@@ -139,9 +169,7 @@ pub fn a_word_must_be_aligned(h: &dyn Harness) {
 /// A word that is cut off by the end is outside.
 pub fn a_word_must_be_inside(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
-    shared(&cluster.session(0), "short", 100);
-    let session = cluster.session(1);
-    let lh = session.map("short", everyone()).unwrap();
+    let [_, (session, lh)] = in_common(&cluster, "short", 100);
     assert_eq!(session.fetch_add(lh, 88, 1).unwrap(), 0);
     for offset in [96, 104, 1 << 40] {
         refused!(session.fetch_add(lh, offset, 1), AccessCause::OutOfRange { region_len: 100 });
@@ -153,10 +181,7 @@ pub fn a_word_must_be_inside(h: &dyn Harness) {
 /// Immutable is immutable.
 pub fn a_sealed_region_takes_no_atomics(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
-    let owner = cluster.session(0);
-    let near = shared(&owner, "stone", 8);
-    let session = cluster.session(1);
-    let far = session.map("stone", everyone()).unwrap();
+    let [(owner, near), (session, far)] = in_common(&cluster, "stone", 8);
     owner.seal(near).unwrap();
     refused!(session.fetch_add(far, 0, 1), AccessCause::Sealed);
     refused!(owner.compare_swap(near, 0, 0, 1), AccessCause::Sealed);

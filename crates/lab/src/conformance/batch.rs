@@ -4,15 +4,13 @@ use std::io::{IoSlice, IoSliceMut};
 
 use halite::{AccessCause, Placement, ReadOp, WriteOp};
 
-use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, pattern, shared};
+use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern, shared};
 use super::refused;
 
 /// The pieces are laid end to end, across chunk borders too.
 pub fn a_vectored_write_lays_its_pieces_end_to_end(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
-    let session = cluster.session(1);
-    shared(&cluster.session(0), "pieces", 2 * CHUNK);
-    let lh = session.map("pieces", everyone()).unwrap();
+    let [_, (session, lh)] = in_common(&cluster, "pieces", 2 * CHUNK);
     let (one, two, three) = (pattern(10, 1), pattern(CHUNK, 2), pattern(1, 3));
     let pieces = [&one[..], &[], &two, &three].map(IoSlice::new);
     session.write_vectored(lh, 100, &pieces).unwrap();

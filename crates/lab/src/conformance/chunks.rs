@@ -2,14 +2,12 @@
 
 use halite::{NodeId, Placement};
 
-use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, pattern, shared};
+use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern};
 
 /// Around each border, reads and writes of a few bytes meet both chunks.
 pub fn every_border_between_chunks_is_seamless(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
-    shared(&cluster.session(0), "seams", 5 * CHUNK + 9);
-    let session = cluster.session(1);
-    let lh = session.map("seams", everyone()).unwrap();
+    let [_, (session, lh)] = in_common(&cluster, "seams", 5 * CHUNK + 9);
     let mut model = vec![0; 5 * CHUNK as usize + 9];
     for border in 1..=5 {
         for (before, after) in [(1, 1), (8, 1), (1, 8), (5, 4), (8, 8)] {
@@ -28,10 +26,7 @@ pub fn every_border_between_chunks_is_seamless(h: &dyn Harness) {
 /// One access may cover many chunks and parts of two more.
 pub fn one_access_covers_many_chunks(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
-    let owner = cluster.session(0);
-    let near = shared(&owner, "long", 8 * CHUNK);
-    let session = cluster.session(1);
-    let lh = session.map("long", everyone()).unwrap();
+    let [(owner, near), (session, lh)] = in_common(&cluster, "long", 8 * CHUNK);
     let bytes = pattern(6 * CHUNK + 2, 1);
     session.write(lh, CHUNK - 1, &bytes).unwrap();
     let all = contents(&owner, near);

@@ -190,6 +190,14 @@ pub fn shared(session: &Session, name: &str, len: u64) -> Lh {
     session.alloc(Some(name), len, Placement::Local, everyone()).expect("the region is made")
 }
 
+/// Such a region of node 0, which node 1 has mapped, too: the session and the handle of each.
+pub fn in_common(cluster: &Cluster, name: &str, len: u64) -> [(Session, Lh); 2] {
+    let [owner, remote] = [0, 1].map(|node| cluster.session(node));
+    let near = shared(&owner, name, len);
+    let far = remote.map(name, everyone()).expect("the region is there");
+    [(owner, near), (remote, far)]
+}
+
 /// All that non-masters may be given.
 pub fn everyone() -> Permissions {
     Permissions::READ | Permissions::WRITE | Permissions::ATOMIC

@@ -73,7 +73,7 @@ impl Harness for Roce {
 /// Why some cases are not told over nodes of one process; the scenarios tell them over nodes with processes of their own.
 const KILLS_ITSELF: &str = "all nodes are this very process, which would end itself";
 
-fn cannot(case: &str) -> Option<&'static str> {
+pub(super) fn cannot(case: &str) -> Option<&'static str> {
     super::killed::CASES.contains(&case).then_some(KILLS_ITSELF)
 }
 
@@ -81,7 +81,7 @@ fn cannot(case: &str) -> Option<&'static str> {
 const TRACE_RECORDS_MAX: usize = 16;
 
 /// Nodes of this process, in a directory of their own.  Dropping it makes them leave, the first one last.
-struct Embedded {
+pub(super) struct Embedded {
     start: fn(Config) -> Result<Node, JoinError>,
     // Above the directory, so that the nodes are gone when it is removed.
     nodes: RefCell<BTreeMap<NodeId, Node>>,
@@ -89,7 +89,7 @@ struct Embedded {
 }
 
 impl Embedded {
-    fn new(start: fn(Config) -> Result<Node, JoinError>) -> Embedded {
+    pub(super) fn new(start: fn(Config) -> Result<Node, JoinError>) -> Embedded {
         let private = std::fs::Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().prefix("halite-").permissions(private).tempdir();
         Embedded { start, nodes: RefCell::default(), directory: directory.expect("a temporary directory") }

@@ -2,7 +2,7 @@
 
 use halite::{AccessCause, Permissions, Placement, RegionCause};
 
-use super::cluster::{Cluster, Harness, contents, everyone, shared};
+use super::cluster::{Cluster, Harness, contents, everyone, in_common, shared};
 use super::refused;
 
 /// A handle says nothing to another session, be it of the same node or not.
@@ -36,9 +36,7 @@ pub fn a_clone_of_a_session_shares_its_handles(h: &dyn Harness) {
 /// What was given up is gone.
 pub fn a_handle_ends_with_unmap(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
-    shared(&cluster.session(0), "passing", 100);
-    let session = cluster.session(1);
-    let lh = session.map("passing", everyone()).unwrap();
+    let [_, (session, lh)] = in_common(&cluster, "passing", 100);
     session.unmap(lh).unwrap();
     refused!(session.read(lh, 0, &mut [0]), AccessCause::Stale | AccessCause::UnknownHandle);
     refused!(session.write(lh, 0, &[1]), AccessCause::Stale | AccessCause::UnknownHandle);

@@ -150,7 +150,7 @@ pub fn a_barrier_does_not_wait_for_a_killed_node(h: &dyn Harness) {
     }
 }
 
-/// Its number is free again, it holds nothing, and handles to its former life stay refused.
+/// Its number is free again, it holds nothing, and handles to its former incarnation stay refused.
 pub fn a_killed_node_comes_back_as_a_new_one(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -197,7 +197,7 @@ pub fn each_owner_says_that_a_killed_node_is_cut_off_from_its_memory(h: &dyn Har
             let reach = session.reach(DOOMED, NodeId(owner)).map_err(|error| error.to_string())?;
             if reach.is_cut_off { Ok(reach) } else { Err(format!("{reach:?}")) }
         });
-        assert_eq!(cut_off.incarnation, before[0].incarnation, "it is this life that is meant");
+        assert_eq!(cut_off.incarnation, before[0].incarnation, "it is this incarnation that is meant");
     }
     refused!(session.reach(NodeId(0), DOOMED), RegionCause::PeerDown(DOOMED));
 }

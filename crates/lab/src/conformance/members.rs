@@ -114,7 +114,7 @@ pub fn names_of_a_node_that_left_are_told_as_lost(h: &dyn Harness) {
     assert_eq!(cluster.session(0).status().unwrap().len(), 2);
 }
 
-/// A node that comes back is another one: it holds nothing, and what pointed at its former life stays refused.
+/// A node that comes back is another one: it holds nothing, and what pointed at its former incarnation stays refused.
 pub fn a_returned_node_is_a_new_one(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 2);
     let session = cluster.session(0);

@@ -22,6 +22,7 @@ pub mod cluster;
 pub mod directory;
 pub mod dropped;
 pub mod embedded;
+pub mod etcd;
 pub mod explain;
 pub mod free;
 pub mod handles;
@@ -34,6 +35,7 @@ pub mod moving;
 pub mod names;
 pub mod permissions;
 pub mod seal;
+pub mod senders;
 pub mod session;
 pub mod sharing;
 pub mod sim;
@@ -147,6 +149,8 @@ macro_rules! conformance_cases {
                 a_word_is_eight_bytes_in_the_order_of_the_machine
                 no_addition_is_lost_among_many
                 one_swap_wins_among_many
+                swaps_go_on_as_long_as_each_finds_what_it_expects
+                swaps_stop_where_one_cannot_be_made
                 atomics_need_their_permission
                 a_word_must_be_aligned
                 a_word_must_be_inside
@@ -349,6 +353,15 @@ macro_rules! conformance_cases {
                 senders_that_wait_are_told_when_the_port_closes
                 senders_that_wait_are_told_when_the_node_leaves
                 long_messages_keep_their_turn
+            }
+            senders {
+                published_messages_arrive_in_order
+                what_was_published_is_received_though_its_sender_does_nothing_more
+                a_slow_receiver_holds_up_who_publishes
+                many_publish_to_one_port
+                who_publishes_is_told_what_was_not_received
+                a_full_port_keeps_no_more_than_so_much_of_what_is_published
+                only_those_on_the_list_may_publish
             }
             dropped {
                 an_abandoned_nameless_alloc_is_undone

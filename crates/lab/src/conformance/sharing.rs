@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use halite::{Permissions, Placement, RegionCause};
 
-use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, pattern, shared};
+use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern, shared};
 use super::refused;
 use super::turns::scope;
 
@@ -67,9 +67,7 @@ pub fn a_region_knows_who_maps_it(h: &dyn Harness) {
 pub fn threads_share_a_session(h: &dyn Harness) {
     const THREADS: u64 = 4;
     let cluster = Cluster::new(h, 2);
-    shared(&cluster.session(0), "rows", THREADS * 5000);
-    let session = cluster.session(1);
-    let lh = session.map("rows", everyone()).unwrap();
+    let [_, (session, lh)] = in_common(&cluster, "rows", THREADS * 5000);
     scope(|scope| {
         for row in 0..THREADS {
             let session = session.clone();

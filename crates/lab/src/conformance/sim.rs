@@ -95,9 +95,10 @@ struct Hosts {
 impl Nodes for Hosts {
     fn start(&self, config: Config) -> Result<(), JoinError> {
         let node = config.node.expect("cases number their nodes");
-        let life = *self.lives.borrow_mut().entry(node).and_modify(|life| *life += 1).or_insert(1);
+        let incarnation =
+            *self.lives.borrow_mut().entry(node).and_modify(|incarnation| *incarnation += 1).or_insert(1);
         let host = self.world.add_host();
-        let birth = Birth { host, life, stream: format!("node {node} life {life}") };
+        let birth = Birth { host, incarnation, stream: format!("node {node} incarnation {incarnation}") };
         let (driven, fabric) = birth.of(&self.world, &config)?;
         self.nodes.borrow_mut().insert(node, (host, driven.clone()));
         wait(driven.join(&config, &fabric.discover()))

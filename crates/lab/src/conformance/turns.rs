@@ -47,14 +47,14 @@ struct Place {
 
 /// Who may run.
 struct Turns {
-    state: Mutex<State>,
+    state: Mutex<TurnsState>,
     changed: Condvar,
     places: AtomicUsize,
     clock: HostClock,
 }
 
 #[derive(Default)]
-struct State {
+struct TurnsState {
     /// Whose turn it is.
     running: usize,
     /// Who has been woken since, in this order.
@@ -66,7 +66,7 @@ struct State {
 }
 
 impl Turns {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, TurnsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -6,6 +6,7 @@
 mod goodput;
 pub mod halite;
 pub mod link;
+mod meter;
 pub mod network;
 mod plot;
 #[cfg(feature = "quic")]
@@ -38,6 +39,9 @@ pub struct Options {
     /// One tiny round: shows that everything runs, not how fast it is
     #[arg(long)]
     pub smoke: bool,
+    /// Leaves out the table by loss and round trip
+    #[arg(long, conflicts_with_all = ["markdown", "plot"])]
+    pub sharing_only: bool,
     /// Replaces what stands between the markers `<!-- links:begin -->` and `<!-- links:end -->` of this file
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
@@ -90,8 +94,8 @@ pub fn run(options: &Options) -> Result<(), LinksError> {
         false => (options.rounds, Duration::from_millis(options.time_ms)),
     };
     let sizes = Sizes { rounds, warm_up: time / 2, time, bits_per_second: options.mbps * 1_000_000 };
-    let table = goodput::measure(sizes)?;
-    let mut text = table.markdown();
+    let table = (!options.sharing_only).then(|| goodput::measure(sizes)).transpose()?;
+    let mut text = table.as_ref().map(goodput::Table::markdown).unwrap_or_default();
     text.push_str(&sharing::measure(sizes)?);
     text.push_str(&format!("\nTCP controls its congestion by `{}`", tcp::congestion_control()));
     text.push_str(if cfg!(feature = "quic") { ", QUIC as `quinn` comes.\n" } else { ".\n" });
@@ -99,8 +103,8 @@ pub fn run(options: &Options) -> Result<(), LinksError> {
     if let Some(path) = &options.markdown {
         markers::splice(path, TABLE, &text)?;
     }
-    if let Some(path) = &options.plot {
-        std::fs::write(path, plot::svg(&table))
+    if let (Some(path), Some(table)) = (&options.plot, &table) {
+        std::fs::write(path, plot::svg(table))
             .map_err(|source| LinksError::Plot { path: path.clone(), source })?;
     }
     Ok(())

@@ -16,6 +16,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -35,6 +36,9 @@ const PACKET_BYTES_MAX: usize = 1 << 16;
 const DEVICE_PACKETS: u32 = 8192;
 /// Packets that are taken from one device before the other has its turn.
 const BATCH: usize = 64;
+/// Where addresses stand in a header of IPv4.
+const SOURCE_AT: usize = 12;
+const TARGET_AT: usize = 16;
 /// How late the system may wake the carrier, in nanoseconds.
 const SLACK_NS: NonZeroU64 = NonZeroU64::new(1_000).expect("not zero");
 /// Ahead of what it is to measure: a carrier that waits for a processor is delay that no link has.
@@ -50,6 +54,9 @@ pub struct Network {
 struct Carrier {
     devices: [SyncDevice; 2],
     directions: Mutex<[Direction; 2]>,
+    chains: Mutex<Chains>,
+    /// Nothing of or for these goes through.
+    cut_off: Mutex<Vec<Ipv4Addr>>,
     is_over: AtomicBool,
     wake: OwnedFd,
 }
@@ -68,6 +75,8 @@ impl Network {
         let carrier = Arc::new(Carrier {
             devices: [near, far],
             directions: Mutex::new(directions),
+            chains: Mutex::default(),
+            cut_off: Mutex::default(),
             is_over: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
         });
@@ -120,6 +129,35 @@ impl Network {
         directions.iter_mut().zip(links).for_each(|(direction, link)| direction.set(link));
     }
 
+    /// Gives a side one more address, and has what is sent there from the same side get there.
+    pub fn add_address(&self, side: usize, address: Ipv4Addr) -> io::Result<()> {
+        for line in ["link set lo up".to_owned(), format!("addr add {address}/24 dev wire")] {
+            let status = self.inside(side, || Command::new("ip").args(line.split(' ')).status())?;
+            if !status.success() {
+                return Err(io::Error::other(format!("`ip {line}`: {status}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on nothing goes through the wire that comes from that address, or is to go there: as if its host had lost power.
+    pub fn cut_off(&self, address: Ipv4Addr) {
+        self.carrier.cut_off.lock().expect("nobody panics while it holds this").push(address);
+    }
+
+    /// Counts anew how many packets wait for each other, see [`Network::chain`].
+    pub fn count_chains(&self) {
+        let mut chains = self.carrier.chains();
+        *chains = Chains { epoch: chains.epoch + 1, longest: [0; 2] };
+    }
+
+    /// How many packets the longest chain has of those that have come to a side since [`Network::count_chains`], in which each left the side that the one before had come
+    /// to, behind that.  No chain is longer than the time that has passed in delays of the link, and none that something waits for is shorter: so where the
+    /// delay is long beside what processors take, half of it is a number of round trips, however busy the machine is.
+    pub fn chain(&self, side: usize) -> u64 {
+        self.carrier.chains().longest[side]
+    }
+
     /// What has become of packets, from side 0 first.
     pub fn fates(&self) -> [Fates; 2] {
         self.carrier.directions().each_ref().map(Direction::fates)
@@ -136,18 +174,53 @@ impl Drop for Network {
     }
 }
 
+/// See [`Network::chain`].
+#[derive(Clone, Copy, Default)]
+struct Chains {
+    epoch: u64,
+    longest: [u64; 2],
+}
+
+impl Chains {
+    /// The epoch in which a packet leaves, and the length of the longest chain that it ends.
+    fn leave(&self, from: usize) -> (u64, u64) {
+        (self.epoch, self.longest[from] + 1)
+    }
+
+    fn arrive(&mut self, (epoch, length): (u64, u64), to: usize) {
+        if epoch == self.epoch {
+            self.longest[to] = self.longest[to].max(length);
+        }
+    }
+}
+
 /// A packet that is under way.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Arrival {
     at_ns: u64,
     order: u64,
     to: usize,
+    chain: (u64, u64),
     packet: Vec<u8>,
 }
 
 impl Carrier {
     fn directions(&self) -> MutexGuard<'_, [Direction; 2]> {
         self.directions.lock().expect("nobody panics while it holds this")
+    }
+
+    fn chains(&self) -> MutexGuard<'_, Chains> {
+        self.chains.lock().expect("nobody panics while it holds this")
+    }
+
+    fn is_cut_off(&self, packet: &[u8]) -> bool {
+        let cut_off = self.cut_off.lock().expect("nobody panics while it holds this");
+        let is_at = |at: usize| {
+            packet
+                .get(at..at + 4)
+                .is_some_and(|bytes| cut_off.iter().any(|address| address.octets() == bytes))
+        };
+        is_at(SOURCE_AT) || is_at(TARGET_AT)
     }
 
     fn run(&self) -> io::Result<()> {
@@ -165,6 +238,10 @@ impl Carrier {
                     let Some(len) = receive(&self.devices[from], &mut buffer)? else { break };
                     is_any = true;
                     let packet = &mut buffer[..len];
+                    if self.is_cut_off(packet) {
+                        continue;
+                    }
+                    let chain = self.chains().leave(from);
                     let arrivals = self.directions()[from].send(now_ns(), packet);
                     for at_ns in arrivals.into_iter().flatten() {
                         order += 1;
@@ -172,6 +249,7 @@ impl Carrier {
                             at_ns,
                             order,
                             to: 1 - from,
+                            chain,
                             packet: packet.to_vec(),
                         }));
                     }
@@ -179,6 +257,7 @@ impl Carrier {
             }
             while under_way.peek().is_some_and(|Reverse(arrival)| arrival.at_ns <= now_ns()) {
                 let Some(Reverse(arrival)) = under_way.pop() else { break };
+                self.chains().arrive(arrival.chain, arrival.to);
                 deliver(&self.devices[arrival.to], &arrival.packet)?;
             }
             if !is_any {

@@ -4,12 +4,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use quinn::rustls::pki_types::PrivatePkcs8KeyDer;
 use quinn::{ClientConfig, Endpoint, ServerConfig};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
 
+use super::meter::Meter;
 use super::network::Network;
 
 /// Written and read in pieces of this size.
@@ -66,20 +67,14 @@ async fn receive(endpoint: Endpoint, warm_up: Duration, time: Duration) -> io::R
     let incoming = endpoint.accept().await.ok_or(io::ErrorKind::UnexpectedEof)?;
     let connection = incoming.await.map_err(io::Error::other)?;
     let mut stream = connection.accept_uni().await.map_err(io::Error::other)?;
-    let begin = Instant::now();
     let mut piece = vec![0; PIECE_BYTES];
-    let (mut bytes, mut from) = (0, None);
+    let mut meter = Meter::new(warm_up, time);
     loop {
-        let now = Instant::now();
-        match from {
-            None if now - begin >= warm_up => (from, bytes) = (Some(now), 0),
-            Some(from) if now - from >= time => {
-                return Ok(bytes as f64 * 8.0 / 1e6 / (now - from).as_secs_f64());
-            }
-            _ => {}
+        if let Some(mbps) = meter.look() {
+            return Ok(mbps);
         }
         let len = stream.read(&mut piece).await.map_err(io::Error::other)?;
-        bytes += len.ok_or(io::ErrorKind::UnexpectedEof)?;
+        meter.bytes += len.ok_or(io::ErrorKind::UnexpectedEof)?;
     }
 }
 

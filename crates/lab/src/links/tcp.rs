@@ -4,8 +4,9 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use super::meter::Meter;
 use super::network::Network;
 
 /// Written and read in pieces of this size.
@@ -71,21 +72,15 @@ fn port(flow: usize) -> u16 {
 fn receive(listener: &TcpListener, warm_up: Duration, time: Duration) -> io::Result<f64> {
     let (mut stream, _) = listener.accept()?;
     stream.set_read_timeout(Some(NAP))?;
-    let begin = Instant::now();
     let mut piece = vec![0; PIECE_BYTES];
-    let (mut bytes, mut from) = (0, None);
+    let mut meter = Meter::new(warm_up, time);
     loop {
-        let now = Instant::now();
-        match from {
-            None if now - begin >= warm_up => (from, bytes) = (Some(now), 0),
-            Some(from) if now - from >= time => {
-                return Ok(bytes as f64 * 8.0 / 1e6 / (now - from).as_secs_f64());
-            }
-            _ => {}
+        if let Some(mbps) = meter.look() {
+            return Ok(mbps);
         }
         match stream.read(&mut piece) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(len) => bytes += len,
+            Ok(len) => meter.bytes += len,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }

@@ -53,7 +53,8 @@ pub fn dashmap(keys: u64, iterations: u64) -> Result<Sample, ProbeError> {
         let mut found = Vec::new();
         let begin = Instant::now();
         for _ in 0..iterations {
-            let key = scatter(popular.sample(&mut random) as u64 - 1) % keys;
+            let rank = popular.sample(&mut random) as u64 - 1;
+            let key = fastrand::Rng::with_seed(rank).u64(..keys);
             let value = map.get(&key_of(key)).expect("all are there");
             found.clear();
             found.extend_from_slice(&value);
@@ -72,12 +73,6 @@ fn value_of(key: u64) -> Vec<u8> {
     let mut value = vec![key as u8; VALUE_BYTES];
     value[..8].copy_from_slice(&key.to_le_bytes());
     value
-}
-
-/// Another number for each.
-fn scatter(rank: u64) -> u64 {
-    let mixed = (rank ^ rank >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed ^ mixed >> 29
 }
 
 /// Records of 16 bytes that one thread appends to a file, `together` of them by one call of the system, and none of them to a disk.

@@ -118,6 +118,7 @@ pub fn parse_line(output: &str) -> Option<Sample> {
         overhead_ns: baseline.overhead_ns,
         cpu_us: line.cpu_us_per_op,
         polling_cpu_us: line.polling_cpu_us_per_op,
+        processes_cpu: None,
         used_percent: line.ring_share.map(|share| 100.0 * share),
         used_by_queues_percent: line.four_queues_share.map(|share| 100.0 * share),
     })

@@ -1,9 +1,10 @@
 //! On what was measured: processor, memory, kernel, versions.
 
 use std::fs;
+use std::time::Duration;
 
 use super::tools::{Program, Tools};
-use super::{halite, iperf3, redis, ucx};
+use super::{halite, iperf3, libfabric, redis, ucx};
 
 /// One fact a line, each `name: value`; what cannot be found out is left out.
 pub fn describe(tools: &Tools) -> Vec<String> {
@@ -16,8 +17,19 @@ pub fn describe(tools: &Tools) -> Vec<String> {
         ("gRPC", locked("tonic").map(|version| format!("tonic {version}"))),
         ("Redis", installed(tools, Program::Redis, redis::version)),
         ("iperf3", installed(tools, Program::Iperf3, iperf3::version)),
+        ("libfabric", installed(tools, Program::Libfabric, libfabric::version)),
     ];
     facts.into_iter().filter_map(|(name, value)| value.map(|value| format!("{name}: {value}"))).collect()
+}
+
+/// Processor time of all processes that we have started and that have ended, and of theirs.
+pub fn children_cpu() -> Duration {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // "PID (NAME) STATE ...": a name may hold anything, and what follows it are numbers.
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    let times = after_name.split_whitespace().skip(13).take(2);
+    let ticks: u64 = times.filter_map(|time| time.parse::<u64>().ok()).sum();
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 fn installed(tools: &Tools, program: Program, version: fn() -> Option<String>) -> Option<String> {
@@ -58,6 +70,14 @@ fn field<'a>(table: &'a str, name: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processor_time_of_a_process_that_has_ended_is_told() {
+        let before = children_cpu();
+        let count = ["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done"];
+        assert!(std::process::Command::new("sh").args(count).status().unwrap().success());
+        assert!(children_cpu() > before);
+    }
 
     #[test]
     fn the_version_of_a_crate_is_the_one_that_was_locked() {

@@ -12,9 +12,11 @@ pub mod grpc;
 pub mod halite;
 pub mod iperf3;
 pub mod laps;
+pub mod libfabric;
 pub mod machine;
 pub mod probe;
 pub mod redis;
+pub mod redis_benchmark;
 pub mod report;
 pub mod rows;
 pub mod socket;
@@ -127,7 +129,10 @@ fn measure(rows: &[Row], tools: &Tools, rounds: u32) -> Result<Vec<Vec<Sample>>,
         let mut of_round = vec![Sample::default(); probes.len()];
         for index in order(round, probes.len()) {
             eprintln!("round {} of {rounds}: {}", round + 1, probes[index]);
-            of_round[index] = Probe::run(&probes[index], tools)?;
+            let before = machine::children_cpu();
+            let sample = Probe::run(&probes[index], tools)?;
+            let cpu = machine::children_cpu().saturating_sub(before);
+            of_round[index] = Sample { processes_cpu: Some(cpu), ..sample };
         }
         samples.push(of_round);
     }

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use super::child::ChildError;
 use super::tools::{Program, Tools};
-use super::{applications, bare, grpc, halite, iperf3, redis, sockets, ucx};
+use super::{applications, bare, grpc, halite, iperf3, libfabric, redis, redis_benchmark, sockets, ucx};
 
 /// One run of one thing.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,8 +42,17 @@ pub enum Probe {
         /// How many times.
         iterations: u64,
     },
+    /// `fi_pingpong` of libfabric over TCP.
+    Libfabric {
+        /// In bytes.
+        size: u64,
+        /// How many round trips.
+        iterations: u64,
+    },
     /// `ucx_perftest`.
     Ucx {
+        /// How it moves data.
+        over: ucx::Transport,
         /// What it calls its test.
         test: &'static str,
         /// In bytes.
@@ -62,6 +72,17 @@ pub enum Probe {
         /// Which.
         command: redis::Command,
         /// How many are sent at a time.
+        window: u64,
+        /// How many commands.
+        iterations: u64,
+    },
+    /// `redis-benchmark`, on values of 64 bytes.
+    RedisBenchmark {
+        /// Who is asked.
+        server: redis_benchmark::Server,
+        /// Which command.
+        command: redis::Command,
+        /// How many each client sends at a time.
         window: u64,
         /// How many commands.
         iterations: u64,
@@ -113,6 +134,8 @@ pub struct Sample {
     pub cpu_us: Option<f64>,
     /// The same where processes poll for ever.
     pub polling_cpu_us: Option<f64>,
+    /// Processor time of all its processes, from their begin to their end.
+    pub processes_cpu: Option<Duration>,
     /// How much of the memory for requests holds requests.
     pub used_percent: Option<f64>,
     /// The same in four queues of receive buffers.
@@ -178,9 +201,13 @@ impl Probe {
             Probe::UdpPingPong { iterations } => sockets::udp_ping_pong(*iterations),
             Probe::TcpStream { size, iterations } => sockets::tcp_stream(*size, *iterations),
             Probe::Iperf3 { size, iterations } => iperf3::run(*size, *iterations),
-            Probe::Ucx { test, size, iterations } => ucx::run(test, *size, *iterations),
+            Probe::Libfabric { size, iterations } => libfabric::run(*size, *iterations),
+            Probe::Ucx { over, test, size, iterations } => ucx::run(*over, test, *size, *iterations),
             Probe::Grpc { window, iterations } => grpc::run(*window, *iterations),
             Probe::Redis { command, window, iterations } => redis::run(*command, *window, *iterations),
+            Probe::RedisBenchmark { server, command, window, iterations } => {
+                redis_benchmark::run(*server, *command, *window, *iterations, tools)
+            }
             Probe::Halite { arguments } => halite::run(&tools.halite, arguments),
             Probe::HaliteRun { arguments } => applications::run(&tools.halite, arguments),
             Probe::DashMap { keys, iterations } => applications::dashmap(*keys, *iterations),
@@ -193,7 +220,8 @@ impl Probe {
         match self {
             Probe::Ucx { .. } => Some(Program::Ucx),
             Probe::Iperf3 { .. } => Some(Program::Iperf3),
-            Probe::Redis { .. } => Some(Program::Redis),
+            Probe::Libfabric { .. } => Some(Program::Libfabric),
+            Probe::Redis { .. } | Probe::RedisBenchmark { .. } => Some(Program::Redis),
             Probe::Memcpy { .. } | Probe::PingPong { .. } | Probe::Grpc { .. } | Probe::Halite { .. } => None,
             Probe::UdpPingPong { .. } | Probe::TcpStream { .. } => None,
             Probe::HaliteRun { .. } | Probe::DashMap { .. } | Probe::File { .. } => None,
@@ -204,19 +232,31 @@ impl Probe {
     pub fn size(&self) -> Option<u64> {
         match self {
             Probe::Memcpy { size, .. } | Probe::TcpStream { size, .. } => Some(*size as u64),
-            Probe::Ucx { size, .. } | Probe::Iperf3 { size, .. } => Some(*size),
+            Probe::Ucx { size, .. } | Probe::Iperf3 { size, .. } | Probe::Libfabric { size, .. } => {
+                Some(*size)
+            }
             Probe::PingPong { .. } | Probe::UdpPingPong { .. } => None,
-            Probe::Grpc { .. } | Probe::Redis { .. } => None,
+            Probe::Grpc { .. } | Probe::Redis { .. } | Probe::RedisBenchmark { .. } => None,
             Probe::HaliteRun { .. } | Probe::DashMap { .. } | Probe::File { .. } => None,
             Probe::Halite { arguments } => {
-                let value = |flag| {
-                    let at = arguments.iter().position(|argument| argument == flag)?;
-                    arguments.get(at + 1)?.parse().ok()
-                };
-                value("--reply-size").or(value("-s"))
+                value_of(arguments, "--reply-size").or_else(|| value_of(arguments, "-s"))
             }
         }
     }
+
+    /// How many operations all its processes do together, where their processor time is shared out among these.
+    pub fn operations(&self) -> Option<u64> {
+        match self {
+            Probe::Iperf3 { iterations, .. } | Probe::Ucx { iterations, .. } => Some(*iterations),
+            Probe::Halite { arguments } => value_of(arguments, "-n"),
+            _ => None,
+        }
+    }
+}
+
+fn value_of(arguments: &[String], flag: &str) -> Option<u64> {
+    let at = arguments.iter().position(|argument| argument == flag)?;
+    arguments.get(at + 1)?.parse().ok()
 }
 
 /// The command line, or what stands in for it.
@@ -241,9 +281,15 @@ impl fmt::Display for Probe {
             Probe::Iperf3 { size, iterations } => {
                 write!(f, "iperf3 -c 127.0.0.1 {}", iperf3::arguments(*size, *iterations).join(" "))
             }
-            Probe::Ucx { test, size, iterations } => {
-                let arguments = ucx::arguments(test, *size, *iterations).join(" ");
-                write!(f, "UCX_TLS=posix,self ucx_perftest 127.0.0.1 {arguments}")
+            Probe::Libfabric { size, iterations } => {
+                let arguments = libfabric::arguments(*size, *iterations).join(" ");
+                write!(f, "fi_pingpong {arguments} 127.0.0.1")
+            }
+            Probe::Ucx { over, test, size, iterations } => {
+                let set = over.environment().iter().map(|(name, value)| format!("{name}={value} "));
+                let (environment, arguments) =
+                    (set.collect::<String>(), ucx::arguments(test, *size, *iterations));
+                write!(f, "{environment}ucx_perftest 127.0.0.1 {}", arguments.join(" "))
             }
             Probe::Grpc { window, iterations } => {
                 write!(f, "tonic over a Unix socket, echo of 8 B, {window} in flight, {iterations} calls")
@@ -254,6 +300,10 @@ impl fmt::Display for Probe {
                     f,
                     "redis-server, Unix socket, {command} of 8 B, {window} in flight, {iterations} times"
                 )
+            }
+            Probe::RedisBenchmark { server, command, window, iterations } => {
+                let arguments = redis_benchmark::arguments(*command, *window, *iterations).join(" ");
+                write!(f, "{server}, asked by redis-benchmark {arguments}")
             }
             Probe::HaliteRun { arguments } => write!(f, "halite run {} --json", arguments.join(" ")),
             Probe::DashMap { keys, iterations } => {

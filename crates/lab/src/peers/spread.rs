@@ -35,6 +35,10 @@ impl fmt::Display for Spread {
 
 /// At least three significant digits, and no exponent.
 fn significant(value: f64) -> String {
+    // A flow that got nothing leaves the others infinitely more.
+    if !value.is_finite() {
+        return value.to_string();
+    }
     let digits = if value == 0.0 { 0 } else { value.abs().log10().floor() as i32 + 1 };
     let decimals = (3 - digits).clamp(0, 6) as usize;
     format!("{value:.decimals$}")
@@ -43,6 +47,11 @@ fn significant(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_infinite_is_shown_as_that() {
+        assert_eq!(significant(f64::INFINITY), "inf");
+    }
 
     #[test]
     fn the_median_is_the_middle_of_the_sorted_values() {

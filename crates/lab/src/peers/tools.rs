@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{iperf3, redis, ucx};
+use super::{iperf3, libfabric, redis, ucx};
 
 /// A program of somebody else's that must be installed before its rows can be measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,10 +13,12 @@ pub enum Program {
     Redis,
     /// Both ends of iperf3.
     Iperf3,
+    /// Both ends of libfabric.
+    Libfabric,
 }
 
 impl Program {
-    const ALL: [Program; 3] = [Program::Ucx, Program::Redis, Program::Iperf3];
+    const ALL: [Program; 4] = [Program::Ucx, Program::Redis, Program::Iperf3, Program::Libfabric];
 
     /// What is run.
     pub fn name(self) -> &'static str {
@@ -24,6 +26,7 @@ impl Program {
             Program::Ucx => ucx::PROGRAM,
             Program::Redis => redis::PROGRAM,
             Program::Iperf3 => iperf3::PROGRAM,
+            Program::Libfabric => libfabric::PROGRAM,
         }
     }
 
@@ -33,6 +36,7 @@ impl Program {
             Program::Ucx => "ucx-utils",
             Program::Redis => "redis-server",
             Program::Iperf3 => "iperf3",
+            Program::Libfabric => "libfabric-bin",
         }
     }
 

@@ -1,4 +1,4 @@
-//! UCX, the library that most would pick: its own `ucx_perftest` over its POSIX shared-memory transport.
+//! UCX, the library that most would pick: its own `ucx_perftest` over its POSIX shared-memory transport, or over TCP.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -9,8 +9,24 @@ use super::child::Tethered;
 use super::cores::{CLIENT_CORE, SERVER_CORE};
 use super::probe::{ProbeError, Sample};
 
-/// The environment under which it moves data by shared memory only.
-pub const ENVIRONMENT: &[(&str, &str)] = &[("UCX_TLS", "posix,self")];
+/// How it moves data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Transport {
+    /// By shared memory only.
+    Memory,
+    /// By TCP only, over loopback.
+    Tcp,
+}
+
+impl Transport {
+    /// The environment under which it does so, and nothing else.
+    pub fn environment(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Transport::Memory => &[("UCX_TLS", "posix,self")],
+            Transport::Tcp => &[("UCX_TLS", "tcp,self"), ("UCX_NET_DEVICES", "lo")],
+        }
+    }
+}
 
 /// Both ends' program.
 pub const PROGRAM: &str = "ucx_perftest";
@@ -29,16 +45,17 @@ pub fn arguments(test: &str, size: u64, iterations: u64) -> Vec<String> {
 }
 
 /// Runs server and client, and reads the client's final line.
-pub fn run(test: &str, size: u64, iterations: u64) -> Result<Sample, ProbeError> {
+pub fn run(over: Transport, test: &str, size: u64, iterations: u64) -> Result<Sample, ProbeError> {
+    let environment = over.environment();
     let port = free_port()?;
     let on_port = ["-p".to_owned(), port.to_string()];
     let program = PathBuf::from(PROGRAM);
-    let mut server = Tethered::start(&program, &on_port, Some(SERVER_CORE), ENVIRONMENT)?;
+    let mut server = Tethered::start(&program, &on_port, Some(SERVER_CORE), environment)?;
     server.await_ready(|| is_listening(port))?;
     let mut to_server = vec![Ipv4Addr::LOCALHOST.to_string()];
     to_server.extend(on_port);
     to_server.extend(arguments(test, size, iterations));
-    let output = Tethered::start(&program, &to_server, Some(CLIENT_CORE), ENVIRONMENT)?.output(RUN_LIMIT)?;
+    let output = Tethered::start(&program, &to_server, Some(CLIENT_CORE), environment)?.output(RUN_LIMIT)?;
     server.output(RUN_LIMIT)?;
     let unreadable = || ProbeError::Unreadable { program: PROGRAM, output: output.clone() };
     parse_final(&output).ok_or_else(unreadable)

@@ -62,10 +62,10 @@ pub fn run(options: &Options) -> Result<(), Error> {
     let mut stepper = Stepper::attach(child.id(), allocators)?;
     child.stdin.take().expect("it is a pipe").write_all(b"\n")?;
     println!(
-        "{:<28} {:>14} {:>16} {:>12} {:>9}",
+        "{:<32} {:>14} {:>16} {:>12} {:>9}",
         "per operation", "instructions", "locked", "allocations", "calls"
     );
-    println!("{:<28} {:>14} {:>16} {:>12} {:>9}", "", "(bound)", "(bound)", "", "of kernel");
+    println!("{:<32} {:>14} {:>16} {:>12} {:>9}", "", "(bound)", "(bound)", "", "of kernel");
     let mut dear = Vec::new();
     for kind in Kind::ALL {
         let count = stepper.count_between_marks()?.ok_or(Error::Child(kind.name()))?;
@@ -73,7 +73,7 @@ pub fn run(options: &Options) -> Result<(), Error> {
         let (instructions, locked) = (per(count.instructions), per(count.locked));
         let bound = kind.bound();
         println!(
-            "{:<28} {:>7.0} ({:>4}) {:>9.1} ({:>4}) {:>12.1} {:>9.1}",
+            "{:<32} {:>7.0} ({:>4}) {:>9.1} ({:>4}) {:>12.1} {:>9.1}",
             kind.name(),
             instructions,
             bound.instructions,

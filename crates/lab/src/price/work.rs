@@ -1,10 +1,13 @@
 //! The operations that are counted: two nodes of this process, which one thread drives.
 
+use std::cell::Cell;
 use std::fs::Permissions as Mode;
+use std::future::poll_fn;
 use std::io::{self, BufRead, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::pin::pin;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -16,6 +19,8 @@ use halite::{
     Config, Driven, Env, Function, JoinError, Lh, NodeId, NodeIdentity, Permissions, Placement, Port,
     Provider, ServeOptions,
 };
+use halite_apps::kv::{KvError, Owner, SetOptions, Store};
+use halite_apps::log::{Log, Options, Writer};
 use halite_fabric::Fabric;
 use halite_providers::{ShmConfig, ShmFabric};
 
@@ -23,15 +28,21 @@ use halite_providers::{ShmConfig, ShmFabric};
 pub(super) const MARK: u64 = 110;
 pub(super) const WORD_BYTES: usize = size_of::<u64>();
 /// How often each operation is done while it is counted.
-pub(super) const ROUNDS: u64 = 20;
+pub(super) const ROUNDS: u64 = 8;
 /// How often before that: then tables have grown, and polling is in full swing.
 const ROUNDS_BEFORE: u64 = 200;
 const BATCH: usize = 8;
+/// Records that one call appends.
+const TOGETHER: usize = 64;
 
 const ALL: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
 const LONG: Duration = Duration::from_secs(3600);
 const FUNCTION: Function = Function(1);
 const PORT: Port = Port(1);
+const SHARD: Function = Function(2);
+const RECORD: [u8; 16] = [7; 16];
+const KEY: &[u8] = b"user0000000000";
+const VALUE: [u8; 64] = [7; 64];
 
 /// What is counted.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +51,15 @@ pub(super) enum Kind {
     Calls,
     Message,
     DirectWrite,
+    TaskRead,
     PostedWrite,
     PostedRead,
+    PostedTaskRead,
+    Append,
+    AppendTogether,
+    PostedAppend,
+    Get,
+    Set,
 }
 
 /// What an operation may cost at most.
@@ -52,8 +70,21 @@ pub(super) struct Bound {
 }
 
 impl Kind {
-    pub(super) const ALL: [Kind; 6] =
-        [Kind::Call, Kind::Calls, Kind::Message, Kind::DirectWrite, Kind::PostedWrite, Kind::PostedRead];
+    pub(super) const ALL: [Kind; 13] = [
+        Kind::Call,
+        Kind::Calls,
+        Kind::Message,
+        Kind::DirectWrite,
+        Kind::TaskRead,
+        Kind::PostedWrite,
+        Kind::PostedRead,
+        Kind::PostedTaskRead,
+        Kind::Append,
+        Kind::AppendTogether,
+        Kind::PostedAppend,
+        Kind::Get,
+        Kind::Set,
+    ];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -63,23 +94,41 @@ impl Kind {
             Kind::DirectWrite => "write of 8 B, direct",
             Kind::PostedWrite => "write of 8 B, posted",
             Kind::PostedRead => "read of 8 B, posted",
+            Kind::TaskRead => "read of 64 B by a task, direct",
+            Kind::PostedTaskRead => "read of 64 B by a task, posted",
+            Kind::Append => "log append of 16 B",
+            Kind::AppendTogether => "log appends of 16 B, 64 together",
+            Kind::PostedAppend => "log append of 16 B, posted",
+            Kind::Get => "kv get of 64 B",
+            Kind::Set => "kv set of 64 B, both ends",
         }
     }
 
     /// How many operations a round has.
     pub(super) fn operations(self) -> u64 {
-        if let Kind::Calls = self { BATCH as u64 } else { 1 }
+        match self {
+            Kind::Calls => BATCH as u64,
+            Kind::AppendTogether => TOGETHER as u64,
+            _ => 1,
+        }
     }
 
     /// A little more than what the operation costs in a release build of this tree, so that none comes to cost more unseen.
     pub(super) fn bound(self) -> Bound {
         let (instructions, locked, allocations) = match self {
-            Kind::Call => (2_600, 17, 1),
-            Kind::Calls => (2_350, 10, 3),
-            Kind::Message => (7_300, 56, 4),
+            Kind::Call => (2_200, 12, 0),
+            Kind::Calls => (2_250, 9, 2),
+            Kind::Message => (6_200, 40, 3),
             Kind::DirectWrite => (220, 0, 0),
-            Kind::PostedWrite => (4_200, 30, 0),
-            Kind::PostedRead => (4_450, 36, 0),
+            Kind::PostedWrite => (3_550, 30, 0),
+            Kind::PostedRead => (3_800, 36, 0),
+            Kind::TaskRead => (340, 0, 0),
+            Kind::PostedTaskRead => (3_900, 36, 0),
+            Kind::Append => (1_300, 2, 0),
+            Kind::AppendTogether => (310, 2, 1),
+            Kind::PostedAppend => (11_000, 90, 0),
+            Kind::Get => (1_450, 0, 0),
+            Kind::Set => (16_200, 85, 17),
         };
         Bound { instructions, locked, allocations }
     }
@@ -111,6 +160,8 @@ impl Env for Clock {
 }
 
 type Failure = Box<dyn std::error::Error>;
+/// One round of what is counted.
+type Work<'p> = Box<dyn FnMut() -> Result<(), Failure> + 'p>;
 
 /// Does all operations, as the process that is stepped through.
 pub fn run() -> Result<(), Failure> {
@@ -118,11 +169,13 @@ pub fn run() -> Result<(), Failure> {
     let dirs = [private()?, private()?];
     let direct = Pair::new(dirs[0].path(), true)?;
     let posted = Pair::new(dirs[1].path(), false)?;
-    let mut works: Vec<Box<dyn FnMut() -> Result<(), Failure> + '_>> = Vec::new();
+    let mut works: Vec<Work<'_>> = Vec::new();
     for kind in Kind::ALL {
         let mut work = match kind {
-            Kind::PostedWrite | Kind::PostedRead => posted.work(kind),
-            _ => direct.work(kind),
+            Kind::PostedWrite | Kind::PostedRead | Kind::PostedTaskRead | Kind::PostedAppend => {
+                posted.work(kind)?
+            }
+            _ => direct.work(kind)?,
         };
         (0..ROUNDS_BEFORE).try_for_each(|_| work())?;
         works.push(work);
@@ -147,6 +200,14 @@ pub fn run() -> Result<(), Failure> {
     Ok(())
 }
 
+/// What a task has that waits for nothing, as those do that many run on one thread.
+fn at_once<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => unreachable!("loads and stores wait for nobody"),
+    }
+}
+
 fn mark() {
     let _ = rustix::process::getppid();
 }
@@ -162,8 +223,15 @@ struct Pair {
     server: Server,
     mailbox: Mailbox,
     lh: Lh,
-    #[expect(dead_code, reason = "its nodes live as long")]
     world: World,
+}
+
+/// A store's only shard: who uses it, and who serves it.
+struct Shard<'p> {
+    store: Store,
+    owner: Pin<Box<dyn Future<Output = Result<(), KvError>> + 'p>>,
+    /// How often the owner has looked at its clock.
+    answers: Rc<Cell<u32>>,
 }
 
 /// Two nodes, and their clock.
@@ -191,11 +259,10 @@ impl Pair {
         Ok(Pair { sessions, server, mailbox, lh, world })
     }
 
-    /// One round of what is counted.
-    fn work(&self, kind: Kind) -> Box<dyn FnMut() -> Result<(), Failure> + '_> {
+    fn work(&self, kind: Kind) -> Result<Work<'_>, Failure> {
         let Pair { sessions: [session, _], server, mailbox, lh, .. } = self;
         let (mut output, input) = ([0; 8], [7; 8]);
-        match kind {
+        Ok(match kind {
             Kind::Call => Box::new(move || {
                 let pending = session.post_call(NodeId(1), FUNCTION, &input, 8, LONG)?;
                 let call = server.recv()?;
@@ -228,7 +295,95 @@ impl Pair {
             }),
             Kind::DirectWrite | Kind::PostedWrite => Box::new(move || Ok(session.write(*lh, 0, &input)?)),
             Kind::PostedRead => Box::new(move || Ok(session.read(*lh, 0, &mut output)?)),
+            Kind::TaskRead => {
+                let mut output = [0; VALUE.len()];
+                Box::new(move || Ok(at_once(session.as_async().read(*lh, 0, &mut output))?))
+            }
+            Kind::PostedTaskRead => {
+                let mut output = [0; VALUE.len()];
+                Box::new(move || Ok(session.block_on(session.as_async().read(*lh, 0, &mut output))?))
+            }
+            Kind::Append => {
+                let mut writer = self.writer()?;
+                Box::new(move || Ok(at_once(writer.append(&RECORD)).map(|_| ())?))
+            }
+            Kind::PostedAppend => {
+                let mut writer = self.writer()?;
+                Box::new(move || Ok(session.block_on(writer.append(&RECORD)).map(|_| ())?))
+            }
+            Kind::AppendTogether => {
+                let (mut writer, records) = (self.writer()?, [&RECORD[..]; TOGETHER]);
+                let mut positions = Vec::with_capacity(TOGETHER);
+                Box::new(move || {
+                    positions.clear();
+                    Ok(at_once(writer.append_each(&records, &mut positions))?)
+                })
+            }
+            Kind::Get => {
+                let (mut shard, mut value) = (self.shard("gets")?, Vec::new());
+                // It looks for the table and the heap once, which the other node helps with.
+                self.world.run(shard.store.get_into(KEY, &mut value))?;
+                Box::new(move || {
+                    assert!(at_once(shard.store.get_into(KEY, &mut value))?);
+                    Ok(())
+                })
+            }
+            Kind::Set => {
+                let mut shard = self.shard("sets")?;
+                Box::new(move || self.set(&mut shard))
+            }
+        })
+    }
+
+    /// A writer of a log whose segment is the other node's, and at hand.
+    fn writer(&self) -> Result<Writer, Failure> {
+        let session = self.sessions[0].as_async();
+        let options = Options { nodes: vec![NodeId(1)], ..Options::default() };
+        // Another than those that are made at other times.
+        let name = format!("log-{}", self.world.clock.now_ns());
+        let mut writer = Writer::new(self.world.run(Log::create(session, &name, &options))?, 1);
+        self.world.run(writer.append(&RECORD))?;
+        Ok(writer)
+    }
+
+    /// A store whose only shard is the other node's.
+    fn shard(&self, name: &str) -> Result<Shard<'_>, Failure> {
+        let [session, theirs] = self.sessions.each_ref().map(Session::as_async);
+        let nobody = Permissions::empty();
+        let owner = self.world.run(Owner::create(theirs, name, 0, SHARD, nobody))?;
+        let mut store = self.world.run(Store::create(session, name, &[NodeId(1)], SHARD, nobody))?;
+        let answers = Rc::new(Cell::new(0));
+        let asked = answers.clone();
+        // The owner looks at its clock once for each request, and once behind those that it answers together.
+        let mut owner = Box::pin(owner.run(move || {
+            asked.set(asked.get() + 1);
+            1
+        }));
+        // Its heap gets its first part, whose name the first node has to know.
+        {
+            let mut setting = pin!(store.set(KEY, &VALUE, SetOptions::default()));
+            self.world.run(poll_fn(|context| {
+                let _ = owner.as_mut().poll(context);
+                setting.as_mut().poll(context)
+            }))?;
         }
+        Ok(Shard { store, owner, answers })
+    }
+
+    /// Sets the key, at both ends.
+    fn set(&self, Shard { store, owner, answers }: &mut Shard<'_>) -> Result<(), Failure> {
+        let [ours, theirs] = &self.sessions;
+        let mut setting = pin!(store.set(KEY, &VALUE, SetOptions::default()));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(setting.as_mut().poll(&mut context).is_pending());
+        answers.set(0);
+        theirs.block_on(poll_fn(|context| match owner.as_mut().poll(context) {
+            Poll::Pending if answers.get() < 2 => Poll::Pending,
+            Poll::Pending => Poll::Ready(Ok(())),
+            Poll::Ready(ended) => Poll::Ready(ended),
+        }))?;
+        assert!(ours.block_on(setting)?);
+        Ok(())
     }
 }
 

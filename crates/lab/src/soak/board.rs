@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   word 0         phase
-//!   word 8+n       the life of node n that is at work, 0 if there is none
+//!   word 8+n       the incarnation of node n that is at work, 0 if there is none
 //!   word 32+c      counters, which all change by atomics
 //!   word 64+32*r   records, which locks protect
-//!   row of life l  what that life is about to do and has done, written by it alone
+//!   row of incarnation l  what that incarnation is about to do and has done, written by it alone
 //! ```
 //!
 //! A word is written in one piece, so a killed process leaves none half written.
@@ -13,20 +13,20 @@
 use std::fmt::Debug;
 
 use halite::blocking::Session;
-use halite::{Lh, NodeId, Permissions, Placement};
+use halite::{Lh, Permissions, Placement};
 
 use super::{Failure, Result, WORKERS, mix};
 
 const NAME: &str = "soak board";
 /// Enough for the workers and as many more as are killed.
-pub const LIVES_MAX: u64 = 4096;
+pub const INCARNATIONS_MAX: u64 = 4096;
 /// Counters that are only added to come first, those that are swapped last.
 pub const COUNTERS: u64 = 6;
 /// How many locks protect a record each.
 pub const RECORDS: u64 = 4;
 /// Words of a record.
 pub const RECORD_WORDS: u64 = 32;
-/// Regions that a life lets others read.
+/// Regions that an incarnation lets others read.
 pub const SHELVES: u64 = 4;
 
 const PHASE: u64 = 0;
@@ -35,7 +35,7 @@ const COUNTER: u64 = 32;
 const RECORD: u64 = 64;
 const ROWS: u64 = RECORD + RECORDS * RECORD_WORDS;
 const ROW_WORDS: u64 = 96;
-const WORDS: u64 = ROWS + LIVES_MAX * ROW_WORDS;
+const WORDS: u64 = ROWS + INCARNATIONS_MAX * ROW_WORDS;
 
 /// What everybody is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,9 +48,9 @@ pub enum Phase {
     Leave,
 }
 
-/// How far a life is.
+/// How far an incarnation is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum State {
+pub enum WorkerState {
     /// It may be joining.
     Starting,
     /// Its services are open.
@@ -59,11 +59,11 @@ pub enum State {
     Resting,
 }
 
-/// A word of a life's row.
+/// A word of an incarnation's row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Note {
-    /// See [`State`].
-    State,
+    /// See [`WorkerState`].
+    WorkerState,
     /// Operations so far.
     Done,
     /// Which operation is under way: its place in the list of operations.
@@ -78,19 +78,19 @@ pub enum Note {
     Intended(u64),
     /// The sum of what it has added to a counter.
     Added(u64),
-    /// To which life of a node it last sent.
-    SentLife(u32),
-    /// How many messages it sent to that life.
+    /// To which incarnation of a node it last sent.
+    SentIncarnation(u32),
+    /// How many messages it sent to that incarnation.
     Sent(u32),
-    /// Of which life of a node it last received.
-    HeardLife(u32),
-    /// How many messages it received from that life.
+    /// Of which incarnation of a node it last received.
+    HeardIncarnation(u32),
+    /// How many messages it received from that incarnation.
     Heard(u32),
     /// The serial number of a region that others may read; 0 for none.
     Shelf(u64),
     /// See [`Cast`]: the nodes that this region is on.
     ShelfNodes(u64),
-    /// See [`Cast`]: their lives.
+    /// See [`Cast`]: their incarnations.
     ShelfPrint(u64),
 }
 
@@ -98,7 +98,7 @@ impl Note {
     fn word(self) -> u64 {
         // Each family has room for its members.
         match self {
-            Note::State => 0,
+            Note::WorkerState => 0,
             Note::Done => 1,
             Note::Doing => 2,
             Note::Excused => 3,
@@ -106,9 +106,9 @@ impl Note {
             Note::Received => 5,
             Note::Intended(counter) => 8 + counter,
             Note::Added(counter) => 16 + counter,
-            Note::SentLife(node) => 24 + u64::from(node),
+            Note::SentIncarnation(node) => 24 + u64::from(node),
             Note::Sent(node) => 36 + u64::from(node),
-            Note::HeardLife(node) => 48 + u64::from(node),
+            Note::HeardIncarnation(node) => 48 + u64::from(node),
             Note::Heard(node) => 60 + u64::from(node),
             Note::Shelf(shelf) => 72 + shelf,
             Note::ShelfNodes(shelf) => 80 + shelf,
@@ -117,12 +117,12 @@ impl Note {
     }
 }
 
-/// Nodes that an operation needs, in the lives that they had at a time.
+/// Nodes that an operation needs, in the incarnations that they had at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cast {
     /// A bit for each node.
     pub nodes: u64,
-    /// The lives, folded into one number.
+    /// The incarnations, folded into one number.
     pub print: u64,
     /// Whether each of them was at work.
     pub complete: bool,
@@ -172,23 +172,23 @@ impl Board {
         self.set_word(PHASE, phase as u64)
     }
 
-    /// Which life of a node is at work; 0 if none is.
-    pub fn life(&self, node: u32) -> Result<u64> {
+    /// Which incarnation of a node is at work; 0 if none is.
+    pub fn incarnation(&self, node: u32) -> Result<u64> {
         self.word(CURRENT + u64::from(node))
     }
 
-    /// Set before a kill, and after the next life has begun to work.
-    pub fn set_life(&self, node: u32, life: u64) -> Result<()> {
-        self.set_word(CURRENT + u64::from(node), life)
+    /// Set before a kill, and after the next incarnation has begun to work.
+    pub fn set_incarnation(&self, node: u32, incarnation: u64) -> Result<()> {
+        self.set_word(CURRENT + u64::from(node), incarnation)
     }
 
     /// These nodes, as they are now.
     pub fn cast(&self, nodes: u64) -> Result<Cast> {
         let (mut print, mut complete) = (0_u64, true);
         for node in (1..=WORKERS).filter(|node| nodes >> node & 1 == 1) {
-            let life = self.life(node)?;
-            complete &= life != 0;
-            print = print.wrapping_add(mix(life));
+            let incarnation = self.incarnation(node)?;
+            complete &= incarnation != 0;
+            print = print.wrapping_add(mix(incarnation));
         }
         Ok(Cast { nodes, print, complete })
     }
@@ -198,14 +198,14 @@ impl Board {
         Ok(!cast.complete || self.cast(cast.nodes)? != *cast)
     }
 
-    /// A note of a life.
-    pub fn note(&self, life: u64, note: Note) -> Result<u64> {
-        self.word(row(life) + note.word())
+    /// A note of an incarnation.
+    pub fn note(&self, incarnation: u64, note: Note) -> Result<u64> {
+        self.word(row(incarnation) + note.word())
     }
 
-    /// Changes a note of a life.
-    pub fn set_note(&self, life: u64, note: Note, value: u64) -> Result<()> {
-        self.set_word(row(life) + note.word(), value)
+    /// Changes a note of an incarnation.
+    pub fn set_note(&self, incarnation: u64, note: Note, value: u64) -> Result<()> {
+        self.set_word(row(incarnation) + note.word(), value)
     }
 
     /// What a counter holds.
@@ -245,18 +245,15 @@ impl Board {
     }
 }
 
-fn row(life: u64) -> u64 {
-    assert!(life < LIVES_MAX, "the board has no row for life {life}");
-    ROWS + life * ROW_WORDS
+fn row(incarnation: u64) -> u64 {
+    assert!(incarnation < INCARNATIONS_MAX, "the board has no row for incarnation {incarnation}");
+    ROWS + incarnation * ROW_WORDS
 }
 
 /// What everybody may do to the soak's regions.
 pub fn everything() -> Permissions {
     Permissions::READ | Permissions::WRITE | Permissions::ATOMIC
 }
-
-/// Node 0, on which the board is.
-pub const KEEPER: NodeId = NodeId(0);
 
 /// Of the first node, which is never killed, nothing is ever refused.
 pub fn unexpected<E: std::error::Error + Debug>(error: E) -> Failure {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use halite::{Lh, Node, Permissions};
 
-use super::board::{Board, LIVES_MAX, Note, Phase, RECORDS, State, everything, unexpected};
+use super::board::{Board, INCARNATIONS_MAX, Note, Phase, RECORDS, WorkerState, everything, unexpected};
 use super::excuse::Excusable;
 use super::worker::config;
 use super::{Failure, Result, WORKERS, ensure, locks, mix, regions, words};
@@ -29,8 +29,8 @@ pub struct Crew {
     directory: tempfile::TempDir,
     seed: u64,
     random: Rng,
-    /// The last life that was begun.
-    last_life: u64,
+    /// The last incarnation that was begun.
+    last_incarnation: u64,
     /// How many were killed.
     pub kills: u64,
 }
@@ -39,7 +39,7 @@ pub struct Crew {
 struct Hand {
     child: Child,
     node: u32,
-    life: u64,
+    incarnation: u64,
     /// What it had done when it was last seen to do something, and when that was.
     seen: (u64, Instant),
 }
@@ -55,9 +55,9 @@ impl Crew {
         prepare(&board)?;
         let random = Rng::with_seed(mix(seed));
         let mut crew =
-            Crew { hands: Vec::new(), board, node, directory, seed, random, last_life: 0, kills: 0 };
+            Crew { hands: Vec::new(), board, node, directory, seed, random, last_incarnation: 0, kills: 0 };
         for node in 1..=WORKERS {
-            let hand = crew.begin_life(node)?;
+            let hand = crew.begin_incarnation(node)?;
             crew.hands.push(hand);
         }
         Ok(crew)
@@ -79,27 +79,30 @@ impl Crew {
         }
     }
 
-    /// Operations of all lives.
+    /// Operations of all incarnations.
     pub fn done(&self) -> Result<u64> {
         self.sum(Note::Done)
     }
 
-    /// The sum of a note over all lives.
+    /// The sum of a note over all incarnations.
     pub fn sum(&self, note: Note) -> Result<u64> {
-        (1..=self.last_life).map(|life| self.board.note(life, note)).sum()
+        (1..=self.last_incarnation).map(|incarnation| self.board.note(incarnation, note)).sum()
     }
 
-    /// Which life of each node is the last.
+    /// Which incarnation of each node is the last.
     pub fn survivors(&self) -> Vec<(u32, u64)> {
-        self.hands.iter().map(|hand| (hand.node, hand.life)).collect()
+        self.hands.iter().map(|hand| (hand.node, hand.incarnation)).collect()
     }
 
     /// Tells all what to do, and waits until they are so far.
     pub fn rest(&mut self) -> Result<()> {
         self.board.set_phase(Phase::Rest)?;
         self.await_all("come to rest", |crew| {
-            let states = crew.hands.iter().map(|hand| crew.board.note(hand.life, Note::State));
-            Ok(states.collect::<Result<Vec<u64>>>()?.iter().all(|state| *state == State::Resting as u64))
+            let states = crew.hands.iter().map(|hand| crew.board.note(hand.incarnation, Note::WorkerState));
+            Ok(states
+                .collect::<Result<Vec<u64>>>()?
+                .iter()
+                .all(|state| *state == WorkerState::Resting as u64))
         })
     }
 
@@ -137,15 +140,15 @@ impl Crew {
             if let Some(ending) = hand.ending()? {
                 return Err(Failure(format!("{} ended with {ending}", hand.name())));
             }
-            let state = self.board.note(hand.life, Note::State)?;
-            if state >= State::Working as u64 && self.board.life(hand.node)? == 0 {
-                self.board.set_life(hand.node, hand.life)?;
+            let state = self.board.note(hand.incarnation, Note::WorkerState)?;
+            if state >= WorkerState::Working as u64 && self.board.incarnation(hand.node)? == 0 {
+                self.board.set_incarnation(hand.node, hand.incarnation)?;
             }
-            let done = self.board.note(hand.life, Note::Done)?;
-            if done != hand.seen.0 || state == State::Resting as u64 {
+            let done = self.board.note(hand.incarnation, Note::Done)?;
+            if done != hand.seen.0 || state == WorkerState::Resting as u64 {
                 hand.seen = (done, Instant::now());
             }
-            let doing = self.board.note(hand.life, Note::Doing)?;
+            let doing = self.board.note(hand.incarnation, Note::Doing)?;
             let stands = hand.seen.1.elapsed() > PATIENCE;
             ensure!(
                 !stands,
@@ -156,7 +159,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Kills a worker chosen at random, and lets the next life begin; sometimes that one does not live long either.
+    /// Kills a worker chosen at random, and lets the next incarnation begin; sometimes that one does not live long either.
     fn kill_one(&mut self) -> Result<()> {
         let index = self.random.u64(0..u64::from(WORKERS)) as usize;
         let again = self.random.u64(0..4) == 0;
@@ -172,19 +175,20 @@ impl Crew {
     fn replace(&mut self, index: usize) -> Result<()> {
         let hand = &mut self.hands[index];
         // Noted first: a worker that sees the death must find it explained.
-        self.board.set_life(hand.node, 0)?;
+        self.board.set_incarnation(hand.node, 0)?;
         hand.child.kill().map_err(unexpected)?;
         let ending = hand.child.wait().map_err(unexpected)?;
         ensure!(ending.code().is_none(), "{} ended with {ending} before it was killed", hand.name());
         let node = hand.node;
-        self.hands[index] = self.begin_life(node)?;
+        self.hands[index] = self.begin_incarnation(node)?;
         self.inherit()
     }
 
     /// Frees the regions of those who were killed.  They are named, and so live on where they are on other nodes.
     pub fn inherit(&self) -> Result<()> {
         let session = self.board.session();
-        let is_owned = |name: &str| self.hands.iter().any(|hand| name.ends_with(&regions::owner(hand.life)));
+        let is_owned =
+            |name: &str| self.hands.iter().any(|hand| name.ends_with(&regions::owner(hand.incarnation)));
         for region in session.list().map_err(unexpected)? {
             let Some(name) = region.name.filter(|name| name.starts_with(regions::PREFIX) && !is_owned(name))
             else {
@@ -208,20 +212,25 @@ impl Crew {
         }
     }
 
-    fn begin_life(&mut self, node: u32) -> Result<Hand> {
-        self.last_life += 1;
-        ensure!(self.last_life < LIVES_MAX, "the board has no more than {LIVES_MAX} rows");
+    fn begin_incarnation(&mut self, node: u32) -> Result<Hand> {
+        self.last_incarnation += 1;
+        ensure!(
+            self.last_incarnation < INCARNATIONS_MAX,
+            "the board has no more than {INCARNATIONS_MAX} rows"
+        );
         let program = std::env::current_exe().map_err(unexpected)?;
         let mut command = Command::new(&program);
         // So that it dies with us.
         command.args(["tethered", "--parent", &std::process::id().to_string(), "--"]);
         command.arg(&program).arg("soak-worker").arg("--dir").arg(self.directory.path());
-        let life = self.last_life;
-        for (option, value) in [("--node", u64::from(node)), ("--life", life), ("--seed", self.seed)] {
+        let incarnation = self.last_incarnation;
+        for (option, value) in
+            [("--node", u64::from(node)), ("--incarnation", incarnation), ("--seed", self.seed)]
+        {
             command.args([option, &value.to_string()]);
         }
         let child = command.stdin(Stdio::null()).spawn().map_err(unexpected)?;
-        Ok(Hand { child, node, life, seen: (0, Instant::now()) })
+        Ok(Hand { child, node, incarnation, seen: (0, Instant::now()) })
     }
 }
 
@@ -240,7 +249,7 @@ impl Hand {
     }
 
     fn name(&self) -> String {
-        format!("life {} of node {} (process {})", self.life, self.node, self.child.id())
+        format!("incarnation {} of node {} (process {})", self.incarnation, self.node, self.child.id())
     }
 }
 

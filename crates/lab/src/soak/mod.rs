@@ -3,7 +3,7 @@
 //! The first node is in the program that runs the soak, and is never killed.  It keeps the [`board`], a region in which
 //! everybody notes what it is about to do and what it has done; so what a killed process leaves behind can be
 //! checked as well.  Each of the others is a process of its own, with a [`worker`]; a killed one is followed by another in
-//! its place, the next *life* of that node.
+//! its place, the next *incarnation* of that node.
 //!
 //! ```text
 //!   first node: board, crew, verdict          kills, starts
@@ -59,9 +59,9 @@ pub struct WorkerOptions {
     /// Which node to be
     #[arg(long)]
     pub node: u32,
-    /// Which life this is, counted over all nodes
+    /// Which incarnation this is, counted over all nodes
     #[arg(long)]
-    pub life: u64,
+    pub incarnation: u64,
     /// See [`Options::seed`]
     #[arg(long)]
     pub seed: u64,
@@ -109,7 +109,7 @@ fn soak(options: &Options) -> Result<String> {
     verdict::judge(crew)
 }
 
-/// A number that has nothing to do with the one it is made from (splitmix64).
+/// A number that has nothing to do with the one it is made from.
 pub fn mix(seed: u64) -> u64 {
     Rng::with_seed(seed).u64(..)
 }

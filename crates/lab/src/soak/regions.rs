@@ -57,17 +57,17 @@ pub fn bytes_of(first: usize, count: usize) -> (u64, usize) {
     ((first * BLOCK) as u64, count * BLOCK)
 }
 
-fn seed_of(life: u64, serial: u64) -> u64 {
-    mix(life << 32 | serial)
+fn seed_of(incarnation: u64, serial: u64) -> u64 {
+    mix(incarnation << 32 | serial)
 }
 
-fn name_of(life: u64, serial: u64) -> String {
-    format!("{PREFIX}{serial}{}", owner(life))
+fn name_of(incarnation: u64, serial: u64) -> String {
+    format!("{PREFIX}{serial}{}", owner(incarnation))
 }
 
-/// How the names of a life's regions end.
-pub fn owner(life: u64) -> String {
-    format!(" of life {life}")
+/// How the names of an incarnation's regions end.
+pub fn owner(incarnation: u64) -> String {
+    format!(" of incarnation {incarnation}")
 }
 
 impl Own {
@@ -105,7 +105,7 @@ impl Worker {
             return self.free(shelf);
         }
         self.serial += 1;
-        let (name, seed) = (name_of(self.life, self.serial), seed_of(self.life, self.serial));
+        let (name, seed) = (name_of(self.incarnation, self.serial), seed_of(self.incarnation, self.serial));
         let blocks = 1 + self.random.u64(0..BLOCKS_MAX) as usize;
         let (placement, nodes) = self.somewhere()?;
         let cast = self.board.cast(nodes)?;
@@ -133,16 +133,16 @@ impl Worker {
 
     fn publish(&self, shelf: u64, serial: u64, cast: &Cast) -> Result<()> {
         // Nobody looks at what is not whole: the serial number goes first and comes last.
-        self.board.set_note(self.life, Note::Shelf(shelf), 0)?;
-        self.board.set_note(self.life, Note::ShelfNodes(shelf), cast.nodes)?;
-        self.board.set_note(self.life, Note::ShelfPrint(shelf), cast.print)?;
-        self.board.set_note(self.life, Note::Shelf(shelf), serial)
+        self.board.set_note(self.incarnation, Note::Shelf(shelf), 0)?;
+        self.board.set_note(self.incarnation, Note::ShelfNodes(shelf), cast.nodes)?;
+        self.board.set_note(self.incarnation, Note::ShelfPrint(shelf), cast.print)?;
+        self.board.set_note(self.incarnation, Note::Shelf(shelf), serial)
     }
 
     /// Frees the region on a shelf, if there is one.
     pub(super) fn free(&mut self, shelf: u64) -> Result<()> {
         let Some(own) = self.shelves[shelf as usize].take() else { return Ok(()) };
-        self.board.set_note(self.life, Note::Shelf(shelf), 0)?;
+        self.board.set_note(self.incarnation, Note::Shelf(shelf), 0)?;
         self.give_back(own)
     }
 
@@ -192,7 +192,7 @@ impl Worker {
         // From now on it depends on both.
         own.cast = self.board.cast(own.cast.nodes | nodes)?;
         let (cast, lh) = (own.cast, own.lh);
-        let serial = self.board.note(self.life, Note::Shelf(shelf as u64))?;
+        let serial = self.board.note(self.incarnation, Note::Shelf(shelf as u64))?;
         self.publish(shelf as u64, serial, &cast)?;
         match excuse(&self.board, &cast, "move", self.session.move_to(lh, NodeId(node)))? {
             Some(()) => Ok(()),
@@ -215,24 +215,24 @@ impl Worker {
 
     /// Maps what another worker lets others read, reads some of it, and unmaps it.
     pub(super) fn read_from_afar(&mut self) -> Result<()> {
-        let Some((node, life)) = self.peer()? else { return Ok(()) };
+        let Some((node, incarnation)) = self.peer()? else { return Ok(()) };
         let shelf = self.random.u64(0..SHELVES);
-        let serial = self.board.note(life, Note::Shelf(shelf))?;
-        let nodes = self.board.note(life, Note::ShelfNodes(shelf))?;
-        let print = self.board.note(life, Note::ShelfPrint(shelf))?;
+        let serial = self.board.note(incarnation, Note::Shelf(shelf))?;
+        let nodes = self.board.note(incarnation, Note::ShelfNodes(shelf))?;
+        let print = self.board.note(incarnation, Note::ShelfPrint(shelf))?;
         let region = Cast { nodes, print, complete: true };
-        let owner = Cast { nodes: 1 << node, print: mix(life), complete: true };
-        let is_there = serial != 0 && self.board.note(life, Note::Shelf(shelf))? == serial;
+        let owner = Cast { nodes: 1 << node, print: mix(incarnation), complete: true };
+        let is_there = serial != 0 && self.board.note(incarnation, Note::Shelf(shelf))? == serial;
         if !is_there || self.board.has_changed(&region)? || self.board.has_changed(&owner)? {
             return Ok(());
         }
-        let read = read_some(self, life, serial);
-        let is_freed = self.board.note(life, Note::Shelf(shelf))? != serial;
+        let read = read_some(self, incarnation, serial);
+        let is_freed = self.board.note(incarnation, Note::Shelf(shelf))? != serial;
         let is_lost = self.board.has_changed(&region)? || self.board.has_changed(&owner)?;
         match read {
             Err(Refused::Gone(_)) if is_freed || is_lost => self.excused(),
             Err(Refused::Gone(what)) => {
-                let region = name_of(life, serial);
+                let region = name_of(incarnation, serial);
                 Err(Failure(format!("{region} is there, on {nodes:#b}: {what}")))
             }
             Err(Refused::Wrong(failure)) => Err(failure),
@@ -247,10 +247,10 @@ enum Refused {
     Wrong(Failure),
 }
 
-fn read_some(worker: &mut Worker, life: u64, serial: u64) -> std::result::Result<(), Refused> {
+fn read_some(worker: &mut Worker, incarnation: u64, serial: u64) -> std::result::Result<(), Refused> {
     let session: Session = worker.session.clone();
-    let lh = session.map(&name_of(life, serial), everything()).map_err(gone)?;
-    let read = read_mapped(worker, &session, lh, seed_of(life, serial));
+    let lh = session.map(&name_of(incarnation, serial), everything()).map_err(gone)?;
+    let read = read_mapped(worker, &session, lh, seed_of(incarnation, serial));
     // Also what is gone must be unmapped.
     let unmapped = session.unmap(lh).map_err(gone);
     read.and(unmapped)

@@ -117,14 +117,15 @@ impl Worker {
         Ok(())
     }
 
-    /// Sends a message to another worker; the next of a row to that life of it.
+    /// Sends a message to another worker; the next of a row to that incarnation of it.
     pub(super) fn send(&mut self) -> Result<()> {
-        let Some((node, life)) = self.peer()? else { return Ok(()) };
+        let Some((node, incarnation)) = self.peer()? else { return Ok(()) };
         let cast = self.board.cast(1 << node)?;
         let (known, sent) = self.sent[node as usize];
-        let sequence = if known == life { sent + 1 } else { 1 };
+        let sequence = if known == incarnation { sent + 1 } else { 1 };
         let len = self.length(MESSAGE_MAX);
-        let message = encode([self.life, u64::from(self.node), life, sequence], self.random.u64(..), len);
+        let message =
+            encode([self.incarnation, u64::from(self.node), incarnation, sequence], self.random.u64(..), len);
         let to = NodeId(node);
         let ended = match self.random.u64(0..2) {
             0 => self.session.send(to, PORT, &message),
@@ -136,11 +137,11 @@ impl Worker {
         if excuse(&self.board, &cast, "send", ended)?.is_none() {
             return self.excused();
         }
-        self.sent[node as usize] = (life, sequence);
-        // Nobody trusts the number before the life is there.
-        self.board.set_note(self.life, Note::Sent(node), 0)?;
-        self.board.set_note(self.life, Note::SentLife(node), life)?;
-        self.board.set_note(self.life, Note::Sent(node), sequence)
+        self.sent[node as usize] = (incarnation, sequence);
+        // Nobody trusts the number before the incarnation is there.
+        self.board.set_note(self.incarnation, Note::Sent(node), 0)?;
+        self.board.set_note(self.incarnation, Note::SentIncarnation(node), incarnation)?;
+        self.board.set_note(self.incarnation, Note::Sent(node), sequence)
     }
 
     /// Mostly short, rarely up to `max`.

@@ -38,11 +38,14 @@ fn all_came(crew: &Crew) -> Result<bool> {
     let mut all = true;
     for (from, sender) in crew.survivors() {
         for (to, receiver) in crew.survivors() {
-            let is_meant = board.note(sender, Note::SentLife(to))? == receiver;
+            let is_meant = board.note(sender, Note::SentIncarnation(to))? == receiver;
             let sent = if is_meant { board.note(sender, Note::Sent(to))? } else { 0 };
-            let is_known = board.note(receiver, Note::HeardLife(from))? == sender;
+            let is_known = board.note(receiver, Note::HeardIncarnation(from))? == sender;
             let heard = if is_known { board.note(receiver, Note::Heard(from))? } else { 0 };
-            ensure!(heard <= sent, "life {receiver} heard {heard} of {sent} messages of life {sender}");
+            ensure!(
+                heard <= sent,
+                "incarnation {receiver} heard {heard} of {sent} messages of incarnation {sender}"
+            );
             all &= heard == sent;
         }
     }
@@ -58,12 +61,12 @@ fn judge_counters(crew: &Crew) -> Result<()> {
             (added..=intended).contains(&found),
             "counter {counter} is {found}, and {added} to {intended} was added"
         );
-        for (_, life) in crew.survivors() {
-            let added = crew.board.note(life, Note::Added(counter))?;
-            let intended = crew.board.note(life, Note::Intended(counter))?;
+        for (_, incarnation) in crew.survivors() {
+            let added = crew.board.note(incarnation, Note::Added(counter))?;
+            let intended = crew.board.note(incarnation, Note::Intended(counter))?;
             ensure!(
                 added == intended,
-                "life {life} added {added} to counter {counter}, and meant {intended}"
+                "incarnation {incarnation} added {added} to counter {counter}, and meant {intended}"
             );
         }
     }

@@ -34,18 +34,18 @@ impl Worker {
             return self.added(counter, add);
         }
         // It was not done after all.
-        self.board.set_note(self.life, Note::Intended(counter), self.sums[counter as usize])
+        self.board.set_note(self.incarnation, Note::Intended(counter), self.sums[counter as usize])
     }
 
     fn intend(&mut self, counter: u64, add: u64) -> Result<()> {
         let intended = self.sums[counter as usize] + add;
-        self.board.set_note(self.life, Note::Intended(counter), intended)
+        self.board.set_note(self.incarnation, Note::Intended(counter), intended)
     }
 
     fn added(&mut self, counter: u64, add: u64) -> Result<()> {
         let sum = &mut self.sums[counter as usize];
         *sum += add;
-        self.board.set_note(self.life, Note::Added(counter), *sum)
+        self.board.set_note(self.incarnation, Note::Added(counter), *sum)
     }
 
     /// Meets somebody, or nobody.
@@ -55,7 +55,7 @@ impl Worker {
                 ensure!(round > self.round, "the barrier's round {round} came after {}", self.round);
                 self.round = round;
                 self.passes += 1;
-                self.board.set_note(self.life, Note::Passes, self.passes)
+                self.board.set_note(self.incarnation, Note::Passes, self.passes)
             }
             Err(error) if error.cause == BarrierCause::Timeout => Ok(()),
             Err(error) => Err(unexpected(error)),

@@ -7,7 +7,7 @@ use fastrand::Rng;
 use halite::blocking::{Mailbox, Server, Session};
 use halite::{Config, Node, NodeId, ServeOptions};
 
-use super::board::{Board, Note, Phase, SHELVES, State, unexpected};
+use super::board::{Board, Note, Phase, SHELVES, WorkerState, unexpected};
 use super::locks::{LOOSE, Loose};
 use super::regions::Own;
 use super::scratch::Scratch;
@@ -31,7 +31,7 @@ pub struct Worker {
     pub(super) board: Board,
     pub(super) session: Session,
     pub(super) node: u32,
-    pub(super) life: u64,
+    pub(super) incarnation: u64,
     pub(super) random: Rng,
     /// What was added to each counter.
     pub(super) sums: [u64; super::board::COUNTERS as usize],
@@ -42,7 +42,7 @@ pub struct Worker {
     pub(super) serial: u64,
     pub(super) shelves: [Option<Own>; SHELVES as usize],
     pub(super) scratch: Option<Scratch>,
-    /// To which life of each node how many messages were sent.
+    /// To which incarnation of each node how many messages were sent.
     pub(super) sent: [(u64, u64); WORKERS as usize + 1],
     excused: u64,
 }
@@ -73,9 +73,9 @@ const OPERATIONS: &[(u64, Operation)] = &[
 pub fn run(options: &WorkerOptions) -> Result<()> {
     let node = Node::embedded(config(&options.dir, options.node)).map_err(unexpected)?;
     let board = Board::open(node.blocking_session())?;
-    let services = Services::open(&node.blocking_session(), &board, options.life)?;
+    let services = Services::open(&node.blocking_session(), &board, options.incarnation)?;
     let mut worker = Worker::new(board, node.blocking_session(), options);
-    worker.note_state(State::Working)?;
+    worker.note_state(WorkerState::Working)?;
     while worker.board.phase()? == Phase::Work {
         worker.do_some()?;
     }
@@ -105,8 +105,8 @@ impl Worker {
             board,
             session,
             node: options.node,
-            life: options.life,
-            random: Rng::with_seed(mix(options.seed) ^ mix(options.life)),
+            incarnation: options.incarnation,
+            random: Rng::with_seed(mix(options.seed) ^ mix(options.incarnation)),
             sums: Default::default(),
             round: 0,
             passes: 0,
@@ -119,18 +119,18 @@ impl Worker {
         }
     }
 
-    fn note_state(&self, state: State) -> Result<()> {
-        self.board.set_note(self.life, Note::State, state as u64)
+    fn note_state(&self, state: WorkerState) -> Result<()> {
+        self.board.set_note(self.incarnation, Note::WorkerState, state as u64)
     }
 
     fn do_some(&mut self) -> Result<()> {
         for _ in 0..OPERATIONS_PER_LOOK {
             let (kind, operation) = self.choose();
-            self.board.set_note(self.life, Note::Doing, kind as u64)?;
+            self.board.set_note(self.incarnation, Note::Doing, kind as u64)?;
             operation(self)?;
         }
-        let done = self.board.note(self.life, Note::Done)?;
-        self.board.set_note(self.life, Note::Done, done + OPERATIONS_PER_LOOK)
+        let done = self.board.note(self.incarnation, Note::Done)?;
+        self.board.set_note(self.incarnation, Note::Done, done + OPERATIONS_PER_LOOK)
     }
 
     fn choose(&mut self) -> (usize, Operation) {
@@ -145,17 +145,17 @@ impl Worker {
         unreachable!("the weights add up to all")
     }
 
-    /// Another worker, if the one that was drawn is at work: its node and its life.
+    /// Another worker, if the one that was drawn is at work: its node and its incarnation.
     pub(super) fn peer(&mut self) -> Result<Option<(u32, u64)>> {
         let node = 1 + self.random.u64(0..u64::from(WORKERS)) as u32;
-        let life = self.board.life(node)?;
-        Ok((life != 0).then_some((node, life)))
+        let incarnation = self.board.incarnation(node)?;
+        Ok((incarnation != 0).then_some((node, incarnation)))
     }
 
     /// An operation has failed because of a kill.
     pub(super) fn excused(&mut self) -> Result<()> {
         self.excused += 1;
-        self.board.set_note(self.life, Note::Excused, self.excused)
+        self.board.set_note(self.incarnation, Note::Excused, self.excused)
     }
 
     /// Gives everything back.
@@ -166,7 +166,7 @@ impl Worker {
         if let Some(scratch) = self.scratch.take() {
             self.give_back_scratch(scratch)?;
         }
-        self.note_state(State::Resting)
+        self.note_state(WorkerState::Resting)
     }
 }
 
@@ -178,14 +178,14 @@ struct Services {
 }
 
 impl Services {
-    fn open(session: &Session, board: &Board, life: u64) -> Result<Services> {
+    fn open(session: &Session, board: &Board, incarnation: u64) -> Result<Services> {
         let server = session.serve(ECHO, ServeOptions::default()).map_err(unexpected)?;
         let options = ServeOptions { requests_max: MESSAGES_MAX, ..ServeOptions::default() };
         let mailbox = session.open_port(PORT, options).map_err(unexpected)?;
         let (calls, messages, board) = (server.clone(), mailbox.clone(), board.clone());
         let threads = vec![
             thread::spawn(move || end_unless(answer(&calls))),
-            thread::spawn(move || end_unless(mailbox::receive(&messages, &board, life))),
+            thread::spawn(move || end_unless(mailbox::receive(&messages, &board, incarnation))),
         ];
         Ok(Services { server, mailbox, threads })
     }

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use crate::patches::Story;
 use crate::run;
 
 /// What the program is built from.
@@ -40,10 +41,14 @@ impl Copy {
     }
 
     /// Runs a story, as its patch names it: package, target and name of the test.
-    pub fn run_story(&self, story: &str) -> Output {
+    pub fn run_story(&self, story: &Story) -> Output {
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["test", "--quiet", "--profile", "planted", "-p"]).args(story.split(' '));
-        cargo.current_dir(&self.source).env("CARGO_TARGET_DIR", &self.target).env("CARGO_INCREMENTAL", "1");
+        cargo.args(["test", "--quiet", "--profile", "planted", "-p"]).args(story.test.split(' '));
+        let target = if story.is_model { self.target.join("loom") } else { self.target.clone() };
+        if story.is_model {
+            cargo.env("RUSTFLAGS", "--cfg loom");
+        }
+        cargo.current_dir(&self.source).env("CARGO_TARGET_DIR", target).env("CARGO_INCREMENTAL", "1");
         cargo.output().expect("cargo runs")
     }
 

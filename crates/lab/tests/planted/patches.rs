@@ -14,9 +14,17 @@ pub struct Patch {
     /// The plan that must show it, from its line `Plan: `, and within how many seeds, from its line `Seeds: `; none if it is
     /// shown by its story alone.
     pub plan: Option<(String, u64)>,
-    /// The story that fails with it, from its line `Story: ` if it has one: package, target and name of the test.
-    pub story: Option<String>,
+    /// The story that fails with it, if it has one.
+    pub story: Option<Story>,
     path: PathBuf,
+}
+
+/// A test, from the line `Story: `, or `Model: ` if it explores a model.
+pub struct Story {
+    /// Package, target and name.
+    pub test: String,
+    /// Whether it is built with loom.
+    pub is_model: bool,
 }
 
 /// All, in the order of their names.
@@ -35,7 +43,8 @@ impl Patch {
         let text = std::fs::read_to_string(&path).expect("patches can be read");
         let name = path.file_stem().expect("it has an extension, too").to_string_lossy().into_owned();
         let find = |start: &str| text.lines().find_map(|line| line.strip_prefix(start));
-        let story = find("Story: ").map(str::to_owned);
+        let named = |start, is_model| find(start).map(|test| Story { test: test.to_owned(), is_model });
+        let story = named("Story: ", false).or_else(|| named("Model: ", true));
         let header = |start: &str| {
             let line = find(start);
             line.unwrap_or_else(|| panic!("{name}.patch has no line that begins with {start:?}")).to_owned()

@@ -142,7 +142,7 @@ fn a_call_that_is_tried_again_after_its_application_was_killed_reaches_no_strang
 }
 
 #[test]
-fn a_call_ends_with_the_life_that_it_was_sent_to_and_the_next_is_that_of_who_has_the_number_now() {
+fn a_call_ends_with_the_incarnation_that_it_was_sent_to_and_the_next_is_that_of_who_has_the_number_now() {
     let cluster = Cluster::new();
     let node = cluster.join(0);
     let session = node.blocking_session();
@@ -153,7 +153,7 @@ fn a_call_ends_with_the_life_that_it_was_sent_to_and_the_next_is_that_of_who_has
     let call_again = || session.call(SERVER, FUNCTION, b"", PATIENCE);
     let gone = call_again().expect_err("nobody is there");
     assert_eq!((gone.cause, gone.may_have_run), (CallCause::PeerDown, false), "{gone}");
-    // The same number, another life, which has not begun to serve.
+    // The same number, another incarnation, which has not begun to serve.
     let mut next = cluster.start(1);
     let anew = call_again().expect_err("nobody serves");
     assert_eq!((anew.cause, anew.may_have_run), (CallCause::UnknownFunction, false), "{anew}");

@@ -30,16 +30,16 @@ fn without_the_directory_handles_go_on_and_names_come_back_with_it() {
     other.order("alloc theirs 1048576 here");
     other.order("map mine");
     let theirs = session.map("theirs", ANYBODY).expect("it is there");
-    for life in 0..5 {
+    for incarnation in 0..5 {
         directory.order("alloc gone 4096 here");
         directory.kill();
         await_state(&session, 0, halite::NodeState::Dead);
 
         // What is mapped goes on, in both directions, and regions without a name are made, moved and freed.
-        other.order(&format!("fill mine 1048576 {life}"));
-        session.write(theirs, 0, &super::pattern::bytes(life, 1 << 20)).expect("its node lives");
-        other.order(&format!("check theirs 1048576 {life}"));
-        other.order(&format!("check mine 1048576 {life}"));
+        other.order(&format!("fill mine 1048576 {incarnation}"));
+        session.write(theirs, 0, &super::pattern::bytes(incarnation, 1 << 20)).expect("its node lives");
+        other.order(&format!("check theirs 1048576 {incarnation}"));
+        other.order(&format!("check mine 1048576 {incarnation}"));
         let unnamed = session.alloc(None, 4096, Placement::On(halite::NodeId(2)), ANYBODY);
         let unnamed = unnamed.expect("nothing needs the directory");
         session.move_to(unnamed, halite::NodeId(1)).expect("nor does this");
@@ -56,7 +56,7 @@ fn without_the_directory_handles_go_on_and_names_come_back_with_it() {
         // Asked of the directory itself, which must not answer before it has heard of all names.
         assert_eq!(directory.ask("alloc mine 4096 here"), "NameTaken");
         directory.order("map theirs");
-        directory.order(&format!("check theirs 1048576 {life}"));
+        directory.order(&format!("check theirs 1048576 {incarnation}"));
         let again = map_again(&session, "theirs");
         session.unmap(again).expect("it is ours");
         let taken = session.alloc(Some("theirs"), 64, Placement::Local, ANYBODY).expect_err("it is taken");

@@ -85,7 +85,7 @@ fn kill_amid_a_copy(is_write: bool) -> Duration {
     await_state(&session, 1, NodeState::Dead);
     survivor.order("check kept 1048576 1");
     victim.kill();
-    // The same number, another life.
+    // The same number, another incarnation.
     let mut reborn = cluster.start(1);
     let (_, cause) = until_it_fails(|| session.read(lh, 0, &mut [0]));
     assert_eq!(cause, AccessCause::Stale);
@@ -160,7 +160,7 @@ fn a_process_that_is_killed_at_any_moment_takes_only_its_own_bytes_along() {
         survivor.order("stripes shared counts 0 0");
         victim.order("stripes shared counts 1 0");
         victim.order("alloc own 1048576 here");
-        let own = session.map("own", ANYBODY).expect("the name is free again in each life");
+        let own = session.map("own", ANYBODY).expect("the name is free again in each incarnation");
         survivor.order("map own");
         survivor.order("flood own 1048576");
         for _ in 0..numbers.u64(0..300) {

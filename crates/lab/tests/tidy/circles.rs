@@ -9,34 +9,12 @@ use crate::Finding;
 use crate::sources::{lexer, paths};
 use crate::tree::File;
 
-/// Imports against the direction that are there, each with its reason.  One that is gone must leave this list.
-const EXCEPTIONS: &[(&str, &str, &str, &str)] = &[
-    ("halite", "rpc", "driver", "the caller's half of a call waits by moving its node"),
-    ("halite", "rpc", "session", "calls, servers and mailboxes are handed out with their session inside"),
-];
-
 /// Who imports whom in one crate, and where.
 type Imports = BTreeMap<(String, String), String>;
 
-/// All circles in the crates that `files` are of, and all exceptions that none needs.
+/// All circles in the crates that `files` are of.
 pub fn findings(files: &[File]) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let mut unused: BTreeSet<_> =
-        EXCEPTIONS.iter().map(|(krate, from, to, _)| (*krate, *from, *to)).collect();
-    for (krate, files) in crates(files) {
-        let mut imports = imports(&files);
-        imports.retain(|(from, to), _| {
-            let mut all = EXCEPTIONS.iter().map(|(krate, from, to, _)| (*krate, *from, *to));
-            let exception = all.find(|exception| *exception == (krate, from.as_str(), to.as_str()));
-            exception.is_none_or(|exception| !unused.remove(&exception))
-        });
-        findings.extend(circles(&imports));
-    }
-    let stale = |(krate, from, to)| {
-        Finding::new(format!("crates/{krate}"), format!("{from} does not import {to} any more"))
-    };
-    findings.extend(unused.into_iter().map(stale));
-    findings
+    crates(files).values().flat_map(|files| circles(&imports(files))).collect()
 }
 
 /// The sources of each crate, by their path within it.

@@ -1,9 +1,10 @@
-//! Rules for documents: relative links lead to files of the tree, functions that are named by their file exist, and the changelog has
-//! an open section.
+//! Rules for documents: relative links lead to files of the tree, what is named by its file or path exists, the glossary is short, and the
+//! changelog has an open section.
 
 use std::path::{Component, Path, PathBuf};
 
 use crate::Finding;
+use crate::tree::File;
 
 /// Relative links of the Markdown text at `path` whose target does not exist.
 pub fn broken_links(path: &str, text: &str, exists: impl Fn(&str) -> bool) -> Vec<Finding> {
@@ -34,7 +35,10 @@ pub fn missing_functions(
         let named = line.split('`').skip(1).step_by(2).filter_map(|code| code.split_once(".rs: "));
         for (file, function) in named {
             let file = format!("{file}.rs");
-            let is_there = source(&file).is_some_and(|source| source.contains(&format!("fn {function}")));
+            // Its name ends there: generics or arguments follow.
+            let is_there = source(&file).is_some_and(|source| {
+                ['(', '<'].iter().any(|behind| source.contains(&format!("fn {function}{behind}")))
+            });
             match is_there {
                 true => found += 1,
                 false => findings.push(Finding::new(
@@ -45,6 +49,58 @@ pub fn missing_functions(
         }
     }
     (found, findings)
+}
+
+/// What the text at `path` names in inline code and is not among `files`: files, items by a path that begins with their crate, and
+/// constants.
+pub fn missing_names(path: &str, text: &str, files: &[File]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (number, line) in prose_lines(text) {
+        let missing = line.split('`').skip(1).step_by(2).filter(|code| !is_there(code, files));
+        findings.extend(
+            missing.map(|code| Finding::new(format!("{path}:{number}"), format!("there is no {code}"))),
+        );
+    }
+    findings
+}
+
+/// Whether inline code names something that is there, as far as can be told.
+fn is_there(code: &str, files: &[File]) -> bool {
+    // As in a path that tells how others are made.
+    let is_example = code.contains("NAME") || code.contains(": ");
+    if code.starts_with("crates/") && !is_example {
+        let folder = format!("{}/", code.trim_end_matches('/'));
+        return files.iter().any(|file| file.path == code || file.path.starts_with(&folder));
+    }
+    let is_constant = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    if code.contains("_") && code.bytes().all(is_constant) && !code.starts_with("HALITE_") {
+        return files.iter().any(|file| declares(&file.text, code));
+    }
+    let is_path = code.bytes().all(|byte| byte.is_ascii_alphanumeric() || [b'_', b':'].contains(&byte));
+    let Some((krate, item)) = code.split_once("::").filter(|_| is_path) else { return true };
+    let mut sources =
+        files.iter().filter(|file| file.path.starts_with(&format!("crates/{krate}/src/"))).peekable();
+    let name = item.rsplit("::").next().unwrap_or(item);
+    sources.peek().is_none() || sources.any(|file| declares(&file.text, name))
+}
+
+fn declares(source: &str, name: &str) -> bool {
+    let kinds = ["fn", "struct", "enum", "trait", "mod", "const", "type"];
+    kinds.iter().any(|kind| {
+        let declaration = format!("{kind} {name}");
+        source.match_indices(&declaration).any(|(at, _)| {
+            let next = source[at + declaration.len()..].chars().next();
+            !next.is_some_and(|next| next.is_alphanumeric() || next == '_')
+        })
+    })
+}
+
+/// The terms of the table below `## Glossary`.
+pub fn glossary(text: &str) -> Vec<&str> {
+    let section = text.split("\n## Glossary\n").nth(1).unwrap_or_default();
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" |"));
+    rows.map(|(term, _)| term).filter(|term| *term != "term").collect()
 }
 
 /// Whether the changelog has a section for what is not released yet.
@@ -128,6 +184,25 @@ mod tests {
         assert_eq!(found, 1);
         assert_eq!(missing.len(), 2, "{missing:?}");
         assert!(missing.iter().all(|finding| finding.starts_with("A.md:2")), "{missing:?}");
+    }
+
+    #[test]
+    fn names_of_what_is_not_there_are_found() {
+        let file = |path: &str, text: &str| File { path: path.to_owned(), text: text.to_owned() };
+        let files =
+            [file("crates/mem/src/pins.rs", "pub struct Pins;\nconst PINS_MAX: usize = 1;\npub mod tests;")];
+        let text = "`crates/mem/src/`, `mem::Pins`, `mem::pins::tests`, `PINS_MAX`, `HALITE_DIR`, `std::mem`, `Pins::pin`\n\
+                    `crates/mem/src/pin.rs`, `mem::Pin`, `PIN_MAX`\n";
+        let missing: Vec<String> =
+            missing_names("A.md", text, &files).iter().map(Finding::to_string).collect();
+        assert_eq!(missing.len(), 3, "{missing:?}");
+        assert!(missing.iter().all(|finding| finding.starts_with("A.md:2")), "{missing:?}");
+    }
+
+    #[test]
+    fn the_terms_of_a_glossary_are_its_first_column() {
+        let text = "# A\n\n## Glossary\n\n| term | meaning |\n|---|---|\n| ring, slot | where |\n\n## B\n\n| x | y |\n";
+        assert_eq!(glossary(text), ["ring, slot"]);
     }
 
     #[test]

@@ -101,6 +101,20 @@ fn manifests_are_yaml_and_give_halite_flags_that_it_has() {
 }
 
 #[test]
+fn architecture_names_what_is_there() {
+    let architecture = tree::files(|path| path == "ARCHITECTURE.md").pop().expect("it is there").text;
+    let files = tree::files(|path| path.starts_with("crates/"));
+    check(documents::missing_names("ARCHITECTURE.md", &architecture, &files));
+}
+
+#[test]
+fn the_glossary_can_be_read_in_one_go() {
+    let architecture = tree::files(|path| path == "ARCHITECTURE.md").pop().expect("it is there").text;
+    let terms = documents::glossary(&architecture);
+    assert!((1..=30).contains(&terms.len()), "{} terms: {terms:?}", terms.len());
+}
+
+#[test]
 fn the_newcomers_walk_leads_along_functions_that_exist() {
     let architecture = tree::files(|path| path == "ARCHITECTURE.md").pop().expect("it is there").text;
     let source = |path: &str| tree::files(|other| other == path).pop().map(|file| file.text);

@@ -24,7 +24,6 @@ const IMPURE_PATHS: &[&str] = &[
     "std::env",
     "std::fs",
     "std::process",
-    "std::sync::OnceLock",
     "std::sync::LazyLock",
     "std::sync::Once",
     "rustix",
@@ -84,8 +83,9 @@ pub fn lints_are_inherited(path: &str, text: &str) -> Vec<Finding> {
 fn declares_a_global(line: &str) -> bool {
     // The lifetime keeps its quote here, so that only the keyword is a word of its own.
     let is_static = line.split_whitespace().any(|word| word == "static");
-    let changes =
-        |word: &str| word == "mut" || word.starts_with("Atomic") || ["Mutex", "RwLock"].contains(&word);
+    let changes = |word: &str| {
+        word == "mut" || word.starts_with("Atomic") || ["Mutex", "RwLock", "OnceLock"].contains(&word)
+    };
     words(line).any(|word| word == "thread_local" || (is_static && changes(word)))
 }
 
@@ -143,7 +143,8 @@ mod tests {
         check_impure("static mut COUNT: u32 = 0;", 1);
         check_impure("static COUNT: AtomicU64 = AtomicU64::new(0);", 1);
         check_impure("thread_local! { static A: u8 = 0; }", 1);
-        check_impure("use std::sync::OnceLock;", 1);
+        check_impure("static ONCE: std::sync::OnceLock<u8> = std::sync::OnceLock::new();", 1);
+        check_impure("struct Late { value: std::sync::OnceLock<u8> }", 0);
     }
 
     #[test]

@@ -5,15 +5,20 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use halite::Permissions;
-use rustix::event::{PollFd, PollFlags, poll};
+use halite_apps::is_without_directory;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
 
-use super::Over;
-use super::worker::{Answer, Line};
+use super::worker::{Answer, Failure, Joined, Line};
+use super::{Over, log};
 use crate::client::Client;
 use crate::coworker::Coworker;
+use crate::output;
 use crate::scratch::Scratch;
+
+/// How long the end of a process may take to be seen by all.
+const END_IS_SEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// All of them.  Fields are dropped in this order.
 pub struct Crew {
@@ -23,6 +28,8 @@ pub struct Crew {
     dir: PathBuf,
     /// What the regions of this run are called.
     made: Option<String>,
+    /// Whether somebody has been told that workers wait for something.
+    has_told_of_waits: bool,
     /// Where they serve metrics, in their order, if they do.
     pub metrics: Vec<SocketAddr>,
 }
@@ -42,22 +49,47 @@ impl Crew {
 
     fn start_in(dir: Option<&Path>, scratch: Option<Scratch>, over: &Over) -> anyhow::Result<Crew> {
         let dir = dir.or(scratch.as_ref().map(Scratch::path)).expect("one of both").to_owned();
-        let mut crew = Crew { workers: Vec::new(), scratch, dir, made: None, metrics: Vec::new() };
+        let mut crew = Crew {
+            workers: Vec::new(),
+            scratch,
+            dir,
+            made: None,
+            has_told_of_waits: false,
+            metrics: Vec::new(),
+        };
         for number in 0..over.nodes {
             let mut flags = Vec::new();
             if crew.scratch.is_some() {
-                let said = [("--node", number.to_string()), ("--arena", over.arena.0.to_string())];
-                let said = said.into_iter().chain([("--fabric", over.fabric.name().to_owned())]);
+                let said = [("--node", number.to_string()), ("--arena", over.arena().0.to_string())];
+                let said = said.into_iter().chain([("--fabric", over.fabric().name().to_owned())]);
                 flags.extend(said.flat_map(|(flag, value)| [flag.to_owned(), value]));
             }
             let metrics =
                 over.metrics.of_node(number).context("there are not so many ports behind --metrics")?;
             flags.extend(["--metrics".to_owned(), metrics.to_string()]);
-            let mut worker = Coworker::start("a worker process", &crew.dir, "run-worker", &flags)?;
-            crew.metrics.extend(answer::<Option<SocketAddr>>(&mut worker)?);
+            let mut worker =
+                Coworker::start(format!("worker process {number}"), &crew.dir, "run-worker", &flags)?;
+            let joined: Joined = match hear(&mut worker)? {
+                Heard::Answer(joined) => joined,
+                Heard::Waits(why) => bail!("a worker process that is to join waits: {why}"),
+            };
+            worker.call(format!("the worker process of node {}", joined.node));
+            crew.metrics.extend(joined.metrics);
             crew.workers.insert(0, worker);
         }
         Ok(crew)
+    }
+
+    /// Fails if there are regions that are called as those of a run of that name are: they are not this run's to use, or to free.
+    pub fn claim(&self, name: &str) -> anyhow::Result<()> {
+        if self.scratch.is_some() {
+            return Ok(());
+        }
+        let named = Client::join(&self.dir)?.session.list()?.into_iter().filter_map(|info| info.name);
+        let taken = named.into_iter().find(|region| is_part(region, name));
+        taken.map_or(Ok(()), |region| {
+            bail!("the name is taken: a region is called {region:?} already; say another one with --name")
+        })
     }
 
     /// Regions that are called so, or as parts of that, are this run's.
@@ -72,16 +104,30 @@ impl Crew {
 
     /// Tells all of them something.
     pub fn tell(&mut self, line: &Line) -> anyhow::Result<()> {
-        self.workers.iter_mut().rev().try_for_each(|worker| worker.send(line))
+        let told = self.workers.iter_mut().rev().try_for_each(|worker| worker.send(line));
+        told.map_err(|error| self.why_ended().unwrap_or(error))
     }
 
     /// What each of them says next.
     pub fn hear<T: DeserializeOwned>(&mut self) -> anyhow::Result<Vec<T>> {
+        self.hear_during(output::note)
+    }
+
+    /// The same; `note` tells people what workers wait for, once in a run.
+    pub fn hear_during<T: DeserializeOwned>(&mut self, note: impl Fn(&str)) -> anyhow::Result<Vec<T>> {
         let mut answers: Vec<Option<T>> = (0..self.workers.len()).map(|_| None).collect();
         while answers.iter().any(Option::is_none) {
             // One that has ended is told at once, whatever the others are at.
             for place in self.ready(|place| answers[place].is_none())? {
-                answers[place] = Some(answer(&mut self.workers[place])?);
+                match hear(&mut self.workers[place]) {
+                    Ok(Heard::Answer(value)) => answers[place] = Some(value),
+                    Ok(Heard::Waits(why)) => self.note_wait(&why, &note),
+                    // Others complain when one has ended, and that is what they complain of.
+                    Err(error) => {
+                        self.await_an_end();
+                        return Err(self.why_ended().unwrap_or_else(|| self.first(error)));
+                    }
+                }
             }
         }
         Ok(answers.into_iter().rev().flatten().collect())
@@ -107,15 +153,59 @@ impl Crew {
     /// What one of them says to something.
     pub fn ask<T: DeserializeOwned>(&mut self, number: usize, line: &Line) -> anyhow::Result<T> {
         let place = self.workers.len() - 1 - number;
-        let worker = &mut self.workers[place];
-        worker.send(line)?;
-        answer(worker)
+        let answered = self.workers[place].send(line).and_then(|()| {
+            loop {
+                match hear(&mut self.workers[place])? {
+                    Heard::Answer(value) => break Ok(value),
+                    Heard::Waits(why) => self.note_wait(&why, output::note),
+                }
+            }
+        });
+        answered.map_err(|error| {
+            self.await_an_end();
+            self.why_ended().unwrap_or(error)
+        })
     }
 
-    /// Why one of them has ended, if one has.
+    /// Waits a moment for the end of one of them.  The kernel closes what a killed process has open in no order that we know of: others may have
+    /// heard, and complained, before we see it.
+    fn await_an_end(&self) {
+        let mut fds: Vec<_> = self
+            .workers
+            .iter()
+            .map(|worker| PollFd::from_borrowed_fd(worker.output(), PollFlags::empty()))
+            .collect();
+        // Where none ends, the complaint is what counts.
+        let _ = poll(&mut fds, Some(&END_IS_SEEN));
+    }
+
+    fn note_wait(&mut self, why: &str, note: impl Fn(&str)) {
+        if !std::mem::replace(&mut self.has_told_of_waits, true) {
+            note(why);
+        }
+    }
+
+    /// Why one of them has ended, if one has: what it says last, or how.
     pub fn why_ended(&mut self) -> Option<anyhow::Error> {
         let ended = self.workers.iter_mut().find_map(|worker| worker.has_ended().then_some(worker))?;
-        answer::<()>(ended).err()
+        loop {
+            match ended.receive() {
+                Ok(Answer::Done(_) | Answer::Waits(_)) => {}
+                Ok(Answer::Failed(failure)) => return Some(failure.into()),
+                Err(error) => return Some(error),
+            }
+        }
+    }
+
+    /// Of a failure and those that others have said by now, the first: the others may have come of it.
+    fn first(&mut self, heard: anyhow::Error) -> anyhow::Error {
+        match heard.downcast::<Failure>() {
+            Ok(heard) => {
+                let said = self.workers.iter_mut().filter_map(failure);
+                said.chain([heard]).min_by_key(|failure| failure.at_ns).expect("one was heard").into()
+            }
+            Err(heard) => heard,
+        }
     }
 
     /// Has them do something and then leave, also after a failure: nothing is left behind.
@@ -125,7 +215,9 @@ impl Crew {
         let ended = self.end();
         if let Some((dir, name)) = left.filter(|_| outcome.is_err() || ended.is_err()) {
             // What a worker has made that was killed.  Why the run failed is told in any case.
-            let _ = sweep(&dir, &name);
+            if let Err(why) = sweep(&dir, &name) {
+                output::note(&left_behind(&dir, &name, &why));
+            }
         }
         let outcome = outcome?;
         ended?;
@@ -134,32 +226,92 @@ impl Crew {
 
     /// Has all of them leave, wherever they are; tells what went wrong.
     fn end(mut self) -> anyhow::Result<()> {
-        let ended: Vec<anyhow::Result<()>> = self.workers.drain(..).map(Coworker::end).collect();
+        let ended: Vec<anyhow::Result<()>> = self.workers.drain(..).map(end).collect();
         ended.into_iter().collect()
     }
 }
 
-/// Frees the regions of a run of which nobody is there any more.
-fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
-    let client = Client::join(dir)?;
-    let is_part = |region: &str| {
-        region.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '.']))
-    };
-    let named = client.session.list()?.into_iter().filter_map(|info| info.name);
-    for region in named.filter(|region| is_part(region)) {
-        // One that is gone by now is what is wanted.
-        if let Ok(lh) = client.session.map(&region, Permissions::MASTER) {
-            let _ = client.session.free(lh);
+/// Has one of them leave; it may fail in removing what it has made.
+fn end(worker: Coworker) -> anyhow::Result<()> {
+    for line in worker.end()?.lines() {
+        if let Ok(Answer::Failed(failure)) = serde_json::from_str(line) {
+            return Err(failure.into());
         }
     }
     Ok(())
 }
 
-fn answer<T: DeserializeOwned>(worker: &mut Coworker) -> anyhow::Result<T> {
-    match worker.receive()? {
-        Answer::Done(value) => {
-            serde_json::from_value(value).context("a worker process answers something else")
+/// Frees the regions of a run of which nobody is there any more.
+fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
+    let client = Client::join(dir)?;
+    let named = client.session.list()?.into_iter().filter_map(|info| info.name);
+    let mut freed = Ok(());
+    for region in named.filter(|region| is_part(region, name)) {
+        let mapped = client.session.map(&region, Permissions::MASTER);
+        match mapped.and_then(|lh| client.session.free(lh)) {
+            // All others are tried, too.
+            Err(error) if is_without_directory(error.cause()) => freed = Err(error.into()),
+            // One that is gone by now is what is wanted.
+            _ => {}
         }
-        Answer::Failed(why) => bail!("{why}"),
+    }
+    freed
+}
+
+/// Which regions of a run may be left, and how they are removed.
+fn left_behind(dir: &Path, name: &str, why: &anyhow::Error) -> String {
+    let dir = dir.display();
+    let progress = log::PROGRESS;
+    format!(
+        "regions of this run may be left, called {name:?}, \"{name}{progress}\" or \"{name}/...\", for they could not be freed ({}); later, `halite ls --dir {dir}` shows them, and `halite rm --dir {dir} NAME` removes each",
+        output::reasons(why)
+    )
+}
+
+/// Whether a region is called as one of a run of that name.
+fn is_part(region: &str, name: &str) -> bool {
+    let rest = region.strip_prefix(name);
+    rest.is_some_and(|rest| rest.is_empty() || rest == log::PROGRESS || rest.starts_with('/'))
+}
+
+/// What a worker says.
+enum Heard<T> {
+    Answer(T),
+    Waits(String),
+}
+
+fn hear<T: DeserializeOwned>(worker: &mut Coworker) -> anyhow::Result<Heard<T>> {
+    match worker.receive()? {
+        Answer::Done(value) => serde_json::from_value(value)
+            .map(Heard::Answer)
+            .context("a worker process answers something else"),
+        Answer::Waits(why) => Ok(Heard::Waits(why)),
+        Answer::Failed(failure) => Err(failure.into()),
+    }
+}
+
+/// What one of them has failed of, if it has said so by now.
+fn failure(worker: &mut Coworker) -> Option<Failure> {
+    while worker.has_said() {
+        match worker.receive().ok()? {
+            Answer::Done(_) | Answer::Waits(_) => {}
+            Answer::Failed(failure) => return Some(failure),
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_of_others_are_no_parts_of_a_run() {
+        for region in ["run", "run.progress", "run/0", "run/0/t1"] {
+            assert!(is_part(region, "run"), "{region}");
+        }
+        for region in ["run.backup", "run.progress.old", "running", "my/run"] {
+            assert!(!is_part(region, "run"), "{region}");
+        }
     }
 }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Over;
 use super::crew::Crew;
 use super::shards::{self, Place};
-use super::worker::{self, Answer, Line, Worker, say};
+use super::worker::{self, Line, Worker, say, say_failed};
 use crate::output;
 use crate::signals::{Ending, Interrupt, Woken};
 
@@ -26,13 +26,13 @@ pub struct KvArgs {
     #[arg(long, default_value = "127.0.0.1:6379", value_name = "HOST:PORT")]
     listen: String,
     /// Most connections at a time
-    #[arg(long, default_value_t = CLIENTS_MAX, value_name = "N")]
-    clients_max: usize,
+    #[arg(long, default_value_t = CLIENTS_MAX as u64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    clients_max: u64,
     /// The name of the store, which is removed at the end
     #[arg(long, default_value = "halite-run-kv")]
     name: String,
     #[command(flatten)]
-    over: Over,
+    pub(super) over: Over,
 }
 
 /// What one worker is to do.
@@ -68,6 +68,7 @@ pub fn run(dir: Option<&Path>, args: &KvArgs) -> anyhow::Result<()> {
 }
 
 fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> anyhow::Result<()> {
+    crew.claim(&args.name)?;
     let workers = crew.len();
     let mut nodes = Vec::new();
     for number in 0..workers {
@@ -75,14 +76,14 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
             name: args.name.clone(),
             number,
             listen: (number == 0).then(|| args.listen.clone()),
-            clients_max: args.clients_max,
+            clients_max: args.clients_max as usize,
         };
         // Each makes its shard, and tells where that is.
         nodes.push(crew.ask::<u32>(number, &Line::Task(worker::Task::Kv(task)))?);
         crew.note_made(&args.name);
     }
     let address = crew.ask(0, &Line::Nodes(nodes))?;
-    let fabric = is_own.then(|| args.over.fabric.name());
+    let fabric = is_own.then(|| args.over.fabric().name());
     let serving = Serving { app: "kv", address, nodes: workers, fabric, metrics: crew.metrics.clone() };
     if args.over.json {
         output::print_json(&serving)?;
@@ -106,7 +107,7 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let place = Place { name: &task.name, number: task.number, functions: FUNCTION };
     let clock = shards::clock();
-    shards::own(&worker.session, &place, clock.clone(), |shard| play_part(worker, task, shard, clock))
+    shards::own(worker, &place, clock.clone(), |shard| play_part(worker, task, shard, clock))
 }
 
 fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) -> anyhow::Result<()> {
@@ -130,7 +131,7 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
         let serving = scope.spawn(|| {
             if let Err(error) = server.run() {
                 // The parent process waits for our end, and for nothing that we say before.
-                let _ = output::print_json(&Answer::Failed(output::reasons(&error.into())));
+                let _ = say_failed(&error.into());
                 std::process::exit(1);
             }
         });

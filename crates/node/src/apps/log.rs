@@ -12,8 +12,9 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use super::Over;
+use super::away::{self, Away};
 use super::crew::Crew;
-use super::worker::{self, Line, Worker, say};
+use super::worker::{self, Line, Worker, now_ns, say, told};
 use crate::bytes::ByteCount;
 use crate::output;
 use crate::progress;
@@ -39,11 +40,14 @@ pub struct LogArgs {
     /// How many records a writer appends by one call, each of which is visible by itself
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     together: u32,
+    /// Bytes of a segment, which is freed as a whole once all readers have passed it
+    #[arg(long, default_value = "4M", value_name = "BYTES")]
+    segment: ByteCount,
     /// The name of the log, which is removed at the end
     #[arg(long, default_value = "halite-run-log")]
     name: String,
     #[command(flatten)]
-    over: Over,
+    pub(super) over: Over,
 }
 
 /// What one worker is to do.
@@ -70,19 +74,18 @@ struct Segments {
 }
 
 /// What one writer has done.
-#[derive(Serialize, Deserialize, Clone, Copy, Debug)]
+#[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
 struct Written {
     commits: u64,
+    /// Of its records and their positions.
+    sum: u64,
+    /// Behind its last record.
+    end: u64,
     ns: u64,
     /// How often it found no memory, and waited for readers.
     waits: u64,
-}
-
-/// What the writers of a worker have done, and how long the log is since then.
-#[derive(Serialize, Deserialize, Debug)]
-struct Part {
-    written: Vec<Written>,
-    end: u64,
+    /// How often the directory of names was away.
+    away: u64,
 }
 
 /// What one reader has seen.
@@ -90,10 +93,14 @@ struct Part {
 struct Seen {
     /// Of each writer.
     commits: Vec<u64>,
-    /// Records that were not what they should be, or not in their turn.
+    /// Of all records and their positions.
+    sum: u64,
+    /// Records that were not what they should be, or out of order.
     errors: u64,
     p50_ns: u64,
     p99_ns: u64,
+    /// How often the directory of names was away.
+    away: u64,
 }
 
 /// What is printed.
@@ -112,6 +119,7 @@ struct Outcome {
     commits_per_s: f64,
     bytes: u64,
     waits_for_memory: u64,
+    waits_for_directory: u64,
     visible_p50_us: Option<f64>,
     visible_p99_us: Option<f64>,
     verified: bool,
@@ -120,34 +128,73 @@ struct Outcome {
 const RECORD_BYTES_MIN: u64 = 16;
 /// Of so many records, one tells when it was written.
 const RECORDS_PER_TIME: u64 = 64;
-const SEGMENT_BYTES: u64 = 4 << 20;
+/// The longest segment.
+const SEGMENT_BYTES_MAX: u64 = 1 << 40;
 /// How far apart readers say how far they have come: each on cache lines of its own.
 const PROGRESS_BYTES: u64 = 128;
+/// The longest record of a slot.
+const RECORD_BYTES_MAX: u64 = (1 << 20) - 8;
+/// Most bytes that a call appends.
+const CALL_BYTES_MAX: u64 = 64 << 20;
+/// How long memory that was freed may take to come back, with some to spare: a process that is stopped may reach it for a lease of 5 s.
+const FREED_COMES_BACK: Duration = Duration::from_secs(8);
+/// Before the first segment nothing was freed, but another writer may have the memory for it, and be about to name it.
+const FIRST_IS_NAMED: Duration = Duration::from_secs(1);
 
 /// Runs it.
 pub fn run(dir: Option<&Path>, args: &LogArgs) -> anyhow::Result<()> {
-    let size = args.size.0;
+    check(args)?;
+    let mut outcome = None;
+    let played = Crew::start(dir, &args.over)?.play(|crew| {
+        outcome = Some(play(crew, dir.is_none(), args)?);
+        crew.ask::<()>(0, &Line::Clear)
+    });
+    // What it has come to counts also where something is left behind.
+    if let Some(outcome) = &outcome {
+        print(outcome, args.over.json)?;
+    }
+    played?;
+    if outcome.is_some_and(|outcome| !outcome.verified) {
+        bail!(
+            "readers did not see every record once, where and as it was appended, in the order of its writer"
+        );
+    }
+    Ok(())
+}
+
+/// Whether a log can be as it is wanted.
+fn check(args: &LogArgs) -> Result<(), output::UsageError> {
+    let refuse = |message| Err(output::UsageError(message));
+    let (size, together, batch) = (args.size.0, u64::from(args.together), args.batch);
     if size < RECORD_BYTES_MIN {
-        return Err(output::UsageError(format!(
-            "--size {size} is too little: a record has at least 16 bytes"
-        ))
-        .into());
+        return refuse(format!(
+            "--size {size} is too little: a record has at least {RECORD_BYTES_MIN} bytes"
+        ));
     }
-    if size > SEGMENT_BYTES / 4 {
-        return Err(output::UsageError(format!(
-            "--size {size} is too much: a record has at most 1048576 bytes"
-        ))
-        .into());
+    if size > RECORD_BYTES_MAX {
+        return refuse(format!("--size {size} is too much: a record has at most {RECORD_BYTES_MAX} bytes"));
     }
-    let outcome = Crew::start(dir, &args.over)?.play(|crew| play(crew, dir.is_none(), args))?;
-    print(&outcome, args.over.json)?;
-    if !outcome.verified {
-        bail!("readers did not see every record once, in the order of its writer, as it was written");
+    if size * together > CALL_BYTES_MAX {
+        let most = CALL_BYTES_MAX / size;
+        return refuse(format!(
+            "--together {together} is too many: one call appends at most {most} of {size} bytes"
+        ));
+    }
+    let Segments { slot_bytes, segment_slots: most } = segments(args);
+    if !(slot_bytes..=SEGMENT_BYTES_MAX).contains(&args.segment.0) {
+        return refuse(format!(
+            "--segment {} cannot be: a segment has {slot_bytes} bytes, which is one slot, to {SEGMENT_BYTES_MAX}",
+            args.segment.0
+        ));
+    }
+    if batch > most {
+        return refuse(format!("--batch {batch} is too many: a segment has {most} slots for {size} bytes"));
     }
     Ok(())
 }
 
 fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome> {
+    crew.claim(&args.name)?;
     let workers = crew.len();
     let size = args.size.0 as usize;
     let share = |count: u32, first: usize, number: usize| {
@@ -157,7 +204,7 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
         // The first makes the log, before the others open it.
         let task = Task {
             name: args.name.clone(),
-            segments: (number == 0).then(|| segments(args.size.0)),
+            segments: (number == 0).then(|| segments(args)),
             writers: share(args.writers, 0, number),
             // Not beside the first writer, where there is another place.
             readers: share(args.readers, 1, number),
@@ -173,24 +220,26 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
     }
     let passing = progress::passing(args.seconds, "appending");
     crew.tell(&Line::Go)?;
-    let parts: Vec<Part> = crew.hear()?;
+    let parts: Vec<Vec<Written>> = crew.hear_during(|text| passing.note(text))?;
     drop(passing);
-    let end = parts.iter().map(|part| part.end).max().unwrap_or(0);
+    let end = parts.iter().flatten().map(|written| written.end).max().unwrap_or(0);
     crew.tell(&Line::End(end))?;
     let seen: Vec<Vec<Seen>> = crew.hear()?;
-    crew.ask::<()>(0, &Line::Clear)?;
     let by_writer: Vec<Written> =
-        (0..args.writers as usize).map(|one| parts[one % workers].written[one / workers]).collect();
+        (0..args.writers as usize).map(|one| parts[one % workers][one / workers]).collect();
     let seen: Vec<Seen> = seen.into_iter().flatten().collect();
     let expected: Vec<u64> = by_writer.iter().map(|written| written.commits).collect();
     let commits: u64 = expected.iter().sum();
+    let sum = by_writer.iter().fold(0, |sum: u64, written| sum.wrapping_add(written.sum));
+    // Positions rise, so that all readers have seen the same records in the same order: those that were appended, where these were.
+    let is_whole = |seen: &Seen| seen.errors == 0 && seen.commits == expected && seen.sum == sum;
     let ns = by_writer.iter().map(|written| written.ns).max().unwrap_or(1).max(1);
     let worst = |of: fn(&Seen) -> u64| seen.iter().map(of).max().map(|ns| ns as f64 / 1e3);
     let has_times = args.readers > 0;
     Ok(Outcome {
         app: "log",
         nodes: workers,
-        fabric: is_own.then(|| args.over.fabric.name()),
+        fabric: is_own.then(|| args.over.fabric().name()),
         writers: args.writers,
         readers: args.readers,
         size: args.size.0,
@@ -201,17 +250,19 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
         commits_per_s: commits as f64 * 1e9 / ns as f64,
         bytes: commits * args.size.0,
         waits_for_memory: by_writer.iter().map(|written| written.waits).sum(),
+        waits_for_directory: by_writer.iter().map(|written| written.away).sum::<u64>()
+            + seen.iter().map(|seen| seen.away).sum::<u64>(),
         visible_p50_us: worst(|seen| seen.p50_ns).filter(|_| has_times),
         visible_p99_us: worst(|seen| seen.p99_ns).filter(|_| has_times),
-        verified: !seen.is_empty() && seen.iter().all(|seen| seen.errors == 0 && seen.commits == expected),
+        verified: !seen.is_empty() && seen.iter().all(is_whole),
     })
 }
 
-fn segments(size: u64) -> Segments {
-    let slot = size + 8;
+fn segments(args: &LogArgs) -> Segments {
+    let slot = args.size.0 + 8;
     // No slot of up to a cache line crosses one.
     let slot_bytes = if slot <= 64 { slot.next_power_of_two() } else { slot.next_multiple_of(64) };
-    Segments { slot_bytes, segment_slots: SEGMENT_BYTES / slot_bytes }
+    Segments { slot_bytes, segment_slots: args.segment.0 / slot_bytes }
 }
 
 fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
@@ -231,6 +282,9 @@ fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
 
 // The workers' side.
 
+/// What the name of the region ends with in which readers tell how far they have come.
+pub const PROGRESS: &str = ".progress";
+
 /// Where readers tell how far they have come.
 struct Progress {
     session: blocking::Session,
@@ -240,7 +294,7 @@ struct Progress {
 
 impl Progress {
     fn name(log: &str) -> String {
-        format!("{log}.progress")
+        format!("{log}{PROGRESS}")
     }
 
     fn open(session: &blocking::Session, task: &Task) -> anyhow::Result<Progress> {
@@ -282,9 +336,19 @@ pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let log = session.block_on(Log::create(session.as_async(), &task.name, &options));
     let log = log.with_context(|| format!("cannot make the log {:?}", task.name))?;
     let played = play_part(worker, task);
-    let cleared = session.block_on(log.free()).and_then(|()| Ok(free_progress(session, &task.name)?));
+    let is_over = worker.is_over();
+    let freed = away::remove(is_over, || session.block_on(log.clone().free()));
+    let progress_freed = away::remove(is_over, || free_progress(session, &task.name));
+    let removed = freed.map_err(anyhow::Error::from).and(progress_freed.map_err(anyhow::Error::from));
+    let removed = removed.with_context(|| format!("cannot remove the log {:?}", task.name));
+    if let (Err(_), Err(left)) = (&played, &removed)
+        && worker::say_failed(left).is_err()
+    {
+        // The parent process has gone, and it is for us to tell.
+        output::note(&output::reasons(left));
+    }
     played?;
-    cleared.context("cannot remove the log")?;
+    removed?;
     say(&())
 }
 
@@ -316,32 +380,31 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
         _ => bail!("nobody waits for this worker any more"),
     }
     let (end, done) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
+    let reader = |number| Reader { session, task, number, progress: &progress, end: &end, is_over };
     std::thread::scope(|scope| {
         let is_maker = task.segments.is_some();
-        let cleaner = is_maker.then(|| scope.spawn(|| clean(session, task, &progress, &done)));
-        let readers = &task.readers;
-        let readers: Vec<_> = readers
-            .iter()
-            .map(|reader| scope.spawn(|| read(session, task, *reader, &progress, &end)))
-            .collect();
+        let cleaner = is_maker.then(|| scope.spawn(|| told(clean(session, task, &progress, &done, is_over))));
+        let readers: Vec<_> =
+            task.readers.iter().map(|number| scope.spawn(|| told(read(&reader(*number))))).collect();
         let writers = &task.writers;
-        let writers: Vec<_> =
-            writers.iter().map(|writer| scope.spawn(|| write(session, task, *writer, is_over))).collect();
+        let writers: Vec<_> = writers
+            .iter()
+            .map(|writer| scope.spawn(|| told(write(session, task, *writer, is_over))))
+            .collect();
         let written = writers.into_iter().map(join).collect::<anyhow::Result<Vec<_>>>();
-        let told = written.and_then(|written| tell_written(worker, task, written));
+        let heard = written.and_then(|written| tell_written(worker, &written));
         // Readers need nothing else of us, and end also after a failure.
-        end.store(*told.as_ref().unwrap_or(&0), Ordering::Relaxed);
+        end.store(*heard.as_ref().unwrap_or(&0), Ordering::Relaxed);
         let seen = readers.into_iter().map(join).collect::<anyhow::Result<Vec<_>>>();
-        let played = told.and(seen).and_then(|seen| tell_seen(worker, task, seen, &progress, &end));
+        let played = heard.and(seen).and_then(|seen| tell_seen(worker, seen, &reader(0)));
         done.store(true, Ordering::Relaxed);
         played.and(cleaner.map_or(Ok(()), join))
     })
 }
 
-/// Tells what our writers have done; hears how long the log is since all have done theirs.
-fn tell_written(worker: &Worker, task: &Task, written: Vec<Written>) -> anyhow::Result<u64> {
-    let session = &worker.session;
-    say(&Part { written, end: session.block_on(open(session, task)?.end())? })?;
+/// Tells what our writers have done; hears how far readers go, since all have done theirs.
+fn tell_written(worker: &Worker, written: &[Written]) -> anyhow::Result<u64> {
+    say(&written)?;
     match worker.next() {
         Some(Line::End(position)) => Ok(position),
         _ => bail!("nobody waits for this worker any more"),
@@ -349,16 +412,10 @@ fn tell_written(worker: &Worker, task: &Task, written: Vec<Written>) -> anyhow::
 }
 
 /// Tells what our readers have seen.  The worker that has made the log reads it where nobody has, and keeps it until all have.
-fn tell_seen(
-    worker: &Worker,
-    task: &Task,
-    mut seen: Vec<Seen>,
-    progress: &Progress,
-    end: &AtomicU64,
-) -> anyhow::Result<()> {
-    let is_maker = task.segments.is_some();
-    if is_maker && task.readers_in_all == 0 {
-        seen.push(read(&worker.session, task, 0, progress, end)?);
+fn tell_seen(worker: &Worker, mut seen: Vec<Seen>, reader: &Reader<'_>) -> anyhow::Result<()> {
+    let is_maker = reader.task.segments.is_some();
+    if is_maker && reader.task.readers_in_all == 0 {
+        seen.push(read(reader)?);
     }
     say(&seen)?;
     if is_maker {
@@ -367,18 +424,31 @@ fn tell_seen(
     Ok(())
 }
 
+/// Whether memory for a segment is waited for in vain.
+#[derive(Debug, Default)]
+struct Famine {
+    since: Option<Instant>,
+}
+
+impl Famine {
+    /// None was found for the segment that begins at `first`.  Fails if none of this log comes back: nothing stands before that.
+    async fn note(&mut self, log: &Log, first: u64) -> Result<(), LogError> {
+        if log.start().await? < first {
+            self.since = None;
+            return Ok(());
+        }
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let patience = if first == 0 { FIRST_IS_NAMED } else { FREED_COMES_BACK };
+        if since.elapsed() > patience { Err(LogError::Full { first }) } else { Ok(()) }
+    }
+}
+
 fn join<T>(thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<T>>) -> anyhow::Result<T> {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn open(session: &blocking::Session, task: &Task) -> anyhow::Result<Log> {
-    Ok(session.block_on(Log::open(session.as_async(), &task.name))?)
-}
-
-/// Nanoseconds of a clock that all processes of this host share.
-fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+fn open(session: &blocking::Session, task: &Task) -> Result<Log, LogError> {
+    session.block_on(Log::open(session.as_async(), &task.name))
 }
 
 /// Appends until the time is over.
@@ -388,12 +458,13 @@ fn write(
     writer: u64,
     is_over: &AtomicBool,
 ) -> anyhow::Result<Written> {
-    let mut log = Writer::new(open(session, task)?, task.batch);
+    let mut away = Away::new(is_over);
+    let mut log = Writer::new(away.until_done(|| open(session, task))?, task.batch);
     let begin = Instant::now();
     let limit = Duration::from_nanos(task.ns);
     let is_last = || begin.elapsed() >= limit || is_over.load(Ordering::Relaxed);
     let appending = async {
-        let mut written = Written { commits: 0, ns: 0, waits: 0 };
+        let (mut written, mut famine) = (Written::default(), Famine::default());
         let mut records = vec![0; task.size * task.together];
         let mut positions = Vec::with_capacity(task.together);
         let mut timed = 0;
@@ -405,21 +476,36 @@ fn write(
                 _ => log.append_each(&slices, &mut positions).await,
             };
             written.commits += positions.len() as u64;
+            for (position, record) in positions.iter().zip(&slices) {
+                written.sum = written.sum.wrapping_add(sum_of(*position, record));
+            }
+            written.end = positions.last().map_or(written.end, |position| position + 1);
             positions.clear();
             match appended {
-                Ok(()) => {}
-                Err(LogError::Full) if task.readers_in_all == 0 || is_last() => break,
-                Err(LogError::Full) => {
+                Ok(()) => {
+                    famine.since = None;
+                    away.is_back();
+                }
+                // What there was is full, and nobody makes room.
+                Err(LogError::Full { first }) if first > 0 && (task.readers_in_all == 0 || is_last()) => {
+                    break;
+                }
+                Err(LogError::Full { first }) => {
+                    famine.note(log.log(), first).await?;
                     written.waits += 1;
                     timed = written.commits;
                     std::thread::sleep(Duration::from_micros(200));
                 }
-                Err(error) => return Err(error),
+                Err(LogError::NoDirectory(_)) if is_last() => break,
+                Err(error) => {
+                    away.wait(error)?;
+                    timed = written.commits;
+                }
             }
         }
-        Ok(written)
+        Ok(Written { away: away.waits, ..written })
     };
-    let appended = session.block_on(appending);
+    let appended: Result<Written, LogError> = session.block_on(appending);
     let ns = begin.elapsed().as_nanos() as u64;
     let written = appended.with_context(|| format!("writer {writer} cannot append"))?;
     session.block_on(log.close())?;
@@ -452,21 +538,55 @@ fn fill(record: &mut [u8], writer: u64, number: u64, time_ns: u64) {
     record[16..].fill(number as u8);
 }
 
-/// Follows until `end`, and checks what comes.
-fn read(
-    session: &blocking::Session,
-    task: &Task,
-    reader: u64,
-    progress: &Progress,
-    end: &AtomicU64,
-) -> anyhow::Result<Seen> {
-    let mut follower = session.block_on(Follower::from_start(open(session, task)?))?;
-    let mut check = Check::new(task)?;
+/// One record, which names its writer and its number first, in one place.
+fn sum_of(position: u64, record: &[u8]) -> u64 {
+    let head = record.first_chunk().map_or(0, |head| u64::from_le_bytes(*head));
+    let mixed = (position ^ head.rotate_left(24)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ head;
+    mixed ^ mixed >> 29
+}
+
+/// What a reader has.
+struct Reader<'a> {
+    session: &'a blocking::Session,
+    task: &'a Task,
+    number: u64,
+    progress: &'a Progress,
+    /// How far it goes: without end until all writers are done.  Carries no data.
+    end: &'a AtomicU64,
+    is_over: &'a AtomicBool,
+}
+
+/// Follows until all that was appended has come, and checks what comes.
+fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
+    let &Reader { session, task, number, progress, end, is_over } = reader;
+    let mut away = Away::new(is_over);
+    let log = away.until_done(|| open(session, task))?;
+    let mut follower = session.block_on(Follower::from_start(log.clone()))?;
+    let (mut check, mut famine) = (Check::new(task)?, Famine::default());
     let (mut noted, mut idle) = (0, 0);
-    while follower.position() < end.load(Ordering::Relaxed) {
+    while follower.position() < end.load(Ordering::Relaxed) && !is_over.load(Ordering::Relaxed) {
         let now = now_ns();
-        let slots = session.block_on(follower.poll(now, |entry| check.note(entry)))?;
-        idle = if slots == 0 { idle + 1 } else { 0 };
+        let slots = match session.block_on(follower.poll(now, |entry| check.note(entry))) {
+            // It comes back when others have gone on, if it does.
+            Err(LogError::Full { first }) => {
+                let noted = session.block_on(famine.note(&log, first));
+                noted.with_context(|| format!("reader {number} cannot skip what was not written"))?;
+                0
+            }
+            Err(error) => {
+                away.wait(error).with_context(|| format!("reader {number} cannot follow"))?;
+                0
+            }
+            Ok(slots) => {
+                away.is_back();
+                slots
+            }
+        };
+        if slots > 0 {
+            (idle, famine.since) = (0, None);
+        } else {
+            idle += 1;
+        }
         if idle > POLLS_BEFORE_SLEEP {
             std::thread::sleep(Duration::from_micros(50));
         } else if idle > 0 {
@@ -475,11 +595,11 @@ fn read(
         // Writers may wait for what it has passed.
         if follower.position() - noted >= SLOTS_PER_NOTE || slots == 0 && follower.position() > noted {
             noted = follower.position();
-            progress.note(reader, noted)?;
+            progress.note(number, noted)?;
         }
     }
-    progress.note(reader, follower.position())?;
-    Ok(check.seen())
+    progress.note(number, follower.position())?;
+    Ok(Seen { away: away.waits, ..check.seen() })
 }
 
 /// How often a reader looks in vain before it sleeps between looks.
@@ -494,6 +614,9 @@ const LATENCY_NS_MAX: u64 = 60_000_000_000;
 struct Check {
     size: usize,
     next: Vec<u64>,
+    /// The first position that the next record may have.
+    position: u64,
+    sum: u64,
     errors: u64,
     times: Histogram<u64>,
 }
@@ -501,23 +624,31 @@ struct Check {
 impl Check {
     fn new(task: &Task) -> anyhow::Result<Check> {
         let next = vec![0; usize::try_from(task.writers_in_all)?];
-        Ok(Check { size: task.size, next, errors: 0, times: Histogram::new_with_max(LATENCY_NS_MAX, 3)? })
+        let times = Histogram::new_with_max(LATENCY_NS_MAX, 3)?;
+        Ok(Check { size: task.size, next, position: 0, sum: 0, errors: 0, times })
     }
 
     fn note(&mut self, entry: Entry<'_>) {
         for record in entry.records() {
-            self.errors += u64::from(self.note_record(record).is_none());
+            self.errors += u64::from(self.note_record(entry.position, record).is_none());
         }
     }
 
-    /// `None` if it is not the next of its writer, whole.
-    fn note_record(&mut self, record: &[u8]) -> Option<()> {
+    /// `None` if it is not the next of its writer, whole, behind all others.
+    fn note_record(&mut self, position: u64, record: &[u8]) -> Option<()> {
+        self.sum = self.sum.wrapping_add(sum_of(position, record));
+        let is_behind = position >= self.position;
+        self.position = position + 1;
         let (head, rest) = record.split_first_chunk()?;
         let (time, rest) = rest.split_first_chunk()?;
         let head = u64::from_le_bytes(*head);
         let (writer, number) = (head >> 48, head & ((1 << 48) - 1));
         let next = self.next.get_mut(writer as usize)?;
-        if number != *next || record.len() != self.size || rest.iter().any(|byte| *byte != number as u8) {
+        if !is_behind
+            || number != *next
+            || record.len() != self.size
+            || rest.iter().any(|byte| *byte != number as u8)
+        {
             return None;
         }
         *next += 1;
@@ -531,7 +662,7 @@ impl Check {
     fn seen(self) -> Seen {
         let quantile = |quantile| self.times.value_at_quantile(quantile);
         let (p50_ns, p99_ns) = (quantile(0.5), quantile(0.99));
-        Seen { commits: self.next, errors: self.errors, p50_ns, p99_ns }
+        Seen { commits: self.next, sum: self.sum, errors: self.errors, p50_ns, p99_ns, away: 0 }
     }
 }
 
@@ -541,11 +672,100 @@ fn clean(
     task: &Task,
     progress: &Progress,
     done: &AtomicBool,
+    is_over: &AtomicBool,
 ) -> anyhow::Result<()> {
-    let mut log = open(session, task)?;
+    let mut log = Away::new(is_over).until_done(|| open(session, task))?;
     while !done.load(Ordering::Relaxed) {
-        session.block_on(log.trim(progress.least()?))?;
+        match session.block_on(log.trim(progress.least()?)) {
+            // It is tried again, and who needs the memory waits.
+            Err(LogError::NoDirectory(_)) => {}
+            trimmed => drop(trimmed?),
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task() -> Task {
+        let (readers, writers) = (Vec::new(), Vec::new());
+        let name = "log".to_owned();
+        let (size, ns, batch, together) = (20, 0, 1, 1);
+        let (readers_in_all, writers_in_all) = (2, 2);
+        Task {
+            name,
+            segments: None,
+            writers,
+            readers,
+            readers_in_all,
+            writers_in_all,
+            size,
+            ns,
+            batch,
+            together,
+        }
+    }
+
+    /// Errors and the sum of a reader that has seen records of writers, by their numbers, at some positions.
+    fn seen(records: &[(u64, u64, u64)]) -> (u64, u64) {
+        let mut check = Check::new(&task()).unwrap();
+        let mut record = [0; 20];
+        for (position, writer, number) in records {
+            fill(&mut record, *writer, *number, 0);
+            check.errors += u64::from(check.note_record(*position, &record).is_none());
+        }
+        (check.errors, check.sum)
+    }
+
+    #[test]
+    fn readers_that_see_another_record_or_order_than_was_appended_are_told_apart() {
+        let (errors, sum) = seen(&[(0, 0, 0), (2, 1, 0), (3, 0, 1)]);
+        assert_eq!(errors, 0);
+        // In another order of the writers, as a reader of another segment in its place would see it.
+        let (errors, other) = seen(&[(0, 1, 0), (2, 0, 0), (3, 0, 1)]);
+        assert!(errors == 0 && other != sum);
+        // Elsewhere, lost, twice, backwards.
+        assert_ne!(seen(&[(0, 0, 0), (1, 1, 0), (3, 0, 1)]).1, sum);
+        assert_ne!(seen(&[(0, 0, 0), (3, 0, 1)]).1, sum);
+        assert_eq!(seen(&[(0, 0, 0), (2, 1, 0), (2, 1, 0), (3, 0, 1)]).0, 1);
+        assert_eq!(seen(&[(0, 0, 0), (3, 0, 1), (2, 1, 0)]).0, 1);
+    }
+
+    #[test]
+    fn what_is_refused_is_what_a_log_refuses() {
+        use clap::Parser;
+        #[derive(Parser)]
+        struct Line {
+            #[command(flatten)]
+            log: LogArgs,
+        }
+        let parsed = |line: &str| {
+            let words = std::iter::once("log").chain(line.split_whitespace());
+            Line::parse_from(words).log
+        };
+        let refused = |line: &str| check(&parsed(line)).err().map(|error| error.to_string());
+        for (line, most) in [
+            ("--size 1048568", 4),
+            ("--size 16", 1 << 17),
+            ("--size 1K", 3855),
+            ("--size 1K --segment 8M", 7710),
+            ("--segment 32", 1),
+        ] {
+            assert_eq!(refused(&format!("{line} --batch {most}")), None);
+            assert!(
+                refused(&format!("{line} --batch {}", most + 1))
+                    .unwrap()
+                    .contains(&format!("has {most} slots"))
+            );
+        }
+        assert_eq!(segments(&parsed("--size 1048568")).slot_bytes, RECORD_BYTES_MAX + 8);
+        assert_eq!(refused("--size 1K --segment 1088"), None);
+        assert!(refused("--size 1K --segment 1087").unwrap().contains("1088 bytes, which is one slot"));
+        assert!(refused("--segment 2T").unwrap().contains("to 1099511627776"));
+        assert!(refused("--size 1M").unwrap().ends_with("at most 1048568 bytes"));
+        assert!(refused("--size 1000000 --together 68").unwrap().contains("at most 67 of 1000000"));
+    }
 }

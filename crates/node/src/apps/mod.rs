@@ -3,6 +3,7 @@
 //! Workers are processes of this program, one for each node of the cluster of their own, and join as applications do.  This
 //! process only tells them what to do, and puts together what they have seen.
 
+mod away;
 mod crew;
 mod kv;
 mod log;
@@ -20,6 +21,7 @@ pub use worker::{WorkerArgs, work};
 use crate::args::network;
 use crate::bytes::ByteCount;
 use crate::metrics_at::MetricsAt;
+use crate::output::UsageError;
 
 /// `halite run`
 #[derive(Args, Debug)]
@@ -44,12 +46,12 @@ struct Over {
     /// Processes of the application, each a node of its own
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     nodes: u32,
-    /// Memory that each of them contributes to a cluster of their own, as 512M or 8G
-    #[arg(long, default_value = "2G", value_name = "BYTES")]
-    arena: ByteCount,
-    /// The network of a cluster of their own
-    #[arg(long, value_parser = network(), default_value_t = Provider::Shm)]
-    fabric: Provider,
+    /// Memory that each of them contributes to a cluster of their own, as 512M or 8G [default: 2G]
+    #[arg(long, value_name = "BYTES")]
+    arena: Option<ByteCount>,
+    /// The network of a cluster of their own [default: shm]
+    #[arg(long, value_parser = network())]
+    fabric: Option<Provider>,
     /// Where the first process serves metrics, and each next one at the next port; port 0 has the system choose
     #[arg(long, value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     metrics: MetricsAt,
@@ -58,8 +60,43 @@ struct Over {
     json: bool,
 }
 
+/// Memory of each process, where nothing is said.
+const ARENA_BYTES: ByteCount = ByteCount(2 << 30);
+
+impl Over {
+    fn arena(&self) -> ByteCount {
+        self.arena.unwrap_or(ARENA_BYTES)
+    }
+
+    fn fabric(&self) -> Provider {
+        self.fabric.unwrap_or(Provider::Shm)
+    }
+
+    /// Fails where something is said of a cluster of the application's own, and it runs over one in `dir`.
+    fn check(&self, dir: Option<&Path>) -> Result<(), UsageError> {
+        let Some(dir) = dir else { return Ok(()) };
+        let said = [("--arena", self.arena.is_some()), ("--fabric", self.fabric.is_some())];
+        let Some((flag, _)) = said.into_iter().find(|(_, is_said)| *is_said) else { return Ok(()) };
+        Err(UsageError(format!(
+            "{flag} is for a cluster of the application's own, and this is over the one in {}; leave {flag} out, or --dir and HALITE_DIR",
+            dir.display()
+        )))
+    }
+}
+
+impl App {
+    fn over(&self) -> &Over {
+        match self {
+            App::Log(args) => &args.over,
+            App::Kv(args) => &args.over,
+            App::Ycsb(args) => &args.over,
+        }
+    }
+}
+
 /// Runs an application; fails if it did not do what it is to do.  `dir` is where the cluster is that the user means, if any.
 pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
+    args.app.over().check(dir)?;
     match &args.app {
         App::Log(args) => log::run(dir, args),
         App::Kv(args) => kv::run(dir, args),

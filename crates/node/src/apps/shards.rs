@@ -1,6 +1,7 @@
 //! The shard of a key-value store that a worker owns.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -8,7 +9,8 @@ use halite::{Function, Permissions, RegionCause, RegionError, blocking};
 use halite_apps::kv::redis::Clock;
 use halite_apps::kv::{Local, Owner, SHARDS_MAX};
 
-use super::Over;
+use super::worker::{Worker, say_failed, told};
+use super::{Over, away};
 use crate::output::UsageError;
 
 /// Which one.
@@ -37,25 +39,44 @@ pub(super) fn clock() -> Clock {
 
 /// Makes a shard, serves it during `play`, and removes it, whatever happens.  The owner of the first shard removes the store's head, too.
 pub(super) fn own(
-    session: &blocking::Session,
+    worker: &Worker,
     place: &Place<'_>,
     clock: Clock,
     play: impl FnOnce((usize, Local)) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let &Place { name, number, functions } = place;
+    let session = &worker.session;
     let function = Function(functions.0 + number as u32);
     let creating = Owner::create(session.as_async(), name, number, function, Permissions::empty());
     let owner = session.block_on(creating);
     let owner = owner.with_context(|| format!("cannot make a shard of the store {name:?}"))?;
     let (stopper, shard) = (owner.stopper(), owner.local());
+    // That the shard is to end.  Carries no data.
+    let is_asked = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let serving = scope.spawn(|| session.block_on(owner.run(move || clock())));
-        let played = play(shard);
-        let freed = if number == 0 { free_head(session, name) } else { Ok(()) };
+        let serving = scope.spawn(|| {
+            let served = session.block_on(owner.run(move || clock()));
+            if let Err(error) = &served
+                && !is_asked.load(Ordering::Relaxed)
+            {
+                // The parent process waits for our end, and for nothing that we say before.
+                let why = anyhow::Error::msg(error.to_string()).context("the owner of a shard cannot go on");
+                let _ = say_failed(&why);
+                std::process::exit(1);
+            }
+            served
+        });
+        // Others fail as soon as nobody serves the shard.
+        let played = told(play(shard));
+        is_asked.store(true, Ordering::Relaxed);
+        let freed = match number {
+            0 => away::remove(worker.is_over(), || free_head(session, name)),
+            _ => Ok(()),
+        };
         stopper.stop();
         let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         played?;
-        freed?;
+        freed.with_context(|| format!("cannot remove the store {name:?}"))?;
         served.context("the owner of a shard cannot go on")
     })
 }

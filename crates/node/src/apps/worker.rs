@@ -1,6 +1,7 @@
 //! A process of an application: joins the cluster, and does as it is told by lines of JSON on its standard input.
 
 use std::io::{self, BufRead};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -68,8 +69,34 @@ pub enum Task {
 pub enum Answer {
     /// It is done.
     Done(serde_json::Value),
+    /// It will be, and this is what it waits for.
+    Waits(String),
     /// It could not be done.
-    Failed(String),
+    Failed(Failure),
+}
+
+/// Why something could not be done.
+#[derive(Serialize, Deserialize, thiserror::Error, Debug)]
+#[error("{why}")]
+pub struct Failure {
+    why: String,
+    /// When it was seen, by the clock that all processes of this host share: what others fail of because of it comes later.
+    pub at_ns: u64,
+}
+
+impl Failure {
+    fn of(error: &anyhow::Error) -> Failure {
+        Failure { why: output::reasons(error), at_ns: now_ns() }
+    }
+}
+
+/// What a worker says first.
+#[derive(Serialize, Deserialize, Debug)]
+pub struct Joined {
+    /// Its node.
+    pub node: u32,
+    /// Where that serves metrics, if it does.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// What a worker has: a session, and the parent process that tells it what to do.
@@ -99,6 +126,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     if args.node.is_some() {
         signals::die_with(args.parent)?;
     }
+    end_with_a_panic();
     let mut config = Config { dir: dir.to_owned(), arena_bytes: args.arena, ..Config::default() };
     config.node = args.node.map(NodeId);
     config.metrics = args.metrics.0;
@@ -106,9 +134,9 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     let node = match Node::embedded(config) {
         Ok(node) => node,
         // The parent process tells it.
-        Err(error) => return Ok(output::print_json(&Answer::Failed(output::reasons(&error.into())))?),
+        Err(error) => return say_failed(&error.into()),
     };
-    say(&node.metrics_address())?;
+    say(&Joined { node: node.id().0, metrics: node.metrics_address() })?;
     let is_over = Arc::new(AtomicBool::new(false));
     let worker =
         Worker { session: node.blocking_session(), node: node.id(), lines: listen(is_over.clone()), is_over };
@@ -120,7 +148,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         Some(other) => bail!("a task was expected, not {other:?}"),
     };
     if let Err(error) = done {
-        output::print_json(&Answer::Failed(output::reasons(&error)))?;
+        say_failed(&error)?;
     }
     // The parent process decides when we leave: others may be at what is ours.
     while worker.next().is_some() {}
@@ -129,9 +157,37 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Has a panic of any thread end the process, which the parent process tells: other threads would wait for the one that is gone.
+fn end_with_a_panic() {
+    let tell = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        tell(panic);
+        std::process::exit(101);
+    }));
+}
+
 /// Answers.
 pub fn say(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(output::print_json(&Answer::Done(serde_json::to_value(value)?))?)
+}
+
+/// Answers that it cannot go on.
+pub fn say_failed(error: &anyhow::Error) -> anyhow::Result<()> {
+    Ok(output::print_json(&Answer::Failed(Failure::of(error)))?)
+}
+
+/// The parent process is told at once why something cannot go on, and ends all others; what else goes wrong then is no news.
+pub fn told<T>(done: anyhow::Result<T>) -> anyhow::Result<T> {
+    if let Err(error) = &done {
+        say_failed(error)?;
+    }
+    done
+}
+
+/// Nanoseconds of a clock that all processes of this host share.
+pub fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// How long a worker may take to end what it does and remove what it has made.

@@ -1,5 +1,7 @@
 //! `halite run ycsb`: a key-value store of which each process owns a shard, under the core workloads of YCSB.
 
+mod values;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,12 +17,14 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use super::Over;
+use super::away::Away;
 use super::crew::Crew;
 use super::shards::{self, Place};
 use super::worker::{self, Line, Worker, say};
 use crate::bytes::ByteCount;
 use crate::output;
 use crate::progress;
+use values::{Known, Latest, Update, VALUE_BYTES_MIN, write_value};
 
 /// `halite run ycsb`
 #[derive(Args, Clone, Debug)]
@@ -44,7 +48,7 @@ pub struct YcsbArgs {
     #[arg(long, default_value = "halite-run-ycsb")]
     name: String,
     #[command(flatten)]
-    over: Over,
+    pub(super) over: Over,
 }
 
 /// The core workloads that read and update.
@@ -80,6 +84,7 @@ pub struct Task {
     value: usize,
     /// Numbers of its threads.
     threads: Vec<u64>,
+    threads_in_all: u32,
     ns: u64,
 }
 
@@ -96,6 +101,12 @@ struct Done {
     update_ns: [u64; 2],
     /// How many keys there are at the end, where this worker has counted them.
     keys: Option<u64>,
+    /// How often the directory of names was away.
+    away: u64,
+    /// How many updates each of its threads has begun.
+    begun: Vec<u64>,
+    /// The latest update of each thread of the run that was read here.
+    latest: Vec<u64>,
 }
 
 /// What is printed.
@@ -117,10 +128,10 @@ struct Outcome {
     read_p99_us: f64,
     update_p50_us: Option<f64>,
     update_p99_us: Option<f64>,
+    waits_for_directory: u64,
     verified: bool,
 }
 
-const VALUE_BYTES_MIN: u64 = 16;
 /// How unevenly keys are asked for, as YCSB has it.
 const EXPONENT: f64 = 0.99;
 /// The functions of the shards.
@@ -143,6 +154,7 @@ pub fn run(dir: Option<&Path>, args: &YcsbArgs) -> anyhow::Result<()> {
 }
 
 fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcome> {
+    crew.claim(&args.name)?;
     let workers = crew.len();
     let mut nodes = Vec::new();
     for number in 0..workers {
@@ -155,6 +167,7 @@ fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcom
             keys: args.keys,
             value: args.value.0 as usize,
             threads: threads.collect(),
+            threads_in_all: args.threads,
             ns: (args.seconds * 1e9) as u64,
         };
         // Each makes its shard, and tells where that is.
@@ -170,7 +183,7 @@ fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcom
     crew.hear::<()>()?;
     let passing = progress::passing(args.seconds, "asking");
     crew.tell(&Line::Go)?;
-    let done: Vec<Done> = crew.hear()?;
+    let done: Vec<Done> = crew.hear_during(|text| passing.note(text))?;
     drop(passing);
     crew.ask::<()>(0, &Line::Clear)?;
     let sum = |of: fn(&Done) -> u64| done.iter().map(of).sum::<u64>();
@@ -179,11 +192,15 @@ fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcom
     let ns = done.iter().map(|done| done.ns).max().unwrap_or(1).max(1);
     let has_updates = args.workload != Workload::C;
     let keys = done.iter().find_map(|done| done.keys);
+    let mut latest = Latest::new(args.threads);
+    done.iter().for_each(|done| latest.join(&done.latest));
+    let begun = |thread: usize| done[thread % workers].begun[thread / workers];
+    let are_begun = latest.numbers().iter().enumerate().all(|(thread, number)| *number <= begun(thread));
     Ok(Outcome {
         app: "ycsb",
         workload: args.workload,
         nodes: workers,
-        fabric: is_own.then(|| args.over.fabric.name()),
+        fabric: is_own.then(|| args.over.fabric().name()),
         keys: args.keys,
         value: args.value.0,
         threads: args.threads,
@@ -196,7 +213,8 @@ fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcom
         read_p99_us: worst(|done| done.read_ns[1]),
         update_p50_us: has_updates.then(|| worst(|done| done.update_ns[0])),
         update_p99_us: has_updates.then(|| worst(|done| done.update_ns[1])),
-        verified: sum(|done| done.errors) == 0 && keys == Some(args.keys),
+        waits_for_directory: sum(|done| done.away),
+        verified: sum(|done| done.errors) == 0 && keys == Some(args.keys) && are_begun,
     })
 }
 
@@ -220,7 +238,7 @@ fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
 /// Does a worker's part.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let place = Place { name: &task.name, number: task.number, functions: FUNCTION };
-    shards::own(&worker.session, &place, shards::clock(), |_| play_part(worker, task))
+    shards::own(worker, &place, shards::clock(), |_| play_part(worker, task))
 }
 
 fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
@@ -239,16 +257,20 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     say(&())?;
     let Some(Line::Go) = worker.next() else { return nobody_waits() };
     let is_over = worker.is_over();
+    let known = match task.workload {
+        Workload::C => Known::of_no_updates(),
+        _ => Known::new(task.threads_in_all, &task.threads, task.keys),
+    };
     let threads = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            task.threads.iter().map(|thread| scope.spawn(|| ask(session, task, *thread, is_over))).collect();
+        let ask = |thread| ask(session, task, thread, &known, is_over);
+        let threads: Vec<_> = task.threads.iter().map(|thread| scope.spawn(move || ask(*thread))).collect();
         let join = |thread: std::thread::ScopedJoinHandle<'_, anyhow::Result<Counts>>| {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         threads.into_iter().map(join).collect::<anyhow::Result<Vec<Counts>>>()
     })?;
     let keys = if task.number == 0 { Some(session.block_on(store.count())?) } else { None };
-    say(&Counts::done(threads, keys)?)?;
+    say(&Counts::done(threads, keys, task, &known)?)?;
     // Others may still ask for what is here.
     if let Some(Line::Clear) = worker.next() {
         say(&())?;
@@ -268,12 +290,14 @@ fn open(session: &blocking::Session, task: &Task) -> anyhow::Result<Store> {
 /// Sets this worker's part of the keys.
 fn fill(worker: &Worker, task: &Task, store: &mut Store) -> anyhow::Result<()> {
     let mut value = vec![0; task.value];
+    let mut away = Away::new(worker.is_over());
     for key in (task.number as u64..task.keys).step_by(task.workers) {
         if worker.is_over().load(Ordering::Relaxed) {
             return nobody_waits();
         }
-        write_value(&mut value, key, 0);
-        let set = worker.session.block_on(store.set(&key_of(key), &value, SetOptions::default()));
+        write_value(&mut value, key, Update::default());
+        let set = away
+            .until_done(|| worker.session.block_on(store.set(&key_of(key), &value, SetOptions::default())));
         set.with_context(|| format!("cannot set key {key}"))?;
     }
     Ok(())
@@ -284,44 +308,35 @@ fn key_of(key: u64) -> Vec<u8> {
     format!("user{key:012}").into_bytes()
 }
 
-/// A value tells whose it is, and which; the rest is filled with both.
-fn write_value(value: &mut [u8], key: u64, number: u64) {
-    value[..8].copy_from_slice(&key.to_le_bytes());
-    value[8..16].copy_from_slice(&number.to_le_bytes());
-    value[16..].fill((key ^ number) as u8);
-}
-
-fn is_value_of(value: &[u8], key: u64, len: usize) -> bool {
-    let Some((head, rest)) = value.split_first_chunk::<16>() else { return false };
-    let word = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().expect("8 bytes"));
-    let fill = (word(0) ^ word(8)) as u8;
-    value.len() == len && word(0) == key && rest.iter().all(|byte| *byte == fill)
-}
-
 /// What one thread has done.
 struct Counts {
     reads: Histogram<u64>,
     updates: Histogram<u64>,
     errors: u64,
     ns: u64,
+    away: u64,
+    latest: Latest,
 }
 
 /// Longer latencies count as this.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 impl Counts {
-    fn new() -> anyhow::Result<Counts> {
+    fn new(task: &Task) -> anyhow::Result<Counts> {
         let histogram = || Histogram::new_with_max(LATENCY_NS_MAX, 3);
-        Ok(Counts { reads: histogram()?, updates: histogram()?, errors: 0, ns: 0 })
+        let latest = Latest::new(task.threads_in_all);
+        Ok(Counts { reads: histogram()?, updates: histogram()?, errors: 0, ns: 0, away: 0, latest })
     }
 
-    fn done(threads: Vec<Counts>, keys: Option<u64>) -> anyhow::Result<Done> {
-        let mut all = Counts::new()?;
+    fn done(threads: Vec<Counts>, keys: Option<u64>, task: &Task, known: &Known) -> anyhow::Result<Done> {
+        let mut all = Counts::new(task)?;
         for thread in threads {
             all.reads.add(&thread.reads)?;
             all.updates.add(&thread.updates)?;
             all.errors += thread.errors;
             all.ns = all.ns.max(thread.ns);
+            all.away += thread.away;
+            all.latest.join(thread.latest.numbers());
         }
         let quantiles =
             |times: &Histogram<u64>| [0.5, 0.99].map(|quantile| times.value_at_quantile(quantile));
@@ -333,6 +348,9 @@ impl Counts {
             read_ns: quantiles(&all.reads),
             update_ns: quantiles(&all.updates),
             keys,
+            away: all.away,
+            begun: task.threads.iter().map(|thread| known.begun(*thread)).collect(),
+            latest: all.latest.numbers().to_vec(),
         })
     }
 }
@@ -342,30 +360,38 @@ fn ask(
     session: &blocking::Session,
     task: &Task,
     thread: u64,
+    known: &Known,
     is_over: &AtomicBool,
 ) -> anyhow::Result<Counts> {
+    let mut away = Away::new(is_over);
     let mut store = open(session, task)?;
-    let mut counts = Counts::new()?;
+    let mut counts = Counts::new(task)?;
     let mut random = Pcg64Mcg::seed_from_u64(thread);
     let popular = Zipf::new(task.keys as f64, EXPONENT).context("the keys cannot be drawn")?;
-    let (mut value, mut found, mut number) = (vec![0; task.value], Vec::new(), thread << 40);
+    let (mut value, mut found) = (vec![0; task.value], Vec::new());
     let limit = Duration::from_nanos(task.ns);
     let begin = Instant::now();
     let mut last = begin;
     loop {
         // Those that are asked for most often lie anywhere.
         let rank = popular.sample(&mut random) as u64 - 1;
-        let key = scatter(rank) % task.keys;
+        let key = fastrand::Rng::with_seed(rank).u64(..task.keys);
         let is_update = random.next_u32() % 1000 < task.workload.updates_per_mille();
         if is_update {
-            number += 1;
-            write_value(&mut value, key, number);
-            let set = session.block_on(store.set(&key_of(key), &value, SetOptions::default()));
+            let update = known.begin(thread);
+            write_value(&mut value, key, update);
+            let set =
+                away.until_done(|| session.block_on(store.set(&key_of(key), &value, SetOptions::default())));
             counts.errors += u64::from(!set.with_context(|| format!("cannot set key {key}"))?);
+            known.note(key, update);
         } else {
-            let got = session.block_on(store.get_into(&key_of(key), &mut found));
+            let before = known.before(key);
+            let got = away.until_done(|| session.block_on(store.get_into(&key_of(key), &mut found)));
             let is_there = got.with_context(|| format!("cannot get key {key}"))?;
-            counts.errors += u64::from(!is_there || !is_value_of(&found, key, task.value));
+            match known.check(&found, key, task.value, before).filter(|_| is_there) {
+                Some(update) => counts.latest.note(update),
+                None => counts.errors += 1,
+            }
         }
         let now = Instant::now();
         let times = if is_update { &mut counts.updates } else { &mut counts.reads };
@@ -373,28 +399,8 @@ fn ask(
         last = now;
         if now - begin >= limit || is_over.load(Ordering::Relaxed) {
             counts.ns = (now - begin).as_nanos() as u64;
+            counts.away = away.waits;
             return Ok(counts);
         }
-    }
-}
-
-/// Another number for each.
-fn scatter(rank: u64) -> u64 {
-    let mixed = (rank ^ rank >> 31).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    mixed ^ mixed >> 29
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_value_of_another_key_or_torn_is_none() {
-        let mut value = vec![0; 40];
-        write_value(&mut value, 7, 1 << 40);
-        assert!(is_value_of(&value, 7, 40));
-        assert!(!is_value_of(&value, 8, 40) && !is_value_of(&value, 7, 41));
-        value[39] ^= 1;
-        assert!(!is_value_of(&value, 7, 40) && !is_value_of(&[], 7, 0));
     }
 }

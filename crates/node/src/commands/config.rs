@@ -2,37 +2,44 @@
 
 use std::path::Path;
 
+use halite::EtcdAddress;
+
 use crate::args::Listing;
 use crate::output::{self, UsageError};
-use crate::settings::{Setting, UnknownVariable};
+use crate::settings::Setting;
 use crate::table::{Align, Table};
 
-/// Ordered by key.  Variables that nobody knows are an error, once all is printed.
+/// Ordered by key.  `complaints` of variables that nobody knows or takes are an error, once all is printed.
 pub fn run(
     dir: &Path,
     args: &Listing,
     mut settings: Vec<Setting>,
-    unknown: &[UnknownVariable],
+    complaints: Vec<String>,
 ) -> anyhow::Result<()> {
     if let Some(setting) = settings.iter_mut().find(|setting| setting.key == "dir") {
         setting.value = Some(dir.display().to_string());
     }
+    if let Some(directory) = settings.iter_mut().find(|setting| setting.key == "directory")
+        && let Some(Ok(address)) = directory.value.as_deref().map(str::parse::<EtcdAddress>)
+    {
+        // Without the password.
+        directory.value = Some(format!("{address:?}"));
+    }
     if args.json {
         let lines: String = settings.iter().map(|setting| output::json_line(setting) + "\n").collect();
         output::print(&lines)?;
-        return complain(unknown);
+        return complain(&complaints);
     }
     let mut table = Table::new(&[("key", Align::Left), ("value", Align::Left), ("source", Align::Left)]);
     for Setting { key, value, source } in settings {
         table.row(vec![key, value.unwrap_or_else(|| "-".to_owned()), source]);
     }
     output::print(&table.to_string())?;
-    complain(unknown)
+    complain(&complaints)
 }
 
-fn complain(unknown: &[UnknownVariable]) -> anyhow::Result<()> {
-    let complaints: Vec<String> = unknown.iter().map(ToString::to_string).collect();
-    match complaints[..] {
+fn complain(complaints: &[String]) -> anyhow::Result<()> {
+    match complaints {
         [] => Ok(()),
         _ => Err(UsageError(complaints.join("\nhalite: ")).into()),
     }

@@ -1,4 +1,4 @@
-//! `halite down`: ends the nodes of a cluster and removes what they left.
+//! `halite down`: ends the nodes of a cluster that are on this host, and removes what they left.
 //!
 //! Applications that have joined are not ours to end, unless that is asked for: they see the nodes leave.
 
@@ -16,7 +16,7 @@ use crate::output;
 /// How often to look for nodes that joined while others were being stopped.
 const ROUNDS: u32 = 5;
 
-/// Ends the processes that listen as nodes in `path`, with `--all` those of passing nodes included.  Fails unless all of
+/// Ends the processes that listen as nodes in `path`, with `--all` those of ephemeral nodes included.  Fails unless all of
 /// them have ended.
 pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
     let dir = match ClusterDir::open(path) {
@@ -26,11 +26,11 @@ pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
     let wanted = |node| args.all || node < EPHEMERAL_NODE_MIN;
     let unlisted = Unlisted::find(&dir, wanted).unwrap_or_else(|error| {
         let reason = output::reasons(&error);
-        output::note(&format!("cannot ask the first node who is there ({reason}): going by the files alone"));
+        output::note(&format!("cannot ask the cluster who is there ({reason}): going by the files alone"));
         Unlisted::default()
     });
-    let mut stopped = 0;
-    if !unlisted.is_empty() {
+    let (mut stopped, elsewhere) = (0, unlisted.elsewhere());
+    if !unlisted.is_none_here() {
         // All but the first node, which alone knows of these.
         stopped += stop_found(&dir, |node| node != 0 && wanted(node))?;
         everybody_is_listed(unlisted, path)?;
@@ -41,6 +41,7 @@ pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
         output::note(&format!("no node is running in {}", path.display()));
     }
     remove_residue(&dir)?;
+    elsewhere.iter().for_each(|stay| output::note(stay));
     if let Some(applications) = applications(&dir)? {
         output::note(&format!("{applications}; `halite down --all --dir {}` ends them too", path.display()));
     }

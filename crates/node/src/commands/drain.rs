@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use halite::{Drained, Leftover, NodeId, NodeState};
+use halite::cluster_dir::{self, Presence};
+use halite::{Drained, Leftover, NodeId, NodeState, NodeStatus};
 
 use crate::args::Drain;
 use crate::bytes::ByteCount;
@@ -21,6 +22,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     let client = Client::join(dir)?;
     let node = NodeId(args.node);
+    // None where it is on another host.
+    let process = cluster_dir::nodes(dir)?.into_iter().find(|known| known.node == node && known.alive);
     let drained = client.session.drain(node, Duration::from_secs(args.within.into()), args.or_stay)?;
     output::print(&(sentence(args.node, &drained) + "\n"))?;
     for line in leftovers(&drained) {
@@ -28,16 +31,20 @@ pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     }
     match args.or_stay && drained.left_count > 0 {
         true => output::print(&format!("node {node} stays\n"))?,
-        false => await_end(&client, node)?,
+        false => await_end(dir, &client, node, process.as_ref())?,
     }
     Ok(status(drained.left_count))
 }
 
-fn await_end(client: &Client, node: NodeId) -> anyhow::Result<()> {
+/// Until the others know that it has left, and its process is gone if that is on this host: then another may have its number.
+fn await_end(dir: &Path, client: &Client, node: NodeId, process: Option<&Presence>) -> anyhow::Result<()> {
     let deadline = Instant::now() + LEAVE_PATIENCE;
     let is_there =
         |state: NodeState| state.is_there() || matches!(state, NodeState::Draining | NodeState::Silent);
-    while client.session.status()?.iter().any(|known| known.node == node && is_there(known.state)) {
+    let is_known =
+        |nodes: Vec<NodeStatus>| nodes.iter().any(|known| known.node == node && is_there(known.state));
+    let is_running = |nodes: Vec<Presence>| nodes.iter().any(|known| process == Some(known));
+    while is_known(client.session.status()?) || is_running(cluster_dir::nodes(dir)?) {
         if Instant::now() >= deadline {
             bail!(
                 "node {node} has nothing to do any more, and has not left within {} s",

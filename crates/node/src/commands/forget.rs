@@ -12,8 +12,8 @@ use crate::client::Client;
 /// The directory of names forgets it, so that all commands agree, and then its files go.
 pub fn run(path: &Path, args: &Forget) -> anyhow::Result<()> {
     let node = NodeId(args.node);
-    let client = Client::join(path)?;
     let failed = || format!("cannot forget node {node}");
+    let client = Client::join(path).with_context(failed)?;
     let dir = ClusterDir::open(path).with_context(failed)?;
     let presences = dir.nodes().with_context(failed)?;
     let presence = presences.iter().find(|presence| presence.node == node);

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use anyhow::{Context, bail};
-use halite::{Lh, Permissions, blocking};
-use xxhash_rust::xxh3::Xxh3;
+use futures_util::future::try_join;
+use halite::{Lh, Permissions, RegionInfo, blocking};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use super::regions::attempting;
 use crate::args::Get;
@@ -22,11 +23,14 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
         output::standard_output().context("cannot write to standard output")?;
     }
     let client = Client::join(dir)?;
-    let lh = client.session.map(&args.name, Permissions::READ);
-    let lh = lh.map_err(attempting("get", format!("{:?}", args.name)))?;
-    nothing_is_lost(&client.session, &args.name)?;
+    let session = client.session.as_async();
+    let asked = try_join(session.map(&args.name, Permissions::READ), session.stat(&args.name));
+    let asked = client.session.block_on(asked);
+    let (lh, region) = asked.map_err(attempting("get", format!("{:?}", args.name)))?;
+    nothing_is_lost(&region, &args.name)?;
     let region_len = client.session.len(lh)?;
-    let (len, expected) = match trailer(&client.session, lh, region_len, &args.name)? {
+    let end = End::read(&client.session, lh, region_len)?;
+    let (len, expected) = match end.trailer(region_len, &args.name)? {
         Some(Trailer { len, checksum }) => (len, Some(checksum)),
         None => {
             output::note(&format!(
@@ -40,7 +44,13 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     let interrupt = Sink::is_file(args.output.as_deref()).then(Interrupt::listen).transpose();
     let interrupt = interrupt.context("cannot listen for signals")?;
     let mut sink = Sink::create(args.output.as_deref())?;
-    let actual = copy(&client.session, lh, len, &mut sink, interrupt.as_ref(), &args.name)?;
+    let actual = match end.all_before(region_len, len) {
+        Some(bytes) => {
+            sink.write(bytes)?;
+            xxh3_64(bytes)
+        }
+        None => copy(&client.session, lh, len, &mut sink, interrupt.as_ref(), &args.name)?,
+    };
     if let Some(expected) = expected.filter(|expected| *expected != actual) {
         bail!(
             "{:?} is damaged: its bytes have checksum {actual:016x}, {expected:016x} were put; they were changed since",
@@ -51,8 +61,7 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
 }
 
 /// Of a region of which a part is gone, not even the checksum may be left.
-fn nothing_is_lost(session: &blocking::Session, name: &str) -> anyhow::Result<()> {
-    let region = session.stat(name).map_err(attempting("get", format!("{name:?}")))?;
+fn nothing_is_lost(region: &RegionInfo, name: &str) -> anyhow::Result<()> {
     match region.lost.first() {
         Some((node, _)) => {
             let bytes: u64 = region.lost.iter().map(|(_, bytes)| bytes).sum();
@@ -64,16 +73,27 @@ fn nothing_is_lost(session: &blocking::Session, name: &str) -> anyhow::Result<()
     }
 }
 
-fn trailer(
-    session: &blocking::Session,
-    lh: Lh,
-    region_len: u64,
-    name: &str,
-) -> anyhow::Result<Option<Trailer>> {
-    let Some(offset) = region_len.checked_sub(TRAILER_BYTES as u64) else { return Ok(None) };
-    let mut bytes = [0; TRAILER_BYTES];
-    session.read(lh, offset, &mut bytes)?;
-    Trailer::parse(&bytes, region_len).with_context(|| format!("cannot verify {name:?}"))
+/// The last bytes of a region, where its trailer is; all of them, if they are no more than are copied at a time.
+struct End(Vec<u8>);
+
+impl End {
+    fn read(session: &blocking::Session, lh: Lh, region_len: u64) -> anyhow::Result<End> {
+        let is_short = region_len <= PIECE_BYTES as u64;
+        let len = if is_short { region_len } else { TRAILER_BYTES as u64 };
+        let mut bytes = vec![0; len as usize];
+        session.read(lh, region_len - len, &mut bytes)?;
+        Ok(End(bytes))
+    }
+
+    fn trailer(&self, region_len: u64, name: &str) -> anyhow::Result<Option<Trailer>> {
+        let Some(bytes) = self.0.last_chunk() else { return Ok(None) };
+        Trailer::parse(bytes, region_len).with_context(|| format!("cannot verify {name:?}"))
+    }
+
+    /// The first `len` bytes of the region, if it was read whole.
+    fn all_before(&self, region_len: u64, len: u64) -> Option<&[u8]> {
+        (self.0.len() as u64 == region_len).then(|| &self.0[..len as usize])
+    }
 }
 
 /// Copies the first `len` bytes and returns their checksum.

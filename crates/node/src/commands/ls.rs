@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use halite::{Lost, LostRegion, RegionInfo, UnreachableRegion};
+use futures_util::future::try_join;
+use halite::{ListedRegions, Lost, LostRegion, RegionInfo, UnreachableRegion};
 use serde::Serialize;
 
 use super::regions::{RegionJson, holders};
@@ -15,22 +16,29 @@ use crate::loss::{self, LossJson};
 use crate::output;
 use crate::table::{Align, Table};
 
-/// Ordered by name; behind those that are there, those whose homes are not, and those that were lost.
+/// Ordered by name; behind those that are there, those whose homes are not, those that are not found by their names, and those that were lost.
 pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
-    let (regions, lost) = (client.session.list()?, client.session.list_lost()?);
-    let unreachable = client.session.list_unreachable()?;
+    let session = client.session.as_async();
+    let asked = client.session.block_on(try_join(session.list_all(), session.list_lost()))?;
+    let (ListedRegions { regions, unreachable, damaged }, lost) = asked;
     let mut text = String::new();
     if args.json {
         text.extend(regions.iter().map(|region| output::json_line(&RegionJson::from(region)) + "\n"));
         text.extend(
             unreachable.iter().map(|region| output::json_line(&UnreachableJson::from(region)) + "\n"),
         );
+        text.extend(
+            damaged.iter().map(|name| output::json_line(&DamagedJson { name, damaged: true }) + "\n"),
+        );
         text.extend(lost.iter().map(|region| output::json_line(&LostJson::from(region)) + "\n"));
     } else {
         text.push_str(&table(&regions).to_string());
         if !unreachable.is_empty() {
             text.push_str(&format!("\n{}", unreachable_table(&unreachable)));
+        }
+        if !damaged.is_empty() {
+            text.push_str(&format!("\n{}", damaged_table(&damaged)));
         }
         if !lost.is_empty() {
             text.push_str(&format!("\n{}", lost_table(&lost)));
@@ -62,6 +70,19 @@ fn unreachable_table(unreachable: &[UnreachableRegion]) -> Table {
     for region in unreachable {
         table.row(vec![region.name.clone(), format!("node {}", region.home)]);
     }
+    table
+}
+
+/// A name that leads nowhere as one JSON object.
+#[derive(Serialize, Debug)]
+struct DamagedJson<'a> {
+    name: &'a str,
+    damaged: bool,
+}
+
+fn damaged_table(damaged: &[String]) -> Table {
+    let mut table = Table::new(&[("damaged in etcd", Align::Left)]);
+    damaged.iter().for_each(|name| table.row(vec![name.clone()]));
     table
 }
 

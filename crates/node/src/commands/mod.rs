@@ -2,6 +2,7 @@
 
 mod access;
 mod config;
+mod directory;
 mod down;
 mod drain;
 mod explain;
@@ -42,6 +43,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Status(args) => return status::run(&dir, &args),
         Command::Top(args) => top::run(&dir, &args),
         Command::Drain(args) => return drain::run(&dir, &args),
+        Command::Directory(command) => directory::run(&dir, &command),
         Command::Forget(args) => forget::run(&dir, &args),
         Command::Put(args) => put::run(&dir, &args),
         Command::Get(args) => get::run(&dir, &args),
@@ -52,7 +54,10 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Mv(args) => mv::run(&dir, &args),
         Command::Grant(args) => access::grant(&dir, &args),
         Command::Revoke(args) => access::revoke(&dir, &args),
-        Command::Config(args) => config::run(&dir, &args, arguments.settings, &arguments.unknown),
+        Command::Config(args) => {
+            let unknown = arguments.unknown.iter().map(ToString::to_string);
+            config::run(&dir, &args, arguments.settings, unknown.chain(arguments.refused).collect())
+        }
         Command::Doctor(args) => return doctor::run(&dir, &args),
         Command::Secret(args) => secret::run(&args),
         Command::Perf(args) => perf::run(is_told.then_some(dir.as_path()), &args),

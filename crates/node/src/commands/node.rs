@@ -15,7 +15,7 @@ use super::drain;
 use crate::args;
 use crate::control::{FAILED, METRICS_AT};
 use crate::output;
-use crate::signals::{self, Ending, Interrupt, Woken};
+use crate::signals::{self, Ending, EndsAtOnce, Woken};
 use crate::supervisor::supervised;
 
 /// Prints a line when others can reach the node; `halite up` waits for it, and scripts may too.
@@ -28,15 +28,19 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     }
     // Before the node exists, so that a signal during its start is not lost; a second one ends us at once.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
-    let _at_once = Interrupt::listen().context("cannot listen for signals")?;
+    let at_once = EndsAtOnce::listen().context("cannot listen for signals")?;
     let mut config = Config {
         dir: dir.to_owned(),
         node: args.id.map(NodeId),
         arena_bytes: args.arena.0,
         providers: args.networks.fabric.clone(),
         address: args.networks.address,
+        full_mesh_nodes_max: args.networks.full_mesh_nodes_max as usize,
         pcap: args.pcap.clone(),
+        congestion: args.networks.congestion,
+        receivers: args.networks.receivers as usize,
         hosts: hosts(&args.hosts)?,
+        found: args.hosts.found,
         directory: args.names.directory.clone(),
         clock_offset_s: args.clock_offset_s,
         metrics: args.metrics.0,
@@ -64,6 +68,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
             return Err(error).with_context(|| format!("cannot run {which}"));
         }
     };
+    drop(at_once);
     let addresses: Vec<String> = node.addresses().iter().map(|address| address.to_string()).collect();
     let dialled = match addresses[..] {
         [] => String::new(),
@@ -91,22 +96,33 @@ fn stay(node: &halite::Node, ending: &mut Ending, drain_within: u32) -> anyhow::
     std::thread::Builder::new().name("halite-drained".to_owned()).spawn(listen).context("no thread")?;
     loop {
         match ending.wait() {
-            Woken::Asked(Signal::TERM) => break,
-            Woken::Asked(_) => return Ok(0),
+            Woken::Asked(signal) => {
+                signals::end_if_asked_again().context("cannot listen for signals")?;
+                match signal {
+                    Signal::TERM => break,
+                    _ => return Ok(0),
+                }
+            }
             Woken::Child => {}
-            Woken::Closed => return Ok(told.recv().unwrap_or(0)),
+            Woken::Closed => match node.over() {
+                Some(over) => return Err(over.into()),
+                None => return Ok(told.recv().unwrap_or(0)),
+            },
         }
     }
     let within = Duration::from_secs(drain_within.into());
     match node.blocking_session().drain(node.id(), within, false) {
         Ok(drained) => {
-            output::note(&drain::sentence(node.id().0, &drained));
-            drain::leftovers(&drained).into_iter().for_each(|line| output::note(&line));
+            match drained.left_count {
+                0 => tracing::info!("{}", drain::sentence(node.id().0, &drained)),
+                _ => tracing::warn!("{}", drain::sentence(node.id().0, &drained)),
+            }
+            drain::leftovers(&drained).into_iter().for_each(|line| tracing::warn!("{line}"));
             Ok(drained.left_count)
         }
         // It leaves all the same.
         Err(error) => {
-            output::note(&error.to_string());
+            tracing::error!("{error}");
             Ok(1)
         }
     }

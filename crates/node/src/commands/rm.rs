@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use halite::{Permissions, RegionCause, RegionError};
+use halite::{Lost, Permissions, RegionCause, RegionError};
 
 use super::regions::attempting;
 use crate::args::Region;
@@ -14,14 +14,70 @@ pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let failed = attempting("remove", format!("{:?}", args.name));
     let lh = match client.session.map(&args.name, Permissions::MASTER) {
-        Ok(lh) => lh,
+        Ok(lh) => match client.session.stat_handle(lh).map_err(&failed)?.name {
+            Some(name) if name != args.name => return remove_alias(&client, &args.name, &name),
+            _ => lh,
+        },
         // Nothing is there to be freed, but its name is still told of.
         Err(RegionError { cause: RegionCause::Lost(lost), .. }) => {
             client.session.forget_name(&args.name).map_err(&failed)?;
-            output::note(&format!("{:?} was {}; its name is forgotten", args.name, loss::in_words(&lost)));
+            output::note(&forgotten(&args.name, &lost));
             return Ok(());
         }
-        Err(error) => return Err(failed(error).into()),
+        // What leads to it is there, and it is not.
+        Err(RegionError { cause: RegionCause::NameDamaged { key }, .. }) => {
+            client.session.forget_name(&args.name).map_err(&failed)?;
+            output::note(&format!(
+                "the key {key:?} in etcd held what no node has written; it is removed, and the name is free"
+            ));
+            return Ok(());
+        }
+        Err(error) => {
+            let may_be_left = matches!(error.cause, RegionCause::NotFound | RegionCause::UnknownNode(_));
+            if may_be_left && client.session.forget_name(&args.name).is_ok() {
+                output::note(&format!(
+                    "{:?} led to a region that there is not any more; it is removed",
+                    args.name
+                ));
+                return Ok(());
+            }
+            return Err(failed(error).into());
+        }
     };
     Ok(client.session.free(lh).map_err(&failed)?)
+}
+
+/// By that name another region is found, which has a name of its own: somebody has written so in etcd, or another one has been renamed just now.
+fn remove_alias(client: &Client, name: &str, its: &str) -> anyhow::Result<()> {
+    client.session.forget_name(name).map_err(|error| {
+        let led = format!("{name:?}, which leads to the region {its:?},");
+        attempting("remove", led)(error)
+    })?;
+    output::note(&format!("{name:?} led to the region {its:?}, which stays; it is removed"));
+    Ok(())
+}
+
+/// What has become of a region is a clause of its own, whose subject may be the node.
+fn forgotten(name: &str, lost: &Lost) -> String {
+    format!("{name:?}: {}; its name is forgotten", loss::in_words(lost))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use halite::{LossCause, NodeId};
+
+    use super::*;
+
+    #[test]
+    fn why_a_name_is_forgotten_is_told_in_whole_sentences_whatever_became_of_the_node() {
+        let told =
+            |cause| forgotten("r2", &Lost { node: NodeId(2), incarnation: 7, cause, age: Duration::ZERO });
+        let unreachable = told(LossCause::Unreachable);
+        assert!(unreachable.starts_with(r#""r2": node 2 is unreachable since "#), "{unreachable}");
+        let left = told(LossCause::Left);
+        assert!(left.starts_with(r#""r2": lost with node 2 (left "#), "{left}");
+        assert!([unreachable, left].iter().all(|told| told.ends_with("; its name is forgotten")));
+    }
 }

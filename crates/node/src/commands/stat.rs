@@ -44,10 +44,12 @@ fn table(region: &RegionInfo) -> Table {
         row("granted", format!("{who}: {}", letters::format(*permissions)));
     }
     let mappers: Vec<String> = region.mappers.iter().map(ToString::to_string).collect();
-    row(
-        "mapped by",
-        if mappers.is_empty() { "nobody".to_owned() } else { format!("nodes {}", mappers.join(", ")) },
-    );
+    let mapped_by = match &mappers[..] {
+        [] => "nobody".to_owned(),
+        [one] => format!("node {one}"),
+        _ => format!("nodes {}", mappers.join(", ")),
+    };
+    row("mapped by", mapped_by);
     row("epoch", region.epoch.to_string());
     row("sealed", if region.sealed { "yes" } else { "no" }.to_owned());
     table

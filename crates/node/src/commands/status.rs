@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use halite::cluster_dir::{self, Presence};
-use halite::{EPHEMERAL_NODE_MIN, JoinError, Loss, NodeState, NodeStatus, PeerSeen};
+use halite::{EPHEMERAL_NODE_MIN, JoinError, Loss, NodeId, NodeState, NodeStatus, PeerSeen};
 use serde::Serialize;
 
 use crate::args::Listing;
 use crate::bytes::ByteCount;
-use crate::client::{Client, restart_advice};
+use crate::client::{Client, no_cluster, restart_advice};
 use crate::loss::{self, LossJson};
 use crate::output;
 use crate::table::{Align, Table};
 
 /// One node; what nobody can tell is null.
-#[derive(Serialize, Clone, PartialEq, Debug)]
+#[derive(Serialize, Clone, PartialEq, Default, Debug)]
 pub(super) struct Row {
     pub(super) node: u32,
     pub(super) pid: u32,
@@ -37,6 +37,8 @@ pub(super) struct Row {
     #[serde(skip)]
     pub(super) loss: Option<Loss>,
     pub(super) address: Option<String>,
+    /// Whether it is a process of this cluster directory; null of one that this host has not heard of itself.
+    pub(super) here: Option<bool>,
     pub(super) heard_ms_ago: Option<u64>,
     pub(super) round_trip_us: Option<f64>,
     pub(super) repeated_percent: Option<f64>,
@@ -50,7 +52,7 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
     let presences = cluster_dir::nodes(dir);
     let presences = presences.with_context(|| format!("cannot see what runs in {}", dir.display()))?;
     if presences.is_empty() {
-        bail!("there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one", dir.display());
+        bail!(no_cluster(dir));
     }
     let asked = ask(dir, &presences);
     let mut rows = rows(&presences, asked.as_ref().unwrap_or(&Answers::default()));
@@ -71,6 +73,8 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
 /// What members say, and how this host sees them.
 #[derive(Default)]
 pub(super) struct Answers {
+    /// Who has said who there is, if not node 0.
+    source: Option<NodeId>,
     statuses: Vec<NodeStatus>,
     seen: BTreeMap<u32, PeerSeen>,
 }
@@ -78,11 +82,17 @@ pub(super) struct Answers {
 impl Answers {
     /// Asks all members but the client itself, who is here to ask only.
     pub(super) fn of(client: &Client) -> anyhow::Result<Answers> {
-        let mut statuses = client.session.status()?;
+        let (mut statuses, source) = (client.session.status()?, client.membership_source());
         statuses.retain(|status| status.node != client.id);
         let nodes = statuses.iter().map(|status| status.node);
         let seen = nodes.filter_map(|node| Some((node.0, client.session.seen(node)?))).collect();
-        Ok(Answers { statuses, seen })
+        Ok(Answers { source, statuses, seen })
+    }
+
+    /// Whose word is shown, if that is not node 0's.
+    pub(super) fn by(&self) -> Option<String> {
+        let source = self.source?;
+        Some(format!("node 0 is out of reach: showing what node {source} says of others"))
     }
 }
 
@@ -90,7 +100,10 @@ impl Answers {
 pub(super) fn rows(presences: &[Presence], asked: &Answers) -> Vec<Row> {
     let mut rows = merge(presences, &asked.statuses);
     for row in &mut rows {
-        if let Some(seen) = asked.seen.get(&row.node) {
+        let is_of = |status: &&NodeStatus| {
+            status.node.0 == row.node && hexadecimal(status.incarnation) == row.incarnation
+        };
+        if let Some(seen) = asked.seen.get(&row.node).filter(|_| asked.statuses.iter().any(|it| is_of(&it))) {
             row.tell_seen(seen);
         }
     }
@@ -107,7 +120,9 @@ fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
         output::note(&format!("the first node is not running: showing what the lock files tell{advice}"));
         return Ok(Answers::default());
     }
-    Answers::of(&Client::join(dir)?)
+    let answers = Answers::of(&Client::look(dir)?)?;
+    answers.by().iter().for_each(|by| output::note(by));
+    Ok(answers)
 }
 
 /// What the reason begins with where a node answered, and said why it cannot take us in: then it is not silent.
@@ -125,7 +140,8 @@ fn tell_silence(rows: &mut [Row], error: &anyhow::Error) {
     rows.iter_mut().filter(is_meant).filter(|row| row.state == "alive").for_each(|row| row.state = "silent");
 }
 
-/// The files decide who is alive and in which life; the members add the figures.
+/// The files decide of processes of this host whether they live; the members add the figures.  A dead process is no longer that node where members know
+/// the node in another incarnation: it may have been started on another host.  Each row is of one incarnation.
 fn merge(presences: &[Presence], statuses: &[NodeStatus]) -> Vec<Row> {
     let mut rows: BTreeMap<u32, Row> = BTreeMap::new();
     for presence in presences {
@@ -133,14 +149,13 @@ fn merge(presences: &[Presence], statuses: &[NodeStatus]) -> Vec<Row> {
     }
     for status in statuses {
         let row = rows.entry(status.node.0).or_insert_with(|| Row::of_status(status));
-        if row.incarnation == hexadecimal(status.incarnation) {
-            match row.state {
-                "alive" => *row = Row::of_status(status),
-                _ => row.tell_loss(status.loss),
-            }
+        match (row.incarnation == hexadecimal(status.incarnation), row.state) {
+            (true, "alive") | (false, "dead") => *row = Row::of_status(status),
+            (true, _) => row.tell_loss(status.loss),
+            (false, _) => {}
         }
     }
-    // Those who were passing by are of no interest once they are gone: every command is one.
+    // Ephemeral nodes are of no interest once they are gone: every command is one.
     rows.into_values().filter(|row| row.node < EPHEMERAL_NODE_MIN || row.state == "alive").collect()
 }
 
@@ -151,25 +166,14 @@ impl Row {
             pid: presence.pid,
             state: if presence.alive { "alive" } else { "dead" },
             incarnation: hexadecimal(presence.incarnation),
-            provider: None,
-            bytes_used: None,
-            bytes_total: None,
-            bytes_refused: None,
-            bytes_quarantined: None,
-            regions: None,
-            mappings: None,
-            lost: None,
-            loss: None,
-            address: None,
-            heard_ms_ago: None,
-            round_trip_us: None,
-            repeated_percent: None,
+            ..Row::default()
         }
     }
 
     /// How this host sees it.
     fn tell_seen(&mut self, seen: &PeerSeen) {
         self.address = seen.address.map(|address| address.to_string());
+        self.here = Some(seen.is_here);
         self.heard_ms_ago = seen.silent.map(|silent| silent.as_millis() as u64);
         self.round_trip_us = seen.round_trip.map(|time| time.as_nanos() as f64 / 1e3);
         self.repeated_percent = seen.repeated.map(|part| 100.0 * part);
@@ -183,15 +187,7 @@ impl Row {
     fn of_status(status: &NodeStatus) -> Row {
         // It was not asked.
         let told = |count: u64| (status.state != NodeState::Unconnected).then_some(count);
-        let state = match status.state {
-            NodeState::Alive => "alive",
-            NodeState::Unconnected => "unconnected",
-            NodeState::Silent => "silent",
-            NodeState::Unreachable => "unreachable",
-            NodeState::Dead => "dead",
-            NodeState::Left => "left",
-            NodeState::Draining => "draining",
-        };
+        let state = status.state.name();
         let mut row = Row {
             node: status.node.0,
             pid: status.pid,
@@ -204,12 +200,7 @@ impl Row {
             bytes_quarantined: told(status.bytes_quarantined),
             regions: told(status.regions),
             mappings: told(status.mappings),
-            lost: None,
-            loss: None,
-            address: None,
-            heard_ms_ago: None,
-            round_trip_us: None,
-            repeated_percent: None,
+            ..Row::default()
         };
         row.tell_loss(status.loss);
         row
@@ -295,7 +286,7 @@ pub(super) fn table(rows: &[Row]) -> Table {
 
 #[cfg(test)]
 mod tests {
-    use halite::{LossCause, NodeId};
+    use halite::LossCause;
 
     use super::*;
 
@@ -337,12 +328,38 @@ mod tests {
         let rows = merge(&[presence(0, 7, true), presence(1, 8, false)], std::slice::from_ref(&told));
         assert_eq!((rows[0].loss, rows[1].loss), (None, Some(loss)));
         assert!(table(&rows).to_string().trim_end().ends_with(", killed"));
-        // Not of another life.
-        assert_eq!(merge(&[presence(1, 9, false)], &[told])[0].loss, None);
+        // Not of another incarnation.
+        assert_eq!(merge(&[presence(1, 9, true)], &[told])[0].loss, None);
     }
 
     #[test]
-    fn figures_of_an_earlier_life_are_not_shown() {
+    fn a_node_that_moved_to_another_host_is_told_of_as_it_is_there_and_not_by_the_file_that_it_left_here() {
+        for state in [NodeState::Alive, NodeState::Unreachable, NodeState::Left] {
+            let moved = status(0, 9, state);
+            assert_eq!(
+                merge(&[presence(0, 7, false)], std::slice::from_ref(&moved)),
+                [Row::of_status(&moved)]
+            );
+        }
+        // One that lives here is not what members say of another incarnation, nor how this host sees that one.
+        let seen = PeerSeen {
+            address: "10.0.0.3:7000".parse().ok(),
+            is_here: false,
+            silent: None,
+            round_trip: None,
+            repeated: None,
+        };
+        let asked = Answers {
+            source: None,
+            statuses: vec![status(0, 9, NodeState::Alive)],
+            seen: BTreeMap::from([(0, seen)]),
+        };
+        assert_eq!(rows(&[presence(0, 7, true)], &asked), [Row::of_presence(&presence(0, 7, true))]);
+        assert_eq!(rows(&[], &asked)[0].address.as_deref(), Some("10.0.0.3:7000"));
+    }
+
+    #[test]
+    fn figures_of_an_earlier_incarnation_are_not_shown() {
         let rows = merge(&[presence(1, 9, true)], &[status(1, 8, NodeState::Dead)]);
         assert_eq!(rows, [Row::of_presence(&presence(1, 9, true))]);
     }
@@ -354,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_were_passing_by_are_not_shown_when_they_are_gone() {
+    fn ephemeral_nodes_are_not_shown_when_they_are_gone() {
         let rows = merge(
             &[presence(0, 7, true), presence(1000, 8, false), presence(1001, 9, true)],
             &[status(1001, 9, NodeState::Alive), status(1002, 10, NodeState::Left)],
@@ -368,6 +385,7 @@ mod tests {
         assert!(!table(&rows).to_string().contains("address"));
         rows[0].tell_seen(&PeerSeen {
             address: "10.0.0.1:7000".parse().ok(),
+            is_here: true,
             silent: Some(Duration::from_millis(12)),
             round_trip: Some(Duration::from_nanos(81_400)),
             repeated: Some(0.025),
@@ -378,7 +396,10 @@ mod tests {
         for cell in ["  10.0.0.1:7000", "12 ms ago", "81 us", "2.5 %"] {
             assert!(lines[1].contains(cell), "{text}");
         }
-        assert!(output::json_line(&rows[0]).contains(r#""address":"10.0.0.1:7000","heard_ms_ago":12,"#));
+        assert!(
+            output::json_line(&rows[0])
+                .contains(r#""address":"10.0.0.1:7000","here":true,"heard_ms_ago":12,"#)
+        );
     }
 
     #[test]

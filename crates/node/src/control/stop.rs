@@ -219,8 +219,12 @@ mod tests {
 
     impl Shell {
         fn start(script: &str) -> Shell {
-            let mut command = Command::new("sh");
-            command.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+            // Jobs in the background of a shell begin with the signal ignored, and hand that on.
+            let mut command = Command::new("env");
+            command
+                .args(["--default-signal=INT", "sh", "-c", script])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped());
             let mut child = command.spawn().unwrap();
             child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
             Shell(child)
@@ -250,7 +254,7 @@ mod tests {
 
     #[test]
     fn who_leaves_when_asked_is_not_killed() {
-        let shells = [(); 3].map(|()| Shell::start("trap 'exit 0' TERM; echo up; read line"));
+        let shells = [(); 3].map(|()| Shell::start("trap 'exit 0' INT; echo up; read line"));
         let targets = shells.iter().zip(0..).map(|(shell, node)| shell.target(node)).collect();
         let left = |node| (node, Outcome::Left);
         check(targets, Duration::from_secs(600), &[left(0), left(1), left(2)]);
@@ -258,7 +262,7 @@ mod tests {
 
     #[test]
     fn who_does_not_leave_in_time_is_killed() {
-        let stubborn = Shell::start("trap '' TERM; echo up; read line");
+        let stubborn = Shell::start("trap '' INT; echo up; read line");
         check(vec![stubborn.target(1)], Duration::ZERO, &[(1, Outcome::Killed)]);
     }
 

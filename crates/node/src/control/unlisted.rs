@@ -1,7 +1,8 @@
 //! Nodes that live although no file in the cluster directory tells of them: somebody removed the files.
 //!
 //! Only the other nodes know of these.  What they say is told to people, and ends no process: for that, only the other
-//! end of a node's socket tells which process it is.
+//! end of a node's socket tells which process it is.  Members of other hosts have no files here, and the numbers of their processes
+//! mean others here, or none.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader};
@@ -11,17 +12,21 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use halite::cluster_dir::ClusterDir;
+use halite::cluster_dir::{self, ClusterDir};
 use serde::Deserialize;
 
 use super::stop::{GRACE, StopError, Target, await_ends};
 
-/// How long the first node may take to say who is there.
+/// How long others may take to say who is there.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Living processes of nodes of which no file tells.
+/// Living nodes of which no file tells.
 #[derive(Default, Debug)]
-pub struct Unlisted(Vec<Target>);
+pub struct Unlisted {
+    /// Processes of this host.
+    here: Vec<Target>,
+    elsewhere: usize,
+}
 
 /// A line of `halite status --json`.
 #[derive(Deserialize, Debug)]
@@ -31,37 +36,53 @@ struct Member {
     state: String,
     /// Told by members, not by files.
     provider: Option<String>,
+    /// Whether it says that it is of the cluster directory in which `halite status` asks.
+    here: Option<bool>,
 }
 
 impl Unlisted {
-    /// Asks the first node of the cluster in `dir` which of the nodes that are `wanted` have no files.  Where it does
-    /// not run, nobody knows of any; fails if it runs and cannot be asked.
+    /// Asks the cluster in `dir` which of the nodes that are `wanted` have no files here.  Where the first node does not run, and there are no
+    /// other hosts, nobody knows of any; fails if somebody should know and cannot be asked.
     pub fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Unlisted> {
-        if !listed(dir)?.contains(&0) {
+        let (before, is_spread) = (listed(dir)?, cluster_dir::has_hosts(dir.path()));
+        if !before.contains(&0) && (before.is_empty() || !is_spread) {
             return Ok(Unlisted::default());
         }
         let members = members(dir.path())?;
         // Looked at afterwards, so that a node that joins meanwhile has files.
         let listed = listed(dir)?;
-        let mut unlisted = Vec::new();
-        for Member { node, pid, state, .. } in members {
+        let mut unlisted = Unlisted::default();
+        for Member { node, pid, state, here, .. } in members {
             // Nobody can connect to those without files, so that they seem to be silent.
-            let lives = matches!(state.as_str(), "alive" | "silent");
-            if lives && wanted(node) && !listed.contains(&node) {
-                unlisted.extend(Target::of_pid(node, pid)?);
+            let lives = matches!(state.as_str(), "alive" | "draining" | "silent" | "unconnected");
+            if !lives || !wanted(node) || listed.contains(&node) {
+                continue;
+            }
+            match !is_spread || here == Some(true) {
+                true => unlisted.here.extend(Target::of_pid(node, pid)?),
+                false => unlisted.elsewhere += 1,
             }
         }
-        Ok(Unlisted(unlisted))
+        Ok(unlisted)
     }
 
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// Whether there is none on this host.
+    pub fn is_none_here(&self) -> bool {
+        self.here.is_empty()
     }
 
-    /// Those that do not end by themselves within [`GRACE`]: a node that leaves has no files either.
+    /// That nodes of other hosts stay; `None` if there are none.
+    pub fn elsewhere(&self) -> Option<String> {
+        match self.elsewhere {
+            0 => None,
+            1 => Some("1 node on another host stays: `halite down` there ends it".to_owned()),
+            count => Some(format!("{count} nodes on other hosts stay: `halite down` there ends them")),
+        }
+    }
+
+    /// Those of this host that do not end by themselves within [`GRACE`]: a node that leaves has no files either.
     pub fn remaining(self) -> Result<Vec<Target>, StopError> {
-        let (_, remaining) = await_ends(self.0, GRACE)?;
+        let (_, remaining) = await_ends(self.here, GRACE)?;
         Ok(remaining)
     }
 }
@@ -89,7 +110,7 @@ fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
     let lines = lines.with_context(|| format!("it has not answered within {} s", PATIENCE.as_secs()))??;
     let members: Vec<Member> =
         lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
-    if !members.iter().any(|member| member.node == 0 && member.provider.is_some()) {
+    if !members.iter().any(|member| member.provider.is_some()) {
         bail!("`halite status` tells why");
     }
     Ok(members)

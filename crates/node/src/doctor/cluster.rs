@@ -75,7 +75,9 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
             let mut findings = Vec::new();
             if missed.is_empty() {
                 let alive = statuses.iter().filter(|status| status.node.0 < EPHEMERAL_NODE_MIN).count();
-                findings.push(Finding::ok("members", format!("{alive} nodes answer"), verify.clone()));
+                let found =
+                    if alive == 1 { "1 node answers".to_owned() } else { format!("{alive} nodes answer") };
+                findings.push(Finding::ok("members", found, verify.clone()));
             } else {
                 let remedy = "start dead nodes again (halite node --id N), or forget them (halite forget N)";
                 findings.push(Finding::new(
@@ -219,9 +221,9 @@ mod tests {
         }
         let kept = NodeStatus { bytes_quarantined: 4096, ..status(0, NodeState::Alive) };
         assert_eq!(found(|facts| facts.members = Some(Ok(vec![kept]))), [("quarantine", Severity::Warning)]);
-        let passing =
+        let ephemeral =
             |facts: &mut ClusterFacts| facts.members = Some(Ok(vec![status(1001, NodeState::Dead)]));
-        assert_eq!(found(passing), []);
+        assert_eq!(found(ephemeral), []);
     }
 
     #[test]

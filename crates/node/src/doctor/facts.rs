@@ -9,13 +9,14 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use halite::cluster_dir::{self, ClusterDir, ClusterDirError, Presence};
-use halite::{Config, EPHEMERAL_NODE_MIN, NodeState, NodeStatus, Provider};
+use halite::{Config, EPHEMERAL_NODE_MIN, Hosts, NodeId, NodeState, NodeStatus, Provider};
 use halite_providers::roce::{SocketProbe, probe};
 use halite_providers::secure::{SecretError, Secrets};
 use rustix::fs::{MemfdFlags, memfd_create, statvfs};
 use rustix::process::{PidfdFlags, Resource, getpid, getrlimit, pidfd_open};
 use rustix::thread::{MembarrierCommand, membarrier_query};
 
+use super::etcd::EtcdFacts;
 use crate::args;
 use crate::client::Client;
 use crate::output;
@@ -29,6 +30,8 @@ pub struct Facts {
     pub host: HostFacts,
     pub network: NetworkFacts,
     pub cluster: ClusterFacts,
+    /// The etcd that has the names, if one has them.
+    pub etcd: Option<EtcdFacts>,
 }
 
 /// The machine and what this process may have of it.
@@ -72,6 +75,8 @@ pub struct NetworkFacts {
     pub ports: Vec<PortFacts>,
     /// The hosts that are to be joined.
     pub hosts: Vec<HostToJoin>,
+    /// Why what is said of other hosts does not fit together, if so.
+    pub contradiction: Option<String>,
 }
 
 /// An address to be listened at.
@@ -139,7 +144,25 @@ impl Facts {
             host: HostFacts::gather(args).context("cannot look at this host")?,
             network: NetworkFacts::gather(args, runs_here),
             cluster,
+            etcd: EtcdFacts::gather(dir, args),
         })
+    }
+}
+
+impl EtcdFacts {
+    /// As the configuration says, or the nodes of the directory.
+    fn gather(dir: &Path, args: &args::Doctor) -> Option<EtcdFacts> {
+        let known = || ClusterDir::open(dir).and_then(|dir| dir.etcd()).ok().flatten();
+        let address = args.names.directory.clone().or_else(known)?;
+        let endpoints = address.examine();
+        let dates =
+            endpoints.iter().filter_map(|(_, health)| health.as_ref().ok()).map(|health| &health.date);
+        let skews = dates.filter_map(|date| {
+            let date = chrono::DateTime::parse_from_rfc2822(date).ok()?;
+            Some(chrono::Utc::now().timestamp().abs_diff(date.timestamp()))
+        });
+        let skew_s = skews.max();
+        Some(EtcdFacts { refused: address.check().err(), address: format!("{address:?}"), endpoints, skew_s })
     }
 }
 
@@ -179,7 +202,21 @@ impl NetworkFacts {
         let mut ports: Vec<PortFacts> = listen.iter().map(|at| PortFacts::gather(*at, "--listen")).collect();
         ports.extend(args.metrics.0.map(|at| PortFacts::gather(at, "--metrics")));
         let sockets = own.into_iter().map(|ip| (ip, probe(ip, &[]).map_err(|error| error.to_string())));
+        let config = Config {
+            // What holds for the first node holds for all.
+            node: Some(NodeId::FIRST),
+            providers: args.networks.fabric.clone(),
+            hosts: args.hosts.secret_file.clone().filter(|_| is_spread).map(|secret_file| Hosts {
+                listen: listen.clone(),
+                join: hosts.iter().flat_map(|host| host.addresses.clone().unwrap_or_default()).collect(),
+                secret_file,
+            }),
+            found: args.hosts.found,
+            directory: args.names.directory.clone(),
+            ..Config::default()
+        };
         NetworkFacts {
+            contradiction: config.check_hosts().err().map(|error| error.to_string()),
             uses_packets: is_spread || args.networks.fabric.contains(&Provider::Roce),
             runs_here,
             sockets: sockets.collect(),

@@ -4,6 +4,7 @@
 //! provoked by facts that are made up.
 
 mod cluster;
+mod etcd;
 mod facts;
 mod host;
 mod network;
@@ -98,7 +99,8 @@ pub fn run(dir: &Path, args: &args::Doctor) -> anyhow::Result<ExitCode> {
 }
 
 fn judge(facts: &Facts) -> Vec<Finding> {
-    [host::judge(&facts.host), network::judge(&facts.network), cluster::judge(&facts.cluster)].concat()
+    let etcd = facts.etcd.as_ref().map(etcd::judge).unwrap_or_default();
+    [host::judge(&facts.host), network::judge(&facts.network), cluster::judge(&facts.cluster), etcd].concat()
 }
 
 fn told(finding: &Finding) -> String {

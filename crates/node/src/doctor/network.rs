@@ -21,6 +21,7 @@ pub fn judge(facts: &NetworkFacts) -> Vec<Finding> {
             Err(reason) => findings.push(no_socket(*address, reason, facts.uses_packets)),
         }
     }
+    findings.push(hosts(facts));
     findings.extend(facts.ports.iter().map(|one| port(one, facts.runs_here)));
     for host in &facts.hosts {
         findings.extend(reachable(host));
@@ -37,6 +38,19 @@ fn no_socket(address: IpAddr, reason: &str, uses_packets: bool) -> Finding {
         "name an address of this host with --listen or --address",
         "ip address",
     )
+}
+
+fn hosts(facts: &NetworkFacts) -> Finding {
+    match &facts.contradiction {
+        Some(contradiction) => Finding::new(
+            "hosts",
+            Severity::Error,
+            contradiction,
+            "change what the file, the variables or the flags say of other hosts",
+            "halite config",
+        ),
+        None => Finding::ok("hosts", "what is said of other hosts fits together", "halite config"),
+    }
 }
 
 fn segments(socket: &SocketProbe) -> Finding {
@@ -189,6 +203,7 @@ mod tests {
                 refused: None,
                 payload_bytes: Some(4096),
             }],
+            contradiction: None,
         }
     }
 
@@ -210,7 +225,7 @@ mod tests {
     #[test]
     fn a_network_that_has_all_is_well() {
         assert_eq!(found(|_| ()), []);
-        assert_eq!(judge(&well()).len(), 6);
+        assert_eq!(judge(&well()).len(), 7);
     }
 
     #[test]
@@ -239,6 +254,12 @@ mod tests {
         assert_eq!(found(by_us), [("ports", Severity::Note)]);
         assert_eq!(refused(PortRefusal::Foreign), [("ports", Severity::Error)]);
         assert_eq!(refused(PortRefusal::Other("Permission denied".into())), [("ports", Severity::Error)]);
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_found() {
+        let shm_alone = |facts: &mut NetworkFacts| facts.contradiction = Some("shm ends at the host".into());
+        assert_eq!(found(shm_alone), [("hosts", Severity::Error)]);
     }
 
     #[test]

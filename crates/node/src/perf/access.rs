@@ -1,123 +1,131 @@
 //! Reads and writes of the same bytes over and over, beside bare copies of as many.
 
-use anyhow::bail;
 use halite::{Lh, ReadOp, WriteOp, blocking};
 
 use super::baseline::Direction;
-use super::bench::Bench;
-use super::job::Verb;
-use super::measure::{Measured, Timer, sure};
-use super::parcel::{inverse, pattern};
-use super::report::Row;
-use super::server::{Reply, Request, checksum};
+use super::measure::sure;
+use super::parcel::{differs, inverse, pattern};
+use super::random;
+use super::server::{Request, checksum};
+use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, SAME_BYTES, Timer, Workload};
 
-/// Of one size.
-pub fn measure(bench: &mut Bench<'_>, verb: Verb) -> anyhow::Result<Row> {
-    let job = bench.job;
-    let regions = bench.regions(job.threads as u64, job.size_max(), |thread| Some(name(thread as usize)))?;
-    let (session, size, count) = (&bench.ends.session, bench.size, job.together);
-    let mut row = bench.measure(regions.clone(), |thread, lh, timer| {
-        let bytes = pattern(size, thread);
-        match (verb, count) {
-            (Verb::Read, 1) => reads(bench, lh, &bytes, &timer),
-            (Verb::Write, 1) => writes(bench, lh, &bytes, &timer),
-            (Verb::Read, _) => reads_together(session, lh, &bytes, count, &timer),
-            (Verb::Write, _) => writes_together(session, lh, &bytes, count, &timer),
-        }
-    })?;
-    for (thread, lh) in regions.into_iter().enumerate() {
-        row.errors += u64::from(!is_at_peer(bench, thread, lh)?);
+/// `IS_WRITE` of reads.
+pub const READS: bool = false;
+/// `IS_WRITE` of writes.
+pub const WRITES: bool = true;
+
+/// At the same place, or at random.
+pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
+    if args.is_random() {
+        return random::plan::<IS_WRITE>(args);
     }
-    if count > 1 {
-        row.extra.extend([("window", count as f64), ("batch", count as f64)]);
-    }
-    Ok(row)
-}
-
-/// The region of a thread.  The pid tells apart those who measure in one cluster at the same time.
-fn name(thread: usize) -> String {
-    format!("perf-{}-{thread}", std::process::id())
-}
-
-/// Whether the peer sees what a thread should have left there.
-fn is_at_peer(bench: &mut Bench<'_>, thread: usize, lh: Lh) -> anyhow::Result<bool> {
-    let expected = pattern(bench.size, thread);
-    let Some(server) = bench.ends.server() else {
-        let mut found = vec![0; expected.len()];
-        bench.ends.session.read(lh, 0, &mut found)?;
-        return Ok(found == expected);
+    let what = match together(args) {
+        1 => SAME_BYTES,
+        _ => "operations that are begun together, on the same bytes",
     };
-    server.send(&Request::Checksum { name: name(thread), len: bench.size })?;
-    match server.reply()? {
-        Reply::Checksum(found) => Ok(found == checksum(&expected)),
-        other => bail!("the server process says {other:?} instead of a checksum"),
+    Ok(usual::<Access<IS_WRITE>>(args, what))
+}
+
+/// The usual plan for reads and writes: where bandwidth matters, they are longer, and more.
+pub fn usual<W: Workload>(args: &PerfArgs, what: &'static str) -> Plan {
+    let plan = Plan::of::<W>(what);
+    if args.test.is_bandwidth { Plan { size: 64 << 10, bytes: 16 << 30, ..plan } } else { plan }
+}
+
+/// How many are begun together.
+fn together(args: &PerfArgs) -> usize {
+    args.window.unwrap_or(1) as usize
+}
+
+/// A thread's region, and what is to be there in the end.
+pub struct Access<const IS_WRITE: bool> {
+    lh: Lh,
+    name: String,
+    bytes: Vec<u8>,
+    /// What was read last, by each of those that are begun together.
+    found: Vec<Vec<u8>>,
+}
+
+impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
+    fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>> {
+        let threads = bench.job.threads as u64;
+        // The pid tells apart those who measure in one cluster at the same time.
+        let name = |thread| format!("perf-{}-{thread}", std::process::id());
+        bench.make_regions(threads, bench.job.size_max(), |thread| Some(name(thread)))?;
+        let share = |(thread, lh): (u64, &Lh)| {
+            let bytes = pattern(bench.size, thread as usize);
+            // Else what is left out would not be noticed.
+            let before = if IS_WRITE { inverse(&bytes) } else { bytes.clone() };
+            bench.end.session.write(*lh, 0, &before)?;
+            let reads = if IS_WRITE { 0 } else { together(&bench.job.args) };
+            let found = vec![vec![0; bytes.len()]; reads];
+            Ok(Access { lh: *lh, name: name(thread), bytes, found })
+        };
+        (0..).zip(&bench.regions).map(share).collect()
+    }
+
+    fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
+        let (session, lh, bytes) = (&bench.end.session, self.lh, self.bytes.as_slice());
+        let count = together(&bench.job.args);
+        if count > 1 {
+            return self.together(session, count, timer);
+        }
+        let mut copier = bench.copier(if IS_WRITE { Direction::Write } else { Direction::Read })?;
+        let bare = copier.as_mut().map(|copier| sure(|| copier.copy()));
+        match self.found.first_mut() {
+            Some(buffer) => timer.operations(|| Ok(session.read(lh, 0, buffer)?), bare),
+            None => timer.operations(|| Ok(session.write(lh, 0, bytes)?), bare),
+        }
+    }
+
+    /// Whether the peer sees it, too.
+    fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
+        let Access { lh, name, bytes, found } = self;
+        let errors = found.iter().filter(|found| **found != bytes).count() as u64;
+        Ok(errors
+            + match &mut bench.server {
+                Some(server) => {
+                    let found = server.ask(&Request::Checksum { name, len: bench.size })?;
+                    u64::from(found != checksum(&bytes))
+                }
+                None => differs(&bench.end.session, lh, 0, &bytes)?,
+            })
+    }
+
+    fn figures(bench: &Bench) -> Vec<(&'static str, f64)> {
+        match together(&bench.job.args) {
+            1 => Vec::new(),
+            count => ["window", "batch"].map(|name| (name, count as f64)).to_vec(),
+        }
     }
 }
 
-fn reads(bench: &Bench<'_>, lh: Lh, bytes: &[u8], timer: &Timer) -> anyhow::Result<Measured> {
-    let session = &bench.ends.session;
-    let mut copier = bench.copier(Direction::Read)?;
-    let bare = copier.as_mut().map(|copier| sure(|| copier.copy()));
-    session.write(lh, 0, bytes)?;
-    let mut buffer = vec![0; bytes.len()];
-    let measured = timer.operations(|| Ok(session.read(lh, 0, &mut buffer)?), bare)?;
-    Ok(Measured { errors: u64::from(buffer != bytes), ..measured })
-}
-
-fn writes(bench: &Bench<'_>, lh: Lh, bytes: &[u8], timer: &Timer) -> anyhow::Result<Measured> {
-    let session = &bench.ends.session;
-    let mut copier = bench.copier(Direction::Write)?;
-    let bare = copier.as_mut().map(|copier| sure(|| copier.copy()));
-    // Else writes that are left out would not be noticed.
-    session.write(lh, 0, &inverse(bytes))?;
-    timer.operations(|| Ok(session.write(lh, 0, bytes)?), bare)
-}
-
-/// With `count` of them begun together.
-fn reads_together(
-    session: &blocking::Session,
-    lh: Lh,
-    bytes: &[u8],
-    count: usize,
-    timer: &Timer,
-) -> anyhow::Result<Measured> {
-    session.write(lh, 0, bytes)?;
-    let mut buffers = vec![vec![0; bytes.len()]; count];
-    let mut reads: Vec<_> = buffers.iter_mut().map(|into| ReadOp { lh, offset: 0, into }).collect();
-    let mut most = 0;
-    let measured = timer.overlapping(in_parts(count, |count| {
-        most = most.max(count);
-        Ok(session.read_batch(&mut reads[..count])?)
-    }))?;
-    let errors = buffers[..most].iter().filter(|buffer| **buffer != bytes).count() as u64;
-    Ok(Measured { errors, ..measured })
-}
-
-/// As [`reads_together`].
-fn writes_together(
-    session: &blocking::Session,
-    lh: Lh,
-    bytes: &[u8],
-    count: usize,
-    timer: &Timer,
-) -> anyhow::Result<Measured> {
-    session.write(lh, 0, &inverse(bytes))?;
-    let writes = vec![WriteOp { lh, offset: 0, from: bytes }; count];
-    timer.overlapping(in_parts(count, |count| Ok(session.write_batch(&writes[..count])?)))
-}
-
-/// Has `run` do operations, as many as it is told and at most `count`, until all have been done.
-fn in_parts(
-    count: usize,
-    mut run: impl FnMut(usize) -> anyhow::Result<()>,
-) -> impl FnMut(u64) -> anyhow::Result<()> {
-    move |operations| {
-        let mut left = operations as usize;
-        while left > 0 {
-            let part = left.min(count);
-            run(part)?;
-            left -= part;
-        }
-        Ok(())
+impl<const IS_WRITE: bool> Access<IS_WRITE> {
+    /// With `count` of them begun together, or as many as are left.
+    fn together(
+        &mut self,
+        session: &blocking::Session,
+        count: usize,
+        timer: &Timer,
+    ) -> anyhow::Result<Measured> {
+        let lh = self.lh;
+        let writes = vec![WriteOp { lh, offset: 0, from: &self.bytes }; count];
+        let mut reads: Vec<_> = self.found.iter_mut().map(|into| ReadOp { lh, offset: 0, into }).collect();
+        let mut most = 0;
+        let measured = timer.overlapping(|operations| {
+            let mut left = operations as usize;
+            while left > 0 {
+                let part = left.min(count);
+                match IS_WRITE {
+                    true => session.write_batch(&writes[..part])?,
+                    false => session.read_batch(&mut reads[..part])?,
+                }
+                most = most.max(part);
+                left -= part;
+            }
+            Ok(())
+        })?;
+        self.found.truncate(most);
+        Ok(measured)
     }
 }

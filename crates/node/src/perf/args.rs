@@ -4,56 +4,9 @@ use clap::{Args, ValueEnum};
 use halite::Provider;
 
 use super::cores::Pinning;
+use super::table::{self, Test};
 use crate::args::network;
 use crate::bytes::ByteCount;
-
-/// What can be measured.
-#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
-#[value(rename_all = "snake_case")]
-pub enum Test {
-    /// Time of a read
-    ReadLat,
-    /// Reads back to back
-    ReadBw,
-    /// Half a ping-pong of writes, each side polling its own memory; with --completion, time of a write
-    WriteLat,
-    /// Writes back to back
-    WriteBw,
-    /// Time to make a region of -s bytes; freeing it is not timed
-    AllocLat,
-    /// Time to map a region of -s bytes; unmapping it is not timed
-    MapLat,
-    /// Time of a call: -s bytes there, --reply-size back
-    RpcLat,
-    /// Calls with --window of them under way in each thread
-    RpcRate,
-    /// Processor time of calls that come at a given --rate, beside two processes that poll for ever; with -a also at
-    /// a half, a quarter and an eighth of the rate
-    RpcLoad,
-    /// How much of the memory for requests holds requests, with keys and values of the sizes that a Facebook pool has
-    RpcMemory,
-    /// Half a ping-pong of messages
-    SendLat,
-    /// Time to add to a word, the same one for all threads
-    FetchAddLat,
-    /// Time to swap a word, another one for each thread
-    CasLat,
-    /// Time to take and give up a lock; with -t, to pass it on among as many sessions that want it
-    LockLat,
-    /// Time to pass a barrier at which -t threads of either process wait
-    BarrierLat,
-    /// Time to fill -s bytes
-    FillLat,
-    /// Time to copy -s bytes from one region of the peer to another
-    CopyLat,
-}
-
-impl Test {
-    /// Whether bytes or operations per second are what matters.
-    pub fn is_bandwidth(self) -> bool {
-        matches!(self, Test::ReadBw | Test::WriteBw | Test::RpcRate)
-    }
-}
 
 /// As a value is called on the command line and in results.
 pub fn name_of(value: &impl ValueEnum) -> String {
@@ -64,8 +17,8 @@ pub fn name_of(value: &impl ValueEnum) -> String {
 #[derive(Args, Clone, Debug)]
 pub struct PerfArgs {
     /// What to measure
-    #[arg(value_enum)]
-    pub test: Test,
+    #[arg(value_parser = table::names())]
+    pub test: &'static Test,
     /// Bytes of one operation [default: 8; *_bw: 64K; alloc_lat, map_lat, fill_lat, copy_lat: 4K]
     #[arg(short = 's', long, value_name = "BYTES")]
     pub size: Option<ByteCount>,
@@ -123,6 +76,18 @@ pub struct PerfArgs {
     /// Measures against this node of the cluster in --dir, instead of a process of our own
     #[arg(long, value_name = "NODE")]
     pub peer: Option<u32>,
+}
+
+impl PerfArgs {
+    /// Whether operations go to places that are drawn.
+    pub fn is_random(&self) -> bool {
+        self.regions.is_some() || self.span.is_some()
+    }
+
+    /// How many threads there are, one unless the user says.
+    pub fn threads(&self) -> u64 {
+        u64::from(self.threads.unwrap_or(1))
+    }
 }
 
 /// `halite perf-server`, which `halite perf` starts by itself.

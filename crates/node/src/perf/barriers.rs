@@ -4,14 +4,25 @@ use std::time::Duration;
 
 use halite::blocking;
 
-use super::pairs::{Game, Partner};
+use super::end::End;
+use super::measure::NO_BASELINE;
+use super::pairs::Partner;
+use super::server::Part;
+use super::workload::{IN_TURN, Measured, PerfArgs, Plan, Planned, Timer};
 
 const BARRIER: &str = "perf";
 
 /// After so long the others are taken for dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// One of those who meet.
+/// Of no size.
+pub fn plan(args: &PerfArgs) -> Planned {
+    let iterations_max = 50_000 / args.threads();
+    let plan = Plan::of_one_size::<Member>(IN_TURN, 0);
+    Ok(Plan { iterations_max, needs_server: true, is_at_server: true, ..plan })
+}
+
+/// One of those who meet, of which each process has half.
 pub struct Member {
     session: blocking::Session,
     participants: u32,
@@ -19,14 +30,12 @@ pub struct Member {
     errors: u64,
 }
 
-/// Those of one process, which are half of all.
-pub fn members(sessions: Vec<blocking::Session>) -> Vec<Member> {
-    let participants = 2 * sessions.len() as u32;
-    sessions.into_iter().map(|session| Member { session, participants, round: None, errors: 0 }).collect()
-}
-
 impl Partner for Member {
-    const GAME: Game = Game::Barrier;
+    fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Member>> {
+        let participants = 2 * part.threads as u32;
+        let member = |session| Member { session, participants, round: None, errors: 0 };
+        Ok(end.sessions(part.threads).into_iter().map(member).collect())
+    }
 
     /// Passes the barrier once, in which nobody leads: each time is one round behind the last.
     fn turn(&mut self, _: bool) -> anyhow::Result<()> {
@@ -36,7 +45,11 @@ impl Partner for Member {
         Ok(())
     }
 
-    fn errors(&mut self) -> anyhow::Result<u64> {
+    fn lead(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
+        timer.operations(|| self.turn(true), NO_BASELINE)
+    }
+
+    fn end(self) -> anyhow::Result<u64> {
         Ok(self.errors)
     }
 }

@@ -58,19 +58,15 @@ impl Copier {
     /// One copy, or fill.
     #[inline]
     pub fn copy(&mut self) {
-        match (self.is_shared_faster, self.direction) {
-            (true, Direction::Write) => {
-                self.shared.write(0, black_box(&self.private)).expect("as long as the window");
-            }
-            (true, Direction::Read) => {
-                self.shared.read(0, black_box(&mut self.private)).expect("as long as the window");
-            }
-            (true, Direction::Fill) => {
-                self.shared.fill(0, self.private.len() as u64, 0x5A).expect("as long as the window");
-            }
-            (false, Direction::Fill) => black_box(&mut self.other).fill(0x5A),
-            (false, _) => black_box(&mut self.other).copy_from_slice(black_box(&self.private)),
-        }
+        let len = self.private.len() as u64;
+        let done = match (self.is_shared_faster, self.direction) {
+            (true, Direction::Write) => self.shared.write(0, black_box(&self.private)),
+            (true, Direction::Read) => self.shared.read(0, black_box(&mut self.private)),
+            (true, Direction::Fill) => self.shared.fill(0, len, 0x5A),
+            (false, Direction::Fill) => return black_box(&mut self.other).fill(0x5A),
+            (false, _) => return black_box(&mut self.other).copy_from_slice(black_box(&self.private)),
+        };
+        done.expect("as long as the window");
     }
 
     fn try_for(&mut self, tries: u64) -> f64 {
@@ -80,7 +76,7 @@ impl Copier {
 }
 
 /// A plain shared mapping, to be touched at random: word by word, or by copies of several.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Words(Window);
 
 impl Words {
@@ -109,7 +105,7 @@ impl Words {
 }
 
 /// A plain shared mapping whose pages come and go.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Pages(Arc<Segment>);
 
 impl Pages {

@@ -1,86 +1,169 @@
 //! What a workload finds before it measures one row: the two ends, a size, and how often to operate on it.
 
 use std::io;
+use std::path::Path;
 
 use anyhow::Context;
-use halite::{Lh, Permissions, Placement};
+use halite::{Config, Lh, Node, NodeId, Permissions, Placement};
 
 use super::baseline::{Copier, Direction};
+use super::cores::{Cores, pin};
 use super::crew;
-use super::ends::Ends;
+use super::end::End;
 use super::job::Job;
-use super::measure::{Measured, Timer};
-use super::pingpong::Table;
+use super::measure::{Measured, Timer, warm_up};
 use super::report::Row;
+use super::server::{CLIENT, Part, Request, Server};
+use crate::output;
+use crate::scratch::Scratch;
 
-/// What all workloads have in common.
-pub struct Bench<'a> {
+/// What all workloads have in common.  Fields are dropped in this order: first we leave the cluster.
+pub struct Bench {
     /// What is to be measured.
-    pub job: &'a Job,
-    /// Both ends.
-    pub ends: &'a mut Ends,
-    /// Regions at the peer, which are there until the last row has been measured.
+    pub job: Job,
+    /// Our end.
+    pub end: End,
+    /// The process at the other end; none at a node that runs already.
+    pub server: Option<Server>,
+    /// Regions that are there until the last row has been measured.
     pub regions: Vec<Lh>,
-    /// The regions of a ping-pong, likewise.
-    pub table: Option<Table>,
     /// Bytes of one operation.
     pub size: u64,
     /// Operations of each thread.
     pub iterations: u64,
+    /// How many times longer than usual intervals between them are.
+    pub slowdown: u64,
+    is_followed: bool,
+    _scratch: Option<Scratch>,
 }
 
-impl<'a> Bench<'a> {
-    /// Of no size yet.
-    pub fn new(job: &'a Job, ends: &'a mut Ends) -> Bench<'a> {
-        Bench { job, ends, regions: Vec::new(), table: None, size: 0, iterations: 0 }
+impl Bench {
+    /// Joins the cluster in `dir` if the user names a peer, else starts a private one.
+    pub fn open(dir: Option<&Path>, mut job: Job) -> anyhow::Result<Bench> {
+        let cores = Cores::available(job.args.cores).context("cannot see which cores there are")?;
+        if cores.are_too_few() {
+            output::note("both ends share the only core there is: times include the switches between them");
+        }
+        let scratch = if job.args.peer.is_none() { Some(Scratch::create()?) } else { None };
+        let server = scratch.as_ref().map(|scratch| Server::start(scratch.path(), &job)).transpose()?;
+        let dir = scratch.as_ref().map(Scratch::path).or(dir);
+        let dir = dir.map_or_else(|| Config::default().dir, Path::to_owned);
+        // Our node's threads are where our first one is.  Not before the server has been started, for that would inherit our core.
+        pin(cores.of_client(0)).context("cannot stay on the client's core")?;
+        let (node, arena_bytes) =
+            server.as_ref().map_or((None, 0), |_| (Some(CLIENT), job.client_arena_bytes()));
+        let config = Config { dir: dir.clone(), node, arena_bytes, ..Config::default() };
+        let node = Node::embedded(config)
+            .with_context(|| format!("cannot join the cluster in {}", dir.display()))?;
+        let end = End::new(node, NodeId(job.args.peer.unwrap_or(0)), cores);
+        // A node that runs already is reached by whatever both have.
+        job.fabric = end.provider()?;
+        Ok(Bench {
+            job,
+            end,
+            server,
+            regions: Vec::new(),
+            size: 0,
+            iterations: 0,
+            slowdown: 1,
+            is_followed: false,
+            _scratch: scratch,
+        })
     }
 
-    /// Frees the regions.
-    pub fn end(self) -> anyhow::Result<()> {
-        self.regions.into_iter().try_for_each(|lh| Ok(self.ends.session.free(lh)?))
+    /// Measures one row.
+    pub fn row(&mut self, size: u64, slowdown: u64) -> anyhow::Result<Row> {
+        (self.size, self.slowdown) = (size, slowdown);
+        // Fewer operations that come more slowly, so that each row takes as long.
+        self.iterations = (self.job.iterations(size) / slowdown).max(1);
+        (self.job.plan.measure)(self)
     }
 
-    /// The regions at the peer: so many of so many bytes, made for the first row.  Those that the server is to find have
-    /// names.
-    pub fn regions(
+    /// Frees the regions, leaves, then stops the server; tells what went wrong.
+    pub fn close(self) -> anyhow::Result<()> {
+        let Bench { end, server, regions, _scratch, .. } = self;
+        regions.into_iter().try_for_each(|lh| end.session.free(lh))?;
+        end.leave();
+        server.map_or(Ok(()), Server::stop)
+    }
+
+    /// Makes the regions for all rows, before the first one: so many of so many bytes, at the peer.  Those that the server is to find
+    /// have names.
+    pub fn make_regions(
         &mut self,
         count: u64,
         bytes: u64,
         name: impl Fn(u64) -> Option<String>,
-    ) -> anyhow::Result<Vec<Lh>> {
+    ) -> anyhow::Result<()> {
         if self.regions.is_empty() {
-            let on = || Placement::On(self.ends.peer);
+            let there = || Placement::On(self.end.peer);
             let make =
-                |number| self.ends.session.alloc(name(number).as_deref(), bytes, on(), Permissions::all());
+                |number| self.end.session.alloc(name(number).as_deref(), bytes, there(), Permissions::all());
             self.regions =
                 (0..count).map(make).collect::<Result<_, _>>().context("cannot make the regions")?;
         }
-        Ok(self.regions.clone())
+        Ok(())
     }
 
-    /// A share of the work for each thread, where they share nothing.
-    pub fn threads(&self) -> Vec<()> {
-        vec![(); self.job.threads]
-    }
-
-    /// Has a thread measure for each of `shares`; the sum of what they found.
-    pub fn measure<S: Send>(
-        &self,
-        shares: Vec<S>,
-        work: impl Fn(usize, S, Timer) -> anyhow::Result<Measured> + Sync,
-    ) -> anyhow::Result<Row> {
-        let (cores, operations) = (&self.ends.cores, self.iterations);
-        let mut row = Row::new(self.size, operations);
-        let timed = |thread, share, participant| work(thread, share, Timer { participant, operations });
-        for measured in crew::run(shares, |thread| cores.of_client(thread), timed)? {
-            row.add(self.job.baseline(self.size), &measured);
+    /// What the server's threads are to do for this row, unless a workload wants something else.
+    pub fn part(&self) -> Part {
+        let Job { args, plan, threads, .. } = &self.job;
+        let warm_up = if plan.warms_up { warm_up(self.iterations) } else { 0 };
+        Part {
+            test: args.test.name.to_owned(),
+            threads: *threads,
+            size: self.size,
+            turns: warm_up + self.iterations,
+            reply_bytes: args.reply_size.map_or(self.size, |size| size.0),
+            batch: args.batch.unwrap_or(1) as usize,
         }
-        Ok(row)
+    }
+
+    /// The server; workloads that need one are not planned without.
+    pub fn server(&mut self) -> anyhow::Result<&mut Server> {
+        self.server.as_mut().context("this test needs a server of our own")
+    }
+
+    /// Has the server's threads follow, until the row has been measured.
+    pub fn be_followed(&mut self, part: Part) -> anyhow::Result<()> {
+        self.is_followed = true;
+        self.server()?.ask(&Request::Follow(part)).map(|_| ())
+    }
+
+    /// Ends that; how often they found that something was not what it should be.
+    pub fn end_following(&mut self) -> anyhow::Result<u64> {
+        match std::mem::take(&mut self.is_followed) {
+            true => self.server()?.ask(&Request::EndFollowing),
+            false => Ok(0),
+        }
+    }
+
+    /// Has a thread measure by each of `shares`; what all found, and the shares.
+    pub fn time<W: Send>(
+        &self,
+        shares: Vec<W>,
+        operation: impl Fn(usize, &mut W, &Bench, &Timer) -> anyhow::Result<Measured> + Sync,
+    ) -> anyhow::Result<(Row, Vec<W>)> {
+        let (cores, operations) = (&self.end.cores, self.iterations);
+        let timed = |thread, mut share, participant| {
+            let measured = operation(thread, &mut share, self, &Timer { participant, operations })?;
+            Ok((measured, share))
+        };
+        let done = crew::run(shares, |thread| cores.of_client(thread), timed)?;
+        // What counts for bandwidth is the longer way.
+        let payload = self.size.max(self.job.args.reply_size.map_or(0, |size| size.0));
+        let mut row = Row { size: self.size, payload, iterations: operations, ..Row::default() };
+        let add = |(measured, share)| {
+            row.add(&measured);
+            share
+        };
+        let shares = done.into_iter().map(add).collect();
+        Ok((row, shares))
     }
 
     /// What `make` makes of bare memory, if that is to be measured.
     pub fn baseline<T>(&self, make: impl FnOnce() -> io::Result<T>) -> anyhow::Result<Option<T>> {
-        self.job.has_baseline.then(make).transpose().context("no memory for the baseline")
+        self.job.args.check_memcpy.then(make).transpose().context("no memory for the baseline")
     }
 
     /// Bare copies of as many bytes.

@@ -2,58 +2,74 @@
 //!
 //! A fill is compared with memset, and a copy with what it saves: reading the bytes, and writing them back.
 
-use halite::{Lh, blocking};
+use halite::Lh;
 
 use super::baseline::Direction;
-use super::bench::Bench;
-use super::job::BulkVerb;
-use super::measure::{Measured, Timer, sure};
-use super::parcel::pattern;
-use super::report::Row;
+use super::measure::sure;
+use super::parcel::{differs, inverse, pattern};
+use super::report::{MEMSET, READ_WRITE};
+use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, SAME_BYTES, Timer, Workload};
 
-/// What fills write; what was there before is another byte.
+/// What fills write.
 const BYTE: u8 = 0xA7;
 
-/// Of one size, on two regions for each thread.
-pub fn measure(bench: &mut Bench<'_>, verb: BulkVerb) -> anyhow::Result<Row> {
-    let regions = bench.regions(2 * bench.job.threads as u64, bench.job.size_max(), |_| None)?;
-    let pairs = regions.chunks(2).map(|pair| (pair[0], pair[1])).collect();
-    bench.measure(pairs, |thread, (to, from), timer| match verb {
-        BulkVerb::Fill => fill(bench, to, &timer),
-        BulkVerb::Copy => copy(bench, to, from, &pattern(bench.size, thread), &timer),
-    })
+/// `IS_COPY` of fills.
+pub const FILLS: bool = false;
+/// `IS_COPY` of copies.
+pub const COPIES: bool = true;
+
+/// Of many bytes.
+pub fn plan<const IS_COPY: bool>(_: &PerfArgs) -> Planned {
+    let bare = if IS_COPY { READ_WRITE } else { MEMSET };
+    Ok(Plan { bare, size: 4 << 10, arena_sizes: 8, ..Plan::of::<Bulk<IS_COPY>>(SAME_BYTES) })
 }
 
-fn fill(bench: &Bench<'_>, to: Lh, timer: &Timer) -> anyhow::Result<Measured> {
-    let (session, size) = (&bench.ends.session, bench.size);
-    session.write(to, 0, &vec![!BYTE; size as usize])?;
-    let mut filler = bench.copier(Direction::Fill)?;
-    let bare = filler.as_mut().map(|filler| sure(|| filler.copy()));
-    let measured = timer.operations(|| Ok(session.fill(to, 0, size, BYTE)?), bare)?;
-    Ok(Measured { errors: errors(session, to, &vec![BYTE; size as usize])?, ..measured })
+/// Two regions of a thread's.
+pub struct Bulk<const IS_COPY: bool> {
+    to: Lh,
+    from: Lh,
+    /// What is to be in the one in the end.
+    expected: Vec<u8>,
+    errors: u64,
 }
 
-fn copy(bench: &Bench<'_>, to: Lh, from: Lh, bytes: &[u8], timer: &Timer) -> anyhow::Result<Measured> {
-    let (session, size) = (&bench.ends.session, bench.size);
-    session.write(from, 0, bytes)?;
-    session.fill(to, 0, size, 0)?;
-    let copy = || Ok(session.copy(to, 0, from, 0, size)?);
-    // Before the baseline, which would hide a copy that was left out.
-    copy()?;
-    let errors_before = errors(session, to, bytes)?;
-    let mut buffer = vec![0; bytes.len()];
-    // What the caller would do without copies.
-    let read_and_write = || {
-        session.read(from, 0, &mut buffer)?;
-        Ok(session.write(to, 0, &buffer)?)
-    };
-    let measured = timer.operations(copy, bench.job.has_baseline.then_some(read_and_write))?;
-    Ok(Measured { errors: errors_before + errors(session, to, bytes)?, ..measured })
-}
+impl<const IS_COPY: bool> Workload for Bulk<IS_COPY> {
+    fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>> {
+        bench.make_regions(2 * bench.job.threads as u64, bench.job.size_max(), |_| None)?;
+        let (session, size) = (&bench.end.session, bench.size);
+        let share = |(thread, pair): (usize, &[Lh])| {
+            let (to, from, mut errors) = (pair[0], pair[1], 0);
+            let expected = if IS_COPY { pattern(size, thread) } else { vec![BYTE; size as usize] };
+            session.write(to, 0, &inverse(&expected))?;
+            if IS_COPY {
+                session.write(from, 0, &expected)?;
+                // Before the baseline, which would hide a copy that was left out.
+                session.copy(to, 0, from, 0, size)?;
+                errors = differs(session, to, 0, &expected)?;
+            }
+            Ok(Bulk { to, from, expected, errors })
+        };
+        bench.regions.chunks(2).enumerate().map(share).collect()
+    }
 
-/// Whether (one) the region does not begin with `expected`.
-fn errors(session: &blocking::Session, lh: Lh, expected: &[u8]) -> anyhow::Result<u64> {
-    let mut found = vec![0; expected.len()];
-    session.read(lh, 0, &mut found)?;
-    Ok(u64::from(found != expected))
+    fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
+        let (session, size, to, from) = (&bench.end.session, bench.size, self.to, self.from);
+        if !IS_COPY {
+            let mut filler = bench.copier(Direction::Fill)?;
+            let bare = filler.as_mut().map(|filler| sure(|| filler.copy()));
+            return timer.operations(|| Ok(session.fill(to, 0, size, BYTE)?), bare);
+        }
+        let mut buffer = vec![0; size as usize];
+        // What the caller would do without copies.
+        let read_and_write = || {
+            session.read(from, 0, &mut buffer)?;
+            Ok(session.write(to, 0, &buffer)?)
+        };
+        let bare = bench.job.args.check_memcpy.then_some(read_and_write);
+        timer.operations(|| Ok(session.copy(to, 0, from, 0, size)?), bare)
+    }
+
+    fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
+        Ok(self.errors + differs(&bench.end.session, self.to, 0, &self.expected)?)
+    }
 }

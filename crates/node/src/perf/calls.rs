@@ -5,90 +5,100 @@ use std::time::Duration;
 
 use halite::{Answer, CallError, Function, NodeId, blocking};
 
-use super::bench::Bench;
-use super::echo::{CallShape, function};
-use super::measure::{Measured, NO_BASELINE, Timer};
+use super::echo::function;
+use super::end::End;
+use super::job::wrong;
+use super::measure::NO_BASELINE;
 use super::parcel::{Parcel, STAMP_BYTES, stamp_of};
-use super::report::Row;
-use super::server::{Reply, Request};
+use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, Timer, Workload};
 
 /// After so long without an answer the server is taken for dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Calls of one size.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Calls {
-    /// Calls under way in each thread; none for one after the other, each timed.
-    pub window: Option<usize>,
-    /// How many are posted together, and answered together.
-    pub batch: usize,
-    /// Bytes of each reply; none for as many as in the request.
-    pub reply_bytes: Option<u64>,
-    /// Whether replies are not copied out.
-    pub lends: bool,
+/// How many calls are under way in each thread unless the user says.
+const WINDOW: u32 = 16;
+
+/// Of calls one after the other.
+pub fn plan_one_by_one(_: &PerfArgs) -> Planned {
+    Ok(Plan { needs_server: true, ..Plan::of::<Caller>(IN_TURN) })
 }
 
-impl Calls {
-    /// Of one size.
-    pub fn measure(self, bench: &mut Bench<'_>) -> anyhow::Result<Row> {
-        let (size, threads, Calls { batch, lends, .. }) = (bench.size, bench.job.threads, self);
-        let reply_bytes = self.reply_bytes.unwrap_or(size);
-        let shape = CallShape { threads, request_bytes: Some(size), reply_bytes, batch };
-        let mut row = answered(bench, shape, |bench| {
-            let caller = |thread| Caller { lends, ..Caller::new(bench, thread, size, reply_bytes) };
-            bench.measure(bench.threads(), |thread, (), timer| match self.window {
-                None => one_by_one(caller(thread), &timer),
-                Some(window) => {
-                    let callers =
-                        (0..window as u64).map(|number| Caller { first: number << 32, ..caller(thread) });
-                    under_way(callers.collect(), batch, &timer)
-                }
-            })
+/// Of many.
+pub fn plan_under_way(args: &PerfArgs) -> Planned {
+    let (window, batch) = under_way(args);
+    if !window.is_multiple_of(batch) {
+        return Err(wrong(&format!(
+            "--window must be a multiple of --batch, and {window} is no multiple of {batch}"
+        )));
+    }
+    Ok(Plan { needs_server: true, ..Plan::of::<Callers>("many calls under way in each thread") })
+}
+
+/// How many are under way, and how many are posted together.
+pub fn under_way(args: &PerfArgs) -> (usize, usize) {
+    (args.window.unwrap_or(WINDOW) as usize, args.batch.unwrap_or(1) as usize)
+}
+
+impl Workload for Caller {
+    fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Caller>> {
+        let part = bench.part();
+        let callers =
+            (0..part.threads).map(|thread| Caller::new(&bench.end, thread, part.size, part.reply_bytes));
+        let callers = callers.collect();
+        bench.be_followed(part)?;
+        Ok(callers)
+    }
+
+    fn operation(&mut self, _: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
+        self.one_by_one(timer)
+    }
+
+    fn verify(self, _: &mut Bench) -> anyhow::Result<u64> {
+        Ok(self.errors())
+    }
+}
+
+/// A thread's, of which each has one call under way.
+pub struct Callers(Vec<Caller>);
+
+impl Workload for Callers {
+    fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Callers>> {
+        let ((window, _), lends) = (under_way(&bench.job.args), bench.job.args.lend);
+        let each = |caller: Caller| {
+            let number = |number| Caller { lends, first: number << 32, ..caller.clone() };
+            Callers((0..window as u64).map(number).collect())
+        };
+        Ok(Caller::setup(bench)?.into_iter().map(each).collect())
+    }
+
+    fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
+        self.under_way(under_way(&bench.job.args).1, timer)
+    }
+
+    fn verify(self, _: &mut Bench) -> anyhow::Result<u64> {
+        Ok(self.0.iter().map(Caller::errors).sum())
+    }
+
+    fn figures(bench: &Bench) -> Vec<(&'static str, f64)> {
+        let ((window, batch), reply_bytes) = (under_way(&bench.job.args), bench.part().reply_bytes);
+        vec![("window", window as f64), ("batch", batch as f64), ("reply_bytes", reply_bytes as f64)]
+    }
+}
+
+impl Callers {
+    fn under_way(&mut self, batch: usize, timer: &Timer) -> anyhow::Result<Measured> {
+        let callers = &mut self.0;
+        let measured = timer.overlapping(|calls| match batch {
+            1 => Ok(keep_under_way(callers, calls)?),
+            _ => Ok(keep_batches_in_flight(callers, batch, calls)?),
         })?;
-        row.payload = size.max(reply_bytes);
-        if let Some(window) = self.window {
-            row.extra.extend([
-                ("window", window as f64),
-                ("batch", batch as f64),
-                ("reply_bytes", reply_bytes as f64),
-            ]);
-        }
-        Ok(row)
+        self.0.iter_mut().try_for_each(Caller::see_whole)?;
+        Ok(measured)
     }
-}
-
-/// Measures while the server answers calls.
-pub fn answered(
-    bench: &mut Bench<'_>,
-    shape: CallShape,
-    measure: impl FnOnce(&mut Bench<'_>) -> anyhow::Result<Row>,
-) -> anyhow::Result<Row> {
-    bench.ends.own_server()?.ask(&Request::Serve(shape), Reply::Ready)?;
-    let mut row = measure(bench)?;
-    let server = bench.ends.own_server()?;
-    server.send(&Request::EndServing)?;
-    row.errors += server.errors()?;
-    Ok(row)
-}
-
-fn one_by_one(mut caller: Caller<'_>, timer: &Timer) -> anyhow::Result<Measured> {
-    let measured = timer.operations(|| Ok(caller.call()?), NO_BASELINE)?;
-    Ok(Measured { errors: caller.errors(), ..measured })
-}
-
-fn under_way(mut callers: Vec<Caller<'_>>, batch: usize, timer: &Timer) -> anyhow::Result<Measured> {
-    let measured = timer.overlapping(|calls| match batch {
-        1 => Ok(keep_under_way(&mut callers, calls)?),
-        _ => Ok(keep_batches_in_flight(&mut callers, batch, calls)?),
-    })?;
-    for caller in &mut callers {
-        caller.see_whole()?;
-    }
-    Ok(Measured { errors: callers.iter().map(Caller::errors).sum(), ..measured })
 }
 
 /// Makes calls, of which each caller has one under way.  One thread serves them, in order: so the oldest ends first.
-fn keep_under_way(callers: &mut [Caller<'_>], calls: u64) -> Result<(), CallError> {
+fn keep_under_way(callers: &mut [Caller], calls: u64) -> Result<(), CallError> {
     let window = callers.len() as u64;
     let mut pending = VecDeque::with_capacity(callers.len());
     for number in 0..calls + window {
@@ -106,7 +116,7 @@ fn keep_under_way(callers: &mut [Caller<'_>], calls: u64) -> Result<(), CallErro
 }
 
 /// As [`keep_under_way`], with `batch` calls posted together once the oldest as many have ended.
-fn keep_batches_in_flight(callers: &mut [Caller<'_>], batch: usize, calls: u64) -> Result<(), CallError> {
+fn keep_batches_in_flight(callers: &mut [Caller], batch: usize, calls: u64) -> Result<(), CallError> {
     let batches = callers.len() / batch;
     let mut pending = VecDeque::with_capacity(batches);
     let mut left = calls as usize;
@@ -123,7 +133,7 @@ fn keep_batches_in_flight(callers: &mut [Caller<'_>], batch: usize, calls: u64) 
 }
 
 /// Begins a call for each caller, at most `left`, which are fewer then.
-fn post_batch(callers: &mut [Caller<'_>], left: &mut usize) -> Result<Vec<blocking::PendingCall>, CallError> {
+fn post_batch(callers: &mut [Caller], left: &mut usize) -> Result<Vec<blocking::PendingCall>, CallError> {
     let count = callers.len().min(*left);
     *left -= count;
     callers[..count].iter_mut().for_each(Caller::stamp);
@@ -135,8 +145,9 @@ fn post_batch(callers: &mut [Caller<'_>], left: &mut usize) -> Result<Vec<blocki
 }
 
 /// Calls a function and checks its answers.
-pub struct Caller<'a> {
-    session: &'a blocking::Session,
+#[derive(Clone)]
+pub struct Caller {
+    session: blocking::Session,
     node: NodeId,
     function: Function,
     request: Parcel,
@@ -150,22 +161,12 @@ pub struct Caller<'a> {
     errors: u64,
 }
 
-impl<'a> Caller<'a> {
-    /// Of the server's function for `thread`.
-    pub fn new(bench: &'a Bench<'_>, thread: usize, request_bytes: u64, reply_bytes: u64) -> Caller<'a> {
-        Caller::at(&bench.ends.session, bench.ends.peer, thread, request_bytes, reply_bytes)
-    }
-
-    fn at(
-        session: &'a blocking::Session,
-        node: NodeId,
-        thread: usize,
-        request_bytes: u64,
-        reply_bytes: u64,
-    ) -> Caller<'a> {
+impl Caller {
+    /// Of the function that a thread of the other end serves.
+    pub fn new(end: &End, thread: usize, request_bytes: u64, reply_bytes: u64) -> Caller {
         Caller {
-            session,
-            node,
+            session: end.session.clone(),
+            node: end.peer,
             function: function(thread),
             request: Parcel::new(request_bytes, thread),
             expected: Parcel::new(reply_bytes, thread),
@@ -175,6 +176,10 @@ impl<'a> Caller<'a> {
             calls: 0,
             errors: 0,
         }
+    }
+
+    fn one_by_one(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
+        timer.operations(|| Ok(self.call()?), NO_BASELINE)
     }
 
     /// One call on a thread.
@@ -249,6 +254,7 @@ mod tests {
 
     use halite::{Config, Node, ServeOptions};
 
+    use super::super::cores::{Cores, Pinning};
     use super::super::gate;
     use super::*;
 
@@ -260,8 +266,8 @@ mod tests {
         let dir = std::env::temp_dir().join(name);
         let config = Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() };
         let node = Node::embedded(config).unwrap();
-        let session = node.blocking_session();
-        let server = session.serve(function(0), ServeOptions::default()).unwrap();
+        let end = End::new(node, NodeId(0), Cores::available(Pinning::Any).unwrap());
+        let server = end.session.serve(function(0), ServeOptions::default()).unwrap();
         let errors = std::thread::scope(|scope| {
             let serving = server.clone();
             scope.spawn(move || {
@@ -273,16 +279,18 @@ mod tests {
                     call.reply(&bytes).unwrap();
                 }
             });
-            let caller = || Caller { lends, ..Caller::at(&session, NodeId(0), 0, 8, 100) };
+            let caller = Caller { lends, ..Caller::new(&end, 0, 8, 100) };
+            let mut callers = Callers(vec![caller; window.unwrap_or(1)]);
             let timer = Timer { participant: gate::participants(1).pop().unwrap(), operations: 10 };
             let measured = match window {
-                None => one_by_one(caller(), &timer),
-                Some(window) => under_way((0..window).map(|_| caller()).collect(), batch, &timer),
+                None => callers.0[0].one_by_one(&timer),
+                Some(_) => callers.under_way(batch, &timer),
             };
             server.close();
-            measured.unwrap().errors
+            measured.unwrap();
+            callers.0.iter().map(Caller::errors).sum()
         });
-        node.leave();
+        end.leave();
         std::fs::remove_dir_all(dir).unwrap();
         errors
     }

@@ -10,12 +10,12 @@ pub struct Participant(Arc<Gate>);
 
 #[derive(Debug)]
 struct Gate {
-    state: Mutex<State>,
+    state: Mutex<GateState>,
     opened: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct GateState {
     members: usize,
     waiting: usize,
     /// Counts how often the gate has opened.
@@ -24,7 +24,7 @@ struct State {
 
 /// Places for `count` threads, to be handed out before any of them runs.
 pub fn participants(count: usize) -> Vec<Participant> {
-    let state = Mutex::new(State { members: count, waiting: 0, openings: 0 });
+    let state = Mutex::new(GateState { members: count, waiting: 0, openings: 0 });
     let gate = Arc::new(Gate { state, opened: Condvar::new() });
     (0..count).map(|_| Participant(gate.clone())).collect()
 }
@@ -39,9 +39,8 @@ impl Participant {
             return;
         }
         let seen = state.openings;
-        while state.openings == seen {
-            state = self.0.opened.wait(state).expect("nobody panics while holding the lock");
-        }
+        let passed = self.0.opened.wait_while(state, |state| state.openings == seen);
+        drop(passed.expect("nobody panics while holding the lock"));
     }
 }
 
@@ -56,11 +55,11 @@ impl Drop for Participant {
 }
 
 impl Gate {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, GateState> {
         self.state.lock().expect("nobody panics while holding the lock")
     }
 
-    fn open(&self, state: &mut State) {
+    fn open(&self, state: &mut GateState) {
         state.waiting = 0;
         state.openings += 1;
         self.opened.notify_all();

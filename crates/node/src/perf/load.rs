@@ -8,59 +8,76 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 
-use super::bench::Bench;
-use super::calls::{Caller, answered};
-use super::echo::CallShape;
-use super::measure::{Measured, Timer, process_cpu};
-use super::pairs::{self, Partner};
-use super::pingpong::{self, Player};
-use super::report::Row;
+use super::calls::Caller;
+use super::pairs;
+use super::pairs::Partner;
+use super::pingpong::Player;
+use super::server::Part;
+use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, Row, Timer, WORD_BYTES, Workload, verify};
 
-/// Calls per second of all threads together, at one point of the figure.
-pub fn measure(bench: &mut Bench<'_>, per_s: f64) -> anyhow::Result<Row> {
-    // On average, of each thread.
-    let interval = Duration::from_secs_f64(bench.job.threads as f64 / per_s);
-    let mut row = by_calls(bench, interval)?;
+/// The load of LITE, section 5.3: calls per second, and threads on either side.
+const RATE: u64 = 1000;
+const THREADS: u32 = 8;
+
+/// How much longer intervals get from point to point of LITE's figure 13.
+const SLOWDOWNS: &[u64] = &[1, 2, 4, 8];
+
+/// How long a load lasts, in seconds, unless the user says how many calls there are.
+const SECONDS: u64 = 2;
+
+/// Of words; with -a, at all points of the figure.
+pub fn plan(args: &PerfArgs) -> Planned {
+    let what = "calls that come by themselves; times are of the calls, processor time is of both processes";
+    let threads = u64::from(args.threads.unwrap_or(THREADS));
+    Ok(Plan {
+        measure,
+        iterations_max: (rate(args) * SECONDS / threads).max(1),
+        warms_up: false,
+        threads: THREADS,
+        slowdowns: if args.all { SLOWDOWNS } else { &[1] },
+        needs_server: true,
+        ..Plan::of_one_size::<Caller>(what, WORD_BYTES)
+    })
+}
+
+fn rate(args: &PerfArgs) -> u64 {
+    args.rate.unwrap_or(RATE)
+}
+
+/// One point of the figure.
+fn measure(bench: &mut Bench) -> anyhow::Result<Row> {
+    // Of all threads together.
+    let per_s = rate(&bench.job.args) as f64 / bench.slowdown as f64;
+    let callers = Caller::setup(bench)?;
+    let mut row = on_schedule(bench, callers, per_s, std::thread::sleep, |caller| Ok(caller.call()?))?;
     // What the test is for: the table for people has no column for it.
     row.extra.extend([("offered_per_s", per_s), ("own_cpu_us_per_op", row.ours.cpu_us())]);
-    if bench.job.has_baseline {
-        let polling = by_polling(bench, interval)?;
+    if bench.job.args.check_memcpy {
+        let part = Part { test: "write_lat".to_owned(), ..bench.part() };
+        let players = pairs::meet::<Player>(bench, part)?;
+        let polling = on_schedule(bench, players, per_s, spin, |player| player.turn(true))?;
         row.errors += polling.errors;
         row.extra.push(("polling_cpu_us_per_op", polling.ours.cpu_us()));
     }
     Ok(row)
 }
 
-fn by_calls(bench: &mut Bench<'_>, interval: Duration) -> anyhow::Result<Row> {
-    let (threads, size) = (bench.job.threads, bench.size);
-    answered(bench, CallShape { threads, request_bytes: Some(size), reply_bytes: size, batch: 1 }, |bench| {
-        let cpu_before = cpu_of_both(bench)?;
-        let mut row = bench.measure(bench.threads(), |thread, (), timer| {
-            let mut caller = Caller::new(bench, thread, size, size);
-            let arrivals = Arrivals::new(interval, thread);
-            let measured = timed(&timer, arrivals, std::thread::sleep, || Ok(caller.call()?))?;
-            Ok(Measured { errors: caller.errors(), ..measured })
-        })?;
-        row.ours.cpu = cpu_of_both(bench)?.saturating_sub(cpu_before);
-        Ok(row)
-    })
-}
-
-fn by_polling(bench: &mut Bench<'_>, interval: Duration) -> anyhow::Result<Row> {
-    let players = pingpong::players(bench)?;
-    let cpu_before = cpu_of_both(bench)?;
-    pairs::begin::<Player>(bench, bench.iterations)?;
-    let mut row = bench.measure(players, |thread, mut player, timer| {
-        let measured = timed(&timer, Arrivals::new(interval, thread), spin, || player.turn(true))?;
-        Ok(Measured { errors: player.errors()?, ..measured })
+fn on_schedule<W: Workload>(
+    bench: &mut Bench,
+    shares: Vec<W>,
+    per_s: f64,
+    wait: fn(Duration),
+    operation: impl Fn(&mut W) -> anyhow::Result<()> + Sync,
+) -> anyhow::Result<Row> {
+    // On average, of each thread.
+    let interval = Duration::from_secs_f64(bench.job.threads as f64 / per_s);
+    let cpu_before = bench.server()?.cpu_of_both()?;
+    let (mut row, shares) = bench.time(shares, |thread, share, _, timer| {
+        timed(timer, Arrivals::new(interval, thread), wait, || operation(share))
     })?;
-    row.errors += bench.ends.own_server()?.errors()?;
-    row.ours.cpu = cpu_of_both(bench)?.saturating_sub(cpu_before);
+    row.ours.cpu = bench.server()?.cpu_of_both()?.saturating_sub(cpu_before);
+    verify(shares, bench, &mut row)?;
     Ok(row)
-}
-
-fn cpu_of_both(bench: &mut Bench<'_>) -> anyhow::Result<Duration> {
-    Ok(bench.ends.own_server()?.cpu()? + process_cpu())
 }
 
 /// Does `operation` at each time of the schedule, or as soon as the one before has ended.  Its rate is that of the whole:

@@ -9,28 +9,51 @@ use std::task::Poll;
 
 use halite::{Guard, LockCause, LockError, Session, blocking};
 
-use super::bench::Bench;
-use super::measure::{Measured, NO_BASELINE, Timer};
-use super::report::Row;
+use super::measure::NO_BASELINE;
+use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, Timer, Workload};
 
 /// The one lock.
 const LOCK: &str = "perf";
 
-/// The only row.
-pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Row> {
-    // A session holds a lock once: those that exclude each other are of different sessions.
-    let sessions = bench.ends.sessions(bench.job.threads);
-    bench.measure(vec![()], |_, (), timer| match sessions.as_slice() {
-        [one] => free(one, &timer),
-        many => {
-            let handovers = timer.operations * many.len() as u64;
-            wanted(&bench.ends.session, many, &Timer { operations: handovers, ..timer })
-        }
-    })
+/// Of no size.
+pub fn plan(args: &PerfArgs) -> Planned {
+    let (what, iterations_max) = match args.threads() {
+        1 => (IN_TURN, 1_000_000),
+        // Those that wait are slower, the more of them there are.
+        threads => ("from one session to the next; all others wait", 200_000 / threads),
+    };
+    let plan = Plan::of_one_size::<Lock>(what, 0);
+    Ok(Plan { iterations_max, needs_server: true, is_at_server: true, ..plan })
+}
+
+/// What the one thread has that measures.
+struct Lock {
+    /// A session holds a lock once: those that exclude each other are of different sessions.
+    sessions: Vec<blocking::Session>,
+    errors: u64,
+}
+
+impl Workload for Lock {
+    fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Lock>> {
+        Ok(vec![Lock { sessions: bench.end.sessions(bench.job.threads), errors: 0 }])
+    }
+
+    fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
+        let (measured, errors) = match self.sessions.as_slice() {
+            [one] => free(one, timer)?,
+            many => wanted(&bench.end.session, many, timer)?,
+        };
+        self.errors = errors;
+        Ok(measured)
+    }
+
+    fn verify(self, _: &mut Bench) -> anyhow::Result<u64> {
+        Ok(self.errors)
+    }
 }
 
 /// Takes a lock that nobody else wants, and gives it up.
-fn free(session: &blocking::Session, timer: &Timer) -> anyhow::Result<Measured> {
+fn free(session: &blocking::Session, timer: &Timer) -> anyhow::Result<(Measured, u64)> {
     let mut tokens = Tokens::default();
     let once = || {
         let guard = session.lock(LOCK)?;
@@ -38,7 +61,7 @@ fn free(session: &blocking::Session, timer: &Timer) -> anyhow::Result<Measured> 
         Ok(guard.unlock()?)
     };
     let measured = timer.operations(once, NO_BASELINE)?;
-    Ok(Measured { errors: tokens.errors, ..measured })
+    Ok((measured, tokens.errors))
 }
 
 /// Has a lock go around among sessions that ask for it again as soon as they have given it up.
@@ -46,11 +69,11 @@ fn wanted(
     driver: &blocking::Session,
     sessions: &[blocking::Session],
     timer: &Timer,
-) -> anyhow::Result<Measured> {
+) -> anyhow::Result<(Measured, u64)> {
     let sessions: Vec<&Session> = sessions.iter().map(blocking::Session::as_async).collect();
     let mut queue = driver.block_on(Queue::begin(driver.as_async(), &sessions))?;
     let measured = timer.operations(|| Ok(driver.block_on(queue.hand_over())?), NO_BASELINE)?;
-    Ok(Measured { errors: queue.overtakings + queue.tokens.errors, ..measured })
+    Ok((measured, queue.overtakings + queue.tokens.errors))
 }
 
 /// The tokens of a lock, which must rise.

@@ -26,8 +26,6 @@ pub struct Measured {
     pub ours: Series,
     /// What it is compared with.
     pub bare: Option<Series>,
-    /// How often the data was not what it should be.
-    pub errors: u64,
 }
 
 /// Times what one thread does.  Threads whose participants are at the same gate begin together.
@@ -98,7 +96,7 @@ impl Timer {
         mut bare: Option<impl Batch>,
     ) -> anyhow::Result<Measured> {
         let of_bare = bare.is_some().then(Series::default);
-        let mut measured = Measured { batch, ours: Series::default(), bare: of_bare, errors: 0 };
+        let mut measured = Measured { batch, ours: Series::default(), bare: of_bare };
         for operations in rounds(self.operations) {
             measured.batch = batch.min(operations);
             if bare.is_some() {

@@ -1,13 +1,24 @@
-//! `send_lat`: half a ping-pong of messages, each side receiving at a port of its own.
+//! `send_lat`, `publish_lat` and `publish_rate`: messages, each side receiving at a port of its own.
 
 use halite::{NodeId, Port, ServeOptions, blocking};
 
-use super::pairs::{Game, Partner};
+use super::end::End;
+use super::pairs::Partner;
 use super::parcel::Parcel;
+use super::server::Part;
+use super::workload::{Measured, PerfArgs, Plan, Planned, Timer};
+
+/// There and back, each one waited for until it is in the port's queue.
+pub type Sent = Correspondent<false, false>;
+/// There and back, published: a sender goes on before its message is in the port's queue.
+pub type Published = Correspondent<true, false>;
+/// One after the other, published.
+pub type Streamed = Correspondent<true, true>;
 
 /// One side of one pair.
-pub struct Correspondent {
+pub struct Correspondent<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
     session: blocking::Session,
+    sender: blocking::Sender,
     to: NodeId,
     port: Port,
     mailbox: blocking::Mailbox,
@@ -16,46 +27,70 @@ pub struct Correspondent {
     errors: u64,
 }
 
-/// One for each thread, with open ports; those at `to` have the same numbers.
-pub fn correspondents(
-    session: &blocking::Session,
-    to: NodeId,
-    threads: usize,
-    size: u64,
-) -> anyhow::Result<Vec<Correspondent>> {
-    let open = |thread: usize| {
-        let port = Port(thread as u32);
-        let mailbox = session.open_port(port, ServeOptions::default())?;
-        let parcel = Parcel::new(size, thread);
-        anyhow::Ok(Correspondent { session: session.clone(), to, port, mailbox, parcel, stamp: 0, errors: 0 })
-    };
-    (0..threads).map(open).collect()
-}
-
-impl Partner for Correspondent {
-    const GAME: Game = Game::Messages;
+impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Correspondent<PUBLISHES, IS_ONE_WAY> {
+    /// With open ports; those of a pair have the same number.
+    fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Self>> {
+        let open = |thread: usize| {
+            let (to, port) = (end.peer, Port(thread as u32));
+            let mailbox = end.session.open_port(port, ServeOptions::default())?;
+            let (session, sender) = (end.session.clone(), end.session.sender(to, port));
+            let parcel = Parcel::new(part.size, thread);
+            Ok(Correspondent { session, sender, to, port, mailbox, parcel, stamp: 0, errors: 0 })
+        };
+        (0..part.threads).map(open).collect()
+    }
 
     fn turn(&mut self, leads: bool) -> anyhow::Result<()> {
         self.stamp += 1;
         self.parcel.stamp(self.stamp);
-        if leads {
-            self.send()?;
-            self.receive()
-        } else {
-            self.receive()?;
-            self.send()
+        match (leads, IS_ONE_WAY) {
+            (true, true) => self.send(),
+            (false, true) => self.receive(),
+            (true, false) => {
+                self.send()?;
+                self.receive()
+            }
+            (false, false) => {
+                self.receive()?;
+                self.send()
+            }
         }
     }
 
-    fn errors(&mut self) -> anyhow::Result<u64> {
+    /// The time of a round that goes one way ends when all of it is in the port's queue.
+    fn lead(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
+        if !IS_ONE_WAY {
+            return timer.halves(|| self.turn(true));
+        }
+        timer.overlapping(|count| {
+            (0..count).try_for_each(|_| self.turn(true))?;
+            Ok(self.sender.flush()?)
+        })
+    }
+
+    fn end(mut self) -> anyhow::Result<u64> {
+        // What was published last is still on its way.
+        self.sender.flush()?;
         Ok(self.errors)
     }
 }
 
-impl Correspondent {
+impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Correspondent<PUBLISHES, IS_ONE_WAY> {
+    /// Of any size.
+    pub fn plan(_: &PerfArgs) -> Planned {
+        let what = match IS_ONE_WAY {
+            true => "messages one after the other, up to 64 under way",
+            false => "half a ping-pong of messages",
+        };
+        Ok(Plan { needs_server: true, ..Plan::of::<Self>(what) })
+    }
+
     /// Sends the next message.  Both sides of a pair send the same.
     fn send(&mut self) -> anyhow::Result<()> {
-        Ok(self.session.send(self.to, self.port, self.parcel.bytes())?)
+        match PUBLISHES {
+            true => Ok(self.sender.send(self.parcel.bytes())?),
+            false => Ok(self.session.send(self.to, self.port, self.parcel.bytes())?),
+        }
     }
 
     /// Waits for the other side's message, which must have the next stamp.

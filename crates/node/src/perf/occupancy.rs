@@ -11,12 +11,10 @@ use fastrand::Rng;
 use halite::Config;
 use halite_tier::rpc::{Input, Kind, RequestHeader, RingReader, RingWriter, SlotId};
 
-use super::bench::Bench;
-use super::calls::{Caller, answered};
-use super::echo::CallShape;
-use super::measure::Measured;
-use super::report::Row;
+use super::calls::Caller;
+use super::server::Part;
 use super::values;
+use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, Timer, Workload};
 
 /// Any would do; a fixed one makes runs comparable.
 const SEED: u64 = 0x4641_4345;
@@ -30,40 +28,63 @@ const QUEUES: [&str; 4] = ["1_queue_share", "2_queues_share", "3_queues_share", 
 /// Sizes of buffers among which the best are looked for.
 const CANDIDATES_MAX: usize = 512;
 
-/// The only row.
-pub fn measure(bench: &mut Bench<'_>) -> anyhow::Result<Row> {
+/// Of all sizes.
+pub fn plan(_: &PerfArgs) -> Planned {
+    let plan = Plan::of_one_size::<Requests>(IN_TURN, 0);
+    Ok(Plan { iterations_max: 100_000, needs_server: true, ..plan })
+}
+
+/// How long so many requests are.
+fn sizes(count: u64) -> Vec<u64> {
     let mut random = Rng::with_seed(SEED);
     let draw = |_| {
         let (key, value) = values::draw(&mut random);
         key + value
     };
-    let sizes: Vec<u64> = (0..bench.iterations).map(draw).collect();
-    let shape = CallShape { threads: 1, request_bytes: None, reply_bytes: REPLY_BYTES, batch: 1 };
-    let mut row = answered(bench, shape, |bench| {
-        bench.measure(vec![()], |_, (), timer| {
-            let (mut left, mut errors) = (sizes.iter(), 0);
-            let call = || {
-                let size = *left.next().expect("one for each call");
-                let mut caller = Caller::new(bench, 0, size, REPLY_BYTES);
-                let begin = Instant::now();
-                caller.call()?;
-                let took = begin.elapsed();
-                errors += caller.errors();
-                Ok(took)
-            };
-            let mut measured = timer.singly(call, None::<fn() -> _>)?;
-            // Rounds do not compare: the sizes of their calls differ.
-            measured.ours.rates = vec![measured.ours.rate];
-            Ok(Measured { errors, ..measured })
-        })
-    })?;
-    let lengths: Vec<u64> = sizes.iter().map(|size| request_bytes(*size)).collect();
-    let usage = in_ring(Config::default().request_ring_bytes, &lengths);
-    let payload: u64 = sizes.iter().sum();
-    row.extra.push(("ring_share", usage.sent as f64 / usage.taken as f64));
-    row.extra.push(("ring_payload_share", payload as f64 / usage.taken as f64));
-    row.extra.extend(QUEUES.into_iter().zip(in_queues(QUEUES.len(), &lengths)));
-    Ok(row)
+    (0..count).map(draw).collect()
+}
+
+/// What one thread sends, however many there are to be.
+struct Requests {
+    errors: u64,
+}
+
+impl Workload for Requests {
+    fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Requests>> {
+        bench.be_followed(Part { threads: 1, reply_bytes: REPLY_BYTES, ..bench.part() })?;
+        Ok(vec![Requests { errors: 0 }])
+    }
+
+    fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
+        let mut left = sizes(bench.iterations).into_iter();
+        let call = || {
+            let size = left.next().expect("one for each call");
+            let mut caller = Caller::new(&bench.end, 0, size, REPLY_BYTES);
+            let begin = Instant::now();
+            caller.call()?;
+            let took = begin.elapsed();
+            self.errors += caller.errors();
+            Ok(took)
+        };
+        let mut measured = timer.singly(call, None::<fn() -> _>)?;
+        // Rounds do not compare: the sizes of their calls differ.
+        measured.ours.rates = vec![measured.ours.rate];
+        Ok(measured)
+    }
+
+    fn verify(self, _: &mut Bench) -> anyhow::Result<u64> {
+        Ok(self.errors)
+    }
+
+    fn figures(bench: &Bench) -> Vec<(&'static str, f64)> {
+        let sizes = sizes(bench.iterations);
+        let lengths: Vec<u64> = sizes.iter().map(|size| request_bytes(*size)).collect();
+        let Usage { sent, taken } = in_ring(Config::default().request_ring_bytes, &lengths);
+        let payload: u64 = sizes.iter().sum();
+        let shares = [("ring_share", sent), ("ring_payload_share", payload)];
+        let shares = shares.map(|(name, bytes)| (name, bytes as f64 / taken as f64));
+        shares.into_iter().chain(QUEUES.into_iter().zip(in_queues(QUEUES.len(), &lengths))).collect()
+    }
 }
 
 /// Bytes of a call's request in the ring.

@@ -4,6 +4,8 @@
 //!   stamp | pattern ... | stamp       the stamps are checked each time, the pattern once: reading all of a long
 //! ```                                 answer would cost as much as sending it
 
+use halite::{Lh, blocking};
+
 /// The stamps are words, cut short where there is no room.
 pub const STAMP_BYTES: usize = 8;
 
@@ -16,6 +18,13 @@ pub fn pattern(len: u64, thread: usize) -> Vec<u8> {
 /// As many bytes, of which each is another.
 pub fn inverse(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(|byte| !byte).collect()
+}
+
+/// Whether (one) a region has others than `expected` at `offset`.
+pub fn differs(session: &blocking::Session, lh: Lh, offset: u64, expected: &[u8]) -> anyhow::Result<u64> {
+    let mut found = vec![0; expected.len()];
+    session.read(lh, offset, &mut found)?;
+    Ok(u64::from(found != expected))
 }
 
 /// Bytes to be sent.

@@ -12,18 +12,13 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use halite::{Lh, Permissions, Placement, blocking};
 
-use super::bench::Bench;
-use super::pairs::{Game, Partner};
-use super::parcel::pattern;
-use super::server::{Reply, Request};
-
-/// How the client's regions begin their names.
-pub const CLIENT: &str = "perf-client";
-/// How the server's regions begin their names.
-pub const SERVER: &str = "perf-server";
-
-/// The stamp is the last word of a write, so that a reader that sees it has it all, as in perftest.
-const STAMP_BYTES: u64 = 8;
+use super::access::{self, WRITES};
+use super::end::End;
+use super::job::wrong;
+use super::pairs::Partner;
+use super::parcel::{differs, pattern};
+use super::server::{CLIENT, Part};
+use super::workload::{Bench, PerfArgs, Plan, Planned, WORD_BYTES};
 
 /// After so long without an answer the other side is taken for dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,41 +26,25 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Polls between two looks at the clock, and between two offers to let somebody else have the core.
 const POLLS_MAX: u32 = 1 << 12;
 
-/// Each thread's region, and the one of its partner.
-pub struct Table(Vec<(Lh, Lh)>);
+/// Polls after which this thread moves its node forward between them, for it may have to take the write in: more than the other side takes
+/// where its stores reach.
+const POLLS_ALONE: u32 = 1 << 8;
 
-impl Table {
-    /// Makes a region for each thread, and maps those of the other side when they are there.
-    pub fn new(
-        session: &blocking::Session,
-        [own, other]: [&str; 2],
-        threads: usize,
-        bytes: u64,
-        await_other: impl FnOnce() -> anyhow::Result<()>,
-    ) -> anyhow::Result<Table> {
-        let make = |thread| {
-            session.alloc(Some(&format!("{own}-{thread}")), bytes, Placement::Local, Permissions::all())
-        };
-        let made: Vec<Lh> = (0..threads).map(make).collect::<Result<_, _>>()?;
-        await_other()?;
-        let map = |thread| session.map(&format!("{other}-{thread}"), Permissions::READ | Permissions::WRITE);
-        let pairs = made.into_iter().enumerate().map(|(thread, own)| Ok((own, map(thread)?)));
-        Ok(Table(pairs.collect::<anyhow::Result<_>>()?))
+/// Between words at least; with --completion, of writes that nobody answers.
+pub fn plan(args: &PerfArgs) -> Planned {
+    if args.completion {
+        return access::plan::<WRITES>(args);
     }
-
-    /// One player for each thread, their stamps at zero.
-    pub fn players(&self, session: &blocking::Session, size: u64) -> anyhow::Result<Vec<Player>> {
-        let player = |(thread, (own, other)): (usize, &(Lh, Lh))| {
-            session.write(*own, size - STAMP_BYTES, &[0; STAMP_BYTES as usize])?;
-            // Both sides of a pair send the same, so that each knows what it should find; pairs differ.
-            let payload = pattern(size, thread);
-            Ok(Player { session: session.clone(), own: *own, other: *other, payload, stamp: 0 })
-        };
-        self.0.iter().enumerate().map(player).collect()
+    if args.is_random() {
+        return Err(wrong("a ping-pong goes to one place: add --completion to write at random"));
     }
+    let mut plan = Plan::of::<Player>("half a ping-pong of writes");
+    let too_short = "a ping-pong needs -s of at least 8 bytes; --completion measures smaller writes";
+    plan.limits.push((WORD_BYTES..=u64::MAX, too_short));
+    Ok(Plan { needs_server: true, ..plan })
 }
 
-/// One side of one pair.
+/// One side of one pair.  The stamp is the last word of a write, so that a reader that sees it has it all, as in perftest.
 pub struct Player {
     session: blocking::Session,
     own: Lh,
@@ -74,8 +53,44 @@ pub struct Player {
     stamp: u64,
 }
 
+/// A thread's regions at the client, and at the server.
+fn names(thread: usize) -> [String; 2] {
+    ["perf-client", "perf-server"].map(|end| format!("{end}-{thread}"))
+}
+
 impl Partner for Player {
-    const GAME: Game = Game::Writes;
+    /// The client makes the regions of both.
+    fn prepare(bench: &mut Bench) -> anyhow::Result<()> {
+        if bench.regions.is_empty() {
+            for thread in 0..bench.job.threads {
+                for (name, home) in
+                    names(thread).iter().zip([Placement::Local, Placement::On(bench.end.peer)])
+                {
+                    let bytes = bench.job.size_max();
+                    let lh = bench.end.session.alloc(Some(name), bytes, home, Permissions::all())?;
+                    bench.regions.push(lh);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One for each thread, their stamps at zero.
+    fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Player>> {
+        let session = &end.session;
+        let player = |thread| {
+            let [client, server] = names(thread);
+            let (own, other) = if end.peer == CLIENT { (server, client) } else { (client, server) };
+            let [own, other] =
+                [own, other].map(|name| session.map(&name, Permissions::READ | Permissions::WRITE));
+            let (own, other) = (own?, other?);
+            session.write(own, part.size - WORD_BYTES, &[0; WORD_BYTES as usize])?;
+            // Both sides of a pair send the same, so that each knows what it should find; pairs differ.
+            let payload = pattern(part.size, thread);
+            Ok(Player { session: session.clone(), own, other, payload, stamp: 0 })
+        };
+        (0..part.threads).map(player).collect()
+    }
 
     #[inline]
     fn turn(&mut self, leads: bool) -> anyhow::Result<()> {
@@ -89,11 +104,11 @@ impl Partner for Player {
         }
     }
 
-    /// Whether (one) the other side's last write is not what it should be.
-    fn errors(&mut self) -> anyhow::Result<u64> {
-        let mut found = vec![0; self.payload.len()];
-        self.session.read(self.own, 0, &mut found)?;
-        Ok(u64::from(found != self.payload))
+    /// Looks at the other side's last write.
+    fn end(self) -> anyhow::Result<u64> {
+        let errors = differs(&self.session, self.own, 0, &self.payload)?;
+        [self.own, self.other].into_iter().try_for_each(|lh| self.session.unmap(lh))?;
+        Ok(errors)
     }
 }
 
@@ -101,7 +116,7 @@ impl Player {
     /// Writes to the other side.
     #[inline]
     fn serve(&mut self) -> anyhow::Result<()> {
-        let at = self.payload.len() - STAMP_BYTES as usize;
+        let at = self.payload.len() - WORD_BYTES as usize;
         self.payload[at..].copy_from_slice(&self.stamp.to_ne_bytes());
         Ok(self.session.write(self.other, 0, &self.payload)?)
     }
@@ -109,16 +124,19 @@ impl Player {
     /// Polls our own region until the other side's write is there.
     #[inline]
     fn await_stamp(&self) -> anyhow::Result<()> {
-        let (at, stamp) = (self.payload.len() as u64 - STAMP_BYTES, self.stamp);
+        let (at, stamp) = (self.payload.len() as u64 - WORD_BYTES, self.stamp);
         let mut waiting_since = None;
         loop {
-            for _ in 0..POLLS_MAX {
-                let mut word = [0; STAMP_BYTES as usize];
+            for poll in 0..POLLS_MAX {
+                let mut word = [0; WORD_BYTES as usize];
                 self.session.read(self.own, at, &mut word)?;
                 if u64::from_ne_bytes(word) == stamp {
                     return Ok(());
                 }
-                std::hint::spin_loop();
+                match poll < POLLS_ALONE && waiting_since.is_none() {
+                    true => std::hint::spin_loop(),
+                    false => self.session.progress(),
+                }
             }
             // Where threads share cores, the one that we wait for may need ours.
             std::thread::yield_now();
@@ -127,16 +145,4 @@ impl Player {
             }
         }
     }
-}
-
-/// The client's players.  For the first row, both sides make their regions and map the other's.
-pub fn players(bench: &mut Bench<'_>) -> anyhow::Result<Vec<Player>> {
-    let session = bench.ends.session.clone();
-    if bench.table.is_none() {
-        let (threads, bytes) = (bench.job.threads, bench.job.size_max());
-        let server = bench.ends.own_server()?;
-        let await_other = || server.ask(&Request::Open { threads, bytes }, Reply::Ready);
-        bench.table = Some(Table::new(&session, [CLIENT, SERVER], threads, bytes, await_other)?);
-    }
-    bench.table.as_ref().expect("it has just been made").players(&session, bench.size)
 }

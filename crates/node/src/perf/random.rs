@@ -9,12 +9,13 @@ use std::sync::atomic::AtomicU64;
 use fastrand::Rng;
 use halite::Lh;
 
+use super::access;
 use super::baseline::{self, Words};
-use super::bench::Bench;
-use super::job::Verb;
-use super::measure::{Measured, Timer, sure};
-use super::parcel::{inverse, pattern};
-use super::report::{BaselineKind, Row};
+use super::job::wrong;
+use super::measure::sure;
+use super::parcel::{differs, inverse, pattern};
+use super::report::{LOAD, MEMCPY, STORE};
+use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, Timer, WORD_BYTES, Workload};
 
 /// Most places of one thread's sequence; it is run through again when it ends.  16 MiB of places do not fit the
 /// caches, so that each is found cold again.
@@ -23,100 +24,126 @@ const PLACES_MAX: u64 = 1 << 20;
 /// Any number would do; a fixed one makes runs comparable.
 const SEED: u64 = 0x0000_4841_4C49_5445;
 
-/// The one size that random tests have.
-pub fn measure(bench: &mut Bench<'_>, verb: Verb, count: u64, region_bytes: u64) -> anyhow::Result<Row> {
-    let regions = bench.regions(count, region_bytes, |_| None)?;
-    let words = bench.baseline(|| Words::new(count * region_bytes))?;
-    let field = Field { verb, regions: &regions, region_bytes, words: words.as_ref() };
-    bench.measure(bench.threads(), |thread, (), timer| measure_thread(bench, &field, thread, &timer))
+/// Regions that only have to be many are a cache line each, so that none shares one with its neighbour.  It is also the least that an
+/// arena gives.
+const REGION_BYTES_MIN: u64 = 64;
+
+/// Of one size.
+pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
+    if args.all {
+        return Err(wrong("-a cannot be combined with --regions or --span: name one size by -s"));
+    }
+    if args.window.is_some() {
+        return Err(wrong("operations at random go one by one: leave out --window and --batch"));
+    }
+    let (regions, region_bytes) = regions(args);
+    let mut plan = access::usual::<Random<IS_WRITE>>(args, "one operation after the other at random places");
+    plan.limits.push((0..=region_bytes, "--span must have room for -s bytes in each region"));
+    plan.bare = match are_words(args.size.map_or(plan.size, |size| size.0)) {
+        true if IS_WRITE => STORE,
+        true => LOAD,
+        false => MEMCPY,
+    };
+    // Allocated once.
+    let arena_bytes = regions.saturating_mul(region_bytes.max(REGION_BYTES_MIN));
+    Ok(Plan { arena_sizes: 0, arena_bytes, ..plan })
 }
 
-/// Where the operations go.
-struct Field<'a> {
-    verb: Verb,
-    regions: &'a [Lh],
-    region_bytes: u64,
-    words: Option<&'a Words>,
+/// Over how many regions, of how many bytes each.
+pub fn regions(args: &PerfArgs) -> (u64, u64) {
+    let regions = args.regions.unwrap_or(1);
+    let size = args.size.map_or(WORD_BYTES, |size| size.0);
+    let least = size.next_multiple_of(REGION_BYTES_MIN);
+    (regions, args.span.map_or(least, |span| span.0 / regions / WORD_BYTES * WORD_BYTES))
 }
 
-fn measure_thread(
-    bench: &Bench<'_>,
-    field: &Field<'_>,
-    thread: usize,
-    timer: &Timer,
-) -> anyhow::Result<Measured> {
-    let (session, size, words) = (&bench.ends.session, bench.size, field.words);
-    let places = draw(field, size, timer.operations.min(PLACES_MAX), SEED + thread as u64);
-    let ours: Vec<(Lh, u64)> =
-        places.iter().map(|place| (field.regions[place.region], place.offset)).collect();
-    let bare: Vec<u64> =
-        places.iter().map(|place| place.region as u64 * field.region_bytes + place.offset).collect();
-    drop(places);
+/// Whether bare words stand beside operations of so many bytes.
+fn are_words(size: u64) -> bool {
+    size <= WORD_BYTES
+}
 
-    // All threads write the same, for they may draw the same place.
-    let payload = pattern(size, 0);
-    // What is written is not there before, and what is read is not in the buffer: else work that is left out would
-    // not be noticed.
-    let before = if field.verb == Verb::Write { inverse(&payload) } else { payload.clone() };
-    for (lh, offset) in &ours {
-        session.write(*lh, *offset, &before)?;
-    }
-    if let Some(words) = words {
-        bare.iter().for_each(|offset| words.write(*offset, &payload));
-    }
-    let mut buffer = vec![0; payload.len()];
-    let mut bare_buffer = payload.clone();
+/// A thread's places.
+pub struct Random<const IS_WRITE: bool> {
+    places: Vec<(Lh, u64)>,
+    /// The same in bare memory.
+    offsets: Vec<u64>,
+    words: Option<Words>,
+    /// All threads write the same, for they may draw the same place.
+    payload: Vec<u8>,
+    buffer: Vec<u8>,
+}
 
-    let at: Vec<&AtomicU64> = words.iter().flat_map(|words| bare.iter().map(|at| words.at(*at))).collect();
-    let (mut places, mut at, mut offsets) = (ours.iter().cycle(), at.iter().cycle(), bare.iter().cycle());
-    let mut place = || *places.next().expect("there is at least one place");
-    let mut word = || *at.next().expect("there is at least one place");
-    let mut offset = || *offsets.next().expect("there is at least one place");
-    let are_words = BaselineKind::of_random(field.verb, size) != BaselineKind::Memcpy;
-    let measured = match field.verb {
-        Verb::Read => {
+impl<const IS_WRITE: bool> Workload for Random<IS_WRITE> {
+    fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>> {
+        let (count, region_bytes) = regions(&bench.job.args);
+        bench.make_regions(count, region_bytes, |_| None)?;
+        let words = bench.baseline(|| Words::new(count * region_bytes))?;
+        let share = |thread| {
+            let (payload, places) = (pattern(bench.size, 0), bench.iterations.min(PLACES_MAX));
+            let drawn = draw(bench.regions.len(), region_bytes, bench.size, places, SEED + thread as u64);
+            let places = drawn.iter().map(|(region, offset)| (bench.regions[*region], *offset)).collect();
+            let offsets =
+                drawn.iter().map(|(region, offset)| *region as u64 * region_bytes + offset).collect();
+            let (words, buffer) = (words.clone(), vec![0; payload.len()]);
+            Random { places, offsets, words, payload, buffer }
+        };
+        let shares: Vec<Self> = (0..bench.job.threads).map(share).collect();
+        for Random { places, offsets, words, payload, .. } in &shares {
+            // What is written is not there before, and what is read is not in the buffer: else work that is left out would
+            // not be noticed.
+            let before = if IS_WRITE { inverse(payload) } else { payload.clone() };
+            places.iter().try_for_each(|(lh, offset)| bench.end.session.write(*lh, *offset, &before))?;
+            words.iter().for_each(|words| offsets.iter().for_each(|offset| words.write(*offset, payload)));
+        }
+        Ok(shares)
+    }
+
+    fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
+        let Random { places, offsets, words, payload, buffer } = self;
+        let (session, words) = (&bench.end.session, words.as_ref());
+        let at: Vec<&AtomicU64> =
+            words.iter().flat_map(|words| offsets.iter().map(|at| words.at(*at))).collect();
+        let (mut place, mut word, mut offset) = (endless(places), endless(&at), endless(offsets));
+        let (are_words, mut bare_buffer) = (are_words(bench.size), payload.clone());
+        if IS_WRITE {
             let ours = || {
                 let (lh, offset) = place();
-                Ok(session.read(lh, offset, &mut buffer)?)
+                Ok(session.write(lh, offset, payload)?)
             };
-            let load = words.map(|_| sure(|| baseline::load(word())));
-            let copy = words.map(|words| sure(|| words.read(offset(), black_box(&mut bare_buffer))));
-            if are_words { timer.operations(ours, load) } else { timer.operations(ours, copy) }
+            let store = words.map(|_| sure(|| baseline::store(word(), bench.size)));
+            let copy = words.map(|words| sure(|| words.write(offset(), black_box(payload))));
+            return if are_words { timer.operations(ours, store) } else { timer.operations(ours, copy) };
         }
-        Verb::Write => {
-            let ours = || {
-                let (lh, offset) = place();
-                Ok(session.write(lh, offset, &payload)?)
-            };
-            let store = words.map(|_| sure(|| baseline::store(word(), size)));
-            let copy = words.map(|words| sure(|| words.write(offset(), black_box(&payload))));
-            if are_words { timer.operations(ours, store) } else { timer.operations(ours, copy) }
-        }
-    }?;
-
-    let mut errors = u64::from(field.verb == Verb::Read && buffer != payload);
-    for (lh, offset) in &ours {
-        session.read(*lh, *offset, &mut buffer)?;
-        errors += u64::from(buffer != payload);
+        let ours = || {
+            let (lh, offset) = place();
+            Ok(session.read(lh, offset, buffer)?)
+        };
+        let load = words.map(|_| sure(|| baseline::load(word())));
+        let copy = words.map(|words| sure(|| words.read(offset(), black_box(&mut bare_buffer))));
+        if are_words { timer.operations(ours, load) } else { timer.operations(ours, copy) }
     }
-    Ok(Measured { errors, ..measured })
+
+    fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
+        let mut errors = u64::from(!IS_WRITE && self.buffer != self.payload);
+        for (lh, offset) in self.places {
+            errors += differs(&bench.end.session, lh, offset, &self.payload)?;
+        }
+        Ok(errors)
+    }
 }
 
-/// Where one operation goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Place {
-    region: usize,
-    offset: u64,
+/// One after the other, and again.
+fn endless<T: Copy>(all: &[T]) -> impl FnMut() -> T {
+    let mut all = all.iter().cycle();
+    move || *all.next().expect("there is at least one place")
 }
 
-/// Draws places at which `size` bytes fit.  Two of them are the same or do not overlap: else the bytes of one
-/// would be found where those of another are expected.
-fn draw(field: &Field<'_>, size: u64, count: u64, seed: u64) -> Vec<Place> {
+/// Draws places at which `size` bytes fit, each a region's number and an offset.  Two of them are the same or do not overlap: else the
+/// bytes of one would be found where those of another are expected.
+fn draw(regions: usize, region_bytes: u64, size: u64, count: u64, seed: u64) -> Vec<(usize, u64)> {
     let mut random = Rng::with_seed(seed);
     // Multiples of a word too, for that is what small sizes are compared with.
-    let step = size.next_multiple_of(8);
-    let slots = (field.region_bytes - size) / step + 1;
-    let mut place =
-        |_| Place { region: random.usize(0..field.regions.len()), offset: random.u64(0..slots) * step };
-    (0..count).map(&mut place).collect()
+    let step = size.next_multiple_of(WORD_BYTES);
+    let slots = (region_bytes - size) / step + 1;
+    (0..count).map(|_| (random.usize(0..regions), random.u64(0..slots) * step)).collect()
 }

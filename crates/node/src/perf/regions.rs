@@ -1,67 +1,109 @@
 //! `alloc_lat` and `map_lat`: what it costs to make a region, and to map one.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use halite::{AllocOptions, Lh, Permissions, Placement, blocking};
+use halite::{AllocOptions, Lh, Permissions, Placement, RegionError};
 
 use super::baseline::Pages;
-use super::bench::Bench;
-use super::report::Row;
+use super::parcel::differs;
+use super::report::PAGES;
+use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, SIZE_LIMIT, Timer, Workload};
 
-/// Times making regions; freeing them is not timed.  Those whose memory is taken at once stand beside bare pages.
-pub fn alloc(bench: &mut Bench<'_>, populate: bool) -> anyhow::Result<Row> {
-    let (session, size) = (&bench.ends.session, bench.size);
-    let placement = Placement::On(bench.ends.peer);
-    let options = AllocOptions { placement, populate, ..Default::default() };
-    let alloc = || session.alloc_with(None, size, options.clone());
-    let pages = if populate { bench.baseline(|| Pages::new(size))? } else { None };
-    let row = bench.measure(bench.threads(), |_, (), timer| {
-        let ours = || {
-            let begin = Instant::now();
-            let lh = alloc()?;
-            let took = begin.elapsed();
-            session.free(lh)?;
-            Ok(took)
-        };
-        timer.singly(ours, pages.as_ref().map(|pages| || pages.take()))
-    })?;
-    // The last one is used once, to see that they are regions.
-    let lh = alloc()?;
-    session.write(lh, size - 1, &[LAST])?;
-    let errors = errors(session, lh, size)?;
-    session.free(lh)?;
-    Ok(Row { errors, ..row })
+/// Of making them.  Those whose memory is taken at once stand beside bare pages.
+pub fn plan_alloc(args: &PerfArgs) -> Planned {
+    let plan = Plan { bare: PAGES, ..plan::<Alloc>() };
+    Ok(if args.populate { Plan { size: 4 << 20, bytes: 1 << 30, ..plan } } else { plan })
 }
 
-/// Times mapping; unmapping is not timed.
-pub fn map(bench: &mut Bench<'_>) -> anyhow::Result<Row> {
-    let (session, size) = (&bench.ends.session, bench.size);
-    let name = format!("perf-{}-map", std::process::id());
-    let made = session.alloc(Some(&name), size, Placement::On(bench.ends.peer), Permissions::empty())?;
-    session.write(made, size - 1, &[LAST])?;
-    let row = bench.measure(bench.threads(), |_, (), timer| {
-        let ours = || {
-            let begin = Instant::now();
-            let lh = session.map(&name, Permissions::READ | Permissions::WRITE)?;
-            let took = begin.elapsed();
-            session.unmap(lh)?;
-            Ok(took)
-        };
-        timer.singly(ours, None::<fn() -> _>)
-    })?;
-    let lh = session.map(&name, Permissions::READ)?;
-    let errors = errors(session, lh, size)?;
-    session.unmap(lh)?;
-    session.free(made)?;
-    Ok(Row { errors, ..row })
+/// Of mapping one.
+pub fn plan_map(_: &PerfArgs) -> Planned {
+    Ok(plan::<Map>())
+}
+
+/// No bytes are moved, so that there may be any number of them.
+fn plan<W: Workload>() -> Plan {
+    let limits = vec![(1..=u64::MAX, SIZE_LIMIT)];
+    Plan { size: 4 << 10, limits, bytes: u64::MAX, iterations_max: 10_000, ..Plan::of::<W>(IN_TURN) }
 }
 
 /// What the last byte of a region is.
-const LAST: u8 = 0xA5;
+const LAST: &[u8] = &[0xA5];
 
-/// Whether (one) it is another.
-fn errors(session: &blocking::Session, lh: Lh, size: u64) -> anyhow::Result<u64> {
-    let mut last = [0];
-    session.read(lh, size - 1, &mut last)?;
-    Ok(u64::from(last != [LAST]))
+/// How long `make` takes, without the end of what it makes.
+fn timed(
+    make: impl FnOnce() -> Result<Lh, RegionError>,
+    end: impl FnOnce(Lh) -> Result<(), RegionError>,
+) -> anyhow::Result<Duration> {
+    let begin = Instant::now();
+    let lh = make()?;
+    let took = begin.elapsed();
+    end(lh)?;
+    Ok(took)
+}
+
+/// Bare pages, if they stand beside it.
+#[derive(Clone)]
+struct Alloc(Option<Pages>);
+
+impl Alloc {
+    fn alloc(bench: &Bench) -> Result<Lh, RegionError> {
+        let (placement, populate) = (Placement::On(bench.end.peer), bench.job.args.populate);
+        let options = AllocOptions { placement, populate, ..Default::default() };
+        bench.end.session.alloc_with(None, bench.size, options)
+    }
+}
+
+impl Workload for Alloc {
+    fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Alloc>> {
+        let is_bare = bench.job.args.populate;
+        let pages = if is_bare { bench.baseline(|| Pages::new(bench.size))? } else { None };
+        Ok(vec![Alloc(pages); bench.job.threads])
+    }
+
+    fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
+        let ours = || timed(|| Alloc::alloc(bench), |lh| bench.end.session.free(lh));
+        timer.singly(ours, self.0.as_ref().map(|pages| || pages.take()))
+    }
+
+    /// One more is used, to see that they are regions.
+    fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
+        let (session, lh) = (&bench.end.session, Alloc::alloc(bench)?);
+        session.write(lh, bench.size - 1, LAST)?;
+        let errors = differs(session, lh, bench.size - 1, LAST)?;
+        session.free(lh)?;
+        Ok(errors)
+    }
+}
+
+/// The name of the region that is mapped.
+#[derive(Clone)]
+struct Map(String);
+
+impl Map {
+    fn map(&self, bench: &Bench) -> Result<Lh, RegionError> {
+        bench.end.session.map(&self.0, Permissions::READ | Permissions::WRITE)
+    }
+}
+
+impl Workload for Map {
+    fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Map>> {
+        let (session, there) = (&bench.end.session, Placement::On(bench.end.peer));
+        let name = format!("perf-{}-map-{}", std::process::id(), bench.size);
+        let made = session.alloc(Some(&name), bench.size, there, Permissions::empty())?;
+        session.write(made, bench.size - 1, LAST)?;
+        bench.regions.push(made);
+        Ok(vec![Map(name); bench.job.threads])
+    }
+
+    fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
+        let ours = || timed(|| self.map(bench), |lh| bench.end.session.unmap(lh));
+        timer.singly(ours, None::<fn() -> _>)
+    }
+
+    fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
+        let (session, lh) = (&bench.end.session, self.map(bench)?);
+        let errors = differs(session, lh, bench.size - 1, LAST)?;
+        session.unmap(lh)?;
+        Ok(errors)
+    }
 }

@@ -1,22 +1,24 @@
-//! The other end: a process that owns the memory, plays ping-pong, and tells checksums of what it sees.
+//! The other end: a process that owns the memory, has threads follow ours, and tells checksums of what it sees.
 //!
-//! It does as it is told by lines of JSON on its standard input, and answers each by a line.
+//! It does as it is told by lines of JSON on its standard input, and answers each by a number.
 
 use std::io::{self, BufRead};
 use std::path::Path;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use halite::{Config, Node, NodeId, Permissions, blocking};
 use serde::{Deserialize, Serialize};
 
-use super::args::ServerArgs;
-use super::barriers;
+use super::args::{ServerArgs, name_of};
 use super::cores::{Cores, pin};
-use super::echo::{CallShape, Echo};
+use super::crew;
+use super::end::End;
+use super::job::Job;
 use super::measure::process_cpu;
-use super::messages;
-use super::pairs::{self, Game, Partner};
-use super::pingpong::{self, Table};
+use super::table;
+use crate::coworker::Coworker;
 use crate::output;
 use crate::signals;
 
@@ -24,31 +26,13 @@ use crate::signals;
 pub const CLIENT: NodeId = NodeId(1);
 
 /// What the server can be told.
-#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
+#[derive(Serialize, Deserialize, Debug)]
 pub enum Request {
-    /// Make the regions of a ping-pong and map those of the client.
-    Open {
-        /// Pairs of threads.
-        threads: usize,
-        /// Bytes of each region.
-        bytes: u64,
-    },
-    /// Play; `Ready` is answered when the threads may be led, `Errors` in the end.
-    Play {
-        /// Which game.
-        game: Game,
-        /// Pairs of threads.
-        threads: usize,
-        /// Bytes of each turn.
-        size: u64,
-        /// How many there are.
-        turns: u64,
-    },
-    /// Serve functions until [`Request::EndServing`].
-    Serve(CallShape),
-    /// End them, and tell the `Errors`.
-    EndServing,
-    /// Tell how much processor time the process has used.
+    /// Have threads take part; answered when they may be led.
+    Follow(Part),
+    /// Wait until they have ended; answered by how often something was not what it should be.
+    EndFollowing,
+    /// Tell how much processor time the process has used, in nanoseconds.
     Cpu,
     /// Tell the checksum of the first bytes of a region.
     Checksum {
@@ -59,24 +43,71 @@ pub enum Request {
     },
 }
 
-/// What the server answers.
-#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
-pub enum Reply {
-    /// It is done, or can begin.
-    Ready,
-    /// How often the data was not what it should be.
-    Errors(u64),
-    /// Processor time of the process, in nanoseconds.
-    CpuNs(u64),
-    /// A checksum as of [`checksum`].
-    Checksum(u64),
-    /// It could not be done.
-    Failed(String),
+/// What threads of the server do.
+#[derive(Serialize, Deserialize, Debug)]
+pub struct Part {
+    /// The test whose row says it.
+    pub test: String,
+    /// How many of them there are, each for one of the client's.
+    pub threads: usize,
+    /// Bytes of each turn or request; 0 if lengths differ.
+    pub size: u64,
+    /// How many turns each takes.
+    pub turns: u64,
+    /// Bytes of each reply.
+    pub reply_bytes: u64,
+    /// How many requests are taken, and answered, together at most.
+    pub batch: usize,
 }
+
+/// A thread of the server, before it runs.
+pub struct Follower {
+    /// What it does, and how often something was not what it should be.
+    pub run: Box<dyn FnOnce() -> anyhow::Result<u64> + Send>,
+    /// The function that it serves, if it ends when that is closed.
+    pub function: Option<blocking::Server>,
+}
+
+/// An answer: a number, or why something could not be done.
+type Reply = Result<u64, String>;
 
 /// The checksum by which both ends compare what they see.
 pub fn checksum(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
+}
+
+/// The server process, seen from the client.  Dropping it ends it.
+pub struct Server(Coworker);
+
+impl Server {
+    /// Starts it; its node has joined the cluster in `dir` then.
+    pub fn start(dir: &Path, job: &Job) -> anyhow::Result<Server> {
+        let (arena, cores) = (job.arena_bytes().to_string(), name_of(&job.args.cores));
+        let flags = ["--arena", &arena, "--cores", &cores, "--fabric", job.fabric].map(str::to_owned);
+        let mut server = Server(Coworker::start("the server process", dir, "perf-server", &flags)?);
+        server.reply()?;
+        Ok(server)
+    }
+
+    /// Sends a request, and waits for the reply.
+    pub fn ask(&mut self, request: &Request) -> anyhow::Result<u64> {
+        self.0.send(request)?;
+        self.reply()
+    }
+
+    fn reply(&mut self) -> anyhow::Result<u64> {
+        self.0.receive::<Reply>()?.map_err(|why| anyhow!("the server process failed: {why}"))
+    }
+
+    /// The processor time that both processes have used.
+    pub fn cpu_of_both(&mut self) -> anyhow::Result<Duration> {
+        Ok(Duration::from_nanos(self.ask(&Request::Cpu)?) + process_cpu())
+    }
+
+    /// Has it end, and waits until it has.
+    pub fn stop(self) -> anyhow::Result<()> {
+        self.0.stop()
+    }
 }
 
 /// Runs the server until its standard input ends.
@@ -93,74 +124,54 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
         ..Config::default()
     };
     let node = Node::embedded(config).context("cannot run the server's node")?;
-    answer(Reply::Ready)?;
-    let session = node.blocking_session();
-    let mut server = Server { node, session, cores, table: None, echo: None };
+    output::print_json(&Reply::Ok(0))?;
+    let (end, mut following) = (End::new(node, CLIENT, cores), None);
     for line in io::stdin().lock().lines() {
         let request = serde_json::from_str(&line?).context("cannot read what to do")?;
-        let reply = server.handle(request).unwrap_or_else(|error| Reply::Failed(format!("{error:#}")));
-        answer(reply)?;
+        let reply: Reply = handle(request, &end, &mut following).map_err(|error| format!("{error:#}"));
+        output::print_json(&reply)?;
     }
-    let Server { node, session, .. } = server;
-    drop(session);
-    node.leave();
+    end.leave();
     Ok(())
 }
 
-fn answer(reply: Reply) -> anyhow::Result<()> {
-    Ok(output::print_json(&reply)?)
-}
-
-struct Server {
-    node: Node,
-    session: blocking::Session,
-    cores: Cores,
-    table: Option<Table>,
-    echo: Option<Echo>,
-}
-
-impl Server {
-    fn handle(&mut self, request: Request) -> anyhow::Result<Reply> {
-        match request {
-            Request::Open { threads, bytes } => {
-                let sides = [pingpong::SERVER, pingpong::CLIENT];
-                self.table = Some(Table::new(&self.session, sides, threads, bytes, || Ok(()))?);
-                Ok(Reply::Ready)
-            }
-            Request::Play { game, threads, size, turns } => match game {
-                Game::Writes => {
-                    let table = self.table.as_ref().context("no regions to play on")?;
-                    self.follow(table.players(&self.session, size)?, turns)
-                }
-                Game::Messages => {
-                    self.follow(messages::correspondents(&self.session, CLIENT, threads, size)?, turns)
-                }
-                Game::Barrier => {
-                    let sessions = (0..threads).map(|_| self.node.blocking_session());
-                    self.follow(barriers::members(sessions.collect()), turns)
-                }
-            },
-            Request::Serve(shape) => {
-                self.echo = Some(Echo::begin(&self.session, &self.cores, shape)?);
-                Ok(Reply::Ready)
-            }
-            Request::EndServing => {
-                let echo = self.echo.take().context("no functions are served")?;
-                echo.end().map(Reply::Errors)
-            }
-            Request::Cpu => Ok(Reply::CpuNs(u64::try_from(process_cpu().as_nanos())?)),
-            Request::Checksum { name, len } => {
-                let lh = self.session.map(&name, Permissions::READ)?;
-                let mut bytes = vec![0; usize::try_from(len)?];
-                self.session.read(lh, 0, &mut bytes)?;
-                self.session.unmap(lh)?;
-                Ok(Reply::Checksum(checksum(&bytes)))
-            }
+fn handle(request: Request, end: &End, following: &mut Option<Following>) -> anyhow::Result<u64> {
+    match request {
+        Request::Follow(part) => {
+            let test = table::named(&part.test).context("there is no such test")?;
+            *following = Some(Following::begin((test.follow)(end, &part)?, end.cores.clone()));
+            Ok(0)
+        }
+        Request::EndFollowing => following.take().context("nobody follows")?.end(),
+        Request::Cpu => Ok(u64::try_from(process_cpu().as_nanos())?),
+        Request::Checksum { name, len } => {
+            let lh = end.session.map(&name, Permissions::READ)?;
+            let mut bytes = vec![0; usize::try_from(len)?];
+            end.session.read(lh, 0, &mut bytes)?;
+            end.session.unmap(lh)?;
+            Ok(checksum(&bytes))
         }
     }
+}
 
-    fn follow<P: Partner>(&self, partners: Vec<P>, turns: u64) -> anyhow::Result<Reply> {
-        answer(Reply::Ready)?;
-        pairs::follow(partners, turns, &self.cores).map(Reply::Errors)
+/// Threads that follow.
+struct Following {
+    functions: Vec<blocking::Server>,
+    all: JoinHandle<anyhow::Result<u64>>,
+}
+
+impl Following {
+    fn begin(followers: Vec<Follower>, cores: Cores) -> Following {
+        let functions = followers.iter().filter_map(|follower| follower.function.clone()).collect();
+        let run = |_, follower: Follower, _| (follower.run)();
+        let all = std::thread::spawn(move || {
+            Ok(crew::run(followers, |thread| cores.of_server(thread), run)?.into_iter().sum())
+        });
+        Following { functions, all }
+    }
+
+    fn end(self) -> anyhow::Result<u64> {
+        self.functions.iter().for_each(blocking::Server::close);
+        self.all.join().expect("such a thread does not panic")
     }
 }

@@ -1,55 +1,82 @@
 //! `fetch_add_lat` and `cas_lat`: atomics on words of the peer, beside the processor's own on a plain shared mapping.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use super::baseline::{self, Words};
-use super::bench::Bench;
-use super::job::WordVerb;
-use super::measure::Measured;
-use super::report::Row;
+use super::report::ATOMIC;
+use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, SAME_BYTES, Timer, WORD_BYTES, Workload};
 
 /// Threads that swap have a cache line each; those that add share one word, so that nothing added may be lost.
 const LINE_BYTES: u64 = 64;
 
-/// The only row.
-pub fn measure(bench: &mut Bench<'_>, verb: WordVerb) -> anyhow::Result<Row> {
-    let bytes = bench.job.threads as u64 * LINE_BYTES;
-    let lh = bench.regions(1, bytes, |_| None)?[0];
-    let words = bench.baseline(|| Words::new(bytes))?;
-    let session = &bench.ends.session;
-    let added = AtomicU64::new(0);
-    let mut row = bench.measure(bench.threads(), |thread, (), timer| {
-        let offset = if verb == WordVerb::FetchAdd { 0 } else { thread as u64 * LINE_BYTES };
+/// `IS_ADD` of swaps.
+pub const SWAPS: bool = false;
+/// `IS_ADD` of additions.
+pub const ADDS: bool = true;
+
+/// Of words.
+pub fn plan<const IS_ADD: bool>(_: &PerfArgs) -> Planned {
+    Ok(Plan { bare: ATOMIC, ..Plan::of_one_size::<Word<IS_ADD>>(SAME_BYTES, WORD_BYTES) })
+}
+
+/// A thread's word.
+pub struct Word<const IS_ADD: bool> {
+    offset: u64,
+    words: Option<Words>,
+    /// By all threads.
+    added: Arc<AtomicU64>,
+    errors: u64,
+}
+
+impl<const IS_ADD: bool> Workload for Word<IS_ADD> {
+    fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>> {
+        let bytes = bench.job.threads as u64 * LINE_BYTES;
+        bench.make_regions(1, bytes, |_| None)?;
+        let words = bench.baseline(|| Words::new(bytes))?;
+        let added = Arc::new(AtomicU64::new(0));
+        let share = |thread| {
+            let offset = if IS_ADD { 0 } else { thread as u64 * LINE_BYTES };
+            Word { offset, words: words.clone(), added: added.clone(), errors: 0 }
+        };
+        Ok((0..bench.job.threads).map(share).collect())
+    }
+
+    fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
+        let (session, lh, offset) = (&bench.end.session, bench.regions[0], self.offset);
         let (mut changes, mut bare_changes, mut errors) = (0, 0, 0);
         let change = || {
-            let is_right = match verb {
+            let is_right = match IS_ADD {
                 // Others add to the same word; nobody else swaps ours.
-                WordVerb::FetchAdd => session.fetch_add(lh, offset, 1)? >= changes,
-                WordVerb::CompareSwap => session.compare_swap(lh, offset, changes, changes + 1)? == changes,
+                true => session.fetch_add(lh, offset, 1)? >= changes,
+                false => session.compare_swap(lh, offset, changes, changes + 1)? == changes,
             };
             errors += u64::from(!is_right);
             changes += 1;
             Ok(())
         };
-        let bare = words.as_ref().map(|words| {
+        let bare = self.words.as_ref().map(|words| {
             let word = words.at(offset);
             move || {
-                match verb {
-                    WordVerb::FetchAdd => baseline::fetch_add(word, 1),
-                    WordVerb::CompareSwap => baseline::compare_swap(word, bare_changes, bare_changes + 1),
+                match IS_ADD {
+                    true => baseline::fetch_add(word, 1),
+                    false => baseline::compare_swap(word, bare_changes, bare_changes + 1),
                 };
                 bare_changes += 1;
                 Ok(())
             }
         });
         let measured = timer.operations(change, bare)?;
+        self.errors = errors;
         // Relaxed: the sum is read when the threads have ended.
-        added.fetch_add(changes, Relaxed);
-        Ok(Measured { errors, ..measured })
-    })?;
-    if verb == WordVerb::FetchAdd {
-        row.errors += u64::from(session.fetch_add(lh, 0, 0)? != added.into_inner());
+        self.added.fetch_add(changes, Relaxed);
+        Ok(measured)
     }
-    Ok(row)
+
+    fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
+        let is_lost =
+            IS_ADD && bench.end.session.fetch_add(bench.regions[0], 0, 0)? != self.added.load(Relaxed);
+        Ok(self.errors + u64::from(is_lost))
+    }
 }

@@ -37,6 +37,9 @@ pub struct RunArgs {
     /// What everything that is left open by the plan follows from
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+    /// The hardware between nodes, or between their hosts, in place of the plan's: a name of `halite sim list`
+    #[arg(long, value_name = "NAME")]
+    pub profile: Option<String>,
     /// Prints one JSON object
     #[arg(long)]
     pub json: bool,
@@ -58,6 +61,9 @@ pub struct SoakArgs {
     /// Walks the seeds from A until before B, or without an end [default: 0..]
     #[arg(long, value_name = "A..B")]
     pub seeds: Option<Seeds>,
+    /// The hardware between nodes, or between their hosts, in place of the plans': a name of `halite sim list`
+    #[arg(long, value_name = "NAME")]
+    pub profile: Option<String>,
     /// Trials at a time [default: one on each core]
     #[arg(long, value_name = "T")]
     pub threads: Option<NonZeroUsize>,

@@ -11,6 +11,8 @@ use crate::shell::quoted;
 pub struct Source {
     /// What the user said, and can say again.
     pub said: String,
+    /// The hardware that was said to take the place of the plan's.
+    pub profile: Option<String>,
     /// The plan.
     pub plan: Plan,
 }
@@ -37,18 +39,23 @@ pub enum SourceError {
 }
 
 impl Source {
-    /// Finds the plan that `said` names.
-    pub fn find(said: &str) -> Result<Source, SourceError> {
+    /// Finds the plan that `said` names, perhaps over other hardware.
+    pub fn find(said: &str, profile: Option<&str>) -> Result<Source, SourceError> {
         let plan = if is_name(said) { Plan::named(said) } else { Plan::from_toml(&read(said)?) };
+        let plan = plan.and_then(|plan| match profile {
+            Some(profile) => plan.over(profile),
+            None => Ok(plan),
+        });
         match plan {
-            Ok(plan) => Ok(Source { said: said.to_owned(), plan }),
+            Ok(plan) => Ok(Source { said: said.to_owned(), profile: profile.map(str::to_owned), plan }),
             Err(cause) => Err(SourceError::Plan { said: said.to_owned(), cause: Box::new(cause) }),
         }
     }
 
     /// The command that runs it with a seed.
     pub fn again(&self, seed: u64) -> String {
-        format!("halite sim run {} --seed {seed}", quoted(&self.said))
+        let profile = self.profile.as_ref().map(|name| format!(" --profile {name}"));
+        format!("halite sim run {} --seed {seed}{}", quoted(&self.said), profile.unwrap_or_default())
     }
 }
 
@@ -67,7 +74,7 @@ mod tests {
 
     #[test]
     fn a_plan_is_found_by_its_name() {
-        let storm = Source::find("storm").unwrap();
+        let storm = Source::find("storm", None).unwrap();
         assert_eq!(
             (storm.plan.name.as_str(), storm.again(7).as_str()),
             ("storm", "halite sim run storm --seed 7")
@@ -75,8 +82,21 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_over_other_hardware_is_repeated_over_that() {
+        let storm = Source::find("storm", Some("roce-100g")).unwrap();
+        assert_eq!(
+            (storm.plan.profile.as_str(), storm.again(7).as_str()),
+            ("roce-100g", "halite sim run storm --seed 7 --profile roce-100g")
+        );
+        // Its nodes stand on hosts, which only adapters connect.
+        let refusal = |said, profile| Source::find(said, Some(profile)).unwrap_err().to_string();
+        assert!(refusal("mixed", "local").contains("must be of adapters"));
+        assert!(refusal("storm", "token-ring").contains("known are local"));
+    }
+
+    #[test]
     fn what_is_not_found_is_told_with_a_way_on() {
-        let refusal = |said: &str| Source::find(said).unwrap_err().to_string();
+        let refusal = |said: &str| Source::find(said, None).unwrap_err().to_string();
         assert!(refusal("picnic").contains("known are calm, storm"));
         assert!(refusal("plans/picnic.toml").contains("cannot read plan plans/picnic.toml"));
     }

@@ -9,7 +9,7 @@ use crate::output;
 
 /// Runs it, and fails if anything was observed that must not be.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
-    let source = Source::find(&args.plan)?;
+    let source = Source::find(&args.plan, args.profile.as_deref())?;
     let keep = if args.trace.is_some() { Keep::All } else { Keep::Nothing };
     let mut report =
         panics::in_trial(&source, args.seed, || halite_trials::run(&source.plan, args.seed, keep))?;

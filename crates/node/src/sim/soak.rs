@@ -25,7 +25,7 @@ pub fn run(args: &SoakArgs) -> anyhow::Result<()> {
     let (begin, begin_cpu) = (Instant::now(), process_cpu());
     // So late that it cannot be told is never.
     let end = args.seconds.and_then(|seconds| begin.checked_add(Duration::from_secs(seconds)));
-    let walk = Walk::new(sources(&args.plans)?, args.seeds.clone().unwrap_or_default().0, end);
+    let walk = Walk::new(sources(args)?, args.seeds.clone().unwrap_or_default().0, end);
     let threads = args.threads.unwrap_or_else(cores);
     let mut totals = Totals::new(threads.get());
     walk.run_all(threads, |reports| hear(reports, &walk, begin, args.keep_going, &mut totals))?;
@@ -42,10 +42,11 @@ pub fn run(args: &SoakArgs) -> anyhow::Result<()> {
     first.map_or(Ok(()), |(seed, _)| Err(failed(walk.source(*seed), *seed).into()))
 }
 
-fn sources(said: &[String]) -> Result<Vec<Source>, SourceError> {
-    match said {
-        [] => Plan::SMALL.iter().map(|name| Source::find(name)).collect(),
-        said => said.iter().map(|said| Source::find(said)).collect(),
+fn sources(args: &SoakArgs) -> Result<Vec<Source>, SourceError> {
+    let find = |said: &str| Source::find(said, args.profile.as_deref());
+    match args.plans.as_slice() {
+        [] => Plan::SMALL.iter().map(|name| find(name)).collect(),
+        said => said.iter().map(|said| find(said)).collect(),
     }
 }
 

@@ -74,6 +74,12 @@ impl Application {
         assert!(self.running.wait().success());
     }
 
+    /// What one says that waits for a node to be out of sight.
+    #[track_caller]
+    pub fn missed(mut self) -> String {
+        self.running.line()
+    }
+
     /// Has one that counts stop; returns what it says then.
     #[track_caller]
     pub fn stop(mut self, host: &Host) -> String {
@@ -152,6 +158,10 @@ fn application() {
             let node = NodeId(node.parse().unwrap());
             count(&session, node, is_ready);
         }
+        ["miss", node] => {
+            let node = NodeId(node.parse().unwrap());
+            miss(&session, node, is_ready);
+        }
         _ => panic!("no such task: {task}"),
     }
 }
@@ -188,4 +198,16 @@ fn count(session: &Session, node: NodeId, is_ready: impl FnOnce()) {
         rounds += 1;
     }
     println!("counted to {rounds}");
+}
+
+/// Reads from another node until that is out of sight; says what an application is told then.
+fn miss(session: &Session, node: NodeId, is_ready: impl FnOnce()) {
+    let lh = session.alloc(None, 1 << 20, Placement::On(node), Permissions::empty()).unwrap();
+    is_ready();
+    let told = loop {
+        if let Err(error) = session.read(lh, 0, &mut [0; 10_000]) {
+            break error;
+        }
+    };
+    println!("missed: {:?}", told.cause);
 }

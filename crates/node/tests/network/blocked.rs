@@ -1,14 +1,13 @@
 //! Hosts between which TCP passes and packets do not, as where somebody has forgotten UDP in a firewall.
 
-use crate::cluster::{Cluster, SECRET, line, start};
+use crate::cluster::{Cluster, line, share_secret, start};
 use crate::support::{bytes, eventually};
 use crate::world::{Processes, World};
 
 #[test]
 fn who_joins_where_packets_do_not_get_through_is_told_so_and_between_which_hosts() {
     let Some(world) = World::new(2, Processes::Shared) else { return };
-    world.host(0).ok(&format!("halite secret new {SECRET}"));
-    world.host(1).copy_secret(world.host(0), SECRET);
+    share_secret(&world);
     let _first = start(world.host(0), 0, None);
     // It makes no difference which end is the deaf one.
     for deaf in world.hosts() {
@@ -23,7 +22,7 @@ fn who_joins_where_packets_do_not_get_through_is_told_so_and_between_which_hosts
             let ends = ["between 10.0.0.2:", " here and 10.0.0.1:", " there do not get through"];
             assert!(ends.iter().all(|end| complaint.contains(end)), "{line}: {complaint}");
         }
-        deaf.let_packets_through();
+        deaf.let_all_arrive();
     }
     assert_eq!(world.host(0).state(0), "alive");
     let _second = start(world.host(1), 1, Some("10.0.0.1"));
@@ -45,7 +44,7 @@ fn hosts_whose_packets_are_blocked_for_a_while_lose_sight_of_each_other_and_find
     let complaint = cluster.host(2).fails("halite get model");
     assert!(complaint.contains("node 0"), "{complaint}");
 
-    cluster.host(2).let_packets_through();
+    cluster.host(2).let_all_arrive();
     eventually(|| cluster.is_whole());
     eventually(|| cluster.host(1).run("halite mv model --to 1").status.success());
     assert!(cluster.get(2, "model") == bytes(100_000));

@@ -1,5 +1,7 @@
 //! A cluster with a node on each host.
 
+use serde_json::Value;
+
 use crate::support::Running;
 use crate::world::{Host, Processes, World};
 
@@ -22,8 +24,7 @@ impl Cluster {
     /// The same on hosts that are there.
     pub fn on(world: World) -> Cluster {
         let hosts = world.hosts().len();
-        world.host(0).ok(&format!("halite secret new {SECRET}"));
-        world.hosts()[1..].iter().for_each(|host| host.copy_secret(world.host(0), SECRET));
+        share_secret(&world);
         let nodes = (0..hosts).map(|index| start(world.host(index), index, by(&world, index))).collect();
         Cluster { nodes, world }
     }
@@ -56,6 +57,13 @@ impl Cluster {
         self.states().iter().flatten().all(|state| state == "alive")
     }
 
+    /// The incarnations of the nodes that have a number of their own, as host 0 sees them.
+    pub fn incarnations(&self) -> Vec<Value> {
+        let nodes = self.host(0).nodes().into_iter();
+        let stays = nodes.filter(|row| row["node"].as_u64() < Some(1000));
+        stays.map(|row| row["incarnation"].clone()).collect()
+    }
+
     /// Puts a file of such bytes under its name.
     #[track_caller]
     pub fn put(&self, host: usize, name: &str, bytes: &[u8], node: usize) {
@@ -71,18 +79,33 @@ impl Cluster {
     }
 }
 
+/// A secret, and each host knows it.
+pub fn share_secret(world: &World) {
+    world.host(0).ok(&format!("halite secret new {SECRET}"));
+    world.hosts()[1..].iter().for_each(|host| host.copy_secret(world.host(0), SECRET));
+}
+
 fn by(world: &World, index: usize) -> Option<&str> {
     index.checked_sub(1).map(|before| world.host(before).address.as_str())
 }
 
 /// Starts node `number` on a host, by a node at the address `join`.
 pub fn start(host: &Host, number: usize, join: Option<&str>) -> Running {
-    host.start(&line(host, number, join), "ready")
+    start_at(host, number, &host.address, join)
+}
+
+/// The same, where others are to dial it at `address`.
+pub fn start_at(host: &Host, number: usize, address: &str, join: Option<&str>) -> Running {
+    host.start(&line_at(number, address, join), "ready")
 }
 
 /// The command that does so.
 pub fn line(host: &Host, number: usize, join: Option<&str>) -> String {
+    line_at(number, &host.address, join)
+}
+
+fn line_at(number: usize, address: &str, join: Option<&str>) -> String {
     let join = join.map(|address| format!(" --join {address}:7000")).unwrap_or_default();
-    let listen = format!("--listen {}:7000 --secret-file {SECRET}", host.address);
+    let listen = format!("--listen {address}:7000 --secret-file {SECRET}");
     format!("halite node --id {number} --arena 2G {listen}{join}")
 }

@@ -8,12 +8,19 @@ use std::time::{Duration, Instant};
 
 use crate::application::Application;
 use crate::cluster::Cluster;
+use crate::commands::lose_members;
 use crate::support::{Running, bytes, eventually};
-use crate::world::Processes;
+use crate::world::{Host, Processes};
 
 const ROUNDS: usize = 15;
 const PARTINGS: usize = 5;
 const BIG: usize = 1 << 30;
+const COPIES: usize = 5;
+const SSH_PORT: u16 = 2222;
+/// Ways of copying that others are set beside.
+const IPERF3: &str = "iperf3, memory to memory";
+const BARE: &str = "bare TCP, file to file";
+const SCP: &str = "scp";
 
 /// The median of several rounds, with the smallest and the largest.
 fn rounds(count: usize, mut round: impl FnMut() -> Duration) -> String {
@@ -53,8 +60,27 @@ fn figures_of_joining_and_of_failures() {
     let cable_is_back = || cluster.world.plug(1);
     paired_again(&cluster, "whose cable is back", cable_is_out, cable_is_back);
     let is_muted = || cluster.host(1).mute_packets();
-    let is_heard = || cluster.host(1).let_packets_through();
+    let is_heard = || cluster.host(1).let_all_arrive();
     paired_again(&cluster, "between which packets get through again", is_muted, is_heard);
+}
+
+/// What a command costs that joins and leaves, beside so many members that are dead.
+#[test]
+#[ignore = "it measures"]
+fn figures_of_commands_beside_dead_members() {
+    let Some(cluster) = Cluster::new(3, Processes::Shared) else { return };
+    eventually(|| cluster.is_whole());
+    let took = |line: &str| rounds(ROUNDS, || timed(|| drop(cluster.host(1).ok(line))));
+    let mut dead = 0;
+    for count in [0, 5, 20] {
+        lose_members(&cluster, dead..count);
+        dead = count;
+        let bare = took("halite --version");
+        for line in ["halite ls", "halite status || true"] {
+            println!("`{line}` beside {dead} dead members: {}; `halite --version`: {bare}", took(line));
+        }
+    }
+    println!("load {}", load());
 }
 
 /// Has the two nodes with a region lose sight of each other and find it again, some times.
@@ -83,54 +109,135 @@ fn seconds(mut took: Vec<Duration>) -> String {
     format!("{:.1} s [{:.1}..{:.1}]", s(took.len() / 2), s(0), s(took.len() - 1))
 }
 
+/// How long each way of copying took, in the rounds in which all take their turns.
+#[derive(Default)]
+struct Ways(Vec<(&'static str, Vec<Duration>)>);
+
+impl Ways {
+    fn add(&mut self, way: &'static str, took: Duration) {
+        match self.0.iter_mut().find(|(other, _)| *other == way) {
+            Some((_, rounds)) => rounds.push(took),
+            None => self.0.push((way, vec![took])),
+        }
+    }
+
+    fn of(&self, way: &str) -> Option<&Vec<Duration>> {
+        self.0.iter().find(|(other, _)| *other == way).map(|(_, rounds)| rounds)
+    }
+
+    /// The speed of each, and what it is of another way's in the same round.
+    fn print(&self, beside: &[&str]) {
+        for (way, rounds) in &self.0 {
+            let speeds = rounds.iter().map(|took| BIG as f64 / 1e6 / took.as_secs_f64());
+            let mut line = format!("{way}: {} MB/s", spread(speeds.collect(), 0));
+            for other in beside.iter().filter(|other| *other != way) {
+                let Some(others) = self.of(other) else { continue };
+                let ratios =
+                    rounds.iter().zip(others).map(|(own, other)| other.as_secs_f64() / own.as_secs_f64());
+                line += &format!("; beside {other}: {}", spread(ratios.collect(), 2));
+            }
+            println!("{line}");
+        }
+    }
+}
+
+/// The median, with the smallest and the largest.
+fn spread(mut values: Vec<f64>, digits: usize) -> String {
+    values.sort_by(f64::total_cmp);
+    let [median, least, most] = [values[values.len() / 2], values[0], values[values.len() - 1]];
+    format!("{median:.digits$} [{least:.digits$}..{most:.digits$}]")
+}
+
 #[test]
 #[ignore = "it measures"]
 fn figures_of_copies_between_hosts() {
     let Some(cluster) = Cluster::new(2, Processes::Shared) else { return };
     eventually(|| cluster.is_whole());
-    cluster.host(0).write("/tmp/big", &bytes(BIG));
-    let (mut put, mut get, mut bare) = (Vec::new(), Vec::new(), Vec::new());
-    let mut streamed = Vec::new();
-    let has_iperf3 = cluster.host(0).run("command -v iperf3").status.success();
-    for _ in 0..3 {
-        if has_iperf3 {
-            streamed.extend(iperf3(&cluster));
-        }
-        bare.push(timed(|| {
-            let mut receiver = Application::start(cluster.host(1), "receive 9000 /tmp/got");
-            cluster.host(0).ok(&Application::line("send 10.0.0.2:9000 /tmp/big"));
-            receiver.wait();
-        }));
-        put.push(timed(|| drop(cluster.host(0).ok("halite put big /tmp/big --node 1"))));
-        cluster.host(0).ok("rm /tmp/got 2>/dev/null || true");
-        get.push(timed(|| drop(cluster.host(0).ok("halite get big -o /tmp/got"))));
-        cluster.host(0).ok("cmp /tmp/big /tmp/got; rm /tmp/got; halite rm big");
-        cluster.host(1).ok("cmp -n 1000 /tmp/got /tmp/got; rm /tmp/got");
-    }
-    let speed = |took: &[Duration]| {
-        let mut speeds: Vec<f64> = took.iter().map(|took| BIG as f64 / 1e6 / took.as_secs_f64()).collect();
-        speeds.sort_by(f64::total_cmp);
-        format!("{:.0} MB/s [{:.0}..{:.0}]", speeds[1], speeds[0], speeds[2])
+    let [here, there] = [cluster.host(0), cluster.host(1)];
+    here.write("/tmp/big", &bytes(BIG));
+    let has_iperf3 = here.run("command -v iperf3").status.success();
+    let ssh = Ssh::start(here, there);
+    let mut ways = Ways::default();
+    let arrived = |host: &Host| {
+        assert!(here.holds_same("/tmp/big", host, "/tmp/got"), "what has arrived is what was sent");
+        host.ok("rm /tmp/got");
     };
-    if has_iperf3 {
-        println!("iperf3, from memory to memory: {}", speed(&streamed));
+    for _ in 0..COPIES {
+        if has_iperf3 {
+            ways.add(IPERF3, iperf3(&cluster));
+        }
+        ways.add(
+            BARE,
+            timed(|| {
+                let mut receiver = Application::start(there, "receive 9000 /tmp/got");
+                here.ok(&Application::line("send 10.0.0.2:9000 /tmp/big"));
+                receiver.wait();
+            }),
+        );
+        arrived(there);
+        if let Some(ssh) = &ssh {
+            ways.add(SCP, timed(|| ssh.copy("/tmp/big", "10.0.0.2:/tmp/got")));
+            arrived(there);
+        }
+        ways.add("halite put", timed(|| drop(here.ok("halite put big /tmp/big --node 1"))));
+        ways.add("halite get", timed(|| drop(here.ok("halite get big -o /tmp/got"))));
+        arrived(here);
+        here.ok("halite rm big");
     }
-    println!("bare TCP, a file to a file: {}", speed(&bare));
-    println!("`halite put` to the other host: {}", speed(&put));
-    println!("`halite get` from the other host: {}", speed(&get));
+    println!("a file of {BIG} bytes from one host to the other, {COPIES} rounds, load {}", load());
+    ways.print(&[BARE, SCP, IPERF3]);
+}
+
+/// What else the machine does, as the system averages it over a minute.
+fn load() -> String {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().unwrap_or_default().to_owned()
+}
+
+/// A server for scp on one host, with keys of its own, and who may use it from another.
+struct Ssh<'a> {
+    client: &'a Host,
+    _server: Running,
+}
+
+impl<'a> Ssh<'a> {
+    /// `None` where it is not installed.
+    fn start(client: &'a Host, server: &Host) -> Option<Ssh<'a>> {
+        if !server.run("command -v scp ssh-keygen /usr/sbin/sshd").status.success() {
+            println!("left out: scp and its server are not installed");
+            return None;
+        }
+        for (host, key) in [(client, "user"), (server, "host")] {
+            host.ok(&format!("mkdir -m 700 ssh; ssh-keygen -q -t ed25519 -N '' -f ssh/{key}"));
+        }
+        server.write("/tmp/ssh/authorized", &client.read("/tmp/ssh/user.pub"));
+        // It gives its rights up in a folder that it must find there.
+        server.ok("mount -t tmpfs -o mode=755 tmpfs /run; mkdir -m 755 /run/sshd");
+        let options = "-o UsePAM=no -o StrictModes=no -o PidFile=none -o PermitRootLogin=yes \
+            -o AuthorizedKeysFile=/tmp/ssh/authorized -o 'Subsystem=sftp internal-sftp'";
+        let line = format!(
+            "exec /usr/sbin/sshd -D -e -f /dev/null -p {SSH_PORT} -h /tmp/ssh/host {options} 2>/tmp/ssh/log"
+        );
+        let running = Running::of(server.command(&line));
+        eventually(|| server.run(&format!("ss -Hltn sport = :{SSH_PORT} | grep -q .")).status.success());
+        Some(Ssh { client, _server: running })
+    }
+
+    #[track_caller]
+    fn copy(&self, from: &str, to: &str) {
+        let options = "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o IdentitiesOnly=yes";
+        let line = format!("scp -q -F /dev/null -P {SSH_PORT} -i /tmp/ssh/user {options} {from} {to}");
+        self.client.ok(&line);
+    }
 }
 
 /// One stream of TCP that touches no file.
-fn iperf3(cluster: &Cluster) -> Option<Duration> {
+fn iperf3(cluster: &Cluster) -> Duration {
     let _server = Running::of(cluster.host(1).command("exec iperf3 -s -1 >/dev/null"));
-    let mut report = None;
     // Its server does not say when it listens.
-    let line = format!("iperf3 -c 10.0.0.2 -n {BIG} -J");
     eventually(|| cluster.host(1).run("ss -Hltn sport = :5201 | grep -q .").status.success());
-    let output = cluster.host(0).run(&line);
-    if output.status.success() {
-        report = serde_json::from_slice::<serde_json::Value>(&output.stdout).ok();
-    }
-    let rate = report?["end"]["sum_received"]["bits_per_second"].as_f64()?;
-    Some(Duration::from_secs_f64(BIG as f64 * 8.0 / rate))
+    let report = cluster.host(0).ok(&format!("iperf3 -c 10.0.0.2 -n {BIG} -J"));
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let rate = report["end"]["sum_received"]["bits_per_second"].as_f64().expect("it says how fast it was");
+    Duration::from_secs_f64(BIG as f64 * 8.0 / rate)
 }

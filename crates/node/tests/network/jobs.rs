@@ -1,13 +1,14 @@
-//! The main job, over links that are well.
+//! The main job, over links that are well, and over links that lose datagrams.
 
 use crate::application::Application;
 use crate::cluster::Cluster;
 use crate::support::{bytes, eventually};
-use crate::world::Processes;
+use crate::world::{Processes, World};
 
-fn files_locks_and_calls_go_from_host_to_host(hosts: usize, processes: Processes) {
-    let Some(cluster) = Cluster::new(hosts, processes) else { return };
-    let last = hosts - 1;
+/// What all is for.
+pub fn files_locks_and_calls_go_from_host_to_host(cluster: Option<Cluster>) {
+    let Some(cluster) = cluster else { return };
+    let last = cluster.nodes.len() - 1;
     eventually(|| cluster.is_whole());
     let nodes = cluster.host(0).nodes();
     assert_eq!(
@@ -49,12 +50,19 @@ fn files_locks_and_calls_go_from_host_to_host(hosts: usize, processes: Processes
 
 #[test]
 fn files_locks_and_calls_go_between_three_hosts() {
-    files_locks_and_calls_go_from_host_to_host(3, Processes::Shared);
+    files_locks_and_calls_go_from_host_to_host(Cluster::new(3, Processes::Shared));
+}
+
+#[test]
+fn files_locks_and_calls_go_between_three_hosts_whose_cables_lose_a_datagram_in_thirty() {
+    let Some(world) = World::new(3, Processes::Shared) else { return };
+    world.lose(30);
+    files_locks_and_calls_go_from_host_to_host(Some(Cluster::on(world)));
 }
 
 #[test]
 fn files_locks_and_calls_go_between_five_hosts_that_see_no_process_of_each_other() {
-    files_locks_and_calls_go_from_host_to_host(5, Processes::Own);
+    files_locks_and_calls_go_from_host_to_host(Cluster::new(5, Processes::Own));
 }
 
 #[test]

@@ -2,13 +2,17 @@
 //!
 //! Making hosts takes root and some programs; each test is left out where these are missing, and fails if `HALITE_NETWORK` is set.
 
+mod addresses;
 mod application;
 mod blocked;
 mod clocks;
 mod cluster;
+mod commands;
+mod etcd;
 mod faults;
 mod figures;
 mod jobs;
+mod news;
 mod paths;
 mod readme;
 mod siblings;

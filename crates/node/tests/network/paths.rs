@@ -1,7 +1,7 @@
 //! Paths that swallow long packets without a word, and hosts that are reached by one of their addresses only.
 
 use crate::application::Application;
-use crate::cluster::{Cluster, SECRET, start};
+use crate::cluster::{Cluster, SECRET, share_secret, start};
 use crate::support::{Running, bytes, eventually};
 use crate::world::{Host, Processes, World};
 
@@ -17,8 +17,7 @@ fn two_hosts(let_through: Option<u32>) -> Option<Cluster> {
     if let Some(most) = let_through {
         world.swallow(most);
     }
-    world.host(0).ok(&format!("halite secret new {SECRET}"));
-    world.host(1).copy_secret(world.host(0), SECRET);
+    share_secret(&world);
     let nodes = vec![start(world.host(0), 0, None), start(world.host(1), 1, Some("10.0.0.1"))];
     let cluster = Cluster { nodes, world };
     eventually(|| cluster.is_whole());
@@ -71,12 +70,9 @@ fn start_at_both(host: &Host, number: u32, join: &str) -> Running {
 /// Hosts with the secret, of which the last hears nothing that comes from the one before it by IPv4.
 fn deaf_hosts(count: usize) -> Option<World> {
     let world = World::new(count, Processes::Shared)?;
-    world.host(0).ok(&format!("halite secret new {SECRET}"));
-    world.hosts()[1..].iter().for_each(|host| host.copy_secret(world.host(0), SECRET));
+    share_secret(&world);
     let [.., other, deaf] = world.hosts() else { panic!("two hosts at least") };
-    deaf.ok("nft add table inet deaf");
-    deaf.ok("nft 'add chain inet deaf arrival { type filter hook input priority 0; }'");
-    deaf.ok(&format!("nft add rule inet deaf arrival ip saddr {} drop", other.address));
+    deaf.drop_arrivals(&format!("ip saddr {}", other.address));
     Some(world)
 }
 

@@ -1,13 +1,30 @@
 //! The README's section on several machines, word by word.
 
+use crate::etcd::world_with_etcd;
 use crate::support::{Running, eventually};
 use crate::world::{Processes, World};
 
 #[test]
 fn what_the_readme_says_of_several_machines_is_so() {
-    let Some(world) = World::new(2, Processes::Own) else { return };
+    if let Some(world) = World::new(2, Processes::Own) {
+        follow(&world, |line| line.to_owned());
+    }
+}
+
+/// Nobody is told to join anybody: etcd says who is there.
+#[test]
+fn what_the_readme_says_of_several_machines_is_so_with_names_in_etcd() {
+    if let Some(world) = world_with_etcd(2, Processes::Own) {
+        follow(&world, |line| line.replace("--join 10.0.0.1:7000", ""));
+        assert_eq!(world.etcdctl("get --prefix /names/names/ --keys-only").trim(), "/names/names/salt");
+    }
+}
+
+fn follow(world: &World, adapt: impl Fn(&str) -> String) {
     let readme = include_str!("../../../../README.md");
     let (_, section) = readme.split_once("## Several machines").unwrap();
+    let (section, _) = section.split_once("\n## ").unwrap();
+    assert_eq!(section.matches("```sh\n").count(), 1, "the one that is run here");
     let (_, block) = section.split_once("```sh\n").unwrap();
     let (block, _) = block.split_once("```").unwrap();
     let mut running: Vec<Running> = Vec::new();
@@ -15,7 +32,7 @@ fn what_the_readme_says_of_several_machines_is_so() {
         let on = if line.ends_with("# on the second") { 1 } else { 0 };
         let host = world.host(on);
         if line.starts_with("halite node") {
-            running.push(host.start(line, "ready"));
+            running.push(host.start(&adapt(line), "ready"));
         } else {
             host.ok(line);
             // By a way that one trusts.
@@ -27,4 +44,10 @@ fn what_the_readme_says_of_several_machines_is_so() {
     world.host(0).write("/tmp/file", b"salt");
     world.host(0).ok("halite put salt file --node 1");
     assert_eq!(world.host(1).ok("halite get salt"), "salt");
+    assert!(world.host(0).ok("halite explain 1").contains("provider roce"));
+    // The secret is for its owner alone, or it is none.
+    world.host(1).ok("chmod 644 halite.secret");
+    let flags = "--listen 10.0.0.2:7001 --secret-file halite.secret --join 10.0.0.1:7000";
+    let complaint = world.host(1).fails(&format!("HALITE_DIR=/tmp/other halite node {flags}"));
+    assert!(complaint.contains("halite.secret"), "{complaint}");
 }

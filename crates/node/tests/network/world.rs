@@ -6,18 +6,19 @@
 //!   host 2: 10.0.0.3 ── cable ──┘
 //! ```
 //!
+//! Where a story needs an etcd, it is at the switch; a host without a cable does not reach it.
+//!
 //! Nothing of it has a name: the kernel removes each when the process that holds it ends, which ends with the test, however that ends.
 //! What is started on a host dies with the thread of the test.
 
 use std::fs::Permissions;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use crate::support::{Running, check_ok, children};
+use crate::support::{Running, check_ok, children, eventually};
 
 /// Turns what would be left out into a failure.
 const REQUIRED: &str = "HALITE_NETWORK";
@@ -42,8 +43,12 @@ pub enum Processes {
     Own,
 }
 
+/// Where an etcd of a world is.
+const ETCD: &str = "10.0.0.254";
+
 /// All hosts of a test.
 pub struct World {
+    etcd: Option<Running>,
     switch: Place,
     hosts: Vec<Host>,
 }
@@ -58,11 +63,13 @@ pub struct Host {
     pub address_6: String,
     /// By how much its clock is ahead for the nodes and applications that are started on it.
     clock_offset_s: i64,
+    /// Where nodes that are started on it are told that names are.
+    directory: Option<String>,
 }
 
 /// Namespaces, for as long as a process of ours is in them.
 struct Place {
-    holder: Child,
+    _holder: Running,
     /// The process that is in them: of those that have namespaces for processes, not the one that we started.
     pid: u32,
 }
@@ -87,7 +94,27 @@ impl World {
         switch.must("ip link add switch type bridge");
         switch.must("ip link set switch up");
         let hosts: Vec<Host> = (0..count).map(|index| Host::on(&switch, index, processes)).collect();
-        World { switch, hosts }
+        World { etcd: None, switch, hosts }
+    }
+
+    /// Starts an etcd, of which nodes that are started from now on are told.
+    pub fn keep_names_in_etcd(&mut self) {
+        self.switch.must(&format!("ip link set lo up; ip addr add {ETCD}/24 dev switch"));
+        let (client, peer) = (format!("http://{ETCD}:2379"), format!("http://{ETCD}:2380"));
+        let urls = format!(
+            "--listen-client-urls {client} --advertise-client-urls {client} --listen-peer-urls {peer} --initial-advertise-peer-urls {peer}"
+        );
+        let line =
+            format!("exec etcd --data-dir /tmp/etcd --initial-cluster default={peer} {urls} 2>/dev/null");
+        self.etcd = Some(Running::of(self.switch.command(&line)));
+        eventually(|| self.switch.command(&etcdctl("endpoint health")).output().unwrap().status.success());
+        self.hosts.iter_mut().for_each(|host| host.directory = Some(format!("etcd://{ETCD}:2379/names")));
+    }
+
+    /// `etcdctl`, which must succeed.
+    #[track_caller]
+    pub fn etcdctl(&self, line: &str) -> String {
+        check_ok(line, &self.switch.command(&etcdctl(line)).output().unwrap())
     }
 
     pub fn host(&self, index: usize) -> &Host {
@@ -125,11 +152,14 @@ impl World {
 
     /// Datagrams of more than so many bytes vanish from now on, and nobody is told.
     pub fn swallow(&self, most: u32) {
-        for host in &self.hosts {
-            host.ok("nft add table inet hole");
-            host.ok("nft 'add chain inet hole arrival { type filter hook input priority 0; }'");
-            host.ok(&format!("nft add rule inet hole arrival iifname cable ip length gt {most} drop"));
-        }
+        self.hosts.iter().for_each(|host| host.drop_arrivals(&format!("iifname cable ip length gt {most}")));
+    }
+
+    /// Of so many datagrams of UDP that come to a host, about one vanishes from now on.  Connections of TCP, by which nodes meet, give up after two
+    /// seconds, which two lost packets may take.
+    pub fn lose(&self, one_of: u32) {
+        let some = format!("iifname cable meta l4proto udp numgen random mod {one_of} == 0");
+        self.hosts.iter().for_each(|host| host.drop_arrivals(&some));
     }
 
     /// From that host on, all are on a switch of their own.
@@ -157,7 +187,7 @@ impl Host {
         place.must(&format!("ip addr add {address}/24 dev cable"));
         place.must(&format!("ip addr add {address_6}/64 dev cable nodad"));
         place.must("ip link set cable up");
-        Host { place, processes, address, address_6, clock_offset_s: 0 }
+        Host { place, processes, address, address_6, clock_offset_s: 0, directory: None }
     }
 
     /// A line of a shell, in the host's `/tmp`.
@@ -168,6 +198,10 @@ impl Host {
             command = self.place.command_with(&["--pid"], line);
         }
         command.env(CLOCK_OFFSET, self.clock_offset_s.to_string());
+        match &self.directory {
+            Some(directory) => command.env("HALITE_DIRECTORY", directory),
+            None => command.env_remove("HALITE_DIRECTORY"),
+        };
         command
     }
 
@@ -213,15 +247,46 @@ impl Host {
         std::fs::read(self.path(path)).unwrap()
     }
 
-    /// Nothing of UDP comes to it from now on, and nobody is told; TCP goes on.
-    pub fn mute_packets(&self) {
-        self.ok("nft add table inet mute");
-        self.ok("nft 'add chain inet mute arrival { type filter hook input priority 0; }'");
-        self.ok("nft add rule inet mute arrival iifname cable meta l4proto udp drop");
+    /// Whether a file holds what one of another host does.
+    pub fn holds_same(&self, path: &str, other: &Host, other_path: &str) -> bool {
+        let compared = Command::new("cmp").args([self.path(path), other.path(other_path)]).status();
+        compared.unwrap().success()
     }
 
-    pub fn let_packets_through(&self) {
-        self.ok("nft delete table inet mute");
+    /// Nothing of UDP comes to it from now on, and nobody is told; TCP goes on.
+    pub fn mute_packets(&self) {
+        self.drop_arrivals("iifname cable meta l4proto udp");
+    }
+
+    /// Nothing of etcd's gets through to it from now on, and nobody is told; other hosts do.
+    pub fn lose_etcd(&self) {
+        self.drop_arrivals(&format!("ip saddr {ETCD}"));
+    }
+
+    /// What comes to it and is this, in words of nftables, vanishes from now on, and nobody is told.
+    pub fn drop_arrivals(&self, what: &str) {
+        self.filter("arrivals", "input", &format!("{what} drop"));
+    }
+
+    pub fn let_all_arrive(&self) {
+        self.ok("nft delete table inet arrivals");
+    }
+
+    /// It counts from now on how often it tries to reach others by TCP, repetitions included, where this holds too.
+    pub fn count_dials(&self, where_to: &str) {
+        self.filter("dials", "output", &format!("{where_to} tcp flags & (syn|ack) == syn counter"));
+    }
+
+    pub fn dials(&self) -> u64 {
+        let said = self.ok("nft list table inet dials");
+        let (_, counter) = said.split_once("counter packets ").unwrap_or_else(|| panic!("{said}"));
+        counter.split(' ').next().unwrap().parse().unwrap()
+    }
+
+    fn filter(&self, table: &str, hook: &str, rule: &str) {
+        self.ok(&format!("nft add table inet {table}"));
+        self.ok(&format!("nft 'add chain inet {table} packets {{ type filter hook {hook} priority 0; }}'"));
+        self.ok(&format!("nft 'add rule inet {table} packets {rule}'"));
     }
 
     /// A file from another host that only its owner may read, by a way that one trusts.
@@ -256,15 +321,14 @@ impl Place {
             command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
         }
         command.args(["sh", "-euc", HOLD, "sh"]).arg(program);
-        let mut holder = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut said = String::new();
-        BufReader::new(holder.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        assert_eq!(said, "ready\n", "the place is there");
+        command.stdin(Stdio::piped());
+        let mut holder = Running::of(command);
+        assert_eq!(holder.line(), "ready\n", "the place is there");
         let pid = match processes {
-            Processes::Shared => holder.id(),
-            Processes::Own => children(holder.id())[0],
+            Processes::Shared => holder.pid(),
+            Processes::Own => children(holder.pid())[0],
         };
-        Place { holder, pid }
+        Place { _holder: holder, pid }
     }
 
     fn command(&self, line: &str) -> Command {
@@ -291,14 +355,11 @@ impl Place {
     }
 }
 
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = self.holder.kill();
-        let _ = self.holder.wait();
-    }
+fn etcdctl(line: &str) -> String {
+    format!("ETCDCTL_API=3 etcdctl --endpoints http://{ETCD}:2379 {line}")
 }
 
-fn is_installed(tool: &str) -> bool {
+pub fn is_installed(tool: &str) -> bool {
     let path = std::env::var("PATH").unwrap_or_default();
     path.split(':').any(|folder| Path::new(folder).join(tool).exists())
 }

@@ -3,14 +3,14 @@
 // Each test program uses its own part of this.
 #![allow(dead_code)]
 
-use std::io::{BufRead, BufReader, Read};
+pub mod etcd;
+mod process;
+
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::OwnedFd;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+pub use process::*;
 use serde_json::Value;
 
 /// What a cluster directory always holds.
@@ -50,7 +50,12 @@ impl Scratch {
         let mut command = Command::new(env!("CARGO_BIN_EXE_halite"));
         command.arg("--dir").arg(self.cluster()).args(line.split_whitespace());
         // What a killed command leaves among the temporary files goes with the test.
-        command.env("TMPDIR", &self.0).env_remove("HALITE_DIR").stdin(Stdio::null());
+        command.env("TMPDIR", &self.0).stdin(Stdio::null());
+        // What tests are told by variables, or somebody has set for nodes of their own, is not for these.
+        let names = std::env::vars_os().map(|(name, _)| name);
+        names.filter(|name| name.to_string_lossy().starts_with("HALITE_")).for_each(|name| {
+            command.env_remove(name);
+        });
         command
     }
 
@@ -136,8 +141,7 @@ impl Scratch {
                 && let Some(process) = Process::find(pid)
                 && is_ours(pid)
             {
-                let _ = pidfd_send_signal(&process.0, Signal::KILL);
-                process.await_end();
+                process.end();
             }
         }
     }
@@ -162,109 +166,17 @@ impl Drop for Scratch {
     }
 }
 
+impl Running {
+    pub fn start(scratch: &Scratch, line: &str) -> Running {
+        Running::of(scratch.command(line))
+    }
+}
+
 #[track_caller]
 pub fn check_ok(line: &str, output: &Output) -> String {
     let complaint = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{line}: {}: {complaint}", output.status);
     String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-/// A command that has not ended yet.  Killed when dropped.
-pub struct Running {
-    child: Child,
-    stdout: BufReader<ChildStdout>,
-}
-
-impl Running {
-    pub fn start(scratch: &Scratch, line: &str) -> Running {
-        Running::of(scratch.command(line))
-    }
-
-    pub fn of(mut command: Command) -> Running {
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let stdout = BufReader::new(child.stdout.take().unwrap());
-        Running { child, stdout }
-    }
-
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// The next line that it prints.
-    #[track_caller]
-    pub fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.stdout.read_line(&mut line).unwrap();
-        assert!(!line.is_empty(), "it ended early: {:?}", self.child.wait());
-        line
-    }
-
-    /// Waits until it has printed something.
-    pub fn byte(&mut self) {
-        self.stdout.read_exact(&mut [0]).unwrap();
-    }
-
-    pub fn signal(&self, signal: Signal) {
-        rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    pub fn wait(&mut self) -> ExitStatus {
-        self.child.wait().unwrap()
-    }
-
-    /// Ends it, whatever it does.
-    pub fn kill(&mut self) {
-        let _ = self.child.kill();
-        self.wait();
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Somebody else's process, held by a pidfd so that no other can be meant.
-pub struct Process(OwnedFd);
-
-impl Process {
-    pub fn open(pid: u32) -> Process {
-        Process::find(pid).unwrap()
-    }
-
-    /// `None` if it is gone.
-    fn find(pid: u32) -> Option<Process> {
-        let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
-        pidfd_open(pid, PidfdFlags::empty()).ok().map(Process)
-    }
-
-    pub fn kill(&self) {
-        pidfd_send_signal(&self.0, Signal::KILL).unwrap();
-        self.await_end();
-    }
-
-    pub fn lives(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        matches!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)), Ok(0))
-    }
-
-    /// Returns when it has ended.
-    pub fn await_end(&self) {
-        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
-        while !matches!(poll(&mut fds, None), Ok(1)) {}
-    }
-}
-
-/// Waits for what can only be asked for; fails when it has not come for half a minute.
-#[track_caller]
-pub fn eventually(is_so: impl Fn() -> bool) {
-    let begin = std::time::Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed().as_secs() < 30, "it has not come");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
 }
 
 /// The same command in a process to which this line of a shell has been done first.
@@ -288,11 +200,4 @@ pub fn after(line: &str, command: &Command) -> Command {
 /// Bytes without a period that a copy in pieces could hide.
 pub fn bytes(len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect()
-}
-
-/// The children of a process, as the kernel lists them.
-pub fn children(pid: u32) -> Vec<u32> {
-    let list =
-        std::fs::read_to_string(Path::new("/proc").join(format!("{pid}/task/{pid}/children"))).unwrap();
-    list.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
 }

@@ -5,21 +5,33 @@
 //! Disarming costs nothing; an edge that was still watched for wakes somebody once too often.
 //!
 //! The number of the doorbell moves where somebody is woken by something else, and where a poll finds what was to ring.
+//!
+//! Who sees to timers sleeps until the next one that it knows.  An earlier one that is set meanwhile sets the alarm, which wakes it only then:
+//! nearly all timers wait for an acknowledgement, which comes before, and no thread is woken for a request that is posted.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU8, AtomicU32};
 use std::time::Duration;
 
 use halite_fabric::{Sleeper, Sleepers};
 use rustix::event::EventfdFlags;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+
+use super::lock;
 
 /// See the header of this file.
 #[derive(Debug)]
 pub(super) struct Bell {
     seq: AtomicU32,
     eventfd: OwnedFd,
+    alarm: OwnedFd,
+    /// When that rings, or has rung.
+    alarm_ns: Mutex<u64>,
     /// By their places.
     kinds: [Kind; 2],
     /// Which of them is armed, from 1.
@@ -29,44 +41,75 @@ pub(super) struct Bell {
 #[derive(Debug)]
 struct Kind {
     sleepers: Sleepers,
+    /// Where there are receivers, which wake this kind alone.
+    rung_by_receivers: Option<OwnedFd>,
     /// Which of the sources may be watched, from 1; 0 if none.
     watched: AtomicU8,
 }
 
+/// The places of what is watched.
+const CONTROL: usize = 1;
+const SOURCES: usize = 2;
+
 impl Kind {
-    /// Watches that source, and no other.
-    fn watch(&self, sources: [BorrowedFd<'_>; 2], index: Option<usize>) {
+    /// Watches that source, and no other.  Returns whether the control has had an edge.
+    fn watch(&self, sources: [BorrowedFd<'_>; 2], index: Option<usize>) -> bool {
         let wanted = index.map_or(0, |index| index as u8 + 1);
         let before = self.watched.swap(wanted, SeqCst);
+        let edges = self.sleepers.take_edges_seen();
+        let had_edge = |place: usize| edges & 1 << place != 0;
         if before != 0 && before != wanted {
-            self.sleepers.watch_once(sources[usize::from(before) - 1], false);
+            let place = SOURCES + usize::from(before) - 1;
+            // One that has had its edge is watched no more.
+            if !had_edge(place) {
+                self.sleepers.watch_once(place, sources[usize::from(before) - 1], false);
+            }
         }
         if let Some(index) = index {
-            self.sleepers.watch_once(sources[index], true);
+            self.sleepers.watch_once(SOURCES + index, sources[index], true);
         }
+        had_edge(CONTROL)
     }
 }
 
 impl Bell {
-    /// For those who wait for one of two `sources`, or for `control`, which is always watched.
-    pub(super) fn new(sources: [BorrowedFd<'_>; 2], control: BorrowedFd<'_>) -> io::Result<Bell> {
-        let eventfd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let kind = || -> io::Result<Kind> {
-            let sleepers = Sleepers::new([eventfd.as_fd(), control, sources[0], sources[1]])?;
-            sources.iter().for_each(|source| sleepers.watch_once(*source, false));
-            Ok(Kind { sleepers, watched: AtomicU8::new(0) })
+    /// For those who wait for one of two `sources`, or for `control`, which is always watched; or for receivers.
+    pub(super) fn new(
+        sources: [BorrowedFd<'_>; 2],
+        control: BorrowedFd<'_>,
+        has_receivers: bool,
+    ) -> io::Result<Bell> {
+        let eventfd = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let common = eventfd()?;
+        let alarm =
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        let kind = |sleeper| -> io::Result<Kind> {
+            // A caller leads for a moment: the progress thread sees to timers.
+            let alarm = Some(alarm.as_fd()).filter(|_| sleeper == Sleeper::Progress);
+            let rung_by_receivers = has_receivers.then(eventfd).transpose()?;
+            let always = [common.as_fd(), control, sources[0], sources[1]];
+            let sometimes = alarm.into_iter().chain(rung_by_receivers.as_ref().map(AsFd::as_fd));
+            let sleepers = Sleepers::new(always.into_iter().chain(sometimes))?;
+            (0..2).for_each(|index| sleepers.watch_once(SOURCES + index, sources[index], false));
+            Ok(Kind { sleepers, rung_by_receivers, watched: AtomicU8::new(0) })
         };
-        let kinds = [kind()?, kind()?];
-        Ok(Bell { seq: AtomicU32::new(0), eventfd, kinds, armed: AtomicU8::new(0) })
+        let [first, second] = Sleeper::KINDS.map(kind);
+        let (seq, alarm_ns, armed) = (AtomicU32::new(0), Mutex::new(0), AtomicU8::new(0));
+        Ok(Bell { seq, eventfd: common, kinds: [first?, second?], armed, alarm, alarm_ns })
     }
 
-    /// Who arms waits for the source of that index.  Where another one is to be waited for from some moment on, it is woken.
-    pub(super) fn arm(&self, sleeper: Option<Sleeper>, (sources, index): ([BorrowedFd<'_>; 2], usize)) {
+    /// Who arms waits for the source of that index, if for any.  Where another one is to be waited for from some moment on, it is woken.  Returns whether
+    /// the control is to be looked at: a sleeper was woken by it.
+    pub(super) fn arm(
+        &self,
+        sleeper: Option<Sleeper>,
+        (sources, index): ([BorrowedFd<'_>; 2], Option<usize>),
+    ) -> bool {
         self.armed.store(sleeper.map_or(0, |sleeper| sleeper.place() as u8 + 1), SeqCst);
-        let Some(armed) = sleeper.map(Sleeper::place) else { return };
+        let Some(armed) = sleeper.map(Sleeper::place) else { return false };
         let (own, other) = (&self.kinds[armed], &self.kinds[1 - armed]);
-        other.watch(sources, None);
-        own.watch(sources, Some(index));
+        let others_had_edge = other.watch(sources, None);
+        own.watch(sources, index) || others_had_edge
     }
 
     /// Something has been polled that was to ring.
@@ -76,13 +119,46 @@ impl Bell {
         }
     }
 
+    /// A receiver has taken in something that rings.  Who sleeps watches no socket then, and is woken, once.
+    pub(super) fn note_received(&self) {
+        // What rings was queued under a lock that who arms takes afterwards, to look for it: either that finds it, or this sees who is armed.
+        if self.armed.load(Relaxed) == 0 {
+            return;
+        }
+        let armed = self.armed.swap(0, SeqCst);
+        if let Some(kind) = usize::from(armed).checked_sub(1).map(|place| &self.kinds[place]) {
+            self.ring(kind.rung_by_receivers.as_ref().expect("only receivers come here"));
+        }
+    }
+
     pub(super) fn wake(&self) {
+        self.ring(&self.eventfd);
+    }
+
+    fn ring(&self, eventfd: &OwnedFd) {
         // Before the descriptor becomes readable, so that who is woken by it sees that it has rung.
         self.seq.fetch_add(1, SeqCst);
         // A full counter is readable as well, but only a change makes an edge.
-        while rustix::io::write(&self.eventfd, &1u64.to_ne_bytes()).is_err() {
-            let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
+        while rustix::io::write(eventfd, &1u64.to_ne_bytes()).is_err() {
+            let _ = rustix::io::read(eventfd, &mut [0; 8]);
         }
+    }
+
+    /// Wakes who sees to timers at `at_ns`, or earlier.
+    pub(super) fn wake_at(&self, at_ns: u64, now_ns: u64) {
+        let mut alarm_ns = lock(&self.alarm_ns);
+        // One that has yet to ring and is earlier will do: who is woken by it asks what is due.
+        if now_ns < *alarm_ns && *alarm_ns <= at_ns {
+            return;
+        }
+        *alarm_ns = at_ns;
+        // No time at all would take the alarm back.
+        let left = Timespec::try_from(Duration::from_nanos(at_ns.saturating_sub(now_ns).max(1)));
+        let it_value = left.expect("a time within a lease");
+        let it_interval = Timespec::default();
+        let set =
+            timerfd_settime(&self.alarm, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value });
+        set.expect("a timer of ours, and a time");
     }
 
     pub(super) fn seq(&self) -> u32 {

@@ -3,7 +3,7 @@
 //! All that is told of a peer is told under the lock of one of its lanes, and its end under both: so the end comes last.
 
 use std::net::SocketAddr;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -14,12 +14,12 @@ use halite_mem::Window;
 use halite_rnic::room::Share;
 use halite_rnic::wire::{Flow, Packet, Qpn};
 use halite_rnic::{
-    Config, Mtu, Operation as RnicOperation, PostError, QueuePair, Remote, Request, Source,
+    Config, Held, Mtu, Operation as RnicOperation, PostError, QueuePair, Remote, Request, Source,
     Status as RnicStatus,
 };
 
 use super::greeting::Offer;
-use super::memory::{HeldWindows, Registered, View};
+use super::memory::{Registered, View};
 use super::ports::PortUse;
 use super::translated::{AddressChanged, Translated};
 use super::{INLINE_BYTES_MAX, LANES, lock, read};
@@ -55,6 +55,13 @@ pub(super) struct Connection {
     has_ended: AtomicBool,
     /// We have dialled another host, and have yet to see that packets get there and back.
     awaits_answer: AtomicBool,
+    /// Who has dialled us from another host has said that it is ready, and a packet of it has come.
+    is_ready: AtomicBool,
+    is_probed: AtomicBool,
+    /// What the peer has said while its packets came here and it was not known whether ours get there: at most what it may have under way.
+    early: Mutex<Vec<Event>>,
+    /// Packets with which the peer has left.
+    last: Mutex<Vec<Vec<u8>>>,
     /// It is being found out, or known, how long packets come through.
     is_path_sought: AtomicBool,
     translated: Translated,
@@ -68,7 +75,7 @@ pub(super) struct Connection {
 #[derive(Debug)]
 pub(super) struct Lane {
     qp: QueuePair,
-    held: HeldWindows,
+    held: Held<Window>,
     /// A post was refused because the queue was full.
     wants_room: bool,
 }
@@ -107,7 +114,7 @@ impl Connection {
             qp.ready_to_send();
             // What arrives is handed on at once, so there is always room.
             qp.add_receives(u32::MAX);
-            Mutex::new(Lane { qp, held: HeldWindows::default(), wants_room: false })
+            Mutex::new(Lane { qp, held: Held::default(), wants_room: false })
         };
         Connection {
             peer,
@@ -128,6 +135,10 @@ impl Connection {
             is_leaving: AtomicBool::new(false),
             has_ended: AtomicBool::new(false),
             awaits_answer: AtomicBool::new(false),
+            is_ready: AtomicBool::new(false),
+            is_probed: AtomicBool::new(false),
+            early: Mutex::new(Vec::new()),
+            last: Mutex::new(Vec::new()),
             is_path_sought: AtomicBool::new(false),
             translated: Translated::default(),
             heard_ns: AtomicU64::new(now_ns),
@@ -163,18 +174,45 @@ impl Connection {
         *lock(&self.greeting) = Some((hello, dialled));
     }
 
-    /// Both ends are ready from now on; returns what is to be told, once.
+    /// Both ends are ready from now on, unless it has ended; returns what is to be told, once.
     pub(super) fn come_up(&self) -> Option<(Vec<u8>, Option<String>)> {
-        if self.is_up() {
+        let mut greeting = lock(&self.greeting);
+        if self.is_up() || self.has_ended.load(Relaxed) {
             return None;
         }
         // Pairs with the Acquire in is_up().
         self.is_up.store(true, Release);
-        lock(&self.greeting).take()
+        greeting.take()
     }
 
     pub(super) fn is_up(&self) -> bool {
         self.is_up.load(Acquire)
+    }
+
+    /// Who has dialled us is ready.  Whether its packets have come, too.
+    pub(super) fn note_ready(&self) -> bool {
+        // Two threads may note one each: whichever is the later one sees both.
+        self.is_ready.store(true, SeqCst);
+        self.is_probed.load(SeqCst)
+    }
+
+    /// A probe has come, or the answer to one.  Whether who has dialled us has said that it is ready.
+    pub(super) fn note_probe(&self) -> bool {
+        self.is_probed.store(true, SeqCst);
+        self.is_ready.load(SeqCst)
+    }
+
+    /// Has events told once it is up, unless it is.
+    pub(super) fn keep_early(&self, events: &mut Vec<Event>) {
+        let mut early = lock(&self.early);
+        // Who takes them has brought it up before.
+        if !self.is_up() {
+            early.append(events);
+        }
+    }
+
+    pub(super) fn take_early(&self) -> Vec<Event> {
+        std::mem::take(&mut *lock(&self.early))
     }
 
     /// Whether the first look at the path is due: once, when both ends are ready, or that is to be seen by it.
@@ -220,19 +258,57 @@ impl Connection {
         self.lanes.iter().all(|lane| lock(lane).qp.posted() == 0)
     }
 
+    /// Packets by which the peer has all that was posted; see [`QueuePair::rest`].
+    pub(super) fn rest(&self, registered: &Registered, bytes_max: usize) -> Option<Vec<Vec<u8>>> {
+        let mut packets = Vec::new();
+        for lane in &self.lanes {
+            let lane = lock(lane);
+            let view = View { registered, salt: self.salt, held: &lane.held };
+            packets.extend(lane.qp.rest(&view, bytes_max)?);
+        }
+        Some(packets)
+    }
+
+    /// The peer has left, with these packets.
+    pub(super) fn keep_last(&self, packets: Vec<Vec<u8>>) {
+        *lock(&self.last) = packets;
+    }
+
+    /// Takes the packets that the peer has left with, as if they had just come, unless it has ended.
+    pub(super) fn take_last(&self, context: LaneContext<'_>, tell: impl FnOnce(Vec<Event>)) {
+        let mut lanes = self.lanes.each_ref().map(lock);
+        if self.has_ended.load(Relaxed) {
+            return;
+        }
+        let mut outcome = Outcome::default();
+        for packet in std::mem::take(&mut *lock(&self.last)) {
+            let Ok(packet) = Packet::parse(&packet) else { continue };
+            let Some(index) = self.qpns.iter().position(|qpn| *qpn == packet.dest_qp) else { continue };
+            lanes[index].handle_packet(self, context, context.now_ns, &packet);
+            lanes[index].drain(self.peer, &mut outcome);
+        }
+        tell(outcome.events);
+    }
+
     /// Ends it, unless it has ended: what is posted completes, nothing of the peer touches memory from now on, and the end is
     /// told by `tell`, and with it whether the peer's process has `exited`.
     pub(super) fn end(&self, exited: bool, tell: impl FnOnce(Vec<Event>)) -> bool {
         let mut lanes = self.lanes.each_ref().map(lock);
-        if self.has_ended.swap(true, Relaxed) {
-            return false;
-        }
+        let was_up = {
+            // It comes up before this, or never.
+            let _greeting = lock(&self.greeting);
+            if self.has_ended.swap(true, Relaxed) {
+                return false;
+            }
+            self.is_up()
+        };
         let mut outcome = Outcome::default();
         for lane in &mut lanes {
             lane.qp.close();
+            lane.wants_room = false;
             lane.drain(self.peer, &mut outcome);
         }
-        if self.is_up() {
+        if was_up {
             let peer = self.peer;
             outcome.events.extend([Event::Disconnected { peer }, Event::CutOff { peer, exited }]);
         }
@@ -315,15 +391,16 @@ impl Lane {
         }
     }
 
-    /// Takes a packet, which [`Connection::open`] has let through.
+    /// Takes a packet, which [`Connection::open`] has let through, and which came then.
     pub(super) fn handle_packet(
         &mut self,
         connection: &Connection,
         context: LaneContext<'_>,
+        arrived_ns: u64,
         packet: &Packet<'_>,
     ) {
         let view = View { registered: context.registered, salt: connection.salt, held: &self.held };
-        self.qp.handle_packet(context.now_ns, packet, &view);
+        self.qp.handle_stamped(context.now_ns, arrived_ns, packet, &view);
     }
 
     /// So much came through to the peer's host before.
@@ -357,6 +434,11 @@ impl Lane {
     pub(super) fn set_share(&mut self, now_ns: u64, share: Share) -> Option<u64> {
         self.qp.set_share(now_ns, share);
         self.qp.poll_timeout()
+    }
+
+    /// Whether requests of the peer have come, and not only probes of the path.
+    pub(super) fn has_heard_requests(&self) -> bool {
+        self.qp.has_heard_requests()
     }
 
     /// Whether the peer has begun to send, having been silent for long, since this was last asked.
@@ -436,5 +518,74 @@ fn status_of(status: RnicStatus) -> Status {
         // Our own memory is held while a request needs it, so that it is always there.
         RnicStatus::Aborted | RnicStatus::LocalAccess => Status::PeerGone,
         RnicStatus::Flushed => Status::Flushed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use halite_rnic::wire::Psn;
+
+    use super::super::RoceConfig;
+    use super::super::greeting::LaneOffer;
+    use super::super::ports::Ports;
+    use super::*;
+
+    const PEER: PeerId = PeerId(1);
+
+    fn connection() -> Connection {
+        let ports = Ports::open(&RoceConfig::new("", "")).unwrap();
+        let (port_use, _) = ports.port_use();
+        let offer = |first| Offer {
+            address: port_use.port().address(),
+            mtu: Mtu::Bytes1024,
+            salt: 0,
+            lanes: std::array::from_fn(|lane| LaneOffer {
+                qpn: Qpn::new(first + lane as u32),
+                psn: Psn::new(0),
+            }),
+            selective: true,
+            tells_waits: false,
+        };
+        let connection =
+            Connection::new(PEER, 0, &Config::default(), &offer(16), &offer(32), port_use.clone(), 1);
+        connection.greet(b"hello".to_vec(), None);
+        connection
+    }
+
+    #[test]
+    fn a_connection_that_has_ended_does_not_come_up_and_tells_nothing() {
+        let connection = connection();
+        assert!(connection.end(false, |events| assert!(events.is_empty(), "{events:?}")));
+        assert!(connection.come_up().is_none() && !connection.is_up());
+    }
+
+    #[test]
+    fn what_is_heard_early_is_kept_until_the_connection_is_up_and_no_longer() {
+        let connection = connection();
+        let mut events = vec![Event::Room { peer: PEER }];
+        connection.keep_early(&mut events);
+        assert!(events.is_empty());
+        assert!(connection.come_up().is_some_and(|(hello, _)| hello == b"hello"));
+        assert_eq!(connection.take_early(), [Event::Room { peer: PEER }]);
+        // Nobody would take it any more.
+        events.push(Event::Room { peer: PEER });
+        connection.keep_early(&mut events);
+        assert_eq!(events, [Event::Room { peer: PEER }]);
+        assert!(connection.come_up().is_none(), "once");
+    }
+
+    #[test]
+    fn there_is_no_room_in_a_connection_that_has_ended() {
+        let connection = connection();
+        connection.come_up().expect("it has not been up");
+        connection.lane(0).wants_room = true;
+        connection.end(false, |events| {
+            let end = [Event::Disconnected { peer: PEER }, Event::CutOff { peer: PEER, exited: false }];
+            assert_eq!(events, end);
+        });
+        // As a thread does that has found the lane before.
+        let mut outcome = Outcome::default();
+        connection.lane(0).drain(PEER, &mut outcome);
+        assert_eq!(outcome.events, []);
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,15 +22,20 @@ use super::line::{Heard, Line};
 use super::ports::PortUse;
 use super::{Hosts, LANES, Mtu};
 use crate::meeting::Listener;
+use crate::refusals::Refusals;
 
 /// The numbers of the listeners in epoll; those of links begin behind them.
 const LISTENER: u64 = 0;
 const PORT: u64 = 1;
 /// What one look sees to; the rest waits for the next.
 const EVENTS_MAX: usize = 16;
-/// Most who have dialled from other hosts and not said yet what they want, in all and from one address.
+/// Most who have dialled from other hosts and not shown yet that they know the secret, in all and from one network (see [`network_of`]).
 const STRANGERS_MAX: usize = 64;
 const STRANGERS_FROM_ONE_MAX: usize = 8;
+/// How long to wait before a host is dialled again that has hung up: so long at first, then twice that each time, up to the second; of
+/// which a half is left to chance, lest those that were hung up on together come back together.
+const AGAIN_NS: u64 = 10_000_000;
+const AGAIN_NS_MAX: u64 = 200_000_000;
 
 /// See the header of this file.
 #[derive(Debug)]
@@ -46,6 +51,27 @@ pub(super) struct Control {
     qpns: BTreeSet<u32>,
     /// What was agreed on and has come to nothing.
     given_up: Vec<Arc<Connection>>,
+    /// Hosts that hung up, and when each is dialled again, in ns.
+    postponed: Vec<(u64, Attempt)>,
+    pub(super) refusals: Refusals,
+    /// Whether it has been told that the secrets of the cluster cannot be read.
+    are_secrets_missed: bool,
+}
+
+/// A connection that was accepted.
+pub(super) enum Accepted {
+    /// Somebody of this host.
+    Line(Line),
+    /// Somebody of another host, or of one that is not known to be this one.
+    Stranger(TcpStream, IpAddr),
+}
+
+/// What counts as one sender: an IPv4 address, or the network of 64 bits that IPv6 gives to a host.
+fn network_of(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+    }
 }
 
 /// One other end.
@@ -64,8 +90,9 @@ pub(super) enum Handshake {
     /// They are to make us one.
     Accepted { deadline_ns: u64 },
     /// Both have made their offers, and it is to be shown yet that packets get through: to the end that dialled, by an answer to a
-    /// probe, and to the other, by the word of the first.
-    Agreed { connection: Arc<Connection>, attempt: Option<Attempt>, deadline_ns: u64 },
+    /// probe, and to the other, by the word of the first and a packet of it.  Until that word the first may be a stranger that repeats what
+    /// it has seen.
+    Agreed { connection: Arc<Connection>, attempt: Option<Attempt>, has_said_ready: bool, deadline_ns: u64 },
     /// There is a connection; on one host, the end that was dialled may have to hear yet that the other is ready.
     Connected(Arc<Connection>),
     /// The other end has hung up without a word: its process is ending, which is waited for a little while.
@@ -80,6 +107,11 @@ pub(super) struct Attempt {
     /// As it was wished.
     pub(super) address: String,
     pub(super) hello: Vec<u8>,
+    /// Where this link of it leads, if to another host.
+    pub(super) at: Option<SocketAddr>,
+    /// When the wish began, and how often hosts have hung up since.
+    pub(super) begun_ns: u64,
+    pub(super) hang_ups: u32,
     /// Addresses that are to be tried yet, and when the next of them is, though nothing has failed.
     pub(super) rest: VecDeque<SocketAddr>,
     pub(super) next_ns: u64,
@@ -94,8 +126,21 @@ impl Control {
             epoll::add(&epoll, port, epoll::EventData::new_u64(PORT), epoll::EventFlags::IN)?;
         }
         let (hosts, links, qpns) = (hosts.cloned(), BTreeMap::new(), BTreeSet::new());
-        let (tokens, given_up) = (PORT, Vec::new());
-        Ok(Control { listener: Some(listener), hosts, epoll, links, tokens, attempts: 0, qpns, given_up })
+        let (tokens, given_up, postponed) = (PORT, Vec::new(), Vec::new());
+        let (listener, refusals) = (Some(listener), Refusals::default());
+        Ok(Control {
+            listener,
+            hosts,
+            epoll,
+            links,
+            tokens,
+            attempts: 0,
+            qpns,
+            given_up,
+            postponed,
+            refusals,
+            are_secrets_missed: false,
+        })
     }
 
     /// Where other hosts may dial.
@@ -125,6 +170,7 @@ impl Control {
         let unfinished: Vec<(u64, Link)> = self.links.extract_if(.., is_unfinished).collect();
         let mut attempts: Vec<Attempt> =
             unfinished.into_iter().filter_map(|(_, link)| self.ended(link)).collect();
+        attempts.extend(self.postponed.drain(..).map(|(_, attempt)| attempt));
         attempts.sort_by_key(|attempt| attempt.number);
         attempts.dedup_by_key(|attempt| attempt.number);
         attempts
@@ -173,6 +219,14 @@ impl Control {
         }
     }
 
+    /// Says the last thing that is said over a link between hosts; whether the system has all of it, and sees to the rest though this process may end.
+    pub(super) fn send_last(&mut self, token: u64, message: &Message) -> bool {
+        let Some(link) = self.links.get_mut(&token) else { return false };
+        let is_said = link.line.send(message).is_ok() && !link.line.wants_to_write();
+        self.watch(token);
+        is_said
+    }
+
     /// Has epoll say when more can be sent, while there is more.
     fn watch(&mut self, token: u64) {
         let Some(link) = self.links.get_mut(&token) else { return };
@@ -187,14 +241,27 @@ impl Control {
     }
 
     /// Dials a port of another host.
-    pub(super) fn dial_host(&self, address: SocketAddr) -> io::Result<Line> {
+    pub(super) fn dial_host(&mut self, address: SocketAddr) -> io::Result<Line> {
+        self.read_secrets();
         let hosts = self.hosts.as_ref().ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::Unsupported,
                 "other hosts are reached by who has the cluster's secret",
             )
         })?;
-        Line::dial_host(address, hosts.secrets())
+        Line::dial_host(address, hosts.secrets.clone())
+    }
+
+    /// Reads the secrets again, for a connection that begins.  A warning is logged when they cannot be read, once until they can.
+    fn read_secrets(&mut self) {
+        let Some(hosts) = &mut self.hosts else { return };
+        match hosts.read_secrets() {
+            Ok(()) => self.are_secrets_missed = false,
+            Err(error) if !std::mem::replace(&mut self.are_secrets_missed, true) => {
+                tracing::warn!("{error}; those that were known before are used");
+            }
+            Err(_) => {}
+        }
     }
 
     /// The other end has hung up without a word.  Says whether it may turn out before `deadline_ns` that its process has ended.
@@ -253,11 +320,38 @@ impl Control {
         for token in self.links_of(number) {
             self.remove(token);
         }
+        self.postponed.retain(|(_, attempt)| attempt.number != number);
     }
 
-    /// Whether an address is being tried still.
+    /// Whether somebody who was dialled is there, and there is no connection yet.
+    pub(super) fn is_being_answered(&self) -> bool {
+        self.links.values().any(|link| match &link.handshake {
+            Handshake::Dialled { .. } => link.line.is_heard(),
+            Handshake::Agreed { attempt, .. } => attempt.is_some(),
+            _ => false,
+        })
+    }
+
+    /// Whether an address is being tried still, or will be again.
     pub(super) fn is_trying(&self, number: u64) -> bool {
-        !self.links_of(number).is_empty()
+        !self.links_of(number).is_empty() || self.postponed.iter().any(|(_, other)| other.number == number)
+    }
+
+    /// A host has hung up before it has answered, as one does that too many strangers dial: it is dialled again after a moment, as long as
+    /// the wish is no older than `patience_ns`.
+    pub(super) fn postpone(&mut self, attempt: &Attempt, now_ns: u64, patience_ns: u64) {
+        let (Some(at), Ok(chance)) = (attempt.at, random()) else { return };
+        let at_ns = now_ns + pause_ns(attempt.hang_ups, chance);
+        if at_ns < attempt.begun_ns.saturating_add(patience_ns) {
+            let (hang_ups, rest) = (attempt.hang_ups + 1, VecDeque::from([at]));
+            self.postponed.push((at_ns, Attempt { hang_ups, rest, ..attempt.clone() }));
+        }
+    }
+
+    /// Those whose pause is over.
+    pub(super) fn take_postponed(&mut self, now_ns: u64) -> Vec<Attempt> {
+        let due = self.postponed.extract_if(.., |(at_ns, _)| *at_ns <= now_ns);
+        due.map(|(_, attempt)| attempt).collect()
     }
 
     fn links_of(&self, number: u64) -> Vec<u64> {
@@ -274,7 +368,8 @@ impl Control {
     /// An offer of ours, of which nothing can be guessed.
     pub(super) fn offer(&mut self, address: SocketAddr, mtu: Mtu, selective: bool) -> io::Result<Offer> {
         let lane = LaneOffer { qpn: Qpn::new(0), psn: Psn::new(0) };
-        let mut offer = Offer { address, mtu, salt: random()?, lanes: [lane; LANES], selective };
+        let (salt, lanes, tells_waits) = (random()?, [lane; LANES], selective);
+        let mut offer = Offer { address, mtu, salt, lanes, selective, tells_waits };
         for lane in &mut offer.lanes {
             *lane = LaneOffer { qpn: self.new_qpn()?, psn: Psn::new(random()?) };
         }
@@ -308,28 +403,46 @@ impl Control {
         (tokens, is_wanted)
     }
 
-    /// The next one who wants to be let in.
-    pub(super) fn accept(&self) -> io::Result<Option<Line>> {
+    /// The next connection that wants to be let in.
+    pub(super) fn accept(&mut self) -> io::Result<Option<Accepted>> {
         if let Some(socket) = self.listener.as_ref().map_or(Ok(None), Listener::accept)? {
-            return Ok(Some(Line::accepted(socket)));
+            return Ok(Some(Accepted::Line(Line::accepted(socket))));
         }
         let Some(hosts) = &self.hosts else { return Ok(None) };
-        for port in &hosts.ports {
-            if let Some(line) = Line::accept(port, &hosts.secrets())? {
-                return Ok(Some(line));
-            }
-        }
-        Ok(None)
+        let mut accepted = hosts.ports.iter().filter_map(|port| Line::accept(port).transpose());
+        let Some((socket, from)) = accepted.next().transpose()? else { return Ok(None) };
+        Ok(Some(Accepted::Stranger(socket, from)))
     }
 
-    /// Whether there is room for one more who has not said yet what it wants.
-    pub(super) fn has_room_for(&self, line: &Line) -> bool {
-        let Some(from) = line.from() else { return true };
-        let is_stranger = |link: &&Link| matches!(link.handshake, Handshake::Accepted { .. });
-        let strangers = self.links.values().filter(is_stranger).filter_map(|link| link.line.from());
-        let (all, of_one) =
-            strangers.fold((0, 0), |(all, of_one), other| (all + 1, of_one + usize::from(other == from)));
-        all < STRANGERS_MAX && of_one < STRANGERS_FROM_ONE_MAX
+    /// The line to a stranger; `None` once closed.
+    pub(super) fn answer(&mut self, socket: TcpStream, from: IpAddr) -> Option<Line> {
+        self.read_secrets();
+        let secrets = self.hosts.as_ref()?.secrets.clone();
+        Some(Line::answer(socket, from, secrets))
+    }
+
+    /// Whether a link leads to somebody who has dialled and not shown yet that it knows the secret.
+    pub(super) fn is_stranger(&self, token: u64) -> bool {
+        self.links.get(&token).is_some_and(Link::is_stranger)
+    }
+
+    /// Whether one of the links of that wish has said that it is ready.
+    pub(super) fn has_said_ready(&self, number: u64) -> bool {
+        let mut links = self.links.values();
+        links.any(|link| match &link.handshake {
+            Handshake::Agreed { attempt: Some(attempt), has_said_ready, .. } => {
+                *has_said_ready && attempt.number == number
+            }
+            _ => false,
+        })
+    }
+
+    /// Who makes room for one more from there, if there is none: of those of the same network the one that has waited longest, else of the
+    /// network that has most.  So a host that comes for the first time finds room, whatever others hold.
+    pub(super) fn in_the_way_of(&self, from: IpAddr) -> Option<u64> {
+        let strangers = self.links.iter().filter(|(_, link)| link.is_stranger());
+        let strangers = strangers.filter_map(|(token, link)| Some((*token, network_of(link.line.from()?))));
+        in_the_way(&strangers.collect::<Vec<_>>(), network_of(from))
     }
 
     /// Links whose greeting takes too long.
@@ -340,7 +453,39 @@ impl Control {
 
     /// When the next one is.
     pub(super) fn next_late(&self) -> Option<u64> {
-        self.links.values().filter_map(|link| link.handshake.deadline_ns()).min()
+        let links = self.links.values().filter_map(|link| link.handshake.deadline_ns());
+        links.chain(self.postponed.iter().map(|(at_ns, _)| *at_ns)).min()
+    }
+}
+
+/// Of strangers, the oldest first, who makes room for one of that network; `None` if there is room.
+fn in_the_way(strangers: &[(u64, IpAddr)], newcomer: IpAddr) -> Option<u64> {
+    let mut counts = BTreeMap::<IpAddr, usize>::new();
+    strangers.iter().for_each(|(_, network)| *counts.entry(*network).or_default() += 1);
+    let is_of_many = counts.get(&newcomer).is_some_and(|count| *count >= STRANGERS_FROM_ONE_MAX);
+    let most = counts.values().max().filter(|_| strangers.len() >= STRANGERS_MAX);
+    let is_in_the_way = |network: &IpAddr| match is_of_many {
+        true => *network == newcomer,
+        false => most.is_some_and(|most| counts[network] == *most),
+    };
+    strangers.iter().find(|(_, network)| is_in_the_way(network)).map(|(token, _)| *token)
+}
+
+/// How long to wait before a host is dialled again that has hung up so often before.
+fn pause_ns(hang_ups: u32, chance: u32) -> u64 {
+    let pause_ns = AGAIN_NS.checked_shl(hang_ups.min(16)).unwrap_or(AGAIN_NS_MAX).min(AGAIN_NS_MAX);
+    pause_ns / 2 + u64::from(chance) % (pause_ns / 2)
+}
+
+impl Link {
+    fn is_stranger(&self) -> bool {
+        match &self.handshake {
+            Handshake::Accepted { .. } => true,
+            Handshake::Agreed { connection, attempt: None, .. } => {
+                !connection.is_up() && !self.line.is_proven()
+            }
+            _ => false,
+        }
     }
 }
 
@@ -391,4 +536,56 @@ fn random() -> io::Result<u32> {
     let filled = getrandom(&mut bytes, GetRandomFlags::empty())?;
     debug_assert_eq!(filled, bytes.len(), "so few are given whole");
     Ok(u32::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_with_many_addresses_of_ipv6_is_one_sender() {
+        let network = |text: &str| network_of(text.parse().unwrap());
+        assert_eq!(network("fd00:1:2:3::1"), network("fd00:1:2:3:ffff::9"));
+        assert_ne!(network("fd00:1:2:3::1"), network("fd00:1:2:4::1"));
+        assert_ne!(network("10.0.0.1"), network("10.0.0.2"));
+    }
+
+    /// Strangers of networks with these numbers, in the order in which they came, which gives them their tokens.
+    fn strangers(networks: impl IntoIterator<Item = u8>) -> Vec<(u64, IpAddr)> {
+        (0..).zip(networks.into_iter().map(network)).collect()
+    }
+
+    fn network(number: u8) -> IpAddr {
+        IpAddr::from([10, 0, 0, number])
+    }
+
+    #[test]
+    fn a_newcomer_takes_the_place_of_the_oldest_of_those_who_have_most() {
+        // Nine places are held by each of seven networks but the last, which came first and holds ten.
+        let held: Vec<u8> = (0..64).map(|index| 7 - (index % 7) as u8).collect();
+        assert_eq!(in_the_way(&strangers(held[..63].to_vec()), network(9)), None, "there is room");
+        assert_eq!(in_the_way(&strangers(held.clone()), network(9)), Some(0), "the oldest of network 7");
+        // One of a hundred networks, none of which has two: the oldest of all.
+        assert_eq!(in_the_way(&strangers(100..164), network(9)), Some(0));
+        // Who came alone keeps its place, however old, while another network has two.
+        assert_eq!(in_the_way(&strangers((100..163).chain([162])), network(9)), Some(62));
+    }
+
+    #[test]
+    fn a_network_that_has_its_share_makes_room_for_itself() {
+        let crowd = strangers([1, 2].into_iter().cycle().take(16));
+        assert_eq!(in_the_way(&crowd, network(2)), Some(1), "the oldest of its own");
+        assert_eq!(in_the_way(&crowd, network(3)), None);
+    }
+
+    #[test]
+    fn pauses_before_a_host_is_dialled_again_grow_to_a_bound_and_differ() {
+        for hang_ups in 0..100 {
+            let [shortest, longest] = [0, u32::MAX].map(|chance| pause_ns(hang_ups, chance));
+            assert!((AGAIN_NS / 2..AGAIN_NS_MAX).contains(&shortest), "{shortest}");
+            assert!((shortest..AGAIN_NS_MAX).contains(&longest), "{longest}");
+            assert!(pause_ns(hang_ups + 1, 0) >= shortest);
+        }
+        assert_ne!(pause_ns(3, 1), pause_ns(3, 2));
+    }
 }

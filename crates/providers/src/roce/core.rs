@@ -7,42 +7,43 @@
 //!   post ── onto the lane, and what may leave, leaves
 //! ```
 //!
-//! Locks are taken in this order: the batch, which only who polls has; the control; the members of a socket; the lanes of one connection, in their order;
-//! then any one of the others.  Nothing calls out of the fabric while holding one.
+//! Where the configuration asks for them, [`receivers`](super::receivers) do the first line of this for who polls, which sees to the rest.
+//!
+//! Locks are taken in this order: the batch, which only who polls has; the right to receive from a receiver's sockets; the control; the members of a socket; the
+//! lanes of one connection, in their order; the events; then any one of the others.  Nothing calls out of the fabric while holding one.
+
+mod ending;
+mod polling;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 
-use halite_fabric::{ConnectFailure, Event, PeerId, PostCause, WorkRequest};
+use halite_fabric::{ConnectFailure, ConnectTrouble, Event, PeerId, PostCause, WorkRequest};
 use halite_rnic::room::GRANT_MAX;
-use halite_rnic::wire::bth::Bth;
-use halite_rnic::wire::{Headers, Packet};
 use halite_rnic::{Config, Congestion, Mtu, Retry};
 
 use super::bell::Bell;
 use super::connection::{Connection, Lane, LaneContext, Outcome, QUEUE_MAX};
-use super::control::{Attempt, Control, Handshake};
+use super::control::{Accepted, Attempt, Control, Handshake};
+use super::events::Events;
 use super::greeting::{Message, Offer};
 use super::line::Heard;
 use super::memory::Registered;
 use super::paths::Paths;
-use super::port::{Batch, Port};
+use super::port::Batch;
 use super::ports::{PortUse, Ports};
+use super::receivers::Receiver;
 use super::sharing::Sharing;
 use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
 
-/// How often who polls looks for greetings, while it does not sleep in between.
-const CONTROL_NS: u64 = 500_000;
 /// How many connections are let in at a time.
 const ACCEPTED_MAX: usize = 64;
-/// Consecutive full batches after which timers are looked at.  Before, not: what waits in the socket may be what they wait for.
-const BATCHES_BEFORE_TIME: u32 = 16;
 /// Batches that are received before somebody is taken to be gone, in case its last words are among them.
 const LAST_BATCHES_MAX: usize = 64;
 /// Reads and atomics of a lane that may be under way: as many as packets, since each asks for one.
@@ -61,10 +62,15 @@ pub(super) struct Core {
     pub(super) registered: Registered,
     table: RwLock<Table>,
     batch: Mutex<Batch>,
+    /// Who receives in place of who polls; nobody by default.
+    pub(super) receivers: Vec<Receiver>,
+    pub(super) has_receiver_panicked: AtomicBool,
     pub(super) control: Mutex<Control>,
     /// When it was last looked at; 0 if that is to be done in the next poll.
     control_seen_ns: AtomicU64,
-    events: Mutex<Vec<Event>>,
+    /// Nothing was there when it was last looked at: what comes has an edge.
+    control_is_empty: AtomicBool,
+    pub(super) events: Events,
     begin: Instant,
     /// Nothing is to be done for queue pairs by time before this.
     due_ns: AtomicU64,
@@ -72,6 +78,8 @@ pub(super) struct Core {
     greeting_due_ns: AtomicU64,
     /// What a sleeper was last told of that.
     told_due_ns: AtomicU64,
+    /// See [`Fabric::traffic`](halite_fabric::Fabric::traffic).
+    traffic: AtomicU64,
     dropped: DroppedCounts,
     paths: Mutex<Paths>,
 }
@@ -98,18 +106,22 @@ impl Core {
         let ports = Ports::open(&config)?;
         let control = Control::new(&config.dir, &config.name, config.hosts.as_ref())?;
         Ok(Core {
-            bell: Bell::new(ports.watched().0, control.epoll().as_fd())?,
+            bell: Bell::new(ports.watched().0, control.epoll().as_fd(), config.receivers > 0)?,
             ports,
             registered: Registered::default(),
             table: RwLock::default(),
             batch: Mutex::new(Batch::new()),
+            has_receiver_panicked: AtomicBool::new(false),
+            receivers: (0..config.receivers).map(|_| Receiver::default()).collect(),
             control: Mutex::new(control),
             control_seen_ns: AtomicU64::new(0),
-            events: Mutex::default(),
+            control_is_empty: AtomicBool::new(false),
+            events: Events::default(),
             begin: Instant::now(),
             due_ns: AtomicU64::new(NEVER),
             greeting_due_ns: AtomicU64::new(NEVER),
             told_due_ns: AtomicU64::new(0),
+            traffic: AtomicU64::new(0),
             dropped: DroppedCounts::default(),
             paths: Mutex::default(),
             config,
@@ -142,9 +154,13 @@ impl Core {
         self.peers().iter().all(|connection| connection.is_idle())
     }
 
+    pub(super) fn traffic(&self) -> u64 {
+        self.traffic.load(Relaxed)
+    }
+
     /// Queues events without waking anybody: who polls, or is about to, takes them.
     fn tell(&self, events: Vec<Event>) {
-        lock(&self.events).extend(events);
+        self.events.lock().extend(events);
     }
 
     /// Queues an event for those who sleep.
@@ -154,7 +170,7 @@ impl Core {
     }
 
     pub(super) fn take_events(&self, events: &mut Vec<Event>) {
-        events.append(&mut lock(&self.events));
+        self.events.take(events);
     }
 
     /// Where other hosts may dial.
@@ -162,8 +178,8 @@ impl Core {
         lock(&self.control).ports()
     }
 
-    pub(super) fn fail_to_connect(&self, address: String, reason: String, is_ours: bool) {
-        self.tell_and_wake(Event::ConnectFailed(ConnectFailure { address, reason, is_ours }));
+    pub(super) fn fail_to_connect(&self, address: String, reason: String, trouble: ConnectTrouble) {
+        self.tell_and_wake(Event::ConnectFailed(ConnectFailure { address, reason, trouble }));
     }
 }
 
@@ -192,7 +208,14 @@ impl Core {
         let refused = requests.iter().enumerate().find_map(|(posted, request)| {
             Some((posted, lane.post(&connection, &self.registered, request).err()?))
         });
-        self.move_on(&connection, &mut lane, self.now_ns(), &mut Outcome::default());
+        let mut outcome = Outcome::default();
+        self.move_on(&connection, &mut lane, self.now_ns(), &mut outcome);
+        drop(lane);
+        // What a receiver has just handled is told here, and the receiver finds nothing left that rings.
+        if outcome.rings && !self.receivers.is_empty() {
+            self.bell.note_received();
+        }
+        self.end_if_over(&connection, outcome.is_broken);
         refused.map_or(Ok(()), Err)
     }
 
@@ -200,8 +223,12 @@ impl Core {
     fn move_on(&self, connection: &Connection, lane: &mut Lane, now_ns: u64, outcome: &mut Outcome) {
         let due = lane.transmit(connection, self.context(now_ns));
         lane.drain(connection.peer, outcome);
+        if !outcome.events.is_empty() && !connection.is_up() {
+            // Nothing is told of a peer before that it is there.
+            connection.keep_early(&mut outcome.events);
+        }
         if !outcome.events.is_empty() {
-            lock(&self.events).append(&mut outcome.events);
+            self.events.lock().append(&mut outcome.events);
         }
         if let Some(due) = due {
             self.note_due(due);
@@ -211,16 +238,16 @@ impl Core {
 
 /// Time.
 impl Core {
-    /// Something is to be done then; who sleeps for longer is woken.
+    /// Something is to be done then; who sleeps for longer is woken for it.
     fn note_due(&self, at_ns: u64) {
         if at_ns < self.due_ns.fetch_min(at_ns, SeqCst) {
             self.wake_for(at_ns);
         }
     }
 
-    /// Greetings have begun or ended.
+    /// Greetings have begun or ended, or are to be told of.
     pub(super) fn note_greetings(&self, control: &Control) {
-        let at_ns = control.next_late().unwrap_or(NEVER);
+        let at_ns = control.next_late().unwrap_or(NEVER).min(control.refusals.due_ns());
         if at_ns < self.greeting_due_ns.swap(at_ns, SeqCst) {
             self.wake_for(at_ns);
         }
@@ -230,7 +257,7 @@ impl Core {
         // Pairs with time_left(): either this sees what the sleeper was told, or the sleeper sees what is due.
         if at_ns < self.told_due_ns.load(SeqCst) {
             self.told_due_ns.fetch_min(at_ns, SeqCst);
-            self.bell.wake();
+            self.bell.wake_at(at_ns, self.now_ns());
         }
     }
 
@@ -245,7 +272,7 @@ impl Core {
     /// Does what is to be done by now.
     fn see_to_time(&self, now_ns: u64) {
         if now_ns >= self.due_ns.load(SeqCst) {
-            self.see_to_lanes(now_ns);
+            self.see_to_lanes();
         }
         if now_ns >= self.greeting_due_ns.load(SeqCst) {
             let mut gone = Vec::new();
@@ -254,6 +281,8 @@ impl Core {
                 for token in control.late(now_ns) {
                     self.see_to_late(&mut control, token, now_ns, &mut gone);
                 }
+                self.dial_postponed(&mut control, now_ns);
+                control.refusals.tell_left_out(now_ns);
                 self.note_greetings(&control);
                 self.end_given_up(control);
             }
@@ -284,7 +313,7 @@ impl Core {
                 );
                 self.fail(control, token, &reason);
             }
-            _ => self.fail(control, token, "it does not answer"),
+            _ => self.fail_silent(control, token),
         }
     }
 
@@ -298,7 +327,8 @@ impl Core {
         }
     }
 
-    fn see_to_lanes(&self, now_ns: u64) {
+    fn see_to_lanes(&self) {
+        let now_ns = self.now_ns();
         // What others add meanwhile stays.
         self.due_ns.swap(NEVER, SeqCst);
         self.share_where_due(now_ns);
@@ -324,117 +354,6 @@ impl Core {
     }
 }
 
-/// Polling.
-impl Core {
-    /// Takes in what has come, unless another thread does.
-    pub(super) fn turn(&self) {
-        let Ok(mut batch) = self.batch.try_lock() else { return };
-        let now_ns = self.now_ns();
-        let is_more = self.receive(&mut batch, now_ns);
-        batch.note_polled(is_more);
-        let seen_ns = self.control_seen_ns.load(Relaxed);
-        // Before a sleep also while packets wait: they may be nobody's business, and the edge of what a peer has said is taken already.
-        if seen_ns == 0 || !is_more && now_ns >= seen_ns + CONTROL_NS {
-            self.control_seen_ns.store(now_ns, Relaxed);
-            self.look_at_control(&mut batch, now_ns);
-            self.close_unused_ports();
-        }
-        if batch.full_in_a_row().is_multiple_of(BATCHES_BEFORE_TIME) {
-            self.see_to_time(now_ns);
-        }
-    }
-
-    /// Who arms is about to sleep: what it polls before that sees everything.
-    pub(super) fn look_at_control_soon(&self) {
-        self.control_seen_ns.store(0, Relaxed);
-    }
-
-    /// Receives once from each socket; says whether more may wait.
-    fn receive(&self, batch: &mut Batch, now_ns: u64) -> bool {
-        let mut is_more = false;
-        self.ports.for_each_ready(|port| is_more |= self.receive_from(port, batch, now_ns));
-        is_more
-    }
-
-    fn receive_from(&self, port: &Port, batch: &mut Batch, now_ns: u64) -> bool {
-        let is_more = port.receive(batch);
-        let empty = batch.empty();
-        if empty > 0 {
-            self.dropped.strangers.fetch_add(empty, Relaxed);
-        }
-        let mut packets = batch.packets().peekable();
-        let mut rings = false;
-        while let Some((from, packet)) = packets.next() {
-            let qpn = dest_qp(packet);
-            let Some((connection, index)) = qpn.and_then(|qpn| read(&self.table).lanes.get(&qpn).cloned())
-            else {
-                self.dropped.strangers.fetch_add(1, Relaxed);
-                continue;
-            };
-            let mut outcome = Outcome::default();
-            let (is_answered, has_begun, mut has_come);
-            {
-                let mut lane = connection.lane(index);
-                has_come = self.handle(&connection, &mut lane, now_ns, from, packet);
-                while let Some((from, packet)) = packets.next_if(|(_, next)| dest_qp(next) == qpn) {
-                    has_come |= self.handle(&connection, &mut lane, now_ns, from, packet);
-                }
-                self.move_on(&connection, &mut lane, now_ns, &mut outcome);
-                is_answered = lane.qp().is_path_answered();
-                has_begun = lane.take_has_begun();
-            }
-            if has_come {
-                self.see_to_shares(&port.sharing, has_begun, now_ns);
-            }
-            if !has_come && !connection.is_up() && connection.address_change().is_some() {
-                self.hurry(&connection, now_ns);
-            }
-            if is_answered && connection.awaits_answer() {
-                self.handle_answered(&connection);
-            }
-            rings |= outcome.rings;
-            self.end_if_over(&connection, outcome.is_broken);
-        }
-        if rings {
-            self.bell.note_arrival();
-        }
-        is_more
-    }
-
-    /// Says whether it was a packet of the peer.
-    fn handle(
-        &self,
-        connection: &Connection,
-        lane: &mut Lane,
-        now_ns: u64,
-        from: SocketAddr,
-        bytes: &[u8],
-    ) -> bool {
-        let Some(body) = connection.open(from, bytes) else {
-            self.dropped.refused.fetch_add(1, Relaxed);
-            return false;
-        };
-        let Ok(packet) = Packet::parse(body) else {
-            self.dropped.malformed.fetch_add(1, Relaxed);
-            return false;
-        };
-        connection.heard_ns.store(now_ns, Relaxed);
-        // Who sends has heard us: its "ready" may come later than this.  A probe asks for that yet.
-        let is_probe = matches!(packet.headers, Headers::Probe(_) | Headers::ProbeAnswer(_));
-        if !is_probe && !connection.awaits_answer() {
-            self.come_up(connection);
-        }
-        lane.handle_packet(connection, self.context(now_ns), &packet);
-        true
-    }
-
-    fn end_if_over(&self, connection: &Connection, is_broken: bool) {
-        if is_broken || connection.is_leaving() && connection.is_idle() {
-            self.end(connection);
-        }
-    }
-}
-
 /// Connections.
 impl Core {
     /// The most payload of packets to a host.
@@ -444,7 +363,11 @@ impl Core {
     }
 
     pub(super) fn greeting_deadline_ns(&self) -> u64 {
-        self.now_ns() + self.config.handshake_timeout.as_nanos() as u64
+        self.now_ns() + self.patience_ns()
+    }
+
+    pub(super) fn patience_ns(&self) -> u64 {
+        self.config.handshake_timeout.as_nanos() as u64
     }
 
     /// Lets peers in, hears what they say, and whether they are gone.
@@ -453,38 +376,79 @@ impl Core {
         {
             let mut control = lock(&self.control);
             let (tokens, is_wanted) = control.ready();
+            self.control_is_empty.store(tokens.is_empty() && !is_wanted, Relaxed);
             if is_wanted {
-                self.accept(&mut control);
+                self.accept(&mut control, now_ns, &mut gone);
             }
             for token in tokens {
                 self.hear(&mut control, token, now_ns, &mut gone);
             }
+            control.refusals.tell_left_out(now_ns);
             self.note_greetings(&control);
             self.end_given_up(control);
         }
         if !gone.is_empty() {
             // What they said before they went has arrived.
-            let _ = (0..LAST_BATCHES_MAX).find(|_| !self.receive(batch, now_ns));
-            gone.iter().for_each(|connection| self.end(connection));
+            if self.receivers.is_empty() {
+                let _ = (0..LAST_BATCHES_MAX).find(|_| !self.receive(batch, now_ns));
+            } else {
+                let theirs = gone.iter().map(|connection| connection.port_use.port().receiver).collect();
+                self.receive_in_place_of(theirs, batch, LAST_BATCHES_MAX);
+            }
+            for connection in gone {
+                if connection.is_up() {
+                    connection.take_last(self.context(now_ns), |events| self.tell(events));
+                }
+                self.end(&connection);
+            }
         }
     }
 
-    fn accept(&self, control: &mut Control) {
+    fn accept(&self, control: &mut Control, now_ns: u64, gone: &mut Vec<Arc<Connection>>) {
         for _ in 0..ACCEPTED_MAX {
-            let Ok(Some(mut line)) = control.accept() else { return };
+            let mut line = match control.accept() {
+                Ok(Some(Accepted::Line(line))) => line,
+                Ok(Some(Accepted::Stranger(socket, from))) => {
+                    self.make_room_for(control, from, now_ns, gone);
+                    let Some(line) = control.answer(socket, from) else { return };
+                    line
+                }
+                Ok(None) | Err(_) => return,
+            };
             if control.len() >= self.config.peers_max {
                 let reason = format!("it has {} connections, and takes no more", self.config.peers_max);
                 let _ = line.send(&Message::Refused { reason });
-                continue;
-            }
-            if !control.has_room_for(&line) {
-                self.dropped.strangers.fetch_add(1, Relaxed);
                 continue;
             }
             let deadline_ns = self.greeting_deadline_ns();
             // Where a socket cannot be watched, its other end sees that it is closed.
             let _ = control.add(line, Handshake::Accepted { deadline_ns });
         }
+    }
+
+    /// Where those who have not said who they are have all places, the newcomer is given that of another: to refuse it would be to let
+    /// them keep everybody out.
+    fn make_room_for(
+        &self,
+        control: &mut Control,
+        from: IpAddr,
+        now_ns: u64,
+        gone: &mut Vec<Arc<Connection>>,
+    ) {
+        let Some(token) = control.in_the_way_of(from) else { return };
+        // It may have said so by now.
+        self.hear(control, token, now_ns, gone);
+        if !control.is_stranger(token) {
+            return;
+        }
+        let evicted = control.from(token).unwrap_or(from);
+        control.remove(token);
+        self.dropped.strangers.fetch_add(1, Relaxed);
+        control.refusals.tell(now_ns, || {
+            tracing::warn!(
+                "somebody at {evicted} who dialled was refused: it has not said who it is, and made room for {from}"
+            );
+        });
     }
 
     /// Hears all that was said over a link.
@@ -504,7 +468,7 @@ impl Core {
                 (Handshake::Accepted { .. }, Heard::Message(Message::Dial { offer, hello })) => {
                     if let Err(reason) = self.answer(control, token, offer, hello, now_ns) {
                         control.send(token, &Message::Refused { reason: reason.clone() });
-                        self.fail(control, token, &reason);
+                        self.refuse(control, token, &reason);
                     }
                 }
                 (
@@ -516,27 +480,44 @@ impl Core {
                         return self.fail(control, token, "it is reached by another kind of address");
                     }
                     let address = Some(attempt.address.clone());
-                    let connection = self.connect(token, (&offer, port_use), &theirs, hello, address, now_ns);
+                    let is_elsewhere = control.own_address(token).is_some();
+                    let connection = self.connect(
+                        token,
+                        (&offer, port_use),
+                        &theirs,
+                        (hello, address),
+                        is_elsewhere,
+                        now_ns,
+                    );
                     let deadline_ns = self.greeting_deadline_ns();
-                    *handshake = Handshake::Agreed {
-                        connection: connection.clone(),
-                        attempt: Some(attempt),
-                        deadline_ns,
-                    };
-                    if control.own_address(token).is_some() {
-                        connection.await_answer();
+                    let number = attempt.number;
+                    if let Some(handshake) = control.handshake(token) {
+                        *handshake = Handshake::Agreed {
+                            connection: connection.clone(),
+                            attempt: Some(attempt),
+                            has_said_ready: false,
+                            deadline_ns,
+                        };
+                    }
+                    if is_elsewhere {
                         self.note_due(now_ns);
+                        self.say_ready_early(control, token, number);
                     } else {
                         self.make_ready(control, &connection);
                     }
                 }
-                (
-                    Handshake::Agreed { connection, attempt: None, .. } | Handshake::Connected(connection),
-                    Heard::Message(Message::Ready),
-                ) => {
+                (Handshake::Agreed { connection, attempt: None, .. }, Heard::Message(Message::Ready)) => {
                     let connection = connection.clone();
-                    *handshake = Handshake::Connected(connection.clone());
+                    self.handle_ready(control, token, &connection);
+                }
+                (Handshake::Connected(connection), Heard::Message(Message::Ready)) => {
+                    let connection = connection.clone();
                     self.come_up(&connection);
+                }
+                (Handshake::Connected(connection), Heard::Message(Message::Left { packets })) => {
+                    connection.keep_last(packets);
+                    gone.push(connection.clone());
+                    return;
                 }
                 (Handshake::Connected(connection), heard) => {
                     let connection = connection.clone();
@@ -547,15 +528,15 @@ impl Core {
                     return;
                 }
                 (Handshake::HungUp { .. }, _) => return,
-                (Handshake::Agreed { .. }, Heard::Message(Message::Left)) => {
+                (Handshake::Agreed { .. }, Heard::Message(Message::Left { .. })) => {
                     self.fail(control, token, "it hung up")
                 }
                 (_, Heard::Message(Message::Refused { reason })) => self.fail(control, token, &reason),
-                (_, Heard::Message(_)) => self.fail(control, token, "it says what does not belong there"),
-                (_, Heard::Nonsense(what)) => self.fail(control, token, &format!("it sent {what}")),
-                (_, Heard::Bad(bad)) => self.fail(control, token, &bad.to_string()),
+                (_, Heard::Message(_)) => self.refuse(control, token, "it says what does not belong there"),
+                (_, Heard::Nonsense(what)) => self.refuse(control, token, &format!("it sent {what}")),
+                (_, Heard::Bad(bad)) => self.refuse_bad(control, token, bad),
                 (_, Heard::Unreachable(error)) => self.fail(control, token, &error.to_string()),
-                (_, Heard::HungUp) => self.fail(control, token, "it hung up"),
+                (_, Heard::HungUp) => self.fail_hung_up(control, token),
             }
         }
     }
@@ -588,27 +569,33 @@ impl Core {
             control.withdraw(&ours);
             return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
         }
-        let connection = self.connect(token, (&ours, port_use), &theirs, hello, None, now_ns);
-        // The end that dials may try for as long as it waited for us.
-        let deadline_ns = self.greeting_deadline_ns() + self.config.handshake_timeout.as_nanos() as u64;
+        let connection = self.connect(token, (&ours, port_use), &theirs, (hello, None), false, now_ns);
+        // Who may be a stranger has no more time than those who say nothing.
+        let deadline_ns = self.greeting_deadline_ns();
         if let Some(handshake) = control.handshake(token) {
-            *handshake = Handshake::Agreed { connection, attempt: None, deadline_ns };
+            *handshake = Handshake::Agreed { connection, attempt: None, has_said_ready: false, deadline_ns };
             control.send(token, &Message::Accept { offer: ours, hello: self.config.hello.clone() });
         }
         Ok(())
     }
 
-    /// Makes the queue pairs that both ends have agreed on.
+    /// Makes the queue pairs that both ends have agreed on; `awaits_answer` if they are to show first that packets get there and back.
     fn connect(
         &self,
         token: u64,
         (ours, port_use): (&Offer, Arc<PortUse>),
         theirs: &Offer,
-        hello: Vec<u8>,
-        dialled: Option<String>,
+        (hello, dialled): (Vec<u8>, Option<String>),
+        awaits_answer: bool,
         now_ns: u64,
     ) -> Arc<Connection> {
         let mtu = ours.mtu.min(theirs.mtu);
+        let selective = ours.selective && theirs.selective;
+        let tells_waits = selective && ours.tells_waits && theirs.tells_waits;
+        let is_elsewhere = !self.ports.is_of_this_host(theirs.address.ip());
+        if tells_waits && is_elsewhere {
+            port_use.port().stamp();
+        }
         let config = Config {
             mtu,
             send_queue_max: QUEUE_MAX,
@@ -621,12 +608,10 @@ impl Core {
             room_packets: 1,
             retry: Retry::Lease(self.config.lease),
             finds_path: true,
-            selective: ours.selective && theirs.selective,
+            selective,
+            tells_waits,
             // Between processes of one host there is no network that anybody shares.
-            congestion: match self.ports.is_of_this_host(theirs.address.ip()) {
-                true => Congestion::Grant,
-                false => self.config.congestion,
-            },
+            congestion: if is_elsewhere { self.config.congestion } else { Congestion::Grant },
             ..Config::default()
         };
         let mut table = write(&self.table);
@@ -634,6 +619,9 @@ impl Core {
         let peer = PeerId(table.last);
         let connection = Arc::new(Connection::new(peer, token, &config, ours, theirs, port_use, now_ns));
         connection.greet(hello, dialled);
+        if awaits_answer {
+            connection.await_answer();
+        }
         let before = lock(&self.paths).to(theirs.address.ip());
         if let Some(before) = before {
             (0..LANES).for_each(|index| connection.lane(index).expect_path(now_ns, before));
@@ -701,7 +689,7 @@ impl Core {
     /// Packets of who dials us come from another address than it offered: if none comes from there soon, it is told so before it gives up.
     fn hurry(&self, connection: &Connection, now_ns: u64) {
         let mut control = lock(&self.control);
-        let soon_ns = connection.met_ns + self.config.handshake_timeout.as_nanos() as u64 / 2;
+        let soon_ns = connection.met_ns + self.patience_ns() / 2;
         if let Some(Handshake::Agreed { attempt: None, deadline_ns, .. }) =
             control.handshake(connection.token)
             && *deadline_ns > soon_ns
@@ -711,80 +699,59 @@ impl Core {
         }
     }
 
+    /// The first address that has answered is told that we are ready beside the probe that is to show it, and not a round trip later: it is up there when
+    /// a packet of ours has come, too.
+    fn say_ready_early(&self, control: &mut Control, token: u64, number: u64) {
+        if control.has_said_ready(number) {
+            return;
+        }
+        if let Some(Handshake::Agreed { has_said_ready, .. }) = control.handshake(token) {
+            *has_said_ready = true;
+            control.send(token, &Message::Ready);
+        }
+    }
+
+    /// Who has dialled knows the secret, and is ready; where it is of another host, its packets are to come through as well.
+    fn handle_ready(&self, control: &mut Control, token: u64, connection: &Arc<Connection>) {
+        let is_elsewhere = control.own_address(token).is_some();
+        let Some(handshake) = control.handshake(token) else { return };
+        if connection.note_ready() || !is_elsewhere {
+            *handshake = Handshake::Connected(connection.clone());
+            self.come_up(connection);
+        } else if let Handshake::Agreed { deadline_ns, .. } = handshake {
+            // It tries for as long as it waited for us.
+            *deadline_ns = self.greeting_deadline_ns() + self.patience_ns();
+        }
+    }
+
     /// What we have dialled is up for us, and for the other end as soon as that hears so.
     fn make_ready(&self, control: &mut Control, connection: &Arc<Connection>) {
         let Some(handshake) = control.handshake(connection.token) else { return };
-        let Handshake::Agreed { attempt: Some(Attempt { number, .. }), .. } = *handshake else { return };
+        let Handshake::Agreed { attempt: Some(Attempt { number, .. }), has_said_ready, .. } = *handshake
+        else {
+            return;
+        };
         *handshake = Handshake::Connected(connection.clone());
         control.forget_attempt(number);
-        control.send(connection.token, &Message::Ready);
+        if !has_said_ready {
+            control.send(connection.token, &Message::Ready);
+        }
         self.come_up(connection);
     }
 
     fn come_up(&self, connection: &Connection) {
+        if connection.is_up() {
+            return;
+        }
+        // A thread that sees it up queues what it tells behind this.
+        let mut events = self.events.lock();
         if let Some((hello, dialled)) = connection.come_up() {
             let peer = connection.peer;
-            self.tell(vec![Event::Connected { peer, hello, dialled }]);
+            events.push(Event::Connected { peer, hello, dialled });
+            events.extend(connection.take_early());
+            drop(events);
             // Both look at the path, as soon as no lane is locked.
             self.note_due(self.now_ns());
         }
     }
-
-    /// Ends a connection: at once on this side, and on the other as soon as it sees that.
-    pub(super) fn end(&self, connection: &Connection) {
-        let exited = {
-            let mut control = lock(&self.control);
-            control.send(connection.token, &Message::Left);
-            control.has_exited(connection.token)
-        };
-        if !connection.end(exited, |events| self.tell(events)) {
-            return;
-        }
-        if let Some(change) = connection.address_change().filter(|_| connection.is_up()) {
-            tracing::warn!("the connection to peer {} has ended; {change}", connection.peer.0);
-        }
-        self.note_path(connection);
-        {
-            let mut table = write(&self.table);
-            table.peers.remove(&connection.peer);
-            for qpn in connection.qpns() {
-                table.lanes.remove(&qpn.value());
-            }
-        }
-        lock(&self.control).remove(connection.token);
-        let sharing = &connection.port_use.port().sharing;
-        if sharing.leave(connection.peer) {
-            self.share(sharing, self.now_ns());
-        }
-        self.bell.wake();
-    }
-
-    /// The next connection to that host begins with what was found over this one.
-    fn note_path(&self, connection: &Connection) {
-        if let Some(found) = connection.found_path() {
-            lock(&self.paths).note(connection.address.ip(), found, connection.mtu);
-        }
-    }
-
-    pub(super) fn close(&self) {
-        let dialled = {
-            let mut control = lock(&self.control);
-            let dialled = control.close();
-            self.note_greetings(&control);
-            dialled
-        };
-        self.end_given_up(lock(&self.control));
-        for Attempt { address, .. } in dialled {
-            self.fail_to_connect(address, "this fabric is closed".to_owned(), false);
-        }
-        for connection in self.peers() {
-            connection.leave();
-            self.end_if_over(&connection, false);
-        }
-    }
-}
-
-/// For which queue pair a packet is, as it says itself.
-fn dest_qp(packet: &[u8]) -> Option<u32> {
-    Bth::new_checked(packet).ok().map(|bth| bth.dest_qp().value())
 }

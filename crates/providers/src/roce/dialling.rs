@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
 
-use halite_fabric::HELLO_BYTES_MAX;
+use halite_fabric::{ConnectTrouble, HELLO_BYTES_MAX};
 use rustix::io::Errno;
 
 use super::control::{Attempt, Control, Handshake};
@@ -14,26 +14,41 @@ use super::core::Core;
 use super::greeting::Message;
 use super::line::Line;
 use super::lock;
+use crate::secure::BadChannel;
 
-/// How long an address has before the next one is tried, too.
-const NEXT_NS: u64 = 250_000_000;
+/// How long an address has before the next one is tried, too: longer than most answers take, so that the order of the addresses counts, and
+/// short enough that a command which finds the first one dead is hardly slower for it.
+const NEXT_NS: u64 = 25_000_000;
+/// What is told of who has hung up without a word.
+const HUNG_UP: &str = "it hung up";
+/// Most of what is told of why somebody was refused.
+const REASON_CHARS_MAX: usize = 200;
 
 impl Core {
     pub(super) fn dial(&self, address: &str, hello: &[u8]) {
         if hello.len() > HELLO_BYTES_MAX {
             let reason = format!("hello of {} bytes is longer than {HELLO_BYTES_MAX}", hello.len());
-            return self.fail_to_connect(address.to_owned(), reason, false);
+            return self.fail_to_connect(address.to_owned(), reason, ConnectTrouble::Theirs);
         }
         let mut control = lock(&self.control);
         if control.is_closed() {
             drop(control);
-            return self.fail_to_connect(address.to_owned(), "this fabric is closed".to_owned(), false);
+            let reason = "this fabric is closed".to_owned();
+            return self.fail_to_connect(address.to_owned(), reason, ConnectTrouble::Theirs);
         }
         let hosts: Result<VecDeque<SocketAddr>, _> = address.split(',').map(str::parse).collect();
         let number = control.new_attempt();
         let (is_host, rest) = (hosts.is_ok(), hosts.unwrap_or_default());
-        let attempt =
-            Attempt { number, address: address.to_owned(), hello: hello.to_vec(), rest, next_ns: 0 };
+        let attempt = Attempt {
+            number,
+            address: address.to_owned(),
+            hello: hello.to_vec(),
+            at: None,
+            begun_ns: self.now_ns(),
+            hang_ups: 0,
+            rest,
+            next_ns: 0,
+        };
         let dialled = if is_host {
             self.dial_next(&mut control, attempt)
         } else {
@@ -45,7 +60,8 @@ impl Core {
         if let Err(error) = dialled {
             let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
             let is_ours = Errno::from_io_error(&error).is_some_and(|errno| lacks.contains(&errno));
-            self.fail_to_connect(address.to_owned(), error.to_string(), is_ours);
+            let trouble = if is_ours { ConnectTrouble::Ours } else { ConnectTrouble::Theirs };
+            self.fail_to_connect(address.to_owned(), error.to_string(), trouble);
         }
     }
 
@@ -53,7 +69,7 @@ impl Core {
     fn dial_next(&self, control: &mut Control, mut attempt: Attempt) -> io::Result<()> {
         let mut dialled = Err(io::ErrorKind::AddrNotAvailable.into());
         while let Some(host) = attempt.rest.pop_front() {
-            let next = Attempt { next_ns: self.now_ns() + NEXT_NS, ..attempt.clone() };
+            let next = Attempt { at: Some(host), next_ns: self.now_ns() + NEXT_NS, ..attempt.clone() };
             dialled = control.dial_host(host).and_then(|line| self.begin(control, line, Some(host), next));
             if dialled.is_ok() {
                 break;
@@ -74,7 +90,11 @@ impl Core {
         let own = port_use.port().at(self.ports.address_as(line.own_address()));
         let offer = control.offer(own, mtu, self.config.selective)?;
         let dialled = line.send(&Message::Dial { offer, hello: attempt.hello.clone() });
-        let deadline_ns = self.greeting_deadline_ns();
+        // Who has hung up before has no more time for that.
+        let deadline_ns = match attempt.hang_ups {
+            0 => self.greeting_deadline_ns(),
+            _ => attempt.begun_ns.saturating_add(self.patience_ns()),
+        };
         let handshake = Handshake::Dialled { attempt, offer, port_use, deadline_ns };
         if let Err(error) = dialled.and_then(|()| control.add(line, handshake)) {
             control.withdraw(&offer);
@@ -93,15 +113,76 @@ impl Core {
         let _ = self.dial_next(control, next);
     }
 
+    /// As [`Core::fail`], because of what the other end has said; logs it as a warning if that end has dialled.
+    pub(super) fn refuse(&self, control: &mut Control, token: u64, reason: &str) {
+        self.log_refusal(control, token, reason);
+        self.fail(control, token, reason);
+    }
+
+    /// The same where the other end is nobody whom we talk to.
+    pub(super) fn refuse_bad(&self, control: &mut Control, token: u64, bad: BadChannel) {
+        let reason = bad.to_string();
+        self.log_refusal(control, token, &reason);
+        let trouble =
+            if bad == BadChannel::Secret { ConnectTrouble::Stranger } else { ConnectTrouble::Theirs };
+        self.fail_as(control, token, &reason, trouble);
+    }
+
+    fn log_refusal(&self, control: &mut Control, token: u64, reason: &str) {
+        let is_dialled = control.handshake(token).is_some_and(|handshake| handshake.attempt_mut().is_some());
+        if !is_dialled {
+            let from =
+                control.from(token).map_or_else(|| "of this host".to_owned(), |from| format!("at {from}"));
+            // What a stranger sends does not fill the log.
+            let reason: String = reason.chars().take(REASON_CHARS_MAX).collect();
+            control
+                .refusals
+                .tell(self.now_ns(), || tracing::warn!("somebody {from} who dialled was refused: {reason}"));
+        }
+    }
+
+    /// As [`Core::fail`], because the other end has hung up without a word.
+    pub(super) fn fail_hung_up(&self, control: &mut Control, token: u64) {
+        // Strangers may have had us make room as long as we were not proven.
+        if let Some(Handshake::Dialled { attempt, .. } | Handshake::Agreed { attempt: Some(attempt), .. }) =
+            control.handshake(token)
+        {
+            let attempt = attempt.clone();
+            control.postpone(&attempt, self.now_ns(), self.patience_ns());
+        }
+        self.fail(control, token, HUNG_UP);
+    }
+
+    /// As [`Core::fail`], because the other end does not answer in time.  Of one that has hung up before, that tells more.
+    pub(super) fn fail_silent(&self, control: &mut Control, token: u64) {
+        let attempt = control.handshake(token).and_then(Handshake::attempt_mut);
+        let has_hung_up = attempt.is_some_and(|attempt| attempt.hang_ups > 0);
+        self.fail(control, token, if has_hung_up { HUNG_UP } else { "it does not answer" });
+    }
+
+    /// Dials hosts again that have hung up a moment ago.
+    pub(super) fn dial_postponed(&self, control: &mut Control, now_ns: u64) {
+        for attempt in control.take_postponed(now_ns) {
+            let (number, address) = (attempt.number, attempt.address.clone());
+            if self.dial_next(control, attempt).is_err() && !control.is_trying(number) {
+                self.fail_to_connect(address, HUNG_UP.to_owned(), ConnectTrouble::Theirs);
+            }
+        }
+    }
+
     /// Gives a link up over which there is no connection yet, and goes on with the next address, if there is one.
     pub(super) fn fail(&self, control: &mut Control, token: u64, reason: &str) {
+        self.fail_as(control, token, reason, ConnectTrouble::Theirs);
+    }
+
+    fn fail_as(&self, control: &mut Control, token: u64, reason: &str, trouble: ConnectTrouble) {
         let Some(attempt) = control.remove(token) else {
             return tracing::debug!("somebody who dialled is not let in: {reason}");
         };
         let (number, address) = (attempt.number, attempt.address.clone());
         let has_next = self.dial_next(control, attempt).is_ok();
         if !has_next && !control.is_trying(number) {
-            self.fail_to_connect(address, reason.to_owned(), false);
+            self.fail_to_connect(address, reason.to_owned(), trouble);
         }
     }
 }

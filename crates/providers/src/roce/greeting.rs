@@ -5,12 +5,14 @@
 //!     Dial(offer, hello) ───────────►
 //!     ◄─────────── Accept(offer, hello)      or Refused(reason)
 //!     Ready ────────────────────────►        both have queue pairs that are ready; from here on the socket says one thing more:
-//!                                            Left, or without a word that its other end is closed
+//!                                            Left(packets), or without a word that its other end is closed
 //!
 //!   0 "roce" | 4 version u8 | 5 kind u8 | then, of Dial and Accept:
 //!   6 mtu u8 | 7 family u8 | 8 port u16 | 10 address, 16 bytes | 26 salt u32 | 30 qpn u32, psn u32, of each lane | 46 extensions u8
 //!   47 hello
 //! ```
+//!
+//! `Left` has the packets that its sender does not wait for any more, each behind its length as a u16.
 //!
 //! Numbers are little-endian.  All of them are untrusted, though who may enter the directory is trusted with more than these.
 
@@ -29,8 +31,11 @@ const OFFER_BYTES: usize = EXTENSIONS_AT + 1;
 const EXTENSIONS_AT: usize = 24 + LANES * 8;
 /// What one end understands; others may have a meaning one day, and are passed over.
 const SELECTIVE: u8 = 1;
+const TELLS_WAITS: u8 = 2;
 /// No packet is longer.
 pub(super) const MESSAGE_BYTES_MAX: usize = 6 + OFFER_BYTES + HELLO_BYTES_MAX;
+/// What a packet takes of that in the last message, besides its own bytes.
+const PACKET_LEN_BYTES: usize = 2;
 const REASON_BYTES_MAX: usize = 200;
 
 /// What one end has for the other: where it is, and its queue pairs.
@@ -44,6 +49,8 @@ pub(super) struct Offer {
     pub(super) lanes: [LaneOffer; LANES],
     /// Whether it repeats single packets, and keeps those that come before their turn.
     pub(super) selective: bool,
+    /// Whether its answers say how long what they answer has waited for its processor.
+    pub(super) tells_waits: bool,
 }
 
 /// A queue pair, and the number of the first packet that it will send.
@@ -68,7 +75,10 @@ pub(super) enum Message {
         reason: String,
     },
     /// Who says so ends the connection, and its process goes on or ends by itself.
-    Left,
+    Left {
+        /// What was not acknowledged of what it has sent last.
+        packets: Vec<Vec<u8>>,
+    },
 }
 
 /// Why a packet makes no sense.
@@ -87,7 +97,7 @@ impl Message {
             Message::Accept { .. } => 2,
             Message::Ready => 3,
             Message::Refused { .. } => 4,
-            Message::Left => 5,
+            Message::Left { .. } => 5,
         };
         let mut bytes = MAGIC.to_vec();
         bytes.extend([VERSION, kind]);
@@ -96,7 +106,14 @@ impl Message {
                 offer.encode(&mut bytes);
                 bytes.extend(hello);
             }
-            Message::Ready | Message::Left => {}
+            Message::Ready => {}
+            Message::Left { packets } => {
+                for packet in packets {
+                    let len = u16::try_from(packet.len()).expect("who leaves keeps to the limit");
+                    bytes.extend(len.to_le_bytes());
+                    bytes.extend(packet);
+                }
+            }
             Message::Refused { reason } => {
                 bytes.extend(&reason.as_bytes()[..reason.len().min(REASON_BYTES_MAX)]);
             }
@@ -121,10 +138,28 @@ impl Message {
             }
             3 if rest.is_empty() => Ok(Message::Ready),
             4 => Ok(Message::Refused { reason: String::from_utf8_lossy(rest).into_owned() }),
-            5 if rest.is_empty() => Ok(Message::Left),
+            5 if bytes.len() <= MESSAGE_BYTES_MAX => Ok(Message::Left { packets: packets(rest)? }),
             _ => Err(BadMessage::Nonsense),
         }
     }
+
+    /// Who leaves with these packets; `None` where they are too long for one message.
+    pub(super) fn left_with(packets: Vec<Vec<u8>>) -> Option<Message> {
+        let bytes: usize = packets.iter().map(|packet| PACKET_LEN_BYTES + packet.len()).sum();
+        (6 + bytes <= MESSAGE_BYTES_MAX).then_some(Message::Left { packets })
+    }
+}
+
+fn packets(mut bytes: &[u8]) -> Result<Vec<Vec<u8>>, BadMessage> {
+    let mut packets = Vec::new();
+    while !bytes.is_empty() {
+        let (len, rest) = bytes.split_first_chunk().ok_or(BadMessage::Nonsense)?;
+        let (packet, rest) =
+            rest.split_at_checked(u16::from_le_bytes(*len).into()).ok_or(BadMessage::Nonsense)?;
+        packets.push(packet.to_vec());
+        bytes = rest;
+    }
+    Ok(packets)
 }
 
 impl Offer {
@@ -146,7 +181,8 @@ impl Offer {
             bytes.extend(lane.qpn.value().to_le_bytes());
             bytes.extend(lane.psn.value().to_le_bytes());
         }
-        bytes.push(if self.selective { SELECTIVE } else { 0 });
+        let bit = |is_offered: bool, bit: u8| if is_offered { bit } else { 0 };
+        bytes.push(bit(self.selective, SELECTIVE) | bit(self.tells_waits, TELLS_WAITS));
     }
 
     fn decode(bytes: &[u8; OFFER_BYTES]) -> Result<Offer, BadMessage> {
@@ -166,8 +202,8 @@ impl Offer {
             let at = 24 + 8 * index;
             *lane = LaneOffer { qpn: Qpn::new(number(at)?), psn: Psn::new(number(at + 4)?) };
         }
-        let selective = bytes[EXTENSIONS_AT] & SELECTIVE != 0;
-        Ok(Offer { address: SocketAddr::new(ip, port), mtu, salt: u32_at(20), lanes, selective })
+        let [selective, tells_waits] = [SELECTIVE, TELLS_WAITS].map(|bit| bytes[EXTENSIONS_AT] & bit != 0);
+        Ok(Offer { address: SocketAddr::new(ip, port), mtu, salt: u32_at(20), lanes, selective, tells_waits })
     }
 }
 
@@ -192,8 +228,8 @@ mod tests {
     fn offer(address: &str) -> Offer {
         let lane = |number| LaneOffer { qpn: Qpn::new(number), psn: Psn::new(0xff_ffff - number) };
         let lanes = [lane(17), lane(0xff_fffe)];
-        let (address, selective) = (address.parse().unwrap(), true);
-        Offer { address, mtu: Mtu::Bytes4096, salt: 0x1234_5678, lanes, selective }
+        let (address, selective, tells_waits) = (address.parse().unwrap(), true, true);
+        Offer { address, mtu: Mtu::Bytes4096, salt: 0x1234_5678, lanes, selective, tells_waits }
     }
 
     #[test]
@@ -205,7 +241,8 @@ mod tests {
                 Message::Accept { offer, hello },
                 Message::Ready,
                 Message::Refused { reason: "no room".to_owned() },
-                Message::Left,
+                Message::Left { packets: vec![] },
+                Message::left_with(vec![vec![7; 40], vec![], vec![8; 900]]).unwrap(),
             ] {
                 let bytes = message.encode();
                 assert!(bytes.len() <= MESSAGE_BYTES_MAX);
@@ -215,12 +252,24 @@ mod tests {
     }
 
     #[test]
+    fn who_has_more_to_say_than_fits_does_not_leave_with_it() {
+        assert!(Message::left_with(vec![vec![7; 600]; 2]).is_none());
+        let cut = [&Message::Left { packets: vec![] }.encode()[..], &[9, 0, 1, 2]].concat();
+        assert_eq!(Message::decode(&cut), Err(BadMessage::Nonsense));
+        // Found by fuzzing: more than anybody leaves with was kept.
+        let long = Message::Left { packets: vec![vec![7; 600]; 2] }.encode();
+        assert_eq!(Message::decode(&long), Err(BadMessage::Nonsense));
+    }
+
+    #[test]
     fn extensions_that_nobody_knows_yet_are_passed_over() {
-        for (extensions, selective) in [(0, false), (0xfe, false), (0xff, true)] {
+        for (extensions, known) in
+            [(0, (false, false)), (0xfc, (false, false)), (0xfd, (true, false)), (0xff, (true, true))]
+        {
             let mut bytes = Message::Dial { offer: offer("127.0.0.1:4"), hello: vec![1] }.encode();
             bytes[6 + EXTENSIONS_AT] = extensions;
             let Ok(Message::Dial { offer, hello }) = Message::decode(&bytes) else { panic!("{extensions}") };
-            assert_eq!((offer.selective, hello), (selective, vec![1]));
+            assert_eq!(((offer.selective, offer.tells_waits), hello), (known, vec![1]));
         }
     }
 

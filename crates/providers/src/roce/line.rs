@@ -1,7 +1,7 @@
 //! What two ends say to each other about their connection, over a socket: a Unix socket on one host, else an encrypted stream.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -12,7 +12,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use super::greeting::{MESSAGE_BYTES_MAX, Message};
 use crate::meeting;
-use crate::secure::{BadChannel, Channel, Secrets};
+use crate::secure::{BadChannel, Channel, FIRST_BYTES_MAX, Secrets};
+
+const _: () = assert!(MESSAGE_BYTES_MAX <= FIRST_BYTES_MAX, "a greeting rides in a hello");
 
 /// Bytes that are read from a stream at a time.
 const READ_BYTES: usize = 4096;
@@ -91,8 +93,8 @@ impl Line {
         self.process.as_ref().is_some_and(|process| is_ready(process.as_fd(), PollFlags::IN))
     }
 
-    /// From the next one who dialled a port of ours, if anybody did.
-    pub(super) fn accept(listener: &TcpListener, secrets: &Secrets) -> io::Result<Option<Line>> {
+    /// The next connection to a port of ours, if there is one, and the address that it comes from.
+    pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, IpAddr)>> {
         let (socket, from) = match listener.accept() {
             Ok(accepted) => accepted,
             Err(error) => match error.kind() {
@@ -106,9 +108,13 @@ impl Line {
         };
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
-        let channel = Channel::answer(secrets.clone());
-        let stream = Stream { channel, is_connecting: false, from: Some(from.ip().to_canonical()) };
-        Ok(Some(Line { socket: socket.into(), stream: Some(Box::new(stream)), process: None }))
+        Ok(Some((socket, from.ip().to_canonical())))
+    }
+
+    /// Over a connection that was accepted, for a peer that knows one of the secrets.
+    pub(super) fn answer(socket: TcpStream, from: IpAddr, secrets: Secrets) -> Line {
+        let stream = Stream { channel: Channel::answer(secrets), is_connecting: false, from: Some(from) };
+        Line { socket: socket.into(), stream: Some(Box::new(stream)), process: None }
     }
 
     /// The host that dialled, if it was not this one for sure.
@@ -116,11 +122,21 @@ impl Line {
         self.stream.as_ref()?.from
     }
 
+    /// Whether the other end is somebody whom we talk to for sure, and does not merely repeat what such a one has said.
+    pub(super) fn is_proven(&self) -> bool {
+        self.stream.as_ref().is_none_or(|stream| stream.channel.is_proven())
+    }
+
     /// The address of ours that it ends at, if it is one between hosts; also before the other host has answered.
     pub(super) fn own_address(&self) -> Option<IpAddr> {
         self.stream.as_ref()?;
         let address = SocketAddr::try_from(rustix::net::getsockname(&self.socket).ok()?).ok()?;
         Some(address.ip().to_canonical())
+    }
+
+    /// Whether the other end has answered, if only its host has.
+    pub(super) fn is_heard(&self) -> bool {
+        self.stream.as_ref().is_none_or(|stream| !stream.is_connecting)
     }
 
     /// Whether there is something to be sent, or to be found out, once the socket takes more.

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! [`halite_rnic`] is the adapter; this module is its driver.  It has no thread: who posts sends, and who polls receives, answers,
-//! looks at timers, lets peers in and hears of their ends.  Who sleeps does so on the socket itself.
+//! looks at timers, lets peers in and hears of their ends.  Who sleeps does so on the socket itself.  Where it is told to
+//! ([`RoceConfig::receivers`]), threads of its own receive and answer.
 //!
 //! **Keys** count registrations, and a peer that hears of one can use it at once: an rkey is the key, hidden by a number that each
 //! end chose for the other when they connected.  It is looked up when a packet arrives, so a key that was taken back leads nowhere.
@@ -26,6 +27,7 @@ mod connection;
 mod control;
 mod core;
 mod dialling;
+mod events;
 mod greeting;
 mod line;
 mod memory;
@@ -33,8 +35,10 @@ mod paths;
 mod port;
 mod ports;
 mod probe;
+mod receivers;
 mod sharing;
 mod single;
+mod stamps;
 mod translated;
 
 use std::io;
@@ -57,8 +61,9 @@ use self::core::Core;
 #[cfg(fuzzing)]
 pub use self::greeting::check_greeting;
 pub use self::probe::{SocketProbe, probe};
+use self::receivers::Receivers;
 pub use self::translated::AddressChanged;
-use crate::secure::Secrets;
+use crate::secure::{SecretError, Secrets};
 
 /// Queue pairs to each peer.
 const LANES: usize = 2;
@@ -66,6 +71,8 @@ const LANES: usize = 2;
 const SEND_BYTES_MAX: usize = 1 << 16;
 /// Longest source that travels with its request.
 const INLINE_BYTES_MAX: usize = 4096;
+/// Most threads of a fabric's own.
+pub const RECEIVERS_MAX: usize = 64;
 /// How long a fabric that is dropped waits for its peers to acknowledge what was posted.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -86,8 +93,7 @@ pub struct RoceConfig {
     pub mtu: Mtu,
     /// Whether single packets are repeated with those peers that do so, too; else all behind one that is lost.
     pub selective: bool,
-    /// What bounds how much is under way to other hosts besides their grants, where single packets are repeated.  [`Congestion::Delay`] takes the
-    /// time until a process gets its processor for that of a queue, and so needs hosts whose processors wait for packets.
+    /// What bounds how much is under way to other hosts besides their grants, where single packets are repeated.
     pub congestion: Congestion,
     /// How long a peer that does not answer is waited for.
     pub lease: Duration,
@@ -104,6 +110,10 @@ pub struct RoceConfig {
     pub peers_per_socket: usize,
     /// UDP sockets at one time; peers share them where that is not enough, or the system gives no more.
     pub sockets_max: usize,
+    /// Threads of the fabric's own that receive and answer, at most [`RECEIVERS_MAX`]; if 0, who polls does.  Each has sockets of its own, and each new peer goes
+    /// to the one that has fewest.  They carry more where there are processors for them; a message that a
+    /// thread waits for comes later, for it is handed over.
+    pub receivers: usize,
     /// Where to write all packets that are sent and received, as a nanosecond pcap; nowhere if `None`.
     pub pcap: Option<PathBuf>,
     /// The capture ends before it has more bytes than this.
@@ -144,14 +154,13 @@ impl Hosts {
         Ok(())
     }
 
-    /// The secrets as they are now.
-    pub(crate) fn secrets(&self) -> Secrets {
-        let Some(path) = &self.secret_file else { return self.secrets.clone() };
-        Secrets::read(path).unwrap_or_else(|error| {
-            // Another process may be replacing the file.
-            tracing::warn!("{error}; those that were known before are used");
-            self.secrets.clone()
-        })
+    /// Takes the secrets as they are now.  Where they cannot be read, for another process may be replacing the file, those that were read last stay, and
+    /// none that was retired before.
+    pub(crate) fn read_secrets(&mut self) -> Result<(), SecretError> {
+        if let Some(path) = &self.secret_file {
+            self.secrets = Secrets::read(path)?;
+        }
+        Ok(())
     }
 
     /// The addresses and ports where they may dial us.
@@ -162,7 +171,7 @@ impl Hosts {
 
 impl RoceConfig {
     /// The usual values: over loopback in packets of 4096 bytes, of which single ones are repeated, bounded by grants alone, a lease of 5 seconds, 4096 segments, 1024 peers, 16 of each
-    /// socket, which asks for 4 MiB, and 64 sockets, greetings of 2 seconds, no capture; one ends at 1 GiB.
+    /// socket, which asks for 4 MiB, and 64 sockets from which who polls receives, greetings of 2 seconds, no capture; one ends at 1 GiB.
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> RoceConfig {
         RoceConfig {
             dir: dir.into(),
@@ -180,6 +189,7 @@ impl RoceConfig {
             receive_bytes: 4 << 20,
             peers_per_socket: 16,
             sockets_max: 64,
+            receivers: 0,
             pcap: None,
             pcap_bytes_max: 1 << 30,
             hosts: None,
@@ -192,6 +202,9 @@ impl RoceConfig {
         }
         if self.hello.len() > HELLO_BYTES_MAX {
             return Err(OpenError::HelloTooLong { len: self.hello.len() });
+        }
+        if self.receivers > RECEIVERS_MAX {
+            return Err(OpenError::Receivers { count: self.receivers });
         }
         let mut all = self.other_addresses.iter().chain([&self.address]);
         match all.find(|address| address.is_unspecified() || address.is_multicast()) {
@@ -223,6 +236,12 @@ pub enum OpenError {
     Address {
         /// What was asked for.
         address: IpAddr,
+    },
+    /// More threads than a fabric may have.
+    #[error("cannot open a roce fabric with {count} threads that receive: at most {RECEIVERS_MAX}")]
+    Receivers {
+        /// What was asked for.
+        count: usize,
     },
     /// A living process uses the name.
     #[error("cannot open a roce fabric: {name} is in use in {}", dir.display())]
@@ -257,7 +276,7 @@ pub enum OpenError {
 /// Packets that a fabric has dropped before any queue pair saw them, or could not send.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Dropped {
-    /// Arrived for no queue pair of ours, or empty.
+    /// Arrived for no queue pair of ours, or empty; and connections that were hung up on to make room for others.
     pub strangers: u64,
     /// Arrived for a queue pair from another address than its peer's ([`AddressChanged`] counts those that the peer had sent), or damaged.
     pub refused: u64,
@@ -291,7 +310,8 @@ pub struct Dropped {
 /// ```
 #[derive(Debug)]
 pub struct RoceFabric {
-    core: Core,
+    core: Arc<Core>,
+    _receivers: Receivers,
 }
 
 impl RoceFabric {
@@ -300,7 +320,9 @@ impl RoceFabric {
         config.check()?;
         let (dir, name, address) = (config.dir.clone(), config.name.clone(), config.address);
         let (pcap, bytes_max) = (config.pcap.clone(), config.pcap_bytes_max);
-        let core = Core::open(config).map_err(|source| match source.kind() {
+        let opened = Core::open(config).map(Arc::new);
+        let opened = opened.and_then(|core| Ok((Receivers::start(&core)?, core)));
+        let (receivers, core) = opened.map_err(|source| match source.kind() {
             io::ErrorKind::AddrInUse => OpenError::NameTaken { dir, name },
             _ => OpenError::Io { dir, name, address, source },
         })?;
@@ -308,7 +330,7 @@ impl RoceFabric {
             let created = Capture::create(&path, bytes_max);
             core.ports.capture_to(created.map_err(|source| OpenError::Pcap { path, source })?);
         }
-        Ok(Arc::new(RoceFabric { core }))
+        Ok(Arc::new(RoceFabric { core, _receivers: receivers }))
     }
 
     /// What was dropped so far.
@@ -421,10 +443,10 @@ impl Fabric for RoceFabric {
     }
 
     fn arm(&self, sleeper: Option<Sleeper>) {
+        let is_control_seen = self.core.bell.arm(sleeper, self.core.ports.watched());
         if sleeper.is_some() {
-            self.core.look_at_control_soon();
+            self.core.note_arming(is_control_seen);
         }
-        self.core.bell.arm(sleeper, self.core.ports.watched());
     }
 
     fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
@@ -447,6 +469,10 @@ impl Fabric for RoceFabric {
         (0..LANES).find_map(of_lane).map(Duration::from_nanos)
     }
 
+    fn is_being_answered(&self) -> bool {
+        lock(&self.core.control).is_being_answered()
+    }
+
     fn path(&self, peer: PeerId) -> Option<Path> {
         let connection = self.core.peer(peer)?;
         let counters = self.counters(peer)?;
@@ -466,6 +492,14 @@ impl Fabric for RoceFabric {
             ends: (connection.own_address, connection.address),
             elsewhere: connection.address_change().map(|change| (change.seen, change.packets)),
         })
+    }
+
+    fn polls_by_system_calls(&self) -> bool {
+        true
+    }
+
+    fn traffic(&self) -> u64 {
+        self.core.traffic()
     }
 
     fn doorbell(&self) -> u32 {
@@ -494,6 +528,8 @@ impl Drop for RoceFabric {
         while self.core.has_peers() && Instant::now() < deadline {
             let seen = self.doorbell();
             self.core.turn();
+            // Nobody wants them any more, and receivers wait while there are many.
+            self.core.take_events(&mut Vec::new());
             let left = self.core.time_left().unwrap_or(LAST_WORDS).min(LAST_WORDS);
             if self.core.has_peers() {
                 self.wait(Sleeper::Progress, seen, Some(left));
@@ -517,4 +553,34 @@ fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
 
 fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
     lock.write().expect(POISONED)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_secret_that_was_retired_stays_so_while_its_file_cannot_be_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let write = |digit: &str| {
+            std::fs::write(&path, digit.repeat(64)).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+        };
+        write("a");
+        let first = Secrets::read(&path).unwrap();
+        let mut hosts = Hosts { secret_file: Some(path.clone()), ..Hosts::known_by(first.clone()) };
+        write("b");
+        hosts.read_secrets().unwrap();
+        let second = hosts.secrets.clone();
+        assert_ne!(first, second);
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+        hosts.read_secrets().unwrap_err();
+        assert_eq!(hosts.secrets, second);
+        write("");
+        hosts.read_secrets().unwrap_err();
+        assert_eq!(hosts.secrets, second);
+    }
 }

@@ -9,7 +9,7 @@ use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, OnceLock};
 
 use halite_rnic::Mtu;
@@ -50,6 +50,10 @@ pub(super) struct Port {
     unsent: AtomicU64,
     /// Consecutive receives that returned as many packets as were asked for.
     full_in_a_row: AtomicU32,
+    /// Whether the system is to say when packets have come.
+    is_stamped: AtomicBool,
+    /// The number of the one that receives from it, where there are receivers.
+    pub(super) receiver: usize,
     /// Peers that have a place here: connected ones, and those to whom it was offered.
     pub(super) users: AtomicUsize,
     /// Who shares its receive buffer.
@@ -64,6 +68,7 @@ impl Port {
         address: IpAddr,
         others: &[IpAddr],
         receive_bytes: usize,
+        receiver: usize,
         capture: Arc<OnceLock<Capture>>,
     ) -> io::Result<Port> {
         let maps = !others.is_empty() && others.iter().chain([&address]).any(IpAddr::is_ipv6);
@@ -81,8 +86,21 @@ impl Port {
         let room = Room::new(state.recv_buffer_size((&socket).into())?);
         let address = SocketAddr::new(address, socket.local_addr()?.port());
         let (others, unsent, full_in_a_row) = (others.to_vec(), AtomicU64::new(0), AtomicU32::new(0));
-        let (users, sharing) = (AtomicUsize::new(0), Sharing::new(room));
-        Ok(Port { socket, state, address, others, maps, unsent, full_in_a_row, users, sharing, capture })
+        let (users, sharing, is_stamped) = (AtomicUsize::new(0), Sharing::new(room), AtomicBool::new(false));
+        Ok(Port {
+            socket,
+            state,
+            address,
+            others,
+            maps,
+            unsent,
+            full_in_a_row,
+            is_stamped,
+            receiver,
+            users,
+            sharing,
+            capture,
+        })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -110,6 +128,13 @@ impl Port {
             )
         };
         if failed == 0 { u64::from(counts[8]) } else { 0 }
+    }
+
+    /// Has the system say from now on when packets have come.  Where it does not, they come when they are read.
+    pub(super) fn stamp(&self) {
+        if !self.is_stamped.swap(true, Relaxed) {
+            single::say_when(&self.socket);
+        }
     }
 
     pub(super) fn unsent(&self) -> u64 {
@@ -205,14 +230,14 @@ impl Port {
         // Whatever went wrong, nothing has come.
         batch.count = received.unwrap_or(0);
         let is_full = batch.count == wanted;
-        // Only who polls is here.
+        // Only who receives is here, one thread at a time.
         self.full_in_a_row.store(if is_full { full_in_a_row.saturating_add(1) } else { 0 }, Relaxed);
         if let Some(capture) = self.capture.get().filter(|_| batch.count > 0) {
             let own = |meta: &RecvMeta| {
                 let own = meta.dst_ip.map(|own| own.to_canonical()).filter(|_| !self.others.is_empty());
                 self.at(own.unwrap_or(self.address.ip()))
             };
-            capture.write(batch.with_metas().map(|(meta, packet)| (canonical(meta.addr), own(meta), packet)));
+            capture.write(batch.packets().map(|(meta, packet)| (canonical(meta.addr), own(meta), packet)));
         }
         is_full
     }
@@ -242,7 +267,7 @@ impl Port {
 }
 
 /// An address of IPv4 as that, also where the socket takes it as one of IPv6.
-fn canonical(address: SocketAddr) -> SocketAddr {
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
         IpAddr::V6(_) => address,
@@ -352,12 +377,13 @@ impl Batch {
         self.full_in_a_row
     }
 
-    /// Each packet, and where it came from.
-    pub(super) fn packets(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
-        self.with_metas().map(|(meta, packet)| (canonical(meta.addr), packet))
+    /// Whether the system has said of what came first when that was.
+    pub(super) fn is_stamped(&self) -> bool {
+        self.metas[..self.count].first().is_some_and(|meta| meta.timestamp.is_some())
     }
 
-    fn with_metas(&self) -> impl Iterator<Item = (&RecvMeta, &[u8])> {
+    /// Each packet, and what the system says of it.
+    pub(super) fn packets(&self) -> impl Iterator<Item = (&RecvMeta, &[u8])> {
         let trains = self.bytes.chunks(RECEIVED_BYTES_MAX).zip(&self.metas).take(self.count);
         trains.flat_map(|(bytes, meta)| {
             bytes[..meta.len].chunks(meta.stride.max(1)).map(move |packet| (meta, packet))
@@ -401,7 +427,7 @@ mod tests {
     }
 
     fn ports() -> (Port, Port, Flow) {
-        let bind = || Port::bind(Ipv4Addr::LOCALHOST.into(), &[], 1 << 20, Arc::default()).unwrap();
+        let bind = || Port::bind(Ipv4Addr::LOCALHOST.into(), &[], 1 << 20, 0, Arc::default()).unwrap();
         let [from, to] = [bind(), bind()];
         let flow = Flow::new(from.address(), to.address());
         (from, to, flow)

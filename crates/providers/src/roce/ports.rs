@@ -8,6 +8,8 @@
 //!   sockets      first        further     ...          a further one is closed when nobody has a place there
 //!                  └────── epoll ──┘                   only while there is more than one; else the first is read by itself
 //! ```
+//!
+//! Where threads of the fabric's own receive ([`super::receivers`]), each has an epoll with its part of the sockets, and peers are spread among them.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -43,8 +45,9 @@ pub(super) struct Ports {
     /// All of them, the first one first.
     all: RwLock<Vec<Arc<Port>>>,
     has_further: AtomicBool,
-    /// Watches all of them while there are several.
-    epoll: OwnedFd,
+    /// Watches all of them while there are several; or, for each receiver, its part of them, always.
+    epolls: Vec<OwnedFd>,
+    has_receivers: bool,
     capture: Arc<OnceLock<Capture>>,
     /// What those that are closed have counted.
     unsent: AtomicU64,
@@ -76,8 +79,9 @@ impl Ports {
     pub(super) fn open(config: &RoceConfig) -> io::Result<Ports> {
         let (address, others) = (config.address, config.other_addresses.clone());
         let capture = Arc::<OnceLock<Capture>>::default();
-        let first = Arc::new(Port::bind(address, &others, config.receive_bytes, capture.clone())?);
-        Ok(Ports {
+        let first = Arc::new(Port::bind(address, &others, config.receive_bytes, 0, capture.clone())?);
+        let epoll = |_| epoll::create(epoll::CreateFlags::CLOEXEC);
+        let ports = Ports {
             address,
             others,
             receive_bytes: config.receive_bytes,
@@ -86,11 +90,16 @@ impl Ports {
             all: RwLock::new(vec![first.clone()]),
             first,
             has_further: AtomicBool::new(false),
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            epolls: (0..config.receivers.max(1)).map(epoll).collect::<Result<_, _>>()?,
+            has_receivers: config.receivers > 0,
             capture,
             unsent: AtomicU64::new(0),
             overflowed: AtomicU64::new(0),
-        })
+        };
+        if ports.has_receivers {
+            ports.watch(&ports.first)?;
+        }
+        Ok(ports)
     }
 
     /// Writes all packets there from now on.
@@ -109,10 +118,27 @@ impl Ports {
     /// A place for one more peer, and whether what is to be watched by who sleeps has changed by that.
     pub(super) fn port_use(&self) -> (Arc<PortUse>, bool) {
         let mut all = write(&self.all);
-        if let Some(port) = all.iter().find(|port| port.users.load(Relaxed) < self.users_max) {
+        let users = |port: &&Arc<Port>| port.users.load(Relaxed);
+        let mut with_room = all.iter().filter(|port| users(port) < self.users_max);
+        let chosen = match self.epolls.len() {
+            1 => with_room.next(),
+            // Each receiver has a peer before any has two.
+            several => {
+                let users_of = |receiver| {
+                    all.iter()
+                        .filter(|port| port.receiver == receiver)
+                        .map(|port| users(&port))
+                        .sum::<usize>()
+                };
+                let has_socket = |receiver| all.iter().any(|port| port.receiver == receiver);
+                let least = with_room.min_by_key(|port| (users_of(port.receiver), users(port)));
+                least.filter(|port| users_of(port.receiver) == 0 || (0..several).all(has_socket))
+            }
+        };
+        if let Some(port) = chosen {
             return (PortUse::take(port), false);
         }
-        let is_first = all.len() == 1;
+        let is_first = all.len() == 1 && !self.has_receivers;
         let opened = if all.len() < self.ports_max { self.open_further(&all) } else { None };
         match opened {
             Some(port) => {
@@ -122,7 +148,7 @@ impl Ports {
                 (port_use, is_first)
             }
             None => {
-                let least = all.iter().min_by_key(|port| port.users.load(Relaxed));
+                let least = all.iter().min_by_key(users);
                 (PortUse::take(least.expect("the first is always there")), false)
             }
         }
@@ -130,14 +156,18 @@ impl Ports {
 
     /// One more, watched; `None` where the system gives none: peers can do without.
     fn open_further(&self, all: &[Arc<Port>]) -> Option<Arc<Port>> {
-        let opened = Port::bind(self.address, &self.others, self.receive_bytes, self.capture.clone());
+        let sockets_of = |receiver: &usize| all.iter().filter(|port| port.receiver == *receiver).count();
+        let receiver = (0..self.epolls.len()).min_by_key(sockets_of).expect("at least one");
+        let (address, others) = (self.address, &self.others);
+        let opened = Port::bind(address, others, self.receive_bytes, receiver, self.capture.clone());
+        let is_first_alone = all.len() == 1 && !self.has_receivers;
         let watched = opened.and_then(|port| {
-            if all.len() == 1 {
+            if is_first_alone {
                 self.watch(&self.first)?;
             }
             self.watch(&port).inspect_err(|_| {
-                if all.len() == 1 {
-                    let _ = epoll::delete(&self.epoll, &*self.first);
+                if is_first_alone {
+                    let _ = epoll::delete(&self.epolls[0], &*self.first);
                 }
             })?;
             Ok(Arc::new(port))
@@ -151,7 +181,8 @@ impl Ports {
 
     fn watch(&self, port: &Port) -> io::Result<()> {
         let number = u64::from(port.address().port());
-        Ok(epoll::add(&self.epoll, port, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?)
+        let epoll = &self.epolls[port.receiver];
+        Ok(epoll::add(epoll, port, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?)
     }
 
     /// Closes those at which nobody has a place.  Says whether what is to be watched by who sleeps has changed by that.
@@ -163,16 +194,26 @@ impl Ports {
         let is_over = |port: &mut Arc<Port>| !Arc::ptr_eq(port, &self.first) && port.users.load(Relaxed) == 0;
         for port in all.extract_if(.., is_over) {
             // Who polls may hold it for a moment yet.
-            let _ = epoll::delete(&self.epoll, &*port);
+            let _ = epoll::delete(&self.epolls[port.receiver], &*port);
             self.unsent.fetch_add(port.unsent(), Relaxed);
             self.overflowed.fetch_add(port.overflowed(), Relaxed);
         }
         let is_alone = all.len() == 1;
         if is_alone {
-            let _ = epoll::delete(&self.epoll, &*self.first);
             self.has_further.store(false, SeqCst);
         }
+        if is_alone && !self.has_receivers {
+            let _ = epoll::delete(&self.epolls[0], &*self.first);
+        }
         is_alone
+    }
+
+    /// Has each receiver woken, for good, when that descriptor becomes readable.
+    pub(super) fn wake_receivers_by(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let of_no_port = epoll::EventData::new_u64(u64::MAX);
+        self.epolls
+            .iter()
+            .try_for_each(|epoll| Ok(epoll::add(epoll, descriptor, of_no_port, epoll::EventFlags::IN)?))
     }
 
     fn has_further(&self) -> bool {
@@ -180,23 +221,35 @@ impl Ports {
         self.has_further.load(SeqCst)
     }
 
-    /// What who sleeps may have to watch, and which of them it is now.
-    pub(super) fn watched(&self) -> ([BorrowedFd<'_>; 2], usize) {
-        ([self.first.as_fd(), self.epoll.as_fd()], usize::from(self.has_further()))
+    /// What who sleeps may have to watch, and which of them it is now; none where receivers do.
+    pub(super) fn watched(&self) -> ([BorrowedFd<'_>; 2], Option<usize>) {
+        let index = (!self.has_receivers).then(|| usize::from(self.has_further()));
+        ([self.first.as_fd(), self.epolls[0].as_fd()], index)
     }
 
     /// Those at which something may have come.
     pub(super) fn for_each_ready(&self, mut then: impl FnMut(&Port)) {
-        if !self.has_further() {
-            return then(&self.first);
+        match self.has_further() {
+            true => self.for_each_ready_of(0, Some(&Timespec::default()), then),
+            false => then(&self.first),
         }
+    }
+
+    /// The same of one receiver's, as soon as there is one, or the receiver is woken, or that time is over.
+    pub(super) fn for_each_ready_of(
+        &self,
+        receiver: usize,
+        timeout: Option<&Timespec>,
+        mut then: impl FnMut(&Port),
+    ) {
         let mut space = [MaybeUninit::uninit(); READY_MAX];
         // Those that are not emptied wait behind the others for the next time.
-        let ready = epoll::wait(&self.epoll, &mut space[..], Some(&Timespec::default()));
+        let ready = epoll::wait(&self.epolls[receiver], &mut space[..], timeout);
         for event in ready.map(|(events, _)| events).unwrap_or_default() {
             let number = event.data.u64();
-            let port =
-                read(&self.all).iter().find(|port| u64::from(port.address().port()) == number).cloned();
+            let is_meant =
+                |port: &&Arc<Port>| u64::from(port.address().port()) == number && port.receiver == receiver;
+            let port = read(&self.all).iter().find(is_meant).cloned();
             if let Some(port) = port {
                 then(&port);
             }
@@ -243,5 +296,25 @@ impl Ports {
             IpAddr::V6(_) => (sockopt::ipv6_mtu(&socket)?, IPV6_BYTES),
         };
         Ok(mtu_within(packet_bytes_max as usize, ip_bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_receiver_has_a_peer_before_any_has_more_than_another_also_when_some_have_left() {
+        let config = RoceConfig { receivers: 2, peers_per_socket: 2, ..RoceConfig::new("", "") };
+        let ports = Ports::open(&config).unwrap();
+        let meet = |count| (0..count).map(|_| ports.port_use().0).collect::<Vec<_>>();
+        let receivers =
+            |peers: &[Arc<PortUse>]| peers.iter().map(|peer| peer.port().receiver).collect::<Vec<_>>();
+        let mut peers = meet(5);
+        assert_eq!(receivers(&peers), [0, 1, 0, 1, 0]);
+        peers.retain(|peer| peer.port().receiver == 0);
+        ports.close_unused();
+        // Both sockets that are left are those of one receiver, and have room.
+        assert_eq!(receivers(&meet(2)), [1, 1]);
     }
 }

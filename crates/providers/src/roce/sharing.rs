@@ -50,8 +50,10 @@ impl Sharing {
 
     /// Somebody has begun to send.  Says when shares are to be looked at.
     pub(super) fn note_begun(&self) -> u64 {
+        // Not while others share, who would forget it.
+        let members = lock(&self.members);
         self.is_waited_for.store(true, Relaxed);
-        match lock(&self.members).len() {
+        match members.len() {
             0..=FEW => 0,
             _ => self.shared_ns.load(Relaxed) + BEGIN_NS,
         }

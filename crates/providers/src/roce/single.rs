@@ -7,13 +7,14 @@ use std::io::{self, IoSliceMut};
 use std::mem::{MaybeUninit, offset_of, size_of};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use quinn_udp::RecvMeta;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 
-/// What the system says of a train: a header, and the length of each packet but the last.
-const CONTROL_BYTES: usize = size_of::<libc::cmsghdr>() + size_of::<u64>();
-const SEGMENT_AT: usize = size_of::<libc::cmsghdr>();
+const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
+/// What the system says: when it came, if that is asked for, and of a train the length of each packet but the last; a header before either.
+const CONTROL_BYTES: usize = 2 * HEADER_BYTES + size_of::<libc::timespec>() + size_of::<u64>();
 
 /// Aligned as a header is: what is in front of one that is not would be left out, and with it room for the length.
 #[repr(align(8))]
@@ -36,6 +37,15 @@ pub(super) fn say_less(socket: &UdpSocket) {
     }
 }
 
+/// Has it say when a datagram came.
+pub(super) fn say_when(socket: &UdpSocket) {
+    let on: libc::c_int = 1;
+    let len = size_of_val(&on) as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS);
+    // SAFETY: the kernel reads an int, which outlives the call.  Where it fails, nothing is said.
+    unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const on).cast(), len) };
+}
+
 /// Receives one datagram, or the train that it begins, if one waits.
 pub(super) fn receive(socket: &UdpSocket, bytes: &mut [u8]) -> io::Result<RecvMeta> {
     let mut space = Control([MaybeUninit::new(0u8); CONTROL_BYTES]);
@@ -46,19 +56,49 @@ pub(super) fn receive(socket: &UdpSocket, bytes: &mut [u8]) -> io::Result<RecvMe
     let mut meta = RecvMeta::default();
     meta.addr = SocketAddr::try_from(address)?;
     meta.len = received.bytes;
-    meta.stride = segment_of(&space.0).unwrap_or(received.bytes);
+    let said = Said::read(&space.0);
+    meta.stride = said.segment.unwrap_or(received.bytes);
+    meta.timestamp = said.stamp;
     Ok(meta)
 }
 
-/// The length of the packets of a train, if it is one.
-fn segment_of(space: &[MaybeUninit<u8>; CONTROL_BYTES]) -> Option<usize> {
-    let int_at = |at: usize| {
+/// What the system has said of a datagram.
+#[derive(Clone, Copy, Default)]
+struct Said {
+    /// The length of the packets of a train, if it is one.
+    segment: Option<usize>,
+    /// When it came, since 1970.
+    stamp: Option<Duration>,
+}
+
+impl Said {
+    fn read(space: &[MaybeUninit<u8>; CONTROL_BYTES]) -> Said {
         // SAFETY: all bytes were set to 0 when the space was made, and the kernel only ever sets them.
-        let bytes = std::array::from_fn(|index| unsafe { space[at + index].assume_init() });
-        libc::c_int::from_ne_bytes(bytes)
-    };
-    let level = int_at(offset_of!(libc::cmsghdr, cmsg_level));
-    let kind = int_at(offset_of!(libc::cmsghdr, cmsg_type));
-    let is_train = (level, kind) == (libc::SOL_UDP, libc::UDP_GRO);
-    is_train.then(|| usize::try_from(int_at(SEGMENT_AT)).ok()).flatten()
+        let space = space.map(|byte| unsafe { byte.assume_init() });
+        let (mut said, mut at) = (Said::default(), 0);
+        while let Some(len) = word(&space, at).filter(|len| (HEADER_BYTES..=CONTROL_BYTES - at).contains(len))
+        {
+            let int = |at: usize| Some(i32::from_ne_bytes(*space.get(at..)?.first_chunk()?));
+            let level = int(at + offset_of!(libc::cmsghdr, cmsg_level));
+            let kind = int(at + offset_of!(libc::cmsghdr, cmsg_type));
+            let data = at + HEADER_BYTES;
+            match (level, kind) {
+                (Some(libc::SOL_UDP), Some(libc::UDP_GRO)) => {
+                    said.segment = int(data).and_then(|len| usize::try_from(len).ok());
+                }
+                (Some(libc::SOL_SOCKET), Some(libc::SCM_TIMESTAMPNS)) => {
+                    let [seconds, rest] = [0, size_of::<usize>()].map(|at| word(&space, data + at));
+                    said.stamp = seconds.zip(rest).map(|(s, ns)| Duration::new(s as u64, ns as u32));
+                }
+                _ => {}
+            }
+            at += len.next_multiple_of(size_of::<usize>());
+        }
+        said
+    }
+}
+
+/// A word of the system's, as it counts lengths and times.
+fn word(space: &[u8; CONTROL_BYTES], at: usize) -> Option<usize> {
+    Some(usize::from_ne_bytes(*space.get(at..)?.first_chunk()?))
 }

@@ -2,16 +2,19 @@
 //!
 //! ```text
 //!   who dials                                       who answers
-//!   "HLT" version  | hello: 48 bytes ──────────────>  by one of its secrets, or refused
-//!                  <── hello: 48 bytes | "HLT" version
+//!   "HLT" version  | hello with its first message ─>  by one of its secrets, or refused
+//!                  <── hello with its first message | "HLT" version
 //!   message: up to 64 KiB ─────────────────────────>  who sends one that can be opened knows the secret now
 //! ```
 //!
-//! Frames are `kind u8 | length u16, little-endian | bytes`.  The hellos are those of the Noise pattern NNpsk0: the keys of a
-//! channel live as long as that, so who learns the secret later cannot read what was said before.  A hello that was said before
-//! can be said again by anybody, and brings nothing: nothing is done for who dials before its first message.
+//! Frames are `kind u8 | length u16, little-endian | bytes`.  The hellos are those of the Noise pattern NNpsk0, and the first
+//! message of each end rides in its hello, which costs no round trip of its own.  The keys of a channel live as long as that, so who learns the
+//! secret later cannot read what was said before, but for the first message of who dialled.
 //!
-//! Before that, a frame of another length than a hello's is refused by its header alone.
+//! A hello that was said before can be said again by anybody who has seen it, with the first message in it.  So who dials is not
+//! *proven* before its second message ([`Channel::is_proven`]): until then nothing may be done for it that lasts, and it understands no answer.
+//!
+//! Before a hello is opened, a frame that is too long for one is refused by its header alone.
 
 use std::collections::VecDeque;
 
@@ -19,18 +22,22 @@ use snow::{Builder, HandshakeState, TransportState};
 
 use super::secret::{Secret, Secrets};
 
+/// Longest first message, in bytes: all that a stranger may have us keep.
+pub const FIRST_BYTES_MAX: usize = 2048;
+
 /// Longest message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = FRAME_BYTES_MAX - TAG_BYTES;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
 const MAGIC: &[u8; 3] = b"HLT";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const PREFACE_BYTES: usize = MAGIC.len() + 1;
 const HEADER_BYTES: usize = 3;
 const FRAME_BYTES_MAX: usize = u16::MAX as usize;
 const TAG_BYTES: usize = 16;
-/// An ephemeral key, and the tag of nothing.
+/// An ephemeral key, and the tag of the first message.
 const HELLO_BYTES: usize = 32 + TAG_BYTES;
+const HELLO_BYTES_MAX: usize = HELLO_BYTES + FIRST_BYTES_MAX;
 
 const KIND_HELLO: u8 = 1;
 const KIND_MESSAGE: u8 = 2;
@@ -61,22 +68,28 @@ pub enum BadChannel {
 
 /// One end of a stream of messages.
 pub struct Channel {
-    state: State,
+    state: ChannelState,
     /// Who dials says so first, and is answered.
     secrets: Secrets,
     received: Vec<u8>,
     /// Whether the other end has said which version it speaks.
     is_met: bool,
+    /// Whether the other end knows our secret now, and does not merely repeat what somebody has said who did.
+    is_proven: bool,
     /// What is to be said when that can be.
     waiting: VecDeque<Vec<u8>>,
     output: Vec<u8>,
 }
 
-enum State {
+enum ChannelState {
+    /// We dial, and have nothing to say yet.
+    Dialling(Box<HandshakeState>),
     /// We have dialled, and wait for the answer.
     Dialled(Box<HandshakeState>),
     /// Somebody has dialled.
     Answering,
+    /// By its hello it knows our secret, and it waits for our answer.
+    Asked(Box<HandshakeState>),
     Up(Box<TransportState>),
     Broken(BadChannel),
 }
@@ -84,42 +97,70 @@ enum State {
 impl std::fmt::Debug for Channel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = match &self.state {
-            State::Dialled(_) => "dialled",
-            State::Answering => "answering",
-            State::Up(_) => "up",
-            State::Broken(_) => "broken",
+            ChannelState::Dialling(_) => "dialling",
+            ChannelState::Dialled(_) => "dialled",
+            ChannelState::Answering => "answering",
+            ChannelState::Asked(_) => "asked",
+            ChannelState::Up(_) => "up",
+            ChannelState::Broken(_) => "broken",
         };
         f.debug_struct("Channel").field("state", &state).finish()
     }
 }
 
 impl Channel {
-    /// The end that dials; it has something to say at once.
+    /// The end that dials, by saying something.
     pub fn dial(secrets: Secrets) -> Result<Channel, BadChannel> {
-        let mut hello = noise(secrets.first(), |builder| builder.build_initiator())?;
-        let mut bytes = [0; HELLO_BYTES];
-        let len = hello.write_message(&[], &mut bytes).map_err(|_| BadChannel::NoRandomness)?;
-        let mut channel = Channel::new(State::Dialled(Box::new(hello)), secrets);
-        channel.say(KIND_HELLO, &bytes[..len]);
-        Ok(channel)
+        let hello = noise(secrets.first(), |builder| builder.build_initiator())?;
+        Ok(Channel::new(ChannelState::Dialling(Box::new(hello)), secrets))
     }
 
     /// The end that was dialled.
     pub fn answer(secrets: Secrets) -> Channel {
-        Channel::new(State::Answering, secrets)
+        Channel::new(ChannelState::Answering, secrets)
     }
 
-    fn new(state: State, secrets: Secrets) -> Channel {
+    fn new(state: ChannelState, secrets: Secrets) -> Channel {
         let output = [&MAGIC[..], &[VERSION]].concat();
         let (received, waiting) = Default::default();
-        Channel { state, secrets, received, is_met: false, waiting, output }
+        Channel { state, secrets, received, is_met: false, is_proven: false, waiting, output }
     }
 
-    /// Says something as soon as that can be; at most [`MESSAGE_BYTES_MAX`] bytes.
+    /// Says something as soon as that can be; at most [`MESSAGE_BYTES_MAX`] bytes, and [`FIRST_BYTES_MAX`] for the first time.
     pub fn send(&mut self, message: &[u8]) {
         assert!(message.len() <= MESSAGE_BYTES_MAX, "who sends keeps to the limit");
-        self.waiting.push_back(message.to_vec());
+        match std::mem::replace(&mut self.state, ChannelState::Answering) {
+            ChannelState::Dialling(hello) => self.say_hello(hello, message, ChannelState::Dialled),
+            ChannelState::Asked(hello) => self.say_hello(hello, message, up),
+            state => {
+                self.state = state;
+                self.waiting.push_back(message.to_vec());
+            }
+        }
         self.say_what_waits();
+    }
+
+    /// Says hello, and a first message with it.
+    fn say_hello(
+        &mut self,
+        mut hello: Box<HandshakeState>,
+        message: &[u8],
+        then: impl FnOnce(Box<HandshakeState>) -> ChannelState,
+    ) {
+        assert!(message.len() <= FIRST_BYTES_MAX, "who sends keeps to the limit");
+        let mut bytes = [0; HELLO_BYTES_MAX];
+        self.state = match hello.write_message(message, &mut bytes) {
+            Ok(len) => {
+                self.say(KIND_HELLO, &bytes[..len]);
+                then(hello)
+            }
+            Err(_) => ChannelState::Broken(BadChannel::NoRandomness),
+        };
+    }
+
+    /// Whether the other end is known to have the secret, at this moment: what it said before may be the repetition of what somebody else has said.
+    pub fn is_proven(&self) -> bool {
+        self.is_proven
     }
 
     /// What is to go onto the stream; [`Channel::sent`] says how much of it has gone.
@@ -140,8 +181,8 @@ impl Channel {
     /// How many more bytes are of use now: a whole frame at most is kept.
     pub fn wanted(&self) -> usize {
         let most = match self.state {
-            State::Up(_) => HEADER_BYTES + FRAME_BYTES_MAX,
-            _ => PREFACE_BYTES + HEADER_BYTES + HELLO_BYTES,
+            ChannelState::Up(_) => HEADER_BYTES + FRAME_BYTES_MAX,
+            _ => PREFACE_BYTES + HEADER_BYTES + HELLO_BYTES_MAX,
         };
         most.saturating_sub(self.received.len())
     }
@@ -150,7 +191,7 @@ impl Channel {
     pub fn next_message(&mut self) -> Result<Option<Vec<u8>>, BadChannel> {
         loop {
             let step = match self.state {
-                State::Broken(why) => return Err(why),
+                ChannelState::Broken(why) => return Err(why),
                 _ if !self.is_met => self.meet(),
                 _ => self.take_frame(),
             };
@@ -159,7 +200,7 @@ impl Channel {
                 Ok(Step::Again) => {}
                 Ok(Step::Message(message)) => return Ok(Some(message)),
                 Err(why) => {
-                    self.state = State::Broken(why);
+                    self.state = ChannelState::Broken(why);
                     return Err(why);
                 }
             }
@@ -184,9 +225,11 @@ impl Channel {
         let Some(&[kind, low, high]) = self.received.first_chunk() else { return Ok(Step::More) };
         let len = usize::from(u16::from_le_bytes([low, high]));
         let is_expected = match (&self.state, kind) {
-            (State::Up(_), KIND_MESSAGE) => len >= TAG_BYTES,
-            (State::Dialled(_) | State::Answering, KIND_HELLO) => len == HELLO_BYTES,
-            (State::Dialled(_), KIND_REFUSED) => len == 0,
+            (ChannelState::Up(_), KIND_MESSAGE) => len >= TAG_BYTES,
+            (ChannelState::Dialled(_) | ChannelState::Answering, KIND_HELLO) => {
+                (HELLO_BYTES..=HELLO_BYTES_MAX).contains(&len)
+            }
+            (ChannelState::Dialled(_), KIND_REFUSED) => len == 0,
             _ => false,
         };
         if !is_expected {
@@ -198,59 +241,59 @@ impl Channel {
         let frame: Vec<u8> = self.received.drain(..HEADER_BYTES + len).skip(HEADER_BYTES).collect();
         match (&mut self.state, kind) {
             (_, KIND_REFUSED) => Err(BadChannel::Secret),
-            (State::Up(state), _) => {
+            (ChannelState::Up(state), _) => {
                 let mut message = vec![0; frame.len()];
                 let len = state.read_message(&frame, &mut message).map_err(|_| BadChannel::Damaged)?;
                 message.truncate(len);
+                self.is_proven = true;
                 Ok(Step::Message(message))
             }
-            (State::Dialled(hello), _) => {
-                hello.read_message(&frame, &mut [0; HELLO_BYTES]).map_err(|_| BadChannel::Secret)?;
-                match std::mem::replace(&mut self.state, State::Answering) {
-                    State::Dialled(hello) => self.come_up(*hello),
-                    _ => unreachable!("it has just been read"),
+            (ChannelState::Dialled(hello), _) => {
+                let first = open_hello(hello, &frame).ok_or(BadChannel::Secret)?;
+                if let ChannelState::Dialled(hello) =
+                    std::mem::replace(&mut self.state, ChannelState::Answering)
+                {
+                    self.state = up(hello);
                 }
+                self.is_proven = true;
+                self.say_what_waits();
+                Ok(Step::Message(first))
             }
-            (State::Answering, _) => self.answer_hello(&frame),
-            (State::Broken(why), _) => Err(*why),
+            (ChannelState::Answering, _) => self.take_hello(&frame),
+            (ChannelState::Dialling(_) | ChannelState::Asked(_), _) => Err(BadChannel::Stranger),
+            (ChannelState::Broken(why), _) => Err(*why),
         }
     }
 
-    fn answer_hello(&mut self, frame: &[u8]) -> Result<Step, BadChannel> {
+    /// Answers by the first secret that opens a hello, as soon as there is something to be said.
+    fn take_hello(&mut self, frame: &[u8]) -> Result<Step, BadChannel> {
         for secret in self.secrets.all() {
             let mut hello = noise(secret, |builder| builder.build_responder())?;
-            if hello.read_message(frame, &mut [0; HELLO_BYTES]).is_err() {
-                continue;
+            if let Some(first) = open_hello(&mut hello, frame) {
+                self.state = ChannelState::Asked(Box::new(hello));
+                if let Some(answer) = self.waiting.pop_front() {
+                    self.send(&answer);
+                }
+                return Ok(Step::Message(first));
             }
-            let mut bytes = [0; HELLO_BYTES];
-            let len = hello.write_message(&[], &mut bytes).map_err(|_| BadChannel::NoRandomness)?;
-            self.say(KIND_HELLO, &bytes[..len]);
-            return self.come_up(hello);
         }
         self.say(KIND_REFUSED, &[]);
         Err(BadChannel::Secret)
     }
 
-    fn come_up(&mut self, hello: HandshakeState) -> Result<Step, BadChannel> {
-        let state = hello.into_transport_mode().map_err(|_| BadChannel::Damaged)?;
-        self.state = State::Up(Box::new(state));
-        self.say_what_waits();
-        Ok(Step::Again)
-    }
-
     fn is_up(&self) -> bool {
-        matches!(self.state, State::Up(_))
+        matches!(self.state, ChannelState::Up(_))
     }
 
     fn say_what_waits(&mut self) {
-        while let State::Up(state) = &mut self.state
+        while let ChannelState::Up(state) = &mut self.state
             && let Some(message) = self.waiting.pop_front()
         {
             let mut frame = vec![0; message.len() + TAG_BYTES];
             // It fails after 2^64 messages only.
             match state.write_message(&message, &mut frame) {
                 Ok(len) => self.say(KIND_MESSAGE, &frame[..len]),
-                Err(_) => self.state = State::Broken(BadChannel::Damaged),
+                Err(_) => self.state = ChannelState::Broken(BadChannel::Damaged),
             }
         }
     }
@@ -268,6 +311,22 @@ enum Step {
     More,
     Again,
     Message(Vec<u8>),
+}
+
+/// The first message, which rides in a hello; `None` if our secret does not open it.
+fn open_hello(hello: &mut HandshakeState, frame: &[u8]) -> Option<Vec<u8>> {
+    let mut first = vec![0; frame.len()];
+    let len = hello.read_message(frame, &mut first).ok()?;
+    first.truncate(len);
+    Some(first)
+}
+
+/// Both hellos were said.
+fn up(hello: Box<HandshakeState>) -> ChannelState {
+    match hello.into_transport_mode() {
+        Ok(state) => ChannelState::Up(Box::new(state)),
+        Err(_) => ChannelState::Broken(BadChannel::Damaged),
+    }
 }
 
 fn noise(
@@ -305,9 +364,15 @@ mod tests {
     fn pair() -> (Channel, Channel) {
         let secrets = Secrets::from(secret());
         let (mut one, mut two) = (Channel::dial(secrets.clone()).unwrap(), Channel::answer(secrets));
-        assert_eq!(carry(&mut one, &mut two), Ok(vec![]));
-        assert_eq!(carry(&mut two, &mut one), Ok(vec![]));
+        greet(&mut one, &mut two);
         (one, two)
+    }
+
+    fn greet(one: &mut Channel, two: &mut Channel) {
+        one.send(b"ping");
+        assert_eq!(carry(one, two), Ok(vec![b"ping".to_vec()]));
+        two.send(b"pong");
+        assert_eq!(carry(two, one), Ok(vec![b"pong".to_vec()]));
     }
 
     #[test]
@@ -323,13 +388,37 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_before_the_other_end_is_known_waits() {
+    fn the_first_word_of_each_end_costs_no_round_trip_of_its_own_and_what_follows_waits() {
         let secrets = Secrets::from(secret());
         let (mut one, mut two) = (Channel::dial(secrets.clone()).unwrap(), Channel::answer(secrets));
-        one.send(b"early");
-        assert_eq!(carry(&mut one, &mut two), Ok(vec![]));
-        assert_eq!(carry(&mut two, &mut one), Ok(vec![]));
-        assert_eq!(carry(&mut one, &mut two), Ok(vec![b"early".to_vec()]));
+        assert_eq!(carry(&mut one, &mut two), Ok(vec![]), "it has nothing to say yet");
+        let first = vec![7; FIRST_BYTES_MAX];
+        one.send(&first);
+        one.send(b"second");
+        assert_eq!(carry(&mut one, &mut two), Ok(vec![first.clone()]));
+        two.send(&first);
+        two.send(b"another");
+        assert_eq!(carry(&mut two, &mut one), Ok(vec![first, b"another".to_vec()]));
+        assert_eq!(carry(&mut one, &mut two), Ok(vec![b"second".to_vec()]));
+    }
+
+    #[test]
+    fn an_answer_that_is_known_beforehand_waits_for_the_hello() {
+        let secrets = Secrets::from(secret());
+        let (mut one, mut two) = (Channel::dial(secrets.clone()).unwrap(), Channel::answer(secrets));
+        two.send(b"pong");
+        one.send(b"ping");
+        assert_eq!(carry(&mut one, &mut two), Ok(vec![b"ping".to_vec()]));
+        assert_eq!(carry(&mut two, &mut one), Ok(vec![b"pong".to_vec()]));
+    }
+
+    #[test]
+    fn who_dials_is_proven_by_its_second_word_and_who_answers_by_its_first() {
+        let (mut one, mut two) = pair();
+        assert!(one.is_proven() && !two.is_proven());
+        one.send(b"");
+        carry(&mut one, &mut two).unwrap();
+        assert!(two.is_proven());
     }
 
     #[test]
@@ -348,8 +437,7 @@ mod tests {
         for dialled_with in [&old, &new] {
             let mut one = Channel::dial(dialled_with.clone().into()).unwrap();
             let mut two = Channel::answer(Secrets::of([new.clone(), old.clone()]));
-            assert_eq!(carry(&mut one, &mut two), Ok(vec![]));
-            assert_eq!(carry(&mut two, &mut one), Ok(vec![]));
+            greet(&mut one, &mut two);
         }
     }
 
@@ -362,26 +450,48 @@ mod tests {
         };
         assert_eq!(answer(b"G"), Err(BadChannel::Stranger), "it is not waited for the rest");
         assert_eq!(answer(b"HLT\x09"), Err(BadChannel::Version { theirs: 9 }));
-        assert_eq!(answer(b"HLT\x01\x01\xff\xff"), Err(BadChannel::Stranger), "a hello of 64 KiB");
-        assert_eq!(answer(b"HLT\x01\x02\x30\x00"), Err(BadChannel::Stranger), "a message of nobody");
-        assert_eq!(answer(b"HLT\x01\x03\x00\x00"), Err(BadChannel::Stranger), "nothing was asked of it");
-        assert_eq!(answer(b"HLT\x01\x01\x30\x00"), Ok(None));
+        assert_eq!(answer(b"HLT\x01"), Err(BadChannel::Version { theirs: 1 }));
+        assert_eq!(
+            answer(b"HLT\x02\x01\x31\x08"),
+            Err(BadChannel::Stranger),
+            "a hello of a byte more than 2 KiB"
+        );
+        assert_eq!(answer(b"HLT\x02\x01\x2f\x00"), Err(BadChannel::Stranger), "a hello that is too short");
+        assert_eq!(answer(b"HLT\x02\x02\x30\x00"), Err(BadChannel::Stranger), "a message of nobody");
+        assert_eq!(answer(b"HLT\x02\x03\x00\x00"), Err(BadChannel::Stranger), "nothing was asked of it");
+        assert_eq!(answer(b"HLT\x02\x01\x30\x00"), Ok(None));
     }
 
     #[test]
-    fn a_hello_that_is_said_again_opens_nothing() {
+    fn who_says_a_hello_again_understands_no_answer_and_proves_nothing() {
         let secrets = Secrets::from(secret());
         let (mut one, mut two) = (Channel::dial(secrets.clone()).unwrap(), Channel::answer(secrets.clone()));
+        one.send(b"ping");
         let recorded = one.output().to_vec();
-        assert_eq!(carry(&mut one, &mut two), Ok(vec![]));
-        assert_eq!(carry(&mut two, &mut one), Ok(vec![]));
+        assert_eq!(carry(&mut one, &mut two), Ok(vec![b"ping".to_vec()]));
+        two.send(b"pong");
+        let answered = two.output().to_vec();
+        assert_eq!(carry(&mut two, &mut one), Ok(vec![b"pong".to_vec()]));
         one.send(b"do this");
         let said = one.output().to_vec();
         let mut again = Channel::answer(secrets);
         again.receive(&recorded);
-        assert_eq!(again.next_message(), Ok(None));
+        assert_eq!(again.next_message(), Ok(Some(b"ping".to_vec())), "as it was said");
+        again.send(b"pong");
+        assert_ne!(again.output(), answered, "by keys of its own");
         again.receive(&said);
         assert_eq!(again.next_message(), Err(BadChannel::Damaged), "its keys are others");
+        assert!(!again.is_proven());
+    }
+
+    #[test]
+    fn who_says_more_before_it_was_answered_is_no_peer() {
+        let mut two = Channel::answer(secret().into());
+        let mut one = Channel::dial(two.secrets.clone()).unwrap();
+        one.send(b"ping");
+        carry(&mut one, &mut two).unwrap();
+        two.receive(b"\x02\x30\x00");
+        assert_eq!(two.next_message(), Err(BadChannel::Stranger));
     }
 
     proptest! {
@@ -400,15 +510,15 @@ mod tests {
         }
 
         #[test]
-        fn who_answers_keeps_no_more_than_a_hello_of_a_stranger(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn who_answers_keeps_no_more_than_a_hello_of_a_stranger(bytes in prop::collection::vec(any::<u8>(), 0..3000)) {
             let mut channel = Channel::answer(secret().into());
-            for byte in [&b"HLT\x01"[..], &bytes].concat() {
+            for byte in [&b"HLT\x02\x01\x30\x08"[..], &bytes].concat() {
                 let wanted = channel.wanted();
                 if wanted == 0 || channel.next_message().is_err() {
                     break;
                 }
                 channel.receive(&[byte]);
-                prop_assert!(channel.received.len() <= PREFACE_BYTES + HEADER_BYTES + HELLO_BYTES);
+                prop_assert!(channel.received.len() <= PREFACE_BYTES + HEADER_BYTES + HELLO_BYTES_MAX);
             }
         }
     }

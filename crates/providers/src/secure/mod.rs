@@ -6,5 +6,5 @@
 mod channel;
 mod secret;
 
-pub use channel::{BadChannel, Channel, MESSAGE_BYTES_MAX};
+pub use channel::{BadChannel, Channel, FIRST_BYTES_MAX, MESSAGE_BYTES_MAX};
 pub use secret::{Secret, SecretError, Secrets};

@@ -33,7 +33,7 @@ pub(super) fn run(core: &Core) {
             acceptor.handle(Source::unpack(report.data.u64()));
         }
         let now = Instant::now();
-        ticking = false;
+        ticking = core.tell_left_out();
         for link in core.all_links() {
             ticking |= link.handle_time(core, now);
         }
@@ -97,7 +97,7 @@ impl Acceptor<'_> {
             false => Link::open(self.core, socket.clone(), None, &self.core.config.hello).map_err(Into::into),
         };
         if let Err(trouble) = refusal {
-            tracing::warn!("a process that connected was refused: {trouble}");
+            self.core.tell_refusal(&trouble.to_string());
             let _ = socket::send(socket.as_fd(), &Message::Refused { reason: trouble.to_string() }, &[]);
         }
     }

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Mutex, RwLock};
+use std::time::Instant;
 
 use halite_fabric::{ConnectFailure, Event, Key, PeerId, Sleepers};
 use halite_mem::doorbell::DOORBELL_BYTES;
@@ -26,6 +27,7 @@ use super::shortage::Trouble;
 use super::withdrawn::Withdrawn;
 use super::{ShmConfig, Sleep, lock, write};
 use crate::meeting::Listener;
+use crate::refusals::Refusals;
 
 /// See the header of this file.
 #[derive(Debug)]
@@ -50,6 +52,8 @@ pub(super) struct Core {
     pub(super) events: Events,
     /// Whose rings were full.
     pub(super) waiters: Waiters,
+    refusals: Mutex<Refusals>,
+    begin: Instant,
 }
 
 /// What this fabric shows of itself to every peer.
@@ -97,12 +101,28 @@ impl Core {
             inbox: Mutex::default(),
             events: Events::default(),
             waiters: Waiters::default(),
+            refusals: Mutex::default(),
+            begin: Instant::now(),
             config,
         };
         core.watch(&core.kick, Source::Kick, epoll::EventFlags::IN)?;
         core.watch(&listener, Source::Listener, epoll::EventFlags::IN)?;
         *lock(&core.listener) = Some(listener);
         Ok(core)
+    }
+
+    /// Logs that a process that connected was refused.
+    pub(super) fn tell_refusal(&self, reason: &str) {
+        let now_ns = self.begin.elapsed().as_nanos() as u64;
+        lock(&self.refusals)
+            .tell(now_ns, || tracing::warn!("a process that connected was refused: {reason}"));
+    }
+
+    /// Logs how many refusals were left out, when that is due; returns whether some are left to be logged.
+    pub(super) fn tell_left_out(&self) -> bool {
+        let mut refusals = lock(&self.refusals);
+        refusals.tell_left_out(self.begin.elapsed().as_nanos() as u64);
+        refusals.due_ns() != u64::MAX
     }
 
     /// Queues an event and wakes those who wait for it.
@@ -113,8 +133,8 @@ impl Core {
 
     /// Tells that a connection that we started does not come about.
     pub(super) fn fail_to_connect(&self, address: &str, trouble: &Trouble) {
-        let (reason, is_ours) = (trouble.to_string(), trouble.is_ours());
-        self.event(Event::ConnectFailed(ConnectFailure { address: address.to_owned(), reason, is_ours }));
+        let (reason, trouble) = (trouble.to_string(), trouble.end());
+        self.event(Event::ConnectFailed(ConnectFailure { address: address.to_owned(), reason, trouble }));
     }
 
     /// Wakes a peer that sleeps until there is room in its ring.

@@ -45,11 +45,11 @@ pub(super) struct Link {
     hello: Vec<u8>,
     /// Carries our messages; the peer gets it with our hello.
     ring: Arc<Segment>,
-    state: Mutex<State>,
+    state: Mutex<LinkState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct LinkState {
     phase: Phase,
     /// `None` once hung up, by either side.
     socket: Option<Arc<OwnedFd>>,
@@ -109,7 +109,7 @@ impl Link {
             dialled,
             hello: hello.to_vec(),
             ring,
-            state: Mutex::new(State {
+            state: Mutex::new(LinkState {
                 phase: Phase::Greeting { deadline: Instant::now() + core.config.handshake_timeout },
                 socket: Some(socket.clone()),
                 said: Said::default(),
@@ -229,7 +229,7 @@ impl Link {
         self.announce_segments(core);
     }
 
-    fn try_connect(&self, core: &Core, state: &mut State) -> Result<(), Trouble> {
+    fn try_connect(&self, core: &Core, state: &mut LinkState) -> Result<(), Trouble> {
         let told = state.said.segments == super::read(&core.registered).len();
         let ready = state.said.ready && state.heard.ready && told;
         if !ready || !matches!(state.phase, Phase::Greeting { .. }) {
@@ -257,9 +257,9 @@ impl Link {
     }
 
     /// Gives the connection up because something is wrong with it, or with the peer.
-    fn break_off(&self, core: &Core, state: &mut State, trouble: impl Into<Trouble>) {
+    fn break_off(&self, core: &Core, state: &mut LinkState, trouble: impl Into<Trouble>) {
         let trouble = trouble.into();
-        self.report(state, &trouble);
+        self.report(core, state, &trouble);
         if let Phase::Greeting { .. } = state.phase {
             self.refuse(core, state, &trouble);
         } else {
@@ -271,12 +271,12 @@ impl Link {
     }
 
     /// Tells people why, but not of who connects only to see who is here, and has hung up.
-    fn report(&self, state: &State, trouble: &Trouble) {
+    fn report(&self, core: &Core, state: &LinkState, trouble: &Trouble) {
         // What a stranger sends does not fill the log.
         let reason: String = trouble.to_string().chars().take(REASON_CHARS_MAX).collect();
         match &state.phase {
             Phase::Greeting { .. } if self.dialled.is_none() && state.socket.is_some() => {
-                tracing::warn!("a process that connected was refused: {reason}");
+                core.tell_refusal(&reason);
             }
             Phase::Connected { peer } => {
                 tracing::info!("the connection to {} ends: {reason}", peer.process);
@@ -285,7 +285,7 @@ impl Link {
         }
     }
 
-    fn refuse(&self, core: &Core, state: &mut State, trouble: &Trouble) {
+    fn refuse(&self, core: &Core, state: &mut LinkState, trouble: &Trouble) {
         if let Some(greeting) = state.heard.greeting.take() {
             core.unwatch(&greeting.process.pidfd);
         }
@@ -303,7 +303,7 @@ impl Link {
         }
     }
 
-    fn begin_leaving(&self, core: &Core, state: &mut State) {
+    fn begin_leaving(&self, core: &Core, state: &mut LinkState) {
         let Phase::Connected { peer } = &state.phase else {
             return;
         };
@@ -320,7 +320,7 @@ impl Link {
     }
 
     /// Draws the conclusions from all that was said, heard and dropped.
-    fn settle(&self, core: &Core, state: &mut State) {
+    fn settle(&self, core: &Core, state: &mut LinkState) {
         if state.heard.detached {
             self.begin_leaving(core, state);
         }
@@ -350,7 +350,7 @@ impl Link {
         }
     }
 
-    fn hang_up(&self, core: &Core, state: &mut State) {
+    fn hang_up(&self, core: &Core, state: &mut LinkState) {
         if let Some(socket) = state.socket.take() {
             core.unwatch(socket.as_fd());
         }

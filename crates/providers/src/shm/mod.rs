@@ -270,6 +270,11 @@ impl Fabric for ShmFabric {
         vec!["shm"]
     }
 
+    /// A process of this host that does not answer stands still.
+    fn is_being_answered(&self) -> bool {
+        false
+    }
+
     fn capabilities(&self, _: PeerId) -> Capabilities {
         Capabilities {
             provider: "shm",

@@ -5,6 +5,7 @@
 use std::fmt;
 use std::io;
 
+use halite_fabric::ConnectTrouble;
 use halite_mem::OpenError;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -22,8 +23,11 @@ pub(super) enum Trouble {
 }
 
 impl Trouble {
-    pub(super) fn is_ours(&self) -> bool {
-        matches!(self, Trouble::Ours(_))
+    pub(super) fn end(&self) -> ConnectTrouble {
+        match self {
+            Trouble::Peer(_) => ConnectTrouble::Theirs,
+            Trouble::Ours(_) => ConnectTrouble::Ours,
+        }
     }
 }
 

@@ -124,6 +124,10 @@ impl Harness for Roce {
     fn refusal_ends_connection(&self) -> bool {
         true
     }
+
+    fn moves_by_itself(&self) -> bool {
+        (self.configure)(RoceConfig::new(&self.cluster.0, "")).receivers > 0
+    }
 }
 
 impl Middleware for Attended {

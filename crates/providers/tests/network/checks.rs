@@ -132,8 +132,14 @@ pub fn about_path(wire: &[Datagram]) -> Vec<String> {
         wire.iter().map(|datagram| datagram.payload()).filter(move |payload| payload[0] == opcode)
     };
     let is_right = |payload: &&[u8]| {
-        let [size, found, rest @ ..] = &payload[12..payload.len() - 4] else { return false };
-        *size < 5 && *found < 5 && payload.len() == 44 + (256 << size) && rest.iter().all(|byte| *byte == 0)
+        let [size, found, grant, rest @ ..] = &payload[12..payload.len() - 4] else { return false };
+        // An answer grants one packet at least, and a probe grants nothing.
+        let is_granting = payload[0] == 0xd1;
+        *size < 5
+            && *found < 5
+            && (*grant > 0) == is_granting
+            && payload.len() == 44 + (256 << size)
+            && rest.iter().all(|byte| *byte == 0)
     };
     let wrong = of(0xd0).chain(of(0xd1)).filter(|payload| !is_right(payload));
     let mut findings: Vec<String> = wrong.map(|payload| format!("no probe: {:x?}", &payload[..16])).collect();

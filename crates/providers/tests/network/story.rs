@@ -212,7 +212,8 @@ impl Story {
             return self.find(format!("it answers what was not asked: {row:?}"));
         }
         let is_refused = row.maybe("aeth.syndrome").is_some_and(|syndrome| syndrome >= 32);
-        if let Some(msn) = row.maybe("aeth.msn") {
+        // Else it tells how long what is answered has waited.
+        if let Some(msn) = row.maybe("aeth.msn").filter(|_| is_refused) {
             let until = place + u64::from(!is_refused);
             let done = self.messages.iter().filter(|message| message.end <= until).count() as u64;
             // What is behind a read may be done before that is answered.

@@ -25,6 +25,8 @@ pub enum Congestion {
 pub struct Heard {
     /// How long the newest packet took that says so, there and back, in nanoseconds.
     pub trip_ns: Option<u64>,
+    /// And how much of that it was in the network, as far as it is known what it has waited for at both ends.
+    pub network_ns: Option<u64>,
     /// Packets that are known to have arrived since the last time.
     pub arrived: u32,
     /// Packets that are known to be lost since the last time.
@@ -46,6 +48,29 @@ pub trait Controller: Debug + Send {
 }
 
 impl Congestion {
+    /// All of them.
+    pub const ALL: [Congestion; 3] = [Congestion::Grant, Congestion::Delay, Congestion::Loss];
+
+    /// As users call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Congestion::Grant => "grant",
+            Congestion::Delay => "delay",
+            Congestion::Loss => "loss",
+        }
+    }
+
+    /// What it goes by, for users.
+    pub fn summary(self) -> &'static str {
+        match self {
+            Congestion::Grant => "what the receiver has room for, alone",
+            Congestion::Delay => {
+                "how long packets take as well: queues on the way stay short, and flows share them"
+            }
+            Congestion::Loss => "what is lost as well: half as much after a loss",
+        }
+    }
+
     /// One for a new queue pair, if any is needed.
     pub(crate) fn controller(self) -> Option<Box<dyn Controller>> {
         match self {

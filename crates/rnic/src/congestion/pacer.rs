@@ -6,6 +6,8 @@ const FASTER: f64 = 1.25;
 const BURST_PACKETS: f64 = 16.0;
 /// And whatever leaves in so long: no sleep is shorter.
 const BURST_NS: f64 = 50_000.0;
+/// And in such a part of a round trip: who slept for too long makes up for it.
+const BURST_ONE_OF: f64 = 4.0;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pacer {
@@ -18,7 +20,9 @@ impl Pacer {
     pub fn wait_until(&self, now_ns: u64, window: f64, trip_ns: u64) -> Option<u64> {
         let burst_ns = match window < 1.0 {
             true => 0.0,
-            false => (interval_ns(window, trip_ns) * BURST_PACKETS).max(BURST_NS),
+            false => (interval_ns(window, trip_ns) * BURST_PACKETS)
+                .max(BURST_NS)
+                .max(trip_ns as f64 / BURST_ONE_OF),
         };
         let at_ns = self.even_ns.saturating_sub(burst_ns as u64);
         (at_ns > now_ns).then_some(at_ns)

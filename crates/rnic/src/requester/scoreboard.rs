@@ -17,7 +17,7 @@ const TOLERANCE_MAX: u64 = 96;
 const COPIES_TIMED_MAX: u32 = 6;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum PacketState {
     UnderWay,
     /// The peer has it, and waits for others before it.
     Kept,
@@ -29,7 +29,7 @@ enum State {
 
 #[derive(Debug)]
 struct Entry {
-    state: State,
+    state: PacketState,
     left_ns: u64,
     first_left_ns: u64,
     order: u64,
@@ -107,23 +107,25 @@ impl Scoreboard {
         if self.index(sequence).is_none() {
             debug_assert_eq!(sequence, self.una + self.entries.len() as u64, "no gaps");
             self.open += u32::from(is_answered);
-            let (state, order, copies) = (State::Done, 0, 0);
+            let (state, order, copies) = (PacketState::Done, 0, 0);
             let (left_ns, first_left_ns) = (now_ns, now_ns);
             self.entries.push_back(Entry { state, left_ns, first_left_ns, order, copies, is_answered, asks });
         }
         let (order, index) = (self.order_next, (sequence - self.una) as usize);
         self.order_next += 1;
         // Who is asked by one that it keeps has nothing new to say of that.
-        if self.entries[index].state != State::Kept {
-            self.set(index, State::UnderWay);
+        if self.entries[index].state != PacketState::Kept {
+            self.set(index, PacketState::UnderWay);
         }
         let entry = &mut self.entries[index];
         (entry.left_ns, entry.order, entry.copies) = (now_ns, order, entry.copies + 1);
     }
 
-    fn set(&mut self, index: usize, state: State) {
+    fn set(&mut self, index: usize, state: PacketState) {
         let entry = &mut self.entries[index];
-        let count = |state: State| (u32::from(state == State::UnderWay), u32::from(state == State::Lost));
+        let count = |state: PacketState| {
+            (u32::from(state == PacketState::UnderWay), u32::from(state == PacketState::Lost))
+        };
         let ((was_under_way, was_lost), (is_under_way, is_lost)) = (count(entry.state), count(state));
         self.under_way = self.under_way + is_under_way - was_under_way;
         self.lost = self.lost + is_lost - was_lost;
@@ -131,21 +133,21 @@ impl Scoreboard {
     }
 
     /// A packet is known to have arrived; `trip_ns` is the least that a round trip took.
-    fn arrived(&mut self, now_ns: u64, trip_ns: u64, index: usize, state: State) {
+    fn arrived(&mut self, now_ns: u64, trip_ns: u64, index: usize, state: PacketState) {
         let Entry { state: before, left_ns, order, copies, asks, is_answered, .. } = self.entries[index];
-        if before == State::Kept || before == State::Done {
+        if before == PacketState::Kept || before == PacketState::Done {
             return self.set(index, state);
         }
         // Whether it was the newest copy that arrived.
         let is_newest =
-            before == State::UnderWay && (copies == 1 || now_ns.saturating_sub(left_ns) >= trip_ns);
+            before == PacketState::UnderWay && (copies == 1 || now_ns.saturating_sub(left_ns) >= trip_ns);
         if is_newest {
             self.order_arrived = self.order_arrived.max(Some(order));
         } else {
             // It was late, and not lost: the network keeps less of an order than was thought.
             self.tolerance = (2 * self.tolerance).min(TOLERANCE_MAX);
         }
-        if copies == 1 && (asks || is_answered || state == State::Kept) {
+        if copies == 1 && (asks || is_answered || state == PacketState::Kept) {
             self.news.left_ns = self.news.left_ns.max(Some(left_ns));
         }
         if (1..=COPIES_TIMED_MAX).contains(&copies) {
@@ -165,22 +167,22 @@ impl Scoreboard {
             let Some(index) = self.index(sequence) else { break };
             let Entry { is_answered, state, .. } = self.entries[index];
             match (is_answered, state) {
-                (false, _) => self.arrived(now_ns, trip_ns, index, State::Done),
+                (false, _) => self.arrived(now_ns, trip_ns, index, PacketState::Done),
                 // Its answer has left by now, and is waited for as if it were a packet of ours.
-                (true, State::Kept) => {
-                    self.set(index, State::UnderWay);
+                (true, PacketState::Kept) => {
+                    self.set(index, PacketState::UnderWay);
                     let entry = &mut self.entries[index];
                     (entry.left_ns, entry.order, entry.copies) = (now_ns, self.order_next, 2);
                     self.order_next += 1;
                 }
                 // It has arrived, though its answer may be lost.
-                (true, State::UnderWay) => {
+                (true, PacketState::UnderWay) => {
                     let entry = &self.entries[index];
                     if entry.copies == 1 {
                         self.order_arrived = self.order_arrived.max(Some(entry.order));
                     }
                 }
-                (true, State::Lost | State::Done) => {}
+                (true, PacketState::Lost | PacketState::Done) => {}
             }
         }
     }
@@ -189,19 +191,20 @@ impl Scoreboard {
     pub fn handle_kept(&mut self, now_ns: u64, trip_ns: u64, sequence: u64) {
         if sequence >= self.carried_out
             && let Some(index) = self.index(sequence)
-            && matches!(self.entries[index].state, State::UnderWay | State::Lost)
+            && matches!(self.entries[index].state, PacketState::UnderWay | PacketState::Lost)
         {
-            self.arrived(now_ns, trip_ns, index, State::Kept);
+            self.arrived(now_ns, trip_ns, index, PacketState::Kept);
         }
     }
 
     /// The answer to a request has come.  Says whether it was waited for.
     pub fn handle_answered(&mut self, now_ns: u64, trip_ns: u64, sequence: u64) -> bool {
         self.handle_carried_out(now_ns, trip_ns, sequence);
-        let is_open =
-            |index: &usize| self.entries[*index].is_answered && self.entries[*index].state != State::Done;
+        let is_open = |index: &usize| {
+            self.entries[*index].is_answered && self.entries[*index].state != PacketState::Done
+        };
         let Some(index) = self.index(sequence).filter(is_open) else { return false };
-        self.arrived(now_ns, trip_ns, index, State::Done);
+        self.arrived(now_ns, trip_ns, index, PacketState::Done);
         self.open -= 1;
         self.carried_out = self.carried_out.max(sequence + 1);
         true
@@ -210,18 +213,18 @@ impl Scoreboard {
     /// The peer does not have a packet: if it was said to be kept, it has found no receive since, and was dropped.
     pub fn handle_missing(&mut self, sequence: u64) {
         if let Some(index) = self.index(sequence)
-            && self.entries[index].state == State::Kept
+            && self.entries[index].state == PacketState::Kept
         {
-            self.set(index, State::Lost);
+            self.set(index, PacketState::Lost);
         }
     }
 
     /// The peer has dropped a packet, and says so.
     pub fn handle_refused(&mut self, sequence: u64) {
         if let Some(index) = self.index(sequence)
-            && self.entries[index].state != State::Done
+            && self.entries[index].state != PacketState::Done
         {
-            self.set(index, State::Lost);
+            self.set(index, PacketState::Lost);
         }
     }
 
@@ -254,17 +257,17 @@ impl Scoreboard {
     fn lose(&mut self, until: impl Fn(u64, u64) -> Option<u64>, is_order_needed: bool) -> (u32, Option<u64>) {
         // Where the oldest left after all that has arrived, nothing has been overtaken.
         let is_in_order =
-            |oldest: &Entry| oldest.state == State::UnderWay && Some(oldest.order) > self.order_arrived;
+            |oldest: &Entry| oldest.state == PacketState::UnderWay && Some(oldest.order) > self.order_arrived;
         if self.under_way == 0 || is_order_needed && self.entries.front().is_some_and(is_in_order) {
             return (0, None);
         }
         let (before, mut again_ns) = (self.lost, u64::MAX);
         for index in 0..self.entries.len() {
             let Entry { state, order, left_ns, .. } = self.entries[index];
-            if state == State::UnderWay {
+            if state == PacketState::UnderWay {
                 match until(order, left_ns) {
                     Some(at_ns) => again_ns = again_ns.min(at_ns),
-                    None => self.set(index, State::Lost),
+                    None => self.set(index, PacketState::Lost),
                 }
             }
         }
@@ -276,13 +279,13 @@ impl Scoreboard {
         if self.lost == 0 {
             return None;
         }
-        let index = self.entries.iter().position(|entry| entry.state == State::Lost)?;
+        let index = self.entries.iter().position(|entry| entry.state == PacketState::Lost)?;
         Some(self.una + index as u64)
     }
 
     /// The newest that is not done, nor to be sent again: by that the peer is asked what it has.
     pub fn newest_open(&self) -> Option<u64> {
-        let is_open = |entry: &Entry| matches!(entry.state, State::UnderWay | State::Kept);
+        let is_open = |entry: &Entry| matches!(entry.state, PacketState::UnderWay | PacketState::Kept);
         Some(self.una + self.entries.iter().rposition(is_open)? as u64)
     }
 
@@ -293,7 +296,7 @@ impl Scoreboard {
 
     /// Moves over what is done; returns the oldest that is not.
     pub fn advance(&mut self) -> u64 {
-        while self.entries.front().is_some_and(|entry| entry.state == State::Done) {
+        while self.entries.front().is_some_and(|entry| entry.state == PacketState::Done) {
             self.entries.pop_front();
             self.una += 1;
         }

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::congestion::{Controller, Heard, pacer::Pacer};
 use crate::context::StepContext;
 use crate::kept::{SPAN_MAX, numbers, span};
-use crate::wire::{Headers, Nak, Packet, Qpn, Syndrome};
+use crate::wire::{AethRepr, Headers, Nak, Packet, Qpn, Syndrome};
 use crate::work::{Cause, Operation, Status};
 
 /// What a requester has besides, if it repeats single packets.
@@ -154,6 +154,8 @@ impl Requester {
         packet: &Packet<'_>,
     ) -> Result<(), Failure> {
         let (now_ns, trip_ns) = (at.now_ns, self.trip.least_ns());
+        let tells_wait = |aeth: &AethRepr| at.config.tells_waits && matches!(aeth.syndrome, Syndrome::Ack(_));
+        let waited_ns = packet.headers.aeth().filter(tells_wait).map_or(0, |aeth| aeth.waited_ns());
         let Some(selective) = &mut self.selective else { return Ok(()) };
         let under_way = selective.board.under_way();
         let board = &mut selective.board;
@@ -171,8 +173,10 @@ impl Requester {
                         board.handle_refused(sequence);
                         at.counters.rnr_naks += 1;
                         (self.attempts, self.heard_ns) = (0, now_ns);
-                        self.rnr_until_ns = Some(now_ns + timer.nanoseconds());
-                        self.timer_ns = None;
+                        let until_ns = now_ns.saturating_add(timer.nanoseconds());
+                        self.rnr_until_ns = Some(until_ns);
+                        // What else is under way is asked for then: its answer may be lost, and keep what was refused from its turn.
+                        self.timer_ns = Some(until_ns.saturating_add(self.wait_ns(at.config)));
                         self.is_probing = false;
                     }
                 }
@@ -200,7 +204,7 @@ impl Requester {
             Headers::AtomicAcknowledge { old, .. } => self.handle_atomic_answer(at, sequence, old),
             _ => failure = self.handle_read_answer(at, sequence, packet.payload),
         }
-        self.heed(at, under_way, is_missing || says_nothing_new);
+        self.heed(at, Told { under_way, waited_ns, is_lacking: is_missing || says_nothing_new });
         failure.map_or(Ok(()), Err)
     }
 
@@ -254,8 +258,9 @@ impl Requester {
 
     /// What was heard may complete requests, or show that packets are lost: after silence, all of which nothing is known, if the peer says that the oldest
     /// `is_lacking`.
-    fn heed(&mut self, at: &mut StepContext<'_>, under_way: u32, is_lacking: bool) {
-        let now_ns = at.now_ns;
+    fn heed(&mut self, at: &mut StepContext<'_>, told: Told) {
+        let (now_ns, arrived_ns) = (at.now_ns, at.arrived_ns);
+        let Told { under_way, waited_ns, is_lacking } = told;
         let Some(selective) = &mut self.selective else { return };
         let una = self.una;
         self.una = selective.board.advance();
@@ -270,7 +275,10 @@ impl Requester {
             self.probe_is_due = false;
         }
         // A round trip that includes a wait for a silent peer is no sample of the path.
-        let trip_ns = news.left_ns.filter(|_| !was_silent).map(|left_ns| now_ns.saturating_sub(left_ns));
+        let left_ns = news.left_ns.filter(|_| !was_silent);
+        let trip_ns = left_ns.map(|left_ns| now_ns.saturating_sub(left_ns));
+        // What both ends waited for their processors is not the network's.
+        let network_ns = left_ns.map(|left_ns| arrived_ns.saturating_sub(left_ns + waited_ns));
         // Who waits too briefly for the path never hears of a packet that left once.  Only the first time: with each that is lost more such times would
         // have it wait for longer.
         let at_first = news
@@ -286,7 +294,8 @@ impl Requester {
             lost += selective.board.find_lost_after_silence(is_lacking && !is_news);
         }
         if let Some(controller) = &mut selective.controller {
-            controller.handle_heard(now_ns, Heard { trip_ns, arrived: news.arrived, lost, under_way });
+            let arrived = news.arrived;
+            controller.handle_heard(now_ns, Heard { trip_ns, network_ns, arrived, lost, under_way });
         }
         let is_empty = selective.board.is_empty();
         if is_news || was_silent {
@@ -326,5 +335,134 @@ impl Requester {
     }
 }
 
+/// What the peer has said besides.
+#[derive(Clone, Copy, Debug)]
+struct Told {
+    /// Packets that were under way before.
+    under_way: u32,
+    /// How long what it answers has waited there.
+    waited_ns: u64,
+    is_lacking: bool,
+}
+
 /// How late a packet may be at least before it is lost, though others that left later have come.
 const LATE_NS_MIN: u64 = 50_000;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use crate::counters::Counters;
+    use crate::memory::{Access, Memory, Refused};
+    use crate::wire::{Credit, Psn};
+    use crate::work::{Remote, Request, Source};
+
+    /// All that is written is inline.
+    struct NoMemory;
+
+    impl Memory for NoMemory {
+        fn check(&self, _: u32, _: Access, _: u64, _: u64) -> Result<(), Refused> {
+            Err(Refused)
+        }
+
+        fn read(&self, _: u32, _: u64, _: &mut [u8]) -> Result<(), Refused> {
+            Err(Refused)
+        }
+
+        fn write(&self, _: u32, _: u64, _: &[u8]) -> Result<(), Refused> {
+            Err(Refused)
+        }
+
+        fn fetch_add(&self, _: u32, _: u64, _: u64) -> Result<u64, Refused> {
+            Err(Refused)
+        }
+
+        fn compare_swap(&self, _: u32, _: u64, _: u64, _: u64) -> Result<u64, Refused> {
+            Err(Refused)
+        }
+    }
+
+    struct Sender {
+        config: Config,
+        requester: Requester,
+        counters: Counters,
+        events: VecDeque<crate::work::Event>,
+    }
+
+    impl Sender {
+        fn posted(writes: u64) -> Sender {
+            let config = Config { selective: true, ..Config::default() };
+            let mut requester = Requester::new(0).repeating_as(&config);
+            for id in 0..writes {
+                let source = Source::Inline(vec![1; 8]);
+                let operation =
+                    Operation::Write { source, remote: Remote { rkey: 0, address: 8 * id }, imm: None };
+                requester
+                    .post(&config, Request { id, operation, signalled: true, solicited: false })
+                    .unwrap();
+            }
+            Sender { config, requester, counters: Counters::default(), events: VecDeque::new() }
+        }
+
+        fn step<R>(
+            &mut self,
+            now_ns: u64,
+            step: impl FnOnce(&mut Requester, &mut StepContext<'_>) -> R,
+        ) -> R {
+            let Sender { config, requester, counters, events } = self;
+            let mut at =
+                StepContext { now_ns, arrived_ns: now_ns, config, memory: &NoMemory, counters, events };
+            step(requester, &mut at)
+        }
+
+        /// How many packets leave.
+        fn send(&mut self, now_ns: u64) -> usize {
+            let mut buffer = [0; 8192];
+            let dest_qp = Qpn::new(1);
+            let send = || {
+                self.step(now_ns, |requester, at| requester.poll_transmit(at, dest_qp, &mut buffer)).unwrap()
+            };
+            std::iter::from_fn(send).count()
+        }
+
+        fn hear(&mut self, now_ns: u64, psn: u64, headers: Headers, payload: &[u8]) {
+            let (dest_qp, psn) = (Qpn::new(2), Psn::of(psn));
+            let packet = Packet { dest_qp, psn, ack_request: false, solicited: false, headers, payload };
+            self.step(now_ns, |requester, at| requester.handle_answer(at, &packet)).unwrap();
+        }
+    }
+
+    /// The timer was set anew each time, before the end of the lease was looked at, and what was lost waited for an answer to a
+    /// packet that the peer had.
+    #[test]
+    fn what_turns_out_to_be_lost_while_the_peer_is_asked_by_what_it_has_is_sent_again() {
+        let aeth = AethRepr { syndrome: Syndrome::Ack(Credit::at_most(64)), msn: 0 };
+        let mut sender = Sender::posted(4);
+        assert_eq!(sender.send(0), 1, "no more is granted at first");
+        // A round trip of 10 ms, so that a packet is lost by time after 12.55 ms.
+        sender.hear(10_000_000, 0, Headers::Acknowledge(aeth), &[]);
+        assert_eq!(sender.send(10_000_000), 3);
+        // Two were kept, too few for the first to be lost.
+        sender.hear(20_000_000, 1, Headers::Missing(aeth), &[0b11, 0, 0, 0]);
+        assert_eq!(sender.send(20_000_000), 0);
+        // The path takes shorter packets now: the peer is asked at once, and does not hear it.
+        sender.requester.set_parts(20_000_000, 2);
+        sender
+            .step(20_000_000, |requester, at| requester.handle_timeout(at.now_ns, at.config, at.counters))
+            .unwrap();
+        assert_eq!(sender.send(20_000_000), 1);
+        let mut left = 0;
+        let mut now_ns = 20_000_000;
+        while left == 0 {
+            now_ns = sender.requester.poll_timeout().expect("something is due");
+            assert!(now_ns < 1_000_000_000, "it is never sent again");
+            sender
+                .step(now_ns, |requester, at| requester.handle_timeout(at.now_ns, at.config, at.counters))
+                .unwrap();
+            left = sender.send(now_ns);
+        }
+        sender.hear(now_ns + 10_000_000, 3, Headers::Acknowledge(aeth), &[]);
+        assert_eq!(sender.events.len(), 4);
+    }
+}

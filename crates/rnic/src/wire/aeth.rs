@@ -21,8 +21,25 @@ pub struct Aeth<T: AsRef<[u8]>> {
 pub struct AethRepr {
     /// How it went.
     pub syndrome: Syndrome,
-    /// How many messages the responder has completed, in 24 bits.
+    /// How many messages the responder has completed, in 24 bits; or how long what it answers has waited, see [`AethRepr::waited_ns`].
     pub msn: u32,
+}
+
+/// What a wait is told in: all 24 bits are a second.
+const WAIT_UNIT_NS: u64 = 64;
+const MSN_MAX: u64 = 0xff_ffff;
+
+impl AethRepr {
+    /// How long what is answered has waited at the responder, where ends have agreed on telling that in place of messages.
+    // [ROCE-CC-3]
+    pub fn waited_ns(&self) -> u64 {
+        u64::from(self.msn) * WAIT_UNIT_NS
+    }
+
+    /// The 24 bits that tell a wait, or the longest that there is.
+    pub fn msn_of_wait(waited_ns: u64) -> u32 {
+        (waited_ns / WAIT_UNIT_NS).min(MSN_MAX) as u32
+    }
 }
 
 /// How it went.
@@ -179,6 +196,18 @@ mod tests {
             [1, 10_001, 491_520_000, 491_520_001].map(waits),
             [10_000, 20_000, 491_520_000, 655_360_000]
         );
+    }
+
+    #[test]
+    fn a_wait_is_told_within_64_ns_and_up_to_a_second() {
+        for waited_ns in [0, 63, 64, 5_000_000, 1_000_000_000, u64::MAX] {
+            let aeth = AethRepr {
+                syndrome: Syndrome::Ack(Credit::UNLIMITED),
+                msn: AethRepr::msn_of_wait(waited_ns),
+            };
+            let most = waited_ns.min(0xff_ffff * 64);
+            assert!(aeth.waited_ns() <= most && most < aeth.waited_ns() + 64, "{waited_ns}: {aeth:?}");
+        }
     }
 
     #[test]

@@ -358,7 +358,7 @@ mod tests {
 
     fn path() -> impl Strategy<Value = PathEthRepr> {
         let mtu = || prop::sample::select(Mtu::ALL.to_vec());
-        (mtu(), mtu()).prop_map(|(size, found)| PathEthRepr { size, found })
+        (mtu(), mtu(), any::<u8>()).prop_map(|(size, found, grant)| PathEthRepr { size, found, grant })
     }
 
     fn headers() -> impl Strategy<Value = Headers> {

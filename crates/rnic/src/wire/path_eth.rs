@@ -1,7 +1,7 @@
 //! What probes of a path say, and their answers: 4 bytes, before as many zeros as make a packet of that size.
 //!
 //! ```text
-//!   0 size u8 | 1 found u8 | 2 zero u16          sizes as 0: 256 to 4: 4096 bytes of payload
+//!   0 size u8 | 1 found u8 | 2 grant u8 | 3 zero u8          sizes as 0: 256 to 4: 4096 bytes of payload
 //! ```
 
 use super::{ICRC_BYTES, WireError, checked};
@@ -25,6 +25,8 @@ pub struct PathEthRepr {
     pub size: Mtu,
     /// The most that its sender has found to come through.
     pub found: Mtu,
+    /// In an answer, how many packets its receiver may have under way; 0 where nothing is said of that.
+    pub grant: u8,
 }
 
 impl<T: AsRef<[u8]>> PathEth<T> {
@@ -42,12 +44,12 @@ impl<T: AsRef<[u8]>> PathEth<T> {
 impl PathEthRepr {
     /// What the header says, if that has a meaning.
     pub fn parse<T: AsRef<[u8]>>(eth: &PathEth<T>) -> Result<PathEthRepr, WireError> {
-        Ok(PathEthRepr { size: eth.mtu(0)?, found: eth.mtu(1)? })
+        Ok(PathEthRepr { size: eth.mtu(0)?, found: eth.mtu(1)?, grant: eth.buffer.as_ref()[2] })
     }
 
     /// Writes the header to the start of `buffer`.
     pub fn emit(&self, buffer: &mut [u8]) {
-        buffer[..PATH_ETH_BYTES].copy_from_slice(&[self.size as u8, self.found as u8, 0, 0]);
+        buffer[..PATH_ETH_BYTES].copy_from_slice(&[self.size as u8, self.found as u8, self.grant, 0]);
     }
 
     /// How many zeros stand behind it.

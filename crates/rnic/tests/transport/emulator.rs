@@ -1,6 +1,6 @@
 //! Networks in virtual time: links with a rate, a queue and a delay, that lose, repeat, overtake, damage and swallow packets, and queue pairs
-//! over them.  A host may have sockets with buffers of a size, and one processor that takes packets out of them.  The same seed gives the same
-//! run on every machine.
+//! over them.  A host may have sockets with buffers of a size, and one processor that takes packets out of them; the process of an end may
+//! have to wait for a processor whenever it has something to do.  The same seed gives the same run on every machine.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -183,8 +183,28 @@ impl Host {
     }
 }
 
+/// A process that waits for a processor: nearly always for less than 50 us, and one time of so many for up to so long.
+struct Waking {
+    random: Random,
+    late_one_of: u64,
+    late_ns: u64,
+    /// When it has one, if there is something to do.
+    at_ns: Option<u64>,
+    /// What has come meanwhile, and when.
+    waiting: Vec<(u64, Vec<u8>)>,
+}
+
+impl Waking {
+    fn wake(&mut self, now_ns: u64) {
+        let is_late = self.random.below(self.late_one_of) == 0;
+        let wait_ns = self.random.below(if is_late { self.late_ns } else { 50 * US });
+        self.at_ns.get_or_insert(now_ns + wait_ns);
+    }
+}
+
 struct End {
     socket: Option<usize>,
+    waking: Option<Waking>,
     qp: QueuePair,
     memory: TestMemory,
     link: usize,
@@ -226,6 +246,7 @@ pub fn ends(congestion: Congestion) -> Config {
         mtu: Mtu::Bytes1024,
         selective: true,
         congestion,
+        tells_waits: true,
         write_packets_max: 1,
         read_packets_max: 1,
         reads_max: 256,
@@ -306,6 +327,7 @@ impl Net {
             qp.set_grant(0, grant);
             self.ends.push(End {
                 socket: None,
+                waking: None,
                 qp,
                 memory: TestMemory::new(),
                 link: links[side],
@@ -325,19 +347,31 @@ impl Net {
         first
     }
 
+    /// From now on the processes of all ends wait for a processor now and then: one time of so many for up to so long.
+    pub fn crowd(&mut self, late_one_of: u64, late_ns: u64) {
+        for (index, end) in self.ends.iter_mut().enumerate() {
+            let (random, at_ns, waiting) = (Random(index as u64), None, Vec::new());
+            end.waking = Some(Waking { random, late_one_of, late_ns, at_ns, waiting });
+        }
+    }
+
     pub fn run_for(&mut self, ns: u64) {
         let until_ns = self.now_ns + ns;
         loop {
             let arrival = self.arrivals.peek().map(|Reverse(arrival)| arrival.at_ns);
             let due = self.due_ns.values().min().copied();
             let taken = self.host.due_ns(self.now_ns);
-            let all = arrival.into_iter().chain(due).chain(taken);
+            let woken = self.ends.iter().filter_map(|end| end.waking.as_ref()?.at_ns).min();
+            let all = arrival.into_iter().chain(due).chain(taken).chain(woken);
             let Some(next) = all.min().filter(|at| *at <= until_ns) else { break };
             self.now_ns = self.now_ns.max(next);
             let mut touched = Vec::new();
             while self.arrivals.peek().is_some_and(|Reverse(arrival)| arrival.at_ns <= self.now_ns) {
                 let Some(Reverse(Arrival { to, bytes, .. })) = self.arrivals.pop() else { break };
-                if let Some(socket) = self.ends[to].socket {
+                if let Some(waking) = &mut self.ends[to].waking {
+                    waking.waiting.push((self.now_ns, bytes));
+                    waking.wake(self.now_ns);
+                } else if let Some(socket) = self.ends[to].socket {
                     self.host.sockets[socket].take_in(to, bytes);
                 } else {
                     self.ends[to].handle(self.now_ns, &bytes);
@@ -347,15 +381,41 @@ impl Net {
             if taken.is_some_and(|at_ns| at_ns <= self.now_ns) {
                 touched.extend(self.take_packet());
             }
-            for (end, _) in self.due_ns.iter().filter(|(_, at)| **at <= self.now_ns) {
-                self.ends[*end].qp.handle_timeout(self.now_ns);
-                touched.push(*end);
+            let due: Vec<usize> =
+                self.due_ns.iter().filter(|(_, at)| **at <= self.now_ns).map(|(end, _)| *end).collect();
+            for end in due {
+                if let Some(waking) = &mut self.ends[end].waking {
+                    self.due_ns.remove(&end);
+                    waking.wake(self.now_ns);
+                } else {
+                    self.ends[end].qp.handle_timeout(self.now_ns);
+                    touched.push(end);
+                }
             }
+            touched.extend(self.wake_up());
             touched.sort_unstable();
             touched.dedup();
             touched.into_iter().for_each(|end| self.step(end));
         }
         self.now_ns = until_ns;
+    }
+
+    /// Has the processes that have a processor now take in what has come meanwhile.
+    fn wake_up(&mut self) -> Vec<usize> {
+        let mut woken = Vec::new();
+        for (index, end) in self.ends.iter_mut().enumerate() {
+            let Some(waking) = end.waking.as_mut().filter(|w| w.at_ns.is_some_and(|at| at <= self.now_ns))
+            else {
+                continue;
+            };
+            waking.at_ns = None;
+            for (arrived_ns, bytes) in std::mem::take(&mut waking.waiting) {
+                end.handle_stamped(self.now_ns, arrived_ns, &bytes);
+            }
+            end.qp.handle_timeout(self.now_ns);
+            woken.push(index);
+        }
+        woken
     }
 
     /// The processor of the host that has sockets takes a packet.
@@ -444,8 +504,12 @@ impl Net {
 
 impl End {
     fn handle(&mut self, now_ns: u64, bytes: &[u8]) {
+        self.handle_stamped(now_ns, now_ns, bytes);
+    }
+
+    fn handle_stamped(&mut self, now_ns: u64, arrived_ns: u64, bytes: &[u8]) {
         if let Ok(packet) = self.inwards.open(bytes).and_then(Packet::parse) {
-            self.qp.handle_packet(now_ns, &packet, &self.memory);
+            self.qp.handle_stamped(now_ns, arrived_ns, &packet, &self.memory);
         }
     }
 

@@ -294,6 +294,7 @@ fn any_headers() -> impl Strategy<Value = Headers> {
         eth.prop_map(Headers::CompareSwap),
         aeth.clone().prop_map(Headers::Acknowledge),
         aeth.clone().prop_map(Headers::ReadResponseOnly),
+        aeth.clone().prop_map(Headers::Missing),
         aeth.prop_map(|aeth| Headers::AtomicAcknowledge { aeth, old: 5 }),
     ]
 }
@@ -303,8 +304,9 @@ proptest! {
     #[test]
     fn whatever_a_peer_makes_up_everything_posted_ends_once(
         forged in prop::collection::vec((any::<bool>(), -3i32..6, any_headers(), 0usize..3), 1..40),
+        selective in any::<bool>(),
     ) {
-        let config = halite_rnic::Config { mtu: Mtu::Bytes256, ..lease_ms(20) };
+        let config = halite_rnic::Config { mtu: Mtu::Bytes256, selective, ..lease_ms(20) };
         let mut pair = Pair::with(config, [0xff_fffe, 2]);
         for side in [A, B] {
             pair.end(side).write(0, &[1; 700]);

@@ -169,6 +169,8 @@ pub struct Pair {
     seen: BTreeMap<(usize, u8, u32), usize>,
     /// What acknowledgements granted, in order.
     pub granted: Vec<Option<u32>>,
+    /// For how long they said that what they answer has waited, where ends tell that.
+    pub waits_ns: Vec<u64>,
     /// Who sent what, in order: `a WriteOnly 0`.
     pub told: Vec<String>,
 }
@@ -229,6 +231,7 @@ impl Pair {
             away_until_ns: [0; 2],
             seen: BTreeMap::new(),
             granted: Vec::new(),
+            waits_ns: Vec::new(),
             told: Vec::new(),
         }
     }
@@ -329,6 +332,7 @@ impl Pair {
             halite_rnic::wire::Headers::Acknowledge(aeth) => match aeth.syndrome {
                 halite_rnic::wire::Syndrome::Ack(credit) => {
                     self.granted.push(credit.packets());
+                    self.waits_ns.push(aeth.waited_ns());
                     String::new()
                 }
                 halite_rnic::wire::Syndrome::RnrNak(_) => " rnr".into(),

@@ -87,6 +87,27 @@ fn all_goes_well(pair: &mut Pair) {
 }
 
 #[test]
+fn who_has_met_says_its_first_words_in_one_flight() {
+    for (holes, first) in [(both(Mtu::Bytes4096), 16), (both(Mtu::Bytes1024), 1)] {
+        let mut pair = pair_over(&holes);
+        assert_eq!(pair.a().qp.window_packets(), 1, "nothing is known yet");
+        meet(&mut pair);
+        assert_eq!(
+            pair.a().qp.window_packets(),
+            first,
+            "the answer to a probe says so, if the longest come through"
+        );
+        assert!(pair.b().qp.take_has_begun(), "who answers it expects something");
+        for _ in 0..20 {
+            pair.a().send(b"word", None);
+        }
+        run_ms(&mut pair, 400);
+        assert_eq!(pair.b().received().len(), 20);
+        assert_eq!(pair.a().qp.window_packets(), 64, "as acknowledgements say from then on");
+    }
+}
+
+#[test]
 fn a_path_that_lets_all_through_costs_two_probes_of_each_end_and_nothing_else() {
     let mut pair = pair_over(&both(Mtu::Bytes4096));
     meet(&mut pair);

@@ -122,10 +122,14 @@ fn where_long_packets_vanish_a_flow_goes_on_in_parts() {
     assert!(goodput > 100.0, "{goodput}");
 }
 
+fn extremes(each: &[f64]) -> (f64, f64) {
+    each.iter().fold((f64::MAX, 0f64), |(least, most), each| (least.min(*each), most.max(*each)))
+}
+
 #[test]
 fn eight_flows_share_a_link_within_a_fifth() {
-    for begins_every_ns in [0, MS, 20 * MS] {
-        let link = Link::new(500_000_000, MS / 2, 1 << 20);
+    for (mbps, begins_every_ns) in [(500, 0), (500, MS), (500, 20 * MS), (1000, 0), (1000, 20 * MS)] {
+        let link = Link::new(mbps * 1_000_000, MS / 2, 1 << 20);
         let mut net = Net::new(&[link.clone(), link], 1);
         let mut flows = Vec::new();
         for _ in 0..8 {
@@ -134,10 +138,57 @@ fn eight_flows_share_a_link_within_a_fifth() {
         }
         net.run_for(1000 * MS);
         let each = net.goodput(&flows, 500 * MS);
-        let (least, most) =
-            each.iter().fold((f64::MAX, 0f64), |(least, most), each| (least.min(*each), most.max(*each)));
-        assert!(most <= 1.2 * least, "{each:?}");
-        assert!(each.iter().sum::<f64>() > 440.0, "{each:?}");
+        let (least, most) = extremes(&each);
+        assert!(most <= 1.2 * least, "{mbps} Mb/s, one every {begins_every_ns} ns: {each:?}");
+        assert!(each.iter().sum::<f64>() > 0.88 * mbps as f64, "{each:?}");
+    }
+}
+
+/// Processes wait for a processor for up to so long, one time of so many.
+const CROWDS: [(u64, u64); 2] = [(10, 4 * MS), (2, 4 * MS)];
+
+/// Over 500 Mb/s and a millisecond, eight whose processes wait.
+fn eight_in_a_crowd(config: &Config, (late_one_of, late_ns): (u64, u64)) -> Vec<f64> {
+    let link = Link::new(500_000_000, MS / 2, 250_000);
+    let mut net = Net::new(&[link.clone(), link], 1);
+    let flows: Vec<usize> = (0..8).map(|_| net.connect(config, [0, 1], 256, BULK)).collect();
+    net.crowd(late_one_of, late_ns);
+    net.run_for(500 * MS);
+    net.goodput(&flows, 1000 * MS)
+}
+
+#[test]
+fn eight_whose_processes_wait_share_within_a_half_and_use_most_of_the_link() {
+    for crowd in CROWDS {
+        let each = eight_in_a_crowd(&ends(Congestion::Delay), crowd);
+        let (least, most) = extremes(&each);
+        assert!(most <= 1.5 * least, "{crowd:?}: {each:?}");
+        assert!(each.iter().sum::<f64>() > 300.0, "{crowd:?}: {each:?}");
+    }
+}
+
+#[test]
+fn the_wait_for_a_processor_is_no_queue_where_ends_tell_it() {
+    let untold = Config { tells_waits: false, ..ends(Congestion::Delay) };
+    let [told, untold] = [ends(Congestion::Delay), untold]
+        .map(|config| eight_in_a_crowd(&config, CROWDS[1]).iter().sum::<f64>());
+    assert!(told >= 2.0 * untold, "{told} of those who tell, {untold} of the others");
+}
+
+#[test]
+fn a_flow_whose_processes_wait_moves_nearly_as_much_as_with_a_full_queue() {
+    // The last are silent for longer than they are waited for, again and again.
+    for (trip_ns, crowd) in [(MS, CROWDS[0]), (MS, CROWDS[1]), (10 * MS, CROWDS[1]), (MS, (20, 60 * MS))] {
+        let goodput = |congestion: Congestion| {
+            let link = Link::new(200_000_000, trip_ns / 2, 25 * trip_ns / 1000);
+            let mut net = Net::new(&[link.clone(), link], 1);
+            let flow = net.connect(&ends(congestion), [0, 1], 256, BULK);
+            net.crowd(crowd.0, crowd.1);
+            net.run_for(200 * MS);
+            net.goodput(&[flow], 500 * MS)[0]
+        };
+        let [delay, grant] = [Congestion::Delay, Congestion::Grant].map(goodput);
+        assert!(delay >= 0.7 * grant, "{delay} by delay, {grant} by grant over {trip_ns} ns, {crowd:?}");
     }
 }
 

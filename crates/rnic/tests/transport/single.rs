@@ -405,6 +405,30 @@ fn who_has_no_receive_is_tried_again_and_what_was_kept_is_not_sent_again() {
     assert!(pair.a().qp.counters().repeated <= 2, "{:?}", pair.told);
 }
 
+/// The refusal took the timer back, and what was refused had no room beside the read, whose answer nobody missed: both waited for ever.
+#[test]
+fn a_read_whose_answer_is_lost_is_asked_for_again_though_what_is_behind_it_finds_no_receive_and_the_grant_shrinks()
+ {
+    let mut pair = Pair::strict(selective(), [0, 0]);
+    pair.b().qp.set_grant(0, 4);
+    pair.a().write(0, b"first");
+    pair.run();
+    let now = pair.now_ns;
+    pair.b().qp.set_grant(now, 1);
+    pair.tell(|sent| match (sent.from, sent.opcode, sent.psn, sent.repetition) {
+        (B, Opcode::ReadResponseOnly, 2, 0) => Fate::IsLost,
+        _ => Fate::Arrives,
+    });
+    pair.a().read(1 << 16, 0, 5);
+    pair.a().read(1 << 17, 0, 5);
+    pair.a().send(b"behind", None);
+    pair.run_until(now + 5_000_000);
+    pair.b().qp.add_receives(1);
+    pair.run();
+    assert_eq!(pair.a().memory.get(1 << 17, 5), b"first", "{:?}", pair.told);
+    assert_eq!(pair.b().received(), [(b"behind".to_vec(), None)]);
+}
+
 #[test]
 fn a_packet_that_was_kept_and_found_no_receive_is_sent_again_though_its_refusal_is_lost() {
     let mut pair = Pair::strict(selective(), [0, 0]);

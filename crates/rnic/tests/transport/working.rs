@@ -210,6 +210,17 @@ fn the_first_window_is_one_packet_and_the_peer_grants_more() {
 }
 
 #[test]
+fn ends_that_have_room_in_any_case_begin_with_as_many_packets_as_they_agreed_on() {
+    let config = Config { mtu: Mtu::Bytes256, first_packets_max: 3, ..Config::default() };
+    let mut pair = Pair::strict(config, [0, 0]);
+    pair.a().write(0, &pattern(2560, 0));
+    pair.run_until(TRIP_NS - 1);
+    assert_eq!(pair.told, ["a WriteFirst 0", "a WriteMiddle 1", "a WriteMiddle 2"]);
+    pair.run();
+    assert_eq!(pair.b().memory.get(0, 2560), pattern(2560, 0));
+}
+
+#[test]
 fn what_is_granted_is_told_at_once_and_once() {
     let mut pair = Pair::new();
     pair.a().write(0, b"first");
@@ -298,4 +309,55 @@ fn answers_and_requests_of_one_side_take_turns() {
     let of_b: Vec<_> = pair.told.iter().filter(|line| line.starts_with("b ")).collect();
     assert!(of_b[..6].iter().any(|line| line.contains("Read")), "{of_b:?}");
     assert!(of_b[..12].iter().filter(|line| line.contains("Write")).count() >= 5, "{of_b:?}");
+}
+
+/// An idle node was woken twice by each heartbeat, once to acknowledge it later; and each had the receive buffer shared anew, twice, of which all
+/// were told.
+#[test]
+fn a_sign_of_life_is_acknowledged_at_once_and_takes_no_share() {
+    let mut pair = Pair::new();
+    let imm = Some(0);
+    let operation = Operation::Send { bytes: b"I live".to_vec(), imm };
+    pair.a().qp.post(Request { id: 7, operation, signalled: false, solicited: false }).expect("posted");
+    pair.run_until(TRIP_NS);
+    assert_eq!(pair.told, ["a SendOnlyImm 0", "b Acknowledge 0"], "as soon as it has come");
+    assert!(!pair.b().qp.take_has_begun());
+    assert_eq!(pair.b().qp.share().used_ns, None);
+    assert_eq!(pair.b().received(), [(b"I live".to_vec(), imm)]);
+    // What somebody waits for is another matter.
+    let operation = Operation::Send { bytes: b"I ask".to_vec(), imm };
+    pair.a().qp.post(Request { id: 8, operation, signalled: false, solicited: true }).expect("posted");
+    // At first one packet may be under way: it leaves when the first one is acknowledged.
+    pair.run_until(3 * TRIP_NS);
+    assert_eq!(pair.told.len(), 3, "it is acknowledged with its answer, or later");
+    assert!(pair.b().qp.take_has_begun());
+}
+
+/// The time since the last packet that asked was told as a wait, so that the network seemed to take no time at all.
+#[test]
+fn the_answer_to_a_sign_of_life_tells_how_long_that_has_waited_and_not_for_how_long_nobody_has_asked() {
+    let mut pair = Pair::with(Config { selective: true, tells_waits: true, ..Config::default() }, [0, 0]);
+    pair.a().write(100, b"salt");
+    pair.run_until(1000 * TRIP_NS);
+    let operation = Operation::Send { bytes: b"I live".to_vec(), imm: Some(0) };
+    pair.a().qp.post(Request { id: 7, operation, signalled: false, solicited: false }).expect("posted");
+    pair.run_until(1001 * TRIP_NS);
+    assert_eq!(pair.told, ["a WriteOnly 0", "b Acknowledge 0", "a SendOnlyImm 1", "b Acknowledge 1"]);
+    assert_eq!(pair.waits_ns, [0, 0]);
+}
+
+/// A read was none of what a share is given for, since its request has no bytes: who did nothing but read asked for one packet in each round trip.
+#[test]
+fn who_only_reads_or_changes_words_has_begun_to_send() {
+    for operation in [
+        Operation::Read { local: Local { key: KEY, address: 5000 }, remote: at(512), len: 3000 },
+        Operation::FetchAdd { remote: at(0), add: 1 },
+        Operation::CompareSwap { remote: at(0), expected: 0, new: 1 },
+    ] {
+        let mut pair = Pair::new();
+        pair.a().post(operation);
+        pair.run_until(TRIP_NS);
+        assert!(pair.b().qp.take_has_begun());
+        assert_eq!(pair.b().qp.share().used_ns, Some(TRIP_NS));
+    }
 }

@@ -1,4 +1,4 @@
-//! Acknowledgements: how who posted learns what became of a request, or that it never will.
+//! Where processors copy: how who posted learns what became of a request, or that it never will.
 
 use halite_fabric::{Completion, CompletionKind, Status};
 
@@ -24,9 +24,8 @@ impl Net {
         match self.transmit(from, to, ready_ns, 0) {
             Transit::Lost => self.await_ack(qp, number),
             Transit::Sent { arrives_ns, .. } => {
-                let at_ns = arrives_ns + self.profile_of(qp).completion_ns;
-                if !self.know_later(qp, number, at_ns) {
-                    self.schedule(at_ns, Event::Acknowledge { qp, number });
+                if !self.know_later(qp, number, arrives_ns) {
+                    self.schedule(arrives_ns, Event::Acknowledge { qp, number });
                 }
             }
         }
@@ -59,8 +58,6 @@ impl Net {
         while let Some(front) = self.qps[qp as usize].outstanding.front_mut().filter(|work| is_known(work)) {
             front.acknowledged = true;
             let work = self.pop_acknowledged(qp).expect("it is acknowledged");
-            let at_ns = work.known_ns.unwrap_or(now_ns);
-            self.note_acknowledged(qp, at_ns, work.round_trip(at_ns));
             self.complete_work(qp, work);
         }
         self.see_to_room(qp);
@@ -84,15 +81,12 @@ impl Net {
     }
 
     pub(super) fn handle_acknowledge(&mut self, qp: u32, number: u64) {
-        let now_ns = self.now_ns;
         let queue = &mut self.qps[qp as usize];
         let first = queue.first;
         let Some(work) = queue.work(number) else {
             return;
         };
         work.acknowledged = true;
-        let measured = work.round_trip(now_ns);
-        self.note_acknowledged(qp, now_ns, measured);
         if number > first {
             self.acknowledge_earlier(qp, number);
         }
@@ -101,35 +95,6 @@ impl Net {
         }
         self.see_to_room(qp);
         self.leave_when_sent(self.end_of(qp));
-    }
-
-    /// An acknowledgement has come, of a request that took so long.
-    fn note_acknowledged(&mut self, qp: u32, at_ns: u64, took_ns: Option<u64>) {
-        let end = self.end_of(qp);
-        let end = &mut self.ends[end];
-        end.heard_ns = end.heard_ns.max(at_ns);
-        if let Some(took_ns) = took_ns {
-            end.note_round_trip(took_ns);
-        }
-    }
-
-    /// The target has refused a request, and ended the connection: what came behind it was dropped there.
-    pub(super) fn handle_refused(&mut self, qp: u32, number: u64) {
-        let end = self.end_of(qp);
-        if !self.ends[end].sends() {
-            return;
-        }
-        self.take_known(qp);
-        self.acknowledge_earlier(qp, number);
-        let queue = &mut self.qps[qp as usize];
-        let first = queue.first;
-        for (work, at) in queue.outstanding.iter_mut().zip(first..) {
-            if at == number {
-                (work.acknowledged, work.status) = (true, Status::RemoteAccess);
-            }
-            work.departed &= at <= number;
-        }
-        self.close_end(end, Status::PeerGone);
     }
 
     /// An acknowledgement stands for all before it, except for answers that have not come themselves.

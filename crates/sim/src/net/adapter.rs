@@ -1,27 +1,24 @@
 //! Atomics that an adapter carries out: in one piece among themselves, and with nothing else.
 //!
 //! ```text
-//!   lands ──> waits its turn ──> the word is read ── atomic_ns ──> the new value is written ──> acknowledged
-//!                                       a processor changes it here: that is lost
+//!   arrives ──> waits its turn ──> the word is read ── atomic_ns ──> the queue pair writes the new value, and answers
+//!                                         a processor changes it here: that is lost
 //! ```
 //!
-//! What the same lane carries behind an atomic waits for it, as on a queue pair.
+//! What the same lane brings behind an atomic waits for it, as in an adapter.
 
 use std::collections::VecDeque;
 
-use halite_fabric::{RemoteAddress, Status};
+use halite_rnic::wire::AtomicEthRepr;
 
-use super::qp::Verb;
+use super::datagrams::Datagram;
 use super::{Event, Net};
 
-/// An atomic that has landed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Atomic {
-    /// The end that posted it.
-    pub(super) qp: u32,
-    pub(super) number: u64,
-    pub(super) verb: Verb,
-    pub(super) remote: RemoteAddress,
+/// An atomic that has arrived.
+#[derive(Debug)]
+struct Atomic {
+    datagram: Datagram,
+    eth: AtomicEthRepr,
 }
 
 /// What one adapter has to do.
@@ -33,11 +30,13 @@ pub(super) struct Atomics {
 }
 
 impl Net {
-    /// An atomic has landed at the adapter of `target`'s end.
-    pub(super) fn begin_atomic(&mut self, target: u32, atomic: Atomic) {
-        self.qps[target as usize].in_atomic = true;
-        let endpoint = self.ends[self.end_of(target)].endpoint;
-        self.endpoints[endpoint as usize].atomics.waiting.push_back(atomic);
+    /// An atomic has arrived at the adapter of a lane.
+    pub(super) fn begin_atomic(&mut self, datagram: Datagram, eth: AtomicEthRepr) {
+        let endpoint = self.ends[self.end_of(datagram.to)].endpoint;
+        if let Some(lane) = self.lane(datagram.to) {
+            lane.is_in_atomic = true;
+        }
+        self.endpoints[endpoint as usize].atomics.waiting.push_back(Atomic { datagram, eth });
         self.read_next_word(endpoint);
     }
 
@@ -48,50 +47,27 @@ impl Net {
             return;
         }
         let Some(next) = atomics.waiting.pop_front() else { return };
-        let word = self.segment(next.qp ^ 1, next.remote);
-        let old = word.and_then(|window| window.load_u64(next.remote.offset).ok());
-        self.endpoints[endpoint as usize].atomics.current = Some((next, old));
-        let at_ns = self.now_ns + self.profile_of(next.qp).atomic_ns;
+        let to = next.datagram.to;
+        // What names no word is refused in the second step.
+        let word = self.pair_and_view(to, None).and_then(|(_, view)| view.load(&next.eth));
+        let at_ns = self.now_ns + self.profile_of(to).atomic_ns;
+        self.endpoints[endpoint as usize].atomics.current = Some((next, word));
         self.schedule(at_ns, Event::AtomicWritten { endpoint });
     }
 
     pub(super) fn handle_atomic_written(&mut self, endpoint: u32) {
         let current = self.endpoints[endpoint as usize].atomics.current.take();
-        let (atomic, old) = current.expect("it was begun");
-        let Atomic { qp, number, .. } = atomic;
-        let target = qp ^ 1;
-        self.qps[target as usize].in_atomic = false;
-        if self.lets_in(self.end_of(target)) {
-            self.write_word(&atomic, old);
-        } else {
-            self.counters.dropped += 1;
-            self.await_ack(qp, number);
+        let (Atomic { datagram, .. }, word) = current.expect("it was begun");
+        let to = datagram.to;
+        self.land(datagram, word);
+        if let Some(lane) = self.lane(to) {
+            lane.is_in_atomic = false;
         }
-        self.handle_receiver_retry(target);
+        while let Some(next) =
+            self.lane(to).filter(|lane| !lane.is_in_atomic).and_then(|lane| lane.behind.pop_front())
+        {
+            self.arrive_at(next);
+        }
         self.read_next_word(endpoint);
-    }
-
-    /// Writes what becomes of the value that was read, whatever the word holds by now; refuses an atomic that named no word.
-    fn write_word(&mut self, atomic: &Atomic, old: Option<u64>) {
-        let Atomic { qp, number, verb, remote } = *atomic;
-        let Some(old) = old else {
-            return self.refuse(qp, number, true);
-        };
-        let new = match verb {
-            Verb::FetchAdd { add, .. } => Some(old.wrapping_add(add)),
-            Verb::CompareSwap { expected, new, .. } => (old == expected).then_some(new),
-            _ => unreachable!("only atomics come here"),
-        };
-        let Some(window) = self.segment(qp ^ 1, remote) else {
-            // The key was taken back meanwhile.
-            return self.refuse(qp, number, true);
-        };
-        if let Some(new) = new {
-            window.store_u64(remote.offset, new).expect("the word was read");
-        }
-        if let Some(work) = self.qps[qp as usize].work(number) {
-            work.old = old;
-        }
-        self.acknowledge(qp, number, Status::Success, 0);
     }
 }

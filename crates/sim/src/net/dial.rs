@@ -1,6 +1,8 @@
 //! Connecting: a word there and a word back.
 
-use halite_fabric::{ConnectFailure, Event as FabricEvent, HELLO_BYTES_MAX, PeerId};
+use std::collections::VecDeque;
+
+use halite_fabric::{ConnectFailure, ConnectTrouble, Event as FabricEvent, HELLO_BYTES_MAX, PeerId};
 
 use super::direct::Mapped;
 use super::end::{End, EndId, EndState};
@@ -64,7 +66,10 @@ impl Net {
 
     fn fail_to_connect(&mut self, from: u32, address: &str, reason: &str) {
         let (address, reason) = (address.to_owned(), reason.to_owned());
-        self.tell(from, FabricEvent::ConnectFailed(ConnectFailure { address, reason, is_ours: false }));
+        self.tell(
+            from,
+            FabricEvent::ConnectFailed(ConnectFailure { address, reason, trouble: ConnectTrouble::Theirs }),
+        );
     }
 
     fn dial(&mut self, from: u32, to: u32, hello: &[u8]) {
@@ -126,9 +131,8 @@ impl Net {
             reach,
             first_qp,
             lanes,
-            unpolled: 0,
+            unpolled: VecDeque::new(),
             heard_ns: now_ns,
-            round_trip_ns: 0,
             keys_known: 0,
             keys_said: 0,
             mapped: Mapped::default(),
@@ -149,8 +153,9 @@ impl Net {
         });
         for _ in 0..lanes {
             self.qps.extend([Qp::new(ours), Qp::new(theirs)]);
+            self.lanes.extend([None, None]);
         }
-        if self.has_queue_pairs(ours) {
+        if !self.copies_by_processor(ours) {
             self.ends[ours].qps().for_each(|qp| self.connect_lane(qp));
         }
         self.establish(theirs);

@@ -7,6 +7,7 @@
 //!        └── qp 8 ═════ lane 1 ═════ qp 9 ──┘
 //! ```
 
+use std::collections::VecDeque;
 use std::ops::{Index, IndexMut};
 
 use halite_fabric::PeerId;
@@ -56,12 +57,10 @@ pub(super) struct End {
     /// Its queue pair of the first lane, and how many lanes there are.
     pub(super) first_qp: u32,
     pub(super) lanes: u32,
-    /// Messages and immediates from the peer that nobody has polled yet: all lanes share the receives.
-    pub(super) unpolled: usize,
+    /// The queue pairs of messages and immediates from the peer that nobody has polled yet.
+    pub(super) unpolled: VecDeque<u32>,
     /// When the process at the other end last gave a sign of life, where it acknowledges itself.
     pub(super) heard_ns: u64,
-    /// What a request takes until it is acknowledged, smoothed as RFC 6298 has it; 0 before the first.
-    pub(super) round_trip_ns: u64,
     /// How many keys of the peer our provider knows, and of how many of ours the peer was told.
     pub(super) keys_known: u32,
     pub(super) keys_said: u32,
@@ -73,14 +72,6 @@ impl End {
     /// Whether what was posted is still carried out.
     pub(super) fn sends(&self) -> bool {
         matches!(self.state, EndState::Open | EndState::Leaving)
-    }
-
-    /// A request was acknowledged at once, so long after it had left.
-    pub(super) fn note_round_trip(&mut self, took_ns: u64) {
-        self.round_trip_ns = match self.round_trip_ns {
-            0 => took_ns,
-            smoothed_ns => (7 * smoothed_ns + took_ns) / 8,
-        };
     }
 
     /// Its queue pairs, by lane.

@@ -12,9 +12,10 @@
 use halite_fabric::{Key, Status};
 
 use super::end::{EndId, EndState};
-use super::qp::{Qp, Verb};
+use super::qp::Verb;
 use super::{Event, Net};
-use crate::link::Transit;
+use crate::hardware::Reach;
+use crate::profile::Profile;
 
 /// For which request keys are asked.  An answer speaks for that one alone: what is asked about later may have been registered since.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,7 +51,7 @@ impl Net {
     fn tell_keys(&mut self, end: EndId, keys: u32, answer: Option<Question>) {
         let this = &self.ends[end];
         let (from, to) = (this.from_host, this.to_host);
-        if let Transit::Sent { arrives_ns, .. } = self.transmit(from, to, self.now_ns, MESSAGE_BYTES) {
+        if let Some(arrives_ns) = self.carry_message(from, to) {
             let at_ns = arrives_ns + self.profile(end).interrupt_ns;
             self.schedule(at_ns, Event::KeysTold { end: end.other(), keys, answer });
         }
@@ -64,52 +65,63 @@ impl Net {
         let this = &mut self.ends[end];
         this.keys_known = this.keys_known.max(keys);
         if let Some(Question { qp, number }) = answer
-            && let Some(work) = self.qps[qp as usize].work(number)
+            && let Some(lane) = self.lane(qp).filter(|lane| lane.handed == number)
+            && let Some(first) = lane.written.front_mut()
         {
             // What the peer has never heard of goes out all the same, and it refuses it.
-            work.is_key_asked = true;
+            first.is_key_asked = true;
         }
         for qp in self.ends[end].qps() {
-            let Qp { is_asking, departing, .. } = self.qps[qp as usize];
-            if is_asking && !self.awaits_key(qp, departing) {
-                self.qps[qp as usize].is_asking = false;
-                self.schedule(self.now_ns, Event::Depart { qp });
+            if self.lane(qp).is_some_and(|lane| lane.is_asking)
+                && !self.awaits_key(qp)
+                && let Some(lane) = self.lane(qp)
+            {
+                lane.is_asking = false;
+                self.schedule_turn(qp, self.now_ns);
             }
         }
     }
 
-    /// Whether a request must wait until its key is known.
-    pub(super) fn awaits_key(&mut self, qp: u32, number: u64) -> bool {
+    /// Whether what is written next must wait until its key is known.
+    pub(super) fn awaits_key(&self, qp: u32) -> bool {
         let end = self.end_of(qp);
-        if self.copies_by_processor(end) {
-            return false;
-        }
         let keys_known = self.ends[end].keys_known;
         let is_unknown = |verb: &Verb| verb.remote().is_some_and(|remote| remote.key.0 >= keys_known);
-        let work = self.qps[qp as usize].work(number);
-        work.is_some_and(|work| !work.is_key_asked && is_unknown(&work.verb))
+        let first = self.lanes[qp as usize].as_deref().and_then(|lane| lane.written.front());
+        self.has_adapter(end) && first.is_some_and(|first| !first.is_key_asked && is_unknown(&first.verb))
+    }
+
+    /// So many keys of an end mean something to its peer; all, where processes look them up.
+    pub(super) fn keys_told(&self, end: EndId) -> u32 {
+        if self.has_adapter(end) { self.ends[end.other()].keys_known } else { u32::MAX }
+    }
+
+    /// Sends a message of providers; when it arrives, if it does.
+    fn carry_message(&mut self, from: u32, to: u32) -> Option<u64> {
+        let bytes = MESSAGE_BYTES + self.hardware.of(Reach::Across).header_bytes;
+        let wire = &mut self.wires[from as usize][to as usize];
+        let carried = wire.carry(self.now_ns, bytes, &mut self.random, &mut self.counters);
+        self.counters.corrupted_caught += u64::from(carried.is_damaged);
+        let [late_ns, _] = carried.late_ns;
+        late_ns.filter(|_| !carried.is_damaged).map(|late_ns| carried.on_time_ns + late_ns)
     }
 
     /// Asks for the keys of the peer, until there is an answer: what is to be sent in this lane stands still meanwhile.
     pub(super) fn ask_for_keys(&mut self, qp: u32) {
         let end = self.end_of(qp);
         let this = &self.ends[end];
-        let (from, to, profile) = (this.from_host, this.to_host, self.profile(end));
-        let (patience, delay_ns) = (profile.patience(), profile.interrupt_ns);
-        let sent = self.transmit(from, to, self.now_ns, MESSAGE_BYTES);
-        let lets_in = self.lets_in(end.other());
-        let asking = &mut self.qps[qp as usize];
-        asking.is_asking = true;
-        let question = Question { qp, number: asking.departing };
-        let (retries_max, retransmit_ns) = patience;
-        match sent {
-            Transit::Sent { arrives_ns, .. } if lets_in => {
-                asking.attempts = 0;
-                self.schedule(arrives_ns + delay_ns, Event::KeysAsked { question });
-            }
-            _ => asking.attempts += 1,
+        let (from, to) = (this.from_host, this.to_host);
+        let Profile { retries_max, retransmit_ns, interrupt_ns, .. } = *self.profile(end);
+        let lets_in = self.ends[end.other()].sends();
+        let arrives_ns = self.carry_message(from, to).filter(|_| lets_in);
+        let Some(lane) = self.lane(qp) else { return };
+        lane.is_asking = true;
+        lane.asked_in_vain = if arrives_ns.is_some() { 0 } else { lane.asked_in_vain + 1 };
+        let (question, in_vain) = (Question { qp, number: lane.handed }, lane.asked_in_vain);
+        if let Some(arrives_ns) = arrives_ns {
+            self.schedule(arrives_ns + interrupt_ns, Event::KeysAsked { question });
         }
-        if self.qps[qp as usize].attempts > retries_max {
+        if in_vain > retries_max {
             return self.break_off(end, Status::RetryExceeded);
         }
         let at_ns = self.now_ns + retransmit_ns;
@@ -117,7 +129,8 @@ impl Net {
     }
 
     pub(super) fn handle_ask_again(&mut self, qp: u32) {
-        if self.qps[qp as usize].is_asking && self.ends[self.end_of(qp)].sends() {
+        let is_asking = self.lane(qp).is_some_and(|lane| lane.is_asking);
+        if is_asking && self.ends[self.end_of(qp)].sends() {
             self.ask_for_keys(qp);
         }
     }
@@ -137,6 +150,6 @@ impl Net {
     pub(super) fn with_adapters_key(&self, qp: u32, verb: Verb) -> Verb {
         let end = self.end_of(qp);
         let is_known = verb.remote().is_none_or(|remote| remote.key.0 < self.ends[end].keys_known);
-        if is_known || self.copies_by_processor(end) { verb } else { verb.with_key(NO_KEY) }
+        if is_known || !self.has_adapter(end) { verb } else { verb.with_key(NO_KEY) }
     }
 }

@@ -1,31 +1,16 @@
-//! Landing: what packets do where they arrive.
+//! Where processors copy: what pieces do in the memory where they land.
 
 use halite_fabric::{Completion, CompletionKind, RemoteAddress, Status};
 use halite_mem::{AccessError, Window};
 
-use super::adapter::Atomic;
 use super::end::{EndId, EndState};
 use super::packet::{Cargo, Packet};
 use super::qp::Verb;
-use super::{Event, HostState, Net};
+use super::{Event, Net};
 use crate::digest::checksum;
-use crate::link::Transit;
-use crate::profile::{AcknowledgedBy, AtomicsBy};
-use crate::world::HostId;
 
 impl Net {
     pub(super) fn handle_land(&mut self, index: u32) {
-        let packet = self.packets.peek(index);
-        let (qp, is_request) = (packet.qp, matches!(packet.cargo, Cargo::Request(_)));
-        let here = self.end_of(if is_request { qp ^ 1 } else { qp });
-        if self.profile(here).acknowledged == AcknowledgedBy::Process {
-            let host = self.ends[here].from_host;
-            if self.state(HostId(host)) == HostState::Paused {
-                self.has_processor(host, Event::Land { packet: index });
-                return;
-            }
-            self.ends[here].heard_ns = self.now_ns;
-        }
         let packet = self.packets.take(index);
         self.digest.fold([u64::from(packet.qp), packet.number, packet.offset, checksum(&packet.bytes)]);
         match packet.cargo {
@@ -34,12 +19,9 @@ impl Net {
         }
     }
 
-    /// Whether what arrives at this end is let into its memory.
-    ///
-    /// An adapter drops what comes for a connection that is closed.  A processor elsewhere asks nobody: only its own
-    /// end stops it.
+    /// Whether what is copied to this end reaches its memory.  A processor elsewhere asks nobody: only its own end stops it.
     pub(super) fn lets_in(&self, end: EndId) -> bool {
-        if self.copies_by_processor(end) { !self.ends[end].fenced } else { self.ends[end].sends() }
+        !self.ends[end].fenced
     }
 
     fn land_request(&mut self, packet: Packet) {
@@ -47,7 +29,7 @@ impl Net {
         // Who is spoken to is connected, even if that word is late.
         self.establish_early(self.end_of(target));
         let queue = &self.qps[target as usize];
-        if queue.in_atomic || !queue.stalled.is_empty() {
+        if !queue.stalled.is_empty() {
             let index = self.packets.add(packet);
             self.qps[target as usize].stalled.push_back(index);
             return;
@@ -78,7 +60,7 @@ impl Net {
         let end = &self.ends[self.end_of(target)];
         // What arrives at a closed end is not kept.
         let consumes = packet.last && verb.needs_receive() && end.state == EndState::Open;
-        !consumes || end.unpolled < self.profile_of(target).receive_depth
+        !consumes || end.unpolled.len() < self.profile_of(target).receive_depth
     }
 
     /// The packet, and those behind it, are asked for again in a while.
@@ -96,7 +78,7 @@ impl Net {
             let packet = self.packets.take(index);
             self.land_request(packet);
             let queue = &self.qps[target as usize];
-            if queue.in_atomic || !queue.stalled.is_empty() {
+            if !queue.stalled.is_empty() {
                 break;
             }
         }
@@ -128,11 +110,6 @@ impl Net {
                 self.arrive(target, CompletionKind::Received { bytes, imm }, solicited);
                 self.acknowledge(qp, number, Status::Success, 0);
             }
-            Verb::FetchAdd { remote, .. } | Verb::CompareSwap { remote, .. }
-                if self.profile_of(target).atomics == AtomicsBy::Adapter =>
-            {
-                self.begin_atomic(target, Atomic { qp, number, verb, remote });
-            }
             Verb::FetchAdd { remote, add } => {
                 self.atomic(target, qp, number, remote, |word| word.fetch_add_u64(remote.offset, add));
             }
@@ -146,15 +123,9 @@ impl Net {
         self.trace(host, |_| format!("{} {number} of host-{of} lands from byte {offset}", verb.name()));
     }
 
-    /// The segment that `remote` names for the other end of `target`.  To an adapter, who has not been told of a key names
-    /// nothing.
+    /// The segment that `remote` names for the other end of `target`.
     pub(super) fn segment(&self, target: u32, remote: RemoteAddress) -> Option<&Window> {
-        let end = self.end_of(target);
-        let is_known = remote.key.0 < self.ends[end.other()].keys_known;
-        if !is_known && !self.copies_by_processor(end) {
-            return None;
-        }
-        let endpoint = self.ends[end].endpoint;
+        let endpoint = self.ends[self.end_of(target)].endpoint;
         self.endpoints[endpoint as usize].segment(remote.key)
     }
 
@@ -162,7 +133,7 @@ impl Net {
         remote.offset.checked_add(len).is_some_and(|end| end <= window.len())
     }
 
-    /// Lands a piece.  The adapter refuses a request as a whole.
+    /// Lands a piece.  A request is refused as a whole.
     fn write(&self, target: u32, remote: RemoteAddress, len: u64, offset: u64, bytes: &[u8]) -> Status {
         match self.segment(target, remote) {
             Some(window) if Net::covers(window, remote, len) => {
@@ -173,26 +144,10 @@ impl Net {
         }
     }
 
-    /// Where adapters are, the first packet that names memory wrongly ends the connection, as RC has it: this end drops all
-    /// that comes later, and the other learns why.  A processor refuses the request and goes on; nobody is told of what it
-    /// refused.
+    /// A processor refuses the request and goes on; nobody is told of what it refused.
     pub(super) fn refuse(&mut self, qp: u32, number: u64, last: bool) {
-        if self.copies_by_processor(self.end_of(qp)) {
-            if last {
-                self.acknowledge(qp, number, Status::RemoteAccess, 0);
-            }
-            return;
-        }
-        self.counters.refused += 1;
-        let (to, from) = self.hosts_of(qp);
-        self.trace(from, |_| format!("refuses request {number} of host-{to}, and the connection with it"));
-        self.close_end(self.end_of(qp ^ 1), Status::PeerGone);
-        match self.transmit(from, to, self.now_ns, 0) {
-            Transit::Lost => self.await_ack(qp, number),
-            Transit::Sent { arrives_ns, .. } => {
-                let at_ns = arrives_ns + self.profile_of(qp).completion_ns;
-                self.schedule(at_ns, Event::Refused { qp, number });
-            }
+        if last {
+            self.acknowledge(qp, number, Status::RemoteAccess, 0);
         }
     }
 
@@ -208,7 +163,7 @@ impl Net {
         let (endpoint, peer) = (end.endpoint, end.peer);
         // Nobody polls for a connection that is closed.
         if end.state == EndState::Open {
-            end.unpolled += 1;
+            end.unpolled.push_back(target);
             let completion = Completion { peer, status: Status::Success, kind };
             if solicited {
                 self.complete(endpoint, completion);
@@ -243,8 +198,7 @@ impl Net {
         }
         if let Some(work) = self.qps[qp as usize].work(number) {
             work.delivered = true;
-            let at_ns = self.now_ns + self.profile_of(qp).pcie_ns;
-            self.schedule(at_ns, Event::Respond { qp, number });
+            self.schedule(self.now_ns, Event::Respond { qp, number });
         }
     }
 
@@ -258,8 +212,7 @@ impl Net {
             let window = work.local.as_ref().expect("it was looked up when it was posted");
             window.write(offset + piece, &bytes).expect("the range was checked when it was posted");
             if last {
-                let at_ns = self.now_ns + self.profile_of(qp).completion_ns;
-                self.schedule(at_ns, Event::Acknowledge { qp, number });
+                self.schedule(self.now_ns, Event::Acknowledge { qp, number });
             }
         }
         self.packets.recycle(bytes);

@@ -1,20 +1,22 @@
 //! The network: everything that is not a task.
 //!
-//! A request is written and rung for (`post`), sent in packets (`send`), lands in the memory of its target (`land`),
-//! is acknowledged and completes (`ack`).  Connections come about in `dial` and end in `life`.  `keys` is about who may name
-//! which memory, `direct` about what loads and stores reach.
+//! Between the two ends (`end`) of a connection there are lanes, and it ends with all of them; it comes about in `dial` and ends in `incarnation`.
+//! Nothing is done twice in a lane, nor out of order.
+//!
+//! Between hosts, a lane is two queue pairs of `halite_rnic` (`lane`), which adapters drive, or processes themselves.  Between them are datagrams that get
+//! lost, come twice and overtake each other for real (`datagrams`).  `view` is what queue pairs see of memory, `adapter` the atomics that are an
+//! adapter's own, `keys` about who may name which memory.
+//!
+//! Where processors copy, one request is carried out after the other (`qp`): it is written (`post`), copied in pieces (`send`), each of which lands in
+//! the memory of its target (`land`), and completes (`ack`).  What links do to a piece costs time, and in the end the connection.  `direct` is about
+//! what loads and stores reach.
 //!
 //! ```text
-//!   post ──> Depart, per packet ──> Land ──> Acknowledge ──> Show ──> poll
-//!               │ lost: again          │ imm, send: Show at the target ──> poll
-//!               ▼                      └ read: Respond, per packet ──> Land
+//!   post ──> Depart, per piece ──> Land ──> Acknowledge ──> Show ──> poll
+//!               │ lost: again         │ imm, send: Show at the target ──> poll
+//!               ▼                     └ read: Respond, per piece ──> Land
 //!            retries ──> the connection breaks
 //! ```
-//!
-//! Connections are reliable, as RC queue pairs are: what links do to packets costs time and, in the end, the
-//! connection, but never the order of a lane, and nothing is done twice.  Each lane is a pair of queue pairs (`qp`) between the two ends
-//! (`end`) of a connection, which ends with all of them.  Where a profile says so, lanes are queue pairs of `halite_rnic` instead, and packets
-//! are datagrams that get lost, come twice and overtake each other for real (`datagrams`).
 
 mod ack;
 mod adapter;
@@ -23,14 +25,16 @@ mod dial;
 mod direct;
 mod end;
 mod endpoint;
+mod incarnation;
 mod keys;
 mod land;
-mod life;
+mod lane;
 mod packet;
 mod post;
 mod qp;
 mod queue;
 mod send;
+mod view;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -40,11 +44,12 @@ use std::task::Waker;
 
 use halite_fabric::{Completion, CompletionKind, ConnectFailure, Event as FabricEvent, PeerId};
 
-use self::datagrams::{Datagrams, Lane};
+use self::datagrams::Datagrams;
 use self::dial::Dial;
 use self::end::{EndId, Ends};
 use self::endpoint::Endpoint;
-use self::life::Word;
+use self::incarnation::Word;
+use self::lane::Lane;
 use self::packet::Packets;
 use self::qp::Qp;
 use self::queue::{Event, EventQueue};
@@ -52,7 +57,7 @@ use crate::counters::Counters;
 use crate::digest::Digest;
 use crate::hardware::{Hardware, Reach};
 use crate::link::{Link, Transit, Wire};
-use crate::profile::{AcknowledgedBy, Profile};
+use crate::profile::Profile;
 use crate::random::Random;
 use crate::shared::TimerKey;
 use crate::trace::Log;
@@ -97,9 +102,11 @@ pub(crate) struct Net {
     ends: Ends,
     qps: Vec<Qp>,
     packets: Packets,
-    /// Of the lanes that are queue pairs of their own, by the same numbers.
-    lanes: BTreeMap<u32, Lane>,
+    /// Of the lanes that are queue pairs of `halite_rnic`, by the same numbers.
+    lanes: Vec<Option<Box<Lane>>>,
     datagrams: Datagrams,
+    /// Into which packets are written.
+    scratch: Vec<u8>,
     wakers: Vec<Waker>,
     /// A doorbell has rung since the last step began.
     rang: bool,
@@ -129,8 +136,9 @@ impl Net {
             ends: Ends::default(),
             qps: Vec::new(),
             packets: Packets::default(),
-            lanes: BTreeMap::new(),
+            lanes: Vec::new(),
             datagrams: Datagrams::default(),
+            scratch: Vec::new(),
             wakers: Vec::new(),
             rang: false,
             killed: VecDeque::new(),
@@ -216,7 +224,6 @@ impl Net {
             Event::KeysTold { end, keys, answer } => self.handle_keys_told(end, keys, answer),
             Event::KeysAsked { question } => self.handle_keys_asked(question),
             Event::AskAgain { qp } => self.handle_ask_again(qp),
-            Event::Refused { qp, number } => self.handle_refused(qp, number),
             Event::Turn { qp } => self.handle_turn(qp),
             Event::Datagram { index } => self.handle_datagram(index),
         }
@@ -385,9 +392,10 @@ impl Net {
         !self.profile(end).is_adapter()
     }
 
-    /// Whether an adapter carries requests out that must be told of keys: queue pairs of a process's own look them up as packets arrive.
+    /// Whether an adapter carries requests out that must be told of keys: processes look theirs up as packets arrive.
     fn has_adapter(&self, end: EndId) -> bool {
-        self.profile(end).is_adapter() && !self.has_queue_pairs(end)
+        let profile = self.profile(end);
+        profile.is_adapter() && !profile.is_driven_by_process()
     }
 
     // What fabrics see.
@@ -395,23 +403,13 @@ impl Net {
     /// How long ago the process of a peer was heard, where it acknowledges itself.
     pub(crate) fn heard_ns(&self, endpoint: u32, peer: PeerId) -> Option<u64> {
         let end = self.open_end(endpoint, peer)?;
-        if self.profile(end).acknowledged != AcknowledgedBy::Process {
-            return None;
-        }
-        // Acknowledgements that have come, though nobody has taken them yet.
-        let queues = self.ends[end].qps().flat_map(|qp| &self.qps[qp as usize].outstanding);
-        let known = queues.filter_map(|work| work.known_ns).filter(|known_ns| *known_ns <= self.now_ns);
-        Some(self.now_ns - known.fold(self.ends[end].heard_ns, u64::max))
+        self.profile(end).is_driven_by_process().then(|| self.now_ns - self.ends[end].heard_ns)
     }
 
     /// What a request to a peer takes until it is acknowledged; nobody does where processors copy.
     pub(crate) fn round_trip_ns(&self, endpoint: u32, peer: PeerId) -> Option<u64> {
         let end = self.open_end(endpoint, peer)?;
-        if self.has_queue_pairs(end) {
-            return self.measured_by_lanes(end);
-        }
-        let measured_ns = self.ends[end].round_trip_ns;
-        (measured_ns > 0 && !self.copies_by_processor(end)).then_some(measured_ns)
+        self.measured_by_lanes(end)
     }
 
     fn complete(&mut self, endpoint: u32, completion: Completion) {
@@ -419,9 +417,14 @@ impl Net {
     }
 
     fn deliver(&mut self, endpoint: u32, peer: PeerId, event: FabricEvent) {
+        self.deliver_after(0, endpoint, peer, event);
+    }
+
+    /// Queues an event that is there after a while.
+    fn deliver_after(&mut self, after_ns: u64, endpoint: u32, peer: PeerId, event: FabricEvent) {
         let armed = self.endpoints[endpoint as usize].armed;
         let (profile, _) = self.profile_to(endpoint, peer);
-        let delay_ns = if armed { profile.interrupt_ns } else { profile.poll_ns };
+        let delay_ns = after_ns + if armed { profile.interrupt_ns } else { profile.poll_ns };
         let at_ns = self.endpoints[endpoint as usize].push(self.now_ns + delay_ns, event);
         if at_ns > self.now_ns {
             self.schedule(at_ns, Event::Show { endpoint });
@@ -465,7 +468,8 @@ impl Net {
             self.counters.completions += 1;
             if let CompletionKind::Received { .. } | CompletionKind::Notified { .. } = completion.kind {
                 let end = self.endpoints[endpoint as usize].end(completion.peer).expect("it sent something");
-                self.ends[end].unpolled -= 1;
+                let qp = self.ends[end].unpolled.pop_front().expect("it was counted");
+                self.add_receive(qp);
             }
         }
         count

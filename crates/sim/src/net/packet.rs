@@ -50,10 +50,6 @@ impl Packets {
         }
     }
 
-    pub(super) fn peek(&self, index: u32) -> &Packet {
-        self.slots[index as usize].as_ref().expect("each packet lands once")
-    }
-
     pub(super) fn take(&mut self, index: u32) -> Packet {
         let packet = self.slots[index as usize].take();
         self.free.push(index);

@@ -54,7 +54,7 @@ impl Net {
         };
         let End { first_qp, lanes, .. } = self.ends[end];
         let qp = first_qp + 2 * lane.order_among(lanes as usize) as u32;
-        let are_queue_pairs = self.has_queue_pairs(end);
+        let are_queue_pairs = !self.copies_by_processor(end);
         for (posted, request) in requests.iter().enumerate() {
             let posting = match are_queue_pairs {
                 true => self.post_to_lane(qp, request),
@@ -97,7 +97,6 @@ impl Net {
             verb,
             local,
             ready_ns: u64::MAX,
-            left_ns: 0,
             departed: false,
             delivered: false,
             acknowledged: false,
@@ -106,7 +105,6 @@ impl Net {
             old: 0,
             answered: 0,
             attempts: 0,
-            is_key_asked: false,
             inline: copy,
         });
         Ok(())
@@ -215,20 +213,15 @@ impl Net {
         if posted == 0 {
             return;
         }
-        if self.has_queue_pairs(self.end_of(qp)) {
-            return self.ring_lane(qp);
+        if !self.copies_by_processor(self.end_of(qp)) {
+            return self.ring_lane(qp, posted);
         }
         let profile = self.hardware.of(self.ends[self.end_of(qp)].reach);
         let queue = &mut self.qps[qp as usize];
         queue.posted_ns += profile.doorbell_ns;
-        // The doorbell, or the requests written along with it, cross the bus.
-        let ready_ns = queue.posted_ns + profile.pcie_ns;
+        let ready_ns = queue.posted_ns;
         let before = queue.outstanding.len() - posted;
-        for work in queue.outstanding.iter_mut().skip(before) {
-            let fetches = matches!(work.verb, Verb::Write { source: Source::Registered { .. }, .. });
-            // There and back for a source that must be fetched.
-            work.ready_ns = ready_ns + if fetches { 2 * profile.pcie_ns } else { 0 };
-        }
+        queue.outstanding.iter_mut().skip(before).for_each(|work| work.ready_ns = ready_ns);
         self.start_sending(qp);
     }
 

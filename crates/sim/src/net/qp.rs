@@ -1,4 +1,4 @@
-//! Queue pairs: one end of a lane of a connection, and the requests that were posted there.
+//! One end of a lane of a connection, and, where processors copy, the requests that were posted there.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use super::end::EndId;
 pub(super) enum Source {
     /// Copied when it was posted.
     Inline,
-    /// In a registered segment, from which the adapter takes them.
+    /// In a registered segment, from which they are taken when they leave.
     Registered { key: usize, offset: u64 },
 }
 
@@ -90,10 +90,8 @@ pub(super) struct Work {
     pub(super) verb: Verb,
     /// The segment that is its own end, which may have been taken back since.
     pub(super) local: Option<Window>,
-    /// When the adapter knows of it.
+    /// When it may be begun with.
     pub(super) ready_ns: u64,
-    /// When its last packet left.
-    pub(super) left_ns: u64,
     /// Whether any packet of it has left.
     pub(super) departed: bool,
     /// Whether the target has done it.
@@ -108,17 +106,7 @@ pub(super) struct Work {
     /// How much of a read has been sent back.
     pub(super) answered: u64,
     pub(super) attempts: u32,
-    /// The peer has been asked for its key, so that it waits no longer.
-    pub(super) is_key_asked: bool,
     pub(super) inline: Vec<u8>,
-}
-
-impl Work {
-    /// What it took to be acknowledged, if that is known: not what was sent again, nor what carries an answer of any length.
-    pub(super) fn round_trip(&self, acknowledged_ns: u64) -> Option<u64> {
-        let is_read = matches!(self.verb, Verb::Read { .. });
-        (self.attempts == 0 && !is_read).then(|| acknowledged_ns.saturating_sub(self.left_ns))
-    }
 }
 
 /// One end of a lane; the other end's index is this one's with the lowest bit flipped.
@@ -143,12 +131,8 @@ pub(super) struct Qp {
     /// When the last packet lands at the peer; and the last answer here.
     pub(super) landed_ns: u64,
     pub(super) answered_ns: u64,
-    /// Packets that have arrived here and wait for a receive, or for the adapter to be done with an atomic before them.
+    /// Packets that have arrived here and wait for a receive.
     pub(super) stalled: VecDeque<u32>,
-    /// Whether the adapter here has an atomic of the other end's to carry out.
-    pub(super) in_atomic: bool,
-    /// What is to be sent waits for an answer about keys.
-    pub(super) is_asking: bool,
 }
 
 impl Qp {
@@ -166,8 +150,6 @@ impl Qp {
             landed_ns: 0,
             answered_ns: 0,
             stalled: VecDeque::new(),
-            in_atomic: false,
-            is_asking: false,
         }
     }
 

@@ -47,8 +47,6 @@ pub(super) enum Event {
     KeysAsked { question: Question },
     /// There may have been no answer.
     AskAgain { qp: u32 },
-    /// `qp` hears that its request `number` was refused, which ended the connection.
-    Refused { qp: u32, number: u64 },
     /// A queue pair has something to do though nothing arrives.
     Turn { qp: u32 },
     /// A datagram arrives.
@@ -78,7 +76,6 @@ impl Event {
             Event::KeysTold { end, keys, .. } => [17, end.0.into(), keys.into()],
             Event::KeysAsked { question } => [18, question.qp.into(), question.number],
             Event::AskAgain { qp } => [19, qp.into(), 0],
-            Event::Refused { qp, number } => [20, qp.into(), number],
             Event::Turn { qp } => [21, qp.into(), 0],
             Event::Datagram { index } => [22, index.into(), 0],
         }

@@ -1,4 +1,4 @@
-//! Sending: packets leave one after the other, and again when they are lost.
+//! Where processors copy: pieces leave one after the other, and again when a link loses them.
 
 use halite_fabric::Status;
 use halite_mem::Window;
@@ -7,6 +7,7 @@ use super::packet::{Cargo, Packet};
 use super::qp::{Source, Verb};
 use super::{Event, Net};
 use crate::link::Transit;
+use crate::profile::Profile;
 
 /// The next packet of a request.
 struct Piece {
@@ -18,23 +19,20 @@ struct Piece {
 }
 
 impl Net {
-    /// Sends the next packet of a queue pair.  Those behind one that is lost wait for it, as in go-back-N.
+    /// Copies the next piece of a lane.  Those behind one that is lost wait for it.
     pub(super) fn handle_depart(&mut self, qp: u32) {
         let (host, to) = self.hosts_of(qp);
-        if !self.profile_of(qp).goes_on_by_itself() && !self.has_processor(host, Event::Depart { qp }) {
+        if !self.has_processor(host, Event::Depart { qp }) {
             return;
         }
         let Some(piece) = self.next_piece(qp) else {
             self.qps[qp as usize].busy = false;
             return;
         };
-        if piece.offset == 0 && self.awaits_key(qp, piece.number) {
-            return self.ask_for_keys(qp);
-        }
         match self.transmit(host, to, self.now_ns, piece.len) {
             Transit::Lost => self.depart_again(qp),
-            Transit::Sent { left_ns, arrives_ns, damaged } => {
-                self.depart(qp, &piece, arrives_ns, damaged);
+            Transit::Sent { left_ns, arrives_ns } => {
+                self.depart(qp, &piece, arrives_ns);
                 self.go_on_sending(qp, left_ns);
             }
         }
@@ -49,34 +47,26 @@ impl Net {
         }
         let verb = queue.work(number)?.verb;
         let rest = verb.outbound_bytes() - offset;
-        // A message is put together by the adapter, and lands whole.
+        // A message lands whole.
         let len = if matches!(verb, Verb::Send { .. }) { rest } else { rest.min(mtu) };
         Some(Piece { number, verb, offset, len, last: len == rest })
     }
 
-    fn depart(&mut self, qp: u32, piece: &Piece, arrives_ns: u64, damaged: bool) {
-        let mut bytes = self.source_bytes(qp, piece);
-        if damaged {
-            self.damage(&mut bytes);
-        }
-        let profile = self.profile_of(qp);
-        let moves_ns = if piece.len == 0 { 0 } else { 2 * profile.dma_ns(piece.len) } + profile.pcie_ns;
-        let now_ns = self.now_ns;
+    fn depart(&mut self, qp: u32, piece: &Piece, arrives_ns: u64) {
+        let bytes = self.source_bytes(qp, piece);
         let queue = &mut self.qps[qp as usize];
-        queue.landed_ns = queue.landed_ns.max(arrives_ns + moves_ns);
+        queue.landed_ns = queue.landed_ns.max(arrives_ns);
         let lands_ns = queue.landed_ns;
         let work = queue.work(piece.number).expect("it departs");
         work.departed = true;
-        work.left_ns = now_ns;
         let solicited = work.solicited;
         let Piece { number, verb, offset, last, .. } = *piece;
-        let verb = self.with_adapters_key(qp, verb);
         let packet = Packet { qp, number, cargo: Cargo::Request(verb), offset, last, solicited, bytes };
         let packet = self.packets.add(packet);
         self.schedule(lands_ns, Event::Land { packet });
     }
 
-    /// A snapshot of the bytes as they are now, which is when the adapter fetches them.
+    /// A snapshot of the bytes as they are now.
     fn source_bytes(&mut self, qp: u32, piece: &Piece) -> Vec<u8> {
         let source = match piece.verb {
             Verb::Write { source: Source::Registered { offset, .. }, .. } => Some(offset),
@@ -101,15 +91,8 @@ impl Net {
         bytes
     }
 
-    pub(super) fn damage(&mut self, bytes: &mut [u8]) {
-        if !bytes.is_empty() {
-            let bit = self.random.index(bytes.len() * 8);
-            bytes[bit / 8] ^= 1 << (bit % 8);
-        }
-    }
-
     fn depart_again(&mut self, qp: u32) {
-        let (retries_max, retransmit_ns) = self.profile_of(qp).patience();
+        let Profile { retries_max, retransmit_ns, .. } = *self.profile_of(qp);
         let queue = &mut self.qps[qp as usize];
         queue.attempts += 1;
         if queue.attempts > retries_max {
@@ -117,7 +100,7 @@ impl Net {
         }
         self.counters.retransmitted += 1;
         let at_ns = self.now_ns + retransmit_ns;
-        self.trace(self.hosts_of(qp).0, |_| format!("queue pair {qp}: packet lost"));
+        self.trace(self.hosts_of(qp).0, |_| format!("lane {qp}: a piece is lost"));
         self.schedule(at_ns, Event::Depart { qp });
     }
 
@@ -148,9 +131,8 @@ impl Net {
         let event = Event::Respond { qp, number };
         let (from, to) = self.hosts_of(qp);
         let end = self.end_of(qp);
-        // Who copies, or who answers.
-        let by = if self.copies_by_processor(end) { from } else { to };
-        if !self.profile(end).goes_on_by_itself() && !self.has_processor(by, event) {
+        // Who asks is who copies.
+        if !self.has_processor(from, event) {
             return;
         }
         if !self.ends[end].sends() {
@@ -168,8 +150,8 @@ impl Net {
         }
         match self.transmit(to, from, self.now_ns, piece.len) {
             Transit::Lost => self.respond_again(qp, number),
-            Transit::Sent { left_ns, arrives_ns, damaged } => {
-                self.respond(qp, &piece, arrives_ns, damaged);
+            Transit::Sent { left_ns, arrives_ns } => {
+                self.respond(qp, &piece, arrives_ns);
                 if !piece.last {
                     self.schedule(left_ns, event);
                 }
@@ -189,7 +171,7 @@ impl Net {
         Some(Piece { number, verb, offset, len: piece_len, last: piece_len == rest })
     }
 
-    fn respond(&mut self, qp: u32, piece: &Piece, arrives_ns: u64, damaged: bool) {
+    fn respond(&mut self, qp: u32, piece: &Piece, arrives_ns: u64) {
         let mut bytes = self.packets.buffer();
         let target = self.ends[self.end_of(qp).other()].endpoint as usize;
         if let Verb::Read { remote, .. } = piece.verb {
@@ -197,13 +179,8 @@ impl Net {
             let window = window.expect("memory stays while a connection reaches it");
             read_into(window, remote.offset + piece.offset, piece.len, &mut bytes);
         }
-        if damaged {
-            self.damage(&mut bytes);
-        }
-        let profile = self.profile_of(qp);
-        let moves_ns = 2 * profile.dma_ns(piece.len) + 2 * profile.pcie_ns;
         let queue = &mut self.qps[qp as usize];
-        queue.answered_ns = queue.answered_ns.max(arrives_ns + moves_ns);
+        queue.answered_ns = queue.answered_ns.max(arrives_ns);
         let lands_ns = queue.answered_ns;
         let work = queue.work(piece.number).expect("it is answered");
         work.answered += piece.len;

@@ -11,7 +11,7 @@ use halite_fabric::{
     Status, WorkId, WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
-use halite_sim::{HostId, Link, Profile, SimFabric, World};
+use halite_sim::{Counters, HostId, Link, Profile, SimFabric, World};
 
 /// Bytes of the segment that each side registers.
 pub const SEGMENT_BYTES: u64 = 1 << 20;
@@ -166,4 +166,32 @@ impl Pair {
         let operation = Operation::Write { local: self.one.source(len), remote: remote(self.two.key, 0) };
         self.one.post(1, operation);
     }
+}
+
+/// Posts 200 requests of many kinds, five at a time, over links changed by `change`, and checks that each is carried out once and in order.
+#[track_caller]
+pub fn check_nothing_shows(profile: Profile, change: impl Fn(Link) -> Link) -> Counters {
+    let pair = pair(3, profile);
+    pair.there(&change);
+    pair.back(&change);
+    let Pair { world, one, two } = &pair;
+    for round in 0..40u64 {
+        one.memory.fill(0, 9_000, round as u8 + 1).unwrap();
+        one.post(round, Operation::FetchAdd { remote: remote(two.key, 0), add: 1 });
+        one.post(round, Operation::Send { bytes: &round.to_le_bytes(), imm: 0 });
+        one.post(round, Operation::Write { local: one.source(9_000), remote: remote(two.key, 4096) });
+        let local = Local::Registered { key: one.key, offset: 20_000, len: 9_000 };
+        one.post(round, Operation::Read { local, remote: remote(two.key, 4096) });
+        let local = Local::Inline(b"done");
+        one.post(round, Operation::WriteImm { local, remote: remote(two.key, 8), imm: round as u32 });
+        pass(world, LONG_NS);
+        assert_eq!(one.ended(), vec![(round, Status::Success); 5]);
+        assert_eq!(two.bytes(4096, 9_000), vec![round as u8 + 1; 9_000]);
+        assert_eq!(one.bytes(20_000, 9_000), vec![round as u8 + 1; 9_000]);
+        let heard: Vec<_> = two.poll().into_iter().map(|completion| completion.kind).collect();
+        let sent = CompletionKind::Received { bytes: round.to_le_bytes().to_vec(), imm: 0 };
+        assert_eq!(heard, [sent, CompletionKind::Notified { imm: round as u32 }]);
+    }
+    assert_eq!(two.memory.load_u64(0), Ok(40), "an atomic was done twice, or not at all");
+    world.counters()
 }

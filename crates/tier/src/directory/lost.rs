@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use super::NAMES_PER_ANSWER_MAX;
-use crate::ids::{NodeId, NodeLife};
+use crate::ids::{NodeId, NodeIncarnation};
 use crate::members::Parting;
 use crate::message::LostName;
 
@@ -16,7 +16,7 @@ pub const LOST_NAMES_MAX: usize = 10_000;
 
 #[derive(Debug)]
 struct Entry {
-    home: NodeLife,
+    home: NodeIncarnation,
     parting: Parting,
     /// In which order names were lost.
     serial: u64,
@@ -35,8 +35,16 @@ impl LostNames {
         self.names.len()
     }
 
+    /// Those that were lost with such homes.
+    pub(super) fn names_of(
+        &self,
+        is_meant: impl Fn(NodeIncarnation) -> bool,
+    ) -> impl Iterator<Item = Box<str>> {
+        self.names.iter().filter(move |(_, entry)| is_meant(entry.home)).map(|(name, _)| name.clone())
+    }
+
     /// The oldest goes where there is no room.
-    pub(super) fn insert(&mut self, name: Box<str>, home: NodeLife, parting: Parting) {
+    pub(super) fn insert(&mut self, name: Box<str>, home: NodeIncarnation, parting: Parting) {
         self.remove(&name);
         if self.names.len() == LOST_NAMES_MAX
             && let Some((_, oldest)) = self.by_serial.pop_first()
@@ -55,7 +63,7 @@ impl LostNames {
         true
     }
 
-    /// Forgets what was lost with any life of a node; whether that was anything.
+    /// Forgets what was lost with any incarnation of a node; whether that was anything.
     pub(super) fn remove_node(&mut self, node: NodeId) -> bool {
         let before = self.names.len();
         self.names.retain(|_, entry| entry.home.node != node);
@@ -65,19 +73,19 @@ impl LostNames {
     }
 
     /// More is known by now of how a home ended.
-    pub(super) fn correct(&mut self, home: NodeLife, parting: Parting) {
+    pub(super) fn correct(&mut self, home: NodeIncarnation, parting: Parting) {
         for entry in self.names.values_mut().filter(|entry| entry.home == home) {
             entry.parting = parting;
         }
     }
 
     /// The process that exited was killed; whether that is news of any name.
-    pub(super) fn note_killed(&mut self, home: NodeLife) -> bool {
+    pub(super) fn note_killed(&mut self, home: NodeIncarnation) -> bool {
         let of_home = self.names.values_mut().filter(|entry| entry.home == home);
         of_home.filter_map(|entry| entry.parting.note_killed().then_some(())).count() > 0
     }
 
-    pub(super) fn find(&self, name: &str) -> Option<(NodeLife, Parting)> {
+    pub(super) fn find(&self, name: &str) -> Option<(NodeIncarnation, Parting)> {
         self.names.get(name).map(|entry| (entry.home, entry.parting))
     }
 
@@ -104,8 +112,8 @@ mod tests {
     use crate::ids::Incarnation;
     use crate::message::LossCause;
 
-    fn life(node: u32) -> NodeLife {
-        NodeLife { node: NodeId(node), incarnation: Incarnation(9) }
+    fn incarnation(node: u32) -> NodeIncarnation {
+        NodeIncarnation { node: NodeId(node), id: Incarnation(9) }
     }
 
     const PARTING: Parting = Parting { cause: LossCause::Exited, at_ns: 5 };
@@ -114,11 +122,11 @@ mod tests {
     fn the_oldest_goes_when_there_is_no_room_and_one_that_is_lost_again_is_not_old() {
         let mut lost = LostNames::default();
         for index in 0..LOST_NAMES_MAX {
-            lost.insert(format!("{index}").into(), life(1), PARTING);
+            lost.insert(format!("{index}").into(), incarnation(1), PARTING);
         }
-        lost.insert("0".into(), life(2), PARTING);
-        lost.insert("new".into(), life(1), PARTING);
-        assert_eq!(lost.find("0"), Some((life(2), PARTING)));
+        lost.insert("0".into(), incarnation(2), PARTING);
+        lost.insert("new".into(), incarnation(1), PARTING);
+        assert_eq!(lost.find("0"), Some((incarnation(2), PARTING)));
         assert_eq!(lost.find("1"), None);
         assert!(lost.find("2").is_some() && lost.find("new").is_some());
         assert_eq!((lost.names.len(), lost.by_serial.len()), (LOST_NAMES_MAX, LOST_NAMES_MAX));
@@ -127,8 +135,8 @@ mod tests {
     #[test]
     fn a_forgotten_node_takes_its_names_along_and_no_others() {
         let mut lost = LostNames::default();
-        lost.insert("a".into(), life(1), PARTING);
-        lost.insert("b".into(), life(2), PARTING);
+        lost.insert("a".into(), incarnation(1), PARTING);
+        lost.insert("b".into(), incarnation(2), PARTING);
         assert!(lost.remove_node(NodeId(1)));
         assert!(!lost.remove_node(NodeId(1)));
         assert_eq!((lost.find("a"), lost.by_serial.len()), (None, 1));

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::directory::DirectoryPart;
 use super::membership::Membership;
-use super::on_demand::OnDemand;
+use super::on_demand::{DialWaiter, OnDemand};
 use super::sessions::UserStep;
 use super::{EngineConfig, Requester};
 use crate::effect::{CommandError, Effect, OpId, Outcome};
-use crate::ids::{Epoch, NodeId, NodeLife, RegionId, RequestId};
+use crate::ids::{Epoch, NodeId, NodeIncarnation, RegionId, RequestId};
 use crate::link;
 use crate::members::Members;
 use crate::message::{self, ErrorReply, Message, Notice, Reply, Request};
@@ -40,7 +40,7 @@ pub(super) struct Outbox {
     number: u64,
     asked: BTreeMap<RequestId, Asked>,
     /// Requests of other nodes that have no answer yet: so none of them makes what waits here grow without end.
-    serving: BTreeMap<NodeLife, BTreeSet<RequestId>>,
+    serving: BTreeMap<NodeIncarnation, BTreeSet<RequestId>>,
     /// What we say to ourselves.
     loopback: VecDeque<Message>,
     on_demand: OnDemand,
@@ -55,6 +55,15 @@ struct Asked {
     of: NodeId,
     purpose: Purpose,
     at_ns: u64,
+    /// The request, if it went to the directory: it is sent again where the directory has moved meanwhile.
+    question: Option<Box<Request>>,
+}
+
+/// A request that has been answered.
+pub(super) struct Answered {
+    pub(super) purpose: Purpose,
+    pub(super) asked_ns: u64,
+    pub(super) question: Option<Box<Request>>,
 }
 
 /// Why we asked something.
@@ -64,6 +73,8 @@ pub(super) enum Purpose {
     User(OpId, UserStep),
     /// To get a name for a region to be.
     Claim(RegionId),
+    /// To give back the name of a region that cannot be made for that reason, which its requester hears then.
+    Unclaim(Requester, ErrorReply),
     /// To get a name for a region that has none.
     Name(RegionId),
     /// To get chunks on another node for a region to be.
@@ -81,11 +92,11 @@ pub(super) enum Purpose {
     /// To hand a region to its next home.
     Adopt(RegionId),
     /// To have an owner of chunks keep a mapper from regions of ours.
-    Relay { mapper: NodeLife, pairing: u64, owner: NodeLife },
+    Relay { mapper: NodeIncarnation, pairing: u64, owner: NodeIncarnation },
     /// To have a mapper let go of a home's regions, for that home.
-    Retire(Requester, NodeLife),
+    Retire(Requester, NodeIncarnation),
     /// To have everybody drop the regions of a dead home.
-    Sweep(NodeLife),
+    Sweep(NodeIncarnation),
     /// To have a part of a memory operation done by the node.
     Memory(OpId, NodeId),
     /// To get a lock, or past a barrier.
@@ -94,6 +105,12 @@ pub(super) enum Purpose {
     Room(NodeId),
     /// To have a region leave this node.
     Vacate(RegionId),
+    /// To hear whether a node would reach the names where they are to be brought.
+    TryNames(NodeId),
+    /// To hear of that incarnation, for the directory, whether a region has its name.
+    AskHome(u64, NodeIncarnation),
+    /// To hear whether there is a member of that number.
+    Inquiry(NodeId),
 }
 
 impl Outbox {
@@ -116,8 +133,8 @@ impl Outbox {
     }
 
     /// Who we are.
-    pub(super) fn life(&self) -> NodeLife {
-        self.config.life
+    pub(super) fn incarnation(&self) -> NodeIncarnation {
+        self.config.incarnation
     }
 
     pub(super) fn now_ns(&self) -> u64 {
@@ -154,8 +171,9 @@ impl Outbox {
         &mut self.on_demand
     }
 
-    pub(super) fn is_dialling_on_demand(&self, life: NodeLife) -> bool {
-        self.on_demand.is_dialling(life)
+    /// Whether a member of that number is being met, or asked about.
+    pub(super) fn is_awaited(&self, node: NodeId) -> bool {
+        self.on_demand.is_awaited(node)
     }
 
     pub(super) fn dials_due_ns(&self) -> u64 {
@@ -180,10 +198,10 @@ impl Outbox {
 
     /// A node has asked something.  Where it waits for as many answers as it may already, it is to be refused.
     pub(super) fn begin_serving(&mut self, requester: Requester) -> Admission {
-        if requester.life == self.life() {
+        if requester.incarnation == self.incarnation() {
             return Admission::Served;
         }
-        let serving = self.serving.entry(requester.life).or_default();
+        let serving = self.serving.entry(requester.incarnation).or_default();
         if serving.contains(&requester.id) {
             return Admission::Repeated;
         }
@@ -196,9 +214,16 @@ impl Outbox {
 
     /// A request has its answer, or does not wait for one any more.
     pub(super) fn end_serving(&mut self, requester: Requester) {
-        if let Some(serving) = self.serving.get_mut(&requester.life) {
+        if let Some(serving) = self.serving.get_mut(&requester.incarnation) {
             serving.remove(&requester.id);
         }
+    }
+
+    /// Whether somebody still waits for the answer.
+    pub(super) fn is_serving(&self, requester: Requester) -> bool {
+        let is_there = |serving: &BTreeSet<RequestId>| serving.contains(&requester.id);
+        requester.incarnation == self.incarnation()
+            || self.serving.get(&requester.incarnation).is_some_and(is_there)
     }
 
     pub(super) fn serving_count(&self) -> usize {
@@ -206,15 +231,24 @@ impl Outbox {
     }
 
     /// A node takes no answers any more.
-    pub(super) fn end_serving_all_of(&mut self, life: NodeLife) {
-        self.serving.remove(&life);
+    pub(super) fn end_serving_all_of(&mut self, incarnation: NodeIncarnation) {
+        self.serving.remove(&incarnation);
     }
 
-    /// A request is answered: why it was made, and when, if it was made of that node.
-    pub(super) fn take_asked(&mut self, id: RequestId, of: NodeId) -> Option<(Purpose, u64)> {
+    /// A request is answered, if it was made of that node.
+    pub(super) fn take_asked(&mut self, id: RequestId, of: NodeId) -> Option<Answered> {
         self.asked.get(&id).filter(|asked| asked.of == of)?;
-        let Asked { purpose, at_ns, .. } = self.asked.remove(&id)?;
-        Some((purpose, at_ns))
+        let Asked { purpose, at_ns, question, .. } = self.asked.remove(&id)?;
+        Some(Answered { purpose, asked_ns: at_ns, question })
+    }
+
+    /// What we have asked, and not said yet, is refused.
+    pub(super) fn refuse_asked(&mut self, id: RequestId, refusal: ErrorReply) {
+        let own = self.incarnation().node;
+        if let Some(asked) = self.asked.get_mut(&id) {
+            asked.of = own;
+            self.loopback.push_back(Message::Reply { id, body: Err(refusal) });
+        }
     }
 
     /// Nobody wants the answer any more.
@@ -222,9 +256,19 @@ impl Outbox {
         self.asked.remove(&id);
     }
 
+    /// The answer of a region's next home means nothing any more.
+    pub(super) fn forget_adoption(&mut self, region: RegionId) {
+        self.asked.retain(|_, asked| !matches!(asked.purpose, Purpose::Adopt(other) if other == region));
+    }
+
     /// What a node has yet to answer.
     pub(super) fn asked_of(&self, node: NodeId) -> Vec<RequestId> {
         self.asked.iter().filter(|(_, asked)| asked.of == node).map(|(id, _)| *id).collect()
+    }
+
+    /// Whether this node asks that, as any other, of itself as a home.
+    pub(super) fn asks_as_home(&self, id: RequestId) -> bool {
+        self.asked.get(&id).is_some_and(|asked| matches!(asked.purpose, Purpose::AskHome(..)))
     }
 
     pub(super) fn asked_count(&self) -> usize {
@@ -233,7 +277,7 @@ impl Outbox {
 
     fn note_asked(&mut self, of: NodeId, purpose: Purpose) -> RequestId {
         let id = RequestId(self.next_number());
-        self.asked.insert(id, Asked { of, purpose, at_ns: self.now_ns });
+        self.asked.insert(id, Asked { of, purpose, at_ns: self.now_ns, question: None });
         id
     }
 }
@@ -252,6 +296,10 @@ pub(super) struct Context<'a> {
     seat: NodeId,
     /// The node that answers for names.
     names_seat: NodeId,
+    /// Whether names are kept outside of the cluster.
+    names_are_outside: bool,
+    /// Whether this node cannot write them there, as far as it knows.
+    lacks_store: bool,
 }
 
 impl<'a> Context<'a> {
@@ -260,14 +308,15 @@ impl<'a> Context<'a> {
         membership: &'a Membership,
         directory: &DirectoryPart,
     ) -> Context<'a> {
-        let (seat, names_seat) = (directory.seat(), directory.names_seat(out.life().node));
-        Context { out, membership, seat, names_seat }
+        let (seat, names_seat) = (directory.seat(), directory.names_seat(out.incarnation().node));
+        let (names_are_outside, lacks_store) = (directory.is_outside(), directory.lacks_store());
+        Context { out, membership, seat, names_seat, names_are_outside, lacks_store }
     }
 
     /// The same for somebody who is called.
     pub(super) fn reborrow(&mut self) -> Context<'_> {
-        let Context { membership, seat, names_seat, .. } = *self;
-        Context { out: self.out, membership, seat, names_seat }
+        let Context { membership, seat, names_seat, names_are_outside, lacks_store, .. } = *self;
+        Context { out: self.out, membership, seat, names_seat, names_are_outside, lacks_store }
     }
 
     pub(super) fn out(&mut self) -> &mut Outbox {
@@ -278,8 +327,13 @@ impl<'a> Context<'a> {
         self.out.config()
     }
 
-    pub(super) fn life(&self) -> NodeLife {
-        self.out.life()
+    /// The node that tells who the members are.
+    pub(super) fn seat(&self) -> NodeId {
+        self.seat
+    }
+
+    pub(super) fn incarnation(&self) -> NodeIncarnation {
+        self.out.incarnation()
     }
 
     pub(super) fn now_ns(&self) -> u64 {
@@ -318,13 +372,28 @@ impl<'a> Context<'a> {
     }
 
     /// Whether that is this node, or one that is connected.
-    pub(super) fn is_present(&self, life: NodeLife) -> bool {
-        life == self.life() || self.members().is_alive(life)
+    pub(super) fn is_present(&self, incarnation: NodeIncarnation) -> bool {
+        incarnation == self.incarnation() || self.members().is_alive(incarnation)
+    }
+
+    /// Whether that node is this one, or connected.
+    pub(super) fn hears(&self, node: NodeId) -> bool {
+        node == self.incarnation().node || self.members().peer_of(node).is_some()
+    }
+
+    /// Whether a member of that number is being met, or asked about.
+    pub(super) fn is_awaited(&self, node: NodeId) -> bool {
+        self.out.is_awaited(node)
+    }
+
+    /// The member of that number that is being met, if one is.
+    pub(super) fn dialled(&self, node: NodeId) -> Option<NodeIncarnation> {
+        self.out.on_demand.dialled(node)
     }
 
     /// What a node is for regions that it holds bytes of.
-    pub(super) fn presence_of(&self, life: NodeLife) -> Presence {
-        match (self.is_present(life), self.membership.pairings().may_live(life)) {
+    pub(super) fn presence_of(&self, incarnation: NodeIncarnation) -> Presence {
+        match (self.is_present(incarnation), self.membership.pairings().may_live(incarnation)) {
             (true, _) => Presence::There,
             (false, true) => Presence::Unreachable,
             (false, false) => Presence::Gone,
@@ -341,7 +410,12 @@ impl<'a> Context<'a> {
     // Saying things.
 
     pub(super) fn ask(&mut self, to: NodeId, body: Request, purpose: Purpose) -> RequestId {
-        if to != self.life().node && self.members().peer_of(to).is_none() && !self.reach_out_to(to) {
+        if to != self.incarnation().node && self.members().peer_of(to).is_none() && !self.reach_out_to(to) {
+            if self.inquire(to) {
+                let id = self.out.note_asked(to, purpose);
+                self.wait_until_told(to, DialWaiter::Message(Message::Request { id, body }));
+                return id;
+            }
             let refusal = self.absence_of(to);
             return self.refuse_ourselves(refusal, purpose);
         }
@@ -350,26 +424,42 @@ impl<'a> Context<'a> {
         id
     }
 
-    /// As [`Context::ask`], but nobody who came after that life of the node is meant.
-    pub(super) fn ask_life(&mut self, to: NodeLife, body: Request, purpose: Purpose) {
+    /// As [`Context::ask`], but nobody who came after that incarnation of the node is meant.
+    pub(super) fn ask_incarnation(&mut self, to: NodeIncarnation, body: Request, purpose: Purpose) {
         match self.is_present(to) || self.reach_out(to) {
             true => self.ask(to.node, body, purpose),
             false => self.refuse_ourselves(ErrorReply::PeerDown(to.node), purpose),
         };
     }
 
+    pub(super) fn names_are_outside(&self) -> bool {
+        self.names_are_outside
+    }
+
+    /// Whether names are outside, and others may have to write there what becomes of ours: this node does not reach the store, or is
+    /// about to leave.
+    pub(super) fn store_may_be_others(&self) -> bool {
+        self.names_are_outside && (self.lacks_store || self.membership.draining().is_on())
+    }
+
     pub(super) fn ask_directory(&mut self, question: Request, purpose: Purpose) {
         let to = match question {
             // Members are known to nodes alone.
-            Request::ListMembers | Request::ForgetNode { .. } => self.seat,
+            Request::ListMembers => self.membership_source(),
+            Request::ForgetNode { .. } if self.names_are_outside => self.membership_source(),
+            Request::ForgetNode { .. } | Request::MoveNames { .. } => self.seat,
             _ => self.names_seat,
         };
-        self.ask(to, question, purpose);
+        let again = (self.seat == self.names_seat).then(|| Box::new(question.clone()));
+        let id = self.ask(to, question, purpose);
+        if let Some(asked) = self.out.asked.get_mut(&id) {
+            asked.question = again;
+        }
     }
 
     /// The refusal takes the same way as any other, so that no caller has a case of its own for it.
     fn refuse_ourselves(&mut self, refusal: ErrorReply, purpose: Purpose) -> RequestId {
-        let of = self.life().node;
+        let of = self.incarnation().node;
         let id = self.out.note_asked(of, purpose);
         self.out.loopback.push_back(Message::Reply { id, body: Err(refusal) });
         id
@@ -377,8 +467,8 @@ impl<'a> Context<'a> {
 
     pub(super) fn answer(&mut self, requester: Requester, body: Result<Reply, ErrorReply>) {
         self.out.end_serving(requester);
-        if self.is_present(requester.life) {
-            self.say(requester.life.node, Message::Reply { id: requester.id, body });
+        if self.is_present(requester.incarnation) {
+            self.say(requester.incarnation.node, Message::Reply { id: requester.id, body });
         }
     }
 
@@ -396,12 +486,12 @@ impl<'a> Context<'a> {
 
     pub(super) fn notify_all(&mut self, notice: &Notice) {
         for (_, peer) in self.members().peers() {
-            self.notify(peer.life.node, notice.clone());
+            self.notify(peer.incarnation.node, notice.clone());
         }
     }
 
     pub(super) fn say(&mut self, to: NodeId, message: Message) {
-        if to == self.life().node {
+        if to == self.incarnation().node {
             return self.out.loopback.push_back(message);
         }
         let Some((peer, member)) = self.members().peer_of(to) else { return self.say_on_demand(to, message) };

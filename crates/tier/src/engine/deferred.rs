@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::context::Outbox;
 use super::{Engine, Requester};
 use crate::effect::{Effect, OpId, Outcome, Quiesce, Token};
-use crate::ids::{NodeLife, RegionId};
+use crate::ids::{NodeIncarnation, RegionId};
 
 /// All of it.
 #[derive(Debug, Default)]
@@ -23,14 +23,14 @@ pub(super) struct Deferred {
 #[derive(Debug)]
 pub(super) struct Unmapping {
     /// The region and its home, if this was the last handle of it.
-    pub(super) last_of: Option<(RegionId, NodeLife)>,
+    pub(super) last_of: Option<(RegionId, NodeIncarnation)>,
     /// Who waits for the end.
     pub(super) op: Option<OpId>,
 }
 
 impl Unmapping {
     /// All handles of a region are given up, and nobody waits for that.
-    pub(super) fn unasked(region: RegionId, home: NodeLife) -> Unmapping {
+    pub(super) fn unasked(region: RegionId, home: NodeIncarnation) -> Unmapping {
         Unmapping { last_of: Some((region, home)), op: None }
     }
 }

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use super::context::Purpose;
 use super::{Engine, Requester};
 use crate::effect::Effect;
-use crate::ids::{NodeId, NodeLife, Principal, RegionId};
+use crate::ids::{NodeId, NodeIncarnation, Principal, RegionId};
 use crate::message::{
     Drained, ErrorReply, LEFTOVERS_MAX, Leftover, LeftoverCause, NodeState, Notice, RegionCommand, Reply,
     Request,
@@ -37,7 +37,7 @@ const WITHIN_NS_MAX: u64 = u64::MAX / 4;
 #[derive(Debug, Default)]
 pub(super) struct Draining {
     own: Option<Box<Drain>>,
-    others: BTreeSet<NodeLife>,
+    others: BTreeSet<NodeIncarnation>,
 }
 
 /// How far this node's own drain is.
@@ -91,15 +91,15 @@ impl Draining {
     }
 
     /// Whether that node, or this one, which is `me`, takes nothing new.
-    pub(super) fn concerns(&self, me: NodeLife, life: NodeLife) -> bool {
-        if life == me { self.is_on() } else { self.others.contains(&life) }
+    pub(super) fn concerns(&self, me: NodeIncarnation, incarnation: NodeIncarnation) -> bool {
+        if incarnation == me { self.is_on() } else { self.others.contains(&incarnation) }
     }
 
     /// Another node takes nothing new, or does again, or is not connected any more.
-    pub(super) fn note(&mut self, life: NodeLife, is_on: bool) {
+    pub(super) fn note(&mut self, incarnation: NodeIncarnation, is_on: bool) {
         match is_on {
-            true => self.others.insert(life),
-            false => self.others.remove(&life),
+            true => self.others.insert(incarnation),
+            false => self.others.remove(&incarnation),
         };
     }
 
@@ -135,7 +135,7 @@ impl Engine {
     }
 
     fn start_draining(&mut self, requester: Requester, deadline_ns: u64, stays: bool) {
-        let me = self.out.life().node;
+        let me = self.out.incarnation().node;
         let others: BTreeSet<NodeId> =
             self.session_side().memory_nodes().into_iter().filter(|node| *node != me).collect();
         self.membership.draining_mut().own = Some(Box::new(Drain {
@@ -236,7 +236,7 @@ impl Engine {
 
     /// All regions whose home is here, or of which bytes are here, but for those that nobody else can map: they end with us.
     fn holdings(&self) -> Vec<Holding> {
-        let me = self.out.life();
+        let me = self.out.incarnation();
         let homed = self.homes.of_use_to_others(me);
         let homed = homed.map(|(region, bytes)| Holding { region, home: me.node, bytes });
         let held = self.owner.held();
@@ -260,9 +260,9 @@ impl Engine {
         // What the node says decides; this is only to spread regions well.
         drain.room.insert(to, room.saturating_sub(holding.bytes));
         drain.under_way.insert(holding.region, Attempt { holding, to, tried });
-        let order = RegionCommand::Vacate { to };
+        let command = RegionCommand::Vacate { to };
         let principal = Principal(String::new().into());
-        let request = Request::RegionCommand { region: holding.region, principal, order };
+        let request = Request::RegionCommand { region: holding.region, principal, command };
         self.cx().ask(holding.home, request, Purpose::Vacate(holding.region));
     }
 

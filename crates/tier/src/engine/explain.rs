@@ -4,7 +4,7 @@ use halite_fabric::PeerId;
 
 use super::Engine;
 use crate::access::SlotRef;
-use crate::ids::{NodeId, NodeLife, RegionId, SessionId};
+use crate::ids::{NodeId, NodeIncarnation, RegionId, SessionId};
 use crate::layout::Extent;
 use crate::mapper::Known;
 use crate::message::{Loss, Member, NodeState, Reach};
@@ -12,8 +12,8 @@ use crate::message::{Loss, Member, NodeState, Reach};
 /// What this node knows of another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KnownPeer {
-    /// In which life it was seen last.
-    pub life: NodeLife,
+    /// In which incarnation it was seen last.
+    pub incarnation: NodeIncarnation,
     /// Its process.
     pub pid: u32,
     /// Whether it lives.
@@ -33,17 +33,22 @@ pub struct KnownPeer {
 impl Engine {
     /// What is known of the region behind a handle; `None` if it is not one of `session`'s.
     pub fn known_region(&self, session: SessionId, slot: SlotRef) -> Option<Known> {
-        self.mapper.known(session, slot, &self.owner.locator(self.out.life(), self.membership.members()))
+        self.mapper.known(
+            session,
+            slot,
+            &self.owner.locator(self.out.incarnation(), self.membership.members()),
+        )
     }
 
     /// The memory that accesses through this node's handles may touch now, by region.
     pub fn reached(&self) -> Vec<(RegionId, Extent)> {
-        self.mapper.reached(&self.owner.locator(self.out.life(), self.membership.members()))
+        self.mapper.reached(&self.owner.locator(self.out.incarnation(), self.membership.members()))
     }
 
     /// Whether that node may touch memory of this one, as far as is known here.
-    pub fn is_reached_by(&self, life: NodeLife) -> bool {
-        life == self.out.life() || !self.membership.members().not_cut_off([life]).is_empty()
+    pub fn is_reached_by(&self, incarnation: NodeIncarnation) -> bool {
+        incarnation == self.out.incarnation()
+            || !self.membership.members().not_cut_off([incarnation]).is_empty()
     }
 
     /// Where a node that is connected, or may be again, is dialled; `None` if that is not known.
@@ -61,11 +66,11 @@ impl Engine {
     /// that may have happened already.  It is later the next time, for as long as the home hears us.
     pub fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
         let (_, home) = self.mapper.region_of(session, slot)?;
-        if home == self.out.life() {
+        if home == self.out.incarnation() {
             return Some(u64::MAX);
         }
         let (_, known) =
-            self.membership.members().peer_of(home.node).filter(|(_, known)| known.life == home)?;
+            self.membership.members().peer_of(home.node).filter(|(_, known)| known.incarnation == home)?;
         Some(known.acknowledged_ns + self.out.config().lease_ns)
     }
 
@@ -74,24 +79,28 @@ impl Engine {
         if !self.knows(node) {
             return None;
         }
-        let seen =
-            self.membership.members().all().find(|member| member.life.node == node).map(|member| member.life);
+        let seen = self
+            .membership
+            .members()
+            .all()
+            .find(|member| member.incarnation.node == node)
+            .map(|member| member.incarnation);
         let is_reached = self
             .membership
             .members()
             .zombies()
             .chain(seen)
-            .any(|life| life.node == node && self.is_reached_by(life));
+            .any(|incarnation| incarnation.node == node && self.is_reached_by(incarnation));
         Some(Reach {
-            incarnation: seen.map_or(0, |life| life.incarnation.0),
-            pairing: seen.map_or(0, |life| self.membership.pairings().number(life)),
+            incarnation: seen.map_or(0, |incarnation| incarnation.id.0),
+            pairing: seen.map_or(0, |incarnation| self.membership.pairings().number(incarnation)),
             is_cut_off: !is_reached,
         })
     }
 
     /// What is known of a node; `None` if it was never seen.
     pub fn known_peer(&self, now_ns: u64, node: NodeId) -> Option<KnownPeer> {
-        self.known_peers(now_ns, |member| member.life.node == node).next()
+        self.known_peers(now_ns, |member| member.incarnation.node == node).next()
     }
 
     /// What is known of those nodes that are meant, in their order.
@@ -105,16 +114,16 @@ impl Engine {
     }
 
     fn known(&self, now_ns: u64, member: Member) -> KnownPeer {
-        let connection = self.membership.members().peer_of(member.life.node);
+        let connection = self.membership.members().peer_of(member.incarnation.node);
         KnownPeer {
-            life: member.life,
+            incarnation: member.incarnation,
             pid: member.pid,
             state: member.state,
             peer: connection.map(|(peer, _)| peer),
             silent_ns: connection.map(|(_, peer)| now_ns.saturating_sub(peer.heard_ns)),
             loss: member.loss,
-            is_zombie: self.membership.members().is_zombie(member.life),
-            bytes_quarantined: self.owner.bytes_kept_from(member.life),
+            is_zombie: self.membership.members().is_zombie(member.incarnation),
+            bytes_quarantined: self.owner.bytes_kept_from(member.incarnation),
         }
     }
 }

@@ -29,9 +29,9 @@ pub struct Figures {
 impl Engine {
     /// See [`Figures`].
     pub fn figures(&self, now_ns: u64) -> Figures {
-        let others = self.known_peers(now_ns, |member| member.life != self.out.life());
+        let others = self.known_peers(now_ns, |member| member.incarnation != self.out.incarnation());
         let with_pairing = |known: KnownPeer| {
-            let pairing = self.membership.pairings().number(known.life);
+            let pairing = self.membership.pairings().number(known.incarnation);
             (known, pairing)
         };
         let (bytes_grown, bytes_free) = self.owner.bytes_grown_and_free();
@@ -51,10 +51,10 @@ impl Engine {
     pub(super) fn own_status(&self) -> NodeStatus {
         let config = self.out.config();
         let mut status = NodeStatus {
-            node: config.life.node,
+            node: config.incarnation.node,
             pid: config.pid,
             state: if self.membership.draining().is_on() { NodeState::Draining } else { NodeState::Alive },
-            incarnation: config.life.incarnation.0,
+            incarnation: config.incarnation.id.0,
             provider: config.provider.clone(),
             bytes_used: 0,
             bytes_total: 0,

@@ -1,4 +1,4 @@
-//! The home's side of regions: making, mapping, and the orders of masters, one at a time per region.
+//! The home's side of regions: making, mapping, and the commands of masters, one at a time per region.
 
 pub(super) mod barriers;
 pub(super) mod evidence;
@@ -19,18 +19,14 @@ use self::evidence::Evidence;
 use self::locks::Locks;
 use self::watching::Watching;
 use super::context::{Context, Purpose};
+use super::on_demand::DialWaiter;
 use super::owner::{Owner, OwnerSide};
-use crate::ids::{Epoch, NodeId, NodeLife, Principal, RegionId, RequestId, Requester};
-use crate::layout::{self, CHUNK_BYTES_MIN, Extent, Extents};
+use crate::ids::{Epoch, NodeId, NodeIncarnation, Principal, RegionId, RequestId, Requester};
+use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, ErrorReply, Notice, RegionCommand, Reply, Request};
 use crate::names;
 use crate::permissions::{AccessList, Permissions};
-use crate::region::{Busy, Moving, Region, Stage};
-
-/// Whether regions can be cut into chunks of this size.
-pub(super) fn is_chunk_size(bytes: u64) -> bool {
-    bytes.is_power_of_two() && bytes >= CHUNK_BYTES_MIN
-}
+use crate::region::{Busy, Moving, Presence, Region, Stage};
 
 /// The regions that are at home here, are about to be, or were.
 #[derive(Debug, Default)]
@@ -39,7 +35,11 @@ pub(super) struct Homes {
     making: BTreeMap<RegionId, Making>,
     moved: moving::Moved,
     /// Chunks that are given back to owners who have told a part of what they hold for us, when they have told the rest.
-    freed_early: BTreeMap<NodeLife, Extents>,
+    freed_early: BTreeMap<NodeIncarnation, Extents>,
+    /// Regions that were handed to us since their mapper was offered a pairing, which it may have taken up: see [`moving`].
+    early: BTreeMap<NodeIncarnation, BTreeSet<RegionId>>,
+    /// Mappers of regions that were handed to us, of whom we have not heard otherwise yet.
+    unheard: BTreeSet<NodeIncarnation>,
     last_access: Option<Arc<AccessList>>,
 }
 
@@ -54,12 +54,20 @@ impl Homes {
 
     /// All regions that are at home here and that others can map, with their lengths: without a name, and mapped by nobody but `me`, one
     /// ends with this node.
-    pub(super) fn of_use_to_others(&self, me: NodeLife) -> impl Iterator<Item = (RegionId, u64)> {
+    pub(super) fn of_use_to_others(&self, me: NodeIncarnation) -> impl Iterator<Item = (RegionId, u64)> {
         let is_of_use = move |found: &Region| {
-            found.name.is_some() || found.mappers.iter().any(|mapper| mapper.life != me)
+            found.name.is_some() || found.mappers.iter().any(|mapper| mapper.incarnation != me)
         };
         let found = self.regions.iter().filter(move |(_, found)| is_of_use(found));
         found.map(|(region, found)| (*region, found.len))
+    }
+
+    /// Whether a region of that name is, was, or is about to be at home here.  One that has no name may be about to get it.
+    pub(super) fn may_have(&self, region: RegionId, name: &str) -> bool {
+        let is_called_so = |found: &Region| found.name.as_deref().is_none_or(|its| its == name);
+        self.get(&region).is_some_and(is_called_so)
+            || self.making.contains_key(&region)
+            || self.next_home_of(region).is_some()
     }
 
     /// Whether regions are being made.
@@ -75,9 +83,7 @@ impl Homes {
     /// A region that is at home here changes on our own word alone.  One that is being handed over may be at home elsewhere by now,
     /// also further on than where we sent it.
     pub(super) fn heeds_change(&self, region: RegionId, is_ours: bool) -> bool {
-        self.regions.get(&region).is_none_or(|found| {
-            is_ours || found.moving().is_some_and(|moving| moving.adopting || moving.in_doubt)
-        })
+        self.regions.get(&region).is_none_or(|found| is_ours || found.is_being_handed_over())
     }
 }
 
@@ -118,9 +124,9 @@ impl Making {
         self.failure.get_or_insert(ErrorReply::NameTaken);
     }
 
-    /// Nobody takes the answer who asked in a pairing with that life.
-    fn lose_requester(&mut self, life: NodeLife) {
-        self.is_requester_lost |= self.requester.life == life;
+    /// Nobody takes the answer who asked in a pairing with that incarnation.
+    fn lose_requester(&mut self, incarnation: NodeIncarnation) {
+        self.is_requester_lost |= self.requester.incarnation == incarnation;
     }
 
     /// The chunks that it has by now.
@@ -145,21 +151,21 @@ impl HomeSide<'_> {
             return;
         };
         if self.cx.membership().draining().is_on() {
-            return self.cx.answer(requester, Err(ErrorReply::Draining(self.cx.life().node)));
+            return self.cx.answer(requester, Err(ErrorReply::Draining(self.cx.incarnation().node)));
         }
         let name_fits = name.as_deref().is_none_or(names::is_name);
         let distinct = nodes.iter().collect::<BTreeSet<_>>().len() == nodes.len();
         if len == 0 || nodes.is_empty() || !name_fits || !distinct {
             return self.cx.answer(requester, Err(ErrorReply::Malformed));
         }
-        if !is_chunk_size(chunk_bytes) {
+        if !layout::is_chunk_size(chunk_bytes) {
             return self.cx.answer(requester, Err(ErrorReply::BadChunkSize(chunk_bytes)));
         }
         let pieces = if nodes.len() > 1 { layout::chunk_count(len, chunk_bytes) } else { 1 };
         if pieces > layout::EXTENTS_MAX as u64 {
             return self.cx.answer(requester, Err(too_many(pieces)));
         }
-        let region = RegionId { origin: self.cx.life().incarnation, serial: self.cx.next_number() };
+        let region = RegionId { origin: self.cx.incarnation().id, serial: self.cx.next_number() };
         let shares = shares(len, chunk_bytes, &nodes);
         let making = Making {
             requester,
@@ -188,7 +194,7 @@ impl HomeSide<'_> {
     pub(super) fn continue_making(
         &mut self,
         region: RegionId,
-        from: NodeLife,
+        from: NodeIncarnation,
         body: Result<Reply, ErrorReply>,
     ) {
         let Some(making) = self.homes.making.get_mut(&region) else { return };
@@ -222,7 +228,7 @@ impl HomeSide<'_> {
         };
         let access = self.access_list(&making.maker, making.everyone);
         let requester = making.requester;
-        let reachable = self.cx.is_present(requester.life) && !making.is_requester_lost;
+        let reachable = self.cx.is_present(requester.incarnation) && !making.is_requester_lost;
         let mut record = Region {
             name: making.name.map(String::into_boxed_str),
             len: making.len,
@@ -237,7 +243,7 @@ impl HomeSide<'_> {
         if reachable {
             record.add_mapper(requester);
         }
-        let reply = Box::new(record.reply(region, self.cx.life()));
+        let reply = Box::new(record.reply(region, self.cx.incarnation()));
         self.homes.regions.insert(region, Box::new(record));
         if reachable {
             self.cx.answer(requester, Ok(Reply::Mapped(reply)));
@@ -246,13 +252,18 @@ impl HomeSide<'_> {
     }
 
     fn undo_making(&mut self, region: RegionId, making: Making) {
-        if let Some(name) = making.name.filter(|_| making.claimed) {
-            self.cx.ask_directory(Request::ReleaseName { name, region }, Purpose::OneWay);
-        }
         for extents in making.reserved.into_values() {
             self.return_chunks(&extents);
         }
-        self.cx.answer(making.requester, Err(making.failure.unwrap_or(ErrorReply::Malformed)));
+        let failure = making.failure.unwrap_or(ErrorReply::Malformed);
+        match making.name.filter(|_| making.claimed) {
+            // Who hears that there is no region may ask another home for one of that name.
+            Some(name) => {
+                let release = Request::ReleaseName { name, region };
+                self.cx.ask_directory(release, Purpose::Unclaim(making.requester, failure));
+            }
+            None => self.cx.answer(making.requester, Err(failure)),
+        }
     }
 
     /// Regions of one maker share one list until a grant sets them apart: a million lists would cost 100 MB.
@@ -271,7 +282,7 @@ impl HomeSide<'_> {
         principal: Principal,
         wanted: Permissions,
     ) {
-        if !self.cx.is_present(requester.life) {
+        if !self.cx.is_present(requester.incarnation) {
             // It died while its request was parked: nobody would ever acknowledge a change for it.
             return;
         }
@@ -279,6 +290,13 @@ impl HomeSide<'_> {
             return self.answer_absent(requester, region);
         };
         if matches!(found.busy.as_deref(), Some(Busy { stage: Stage::Freeing, .. })) {
+            return self.cx.answer(requester, Err(ErrorReply::NotFound));
+        }
+        // A node that does not map the region yet finds it by name.  If the region has none, the directory has given one without our
+        // knowledge, and takes it back.
+        let is_mapper =
+            |found: &Region| found.mappers.iter().any(|mapper| mapper.incarnation == requester.incarnation);
+        if found.name.is_none() && !is_mapper(found) {
             return self.cx.answer(requester, Err(ErrorReply::NotFound));
         }
         let missing = wanted - found.access.of(&principal);
@@ -299,7 +317,7 @@ impl HomeSide<'_> {
             return moving.parked.push((requester, Request::Map { region, principal, wanted }));
         }
         found.add_mapper(requester);
-        let reply = Box::new(found.reply(region, self.cx.life()));
+        let reply = Box::new(found.reply(region, self.cx.incarnation()));
         self.cx.answer(requester, Ok(Reply::Mapped(reply)));
     }
 
@@ -314,27 +332,29 @@ impl HomeSide<'_> {
     pub(super) fn serve_stat(&mut self, requester: Requester, region: RegionId) {
         match self.homes.regions.get(&region) {
             Some(found) => {
-                let info = Box::new(found.info(region, self.cx.life(), |life| self.cx.presence_of(life)));
+                let info = Box::new(
+                    found.info(region, self.cx.incarnation(), |incarnation| self.cx.presence_of(incarnation)),
+                );
                 self.cx.answer(requester, Ok(Reply::Info(info)));
             }
             None => self.answer_absent(requester, region),
         }
     }
 
-    pub(super) fn serve_order(
+    pub(super) fn serve_region_command(
         &mut self,
         requester: Requester,
         region: RegionId,
         principal: Principal,
-        order: RegionCommand,
+        command: RegionCommand,
     ) {
         let Some(found) = self.homes.regions.get_mut(&region) else {
             return self.answer_absent(requester, region);
         };
-        let is_allowed = match order {
+        let is_allowed = match command {
             RegionCommand::Vacate { .. } => {
-                let is_its = |extent: &Extent| extent.owner == requester.life;
-                requester.life == self.cx.life() || found.extents.iter().any(is_its)
+                let is_its = |extent: &Extent| extent.owner == requester.incarnation;
+                requester.incarnation == self.cx.incarnation() || found.extents.iter().any(is_its)
             }
             _ => found.access.of(&principal).contains(Permissions::MASTER),
         };
@@ -347,15 +367,22 @@ impl HomeSide<'_> {
             let next = moving.to.node;
             return self.cx.answer(requester, Err(ErrorReply::PeerDown(next)));
         }
+        if let RegionCommand::Move { to } | RegionCommand::Vacate { to } = command
+            && self.cx.inquire(to)
+        {
+            let command = Box::new(Request::RegionCommand { region, principal, command });
+            return self.cx.wait_until_told(to, DialWaiter::Request(requester, command));
+        }
         match &mut found.busy {
-            Some(busy) => busy.queue.push_back((requester, principal, order)),
-            None => self.start_order(requester, region, order),
+            Some(busy) => busy.queue.push_back((requester, principal, command)),
+            None => self.start_region_command(requester, region, command),
         }
     }
 
-    fn start_order(&mut self, requester: Requester, region: RegionId, order: RegionCommand) {
-        let found = self.homes.regions.get_mut(&region).expect("orders are started on regions that are here");
-        match order {
+    fn start_region_command(&mut self, requester: Requester, region: RegionId, command: RegionCommand) {
+        let found =
+            self.homes.regions.get_mut(&region).expect("commands are started on regions that are here");
+        match command {
             RegionCommand::Free => self.start_freeing(Some(requester), region),
             RegionCommand::Grant { who, permissions } => {
                 found.epoch.0 += 1;
@@ -378,7 +405,8 @@ impl HomeSide<'_> {
             RegionCommand::Move { to } => self.start_moving(requester, region, to, None),
             RegionCommand::Vacate { to } => {
                 // Others hold chunks for a home, and free them with its end: so where the home leaves, all go with it.
-                let of = Some(requester.life).filter(|life| *life != self.cx.life());
+                let of =
+                    Some(requester.incarnation).filter(|incarnation| *incarnation != self.cx.incarnation());
                 self.start_moving(requester, region, to, of)
             }
             RegionCommand::SetName { name } => self.start_naming(requester, region, name),
@@ -408,7 +436,7 @@ impl HomeSide<'_> {
             found.name = Some(name.clone());
             found.epoch.0 += 1;
         }
-        self.finish_order(region, body);
+        self.finish_region_command(region, body);
     }
 
     fn start_changing_access(&mut self, requester: Requester, region: RegionId) {
@@ -448,11 +476,13 @@ impl HomeSide<'_> {
         found.epoch.0 += 1;
         let (epoch, mappers) = (found.epoch, found.mappers.clone());
         if let Some(busy) = &mut found.busy {
-            busy.awaited = mappers.iter().map(|mapper| mapper.life).collect();
+            busy.awaited = mappers.iter().map(|mapper| mapper.incarnation).collect();
             busy.epoch = epoch;
         }
-        let (present, apart): (Vec<_>, Vec<_>) =
-            mappers.into_iter().map(|mapper| mapper.life).partition(|life| self.cx.is_present(*life));
+        let (present, apart): (Vec<_>, Vec<_>) = mappers
+            .into_iter()
+            .map(|mapper| mapper.incarnation)
+            .partition(|incarnation| self.cx.is_present(*incarnation));
         for mapper in present {
             let request = Request::Change { region, epoch, change: change.clone() };
             self.cx.ask(mapper.node, request, Purpose::Change(region, epoch));
@@ -468,7 +498,7 @@ impl HomeSide<'_> {
         }
     }
 
-    pub(super) fn handle_acknowledged(&mut self, region: RegionId, epoch: Epoch, from: NodeLife) {
+    pub(super) fn handle_acknowledged(&mut self, region: RegionId, epoch: Epoch, from: NodeIncarnation) {
         let busy = self.homes.regions.get_mut(&region).and_then(|found| found.busy.as_mut());
         if busy.is_some_and(|busy| busy.epoch == epoch && busy.awaited.remove(&from)) {
             self.go_on_if_acknowledged(region);
@@ -485,7 +515,7 @@ impl HomeSide<'_> {
         match &busy.stage {
             Stage::Freeing => self.finish_freeing(region),
             Stage::Naming(_) => {}
-            Stage::ChangingAccess => self.finish_order(region, Ok(Reply::Done)),
+            Stage::ChangingAccess => self.finish_region_command(region, Ok(Reply::Done)),
             Stage::Moving(_) => self.continue_moving(region),
         }
     }
@@ -502,8 +532,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Answers the order under way and starts those that came meanwhile.
-    fn finish_order(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
+    /// Answers the command under way and starts those that came meanwhile.
+    fn finish_region_command(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let found = self.homes.regions.get_mut(&region).expect("the region is here");
         let Some(busy) = found.busy.take() else { return };
         if let Some(requester) = busy.requester {
@@ -520,21 +550,21 @@ impl HomeSide<'_> {
     }
 
     /// Requests of a node that wait for something are not answered any more: in the next pairing nobody would know of what they bring.
-    pub(super) fn forget_what_is_asked_by(&mut self, life: NodeLife) {
-        self.homes.freed_early.remove(&life);
-        self.evidence.forget_what_is_asked_by(life);
-        self.homes.making.values_mut().for_each(|making| making.lose_requester(life));
+    pub(super) fn forget_what_is_asked_by(&mut self, incarnation: NodeIncarnation) {
+        self.homes.freed_early.remove(&incarnation);
+        self.evidence.forget_what_is_asked_by(incarnation);
+        self.homes.making.values_mut().for_each(|making| making.lose_requester(incarnation));
         for busy in self.homes.regions.values_mut().filter_map(|found| found.busy.as_mut()) {
-            busy.queue.retain(|(requester, ..)| requester.life != life);
+            busy.queue.retain(|(requester, ..)| requester.incarnation != incarnation);
             if let Stage::Moving(moving) = &mut busy.stage {
-                moving.parked.retain(|(requester, _)| requester.life != life);
+                moving.parked.retain(|(requester, _)| requester.incarnation != incarnation);
             }
         }
     }
 
     /// A node is gone: it is told of nothing any more.
-    pub(super) fn forget_watcher(&mut self, life: NodeLife) {
-        self.watching.forget_node(life);
+    pub(super) fn forget_watcher(&mut self, incarnation: NodeIncarnation) {
+        self.watching.forget_node(incarnation);
     }
 
     /// It has waited for the end of a move.
@@ -556,7 +586,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Another lock or barrier has the name of this one, which is of no use without it: it ends after the order under way.
+    /// Another lock or barrier has the name of this one, which is of no use without it: it ends after the command under way.
     fn end_for_its_name(&mut self, region: RegionId) {
         match self.homes.regions.get_mut(&region).map(|found| found.busy.as_mut()) {
             Some(Some(busy)) => busy.lost_name = true,
@@ -566,36 +596,46 @@ impl HomeSide<'_> {
     }
 
     fn run_queue(&mut self, region: RegionId, queue: VecDeque<(Requester, Principal, RegionCommand)>) {
-        // Each is judged anew: the order before may have taken its right away, or begun something longer.
-        for (requester, principal, order) in queue {
-            self.serve_order(requester, region, principal, order);
+        // Each is judged anew: the command before may have taken its right away, or begun something longer.
+        for (requester, principal, command) in queue {
+            self.serve_region_command(requester, region, principal, command);
         }
     }
 
-    pub(super) fn handle_unmapped(&mut self, region: RegionId, life: NodeLife, upto: RequestId) {
-        self.watching.forget_unmapped(region, life, upto);
+    pub(super) fn handle_unmapped(
+        &mut self,
+        region: RegionId,
+        incarnation: NodeIncarnation,
+        upto: RequestId,
+    ) {
+        self.watching.forget_unmapped(region, incarnation, upto);
         let next_home = match self.homes.regions.get_mut(&region) {
             Some(found) => {
-                let was_mapper = found.remove_mapper(life, upto);
+                found.remove_mapper(incarnation, upto);
+                // The next home may list it, also where we do not any more: the two of us may have been paired anew since.
                 found.moving_mut().filter(|moving| moving.adopting).map(|moving| {
-                    moving.unmapped.extend(was_mapper.then_some((life, upto)));
+                    moving.note_unmapped(incarnation, upto);
                     moving.to.node
                 })
             }
             None => self.homes.moved.home_of(region),
         };
         if let Some(home) = next_home {
-            self.cx.notify(home, Notice::UnmappedBy { region, node: life, upto });
+            self.cx.notify(home, Notice::UnmappedBy { region, node: incarnation, upto });
         }
         self.free_if_unreachable(region);
+    }
+
+    /// Whether the incarnation of a mapper is over.  That of one of whom we have never heard need not be: the directory's word of it may be
+    /// under way.
+    fn is_over(&self, mapper: NodeIncarnation) -> bool {
+        self.cx.presence_of(mapper) == Presence::Gone && !self.homes.unheard.contains(&mapper)
     }
 
     /// A region without a name can be mapped by nobody else: it ends with its last mapping.  The dead map nothing.
     fn free_if_unreachable(&mut self, region: RegionId) {
         let Some(found) = self.homes.regions.get(&region) else { return };
-        let is_mapped = found.mappers.iter().any(|mapper| {
-            self.cx.is_present(mapper.life) || self.cx.membership().pairings().may_live(mapper.life)
-        });
+        let is_mapped = found.mappers.iter().any(|mapper| !self.is_over(mapper.incarnation));
         if found.name.is_none() && !is_mapped && found.busy.is_none() {
             self.start_freeing(None, region);
         }

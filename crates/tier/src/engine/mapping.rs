@@ -2,16 +2,16 @@
 
 use super::{Engine, Requester};
 use crate::effect::{Effect, Quiesce};
-use crate::ids::{NodeLife, RegionId};
+use crate::ids::{NodeIncarnation, RegionId};
 use crate::mapper::BadChange;
 use crate::message::{Change, ErrorReply, Reply};
 
 impl Engine {
     pub(super) fn serve_change(&mut self, requester: Requester, region: RegionId, change: Change) {
-        if !self.is_news(requester.life, region, &change) {
+        if !self.is_news(requester.incarnation, region, &change) {
             return self.cx().answer(requester, Ok(Reply::Done));
         }
-        let is_heeded = self.homes.heeds_change(region, requester.life == self.out.life());
+        let is_heeded = self.homes.heeds_change(region, requester.incarnation == self.out.incarnation());
         let moves_to = change.moves_to();
         match is_heeded.then(|| self.mapper.change(region, change)) {
             Some(Ok(quiesce)) => {
@@ -24,31 +24,31 @@ impl Engine {
 
     /// Whether what a node says of a region's home is new: a former home says where it has gone, and is heeded only by who has heard
     /// nothing of the next one.
-    fn is_news(&self, from: NodeLife, region: RegionId, change: &Change) -> bool {
+    fn is_news(&self, from: NodeIncarnation, region: RegionId, change: &Change) -> bool {
         match change {
             Change::Settle { home } if *home != from => self.mapper.home_of(region) == Some(from),
             _ => true,
         }
     }
 
-    /// An owner holds nothing for these homes any more.  Of those whose lives are over nothing new is mapped.
-    pub(super) fn disown(&mut self, owner: NodeLife, homes: &[NodeLife]) {
+    /// An owner holds nothing for these homes any more.  Of those whose incarnations are over nothing new is mapped.
+    pub(super) fn disown(&mut self, owner: NodeIncarnation, homes: &[NodeIncarnation]) {
         let pairings = self.membership.pairings();
-        let is_of_use = |home: &NodeLife| !pairings.has_ended(*home) || self.mapper.maps_any_of(*home);
-        let homes: Vec<NodeLife> = homes.iter().copied().filter(is_of_use).collect();
+        let is_of_use = |home: &NodeIncarnation| !pairings.has_ended(*home) || self.mapper.maps_any_of(*home);
+        let homes: Vec<NodeIncarnation> = homes.iter().copied().filter(is_of_use).collect();
         let disowned = self.mapper.disown(owner, &homes);
         self.out.extend(disowned.into_iter().map(Effect::Quiesce));
     }
 
     /// A node that holds chunks for `home` found it dead.  It speaks for its memory: that we drop, and cut nobody off.
-    pub(super) fn serve_drop_home(&mut self, requester: Requester, home: NodeLife) {
-        self.disown(requester.life, &[home]);
+    pub(super) fn serve_drop_home(&mut self, requester: Requester, home: NodeIncarnation) {
+        self.disown(requester.incarnation, &[home]);
         let quiesce = self.mapper.quiesce();
         self.owe(quiesce, requester);
     }
 
     /// A home that we do not hear has ended that pairing with us, and another node says so for it.
-    pub(super) fn serve_retire(&mut self, requester: Requester, home: NodeLife, pairing: u64) {
+    pub(super) fn serve_retire(&mut self, requester: Requester, home: NodeIncarnation, pairing: u64) {
         if self.membership.pairings().number(home) <= pairing {
             self.part(home);
         }
@@ -86,9 +86,9 @@ mod tests {
 
     #[test]
     fn what_owners_say_of_homes_that_nobody_has_met_is_forgotten_when_those_are_over() {
-        let life = |node| NodeLife { node: NodeId(node), incarnation: Incarnation(7) };
+        let incarnation = |node| NodeIncarnation { node: NodeId(node), id: Incarnation(7) };
         let config = EngineConfig {
-            life: life(1),
+            incarnation: incarnation(1),
             pid: 1,
             lease_ns: 1_000_000,
             bytes_total: 0,
@@ -99,10 +99,10 @@ mod tests {
             full_mesh_nodes_max: 64,
         };
         let mut engine = Engine::new(config, Arc::new(DataPath::default()), Arc::new(Nowhere), 0);
-        let passing = |number| life(NodeId::EPHEMERAL_MIN.0 + number);
+        let ephemeral = |number| incarnation(NodeId::EPHEMERAL_MIN.0 + number);
         for number in 0..1000 {
-            engine.disown(life(2), &[passing(number)]);
-            engine.end_life(passing(number), Parting::now(LossCause::Unreachable, 0));
+            engine.disown(incarnation(2), &[ephemeral(number)]);
+            engine.end_incarnation(ephemeral(number), Parting::now(LossCause::Unreachable, 0));
         }
         assert_eq!(engine.mapper.disowned_count(), 0);
     }

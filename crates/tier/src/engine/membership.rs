@@ -1,22 +1,27 @@
 //! Who comes and goes, and what follows from it.
 
+mod ended;
+mod listed;
 mod meeting;
 mod pairing;
 
 use halite_fabric::PeerId;
 
+use self::listed::Listed;
 use self::meeting::Meeting;
 use self::pairing::Pairings;
 use super::draining::Draining;
 use super::{Engine, EngineConfig, Requester};
 use crate::directory::Word;
 use crate::effect::Effect;
-use crate::ids::{Epoch, NodeId, NodeLife, RegionId};
+use crate::ids::{Epoch, NodeId, NodeIncarnation, RegionId};
 use crate::link::BadFrame;
 use crate::members::{Members, Parting};
-use crate::message::{ErrorReply, LossCause, Member, NodeState, Notice, Reply, Request};
+use crate::message::{ErrorReply, LossCause, Member, NodeState, Notice, Request};
 use crate::news::{self, News, Somebody};
 use crate::rpc::Target;
+
+pub use listed::Listing;
 
 /// Who is there, what we have with them, and how we stand ourselves.
 #[derive(Debug)]
@@ -24,6 +29,8 @@ pub(super) struct Membership {
     members: Members,
     pairings: Pairings,
     meeting: Meeting,
+    /// Who is there by the word of a store outside of the cluster.
+    listed: Listed,
     /// When we say again that we live.
     heartbeat_ns: u64,
     is_leaving: bool,
@@ -32,7 +39,7 @@ pub(super) struct Membership {
 
 /// What a frame brings.
 pub(super) struct Heard {
-    pub(super) from: NodeLife,
+    pub(super) from: NodeIncarnation,
     /// The message that ends with it, if one does.
     pub(super) message: Result<Option<Vec<u8>>, BadFrame>,
 }
@@ -42,8 +49,8 @@ impl Membership {
         let mut members = Members::default();
         members.insert_self(&config.hello());
         let (pairings, meeting) = (Pairings::default(), Meeting::default());
-        let draining = Draining::default();
-        Membership { members, pairings, meeting, heartbeat_ns: now_ns, is_leaving: false, draining }
+        let (listed, draining) = (Listed::default(), Draining::default());
+        Membership { members, pairings, meeting, listed, heartbeat_ns: now_ns, is_leaving: false, draining }
     }
 
     pub(super) fn members(&self) -> &Members {
@@ -56,6 +63,10 @@ impl Membership {
 
     pub(super) fn meeting(&self) -> &Meeting {
         &self.meeting
+    }
+
+    pub(super) fn listed(&self) -> &Listed {
+        &self.listed
     }
 
     pub(super) fn is_leaving(&self) -> bool {
@@ -71,40 +82,61 @@ impl Membership {
         &mut self.draining
     }
 
+    /// A member could not be met.
+    pub(super) fn note_unmet(&mut self, incarnation: NodeIncarnation) {
+        if !self.members.is_alive(incarnation) {
+            self.members.note_unmet(incarnation);
+        }
+    }
+
+    /// How many nodes there are, as far as is known here.
+    pub(super) fn count(&self) -> usize {
+        self.pairings.len().max(self.listed.len()) + 1
+    }
+
+    /// Who says to node `me` who there is: the directory's node; where that is out of reach, the lowest that stays of this one and those who are connected.
+    pub(super) fn source(&self, me: NodeId, seat: NodeId) -> NodeId {
+        if seat == me || self.members.peer_of(seat).is_some() {
+            return seat;
+        }
+        let peers = self.members.peers().map(|(_, peer)| peer.incarnation.node);
+        peers.chain([me]).filter(|node| !node.is_ephemeral()).min().unwrap_or(seat)
+    }
+
     /// Another node takes nothing new, or does again.
-    pub(super) fn note_draining(&mut self, life: NodeLife, is_on: bool) {
-        self.draining.note(life, is_on);
+    pub(super) fn note_draining(&mut self, incarnation: NodeIncarnation, is_on: bool) {
+        self.draining.note(incarnation, is_on);
     }
 
     /// Whether a node of that number is or was in the cluster: there is always a first one.
     pub(super) fn knows(&self, node: NodeId) -> bool {
-        node == NodeId::FIRST || self.members.knows(node)
+        node == NodeId::FIRST || self.members.knows(node) || self.listed.has(node)
     }
 
     /// A frame of a peer has arrived; `None` if the connection is not up.
     pub(super) fn handle_frame(&mut self, now_ns: u64, peer: PeerId, frame: &[u8]) -> Option<Heard> {
         let from = self.members.peer_mut(peer)?;
         from.heard_ns = now_ns;
-        Some(Heard { from: from.life, message: from.assembler.handle_frame(frame) })
+        Some(Heard { from: from.incarnation, message: from.assembler.handle_frame(frame) })
     }
 
     /// A heartbeat has arrived.
-    pub(super) fn note_beat(&mut self, from: NodeLife, sent_ns: u64) {
+    pub(super) fn note_beat(&mut self, from: NodeIncarnation, sent_ns: u64) {
         self.members.note_beat(from, sent_ns);
     }
 
     /// A peer has heard what was said to it then.
-    pub(super) fn note_acknowledged(&mut self, from: NodeLife, said_ns: u64, now_ns: u64) {
+    pub(super) fn note_acknowledged(&mut self, from: NodeIncarnation, said_ns: u64, now_ns: u64) {
         self.members.note_acknowledged(from, said_ns, now_ns);
     }
 
     /// The other end of a pairing says which number it has.
-    pub(super) fn note_number(&mut self, from: NodeLife, pairing: u64) {
+    pub(super) fn note_number(&mut self, from: NodeIncarnation, pairing: u64) {
         self.pairings.note_number(from, pairing);
     }
 
     /// A peer has told all that it holds for us.
-    pub(super) fn note_held_told(&mut self, from: NodeLife) {
+    pub(super) fn note_held_told(&mut self, from: NodeIncarnation) {
         self.members.note_held_told(from);
     }
 
@@ -133,11 +165,11 @@ impl Engine {
     }
 
     /// If we are the directory, a peer that was there before us tells us the names of its regions, unless it has.
-    pub(super) fn expect_names(&mut self, life: NodeLife, was_before_us: bool) {
+    pub(super) fn expect_names(&mut self, incarnation: NodeIncarnation, was_before_us: bool) {
         let has_told =
-            self.membership.members.peer_of(life.node).is_some_and(|(_, peer)| peer.has_told_names);
+            self.membership.members.peer_of(incarnation.node).is_some_and(|(_, peer)| peer.has_told_names);
         if was_before_us && !has_told {
-            self.tell_directory(Word::Expected(life));
+            self.tell_directory(Word::Expected(incarnation));
         }
     }
 
@@ -147,7 +179,12 @@ impl Engine {
         directory.tell(&mut cx, word);
     }
 
-    pub(super) fn handle_names(&mut self, from: NodeLife, names: Vec<(String, RegionId, Epoch)>, done: bool) {
+    pub(super) fn handle_names(
+        &mut self,
+        from: NodeIncarnation,
+        names: Vec<(String, RegionId, Epoch)>,
+        done: bool,
+    ) {
         if done {
             self.note_names_told(from);
         }
@@ -159,8 +196,9 @@ impl Engine {
             Request::ForgetNode { node } if self.lives(node) => {
                 self.cx().answer(requester, Err(ErrorReply::NodeLives(node)))
             }
-            Request::ForgetNode { node } if self.end_lives_of(node) => {
-                self.cx().answer(requester, Ok(Reply::Done))
+            Request::ForgetNode { node } if self.end_incarnations_of(node) => {
+                self.tell_of_forgotten(node);
+                self.tell_directory(Word::Forgotten { node, requester });
             }
             question => {
                 let (directory, mut cx) = self.directory_side();
@@ -169,25 +207,35 @@ impl Engine {
         }
     }
 
-    /// Ends the life of a node that is not reached; whether it was known.
-    fn end_lives_of(&mut self, node: NodeId) -> bool {
-        let ended = self.membership.pairings.lives_of(node);
-        for life in &ended {
-            self.end_life(*life, Parting::now(LossCause::Unreachable, self.out.now_ns()));
+    /// Ends the incarnation of a node that is not reached; whether it was known.
+    fn end_incarnations_of(&mut self, node: NodeId) -> bool {
+        let ended = self.membership.pairings.incarnations_of(node);
+        for incarnation in &ended {
+            self.end_incarnation(*incarnation, Parting::now(LossCause::Unreachable, self.out.now_ns()));
         }
-        let was_known = self.membership.members.forget(node) || !ended.is_empty();
-        if was_known {
-            self.tell_directory(Word::Forgotten(node));
-        }
-        was_known
+        self.membership.members.forget(node) || !ended.is_empty()
     }
 
-    fn lives(&self, node: NodeId) -> bool {
-        node == self.out.life().node || self.is_connected_to(node)
+    /// Where the directory's node is away, we were asked in its place, and the others hear it from us: nobody else would tell them before that is back.
+    fn tell_of_forgotten(&mut self, node: NodeId) {
+        let seat = self.directory.seat();
+        if seat != self.out.incarnation().node && !self.is_connected_to(seat) {
+            let ended = self.membership.pairings.ended_of(node);
+            self.cx().notify_all(&Notice::Known { living: Vec::new(), unreachable: Vec::new(), ended });
+        }
     }
 
-    /// The home of a region has handed it over.  The next one says so too, unless its life is over by now.
-    pub(super) fn handle_moved(&mut self, name: String, region: RegionId, epoch: Epoch, to: NodeLife) {
+    /// Who says who there is: the directory's node; where that is out of reach, the lowest that stays of this one and those who are connected.
+    pub fn membership_source(&self) -> NodeId {
+        self.membership.source(self.out.incarnation().node, self.directory.seat())
+    }
+
+    pub(super) fn lives(&self, node: NodeId) -> bool {
+        node == self.out.incarnation().node || self.is_connected_to(node)
+    }
+
+    /// The home of a region has handed it over.  The next one says so too, unless its incarnation is over by now.
+    pub(super) fn handle_moved(&mut self, name: String, region: RegionId, epoch: Epoch, to: NodeIncarnation) {
         if !self.membership.pairings.has_ended(to) {
             self.tell_directory(Word::Moved { name, region, epoch, to });
         }
@@ -221,26 +269,26 @@ impl Engine {
     pub fn handle_kill(&mut self, now_ns: u64, peer: PeerId) {
         self.out.set_now(now_ns);
         let Some(killed) = self.membership.members.note_killed(peer) else { return };
-        let life = killed.life;
-        self.out.tell(News::Killing(Somebody { life, pid: killed.pid }));
+        let incarnation = killed.incarnation;
+        self.out.tell(News::Killing(Somebody { incarnation, pid: killed.pid }));
         if killed.silent {
-            self.cx().notify_directory(Notice::Killing { life });
+            self.cx().notify_directory(Notice::Killing { incarnation });
         }
     }
 
     /// How a node ended is known here, perhaps, but not that another has ended it.
-    pub(super) fn handle_killing(&mut self, by: NodeLife, life: NodeLife) {
+    pub(super) fn handle_killing(&mut self, by: NodeIncarnation, incarnation: NodeIncarnation) {
         let by = by.node;
-        let is_told = self.membership.members.note_killed_elsewhere(life);
+        let is_told = self.membership.members.note_killed_elsewhere(incarnation);
         if is_told {
-            self.out.tell(News::KilledBy { life, by });
+            self.out.tell(News::KilledBy { incarnation, by });
         }
-        self.tell_directory(Word::Killed { life, by, is_told });
+        self.tell_directory(Word::Killed { incarnation, by, is_told });
     }
 
-    pub(super) fn handle_leave(&mut self, from: NodeLife) {
+    pub(super) fn handle_leave(&mut self, from: NodeIncarnation) {
         let Some((peer, _)) =
-            self.membership.members.peer_of(from.node).filter(|(_, known)| known.life == from)
+            self.membership.members.peer_of(from.node).filter(|(_, known)| known.incarnation == from)
         else {
             return;
         };
@@ -249,26 +297,26 @@ impl Engine {
         self.lose(peer, NodeState::Left, parting);
         self.mark_cut_off(peer, false);
         self.home_side().recover_locks(from);
-        self.end_life(from, parting);
+        self.end_incarnation(from, parting);
     }
 
     fn mark_cut_off(&mut self, peer: PeerId, exited: bool) {
-        let Some(buried) = self.membership.members.mark_cut_off(peer) else { return };
-        let life = buried.life;
+        let Some(dead) = self.membership.members.mark_cut_off(peer) else { return };
+        let incarnation = dead.incarnation;
         if exited {
-            let cause = if buried.killed { LossCause::Killed } else { LossCause::Exited };
+            let cause = if dead.killed { LossCause::Killed } else { LossCause::Exited };
             let parting = Parting::now(cause, self.out.now_ns());
-            self.end_life(life, parting);
-            self.membership.members.correct_loss(life, parting);
-            self.tell_directory(Word::Corrected { life, parting });
-            self.out.tell(News::Exited { who: Somebody { life, pid: buried.pid }, killed: buried.killed });
+            self.end_incarnation(incarnation, parting);
+            self.membership.members.correct_loss(incarnation, parting);
+            self.tell_directory(Word::Corrected { incarnation, parting });
+            self.out.tell(News::Exited { who: Somebody { incarnation, pid: dead.pid }, killed: dead.killed });
         }
-        self.owner.handle_cut_off(life, &mut self.out);
-        self.home_side().conclude_for(life);
+        self.owner.handle_cut_off(incarnation, &mut self.out);
+        self.home_side().conclude_for(incarnation);
         self.home_side().answer_for_the_cut_off();
         match exited {
-            true => self.home_side().recover_locks(life),
-            false => self.home_side().recover_locks_when_guards_are_over(life, buried.heard_ns),
+            true => self.home_side().recover_locks(incarnation),
+            false => self.home_side().recover_locks_when_guards_are_over(incarnation, dead.heard_ns),
         }
         self.pair_all();
     }
@@ -288,14 +336,14 @@ impl Engine {
     /// Tells something of a connected peer, if it is one.
     pub(super) fn tell_of(&mut self, peer: PeerId, news: impl FnOnce(Somebody) -> News) {
         if let Some(known) = self.membership.members.peer_mut(peer) {
-            let who = Somebody { life: known.life, pid: known.pid };
+            let who = Somebody { incarnation: known.incarnation, pid: known.pid };
             self.out.tell(news(who));
         }
     }
 
-    pub(super) fn fail_requests_to(&mut self, life: NodeLife) {
-        for id in self.out.asked_of(life.node) {
-            self.handle_reply(life, id, Err(ErrorReply::PeerDown(life.node)));
+    pub(super) fn fail_requests_to(&mut self, incarnation: NodeIncarnation) {
+        for id in self.out.asked_of(incarnation.node) {
+            self.handle_reply(incarnation, id, Err(ErrorReply::PeerDown(incarnation.node)));
         }
     }
 
@@ -303,13 +351,22 @@ impl Engine {
     pub fn poll_timeout(&self) -> Option<u64> {
         let waits_ns = self.barriers.deadline_ns().min(self.locks.deadline_ns()).min(self.out.dials_due_ns());
         let own_ns = self.membership.heartbeat_ns.min(self.membership.draining.deadline_ns());
-        Some(waits_ns.min(own_ns).min(self.directory.deadline_ns()))
+        let asked_ns = self.directory.deadline_ns().min(self.commands.statuses_due_ns());
+        Some(waits_ns.min(own_ns).min(asked_ns))
     }
 
-    /// Signs of life that said nothing to us, such as acknowledgements: `heard` says when the last of a peer was, in ns, if it
+    /// Signs of incarnation that said nothing to us, such as acknowledgements: `heard` says when the last of a peer was, in ns, if it
     /// knows of any.  To be called before [`Engine::handle_timeout`].
     pub fn handle_signs_of_life(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
         self.membership.members.note_heard(heard);
+    }
+
+    /// Whether somebody has been heard whose dial is under way, if it matters.  To be called before [`Engine::handle_timeout`].
+    pub fn handle_dials(&mut self, now_ns: u64, are_answered: impl FnOnce() -> bool) {
+        // A connection that is there may not be up yet.
+        if self.commands.has_overdue_statuses(now_ns) && (self.awaits_first_words() || are_answered()) {
+            self.commands.wait_on_for_statuses(now_ns);
+        }
     }
 
     /// Time has passed: says that we live, and looks who was silent for too long.
@@ -319,6 +376,7 @@ impl Engine {
         self.home_side().recover_overdue_locks();
         self.go_on_draining_in_time();
         self.fail_overdue_dials();
+        self.session_side().conclude_overdue_statuses();
         let (directory, mut cx) = self.directory_side();
         directory.handle_timeout(&mut cx);
         self.settle();
@@ -336,14 +394,14 @@ impl Engine {
             .membership
             .members
             .peers()
-            .map(|(id, peer)| (id, peer.life.node, peer.heard_ns, peer.beat_ns))
+            .map(|(id, peer)| (id, peer.incarnation.node, peer.heard_ns, peer.beat_ns))
             .collect();
         let time_ns = self.out.time_of_day_ns();
         for (peer, node, heard_ns, beat_ns) in peers {
             let silent_ns = now_ns.saturating_sub(heard_ns);
             if silent_ns > lease_ns {
                 self.tell_of(peer, |who| News::Silent { who, silent_ns });
-                let text = news::last_words(self.out.life(), silent_ns);
+                let text = news::last_words(self.out.incarnation(), silent_ns);
                 self.out.push(Effect::Warn { peer, text });
                 self.give_up(peer, heard_ns);
                 self.membership.members.note_silent(peer);
@@ -368,7 +426,7 @@ impl Engine {
         let now_ns = self.out.now_ns();
         for mapper in self.home_side().deaf_mappers() {
             let known = self.membership.members.peer_of(mapper.node);
-            if let Some((peer, _)) = known.filter(|(_, known)| known.life == mapper) {
+            if let Some((peer, _)) = known.filter(|(_, known)| known.incarnation == mapper) {
                 self.give_up(peer, now_ns);
                 self.membership.members.note_silent(peer);
             }
@@ -380,6 +438,8 @@ impl Engine {
         self.out.set_now(now_ns);
         self.membership.is_leaving = true;
         self.cx().notify_all(&Notice::Leave);
+        let (directory, mut cx) = self.directory_side();
+        directory.sign_off(&mut cx);
     }
 
     /// Whether a node is connected.
@@ -389,18 +449,18 @@ impl Engine {
 
     /// The connection to a node, if there is one; or that it is this node.
     pub fn target_of(&self, node: NodeId) -> Option<Target> {
-        if node == self.out.life().node {
+        if node == self.out.incarnation().node {
             return Some(Target::Own);
         }
         self.membership.members.peer_of(node).map(|(peer, _)| Target::Peer(peer))
     }
 
-    /// The life of a node, if it is connected (or is this one).
-    pub fn life_of(&self, node: NodeId) -> Option<NodeLife> {
-        if node == self.out.life().node {
-            return Some(self.out.life());
+    /// The incarnation of a node, if it is connected (or is this one).
+    pub fn incarnation_of(&self, node: NodeId) -> Option<NodeIncarnation> {
+        if node == self.out.incarnation().node {
+            return Some(self.out.incarnation());
         }
-        self.membership.members.peer_of(node).map(|(_, peer)| peer.life)
+        self.membership.members.peer_of(node).map(|(_, peer)| peer.incarnation)
     }
 
     /// How long a silent node is thought alive, in ns.
@@ -408,9 +468,9 @@ impl Engine {
         self.out.config().lease_ns
     }
 
-    /// Which node this is, in which life.
-    pub fn life(&self) -> NodeLife {
-        self.out.life()
+    /// Which node this is, in which incarnation.
+    pub fn incarnation(&self) -> NodeIncarnation {
+        self.out.incarnation()
     }
 
     /// All nodes that this one has seen.

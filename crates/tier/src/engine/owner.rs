@@ -11,13 +11,13 @@ use halite_fabric::Key;
 use halite_mem::Window;
 
 use super::context::{Context, Outbox};
-use super::home::{self, Homes};
-use super::on_demand::Waiting;
+use super::home::Homes;
+use super::on_demand::DialWaiter;
 use super::{EngineConfig, Requester};
 use crate::access::Place;
 use crate::effect::{CopyFailure, Effect, Token};
-use crate::ids::{NodeId, NodeLife, RegionId};
-use crate::layout::{Extent, Extents};
+use crate::ids::{NodeId, NodeIncarnation, RegionId};
+use crate::layout::{self, Extent, Extents};
 use crate::mapper::{Locate, Reach, place_at};
 use crate::members::Members;
 use crate::message::{ErrorReply, NodeStatus, Reply};
@@ -33,7 +33,7 @@ pub(super) struct Owner {
     /// Who asked for a copy, and from whose memory.
     copies: BTreeMap<Token, Copying>,
     /// Chunks that are given back once the copies into them are over.
-    copied_into: Vec<(Extents, BTreeSet<NodeLife>)>,
+    copied_into: Vec<(Extents, BTreeSet<NodeIncarnation>)>,
     running: running::Commands,
     populating: populating::Populations,
     sweeps: sweeps::Sweeps,
@@ -69,7 +69,7 @@ pub(super) struct OwnerSide<'a> {
 impl Owner {
     pub(super) fn new(config: &EngineConfig, reach: Arc<dyn Reach>) -> Owner {
         Owner {
-            store: Store::new(config.life, config.bytes_total, config.segment_bytes),
+            store: Store::new(config.incarnation, config.bytes_total, config.segment_bytes),
             reach,
             short: Vec::new(),
             copies: BTreeMap::new(),
@@ -87,17 +87,17 @@ impl Owner {
     }
 
     /// Whether all of `extent` is ours and held for `home`.
-    pub(super) fn is_held_for(&self, home: NodeLife, extent: &Extent) -> bool {
+    pub(super) fn is_held_for(&self, home: NodeIncarnation, extent: &Extent) -> bool {
         self.store.is_held_for(home, extent)
     }
 
     /// How many bytes of which regions we hold for other homes.
-    pub(super) fn held(&self) -> BTreeMap<RegionId, (NodeLife, u64)> {
+    pub(super) fn held(&self) -> BTreeMap<RegionId, (NodeIncarnation, u64)> {
         self.store.held()
     }
 
     /// All that we hold for `home`, by region.
-    pub(super) fn held_for(&self, home: NodeLife) -> Vec<(RegionId, Extents)> {
+    pub(super) fn held_for(&self, home: NodeIncarnation) -> Vec<(RegionId, Extents)> {
         self.store.held_for(home)
     }
 
@@ -116,8 +116,8 @@ impl Owner {
         (self.store.bytes_grown(), self.store.bytes_free())
     }
 
-    pub(super) fn bytes_kept_from(&self, life: NodeLife) -> u64 {
-        self.store.bytes_kept_from(life)
+    pub(super) fn bytes_kept_from(&self, incarnation: NodeIncarnation) -> u64 {
+        self.store.bytes_kept_from(incarnation)
     }
 
     /// Fills in what others are told of our memory.
@@ -129,8 +129,8 @@ impl Owner {
     }
 
     /// Finds places, as this node reaches them.
-    pub(super) fn locator<'a>(&'a self, life: NodeLife, members: &'a Members) -> Locator<'a> {
-        Locator { life, store: &self.store, members, reach: &*self.reach }
+    pub(super) fn locator<'a>(&'a self, incarnation: NodeIncarnation, members: &'a Members) -> Locator<'a> {
+        Locator { incarnation, store: &self.store, members, reach: &*self.reach }
     }
 
     /// Tells when memory begins to be kept back, and when none is any more.
@@ -146,13 +146,13 @@ impl Owner {
     }
 
     /// Somebody can reach nothing of ours any more.
-    pub(super) fn handle_cut_off(&mut self, life: NodeLife, out: &mut Outbox) {
-        self.store.handle_cut_off(life, out);
+    pub(super) fn handle_cut_off(&mut self, incarnation: NodeIncarnation, out: &mut Outbox) {
+        self.store.handle_cut_off(incarnation, out);
     }
 
     /// Requests that wait for memory are not answered any more.
-    pub(super) fn forget_what_is_asked_by(&mut self, life: NodeLife) {
-        self.short.retain(|(requester, _)| requester.life != life);
+    pub(super) fn forget_what_is_asked_by(&mut self, incarnation: NodeIncarnation) {
+        self.short.retain(|(requester, _)| requester.incarnation != incarnation);
     }
 }
 
@@ -172,7 +172,7 @@ impl OwnerSide<'_> {
     fn retry_short(&mut self) {
         for (requester, wanted) in std::mem::take(&mut self.owner.short) {
             // What is reserved for a home that has died meanwhile would never be given back.
-            if self.cx.is_present(requester.life) {
+            if self.cx.is_present(requester.incarnation) {
                 self.serve_reserve(requester, wanted);
             }
         }
@@ -180,19 +180,19 @@ impl OwnerSide<'_> {
 
     pub(super) fn serve_reserve(&mut self, requester: Requester, wanted: Reservation) {
         let Reservation { region, chunk_bytes, len, populate } = wanted;
-        if len == 0 || !home::is_chunk_size(chunk_bytes) {
+        if len == 0 || !layout::is_chunk_size(chunk_bytes) {
             return self.cx.answer(requester, Err(ErrorReply::Malformed));
         }
         if self.cx.membership().draining().is_on() {
-            return self.cx.answer(requester, Err(ErrorReply::Draining(self.cx.life().node)));
+            return self.cx.answer(requester, Err(ErrorReply::Draining(self.cx.incarnation().node)));
         }
         let Some(result) = self.reserve_or_grow(requester, wanted) else { return };
         let extents = match result {
             Ok(extents) => extents,
             Err(refusal) => return self.cx.answer(requester, Err(refusal)),
         };
-        if requester.life != self.cx.life() {
-            self.owner.store.hold_for(requester.life, region, &extents);
+        if requester.incarnation != self.cx.incarnation() {
+            self.owner.store.hold_for(requester.incarnation, region, &extents);
         }
         match populate {
             true => self.start_populating(requester, extents),
@@ -222,7 +222,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    pub(super) fn handle_return(&mut self, from: NodeLife, extents: Extents) {
+    pub(super) fn handle_return(&mut self, from: NodeIncarnation, extents: Extents) {
         for extent in extents {
             // Only the home for which it is held may give a chunk back, and only once.
             if self.owner.store.is_held_for(from, &extent) {
@@ -232,7 +232,7 @@ impl OwnerSide<'_> {
     }
 
     /// Gives up chunks of ours, when nobody touches them any more: neither the tainted, nor our own driver.
-    pub(super) fn release(&mut self, extents: Extents, tainted: BTreeSet<NodeLife>) {
+    pub(super) fn release(&mut self, extents: Extents, tainted: BTreeSet<NodeIncarnation>) {
         let owner = &mut *self.owner;
         let is_busy = |extent: &Extent| {
             owner.copies.values().any(|copy| copy.to.touches(extent))
@@ -258,9 +258,10 @@ impl OwnerSide<'_> {
 
     pub(super) fn serve_copy(&mut self, requester: Requester, from: Extent, to: Extent) {
         if self.cx.reach_out(from.owner) {
-            return self.cx.wait_until_connected(from.owner, Waiting::Copy { requester, from, to });
+            return self.cx.wait_until_connected(from.owner, DialWaiter::Copy { requester, from, to });
         }
-        let allowed = requester.life == self.cx.life() || self.owner.store.is_held_for(requester.life, &to);
+        let allowed = requester.incarnation == self.cx.incarnation()
+            || self.owner.store.is_held_for(requester.incarnation, &to);
         let Some(target) = self.owner.store.window(&to).filter(|_| allowed && from.len == to.len) else {
             return self.cx.answer(requester, Err(ErrorReply::Malformed));
         };
@@ -282,7 +283,7 @@ impl OwnerSide<'_> {
         to: &Extent,
         target: Window,
     ) -> Result<Effect, ErrorReply> {
-        match self.owner.locator(self.cx.life(), self.cx.members()).place(from) {
+        match self.owner.locator(self.cx.incarnation(), self.cx.members()).place(from) {
             Place::Direct(from) => Ok(Effect::Copy { token, from, to: target }),
             Place::Posted { peer, address } => {
                 let (key, offset, len) = (to.key, to.offset, to.len);
@@ -293,7 +294,11 @@ impl OwnerSide<'_> {
     }
 
     /// A copy is done, or has failed.  Returns whose command has ended by that whom we are not paired with any more.
-    pub(super) fn handle_copied(&mut self, token: Token, failed: Option<CopyFailure>) -> Option<NodeLife> {
+    pub(super) fn handle_copied(
+        &mut self,
+        token: Token,
+        failed: Option<CopyFailure>,
+    ) -> Option<NodeIncarnation> {
         let Some(copy) = self.owner.copies.remove(&token) else { return self.handle_step(token, failed) };
         let body = match failed {
             None => Ok(Reply::Done),
@@ -307,14 +312,14 @@ impl OwnerSide<'_> {
     fn refusal_of(&self, why: CopyFailure, owner: NodeId) -> ErrorReply {
         match why {
             CopyFailure::PeerGone => ErrorReply::PeerDown(owner),
-            CopyFailure::Unmapped => ErrorReply::Unmapped { node: self.cx.life().node, owner },
+            CopyFailure::Unmapped => ErrorReply::Unmapped { node: self.cx.incarnation().node, owner },
         }
     }
 }
 
 /// Finds places with what the engine knows.
 pub(super) struct Locator<'a> {
-    life: NodeLife,
+    incarnation: NodeIncarnation,
     store: &'a Store,
     members: &'a Members,
     reach: &'a dyn Reach,
@@ -322,11 +327,11 @@ pub(super) struct Locator<'a> {
 
 impl Locate for Locator<'_> {
     fn place(&self, extent: &Extent) -> Place {
-        if extent.owner == self.life {
+        if extent.owner == self.incarnation {
             return self.store.window(extent).map_or(Place::Down(extent.owner), Place::Direct);
         }
         match self.members.peer_of(extent.owner.node) {
-            Some((peer, known)) if known.life == extent.owner => place_at(self.reach, peer, extent),
+            Some((peer, known)) if known.incarnation == extent.owner => place_at(self.reach, peer, extent),
             _ => Place::Down(extent.owner),
         }
     }

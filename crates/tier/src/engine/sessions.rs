@@ -1,32 +1,35 @@
 //! Commands of sessions: each is a short series of requests to the nodes that know.
 
+mod known;
 pub(super) mod memory;
+mod status;
 mod waits;
 
 use std::collections::BTreeMap;
 
+use self::known::KnownNames;
 use self::memory::IssuedCopies;
+use self::status::Statuses;
 use self::waits::Waits;
 use super::context::{Context, Purpose};
 use super::deferred::{Deferred, Unmapping};
-use super::on_demand::Waiting;
+use super::on_demand::DialWaiter;
 use super::owner::Owner;
 use crate::access::SlotRef;
 use crate::directory::LOST_NAMES_MAX;
 use crate::effect::{Command, CommandError, Effect, OpId, Outcome, Placement};
-use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, SessionId};
+use crate::ids::{NodeId, NodeIncarnation, Principal, RegionId, RequestId, SessionId};
 use crate::layout::CHUNK_BYTES_MIN;
 use crate::lockword::LOCK_BYTES;
 use crate::mapper::Mapper;
-use crate::message::{
-    ErrorReply, LostName, MappedReply, Member, NodeState, NodeStatus, Notice, RegionCommand, RegionInfo,
-    Reply, Request,
-};
+use crate::message::{ErrorReply, LostName, MappedReply, Notice, RegionCommand, RegionInfo, Reply, Request};
 use crate::names::Service;
 use crate::permissions::Permissions;
 
 /// How often a command follows a region that moves ahead of it.
 const HOPS_MAX: u8 = 16;
+/// After so many homes that do not reach the store that has the names, none does: each may take seconds to find out.
+const NAMELESS_MAX: u8 = 3;
 
 /// Commands under way, as far as the questions that are asked for them do not say all.
 #[derive(Debug, Default)]
@@ -34,9 +37,11 @@ pub(super) struct Commands {
     waits: Waits,
     memory: IssuedCopies,
     lists: BTreeMap<OpId, Listing>,
-    statuses: BTreeMap<OpId, Gathering<NodeStatus>>,
+    statuses: Statuses,
     /// Requests to map that are under way: the home counts us as a mapper once it has answered.
     mapping: BTreeMap<RegionId, usize>,
+    /// Where names led, if they are kept outside of the cluster.
+    known: KnownNames,
 }
 
 #[derive(Debug)]
@@ -50,6 +55,14 @@ struct Gathering<T> {
 struct Listing {
     infos: Gathering<RegionInfo>,
     unreachable: Vec<(String, NodeId)>,
+    damaged: Vec<String>,
+}
+
+/// Names that were listed so far, and those that lead nowhere.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Listed {
+    names: Vec<(String, RegionId, NodeId)>,
+    damaged: Vec<String>,
 }
 
 /// What the side of our sessions may touch.
@@ -77,8 +90,11 @@ pub(super) enum UserStep {
         session: SessionId,
         request: Request,
         others: Vec<NodeId>,
+        /// How many homes could not have it named.
+        nameless: u8,
     },
     Find {
+        name: String,
         then: Then,
     },
     Act {
@@ -86,9 +102,7 @@ pub(super) enum UserStep {
         region: RegionId,
         hops: u8,
     },
-    ListNames {
-        names: Vec<(String, RegionId, NodeId)>,
-    },
+    ListNames(Listed),
     ListOne {
         name: String,
         home: NodeId,
@@ -99,7 +113,7 @@ pub(super) enum UserStep {
     /// What ends with a word.
     Forget,
     Reach,
-    Members,
+    Members(Whom),
     Number,
     StatusOf(NodeId),
     Unlock {
@@ -107,6 +121,15 @@ pub(super) enum UserStep {
         hops: u8,
     },
     Drain,
+    MoveNames,
+}
+
+/// Who is asked how it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Whom {
+    Everybody,
+    /// Those who are paired with us.
+    ThePaired,
 }
 
 /// What to do once a name is found.
@@ -119,12 +142,32 @@ pub(super) enum Then {
 /// What is asked of a region's home.
 #[derive(Clone, Debug)]
 pub(super) enum Act {
-    Map { session: SessionId, wanted: Permissions },
+    /// Where bytes are at nodes that could not be met, the rest of them is mapped.
+    Map {
+        session: SessionId,
+        wanted: Permissions,
+        unmet: Vec<NodeIncarnation>,
+    },
+    /// It had that name when it was used last: has it still?
+    Confirm {
+        name: String,
+        then: Then,
+    },
     Stat,
-    RegionCommand { principal: Principal, order: RegionCommand },
-    Watch { principal: Principal, port: u32 },
-    Unwatch { port: u32 },
-    ListWatchers { principal: Principal },
+    RegionCommand {
+        principal: Principal,
+        command: RegionCommand,
+    },
+    Watch {
+        principal: Principal,
+        port: u32,
+    },
+    Unwatch {
+        port: u32,
+    },
+    ListWatchers {
+        principal: Principal,
+    },
 }
 
 impl SessionSide<'_> {
@@ -148,18 +191,21 @@ impl SessionSide<'_> {
             Command::Map { name, wanted } => self.find(op, name, Then::Map { session, wanted }),
             Command::Stat(name) => self.find(op, name, Then::Stat),
             Command::StatHandle(slot) => self.act_on_handle(op, session, slot, Act::Stat),
-            Command::RegionCommand(slot, order) => self.order(op, session, slot, order),
+            Command::RegionCommand(slot, command) => self.command_region(op, session, slot, command),
             Command::Unmap(slot) => match self.mapper.region_of(session, slot) {
                 Some(_) => self.unmap(slot.index, Some(op)),
                 None => self.cx.finish(op, Err(CommandError::Stale)),
             },
             Command::Fill { at, len, byte } => self.start_fill(op, session, at, len, byte),
             Command::Copy { to, from, len } => self.start_copy(op, session, to, from, len),
-            Command::List => self.list_names(op, Vec::new()),
+            Command::List => self.list_names(op, Listed::default()),
             Command::ListLost => self.list_lost(op, Vec::new()),
             Command::ForgetName(name) => self.forget(op, Request::ForgetName { name }),
             Command::Drain { node, within_ns, stays } => {
                 self.cx.ask(node, Request::Drain { within_ns, stays }, Purpose::User(op, UserStep::Drain));
+            }
+            Command::MoveNames(to) => {
+                self.cx.ask_directory(Request::MoveNames { to }, Purpose::User(op, UserStep::MoveNames));
             }
             Command::TakeNumber => {
                 self.cx.ask_directory(Request::TakeNumber, Purpose::User(op, UserStep::Number));
@@ -182,20 +228,21 @@ impl SessionSide<'_> {
             Command::Reach { node, owner } => {
                 self.cx.ask(owner, Request::Reach { node }, Purpose::User(op, UserStep::Reach));
             }
-            Command::Status => {
-                self.cx.ask_directory(Request::ListMembers, Purpose::User(op, UserStep::Members))
-            }
+            Command::Status => self.ask_for_members(op, Whom::Everybody),
+            Command::StatusOf(node) => self.ask_one_for_status(op, node),
+            Command::Greet => self.ask_for_members(op, Whom::ThePaired),
         }
     }
 
     /// The nodes for locks and barriers are chosen by their names, so that no one has them all.
     fn anchor(&mut self, op: OpId, session: SessionId, service: Service, name: &str, everyone: Permissions) {
         let name = service.region_name(name);
-        let mut nodes = self.memory_nodes();
+        let (mut nodes, met_later) = self.memory_nodes_at_hand();
         if !nodes.is_empty() {
             let first = hash(&name) % nodes.len() as u64;
             nodes.rotate_left(first as usize);
         }
+        nodes.extend(met_later);
         let others = nodes.split_off(nodes.len().min(1));
         let (name, len, chunk_bytes) = (Some(name), LOCK_BYTES, CHUNK_BYTES_MIN);
         let wanted = Wanted { name, len, chunk_bytes, everyone, populate: false };
@@ -217,13 +264,13 @@ impl SessionSide<'_> {
         };
         let Wanted { name, len, chunk_bytes, everyone, populate } = wanted;
         let request = Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone, populate };
-        let step = UserStep::Alloc { session, request: request.clone(), others };
+        let step = UserStep::Alloc { session, request: request.clone(), others, nameless: 0 };
         self.cx.ask(home, request, Purpose::User(op, step));
     }
 
     /// The nodes that shall hold a region, and others that may hold it all instead where there is no space.
     fn nodes_for(&self, placement: Placement) -> (Vec<NodeId>, Vec<NodeId>) {
-        let me = self.cx.life().node;
+        let me = self.cx.incarnation().node;
         match placement {
             Placement::Local => (vec![me], Vec::new()),
             Placement::On(node) => (vec![node], Vec::new()),
@@ -238,7 +285,8 @@ impl SessionSide<'_> {
                 (distinct, Vec::new())
             }
             Placement::Anywhere => {
-                let mut candidates = self.memory_nodes();
+                let (mut candidates, met_later) = self.memory_nodes_at_hand();
+                candidates.extend(met_later);
                 if self.owner.bytes_total() > 0 && !self.cx.membership().draining().is_on() {
                     candidates.retain(|node| *node != me);
                     candidates.insert(0, me);
@@ -249,31 +297,75 @@ impl SessionSide<'_> {
         }
     }
 
+    /// As [`SessionSide::memory_nodes`], but those apart that are about to be met: who takes any node waits for none of them.
+    fn memory_nodes_at_hand(&self) -> (Vec<NodeId>, Vec<NodeId>) {
+        let nodes = self.memory_nodes();
+        nodes.into_iter().partition(|node| !self.cx.is_awaited(*node))
+    }
+
     /// Nodes that contribute memory, and stay: applications come and go, and their memory with them.  Only where
     /// there is no other do they count.
     pub(super) fn memory_nodes(&self) -> Vec<NodeId> {
         let with_memory =
             self.cx.members().all().filter(|member| member.bytes_total > 0 && member.state.is_there());
         let draining = self.cx.membership().draining();
-        let taking = with_memory.filter(|member| !draining.concerns(self.cx.life(), member.life));
-        let nodes: Vec<NodeId> = taking.map(|member| member.life.node).collect();
-        let (passing, staying): (Vec<NodeId>, Vec<NodeId>) =
+        let taking =
+            with_memory.filter(|member| !draining.concerns(self.cx.incarnation(), member.incarnation));
+        let nodes: Vec<NodeId> = taking.map(|member| member.incarnation.node).collect();
+        let (ephemeral, permanent): (Vec<NodeId>, Vec<NodeId>) =
             nodes.iter().partition(|node| node.is_ephemeral());
-        if staying.is_empty() { passing } else { staying }
+        if permanent.is_empty() { ephemeral } else { permanent }
     }
 
+    /// Where names are kept outside, homes that are known are asked at once: that costs less, and works while nobody outside answers.
     fn find(&mut self, op: OpId, name: String, then: Then) {
-        self.cx.ask_directory(Request::FindName { name }, Purpose::User(op, UserStep::Find { then }));
+        match self.commands.known.find(&name) {
+            Some((region, home)) => self.act(op, Act::Confirm { name, then }, region, home, 0),
+            None => self.look_up(op, name, then),
+        }
     }
 
-    /// A handle orders nothing that it was not mapped for.  Whether its principal may is for the home to judge.
-    fn order(&mut self, op: OpId, session: SessionId, slot: SlotRef, order: RegionCommand) {
+    fn look_up(&mut self, op: OpId, name: String, then: Then) {
+        let step = UserStep::Find { name: name.clone(), then };
+        self.cx.ask_directory(Request::FindName { name }, Purpose::User(op, step));
+    }
+
+    fn note_name(&mut self, name: &str, region: RegionId, home: NodeId) {
+        if self.cx.names_are_outside() {
+            self.commands.known.note(name, region, home);
+        }
+    }
+
+    fn continue_confirm(
+        &mut self,
+        op: OpId,
+        (name, then): (String, Then),
+        region: RegionId,
+        body: Result<Reply, ErrorReply>,
+    ) {
+        let info = match body {
+            Ok(Reply::Info(info)) if info.name.as_deref() == Some(&name) => info,
+            _ => {
+                self.commands.known.forget(&name);
+                return self.look_up(op, name, then);
+            }
+        };
+        self.note_name(&name, region, info.home);
+        match then {
+            Then::Map { session, wanted } => {
+                self.act(op, Act::Map { session, wanted, unmet: Vec::new() }, region, info.home, 0)
+            }
+            Then::Stat => self.cx.finish(op, Ok(Outcome::Info(info))),
+        }
+    }
+
+    /// A handle commands nothing that it was not mapped for.  Whether its principal may is for the home to judge.
+    fn command_region(&mut self, op: OpId, session: SessionId, slot: SlotRef, command: RegionCommand) {
         let held = self.mapper.permissions_of(session, slot).unwrap_or(Permissions::all());
         let missing = Permissions::MASTER - held;
         match missing.is_empty() {
-            true => {
-                self.act_as_principal(op, session, slot, |principal| Act::RegionCommand { principal, order })
-            }
+            true => self
+                .act_as_principal(op, session, slot, |principal| Act::RegionCommand { principal, command }),
             false => self.cx.finish(op, Err(ErrorReply::PermissionDenied { missing }.into())),
         }
     }
@@ -300,16 +392,16 @@ impl SessionSide<'_> {
 
     pub(super) fn act(&mut self, op: OpId, act: Act, region: RegionId, home: NodeId, hops: u8) {
         let request = match &act {
-            Act::Map { session, wanted } => {
+            Act::Map { session, wanted, .. } => {
                 let Some(principal) = self.mapper.principal(*session).cloned() else {
                     return self.cx.finish(op, Err(CommandError::UnknownHandle));
                 };
                 *self.commands.mapping.entry(region).or_default() += 1;
                 Request::Map { region, principal, wanted: *wanted }
             }
-            Act::Stat => Request::Stat { region },
-            Act::RegionCommand { principal, order } => {
-                Request::RegionCommand { region, principal: principal.clone(), order: order.clone() }
+            Act::Stat | Act::Confirm { .. } => Request::Stat { region },
+            Act::RegionCommand { principal, command } => {
+                Request::RegionCommand { region, principal: principal.clone(), command: command.clone() }
             }
             Act::Watch { principal, port } => {
                 Request::Watch { region, principal: principal.clone(), port: *port }
@@ -320,25 +412,38 @@ impl SessionSide<'_> {
         self.cx.ask(home, request, Purpose::User(op, UserStep::Act { act, region, hops }));
     }
 
-    pub(super) fn continue_command(&mut self, op: OpId, step: UserStep, body: Result<Reply, ErrorReply>) {
+    pub(super) fn continue_command(
+        &mut self,
+        op: OpId,
+        step: UserStep,
+        from: NodeIncarnation,
+        body: Result<Reply, ErrorReply>,
+    ) {
         match (step, body) {
-            (UserStep::Alloc { session, request, others }, body) => {
-                self.continue_alloc(op, session, request, others, body)
+            (UserStep::Alloc { session, request, others, nameless }, body) => {
+                self.continue_alloc(op, session, request, (others, nameless), body)
             }
-            (UserStep::Find { then }, Ok(Reply::Found { region, home })) => {
+            (UserStep::Find { name, then }, Ok(Reply::Found { region, home })) => {
+                self.note_name(&name, region, home);
                 let act = match then {
-                    Then::Map { session, wanted } => Act::Map { session, wanted },
+                    Then::Map { session, wanted } => Act::Map { session, wanted, unmet: Vec::new() },
                     Then::Stat => Act::Stat,
                 };
                 self.act(op, act, region, home, 0);
             }
+            (UserStep::Act { act: Act::Map { .. }, region, .. }, Err(refusal)) => {
+                self.stop_mapping(region);
+                // A handle may have been given up while another was asked for.
+                self.announce_unmapped(region, from);
+                self.cx.finish(op, Err(refusal.into()));
+            }
             (UserStep::Act { act, region, hops }, body) => self.continue_act(op, act, region, hops, body),
-            (UserStep::ListNames { names }, body) => self.continue_list(op, names, body),
+            (UserStep::ListNames(listed), body) => self.continue_list(op, listed, body),
             (UserStep::ListOne { name, home }, body) => self.gather_info(op, name, home, body),
             (UserStep::ListLost { names }, body) => self.continue_list_lost(op, names, body),
             (UserStep::Forget, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Done)),
             (UserStep::Number, Ok(Reply::Number(number))) => self.cx.finish(op, Ok(Outcome::Number(number))),
-            (UserStep::Members, _) => self.ask_for_statuses(op),
+            (UserStep::Members(whom), _) => self.ask_for_statuses(op, whom, Vec::new()),
             (UserStep::StatusOf(node), body) => self.gather_status(op, node, body),
             (UserStep::Reach, Ok(Reply::Reached(reach))) => self.cx.finish(op, Ok(Outcome::Reach(reach))),
             (UserStep::Unlock { .. }, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Done)),
@@ -347,6 +452,9 @@ impl SessionSide<'_> {
             }
             (UserStep::Drain, Ok(Reply::Drained(drained))) => {
                 self.cx.finish(op, Ok(Outcome::Drained(drained)))
+            }
+            (UserStep::MoveNames, Ok(Reply::NamesMoved { names, lost })) => {
+                self.cx.finish(op, Ok(Outcome::NamesMoved { names, lost }))
             }
             (_, Err(refusal)) => self.cx.finish(op, Err(refusal.into())),
             (_, Ok(_)) => self.cx.finish(op, Err(ErrorReply::Malformed.into())),
@@ -358,19 +466,39 @@ impl SessionSide<'_> {
         op: OpId,
         session: SessionId,
         mut request: Request,
-        mut others: Vec<NodeId>,
+        (mut others, mut nameless): (Vec<NodeId>, u8),
         body: Result<Reply, ErrorReply>,
     ) {
+        let is_nameless = body == Err(ErrorReply::DirectoryOut);
+        nameless += u8::from(is_nameless);
         match body {
-            Ok(Reply::Mapped(reply)) => self.insert_mapping(op, session, Permissions::all(), &reply),
-            Err(ErrorReply::NoSpace { .. } | ErrorReply::OutOfMemory { .. } | ErrorReply::PeerDown(_))
-                if !others.is_empty() =>
-            {
+            // What the home before has asked for may have been done: whether somebody else has that name is not known.
+            Err(ErrorReply::NameTaken) if nameless > 0 => {
+                self.cx.finish(op, Err(ErrorReply::DirectoryOut.into()))
+            }
+            Err(ErrorReply::DirectoryOut) if nameless >= NAMELESS_MAX => {
+                self.cx.finish(op, Err(ErrorReply::DirectoryOut.into()))
+            }
+            Ok(Reply::Mapped(reply)) => {
+                if let Request::Alloc { name: Some(name), .. } = &request {
+                    self.note_name(name, reply.region, reply.home.node);
+                }
+                self.insert_mapping(op, session, (Permissions::all(), Vec::new()), &reply)
+            }
+            // One that leaves may not have told us yet.
+            Err(
+                ErrorReply::NoSpace { .. }
+                | ErrorReply::OutOfMemory { .. }
+                | ErrorReply::PeerDown(_)
+                | ErrorReply::Draining(_)
+                // Others may reach the store that has the names.
+                | ErrorReply::DirectoryOut,
+            ) if !others.is_empty() => {
                 let next = others.remove(0);
                 if let Request::Alloc { nodes, .. } = &mut request {
                     *nodes = vec![next];
                 }
-                let step = UserStep::Alloc { session, request: request.clone(), others };
+                let step = UserStep::Alloc { session, request: request.clone(), others, nameless };
                 self.cx.ask(next, request, Purpose::User(op, step));
             }
             Ok(_) => self.cx.finish(op, Err(ErrorReply::Malformed.into())),
@@ -378,7 +506,13 @@ impl SessionSide<'_> {
         }
     }
 
-    fn insert_mapping(&mut self, op: OpId, session: SessionId, wanted: Permissions, reply: &MappedReply) {
+    fn insert_mapping(
+        &mut self,
+        op: OpId,
+        session: SessionId,
+        (wanted, unmet): (Permissions, Vec<NodeIncarnation>),
+        reply: &MappedReply,
+    ) {
         let sound = crate::layout::is_sound(&reply.extents, reply.len, reply.chunk_bytes);
         if self.cx.membership().is_leaving() {
             // Peers are told that we reach nothing any more: from then on we must not.
@@ -388,16 +522,16 @@ impl SessionSide<'_> {
             self.announce_unmapped(reply.region, reply.home);
             return self.cx.finish(op, Err(CommandError::UnknownHandle));
         }
-        if let Some(owner) = self.cx.owner_to_connect(reply) {
+        if let Some(owner) = self.cx.owner_to_connect(reply, &unmet) {
             let (region, home) = (reply.region, reply.home);
-            let waiting = Waiting::Mapping { op, session, wanted, region, home };
+            let waiting = DialWaiter::Mapping { op, session, wanted, unmet, region, home };
             return self.cx.wait_until_connected(owner, waiting);
         }
         // Handles from before its home was lost do not come alive again: they may allow what was revoked since.
         if let Some(quiesce) = self.mapper.drop_if_lost(reply.region) {
             self.cx.push(Effect::Quiesce(quiesce));
         }
-        let locator = self.owner.locator(self.cx.life(), self.cx.members());
+        let locator = self.owner.locator(self.cx.incarnation(), self.cx.members());
         let slot = self.mapper.insert(reply, session, wanted, &locator);
         self.cx.finish(op, Ok(Outcome::Mapped { slot, region: reply.region }));
     }
@@ -417,9 +551,10 @@ impl SessionSide<'_> {
             (act, Ok(Reply::MovedTo { home })) if hops < HOPS_MAX => {
                 self.act(op, act, region, home, hops + 1)
             }
-            (Act::Map { session, wanted }, Ok(Reply::Mapped(reply))) => {
-                self.insert_mapping(op, session, wanted, &reply)
+            (Act::Map { session, wanted, unmet }, Ok(Reply::Mapped(reply))) => {
+                self.insert_mapping(op, session, (wanted, unmet), &reply)
             }
+            (Act::Confirm { name, then }, body) => self.continue_confirm(op, (name, then), region, body),
             (Act::Stat, Ok(Reply::Info(info))) => self.cx.finish(op, Ok(Outcome::Info(info))),
             (Act::RegionCommand { .. } | Act::Unwatch { .. }, Ok(Reply::Done)) => {
                 self.cx.finish(op, Ok(Outcome::Done))
@@ -458,7 +593,7 @@ impl SessionSide<'_> {
     }
 
     /// Tells the home that nothing here maps the region, unless something does again or is about to.
-    pub(super) fn announce_unmapped(&mut self, region: RegionId, home: NodeLife) {
+    pub(super) fn announce_unmapped(&mut self, region: RegionId, home: NodeIncarnation) {
         if !self.cx.is_present(home) {
             // It takes the end of our pairing for the same.
             return;
@@ -480,26 +615,24 @@ impl SessionSide<'_> {
         }
     }
 
-    fn list_names(&mut self, op: OpId, names: Vec<(String, RegionId, NodeId)>) {
-        let after = names.last().map(|(name, ..)| name.clone());
-        self.cx.ask_directory(Request::ListNames { after }, Purpose::User(op, UserStep::ListNames { names }));
+    fn list_names(&mut self, op: OpId, listed: Listed) {
+        let last = listed.names.last().map(|(name, ..)| name);
+        let after = last.max(listed.damaged.last()).cloned();
+        self.cx.ask_directory(Request::ListNames { after }, Purpose::User(op, UserStep::ListNames(listed)));
     }
 
-    fn continue_list(
-        &mut self,
-        op: OpId,
-        mut names: Vec<(String, RegionId, NodeId)>,
-        body: Result<Reply, ErrorReply>,
-    ) {
+    fn continue_list(&mut self, op: OpId, mut listed: Listed, body: Result<Reply, ErrorReply>) {
         match body {
-            Ok(Reply::Names { names: found, more }) => {
-                let progress = !found.is_empty();
-                names.extend(found);
+            Ok(Reply::Names { names: found, damaged, more }) => {
+                let progress = !(found.is_empty() && damaged.is_empty());
+                listed.names.extend(found);
+                listed.damaged.extend(damaged);
                 if more && progress {
-                    return self.list_names(op, names);
+                    return self.list_names(op, listed);
                 }
+                let Listed { names, damaged } = listed;
                 let infos = Gathering { missing: names.len(), found: Vec::new() };
-                self.commands.lists.insert(op, Listing { infos, unreachable: Vec::new() });
+                self.commands.lists.insert(op, Listing { infos, unreachable: Vec::new(), damaged });
                 for (name, region, home) in names {
                     let step = UserStep::ListOne { name, home };
                     self.cx.ask(home, Request::Stat { region }, Purpose::User(op, step));
@@ -513,7 +646,7 @@ impl SessionSide<'_> {
 
     /// Regions that went away since their names were listed are left out.
     fn gather_info(&mut self, op: OpId, name: String, home: NodeId, body: Result<Reply, ErrorReply>) {
-        let Some(Listing { infos, unreachable }) = self.commands.lists.get_mut(&op) else { return };
+        let Some(Listing { infos, unreachable, .. }) = self.commands.lists.get_mut(&op) else { return };
         infos.missing -= 1;
         match body {
             Ok(Reply::Info(info)) => infos.found.push(*info),
@@ -530,7 +663,7 @@ impl SessionSide<'_> {
             let (mut regions, mut unreachable) = (list.infos.found, list.unreachable);
             regions.sort_by(|a, b| a.name.cmp(&b.name));
             unreachable.sort();
-            self.cx.finish(op, Ok(Outcome::List { regions, unreachable }));
+            self.cx.finish(op, Ok(Outcome::List { regions, unreachable, damaged: list.damaged }));
         }
     }
 
@@ -556,57 +689,6 @@ impl SessionSide<'_> {
 
     fn forget(&mut self, op: OpId, request: Request) {
         self.cx.ask_directory(request, Purpose::User(op, UserStep::Forget));
-    }
-
-    /// Asks each living node how it is, now that the directory has told who there is.  Without it, those that we know ourselves.
-    pub(super) fn ask_for_statuses(&mut self, op: OpId) {
-        // Nobody is connected for that.
-        let is_unconnected = |member: &Member| member.state == NodeState::Unconnected;
-        let (unconnected, others): (Vec<Member>, Vec<Member>) =
-            self.cx.members().described(self.cx.now_ns()).partition(is_unconnected);
-        let found = unconnected.into_iter().map(|member| self.status_of(member)).collect();
-        self.commands.statuses.insert(op, Gathering { missing: others.len(), found });
-        for node in others.into_iter().map(|member| member.life.node) {
-            self.cx.ask(node, Request::Status, Purpose::User(op, UserStep::StatusOf(node)));
-        }
-    }
-
-    /// What is known here of a node that is not asked, or does not answer.
-    fn status_of(&self, member: Member) -> NodeStatus {
-        NodeStatus {
-            node: member.life.node,
-            pid: member.pid,
-            state: member.state,
-            incarnation: member.life.incarnation.0,
-            provider: self.cx.config().provider.clone(),
-            bytes_used: 0,
-            bytes_total: member.bytes_total,
-            bytes_refused: 0,
-            bytes_quarantined: 0,
-            regions: 0,
-            mappings: 0,
-            loss: member.loss,
-        }
-    }
-
-    fn gather_status(&mut self, op: OpId, node: NodeId, body: Result<Reply, ErrorReply>) {
-        let silent = self.cx.members().described(self.cx.now_ns()).find(|member| member.life.node == node);
-        let silent = silent.map(|member| {
-            let state = if member.state == NodeState::Alive { NodeState::Silent } else { member.state };
-            self.status_of(Member { state, ..member })
-        });
-        let Some(statuses) = self.commands.statuses.get_mut(&op) else { return };
-        statuses.missing -= 1;
-        match (body, silent) {
-            (Ok(Reply::Status(status)), _) => statuses.found.push(*status),
-            (_, Some(silent)) => statuses.found.push(silent),
-            (_, None) => {}
-        }
-        if statuses.missing == 0 {
-            let mut statuses = self.commands.statuses.remove(&op).expect("looked up just before");
-            statuses.found.sort_by_key(|status| status.node);
-            self.cx.finish(op, Ok(Outcome::Status(statuses.found)));
-        }
     }
 }
 

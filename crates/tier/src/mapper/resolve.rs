@@ -6,7 +6,7 @@ use halite_fabric::Key;
 
 use super::{Large, Locate, Mapped, Mapper, segment_of};
 use crate::access::{Blocked, Mapping, Place, RegionOffset, SlotRef, View};
-use crate::ids::{NodeLife, RegionId, SessionId};
+use crate::ids::{NodeIncarnation, RegionId, SessionId};
 use crate::layout::{self, Extent, Extents};
 use crate::permissions::Permissions;
 
@@ -16,7 +16,7 @@ pub struct Known {
     /// Which region.
     pub region: RegionId,
     /// The node that orders its changes.
-    pub home: NodeLife,
+    pub home: NodeIncarnation,
     /// What the handle may be used for.
     pub permissions: Permissions,
     /// Whether the region is immutable.
@@ -42,11 +42,11 @@ impl Mapper {
         let mapped = self.regions.get(&region).ok_or(Blocked::Stale)?;
         let (extents, frozen) = self.layout(region, mapped).ok_or(Blocked::Stale)?;
         let extents = layout::slice(&extents, at.offset, at.offset + len);
-        let home = self.lives[&mapped.home];
-        let mut lives = extents.iter().map(|extent| extent.owner).chain([home]);
-        if let Some(dead) =
-            lives.find(|life| self.dead.contains(life) || self.disowned.contains(&(*life, home)))
-        {
+        let home = self.incarnations[&mapped.home];
+        let mut holders = extents.iter().map(|extent| extent.owner).chain([home]);
+        if let Some(dead) = holders.find(|incarnation| {
+            self.dead.contains(incarnation) || self.disowned.contains(&(*incarnation, home))
+        }) {
             return Err(Blocked::Down(dead));
         }
         match frozen {
@@ -74,7 +74,7 @@ impl Mapper {
         let mut reached = Vec::new();
         for (region, mapped) in settled {
             let Some((extents, frozen)) = self.layout(*region, mapped) else { continue };
-            let pieces = self.places(self.lives[&mapped.home], &extents, frozen, locate);
+            let pieces = self.places(self.incarnations[&mapped.home], &extents, frozen, locate);
             let touched = pieces
                 .into_iter()
                 .filter(|(_, place)| matches!(place, Place::Direct(_) | Place::Posted { .. }));
@@ -88,7 +88,7 @@ impl Mapper {
         if let Some(Large { extents, frozen }) = self.large.get(&region) {
             return Some((Cow::Borrowed(extents), *frozen));
         }
-        let owner = *self.lives.get(&mapped.owner)?;
+        let owner = *self.incarnations.get(&mapped.owner)?;
         let place = |mapping: &Mapping| match &mapping.view {
             View::Whole(window) => {
                 let key = self.keys.get(&(mapped.owner, segment_of(window)));

@@ -20,8 +20,13 @@
 //! the order in which they were posted, whichever way they come, and behind the cancels that were: so each
 //! says how many requests of the ring and cancels were posted before it.
 
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicU16, AtomicU64};
+
+use halite_fabric::RemoteAddress;
+
 use super::wire::WireError;
-use super::{Address, Kind, ReplyHeader, SlotId, Status, Violation, wire};
+use super::{Kind, ReplyHeader, SlotId, Status, Violation, wire};
 
 /// Longest input that a line carries, in bytes.
 pub const INPUT_BYTES_MAX: usize = 40;
@@ -183,7 +188,7 @@ pub fn output_of(words: &[u64; REPLY_WORDS]) -> [u8; OUTPUT_BYTES_MAX] {
 
 /// The address that is in a line.
 #[inline]
-pub fn address_of(words: &[u64; REPLY_WORDS]) -> Result<Address, WireError> {
+pub fn address_of(words: &[u64; REPLY_WORDS]) -> Result<RemoteAddress, WireError> {
     let output = output_of(words);
     wire::parse_output_address(*output.first_chunk().expect("an address is shorter than an output"))
 }
@@ -227,32 +232,47 @@ pub fn index_of(position: u64) -> u32 {
     (position % u64::from(REQUEST_LINES)) as u32
 }
 
-/// The server's end.
+/// The server's end.  Requests are read by one thread at a time, who hands this on; others may ask what the client was told.
 #[derive(Debug, Default)]
 pub struct LineReader {
-    head: u64,
-    told: u64,
+    head: AtomicU64,
+    told: AtomicU64,
+    /// How many requests of the ring and cancels have been heard.
+    heard: AtomicU16,
 }
 
 impl LineReader {
     /// The position of the next request.
     #[inline]
     pub fn position(&self) -> u64 {
-        self.head
+        // What hands the reader on orders this and all below.
+        self.head.load(Relaxed)
     }
 
     /// The next request has been read.
     #[inline]
-    pub fn advance(&mut self) {
-        self.head += 1;
+    pub fn advance(&self) {
+        self.head.store(self.position() + 1, Relaxed);
+    }
+
+    /// How many requests of the ring and cancels have been heard, as lines tell.
+    #[inline]
+    pub fn heard(&self) -> u16 {
+        self.heard.load(Relaxed)
+    }
+
+    /// One more has been: the next lines may have waited for it.
+    pub fn hear(&self) {
+        self.heard.store(self.heard().wrapping_add(1), Relaxed);
     }
 
     /// Whether the client is to be told of the head, as it is once for each quarter of the row.
     #[inline]
-    pub fn poll_head(&mut self) -> bool {
-        let is_due = self.head - self.told >= u64::from(REQUEST_LINES) / 4;
+    pub fn poll_head(&self) -> bool {
+        let is_due = self.position() - self.told() >= u64::from(REQUEST_LINES) / 4;
         if is_due {
-            self.told = self.head;
+            // Pairs with the Acquire in told(): who tells the client so has seen the lines read.
+            self.told.store(self.position(), Release);
         }
         is_due
     }
@@ -260,7 +280,8 @@ impl LineReader {
     /// What the client was told last; 0 at first.
     #[inline]
     pub fn told(&self) -> u64 {
-        self.told
+        // Pairs with the Release in poll_head().
+        self.told.load(Acquire)
     }
 }
 
@@ -281,7 +302,7 @@ mod tests {
 
     #[test]
     fn requests_and_replies_come_back() {
-        for kind in [Kind::Call, Kind::Send, Kind::TrySend, Kind::GrantedSend(77)] {
+        for kind in [Kind::Call, Kind::Send, Kind::TrySend, Kind::GrantedSend(77), Kind::Publish] {
             for len in [0, 8, INPUT_BYTES_MAX as u8] {
                 let line = request(kind, len);
                 assert_eq!(RequestLine::parse(&line.emit(MARK | 5)), Ok(line));
@@ -301,7 +322,7 @@ mod tests {
 
     #[test]
     fn a_place_is_used_again_when_it_has_been_read_and_with_another_mark() {
-        let (mut writer, mut reader) = (LineWriter::default(), LineReader::default());
+        let (mut writer, reader) = (LineWriter::default(), LineReader::default());
         for position in 0..u64::from(REQUEST_LINES) {
             assert_eq!(writer.place(), Some(position));
             writer.take();

@@ -66,13 +66,13 @@ pub struct ReplySlots<H> {
 #[derive(Debug)]
 struct Slot<H> {
     generation: u16,
-    state: State,
+    state: SlotState,
     target: Target,
     held: Option<H>,
 }
 
 #[derive(Debug)]
-enum State {
+enum SlotState {
     Free,
     /// Others see to it.
     Lent,
@@ -131,7 +131,7 @@ pub struct CutOffYet(pub bool);
 
 impl<H> Slot<H> {
     fn is_in_use(&self) -> bool {
-        !matches!(self.state, State::Free | State::Lent)
+        !matches!(self.state, SlotState::Free | SlotState::Lent)
     }
 }
 
@@ -158,7 +158,7 @@ impl<H> ReplySlots<H> {
         // Others are made only when all that are preferred have been.
         let index = self.free.pop().or_else(|| self.free_others.pop()).or_else(|| self.make(target))?;
         let slot = &mut self.slots[usize::from(index)];
-        slot.state = State::Waiting { waker: None, deadline_ns: u64::MAX };
+        slot.state = SlotState::Waiting { waker: None, deadline_ns: u64::MAX };
         slot.target = target;
         Some(SlotId { index, generation: slot.generation })
     }
@@ -171,7 +171,7 @@ impl<H> ReplySlots<H> {
         let next = |slots: &mut Self| (slots.slots.len() < slots.preferred).then(|| slots.make(target))?;
         let index = self.free.pop().or_else(|| next(self))?;
         let slot = &mut self.slots[usize::from(index)];
-        slot.state = State::Lent;
+        slot.state = SlotState::Lent;
         slot.target = target;
         Some(SlotId { index, generation: slot.generation })
     }
@@ -179,7 +179,7 @@ impl<H> ReplySlots<H> {
     /// A slot that was lent is not in use, and this would be its next one.
     pub fn take_back(&mut self, id: SlotId) {
         let slot = &mut self.slots[usize::from(id.index)];
-        debug_assert!(matches!(slot.state, State::Lent), "it is taken back once");
+        debug_assert!(matches!(slot.state, SlotState::Lent), "it is taken back once");
         slot.generation = id.generation;
         self.free(id);
     }
@@ -188,14 +188,14 @@ impl<H> ReplySlots<H> {
     /// still answer.
     pub fn adopt(&mut self, id: SlotId, deadline_ns: u64, is_down: Option<CutOffYet>) {
         let slot = &mut self.slots[usize::from(id.index)];
-        debug_assert!(matches!(slot.state, State::Lent), "it is adopted once");
+        debug_assert!(matches!(slot.state, SlotState::Lent), "it is adopted once");
         slot.generation = id.generation;
         slot.state = match is_down {
-            _ if self.closed => State::Down { cut_off: false },
-            Some(CutOffYet(cut_off)) => State::Down { cut_off },
+            _ if self.closed => SlotState::Down { cut_off: false },
+            Some(CutOffYet(cut_off)) => SlotState::Down { cut_off },
             None => {
                 self.next_deadline_ns = self.next_deadline_ns.min(deadline_ns);
-                State::Waiting { waker: None, deadline_ns }
+                SlotState::Waiting { waker: None, deadline_ns }
             }
         };
     }
@@ -203,14 +203,14 @@ impl<H> ReplySlots<H> {
     /// The use in which a reply is waited for, or was, until now.
     pub fn awaited(&self, index: u16) -> Option<SlotId> {
         let slot = self.slots.get(usize::from(index))?;
-        let is_awaited = matches!(slot.state, State::Waiting { .. } | State::Abandoned);
+        let is_awaited = matches!(slot.state, SlotState::Waiting { .. } | SlotState::Abandoned);
         is_awaited.then_some(SlotId { index, generation: slot.generation })
     }
 
     fn make(&mut self, target: Target) -> Option<u16> {
         let index = self.slots.len();
         (index < self.slots_max).then(|| {
-            self.slots.push(Slot { generation: 0, state: State::Free, target, held: None });
+            self.slots.push(Slot { generation: 0, state: SlotState::Free, target, held: None });
             index as u16
         })
     }
@@ -218,7 +218,7 @@ impl<H> ReplySlots<H> {
     /// Until when the reply is waited for; at first, for ever.
     pub fn set_deadline(&mut self, id: SlotId, at_ns: u64) {
         let slot = self.slot_mut(id).expect("its opener holds it");
-        if let State::Waiting { deadline_ns, .. } = &mut slot.state {
+        if let SlotState::Waiting { deadline_ns, .. } = &mut slot.state {
             *deadline_ns = at_ns;
             self.next_deadline_ns = self.next_deadline_ns.min(at_ns);
         }
@@ -260,19 +260,19 @@ impl<H> ReplySlots<H> {
         let unknown = Violation("a reply that nothing was asked for");
         let slot = self.slot_mut(id).filter(|slot| slot.target == from).ok_or(unknown)?;
         match &mut slot.state {
-            State::Waiting { waker, .. } => {
+            SlotState::Waiting { waker, .. } => {
                 let waker = waker.take();
-                slot.state = State::Replied;
+                slot.state = SlotState::Replied;
                 Ok(Arrival::Expected(waker))
             }
-            State::Abandoned => {
+            SlotState::Abandoned => {
                 // From here on only its waiter frees it.
-                slot.state = State::Replied;
+                slot.state = SlotState::Replied;
                 Ok(Arrival::Late)
             }
-            State::Down { .. } => Ok(Arrival::Posthumous),
+            SlotState::Down { .. } => Ok(Arrival::Posthumous),
             // Nothing is answered twice.
-            State::Free | State::Lent | State::Replied => Err(unknown),
+            SlotState::Free | SlotState::Lent | SlotState::Replied => Err(unknown),
         }
     }
 
@@ -280,11 +280,11 @@ impl<H> ReplySlots<H> {
     pub fn look(&mut self, id: SlotId, now_ns: u64) -> ReplyState {
         let slot = self.slot_mut(id).expect("its waiter holds it");
         match &slot.state {
-            State::Waiting { deadline_ns, .. } if *deadline_ns <= now_ns => ReplyState::Overdue,
-            State::Waiting { .. } => ReplyState::Waiting,
-            State::Replied => ReplyState::Replied,
-            State::Down { .. } => ReplyState::Down,
-            State::Free | State::Lent | State::Abandoned => unreachable!("its waiter holds it"),
+            SlotState::Waiting { deadline_ns, .. } if *deadline_ns <= now_ns => ReplyState::Overdue,
+            SlotState::Waiting { .. } => ReplyState::Waiting,
+            SlotState::Replied => ReplyState::Replied,
+            SlotState::Down { .. } => ReplyState::Down,
+            SlotState::Free | SlotState::Lent | SlotState::Abandoned => unreachable!("its waiter holds it"),
         }
     }
 
@@ -293,7 +293,7 @@ impl<H> ReplySlots<H> {
     pub fn wait(&mut self, id: SlotId, now_ns: u64, waker: &mut Option<Waker>) -> ReplyState {
         let look = self.look(id, now_ns);
         if look == ReplyState::Waiting
-            && let Some(Slot { state: State::Waiting { waker: kept, .. }, .. }) = self.slot_mut(id)
+            && let Some(Slot { state: SlotState::Waiting { waker: kept, .. }, .. }) = self.slot_mut(id)
         {
             std::mem::swap(kept, waker);
         }
@@ -304,18 +304,20 @@ impl<H> ReplySlots<H> {
     pub fn abandon(&mut self, id: SlotId) -> Abandoned<H> {
         let slot = self.slot_mut(id).expect("its waiter holds it");
         match &mut slot.state {
-            State::Waiting { waker, .. } => {
+            SlotState::Waiting { waker, .. } => {
                 let waker = waker.take();
-                slot.state = State::Abandoned;
+                slot.state = SlotState::Abandoned;
                 Abandoned::Cancel(slot.target, waker)
             }
-            State::Replied => Abandoned::Replied,
-            State::Down { cut_off: true } => Abandoned::Freed(self.free(id)),
-            State::Down { cut_off: false } => {
-                slot.state = State::Abandoned;
+            SlotState::Replied => Abandoned::Replied,
+            SlotState::Down { cut_off: true } => Abandoned::Freed(self.free(id)),
+            SlotState::Down { cut_off: false } => {
+                slot.state = SlotState::Abandoned;
                 Abandoned::Kept
             }
-            State::Free | State::Lent | State::Abandoned => unreachable!("a slot is abandoned once"),
+            SlotState::Free | SlotState::Lent | SlotState::Abandoned => {
+                unreachable!("a slot is abandoned once")
+            }
         }
     }
 
@@ -323,13 +325,13 @@ impl<H> ReplySlots<H> {
     pub fn handle_cancelled(&mut self, from: Target, id: SlotId) -> Option<H> {
         let slot = self.slot_mut(id).filter(|slot| slot.target == from)?;
         // The reply may have come before the acknowledgement.
-        if let State::Abandoned = slot.state { self.free(id) } else { None }
+        if let SlotState::Abandoned = slot.state { self.free(id) } else { None }
     }
 
     /// The slot is free again; returns what it held.
     pub fn free(&mut self, id: SlotId) -> Option<H> {
         let slot = self.slot_mut(id).expect("its waiter holds it");
-        slot.state = State::Free;
+        slot.state = SlotState::Free;
         slot.generation = next_generation(slot.generation);
         let held = slot.held.take();
         let is_preferred = usize::from(id.index) < self.preferred;
@@ -341,9 +343,9 @@ impl<H> ReplySlots<H> {
     pub fn handle_down(&mut self, peer: PeerId) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for slot in self.slots.iter_mut().filter(|slot| slot.target == Target::Peer(peer)) {
-            if let State::Waiting { waker, .. } = &mut slot.state {
+            if let SlotState::Waiting { waker, .. } = &mut slot.state {
                 wakers.extend(waker.take());
-                slot.state = State::Down { cut_off: false };
+                slot.state = SlotState::Down { cut_off: false };
             }
         }
         wakers
@@ -358,12 +360,12 @@ impl<H> ReplySlots<H> {
                 continue;
             }
             match slot.state {
-                State::Down { .. } => slot.state = State::Down { cut_off: true },
-                State::Abandoned => {
+                SlotState::Down { .. } => slot.state = SlotState::Down { cut_off: true },
+                SlotState::Abandoned => {
                     let id = SlotId { index: index as u16, generation: slot.generation };
                     held.extend(self.free(id));
                 }
-                State::Free | State::Lent | State::Waiting { .. } | State::Replied => {}
+                SlotState::Free | SlotState::Lent | SlotState::Waiting { .. } | SlotState::Replied => {}
             }
         }
         held
@@ -382,7 +384,7 @@ impl<H> ReplySlots<H> {
         let mut wakers = Vec::new();
         self.next_deadline_ns = u64::MAX;
         for slot in &mut self.slots {
-            if let State::Waiting { waker, deadline_ns } = &mut slot.state {
+            if let SlotState::Waiting { waker, deadline_ns } = &mut slot.state {
                 match *deadline_ns <= now_ns {
                     true => wakers.extend(waker.take()),
                     false => self.next_deadline_ns = self.next_deadline_ns.min(*deadline_ns),
@@ -397,9 +399,9 @@ impl<H> ReplySlots<H> {
         self.closed = true;
         let mut wakers = Vec::new();
         for slot in &mut self.slots {
-            if let State::Waiting { waker, .. } = &mut slot.state {
+            if let SlotState::Waiting { waker, .. } = &mut slot.state {
                 wakers.extend(waker.take());
-                slot.state = State::Down { cut_off: false };
+                slot.state = SlotState::Down { cut_off: false };
             }
         }
         wakers
@@ -417,7 +419,7 @@ impl<H> ReplySlots<H> {
 
     fn slot_mut(&mut self, id: SlotId) -> Option<&mut Slot<H>> {
         let slot = self.slots.get_mut(usize::from(id.index))?;
-        (slot.generation == id.generation && !matches!(slot.state, State::Free)).then_some(slot)
+        (slot.generation == id.generation && !matches!(slot.state, SlotState::Free)).then_some(slot)
     }
 }
 

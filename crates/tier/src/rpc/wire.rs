@@ -1,15 +1,15 @@
-//! What requests, replies and notes look like on the wire.  `docs/protocol.md` draws them.
+//! What requests, replies and control messages look like on the wire.  `docs/protocol.md` draws them.
 //!
 //! Everything is little-endian.  A parser takes a private copy of what it parses, and refuses what no emitter writes.
 
-use halite_fabric::Key;
+use halite_fabric::{Key, RemoteAddress};
 use serde::{Deserialize, Serialize};
 
 use super::line::PRINCIPALS_MAX;
 use super::{PAYLOAD_BYTES_MAX, SlotId};
 
-/// The immediate of a send that carries a [`Note`]; the control protocol's sends have 0.
-pub const NOTE_IMM: u32 = 1;
+/// The immediate of a send that carries a [`CallControl`]; the control protocol's sends have 0.
+pub const CONTROL_IMM: u32 = 1;
 
 const REPLY_FLAG: u32 = 1 << 31;
 /// Rings are shorter than that.
@@ -81,19 +81,12 @@ pub enum Kind {
     TrySend,
     /// Put a message into a port, where room is kept for it under this number.
     GrantedSend(u32),
+    /// Put a message into a port, and keep it there until there is room: its sender does not wait.
+    Publish,
 }
 
 /// No segment is as long; and whatever is added to such an offset, headers and slots and payloads, does not overflow.
 pub const OFFSET_BYTES_MAX: u64 = 1 << 56;
-
-/// Some registered memory of the sender of a request or reply.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Address {
-    /// Its segment.
-    pub key: Key,
-    /// Bytes from the segment's start.
-    pub offset: u64,
-}
 
 /// Where the input of a request is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -101,7 +94,7 @@ pub enum Input {
     /// Behind the header, and the principal's name.
     InRing,
     /// In the client's memory, for the server to read.
-    At(Address),
+    At(RemoteAddress),
 }
 
 /// What stands before the input of a request.
@@ -121,7 +114,7 @@ pub struct RequestHeader {
     /// The caller's slot.
     pub slot: SlotId,
     /// Where the reply goes and how many bytes fit there, if not in the default slot.
-    pub reply_at: Option<(Address, u32)>,
+    pub reply_at: Option<(RemoteAddress, u32)>,
     /// Longest reply that the caller takes, in bytes.
     pub reply_bytes_max: u32,
     /// Length of the input in bytes.
@@ -227,6 +220,7 @@ pub(super) fn kind_code(kind: Kind, reply_bytes_max: u32) -> (u8, u32) {
         Kind::Send => (1, 0),
         Kind::TrySend => (2, 0),
         Kind::GrantedSend(grant) => (3, grant),
+        Kind::Publish => (4, 0),
     }
 }
 
@@ -238,24 +232,25 @@ pub(super) fn kind_of(code: u8, limit: u32) -> Option<(Kind, u32)> {
         1 if limit == 0 => Some((Kind::Send, 0)),
         2 if limit == 0 => Some((Kind::TrySend, 0)),
         3 => Some((Kind::GrantedSend(limit), 0)),
+        4 if limit == 0 => Some((Kind::Publish, 0)),
         _ => None,
     }
 }
 
-fn emit_address(bytes: &mut [u8], address: Address, room: u32) {
+fn emit_address(bytes: &mut [u8], address: RemoteAddress, room: u32) {
     bytes[0..4].copy_from_slice(&address.key.0.to_le_bytes());
     bytes[4..8].copy_from_slice(&room.to_le_bytes());
     bytes[8..16].copy_from_slice(&address.offset.to_le_bytes());
 }
 
-fn parse_address(rest: &mut &[u8]) -> Result<(Address, u32), WireError> {
+fn parse_address(rest: &mut &[u8]) -> Result<(RemoteAddress, u32), WireError> {
     let (bytes, behind) = rest.split_first_chunk::<ADDRESS_BYTES>().ok_or(WireError("address"))?;
     *rest = behind;
     let offset = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
     if offset > OFFSET_BYTES_MAX {
         return Err(WireError("address"));
     }
-    Ok((Address { key: Key(u32_at(bytes, 0)), offset }, u32_at(bytes, 4)))
+    Ok((RemoteAddress { key: Key(u32_at(bytes, 0)), offset }, u32_at(bytes, 4)))
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -351,25 +346,25 @@ impl ReplyHeader {
 }
 
 /// The address behind the header of a [`Status::DoneAt`].
-pub fn emit_output_address(address: Address) -> [u8; ADDRESS_BYTES] {
+pub fn emit_output_address(address: RemoteAddress) -> [u8; ADDRESS_BYTES] {
     let mut bytes = [0; ADDRESS_BYTES];
     emit_address(&mut bytes, address, 0);
     bytes
 }
 
 /// Understands it.
-pub fn parse_output_address(bytes: [u8; ADDRESS_BYTES]) -> Result<Address, WireError> {
+pub fn parse_output_address(bytes: [u8; ADDRESS_BYTES]) -> Result<RemoteAddress, WireError> {
     parse_address(&mut bytes.as_slice()).map(|(address, _)| address)
 }
 
 /// Bytes of the address behind the header of a [`Status::DoneAt`].
 pub const OUTPUT_ADDRESS_BYTES: usize = ADDRESS_BYTES;
 
-/// What nodes tell each other about calls outside of rings and slots, in sends with [`NOTE_IMM`].
+/// What nodes tell each other about calls outside of rings and slots, in sends with [`CONTROL_IMM`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub enum Note {
+pub enum CallControl {
     /// Here is what you need to call me: your ring, and my default reply slots.
-    Open {
+    Handshake {
         /// The ring's segment.
         ring_key: u32,
         /// Its first byte there.
@@ -427,36 +422,41 @@ pub enum Note {
     },
 }
 
-impl Note {
+impl CallControl {
     /// Whether lines are heard before or after it as they were posted.
     pub fn is_ordered(&self) -> bool {
-        matches!(self, Note::Cancel { .. })
+        matches!(self, CallControl::Cancel { .. })
     }
 
     /// As it goes on the wire.
     #[inline]
     pub fn emit(&self) -> Vec<u8> {
-        postcard::to_stdvec(self).expect("notes have no unencodable parts")
+        postcard::to_stdvec(self).expect("control messages have no unencodable parts")
     }
 
     /// Understands it.
     #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Note, WireError> {
+    pub fn parse(bytes: &[u8]) -> Result<CallControl, WireError> {
         match postcard::take_from_bytes(bytes) {
-            Ok((note, [])) if has_offsets(&note) => Ok(note),
-            _ => Err(WireError("note")),
+            Ok((control, [])) if has_offsets(&control) => Ok(control),
+            _ => Err(WireError("control message")),
         }
     }
 }
 
 /// Whether the places that it names can be in a segment.
-fn has_offsets(note: &Note) -> bool {
-    match *note {
-        Note::Open { ring_offset, head_offset, slots_offset, lines_offset, replies_offset, .. } => {
-            [ring_offset, head_offset, slots_offset, lines_offset, replies_offset]
-                .iter()
-                .all(|offset| *offset <= OFFSET_BYTES_MAX)
-        }
+fn has_offsets(control: &CallControl) -> bool {
+    match *control {
+        CallControl::Handshake {
+            ring_offset,
+            head_offset,
+            slots_offset,
+            lines_offset,
+            replies_offset,
+            ..
+        } => [ring_offset, head_offset, slots_offset, lines_offset, replies_offset]
+            .iter()
+            .all(|offset| *offset <= OFFSET_BYTES_MAX),
         _ => true,
     }
 }
@@ -496,20 +496,20 @@ mod tests {
 
     #[test]
     fn headers_are_read_as_they_were_written() {
-        let address = Address { key: Key(9), offset: 1 << 40 };
+        let address = RemoteAddress { key: Key(9), offset: 1 << 40 };
         check(header());
         check(RequestHeader { reply_at: Some((address, 1 << 20)), ..header() });
         check(RequestHeader { input: Input::At(address), ..header() });
         let both = RequestHeader { reply_at: Some((address, 64)), input: Input::At(address), ..header() };
         check(both);
-        for kind in [Kind::Send, Kind::TrySend, Kind::GrantedSend(5)] {
+        for kind in [Kind::Send, Kind::TrySend, Kind::GrantedSend(5), Kind::Publish] {
             check(RequestHeader { kind, reply_bytes_max: 0, ..both });
         }
     }
 
     #[test]
     fn an_offset_to_which_nothing_can_be_added_is_refused() {
-        let nowhere = Address { key: Key(9), offset: u64::MAX };
+        let nowhere = RemoteAddress { key: Key(9), offset: u64::MAX };
         let mut bytes = [0; REQUEST_HEADER_BYTES_MAX];
         for far in [
             RequestHeader { reply_at: Some((nowhere, 64)), ..header() },
@@ -519,7 +519,7 @@ mod tests {
             assert!(RequestHeader::parse(&bytes[..len]).is_err());
         }
         assert!(parse_output_address(emit_output_address(nowhere)).is_err());
-        let open = |ring_offset, head_offset, slots_offset| Note::Open {
+        let open = |ring_offset, head_offset, slots_offset| CallControl::Handshake {
             ring_key: 1,
             ring_offset,
             ring_bytes: 4096,
@@ -534,9 +534,9 @@ mod tests {
             replies_key: 1,
             replies_offset: 0,
         };
-        assert!(Note::parse(&open(1, 2, 3).emit()).is_ok());
-        for note in [open(u64::MAX, 2, 3), open(1, u64::MAX, 3), open(1, 2, u64::MAX)] {
-            assert!(Note::parse(&note.emit()).is_err());
+        assert!(CallControl::parse(&open(1, 2, 3).emit()).is_ok());
+        for control in [open(u64::MAX, 2, 3), open(1, u64::MAX, 3), open(1, 2, u64::MAX)] {
+            assert!(CallControl::parse(&control.emit()).is_err());
         }
     }
 
@@ -560,7 +560,7 @@ mod tests {
                 let len = header.emit(&mut again);
                 prop_assert_eq!(RequestHeader::parse(&again[..len]), Ok(header));
             }
-            let _ = Note::parse(&bytes);
+            let _ = CallControl::parse(&bytes);
         }
 
         #[test]

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+pub mod store;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
@@ -13,10 +15,10 @@ use halite_tier::effect::{
     Command, CommandError, CopyFailure, Effect, OpId, Outcome, Placement, PostedTo, Token,
 };
 use halite_tier::engine::{Connection, Engine, EngineConfig};
-use halite_tier::ids::{Incarnation, NodeId, NodeLife, Principal, SessionId};
+use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation, Principal, SessionId};
 use halite_tier::layout::{self, Extent};
 use halite_tier::mapper::Reach;
-use halite_tier::message::RegionCommand;
+use halite_tier::message::{NamesAt, RegionCommand};
 use halite_tier::news::News;
 use halite_tier::permissions::Permissions;
 
@@ -97,7 +99,7 @@ enum PeerState {
 pub struct Host {
     pub engine: Engine,
     pub path: Arc<DataPath>,
-    pub life: NodeLife,
+    pub incarnation: NodeIncarnation,
     pub session: SessionId,
     pub running: bool,
     grace_periods: Vec<Waited>,
@@ -127,6 +129,10 @@ pub struct Cluster {
     pub directory_of: Option<DirectoryOf>,
     /// What directories want carried out by a store outside, by host.
     pub store: Vec<(usize, u64, Transaction)>,
+    /// Stores that hosts do not reach.
+    pub out_of_reach: Vec<(usize, String)>,
+    /// Where hosts have written down that names are, in this order.
+    pub written_down: Vec<(usize, NamesAt)>,
     /// Whether hosts that are to be cut off are (as by a kill), or stay zombies.
     pub kills: bool,
     /// Whether adapters connect hosts, which cut off without a kill, and can be connected anew.
@@ -135,6 +141,9 @@ pub struct Cluster {
     pub full_mesh_nodes_max: usize,
     /// Whether nobody answers dials, nor refuses them.
     pub silent_dials: bool,
+    /// Whether dials take long; those that have neither come about nor failed yet.
+    pub slow_to_dial: bool,
+    undialled: Vec<(usize, String)>,
     /// Ways on which messages are lost.
     pub cut: BTreeSet<(usize, usize)>,
     /// A wire whose messages come late when steps are taken one by one.
@@ -189,10 +198,14 @@ impl Cluster {
             posted,
             directory_of: None,
             store: Vec::new(),
+            out_of_reach: Vec::new(),
+            written_down: Vec::new(),
             kills: true,
             adapters: false,
             full_mesh_nodes_max: 64,
             silent_dials: false,
+            slow_to_dial: false,
+            undialled: Vec::new(),
             cut: BTreeSet::new(),
             slow_wire: None,
             slow_to_copy: false,
@@ -238,9 +251,9 @@ impl Cluster {
     /// Adds a node and connects it to nobody.
     pub fn add_unmet(&mut self, node: u32, bytes_total: u64) -> usize {
         let index = self.hosts.len();
-        let life = NodeLife { node: NodeId(node), incarnation: Incarnation(100 + index as u64) };
+        let incarnation = NodeIncarnation { node: NodeId(node), id: Incarnation(100 + index as u64) };
         let config = EngineConfig {
-            life,
+            incarnation,
             pid: index as u32,
             lease_ns: LEASE_NS,
             bytes_total,
@@ -261,7 +274,7 @@ impl Cluster {
         self.hosts.push(Host {
             engine,
             path,
-            life,
+            incarnation,
             session,
             running: true,
             grace_periods,
@@ -345,8 +358,18 @@ impl Cluster {
                 | Effect::Warn { .. }
                 | Effect::Draining { .. }
                 | Effect::Drained { .. }
-                | Effect::NumbersTaken { .. } => {}
+                | Effect::NumbersTaken { .. }
+                | Effect::OpenStore(_) => {}
+                Effect::TryStore { requester, at } => {
+                    let result = match self.out_of_reach.contains(&(index, at.address)) {
+                        true => Err("it is a trial".to_owned()),
+                        false => Ok(()),
+                    };
+                    host.engine.handle_tried(now_ns, requester, result);
+                }
+                Effect::NamesAt(at) => self.written_down.push((index, at)),
                 Effect::News(news) => host.news.push(news),
+                Effect::End(_) => host.running = false,
                 Effect::Store { id, transaction } => self.store.push((index, id, transaction)),
                 Effect::Grow { len } if len > self.segment_bytes_given || self.segments_given == 0 => {
                     host.engine.handle_grown(now_ns, None)
@@ -424,6 +447,17 @@ impl Cluster {
         progress
     }
 
+    /// The connection between two hosts breaks, and both see it.
+    pub fn disconnect(&mut self, one: usize, other: usize) {
+        self.wires.remove(&(one, other));
+        self.wires.remove(&(other, one));
+        for (host, peer) in [(one, other), (other, one)] {
+            let peer = PeerId(peer as u32 + 1);
+            self.hosts[host].engine.handle_disconnected(self.now_ns, peer);
+            self.hosts[host].engine.handle_cut_off(self.now_ns, peer, false);
+        }
+    }
+
     /// A connection ends at one end, and at the other if that hears of it.
     fn hang_up(&mut self, from: usize, to: usize) {
         self.wires.remove(&(from, to));
@@ -442,11 +476,36 @@ impl Cluster {
         if self.silent_dials {
             return;
         }
+        if self.slow_to_dial {
+            return self.undialled.push((from, address.to_owned()));
+        }
         if !self.adapters || !self.hosts[to].running || self.is_cut(from, to) {
             return self.hosts[from].engine.handle_dial_failed(address);
         }
         self.hang_up(to, from);
         self.connect(from, to);
+    }
+
+    /// How many dials have neither come about nor failed.
+    pub fn dials_under_way(&self) -> usize {
+        self.undialled.len()
+    }
+
+    /// How many of these are a host's.
+    pub fn dials_of(&self, host: usize) -> usize {
+        self.undialled.iter().filter(|(from, _)| *from == host).count()
+    }
+
+    /// The dials that are under way from one host to another come about, or fail.
+    pub fn finish_dials(&mut self, from: usize, to: usize, is_answered: bool) {
+        let address = to.to_string();
+        assert!(self.undialled.contains(&(from, address.clone())), "{from} dials {to}");
+        self.undialled.retain(|dial| *dial != (from, address.clone()));
+        match is_answered {
+            true => self.connect(from, to),
+            false => self.hosts[from].engine.handle_dial_failed(&address),
+        }
+        self.run();
     }
 
     fn is_cut(&self, one: usize, other: usize) -> bool {
@@ -646,7 +705,7 @@ impl Cluster {
     pub fn post(&mut self, host: usize, slot: SlotRef, offset: u64, bytes: &[u8]) -> u64 {
         let extents = self.extents(host, slot);
         let extent = layout::slice(&extents, offset, offset + bytes.len() as u64)[0];
-        let owner = self.hosts.iter().position(|host| host.life == extent.owner).unwrap();
+        let owner = self.hosts.iter().position(|host| host.incarnation == extent.owner).unwrap();
         let arena = &self.arenas.lock().unwrap()[&(owner, extent.key)];
         let to = arena.slice(extent.offset, extent.len).unwrap();
         self.last_write += 1;
@@ -681,7 +740,7 @@ impl Cluster {
     pub fn peek(&self, host: usize, slot: SlotRef) -> Vec<u8> {
         let mut bytes = Vec::new();
         for extent in self.extents(host, slot) {
-            let owner = self.hosts.iter().position(|host| host.life == extent.owner).unwrap();
+            let owner = self.hosts.iter().position(|host| host.incarnation == extent.owner).unwrap();
             let mut part = vec![0; extent.len as usize];
             self.arenas.lock().unwrap()[&(owner, extent.key)].read(extent.offset, &mut part).unwrap();
             bytes.append(&mut part);
@@ -691,7 +750,7 @@ impl Cluster {
 
     /// Bytes used and bytes in quarantine of each running node, as it says itself.
     pub fn memory(&mut self, host: usize) -> (u64, u64) {
-        let node = self.hosts[host].life.node;
+        let node = self.hosts[host].incarnation.node;
         match self.command(host, Command::Status) {
             Ok(Outcome::Status(all)) => {
                 let own = all.iter().find(|status| status.node == node).expect("a node lists itself");

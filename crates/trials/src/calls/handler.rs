@@ -55,7 +55,7 @@ pub(super) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
                 host: harness.host(node),
                 node,
                 kind,
-                random: harness.world.random(&format!("{name} in life {}", harness.life(node))),
+                random: harness.world.random(&format!("{name} in life {}", harness.incarnation(node))),
                 server: server.clone(),
             };
             harness.world.spawn(Some(handler.host), name, handler.work());

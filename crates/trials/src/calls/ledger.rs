@@ -46,7 +46,7 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Wish {
     pub(super) from: u32,
-    /// The life of that node, and the number of the session there.
+    /// The incarnation of that node, and the number of the session there.
     pub(super) session: (u32, u32),
     pub(super) to: u32,
     pub(super) kind: Kind,

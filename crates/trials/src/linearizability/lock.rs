@@ -17,7 +17,7 @@ pub enum Operation {
 
 /// The token of who has a lock, and the last that was given out, where that counts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct State {
+pub struct LockState {
     holder: Option<u64>,
     last: u64,
 }
@@ -28,23 +28,23 @@ pub struct State {
 pub struct Lock<const RISING: bool>;
 
 impl<const RISING: bool> Specification for Lock<RISING> {
-    type State = State;
+    type State = LockState;
     type Operation = Operation;
 
-    fn init() -> State {
-        State::default()
+    fn init() -> LockState {
+        LockState::default()
     }
 
-    fn apply(operation: &Operation, before: &State) -> (bool, State) {
-        let State { holder, last } = *before;
+    fn apply(operation: &Operation, before: &LockState) -> (bool, LockState) {
+        let LockState { holder, last } = *before;
         match *operation {
-            Operation::Begin(holder) => (true, State { holder, last: 0 }),
+            Operation::Begin(holder) => (true, LockState { holder, last: 0 }),
             Operation::Take(token) => {
                 let is_next = holder.is_none() && (!RISING || token > last);
-                (is_next, State { holder: Some(token), last: if RISING { token } else { 0 } })
+                (is_next, LockState { holder: Some(token), last: if RISING { token } else { 0 } })
             }
             Operation::Refused => (holder.is_some(), *before),
-            Operation::GiveUp(token) => (holder == Some(token), State { holder: None, last }),
+            Operation::GiveUp(token) => (holder == Some(token), LockState { holder: None, last }),
         }
     }
 }

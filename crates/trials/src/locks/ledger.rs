@@ -12,11 +12,11 @@ const DOUBT_NS: u64 = 200_000;
 /// Nobody waits for longer than that for a lock that nobody has, with nothing going wrong.
 const IDLE_NS_MAX: u64 = 500_000;
 
-/// A session in one life of its node.
+/// A session in one incarnation of its node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SessionRun {
     pub(super) node: u32,
-    pub(super) life: u32,
+    pub(super) incarnation: u32,
     pub(super) session: u32,
 }
 
@@ -63,7 +63,7 @@ impl Hold {
 pub(crate) struct Ledger {
     tries: Vec<Try>,
     holds: Vec<Hold>,
-    /// How often it was tried: no faster rise the tokens of one life of the lock.
+    /// How often it was tried: no faster rise the tokens of one incarnation of the lock.
     tries_count: u64,
     token_max: u64,
     /// Until when somebody had it, as far as that is known.
@@ -214,7 +214,7 @@ impl Ledger {
         self.holds.iter().any(|hold| (hold.who, hold.token) == (who, token))
     }
 
-    /// The highest token that was given out after that one, by the same life of the lock: one that was made anew begins far above.
+    /// The highest token that was given out after that one, by the same incarnation of the lock: one that was made anew begins far above.
     pub(super) fn taken_after(&self, token: u64) -> Option<u64> {
         let rise = self.token_max.saturating_sub(token);
         (1..=self.tries_count).contains(&rise).then_some(self.token_max)
@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     fn who(session: u32) -> SessionRun {
-        SessionRun { node: session, life: 1, session }
+        SessionRun { node: session, incarnation: 1, session }
     }
 
     fn in_peace(now_ns: u64) -> Scene<'static> {

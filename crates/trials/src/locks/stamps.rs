@@ -135,8 +135,8 @@ impl Stamps {
 mod tests {
     use super::*;
 
-    const ADA: SessionRun = SessionRun { node: 0, life: 1, session: 0 };
-    const BOB: SessionRun = SessionRun { node: 1, life: 1, session: 0 };
+    const ADA: SessionRun = SessionRun { node: 0, incarnation: 1, session: 0 };
+    const BOB: SessionRun = SessionRun { node: 1, incarnation: 1, session: 0 };
 
     /// Ada has written 7 from 10 to 20 ns.
     fn written() -> (Stamps, Option<Seen>) {

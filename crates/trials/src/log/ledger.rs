@@ -189,7 +189,7 @@ impl Life {
             None | Some(None) => harness.is_undisturbed(),
             Some(Some((node, life))) => {
                 let directory = 0;
-                harness.life(*node) == *life
+                harness.incarnation(*node) == *life
                     && harness.is_up(*node)
                     && !harness.was_isolated(*node)
                     && !harness.was_isolated(directory)

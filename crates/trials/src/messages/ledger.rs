@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A session in one life of its node, and the port of one life of a node.
+/// A session in one incarnation of its node, and the port of one incarnation of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Path {
     pub(super) from: (u32, u32, u32),
@@ -34,7 +34,7 @@ pub(super) struct Load {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     streams: BTreeMap<Path, Stream>,
-    /// Of the ports of each node, in all its lives: what is on its way to one may come to the next.
+    /// Of the ports of each node, in all its incarnations: what is on its way to one may come to the next.
     loads: BTreeMap<u32, Load>,
 }
 
@@ -49,11 +49,11 @@ impl Ledger {
         stream.last_begun
     }
 
-    /// It is in the queue of the port, the life of whose node is now `life`.
-    pub(super) fn sent(&mut self, path: Path, life: u32, number: u64) {
+    /// It is in the queue of the port, the incarnation of whose node is now `incarnation`.
+    pub(super) fn sent(&mut self, path: Path, incarnation: u32, number: u64) {
         let stream = self.streams.get_mut(&path).expect("it began");
-        // It may have been received before its sender has heard of that, and who can tell by which life after the first.
-        if number > stream.last_come && life == path.to.1 {
+        // It may have been received before its sender has heard of that, and who can tell by which incarnation after the first.
+        if number > stream.last_come && incarnation == path.to.1 {
             stream.sent.insert(number);
         }
     }
@@ -81,8 +81,8 @@ impl Ledger {
         before.under_way + (self.load(path).begun - before.begun) - 1
     }
 
-    /// It has come, to its node in that life.
-    pub(super) fn came(&mut self, path: Path, life: u32, number: u64) -> Result<(), String> {
+    /// It has come, to its node in that incarnation.
+    pub(super) fn came(&mut self, path: Path, incarnation: u32, number: u64) -> Result<(), String> {
         self.unload(path);
         let Some(stream) = self.streams.get_mut(&path).filter(|stream| number <= stream.last_begun) else {
             return Err("nobody sent it there".to_owned());
@@ -91,8 +91,8 @@ impl Ledger {
             return Err("its sender had been told that it was not sent".to_owned());
         }
         // One that waits for a node that has died is sent to the one that comes back.
-        if life < path.to.1 || life > path.to.1 && stream.sent.contains(&number) {
-            return Err(format!("it came in life {life}"));
+        if incarnation < path.to.1 || incarnation > path.to.1 && stream.sent.contains(&number) {
+            return Err(format!("it came in life {incarnation}"));
         }
         if number <= stream.last_come {
             return Err(format!("it came after message {}", stream.last_come));
@@ -103,7 +103,7 @@ impl Ledger {
         stream.sent.remove(&number);
         match lost.first() {
             // What died with the node is not lost.
-            Some(lost) if life == path.to.1 => {
+            Some(lost) if incarnation == path.to.1 => {
                 Err(format!("message {lost} was sent before it, and never came"))
             }
             _ => Ok(()),
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_node_goes_to_its_next_life_and_what_has_been_sent_does_not() {
+    fn what_waits_for_a_node_goes_to_its_next_incarnation_and_what_has_been_sent_does_not() {
         let mut ledger = Ledger::default();
         assert_eq!([(); 3].map(|()| ledger.begin(PATH)), [1, 2, 3]);
         ledger.sent(PATH, 1, 1);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_a_node_takes_room_in_its_next_life() {
+    fn what_waits_for_a_node_takes_room_in_its_next_incarnation() {
         let mut ledger = Ledger::default();
         let later = Path { from: (2, 1, 0), to: (1, 2) };
         for _ in 0..6 {

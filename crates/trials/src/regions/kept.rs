@@ -44,7 +44,7 @@ impl Kept {
     pub(crate) fn is_kept(&self, harness: &Harness) -> bool {
         let regions = harness.regions.borrow();
         let life = regions.life(self.life);
-        let lives = |node, life| harness.is_up(node) && harness.life(node) == life;
+        let lives = |node, life| harness.is_up(node) && harness.incarnation(node) == life;
         life.made_ns != NEVER && life.end_begun_ns == NEVER && life.is_whole(lives)
     }
 
@@ -63,6 +63,8 @@ impl Kept {
     async fn find_once(&self, harness: &Harness) -> Result<(), String> {
         let driven = harness.driven(self.seeker).ok_or("nobody is there to look")?;
         let session = driven.session_of(PRINCIPALS[self.owner]).expect("the name is a good one");
+        // A reference would keep a node that crashes meanwhile, and its session's futures would never end.
+        drop(driven);
         let named = session.list().await.map_err(|error| error.to_string())?;
         let alias = format!("{}@", self.name);
         let named = named.into_iter().filter(|info| info.len == self.len).filter_map(|info| info.name);

@@ -133,7 +133,7 @@ fn nodes_of(actor: &Actor, placement: &Placement) -> Vec<u32> {
 
 fn note_places(actor: &Actor, id: LifeId, nodes: Vec<u32>) {
     let harness = &actor.harness;
-    let places = nodes.into_iter().map(|node| (node, harness.life(node)));
+    let places = nodes.into_iter().map(|node| (node, harness.incarnation(node)));
     harness.regions.borrow_mut().life_mut(id).may_be_on(places);
 }
 
@@ -206,7 +206,7 @@ fn is_surely_there(actor: &Actor, name: usize, begin_ns: u64) -> bool {
 /// Whether nobody has died, nor left, on whom a region lies.
 pub(super) fn is_whole(actor: &Actor, life: &Life) -> bool {
     let harness = &actor.harness;
-    life.is_whole(|node, life| harness.is_up(node) && harness.life(node) == life)
+    life.is_whole(|node, life| harness.is_up(node) && harness.incarnation(node) == life)
 }
 
 /// Whether it is found by its name: nobody has lost sight of those whom it lies on.

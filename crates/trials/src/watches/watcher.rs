@@ -111,7 +111,7 @@ struct Listener<'a> {
 
 impl Listener<'_> {
     fn new(actor: &mut Actor, watch: Watch, lh: Lh, life: usize, begin_ns: u64) -> Listener<'_> {
-        let watcher = ledger::Watcher::new((actor.node, actor.life), actor.principal, begin_ns);
+        let watcher = ledger::Watcher::new((actor.node, actor.incarnation), actor.principal, begin_ns);
         let id = with_life(&actor.harness, life, |life| life.ledger.watch(watcher));
         let listed = Listed { harness: actor.harness.clone(), life, id };
         actor.note(format_args!("is watch {id} of life {life}"));

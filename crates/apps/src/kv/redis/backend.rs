@@ -12,7 +12,7 @@ use super::super::store::Store;
 use super::super::wire::{Answer, Request};
 use super::commands::{Query, ReplyKind, Total};
 use super::reply::Replies;
-use super::task::{Batch, Operation, Recipient, Sum, Task, all_of, refusal};
+use super::task::{Batch, Operation, REPLY_BYTES_MAX, Recipient, Sum, Task, all_of, refusal};
 
 /// The time by which the shards of this process have their keys expire, in ms.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -257,7 +257,7 @@ impl Backend {
         for key in &keys {
             check(key)?;
         }
-        let (mut values, mut others) = (vec![None; keys.len()], Vec::new());
+        let (mut values, mut others, mut bytes) = (vec![None; keys.len()], Vec::new(), 0);
         for (place, key) in keys.into_iter().enumerate() {
             let shard = store.shard_of(key);
             let Some(local) = &self.locals[shard] else {
@@ -270,6 +270,12 @@ impl Backend {
                 Some(Answer::Nothing) => None,
                 other => return Err(store.refused(shard, other)),
             };
+            bytes += values[place].as_ref().map_or(0, Vec::len);
+            if bytes > REPLY_BYTES_MAX {
+                // Which is said, whatever the others are.
+                others.clear();
+                break;
+            }
         }
         if !others.is_empty() {
             return Ok(self.operation(to, Operation::GetAll { values, others }));

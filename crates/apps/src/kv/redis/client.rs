@@ -7,7 +7,7 @@ use super::super::layout::VALUE_BYTES_MAX;
 use super::super::shard::number_of;
 use super::commands::{COMMANDS, Command, Does, check_arity, is};
 use super::glob;
-use super::reply::{OK, Protocol, Reply};
+use super::reply::{OK, Protocol, Reply, shown};
 use super::request::Args;
 
 /// The version of Redis whose replies are followed.
@@ -104,12 +104,7 @@ impl Client {
         }
         let (mut options, mut name) = (args.iter().skip(2), None);
         while let Some(option) = options.next() {
-            let unknown = || {
-                Reply::error(format!(
-                    "ERR Syntax error in HELLO option '{}'",
-                    String::from_utf8_lossy(option)
-                ))
-            };
+            let unknown = || Reply::error(format!("ERR Syntax error in HELLO option '{}'", shown(option)));
             if is(option, "setname") {
                 let Some(wanted) = options.next() else { return unknown() };
                 if !is_plain(wanted) {
@@ -177,7 +172,7 @@ impl Client {
         } else if is(option, "lib-ver") {
             (&mut self.library_version, "lib-ver")
         } else {
-            return Reply::error(format!("ERR Unrecognized option '{}'", String::from_utf8_lossy(option)));
+            return Reply::error(format!("ERR Unrecognized option '{}'", shown(option)));
         };
         if !is_plain(value) {
             return Reply::error(format!(
@@ -217,7 +212,7 @@ fn wrong_pass() -> Reply<'static> {
 }
 
 fn unknown_subcommand(args: Args<'_>) -> Reply<'static> {
-    let subcommand = String::from_utf8_lossy(&args[1]).chars().take(128).collect::<String>();
+    let subcommand = shown(&args[1]).chars().take(128).collect::<String>();
     let command = String::from_utf8_lossy(&args[0]).to_ascii_uppercase();
     Reply::error(format!("ERR unknown subcommand '{subcommand}'. Try {command} HELP."))
 }
@@ -269,7 +264,7 @@ fn config<'a>(args: Args<'a>, about: &mut About) -> Reply<'a> {
             )
         }
         "set" => {
-            let option = String::from_utf8_lossy(&args[2]).into_owned();
+            let option = shown(&args[2]);
             if settings.iter().any(|(name, _)| is(&args[2], name)) {
                 return Reply::error(format!(
                     "ERR CONFIG SET failed (possibly related to argument '{option}') - can't set immutable config"
@@ -284,6 +279,9 @@ fn config<'a>(args: Args<'a>, about: &mut About) -> Reply<'a> {
     }
 }
 
+/// Most arguments of `COMMAND INFO`: a reply has a hundred times their bytes.
+const INFO_NAMES_MAX: usize = 1024;
+
 /// `COMMAND`: what commands there are.
 fn commands(args: Args<'_>) -> Reply<'_> {
     let known = || COMMANDS.iter().filter(|command| command.does != Does::Absent);
@@ -293,7 +291,12 @@ fn commands(args: Args<'_>) -> Reply<'_> {
     let rest = || args.iter().skip(2);
     let find = |name: &[u8]| known().find(|command| is(name, command.name));
     if is(subcommand, "count") {
+        if let Err(reply) = check_arity("command|count", 2, args) {
+            return reply;
+        }
         Reply::Integer(known().count() as i64)
+    } else if is(subcommand, "list") && args.len() > 2 {
+        Reply::error("ERR syntax error")
     } else if is(subcommand, "list") {
         Reply::Array(known().map(|command| Reply::Bulk(command.name.as_bytes())).collect())
     } else if is(subcommand, "docs") {
@@ -301,6 +304,8 @@ fn commands(args: Args<'_>) -> Reply<'_> {
         Reply::Map(Vec::new())
     } else if is(subcommand, "info") && args.len() == 2 {
         Reply::Array(known().map(describe).collect())
+    } else if is(subcommand, "info") && args.len() > INFO_NAMES_MAX {
+        Reply::error(format!("ERR at most {INFO_NAMES_MAX} arguments are answered for"))
     } else if is(subcommand, "info") {
         Reply::Array(rest().map(|name| find(name).map_or(Reply::Null, describe)).collect())
     } else {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use super::super::shard::number_of;
 use super::super::wire::{Answer, Expires, Only, Request, When};
-use super::reply::{OK, Reply};
+use super::reply::{OK, Reply, shown};
 use super::request::Args;
 
 /// What is known of a command.
@@ -156,6 +156,8 @@ pub(super) enum Query<'a> {
 pub(super) enum ReplyKind {
     /// The value, or nothing.
     Value,
+    /// What is wrong with the request; or nothing, if there is no value.
+    Complaint(&'static str),
     /// The length of the value, which is 0 where there is none.
     Length,
     /// That it is done; or nothing, if it is not.
@@ -203,13 +205,17 @@ static NAMES: [u128; COMMANDS.len()] = {
     names
 };
 
-/// A name in lower case as a number, which is the larger the later the name stands in a dictionary; `None` if it is longer than any.
+/// A name in lower case as a number, which is the larger the later the name stands in a dictionary; `None` if it is longer than any, or
+/// has a NUL, which would be the end of a shorter one.
 const fn spelled(name: &[u8]) -> Option<u128> {
     if name.len() > NAME_BYTES_MAX {
         return None;
     }
     let (mut bytes, mut at) = ([0; NAME_BYTES_MAX], 0);
     while at < name.len() {
+        if name[at] == 0 {
+            return None;
+        }
         bytes[at] = name[at].to_ascii_lowercase();
         at += 1;
     }
@@ -231,7 +237,7 @@ fn wrong_number(name: &str) -> Reply<'static> {
 const SHOWN_BYTES_MAX: usize = 128;
 
 fn unknown(args: Args<'_>) -> Reply<'static> {
-    let cut = |bytes: &[u8], max: usize| String::from_utf8_lossy(&bytes[..bytes.len().min(max)]).into_owned();
+    let cut = |bytes: &[u8], max: usize| shown(&bytes[..bytes.len().min(max)]);
     let mut text =
         format!("ERR unknown command '{}', with args beginning with: ", cut(&args[0], SHOWN_BYTES_MAX));
     let begin = text.len();
@@ -263,10 +269,11 @@ pub(super) fn plan<'a>(
         Does::Set => set_with_options(args, unix_ms).map(Some),
         Does::GetAndDelete => ask(Request::Take { key }, ReplyKind::Value),
         Does::GetAndExpire if args.len() == 2 => Ok(Some(Query::Get(key, ReplyKind::Value))),
-        Does::GetAndExpire => {
-            let expires = get_options(args, unix_ms)?;
-            ask(Request::GetAndExpire { key, expires }, ReplyKind::Value)
-        }
+        Does::GetAndExpire => match get_options(args, unix_ms)? {
+            Ok(expires) => ask(Request::GetAndExpire { key, expires }, ReplyKind::Value),
+            // Redis looks for the key first.
+            Err(complaint) => Ok(Some(Query::Get(key, ReplyKind::Complaint(complaint)))),
+        },
         Does::SetFor { unit_ms } => {
             let expires = time_to_live(number(2)?, unit_ms, command.name, unix_ms())?;
             ask(set(arg(3), Only::Always, expires, false), ReplyKind::Done)
@@ -282,10 +289,10 @@ pub(super) fn plan<'a>(
             None => Err(Reply::error("ERR decrement would overflow")),
         },
         Does::Expire { unit_ms, is_absolute } => {
-            let now_ms = unix_ms();
+            let (when, now_ms) = (condition(args)?, unix_ms());
             let begin_ms = if is_absolute { 0 } else { now_ms };
             let expires = expiry(number(2)?, unit_ms, begin_ms, command.name, now_ms)?;
-            ask(Request::Expire { key, expires, when: condition(args)? }, ReplyKind::Flag)
+            ask(Request::Expire { key, expires, when }, ReplyKind::Flag)
         }
         Does::Persist => {
             ask(Request::Expire { key, expires: Expires::Never, when: When::Expiring }, ReplyKind::Flag)
@@ -347,9 +354,7 @@ fn set_with_options<'a>(args: Args<'a>, unix_ms: fn() -> i64) -> Result<Query<'a
         } else if is(option, "keepttl") && time.is_none() {
             keeps = true;
         } else {
-            let unit = unit_of(option).ok_or_else(syntax)?;
-            let number = options.next().filter(|_| time.is_none() && !keeps).ok_or_else(syntax)?;
-            time = Some((number, unit));
+            time = Some(told_time(option, &mut options, time).filter(|_| !keeps).ok_or_else(syntax)?);
         }
     }
     let expires = match time {
@@ -361,15 +366,37 @@ fn set_with_options<'a>(args: Args<'a>, unix_ms: fn() -> i64) -> Result<Query<'a
     Ok(Query::Ask(key, Request::Set { key, value, only, expires, returns_old }, reply_kind))
 }
 
-/// Until when `GETEX` lets a key be kept.
-fn get_options(args: Args<'_>, unix_ms: fn() -> i64) -> Result<Expires, Reply<'static>> {
+/// The time that an option says, and its unit.  The same option may be repeated, and the last is meant; another may not.
+fn told_time<'a>(
+    option: &[u8],
+    options: &mut impl Iterator<Item = &'a [u8]>,
+    before: Option<(&'a [u8], (i64, bool))>,
+) -> Option<(&'a [u8], (i64, bool))> {
+    let unit = unit_of(option).filter(|unit| before.is_none_or(|(_, other)| other == *unit))?;
+    Some((options.next()?, unit))
+}
+
+/// Until when `GETEX` lets a key be kept; or what is wrong with that if there is such a key.
+fn get_options(
+    args: Args<'_>,
+    unix_ms: fn() -> i64,
+) -> Result<Result<Expires, &'static str>, Reply<'static>> {
     let syntax = || Reply::error(SYNTAX);
-    let option = args.get(2).unwrap_or_default();
-    match (args.get(3), args.len()) {
-        (None, _) if is(option, "persist") => Ok(Expires::Never),
-        (Some(number), 4) => time_of(number, unit_of(option).ok_or_else(syntax)?, "getex", unix_ms()),
-        _ => Err(syntax()),
+    let (mut persists, mut time) = (false, None);
+    let mut options = args.iter().skip(2);
+    while let Some(option) = options.next() {
+        if is(option, "persist") && time.is_none() {
+            persists = true;
+        } else {
+            time = Some(told_time(option, &mut options, time).filter(|_| !persists).ok_or_else(syntax)?);
+        }
     }
+    let Some((number, unit)) = time else { return Ok(Ok(Expires::Never)) };
+    if number_of(number).is_none() {
+        return Ok(Err(NOT_AN_INTEGER));
+    }
+    let invalid = "ERR invalid expire time in 'getex' command";
+    Ok(time_of(number, unit, "getex", unix_ms()).map_err(|_| invalid))
 }
 
 /// The unit of an option that says a time, in ms, and whether that is a time of day.
@@ -425,7 +452,7 @@ fn condition(args: Args<'_>) -> Result<When, Reply<'static>> {
         let known = [("nx", &mut nx), ("xx", &mut xx), ("gt", &mut gt), ("lt", &mut lt)];
         let found = known.into_iter().find(|(name, _)| is(option, name));
         let Some((_, flag)) = found else {
-            let shown = String::from_utf8_lossy(&option[..option.len().min(SHOWN_BYTES_MAX)]).into_owned();
+            let shown = shown(&option[..option.len().min(SHOWN_BYTES_MAX)]);
             return Err(Reply::error(format!("ERR Unsupported option {shown}")));
         };
         *flag = true;
@@ -450,8 +477,7 @@ const SCAN_COUNT: i64 = 10;
 
 fn scan<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
     let syntax = || Reply::error(SYNTAX);
-    let cursor = std::str::from_utf8(&args[1]).ok().and_then(|text| text.parse::<u64>().ok());
-    let cursor = cursor.ok_or_else(|| Reply::error("ERR invalid cursor"))?;
+    let cursor = cursor_of(&args[1]).ok_or_else(|| Reply::error("ERR invalid cursor"))?;
     let (mut count, mut pattern, mut is_of_strings) = (SCAN_COUNT, None, true);
     let mut options = args.iter().skip(2);
     while let Some(option) = options.next() {
@@ -472,12 +498,28 @@ fn scan<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
     Ok(Query::Scan { cursor, count: count as u64, pattern, is_of_strings })
 }
 
+/// A cursor, as Redis reads it: by `strtoul`, but for spaces.
+fn cursor_of(text: &[u8]) -> Option<u64> {
+    let (is_negative, digits) = match text {
+        [] => return Some(0),
+        [b'-', digits @ ..] => (true, digits),
+        [b'+', digits @ ..] => (false, digits),
+        digits => (false, digits),
+    };
+    if !digits.first()?.is_ascii_digit() {
+        return None;
+    }
+    let number: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
+    Some(if is_negative { number.wrapping_neg() } else { number })
+}
+
 impl ReplyKind {
     /// The reply to the value of a key.
     pub(super) fn of_value(self, value: Option<&[u8]>) -> Reply<'_> {
         match (self, value) {
             (ReplyKind::Length, Some(value)) => Reply::Integer(value.len() as i64),
             (ReplyKind::Length, None) => Reply::Integer(0),
+            (ReplyKind::Complaint(complaint), Some(_)) => Reply::error(complaint),
             (_, Some(value)) => Reply::Bulk(value),
             (_, None) => Reply::Null,
         }
@@ -488,6 +530,9 @@ impl ReplyKind {
         let is_there = !matches!(answer, Some(Answer::Nothing));
         match answer {
             Some(Answer::Full) => Reply::error("OOM command not allowed when used memory > 'maxmemory'."),
+            Some(Answer::NoDirectory) => Reply::error(
+                "TRYAGAIN no memory can be added to the store while the directory of names does not answer",
+            ),
             Some(Answer::NotANumber) => Reply::error(NOT_AN_INTEGER),
             Some(Answer::Overflow) => Reply::error("ERR increment or decrement would overflow"),
             Some(Answer::TooLong) => {
@@ -497,7 +542,8 @@ impl ReplyKind {
             Some(Answer::Malformed) | None => Reply::error("ERR the owner of the key answers something else"),
             Some(Answer::Number(_) | Answer::Bytes(..) | Answer::Nothing) => match (self, answer) {
                 (ReplyKind::Value, Some(Answer::Bytes(_, bytes))) => Reply::Bulk(bytes),
-                (ReplyKind::Value, _) => Reply::Null,
+                (ReplyKind::Complaint(complaint), _) if is_there => Reply::error(complaint),
+                (ReplyKind::Value | ReplyKind::Complaint(_), _) => Reply::Null,
                 (ReplyKind::Length, Some(Answer::Bytes(_, bytes))) => Reply::Integer(bytes.len() as i64),
                 (ReplyKind::Length, _) => Reply::Integer(0),
                 (ReplyKind::Done, _) if is_there => OK,
@@ -529,5 +575,6 @@ mod tests {
             assert_eq!(spelled(upper.as_bytes()), Some(NAMES[place]));
         }
         assert_eq!((spelled(b"a name that is long"), NAMES.binary_search(&0)), (None, Err(0)));
+        assert_eq!((spelled(b"get\0"), spelled(b"\0")), (None, None));
     }
 }

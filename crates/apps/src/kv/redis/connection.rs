@@ -1,7 +1,8 @@
 //! A connection: what has come in and is not done yet, and what is told and not sent yet.
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::time::SystemTime;
 
 use rustix::event::epoll::EventFlags;
@@ -9,13 +10,17 @@ use rustix::event::epoll::EventFlags;
 use super::super::store::Store;
 use super::backend::{Backend, Queued, Step};
 use super::client::{About, Client, Then};
-use super::commands::{self, Does};
+use super::commands::{self, Does, Query};
 use super::reply::{Replies, Reply};
-use super::request::{Args, Parser};
-use super::task::{Operation, Recipient};
+use super::request::{Args, Parser, REQUEST_BYTES_MAX};
+use super::task::{Left, Operation, Recipient};
 
 /// What a client has not read of its replies; with more than that, nothing else is done for it.
-const UNSENT_BYTES_MAX: usize = 256 << 10;
+pub(super) const UNSENT_BYTES_MAX: usize = 256 << 10;
+/// How many values that were left are asked for at once.
+const LEFT_TOGETHER: usize = 16;
+/// What a client still says that has made a mistake is taken, up to so many bytes, so that it comes to read what that was.
+const LAST_BYTES_MAX: usize = REQUEST_BYTES_MAX;
 /// Room for what is read at a time.
 const READ_BYTES: usize = 16 << 10;
 /// A request that has begun and is no longer than this waits in a buffer of its length for what is still to come.
@@ -32,7 +37,14 @@ pub(super) struct Connection {
     client: Client,
     input: Option<Box<Input>>,
     sent: usize,
+    /// Values that it has asked for, and that are read when it has read others.
+    left: VecDeque<Left>,
+    /// Requests are there, and are not looked at before the client has read.
+    is_held_back: bool,
     is_closing: bool,
+    has_erred: bool,
+    /// How many bytes are still taken of a client that has made a mistake, and to whom nothing else is said.
+    last_bytes: Option<usize>,
     /// The client says no more.
     has_ended: bool,
 }
@@ -119,19 +131,52 @@ pub(super) enum Pause {
     Unsent,
 }
 
+/// Whether a web page has its browser speak to us: what it says could have commands in its lines.
+fn is_http(args: Args<'_>) -> bool {
+    args.get(0).is_some_and(|name| name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:"))
+}
+
 impl Connection {
     pub(super) fn new(stream: TcpStream, client: Client) -> Connection {
         let (replies, watched) = (Replies::default(), EventFlags::IN);
-        let (queued, input, sent, is_closing, has_ended) = (None, None, 0, false, false);
-        Connection { stream, replies, queued, watched, client, input, sent, is_closing, has_ended }
+        let (queued, input, sent, left) = (None, None, 0, VecDeque::new());
+        let (is_held_back, is_closing, has_erred) = (false, false, false);
+        let (last_bytes, has_ended) = (None, false);
+        Connection {
+            stream,
+            replies,
+            queued,
+            watched,
+            client,
+            input,
+            sent,
+            left,
+            is_held_back,
+            is_closing,
+            has_erred,
+            last_bytes,
+            has_ended,
+        }
     }
 
-    /// Reads some of what has come; whether the client may say more.
+    /// Reads some of what has come; whether the connection goes on.
     pub(super) fn read(&mut self, buffers: &mut Buffers) -> io::Result<bool> {
         if !self.is_read() {
             return Ok(true);
         }
         let mut input = self.input.take().unwrap_or_else(|| buffers.input());
+        if let Some(left) = &mut self.last_bytes {
+            let read = self.stream.read(&mut input.bytes);
+            buffers.give_back_input(input);
+            return match read {
+                Ok(count) => {
+                    *left = left.saturating_sub(count);
+                    Ok(count > 0 && *left > 0)
+                }
+                Err(error) if is_for_now(&error) => Ok(true),
+                Err(error) => Err(error),
+            };
+        }
         input.make_room();
         let end = input.end;
         let read = self.stream.read(&mut input.bytes[end..]);
@@ -139,12 +184,12 @@ impl Connection {
         self.keep(input, buffers);
         match read {
             Ok(0) => {
-                self.has_ended = true;
                 // What it has said before is done nevertheless, and told.
-                Ok(self.queued.is_some())
+                self.has_ended = true;
+                Ok(true)
             }
             Ok(_) => Ok(true),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(true),
+            Err(error) if is_for_now(&error) => Ok(true),
             Err(error) => Err(error),
         }
     }
@@ -158,6 +203,14 @@ impl Connection {
         about: &mut About,
         buffers: &mut Buffers,
     ) -> Pause {
+        self.is_held_back = false;
+        if !self.left.is_empty() {
+            let pause = Box::pin(self.take_up_left(number, backend, store)).await;
+            if !self.left.is_empty() {
+                self.is_held_back = pause == Pause::Unsent;
+                return pause;
+            }
+        }
         let Some(mut held) = self.input.take() else { return Pause::Idle };
         let input = &mut *held;
         if self.replies.bytes.capacity() == 0 {
@@ -190,13 +243,60 @@ impl Connection {
                     break Pause::UnderWay;
                 }
                 Err(error) => {
-                    self.replies.push(&Reply::error(format!("ERR Protocol error: {error}")));
-                    self.is_closing = true;
+                    self.refuse(&error.to_string());
                 }
             }
         };
         self.keep(held, buffers);
+        self.is_held_back = pause == Pause::Unsent;
         pause
+    }
+
+    /// Says no more than that.
+    fn refuse(&mut self, why: &str) {
+        self.replies.push(&Reply::error(format!("ERR Protocol error: {why}")));
+        (self.is_closing, self.has_erred) = (true, true);
+    }
+
+    /// Asks for some of the values that were left.
+    async fn take_up_left(&mut self, number: usize, backend: &mut Backend, store: &mut Store) -> Pause {
+        let to = Recipient { number, id: self.client.id, protocol: self.replies.protocol };
+        let mut queued = 0;
+        while let Some(Left { key, reply_kind }) = self.left.front() {
+            if self.unsent() >= UNSENT_BYTES_MAX {
+                return Pause::Unsent;
+            }
+            if queued == LEFT_TOGETHER {
+                return Pause::UnderWay;
+            }
+            let query = Query::Get(key, *reply_kind);
+            match backend.carry_out(query, (to, self.queued), store, &mut self.replies).await {
+                Step::Waits => return Pause::UnderWay,
+                Step::IsFull => return Pause::Batch,
+                Step::Queued(waited_for) => {
+                    self.queued = Some(waited_for);
+                    queued += 1;
+                }
+                Step::Done => {}
+            }
+            self.left.pop_front();
+        }
+        Pause::Idle
+    }
+
+    /// Takes a value that it has to be asked for again, before those that are left already.
+    pub(super) fn leave(&mut self, left: Left) {
+        self.left.push_front(left);
+    }
+
+    /// Begins to take leave of a client that has made a mistake and been told so; not if there is nobody to take leave of.
+    pub(super) fn take_leave(&mut self) -> bool {
+        let begins = self.has_erred && self.last_bytes.is_none() && !self.has_ended;
+        if begins {
+            self.last_bytes = Some(LAST_BYTES_MAX);
+        }
+        // The client reads the end of what is said to it while it may still be speaking.
+        begins && self.stream.shutdown(Shutdown::Write).is_ok()
     }
 
     async fn perform(
@@ -226,6 +326,7 @@ impl Connection {
         }
         about.commands += 1;
         match (found, plan) {
+            (Err(_), _) if is_http(args) => self.refuse("this is no server of HTTP"),
             (Err(reply), _) | (_, Err(reply)) => self.replies.push(&reply),
             (Ok(command), _) if command.does == Does::Info => {
                 let sections = args.iter().skip(1).map(<[u8]>::to_vec).collect();
@@ -271,17 +372,23 @@ impl Connection {
     pub(super) fn wanted(&self) -> EventFlags {
         let mut wanted = EventFlags::empty();
         wanted.set(EventFlags::IN, self.is_read());
-        wanted.set(EventFlags::OUT, self.unsent() > 0);
+        // What was held back goes on by an event, also if its replies have left meanwhile: others have their turn first.
+        wanted.set(EventFlags::OUT, self.unsent() > 0 || self.is_held_back);
         wanted
     }
 
     /// Whether all is told, and nothing more is heard.
     pub(super) fn is_over(&self) -> bool {
-        (self.is_closing || self.has_ended && self.queued.is_none()) && self.unsent() == 0
+        let has_all = self.queued.is_none() && !self.is_held_back && self.left.is_empty();
+        let is_done = self.is_closing || self.has_ended && has_all;
+        is_done && self.last_bytes.is_none() && self.unsent() == 0
     }
 
     /// Who waits says no more than fits beside what it waits with.
     fn is_read(&self) -> bool {
+        if self.last_bytes.is_some() {
+            return true;
+        }
         let is_heard =
             self.queued.is_none() || self.input.as_ref().is_none_or(|input| input.len() < READ_BYTES);
         is_heard && !self.is_closing && !self.has_ended && self.unsent() < UNSENT_BYTES_MAX
@@ -306,6 +413,10 @@ impl Connection {
         }
         self.input = Some(input);
     }
+}
+
+fn is_for_now(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
 fn unix_ms() -> i64 {

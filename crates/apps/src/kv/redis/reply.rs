@@ -140,7 +140,17 @@ impl Reply<'_> {
     }
 }
 
-/// Has `encode` fill so many bytes behind what stands there.
+/// What a client has said, as errors repeat it: bytes that are no text are told by their numbers.
+pub(super) fn shown(said: &[u8]) -> String {
+    let mut text = String::new();
+    for chunk in said.utf8_chunks() {
+        text += chunk.valid();
+        text.extend(chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}")));
+    }
+    text
+}
+
+/// Has `encode` fill up to `len` bytes behind what stands there.  The crate counts a digit too many of some numbers from 999,999,999,999,998 on.
 fn append(
     out: &mut Vec<u8>,
     len: usize,
@@ -148,8 +158,8 @@ fn append(
 ) {
     let begin = out.len();
     out.resize(begin + len, 0);
-    let encoded = encode(&mut out[begin..]);
-    assert_eq!(encoded.ok(), Some(len), "a reply has the length that was made room for");
+    let encoded = encode(&mut out[begin..]).expect("room has been made for it");
+    out.truncate(begin + encoded);
 }
 
 #[cfg(test)]
@@ -160,6 +170,27 @@ mod tests {
         let mut out = b"before".to_vec();
         reply.write(protocol, &mut out);
         String::from_utf8(out).unwrap().strip_prefix("before").unwrap().to_owned()
+    }
+
+    #[test]
+    fn what_is_no_text_is_shown_by_its_bytes() {
+        assert_eq!(shown(b"set"), "set");
+        assert_eq!(shown("\u{e9}\u{fffd}".as_bytes()), "\u{e9}\u{fffd}");
+        assert_eq!(shown(b"a\xff\xc3b\xe2\x82"), "a\\xff\\xc3b\\xe2\\x82");
+    }
+
+    /// Found with `INCRBY x 999999999999999`, which ended the server.
+    #[test]
+    fn numbers_of_any_length_are_written_as_they_are_also_in_lists() {
+        let powers = (0..19).map(|digits| 10_i64.pow(digits));
+        for number in powers.flat_map(|power| [power - 2, power - 1, power, power + 1, 21 - power, 1 - power])
+        {
+            for protocol in [Protocol::Resp2, Protocol::Resp3] {
+                assert_eq!(written(&Reply::Integer(number), protocol), format!(":{number}\r\n"));
+                let list = Reply::Array(vec![Reply::Integer(number), OK]);
+                assert_eq!(written(&list, protocol), format!("*2\r\n:{number}\r\n+OK\r\n"));
+            }
+        }
     }
 
     #[test]

@@ -3,13 +3,14 @@
 use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use halite::blocking;
 use rustix::buffer::spare_capacity;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::fd::OwnedFd;
+use rustix::net::sockopt;
 
 use super::super::error::KvError;
 use super::super::owner::Local;
@@ -22,6 +23,8 @@ use super::task::{Completion, Task};
 
 /// Most connections at a time, where the caller does not say.
 pub const CLIENTS_MAX: usize = 20_000;
+/// How many clients wait to be let in, at most; as Redis has it.
+const BACKLOG: i32 = 511;
 /// Events that are handled together.
 const EVENTS_MAX: usize = 1024;
 /// Marks of what is no connection.
@@ -30,6 +33,8 @@ const STOP: u64 = u64::MAX - 1;
 const RUNNABLE: u64 = u64::MAX - 2;
 /// How long nobody is let in after the system had no descriptor left for somebody.
 const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+/// How long a client says nothing before the system looks whether its host is there still; as Redis has it.
+const VANISHED: Duration = Duration::from_secs(300);
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// Why a server does not serve.
@@ -94,6 +99,8 @@ impl Server {
         clients_max: usize,
     ) -> Result<Server, ServerError> {
         listener.set_nonblocking(true).map_err(system("listen without waiting"))?;
+        // Clients may come faster than they are let in.
+        rustix::net::listen(&listener, BACKLOG).map_err(system("listen with a longer queue"))?;
         let address = listener.local_addr().map_err(system("see the address that is listened on"))?;
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
         let stop =
@@ -252,6 +259,16 @@ impl Server {
             }
             begin = end;
         }
+        // From the last to the first: what was left before was asked for after all of these.
+        for (to, left) in completion.left.into_iter().rev() {
+            let connection = self.connections[to.number].as_mut().filter(|connection| connection.is(to.id));
+            if let Some(connection) = connection {
+                connection.leave(left);
+                if connection.queued.take().is_some() {
+                    active.push(to.number);
+                }
+            }
+        }
     }
 
     /// Takes what a connection is ready for; whether it goes on.
@@ -270,7 +287,7 @@ impl Server {
     /// Sends what there is to send, and waits for what comes next.
     fn settle(&mut self, number: usize) -> Result<(), ServerError> {
         let Some(connection) = &mut self.connections[number] else { return Ok(()) };
-        if connection.flush(&mut self.buffers).is_err() || connection.is_over() {
+        if connection.flush(&mut self.buffers).is_err() || connection.is_over() && !connection.take_leave() {
             return self.close(number);
         }
         let wanted = connection.wanted();
@@ -304,6 +321,8 @@ impl Server {
             let number = self.free.pop().unwrap_or(self.connections.len());
             let is_ready = stream.set_nonblocking(true).is_ok()
                 && stream.set_nodelay(true).is_ok()
+                && sockopt::set_socket_keepalive(&stream, true).is_ok()
+                && sockopt::set_tcp_keepidle(&stream, VANISHED).is_ok()
                 && epoll::add(&self.epoll, &stream, EventData::new_u64(number as u64), EventFlags::IN)
                     .is_ok();
             if !is_ready {

@@ -1,13 +1,17 @@
 //! What owners elsewhere are asked for: by calls, or by reading their memory.  Nothing here uses a shard of this process but as any
-//! other, since a task may wait, and whoever holds a shard must not.
+//! other, since a task may wait, and a holder of a shard must not.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
+use halite::{CallError, PendingCall};
+
 use super::super::error::KvError;
-use super::super::store::{Store, keys_of, split_cursor};
-use super::super::wire::{Answer, Request};
+use super::super::store::{Got, Store, split_cursor};
+use super::super::wire::{Answer, Request, parts};
 use super::client::{About, info};
 use super::commands::{ReplyKind, Total};
+use super::connection::UNSENT_BYTES_MAX;
 use super::glob;
 use super::reply::{OK, Protocol, Replies, Reply};
 
@@ -18,8 +22,6 @@ const KEYS_AT_A_TIME: u64 = 1_000;
 /// Requests that are under way together, and their bytes.
 pub(super) const BATCH_MAX: usize = 256;
 const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Answers to them are numbers.
-const ANSWER_BYTES_MAX: usize = 64;
 
 /// A connection that is told something.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,12 +67,53 @@ pub(super) struct Completion {
     pub(super) bytes: Vec<u8>,
     /// With the end of each.
     pub(super) parts: Vec<(Recipient, usize)>,
+    /// What could not be read yet, for its client has to read first what has been.
+    pub(super) left: Vec<(Recipient, Left)>,
+}
+
+/// A value that is still to be read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Left {
+    pub(super) key: Vec<u8>,
+    pub(super) reply_kind: ReplyKind,
 }
 
 impl Completion {
     fn push(&mut self, to: Recipient, reply: &Reply<'_>) {
         reply.write(to.protocol, &mut self.bytes);
         self.parts.push((to, self.bytes.len()));
+    }
+
+    fn has_left(&self, to: Recipient) -> bool {
+        self.left.iter().any(|(other, _)| *other == to)
+    }
+}
+
+/// What each of those who read values may still be given, by their entries.
+struct Rooms {
+    /// For each entry, where in `taken` its client is.
+    clients: Vec<usize>,
+    taken: Vec<usize>,
+}
+
+impl Rooms {
+    fn of(entries: &[Entry]) -> Rooms {
+        let mut places = BTreeMap::new();
+        let readers = entries.iter().filter(|entry| entry.is_read);
+        let clients = readers.map(|entry| {
+            let next = places.len();
+            *places.entry(entry.to.number).or_insert(next)
+        });
+        let clients = clients.collect();
+        Rooms { clients, taken: vec![0; places.len()] }
+    }
+
+    /// Whether a client may be given so much more, as it may while less is there than it may leave unread.
+    fn take(&mut self, index: usize, bytes: usize) -> bool {
+        let taken = &mut self.taken[self.clients[index]];
+        let has_room = *taken < UNSENT_BYTES_MAX;
+        *taken += bytes;
+        has_room
     }
 }
 
@@ -161,28 +204,38 @@ impl Batch {
     }
 
     async fn carry_out(self, store: &mut Store) -> Completion {
-        let mut calls = store.post(self.shard, &self.some(false), ANSWER_BYTES_MAX).await.into_iter();
+        let asked = self.some(false);
+        let posted = match asked.is_empty() {
+            true => None,
+            false => Some(store.post_together(self.shard, &asked).await),
+        };
         let mut completion = Completion::default();
         // Those who read wait for those who change something, and the other way round: both are of the same owner.
-        let mut values = store.get_many(&self.some(true)).await.map(Vec::into_iter);
+        let mut rooms = Rooms::of(&self.entries);
+        let mut has_room = |index, bytes| rooms.take(index, bytes);
+        let mut values = store.get_some(&self.some(true), &mut has_room).await.map(Vec::into_iter);
+        let answered = answers_of(posted).await;
+        let mut answers = answered.as_deref().map(Answer::each);
         for entry in &self.entries {
             if entry.is_read {
                 match &mut values {
-                    Ok(values) => {
-                        let value = values.next().expect("there is one for each");
-                        completion.push(entry.to, &entry.reply_kind.of_value(value.as_deref()));
-                    }
+                    Ok(values) => match values.next().expect("there is one for each") {
+                        // Replies come in the order of requests.
+                        Got::Value(value) if !completion.has_left(entry.to) => {
+                            completion.push(entry.to, &entry.reply_kind.of_value(value.as_deref()));
+                        }
+                        _ => {
+                            let key = self.bytes[entry.range.clone()].to_vec();
+                            completion.left.push((entry.to, Left { key, reply_kind: entry.reply_kind }));
+                        }
+                    },
                     Err(error) => completion.push(entry.to, &refusal(error)),
                 }
                 continue;
             }
-            let answered = match calls.next().expect("there is one for each") {
-                Ok(call) => call.answer().await,
-                Err(error) => Err(error),
-            };
-            match answered {
-                Ok(answer) => completion.push(entry.to, &entry.reply_kind.of(Answer::decode(&answer))),
-                Err(error) => completion.push(entry.to, &refusal(&error.into())),
+            match &mut answers {
+                Ok(answers) => completion.push(entry.to, &entry.reply_kind.of(answers.next().flatten())),
+                Err(error) => completion.push(entry.to, &refusal(error)),
             }
         }
         completion
@@ -200,7 +253,7 @@ impl Task {
                     replies.push(&refusal(&error));
                 }
                 let parts = vec![(to, replies.bytes.len())];
-                Completion { bytes: replies.bytes, parts }
+                Completion { bytes: replies.bytes, parts, left: Vec::new() }
             }
         }
     }
@@ -270,6 +323,15 @@ impl Operation {
     }
 }
 
+/// What an owner has answered to requests that were posted together; nothing if none were.
+async fn answers_of(posted: Option<Result<PendingCall, CallError>>) -> Result<Vec<u8>, KvError> {
+    match posted {
+        None => Ok(Vec::new()),
+        Some(Ok(call)) => Ok(call.answer().await?),
+        Some(Err(error)) => Err(error.into()),
+    }
+}
+
 /// The first thing that goes wrong is told, and the rest is done nevertheless.
 async fn ask_all(store: &mut Store, requests: &[(usize, Vec<u8>)], sum: &mut Sum) {
     let mut begin = 0;
@@ -280,22 +342,20 @@ async fn ask_all(store: &mut Store, requests: &[(usize, Vec<u8>)], sum: &mut Sum
             end += 1;
         }
         let together = &requests[begin..end];
-        let mut posted = Vec::with_capacity(together.len());
+        let mut posted = Vec::with_capacity(store.shards());
         for shard in 0..store.shards() {
             let of_shard = together.iter().filter(|(of, _)| *of == shard);
             let inputs: Vec<&[u8]> = of_shard.map(|(_, request)| &request[..]).collect();
             if !inputs.is_empty() {
-                posted.extend(store.post(shard, &inputs, ANSWER_BYTES_MAX).await);
+                posted.push((store.post_together(shard, &inputs).await, inputs.len()));
             }
         }
-        for call in posted {
-            let answered = match call {
-                Ok(call) => call.answer().await,
-                Err(error) => Err(error),
-            };
-            match answered {
-                Ok(answer) => sum.note(ReplyKind::Flag.of(Answer::decode(&answer))),
-                Err(error) => sum.note(refusal(&error.into())),
+        for (call, count) in posted {
+            match answers_of(Some(call)).await {
+                Ok(answer) => {
+                    Answer::each(&answer).take(count).for_each(|one| sum.note(ReplyKind::Flag.of(one)))
+                }
+                Err(error) => sum.note(refusal(&error)),
             }
         }
         begin = end;
@@ -319,7 +379,7 @@ async fn scan(
         let Some(Answer::Bytes(next, keys)) = Answer::decode(&answer) else {
             return Err(KvError::Damaged { shard, what: "answers what makes no sense" });
         };
-        for key in keys_of(keys) {
+        for key in parts(keys) {
             looked_at += 1;
             if glob::matches(pattern, key) {
                 found.push(key.to_vec());
@@ -345,6 +405,7 @@ pub(super) fn all_of(values: &[Option<Vec<u8>>]) -> Reply<'_> {
 pub(super) fn refusal(error: &KvError) -> Reply<'static> {
     match error {
         KvError::Full => ReplyKind::Done.of(Some(Answer::Full)),
+        KvError::NoDirectory => ReplyKind::Done.of(Some(Answer::NoDirectory)),
         _ => Reply::error(format!("ERR {error}")),
     }
 }

@@ -85,31 +85,19 @@ impl TakenNumbers {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::DirBuilderExt;
-    use std::path::PathBuf;
+    use tempfile::TempDir;
 
     use super::*;
 
-    struct Scratch(PathBuf);
-
-    impl Scratch {
-        fn new(name: &str) -> (Scratch, PrivateDir) {
-            let path = std::env::temp_dir().join(format!("halite-numbers-{}-{name}", std::process::id()));
-            std::fs::DirBuilder::new().mode(0o700).create(&path).unwrap();
-            let dir = PrivateDir::open(&path).unwrap();
-            (Scratch(path), dir)
-        }
-    }
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
+    fn scratch() -> (TempDir, PrivateDir) {
+        let scratch = crate::runtime::scratch();
+        let dir = PrivateDir::open(scratch.path()).unwrap();
+        (scratch, dir)
     }
 
     #[test]
     fn each_number_is_given_out_once_up_to_the_last_one_there_is() {
-        let (_scratch, dir) = Scratch::new("once");
+        let (_scratch, dir) = scratch();
         let taken: Vec<u32> = (0..3).map(|_| take_next(&dir).unwrap().0).collect();
         assert_eq!(taken, [1000, 1001, 1002]);
         let last = u64::from(u32::MAX);
@@ -122,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_counter_that_somebody_wrote_to_is_an_error_and_never_a_number_that_was_used() {
-        let (_scratch, dir) = Scratch::new("damaged");
+        let (_scratch, dir) = scratch();
         let file = dir.path().join(NEXT_NUMBER);
         for text in
             ["0", "0000000999\n", "0000001004", "1004\n", "+000001004\n", "garbage", "99999999999999999999\n"]

@@ -1,43 +1,35 @@
 //! What the cluster directory does with what it finds.
 
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt, symlink};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use halite_tier::ids::Incarnation;
 use rustix::fs::{FileType, Mode};
+use tempfile::TempDir;
 
 use super::*;
 use crate::error::JoinError;
 
-struct Scratch(PathBuf);
+struct Scratch(TempDir);
 
 impl Scratch {
-    fn new(name: &str) -> Scratch {
-        let dir = std::env::temp_dir().join(format!("halite-dir-{}-{name}", std::process::id()));
-        std::fs::DirBuilder::new().mode(0o700).create(&dir).unwrap();
-        Scratch(dir)
+    fn new() -> Scratch {
+        Scratch(crate::runtime::scratch())
     }
 
-    fn founded(name: &str) -> (Scratch, ClusterDir) {
-        let scratch = Scratch::new(name);
-        let dir = ClusterDir::found(&scratch.0).unwrap();
+    fn founded() -> (Scratch, ClusterDir) {
+        let scratch = Scratch::new();
+        let dir = ClusterDir::found(scratch.0.path()).unwrap();
         (scratch, dir)
     }
 
     fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.0).unwrap();
+        let entries = std::fs::read_dir(self.0.path()).unwrap();
         let mut names: Vec<String> =
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -51,7 +43,7 @@ fn take(dir: &ClusterDir, node: Option<u32>) -> NodeLock {
 
 #[test]
 fn a_node_is_present_while_its_lock_is_held() {
-    let (_scratch, dir) = Scratch::founded("present");
+    let (_scratch, dir) = Scratch::founded();
     let lock = NodeLock::take(&dir, Some(NodeId(3)), Incarnation(0xabc)).unwrap();
     let pid = std::process::id();
     let expected = Presence { node: NodeId(3), pid, incarnation: 0xabc, alive: true };
@@ -62,7 +54,7 @@ fn a_node_is_present_while_its_lock_is_held() {
 
 #[test]
 fn a_number_that_was_given_out_is_not_given_out_again_while_the_cluster_lives() {
-    let (scratch, dir) = Scratch::founded("numbers");
+    let (scratch, dir) = Scratch::founded();
     let first = take(&dir, Some(0));
     let (one, two) = (take(&dir, None), take(&dir, None));
     assert_eq!((one.node().0, two.node().0), (1000, 1001));
@@ -82,12 +74,12 @@ fn a_number_that_was_given_out_is_not_given_out_again_while_the_cluster_lives() 
 
 #[test]
 fn what_the_dead_left_is_removed_and_the_living_are_left_alone() {
-    let (scratch, dir) = Scratch::founded("residue");
+    let (scratch, dir) = Scratch::founded();
     let _living = take(&dir, Some(1));
     let _sockets = ["node-1.shm.sock", "node-2.shm.sock", "node-5.shm.sock"]
-        .map(|name| UnixListener::bind(scratch.0.join(name)).unwrap());
+        .map(|name| UnixListener::bind(scratch.0.path().join(name)).unwrap());
     for residue in ["node-2.lock", "node-2.shm.lock", "node-1000.lock"] {
-        std::fs::write(scratch.0.join(residue), "4194305 77\n").unwrap();
+        std::fs::write(scratch.0.path().join(residue), "4194305 77\n").unwrap();
     }
     dir.clean_residue().unwrap();
     assert_eq!(ids(&dir), [(1, true), (2, false)], "a dead node that may be restarted is remembered");
@@ -98,9 +90,9 @@ fn what_the_dead_left_is_removed_and_the_living_are_left_alone() {
 
 #[test]
 fn a_directory_that_is_not_there_or_empty_has_no_nodes_and_stays_so() {
-    let scratch = Scratch::new("empty");
-    let missing = scratch.0.join("missing");
-    for dir in [&missing, &scratch.0] {
+    let scratch = Scratch::new();
+    let missing = scratch.0.path().join("missing");
+    for dir in [&missing, scratch.0.path()] {
         assert_eq!(nodes(dir).unwrap(), []);
         assert!(matches!(ClusterDir::open(dir), Err(ClusterDirError::NoCluster { .. })));
     }
@@ -109,23 +101,23 @@ fn a_directory_that_is_not_there_or_empty_has_no_nodes_and_stays_so() {
 
 #[test]
 fn a_directory_with_other_things_in_it_is_refused_untouched() {
-    let scratch = Scratch::new("theirs");
+    let scratch = Scratch::new();
     for theirs in ["node-3.lock", "node-3.py", "join.lock"] {
-        std::fs::write(scratch.0.join(theirs), "theirs").unwrap();
+        std::fs::write(scratch.0.path().join(theirs), "theirs").unwrap();
     }
-    std::fs::create_dir(scratch.0.join("logs")).unwrap();
+    std::fs::create_dir(scratch.0.path().join("logs")).unwrap();
     let before = scratch.names();
-    for refused in [ClusterDir::open(&scratch.0), ClusterDir::found(&scratch.0)] {
+    for refused in [ClusterDir::open(scratch.0.path()), ClusterDir::found(scratch.0.path())] {
         let error = refused.unwrap_err();
-        assert!(matches!(&error, ClusterDirError::NotOurs { dir } if *dir == scratch.0), "{error}");
+        assert!(matches!(&error, ClusterDirError::NotOurs { dir } if *dir == scratch.0.path()), "{error}");
     }
     assert_eq!(scratch.names(), before);
 }
 
 #[test]
 fn a_directory_that_others_may_enter_or_a_link_to_one_is_refused() {
-    let scratch = Scratch::new("private");
-    let (dir, link) = (scratch.0.join("dir"), scratch.0.join("link"));
+    let scratch = Scratch::new();
+    let (dir, link) = (scratch.0.path().join("dir"), scratch.0.path().join("link"));
     std::fs::create_dir(&dir).unwrap();
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o750)).unwrap();
     for refused in [ClusterDir::open(&dir), ClusterDir::found(&dir)] {
@@ -137,8 +129,11 @@ fn a_directory_that_others_may_enter_or_a_link_to_one_is_refused() {
     for path in [link.clone(), link.join(""), link.join(".")] {
         assert!(ClusterDir::found(&path).unwrap_err().to_string().contains("not a directory"), "{path:?}");
     }
-    ClusterDir::found(&scratch.0.join("new/below")).unwrap();
-    assert_eq!(std::fs::metadata(scratch.0.join("new/below")).unwrap().permissions().mode() & 0o777, 0o700);
+    ClusterDir::found(&scratch.0.path().join("new/below")).unwrap();
+    assert_eq!(
+        std::fs::metadata(scratch.0.path().join("new/below")).unwrap().permissions().mode() & 0o777,
+        0o700
+    );
     ClusterDir::found(&dir).unwrap();
 }
 
@@ -179,16 +174,16 @@ fn whatever_bears_the_name_of_a_file_of_ours_is_neither_opened_nor_removed() {
             if (name, what) == ("node-9.shm.sock", "a socket") {
                 continue;
             }
-            let (scratch, dir) = Scratch::founded("bait");
-            let target = scratch.0.with_extension("target");
-            let bait = scratch.0.join(name);
+            let (scratch, dir) = Scratch::founded();
+            let target = scratch.0.path().with_extension("target");
+            let bait = scratch.0.path().join(name);
             let _logs = dir.dir.subdirectory(LOGS, Create::Yes).unwrap();
             let _ = std::fs::remove_file(&bait);
             place(&bait);
             let kind = std::fs::symlink_metadata(&bait).unwrap().file_type();
 
             let attempts = [
-                ("open", ClusterDir::open(&scratch.0).map(drop)),
+                ("open", ClusterDir::open(scratch.0.path()).map(drop)),
                 ("nodes", dir.nodes().map(drop)),
                 ("clean", dir.clean()),
                 ("clean logs", dir.clean_logs()),
@@ -225,9 +220,9 @@ fn whatever_bears_the_name_of_a_file_of_ours_is_neither_opened_nor_removed() {
 
 #[test]
 fn a_lock_file_may_say_anything_and_be_as_long_as_it_likes() {
-    let (scratch, dir) = Scratch::founded("garbage");
+    let (scratch, dir) = Scratch::founded();
     let lock = take(&dir, Some(1));
-    let path = scratch.0.join("node-1.lock");
+    let path = scratch.0.path().join("node-1.lock");
     for text in ["", "-1 -1", "0 0", "99999999999999999999 zz", "\0\u{fffd}\n\n", "1 "] {
         std::fs::write(&path, text).unwrap();
         assert_eq!(ids(&dir), [(1, true)], "{text:?}");
@@ -241,22 +236,26 @@ fn a_lock_file_may_say_anything_and_be_as_long_as_it_likes() {
 
 #[test]
 fn logs_of_an_earlier_cluster_are_replaced_and_other_files_beside_them_stay() {
-    let (scratch, dir) = Scratch::founded("logs");
+    let (scratch, dir) = Scratch::founded();
     dir.create_log(NodeId(0)).unwrap().write_all(b"first").unwrap();
     dir.create_log(NodeId(1)).unwrap();
-    std::fs::write(scratch.0.join("logs/notes"), "theirs").unwrap();
+    std::fs::write(scratch.0.path().join("logs/notes"), "theirs").unwrap();
     dir.clean().unwrap();
-    assert_eq!(std::fs::read(scratch.0.join("logs/node-0.log")).unwrap(), b"first", "cleaning keeps them");
+    assert_eq!(
+        std::fs::read(scratch.0.path().join("logs/node-0.log")).unwrap(),
+        b"first",
+        "cleaning keeps them"
+    );
     dir.clean_logs().unwrap();
     dir.create_log(NodeId(0)).unwrap();
-    assert_eq!(std::fs::read(scratch.0.join("logs/node-0.log")).unwrap(), b"");
-    assert!(!scratch.0.join("logs/node-1.log").exists());
-    assert_eq!(std::fs::read(scratch.0.join("logs/notes")).unwrap(), b"theirs");
+    assert_eq!(std::fs::read(scratch.0.path().join("logs/node-0.log")).unwrap(), b"");
+    assert!(!scratch.0.path().join("logs/node-1.log").exists());
+    assert_eq!(std::fs::read(scratch.0.path().join("logs/notes")).unwrap(), b"theirs");
 }
 
 #[test]
 fn who_waits_too_long_for_another_to_join_learns_its_process() {
-    let (_scratch, dir) = Scratch::founded("join");
+    let (_scratch, dir) = Scratch::founded();
     let _joining = JoinLock::take(&dir, Incarnation(1), Duration::ZERO).unwrap();
     let refused = JoinLock::take(&dir, Incarnation(2), Duration::ZERO).unwrap_err();
     assert!(matches!(refused, JoinError::JoinTimeout { pid, .. } if pid == std::process::id()));
@@ -264,12 +263,12 @@ fn who_waits_too_long_for_another_to_join_learns_its_process() {
 
 #[test]
 fn the_process_of_a_node_is_the_one_that_listens_and_not_what_a_file_says() {
-    let (scratch, dir) = Scratch::founded("process");
-    std::fs::write(scratch.0.join("node-1.lock"), "1 1\n").unwrap();
+    let (scratch, dir) = Scratch::founded();
+    std::fs::write(scratch.0.path().join("node-1.lock"), "1 1\n").unwrap();
     assert!(dir.process_of(NodeId(1)).unwrap().is_none());
     let name = |provider| format!("node-1.{provider}");
-    let shm = halite_providers::ShmConfig::new(&scratch.0, name(Provider::Shm));
-    let roce = halite_providers::RoceConfig::new(&scratch.0, name(Provider::Roce));
+    let shm = halite_providers::ShmConfig::new(scratch.0.path(), name(Provider::Shm));
+    let roce = halite_providers::RoceConfig::new(scratch.0.path(), name(Provider::Roce));
     let open: [&dyn Fn() -> std::sync::Arc<dyn halite_fabric::Fabric>; 2] =
         [&|| halite_providers::ShmFabric::open(shm.clone()).unwrap(), &|| {
             halite_providers::RoceFabric::open(roce.clone()).unwrap()
@@ -284,7 +283,7 @@ fn listens_and_is_found(
     dir: &ClusterDir,
     open: &dyn Fn() -> std::sync::Arc<dyn halite_fabric::Fabric>,
 ) {
-    std::fs::write(scratch.0.join("node-1.lock"), "1 1\n").unwrap();
+    std::fs::write(scratch.0.path().join("node-1.lock"), "1 1\n").unwrap();
     let fabric = open();
     let found = dir.process_of(NodeId(1)).unwrap().unwrap();
     assert_eq!(u32::try_from(found.pid).unwrap(), std::process::id());

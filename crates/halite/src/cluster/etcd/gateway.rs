@@ -1,7 +1,8 @@
 //! etcd's v3 interface as JSON over HTTP, as the gateway of etcd 3.4 and newer has it.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::io::{BufRead, BufReader, Read};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -10,101 +11,286 @@ use halite_tier::directory::{Compare, Pair, Step, StoreFailure, Stored, Transact
 use serde_json::{Value, json};
 
 use super::EtcdAddress;
+use super::address::{Password, User};
+use super::tls;
+use crate::error::{EtcdError, EtcdFault};
 
 /// How long a connection, and a whole request, may take.  An etcd that takes longer is as good as none.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(3);
 /// Most bytes of an answer: a page of names is some 300 KiB.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
+const NOT_UNDERSTOOD: &str = "what it says is not understood";
 /// Most members that are asked for.
 const MEMBERS_MAX: usize = 1000;
 
 /// A way to etcd, for one thread at a time.
 pub(super) struct Gateway {
-    agent: ureq::Agent,
-    endpoints: Vec<String>,
-    /// Which one answered last.
+    address: EtcdAddress,
+    /// Made when it is needed, and anew where the files of TLS may have changed.
+    agent: Mutex<Option<ureq::Agent>>,
+    /// Which endpoint answered last.
     at: AtomicUsize,
-    user: Option<(String, String)>,
     token: Mutex<Option<String>>,
+    /// The date in the last answer.
+    date: Mutex<String>,
+    is_closed: AtomicBool,
+}
+
+type Request = ureq::RequestBuilder<ureq::typestate::WithBody>;
+
+/// Answers to one request, which come when there is something to say.
+pub(super) struct Answers {
+    reader: BufReader<ureq::BodyReader<'static>>,
+    line: Vec<u8>,
+}
+
+/// A key as it is told of, untrusted.
+pub(super) struct Entry {
+    pub(super) key: String,
+    /// `None` if it is no text, or the key is gone.
+    pub(super) value: Option<String>,
+    /// Whether it goes when its lease ends.
+    pub(super) is_leased: bool,
+}
+
+impl Entry {
+    pub(super) fn of(pair: &Value) -> Option<Entry> {
+        let is_leased = number(&pair["lease"]).is_some_and(|lease| lease != 0);
+        Some(Entry { key: plain(&pair["key"])?, value: plain(&pair["value"]), is_leased })
+    }
+}
+
+impl Answers {
+    /// The next one; `None` when nothing has come for as long as may be.
+    pub(super) fn next(&mut self) -> Result<Option<Value>, EtcdError> {
+        let failed = |fault, reason: &str| EtcdError { fault, reason: reason.to_owned() };
+        self.line.clear();
+        match self.reader.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', &mut self.line) {
+            Ok(_) if self.line.ends_with(b"\n") => {}
+            Ok(_) if self.line.len() as u64 == ANSWER_BYTES_MAX => {
+                return Err(failed(EtcdFault::Foreign, "it says more at once than anybody needs"));
+            }
+            Ok(_) => return Err(failed(EtcdFault::Unreachable, "it has ended the connection")),
+            Err(error) => {
+                return match ureq::Error::from(error) {
+                    ureq::Error::Timeout(_) => Ok(None),
+                    error => Err(failed(EtcdFault::Unreachable, &error.to_string())),
+                };
+            }
+        }
+        let answer = serde_json::from_slice(&self.line);
+        answer.map(Some).map_err(|_| failed(EtcdFault::Foreign, NOT_UNDERSTOOD))
+    }
 }
 
 /// Why there is no answer.
-enum Failure {
-    /// It did not arrive.
-    NotSent(String),
+struct Failure {
+    is_done: Done,
+    error: EtcdError,
+}
+
+/// What has become of a request without an answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Done {
+    /// It did not arrive: others may be asked.
+    NotSent,
     /// etcd says that it is not done.
-    Refused(String),
-    /// Who we are has to be said anew.
-    Stranger(String),
-    Unknown(String),
+    Refused,
+    /// It is not done, and who we are has to be said anew.
+    Stranger,
+    Unknown,
 }
 
 impl Failure {
-    fn reason(self) -> String {
-        match self {
-            Failure::NotSent(text)
-            | Failure::Refused(text)
-            | Failure::Stranger(text)
-            | Failure::Unknown(text) => text,
-        }
+    fn new(is_done: Done, fault: EtcdFault, reason: String) -> Failure {
+        Failure { is_done, error: EtcdError { fault, reason } }
+    }
+
+    /// Before anything was sent.
+    fn before(error: EtcdError) -> Failure {
+        Failure { is_done: Done::Refused, error }
     }
 }
 
 impl Gateway {
     pub(super) fn new(address: &EtcdAddress) -> Gateway {
+        Gateway {
+            address: address.clone(),
+            agent: Mutex::new(None),
+            at: AtomicUsize::new(0),
+            token: Mutex::new(None),
+            date: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+        }
+    }
+
+    fn agent(&self) -> Result<ureq::Agent, Failure> {
+        let mut agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(agent) = &*agent {
+            return Ok(agent.clone());
+        }
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(Failure::new(
+                Done::Refused,
+                EtcdFault::Unreachable,
+                "it is not asked any more".to_owned(),
+            ));
+        }
         let config = ureq::Agent::config_builder()
             .timeout_connect(Some(CONNECT_PATIENCE))
             .timeout_global(Some(PATIENCE))
             .http_status_as_error(false)
-            .proxy(None)
-            .build();
-        Gateway {
-            agent: config.into(),
-            endpoints: address.endpoints.clone(),
-            at: AtomicUsize::new(0),
-            user: address.user.clone(),
-            token: Mutex::new(None),
-        }
+            .max_redirects(0)
+            .proxy(None);
+        let config = match self.address.tls() {
+            Some(files) => config.tls_config(tls::config(files).map_err(Failure::before)?),
+            None => config,
+        };
+        Ok(agent.insert(config.build().into()).clone())
     }
 
     /// Carries a transaction out, or says whether that may yet happen.
     pub(super) fn carry_out(&self, transaction: &Transaction) -> Result<Stored, StoreFailure> {
-        let answer = self.ask("kv/txn", &encode(transaction)).map_err(|failure| StoreFailure {
-            may_be_done: matches!(failure, Failure::Unknown(_)),
-            reason: failure.reason(),
-        })?;
-        let malformed =
-            || StoreFailure { may_be_done: true, reason: "what it says is not understood".to_owned() };
+        let answer = self.ask("kv/txn", &encode(transaction)).map_err(StoreFailure::from)?;
         decode(transaction, &answer).ok_or_else(malformed)
     }
 
+    /// Carries out several that do not depend on each other, by one request.
+    pub(super) fn carry_out_all(&self, transactions: &[Transaction]) -> Vec<Result<Stored, StoreFailure>> {
+        let each = || transactions.iter().map(|transaction| self.carry_out(transaction)).collect();
+        if transactions.len() == 1 {
+            return each();
+        }
+        let steps: Vec<Value> =
+            transactions.iter().map(|transaction| json!({ "request_txn": encode(transaction) })).collect();
+        match self.ask("kv/txn", &json!({ "success": steps })) {
+            Ok(answer) => decode_all(transactions, &answer),
+            // It may be because of one of them.
+            Err(failure) if failure.is_done == Done::Refused => each(),
+            Err(failure) => vec![Err(failure.into()); transactions.len()],
+        }
+    }
+
     /// The keys that begin so.
-    pub(super) fn list(&self, prefix: &str) -> Result<Vec<Pair>, String> {
+    pub(super) fn list(&self, prefix: &str) -> Result<Vec<Pair>, EtcdError> {
         let step = Step::List { prefix: prefix.to_owned(), after: None, limit: MEMBERS_MAX };
         let transaction = Transaction { then: vec![step], ..Transaction::default() };
-        let stored = self.carry_out(&transaction).map_err(|failure| failure.reason)?;
+        let answer = self.read("kv/txn", &encode(&transaction)).map_err(|failure| failure.error)?;
+        let foreign = || EtcdError { fault: EtcdFault::Foreign, reason: NOT_UNDERSTOOD.to_owned() };
+        let stored = decode(&transaction, &answer).ok_or_else(foreign)?;
         Ok(stored.read.into_iter().next().unwrap_or_default())
     }
 
-    /// Keeps a key for that time from now on; under a new lease, if the one that it had is over.
+    /// All that begins so, as it is now, and the revision as of which it is that.
+    pub(super) fn entries(&self, prefixes: &[String]) -> Result<(Vec<Entry>, u64), EtcdError> {
+        let range = |prefix: &String| {
+            let (from, to) = range_of(prefix);
+            json!({ "request_range": { "key": from, "range_end": to, "limit": MEMBERS_MAX.to_string() } })
+        };
+        let ranges: Vec<Value> = prefixes.iter().map(range).collect();
+        let answer = self.read("kv/txn", &json!({ "success": ranges })).map_err(|failure| failure.error)?;
+        let responses = answer["responses"].as_array().filter(|responses| responses.len() == prefixes.len());
+        let revision = number(&answer["header"]["revision"]);
+        let (Some(responses), Some(revision)) = (responses, revision) else {
+            return Err(EtcdError { fault: EtcdFault::Foreign, reason: NOT_UNDERSTOOD.to_owned() });
+        };
+        let kvs = responses.iter().filter_map(|response| response["response_range"]["kvs"].as_array());
+        Ok((kvs.flatten().filter_map(Entry::of).collect(), revision))
+    }
+
+    /// Asks what is answered again and again, until [`Gateway::close`] or an error; nothing may come for `quiet`.
+    pub(super) fn stream(&self, what: &str, body: String, quiet: Duration) -> Result<Answers, EtcdError> {
+        let answered = self.try_each(true, || {
+            let token = self.token_if_needed()?;
+            let (endpoint, request) = self.request(what, token.as_deref())?;
+            let request = request
+                .config()
+                .timeout_global(None)
+                .timeout_recv_response(Some(PATIENCE))
+                .timeout_per_read(Some(quiet))
+                .build();
+            let response = request.send(&body).map_err(|error| self.failure_of(endpoint, error))?;
+            match response.status().is_success() {
+                true => Ok(response.into_body().into_reader()),
+                false => {
+                    let text = format!("{endpoint} answers {}", response.status());
+                    Err(Failure::new(Done::Refused, EtcdFault::Foreign, text))
+                }
+            }
+        });
+        let reader = answered.map_err(|failure| failure.error)?;
+        Ok(Answers { reader: BufReader::new(reader), line: Vec::new() })
+    }
+
+    /// Nothing is asked any more, and who waits for an answer waits no longer.
+    pub(super) fn close(&self) {
+        let mut agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
+        // Read under the lock of the agent: nobody makes another one.
+        self.is_closed.store(true, Ordering::Relaxed);
+        agent.take().into_iter().for_each(|agent| agent.shutdown());
+    }
+
+    /// Keeps keys for that time from now on; under a new lease, if the one that they had is over.  They are written anew in any case if `is_again`.
     pub(super) fn keep(
         &self,
         lease: Option<String>,
-        key: &str,
-        value: &str,
+        pairs: &[(String, String)],
         ttl: Duration,
+        is_again: bool,
     ) -> Option<String> {
-        if let Some(id) = &lease {
-            let kept = self.ask("lease/keepalive", &json!({ "ID": id })).ok()?;
-            if kept["result"]["TTL"].as_str().is_some_and(|left| left != "0") {
-                return lease;
+        let kept = match lease {
+            Some(id) => {
+                let kept = self.read("lease/keepalive", &json!({ "ID": id })).ok()?;
+                kept["result"]["TTL"].as_str().is_some_and(|left| left != "0").then_some(id)
             }
+            None => None,
+        };
+        let id = match kept {
+            Some(id) if !is_again => return Some(id),
+            Some(id) => id,
+            None => self.grant(ttl).ok()?,
+        };
+        for (key, value) in pairs {
+            let put = json!({ "key": text(key), "value": text(value), "lease": id });
+            self.ask("kv/put", &put).ok()?;
         }
-        let granted = self.ask("lease/grant", &json!({ "TTL": ttl.as_secs().to_string() })).ok()?;
-        let id = granted["ID"].as_str()?.to_owned();
-        let put = json!({ "key": text(key), "value": text(value), "lease": id });
-        self.ask("kv/put", &put).ok().map(|_| id)
+        Some(id)
+    }
+
+    /// Makes a key that goes after so long, unless it is there; what it holds in that case.  One that would never go was written by
+    /// hand, and is written over.
+    pub(super) fn create(&self, key: &str, value: &str, ttl: Duration) -> Result<Option<String>, EtcdError> {
+        let (lease, encoded) = (self.grant(ttl)?, text(key));
+        let create_if = |compare: Value| {
+            let creation = json!({
+                "compare": [compare],
+                "success": [{ "request_put": { "key": encoded, "value": text(value), "lease": lease } }],
+                "failure": [{ "request_range": { "key": encoded } }],
+            });
+            let made = self.ask("kv/txn", &creation).map_err(|failure| failure.error)?;
+            let is_made = made["succeeded"].as_bool() == Some(true);
+            Ok((!is_made).then(|| made["responses"][0]["response_range"]["kvs"][0].clone()))
+        };
+        let mut found = create_if(json!({ "key": encoded, "target": "CREATE", "create_revision": "0" }))?;
+        if let Some(by_hand) = found.as_ref().filter(|pair| number(&pair["lease"]).is_none_or(|id| id == 0)) {
+            let written_at = number(&by_hand["mod_revision"]).unwrap_or_default();
+            tracing::warn!("{key} was written by hand, for it has no lease; it is written over");
+            found = create_if(
+                json!({ "key": encoded, "target": "MOD", "mod_revision": written_at.to_string() }),
+            )?;
+        }
+        let Some(found) = found else { return Ok(None) };
+        self.revoke(Some(lease));
+        Ok(Some(plain(&found["value"]).unwrap_or_default()))
+    }
+
+    /// A lease for that time.
+    fn grant(&self, ttl: Duration) -> Result<String, EtcdError> {
+        let granted = self.ask("lease/grant", &json!({ "TTL": ttl.as_secs().to_string() }));
+        let granted = granted.map_err(|failure| failure.error)?;
+        let foreign = || EtcdError { fault: EtcdFault::Foreign, reason: NOT_UNDERSTOOD.to_owned() };
+        Ok(granted["ID"].as_str().ok_or_else(foreign)?.to_owned())
     }
 
     /// The member is gone.
@@ -113,94 +299,210 @@ impl Gateway {
         lease.into_iter().for_each(|id| drop(self.ask("lease/revoke", &json!({ "ID": id }))));
     }
 
+    /// Asks something, and tells what the clock of who answers shows.
+    pub(super) fn ask_dated(&self, what: &str, body: &Value) -> Result<(Value, String), EtcdError> {
+        let answer = self.ask(what, body).map_err(|failure| failure.error)?;
+        let date = self.date.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok((answer, date))
+    }
+
     /// Asks the endpoint that answered last, and others where nothing arrives.
     fn ask(&self, what: &str, body: &Value) -> Result<Value, Failure> {
-        let mut failure = Failure::NotSent("no endpoint".to_owned());
-        for _ in 0..=self.endpoints.len() {
-            match self.ask_one(what, body) {
-                Err(Failure::NotSent(reason)) => {
-                    self.at.fetch_add(1, Ordering::Relaxed);
-                    failure = Failure::NotSent(reason);
-                }
-                Err(Failure::Stranger(reason)) => {
-                    failure = Failure::Stranger(reason);
-                    *self.token.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
-                }
-                answered => return answered,
+        self.try_each(false, || self.post(what, body, self.token_if_needed()?.as_deref()))
+    }
+
+    /// The same, and others also where nobody knows whether it arrived: it does no harm to ask it again.
+    fn read(&self, what: &str, body: &Value) -> Result<Value, Failure> {
+        self.try_each(true, || self.post(what, body, self.token_if_needed()?.as_deref()))
+    }
+
+    fn try_each<T>(&self, may_repeat: bool, ask: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
+        let mut last = None;
+        let count = self.address.endpoints().len();
+        for tried in 1..=count + 1 {
+            let failure = match ask() {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            if matches!(failure.error.fault, EtcdFault::Certificate | EtcdFault::Foreign) {
+                *self.agent.lock().unwrap_or_else(PoisonError::into_inner) = None;
             }
+            match failure.is_done {
+                Done::NotSent => drop(self.at.fetch_add(1, Ordering::Relaxed)),
+                Done::Stranger => *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None,
+                // What hangs is asked no more where there is another.
+                Done::Unknown if failure.error.fault == EtcdFault::Unreachable => {
+                    self.at.fetch_add(1, Ordering::Relaxed);
+                    if !may_repeat || tried >= count {
+                        return Err(failure);
+                    }
+                }
+                Done::Refused | Done::Unknown => return Err(failure),
+            }
+            last = Some(failure);
         }
-        Err(failure)
+        Err(last.expect("it is asked at least once"))
     }
 
-    fn ask_one(&self, what: &str, body: &Value) -> Result<Value, Failure> {
-        let token = match &self.user {
-            None => None,
-            Some(user) => Some(self.token(user)?),
-        };
-        self.post(what, body, token.as_deref())
+    fn token_if_needed(&self) -> Result<Option<String>, Failure> {
+        self.address.user().map(|user| self.token(user)).transpose()
     }
 
-    fn token(&self, (name, password): &(String, String)) -> Result<String, Failure> {
-        let mut token = self.token.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    fn token(&self, user: &User) -> Result<String, Failure> {
+        let mut token = self.token.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(token) = &*token {
             return Ok(token.clone());
         }
-        let answer = self.post("auth/authenticate", &json!({ "name": name, "password": password }), None);
-        let answer = answer.map_err(|failure| match failure {
-            Failure::NotSent(reason) => Failure::NotSent(reason),
-            other => Failure::Refused(other.reason()),
-        })?;
-        let given =
-            answer["token"].as_str().ok_or_else(|| Failure::Refused("it gives no token".to_owned()))?;
+        let password = password(user).map_err(Failure::before)?;
+        let answer =
+            self.post("auth/authenticate", &json!({ "name": user.name, "password": password }), None);
+        // Nothing else was sent yet.
+        let refused = |failure: Failure| match failure.error.fault {
+            EtcdFault::Unreachable => Failure { is_done: Done::NotSent, ..failure },
+            _ if failure.is_done == Done::NotSent => failure,
+            _ => Failure::before(failure.error),
+        };
+        let answer = answer.map_err(refused)?;
+        let none = || Failure::new(Done::Refused, EtcdFault::Foreign, "it gives no token".to_owned());
+        let given = answer["token"].as_str().ok_or_else(none)?;
         Ok(token.insert(given.to_owned()).clone())
     }
 
-    fn post(&self, what: &str, body: &Value, token: Option<&str>) -> Result<Value, Failure> {
-        let endpoint = &self.endpoints[self.at.load(Ordering::Relaxed) % self.endpoints.len()];
-        let mut request = self.agent.post(format!("http://{endpoint}/v3/{what}"));
+    /// A request to the endpoint whose turn it is, without its body.
+    fn request(&self, what: &str, token: Option<&str>) -> Result<(&str, Request), Failure> {
+        let endpoints = self.address.endpoints();
+        let endpoint = &endpoints[self.at.load(Ordering::Relaxed) % endpoints.len()];
+        let scheme = if self.address.tls().is_some() { "https" } else { "http" };
+        let mut request = self.agent()?.post(format!("{scheme}://{endpoint}/v3/{what}"));
         if let Some(token) = token {
             request = request.header("Authorization", token);
         }
-        let sent = request.header("Content-Type", "application/json").send(body.to_string());
-        let mut response = sent.map_err(|error| failure_of(endpoint, &error))?;
+        Ok((endpoint, request.header("Content-Type", "application/json")))
+    }
+
+    fn post(&self, what: &str, body: &Value, token: Option<&str>) -> Result<Value, Failure> {
+        let (endpoint, request) = self.request(what, token)?;
+        let sent = request.send(body.to_string());
+        let mut response = sent.map_err(|error| self.failure_of(endpoint, error))?;
         let status = response.status();
-        let unread = |error: ureq::Error| Failure::Unknown(format!("{endpoint}: {error}"));
-        let text =
-            response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string().map_err(unread)?;
-        let answer: Value = serde_json::from_str(&text)
-            .map_err(|_| Failure::Unknown(format!("{endpoint} answers {status}, and not as etcd does")))?;
+        if let Some(date) = response.headers().get("date").and_then(|date| date.to_str().ok()) {
+            date.clone_into(&mut self.date.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        let text = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
+        let text = text.map_err(|error| self.failure_of(endpoint, error))?;
+        let foreign = |_| {
+            // A server that has no such interface has done nothing.
+            let is_done = if status.is_client_error() { Done::Refused } else { Done::Unknown };
+            let what = text.trim().lines().next().unwrap_or_default();
+            let text = format!("{endpoint} answers {status}: {}", what.chars().take(120).collect::<String>());
+            Failure::new(is_done, EtcdFault::Foreign, text)
+        };
+        let answer: Value = serde_json::from_str(&text).map_err(foreign)?;
         match status.is_success() {
             true => Ok(answer),
             false => Err(refusal(endpoint, &answer)),
         }
     }
+
+    fn failure_of(&self, endpoint: &str, error: ureq::Error) -> Failure {
+        use std::io::ErrorKind;
+        let text = match &error {
+            ureq::Error::Io(error) => format!("{endpoint}: {error}"),
+            ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
+                format!("{endpoint}: no connection within {} s", CONNECT_PATIENCE.as_secs())
+            }
+            ureq::Error::Timeout(_) => format!("{endpoint}: no answer within {} s", PATIENCE.as_secs()),
+            error => format!("{endpoint}: {error}"),
+        };
+        match error {
+            ureq::Error::HostNotFound
+            | ureq::Error::ConnectionFailed
+            | ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
+                Failure::new(Done::NotSent, EtcdFault::Unreachable, text)
+            }
+            ureq::Error::Rustls(error) => tls_failure(endpoint, &error),
+            ureq::Error::Io(error) => match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+                Some(error) => tls_failure(endpoint, error),
+                None if error.kind() == ErrorKind::ConnectionRefused || is_lookup(&error) => {
+                    Failure::new(Done::NotSent, EtcdFault::Unreachable, text)
+                }
+                None if is_end(error.kind()) => self.ended(endpoint, text),
+                None => Failure::new(Done::Unknown, EtcdFault::Unreachable, text),
+            },
+            ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_) => {
+                Failure::new(Done::Unknown, EtcdFault::Foreign, text)
+            }
+            _ => Failure::new(Done::Unknown, EtcdFault::Unreachable, text),
+        }
+    }
+
+    /// A connection has ended while it was used: what the server says of its end, where that is about certificates.
+    fn ended(&self, endpoint: &str, mut text: String) -> Failure {
+        let said = self.address.tls().and_then(|files| tls::why_ended(files, endpoint, CONNECT_PATIENCE));
+        if let Some(error) = said {
+            // A connection that was there before may have been taken, and what it carried be done.
+            return Failure { is_done: Done::Unknown, ..tls_failure(endpoint, &error) };
+        }
+        text += match self.address.tls() {
+            Some(_) => " (an etcd without TLS ends connections so: leave out ca)",
+            None => " (an etcd that wants TLS ends connections so: ?ca=FILE)",
+        };
+        Failure::new(Done::Unknown, EtcdFault::Unreachable, text)
+    }
 }
 
-fn failure_of(endpoint: &str, error: &ureq::Error) -> Failure {
+/// Whether its name has no address: the standard library says so by its words alone.
+fn is_lookup(error: &std::io::Error) -> bool {
+    error.to_string().starts_with("failed to lookup address information")
+}
+
+fn is_end(kind: std::io::ErrorKind) -> bool {
+    use std::io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    matches!(kind, BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+}
+
+fn password(user: &User) -> Result<String, EtcdError> {
+    match &user.password {
+        Password::Plain(password) => Ok(password.clone()),
+        Password::File(file) => {
+            let text = String::from_utf8(tls::read(file)?).map_err(|_| tls::bad(file, "it is no text"))?;
+            match text.lines().next() {
+                Some(line) if !line.is_empty() => Ok(line.to_owned()),
+                _ => Err(tls::bad(file, "its first line is to be the password, and is empty")),
+            }
+        }
+    }
+}
+
+/// Nothing is done of what comes over a connection on which the two do not agree; but one that breaks later may have carried something.
+fn tls_failure(endpoint: &str, error: &rustls::Error) -> Failure {
     let text = format!("{endpoint}: {error}");
-    let is_unsent = match error {
-        ureq::Error::HostNotFound | ureq::Error::ConnectionFailed => true,
-        ureq::Error::Timeout(timeout) => matches!(timeout, ureq::Timeout::Connect | ureq::Timeout::Resolve),
-        ureq::Error::Io(error) => error.kind() == std::io::ErrorKind::ConnectionRefused,
-        _ => false,
-    };
-    if is_unsent { Failure::NotSent(text) } else { Failure::Unknown(text) }
+    match error {
+        rustls::Error::InvalidCertificate(_)
+        | rustls::Error::AlertReceived(_)
+        | rustls::Error::NoCertificatesPresented
+        | rustls::Error::UnsupportedNameType => Failure::new(Done::NotSent, EtcdFault::Certificate, text),
+        // What is no TLS.
+        rustls::Error::InvalidMessage(_) => Failure::new(Done::NotSent, EtcdFault::Foreign, text),
+        _ => Failure::new(Done::Unknown, EtcdFault::Certificate, text),
+    }
 }
 
 /// What etcd says of itself; of what is not known here, nobody knows whether it is done.
 fn refusal(endpoint: &str, answer: &Value) -> Failure {
     let said = answer["error"].as_str().or(answer["message"].as_str()).unwrap_or("an error without words");
-    let text = format!("{endpoint}: {said}");
-    match said {
-        _ if said.contains("invalid auth token") => Failure::Stranger(text),
-        _ if ["space exceeded", "permission denied", "user name is empty", "authentication"]
-            .iter()
-            .any(|known| said.contains(known)) =>
-        {
-            Failure::Refused(text)
+    let is = |known: &[&str]| known.iter().any(|known| said.contains(known));
+    let (is_done, fault) = match () {
+        () if is(&["invalid auth token", "revision of auth store is old"]) => {
+            (Done::Stranger, EtcdFault::User)
         }
-        _ => Failure::Unknown(text),
-    }
+        () if is(&["permission denied", "user name is empty", "authentication"]) => {
+            (Done::Refused, EtcdFault::User)
+        }
+        () if is(&["space exceeded"]) => (Done::Refused, EtcdFault::Full),
+        () => (Done::Unknown, EtcdFault::Unreachable),
+    };
+    Failure::new(is_done, fault, format!("{endpoint}: {said}"))
 }
 
 fn text(text: &str) -> String {
@@ -211,7 +513,7 @@ fn plain(encoded: &Value) -> Option<String> {
     String::from_utf8(STANDARD.decode(encoded.as_str().unwrap_or_default()).ok()?).ok()
 }
 
-fn number(value: &Value) -> Option<u64> {
+pub(super) fn number(value: &Value) -> Option<u64> {
     value.as_str().and_then(|digits| digits.parse().ok()).or_else(|| value.as_u64())
 }
 
@@ -248,13 +550,50 @@ fn step(step: &Step) -> Value {
         Step::Delete(key) => json!({ "request_delete_range": { "key": text(key) } }),
         Step::Get(key) => json!({ "request_range": { "key": text(key) } }),
         Step::List { prefix, after, limit } => {
-            let from = after.as_ref().map_or_else(|| prefix.clone(), |after| format!("{after}\0"));
-            // Behind all that begin so: prefixes end with a slash, before which comes no other.
-            let end = format!("{}0", prefix.strip_suffix('/').unwrap_or(prefix));
-            let end = if prefix.ends_with('/') { end } else { format!("{prefix}\u{10ffff}") };
-            json!({ "request_range": { "key": text(&from), "range_end": text(&end), "limit": limit.to_string() } })
+            let (from, end) = range_of(prefix);
+            let from = after.as_ref().map_or(from, |after| text(&format!("{after}\0")));
+            json!({ "request_range": { "key": from, "range_end": end, "limit": limit.to_string() } })
         }
     }
+}
+
+/// The first key that begins so, and what comes behind all that do.
+pub(super) fn range_of(prefix: &str) -> (String, String) {
+    // Prefixes end with a slash, before which comes no other.
+    let end = match prefix.strip_suffix('/') {
+        Some(rest) => format!("{rest}0"),
+        None => format!("{prefix}\u{10ffff}"),
+    };
+    (text(prefix), text(&end))
+}
+
+impl From<Failure> for StoreFailure {
+    fn from(failure: Failure) -> StoreFailure {
+        StoreFailure {
+            may_be_done: failure.is_done == Done::Unknown,
+            is_full: failure.error.fault == EtcdFault::Full,
+            reason: failure.error.to_string(),
+        }
+    }
+}
+
+/// What was answered is not what etcd answers.
+fn malformed() -> StoreFailure {
+    StoreFailure { may_be_done: true, is_full: false, reason: NOT_UNDERSTOOD.to_owned() }
+}
+
+/// What has come of each of several.
+fn decode_all(transactions: &[Transaction], answer: &Value) -> Vec<Result<Stored, StoreFailure>> {
+    let decode_one = |(index, transaction): (usize, &Transaction)| {
+        let mut inner = answer["responses"][index]["response_txn"].clone();
+        if !inner.is_object() {
+            return Err(malformed());
+        }
+        // Only the whole says which store it is, and at which revision.
+        inner["header"] = answer["header"].clone();
+        decode(transaction, &inner).ok_or_else(malformed)
+    };
+    transactions.iter().enumerate().map(decode_one).collect()
 }
 
 /// Untrusted: of what is not as it should be, nothing is taken.
@@ -276,13 +615,19 @@ fn decode(transaction: &Transaction, answer: &Value) -> Option<Stored> {
     })
 }
 
+/// What is no text was written by somebody else: it is shown as far as it is one, and means nothing, but does not hide the others.
+fn shown(encoded: &Value) -> Option<String> {
+    let bytes = STANDARD.decode(encoded.as_str().unwrap_or_default()).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
+
 fn pairs(response: &Value) -> Option<Vec<Pair>> {
     let none = Vec::new();
     let found = response["response_range"]["kvs"].as_array().unwrap_or(&none);
     let pair = |pair: &Value| {
         Some(Pair {
-            key: plain(&pair["key"])?,
-            value: plain(&pair["value"])?,
+            key: shown(&pair["key"])?,
+            value: shown(&pair["value"])?,
             written_at: number(&pair["mod_revision"])?,
         })
     };
@@ -294,9 +639,27 @@ mod tests {
     use super::*;
 
     #[test]
+    fn of_several_each_has_its_own_answer_and_one_that_lacks_it_is_not_taken_for_another() {
+        let get = |key: &str| Transaction { then: vec![Step::Get(key.to_owned())], ..Transaction::default() };
+        let inner = |value: &str| {
+            let kvs = json!([{ "key": text("k"), "value": text(value), "mod_revision": "4" }]);
+            json!({ "response_txn": { "succeeded": true, "responses": [{ "response_range": { "kvs": kvs } }] } })
+        };
+        let answer = json!({
+            "header": { "cluster_id": "7", "revision": "5" },
+            "succeeded": true,
+            "responses": [inner("a"), inner("b"), {}],
+        });
+        let decoded = decode_all(&[get("k"), get("k"), get("k")], &answer);
+        let value = |index: usize| decoded[index].as_ref().unwrap().read[0][0].value.clone();
+        assert_eq!([value(0), value(1)], ["a", "b"]);
+        assert!(decoded[2].as_ref().is_err_and(|failure| failure.may_be_done));
+    }
+
+    #[test]
     fn an_answer_of_etcd_is_understood_and_another_is_refused() {
         let get = Transaction { then: vec![Step::Get("k".to_owned())], ..Transaction::default() };
-        let answer = json!({
+        let mut answer = json!({
             "header": { "cluster_id": "14841639068965178418", "revision": "5", "raft_term": "2" },
             "succeeded": true,
             "responses": [{ "response_range": { "kvs": [
@@ -306,6 +669,10 @@ mod tests {
         let stored = decode(&get, &answer).unwrap();
         let pair = Pair { key: "k".to_owned(), value: "v".to_owned(), written_at: 4 };
         assert_eq!((stored.is_so, stored.read, stored.revision), (true, vec![vec![pair]], 5));
+        let kvs = &mut answer["responses"][0]["response_range"]["kvs"];
+        kvs.as_array_mut().unwrap().push(json!({ "key": STANDARD.encode(b"k\xff"), "value": STANDARD.encode(b"\xff"), "mod_revision": "5" }));
+        let foreign = Pair { key: "k\u{fffd}".to_owned(), value: "\u{fffd}".to_owned(), written_at: 5 };
+        assert_eq!(decode(&get, &answer).unwrap().read[0][1], foreign, "what is no text hides nothing else");
         for wrong in [json!({}), json!([]), json!({ "header": answer["header"], "succeeded": true })] {
             assert_eq!(decode(&get, &wrong), None, "{wrong}");
         }

@@ -3,6 +3,7 @@
 use super::{Figure, Row, Sizes, Source, Target, figure_of, row};
 use crate::peers::probe::Probe;
 use crate::peers::redis::Command;
+use crate::peers::redis_benchmark::Server;
 
 /// Keys that the store holds, and the map.
 const KEYS: u64 = 10_000;
@@ -11,7 +12,7 @@ const TOGETHER: u64 = 64;
 
 /// The rows in their order.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
-    [store(sizes), log(sizes)].concat()
+    [store(sizes), clients_of_redis(sizes), log(sizes)].concat()
 }
 
 fn run(arguments: &[&str], sizes: &Sizes) -> Option<Source> {
@@ -35,6 +36,27 @@ fn store(sizes: &Sizes) -> Vec<Row> {
         row(name, "Mops", ours(), "Redis GET", redis(Command::Get, 1, sizes))
             .wants(Target::RatioAtLeast(10.0)),
     ]
+}
+
+fn clients_of_redis(sizes: &Sizes) -> Vec<Row> {
+    let rate = |server, command, window| {
+        let iterations = if window == 1 { sizes.pipelined } else { 4 * sizes.pipelined };
+        figure_of(&Probe::RedisBenchmark { server, command, window, iterations }, Figure::Rate)
+    };
+    let row = |command: Command, nodes: u32, window: u64| {
+        let processes = if nodes == 1 { "one process" } else { "two processes" };
+        let name =
+            format!("{} of 64 B by redis-benchmark, {processes}, {window} sent together", command.name());
+        let ours = rate(Server::Halite { nodes }, command, window);
+        row(&name, "Mops", ours, "Redis", rate(Server::Redis, command, window))
+    };
+    let mut rows = Vec::new();
+    for command in [Command::Set, Command::Get] {
+        rows.push(row(command, 1, 1).wants(Target::RatioAtLeast(0.95)));
+        rows.push(row(command, 1, 16).wants(Target::RatioAtLeast(1.0)));
+        rows.push(row(command, 2, 16));
+    }
+    rows
 }
 
 fn log(sizes: &Sizes) -> Vec<Row> {

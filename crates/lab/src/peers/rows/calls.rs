@@ -85,16 +85,15 @@ fn replies(sizes: &Sizes) -> Vec<Row> {
 }
 
 fn messages(sizes: &Sizes) -> Vec<Row> {
-    let ours = latency_of(&halite(&["send_lat", "-s", "8"], sizes.calls));
+    let sent = latency_of(&halite(&["send_lat", "-s", "8"], sizes.calls));
+    let published = latency_of(&halite(&["publish_lat", "-s", "8"], sizes.calls));
+    let stream = figure_of(&halite(&["publish_rate", "-s", "8"], sizes.small), Figure::Rate);
+    let tag = || ucx("tag_lat", 8, sizes.small);
+    let tags = taking(Figure::Rate, ucx("tag_bw", 8, sizes.small));
     vec![
-        row("message of 8 B, half a ping-pong", "us", ours, "UCX tag", ucx("tag_lat", 8, sizes.small)),
-        row(
-            "messages of 8 B, back to back",
-            "Mops",
-            None,
-            "UCX tag",
-            taking(Figure::Rate, ucx("tag_bw", 8, sizes.small)),
-        ),
+        row("message of 8 B, half a ping-pong", "us", sent, "UCX tag", tag()),
+        row("message of 8 B, published, half a ping-pong", "us", published, "UCX tag", tag()),
+        row("messages of 8 B, published back to back", "Mops", stream, "UCX tag", tags),
     ]
 }
 

@@ -9,6 +9,7 @@ mod sync;
 use super::Options;
 use super::probe::{Probe, ProbeError, Sample};
 use super::tools::Tools;
+use super::ucx::Transport;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -43,6 +44,8 @@ pub enum Figure {
     Cpu,
     /// The same where processes poll for ever.
     PollingCpu,
+    /// Processor time of all processes of a run, from their begin to their end, by operation, us.
+    ProcessesCpu,
     /// How much of the memory for requests holds requests, %.
     Used,
     /// The same in four queues of receive buffers.
@@ -212,6 +215,10 @@ impl Source {
             Figure::Overhead => sample.overhead_ns,
             Figure::Cpu => sample.cpu_us,
             Figure::PollingCpu => sample.polling_cpu_us,
+            Figure::ProcessesCpu => {
+                let cpu_us = sample.processes_cpu.map(|cpu| cpu.as_secs_f64() * 1e6);
+                cpu_us.zip(self.probe.operations()).map(|(us, operations)| us / operations as f64)
+            }
             Figure::Used => sample.used_percent,
             Figure::UsedByQueues => sample.used_by_queues_percent,
         };
@@ -244,7 +251,12 @@ fn halite(arguments: &[&str], iterations: u64) -> Probe {
 }
 
 fn ucx(test: &'static str, size: u64, iterations: u64) -> Option<Source> {
-    Some(Source { probe: Probe::Ucx { test, size, iterations }, figure: Figure::Latency })
+    let over = Transport::Memory;
+    Some(Source { probe: Probe::Ucx { over, test, size, iterations }, figure: Figure::Latency })
+}
+
+fn ucx_over_tcp(test: &'static str, size: u64, iterations: u64, figure: Figure) -> Option<Source> {
+    Some(Source { probe: Probe::Ucx { over: Transport::Tcp, test, size, iterations }, figure })
 }
 
 fn figure_of(probe: &Probe, figure: Figure) -> Option<Source> {
@@ -261,6 +273,8 @@ fn baseline_of(probe: &Probe) -> Option<Source> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::peers::tools::Program;
 
@@ -305,8 +319,13 @@ mod tests {
     #[test]
     fn the_rows_of_a_peer_that_is_not_installed_go_and_the_others_stay() {
         let rows = rows(&sizes());
-        for (program, peer) in [(Program::Ucx, "UCX"), (Program::Redis, "Redis"), (Program::Iperf3, "iperf3")]
-        {
+        let peers = [
+            (Program::Ucx, "UCX"),
+            (Program::Redis, "Redis"),
+            (Program::Iperf3, "iperf3"),
+            (Program::Libfabric, "libfabric"),
+        ];
+        for (program, peer) in peers {
             let tools = Tools { halite: "halite".into(), missing: vec![program] };
             let (kept, gone): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.can_run(&tools));
             assert!(!gone.is_empty() && gone.iter().all(|row| row.peer.starts_with(peer)), "{gone:?}");
@@ -329,6 +348,14 @@ mod tests {
         assert_eq!(source.value(&sample).unwrap(), 5000.0);
         let error = source.value(&Sample::default()).unwrap_err().to_string();
         assert!(error.contains("ucp_put_bw") && error.contains("Bandwidth"), "{error}");
+    }
+
+    #[test]
+    fn processor_time_of_processes_is_shared_out_among_the_operations_of_the_run() {
+        let probe = halite(&["write_bw", "-s", "8"], 200);
+        let source = Source { probe, figure: Figure::ProcessesCpu };
+        let sample = Sample { processes_cpu: Some(Duration::from_millis(3)), ..Sample::default() };
+        assert_eq!(source.value(&sample).unwrap(), 15.0);
     }
 
     #[test]

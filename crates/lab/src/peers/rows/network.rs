@@ -1,6 +1,6 @@
-//! What two processes do over RoCEv2 in user space, beside bare sockets.
+//! What two processes do over RoCEv2 in user space, beside bare sockets and UCX over TCP.
 
-use super::{Figure, MIB, Row, Sizes, Source, Target, figure_of, halite, latency_of, row};
+use super::{Figure, MIB, Row, Sizes, Source, Target, figure_of, halite, latency_of, row, ucx_over_tcp};
 use crate::peers::probe::Probe;
 
 /// The rows in their order.
@@ -15,6 +15,10 @@ fn over_roce(arguments: &[&str], iterations: u64) -> Probe {
 fn small(sizes: &Sizes) -> Vec<Row> {
     let udp = |figure| Some(Source { probe: Probe::UdpPingPong { iterations: sizes.socket }, figure });
     let ours = |test| latency_of(&over_roce(&[test, "-s", "8"], sizes.socket));
+    let mean = figure_of(&over_roce(&["rpc_lat", "-s", "8"], sizes.socket), Figure::Mean);
+    let libfabric = Probe::Libfabric { size: 8, iterations: sizes.socket };
+    let libfabric = figure_of(&libfabric, Figure::RoundTrip);
+    let tag = ucx_over_tcp("tag_lat", 8, sizes.socket, Figure::RoundTrip);
     let together = &["write_bw", "-s", "64", "--window", "64", "--batch", "64"];
     vec![
         row(
@@ -27,6 +31,9 @@ fn small(sizes: &Sizes) -> Vec<Row> {
         .wants(Target::AtLeast(1.0)),
         row("roce: call, 8 B there and back", "us", ours("rpc_lat"), "bare UDP", udp(Figure::RoundTrip))
             .wants(Target::RatioAtMost(1.35)),
+        row("roce: call, 8 B there and back", "us", ours("rpc_lat"), "UCX tag, over TCP", tag)
+            .wants(Target::RatioAtMost(1.0)),
+        row("roce: call, 8 B there and back, mean", "us", mean, "libfabric, over TCP", libfabric),
         row("roce: write 8 B, half a ping-pong", "us", ours("write_lat"), "bare UDP", udp(Figure::Latency)),
         row("roce: read 8 B, the call", "us", ours("read_lat"), "bare UDP", udp(Figure::RoundTrip)),
     ]
@@ -37,11 +44,23 @@ fn large(sizes: &Sizes) -> Vec<Row> {
     let tcp = || figure_of(&Probe::TcpStream { size: MIB as usize, iterations }, Figure::Bandwidth);
     let iperf3 = || figure_of(&Probe::Iperf3 { size: MIB, iterations }, Figure::Bandwidth);
     let ours = |test| figure_of(&over_roce(&[test, "-s", "1048576"], iterations), Figure::Bandwidth);
+    let ucx = |test| ucx_over_tcp(test, MIB, iterations, Figure::Bandwidth);
+    // Long enough that the begin and the end of the processes weigh little.
+    let long = &["write_bw", "-s", "1048576", "--check-memcpy=false"];
+    let ours_cpu = figure_of(&over_roce(long, 2 * iterations), Figure::ProcessesCpu);
+    let iperf3_cpu = Probe::Iperf3 { size: MIB, iterations: 2 * iterations };
+    let iperf3_cpu = figure_of(&iperf3_cpu, Figure::ProcessesCpu);
     let wanted = Target::RatioAtLeast(1.3);
     vec![
         row("roce: write 1 MiB", "MB/s", ours("write_bw"), "iperf3, one stream of TCP", iperf3())
             .wants(wanted),
         row("roce: read 1 MiB", "MB/s", ours("read_bw"), "iperf3, one stream of TCP", iperf3()).wants(wanted),
+        row("roce: write 1 MiB", "MB/s", ours("write_bw"), "UCX put, over TCP", ucx("ucp_put_bw"))
+            .wants(Target::RatioAtLeast(0.75)),
+        row("roce: read 1 MiB", "MB/s", ours("read_bw"), "UCX get, over TCP", ucx("ucp_get"))
+            .wants(Target::RatioAtLeast(0.75)),
+        row("roce: write 1 MiB, processor time", "us", ours_cpu, "iperf3, one stream of TCP", iperf3_cpu)
+            .wants(Target::RatioAtMost(1.3)),
         row("roce: write 1 MiB", "MB/s", ours("write_bw"), "bare TCP, one stream", tcp()),
         row("roce: read 1 MiB", "MB/s", ours("read_bw"), "bare TCP, one stream", tcp()),
     ]

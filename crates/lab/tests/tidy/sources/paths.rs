@@ -32,10 +32,12 @@ pub struct Mention {
 pub fn mentioned(code: &str) -> Vec<Mention> {
     let mut mentions = Vec::new();
     let mut imported = Vec::new();
-    let mut at = 0;
+    let (mut at, mut line, mut counted) = (0, 1, 0);
     while at < code.len() {
         let rest = &code[at..];
-        let line = 1 + code[..at].matches('\n').count();
+        // From the last token on: from the beginning, a long file takes seconds.
+        line += code[counted..at].matches('\n').count();
+        counted = at;
         let len = token_len(rest);
         if &rest[..len] == "use" {
             let tree = rest[len..].split(';').next().unwrap_or_default();

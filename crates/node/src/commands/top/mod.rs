@@ -15,7 +15,7 @@ use rustix::termios::tcgetwinsize;
 
 use super::status::{self, Answers, Row};
 use crate::args::Top;
-use crate::client::Client;
+use crate::client::{Client, no_cluster};
 use crate::output;
 use crate::signals::Listener;
 use scrape::Scraped;
@@ -64,7 +64,7 @@ impl Look {
         let presences = cluster_dir::nodes(dir);
         let presences = presences.with_context(|| format!("cannot see what runs in {}", dir.display()))?;
         if presences.is_empty() && args.scrape.is_empty() {
-            bail!("there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one", dir.display());
+            bail!(no_cluster(dir));
         }
         let asked = match presences.iter().any(|node| node.alive) {
             true => ask(dir, client),
@@ -75,7 +75,8 @@ impl Look {
             *client = None;
             format!("{}: showing what the lock files tell", output::reasons(error))
         });
-        let rows = status::rows(&presences, &asked.unwrap_or_default());
+        let asked = asked.unwrap_or_default();
+        let (rows, trouble) = (status::rows(&presences, &asked), trouble.or(asked.by()));
         let scrapes = fetch_all(&args.scrape);
         Ok(Look { at: Instant::now(), rows, trouble, scrapes })
     }
@@ -84,7 +85,7 @@ impl Look {
 fn ask(dir: &Path, client: &mut Option<Client>) -> anyhow::Result<Answers> {
     let client = match client {
         Some(client) => client,
-        none => none.insert(Client::join(dir)?),
+        none => none.insert(Client::look(dir)?),
     };
     Answers::of(client)
 }

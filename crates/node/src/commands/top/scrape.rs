@@ -19,7 +19,11 @@ impl Scraped {
     pub fn fetch(at: SocketAddr) -> Result<Scraped, String> {
         let text = get(at).map_err(|error| error.to_string())?;
         match text.split_once("\r\n\r\n") {
-            Some((head, body)) if head.starts_with("HTTP/1.1 200 ") => Ok(Scraped::parse(body)),
+            Some((head, body)) if head.starts_with("HTTP/1.1 200 ") => {
+                let scraped = Scraped::parse(body);
+                let is_ours = scraped.label("halite_info", "version").is_some();
+                is_ours.then_some(scraped).ok_or_else(|| "the metrics of something else".to_owned())
+            }
             _ => Err(format!("no metrics: {}", text.lines().next().unwrap_or("nothing was said"))),
         }
     }
@@ -109,11 +113,14 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let server = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let _ = stream.read(&mut [0; 1024]).unwrap();
-            stream.write_all(b"HTTP/1.1 404 Not Found\r\n\r\n").unwrap();
+            for answer in ["404 Not Found\r\n\r\n", "200 OK\r\n\r\nprocess_open_fds 7\n"] {
+                let (mut stream, _) = listener.accept().unwrap();
+                let _ = stream.read(&mut [0; 1024]).unwrap();
+                stream.write_all(format!("HTTP/1.1 {answer}").as_bytes()).unwrap();
+            }
         });
         assert_eq!(Scraped::fetch(at), Err("no metrics: HTTP/1.1 404 Not Found".to_owned()));
+        assert_eq!(Scraped::fetch(at), Err("the metrics of something else".to_owned()));
         server.join().unwrap();
         assert!(Scraped::fetch(at).is_err(), "nobody listens there any more");
     }

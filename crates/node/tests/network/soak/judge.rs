@@ -1,6 +1,10 @@
 //! What the logs of the workers, taken together, must not show.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+
+use halite_trials::linearizability::Span;
+use halite_trials::linearizability::chain::Chain;
+use halite_trials::linearizability::register::Change;
 
 /// So long after it was founded anew, a cluster has found together: two leases.
 const FOUNDING_NS: u64 = 10_000_000_000;
@@ -23,27 +27,34 @@ impl Death {
 /// What was found, and what was looked at.
 #[derive(Debug, Default)]
 pub struct Findings {
-    counters: BTreeMap<String, Counter>,
+    /// Those of trials in virtual time are judged in the same way.
+    counters: BTreeMap<String, Chain>,
     regions: BTreeMap<String, Region>,
     locks: BTreeMap<String, Vec<Held>>,
-    pub gets: u64,
-    pub failed: u64,
+    added: u64,
+    /// Additions of which nobody knows whether they were made.
+    in_doubt: u64,
+    gets: u64,
+    failed: u64,
     pub violations: Vec<String>,
 }
 
-#[derive(Debug, Default)]
-struct Counter {
-    /// What additions found there.
-    olds: Vec<u64>,
-    /// Additions of which nobody knows whether they were made.
-    maybe: u64,
-}
-
 /// A region, and where it may be.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Region {
     is_there: bool,
     places: Vec<Place>,
+}
+
+impl Region {
+    /// It has come to the last of the places, and is nowhere else.
+    fn settle(&mut self, now_ns: u64) {
+        self.is_there = true;
+        let node = self.places.last().expect("it was begun").node;
+        for place in self.places.iter_mut().filter(|place| place.node != node) {
+            place.until_ns = place.until_ns.min(now_ns);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -64,50 +75,35 @@ struct Held {
 impl Findings {
     /// Takes the log of one process.
     pub fn add(&mut self, log: &str) {
-        // What has begun and not ended.
-        let mut added: Option<String> = None;
-        let mut moving: Option<(String, u64)> = None;
+        // The addition that has begun last.
+        let mut adding = 0;
         for line in log.lines() {
             let words: Vec<&str> = line.split(' ').collect();
             let number = |at: usize| words[at].parse::<u64>().unwrap();
             let now_ns = number(0);
             match words[1..] {
-                ["add", name] => added = Some(name.to_owned()),
+                ["add", name] => {
+                    adding = self.counters.entry(name.to_owned()).or_default().begin(now_ns, Change::Add(1));
+                    self.in_doubt += 1;
+                }
+                ["add", _, "maybe"] => {}
                 ["add", name, how] => {
-                    added = None;
-                    let counter = self.counters.entry(name.to_owned()).or_default();
-                    match how {
-                        "no" => self.failed += 1,
-                        "maybe" => counter.maybe += 1,
-                        _ => counter.olds.push(number(3)),
+                    let counter = self.counters.get_mut(name).expect("it was begun");
+                    self.in_doubt -= 1;
+                    if how == "no" {
+                        counter.forget(adding);
+                        self.failed += 1;
+                    } else {
+                        let changed = counter.changed(adding, now_ns, number(3));
+                        self.violations.extend(changed.err().map(|why| format!("{name}: {why}")));
+                        self.added += 1;
                     }
                 }
-                ["put", name, "ok"] => {
-                    self.regions.get_mut(name).expect("it was begun").is_there = true;
-                }
-                ["put", _, "failed"] => self.failed += 1,
-                ["put", name, _] => {
+                ["place", name, "ok"] => self.regions.get_mut(name).expect("it was begun").settle(now_ns),
+                ["place", _, "failed"] => self.failed += 1,
+                ["place", name, _] => {
                     let place = Place { node: number(3), from_ns: now_ns, until_ns: u64::MAX };
-                    self.regions.insert(name.to_owned(), Region { is_there: false, places: vec![place] });
-                }
-                ["mv", name, "ok"] => {
-                    let (_, to) = moving.take().expect("it was begun");
-                    let places = &mut self.regions.get_mut(name).expect("it was put").places;
-                    let last = places.len() - 1;
-                    for (index, place) in places.iter_mut().enumerate() {
-                        if index < last && place.node != to {
-                            place.until_ns = place.until_ns.min(now_ns);
-                        }
-                    }
-                }
-                ["mv", _, "failed"] => {
-                    moving = None;
-                    self.failed += 1;
-                }
-                ["mv", name, _] => {
-                    moving = Some((name.to_owned(), number(3)));
-                    let place = Place { node: number(3), from_ns: now_ns, until_ns: u64::MAX };
-                    self.regions.get_mut(name).expect("it was put").places.push(place);
+                    self.regions.entry(name.to_owned()).or_default().places.push(place);
                 }
                 ["get", _, "ok"] => self.gets += 1,
                 ["get", _, "failed"] => self.failed += 1,
@@ -124,9 +120,6 @@ impl Findings {
                 _ => panic!("no such line: {line}"),
             }
         }
-        if let Some(name) = added {
-            self.counters.entry(name).or_default().maybe += 1;
-        }
     }
 
     /// Regions that must be there, for no node has died that could have held them.
@@ -142,23 +135,16 @@ impl Findings {
             .collect()
     }
 
-    /// Nothing was added twice, and nothing is missing from counters whose last value is known.
-    pub fn judge_counters(&mut self, values: &BTreeMap<String, u64>) {
-        for (name, counter) in &self.counters {
-            let distinct: BTreeSet<u64> = counter.olds.iter().copied().collect();
-            if distinct.len() < counter.olds.len() {
-                self.violations.push(format!("{name}: two found the same number"));
-            }
-            let Some(value) = values.get(name) else { continue };
-            let known = counter.olds.len() as u64;
-            if !(known..=known + counter.maybe).contains(value) {
-                let maybe = counter.maybe;
-                self.violations.push(format!("{name} is {value}; {known} were added, and {maybe} perhaps"));
-            }
-            if distinct.last().is_some_and(|last| last >= value) {
-                self.violations.push(format!("{name} is {value}, and somebody found {distinct:?}"));
-            }
-        }
+    /// Somebody who began then, in the end, has found that in a counter.
+    pub fn counted(&mut self, name: &str, begin_ns: u64, value: u64) {
+        let span = Span { begin_ns, end_ns: u64::MAX };
+        self.counters.entry(name.to_owned()).or_default().saw(span, value);
+    }
+
+    /// Nothing was added twice, and nothing is missing: some order of all additions explains what each has found.
+    pub fn judge_counters(&mut self) {
+        let wrong = self.counters.iter().filter_map(|(name, chain)| Some((name, chain.check().err()?)));
+        self.violations.extend(wrong.map(|(name, why)| format!("{name}: {why}")));
     }
 
     /// Tokens rise, and where no process has ended meanwhile, nobody holds a lock together with another.  A directory that is founded anew
@@ -191,14 +177,44 @@ impl Findings {
     }
 
     pub fn summary(&self) -> String {
-        let added: usize = self.counters.values().map(|counter| counter.olds.len()).sum();
-        let maybe: u64 = self.counters.values().map(|counter| counter.maybe).sum();
         let locked: usize = self.locks.values().map(Vec::len).sum();
         let there = self.regions.values().filter(|region| region.is_there).count();
         let moves: usize = self.regions.values().map(|region| region.places.len() - 1).sum();
-        let (gets, failed) = (self.gets, self.failed);
+        let Findings { added, in_doubt, gets, failed, .. } = self;
         format!(
-            "{added} additions ({maybe} in doubt), {there} regions, {moves} moves, {gets} reads, {locked} locks; {failed} operations failed"
+            "{added} additions ({in_doubt} in doubt), {there} regions, {moves} moves, {gets} reads, {locked} locks; {failed} operations failed"
         )
     }
+}
+
+#[test]
+fn an_addition_that_is_lost_or_doubled_and_a_lock_that_two_hold_are_found() {
+    let found = |logs: &[&str]| {
+        let mut findings = Findings::default();
+        logs.iter().for_each(|log| findings.add(log));
+        findings.judge_counters();
+        findings.judge_locks(&[], &[]);
+        findings.violations.len()
+    };
+    let (added, killed) = ("10 add counter\n20 add counter 0", "5 add counter");
+    assert_eq!(found(&[added, "30 add counter\n40 add counter 1", killed]), 0);
+    assert_eq!(found(&[added, "30 add counter\n40 add counter 2", killed]), 0);
+    assert_eq!(found(&[added, "30 add counter\n40 add counter 2"]), 1, "one was done twice");
+    assert_eq!(found(&[added, "30 add counter\n40 add counter 0"]), 1, "one is lost");
+    let held = "50 lock till-0 7 10 20 45";
+    assert_eq!(found(&[held, "90 lock till-0 8 15 46 80"]), 0);
+    assert_eq!(found(&[held, "90 lock till-0 8 15 44 80"]), 1, "two hold it");
+    assert_ne!(found(&[held, "90 lock till-0 6 30 46 80"]), 0, "its token is lower");
+}
+
+#[test]
+fn a_region_must_be_there_unless_a_node_has_died_that_may_have_had_it() {
+    let mut findings = Findings::default();
+    findings.add("10 place region 1\n20 place region ok\n30 place region 2\n40 place region ok");
+    let is_due = |node, at_ns| {
+        let death = Death { node, from_ns: at_ns, until_ns: at_ns };
+        findings.to_be_there(&[death]) == ["region"]
+    };
+    assert!(is_due(1, 50) && is_due(2, 25));
+    assert!(!is_due(1, 35) && !is_due(2, 35) && !is_due(2, 50));
 }

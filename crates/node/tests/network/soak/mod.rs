@@ -22,7 +22,7 @@ use crate::cluster::Cluster;
 use crate::support::{Running, eventually};
 use crate::world::Processes;
 
-const HOSTS: usize = 4;
+const HOSTS: usize = 5;
 
 /// A time between these, in milliseconds.
 fn ms(random: &mut Rng, from: u64, to: u64) -> Duration {
@@ -38,7 +38,7 @@ struct Soak {
     workers: Vec<Application>,
     random: Rng,
     seed: u64,
-    /// How many workers have been started on each host, and how many lives its node has had.
+    /// How many workers have been started on each host, and how many incarnations its node has had.
     started: Vec<u64>,
     lives: Vec<u64>,
     deaths: Vec<Death>,
@@ -80,21 +80,21 @@ impl Soak {
         (host + 1 + self.random.u64(0..HOSTS as u64 - 1) as usize) % HOSTS
     }
 
-    /// A number in the memory of a node's new life, to which all add.
+    /// A number in the memory of a node's new incarnation, to which all add.
     fn give_counter(&mut self, host: usize) {
-        let life = self.lives[host];
+        let incarnation = self.lives[host];
         self.lives[host] += 1;
-        let name = format!("{}{host}-{life}", worker::COUNTER);
+        let name = format!("{}{host}-{incarnation}", worker::COUNTER);
         self.cluster.host(host).write("/tmp/zero", &[0; 8]);
         let line = format!("halite put {name} /tmp/zero --node {host}");
         eventually(|| self.cluster.host(host).run(&line).status.success());
     }
 
     fn start_worker(&mut self, host: usize) -> Application {
-        let life = self.started[host];
+        let incarnation = self.started[host];
         self.started[host] += 1;
-        let seed = Rng::with_seed(self.seed ^ ((host as u64) << 40) ^ (life << 50)).u64(..);
-        Application::start(self.cluster.host(host), &format!("soak {seed} {host}-{life} {HOSTS}"))
+        let seed = Rng::with_seed(self.seed ^ ((host as u64) << 40) ^ (incarnation << 50)).u64(..);
+        Application::start(self.cluster.host(host), &format!("soak {seed} {host}-{incarnation} {HOSTS}"))
     }
 
     fn end_node(&mut self, host: usize, end: impl FnOnce(&mut Running)) {
@@ -128,21 +128,14 @@ impl Soak {
             }
             1 => {
                 self.say(&format!("host {host} hears nothing of host {other} for {length:?}"));
-                let at = self.cluster.host(host);
-                at.ok("nft add table inet deaf");
-                at.ok("nft 'add chain inet deaf arrival { type filter hook input priority 0; }'");
-                at.ok(&format!(
-                    "nft add rule inet deaf arrival ip saddr {} drop",
-                    self.cluster.host(other).address
-                ));
-                self.while_out(other, length, |cluster| {
-                    cluster.host(host).ok("nft delete table inet deaf");
-                });
+                let from = &self.cluster.host(other).address;
+                self.cluster.host(host).drop_arrivals(&format!("ip saddr {from}"));
+                self.while_out(other, length, |cluster| cluster.host(host).let_all_arrive());
             }
             2 => {
                 self.say(&format!("no packet comes to host {host} for {length:?}"));
                 self.cluster.host(host).mute_packets();
-                self.while_out(other, length, |cluster| cluster.host(host).let_packets_through());
+                self.while_out(other, length, |cluster| cluster.host(host).let_all_arrive());
             }
             3 => {
                 self.say(&format!("node {host} is killed"));
@@ -223,29 +216,28 @@ impl Soak {
         }
         let mut findings = Findings::default();
         for host in 0..HOSTS {
-            for life in 0..self.started[host] {
-                let log = self.cluster.host(host).read(&worker::log_of(&format!("{host}-{life}")));
+            for incarnation in 0..self.started[host] {
+                let log = self.cluster.host(host).read(&worker::log_of(&format!("{host}-{incarnation}")));
                 findings.add(&String::from_utf8(log).unwrap());
             }
         }
         let counters = (0..HOSTS).map(|host| format!("{}{host}-{}", worker::COUNTER, self.lives[host] - 1));
         let there: Vec<String> = findings.to_be_there(&self.deaths).into_iter().chain(counters).collect();
-        let mut values = BTreeMap::new();
+        let end_ns = worker::now_ns();
         for host in 0..HOSTS {
             self.cluster.host(host).write("/tmp/there", there.join("\n").as_bytes());
             let said = self.cluster.host(host).ok(&Application::line("verify /tmp/there"));
-            assert!(said.contains("verified"), "{said}");
-            for line in said.lines() {
-                match line.split(' ').collect::<Vec<_>>()[..] {
-                    ["wrong" | "lost", ..] => findings.violations.push(format!("from host {host}: {line}")),
-                    ["count", name, value] => {
-                        values.insert(name.to_owned(), value.parse().unwrap());
-                    }
-                    _ => {}
+            let said: BTreeMap<&str, &str> = said.lines().filter_map(|line| line.split_once(' ')).collect();
+            for name in &there {
+                let found = said.get(&**name).copied().unwrap_or("was not looked at");
+                match found.parse() {
+                    Ok(value) => findings.counted(name, end_ns, value),
+                    Err(_) if found == "ok" => {}
+                    Err(_) => findings.violations.push(format!("from host {host}: {name} {found}")),
                 }
             }
         }
-        findings.judge_counters(&values);
+        findings.judge_counters();
         findings.judge_locks(&self.deaths, &self.foundings_ns);
         println!(
             "seed {}, {} faults, {} ends of nodes: {}; {} regions looked at from each host",

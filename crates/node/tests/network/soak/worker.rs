@@ -2,8 +2,7 @@
 //!
 //! ```text
 //!   TIME add COUNTER                 TIME add COUNTER OLD | no | maybe       whether it was done, where that failed
-//!   TIME put NAME NODE               TIME put NAME ok | failed
-//!   TIME mv NAME NODE                TIME mv NAME ok | failed
+//!   TIME place NAME NODE             TIME place NAME ok | failed             put there, or moved
 //!   TIME get NAME ok | failed | wrong
 //!   TIME lock NAME TOKEN ASKED TAKEN HELD      when it was asked for, when it was there, and when it was ours for sure for the last time
 //! ```
@@ -12,25 +11,28 @@
 //! that is killed leaves whole ones.
 
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use halite::blocking::Session;
-use halite::{Lh, NodeId, Permissions, Placement};
+use halite::{Lh, NodeId, Permissions, Placement, RegionError};
 
 /// Ends all workers of a host.
 pub const STOP: &str = "/tmp/soak-stop";
 pub const COUNTER: &str = "counter-";
 const MODEL: &str = "model-";
-pub const TILLS: u64 = 2;
+const TILLS: u64 = 2;
 /// How long somebody waits for a lock, a holder that is out of sight included.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 /// Most regions that one application makes, so that all can be looked at in the end.
 const PUTS_MAX: u64 = 30;
 const LEN_MAX: u64 = 40_000;
+/// What must be there can be had by then.
+const GET_PATIENCE: Duration = Duration::from_secs(20);
 
 /// What a worker writes to, on its own host.
 pub fn log_of(who: &str) -> String {
@@ -43,7 +45,7 @@ pub fn now_ns() -> u64 {
 }
 
 /// What the region of that name holds: its name tells its bytes, and their number.
-pub fn content(name: &str) -> Vec<u8> {
+fn content(name: &str) -> Vec<u8> {
     let seed = name.bytes().fold(1, |seed, byte| Rng::with_seed(seed ^ u64::from(byte)).u64(..));
     let mut random = Rng::with_seed(seed);
     let len = 1 + random.u64(0..LEN_MAX);
@@ -131,18 +133,14 @@ impl Worker<'_> {
     fn put(&mut self) {
         self.puts += 1;
         let name = format!("{MODEL}{}-{}", self.who, self.puts);
-        let node = self.random.u64(0..self.hosts);
-        self.say(&format!("put {name} {node}"));
-        let bytes = content(&name);
-        let place = Placement::On(NodeId(node as u32));
-        let is_done =
-            self.session.alloc(None, bytes.len() as u64, place, Permissions::all()).is_ok_and(|lh| {
-                let is_named =
-                    self.session.write(lh, 0, &bytes).is_ok() && self.session.set_name(lh, &name).is_ok();
-                let _ = self.session.unmap(lh);
-                is_named
-            });
-        self.say(&format!("put {name} {}", if is_done { "ok" } else { "failed" }));
+        let (session, bytes) = (self.session, content(&name));
+        let is_done = self.place(&name, |node| {
+            let made = session.alloc(None, bytes.len() as u64, Placement::On(node), Permissions::all());
+            with(session, made, |lh| {
+                session.write(lh, 0, &bytes)?;
+                Ok(session.set_name(lh, &name)?)
+            })
+        });
         if is_done {
             self.own.push(name);
         }
@@ -150,17 +148,20 @@ impl Worker<'_> {
 
     /// Moves a region of our own: nobody else moves it.
     fn mv(&mut self) {
-        let own = self.own.clone();
+        let (session, own) = (self.session, self.own.clone());
         let Some(name) = self.one_of(&own) else { return };
-        let node = self.random.u64(0..self.hosts);
-        self.say(&format!("mv {name} {node}"));
-        let is_done = self.session.map(&name, Permissions::MASTER).is_ok_and(|lh| {
-            let is_moved = self.session.move_to(lh, NodeId(node as u32)).is_ok();
-            let _ = self.session.unmap(lh);
-            is_moved
+        let is_done = self.place(&name, |node| {
+            with(session, session.map(&name, Permissions::MASTER), |lh| Ok(session.move_to(lh, node)?))
         });
-        self.say(&format!("mv {name} {}", if is_done { "ok" } else { "failed" }));
         self.leave_alone_if(!is_done, &name);
+    }
+
+    fn place(&mut self, name: &str, put: impl FnOnce(NodeId) -> Outcome<()>) -> bool {
+        let node = self.random.u64(0..self.hosts);
+        self.say(&format!("place {name} {node}"));
+        let is_done = put(NodeId(node as u32)).is_ok();
+        self.say(&format!("place {name} {}", if is_done { "ok" } else { "failed" }));
+        is_done
     }
 
     /// What fails is asked for a few times more: it may be lost, and is looked at in the end in any case.
@@ -173,13 +174,9 @@ impl Worker<'_> {
     fn get(&mut self) {
         let names = if self.random.u64(0..4) == 0 { self.names(MODEL) } else { self.own.clone() };
         let Some(name) = self.one_of(&names) else { return };
-        let how = match read(self.session, &name) {
-            Some(bytes) if bytes == content(&name) => "ok",
-            Some(_) => "wrong",
-            None => "failed",
-        };
-        self.say(&format!("get {name} {how}"));
-        self.leave_alone_if(how == "failed", &name);
+        let found = look(self.session, &name);
+        self.say(&format!("get {name} {}", found.as_deref().unwrap_or("failed")));
+        self.leave_alone_if(found.is_err(), &name);
     }
 
     fn lock(&mut self) {
@@ -201,47 +198,43 @@ impl Worker<'_> {
     }
 }
 
-/// The bytes of a region, if they can be had now.
-pub fn read(session: &Session, name: &str) -> Option<Vec<u8>> {
-    let lh = session.map(name, Permissions::READ).ok()?;
-    let mut bytes = session.len(lh).ok().map(|len| vec![0; len as usize]);
-    let is_read = bytes.as_mut().is_some_and(|bytes| session.read(lh, 0, bytes).is_ok());
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// Uses a region, and unmaps it.
+fn with<T>(
+    session: &Session,
+    mapped: Result<Lh, RegionError>,
+    to_use: impl FnOnce(Lh) -> Outcome<T>,
+) -> Outcome<T> {
+    let lh = mapped?;
+    let used = to_use(lh);
     let _ = session.unmap(lh);
-    bytes.filter(|_| is_read)
+    used
 }
 
-/// Reads all regions and counters of a list, each until it can be had; prints those that are wrong, or do not come.
+/// What a region holds: `ok` if that is what its name says, else `wrong`; or a number, if it is a counter.
+fn look(session: &Session, name: &str) -> Outcome<String> {
+    if name.starts_with(COUNTER) {
+        let mapped = session.map(name, Permissions::READ | Permissions::ATOMIC);
+        return with(session, mapped, |lh| Ok(session.fetch_add(lh, 0, 0)?.to_string()));
+    }
+    with(session, session.map(name, Permissions::READ), |lh| {
+        let mut bytes = vec![0; session.len(lh)? as usize];
+        session.read(lh, 0, &mut bytes)?;
+        Ok(if bytes == content(name) { "ok" } else { "wrong" }.to_owned())
+    })
+}
+
+/// Looks at all regions and counters of a list, each until it can be had; prints what it holds.
 pub fn verify(session: &Session, list: &str) {
+    println!();
     for name in std::fs::read_to_string(list).unwrap().lines() {
-        if name.starts_with(COUNTER) {
-            match wait_for(|| count(session, name).ok()) {
-                Some(value) => println!("count {name} {value}"),
-                None => println!("lost {name}: {:?}", count(session, name)),
-            }
-            continue;
+        let begin = Instant::now();
+        let mut found = look(session, name);
+        while found.is_err() && begin.elapsed() < GET_PATIENCE {
+            std::thread::sleep(Duration::from_millis(20));
+            found = look(session, name);
         }
-        match wait_for(|| read(session, name)) {
-            Some(bytes) if bytes == content(name) => {}
-            Some(_) => println!("wrong {name}"),
-            None => println!("lost {name}: {:?}", session.map(name, Permissions::READ)),
-        }
+        println!("{name} {}", found.unwrap_or_else(|error| format!("lost: {error}")));
     }
-    println!("verified");
-}
-
-fn wait_for<T>(mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
-    let begin = now_ns();
-    loop {
-        match attempt() {
-            None if now_ns() - begin < 20_000_000_000 => std::thread::sleep(Duration::from_millis(20)),
-            ended => return ended,
-        }
-    }
-}
-
-fn count(session: &Session, name: &str) -> Result<u64, String> {
-    let lh = session.map(name, Permissions::READ | Permissions::ATOMIC).map_err(|error| error.to_string())?;
-    let value = session.fetch_add(lh, 0, 0).map_err(|error| error.to_string());
-    let _ = session.unmap(lh);
-    value
 }

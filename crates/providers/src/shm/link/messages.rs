@@ -15,14 +15,14 @@ use super::super::peer::{Peer, PeerSegment};
 use super::super::shortage::{self, Trouble};
 use super::super::socket::{self, Received};
 use super::super::wire::Message;
-use super::{Link, Phase, SOCKET_EVENTS, State};
+use super::{Link, LinkState, Phase, SOCKET_EVENTS};
 
 /// Messages heard in one go, so that a peer that never stops talking cannot keep a thread.
 const TURN_MESSAGES_MAX: usize = 256;
 
 impl Link {
     /// Hears what there is to hear; whether there may be more.  Fails if the peer misbehaves, or hangs up while greeting.
-    pub(super) fn hear(&self, core: &Core, state: &mut State) -> Result<bool, Trouble> {
+    pub(super) fn hear(&self, core: &Core, state: &mut LinkState) -> Result<bool, Trouble> {
         for _ in 0..TURN_MESSAGES_MAX {
             let Some(socket) = state.socket.clone() else {
                 return Ok(false);
@@ -44,7 +44,7 @@ impl Link {
         Ok(true)
     }
 
-    fn hear_hang_up(&self, core: &Core, state: &mut State) -> Result<(), Trouble> {
+    fn hear_hang_up(&self, core: &Core, state: &mut LinkState) -> Result<(), Trouble> {
         self.hang_up(core, state);
         match state.phase {
             Phase::Greeting { .. } => Err("the peer hung up".into()),
@@ -58,7 +58,7 @@ impl Link {
     fn hear_message(
         &self,
         core: &Core,
-        state: &mut State,
+        state: &mut LinkState,
         socket: BorrowedFd<'_>,
         message: Message,
         fds: Vec<OwnedFd>,
@@ -122,8 +122,8 @@ impl Link {
     }
 
     /// Drops a segment that the peer takes back, or notes one that we have never heard of.
-    fn hear_withdrawn(&self, core: &Core, state: &mut State, key: u32) -> Result<(), Trouble> {
-        let State { phase, heard, said, .. } = state;
+    fn hear_withdrawn(&self, core: &Core, state: &mut LinkState, key: u32) -> Result<(), Trouble> {
+        let LinkState { phase, heard, said, .. } = state;
         let known = match phase {
             Phase::Connected { peer } => peer.segments(),
             _ => heard.segments.len(),
@@ -152,7 +152,7 @@ impl Link {
     }
 
     /// Hears a message that came without its descriptors, since we could be given no more.
-    fn hear_bare(&self, core: &Core, state: &State, message: Message) -> Result<(), Trouble> {
+    fn hear_bare(&self, core: &Core, state: &LinkState, message: Message) -> Result<(), Trouble> {
         let lack = Trouble::Ours(shortage::descriptors());
         match (message, &state.phase) {
             (Message::Segment { key, len }, Phase::Connected { peer }) => {
@@ -169,7 +169,7 @@ impl Link {
     fn hear_hello(
         &self,
         core: &Core,
-        state: &mut State,
+        state: &mut LinkState,
         socket: BorrowedFd<'_>,
         hello: Vec<u8>,
         fds: Vec<OwnedFd>,
@@ -183,7 +183,7 @@ impl Link {
     }
 
     /// Says what is due, as far as the socket takes it; the rest follows when there is room again.
-    pub(super) fn speak(&self, core: &Core, state: &mut State) {
+    pub(super) fn speak(&self, core: &Core, state: &mut LinkState) {
         let greeting = matches!(state.phase, Phase::Greeting { .. });
         let connected = matches!(state.phase, Phase::Connected { .. });
         let silent = self.dialled.is_none() && !state.heard.ready;
@@ -205,7 +205,7 @@ impl Link {
     }
 
     /// Returns whether the peer has been sent all segments.
-    fn speak_of_segments(&self, core: &Core, state: &mut State) -> bool {
+    fn speak_of_segments(&self, core: &Core, state: &mut LinkState) -> bool {
         loop {
             let next = state.said.segments;
             let key = next as u32;
@@ -225,7 +225,7 @@ impl Link {
     }
 
     /// Returns whether the peer has been sent all that is owed.
-    fn speak_of_keys(&self, state: &mut State) -> bool {
+    fn speak_of_keys(&self, state: &mut LinkState) -> bool {
         while let Some(message) = state.said.owed.front() {
             if !self.try_say(state, message, &[]) {
                 return false;
@@ -236,7 +236,7 @@ impl Link {
     }
 
     /// Sends one message; `false` if it could not be sent now.
-    pub(super) fn try_say(&self, state: &State, message: &Message, fds: &[BorrowedFd<'_>]) -> bool {
+    pub(super) fn try_say(&self, state: &LinkState, message: &Message, fds: &[BorrowedFd<'_>]) -> bool {
         let Some(socket) = &state.socket else {
             return false;
         };

@@ -1,29 +1,31 @@
-//! How names, the lives of homes, and numbers are written down in etcd.
+//! How names, the incarnations of homes, and numbers are written down in etcd.
 //!
 //! ```text
 //!  PREFIX/names/NAME            "ORIGIN.SERIAL NODE.INCARNATION EPOCH": region, home, and as of which change it is that
-//!  PREFIX/homes/NODE.INCARNATION  "lives", or "ended CAUSE TIME": a life that has, or had, names; TIME in ns since 1970
+//!  PREFIX/homes/NODE.INCARNATION  "lives", "awaited" or "ended CAUSE TIME by NODE.INCARNATION": an incarnation that has, or had, names;
+//!                               TIME in ns since 1970, and by whose word
 //!  PREFIX/numbers               the first number that may be given out
+//!  PREFIX/move                  "moving NODE.INCARNATION": by whom names were, or are, brought here that nodes kept by themselves
 //! ```
 //!
-//! Names hang on no lease: those of a home that is out of reach stay.  They are lost when its life has ended, which one key says for all
+//! Names hang on no lease: those of a home that is out of reach stay.  They are lost when its incarnation has ended, which one key says for all
 //! of them.  NUL, by which the names of locks and barriers begin, is as good in a key as any other byte.
 
-use crate::ids::{Epoch, Incarnation, NodeId, NodeLife, RegionId};
+use crate::ids::{Epoch, Incarnation, NodeId, NodeIncarnation, RegionId};
 use crate::message::LossCause;
 
 /// What a name stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct NameRecord {
-    pub(super) region: RegionId,
-    pub(super) home: NodeLife,
-    pub(super) epoch: Epoch,
+pub(in crate::directory) struct NameRecord {
+    pub(in crate::directory) region: RegionId,
+    pub(in crate::directory) home: NodeIncarnation,
+    pub(in crate::directory) epoch: Epoch,
 }
 
 impl NameRecord {
     pub(super) fn emit(&self) -> String {
         let RegionId { origin, serial } = self.region;
-        format!("{:x}.{serial} {} {}", origin.0, life_text(self.home), self.epoch.0)
+        format!("{:x}.{serial} {} {}", origin.0, incarnation_text(self.home), self.epoch.0)
     }
 
     /// `None` if somebody else has written it.
@@ -32,15 +34,22 @@ impl NameRecord {
         let (origin, serial) = region.split_once('.')?;
         let origin = Incarnation(u64::from_str_radix(origin, 16).ok()?);
         let region = RegionId { origin, serial: serial.parse().ok()? };
-        Some(NameRecord { region, home: parse_life(home)?, epoch: Epoch(epoch.parse().ok()?) })
+        Some(NameRecord { region, home: parse_incarnation(home)?, epoch: Epoch(epoch.parse().ok()?) })
     }
 }
 
-/// What has become of a life.
+/// What has become of an incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HomeRecord {
     Lives,
-    Ended { cause: LossCause, at_ns: u64 },
+    /// Its names were brought here, and it has not come to see to them yet.
+    Awaited,
+    Ended {
+        cause: LossCause,
+        at_ns: u64,
+        /// Who says so; nobody where people have written it.
+        by: Option<NodeIncarnation>,
+    },
 }
 
 const CAUSES: [(LossCause, &str); 4] = [
@@ -54,31 +63,39 @@ impl HomeRecord {
     pub(super) fn emit(&self) -> String {
         match self {
             HomeRecord::Lives => "lives".to_owned(),
-            HomeRecord::Ended { cause, at_ns } => {
+            HomeRecord::Awaited => "awaited".to_owned(),
+            HomeRecord::Ended { cause, at_ns, by } => {
                 let word = CAUSES.iter().find(|(other, _)| other == cause).map_or("", |(_, word)| word);
-                format!("ended {word} {at_ns}")
+                let by = by.map(|by| format!(" by {}", incarnation_text(by))).unwrap_or_default();
+                format!("ended {word} {at_ns}{by}")
             }
         }
     }
 
     pub(super) fn parse(text: &str) -> Option<HomeRecord> {
-        if text == "lives" {
-            return Some(HomeRecord::Lives);
+        match text {
+            "lives" => return Some(HomeRecord::Lives),
+            "awaited" => return Some(HomeRecord::Awaited),
+            _ => {}
         }
-        let (word, at_ns) = text.strip_prefix("ended ")?.split_once(' ')?;
+        let (word, rest) = text.strip_prefix("ended ")?.split_once(' ')?;
         let (cause, _) = CAUSES.iter().find(|(_, other)| *other == word)?;
-        Some(HomeRecord::Ended { cause: *cause, at_ns: at_ns.parse().ok()? })
+        let (at_ns, by) = match rest.split_once(" by ") {
+            Some((at_ns, by)) => (at_ns, Some(parse_incarnation(by)?)),
+            None => (rest, None),
+        };
+        Some(HomeRecord::Ended { cause: *cause, at_ns: at_ns.parse().ok()?, by })
     }
 }
 
-pub(super) fn life_text(life: NodeLife) -> String {
-    format!("{}.{:x}", life.node.0, life.incarnation.0)
+pub(super) fn incarnation_text(incarnation: NodeIncarnation) -> String {
+    format!("{}.{:x}", incarnation.node.0, incarnation.id.0)
 }
 
-pub(super) fn parse_life(text: &str) -> Option<NodeLife> {
+pub(super) fn parse_incarnation(text: &str) -> Option<NodeIncarnation> {
     let (node, incarnation) = text.split_once('.')?;
     let incarnation = Incarnation(u64::from_str_radix(incarnation, 16).ok()?);
-    Some(NodeLife { node: NodeId(node.parse().ok()?), incarnation })
+    Some(NodeIncarnation { node: NodeId(node.parse().ok()?), id: incarnation })
 }
 
 /// Where all that is.
@@ -104,8 +121,21 @@ impl Keys {
         format!("{}/homes/", self.prefix)
     }
 
-    pub(super) fn home(&self, life: NodeLife) -> String {
-        format!("{}/homes/{}", self.prefix, life_text(life))
+    pub(super) fn home(&self, incarnation: NodeIncarnation) -> String {
+        format!("{}/homes/{}", self.prefix, incarnation_text(incarnation))
+    }
+
+    /// What a node that stays keeps there by a lease, for as long as it lives.
+    pub(super) fn place(&self, node: NodeId) -> String {
+        format!("{}{}", self.places(), node.0)
+    }
+
+    pub(super) fn places(&self) -> String {
+        format!("{}/places/", self.prefix)
+    }
+
+    pub(super) fn mark(&self) -> String {
+        format!("{}/move", self.prefix)
     }
 
     pub(super) fn numbers(&self) -> String {
@@ -119,7 +149,7 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read_and_what_others_wrote_is_not_taken_for_ours() {
-        let home = NodeLife { node: NodeId(3), incarnation: Incarnation(u64::MAX) };
+        let home = NodeIncarnation { node: NodeId(3), id: Incarnation(u64::MAX) };
         let region = RegionId { origin: Incarnation(10), serial: 7 };
         let record = NameRecord { region, home, epoch: Epoch(2) };
         assert_eq!(record.emit(), "a.7 3.ffffffffffffffff 2");
@@ -128,10 +158,16 @@ mod tests {
             assert_eq!(NameRecord::parse(theirs), None, "{theirs}");
         }
         for (cause, _) in CAUSES {
-            let ended = HomeRecord::Ended { cause, at_ns: 5 };
-            assert_eq!(HomeRecord::parse(&ended.emit()), Some(ended));
+            for by in [None, Some(home)] {
+                let ended = HomeRecord::Ended { cause, at_ns: 5, by };
+                assert_eq!(HomeRecord::parse(&ended.emit()), Some(ended));
+            }
         }
-        assert_eq!(HomeRecord::parse(&HomeRecord::Lives.emit()), Some(HomeRecord::Lives));
-        assert_eq!(HomeRecord::parse("ended badly 5"), None);
+        for record in [HomeRecord::Lives, HomeRecord::Awaited] {
+            assert_eq!(HomeRecord::parse(&record.emit()), Some(record));
+        }
+        for theirs in ["ended badly 5", "ended left", "ended left 5 by", "ended left 5 by nobody"] {
+            assert_eq!(HomeRecord::parse(theirs), None, "{theirs}");
+        }
     }
 }

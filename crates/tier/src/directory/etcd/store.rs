@@ -44,6 +44,14 @@ pub struct Transaction {
     pub otherwise: Vec<Step>,
 }
 
+impl Transaction {
+    /// Whether a branch takes room.
+    pub fn writes(&self, is_so: bool) -> bool {
+        let branch = if is_so { &self.then } else { &self.otherwise };
+        branch.iter().any(|step| matches!(step, Step::Put(..)))
+    }
+}
+
 /// A key with what it holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pair {
@@ -73,6 +81,8 @@ pub struct Stored {
 pub struct StoreFailure {
     /// Whether it may have been carried out, or may yet be.
     pub may_be_done: bool,
+    /// Whether the store has no room left: it can be read as before.
+    pub is_full: bool,
     /// For people.
     pub reason: String,
 }

@@ -1,22 +1,22 @@
 //! What is under way to etcd, step by step: what each transaction is for, and what follows from what it says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::records::{HomeRecord, NameRecord, parse_life};
+use super::records::{HomeRecord, NameRecord, parse_incarnation};
 use super::store::{Compare, Pair, Step, Stored, Transaction};
-use super::{EtcdDirectory, QUESTIONS_MAX};
+use super::{EtcdDirectory, QUESTIONS_MAX, Why};
 use crate::directory::{NAMES_PER_ANSWER_MAX, Said};
-use crate::ids::{NodeId, NodeLife, RegionId, Requester};
+use crate::ids::{NodeId, NodeIncarnation, RegionId, Requester};
 use crate::members::Parting;
-use crate::message::{ErrorReply, Loss, LossCause, LostName, Reply, Request};
+use crate::message::{ErrorReply, Loss, LostName, Reply, Request};
 use crate::names;
 
-/// Most lives of homes that are looked at with a page of names.
+/// Most incarnations of homes that are looked at with a page of names.
 const HOMES_PER_PAGE_MAX: usize = 10_000;
 /// How many names are removed in one transaction: etcd takes 128 steps.
 const SWEPT_AT_ONCE_MAX: usize = 100;
 /// How often a question is asked anew because something has changed while it was asked.
-const TRIES_MAX: u8 = 8;
+pub(super) const TRIES_MAX: u8 = 8;
 
 /// Behind all names of locks and barriers.
 const LAST_RESERVED: &str = "\0\u{10ffff}";
@@ -31,13 +31,13 @@ pub(super) enum Task {
         region: RegionId,
         tries: u8,
     },
-    /// Another life has that name: has it ended?
+    /// Another incarnation has that name: has it ended?
     Judge {
         requester: Requester,
         name: Box<str>,
         region: RegionId,
         taken: Pair,
-        home: NodeLife,
+        home: NodeIncarnation,
         tries: u8,
     },
     /// A name is given up; `exactly` as it was read, if it was not what it was thought to be.
@@ -72,7 +72,13 @@ pub(super) enum Task {
     ForgetTaken {
         requester: Requester,
         taken: Pair,
-        home: NodeLife,
+        home: NodeIncarnation,
+    },
+    /// Nobody knows its home: does a node of that number keep its place?
+    ForgetUnplaced {
+        requester: Requester,
+        taken: Pair,
+        node: NodeId,
     },
     /// The same, when it is known that it was lost.
     Remove {
@@ -90,6 +96,11 @@ pub(super) enum Task {
     },
     /// The key is written that fences our claims.
     Fence,
+    /// Our own key says that we are over, by that one's word: does that one live?
+    Believe {
+        by: NodeIncarnation,
+        found: Pair,
+    },
     /// A name is cleared that may have been written for a region that there is not.
     Clear {
         name: Box<str>,
@@ -110,18 +121,41 @@ pub(super) enum Task {
         name: Box<str>,
         record: NameRecord,
         taken: Pair,
-        home: NodeLife,
+        home: NodeIncarnation,
     },
-    /// A life that has names is over.
+    /// An incarnation that has names is over.
     End {
-        life: NodeLife,
+        incarnation: NodeIncarnation,
     },
-    /// Earlier lives of our number are over.
+    /// Earlier incarnations of our number are over.
     Succeed,
-    /// Names that were lost with any life of a node are forgotten.
+    /// Is the store back?
+    Look,
+    /// We are over.
+    SignOff,
+    /// Names that were lost with any incarnation of a node are forgotten: those behind `after`.  Who has asked for that is told when all are.
     Sweep {
         node: NodeId,
         after: Option<String>,
+        for_whom: Option<Requester>,
+        /// Whether there was anything of it.
+        was_known: bool,
+    },
+    /// Those of a page that are: of names behind `after`, up to `last` if there are more.
+    SweepOut {
+        node: NodeId,
+        after: Option<String>,
+        last: Option<String>,
+        for_whom: Option<Requester>,
+    },
+    /// Of which incarnations do names tell?  Those found so far.
+    Tidy {
+        after: Option<String>,
+        told_of: BTreeSet<NodeIncarnation>,
+    },
+    /// All of them are found: what is written of others that are over goes.
+    TidyHomes {
+        told_of: BTreeSet<NodeIncarnation>,
     },
     /// No number below is given out.
     Raise {
@@ -143,7 +177,7 @@ impl Task {
                 Task::Claim { requester, name: name.into(), region, tries: 0 }
             }
             Request::ReleaseName { name, region } => {
-                let record = NameRecord { region, home: requester.life, epoch: Default::default() };
+                let record = NameRecord { region, home: requester.incarnation, epoch: Default::default() };
                 Task::Release { requester: Some(requester), name: name.into(), record, exactly: None }
             }
             Request::FindName { name } => Task::Find { requester, name: name.into() },
@@ -151,6 +185,9 @@ impl Task {
             Request::ListLost { after } => Task::List { requester, after, lost: true },
             Request::ForgetName { name } => Task::Forget { requester, name: name.into() },
             Request::TakeNumber => Task::Number { requester, tries: 0 },
+            Request::ForgetNode { node } => {
+                Task::Sweep { node, after: None, for_whom: Some(requester), was_known: false }
+            }
             _ => return None,
         };
         Some(task)
@@ -160,13 +197,16 @@ impl Task {
     pub(super) fn is_repair(&self) -> bool {
         match self {
             Task::Release { requester, .. } => requester.is_none(),
+            Task::Sweep { for_whom, .. } | Task::SweepOut { for_whom, .. } => for_whom.is_none(),
             Task::Clear { .. }
             | Task::Update { .. }
             | Task::Write { .. }
             | Task::Contest { .. }
             | Task::End { .. }
             | Task::Succeed
-            | Task::Sweep { .. }
+            | Task::Believe { .. }
+            | Task::Tidy { .. }
+            | Task::TidyHomes { .. }
             | Task::Raise { .. }
             | Task::RaiseFrom { .. }
             | Task::Note(_) => true,
@@ -181,7 +221,7 @@ impl Task {
         }
     }
 
-    fn requester(&self) -> Option<Requester> {
+    pub(super) fn requester(&self) -> Option<Requester> {
         match self {
             Task::Claim { requester, .. }
             | Task::Judge { requester, .. }
@@ -190,32 +230,28 @@ impl Task {
             | Task::List { requester, .. }
             | Task::Forget { requester, .. }
             | Task::ForgetTaken { requester, .. }
+            | Task::ForgetUnplaced { requester, .. }
             | Task::Remove { requester, .. }
             | Task::Number { requester, .. }
             | Task::Take { requester, .. } => Some(*requester),
             Task::Release { requester, .. } => *requester,
+            Task::Sweep { for_whom, .. } | Task::SweepOut { for_whom, .. } => *for_whom,
             _ => None,
         }
     }
 }
 
 impl Transaction {
-    fn read(step: Step) -> Transaction {
+    pub(super) fn read(step: Step) -> Transaction {
         Transaction { then: vec![step], ..Transaction::default() }
     }
 
-    fn when(compares: Vec<Compare>, then: Vec<Step>) -> Transaction {
+    pub(super) fn when(compares: Vec<Compare>, then: Vec<Step>) -> Transaction {
         Transaction { compares, then, otherwise: Vec::new() }
     }
 }
 
-/// A name that was read, and the home of the region that has it.
-fn taken_by(found: Option<&Pair>) -> Option<(Pair, NodeLife)> {
-    let pair = found?;
-    Some((pair.clone(), NameRecord::parse(&pair.value)?.home))
-}
-
-fn first(stored: &Stored, step: usize) -> Option<&Pair> {
+pub(super) fn first(stored: &Stored, step: usize) -> Option<&Pair> {
     stored.read.get(step).and_then(|pairs| pairs.first())
 }
 
@@ -234,6 +270,8 @@ impl EtcdDirectory {
             Task::Judge { home, .. } | Task::Contest { home, .. } | Task::ForgetTaken { home, .. } => {
                 Transaction::read(Step::Get(keys.home(*home)))
             }
+            Task::Believe { by, .. } => Transaction::read(Step::Get(keys.home(*by))),
+            Task::ForgetUnplaced { node, .. } => Transaction::read(Step::Get(keys.place(*node))),
             Task::Release { name, record, exactly, .. } => {
                 let key = keys.name(name);
                 let ours = self.ours.get(name).filter(|(region, _)| *region == record.region);
@@ -265,53 +303,59 @@ impl EtcdDirectory {
                 let homes = Step::List { prefix: keys.homes(), after: None, limit: HOMES_PER_PAGE_MAX };
                 Transaction { then: vec![names, homes], ..Transaction::default() }
             }
-            Task::Number { .. } | Task::Raise { .. } => Transaction::read(Step::Get(keys.numbers())),
+            Task::Number { .. } => {
+                let all = |prefix| Step::List { prefix, after: None, limit: HOMES_PER_PAGE_MAX };
+                let then = vec![Step::Get(keys.numbers()), all(keys.homes()), all(keys.places())];
+                Transaction { then, ..Transaction::default() }
+            }
+            Task::Raise { .. } => Transaction::read(Step::Get(keys.numbers())),
             Task::Fence => return self.begin_fencing(),
             Task::Clear { name, record } => {
                 let key = keys.name(name);
                 Transaction::when(vec![Compare::Holds(key.clone(), record.emit())], vec![Step::Delete(key)])
             }
-            Task::End { life } => {
-                let Some(ended) = self.ended.get(life).map(|parting| self.record_of(*parting)) else {
+            Task::End { incarnation } => {
+                let Some(ended) = self.ended.get(incarnation).map(|parting| self.record_of(*parting)) else {
                     return;
                 };
-                let key = keys.home(*life);
+                let key = keys.home(*incarnation);
                 let compare = match self.me.node {
                     NodeId::FIRST => Compare::Present(key.clone()),
                     _ => Compare::Holds(key.clone(), HomeRecord::Lives.emit()),
                 };
                 Transaction::when(vec![compare], vec![Step::Put(key, ended.emit())])
             }
+            Task::Look => Transaction::read(Step::Get(keys.home(self.me))),
             Task::Succeed => Transaction::read(Step::List {
                 prefix: format!("{}{}.", keys.homes(), self.me.node),
                 after: None,
                 limit: SWEPT_AT_ONCE_MAX,
             }),
-            Task::Sweep { after, .. } => {
+            Task::Sweep { node, after, .. } => {
                 let after = after.as_deref().map(|after| keys.name(after));
                 let names = Step::List { prefix: keys.names(), after, limit: SWEPT_AT_ONCE_MAX };
                 let homes = Step::List { prefix: keys.homes(), after: None, limit: HOMES_PER_PAGE_MAX };
-                Transaction { then: vec![names, homes], ..Transaction::default() }
+                let place = Step::Get(keys.place(*node));
+                Transaction { then: vec![names, homes, place], ..Transaction::default() }
+            }
+            Task::Tidy { after, .. } => {
+                let after = after.as_deref().map(|after| keys.name(after));
+                Transaction::read(Step::List { prefix: keys.names(), after, limit: NAMES_PER_ANSWER_MAX })
+            }
+            Task::TidyHomes { .. } => {
+                let (prefix, limit) = (keys.homes(), HOMES_PER_PAGE_MAX);
+                Transaction::read(Step::List { prefix, after: None, limit })
             }
             Task::Note(transaction) => transaction.clone(),
             // They are only sent when it is known what they write.
-            Task::Remove { .. } | Task::Take { .. } | Task::Write { .. } | Task::RaiseFrom { .. } => return,
+            Task::Remove { .. }
+            | Task::Take { .. }
+            | Task::Write { .. }
+            | Task::RaiseFrom { .. }
+            | Task::SignOff
+            | Task::SweepOut { .. } => return,
         };
         self.send(task, transaction);
-    }
-
-    /// Writes the key that fences our claims anew: those that were sent before fail if they come later.
-    pub(super) fn begin_fencing(&mut self) {
-        if !std::mem::replace(&mut self.is_fencing, true) {
-            let (key, lives) = (self.keys.home(self.me), HomeRecord::Lives.emit());
-            // Where it is not as we have written it, the store has forgotten that, and what came after it.
-            let compares = vec![match self.fence {
-                Some(written_at) => Compare::WrittenAt(key.clone(), written_at),
-                None => Compare::Holds(key.clone(), lives.clone()),
-            }];
-            let (then, otherwise) = (vec![Step::Put(key.clone(), lives)], vec![Step::Get(key)]);
-            self.send(Task::Fence, Transaction { compares, then, otherwise });
-        }
     }
 
     fn claim(&mut self, task: Task) {
@@ -340,9 +384,16 @@ impl EtcdDirectory {
                 self.finish_claim((requester, name, region, tries), &stored)
             }
             Task::Judge { requester, name, region, taken, home, tries } => {
-                match self.ending_of(home, first(&stored, 0)).is_some() {
+                match self.ending_of(home, first(&stored, 0)).is_some() && !self.is_elsewhere(&name, &taken) {
                     true => self.take_over((requester, name, region, tries), &taken),
-                    false => self.answer(requester, Err(ErrorReply::NameTaken)),
+                    // It may have been freed, and the store forgotten that.
+                    false => match NameRecord::parse(&taken.value).map(|record| record.region) {
+                        Some(its) => {
+                            let why = Why::Claim { requester, name: name.clone(), region, tries };
+                            self.ask_home(home, &name, its, why)
+                        }
+                        None => self.answer(requester, Err(ErrorReply::NameTaken)),
+                    },
                 }
             }
             Task::Release { requester, name, record, .. } => {
@@ -363,23 +414,38 @@ impl EtcdDirectory {
                 self.answer(requester, body);
             }
             Task::List { requester, lost, .. } => self.finish_list(requester, lost, &stored),
-            Task::Forget { requester, .. } => match taken_by(first(&stored, 0)) {
-                Some((taken, home)) => self.begin(Task::ForgetTaken { requester, taken, home }),
-                None => self.answer(requester, Err(ErrorReply::NotFound)),
-            },
-            Task::ForgetTaken { requester, taken, home } => match self.ending_of(home, first(&stored, 0)) {
-                Some(_) => {
-                    let transaction = self.removal_of(&taken);
-                    self.send(Task::Remove { requester }, transaction);
+            Task::Forget { requester, .. } => {
+                let Some(taken) = first(&stored, 0).cloned() else {
+                    return self.answer(requester, Err(ErrorReply::NotFound));
+                };
+                match NameRecord::parse(&taken.value) {
+                    Some(record) => self.begin(Task::ForgetTaken { requester, taken, home: record.home }),
+                    // It leads nowhere.
+                    None => self.remove(requester, &taken),
                 }
-                None => self.answer(requester, Err(ErrorReply::NotFound)),
+            }
+            Task::ForgetTaken { requester, taken, home } => {
+                // Who lives has a key; whose number another has, and who has none, is not there.
+                let is_none = first(&stored, 0).is_none() && self.has_other(home);
+                let lost = self.ending_of(home, first(&stored, 0));
+                let name = taken.key.strip_prefix(&self.keys.names()).map(str::to_owned);
+                match (lost, NameRecord::parse(&taken.value), name) {
+                    (None, Some(record), Some(name)) if !is_none => {
+                        self.ask_home(home, &name, record.region, Why::Forget { requester, taken })
+                    }
+                    _ => self.remove(requester, &taken),
+                }
+            }
+            Task::ForgetUnplaced { requester, taken, .. } => match first(&stored, 0) {
+                None => self.remove(requester, &taken),
+                Some(_) => self.answer(requester, Err(ErrorReply::NotFound)),
             },
             Task::Remove { requester } => {
                 let body = if stored.is_so { Ok(Reply::Done) } else { Err(ErrorReply::NotFound) };
                 self.answer(requester, body);
             }
             Task::Number { requester, tries } => {
-                let number = self.next_number(first(&stored, 0));
+                let number = self.next_number(first(&stored, 0)).max(self.behind_all(&stored));
                 self.take_number(requester, number, first(&stored, 0), tries);
             }
             Task::Take { requester, number, .. } if stored.is_so => {
@@ -390,6 +456,7 @@ impl EtcdDirectory {
             }
             Task::Take { requester, .. } => self.answer(requester, Err(ErrorReply::DirectoryOut)),
             Task::Fence => self.finish_fencing(&stored),
+            Task::Believe { by, found } => self.believe(by, &found, first(&stored, 0)),
             Task::Clear { name, .. } => {
                 self.doubtful.remove(&name);
             }
@@ -405,10 +472,27 @@ impl EtcdDirectory {
                 None => {}
             },
             Task::Succeed => self.succeed(&stored),
-            Task::Sweep { node, .. } => self.sweep(node, &stored),
+            Task::Sweep { node, after, for_whom, was_known } => {
+                self.sweep((node, after, for_whom, was_known), &stored)
+            }
+            Task::SweepOut { node, last: Some(last), for_whom, .. } if stored.is_so => {
+                self.begin(Task::Sweep { node, after: Some(last), for_whom, was_known: true })
+            }
+            Task::SweepOut { node, after, for_whom, .. } if !stored.is_so => {
+                // One of them has been taken anew meanwhile.
+                self.begin(Task::Sweep { node, after, for_whom, was_known: true })
+            }
+            Task::SweepOut { for_whom, .. } => self.end_sweep(for_whom, Ok(Reply::Done)),
+            Task::Tidy { told_of, .. } => self.tidy(told_of, &stored),
+            Task::TidyHomes { told_of } => self.tidy_homes(&told_of, &stored),
             Task::Raise { least } => self.raise(least, first(&stored, 0)),
             Task::RaiseFrom { least } if !stored.is_so => self.repair(Task::Raise { least }),
-            Task::Write { .. } | Task::End { .. } | Task::RaiseFrom { .. } | Task::Note(_) => {}
+            Task::Write { .. }
+            | Task::End { .. }
+            | Task::RaiseFrom { .. }
+            | Task::Look
+            | Task::SignOff
+            | Task::Note(_) => {}
         }
     }
 
@@ -427,60 +511,22 @@ impl EtcdDirectory {
             Task::Release { name, record, exactly, .. } => {
                 self.repairs.push_back(Task::Release { requester: None, name, record, exactly });
             }
-            Task::Fence => {
+            Task::Fence | Task::Believe { .. } => {
                 self.is_fencing = false;
                 self.fence = None;
                 self.refuse_unfenced();
             }
             Task::RaiseFrom { least } => self.repairs.push_back(Task::Raise { least }),
+            // Who has asked for it was told so: the rest comes when it can.
+            Task::Sweep { node, after, .. } | Task::SweepOut { node, after, .. } => {
+                self.repairs.push_back(Task::Sweep { node, after, for_whom: None, was_known: true })
+            }
             // It may have been written: what is there is looked at anew.
             Task::Write { name, record } | Task::Contest { name, record, .. } => {
                 self.repairs.push_back(Task::Update { name, record });
             }
             task if task.is_repair() => self.repairs.push_back(task),
             _ => {}
-        }
-    }
-
-    fn finish_fencing(&mut self, stored: &Stored) {
-        let found = first(stored, 0).filter(|_| !stored.is_so);
-        if !stored.is_so && self.fence.is_some() {
-            self.note_restored(stored.revision);
-        }
-        if !stored.is_so && found.is_none() {
-            let (key, lives) = (self.keys.home(self.me), HomeRecord::Lives.emit());
-            let (compares, then) = (vec![Compare::Absent(key.clone())], vec![Step::Put(key.clone(), lives)]);
-            return self.send(Task::Fence, Transaction { compares, then, otherwise: vec![Step::Get(key)] });
-        }
-        self.is_fencing = false;
-        if found.is_some_and(|pair| HomeRecord::parse(&pair.value) != Some(HomeRecord::Lives)) {
-            // Others have taken us for dead, and may have given our names away.
-            return self.refuse_unfenced();
-        }
-        if !stored.is_so {
-            // It was written by what was sent before.
-            return self.begin_fencing();
-        }
-        // The key was written by this very transaction, so the revision of the store is its own.
-        self.fence = Some(stored.revision);
-        let doubtful = self.doubtful.iter();
-        let clears: Vec<Task> =
-            doubtful.map(|(name, record)| Task::Clear { name: name.clone(), record: *record }).collect();
-        self.repairs.extend(clears);
-        // Once: a life that comes after ours is to end us, and not the other way round.
-        if !std::mem::replace(&mut self.has_succeeded, true) && !self.me.node.is_ephemeral() {
-            self.repairs.push_back(Task::Succeed);
-        }
-        for waiting in std::mem::take(&mut self.unfenced) {
-            self.begin(waiting);
-        }
-        self.go_on();
-    }
-
-    fn refuse_unfenced(&mut self) {
-        for waiting in std::mem::take(&mut self.unfenced) {
-            let requester = waiting.requester();
-            requester.into_iter().for_each(|asker| self.answer(asker, Err(ErrorReply::DirectoryOut)));
         }
     }
 
@@ -500,11 +546,12 @@ impl EtcdDirectory {
                 self.ours.insert(name, (region, Default::default()));
                 self.answer(requester, Ok(Reply::Done));
             }
-            Some(taken) => match taken_by(Some(taken)) {
-                Some((taken, home)) => {
+            Some(taken) => match NameRecord::parse(&taken.value) {
+                Some(record) => {
+                    let (taken, home) = (taken.clone(), record.home);
                     self.begin(Task::Judge { requester, name, region, taken, home, tries })
                 }
-                None => self.answer(requester, Err(ErrorReply::NameTaken)),
+                None => self.refuse_damaged(requester, &taken.key),
             },
             None if tries == TRIES_MAX => self.answer(requester, Err(ErrorReply::DirectoryOut)),
             // The fence was written anew meanwhile, or somebody has removed it.
@@ -518,6 +565,11 @@ impl EtcdDirectory {
                 }
             }
         }
+    }
+
+    /// Whether the region of a name was handed over by the home that is written there.
+    fn is_elsewhere(&self, name: &str, taken: &Pair) -> bool {
+        NameRecord::parse(&taken.value).is_some_and(|record| self.may_have(name, record.region))
     }
 
     /// The name is one that was lost, and free for whom comes first.
@@ -542,25 +594,42 @@ impl EtcdDirectory {
         self.send(Task::Claim { requester, name, region, tries: tries + 1 }, transaction);
     }
 
-    /// How a life has ended, if it has, as we have heard, or as is written in `home`.  What we alone know is written down.
-    fn ending_of(&mut self, life: NodeLife, home: Option<&Pair>) -> Option<Loss> {
+    /// Nobody has written it who would know where it leads.
+    fn refuse_damaged(&mut self, requester: Requester, key: &str) {
+        self.note_damaged(key);
+        self.answer(requester, Err(ErrorReply::NameDamaged { key: key.to_owned() }));
+    }
+
+    fn remove(&mut self, requester: Requester, taken: &Pair) {
+        let transaction = self.removal_of(taken);
+        self.send(Task::Remove { requester }, transaction);
+    }
+
+    /// How an incarnation has ended, if it has, as we have heard, or as is written in `home`.  What we alone know is written down.
+    fn ending_of(&mut self, incarnation: NodeIncarnation, home: Option<&Pair>) -> Option<Loss> {
+        if incarnation == self.me || self.paired.contains(&incarnation) {
+            // Whatever is written of it.
+            return None;
+        }
         match home.and_then(|pair| HomeRecord::parse(&pair.value)) {
-            Some(HomeRecord::Ended { cause, at_ns }) => {
+            Some(HomeRecord::Ended { cause, at_ns, by: Some(_) }) => {
                 let now_ns = self.epoch_ns.saturating_add(self.now_ns);
                 return Some(Loss { cause, age_ns: now_ns.saturating_sub(at_ns) });
             }
-            Some(HomeRecord::Lives) | None => {}
+            // What a hand has written proves nothing.
+            Some(HomeRecord::Ended { by: None, .. } | HomeRecord::Lives | HomeRecord::Awaited) | None => {}
         }
-        let parting = *self.ended.get(&life)?;
-        if home.is_some() {
-            self.repairs.push_back(Task::End { life });
+        let parting = *self.ended.get(&incarnation)?;
+        // Of who comes and goes nobody could tell later whether it is to be believed.
+        if home.is_some() && !self.me.node.is_ephemeral() {
+            self.repairs.push_back(Task::End { incarnation });
         }
         Some(parting.loss(self.now_ns))
     }
 
-    fn record_of(&self, parting: Parting) -> HomeRecord {
+    pub(super) fn record_of(&self, parting: Parting) -> HomeRecord {
         let at_ns = self.epoch_ns.saturating_add_signed(parting.at_ns);
-        HomeRecord::Ended { cause: parting.cause, at_ns }
+        HomeRecord::Ended { cause: parting.cause, at_ns, by: Some(self.me) }
     }
 
     fn finish_find(&mut self, requester: Requester, name: Box<str>, found: Option<&Pair>) {
@@ -572,12 +641,14 @@ impl EtcdDirectory {
                 self.answer(requester, body);
             }
             Some(record) => self.begin(Task::FindHome { requester, name, record }),
-            None => self.answer(requester, Err(ErrorReply::Malformed)),
+            None => self.refuse_damaged(requester, &pair.key),
         }
     }
 
     fn found(&mut self, name: &str, record: NameRecord, home: Option<&Pair>) -> Result<Reply, ErrorReply> {
         match self.ending_of(record.home, home) {
+            // Its next home is known here, and not yet there.
+            Some(_) if self.may_have(name, record.region) => Err(ErrorReply::DirectoryOut),
             // Locks and barriers are made anew.
             Some(_) if names::is_reserved(name) => Err(ErrorReply::NotFound),
             Some(loss) => Err(ErrorReply::Lost { home: record.home, loss }),
@@ -591,36 +662,64 @@ impl EtcdDirectory {
         let endings = self.endings(stored);
         let more = pairs.len() >= NAMES_PER_ANSWER_MAX;
         let last = pairs.last().and_then(|pair| pair.key.strip_prefix(&prefix)).map(str::to_owned);
-        let (mut names, mut gone) = (Vec::new(), Vec::new());
+        let (mut names, mut gone, mut damaged) = (Vec::new(), Vec::new(), Vec::new());
         for pair in &pairs {
             let name = pair.key.strip_prefix(&prefix).unwrap_or_default().to_owned();
-            let Some(record) = NameRecord::parse(&pair.value) else { continue };
-            match endings.get(&record.home) {
+            let Some(record) = NameRecord::parse(&pair.value) else {
+                damaged.push(name);
+                continue;
+            };
+            match endings.get(&record.home).filter(|_| !self.may_have(&name, record.region)) {
                 Some(loss) => gone.push(LostName { name, home: record.home, loss: *loss }),
                 None => names.push((name, record.region, record.home.node)),
             }
         }
-        let is_empty = if lost { gone.is_empty() } else { names.is_empty() };
+        let is_empty = if lost { gone.is_empty() } else { names.is_empty() && damaged.is_empty() };
         if more && is_empty {
             return self.begin(Task::List { requester, after: last, lost });
         }
-        let body = if lost { Reply::Lost { names: gone, more } } else { Reply::Names { names, more } };
+        let body =
+            if lost { Reply::Lost { names: gone, more } } else { Reply::Names { names, damaged, more } };
         self.answer(requester, Ok(body));
     }
 
-    /// The lives that are over, of those that were read with names.
-    fn endings(&mut self, stored: &Stored) -> BTreeMap<NodeLife, Loss> {
+    /// The incarnations that are over, of those that were read with names.
+    fn endings(&mut self, stored: &Stored) -> BTreeMap<NodeIncarnation, Loss> {
         let prefix = self.keys.homes();
-        let homes = stored.read.get(1).cloned().unwrap_or_default();
-        let lives =
-            homes.iter().filter_map(|pair| Some((parse_life(pair.key.strip_prefix(&prefix)?)?, pair)));
-        let lives: Vec<(NodeLife, &Pair)> = lives.collect();
-        lives.into_iter().filter_map(|(life, pair)| Some((life, self.ending_of(life, Some(pair))?))).collect()
+        let homes = stored.read.get(1).map(Vec::as_slice).unwrap_or_default();
+        let mut endings = BTreeMap::new();
+        for pair in homes {
+            let incarnation = pair.key.strip_prefix(&prefix).and_then(parse_incarnation);
+            if let Some(incarnation) = incarnation
+                && let Some(loss) = self.ending_of(incarnation, Some(pair))
+            {
+                endings.insert(incarnation, loss);
+            }
+        }
+        endings
     }
 
     fn next_number(&self, numbers: Option<&Pair>) -> u32 {
         let written = numbers.and_then(|pair| pair.value.parse().ok());
         written.unwrap_or(0).max(NodeId::FIRST.0 + 1)
+    }
+
+    /// Whether another incarnation of its node is heard.
+    fn has_other(&self, incarnation: NodeIncarnation) -> bool {
+        let mut heard = self.paired.iter().chain([&self.me]);
+        heard.any(|other| other.node == incarnation.node && *other != incarnation)
+    }
+
+    /// The first number behind those of all nodes that stay and are told of: what is written may have been edited, removed or restored.
+    fn behind_all(&self, stored: &Stored) -> u32 {
+        let (homes, places) = (self.keys.homes(), self.keys.places());
+        let told = stored.read.iter().skip(1).flatten().filter_map(|pair| {
+            let home = pair.key.strip_prefix(&homes).and_then(parse_incarnation).map(|home| home.node);
+            home.or_else(|| pair.key.strip_prefix(&places)?.parse().ok().map(NodeId))
+        });
+        let heard = self.paired.iter().map(|incarnation| incarnation.node).chain([self.me.node]);
+        let stays = told.chain(heard).filter(|node| !node.is_ephemeral());
+        stays.map(|node| node.0 + 1).max().unwrap_or(0)
     }
 
     fn take_number(&mut self, requester: Requester, number: u32, numbers: Option<&Pair>, tries: u8) {
@@ -683,41 +782,47 @@ impl EtcdDirectory {
         self.send(Task::Write { name, record }, transaction);
     }
 
-    fn removal_of(&self, pair: &Pair) -> Transaction {
+    pub(super) fn removal_of(&self, pair: &Pair) -> Transaction {
         let compare = Compare::WrittenAt(pair.key.clone(), pair.written_at);
         Transaction::when(vec![compare], vec![Step::Delete(pair.key.clone())])
     }
 
-    /// Those who had our number before are gone.
-    fn succeed(&mut self, stored: &Stored) {
-        let prefix = self.keys.homes();
-        let at_ns = self.epoch_ns.saturating_add(self.now_ns);
-        let ended = HomeRecord::Ended { cause: LossCause::Unreachable, at_ns }.emit();
-        for pair in stored.read.first().cloned().unwrap_or_default() {
-            let life = pair.key.strip_prefix(&prefix).and_then(parse_life);
-            let lives = HomeRecord::parse(&pair.value) == Some(HomeRecord::Lives);
-            if lives && life.is_some_and(|life| life.node == self.me.node && life != self.me) {
-                let compare = Compare::WrittenAt(pair.key.clone(), pair.written_at);
-                let put = Step::Put(pair.key, ended.clone());
-                self.repairs.push_back(Task::Note(Transaction::when(vec![compare], vec![put])));
+    /// What is over goes, and all of a node that keeps no place there: one that does may live where nobody hears it.
+    fn sweep(
+        &mut self,
+        (node, after, for_whom, was_known): (NodeId, Option<String>, Option<Requester>, bool),
+        stored: &Stored,
+    ) {
+        let endings = self.endings(stored);
+        let pairs = stored.read.first().map(Vec::as_slice).unwrap_or_default();
+        let is_nowhere = first(stored, 2).is_none();
+        let is_over = |home: &NodeIncarnation| {
+            endings.contains_key(home) || is_nowhere && *home != self.me && !self.paired.contains(home)
+        };
+        let is_its = |pair: &&Pair| {
+            let record = NameRecord::parse(&pair.value);
+            record.is_some_and(|record| record.home.node == node && is_over(&record.home))
+        };
+        let lost: Vec<&Pair> = pairs.iter().filter(is_its).collect();
+        let last = pairs.last().filter(|_| pairs.len() >= SWEPT_AT_ONCE_MAX);
+        let last = last.and_then(|pair| pair.key.strip_prefix(&self.keys.names())).map(str::to_owned);
+        match last {
+            _ if !lost.is_empty() => {
+                let compare = |pair: &&Pair| Compare::WrittenAt(pair.key.clone(), pair.written_at);
+                let compares = lost.iter().map(compare).collect();
+                let then = lost.iter().map(|pair| Step::Delete(pair.key.clone())).collect();
+                let task = Task::SweepOut { node, after, last, for_whom };
+                self.send(task, Transaction::when(compares, then));
             }
+            Some(last) => self.begin(Task::Sweep { node, after: Some(last), for_whom, was_known }),
+            None if was_known => self.end_sweep(for_whom, Ok(Reply::Done)),
+            None => self.end_sweep(for_whom, Err(ErrorReply::UnknownNode(node))),
         }
     }
 
-    fn sweep(&mut self, node: NodeId, stored: &Stored) {
-        let endings = self.endings(stored);
-        let pairs = stored.read.first().cloned().unwrap_or_default();
-        let is_its = |pair: &&Pair| {
-            let record = NameRecord::parse(&pair.value);
-            record.is_some_and(|record| record.home.node == node && endings.contains_key(&record.home))
-        };
-        for pair in pairs.iter().filter(is_its) {
-            self.repairs.push_back(Task::Note(self.removal_of(pair)));
-        }
-        if pairs.len() >= SWEPT_AT_ONCE_MAX {
-            let last = pairs.last().and_then(|pair| pair.key.strip_prefix(&self.keys.names()));
-            let after = last.map(str::to_owned);
-            self.repairs.push_back(Task::Sweep { node, after });
+    fn end_sweep(&mut self, for_whom: Option<Requester>, body: Result<Reply, ErrorReply>) {
+        if let Some(requester) = for_whom {
+            self.answer(requester, body);
         }
     }
 }

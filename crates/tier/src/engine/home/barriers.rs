@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use super::HomeSide;
-use crate::ids::{NodeLife, Principal, RegionId, Requester};
+use crate::ids::{NodeIncarnation, Principal, RegionId, Requester};
 use crate::message::{ErrorReply, Reply, Request};
 use crate::names::Service;
 
@@ -59,7 +59,7 @@ impl HomeSide<'_> {
             Ok(_) => return self.cx.answer(requester, Err(ErrorReply::Malformed)),
             Err(refusal) => return self.cx.answer(requester, Err(refusal)),
         };
-        if !self.cx.is_present(requester.life) {
+        if !self.cx.is_present(requester.incarnation) {
             return;
         }
         let new = || Round { participants, waiting: Vec::new() };
@@ -116,8 +116,8 @@ impl HomeSide<'_> {
         }
     }
 
-    pub(super) fn forget_arrivals_of(&mut self, life: NodeLife) {
-        self.remove_arrivals(|_, arrival| arrival.requester.life == life);
+    pub(super) fn forget_arrivals_of(&mut self, incarnation: NodeIncarnation) {
+        self.remove_arrivals(|_, arrival| arrival.requester.incarnation == incarnation);
     }
 
     /// Whether there were any.

@@ -17,11 +17,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::HomeSide;
 use crate::engine::context::Purpose;
-use crate::ids::{NodeId, NodeLife, RegionId, Requester};
+use crate::ids::{NodeId, NodeIncarnation, RegionId, Requester};
 use crate::message::{ErrorReply, Reply, Request};
 use crate::region::Stage;
 
-/// For so many leases an order waits for evidence before its giver is told that it is not done yet.
+/// For so many leases a command waits for evidence before its giver is told that it is not done yet.
 const PATIENCE_LEASES: u64 = 3;
 
 /// For so many leases an owner waits until a mapper lets go: one in which the mapper may wait itself for who is gone.
@@ -31,11 +31,11 @@ const PATIENCE_WITH_MAPPERS_LEASES: u64 = 2;
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Evidence {
     /// What owners said of mappers that we are not paired with.
-    of: BTreeMap<NodeLife, Said>,
-    /// Regions with an order under way that waits for it, and since when.
+    of: BTreeMap<NodeIncarnation, Said>,
+    /// Regions with a command under way that waits for it, and since when.
     stalled: BTreeMap<RegionId, u64>,
     /// Homes that are told when a mapper is cut off here, and the pairing of the two that has ended.
-    owed: Vec<(Requester, NodeLife, u64)>,
+    owed: Vec<(Requester, NodeIncarnation, u64)>,
     /// Mappers that are to let go: else they are cut off.
     relayed: Vec<Relayed>,
 }
@@ -44,7 +44,7 @@ pub(in crate::engine) struct Evidence {
 #[derive(Debug)]
 struct Relayed {
     requester: Requester,
-    to: NodeLife,
+    to: NodeIncarnation,
     pairing: u64,
     due_ns: u64,
 }
@@ -52,49 +52,49 @@ struct Relayed {
 /// What owners said of one mapper.
 #[derive(Debug, Default)]
 struct Said {
-    asked: BTreeSet<NodeLife>,
-    cut_off: BTreeSet<NodeLife>,
+    asked: BTreeSet<NodeIncarnation>,
+    cut_off: BTreeSet<NodeIncarnation>,
 }
 
 impl Evidence {
     /// Nobody takes the answers.
-    pub(in crate::engine) fn forget_what_is_asked_by(&mut self, home: NodeLife) {
-        self.owed.retain(|(requester, ..)| requester.life != home);
-        self.relayed.retain(|relayed| relayed.requester.life != home);
+    pub(in crate::engine) fn forget_what_is_asked_by(&mut self, home: NodeIncarnation) {
+        self.owed.retain(|(requester, ..)| requester.incarnation != home);
+        self.relayed.retain(|relayed| relayed.requester.incarnation != home);
     }
 }
 
 /// The side of the home.
 impl HomeSide<'_> {
-    /// An order waits for a mapper that we are not paired with: asks all other owners of the region's chunks.
-    pub(super) fn seek(&mut self, region: RegionId, mapper: NodeLife) {
+    /// A command waits for a mapper that we are not paired with: asks all other owners of the region's chunks.
+    pub(super) fn seek(&mut self, region: RegionId, mapper: NodeIncarnation) {
         let pairing = self.cx.membership().pairings().number(mapper);
         // Noted also where nobody can be asked now: see `resume_relays`.
         self.evidence.of.entry(mapper).or_default();
         for owner in self.owners_of(region) {
-            if owner == self.cx.life() || !self.cx.is_present(owner) {
+            if owner == self.cx.incarnation() || !self.cx.is_present(owner) {
                 continue;
             }
             if self.evidence.of.entry(mapper).or_default().asked.insert(owner) {
                 let relay = Request::Relay { to: mapper, pairing };
-                self.cx.ask_life(owner, relay, Purpose::Relay { mapper, pairing, owner });
+                self.cx.ask_incarnation(owner, relay, Purpose::Relay { mapper, pairing, owner });
             }
         }
         self.conclude(region, mapper);
     }
 
-    fn owners_of(&self, region: RegionId) -> BTreeSet<NodeLife> {
+    fn owners_of(&self, region: RegionId) -> BTreeSet<NodeIncarnation> {
         let extents = self.homes.regions.get(&region).into_iter().flat_map(|found| found.extents.iter());
         extents.map(|extent| extent.owner).collect()
     }
 
-    /// The order under way on a region waits for evidence.
+    /// The command under way on a region waits for evidence.
     pub(super) fn note_stalled(&mut self, region: RegionId) {
         self.evidence.stalled.entry(region).or_insert(self.cx.now_ns());
     }
 
     /// Orders have waited for who is not paired with us any more.
-    pub(in crate::engine) fn seek_for_orders_behind(&mut self, mapper: NodeLife) {
+    pub(in crate::engine) fn seek_for_commands_behind(&mut self, mapper: NodeIncarnation) {
         for region in
             self.regions_where(|found| found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper)))
         {
@@ -104,7 +104,7 @@ impl HomeSide<'_> {
     }
 
     /// A mapper is dead: it is struck off as soon as nobody can still be touched by it.
-    pub(in crate::engine) fn seek_all_behind(&mut self, mapper: NodeLife) {
+    pub(in crate::engine) fn seek_all_behind(&mut self, mapper: NodeIncarnation) {
         for region in self.regions_mapped_by(mapper) {
             self.seek(region, mapper);
         }
@@ -112,17 +112,17 @@ impl HomeSide<'_> {
     }
 
     /// Nobody asks any more what others said of the dead.
-    fn forget_if_over(&mut self, mapper: NodeLife) {
-        if !self.cx.membership().pairings().may_live(mapper) && self.regions_mapped_by(mapper).is_empty() {
+    fn forget_if_over(&mut self, mapper: NodeIncarnation) {
+        if self.is_over(mapper) && self.regions_mapped_by(mapper).is_empty() {
             self.forget_evidence(mapper);
         }
     }
 
-    /// Regions that list a mapper, or whose orders wait for it: who has just unmapped a region may still owe a word.
-    fn regions_mapped_by(&self, mapper: NodeLife) -> Vec<RegionId> {
+    /// Regions that list a mapper, or whose commands wait for it: who has just unmapped a region may still owe a word.
+    fn regions_mapped_by(&self, mapper: NodeIncarnation) -> Vec<RegionId> {
         self.regions_where(|found| {
             let is_awaited = found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper));
-            is_awaited || found.mappers.iter().any(|entry| entry.life == mapper)
+            is_awaited || found.mappers.iter().any(|entry| entry.incarnation == mapper)
         })
     }
 
@@ -134,8 +134,8 @@ impl HomeSide<'_> {
     /// An owner has answered.
     pub(in crate::engine) fn handle_relayed(
         &mut self,
-        (mapper, pairing): (NodeLife, u64),
-        owner: NodeLife,
+        (mapper, pairing): (NodeIncarnation, u64),
+        owner: NodeIncarnation,
         body: Result<Reply, ErrorReply>,
     ) {
         // It may have been paired with us anew since, and may be lost again.
@@ -158,7 +158,7 @@ impl HomeSide<'_> {
     }
 
     /// A mapper is cut off here, or elsewhere, or an owner is dead.
-    pub(in crate::engine) fn conclude_for(&mut self, mapper: NodeLife) {
+    pub(in crate::engine) fn conclude_for(&mut self, mapper: NodeIncarnation) {
         for region in self.regions_mapped_by(mapper) {
             self.conclude(region, mapper);
         }
@@ -166,27 +166,27 @@ impl HomeSide<'_> {
     }
 
     /// An owner is dead, and its memory with it.
-    pub(in crate::engine) fn conclude_for_owner(&mut self, owner: NodeLife) {
-        let mappers: Vec<NodeLife> =
+    pub(in crate::engine) fn conclude_for_owner(&mut self, owner: NodeIncarnation) {
+        let mappers: Vec<NodeIncarnation> =
             self.evidence.of.keys().copied().filter(|mapper| *mapper != owner).collect();
         mappers.into_iter().for_each(|mapper| self.conclude_for(mapper));
     }
 
-    /// Strikes a mapper off a region if it is dead, or an order waits for it, and it reaches none of the chunks.
-    fn conclude(&mut self, region: RegionId, mapper: NodeLife) {
+    /// Strikes a mapper off a region if it is dead, or a command waits for it, and it reaches none of the chunks.
+    fn conclude(&mut self, region: RegionId, mapper: NodeIncarnation) {
         if self.cx.is_present(mapper) || !self.is_cut_off_everywhere(region, mapper) {
             return;
         }
-        let is_dead = !self.cx.membership().pairings().may_live(mapper);
+        let is_dead = self.is_over(mapper);
         let Some(found) = self.homes.regions.get(&region) else { return };
         if is_dead || found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper)) {
             self.strike_off_one(region, mapper);
         }
     }
 
-    fn is_cut_off_everywhere(&self, region: RegionId, mapper: NodeLife) -> bool {
+    fn is_cut_off_everywhere(&self, region: RegionId, mapper: NodeIncarnation) -> bool {
         let said = self.evidence.of.get(&mapper);
-        self.owners_of(region).into_iter().all(|owner| match owner == self.cx.life() {
+        self.owners_of(region).into_iter().all(|owner| match owner == self.cx.incarnation() {
             true => self.is_cut_off_here(mapper),
             false => {
                 !self.cx.membership().pairings().may_live(owner)
@@ -195,16 +195,18 @@ impl HomeSide<'_> {
         })
     }
 
-    /// A mapper has let go of all regions of ours.
-    pub(in crate::engine) fn strike_off(&mut self, mapper: NodeLife) {
+    /// A mapper has let go of all regions of ours, but for those that it may map since.
+    pub(in crate::engine) fn strike_off(&mut self, mapper: NodeIncarnation) {
         for region in self.regions_mapped_by(mapper) {
-            self.strike_off_one(region, mapper);
+            if !self.is_early(region, mapper) {
+                self.strike_off_one(region, mapper);
+            }
         }
     }
 
-    fn strike_off_one(&mut self, region: RegionId, mapper: NodeLife) {
+    fn strike_off_one(&mut self, region: RegionId, mapper: NodeIncarnation) {
         let Some(found) = self.homes.regions.get_mut(&region) else { return };
-        found.mappers.retain(|entry| entry.life != mapper);
+        found.mappers.retain(|entry| entry.incarnation != mapper);
         if found.busy.as_mut().is_some_and(|busy| busy.awaited.remove(&mapper)) {
             self.go_on_if_acknowledged(region);
         }
@@ -212,13 +214,13 @@ impl HomeSide<'_> {
     }
 
     /// The two are paired anew, or have never been: what others said of a mapper counts no more.
-    pub(in crate::engine) fn forget_evidence(&mut self, mapper: NodeLife) {
+    pub(in crate::engine) fn forget_evidence(&mut self, mapper: NodeIncarnation) {
         self.evidence.of.remove(&mapper);
     }
 
     /// An owner is reached again: it is asked what it could not be asked before.
-    pub(in crate::engine) fn resume_relays(&mut self, owner: NodeLife) {
-        let mappers: Vec<NodeLife> = self.evidence.of.keys().copied().collect();
+    pub(in crate::engine) fn resume_relays(&mut self, owner: NodeIncarnation) {
+        let mappers: Vec<NodeIncarnation> = self.evidence.of.keys().copied().collect();
         for mapper in mappers {
             for region in self.regions_mapped_by(mapper) {
                 if self.owners_of(region).contains(&owner) {
@@ -228,7 +230,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// The giver of an order is told in time that it may take longer; the change goes on all the same.  A move is taken back:
+    /// The giver of a command is told in time that it may take longer; the change goes on all the same.  A move is taken back:
     /// others wait for the chunk that it has frozen.
     pub(in crate::engine) fn excuse_the_stalled(&mut self) {
         let patience_ns = PATIENCE_LEASES * self.cx.lease_ns();
@@ -245,20 +247,20 @@ impl HomeSide<'_> {
         }
     }
 
-    /// A step of an order begins, or ends: how long the one before it waited is not held against it.
+    /// A step of a command begins, or ends: how long the one before it waited is not held against it.
     pub(super) fn forget_stalled(&mut self, region: RegionId) {
         self.evidence.stalled.remove(&region);
     }
 
-    /// Somebody that the order on a region waits for, and that we are not paired with.
-    fn absent_behind(&self, region: RegionId) -> Option<NodeLife> {
+    /// Somebody that the command on a region waits for, and that we are not paired with.
+    fn absent_behind(&self, region: RegionId) -> Option<NodeIncarnation> {
         let busy = self.homes.regions.get(&region)?.busy.as_ref()?;
-        busy.awaited.iter().copied().find(|life| !self.cx.is_present(*life))
+        busy.awaited.iter().copied().find(|incarnation| !self.cx.is_present(*incarnation))
     }
 
     fn excuse(&mut self, region: RegionId, behind: NodeId) {
         let busy = self.homes.regions.get_mut(&region).and_then(|found| found.busy.as_mut());
-        let busy = busy.expect("an order is under way on it");
+        let busy = busy.expect("a command is under way on it");
         if matches!(busy.stage, Stage::Moving(_)) {
             return self.take_back(region, ErrorReply::PeerDown(behind));
         }
@@ -276,15 +278,15 @@ impl HomeSide<'_> {
 
 /// The side of an owner.
 impl HomeSide<'_> {
-    pub(in crate::engine) fn serve_relay(&mut self, requester: Requester, to: NodeLife, pairing: u64) {
-        if to == self.cx.life() || !self.cx.is_present(to) {
+    pub(in crate::engine) fn serve_relay(&mut self, requester: Requester, to: NodeIncarnation, pairing: u64) {
+        if to == self.cx.incarnation() || !self.cx.is_present(to) {
             return self.answer_when_cut_off(requester, to, pairing);
         }
         let due_ns = self.cx.now_ns() + PATIENCE_WITH_MAPPERS_LEASES * self.cx.lease_ns();
         self.evidence.relayed.push(Relayed { requester, to, pairing, due_ns });
-        self.cx.ask_life(
+        self.cx.ask_incarnation(
             to,
-            Request::Retire { home: requester.life, pairing },
+            Request::Retire { home: requester.incarnation, pairing },
             Purpose::Retire(requester, to),
         );
     }
@@ -292,7 +294,7 @@ impl HomeSide<'_> {
     pub(in crate::engine) fn handle_retired(
         &mut self,
         requester: Requester,
-        to: NodeLife,
+        to: NodeIncarnation,
         body: Result<Reply, ErrorReply>,
     ) {
         let is_one = |relayed: &mut Relayed| relayed.requester == requester;
@@ -304,7 +306,7 @@ impl HomeSide<'_> {
         }
     }
 
-    fn answer_when_cut_off(&mut self, requester: Requester, mapper: NodeLife, pairing: u64) {
+    fn answer_when_cut_off(&mut self, requester: Requester, mapper: NodeIncarnation, pairing: u64) {
         self.evidence.owed.push((requester, mapper, pairing));
         self.answer_for_the_cut_off();
     }
@@ -319,28 +321,30 @@ impl HomeSide<'_> {
     }
 
     /// A mapper is paired with this node again.  It may have mapped the region before its home lost sight of it, so it is asked.
-    pub(in crate::engine) fn relay_anew(&mut self, mapper: NodeLife) {
+    pub(in crate::engine) fn relay_anew(&mut self, mapper: NodeIncarnation) {
         let owed = self.evidence.owed.extract_if(.., |(_, other, _)| *other == mapper);
         let owed: Vec<_> = owed.collect();
         owed.into_iter().for_each(|(requester, to, pairing)| self.serve_relay(requester, to, pairing));
     }
 
     /// Whether nothing of a node can land in our memory, and nothing that it ordered is done there.
-    pub(in crate::engine) fn is_cut_off_here(&self, life: NodeLife) -> bool {
-        let is_there = self.cx.is_present(life) || self.cx.members().is_zombie(life);
-        !is_there && !self.cx.membership().meeting().may_be_used_by(life) && !self.owner.is_running_for(life)
+    pub(in crate::engine) fn is_cut_off_here(&self, incarnation: NodeIncarnation) -> bool {
+        let is_there = self.cx.is_present(incarnation) || self.cx.members().is_zombie(incarnation);
+        !is_there
+            && !self.cx.membership().meeting().may_be_used_by(incarnation)
+            && !self.owner.is_running_for(incarnation)
     }
 
     /// A node that is not there may be cut off here by now, and may be paired anew.
-    pub(in crate::engine) fn handle_reach_changed(&mut self, life: NodeLife) {
-        if !self.cx.is_present(life) {
-            self.conclude_for(life);
+    pub(in crate::engine) fn handle_reach_changed(&mut self, incarnation: NodeIncarnation) {
+        if !self.cx.is_present(incarnation) {
+            self.conclude_for(incarnation);
             self.answer_for_the_cut_off();
         }
     }
 
     /// Those who have not let go in time, though we asked them ourselves.  Their answers find the homes that wait for them.
-    pub(in crate::engine) fn deaf_mappers(&self) -> BTreeSet<NodeLife> {
+    pub(in crate::engine) fn deaf_mappers(&self) -> BTreeSet<NodeIncarnation> {
         let now_ns = self.cx.now_ns();
         let deaf = self.evidence.relayed.iter().filter(|relayed| relayed.due_ns < now_ns);
         deaf.map(|relayed| relayed.to).collect()

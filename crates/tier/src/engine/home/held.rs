@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::HomeSide;
-use crate::ids::{NodeLife, RegionId};
+use crate::ids::{NodeIncarnation, RegionId};
 use crate::layout::{Extent, Extents};
 use crate::message::Notice;
 
@@ -11,12 +11,12 @@ impl HomeSide<'_> {
     /// Gives chunks back to their owners.  Those whom we do not reach now, or who have not told yet all that they hold for us, are
     /// answered when they have.
     pub(super) fn return_chunks(&mut self, extents: &[Extent]) {
-        let mut by_owner: BTreeMap<NodeLife, Extents> = BTreeMap::new();
+        let mut by_owner: BTreeMap<NodeIncarnation, Extents> = BTreeMap::new();
         for extent in extents {
             by_owner.entry(extent.owner).or_default().push(*extent);
         }
         for (owner, extents) in by_owner {
-            if owner == self.cx.life() {
+            if owner == self.cx.incarnation() {
                 self.owner().release(extents, BTreeSet::new());
             } else if self.cx.members().has_told_held(owner) {
                 self.cx.notify(owner.node, Notice::Return { extents });
@@ -28,7 +28,7 @@ impl HomeSide<'_> {
 
     pub(in crate::engine) fn handle_held(
         &mut self,
-        from: NodeLife,
+        from: NodeIncarnation,
         held: Vec<(RegionId, Extents)>,
         done: bool,
     ) {
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn what_is_left_of_an_extent_is_all_that_nobody_else_has() {
-        let owner = NodeLife { node: NodeId(1), incarnation: Incarnation(1) };
+        let owner = NodeIncarnation { node: NodeId(1), id: Incarnation(1) };
         let extent = |offset, len| Extent { owner, key: Key(0), offset, len };
         let left = |others: &[Extent]| without(extent(10, 10), others).to_vec();
         assert_eq!(left(&[]), [extent(10, 10)]);

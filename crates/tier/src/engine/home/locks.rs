@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::HomeSide;
-use crate::ids::{NodeId, NodeLife, Principal, RegionId, RequestId, Requester, SessionId};
+use crate::ids::{NodeId, NodeIncarnation, Principal, RegionId, RequestId, Requester, SessionId};
 use crate::lockword::{Holder, LockWords};
 use crate::message::{ErrorReply, Reply, Request};
 use crate::names::Service;
@@ -37,8 +37,8 @@ pub(in crate::engine) struct Locks {
     queues: BTreeMap<RegionId, VecDeque<Waiter>>,
     /// Locks that were given away as recovered: if they come back without having been used, the next must be told.
     recovered: BTreeSet<RegionId>,
-    /// Lives that are cut off and may live, and until when they may take themselves for holders.
-    lapsing: BTreeMap<NodeLife, u64>,
+    /// Incarnations that are cut off and may live, and until when they may take themselves for holders.
+    lapsing: BTreeMap<NodeIncarnation, u64>,
 }
 
 impl Locks {
@@ -60,13 +60,13 @@ impl Locks {
         self.recovered.remove(&region);
     }
 
-    pub(super) fn has_lapsing(&self, life: NodeLife) -> bool {
-        self.lapsing.contains_key(&life)
+    pub(super) fn has_lapsing(&self, incarnation: NodeIncarnation) -> bool {
+        self.lapsing.contains_key(&incarnation)
     }
 
-    /// Whether a holder is of a life that is cut off here and may take itself for a holder.
+    /// Whether a holder is of an incarnation that is cut off here and may take itself for a holder.
     pub(super) fn is_of_the_lapsing(&self, holder: Holder) -> bool {
-        self.lapsing.keys().any(|life| holder.is_of(*life))
+        self.lapsing.keys().any(|incarnation| holder.is_of(*incarnation))
     }
 
     /// Those who wait ask anew, in their order.
@@ -96,7 +96,7 @@ impl Waiter {
     }
 
     fn holder(&self) -> Holder {
-        Holder::new(self.requester.life, self.session)
+        Holder::new(self.requester.incarnation, self.session)
     }
 
     /// What it has asked, to be asked anew.
@@ -167,16 +167,21 @@ impl HomeSide<'_> {
     /// Whether a holder can do nothing under its lock any more: its session has ended, or its node is cut off and knows that its
     /// guards are over.
     fn is_gone(&self, holder: Holder) -> bool {
-        let alive = self.cx.members().peers().map(|(_, peer)| peer.life).chain([self.cx.life()]);
+        let alive =
+            self.cx.members().peers().map(|(_, peer)| peer.incarnation).chain([self.cx.incarnation()]);
         let lapsing = self.locks.lapsing.keys().copied();
-        !alive.chain(self.cx.members().zombies()).chain(lapsing).any(|life| holder.is_of(life))
+        !alive.chain(self.cx.members().zombies()).chain(lapsing).any(|incarnation| holder.is_of(incarnation))
     }
 
     /// The node of a holder if that was silent for a lease, and in another one could not be cut off: it may go on under its
     /// lock when it wakes, and nobody knows when that is.
     fn silent_node_of(&self, holder: Holder) -> Option<NodeId> {
         let then_ns = self.cx.now_ns().checked_sub(self.cx.lease_ns())?;
-        self.cx.members().zombies_since(then_ns).find(|life| holder.is_of(*life)).map(|life| life.node)
+        self.cx
+            .members()
+            .zombies_since(then_ns)
+            .find(|incarnation| holder.is_of(*incarnation))
+            .map(|incarnation| incarnation.node)
     }
 
     /// Nobody waits for ever for who may be silent for ever.  The mark goes with those who waited: a holder that wakes
@@ -203,7 +208,7 @@ impl HomeSide<'_> {
         recover: bool,
     ) {
         let body = match self.served_region(region, Service::Lock, None) {
-            Ok(words) if words.holder() == Some(Holder::new(requester.life, session)) => {
+            Ok(words) if words.holder() == Some(Holder::new(requester.incarnation, session)) => {
                 self.pass_on(region, &words, recover);
                 Ok(Reply::Done)
             }
@@ -237,12 +242,12 @@ impl HomeSide<'_> {
     /// that, and will not.
     pub(in crate::engine) fn handle_cancelled(
         &mut self,
-        from: NodeLife,
+        from: NodeIncarnation,
         region: RegionId,
         session: SessionId,
         request: RequestId,
     ) {
-        let requester = Requester { life: from, id: request };
+        let requester = Requester { incarnation: from, id: request };
         if self.unpark(region, requester)
             || self.remove_waiters(region, |waiter| waiter.requester == requester)
         {
@@ -274,25 +279,29 @@ impl HomeSide<'_> {
     }
 
     /// A node has died: its sessions wait for nothing any more.
-    pub(in crate::engine) fn forget_waiters_of(&mut self, life: NodeLife) {
+    pub(in crate::engine) fn forget_waiters_of(&mut self, incarnation: NodeIncarnation) {
         for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
-            self.remove_waiters(region, |waiter| waiter.requester.life == life);
+            self.remove_waiters(region, |waiter| waiter.requester.incarnation == incarnation);
         }
-        self.forget_arrivals_of(life);
+        self.forget_arrivals_of(incarnation);
     }
 
     /// A node was cut off, and may live: it keeps its locks until it has seen by itself that its guards are over.
-    pub(in crate::engine) fn recover_locks_when_guards_are_over(&mut self, life: NodeLife, heard_ns: u64) {
+    pub(in crate::engine) fn recover_locks_when_guards_are_over(
+        &mut self,
+        incarnation: NodeIncarnation,
+        heard_ns: u64,
+    ) {
         let lease_ns = self.cx.lease_ns();
         let over_ns = heard_ns.saturating_add(lease_ns + lease_ns / DRIFT_PARTS);
-        self.locks.lapsing.insert(life, over_ns);
+        self.locks.lapsing.insert(incarnation, over_ns);
         self.recover_overdue_locks();
     }
 
     /// A node is paired with us anew: its guards are over, all of them.
-    pub(in crate::engine) fn recover_locks_of_the_returned(&mut self, life: NodeLife) {
-        if self.locks.lapsing.contains_key(&life) {
-            self.recover_locks(life);
+    pub(in crate::engine) fn recover_locks_of_the_returned(&mut self, incarnation: NodeIncarnation) {
+        if self.locks.lapsing.contains_key(&incarnation) {
+            self.recover_locks(incarnation);
         }
     }
 
@@ -300,20 +309,20 @@ impl HomeSide<'_> {
     pub(in crate::engine) fn recover_overdue_locks(&mut self) {
         let now_ns = self.cx.now_ns();
         let lapsing = self.locks.lapsing.iter().filter(|(_, over_ns)| **over_ns <= now_ns);
-        let over: Vec<NodeLife> = lapsing.map(|(life, _)| *life).collect();
-        over.into_iter().for_each(|life| self.recover_locks(life));
+        let over: Vec<NodeIncarnation> = lapsing.map(|(incarnation, _)| *incarnation).collect();
+        over.into_iter().for_each(|incarnation| self.recover_locks(incarnation));
     }
 
     /// A node holds nothing any more: what it held goes to those who wait for it, or ask next.
-    pub(in crate::engine) fn recover_locks(&mut self, life: NodeLife) {
-        self.locks.lapsing.remove(&life);
+    pub(in crate::engine) fn recover_locks(&mut self, incarnation: NodeIncarnation) {
+        self.locks.lapsing.remove(&incarnation);
         let is_lock = |name: &str| Service::Lock.has(name);
         let named = self.homes.regions.iter().filter(|(_, found)| found.name.as_deref().is_some_and(is_lock));
         for region in named.map(|(region, _)| *region).collect::<Vec<_>>() {
             // Whose bytes may be on their way: who asks for it next finds that its holder is gone.
             if !self.is_on_the_move(region)
                 && let Ok(words) = self.served_region(region, Service::Lock, None)
-                && words.holder().is_some_and(|holder| holder.is_of(life))
+                && words.holder().is_some_and(|holder| holder.is_of(incarnation))
             {
                 self.pass_on(region, &words, true);
             }

@@ -16,10 +16,10 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::HomeSide;
 use crate::engine::context::Purpose;
-use crate::ids::{Epoch, NodeId, NodeLife, RegionId, Requester};
+use crate::ids::{Epoch, NodeId, NodeIncarnation, RegionId, Requester};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, ErrorReply, Notice, Record, Reply, Request};
-use crate::region::{Busy, Moving, Presence, Region, Stage};
+use crate::region::{Busy, Moving, Region, Stage};
 
 /// So many regions that have moved away are remembered: the directory knows their homes by then, for who finds them by name.
 const MOVED_MAX: usize = 16 << 10;
@@ -63,15 +63,15 @@ impl HomeSide<'_> {
         requester: Requester,
         region: RegionId,
         to: NodeId,
-        of: Option<NodeLife>,
+        of: Option<NodeIncarnation>,
     ) {
-        let life = if to == self.cx.life().node {
-            Some(self.cx.life())
+        let incarnation = if to == self.cx.incarnation().node {
+            Some(self.cx.incarnation())
         } else {
-            let connected = self.cx.members().peer_of(to).map(|(_, peer)| peer.life);
-            connected.or_else(|| self.cx.membership().pairings().unconnected(to))
+            let connected = self.cx.members().peer_of(to).map(|(_, peer)| peer.incarnation);
+            connected.or_else(|| self.cx.to_be_met(to))
         };
-        let Some(to) = life else {
+        let Some(to) = incarnation else {
             let refusal = self.cx.absence_of(to);
             return self.cx.answer(requester, Err(refusal));
         };
@@ -87,7 +87,7 @@ impl HomeSide<'_> {
         }
         let chunk_bytes = found.chunk_bytes();
         let reserve = Request::Reserve { region, chunk_bytes, len: missing, populate: false };
-        self.cx.ask_life(to, reserve, Purpose::ReserveForMove(region));
+        self.cx.ask_incarnation(to, reserve, Purpose::ReserveForMove(region));
     }
 
     pub(in crate::engine) fn handle_move_reserved(
@@ -106,8 +106,8 @@ impl HomeSide<'_> {
                 self.moving_mut(region).places = extents;
                 self.next_chunk(region);
             }
-            Ok(_) => self.finish_order(region, Err(ErrorReply::Malformed)),
-            Err(refusal) => self.finish_order(region, Err(refusal)),
+            Ok(_) => self.finish_region_command(region, Err(ErrorReply::Malformed)),
+            Err(refusal) => self.finish_region_command(region, Err(refusal)),
         }
     }
 
@@ -137,13 +137,13 @@ impl HomeSide<'_> {
         let found = &self.homes.regions[&region];
         let moving = found.moving().expect("the region is being moved");
         if moving.closing && moving.of.is_some() {
-            return self.finish_order(region, Ok(Reply::Done));
+            return self.finish_region_command(region, Ok(Reply::Done));
         }
         if moving.closing {
             return self.give_away(region);
         }
         let (from, to) = chunk_places(found, moving);
-        self.cx.ask_life(moving.to, Request::CopyChunk { from, to }, Purpose::CopyChunk(region));
+        self.cx.ask_incarnation(moving.to, Request::CopyChunk { from, to }, Purpose::CopyChunk(region));
     }
 
     pub(in crate::engine) fn handle_chunk_copied(
@@ -170,8 +170,8 @@ impl HomeSide<'_> {
                 if self.cx.is_present(owner) {
                     self.return_chunks(&unused);
                 }
-                self.settle_mappers(region, self.cx.life());
-                self.finish_order(region, Err(refusal));
+                self.settle_mappers(region, self.cx.incarnation());
+                self.finish_region_command(region, Err(refusal));
             }
         }
     }
@@ -181,7 +181,7 @@ impl HomeSide<'_> {
         let moving = self.moving_mut(region);
         match moving.frozen {
             true => self.handle_chunk_copied(region, Err(why)),
-            false => self.finish_order(region, Err(why)),
+            false => self.finish_region_command(region, Err(why)),
         }
     }
 
@@ -195,7 +195,7 @@ impl HomeSide<'_> {
         self.tell_without_waiting(region, Change::Place { from, place });
     }
 
-    fn settle_mappers(&mut self, region: RegionId, home: NodeLife) {
+    fn settle_mappers(&mut self, region: RegionId, home: NodeIncarnation) {
         self.tell_without_waiting(region, Change::Settle { home });
     }
 
@@ -205,22 +205,22 @@ impl HomeSide<'_> {
         let (epoch, mappers) = (found.epoch, found.mappers.clone());
         for mapper in mappers {
             let request = Request::Change { region, epoch, change: change.clone() };
-            self.cx.ask_life(mapper.life, request, Purpose::OneWay);
+            self.cx.ask_incarnation(mapper.incarnation, request, Purpose::OneWay);
         }
     }
 
     /// All chunks are there: now the home follows.
     fn hand_over(&mut self, region: RegionId) {
         let Moving { to, of, .. } = *self.moving_mut(region);
-        if to == self.cx.life() && of.is_none() {
+        if to == self.cx.incarnation() && of.is_none() {
             self.settle_mappers(region, to);
-            return self.finish_order(region, Ok(Reply::Done));
+            return self.finish_region_command(region, Ok(Reply::Done));
         }
         // What the next home says to mappers comes by other ways than what we said: it must not overtake it, or a
         // late place would thaw a chunk that has been frozen again.  Nor must they hear of the end of an owner that
         // vacates its part before they have heard where that is.
         self.moving_mut(region).closing = true;
-        self.tell_mappers(region, Change::Settle { home: self.cx.life() });
+        self.tell_mappers(region, Change::Settle { home: self.cx.incarnation() });
     }
 
     /// All mappers have heard all that we had to say.
@@ -230,7 +230,7 @@ impl HomeSide<'_> {
         let mut record = Box::new(self.homes.regions[&region].record(region));
         record.watchers = self.watching.of(region).to_vec();
         record.recovered = self.locks.is_recovered(region);
-        self.cx.ask_life(to, Request::Adopt { record }, Purpose::Adopt(region));
+        self.cx.ask_incarnation(to, Request::Adopt { record }, Purpose::Adopt(region));
         // If it has taken the region already, it did so by an earlier record.
         for (mapper, upto) in self.moving_mut(region).unmapped.clone() {
             self.cx.notify(to.node, Notice::UnmappedBy { region, node: mapper, upto });
@@ -245,7 +245,7 @@ impl HomeSide<'_> {
         };
         let may_live = self.cx.membership().pairings().may_live(to);
         let moving = self.moving_mut(region);
-        // Where the order was sent and is not answered, it is carried out or not: all of the region is there, and gone
+        // Where the command was sent and is not answered, it is carried out or not: all of the region is there, and gone
         // with that node or in its hands.  With a second home, nobody would know all mappers.
         let is_open = moving.adopting && matches!(body, Err(ErrorReply::PeerDown(_)));
         if is_open && may_live {
@@ -255,7 +255,7 @@ impl HomeSide<'_> {
         }
         let is_gone = is_open;
         if body.is_err() && !is_gone {
-            return self.finish_order(region, body);
+            return self.finish_region_command(region, body);
         }
         let parked = std::mem::take(&mut moving.parked);
         let found = self.homes.regions.remove(&region).expect("looked up just before");
@@ -284,20 +284,24 @@ impl HomeSide<'_> {
     }
 
     /// The next home says so itself.  But who hears of our end before may not take the region for lost with us: so we say it too,
-    /// before all that we say of ourselves.
-    fn tell_of_next_home(&mut self, region: RegionId, found: &Region, to: NodeLife) {
+    /// before all that we say of ourselves; to all, where names are outside and the store may be in the reach of others only.
+    fn tell_of_next_home(&mut self, region: RegionId, found: &Region, to: NodeIncarnation) {
         let epoch = Epoch(found.epoch.0 + 1);
         if let Some(name) = found.name.as_deref().map(str::to_owned) {
-            self.cx.notify_directory(Notice::Moved { name, region, epoch, to });
+            let notice = Notice::Moved { name, region, epoch, to };
+            if self.cx.store_may_be_others() {
+                self.cx.notify_all(&notice);
+            }
+            self.cx.notify_directory(notice);
         }
         for mapper in &found.mappers {
             let request = Request::Change { region, epoch, change: Change::Settle { home: to } };
-            self.cx.ask_life(mapper.life, request, Purpose::OneWay);
+            self.cx.ask_incarnation(mapper.incarnation, request, Purpose::OneWay);
         }
     }
 
     /// The next home will be asked again when it is reached again.  Until then nobody knows where the region is at home.
-    fn leave_in_doubt(&mut self, region: RegionId, to: NodeLife, parked: Vec<(Requester, Request)>) {
+    fn leave_in_doubt(&mut self, region: RegionId, to: NodeIncarnation, parked: Vec<(Requester, Request)>) {
         let busy = self
             .homes
             .regions
@@ -314,7 +318,7 @@ impl HomeSide<'_> {
     }
 
     /// A node to which regions were handed over is reached again, and says whether it has taken them.
-    pub(in crate::engine) fn resume_adoption(&mut self, to: NodeLife) {
+    pub(in crate::engine) fn resume_adoption(&mut self, to: NodeIncarnation) {
         for region in self.in_doubt_of(to) {
             self.moving_mut(region).in_doubt = false;
             self.give_away(region);
@@ -322,35 +326,42 @@ impl HomeSide<'_> {
     }
 
     /// A node to which regions were handed over is dead, and they are gone with it.
-    pub(in crate::engine) fn give_adoption_up(&mut self, to: NodeLife) {
+    pub(in crate::engine) fn give_adoption_up(&mut self, to: NodeIncarnation) {
         for region in self.in_doubt_of(to) {
             self.handle_adopted(region, Err(ErrorReply::PeerDown(to.node)));
         }
     }
 
-    fn in_doubt_of(&self, to: NodeLife) -> Vec<RegionId> {
+    fn in_doubt_of(&self, to: NodeIncarnation) -> Vec<RegionId> {
         let is_one = |found: &Region| found.moving().is_some_and(|moving| moving.in_doubt && moving.to == to);
         let found = self.homes.regions.iter().filter(|(_, found)| is_one(found));
         found.map(|(region, _)| *region).collect()
     }
 
     pub(in crate::engine) fn serve_adopt(&mut self, requester: Requester, mut record: Record) {
-        let me = self.cx.life();
+        let me = self.cx.incarnation();
         // It was asked before the two lost sight of each other.
         let all_ours = record.extents.iter().all(|extent| extent.owner == me);
-        if all_ours && !record.extents.iter().any(|extent| self.owner.is_held_for(requester.life, extent)) {
+        if all_ours
+            && !record.extents.iter().any(|extent| self.owner.is_held_for(requester.incarnation, extent))
+        {
             return self.cx.answer(requester, Ok(Reply::Done));
         }
         let mut ours = record.extents.iter().filter(|extent| extent.owner == me);
-        let sound = super::is_chunk_size(record.chunk_bytes)
+        let sound = layout::is_chunk_size(record.chunk_bytes)
             && layout::is_sound(&record.extents, record.len, record.chunk_bytes)
-            && !self.homes.regions.contains_key(&record.region)
+            && self.homes.regions.get(&record.region).is_none_or(|found| found.is_being_handed_over())
             && record.name.as_deref().is_none_or(crate::names::is_name)
-            && ours.all(|extent| self.owner.is_held_for(requester.life, extent));
+            && ours.all(|extent| self.owner.is_held_for(requester.incarnation, extent));
         if !sound {
             return self.cx.answer(requester, Err(ErrorReply::Malformed));
         }
         let id = record.region;
+        if self.homes.regions.contains_key(&id) {
+            // It has come back before we have heard that it was taken.
+            self.cx.out().forget_adoption(id);
+            self.handle_adopted(id, Ok(Reply::Done));
+        }
         self.adopt_watchers(id, std::mem::take(&mut record.watchers));
         self.adopt_lock(&record);
         let mut region = Region::from(record);
@@ -365,17 +376,92 @@ impl HomeSide<'_> {
         self.homes.regions.insert(id, Box::new(region));
         self.settle_mappers(id, me);
         self.cx.answer(requester, Ok(Reply::Done));
+        let mappers: Vec<NodeIncarnation> =
+            self.homes.regions[&id].mappers.iter().map(|mapper| mapper.incarnation).collect();
+        mappers.iter().for_each(|mapper| self.note_early(id, *mapper));
         // Who died since the record was written acknowledges nothing to us either.
-        let mappers: Vec<NodeLife> =
-            self.homes.regions[&id].mappers.iter().map(|mapper| mapper.life).collect();
-        let dead = mappers.into_iter().filter(|life| self.cx.presence_of(*life) == Presence::Gone);
-        dead.collect::<Vec<_>>().into_iter().for_each(|life| self.seek(id, life));
+        let dead: Vec<NodeIncarnation> =
+            mappers.into_iter().filter(|incarnation| self.is_over(*incarnation)).collect();
+        dead.into_iter().for_each(|incarnation| self.seek(id, incarnation));
         self.free_if_unreachable(id);
+    }
+
+    // Mappers of a region that was handed to us, and that we are not paired with.
+    //
+    //   we, who choose              the mapper                 the former home
+    //    Welcome(pairing) ────────>  paired: lets go of all that it maps of us
+    //                                acknowledges ───────────>  the last change before the region comes here
+    //    <──────────────────────────────────────────── Adopt
+    //    <──────── Paired(pairing)   maps it under this pairing
+    //
+    // What was here when the pairing was offered, the mapper has let go of once we hear that it is paired.  What came since, it maps, or
+    // says that it does not.
+
+    /// Notes a mapper of a region that has come, if it may be paired with us already, or is unheard of.
+    fn note_early(&mut self, region: RegionId, mapper: NodeIncarnation) {
+        if self.cx.is_present(mapper) {
+            return;
+        }
+        let membership = self.cx.membership();
+        if membership.meeting().has_offered(mapper) {
+            self.homes.early.entry(mapper).or_default().insert(region);
+        }
+        if !membership.pairings().may_live(mapper) && !membership.pairings().has_ended(mapper) {
+            self.homes.unheard.insert(mapper);
+        }
+    }
+
+    pub(super) fn is_early(&self, region: RegionId, mapper: NodeIncarnation) -> bool {
+        self.homes.early.get(&mapper).is_some_and(|regions| regions.contains(&region))
+    }
+
+    /// A pairing is offered, or an offer has come to nothing: a mapper that takes the next one up lets go of all that came before.
+    pub(in crate::engine) fn forget_early(&mut self, mapper: NodeIncarnation) {
+        self.homes.early.remove(&mapper);
+    }
+
+    /// A mapper is paired with us, or its incarnation is over.
+    pub(in crate::engine) fn note_heard_of(&mut self, mapper: NodeIncarnation) {
+        self.homes.unheard.remove(&mapper);
+    }
+
+    /// A mapper is paired with us: of the regions that it maps since it took the pairing up, it is told what it could not be told.
+    pub(in crate::engine) fn tell_of_early(&mut self, mapper: NodeIncarnation) {
+        let me = self.cx.incarnation();
+        for region in self.homes.early.remove(&mapper).unwrap_or_default() {
+            let Some(found) = self.homes.regions.get(&region) else { continue };
+            let epoch = found.epoch;
+            let settle = Request::Change { region, epoch, change: Change::Settle { home: me } };
+            let under_way = found.busy.as_ref().filter(|busy| busy.awaited.contains(&mapper));
+            let under_way = under_way.and_then(|busy| Some((busy.epoch, change_under_way(found, busy, me)?)));
+            self.cx.ask_incarnation(mapper, settle, Purpose::OneWay);
+            if let Some((epoch, change)) = under_way {
+                let request = Request::Change { region, epoch, change };
+                self.cx.ask_incarnation(mapper, request, Purpose::Change(region, epoch));
+            }
+        }
+    }
+}
+
+/// What mappers of a region are told of the command under way.
+fn change_under_way(found: &Region, busy: &Busy, me: NodeIncarnation) -> Option<Change> {
+    match &busy.stage {
+        Stage::Freeing => Some(Change::Drop),
+        Stage::ChangingAccess => {
+            Some(Change::Access { access: (*found.access).clone(), sealed: found.sealed })
+        }
+        Stage::Naming(_) => None,
+        Stage::Moving(moving) if moving.closing => Some(Change::Settle { home: me }),
+        Stage::Moving(moving) => {
+            let len = (found.len - moving.at).min(found.chunk_bytes());
+            let layout = Some(found.extents.clone());
+            Some(Change::Freeze { from: moving.at, len, layout, to: moving.to })
+        }
     }
 }
 
 impl Moving {
-    fn new(to: NodeLife, of: Option<NodeLife>) -> Moving {
+    fn new(to: NodeIncarnation, of: Option<NodeIncarnation>) -> Moving {
         let places = Extents::new();
         let (announced, frozen, closing, adopting, in_doubt) = (false, false, false, false, false);
         Moving {

@@ -13,7 +13,7 @@ impl HomeSide<'_> {
         let homed = self.homes.regions.iter();
         let homed =
             homed.filter_map(|(id, region)| Some((region.name.as_deref()?.to_string(), *id, region.epoch)));
-        // Those that are being made have their names from the directory's former life.
+        // Those that are being made have their names from the directory's former incarnation.
         let claimed =
             self.homes.making.iter().filter_map(|(id, making)| Some((making.claimed_name()?, *id, Epoch(0))));
         let named: Vec<(String, RegionId, Epoch)> = homed.chain(claimed).collect();
@@ -38,7 +38,7 @@ impl HomeSide<'_> {
 
     /// Another region has the name.  Nobody is to look for ours in vain, and it is not freed for that.
     fn rename(&mut self, region: RegionId, name: &str) {
-        let alias = names::alias(name, self.cx.life().node, self.cx.next_number());
+        let alias = names::alias(name, self.cx.incarnation().node, self.cx.next_number());
         let found = self.homes.regions.get_mut(&region).expect("looked up just before");
         found.name = Some(alias.as_str().into());
         found.epoch.0 += 1;

@@ -90,10 +90,10 @@ impl HomeSide<'_> {
         if record.recovered {
             self.locks.note_recovered(record.region);
         }
-        for life in record.mappers.iter().map(|mapper| mapper.life) {
-            let has_ended = self.cx.membership().pairings().has_ended(life);
-            if !self.cx.is_present(life) && !has_ended && !self.locks.has_lapsing(life) {
-                self.recover_locks_when_guards_are_over(life, self.cx.now_ns());
+        for incarnation in record.mappers.iter().map(|mapper| mapper.incarnation) {
+            let has_ended = self.cx.membership().pairings().has_ended(incarnation);
+            if !self.cx.is_present(incarnation) && !has_ended && !self.locks.has_lapsing(incarnation) {
+                self.recover_locks_when_guards_are_over(incarnation, self.cx.now_ns());
             }
         }
     }

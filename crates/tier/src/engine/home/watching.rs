@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::HomeSide;
-use crate::ids::{NodeLife, Principal, RegionId, RequestId, Requester};
+use crate::ids::{NodeIncarnation, Principal, RegionId, RequestId, Requester};
 use crate::message::{ErrorReply, Reply, Request, Watcher};
 use crate::permissions::Permissions;
 use crate::region::{Busy, Region, Stage};
@@ -30,7 +30,8 @@ impl Watching {
     /// Lists a watcher, unless there are too many.  Who watches already is listed once.
     fn add(&mut self, region: RegionId, watcher: Watcher) -> Result<(), ErrorReply> {
         let list = self.lists.entry(region).or_default();
-        let is_same = |known: &Watcher| (known.life, known.port) == (watcher.life, watcher.port);
+        let is_same =
+            |known: &Watcher| (known.incarnation, known.port) == (watcher.incarnation, watcher.port);
         match list.iter().position(is_same) {
             Some(index) => list[index] = watcher,
             None if list.len() < WATCHERS_MAX => list.push(watcher),
@@ -39,13 +40,18 @@ impl Watching {
         Ok(())
     }
 
-    fn remove(&mut self, region: RegionId, life: NodeLife, port: u32) {
-        self.retain_of(region, |watcher| (watcher.life, watcher.port) != (life, port));
+    fn remove(&mut self, region: RegionId, incarnation: NodeIncarnation, port: u32) {
+        self.retain_of(region, |watcher| (watcher.incarnation, watcher.port) != (incarnation, port));
     }
 
     /// A node does not map the region any more: what it has asked for until then is over.
-    pub(super) fn forget_unmapped(&mut self, region: RegionId, life: NodeLife, upto: RequestId) {
-        self.retain_of(region, |watcher| watcher.life != life || watcher.request > upto);
+    pub(super) fn forget_unmapped(
+        &mut self,
+        region: RegionId,
+        incarnation: NodeIncarnation,
+        upto: RequestId,
+    ) {
+        self.retain_of(region, |watcher| watcher.incarnation != incarnation || watcher.request > upto);
     }
 
     /// The region is gone, or at home elsewhere.
@@ -54,9 +60,9 @@ impl Watching {
     }
 
     /// A node has died or left.
-    pub(in crate::engine) fn forget_node(&mut self, life: NodeLife) {
+    pub(in crate::engine) fn forget_node(&mut self, incarnation: NodeIncarnation) {
         self.lists.retain(|_, list| {
-            list.retain(|watcher| watcher.life != life);
+            list.retain(|watcher| watcher.incarnation != incarnation);
             !list.is_empty()
         });
     }
@@ -93,7 +99,7 @@ impl HomeSide<'_> {
             Request::Watch { principal, port, .. } => self.watch(requester, region, principal, port),
             Request::ListWatchers { principal, .. } => self.list_watchers(region, &principal),
             Request::Unwatch { port, .. } => {
-                self.watching.remove(region, requester.life, port);
+                self.watching.remove(region, requester.incarnation, port);
                 Ok(Reply::Done)
             }
             _ => Err(ErrorReply::Malformed),
@@ -110,11 +116,13 @@ impl HomeSide<'_> {
     ) -> Result<Reply, ErrorReply> {
         let found = self.permitted(region, &principal, Permissions::READ)?;
         // Who has unmapped the region meanwhile, or died, would stay on the list for ever.
-        if !found.mappers.iter().any(|mapper| mapper.life == requester.life) {
+        if !found.mappers.iter().any(|mapper| mapper.incarnation == requester.incarnation) {
             return Err(ErrorReply::NotFound);
         }
-        self.watching
-            .add(region, Watcher { life: requester.life, port, request: requester.id, principal })?;
+        self.watching.add(
+            region,
+            Watcher { incarnation: requester.incarnation, port, request: requester.id, principal },
+        )?;
         Ok(Reply::Done)
     }
 
@@ -123,7 +131,9 @@ impl HomeSide<'_> {
         let found = self.permitted(region, principal, Permissions::WRITE)?;
         let may_read = |watcher: &&Watcher| found.access.of(&watcher.principal).contains(Permissions::READ);
         let watchers = self.watching.of(region).iter().filter(may_read);
-        Ok(Reply::Watchers { watchers: watchers.map(|watcher| (watcher.life, watcher.port)).collect() })
+        Ok(Reply::Watchers {
+            watchers: watchers.map(|watcher| (watcher.incarnation, watcher.port)).collect(),
+        })
     }
 
     /// A region that is at home here and not being freed, if `principal` has `wanted`.
@@ -144,7 +154,7 @@ impl HomeSide<'_> {
     /// Takes over the watchers of a region whose home we become.  Who has died since is left out.
     pub(super) fn adopt_watchers(&mut self, region: RegionId, watchers: Vec<Watcher>) {
         for watcher in watchers {
-            if self.cx.is_present(watcher.life) {
+            if self.cx.is_present(watcher.incarnation) {
                 // More than there may be cannot come from a home that keeps to the protocol.
                 let _ = self.watching.add(region, watcher);
             }

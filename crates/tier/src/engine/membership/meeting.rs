@@ -8,7 +8,7 @@
 //!   the end of the other         <── dropped ───────────────
 //! ```
 //!
-//! A node is ready when nothing is left of its former pairing with that life ([`super::pairing`]), and nobody else is known
+//! A node is ready when nothing is left of its former pairing with that incarnation ([`super::pairing`]), and nobody else is known
 //! to have that number.  Over a connection that is not up nothing else is said, so nothing can be lost with it.
 //! (Decisions 015 and 016.)
 
@@ -19,11 +19,11 @@ use halite_fabric::PeerId;
 use crate::effect::Effect;
 use crate::engine::{Connection, Engine};
 use crate::hello::{BadHello, Hello};
-use crate::ids::{NodeId, NodeLife};
+use crate::ids::{NodeId, NodeIncarnation};
 use crate::link::{self, Assembler};
 use crate::members::Parting;
 use crate::message::{self, LossCause, Message, Notice};
-use crate::news::News;
+use crate::news::{News, Over};
 
 /// For so many leases a connection may be there and not be up: who is to wait for the lease of another is waited for.
 const PATIENCE_LEASES: u64 = 3;
@@ -31,15 +31,17 @@ const PATIENCE_LEASES: u64 = 3;
 /// Connections that are not up.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Meeting {
-    waiting: BTreeMap<PeerId, Waiting>,
+    waiting: BTreeMap<PeerId, Candidate>,
     /// Those that have ended, and over which something may come still.
-    ended: BTreeMap<PeerId, NodeLife>,
+    ended: BTreeMap<PeerId, NodeIncarnation>,
+    /// Peers of another version, and since when: who has dialled sees that as well, and hangs up knowing why.
+    refused: BTreeMap<PeerId, u64>,
     /// Connections to all who were there before us are being begun.
     pub(in crate::engine) is_joining: bool,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct Candidate {
     connection: Connection,
     hello: Hello,
     since_ns: u64,
@@ -51,31 +53,40 @@ struct Waiting {
 }
 
 impl Meeting {
-    fn of(&self, life: NodeLife) -> impl Iterator<Item = (PeerId, &Waiting)> {
-        let of = self.waiting.iter().filter(move |(_, waiting)| waiting.hello.life == life);
+    fn of(&self, incarnation: NodeIncarnation) -> impl Iterator<Item = (PeerId, &Candidate)> {
+        let of = self.waiting.iter().filter(move |(_, waiting)| waiting.hello.incarnation == incarnation);
         of.map(|(peer, waiting)| (*peer, waiting))
     }
 
-    /// Whether there is a connection to that life that is not up.
-    pub(in crate::engine) fn has(&self, life: NodeLife) -> bool {
-        self.of(life).next().is_some()
+    /// Whether there is a connection to that incarnation that is not up.
+    pub(in crate::engine) fn has(&self, incarnation: NodeIncarnation) -> bool {
+        self.of(incarnation).next().is_some()
     }
 
-    /// Whether that life has offered us a pairing.
-    fn is_welcomed_by(&self, life: NodeLife) -> bool {
-        self.of(life).any(|(_, waiting)| waiting.welcomed.is_some())
+    /// Whether there is one to any incarnation of a node.
+    pub(in crate::engine) fn has_node(&self, node: NodeId) -> bool {
+        self.waiting.values().any(|waiting| waiting.hello.incarnation.node == node)
     }
 
-    /// Whether the other end of a connection to that life may take it to be up already, and use it.
-    pub(in crate::engine) fn may_be_used_by(&self, life: NodeLife) -> bool {
-        self.of(life).any(|(_, waiting)| waiting.offered.is_some())
-            || self.ended.values().any(|of| *of == life)
+    /// Whether that incarnation has offered us a pairing.
+    fn is_welcomed_by(&self, incarnation: NodeIncarnation) -> bool {
+        self.of(incarnation).any(|(_, waiting)| waiting.welcomed.is_some())
     }
 
-    /// Lives whose ends may take a connection to be up already.
-    pub(in crate::engine) fn offered(&self) -> impl Iterator<Item = NodeLife> {
+    /// Whether the other end of a connection to that incarnation may take it to be up already, and use it.
+    pub(in crate::engine) fn may_be_used_by(&self, incarnation: NodeIncarnation) -> bool {
+        self.has_offered(incarnation) || self.ended.values().any(|of| *of == incarnation)
+    }
+
+    /// Whether that incarnation has been offered a pairing over a connection that is still there.
+    pub(in crate::engine) fn has_offered(&self, incarnation: NodeIncarnation) -> bool {
+        self.of(incarnation).any(|(_, waiting)| waiting.offered.is_some())
+    }
+
+    /// Incarnations whose ends may take a connection to be up already.
+    pub(in crate::engine) fn offered(&self) -> impl Iterator<Item = NodeIncarnation> {
         let offered = self.waiting.values().filter(|waiting| waiting.offered.is_some());
-        offered.map(|waiting| waiting.hello.life)
+        offered.map(|waiting| waiting.hello.incarnation)
     }
 
     /// We were not listening: nobody was silent.
@@ -93,74 +104,89 @@ impl Engine {
             Ok(hello) => self.meet(connection, hello),
             Err(why) => {
                 self.out.tell(News::Refused(why));
-                self.out.push(Effect::Disconnect(connection.peer));
+                match why {
+                    BadHello::Version(_) if !connection.dialled => {
+                        self.membership.meeting.refused.insert(connection.peer, now_ns);
+                    }
+                    BadHello::Ended(_) => {
+                        self.say_early(connection.peer, connection.send_bytes_max, Notice::Over);
+                        // It hangs up when it has heard that.
+                        self.membership.meeting.refused.insert(connection.peer, now_ns);
+                    }
+                    _ => self.out.push(Effect::Disconnect(connection.peer)),
+                }
             }
         }
         self.settle();
     }
 
     fn check_hello(&self, hello: &[u8]) -> Result<Hello, BadHello> {
-        let hello = Hello::decode(hello, self.out.life().node)?;
-        match self.membership.pairings.has_ended(hello.life) || self.owner.has_swept(hello.life) {
-            true => Err(BadHello::Ended(hello.life.node)),
+        let hello = Hello::decode(hello, self.out.incarnation().node)?;
+        match self.membership.pairings.has_ended(hello.incarnation) || self.owner.has_swept(hello.incarnation)
+        {
+            true => Err(BadHello::Ended(hello.incarnation.node)),
             false => Ok(hello),
         }
     }
 
     fn meet(&mut self, connection: Connection, hello: Hello) {
-        let (peer, life) = (connection.peer, hello.life);
-        self.membership.pairings.note_address(life, &hello.address);
+        let (peer, incarnation) = (connection.peer, hello.incarnation);
+        self.membership.pairings.note_address(incarnation, &hello.address);
         self.membership.pairings.note_dialled(&hello.address);
-        if self.membership.members.is_alive(life) {
+        if self.membership.members.is_alive(incarnation) {
             // A node that chooses leaves it to the other end to drop what was not chosen.  One that is dialled anew has yet to
             // hear that its pairing is over.
-            let is_one_too_many = self.membership.meeting.has(life);
-            if !self.chooses_for(life.node) || is_one_too_many {
+            let is_one_too_many = self.membership.meeting.has(incarnation);
+            if !self.chooses_for(incarnation.node) || is_one_too_many {
                 return self.out.push(Effect::Disconnect(peer));
             }
         }
-        self.expect_names(life, connection.dialled);
+        self.expect_names(incarnation, connection.dialled);
         let (since_ns, assembler) = (self.out.now_ns(), Assembler::default());
-        let waiting = Waiting { connection, hello, since_ns, assembler, offered: None, welcomed: None };
+        let waiting = Candidate { connection, hello, since_ns, assembler, offered: None, welcomed: None };
         self.membership.meeting.waiting.insert(peer, waiting);
-        self.pair(life);
+        self.pair(incarnation);
     }
 
     /// Whether we say which connection to that node is the one.
     fn chooses_for(&self, node: NodeId) -> bool {
-        self.out.life().node < node
+        self.out.incarnation().node < node
     }
 
     /// Goes on with all who wait to be paired: one of them may be ready now.
     pub(in crate::engine) fn pair_all(&mut self) {
-        let lives: BTreeSet<NodeLife> =
-            self.membership.meeting.waiting.values().map(|waiting| waiting.hello.life).collect();
-        lives.into_iter().for_each(|life| self.pair(life));
+        let waiting: BTreeSet<NodeIncarnation> =
+            self.membership.meeting.waiting.values().map(|waiting| waiting.hello.incarnation).collect();
+        waiting.into_iter().for_each(|incarnation| self.pair(incarnation));
     }
 
-    fn pair(&mut self, life: NodeLife) {
-        // Who has dialled us may have died since: before its word it says nothing against another life of its number.
-        let is_asked = self.chooses_for(life.node) || self.membership.meeting.is_welcomed_by(life);
-        if self.membership.is_leaving || self.membership.members.is_alive(life) || !is_asked {
+    fn pair(&mut self, incarnation: NodeIncarnation) {
+        // Who has dialled us may have died since: before its word it says nothing against another incarnation of its number.
+        let is_asked =
+            self.chooses_for(incarnation.node) || self.membership.meeting.is_welcomed_by(incarnation);
+        if self.membership.is_leaving || self.membership.members.is_alive(incarnation) || !is_asked {
             return;
         }
-        if !self.is_ready_for(life) {
+        if !self.is_ready_for(incarnation) {
             return;
         }
-        let last = self.membership.pairings.number(life);
-        if self.chooses_for(life.node) {
-            let offered = self.membership.meeting.of(life).any(|(_, waiting)| waiting.offered.is_some());
-            let first = self.membership.meeting.of(life).next().map(|(peer, _)| peer);
+        let last = self.membership.pairings.number(incarnation);
+        if self.chooses_for(incarnation.node) {
+            let offered = self.membership.meeting.has_offered(incarnation);
+            let first = self.membership.meeting.of(incarnation).next().map(|(peer, _)| peer);
             if let Some(peer) = first.filter(|_| !offered) {
                 self.offer(peer, last.saturating_add(1));
             }
             return;
         }
-        let welcomed =
-            self.membership.meeting.of(life).find_map(|(peer, waiting)| Some((peer, waiting.welcomed?)));
+        let welcomed = self
+            .membership
+            .meeting
+            .of(incarnation)
+            .find_map(|(peer, waiting)| Some((peer, waiting.welcomed?)));
         if let Some((peer, pairing)) = welcomed {
             self.take_up(peer, pairing.max(last.saturating_add(1)));
-            let others: Vec<PeerId> = self.membership.meeting.of(life).map(|(peer, _)| peer).collect();
+            let others: Vec<PeerId> = self.membership.meeting.of(incarnation).map(|(peer, _)| peer).collect();
             others.into_iter().for_each(|peer| self.drop_waiting(peer));
         }
     }
@@ -169,8 +195,15 @@ impl Engine {
         let waiting = self.membership.meeting.waiting.get_mut(&peer).expect("looked up just before");
         waiting.offered = Some(pairing);
         waiting.since_ns = self.out.now_ns();
-        let welcome = message::encode(&Message::Notice(Notice::Welcome { pairing }));
-        for bytes in link::frames(&welcome, waiting.connection.send_bytes_max) {
+        let incarnation = waiting.hello.incarnation;
+        let send_bytes_max = waiting.connection.send_bytes_max;
+        self.say_early(peer, send_bytes_max, Notice::Welcome { pairing });
+        self.home_side().forget_early(incarnation);
+    }
+
+    /// Says something over a connection that is not up.
+    fn say_early(&mut self, peer: PeerId, send_bytes_max: usize, notice: Notice) {
+        for bytes in link::frames(&message::encode(&Message::Notice(notice)), send_bytes_max) {
             self.out.push(Effect::Send { peer, bytes, solicited: true });
         }
     }
@@ -182,9 +215,9 @@ impl Engine {
             return;
         };
         self.out.set_now(now_ns);
-        // Since the offer, another life of that number may have been paired with us, or have become known.
-        let life = self.membership.meeting.waiting[&peer].hello.life;
-        match !self.membership.members.is_alive(life) && self.is_ready_for(life) {
+        // Since the offer, another incarnation of that number may have been paired with us, or have become known.
+        let incarnation = self.membership.meeting.waiting[&peer].hello.incarnation;
+        match !self.membership.members.is_alive(incarnation) && self.is_ready_for(incarnation) {
             true => self.take_up(peer, pairing),
             false => self.drop_waiting(peer),
         }
@@ -198,12 +231,27 @@ impl Engine {
         match whole.map(|bytes| message::decode(&bytes)) {
             None => {}
             Some(Ok(Message::Notice(Notice::Welcome { pairing }))) => {
-                let life = waiting.hello.life;
+                let incarnation = waiting.hello.incarnation;
                 waiting.welcomed = Some(pairing);
-                self.pair(life);
+                self.pair(incarnation);
+            }
+            Some(Ok(Message::Notice(Notice::Over))) => {
+                let by = waiting.hello.incarnation.node;
+                self.end_ourselves(by);
             }
             Some(_) => self.drop_waiting(peer),
         }
+    }
+
+    /// Another node takes our incarnation for over, and would not be paired with it again: what we held for others is nobody's any more
+    /// there, and what we have of theirs may be gone.
+    pub(in crate::engine) fn end_ourselves(&mut self, by: NodeId) {
+        if self.membership.is_leaving {
+            return;
+        }
+        let over = Over { node: self.out.incarnation().node, by };
+        self.out.tell(News::Over(over));
+        self.out.push(Effect::End(over));
     }
 
     /// Whether there are connections of which it is not known yet whether they stay.
@@ -211,97 +259,117 @@ impl Engine {
         !self.membership.meeting.waiting.is_empty()
     }
 
+    /// Whether others have said where the seat of the directory is, whose incarnation may live.
+    pub fn is_told_of_seat(&self) -> bool {
+        let seat = self.directory.seat();
+        !self.membership.pairings.incarnations_of(seat).is_empty()
+    }
+
     /// Whether nobody is there with whom we are, or may come to be, paired.
     pub fn is_alone(&self) -> bool {
         self.membership.members.peers().next().is_none() && self.membership.meeting.waiting.is_empty()
-    }
-
-    /// Whether somebody of whom others have told us is being dialled, or is to dial us since its number is higher.
-    pub fn is_dialling(&self) -> bool {
-        let can_be_dialled = !self.out.config().address.is_empty();
-        self.membership.pairings.is_dialling(can_be_dialled.then_some(self.out.life().node))
     }
 
     /// Whether somebody whom we have dialled is there and not paired with us yet.
     pub fn is_meeting(&self) -> bool {
         let mut dialled =
             self.membership.meeting.waiting.values().filter(|waiting| waiting.connection.dialled);
-        dialled.any(|waiting| !self.membership.members.is_alive(waiting.hello.life))
+        dialled.any(|waiting| !self.membership.members.is_alive(waiting.hello.incarnation))
     }
 
     fn take_up(&mut self, peer: PeerId, pairing: u64) {
         let waiting = self.membership.meeting.waiting.remove(&peer).expect("it waits");
-        let Waiting { connection: Connection { dialled, send_bytes_max, .. }, hello, .. } = waiting;
-        let life = hello.life;
+        let Candidate { connection: Connection { dialled, send_bytes_max, .. }, hello, .. } = waiting;
+        let incarnation = hello.incarnation;
         self.membership.members.insert(peer, &hello, send_bytes_max, self.out.now_ns());
-        self.membership.pairings.note_up(life, pairing, &hello.address);
-        self.out.push(Effect::PeerUp { peer, life });
+        self.membership.pairings.note_up(incarnation, pairing, &hello.address);
+        self.out.push(Effect::PeerUp { peer, incarnation });
         let (directory, mut cx) = self.directory_side();
-        directory.note_number_of(&mut cx, life.node);
-        if !self.chooses_for(life.node) {
-            self.cx().notify(life.node, Notice::Paired { pairing });
+        directory.note_number_of(&mut cx, incarnation.node);
+        if !self.chooses_for(incarnation.node) {
+            self.cx().notify(incarnation.node, Notice::Paired { pairing });
         }
         self.tell_of(
             peer,
             |who| if pairing > 1 { News::PairedAnew { who, pairing } } else { News::Joined(who) },
         );
-        self.begin_pairing(life);
-        self.commands.await_none_of(life);
+        self.begin_pairing(incarnation);
+        self.commands.await_none_of(incarnation);
         self.say_what_was_held();
-        self.expect_names(life, dialled || self.membership.meeting.is_joining);
-        if life.node == self.directory.seat() && !self.directory.is_outside() {
+        self.expect_names(incarnation, dialled || self.membership.meeting.is_joining);
+        if incarnation.node == self.directory.seat() && !self.directory.is_outside() {
             self.home_side().tell_names();
         }
-        self.resume_on_demand(life);
+        self.tell_where_names_are(incarnation);
+        self.fail_dials_to_rivals_of(incarnation);
+        self.resume_on_demand(incarnation);
+        self.end_inquiry(incarnation.node);
         self.out.push(Effect::MembersChanged);
     }
 
     /// The connection has ended, perhaps before it was up.
     pub(in crate::engine) fn forget_met(&mut self, peer: PeerId) {
+        self.membership.meeting.refused.remove(&peer);
         if let Some(waiting) = self.membership.meeting.waiting.remove(&peer) {
-            self.membership.meeting.ended.insert(peer, waiting.hello.life);
-            self.give_up_meeting(waiting.hello.life);
+            self.membership.meeting.ended.insert(peer, waiting.hello.incarnation);
+            self.give_up_meeting(&waiting.hello);
         }
     }
 
     /// Nothing comes any more over a connection that was not up; whether that is so because the process of its other end has exited.
     pub(in crate::engine) fn note_met_cut_off(&mut self, peer: PeerId, exited: bool) {
-        let Some(life) = self.membership.meeting.ended.remove(&peer) else { return };
+        let Some(incarnation) = self.membership.meeting.ended.remove(&peer) else { return };
         if exited {
-            self.end_life(life, Parting::now(LossCause::Exited, self.out.now_ns()));
+            self.end_incarnation(incarnation, Parting::now(LossCause::Exited, self.out.now_ns()));
         }
-        self.home_side().handle_reach_changed(life);
+        self.home_side().handle_reach_changed(incarnation);
     }
 
     /// A connection is gone before it was up: if it was the only one, nobody waits for what its other end would say.
-    fn give_up_meeting(&mut self, life: NodeLife) {
-        if !self.membership.members.is_alive(life) && !self.membership.meeting.has(life) {
-            self.tell_directory_of_parting(life);
-            self.owner_side().abandon_sweeps_by(life);
-            self.home_side().handle_reach_changed(life);
+    fn give_up_meeting(&mut self, hello: &Hello) {
+        let incarnation = hello.incarnation;
+        if !self.membership.members.is_alive(incarnation) && !self.membership.meeting.has(incarnation) {
+            self.home_side().forget_early(incarnation);
+            self.tell_directory_of_parting(incarnation);
+            self.owner_side().abandon_sweeps_by(incarnation);
+            self.home_side().handle_reach_changed(incarnation);
+            // Nobody else may know where it is, and what is known of its number may be where an earlier incarnation was.
+            let is_to_be_known = !incarnation.node.is_ephemeral() && !hello.address.is_empty();
+            if is_to_be_known && !self.chooses_for(incarnation.node) {
+                self.look_for(incarnation, &hello.address);
+            }
         }
         self.out.push(Effect::MembersChanged);
     }
 
-    /// A life is over.
-    pub(in crate::engine) fn drop_waiting_of(&mut self, life: NodeLife) {
-        let of: Vec<PeerId> = self.membership.meeting.of(life).map(|(peer, _)| peer).collect();
+    /// An incarnation is over.
+    pub(in crate::engine) fn drop_waiting_of(&mut self, incarnation: NodeIncarnation) {
+        let of: Vec<PeerId> = self.membership.meeting.of(incarnation).map(|(peer, _)| peer).collect();
         of.into_iter().for_each(|peer| self.drop_waiting(peer));
     }
 
     /// Who is not paired with us by now, whatever it waits for, begins anew.
     pub(in crate::engine) fn drop_those_unheard_of(&mut self) {
         let (now_ns, patience_ns) = (self.out.now_ns(), PATIENCE_LEASES * self.out.config().lease_ns);
-        let is_late = |waiting: &Waiting| now_ns.saturating_sub(waiting.since_ns) > patience_ns;
+        let is_late = |waiting: &Candidate| now_ns.saturating_sub(waiting.since_ns) > patience_ns;
         let late = self.membership.meeting.waiting.iter().filter(|(_, waiting)| is_late(waiting));
         let late: Vec<PeerId> = late.map(|(peer, _)| *peer).collect();
         late.into_iter().for_each(|peer| self.drop_waiting(peer));
+        let lease_ns = self.out.config().lease_ns;
+        let late = self
+            .membership
+            .meeting
+            .refused
+            .extract_if(.., |_, since_ns| now_ns.saturating_sub(*since_ns) > lease_ns);
+        for (peer, _) in late {
+            self.out.push(Effect::Disconnect(peer));
+        }
     }
 
     fn drop_waiting(&mut self, peer: PeerId) {
         if let Some(waiting) = self.membership.meeting.waiting.remove(&peer) {
             self.out.push(Effect::Disconnect(peer));
-            self.give_up_meeting(waiting.hello.life);
+            self.give_up_meeting(&waiting.hello);
         }
     }
 }

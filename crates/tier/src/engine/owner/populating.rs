@@ -79,7 +79,7 @@ impl OwnerSide<'_> {
         let Some(populating) = self.owner.populating.under_way.remove(&token) else { return };
         let requester = populating.requester;
         // Where the requester has died, its chunks are freed with all that was held for it.
-        if self.cx.is_present(requester.life) {
+        if self.cx.is_present(requester.incarnation) {
             match is_done {
                 true => self.populate_next(token, populating),
                 false => self.refuse_populated(populating, len),
@@ -90,11 +90,11 @@ impl OwnerSide<'_> {
     }
 
     fn refuse_populated(&mut self, populating: Populating, piece_len: u64) {
-        let refusal = populating.refusal(self.cx.life().node, piece_len);
+        let refusal = populating.refusal(self.cx.incarnation().node, piece_len);
         let Populating { requester, extents, .. } = populating;
-        match requester.life == self.cx.life() {
+        match requester.incarnation == self.cx.incarnation() {
             true => self.release(extents, BTreeSet::new()),
-            false => self.handle_return(requester.life, extents),
+            false => self.handle_return(requester.incarnation, extents),
         }
         self.cx.answer(requester, Err(refusal));
     }

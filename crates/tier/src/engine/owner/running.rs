@@ -7,8 +7,8 @@ use halite_fabric::Key;
 
 use super::{Owner, OwnerSide};
 use crate::effect::{CopyFailure, Effect, Token};
-use crate::engine::on_demand::Waiting;
-use crate::ids::{NodeLife, RegionId, Requester};
+use crate::engine::on_demand::DialWaiter;
+use crate::ids::{NodeIncarnation, RegionId, Requester};
 use crate::layout::{Extent, Extents};
 use crate::message::{CopySegment, ErrorReply, Reply};
 
@@ -81,7 +81,7 @@ impl OwnerSide<'_> {
             return self.cx.answer(requester, Err(ErrorReply::Malformed));
         }
         // The requester may have died long ago, and what it speaks of may have been given to others since.
-        let me = self.cx.life();
+        let me = self.cx.incarnation();
         let targets = copy_segments.iter().map(|segment| segment.to);
         let own_sources =
             copy_segments.iter().map(|segment| segment.from).filter(|extent| extent.owner == me);
@@ -101,7 +101,7 @@ impl OwnerSide<'_> {
             return extents.all(|extent| self.owner.store.is_held_of(region, &extent));
         };
         // Sorted, since there may be thousands on both sides.
-        let me = self.cx.life();
+        let me = self.cx.incarnation();
         let mut ours: Vec<(Key, u64, u64)> = (found.extents.iter().filter(|extent| extent.owner == me))
             .map(|extent| (extent.key, extent.offset, extent.len))
             .collect();
@@ -110,16 +110,16 @@ impl OwnerSide<'_> {
     }
 
     /// Goes on with a command, or ends it: then see [`OwnerSide::handle_copied`].
-    pub(in crate::engine) fn next_step(&mut self, id: u64) -> Option<NodeLife> {
+    pub(in crate::engine) fn next_step(&mut self, id: u64) -> Option<NodeIncarnation> {
         let running = self.owner.running.under_way.get(&id)?;
         let requester = running.requester;
         let Some(step) = running.step() else { return self.end_running(id, Ok(Reply::Done)) };
         if running.is_broken_off {
-            return self.end_running(id, Err(ErrorReply::PeerDown(requester.life.node)));
+            return self.end_running(id, Err(ErrorReply::PeerDown(requester.incarnation.node)));
         }
         let work = running.work;
         if matches!(work, Work::Copy { .. }) && self.cx.reach_out(step.from.owner) {
-            self.cx.wait_until_connected(step.from.owner, Waiting::Step(id));
+            self.cx.wait_until_connected(step.from.owner, DialWaiter::Step(id));
             return None;
         }
         let token = Token(self.cx.next_number());
@@ -142,7 +142,11 @@ impl OwnerSide<'_> {
     }
 
     /// A step of a command has been taken, if that is the token of one.
-    pub(super) fn handle_step(&mut self, token: Token, failed: Option<CopyFailure>) -> Option<NodeLife> {
+    pub(super) fn handle_step(
+        &mut self,
+        token: Token,
+        failed: Option<CopyFailure>,
+    ) -> Option<NodeIncarnation> {
         let id = self.owner.running.steps.remove(&token)?;
         let running = self.owner.running.under_way.get_mut(&id)?;
         let source = running.copy_segments[running.at].from.owner.node;
@@ -160,10 +164,10 @@ impl OwnerSide<'_> {
         &mut self,
         id: u64,
         body: Result<Reply, ErrorReply>,
-    ) -> Option<NodeLife> {
+    ) -> Option<NodeIncarnation> {
         let running = self.owner.running.under_way.remove(&id).expect("it is under way");
         if running.is_broken_off {
-            return Some(running.requester.life);
+            return Some(running.requester.incarnation);
         }
         self.cx.answer(running.requester, body);
         self.release_copied();
@@ -173,14 +177,18 @@ impl OwnerSide<'_> {
 
 impl Owner {
     /// Who asked for them is not paired with us any more, and takes them to have failed.
-    pub(in crate::engine) fn break_off_for(&mut self, life: NodeLife) {
-        let of = self.running.under_way.values_mut().filter(|running| running.requester.life == life);
+    pub(in crate::engine) fn break_off_for(&mut self, incarnation: NodeIncarnation) {
+        let of = self
+            .running
+            .under_way
+            .values_mut()
+            .filter(|running| running.requester.incarnation == incarnation);
         of.for_each(|running| running.is_broken_off = true);
     }
 
-    /// Whether a command under way was given by that life.
-    pub(in crate::engine) fn is_running_for(&self, life: NodeLife) -> bool {
-        self.running.under_way.values().any(|running| running.requester.life == life)
+    /// Whether a command under way was given by that incarnation.
+    pub(in crate::engine) fn is_running_for(&self, incarnation: NodeIncarnation) -> bool {
+        self.running.under_way.values().any(|running| running.requester.incarnation == incarnation)
     }
 }
 
@@ -225,10 +233,10 @@ fn is_inside(ours: &[(Key, u64, u64)], extent: &Extent) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{Incarnation, NodeId, NodeLife};
+    use crate::ids::{Incarnation, NodeId, NodeIncarnation};
 
     fn extent(node: u32, offset: u64, len: u64) -> Extent {
-        let owner = NodeLife { node: NodeId(node), incarnation: Incarnation(1) };
+        let owner = NodeIncarnation { node: NodeId(node), id: Incarnation(1) };
         Extent { owner, key: Key(0), offset, len }
     }
 

@@ -17,7 +17,7 @@ use super::{Commands, SessionSide};
 use crate::access::{Blocked, CopySide, RegionOffset, Step};
 use crate::effect::{CommandError, OpId, Outcome};
 use crate::engine::context::Purpose;
-use crate::ids::{NodeId, NodeLife, SessionId};
+use crate::ids::{NodeId, NodeIncarnation, SessionId};
 use crate::layout::{Extent, Extents};
 use crate::message::{CopySegment, ErrorReply, Reply, Request};
 use crate::permissions::Permissions;
@@ -30,7 +30,7 @@ pub const COMMAND_BYTES_MAX: u64 = 16 << 20;
 pub(super) struct IssuedCopies {
     given: BTreeMap<OpId, IssuedCopy>,
     /// Commands that have failed because we lost sight of who carries them out: until when that node may be at it, in ns.
-    unheard: BTreeMap<(OpId, NodeLife), u64>,
+    unheard: BTreeMap<(OpId, NodeIncarnation), u64>,
 }
 
 impl IssuedCopies {
@@ -65,9 +65,9 @@ impl Commands {
         !self.memory.given.is_empty()
     }
 
-    /// A node has ended what it was asked before, or its life is over.
-    pub(in crate::engine) fn await_none_of(&mut self, life: NodeLife) {
-        self.memory.unheard.retain(|(_, by), _| *by != life);
+    /// A node has ended what it was asked before, or its incarnation is over.
+    pub(in crate::engine) fn await_none_of(&mut self, incarnation: NodeIncarnation) {
+        self.memory.unheard.retain(|(_, by), _| *by != incarnation);
     }
 
     /// Who has not heard us for a lease has broken off what we asked it for.
@@ -156,13 +156,13 @@ impl SessionSide<'_> {
         self.cx.ask(node, request, Purpose::Memory(op, node));
     }
 
-    /// What `node` was asked for is done, or is not; or its life, which is `from`, is not heard any more.  Returns whether the
+    /// What `node` was asked for is done, or is not; or its incarnation, which is `from`, is not heard any more.  Returns whether the
     /// command is over by that.
     pub(in crate::engine) fn handle_memory_done(
         &mut self,
         op: OpId,
         node: NodeId,
-        from: NodeLife,
+        from: NodeIncarnation,
         body: Result<Reply, ErrorReply>,
     ) -> bool {
         let Some(given) = self.commands.memory.given.get_mut(&op) else { return false };
@@ -216,7 +216,7 @@ fn copy_segments(from: &[Extent], to: &[Extent]) -> Vec<CopySegment> {
     copy_segments
 }
 
-/// Legs that follow each other and have one owner of their targets, in order.
+/// Segments that follow each other and have one owner of their targets, in order.
 fn runs_by_owner(copy_segments: Vec<CopySegment>) -> Vec<(NodeId, Vec<CopySegment>)> {
     let mut runs: Vec<(NodeId, Vec<CopySegment>)> = Vec::new();
     for segment in copy_segments {
@@ -242,15 +242,15 @@ mod tests {
     use halite_fabric::Key;
 
     use super::*;
-    use crate::ids::{Incarnation, NodeLife};
+    use crate::ids::{Incarnation, NodeIncarnation};
 
     fn extent(node: u32, offset: u64, len: u64) -> Extent {
-        let owner = NodeLife { node: NodeId(node), incarnation: Incarnation(1) };
+        let owner = NodeIncarnation { node: NodeId(node), id: Incarnation(1) };
         Extent { owner, key: Key(0), offset, len }
     }
 
     #[test]
-    fn legs_are_cut_where_either_side_is() {
+    fn segments_are_cut_where_either_side_is() {
         let cut = copy_segments(&[extent(0, 0, 3), extent(1, 10, 5)], &[extent(2, 100, 6), extent(0, 50, 2)]);
         let expected = [
             CopySegment { from: extent(0, 0, 3), to: extent(2, 100, 3) },

@@ -1,0 +1,164 @@
+//! Clients of Redis, and a store of two nodes of this process, of which one serves them.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use halite_apps::kv::redis::{Clock, Server, ServerError, ServerStopper};
+
+use super::{MIB, Shards};
+
+/// A served store.
+pub struct Served {
+    pub shards: Shards,
+    pub address: SocketAddr,
+    pub stopper: ServerStopper,
+    pub serving: JoinHandle<Result<(), ServerError>>,
+}
+
+impl Served {
+    pub fn new() -> Served {
+        Served::with(1000)
+    }
+
+    pub fn with(clients_max: usize) -> Served {
+        let (shards, server) = Served::prepare(clients_max);
+        let (address, stopper) = (server.address(), server.stopper());
+        let serving = std::thread::spawn(move || server.run());
+        Served { shards, address, stopper, serving }
+    }
+
+    /// What listens, and lets nobody in yet.
+    pub fn prepare(clients_max: usize) -> (Shards, Server) {
+        let mut shards = Shards::new(64 * MIB);
+        let (session, store) = shards.open(0);
+        // Nobody is given up because this machine is busy.
+        let store = store.with_timeout(Duration::from_secs(3600));
+        // The other shard is not at hand for the one that serves, as it would not be in another process.
+        let here = vec![shards.locals.swap_remove(0)];
+        let now_ms = shards.now_ms.clone();
+        let clock: Clock = Arc::new(move || now_ms.load(Ordering::Relaxed));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server = Server::new(session, listener, store, here, clock, clients_max).unwrap();
+        (shards, server)
+    }
+
+    pub fn client(&self) -> Client {
+        Client(TcpStream::connect(self.address).unwrap())
+    }
+
+    pub fn pass_ms(&self, ms: u64) {
+        self.shards.now_ms.fetch_add(ms, Ordering::Relaxed);
+    }
+
+    pub fn end(self) {
+        self.stopper.stop();
+        self.serving.join().unwrap().unwrap();
+        for (stopper, owner) in self.shards.owners {
+            stopper.stop();
+            owner.join().unwrap().unwrap();
+        }
+    }
+}
+
+pub struct Client(pub TcpStream);
+
+impl Client {
+    pub fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.0.write_all(bytes.as_ref()).unwrap();
+    }
+
+    /// The next so many bytes are these.
+    #[track_caller]
+    pub fn expect(&mut self, expected: impl AsRef<[u8]>) {
+        let mut bytes = vec![0; expected.as_ref().len()];
+        let read = self.0.read_exact(&mut bytes);
+        let (told, expected) =
+            (bytes.escape_ascii().to_string(), expected.as_ref().escape_ascii().to_string());
+        assert!(read.is_ok() && told == expected, "{read:?}: {told} is not {expected}");
+    }
+
+    #[track_caller]
+    pub fn ask(&mut self, args: &[&[u8]], expected: impl AsRef<[u8]>) {
+        self.send(request(args));
+        self.expect(expected);
+    }
+
+    /// As `ask`, with arguments that have no spaces.
+    #[track_caller]
+    pub fn say(&mut self, line: &str, expected: &str) {
+        let args: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+        self.ask(&args, expected);
+    }
+
+    /// The server has closed the connection.
+    #[track_caller]
+    pub fn expect_end(&mut self) {
+        let mut rest = Vec::new();
+        match self.0.read_to_end(&mut rest) {
+            Ok(_) => assert_eq!(rest.escape_ascii().to_string(), ""),
+            // It had not read all that was sent.
+            Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+        }
+    }
+
+    pub fn reply(&mut self) -> Value {
+        let mut line = Vec::new();
+        while !line.ends_with(b"\r\n") {
+            let mut byte = [0];
+            self.0.read_exact(&mut byte).unwrap();
+            line.push(byte[0]);
+        }
+        let text = std::str::from_utf8(&line[1..line.len() - 2]).unwrap();
+        match line[0] {
+            b':' => Value::Number(text.parse().unwrap()),
+            b'$' if text == "-1" => Value::Null,
+            b'$' => {
+                let mut bytes = vec![0; text.parse::<usize>().unwrap() + 2];
+                self.0.read_exact(&mut bytes).unwrap();
+                bytes.truncate(bytes.len() - 2);
+                Value::Bytes(bytes)
+            }
+            b'*' => Value::List((0..text.parse().unwrap()).map(|_| self.reply()).collect()),
+            _ => Value::Line(String::from_utf8_lossy(&line[..line.len() - 2]).into_owned()),
+        }
+    }
+
+    /// Keys that a scan from `cursor` on finds, and where to go on.
+    pub fn scan(&mut self, cursor: &str, rest: &str) -> (String, Vec<Vec<u8>>) {
+        self.send(format!("scan {cursor} {rest}\r\n"));
+        let Value::List(parts) = self.reply() else { panic!("a scan replies with a list") };
+        let [Value::Bytes(cursor), Value::List(keys)] = &parts[..] else { panic!("of two parts: {parts:?}") };
+        let bytes = |key: &Value| match key {
+            Value::Bytes(bytes) => bytes.clone(),
+            other => panic!("{other:?} is no key"),
+        };
+        (String::from_utf8(cursor.clone()).unwrap(), keys.iter().map(bytes).collect())
+    }
+}
+
+#[derive(PartialEq, Eq, Debug)]
+pub enum Value {
+    Line(String),
+    Number(i64),
+    Bytes(Vec<u8>),
+    Null,
+    List(Vec<Value>),
+}
+
+pub fn request(args: &[&[u8]]) -> Vec<u8> {
+    let mut bytes = format!("*{}\r\n", args.len()).into_bytes();
+    for arg in args {
+        bytes.extend(format!("${}\r\n", arg.len()).bytes());
+        bytes.extend(*arg);
+        bytes.extend(b"\r\n");
+    }
+    bytes
+}
+
+pub fn bulk(bytes: &[u8]) -> Vec<u8> {
+    [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat()
+}

@@ -1,0 +1,107 @@
+//! The files of TLS: read anew whenever a connection is to be made by them that has failed before, so that certificates can be replaced under
+//! a node that runs.
+
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
+
+use super::address::TlsFiles;
+use crate::error::{EtcdError, EtcdFault};
+
+/// Most bytes of a file that is read.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What the files say, as `ureq` takes it.
+pub(super) fn config(files: &TlsFiles) -> Result<TlsConfig, EtcdError> {
+    // A key of another certificate is found here: `ureq` takes what it is given for good.
+    client_config(files)?;
+    let shown = |all: Vec<CertificateDer<'static>>| -> Vec<Certificate<'static>> {
+        all.iter().map(|der| Certificate::from_der(der).to_owned()).collect()
+    };
+    let own = match &files.own {
+        Some((cert, key)) => {
+            let private = PrivateKey::from_pem(&read(key)?).map_err(|_| no_key(key))?;
+            Some(ClientCert::new_with_certs(&shown(certificates(cert)?), private))
+        }
+        None => None,
+    };
+    Ok(TlsConfig::builder()
+        .provider(TlsProvider::Rustls)
+        .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
+        .root_certs(RootCerts::new_with_certs(&shown(certificates(&files.ca)?)))
+        .client_cert(own)
+        .build())
+}
+
+/// Why a server ends connections that have just come about, if it says so: of a certificate that it does not take it tells behind the handshake, when
+/// what is written may be refused already.
+pub(super) fn why_ended(files: &TlsFiles, endpoint: &str, patience: Duration) -> Option<rustls::Error> {
+    let (host, _) = endpoint.rsplit_once(':')?;
+    let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).ok()?;
+    let mut connection = ClientConnection::new(Arc::new(client_config(files).ok()?), name).ok()?;
+    let address = endpoint.to_socket_addrs().ok()?.next()?;
+    let mut socket = TcpStream::connect_timeout(&address, patience).ok()?;
+    socket.set_read_timeout(Some(patience)).ok()?;
+    socket.set_write_timeout(Some(patience)).ok()?;
+    let until = Instant::now() + patience;
+    while Instant::now() < until {
+        while connection.wants_write() {
+            connection.write_tls(&mut socket).ok()?;
+        }
+        if connection.read_tls(&mut socket).ok()? == 0 {
+            return None;
+        }
+        if let Err(error) = connection.process_new_packets() {
+            return Some(error);
+        }
+    }
+    None
+}
+
+fn client_config(files: &TlsFiles) -> Result<ClientConfig, EtcdError> {
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(certificates(&files.ca)?);
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("the provider has them");
+    let builder = builder.with_root_certificates(roots);
+    let Some((cert, key)) = &files.own else { return Ok(builder.with_no_client_auth()) };
+    let private = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|_| no_key(key))?;
+    let not_its = |error| bad(key, &format!("it is not the key of {}: {error}", cert.display()));
+    builder.with_client_auth_cert(certificates(cert)?, private).map_err(not_its)
+}
+
+/// What is in a file; of a longer one than anybody needs, the beginning.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, EtcdError> {
+    use std::io::Read;
+    let mut bytes = Vec::new();
+    let read = std::fs::File::open(path).and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes));
+    match read {
+        Ok(_) => Ok(bytes),
+        Err(error) => Err(bad(path, &error.to_string())),
+    }
+}
+
+pub(super) fn bad(path: &Path, why: &str) -> EtcdError {
+    EtcdError { fault: EtcdFault::File, reason: format!("{}: {why}", path.display()) }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, EtcdError> {
+    let pem = read(path)?;
+    let all: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    match all {
+        Ok(all) if !all.is_empty() => Ok(all),
+        _ => Err(bad(path, "there is no certificate in PEM in it")),
+    }
+}
+
+fn no_key(path: &Path) -> EtcdError {
+    bad(path, "there is no private key in PEM in it, or it is encrypted")
+}

@@ -1,0 +1,306 @@
+//! Requests as their caller sees them: posted as soon as there is room, and waited for.
+
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use halite_fabric::PeerId;
+use halite_tier::access::Count;
+use halite_tier::ids::NodeId;
+use halite_tier::rpc::{Kind, PAYLOAD_BYTES_MAX, ReplyState, Target};
+
+use crate::driver::Driver;
+use crate::rpc::{Into, NotPosted, Posted, Reply, Request, Rpc};
+use crate::runtime::wait::Wakes;
+
+/// A request that has been posted.  Dropped before its answer was taken, it is cancelled.
+pub(crate) struct Pending<'c> {
+    driver: &'c Driver,
+    posted: Posted,
+    open: bool,
+}
+
+/// How often a thread that spins looks for its answer because some answer has arrived: then it takes to waiting by waker,
+/// which is for its own answer only, and for its deadline.
+const LOOKS_MAX: usize = 64;
+
+/// How a spin for an answer has ended.
+pub(crate) enum Spun {
+    /// With the answer.
+    Taken(Reply),
+    /// There will be none.
+    Ended(ReplyState),
+    /// It is to be waited for by waker; whether the thread has spun for as long as it pays.
+    InVain { has_spun: bool },
+}
+
+/// Why a request could not be posted, however long was waited.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum PostFailure {
+    UnknownNode,
+    PeerDown,
+    Timeout,
+    TooLong { len: u64 },
+    NoMemory,
+    TooManyCalls,
+    NodeClosed,
+}
+
+impl Driver {
+    #[inline]
+    pub(crate) fn count_posted(&self, kind: Kind, bytes: u64) {
+        let (count, of_bytes) = match kind {
+            Kind::Call => (Count::Calls, Count::CallBytes),
+            _ => (Count::Messages, Count::MessageBytes),
+        };
+        self.shared.path.count_one(count, of_bytes, bytes);
+    }
+
+    /// Posts a request as soon as there is room for it.
+    pub(crate) async fn post_request(
+        &self,
+        node: NodeId,
+        request: &Request<'_>,
+    ) -> Result<Pending<'_>, PostFailure> {
+        let mut request = *request;
+        let (mut waits, mut has_dialled) = (false, false);
+        loop {
+            // Both before the attempt, so that room that is made during it is not missed.
+            let seen = self.shared.posted.progress_count();
+            if waits {
+                self.shared.rpc.set_ring_waiters();
+            }
+            match self.try_post_request(node, &request) {
+                Err(None) if !waits => {
+                    waits = true;
+                    continue;
+                }
+                Err(None) => {}
+                Err(Some(PostFailure::PeerDown | PostFailure::UnknownNode))
+                    if request.to.is_none() && !has_dialled =>
+                {
+                    // What has become of it is known after that.
+                    has_dialled = true;
+                    let left = Duration::from_nanos(request.deadline_ns.saturating_sub(self.now_ns()));
+                    if self.within(left, self.connect(node)).await.is_none() {
+                        // The end of this node ends all waiting, in time or not.
+                        let is_closed = self.is_closed();
+                        return Err(if is_closed { PostFailure::NodeClosed } else { PostFailure::Timeout });
+                    }
+                    continue;
+                }
+                Err(Some(failure)) => return Err(failure),
+                Ok(pending) => return Ok(pending),
+            }
+            let left = Duration::from_nanos(request.deadline_ns.saturating_sub(self.now_ns()));
+            if left.is_zero() {
+                return Err(PostFailure::Timeout);
+            }
+            request.to = request.to.or_else(|| self.look(|runner| runner.target_of(node)));
+            if request.to.is_none() {
+                return Err(PostFailure::PeerDown);
+            }
+            // The peer's word of its head is a plain write, which wakes nobody.
+            self.with(|runner, now| runner.look_again_soon(now));
+            self.within(left, self.shared.posted.progress_after(seen)).await;
+        }
+    }
+
+    /// Waits for a member that is used for the first time, or is being met, or was never heard of.  Whether it is connected.
+    pub(crate) async fn connect(&self, node: NodeId) -> bool {
+        let changes = &self.shared.member_changes;
+        let mut seen = changes.count();
+        let mut is_connecting = self.with(|runner, now| runner.use_node(now, node));
+        while is_connecting && !self.is_closed() {
+            changes.after(seen).await;
+            seen = changes.count();
+            is_connecting = self.look(|runner| runner.is_connecting(node));
+        }
+        self.look(|runner| runner.target_of(node)).is_some()
+    }
+
+    /// Why a node has no link; `None` if the connection that is wanted will have one.
+    #[cold]
+    fn absence_of(&self, node: NodeId, wanted: Option<Target>) -> Option<PostFailure> {
+        self.look(|runner| match runner.target_of(node) {
+            Some(found) if wanted.is_none_or(|wanted| wanted == found) => None,
+            None if !runner.knows(node) => Some(PostFailure::UnknownNode),
+            _ => Some(PostFailure::PeerDown),
+        })
+    }
+
+    /// Posts a request.  `Err(None)` if there is no room for it now.
+    #[inline]
+    pub(crate) fn try_post_request(
+        &self,
+        node: NodeId,
+        request: &Request<'_>,
+    ) -> Result<Pending<'_>, Option<PostFailure>> {
+        let len = request.input.len() as u64;
+        if len > PAYLOAD_BYTES_MAX {
+            return Err(Some(PostFailure::TooLong { len }));
+        }
+        if self.is_closed() {
+            return Err(Some(PostFailure::NodeClosed));
+        }
+        match self.with_calls(|rpc, wakes| rpc.try_request(node, request, wakes)) {
+            Ok(posted) => {
+                self.count_posted(request.kind, len);
+                Ok(Pending::new(self, posted))
+            }
+            Err(NotPosted::NoLink) => Err(self.absence_of(node, request.to)),
+            Err(NotPosted::Full) => Err(None),
+            Err(NotPosted::Gone) => Err(Some(PostFailure::PeerDown)),
+            Err(NotPosted::NoMemory) => Err(Some(PostFailure::NoMemory)),
+            Err(NotPosted::TooManyCalls) => Err(Some(PostFailure::TooManyCalls)),
+            Err(NotPosted::Closed) => Err(Some(PostFailure::NodeClosed)),
+        }
+    }
+}
+
+impl<'c> Pending<'c> {
+    #[inline]
+    pub(crate) fn new(driver: &'c Driver, posted: Posted) -> Pending<'c> {
+        Pending { driver, posted, open: true }
+    }
+
+    pub(crate) fn target(&self) -> Target {
+        self.posted.target
+    }
+
+    /// Where it is; the caller sees to it from now on.  `None` if it is over.
+    #[inline]
+    pub(crate) fn into_open(mut self) -> Option<Posted> {
+        std::mem::take(&mut self.open).then_some(self.posted)
+    }
+
+    /// Sets the deadline of a call that was posted without one.
+    pub(crate) fn set_deadline(&mut self, deadline_ns: u64) {
+        match &mut self.posted.by_line {
+            Some(by_line) => by_line.deadline_ns = deadline_ns,
+            None => self.driver.with_calls(|rpc, _| rpc.set_deadline(self.posted.slot, deadline_ns)),
+        }
+    }
+
+    /// The peer, if it may be far away.
+    #[inline]
+    pub(crate) fn distant(&self) -> Option<PeerId> {
+        match self.posted {
+            Posted { by_line: None, target: Target::Peer(peer), .. } => Some(peer),
+            _ => None,
+        }
+    }
+
+    /// Whether the answer may have come since [`Rpc::arrivals`] was `seen`.
+    #[inline]
+    pub(crate) fn is_worth_a_look(&self, seen: u64) -> bool {
+        let rpc = &self.driver.shared.rpc;
+        match self.posted.by_line {
+            Some(_) => rpc.has_line(self.posted.slot),
+            None => rpc.arrivals() != seen,
+        }
+    }
+
+    /// Takes the answer if it is there.  Looks at no clock.
+    #[inline]
+    pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, ReplyState> {
+        let rpc = &self.driver.shared.rpc;
+        let reply = match self.posted.by_line {
+            Some(_) => rpc.try_take_line(self.posted.slot, into).ok_or(ReplyState::Waiting)?,
+            None => rpc.try_take(self.posted.slot, into)?,
+        };
+        self.open = reply.needs_slot();
+        Ok(reply)
+    }
+
+    /// Looks for the answer, on a thread that moves the node forward meanwhile, for as long as that is likely to pay.  It takes no waker,
+    /// and looks at no deadline.
+    #[inline]
+    pub(crate) fn spin(&mut self, mut into: Into<'_>) -> Spun {
+        let driver = self.driver;
+        for _ in 0..LOOKS_MAX {
+            // Read before the look, so that what arrives after it is not missed.
+            let seen = driver.shared.rpc.arrivals();
+            match self.try_take(into.reborrow()) {
+                Ok(reply) => return Spun::Taken(reply),
+                Err(ReplyState::Waiting) => {
+                    if let Some(peer) = self.distant() {
+                        driver.expect_round_trip(peer);
+                    }
+                }
+                Err(look) => return Spun::Ended(look),
+            }
+            if !driver.spin_until(|| self.is_worth_a_look(seen)) {
+                return Spun::InVain { has_spun: true };
+            }
+        }
+        Spun::InVain { has_spun: false }
+    }
+
+    /// Waits for the answer, the end of the server's node, or the deadline.
+    pub(crate) async fn answered(&mut self) -> ReplyState {
+        std::future::poll_fn(|context| self.poll(context)).await
+    }
+
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<ReplyState> {
+        let Posted { slot, target, by_line } = self.posted;
+        let Some(by_line) = by_line else { return self.poll_table(context) };
+        if self.driver.shared.rpc.has_line(slot) {
+            return Poll::Ready(ReplyState::Replied);
+        }
+        self.posted.by_line = None;
+        self.driver.with_calls(|rpc, wakes| {
+            rpc.adopt(Posted { by_line: None, ..self.posted }, by_line);
+            // What has come before is in the table when that is looked at.
+            rpc.await_notice(target, slot, wakes);
+        });
+        self.poll_table(context)
+    }
+
+    fn poll_table(&self, context: &mut Context<'_>) -> Poll<ReplyState> {
+        // Wakers are cloned and dropped outside of the lock, for they may run anything.
+        let mut waker = Some(context.waker().clone());
+        let look = self.driver.shared.rpc.wait_for(self.posted.slot, || self.driver.now_ns(), &mut waker);
+        match look {
+            ReplyState::Waiting => Poll::Pending,
+            look => Poll::Ready(look),
+        }
+    }
+
+    /// Takes the answer, after [`ReplyState::Replied`].
+    pub(crate) fn take(&mut self, into: Into<'_>) -> Reply {
+        let rpc = &self.driver.shared.rpc;
+        let slot = self.posted.slot;
+        let reply = match self.posted.by_line {
+            Some(_) => rpc.try_take_line(slot, into).expect("it has arrived"),
+            None => rpc.take_reply(slot, into),
+        };
+        self.open = reply.needs_slot();
+        reply
+    }
+}
+
+impl Drop for Pending<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.open {
+            self.driver.with_calls(|rpc, wakes| match self.posted.by_line {
+                Some(by_line) => rpc.abandon_line(self.posted, by_line, wakes),
+                None => rpc.abandon(self.posted.slot, wakes),
+            });
+        }
+    }
+}
+
+impl Driver {
+    /// Does something with calls, and lets the runner settle if that is needed.
+    #[inline]
+    pub(crate) fn with_calls<R>(&self, change: impl FnOnce(&Rpc, &mut Wakes) -> R) -> R {
+        let mut wakes = Wakes::default();
+        let result = change(&self.shared.rpc, &mut wakes);
+        wakes.wake_all();
+        if self.shared.rpc.is_dirty() {
+            self.settle();
+        }
+        result
+    }
+}

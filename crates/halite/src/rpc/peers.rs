@@ -1,0 +1,355 @@
+//! The peer table: who is or was connected to this node, and what its parts keep of each.
+//!
+//! ```text
+//!   Effect::PeerUp ──> Up ── Effect::PeerDown ──> Down ── Effect::PeerCutOff ──> CutOff
+//!                       └───────── Event::Disconnected: nothing comes any more ─────┴──> forgotten
+//! ```
+//!
+//! Who is up is served and asked.  Who is down may still write to our memory: the ring that it writes to, and the slots that
+//! it was to reply to, stay reserved until it is cut off.  The engine decides, the runner tells all parts, once and in one
+//! place ([`crate::driver::runner`]), and no part draws conclusions of its own from what the fabric refuses.
+//!
+//! What peers may ask for stands under the same lock, since each request needs both.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use halite_fabric::{Key, PeerId};
+use halite_mem::Window;
+use halite_tier::ids::{NodeId, NodeIncarnation};
+use halite_tier::rpc::{AtomicAnswer, CutOffYet};
+
+use super::{Link, Services};
+use crate::runtime::locks::{self, Held, ranked};
+
+/// So many that were forgotten last are known by name still: an access that was under way to one asks for it when it is woken.
+const GONE_MAX: usize = 256;
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    /// Of no other value in this process.
+    number: u64,
+    own: Arc<Link>,
+    table: RwLock<Table>,
+    /// How often the table may have changed.
+    version: AtomicU64,
+}
+
+/// The link that a thread used last.  Where its node has ended, it holds no memory any more.
+struct LastLink {
+    peers: u64,
+    version: u64,
+    link: Arc<Link>,
+}
+
+thread_local! {
+    static LAST_LINK: RefCell<Option<LastLink>> = const { RefCell::new(None) };
+}
+
+ranked! {
+    Table => Peers;
+    VecDeque<AtomicAnswer> => Atomics;
+}
+
+/// What the lock of [`Peers`] guards.
+#[derive(Debug)]
+pub(crate) struct Table {
+    peers: BTreeMap<PeerId, Peer>,
+    /// Who was behind connections that are forgotten, the oldest first.
+    gone: VecDeque<(PeerId, NodeIncarnation)>,
+    /// To those that are up, and to this node itself.
+    links: BTreeMap<NodeId, Arc<Link>>,
+    /// The functions and ports of this node.
+    pub(crate) services: Services,
+    /// The memory that regions are in.
+    pub(crate) arena: BTreeMap<Key, Window>,
+}
+
+/// A peer, until it is cut off and its connection has ended.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    incarnation: NodeIncarnation,
+    state: PeerState,
+    /// Whether the fabric has told the connection's end.
+    is_closed: bool,
+    /// What calls need; `None` if there was no memory for it.
+    pub(crate) link: Option<Arc<Link>>,
+    /// Answers to its atomics that the fabric did not take yet, in order.
+    pub(crate) atomics: Mutex<VecDeque<AtomicAnswer>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum PeerState {
+    Up,
+    Down,
+    CutOff,
+}
+
+/// What a peer has become that was something else before.
+#[derive(Debug)]
+pub(crate) struct Became {
+    /// What calls keep of it.
+    pub(crate) link: Option<Arc<Link>>,
+}
+
+impl Peers {
+    /// Those of `node`, which has met nobody yet.
+    pub(crate) fn new(node: NodeId) -> Peers {
+        let own = Arc::new(Link::own(node));
+        let links = [(node, own.clone())].into();
+        let (peers, services, arena) = (BTreeMap::new(), Services::default(), BTreeMap::new());
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        // The counter orders nothing.
+        let number = NEXT.fetch_add(1, Relaxed);
+        Peers {
+            number,
+            own,
+            table: RwLock::new(Table { peers, gone: VecDeque::new(), links, services, arena }),
+            version: AtomicU64::new(1),
+        }
+    }
+
+    /// The link of this node to itself.
+    pub(crate) fn own(&self) -> &Arc<Link> {
+        &self.own
+    }
+
+    /// Not to be asked for again by a thread that has it: a writer in between would wait for the first, and the second
+    /// for the writer.
+    #[inline]
+    pub(crate) fn read(&self) -> Held<RwLockReadGuard<'_, Table>> {
+        locks::read(&self.table)
+    }
+
+    pub(crate) fn write(&self) -> Held<RwLockWriteGuard<'_, Table>> {
+        let table = locks::write(&self.table);
+        // Before the change, so that who sees this number waits for the lock, and sees the change.  Pairs with the Acquire in
+        // version().
+        self.version.fetch_add(1, Release);
+        table
+    }
+
+    /// A number that changes with the table: who has seen it before has seen the table as it is, or is just being changed.
+    #[inline]
+    pub(crate) fn version(&self) -> u64 {
+        // Pairs with the Release in write().
+        self.version.load(Acquire)
+    }
+
+    /// The link to a node that is up, or to this one.
+    #[inline]
+    pub(crate) fn link_to(&self, node: NodeId) -> Option<Arc<Link>> {
+        self.read().link_to(node).cloned()
+    }
+
+    /// Calls `enter`, which must not come here again, with the link to a node that is up, or to this one.  A thread remembers the
+    /// link that it used last, for as long as the table does not change: so it takes no lock that threads share.
+    #[inline]
+    pub(crate) fn with_link_to<T>(&self, node: NodeId, enter: impl FnOnce(&Arc<Link>) -> T) -> Option<T> {
+        let mut enter = Some(enter);
+        let entered = LAST_LINK.try_with(|last| {
+            let last = &mut *last.borrow_mut();
+            // Read before the table.
+            let version = self.version();
+            let is_it = |last: &LastLink| {
+                last.peers == self.number && last.version == version && last.link.node == node
+            };
+            if !last.as_ref().is_some_and(is_it) {
+                *last = Some(LastLink { peers: self.number, version, link: self.link_to(node)? });
+            }
+            let enter = enter.take().expect("it is called once");
+            last.as_ref().map(|last| enter(&last.link))
+        });
+        // A thread that is ending remembers nothing any more.
+        entered.unwrap_or_else(|_| self.link_to(node).map(|link| enter.take().map(|enter| enter(&link)))?)
+    }
+
+    /// The link to a peer that is up.
+    pub(crate) fn link_of(&self, peer: PeerId) -> Option<Arc<Link>> {
+        self.read().up(peer)?.link.clone()
+    }
+
+    /// Whether a peer is up.
+    pub(crate) fn is_up(&self, peer: PeerId) -> bool {
+        self.read().up(peer).is_some()
+    }
+
+    /// Who is, or was, behind a connection, unless that was long ago.
+    pub(crate) fn incarnation_of(&self, peer: PeerId) -> Option<NodeIncarnation> {
+        let table = self.read();
+        let gone = || table.gone.iter().rev().find(|(gone, _)| *gone == peer).map(|(_, who)| *who);
+        table.peers.get(&peer).map(|peer| peer.incarnation).or_else(gone)
+    }
+
+    // The transitions, which only the runner makes.
+
+    /// See [`Effect::PeerUp`](halite_tier::effect::Effect::PeerUp).
+    pub(crate) fn set_up(&self, peer: PeerId, incarnation: NodeIncarnation, link: Option<Arc<Link>>) {
+        let mut table = self.write();
+        if let Some(link) = &link {
+            table.links.insert(incarnation.node, link.clone());
+        }
+        let (state, is_closed, atomics) = (PeerState::Up, false, Mutex::default());
+        let before = table.peers.insert(peer, Peer { incarnation, state, is_closed, link, atomics });
+        assert!(before.is_none(), "the engine takes up {peer:?} once");
+    }
+
+    /// `None` unless the peer was up.
+    pub(crate) fn set_down(&self, peer: PeerId) -> Option<Became> {
+        let mut table = self.write();
+        let Table { peers, links, .. } = &mut *table;
+        let row = peers.get_mut(&peer).filter(|row| row.state == PeerState::Up)?;
+        row.state = PeerState::Down;
+        row.atomics = Mutex::default();
+        let is_its = |link: &Arc<Link>| row.link.as_ref().is_some_and(|its| Arc::ptr_eq(its, link));
+        if links.get(&row.incarnation.node).is_some_and(is_its) {
+            links.remove(&row.incarnation.node);
+        }
+        Some(Became { link: row.link.clone() })
+    }
+
+    /// `None` unless the peer was down.
+    pub(crate) fn set_cut_off(&self, peer: PeerId) -> Option<Became> {
+        let mut table = self.write();
+        let row = table.peers.get_mut(&peer).filter(|row| row.state == PeerState::Down)?;
+        row.state = PeerState::CutOff;
+        let became = Became { link: row.link.take() };
+        table.forget_if_over(peer);
+        Some(became)
+    }
+
+    /// The connection has ended; whether it was that of somebody known.
+    pub(crate) fn set_closed(&self, peer: PeerId) -> bool {
+        let mut table = self.write();
+        let Some(row) = table.peers.get_mut(&peer) else { return false };
+        row.is_closed = true;
+        table.forget_if_over(peer);
+        true
+    }
+}
+
+impl Table {
+    /// A peer that is up.
+    #[inline]
+    pub(crate) fn up(&self, peer: PeerId) -> Option<&Peer> {
+        self.peers.get(&peer).filter(|row| row.state == PeerState::Up)
+    }
+
+    /// The link to a node that is up, or to this one.
+    #[inline]
+    pub(crate) fn link_to(&self, node: NodeId) -> Option<&Arc<Link>> {
+        self.links.get(&node)
+    }
+
+    /// The links to all peers that are up.
+    pub(crate) fn links_up(&self) -> impl Iterator<Item = (PeerId, &Arc<Link>)> {
+        let up = self.peers.iter().filter(|(_, row)| row.state == PeerState::Up);
+        up.filter_map(|(peer, row)| Some((*peer, row.link.as_ref()?)))
+    }
+
+    /// Whether a peer is down, and if so whether it is cut off.
+    pub(crate) fn is_down(&self, peer: PeerId) -> Option<CutOffYet> {
+        match self.peers.get(&peer).map(|row| row.state) {
+            Some(PeerState::Up) => None,
+            Some(PeerState::Down) => Some(CutOffYet(false)),
+            Some(PeerState::CutOff) | None => Some(CutOffYet(true)),
+        }
+    }
+
+    /// What failed for the peer's end is explained by who it was.
+    fn forget_if_over(&mut self, peer: PeerId) {
+        let is_over = |row: &&Peer| row.state == PeerState::CutOff && row.is_closed;
+        let Some(row) = self.peers.get(&peer).filter(is_over) else { return };
+        if self.gone.len() == GONE_MAX {
+            self.gone.pop_front();
+        }
+        self.gone.push_back((peer, row.incarnation));
+        self.peers.remove(&peer);
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        // The links of peers that are still there refer to themselves.
+        let of_peers = self.peers.values().filter_map(|row| row.link.as_ref());
+        of_peers.chain(self.links.values()).for_each(|link| link.forget_all());
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use halite_tier::ids::Incarnation;
+    use halite_tier::rpc::Target;
+
+    use super::*;
+
+    const PEER: PeerId = PeerId(7);
+
+    fn incarnation(incarnation: u64) -> NodeIncarnation {
+        NodeIncarnation { node: NodeId(1), id: Incarnation(incarnation) }
+    }
+
+    fn link(peers: &Peers, peer: PeerId) -> Arc<Link> {
+        Arc::new(Link::new(NodeId(1), Target::Peer(peer), 0, None, peers.own().drops().clone()))
+    }
+
+    fn with_peer() -> Peers {
+        let peers = Peers::new(NodeId(0));
+        peers.set_up(PEER, incarnation(1), Some(link(&peers, PEER)));
+        peers
+    }
+
+    #[test]
+    fn each_transition_is_made_once_and_in_its_order() {
+        let peers = with_peer();
+        assert!(peers.set_cut_off(PEER).is_none(), "it is up");
+        assert!(peers.is_up(PEER) && peers.link_to(NodeId(1)).is_some());
+        assert!(peers.set_down(PEER).is_some_and(|became| became.link.is_some()));
+        assert!(peers.set_down(PEER).is_none());
+        assert!(!peers.is_up(PEER) && peers.link_to(NodeId(1)).is_none() && peers.link_of(PEER).is_none());
+        assert!(peers.set_cut_off(PEER).is_some_and(|became| became.link.is_some()));
+        assert!(peers.set_cut_off(PEER).is_none());
+        for stranger in [peers.set_down(PeerId(8)), peers.set_cut_off(PeerId(8))] {
+            assert!(stranger.is_none());
+        }
+    }
+
+    #[test]
+    fn who_a_peer_was_is_known_until_many_others_have_come_and_gone() {
+        for is_closed_first in [true, false] {
+            let peers = with_peer();
+            peers.set_down(PEER);
+            let end = |closes: bool| match closes {
+                true => assert!(peers.set_closed(PEER)),
+                false => assert!(peers.set_cut_off(PEER).is_some()),
+            };
+            end(is_closed_first);
+            assert_eq!(peers.incarnation_of(PEER), Some(incarnation(1)));
+            end(!is_closed_first);
+            assert_eq!(peers.incarnation_of(PEER), Some(incarnation(1)), "an access that was under way asks");
+            assert!(!peers.set_closed(PEER));
+            for other in 0..GONE_MAX as u32 {
+                let other = PeerId(1000 + other);
+                peers.set_up(other, incarnation(2), None);
+                peers.set_down(other);
+                peers.set_cut_off(other);
+                assert!(peers.set_closed(other));
+            }
+            assert_eq!(peers.incarnation_of(PEER), None);
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_former_incarnation_leaves_the_way_to_the_next_alone() {
+        let (peers, again) = (with_peer(), PeerId(8));
+        peers.set_up(again, incarnation(2), Some(link(&peers, again)));
+        peers.set_down(PEER);
+        let found = peers.link_to(NodeId(1)).expect("it is up");
+        assert_eq!(found.target, Target::Peer(again));
+        assert_eq!(peers.incarnation_of(PEER), Some(incarnation(1)), "it may still write");
+    }
+}

@@ -1,0 +1,126 @@
+//! Rows of reply lines in the memory of peers, which threads that answer find without a lock.
+//!
+//! A row goes when its peer is down, and with it what is mapped of that peer, once no thread that has found it still stores into it.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
+use std::sync::{Arc, Mutex};
+
+use halite_mem::{GracePeriod, Lookup, Pins, Slots};
+
+use super::link::Row;
+use crate::runtime::locks::{lock, ranked};
+
+ranked! {
+    Vec<(u32, GracePeriod)> => Innermost;
+}
+
+/// All rows of a node.
+pub(super) struct ReplyRows {
+    pins: Arc<Pins>,
+    rows: Slots<Row>,
+    /// Those that have gone, and may still be in use.
+    gone: Mutex<Vec<(u32, GracePeriod)>>,
+}
+
+/// Which row a link has: `| generation u32 | index u32 |`, or 0.
+#[derive(Debug, Default)]
+pub(super) struct RowRef(AtomicU64);
+
+impl ReplyRows {
+    /// None yet, for threads that pin `pins`.
+    pub(super) fn new(pins: Arc<Pins>) -> ReplyRows {
+        ReplyRows { rows: Slots::new(pins.clone()), pins, gone: Mutex::default() }
+    }
+
+    /// From now on it is the row of the link whose `at` this is.
+    pub(super) fn open(&self, at: &RowRef, row: Row) {
+        let (index, generation) = self.rows.insert(row);
+        self.replace(at, u64::from(generation) << 32 | u64::from(index));
+    }
+
+    /// From now on the link has none.
+    pub(super) fn close(&self, at: &RowRef) {
+        self.replace(at, 0);
+    }
+
+    fn replace(&self, at: &RowRef, word: u64) {
+        // Pairs with the Acquire in with().
+        let before = at.0.swap(word, AcqRel);
+        if before != 0 {
+            self.rows
+                .retire(before as u32)
+                .expect("the swap above took it out of its place, and no other thread retires it");
+            lock(&self.gone).push((before as u32, self.pins.start_grace_period()));
+        }
+        self.collect();
+    }
+
+    /// Lets go of rows that nobody uses any more.
+    pub(super) fn collect(&self) {
+        let mut gone = lock(&self.gone);
+        let is_over = |(index, grace): &mut (u32, GracePeriod)| {
+            let Some(elapsed) = grace.elapsed(&self.pins) else { return false };
+            drop(self.rows.reclaim(*index, elapsed).expect("the grace period began when it was retired"));
+            true
+        };
+        gone.extract_if(.., is_over).for_each(drop);
+    }
+
+    /// Calls `enter`, which must not wait, with the row of a link that has one.
+    #[inline]
+    pub(super) fn with<T>(&self, at: &RowRef, enter: impl FnOnce(&Row) -> T) -> Option<T> {
+        let pin = self.pins.pin();
+        // Pairs with the AcqRel in replace().
+        let word = at.0.load(Acquire);
+        match self.rows.get(&pin, word as u32, (word >> 32) as u32) {
+            Lookup::Found(row) => Some(enter(row)),
+            Lookup::Busy | Lookup::Stale => None,
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use halite_fabric::{Key, Lines, RemoteAddress};
+
+    use super::*;
+
+    /// Tells when it is dropped.
+    #[derive(Debug)]
+    struct Kept(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+
+    impl Lines for Kept {
+        fn put(&self, _: u32, _: &[u64]) {}
+
+        fn last_word(&self, _: u32) -> u64 {
+            0
+        }
+
+        fn ring(&self) {}
+    }
+
+    #[test]
+    fn a_row_that_is_closed_is_found_no_more_and_goes_when_the_last_who_found_it_has_let_go() {
+        let (pins, kept) = (Arc::new(Pins::new()), Arc::new(()));
+        let rows = ReplyRows::new(pins);
+        let (one, other) = (RowRef::default(), RowRef::default());
+        let row = || Row {
+            at: RemoteAddress { key: Key(1), offset: 0 },
+            direct: Some(Box::new(Kept(kept.clone()))),
+        };
+        assert!(rows.with(&one, |_| ()).is_none());
+        rows.open(&one, row());
+        rows.open(&other, row());
+        rows.with(&one, |_| {
+            rows.close(&one);
+            assert_eq!(Arc::strong_count(&kept), 3, "it is being used");
+        });
+        assert!(rows.with(&one, |_| ()).is_none() && rows.with(&other, |_| ()).is_some());
+        rows.collect();
+        assert_eq!(Arc::strong_count(&kept), 2);
+        // A peer that introduces itself again names another one.
+        rows.open(&other, row());
+        assert_eq!(Arc::strong_count(&kept), 2);
+    }
+}

@@ -1,0 +1,219 @@
+//! Something that happens again and again, and the tasks that wait for its next time.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::task::{Context, Poll, Waker};
+
+use crate::runtime::locks::{Rank, Ranked, lock};
+use crate::runtime::wait::Wakes;
+
+/// Something that happens again and again, to one `K` or to all of them: handles change, a member comes.
+///
+/// A waiter reads [`Event::count`], looks whether it must wait, and then waits for the count to go beyond what it read: an event
+/// between the look and the wait is not missed.  What happens to others does not wake it.
+#[derive(Debug, Default)]
+pub(crate) struct Event<K = ()> {
+    /// How often it has happened, to whatever.
+    count: AtomicU64,
+    waiting: Mutex<EventWaiters<K>>,
+}
+
+impl<K> Ranked for EventWaiters<K> {
+    const RANK: Rank = Rank::Innermost;
+}
+
+#[derive(Debug, Default)]
+struct EventWaiters<K> {
+    next: u64,
+    /// By what they wait for, and a number of the waiter's own.
+    wakers: BTreeMap<(K, u64), Waker>,
+}
+
+impl<K: Ord + Copy> Event<K> {
+    /// How often it has happened.
+    pub(crate) fn count(&self) -> u64 {
+        // Pairs with the Release in happen() and happen_to(): with the count comes the sight of what happened.
+        self.count.load(Acquire)
+    }
+
+    /// It happens to all.
+    pub(crate) fn happen(&self, wakes: &mut Wakes) {
+        let mut waiting = lock(&self.waiting);
+        // Pairs with the Acquire in count().
+        self.count.fetch_add(1, Release);
+        std::mem::take(&mut waiting.wakers).into_values().for_each(|waker| wakes.add(Some(waker)));
+    }
+
+    /// It happens to these.
+    pub(crate) fn happen_to(&self, keys: &[K], wakes: &mut Wakes) {
+        let mut waiting = lock(&self.waiting);
+        // As in happen().
+        self.count.fetch_add(1, Release);
+        for key in keys {
+            let of_key = waiting.wakers.extract_if((*key, 0)..=(*key, u64::MAX), |_, _| true);
+            of_key.for_each(|(_, waker)| wakes.add(Some(waker)));
+        }
+    }
+
+    /// Waits until it has happened to `key`, if it has happened to none since the count was `seen`.
+    pub(crate) fn after_of(&self, seen: u64, key: K) -> After<'_, K> {
+        After { event: self, seen, key, id: None }
+    }
+
+    /// How many wait.
+    #[cfg(test)]
+    fn awaited(&self) -> usize {
+        lock(&self.waiting).wakers.len()
+    }
+}
+
+impl Event {
+    /// Waits until it has happened more often than `seen` times.
+    pub(crate) fn after(&self, seen: u64) -> After<'_, ()> {
+        self.after_of(seen, ())
+    }
+}
+
+/// See [`Event::after_of`].
+#[derive(Debug)]
+pub(crate) struct After<'e, K: Ord + Copy> {
+    event: &'e Event<K>,
+    seen: u64,
+    key: K,
+    id: Option<u64>,
+}
+
+// Nothing in it is pinned.
+impl<K: Ord + Copy> Unpin for After<'_, K> {}
+
+impl<K: Ord + Copy> Future for After<'_, K> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let mut waiting = lock(&self.event.waiting);
+        // The lock, which is held where it happens, orders this.
+        if self.event.count.load(Relaxed) != self.seen {
+            return Poll::Ready(());
+        }
+        if let Some(id) = self.id {
+            waiting.wakers.remove(&(self.key, id));
+        }
+        waiting.next += 1;
+        let id = waiting.next;
+        waiting.wakers.insert((self.key, id), context.waker().clone());
+        drop(waiting);
+        self.id = Some(id);
+        Poll::Pending
+    }
+}
+
+impl<K: Ord + Copy> Drop for After<'_, K> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            lock(&self.event.waiting).wakers.remove(&(self.key, id));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::task::Wake;
+
+    use super::*;
+
+    /// Counts how often it is woken.
+    #[derive(Default)]
+    struct Counter(AtomicU64);
+
+    impl Wake for Counter {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn counting() -> (Arc<Counter>, Waker) {
+        let counter = Arc::new(Counter::default());
+        (counter.clone(), Waker::from(counter))
+    }
+
+    fn happen<K: Ord + Copy>(event: &Event<K>) {
+        let mut wakes = Wakes::default();
+        event.happen(&mut wakes);
+        wakes.wake_all();
+    }
+
+    #[test]
+    fn what_happens_between_the_look_and_the_wait_is_not_missed() {
+        let event = Event::<()>::default();
+        let seen = event.count();
+        happen(&event);
+        let (_, waker) = counting();
+        assert!(pin!(event.after(seen)).poll(&mut Context::from_waker(&waker)).is_ready());
+    }
+
+    #[test]
+    fn a_waiter_is_woken_once_however_often_it_was_polled() {
+        let event = Event::<()>::default();
+        let (counter, waker) = counting();
+        let mut after = pin!(event.after(event.count()));
+        for _ in 0..3 {
+            assert!(after.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        happen(&event);
+        assert_eq!(counter.0.load(Relaxed), 1);
+        assert!(after.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
+    }
+
+    #[test]
+    fn a_waiter_that_gives_up_leaves_nothing_behind() {
+        let event = Event::<()>::default();
+        let (_, waker) = counting();
+        {
+            let mut after = pin!(event.after(event.count()));
+            assert!(after.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            assert_eq!(event.awaited(), 1);
+        }
+        assert_eq!(event.awaited(), 0);
+    }
+
+    #[test]
+    fn a_change_wakes_who_waits_for_that_handle_and_nobody_else() {
+        let changes = Event::<u32>::default();
+        let counters = [(); 3].map(|()| Arc::new(Counter::default()));
+        let mut waiters: Vec<_> =
+            (0..3).map(|index| Box::pin(changes.after_of(changes.count(), index))).collect();
+        for (waiter, counter) in waiters.iter_mut().zip(&counters) {
+            let waker = Waker::from(counter.clone());
+            assert!(waiter.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        for handle in [1, 7] {
+            let mut wakes = Wakes::default();
+            changes.happen_to(&[handle], &mut wakes);
+            wakes.wake_all();
+        }
+        assert_eq!(counters.each_ref().map(|counter| counter.0.load(Relaxed)), [0, 1, 0]);
+        happen(&changes);
+        assert_eq!(counters.each_ref().map(|counter| counter.0.load(Relaxed)), [1, 1, 1]);
+    }
+
+    #[test]
+    fn a_change_between_the_look_and_the_wait_is_not_missed_and_who_gives_up_leaves_nothing_behind() {
+        let changes = Event::<u32>::default();
+        let waker = counting().1;
+        let seen = changes.count();
+        happen(&changes);
+        assert!(pin!(changes.after_of(seen, 4)).poll(&mut Context::from_waker(&waker)).is_ready());
+        {
+            let mut after = pin!(changes.after_of(changes.count(), 4));
+            assert!(after.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            assert!(after.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            assert_eq!(changes.awaited(), 1);
+        }
+        assert_eq!(changes.awaited(), 0);
+    }
+}

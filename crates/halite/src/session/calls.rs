@@ -1,0 +1,23 @@
+//! Calls and messages as applications see them: what is handed out has its session inside.
+//!
+//! ```text
+//!   Session::call ──> Calling ──> driver::requests ──> rpc ──> ring, or line, at the server
+//!   Session::sender ──> Sender ──> driver::requests, up to 64 under way
+//!   Session::serve ──> Server ──> Receiver ──> queue of the service, which rpc fills
+//! ```
+//!
+//! It waits through the driver, and takes no lock of its own.
+
+mod answer;
+mod call;
+mod pending;
+mod port;
+mod sender;
+mod server;
+
+pub use self::answer::Answer;
+pub(crate) use self::call::Calling;
+pub use self::pending::PendingCall;
+pub use self::port::{Mailbox, Message, Port};
+pub use self::sender::Sender;
+pub use self::server::{Call, Function, Server};

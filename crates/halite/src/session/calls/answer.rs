@@ -1,0 +1,62 @@
+//! Answers that are lent to the application: see [`Lent`].
+
+use std::fmt;
+
+use super::pending::Kept;
+use crate::rpc::Lent;
+
+/// An answer where it has arrived.  Dropped, it gives that memory back.  It keeps its session open, as a clone of that does.
+///
+/// Made by [`PendingCall::lend_answer`](crate::PendingCall::lend_answer).
+pub struct Answer {
+    lent: Lent,
+    /// Frees the slot, if that is where it is.
+    _kept: Option<Kept>,
+}
+
+impl fmt::Debug for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answer").field("len", &self.len()).finish()
+    }
+}
+
+impl Answer {
+    pub(super) fn new(lent: Lent, kept: Kept) -> Answer {
+        let in_slot = matches!(lent, Lent::InSlot(_));
+        Answer { lent, _kept: in_slot.then_some(kept) }
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        match &self.lent {
+            Lent::Nowhere => 0,
+            Lent::InSlot(window) => window.len() as usize,
+            Lent::Fetched(bytes) => bytes.len(),
+        }
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies its bytes from `offset` on, as many as there are and `into` takes; returns how many.
+    pub fn copy_to(&self, offset: usize, into: &mut [u8]) -> usize {
+        let count = self.len().saturating_sub(offset).min(into.len());
+        let into = &mut into[..count];
+        match &self.lent {
+            _ if count == 0 => {}
+            Lent::Nowhere => unreachable!("what is nowhere has no bytes"),
+            Lent::InSlot(window) => window.read(offset as u64, into).expect("measured just before"),
+            Lent::Fetched(bytes) => into.copy_from_slice(&bytes[offset..][..count]),
+        }
+        count
+    }
+
+    /// All of it.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len()];
+        self.copy_to(0, &mut bytes);
+        bytes
+    }
+}

@@ -1,0 +1,492 @@
+//! Calls, from the caller's side.
+
+use std::time::Duration;
+
+use halite_fabric::RemoteAddress;
+use halite_tier::access::Count;
+use halite_tier::ids::NodeId;
+use halite_tier::rpc::{Kind, PAYLOAD_BYTES_MAX, ReplyState, Status};
+
+use super::pending::{Kept, PendingCall};
+use super::server::Function;
+use crate::driver::Driver;
+use crate::driver::fetch::fetch;
+use crate::driver::requests::{Pending, PostFailure, Spun};
+use crate::error::{CallCause, CallError};
+use crate::metrics::Timed;
+use crate::rpc::{BATCH_MAX, Into, Reply, Request};
+use crate::runtime::wait::{AdaptiveSpin, join_all};
+use crate::session::Session;
+
+/// Calls.
+impl Session {
+    /// Calls a function and returns its answer.  After `timeout` there is none, and if one comes later it is dropped.
+    pub async fn call(
+        &self,
+        node: NodeId,
+        function: Function,
+        input: &[u8],
+        timeout: Duration,
+    ) -> Result<Vec<u8>, CallError> {
+        let mut output = Vec::new();
+        let calling = Calling::new(self, node, function, timeout).unlimited();
+        calling.run(input, Into::Vec(&mut output)).await?;
+        Ok(output)
+    }
+
+    /// As [`Session::call`], with an answer of at most as many bytes as `output` has.  Returns how many it has.
+    pub async fn call_into(
+        &self,
+        node: NodeId,
+        function: Function,
+        input: &[u8],
+        output: &mut [u8],
+        timeout: Duration,
+    ) -> Result<usize, CallError> {
+        let calling = Calling::new(self, node, function, timeout).limited(output.len());
+        calling.run(input, Into::Slice(output)).await
+    }
+
+    /// Posts a call and returns at once, so that several can be under way; the answer, of at most `answer_bytes_max`, is
+    /// taken from what is returned.  The time runs from here.
+    pub async fn post_call(
+        &self,
+        node: NodeId,
+        function: Function,
+        input: &[u8],
+        answer_bytes_max: usize,
+        timeout: Duration,
+    ) -> Result<PendingCall, CallError> {
+        let mut calling = Calling::new(self, node, function, timeout).limited(answer_bytes_max);
+        calling.start();
+        Ok(calling.keep(calling.post(input).await?))
+    }
+
+    /// Posts a call for each of `inputs`, in their order, as [`Session::post_call`] does one; what became of each is in the
+    /// same order, and what goes wrong with one is no matter of the others.  One `timeout` is for all of them: those that have
+    /// found no room in it are not posted, and fail.
+    ///
+    /// Calls that follow each other are posted up to 16 together, which costs much less than one by one, if their inputs have up
+    /// to some 400 bytes and they go to another node.  Longer ones are posted one by one, in the same order.
+    ///
+    /// ```
+    /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
+    /// # use std::time::Duration;
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-batches-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// let session = node.blocking_session();
+    /// let server = session.serve(Function(7), ServeOptions::default())?;
+    /// let pending = session.post_calls(NodeId(0), Function(7), &["salt", "pepper"], 64, Duration::from_secs(10));
+    /// let calls = server.recv_many(16)?;
+    /// server.reply_all(calls.into_iter().map(|call| {
+    ///     let shout = call.input().to_ascii_uppercase();
+    ///     (call, shout)
+    /// }));
+    /// let answers = pending.into_iter().map(|call| call?.answer()).collect::<Result<Vec<_>, _>>()?;
+    /// assert_eq!(answers, [b"SALT".to_vec(), b"PEPPER".to_vec()]);
+    /// # drop(server);
+    /// # drop(node);
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn post_calls<I: AsRef<[u8]>>(
+        &self,
+        node: NodeId,
+        function: Function,
+        inputs: &[I],
+        answer_bytes_max: usize,
+        timeout: Duration,
+    ) -> Vec<Result<PendingCall, CallError>> {
+        let mut calling = Calling::new(self, node, function, timeout).limited(answer_bytes_max);
+        calling.start();
+        let mut posted = Vec::with_capacity(inputs.len());
+        while let Some(input) = calling.post_batches(inputs, &mut posted) {
+            let pending = calling.post(input).await;
+            posted.push(pending.map(|pending| calling.keep(pending)));
+        }
+        posted
+    }
+
+    /// Calls the same function at several nodes at once; answers are in the order of `nodes`.
+    pub async fn call_many(
+        &self,
+        nodes: &[NodeId],
+        function: Function,
+        input: &[u8],
+        timeout: Duration,
+    ) -> Vec<Result<Vec<u8>, CallError>> {
+        let mut pending = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            let mut calling = Calling::new(self, *node, function, timeout).unlimited();
+            calling.start();
+            let posted = calling.try_post(input);
+            pending.push((calling, posted));
+        }
+        // All at once: one that is slow costs none of the others its time.
+        let answers = pending.into_iter().map(|(calling, posted)| async move {
+            let mut output = Vec::new();
+            let mut pending = match posted {
+                Some(pending) => pending,
+                None => calling.post(input).await?,
+            };
+            calling.finish(&mut pending, Into::Vec(&mut output)).await?;
+            Ok(output)
+        });
+        join_all(answers).await
+    }
+}
+
+/// Answers that may be longer are fetched, rather than to keep as much memory ready for each call.
+const IN_PLACE_BYTES_MAX: usize = 64 << 20;
+
+/// Answers up to this length are copied in less time than a wake-up takes.
+const SOON_COPIED_BYTES_MAX: u32 = 64 << 10;
+/// Longer ones are spun for, as long as the server copies, up to this length: beyond, a wake-up counts little.
+const SPUN_BYTES_MAX: u32 = 2 << 20;
+/// How many bytes a server copies in a nanosecond at least, into memory that its caller has read from (measured: 14).
+const COPIED_BYTES_PER_NS: u64 = 8;
+
+/// A call that is being made.
+#[derive(Clone, Copy)]
+pub(crate) struct Calling<'s> {
+    session: &'s Session,
+    terms: Terms,
+}
+
+/// Whom a call is for, and what its caller takes.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) node: NodeId,
+    pub(super) number: u32,
+    reply_bytes_max: u32,
+    reply_in_place: bool,
+    timeout_ns: u64,
+    /// Once the time runs.
+    deadline_ns: u64,
+}
+
+impl<'s> Calling<'s> {
+    #[inline]
+    pub(crate) fn new(
+        session: &'s Session,
+        node: NodeId,
+        function: Function,
+        timeout: Duration,
+    ) -> Calling<'s> {
+        let terms = Terms {
+            node,
+            number: function.0,
+            reply_bytes_max: 0,
+            reply_in_place: false,
+            timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
+            deadline_ns: u64::MAX,
+        };
+        Calling { session, terms }
+    }
+
+    /// One that has been posted, and kept meanwhile.
+    #[inline]
+    pub(super) fn resumed(session: &'s Session, terms: Terms) -> Calling<'s> {
+        Calling { session, terms }
+    }
+
+    /// To be waited for later: what is returned owns all that it needs.
+    #[inline]
+    fn keep(&self, pending: Pending<'s>) -> PendingCall {
+        PendingCall::new(self.terms, Kept::new(self.session, pending))
+    }
+
+    /// Takes an answer of any length; a long one is fetched.
+    pub(crate) fn unlimited(self) -> Calling<'s> {
+        Calling { terms: Terms { reply_bytes_max: PAYLOAD_BYTES_MAX as u32, ..self.terms }, ..self }
+    }
+
+    /// Takes an answer of at most `len` bytes, which is written straight to this node unless that is very long.
+    #[inline]
+    pub(crate) fn limited(self, len: usize) -> Calling<'s> {
+        let reply_bytes_max = len.min(PAYLOAD_BYTES_MAX as usize) as u32;
+        let reply_in_place = len <= IN_PLACE_BYTES_MAX;
+        Calling { terms: Terms { reply_bytes_max, reply_in_place, ..self.terms }, ..self }
+    }
+
+    #[inline]
+    fn request<'a>(&'a self, input: &'a [u8]) -> Request<'a> {
+        Request {
+            to: None,
+            kind: Kind::Call,
+            number: self.terms.number,
+            principal: &self.session.inner.principal,
+            principal_number: self.session.inner.principal_number,
+            input,
+            reply_bytes_max: self.terms.reply_bytes_max,
+            reply_in_place: self.terms.reply_in_place,
+            deadline_ns: self.terms.deadline_ns,
+        }
+    }
+
+    /// From now on the time runs.
+    #[inline]
+    fn start(&mut self) {
+        self.terms.deadline_ns = self.session.inner.driver.now_ns().saturating_add(self.terms.timeout_ns);
+    }
+
+    /// On threads that spin, the time runs from the end of the spin, which is short.
+    #[inline]
+    fn start_unless_started(&mut self) -> bool {
+        let starts = self.terms.deadline_ns == u64::MAX;
+        if starts {
+            self.start();
+        }
+        starts
+    }
+
+    pub(crate) async fn run(self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
+        let begin_ns = self.begin();
+        let ended = self.run_untimed(input, into).await;
+        self.end(begin_ns);
+        ended
+    }
+
+    async fn run_untimed(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
+        self.start();
+        let mut pending = self.post(input).await?;
+        self.finish(&mut pending, into).await
+    }
+
+    /// As `run`, on a thread that helps to move the node forward: what needs no waiting takes no waker, nor, unless it is timed, the
+    /// clock.
+    #[inline]
+    pub(crate) fn run_blocking(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
+        let begin_ns = self.begin();
+        let ended = match self.try_post(input) {
+            Some(mut pending) => self.wait_blocking(&mut pending, into),
+            None => self.session.inner.driver.block_on(self.run_untimed(input, into)),
+        };
+        self.end(begin_ns);
+        ended
+    }
+
+    #[inline]
+    pub(super) fn wait_blocking(
+        &mut self,
+        pending: &mut Pending<'s>,
+        mut into: Into<'_>,
+    ) -> Result<usize, CallError> {
+        let driver: &'s Driver = &self.session.inner.driver;
+        if self.terms.reply_in_place && self.terms.reply_bytes_max > SOON_COPIED_BYTES_MAX {
+            let bytes = self.terms.reply_bytes_max.min(SPUN_BYTES_MAX);
+            AdaptiveSpin::change(|patience| patience.expect_work(u64::from(bytes) / COPIED_BYTES_PER_NS));
+        }
+        match pending.spin(into.reborrow()) {
+            Spun::Taken(Reply::DoneAt(len, address)) => {
+                self.start_unless_started();
+                driver.block_on(self.fetch_output(pending, len, address, into))
+            }
+            Spun::Taken(reply) => self.output_of(reply),
+            Spun::Ended(look) => Err(self.failed(self.ended(look))),
+            Spun::InVain { has_spun } => {
+                if self.start_unless_started() {
+                    pending.set_deadline(self.terms.deadline_ns);
+                }
+                driver.block_on_after(has_spun, self.finish(pending, into))
+            }
+        }
+    }
+
+    /// Posts a call, where possible without waiting.
+    #[inline]
+    pub(crate) fn post_blocking(mut self, input: &[u8]) -> Result<PendingCall, CallError> {
+        self.start();
+        self.post_one_blocking(input)
+    }
+
+    #[inline]
+    fn post_one_blocking(self, input: &[u8]) -> Result<PendingCall, CallError> {
+        let pending = match self.try_post(input) {
+            Some(pending) => pending,
+            None => self.session.inner.driver.block_on(self.post(input))?,
+        };
+        Ok(self.keep(pending))
+    }
+
+    /// As [`Session::post_calls`].
+    pub(crate) fn post_all_blocking<I: AsRef<[u8]>>(
+        mut self,
+        inputs: &[I],
+    ) -> Vec<Result<PendingCall, CallError>> {
+        self.start();
+        let mut posted = Vec::with_capacity(inputs.len());
+        while let Some(input) = self.post_batches(inputs, &mut posted) {
+            posted.push(self.post_one_blocking(input));
+        }
+        posted
+    }
+
+    /// Posts those of `inputs` that come after `posted`, as far as they go together.  Returns the next one, which is to go
+    /// by itself.  Once the time is over none go any more.
+    fn post_batches<'i, I: AsRef<[u8]>>(
+        &self,
+        inputs: &'i [I],
+        posted: &mut Vec<Result<PendingCall, CallError>>,
+    ) -> Option<&'i [u8]> {
+        let driver: &'s Driver = &self.session.inner.driver;
+        loop {
+            // Asked for before any lock is taken: the user's code runs here.
+            let left: Vec<_> = inputs[posted.len()..].iter().take(BATCH_MAX).map(AsRef::as_ref).collect();
+            let next = *left.first()?;
+            if !posted.is_empty() && driver.now_ns() >= self.terms.deadline_ns {
+                posted.resize_with(inputs.len(), || Err(self.not_posted(PostFailure::Timeout)));
+                return None;
+            }
+            let went = driver
+                .with_calls(|rpc, _| rpc.try_request_batch(self.terms.node, &self.request(next), &left));
+            let Some(went) = went else { return Some(next) };
+            left[..went.len()].iter().for_each(|input| driver.count_posted(Kind::Call, input.len() as u64));
+            posted.extend(went.into_iter().map(|one| Ok(self.keep(Pending::new(driver, one)))));
+        }
+    }
+
+    async fn post(&self, input: &[u8]) -> Result<Pending<'s>, CallError> {
+        let driver: &'s Driver = &self.session.inner.driver;
+        let posted = driver.post_request(self.terms.node, &self.request(input)).await;
+        posted.map_err(|failure| self.not_posted(failure))
+    }
+
+    /// As `post`, where that needs no waiting.
+    #[inline]
+    pub(crate) fn try_post(&self, input: &[u8]) -> Option<Pending<'s>> {
+        let driver: &'s Driver = &self.session.inner.driver;
+        driver.try_post_request(self.terms.node, &self.request(input)).ok()
+    }
+
+    pub(crate) async fn finish(&self, pending: &mut Pending<'s>, into: Into<'_>) -> Result<usize, CallError> {
+        match pending.answered().await {
+            ReplyState::Replied => self.take(pending, into).await,
+            look => Err(self.failed(self.ended(look))),
+        }
+    }
+
+    /// Takes an answer that has come.
+    pub(crate) async fn take(
+        &self,
+        pending: &mut Pending<'s>,
+        mut into: Into<'_>,
+    ) -> Result<usize, CallError> {
+        match pending.take(into.reborrow()) {
+            Reply::DoneAt(len, address) => self.fetch_output(pending, len, address, into).await,
+            reply => self.output_of(reply),
+        }
+    }
+
+    #[inline]
+    fn output_of(&self, reply: Reply) -> Result<usize, CallError> {
+        match reply {
+            Reply::Done(len) | Reply::Lent(len) => Ok(len),
+            Reply::Refused(status) => Err(self.failed(self.refused(status))),
+            Reply::TooLong(len, max) => {
+                Err(self.failed(CallCause::ReplyTooLong { len: len as u64, max: max as u64 }))
+            }
+            Reply::DoneAt(..) | Reply::NotUnderstood => Err(self.failed(CallCause::NotUnderstood)),
+        }
+    }
+
+    /// Reads a long answer out of the memory of the server's node.
+    async fn fetch_output(
+        &self,
+        pending: &mut Pending<'s>,
+        len: usize,
+        address: RemoteAddress,
+        mut into: Into<'_>,
+    ) -> Result<usize, CallError> {
+        let driver = &self.session.inner.driver;
+        let target = match into.prepare(len) {
+            Ok(target) => target,
+            Err(refused) => return self.output_of(refused),
+        };
+        // The time does not end with the answer: what comes after it would hold the caller up as well.
+        let left = Duration::from_nanos(self.terms.deadline_ns.saturating_sub(driver.now_ns()));
+        match driver.within(left, fetch(driver, pending.target(), address, target)).await {
+            Some(Ok(())) => Ok(len),
+            Some(Err(_)) => Err(self.failed(CallCause::PeerDown)),
+            None => Err(self.failed(self.ended(ReplyState::Overdue))),
+        }
+    }
+
+    pub(crate) fn ended(&self, look: ReplyState) -> CallCause {
+        match look {
+            _ if self.session.inner.driver.is_closed() => CallCause::NodeClosed,
+            ReplyState::Overdue => CallCause::Timeout,
+            _ => CallCause::PeerDown,
+        }
+    }
+
+    fn refused(&self, status: Status) -> CallCause {
+        match status {
+            Status::Unknown => CallCause::UnknownFunction,
+            Status::Busy => CallCause::Busy,
+            Status::Denied => CallCause::PermissionDenied,
+            Status::TooLong(len) => {
+                let max = u64::from(self.terms.reply_bytes_max);
+                CallCause::ReplyTooLong { len: u64::from(len), max }
+            }
+            Status::Dropped => CallCause::NoReply,
+            Status::Closed => CallCause::ServerClosed,
+            Status::Draining => CallCause::Draining,
+            Status::NoMemory => CallCause::NoMemory,
+            Status::Done(_) | Status::DoneAt(_) | Status::WouldBlock | Status::Granted(_) => {
+                CallCause::NotUnderstood
+            }
+        }
+    }
+
+    /// The error of a call that was posted.
+    pub(crate) fn failed(&self, cause: CallCause) -> CallError {
+        let may_have_run = cause.may_have_run_once_posted();
+        self.count_failure();
+        CallError { node: self.terms.node, function: self.terms.number, cause, may_have_run }
+    }
+
+    #[cold]
+    fn count_failure(&self) {
+        self.session.inner.path.count(Count::CallFailures, 1);
+    }
+
+    /// When it begins, if it is one that is timed.
+    #[inline]
+    fn begin(&self) -> Option<u64> {
+        let inner = &self.session.inner;
+        Timed::is_next(inner.path.count(Count::Calls, 0)).then(|| inner.driver.now_ns())
+    }
+
+    #[inline]
+    fn end(&self, begin_ns: Option<u64>) {
+        if let Some(begin_ns) = begin_ns {
+            let driver = &self.session.inner.driver;
+            driver.shared.timings.of(Timed::Call).note(driver.now_ns().saturating_sub(begin_ns));
+        }
+    }
+
+    fn not_posted(&self, failure: PostFailure) -> CallError {
+        self.count_failure();
+        CallError {
+            node: self.terms.node,
+            function: self.terms.number,
+            cause: failure.into(),
+            may_have_run: false,
+        }
+    }
+}
+
+impl From<PostFailure> for CallCause {
+    fn from(failure: PostFailure) -> CallCause {
+        match failure {
+            PostFailure::UnknownNode => CallCause::UnknownNode,
+            PostFailure::PeerDown => CallCause::PeerDown,
+            PostFailure::Timeout => CallCause::Timeout,
+            PostFailure::TooLong { len } => CallCause::InputTooLong { len },
+            PostFailure::NoMemory => CallCause::NoMemory,
+            PostFailure::TooManyCalls => CallCause::TooManyCalls,
+            PostFailure::NodeClosed => CallCause::NodeClosed,
+        }
+    }
+}

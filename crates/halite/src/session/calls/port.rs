@@ -1,0 +1,334 @@
+//! Messages: bytes that are put into a port, and taken out in order.
+
+use std::fmt;
+
+use halite_tier::access::Count;
+use halite_tier::ids::NodeId;
+use halite_tier::rpc::{Kind, PAYLOAD_BYTES_MAX, ReplyState, Status, Target};
+
+use super::server::Receiver;
+use crate::driver::requests::{Pending, PostFailure, Spun};
+use crate::error::{SendCause, SendError, ServeCause, ServeError};
+use crate::rpc::{Incoming, Into, Reply, Request, ServeOptions, ServiceId};
+use crate::session::Session;
+
+/// The number of a message port at a node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Port(pub u32);
+
+impl Port {
+    /// From here on ports are kept for [`Watch`](crate::Watch): nobody else can open them, nor send to them.
+    pub const RESERVED_MIN: Port = Port(1 << 31);
+}
+
+/// A port that is open.  Clones receive from the same port; the last one's drop closes it, and with it what nobody has
+/// received.
+pub struct Mailbox {
+    receiver: Receiver,
+}
+
+/// A message that was received.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Message {
+    /// As whom the sender acts.
+    pub from: String,
+    /// The sender's node.
+    pub node: NodeId,
+    /// What it sent.
+    pub bytes: Vec<u8>,
+}
+
+impl fmt::Debug for Mailbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Mailbox").field(&self.receiver.service.id).finish()
+    }
+}
+
+impl Clone for Mailbox {
+    fn clone(&self) -> Mailbox {
+        Mailbox { receiver: self.receiver.join() }
+    }
+}
+
+impl Mailbox {
+    /// The next message.  A future that is dropped leaves it to others.
+    pub async fn recv(&self) -> Result<Message, ServeError> {
+        self.receiver.recv().await.map(|incoming| self.message(incoming))
+    }
+
+    /// The next message if one is here, `None` if none is.
+    pub fn try_recv(&self) -> Result<Option<Message>, ServeError> {
+        Ok(self.receiver.try_recv()?.map(|incoming| self.message(incoming)))
+    }
+
+    /// Closes the port for all its receivers: each `recv` fails from now on, and so does sending.
+    pub fn close(&self) {
+        self.receiver.close();
+    }
+
+    pub(crate) fn recv_blocking(&self) -> Result<Message, ServeError> {
+        self.receiver.recv_blocking().map(|incoming| self.message(incoming))
+    }
+
+    fn message(&self, incoming: Box<Incoming>) -> Message {
+        let bytes = incoming.input.as_slice().len() as u64;
+        let path = &self.receiver.driver().shared.path;
+        path.count_one(Count::MessagesReceived, Count::MessageBytesReceived, bytes);
+        Message::new(incoming)
+    }
+}
+
+impl Message {
+    fn new(mut incoming: Box<Incoming>) -> Message {
+        let bytes = incoming.input.take_vec();
+        let to = &incoming.to;
+        // Not by its Display, which takes as long as the rest of it.
+        let from = String::from(&*to.caller.principal.0);
+        let message = Message { from, node: to.link().node, bytes };
+        incoming.recycle();
+        message
+    }
+}
+
+/// Messages.
+impl Session {
+    /// Opens a port of this session's node.  Nobody else can at the same time.
+    pub fn open_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
+        if port >= Port::RESERVED_MIN {
+            return Err(ServeError { what: format!("port {}", port.0), cause: ServeCause::Reserved });
+        }
+        self.open_any_port(port, options)
+    }
+
+    pub(crate) fn open_any_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
+        Ok(Mailbox { receiver: Receiver::open(self, ServiceId::Port(port.0), options)? })
+    }
+
+    /// Sends a message, and returns when it is in the port's queue; waits while that is full.  Messages that are sent
+    /// one after the other are received in that order.  One whose future is dropped before may be received, or not.  It is sent to
+    /// the incarnation that the node is in: if that ends meanwhile, this fails with [`SendCause::PeerDown`], also where the node is back.
+    pub async fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        check_port(node, port, bytes)?;
+        self.send_to_any_port(node, port, bytes).await
+    }
+
+    pub(crate) async fn send_to_any_port(
+        &self,
+        node: NodeId,
+        port: Port,
+        bytes: &[u8],
+    ) -> Result<(), SendError> {
+        match self.send_once(node, port, bytes, Kind::Send, None).await? {
+            Some(granted) => self.send_granted(node, port, bytes, granted).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Sends a message into room that is kept for it.
+    async fn send_granted(
+        &self,
+        node: NodeId,
+        port: Port,
+        bytes: &[u8],
+        granted: Grant<'_>,
+    ) -> Result<(), SendError> {
+        let mut granted = Some(granted);
+        while granted.is_some() {
+            granted = self.send_once(node, port, bytes, Kind::Send, granted).await?;
+        }
+        Ok(())
+    }
+
+    /// As [`Session::send`], but fails with [`SendCause::WouldBlock`] where the port is full.
+    pub async fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        check_port(node, port, bytes)?;
+        self.send_once(node, port, bytes, Kind::TrySend, None).await.map(drop)
+    }
+
+    /// Returns the room that was granted, if the message is to be sent again into that.
+    async fn send_once<'s>(
+        &'s self,
+        node: NodeId,
+        port: Port,
+        bytes: &[u8],
+        kind: Kind,
+        granted: Option<Grant<'s>>,
+    ) -> Result<Option<Grant<'s>>, SendError> {
+        let sending = Sending::of(self, node, port, bytes);
+        let request = sending.request(kind, bytes, granted.as_ref());
+        let posted = self.inner.driver.post_request(node, &request).await;
+        let mut pending = posted.map_err(|failure| sending.failed(failure.into(), false))?;
+        if let Some(grant) = granted {
+            grant.used();
+        }
+        sending.finish(&mut pending).await
+    }
+
+    /// As [`Session::send`], on a thread that helps to move the node forward: what is queued while it spins takes no waker.
+    pub(crate) fn send_blocking(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        check_port(node, port, bytes)?;
+        let granted = match self.send_once_blocking(node, port, bytes, Kind::Send) {
+            Some(sent) => sent?,
+            None => return self.inner.driver.block_on(self.send_to_any_port(node, port, bytes)),
+        };
+        match granted {
+            None => Ok(()),
+            Some(grant) => self.inner.driver.block_on(self.send_granted(node, port, bytes, grant)),
+        }
+    }
+
+    /// As [`Session::try_send`], on such a thread.
+    pub(crate) fn try_send_blocking(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+        check_port(node, port, bytes)?;
+        let sent = self.send_once_blocking(node, port, bytes, Kind::TrySend);
+        let waits = || self.inner.driver.block_on(self.send_once(node, port, bytes, Kind::TrySend, None));
+        sent.unwrap_or_else(waits).map(drop)
+    }
+
+    /// `None` if it could not be posted at once.
+    fn send_once_blocking<'s>(
+        &'s self,
+        node: NodeId,
+        port: Port,
+        bytes: &[u8],
+        kind: Kind,
+    ) -> Option<Result<Option<Grant<'s>>, SendError>> {
+        let driver = &self.inner.driver;
+        let sending = Sending::of(self, node, port, bytes);
+        let mut pending = driver.try_post_request(node, &sending.request(kind, bytes, None)).ok()?;
+        Some(match pending.spin(Into::Slice(&mut [])) {
+            Spun::Taken(reply) => sending.heard(pending.target(), reply),
+            Spun::Ended(_) => Err(sending.lost()),
+            Spun::InVain { has_spun } => driver.block_on_after(has_spun, sending.finish(&mut pending)),
+        })
+    }
+}
+
+/// A message on its way.
+#[derive(Clone, Copy)]
+pub(super) struct Sending<'s> {
+    pub(super) session: &'s Session,
+    pub(super) node: NodeId,
+    pub(super) port: Port,
+    pub(super) len: usize,
+}
+
+impl<'s> Sending<'s> {
+    pub(super) fn of(session: &'s Session, node: NodeId, port: Port, bytes: &[u8]) -> Sending<'s> {
+        Sending { session, node, port, len: bytes.len() }
+    }
+
+    pub(super) fn request<'b>(&self, kind: Kind, bytes: &'b [u8], granted: Option<&Grant<'_>>) -> Request<'b>
+    where
+        's: 'b,
+    {
+        Request {
+            to: granted.map(|grant| grant.at),
+            kind: granted.map_or(kind, |grant| Kind::GrantedSend(grant.number)),
+            number: self.port.0,
+            principal: &self.session.inner.principal,
+            principal_number: self.session.inner.principal_number,
+            input: bytes,
+            reply_bytes_max: 0,
+            reply_in_place: false,
+            deadline_ns: u64::MAX,
+        }
+    }
+
+    async fn finish(&self, pending: &mut Pending<'_>) -> Result<Option<Grant<'s>>, SendError> {
+        match pending.answered().await {
+            // A grant that is dropped on the way is declined by the slot that holds its answer.
+            ReplyState::Replied => {
+                let reply = pending.take(Into::Slice(&mut []));
+                self.heard(pending.target(), reply)
+            }
+            _ => Err(self.lost()),
+        }
+    }
+
+    /// What a node has answered.
+    pub(super) fn heard(&self, from: Target, reply: Reply) -> Result<Option<Grant<'s>>, SendError> {
+        let Sending { session, port, .. } = *self;
+        match answer_of(reply) {
+            Ok(granted) => Ok(granted.map(|number| Grant { session, at: from, port, number })),
+            Err(cause) => Err(self.failed(cause, cause == SendCause::NotUnderstood)),
+        }
+    }
+
+    /// There will be no answer.
+    pub(super) fn lost(&self) -> SendError {
+        let is_closed = self.session.inner.driver.is_closed();
+        self.failed(if is_closed { SendCause::NodeClosed } else { SendCause::PeerDown }, true)
+    }
+
+    pub(super) fn failed(&self, cause: SendCause, may_have_arrived: bool) -> SendError {
+        self.session.inner.driver.shared.path.count(Count::MessageFailures, 1);
+        send_error(self.node, self.port, self.len, cause, may_have_arrived)
+    }
+}
+
+pub(super) fn check_port(node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+    if port < Port::RESERVED_MIN {
+        return Ok(());
+    }
+    Err(send_error(node, port, bytes.len(), SendCause::Reserved, false))
+}
+
+fn send_error(node: NodeId, port: Port, len: usize, cause: SendCause, may_have_arrived: bool) -> SendError {
+    SendError { node, port: port.0, len: len as u64, cause, may_have_arrived }
+}
+
+fn answer_of(reply: Reply) -> Result<Option<u32>, SendCause> {
+    match reply {
+        Reply::Done(_) => Ok(None),
+        Reply::Refused(Status::Granted(grant)) => Ok(Some(grant)),
+        Reply::Refused(Status::Unknown | Status::Closed) => Err(SendCause::UnknownPort),
+        Reply::Refused(Status::WouldBlock) => Err(SendCause::WouldBlock),
+        Reply::Refused(Status::Denied) => Err(SendCause::PermissionDenied),
+        Reply::Refused(Status::NoMemory) => Err(SendCause::NoMemory),
+        Reply::Refused(_)
+        | Reply::DoneAt(..)
+        | Reply::Lent(_)
+        | Reply::TooLong(..)
+        | Reply::NotUnderstood => Err(SendCause::NotUnderstood),
+    }
+}
+
+impl From<PostFailure> for SendCause {
+    fn from(failure: PostFailure) -> SendCause {
+        match failure {
+            PostFailure::UnknownNode => SendCause::UnknownNode,
+            PostFailure::PeerDown => SendCause::PeerDown,
+            PostFailure::Timeout => unreachable!("messages have no deadline"),
+            PostFailure::TooLong { len } => {
+                debug_assert!(len > PAYLOAD_BYTES_MAX);
+                SendCause::TooLong
+            }
+            PostFailure::NoMemory => SendCause::NoMemory,
+            PostFailure::TooManyCalls => SendCause::TooManyCalls,
+            PostFailure::NodeClosed => SendCause::NodeClosed,
+        }
+    }
+}
+
+/// Room that is kept for a message until that has been posted.  Dropped before, it is declined.
+pub(super) struct Grant<'s> {
+    session: &'s Session,
+    /// By whom: the next incarnation of that node knows nothing of it.
+    at: Target,
+    port: Port,
+    number: u32,
+}
+
+impl Grant<'_> {
+    fn used(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Grant<'_> {
+    fn drop(&mut self) {
+        let driver = &self.session.inner.driver;
+        driver.with_calls(|rpc, wakes| rpc.decline_room(self.at, self.port.0, self.number, wakes));
+    }
+}

@@ -1,0 +1,564 @@
+//! Functions that are served, and calls to functions.
+
+use std::fmt;
+use std::iter::once;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use halite_tier::access::Count;
+use halite_tier::ids::NodeId;
+use halite_tier::rpc::{Status, Target};
+
+use crate::driver::Driver;
+use crate::driver::fetch::fetch;
+use crate::error::{ReplyCause, ReplyError, ServeCause, ServeError};
+use crate::rpc::{
+    Answered, BATCH_MAX, Bytes, Closed, Ended, Incoming, Link, Payload, ReplyTo, ServeOptions, Service,
+    ServiceId, Taken,
+};
+use crate::session::Session;
+
+/// The number of a function at a node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Function(pub u32);
+
+/// A function that is served.  Clones are more receivers of the same function; the last one's drop ends it, and callers
+/// that still wait for a handler are told.
+///
+/// ```
+/// # use halite::{Config, Function, Node, NodeId, ServeOptions};
+/// # use std::time::Duration;
+/// # let dir = std::env::temp_dir().join(format!("halite-doc-server-{}", std::process::id()));
+/// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+/// let session = node.blocking_session();
+/// let server = session.serve(Function(7), ServeOptions::default())?;
+/// std::thread::scope(|scope| {
+///     scope.spawn(move || {
+///         let call = server.recv().expect("nobody closes the server");
+///         let shout = call.input().to_ascii_uppercase();
+///         call.reply(&shout).expect("the caller waits");
+///     });
+///     let answer = session.call(NodeId(0), Function(7), b"salt", Duration::from_secs(10))?;
+///     assert_eq!(answer, b"SALT");
+///     Ok::<(), halite::CallError>(())
+/// })?;
+/// # drop(node);
+/// # std::fs::remove_dir_all(dir)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Server {
+    receiver: Receiver,
+}
+
+impl fmt::Debug for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Server").field(&self.receiver.service.id).finish()
+    }
+}
+
+impl Clone for Server {
+    fn clone(&self) -> Server {
+        Server { receiver: self.receiver.join() }
+    }
+}
+
+impl Server {
+    /// The next call.  A future that is dropped leaves it to others.
+    pub async fn recv(&self) -> Result<Call, ServeError> {
+        self.receiver.recv().await.map(|accepted| self.call(accepted))
+    }
+
+    /// The next call if one waits, `None` if none does.  A call whose input must be read from its caller's memory is
+    /// left to [`Server::recv`] where that would have to wait.
+    pub fn try_recv(&self) -> Result<Option<Call>, ServeError> {
+        let accepted = self.receiver.try_recv()?;
+        Ok(accepted.map(|accepted| self.call(accepted)))
+    }
+
+    /// Waits for a call, and returns it with those that wait behind it, in their order: at most `max` in all, but one at least.
+    /// A call whose long input must be read from its caller's memory comes alone, or first.
+    ///
+    /// For handlers that take little time, with [`Server::reply_all`]: calls that were received together wait for each other.
+    pub async fn recv_many(&self, max: usize) -> Result<Vec<Call>, ServeError> {
+        let first = self.receiver.recv().await?;
+        Ok(self.calls(first, max))
+    }
+
+    /// Answers calls as [`Call::reply`] does each, once `answers` has come to its end; what became of each is in their order,
+    /// and what goes wrong with one is no matter of the others.  If `answers` panics, all of their callers are told that there
+    /// is none; a process that dies before this leaves them all without.
+    ///
+    /// Answers to the same node that follow each other are posted up to 16 together, which costs much less than one by one,
+    /// if they have up to some 500 bytes.
+    pub fn reply_all<O: AsRef<[u8]>>(
+        &self,
+        answers: impl IntoIterator<Item = (Call, O)>,
+    ) -> Vec<Result<(), ReplyError>> {
+        let mut answers: Vec<_> = answers.into_iter().collect();
+        let mut results = Vec::with_capacity(answers.len());
+        for of_link in answers.chunk_by_mut(|(one, _), (next, _)| Arc::ptr_eq(one.link(), next.link())) {
+            of_link.chunks_mut(BATCH_MAX).for_each(|batch| answer_batch(batch, &mut results));
+        }
+        results
+    }
+
+    /// Answers one call and waits for the next.
+    pub async fn reply_and_recv(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
+        let session = self.reply_first(call, output);
+        let accepted = self.receiver.recv().await?;
+        Ok(Call::new(session, accepted))
+    }
+
+    /// Ends the function for all its servers: each `recv` fails from now on, and so do calls.
+    pub fn close(&self) {
+        self.receiver.close();
+    }
+
+    #[inline]
+    pub(crate) fn recv_blocking(&self) -> Result<Call, ServeError> {
+        self.receiver.recv_blocking().map(|accepted| self.call(accepted))
+    }
+
+    #[inline]
+    pub(crate) fn reply_and_recv_blocking(&self, call: Call, output: &[u8]) -> Result<Call, ServeError> {
+        let session = self.reply_first(call, output);
+        let accepted = self.receiver.recv_blocking()?;
+        Ok(Call::new(session, accepted))
+    }
+
+    pub(crate) fn recv_many_blocking(&self, max: usize) -> Result<Vec<Call>, ServeError> {
+        let first = self.receiver.recv_blocking()?;
+        Ok(self.calls(first, max))
+    }
+
+    /// The first one, and those behind it.
+    fn calls(&self, first: Box<Incoming>, max: usize) -> Vec<Call> {
+        let batch = self.receiver.service.take_batch(max.saturating_sub(1));
+        once(first).chain(batch).map(|incoming| self.call(incoming)).collect()
+    }
+
+    /// Answers one call; returns the session for the next: to share it anew takes two locked instructions.
+    #[inline]
+    fn reply_first(&self, mut call: Call, output: &[u8]) -> Session {
+        // A caller that has gone is no reason not to serve the next.
+        let (session, _) = call.answer(output);
+        let is_ours = Arc::ptr_eq(&session.inner, &self.receiver.session.inner);
+        if is_ours { session } else { self.receiver.session.clone() }
+    }
+
+    #[inline]
+    fn call(&self, accepted: Box<Incoming>) -> Call {
+        Call::new(self.receiver.session.clone(), accepted)
+    }
+}
+
+/// A call to be answered.  Dropped without an answer, it tells its caller so.
+pub struct Call {
+    /// `None` once it is answered.
+    session: Option<Session>,
+    incoming: Held,
+}
+
+/// A request that is being served.  Its memory is used again when it is over.
+struct Held(Option<Box<Incoming>>);
+
+impl Deref for Held {
+    type Target = Incoming;
+
+    #[inline]
+    fn deref(&self) -> &Incoming {
+        self.0.as_ref().expect("it is taken out only when it is dropped")
+    }
+}
+
+impl Drop for Held {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(incoming) = self.0.take() {
+            incoming.recycle();
+        }
+    }
+}
+
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Call")
+            .field("node", &self.node())
+            .field("principal", &self.incoming.to.caller.principal)
+            .field("len", &self.input().len())
+            .finish()
+    }
+}
+
+impl Call {
+    #[inline]
+    fn new(session: Session, incoming: Box<Incoming>) -> Call {
+        let bytes = incoming.input.as_slice().len() as u64;
+        session.inner.path.count_one(Count::CallsReceived, Count::CallBytesReceived, bytes);
+        Call { session: Some(session), incoming: Held(Some(incoming)) }
+    }
+
+    /// What the caller sent.
+    pub fn input(&self) -> &[u8] {
+        self.incoming.input.as_slice()
+    }
+
+    /// As whom the caller acts.
+    pub fn caller(&self) -> &str {
+        &self.incoming.to.caller.principal.0
+    }
+
+    /// The caller's node.
+    pub fn node(&self) -> NodeId {
+        self.incoming.to.link().node
+    }
+
+    /// Whether the caller still waits: a handler that takes long may ask.
+    pub fn is_wanted(&self) -> bool {
+        self.incoming.to.is_wanted()
+    }
+
+    /// Answers.  Does not wait.
+    #[inline]
+    pub fn reply(mut self, output: &[u8]) -> Result<(), ReplyError> {
+        self.answer(output).1
+    }
+
+    #[inline]
+    fn answer(&mut self, output: &[u8]) -> (Session, Result<(), ReplyError>) {
+        let session = self.session.take().expect("a call is answered once");
+        let to = &self.incoming.to;
+        let answered = session.inner.driver.with_calls(|rpc, wakes| rpc.answer(to, output, wakes));
+        (session, self.result_of(answered, output))
+    }
+
+    #[inline]
+    fn link(&self) -> &Arc<Link> {
+        self.incoming.to.link()
+    }
+
+    #[inline]
+    fn result_of(&self, answered: Answered, output: &[u8]) -> Result<(), ReplyError> {
+        let cause = match answered {
+            Answered::Sent => return Ok(()),
+            Answered::Unwanted => ReplyCause::CallerGone,
+            Answered::TooLong => ReplyCause::TooLong { max: u64::from(self.incoming.to.bytes_max) },
+            Answered::NoMemory => ReplyCause::NoMemory,
+        };
+        Err(ReplyError { node: self.node(), len: output.len() as u64, cause })
+    }
+}
+
+/// Answers calls that came over the same link.
+fn answer_batch<O: AsRef<[u8]>>(batch: &mut [(Call, O)], results: &mut Vec<Result<(), ReplyError>>) {
+    let Some(session) = batch.first().and_then(|(call, _)| call.session.clone()) else { return };
+    let parts: Vec<_> = batch.iter().map(|(call, output)| (&call.incoming.to, output.as_ref())).collect();
+    let answered = session.inner.driver.with_calls(|rpc, wakes| rpc.answer_batch(&parts, wakes));
+    for ((call, output), answered) in batch.iter_mut().zip(answered) {
+        call.session = None;
+        results.push(call.result_of(answered, output.as_ref()));
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.take() {
+            let to = &self.incoming.to;
+            session.inner.driver.with_calls(|rpc, wakes| rpc.refuse(to, Status::Dropped, wakes));
+        }
+    }
+}
+
+/// One end of a queue of requests, of a function or a port.
+pub(super) struct Receiver {
+    pub(super) session: Session,
+    pub(super) service: Arc<Service>,
+}
+
+impl Receiver {
+    pub(super) fn open(
+        session: &Session,
+        id: ServiceId,
+        options: ServeOptions,
+    ) -> Result<Receiver, ServeError> {
+        let driver = &session.inner.driver;
+        let owner = session.inner.principal.clone();
+        let service = Arc::new(Service::new(id, owner, options));
+        let services = &mut driver.shared.peers.write().services;
+        // Looked at under the lock: when the node leaves, it first says so, and then ends all services that it finds.
+        if driver.is_closed() {
+            return Err(serve_error(id, ServeCause::NodeClosed));
+        }
+        if let Some(known) = services.get(id) {
+            let owner = known.owner.to_string();
+            return Err(serve_error(id, ServeCause::Taken { owner }));
+        }
+        services.insert(service.clone());
+        Ok(Receiver { session: session.clone(), service })
+    }
+
+    #[inline]
+    pub(super) fn driver(&self) -> &Driver {
+        &self.session.inner.driver
+    }
+
+    pub(super) fn join(&self) -> Receiver {
+        self.service.join();
+        Receiver { session: self.session.clone(), service: self.service.clone() }
+    }
+
+    pub(super) async fn recv(&self) -> Result<Box<Incoming>, ServeError> {
+        loop {
+            let taken = Receiving { receiver: self, id: None }.await;
+            let taken = taken.map_err(|Closed| self.closed())?;
+            if let Some(accepted) = self.accept(taken).await {
+                return Ok(accepted);
+            }
+        }
+    }
+
+    /// As `recv`, on a thread that helps to move the node forward.
+    #[inline]
+    pub(super) fn recv_blocking(&self) -> Result<Box<Incoming>, ServeError> {
+        let driver = self.driver();
+        if !self.service.is_waiting()
+            && !self.service.has_ended()
+            && let Some(given) = driver.take_given(&self.service)
+        {
+            return Ok(given);
+        }
+        loop {
+            let mut taken = self.service.take_or_look().map_err(|Closed| self.closed())?;
+            let mut has_spun = false;
+            if taken.is_none() {
+                let (is_done, given) = driver.spin_for(&self.service);
+                if let Some(given) = given {
+                    if let Some(heir) = self.service.stop_looking() {
+                        heir.wake();
+                    }
+                    return Ok(given);
+                }
+                has_spun = !is_done;
+                let (found, heir) = self.service.take_after_look();
+                if let Some(heir) = heir {
+                    heir.wake();
+                }
+                taken = found.map_err(|Closed| self.closed())?;
+            }
+            let accepted = match taken {
+                Some(taken) => match self.accept_here(taken) {
+                    Ok(accepted) => accepted,
+                    Err(long) => driver.block_on(self.accept_long(long)),
+                },
+                None => return driver.block_on_after(has_spun, self.recv()),
+            };
+            if let Some(accepted) = accepted {
+                return Ok(accepted);
+            }
+        }
+    }
+
+    pub(super) fn try_recv(&self) -> Result<Option<Box<Incoming>>, ServeError> {
+        while let Some(taken) = self.service.try_take().map_err(|Closed| self.closed())? {
+            let accepted = match self.accept_here(taken) {
+                Ok(accepted) => accepted,
+                // Reading by loads waits for nobody.
+                Err(long) if self.is_within_reach(&long) => self.driver().block_on(self.accept_long(long)),
+                Err(long) => {
+                    self.requeue(long);
+                    return Ok(None);
+                }
+            };
+            if accepted.is_some() {
+                return Ok(accepted);
+            }
+        }
+        Ok(None)
+    }
+
+    fn is_within_reach(&self, incoming: &Incoming) -> bool {
+        match (incoming.to.target(), &incoming.input) {
+            (Target::Peer(peer), Payload::There { address, .. }) => {
+                self.driver().shared.fabric.direct(peer, address.key).is_some()
+            }
+            _ => false,
+        }
+    }
+
+    /// Leaves a request to others, unless there will be none.
+    fn requeue(&self, incoming: Box<Incoming>) {
+        match self.service.requeue(incoming) {
+            Ok(Some(waker)) => waker.wake(),
+            Ok(None) => {}
+            Err(incoming) => {
+                self.driver().with_calls(|rpc, wakes| rpc.refuse(&incoming.to, Status::Closed, wakes));
+            }
+        }
+    }
+
+    async fn accept(&self, taken: Taken) -> Option<Box<Incoming>> {
+        match self.accept_here(taken) {
+            Ok(accepted) => accepted,
+            Err(incoming) => self.accept_long(incoming).await,
+        }
+    }
+
+    /// Accepts a request whose input is here; hands others back.
+    #[inline]
+    fn accept_here(&self, taken: Taken) -> Result<Option<Box<Incoming>>, Box<Incoming>> {
+        let Taken { incoming, promoted } = taken;
+        if !promoted.is_empty() {
+            self.driver().with_calls(|rpc, wakes| rpc.follow_promoted(&self.service, promoted, wakes));
+        }
+        match incoming {
+            Some(long) if matches!(long.input, Payload::There { .. }) => Err(long),
+            here => Ok(here),
+        }
+    }
+
+    /// Reads the input of a request out of its sender's memory.  `None` if it is not wanted any more.
+    async fn accept_long(&self, incoming: Box<Incoming>) -> Option<Box<Incoming>> {
+        let Payload::There { address, len } = incoming.input else { unreachable!("the caller looked") };
+        let reading = Reading::begin(self, incoming)?;
+        let mut bytes = vec![0; len as usize];
+        let fetched = fetch(self.driver(), reading.to().target(), address, &mut bytes).await;
+        let mut incoming = reading.end()?;
+        match fetched {
+            Ok(()) => {
+                incoming.input = Payload::Here(Bytes::Long(bytes));
+                Some(self.accepted_long(incoming))
+            }
+            Err(_) => {
+                // A node that leaves ends what it has posted.
+                let status = if self.driver().is_closed() { Status::Closed } else { Status::NoMemory };
+                self.driver().with_calls(|rpc, wakes| rpc.refuse(&incoming.to, status, wakes));
+                None
+            }
+        }
+    }
+
+    /// The sender of a long message need not wait any longer.
+    fn accepted_long(&self, mut incoming: Box<Incoming>) -> Box<Incoming> {
+        if let ServiceId::Port(_) = self.service.id {
+            incoming.answered = true;
+            self.driver().with_calls(|rpc, wakes| rpc.answer(&incoming.to, &[], wakes));
+        }
+        incoming
+    }
+
+    pub(super) fn close(&self) {
+        if let Some(ended) = self.service.close() {
+            self.end(ended);
+        }
+    }
+
+    fn end(&self, ended: Ended) {
+        self.driver().with_calls(|rpc, wakes| {
+            self.driver().shared.peers.write().services.remove(&self.service);
+            wakes.extend(ended.wakers);
+            for reply in ended.unanswered {
+                rpc.refuse(&reply, Status::Closed, wakes);
+            }
+        });
+    }
+
+    fn closed(&self) -> ServeError {
+        let cause = if self.driver().is_closed() { ServeCause::NodeClosed } else { ServeCause::Closed };
+        serve_error(self.service.id, cause)
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        if let Some(ended) = self.service.leave() {
+            self.end(ended);
+        }
+    }
+}
+
+fn serve_error(id: ServiceId, cause: ServeCause) -> ServeError {
+    let what = match id {
+        ServiceId::Function(number) => format!("function {number}"),
+        ServiceId::Port(number) => format!("port {number}"),
+    };
+    ServeError { what, cause }
+}
+
+/// Waits for a request.
+struct Receiving<'r> {
+    receiver: &'r Receiver,
+    id: Option<u64>,
+}
+
+impl Future for Receiving<'_> {
+    type Output = Result<Taken, Closed>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let receiver = self.receiver;
+        receiver.service.poll_take(&mut self.id, context)
+    }
+}
+
+impl Drop for Receiving<'_> {
+    fn drop(&mut self) {
+        let heir = self.id.and_then(|id| self.receiver.service.stop_waiting(id));
+        if let Some(heir) = heir {
+            heir.wake();
+        }
+    }
+}
+
+/// An input that is being read: until then a cancel of its call must wait.  Dropped half way, the request goes back.
+struct Reading<'r> {
+    receiver: &'r Receiver,
+    incoming: Option<Box<Incoming>>,
+}
+
+impl<'r> Reading<'r> {
+    fn begin(receiver: &'r Receiver, incoming: Box<Incoming>) -> Option<Reading<'r>> {
+        let to = &incoming.to;
+        let wanted = to.link().served.begin(to.id);
+        wanted.then_some(Reading { receiver, incoming: Some(incoming) })
+    }
+
+    fn to(&self) -> &ReplyTo {
+        &self.incoming.as_ref().expect("it is taken at the end").to
+    }
+
+    /// It has been read; `None` if it is not wanted any more.
+    fn end(mut self) -> Option<Box<Incoming>> {
+        let wanted = self.stop();
+        self.incoming.take().filter(|_| wanted)
+    }
+
+    fn stop(&self) -> bool {
+        let to = self.to();
+        let acknowledge = to.link().served.end(to.id, false);
+        if acknowledge {
+            let driver = self.receiver.driver();
+            driver.with_calls(|rpc, _| rpc.acknowledge(to.link(), to.id.slot));
+        }
+        !acknowledge
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        if self.incoming.is_some() {
+            self.stop();
+            let incoming = self.incoming.take().expect("looked at just before");
+            self.receiver.requeue(incoming);
+        }
+    }
+}
+
+/// Functions.
+impl Session {
+    /// Serves a function of this session's node.  Nobody else can at the same time.
+    pub fn serve(&self, function: Function, options: ServeOptions) -> Result<Server, ServeError> {
+        let receiver = Receiver::open(self, ServiceId::Function(function.0), options)?;
+        Ok(Server { receiver })
+    }
+}

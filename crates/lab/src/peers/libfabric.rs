@@ -1,0 +1,76 @@
+//! libfabric, what MPI libraries use for networks: its own `fi_pingpong` over TCP, with the reliable datagrams that its message
+//! layer makes of it.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::time::Duration;
+
+use super::child::Tethered;
+use super::cores::{CLIENT_CORE, SERVER_CORE};
+use super::probe::{ProbeError, Sample};
+use super::ucx::{free_port, is_listening};
+
+/// Both ends' program.
+pub const PROGRAM: &str = "fi_pingpong";
+const RUN_LIMIT: Duration = Duration::from_secs(120);
+
+/// The line of `fi_info --version` that names the library, such as `libfabric: 1.17.0`.
+pub fn version() -> Option<String> {
+    let program = Tethered::start(Path::new("fi_info"), &["--version".to_owned()], None, &[]).ok()?;
+    let text = program.output(Duration::from_secs(10)).ok()?;
+    text.lines().find(|line| line.starts_with("libfabric:")).map(str::to_owned)
+}
+
+/// The arguments of both ends, apart from address and port.
+pub fn arguments(size: u64, iterations: u64) -> Vec<String> {
+    ["-p", "tcp;ofi_rxm", "-e", "rdm", "-S", &size.to_string(), "-I", &iterations.to_string()]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+/// Runs a server and its client, and reads what the client prints.
+pub fn run(size: u64, iterations: u64) -> Result<Sample, ProbeError> {
+    let port = free_port()?;
+    let program = Path::new(PROGRAM);
+    let ending = |end: &[&str]| {
+        let end = end.iter().map(|argument| (*argument).to_owned());
+        arguments(size, iterations).into_iter().chain(end).collect::<Vec<_>>()
+    };
+    let (on_port, at) = (port.to_string(), Ipv4Addr::LOCALHOST.to_string());
+    let mut server = Tethered::start(program, &ending(&["-B", &on_port]), Some(SERVER_CORE), &[])?;
+    server.await_ready(|| is_listening(port))?;
+    let client = Tethered::start(program, &ending(&["-P", &on_port, &at]), Some(CLIENT_CORE), &[])?;
+    let output = client.output(RUN_LIMIT)?;
+    server.output(RUN_LIMIT)?;
+    let unreadable = || ProbeError::Unreadable { program: PROGRAM, output: output.clone() };
+    parse(&output).ok_or_else(unreadable)
+}
+
+/// The last line.  It has no median: the time of a transfer is the mean, and a transfer goes one way.
+///
+/// ```text
+/// bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
+/// ```
+fn parse(output: &str) -> Option<Sample> {
+    let columns: Vec<&str> = output.lines().last()?.split_whitespace().collect();
+    let [_bytes, _sent, _acknowledged, _total, _time, _mb_per_s, us, _rate] = columns[..] else {
+        return None;
+    };
+    let us: f64 = us.parse().ok()?;
+    (us.is_finite() && us > 0.0).then_some(Sample { latency_us: Some(us), ..Sample::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_transfer_is_read() {
+        // As printed by 1.17.0.
+        let output = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
+                      8       20k     =20k     312k        0.30s      1.08       7.44       0.13\n";
+        assert_eq!(parse(output).unwrap().latency_us, Some(7.44));
+        assert!(parse("").is_none());
+        assert!(parse(output.lines().next().unwrap()).is_none(), "the head alone");
+    }
+}

@@ -1,0 +1,41 @@
+//! `halite directory`: where the names of a cluster are, and how they get to etcd.
+
+use std::path::Path;
+
+use anyhow::Context;
+use halite::EtcdAddress;
+use halite::cluster_dir::ClusterDir;
+
+use crate::args::DirectoryCommand;
+use crate::client::Client;
+use crate::output;
+
+/// Shows no password.
+pub fn run(dir: &Path, command: &DirectoryCommand) -> anyhow::Result<()> {
+    match command {
+        DirectoryCommand::Show => show(dir),
+        DirectoryCommand::Move { to } => bring(dir, to),
+    }
+}
+
+fn show(dir: &Path) -> anyhow::Result<()> {
+    // Who joins is told by others where they are, and writes it down.
+    let _member = Client::join(dir)?;
+    let known = ClusterDir::open(dir).and_then(|dir| dir.etcd());
+    let known = known.with_context(|| format!("cannot look in {}", dir.display()))?;
+    match known {
+        Some(etcd) => output::print(&format!("names are at {etcd:?}\n"))?,
+        None => output::print("names are at node 0\n")?,
+    }
+    Ok(())
+}
+
+fn bring(dir: &Path, to: &EtcdAddress) -> anyhow::Result<()> {
+    let moved = Client::join(dir)?.session.move_names(to)?;
+    let lost = match moved.lost {
+        0 => String::new(),
+        lost => format!(", and {lost} of lost regions"),
+    };
+    output::print(&format!("{} names{lost} are at {to:?} now\n", moved.names))?;
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! What is wrong with the etcd that has the names, or is to have them.
+
+use halite::{EtcdError, EtcdFault, EtcdHealth};
+
+use super::{Finding, Severity};
+use crate::bytes::ByteCount;
+
+/// A clock that is further away is worth a word: names of lost regions tell when that was.
+const SKEW_S_MAX: u64 = 5;
+
+/// What is seen of it.
+#[derive(Clone, Debug)]
+pub struct EtcdFacts {
+    /// Where it is, without a password.
+    pub address: String,
+    /// What each endpoint says.
+    pub endpoints: Vec<(String, Result<EtcdHealth, EtcdError>)>,
+    /// Why names cannot be looked at, if so.
+    pub refused: Option<EtcdError>,
+    /// By how many seconds its clock differs from that of this host.
+    pub skew_s: Option<u64>,
+}
+
+pub fn judge(facts: &EtcdFacts) -> Vec<Finding> {
+    let mut findings: Vec<Finding> = facts
+        .endpoints
+        .iter()
+        .filter_map(|(endpoint, health)| match health {
+            Ok(health) => judge_health(endpoint, health),
+            Err(error) => Some(silent(facts, endpoint, error)),
+        })
+        .collect();
+    if let Some(error) = &facts.refused
+        && facts.endpoints.iter().any(|(_, health)| health.is_ok())
+    {
+        findings.push(finding(
+            Severity::Error,
+            format!("names cannot be looked at in {}: {}", facts.address, what(error)),
+            error.fault.remedy(),
+            "etcdctl get --prefix --limit 1 PREFIX/",
+        ));
+    }
+    if let Some(skew_s) = facts.skew_s.filter(|skew_s| *skew_s > SKEW_S_MAX) {
+        findings.push(finding(
+            Severity::Warning,
+            format!("the clocks of this host and of etcd differ by {skew_s} s: it is told wrongly when regions were lost"),
+            "have both keep time by NTP (chronyc tracking)",
+            "date; curl -sI http://HOST:PORT/health | grep Date",
+        ));
+    }
+    if findings.is_empty() {
+        let told: Vec<String> =
+            facts.endpoints.iter().filter_map(|(_, health)| health.as_ref().ok()).map(told).collect();
+        findings.push(Finding::ok(
+            "etcd",
+            format!("{} answers: {}", facts.address, told.join(", ")),
+            "etcdctl endpoint status",
+        ));
+    }
+    findings
+}
+
+fn told(health: &EtcdHealth) -> String {
+    format!("version {}, {} of names and their like", health.version, ByteCount(health.db_bytes_in_use))
+}
+
+fn finding(severity: Severity, found: String, remedy: &str, verify: &str) -> Finding {
+    Finding::new("etcd", severity, found, remedy, verify)
+}
+
+/// One of several that is silent costs what it was there for, and all of them the names.
+fn silent(facts: &EtcdFacts, endpoint: &str, error: &EtcdError) -> Finding {
+    let is_any = facts.endpoints.iter().any(|(_, health)| health.is_ok());
+    let severity = if is_any { Severity::Warning } else { Severity::Error };
+    finding(
+        severity,
+        format!("{endpoint} cannot be asked: {}", what(error)),
+        error.fault.remedy(),
+        "etcdctl endpoint health --endpoints HOST:PORT",
+    )
+}
+
+/// Without what to do, which stands beside it.
+fn what(error: &EtcdError) -> String {
+    format!("it {}: {}", error.fault.as_str(), error.reason)
+}
+
+fn judge_health(endpoint: &str, health: &EtcdHealth) -> Option<Finding> {
+    let verify = "etcdctl endpoint status; etcdctl alarm list";
+    if health.alarms.iter().any(|alarm| alarm == "NOSPACE") {
+        let found = format!(
+            "{endpoint} has no room left: its database has {}, of which {} are in use; no name can be given",
+            ByteCount(health.db_bytes),
+            ByteCount(health.db_bytes_in_use)
+        );
+        return Some(finding(Severity::Error, found, EtcdFault::Full.remedy(), verify));
+    }
+    if let Some(alarm) = health.alarms.first() {
+        let found = format!("{endpoint} has an alarm: {alarm}");
+        return Some(finding(Severity::Error, found, "see etcd's own manual about that alarm", verify));
+    }
+    if !health.has_leader {
+        let found = format!("{endpoint} knows no leader: nothing can be written");
+        return Some(finding(
+            Severity::Error,
+            found,
+            "have more than half of the members of etcd run and reach each other",
+            verify,
+        ));
+    }
+    let is_old = |(major, minor)| (major, minor) < (3, 4);
+    let found = format!("{endpoint} is etcd {}, and 3.4 or newer is needed", health.version);
+    version(&health.version)
+        .is_none_or(is_old)
+        .then(|| finding(Severity::Error, found, "upgrade etcd", verify))
+}
+
+/// Major and minor.
+fn version(text: &str) -> Option<(u32, u32)> {
+    let mut parts = text.split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn health() -> EtcdHealth {
+        EtcdHealth {
+            version: "3.4.23".to_owned(),
+            db_bytes: 40_960,
+            db_bytes_in_use: 20_480,
+            has_leader: true,
+            alarms: Vec::new(),
+            date: String::new(),
+        }
+    }
+
+    fn found(change: impl FnOnce(&mut EtcdFacts)) -> Vec<(Severity, String)> {
+        let mut facts = EtcdFacts {
+            address: "etcd://a:2379,b:2379/halite".to_owned(),
+            endpoints: vec![("a:2379".to_owned(), Ok(health())), ("b:2379".to_owned(), Ok(health()))],
+            refused: None,
+            skew_s: Some(1),
+        };
+        change(&mut facts);
+        let findings = judge(&facts).into_iter();
+        let findings = findings.inspect(|finding| {
+            assert!(
+                finding.severity == Severity::Ok || !finding.remedy.is_empty() && !finding.verify.is_empty()
+            );
+        });
+        findings.map(|finding| (finding.severity, finding.found)).collect()
+    }
+
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut EtcdFacts), severity: Severity, word: &str) {
+        let found = found(change);
+        assert!(found.len() == 1 && found[0].0 == severity && found[0].1.contains(word), "{found:?}");
+    }
+
+    #[test]
+    fn each_thing_that_may_be_wrong_with_etcd_is_found_and_one_that_is_well_is_told() {
+        check(|_| (), Severity::Ok, "version 3.4.23");
+        let silent = || Err(EtcdError { fault: EtcdFault::Unreachable, reason: "refused".to_owned() });
+        check(|facts| facts.endpoints[1].1 = silent(), Severity::Warning, "b:2379 cannot be asked");
+        check(
+            |facts| {
+                facts.endpoints.truncate(1);
+                facts.endpoints[0].1 = silent();
+            },
+            Severity::Error,
+            "a:2379 cannot be asked",
+        );
+        let first = |change: fn(&mut EtcdHealth)| {
+            move |facts: &mut EtcdFacts| change(facts.endpoints[0].1.as_mut().unwrap())
+        };
+        check(first(|health| health.alarms.push("NOSPACE".to_owned())), Severity::Error, "no room");
+        check(first(|health| health.alarms.push("CORRUPT".to_owned())), Severity::Error, "CORRUPT");
+        check(first(|health| health.has_leader = false), Severity::Error, "no leader");
+        for old in ["3.3.27", "2.3", "", "x"] {
+            let change = |facts: &mut EtcdFacts| {
+                facts.endpoints[0].1.as_mut().unwrap().version = old.to_owned();
+            };
+            check(change, Severity::Error, "3.4 or newer");
+        }
+        let refused = EtcdError { fault: EtcdFault::User, reason: "permission denied".to_owned() };
+        check(|facts| facts.refused = Some(refused), Severity::Error, "permission denied");
+        check(|facts| facts.skew_s = Some(60), Severity::Warning, "differ by 60 s");
+    }
+}

@@ -1,0 +1,226 @@
+//! Clusters of several hosts whose names are in an etcd: the main job, and what fails between hosts, or between them and etcd.
+
+use serde_json::Value;
+
+use crate::application::Application;
+use crate::cluster::{Cluster, SECRET, share_secret};
+use crate::faults::a_host_loses_power;
+use crate::jobs::files_locks_and_calls_go_from_host_to_host;
+use crate::support::{Running, bytes, eventually};
+use crate::world::{Host, Processes, World, is_installed};
+
+/// Hosts, and an etcd, of which nodes are told; `None` where there can be no hosts, or there is no etcd.
+pub fn world_with_etcd(hosts: usize, processes: Processes) -> Option<World> {
+    let mut world = World::new(hosts, processes)?;
+    if !is_installed("etcd") || !is_installed("etcdctl") {
+        let is_needed = std::env::var_os("HALITE_NEEDS_ETCD").is_some();
+        assert!(!is_needed, "etcd is needed, and is not installed");
+        println!("left out: there is no etcd here (`apt-get install etcd-server etcd-client`)");
+        return None;
+    }
+    world.keep_names_in_etcd();
+    Some(world)
+}
+
+fn with_etcd(hosts: usize, processes: Processes) -> Option<Cluster> {
+    world_with_etcd(hosts, processes).map(Cluster::on)
+}
+
+fn cluster(hosts: usize) -> Option<Cluster> {
+    let cluster = with_etcd(hosts, Processes::Shared)?;
+    eventually(|| cluster.is_whole());
+    Some(cluster)
+}
+
+/// Whether a region comes about on the node of a host, by a command there.
+fn put(cluster: &Cluster, host: usize, name: &str) -> bool {
+    cluster.host(host).write("/tmp/words", b"words");
+    cluster.host(host).run(&format!("halite put {name} /tmp/words --node {host}")).status.success()
+}
+
+#[test]
+fn files_locks_and_calls_go_between_three_hosts_with_names_in_etcd() {
+    files_locks_and_calls_go_from_host_to_host(with_etcd(3, Processes::Shared));
+}
+
+#[test]
+fn files_locks_and_calls_go_between_five_hosts_of_their_own_processes_with_names_in_etcd() {
+    files_locks_and_calls_go_from_host_to_host(with_etcd(5, Processes::Own));
+}
+
+/// As a supervisor starts them all: with one line, which names no host and no number.
+#[test]
+fn of_hosts_that_start_at_once_one_founds_and_the_others_join_it() {
+    let Some(world) = world_with_etcd(3, Processes::Shared) else { return };
+    share_secret(&world);
+    let start = |host: &Host| {
+        let listen = format!("--listen {}:7000 --secret-file {SECRET}", host.address);
+        host.start(&format!("halite node {listen} --arena 64M"), "ready")
+    };
+    std::thread::scope(|scope| {
+        // A node dies with the thread that has started it.
+        let starting = world.hosts().iter().map(|host| {
+            let (ready, is_ready) = std::sync::mpsc::channel();
+            let (lives, is_over) = std::sync::mpsc::channel::<()>();
+            scope.spawn(move || {
+                let _node = start(host);
+                ready.send(()).unwrap();
+                let _ = is_over.recv();
+            });
+            (is_ready, lives)
+        });
+        let nodes: Vec<_> = starting.collect();
+        nodes.iter().for_each(|(is_ready, _)| is_ready.recv().unwrap());
+        eventually(|| (0..3).all(|node| world.hosts().iter().all(|host| host.state(node) == "alive")));
+    });
+}
+
+/// Each is told to be the first: they would be two clusters that end each other's incarnations once they meet.
+#[test]
+fn of_two_hosts_that_start_at_once_as_node_0_one_founds_and_the_other_is_told_by_whom() {
+    let Some(world) = world_with_etcd(2, Processes::Shared) else { return };
+    share_secret(&world);
+    let start = |host: &Host| {
+        let line = format!("--id 0 --listen {}:7000 --secret-file {SECRET} --arena 64M", host.address);
+        Running::of(host.command(&format!("exec halite node {line} 2>&1")))
+    };
+    let said = [0, 1].map(|host| start(world.host(host))).each_mut().map(Running::line);
+    let joined = |line: &String| line.contains("node 0 has joined");
+    let first = said.iter().position(joined).unwrap_or_else(|| panic!("{said:?}"));
+    let other = &said[1 - first];
+    let is_told =
+        other.contains("cannot join") && other.contains(&format!("{}:7000", world.host(first).address));
+    assert!(is_told, "{said:?}");
+}
+
+#[test]
+fn names_go_on_while_node_0_has_no_power_and_what_it_held_is_told_as_lost() {
+    let Some(mut cluster) = cluster(3) else { return };
+    cluster.put(0, "model", &bytes(100_000), 2);
+    cluster.put(0, "gone", &bytes(100_000), 0);
+    let counting = Application::start(cluster.host(1), "count 2");
+    cluster.lose_power(0);
+    // Who comes while node 0 is away is not told of it.
+    eventually(|| ["unreachable", "unknown"].contains(&&*cluster.host(1).state(0)));
+    assert!(cluster.get(1, "model") == bytes(100_000));
+    assert!(put(&cluster, 2, "new"), "names do without node 0");
+    let complaint = cluster.host(1).fails("halite get gone");
+    assert!(complaint.contains("node 0"), "{complaint}");
+    cluster.world.plug(0);
+    cluster.restart(0, Some(1));
+    eventually(|| cluster.is_whole());
+    assert!(cluster.get(0, "model") == bytes(100_000));
+    let complaint = cluster.host(0).fails("halite get gone");
+    assert!(complaint.contains("node 0 is unreachable since"), "{complaint}");
+    assert!(counting.stop(cluster.host(1)).contains("counted to"));
+}
+
+#[test]
+fn what_was_on_a_host_that_lost_power_is_missed_in_etcd_until_it_is_put_anew() {
+    a_host_loses_power(cluster(3));
+}
+
+/// Both halves go on with what they have mapped; the one that has etcd goes on naming.
+#[test]
+fn half_of_a_cluster_without_etcd_finds_the_other_half_and_its_names_again() {
+    let Some(cluster) = cluster(5) else { return };
+    for node in 0..5 {
+        cluster.put(node, &format!("model-{node}"), &bytes(10_000), node);
+    }
+    cluster.world.split(3);
+    let sees = |host: usize, other: u32, state: &str| cluster.host(host).state(other) == state;
+    eventually(|| sees(0, 3, "unreachable") && sees(0, 4, "unreachable") && sees(2, 4, "unreachable"));
+    assert!(sees(0, 1, "alive") && sees(1, 2, "alive"));
+    assert!(cluster.get(1, "model-2") == bytes(10_000));
+    assert!(put(&cluster, 1, "new"));
+    let complaint = cluster.host(4).fails("halite get model-3");
+    assert!(complaint.contains("etcd"), "{complaint}");
+    cluster.world.join();
+    eventually(|| cluster.is_whole());
+    for node in 0..5 {
+        eventually(|| cluster.host(4 - node).run(&format!("halite get model-{node}")).status.success());
+        assert!(cluster.get(4 - node, &format!("model-{node}")) == bytes(10_000));
+    }
+    assert!(cluster.get(4, "new") == b"words");
+}
+
+/// All hosts reach each other, and two of four do not reach etcd.
+#[test]
+fn nodes_that_etcd_does_not_reach_lose_new_names_alone_until_it_does() {
+    let Some(cluster) = cluster(4) else { return };
+    for node in 0..4 {
+        cluster.put(node, &format!("model-{node}"), &bytes(10_000), node);
+    }
+    let counting = [0, 3].map(|host| Application::start(cluster.host(host), "count 1"));
+    for host in [0, 1] {
+        cluster.host(host).lose_etcd();
+    }
+    for host in [0, 1] {
+        let complaint = cluster.host(host).fails("halite get model-3");
+        assert!(complaint.contains("etcd"), "{complaint}");
+    }
+    for host in [2, 3] {
+        assert!(cluster.get(host, "model-0") == bytes(10_000), "a home that does not reach etcd answers");
+        assert!(put(&cluster, host, &format!("new-{host}")));
+    }
+    // Nobody joins by a host that does not reach etcd, also no command that asks who is there; others see that its node is.
+    let states = cluster.states().split_off(2);
+    assert!(states.iter().flatten().all(|state| state == "alive"), "{states:?}");
+    for host in [0, 1] {
+        cluster.host(host).let_all_arrive();
+    }
+    for host in [0, 1] {
+        eventually(|| put(&cluster, host, &format!("late-{host}")));
+        assert!(cluster.get(host, "model-3") == bytes(10_000) && cluster.get(host, "new-2") == b"words");
+    }
+    for (counting, host) in counting.into_iter().zip([0, 3]) {
+        assert!(
+            counting.stop(cluster.host(host)).contains("counted to"),
+            "nothing that is mapped has failed"
+        );
+    }
+}
+
+/// Only a word of where it is dialled hangs on a lease, and it is said again.
+#[test]
+fn a_node_whose_lease_is_lost_lives_and_says_again_where_it_is() {
+    let Some(cluster) = cluster(3) else { return };
+    cluster.put(0, "model", &bytes(10_000), 2);
+    let members = || cluster.world.etcdctl("get --prefix /names/members/ --print-value-only");
+    assert_eq!(members().lines().count(), 3, "{}", members());
+    let leases = || -> Vec<String> {
+        let list = cluster.world.etcdctl("lease list -w json");
+        let list: Value = serde_json::from_str(&list).unwrap();
+        let leases = list["leases"].as_array().cloned().unwrap_or_default();
+        leases.iter().map(|lease| format!("{:x}", lease["id"].as_u64().unwrap())).collect()
+    };
+    // The one by which node 0 has founded the cluster ends by itself.
+    eventually(|| leases().len() == 3);
+    let before = leases();
+    before.iter().for_each(|lease| drop(cluster.world.etcdctl(&format!("lease revoke {lease}"))));
+    assert!(cluster.get(1, "model") == bytes(10_000), "names hang on no lease");
+    assert!(put(&cluster, 1, "new"));
+    eventually(|| members().lines().count() == 3 && leases().len() == 3);
+    assert!(leases().iter().all(|lease| !before.contains(lease)));
+    assert!(cluster.is_whole(), "{:?}", cluster.states());
+    // By what is said again, others find them: node 9 is told of no host.
+    cluster.host(2).ok("mkdir -m 700 elsewhere");
+    let line = "halite node --id 9 --arena 64M --listen 10.0.0.3:7001 --secret-file /tmp/secret";
+    let _ninth = cluster.host(2).start(&format!("env HALITE_DIR=/tmp/elsewhere {line}"), "ready");
+    eventually(|| cluster.host(0).state(9) == "alive");
+}
+
+/// It would take the other's nodes for earlier ones of its own.
+#[test]
+fn a_cluster_with_another_secret_at_the_same_place_is_refused() {
+    let Some(world) = world_with_etcd(2, Processes::Own) else { return };
+    world.hosts().iter().for_each(|host| drop(host.ok("halite secret new /tmp/secret")));
+    let line = |host: &str| format!("halite node --arena 64M --listen {host}:7000 --secret-file /tmp/secret");
+    let _first = world.host(0).start(&line("10.0.0.1"), "ready");
+    eventually(|| !world.etcdctl("get --prefix /names/members/").is_empty());
+    for number in ["", " --id 0", " --id 1"] {
+        let complaint = world.host(1).fails(&(line("10.0.0.2") + number));
+        assert!(complaint.contains("the secret of its cluster is another one"), "{number}: {complaint}");
+    }
+    assert_eq!(world.host(0).state(0), "alive");
+}

@@ -1,0 +1,293 @@
+//! An etcd of a test's own, as Debian's package has it, with or without TLS and users.
+
+mod daemon;
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
+};
+
+use rustix::net::{AddressFamily, SocketType};
+use tempfile::TempDir;
+
+use self::daemon::{Daemon, Ports};
+use super::Scratch;
+
+pub struct Etcd {
+    pub port: u16,
+    ports: Ports,
+    data: PathBuf,
+    flags: Vec<String>,
+    tls: Option<PathBuf>,
+    daemon: Option<Daemon>,
+    /// Removed with it.
+    memory: Option<TempDir>,
+}
+
+/// An address of this host at which connections are refused: nobody else can listen there while this is held.
+pub struct ClosedPort(OwnedFd);
+
+impl ClosedPort {
+    pub fn new() -> ClosedPort {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0)).unwrap();
+        ClosedPort(socket)
+    }
+}
+
+impl std::fmt::Display for ClosedPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let address = SocketAddrV4::try_from(rustix::net::getsockname(&self.0).unwrap()).unwrap();
+        address.fmt(f)
+    }
+}
+
+fn is_installed() -> bool {
+    let is_there = daemon::is_installed();
+    if !is_there {
+        eprintln!("skipped: there is no etcd here (`apt-get install etcd-server etcd-client`)");
+    }
+    is_there
+}
+
+impl Etcd {
+    /// `None` where there is no etcd.
+    pub fn start(scratch: &Scratch) -> Option<Etcd> {
+        Etcd::start_with(scratch, &[])
+    }
+
+    /// With flags of its own.
+    pub fn start_with(scratch: &Scratch, flags: &[&str]) -> Option<Etcd> {
+        let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        is_installed().then(|| Etcd::start_at(scratch.file("etcd"), flags, None))
+    }
+
+    /// One whose files are in memory, so that it waits for no disk.
+    pub fn start_in_memory() -> Option<Etcd> {
+        if !is_installed() {
+            return None;
+        }
+        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let mut etcd = Etcd::start_at(memory.path().join("etcd"), Vec::new(), None);
+        etcd.memory = Some(memory);
+        Some(etcd)
+    }
+
+    /// One that is spoken to over TLS, and takes those alone who show a certificate by its authority.
+    pub fn start_with_tls(scratch: &Scratch) -> Option<Etcd> {
+        if !is_installed() {
+            return None;
+        }
+        let certs = scratch.file("certs");
+        std::fs::create_dir(&certs).unwrap();
+        issue_certs(&certs);
+        Authority::new("other-ca", &certs).issue(&["stranger"]);
+        let file = |name: &str| certs.join(name).to_str().unwrap().to_owned();
+        let flags =
+            [("--cert-file", "server.pem"), ("--key-file", "server.key"), ("--trusted-ca-file", "ca.pem")];
+        let mut flags: Vec<String> = flags.map(|(flag, name)| format!("{flag}={}", file(name))).into();
+        flags.push("--client-cert-auth".to_owned());
+        Some(Etcd::start_at(scratch.file("etcd"), flags, Some(certs)))
+    }
+
+    fn start_at(data: PathBuf, flags: Vec<String>, tls: Option<PathBuf>) -> Etcd {
+        let (daemon, ports) = Daemon::start(&data, scheme(&tls), &flags);
+        Etcd { port: ports.clients, ports, data, flags, tls, daemon: Some(daemon), memory: None }
+    }
+
+    pub fn run(&mut self) {
+        let daemon = Daemon::start_at(&self.data, scheme(&self.tls), &self.flags, self.ports);
+        self.daemon = Some(daemon.expect("etcd starts again"));
+    }
+
+    pub fn kill(&mut self) {
+        self.daemon = None;
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.daemon.as_ref().unwrap().pid()
+    }
+
+    /// What it has is gone.
+    pub fn forget_all(&mut self) {
+        self.kill();
+        std::fs::remove_dir_all(&self.data).unwrap();
+        self.run();
+    }
+
+    /// What it has now is kept beside it.
+    pub fn back_up(&mut self) {
+        let backup = self.backup();
+        self.copy(&self.data.clone(), &backup);
+    }
+
+    /// It is what it was when it was backed up.
+    pub fn restore(&mut self) {
+        let data = self.data.clone();
+        self.copy(&self.backup(), &data);
+    }
+
+    fn backup(&self) -> PathBuf {
+        self.data.with_extension("backup")
+    }
+
+    fn copy(&mut self, from: &Path, to: &Path) {
+        self.kill();
+        let _ = std::fs::remove_dir_all(to);
+        let copied = Command::new("cp").arg("-r").arg(from).arg(to).status().unwrap();
+        assert!(copied.success());
+        self.run();
+    }
+
+    /// It comes back with certificates by another authority, which are in the files of those before.
+    pub fn renew_certs(&mut self) {
+        self.kill();
+        issue_certs(self.tls.as_ref().unwrap());
+        self.run();
+    }
+
+    pub fn address(&self, prefix: &str) -> String {
+        format!("etcd://127.0.0.1:{}/{prefix}", self.port)
+    }
+
+    /// A file of TLS.
+    pub fn cert(&self, name: &str) -> String {
+        self.tls.as_ref().unwrap().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// `etcdctl`, which must succeed.
+    #[track_caller]
+    pub fn ctl(&self, line: &[&str]) -> String {
+        let output = self.run_ctl(line);
+        assert!(output.status.success(), "{line:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Whether `etcdctl` succeeds.
+    pub fn try_ctl(&self, line: &[&str]) -> bool {
+        self.run_ctl(line).status.success()
+    }
+
+    fn run_ctl(&self, line: &[&str]) -> Output {
+        let mut command = Command::new("etcdctl");
+        let endpoint = format!("{}://127.0.0.1:{}", scheme(&self.tls), self.port);
+        command.env("ETCDCTL_API", "3").args(["--endpoints", &endpoint]);
+        if self.tls.is_some() {
+            for (flag, name) in [("--cacert", "ca.pem"), ("--cert", "client.pem"), ("--key", "client.key")] {
+                command.args([flag, &self.cert(name)]);
+            }
+        }
+        command.args(line).output().unwrap()
+    }
+}
+
+fn scheme(tls: &Option<PathBuf>) -> &'static str {
+    if tls.is_some() { "https" } else { "http" }
+}
+
+/// Stands in front of an etcd, and keeps back each of its answers for as long as it is told to.
+pub struct Slow {
+    port: u16,
+    delay_ms: Arc<AtomicU64>,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Slow {
+    pub fn before(etcd: &Etcd) -> Slow {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (delay_ms, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (target, delays, ending) = (etcd.port, delay_ms.clone(), is_over.clone());
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                // Nothing is ordered by it: who drops this connects afterwards.
+                if ending.load(Ordering::Relaxed) {
+                    return;
+                }
+                let Ok(etcd) = TcpStream::connect(("127.0.0.1", target)) else { continue };
+                let (questions, answers) = (etcd.try_clone().unwrap(), client.try_clone().unwrap());
+                std::thread::spawn(move || carry(&client, &questions, || {}));
+                let delays = delays.clone();
+                std::thread::spawn(move || {
+                    carry(&etcd, &answers, || {
+                        std::thread::sleep(Duration::from_millis(delays.load(Ordering::Relaxed)))
+                    })
+                });
+            }
+        });
+        Slow { port, delay_ms, is_over }
+    }
+
+    /// Answers take so long from now on.
+    pub fn take(&self, delay: Duration) {
+        self.delay_ms.store(delay.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    pub fn address(&self, prefix: &str) -> String {
+        format!("etcd://127.0.0.1:{}/{prefix}", self.port)
+    }
+}
+
+impl Drop for Slow {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+    }
+}
+
+/// Carries what comes until either end hangs up, each piece after `wait`.
+fn carry(mut from: &TcpStream, mut to: &TcpStream, wait: impl Fn()) {
+    let mut piece = [0; 16 << 10];
+    while let Ok(len @ 1..) = from.read(&mut piece) {
+        wait();
+        if to.write_all(&piece[..len]).is_err() {
+            break;
+        }
+    }
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
+fn issue_certs(certs: &Path) {
+    Authority::new("ca", certs).issue(&["server", "client"]);
+}
+
+/// Who says which certificates are good.
+struct Authority<'d> {
+    issuer: CertifiedIssuer<'static, KeyPair>,
+    dir: &'d Path,
+}
+
+impl Authority<'_> {
+    fn new<'d>(name: &str, dir: &'d Path) -> Authority<'d> {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        std::fs::write(dir.join(name).with_extension("pem"), issuer.pem()).unwrap();
+        Authority { issuer, dir }
+    }
+
+    /// Certificates for this host, each with its key.
+    fn issue(&self, names: &[&str]) {
+        for name in names {
+            let mut params = CertificateParams::default();
+            params.distinguished_name = rcgen::DistinguishedName::new();
+            params.subject_alt_names = vec![SanType::IpAddress(Ipv4Addr::LOCALHOST.into())];
+            // The gateway of etcd asks etcd itself by the certificate of the server.
+            params.extended_key_usages =
+                vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+            let key = KeyPair::generate().unwrap();
+            let cert = params.signed_by(&key, &self.issuer).unwrap();
+            std::fs::write(self.dir.join(name).with_extension("pem"), cert.pem()).unwrap();
+            std::fs::write(self.dir.join(name).with_extension("key"), key.serialize_pem()).unwrap();
+        }
+    }
+}

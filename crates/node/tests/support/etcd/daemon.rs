@@ -1,0 +1,97 @@
+//! A process of etcd, as Debian's package has it, for tests of the program and for the conformance suite, which includes this file as its own.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Turns what would be left out into a failure.
+const REQUIRED: &str = "HALITE_NEEDS_ETCD";
+const STARTS_MAX: usize = 5;
+
+/// Whether there is an etcd; where there has to be one, that is so.
+pub fn is_installed() -> bool {
+    let found = Command::new("etcd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let is_there = found.is_ok_and(|status| status.success());
+    assert!(is_there || std::env::var_os(REQUIRED).is_none(), "etcd is needed, and is not installed");
+    is_there
+}
+
+/// Where it listens: for those who ask, and for others of its kind.
+#[derive(Clone, Copy)]
+pub struct Ports {
+    pub clients: u16,
+    pub peers: u16,
+}
+
+/// It ends with the thread that started it, and is killed when it is dropped.
+pub struct Daemon(Child);
+
+impl Daemon {
+    /// One at ports that are free.
+    pub fn start(data: &Path, scheme: &str, flags: &[String]) -> (Daemon, Ports) {
+        // Somebody else may have had a port first.
+        let try_it = |_| {
+            let ports = free_ports();
+            Some((Daemon::start_at(data, scheme, flags, ports)?, ports))
+        };
+        (0..STARTS_MAX).find_map(try_it).expect("etcd starts")
+    }
+
+    /// `None` if it ends at once.
+    pub fn start_at(data: &Path, scheme: &str, flags: &[String], ports: Ports) -> Option<Daemon> {
+        let client = format!("{scheme}://127.0.0.1:{}", ports.clients);
+        let peer = format!("http://127.0.0.1:{}", ports.peers);
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "etcd", "--data-dir"]).arg(data).args(["--name", "one"]);
+        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
+        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+        command.args(["--initial-cluster", &format!("one={peer}")]).args(flags);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut daemon = Daemon(command.spawn().expect("etcd is started"));
+        while !daemon.listens_at(ports.clients) {
+            if daemon.0.try_wait().expect("it is our child").is_some() {
+                return None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Some(daemon)
+    }
+
+    /// Whether it is this one that does: who connects may meet another test's, which took the port a moment earlier.
+    fn listens_at(&self, port: u16) -> bool {
+        let process = Path::new("/proc").join(self.pid().to_string());
+        let sockets = std::fs::read_to_string(process.join("net/tcp")).unwrap_or_default();
+        let own: Vec<PathBuf> = std::fs::read_dir(process.join("fd"))
+            .map(|files| files.flatten().filter_map(|file| std::fs::read_link(file.path()).ok()).collect())
+            .unwrap_or_default();
+        // ` 0: 0100007F:1A2B 00000000:0000 0A ...`: slot, local and remote address, state (0A: it listens); tenth, the inode.
+        sockets.lines().any(|line| {
+            let columns: Vec<&str> = line.split_whitespace().collect();
+            let [_, local, _, "0A", ..] = columns[..] else { return false };
+            let is_at_port = local.ends_with(&format!(":{port:04X}"));
+            is_at_port
+                && columns
+                    .get(9)
+                    .is_some_and(|inode| own.contains(&PathBuf::from(format!("socket:[{inode}]"))))
+        })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+/// Two that are asked for at once are two.
+fn free_ports() -> Ports {
+    let [clients, peers] = [TcpListener::bind("127.0.0.1:0"), TcpListener::bind("127.0.0.1:0")]
+        .map(|listener| listener.and_then(|listener| listener.local_addr()).expect("a free port").port());
+    Ports { clients, peers }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

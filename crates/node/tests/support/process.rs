@@ -1,0 +1,138 @@
+//! Processes that never outlive their test, and those of others, held so that no other can be meant.  Tests of other crates include this file,
+//! too.
+
+// Each test program uses its own part of this.
+#![allow(dead_code)]
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// A command that has not ended yet.  Killed when dropped.
+pub struct Running {
+    child: Child,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Running {
+    pub fn of(mut command: Command) -> Running {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        Running { child, stdout }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line that it prints.
+    #[track_caller]
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.stdout.read_line(&mut line).unwrap();
+        assert!(!line.is_empty(), "it ended early: {:?}", self.child.wait());
+        line
+    }
+
+    /// Waits until it has printed something.
+    pub fn byte(&mut self) {
+        self.stdout.read_exact(&mut [0]).unwrap();
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
+    }
+
+    /// Ends it, whatever it does.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        self.wait();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Somebody else's process, held by a pidfd so that no other can be meant.
+pub struct Process(OwnedFd);
+
+impl Process {
+    pub fn open(pid: u32) -> Process {
+        Process::find(pid).unwrap()
+    }
+
+    /// `None` if it is gone.
+    pub fn find(pid: u32) -> Option<Process> {
+        let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
+        pidfd_open(pid, PidfdFlags::empty()).ok().map(Process)
+    }
+
+    /// It stands still, each thread of it, when this returns, until it is resumed.
+    pub fn stop(&self) {
+        pidfd_send_signal(&self.0, Signal::STOP).unwrap();
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", self.0.as_raw_fd())).unwrap();
+        let pid = info.lines().find_map(|line| line.strip_prefix("Pid:")).unwrap().trim();
+        let threads = || std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let stands = |thread: std::fs::DirEntry| match std::fs::read_to_string(thread.path().join("stat")) {
+            Ok(stat) => stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')),
+            // It has just ended.
+            Err(_) => true,
+        };
+        eventually(|| threads().all(stands));
+    }
+
+    pub fn resume(&self) {
+        pidfd_send_signal(&self.0, Signal::CONT).unwrap();
+    }
+
+    pub fn kill(&self) {
+        pidfd_send_signal(&self.0, Signal::KILL).unwrap();
+        self.await_end();
+    }
+
+    /// The same, unless it has ended already.
+    pub fn end(&self) {
+        let _ = pidfd_send_signal(&self.0, Signal::KILL);
+        self.await_end();
+    }
+
+    pub fn lives(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)), Ok(0))
+    }
+
+    /// Returns when it has ended.
+    pub fn await_end(&self) {
+        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
+        while !matches!(poll(&mut fds, None), Ok(1)) {}
+    }
+}
+
+/// Waits for what can only be asked for; fails when it has not come for half a minute.
+#[track_caller]
+pub fn eventually(is_so: impl Fn() -> bool) {
+    let begin = std::time::Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed().as_secs() < 30, "it has not come");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+/// The children of a process, as the kernel lists them.
+pub fn children(pid: u32) -> Vec<u32> {
+    let list =
+        std::fs::read_to_string(Path::new("/proc").join(format!("{pid}/task/{pid}/children"))).unwrap();
+    list.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}

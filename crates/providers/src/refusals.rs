@@ -1,0 +1,64 @@
+//! Refused connections cause a bounded number of lines in a log: the first few of each span, and then a count of the others.
+
+/// Lines in each span, and how long one is.
+pub const LINES_MAX: u32 = 10;
+const SPAN_NS: u64 = 10_000_000_000;
+
+/// The refused connections of one log.
+#[derive(Debug, Default)]
+pub struct Refusals {
+    begun_ns: u64,
+    told: u32,
+    left_out: u64,
+}
+
+impl Refusals {
+    /// Writes the line of a refusal, or counts it.
+    pub fn tell(&mut self, now_ns: u64, line: impl FnOnce()) {
+        self.tell_left_out(now_ns);
+        if now_ns >= self.begun_ns.saturating_add(SPAN_NS) {
+            (self.begun_ns, self.told) = (now_ns, 0);
+        }
+        if self.told < LINES_MAX {
+            self.told += 1;
+            line();
+        } else {
+            self.left_out += 1;
+        }
+    }
+
+    /// When [`Refusals::tell_left_out`] has something to tell; `u64::MAX` if nothing was left out.
+    pub fn due_ns(&self) -> u64 {
+        if self.left_out == 0 { u64::MAX } else { self.begun_ns.saturating_add(SPAN_NS) }
+    }
+
+    /// Writes how many were left out, once their span is over.
+    pub fn tell_left_out(&mut self, now_ns: u64) {
+        if now_ns >= self.due_ns() {
+            let count = std::mem::take(&mut self.left_out);
+            tracing::warn!("{count} more that connected were refused");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_a_few_lines_and_a_count_and_who_comes_later_is_told_again() {
+        let (mut refusals, mut lines) = (Refusals::default(), 0);
+        let begin = 5 * SPAN_NS;
+        for index in 0..1_000_000 {
+            refusals.tell(begin + index, || lines += 1);
+        }
+        assert_eq!((lines, refusals.left_out), (LINES_MAX, 1_000_000 - u64::from(LINES_MAX)));
+        assert_eq!(refusals.due_ns(), begin + SPAN_NS);
+        refusals.tell_left_out(begin + SPAN_NS - 1);
+        assert_ne!(refusals.left_out, 0, "the span is not over");
+        refusals.tell_left_out(begin + SPAN_NS);
+        assert_eq!((refusals.left_out, refusals.due_ns()), (0, u64::MAX));
+        refusals.tell(begin + SPAN_NS, || lines += 1);
+        assert_eq!(lines, LINES_MAX + 1);
+    }
+}

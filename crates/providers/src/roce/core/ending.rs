@@ -1,0 +1,99 @@
+//! How connections end, and the whole fabric.
+//!
+//! Who leaves says so over the socket by which the two have met.  On one host it has waited then until all was acknowledged; between hosts, what was not goes with
+//! that word where it is little, so that a process may end without an answer.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use halite_fabric::ConnectTrouble;
+
+use super::super::connection::Connection;
+use super::super::control::Attempt;
+use super::super::greeting::{MESSAGE_BYTES_MAX, Message};
+use super::super::line::Heard;
+use super::super::{lock, write};
+use super::{Core, NEVER};
+
+impl Core {
+    /// Ends a connection: at once on this side, and on the other as soon as it sees that.
+    pub(in crate::roce) fn end(&self, connection: &Connection) {
+        let exited = {
+            let mut control = lock(&self.control);
+            control.send(connection.token, &Message::Left { packets: Vec::new() });
+            control.has_exited(connection.token)
+        };
+        self.end_as(connection, exited);
+    }
+
+    /// Ends a connection between hosts without waiting for the acknowledgement of what was said last: that goes with the word that we leave, which the system
+    /// sees to.  Whether that could be.
+    fn leave_at_once(&self, connection: &Connection) -> bool {
+        let mut control = lock(&self.control);
+        if control.own_address(connection.token).is_none() || !connection.is_up() {
+            return false;
+        }
+        // What is closed with something unread in it is reset, and what it said last lost.
+        while let Some(Heard::Message(_)) = control.receive(connection.token) {}
+        let rest = connection.rest(&self.registered, MESSAGE_BYTES_MAX);
+        let is_said =
+            rest.and_then(Message::left_with).is_some_and(|left| control.send_last(connection.token, &left));
+        drop(control);
+        if is_said {
+            self.end_as(connection, false);
+        }
+        is_said
+    }
+
+    fn end_as(&self, connection: &Connection, exited: bool) {
+        if !connection.end(exited, |events| self.tell(events)) {
+            return;
+        }
+        if let Some(change) = connection.address_change().filter(|_| connection.is_up()) {
+            tracing::warn!("the connection to peer {} has ended; {change}", connection.peer.0);
+        }
+        self.note_path(connection);
+        {
+            let mut table = write(&self.table);
+            table.peers.remove(&connection.peer);
+            for qpn in connection.qpns() {
+                table.lanes.remove(&qpn.value());
+            }
+            if table.peers.is_empty() {
+                // What was to be done for queue pairs is over with the last; who comes is in the table before something is due for it.
+                self.due_ns.store(NEVER, SeqCst);
+            }
+        }
+        lock(&self.control).remove(connection.token);
+        let sharing = &connection.port_use.port().sharing;
+        if sharing.leave(connection.peer) {
+            self.share(sharing, self.now_ns());
+        }
+        self.bell.wake();
+    }
+
+    /// The next connection to that host begins with what was found over this one.
+    fn note_path(&self, connection: &Connection) {
+        if let Some(found) = connection.found_path() {
+            lock(&self.paths).note(connection.address.ip(), found, connection.mtu);
+        }
+    }
+
+    pub(in crate::roce) fn close(&self) {
+        let dialled = {
+            let mut control = lock(&self.control);
+            let dialled = control.close();
+            self.note_greetings(&control);
+            dialled
+        };
+        self.end_given_up(lock(&self.control));
+        for Attempt { address, .. } in dialled {
+            self.fail_to_connect(address, "this fabric is closed".to_owned(), ConnectTrouble::Theirs);
+        }
+        for connection in self.peers() {
+            connection.leave();
+            if !self.leave_at_once(&connection) {
+                self.end_if_over(&connection, false);
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! What has happened and waits for who polls.
+
+use std::sync::{Condvar, Mutex, MutexGuard};
+
+use halite_fabric::Event;
+
+use super::{POISONED, lock};
+
+/// How many may wait before receivers do, who have more in hand then; each has at most the bytes of a message.
+const WAITING_MAX: usize = 1024;
+
+/// See the header of this file.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    waiting: Mutex<Vec<Event>>,
+    taken: Condvar,
+}
+
+impl Events {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Event>> {
+        lock(&self.waiting)
+    }
+
+    pub(super) fn take(&self, events: &mut Vec<Event>) {
+        let mut waiting = self.lock();
+        let is_waited_for = waiting.len() >= WAITING_MAX;
+        events.append(&mut waiting);
+        if is_waited_for {
+            self.taken.notify_all();
+        }
+    }
+
+    /// Whether as many wait as may.
+    pub(super) fn is_full(&self) -> bool {
+        self.lock().len() >= WAITING_MAX
+    }
+
+    /// Waits while as many wait as may, and not where it `is_over`.
+    pub(super) fn await_room(&self, is_over: impl Fn() -> bool) {
+        let is_full = |waiting: &mut Vec<Event>| waiting.len() >= WAITING_MAX && !is_over();
+        drop(self.taken.wait_while(self.lock(), is_full).expect(POISONED));
+    }
+
+    /// Has those who wait for room ask again whether it is over.
+    pub(super) fn interrupt(&self) {
+        // Who has asked and does not wait yet holds this.
+        drop(self.lock());
+        self.taken.notify_all();
+    }
+}

@@ -1,0 +1,180 @@
+//! Threads of a fabric's own that receive from its sockets, where the configuration asks for them.
+//!
+//! ```text
+//!   sockets 0, 2, ..  ── epoll ── receiver 0 ──┐
+//!   sockets 1, 3, ..  ── epoll ── receiver 1 ──┴── queue pair ── memory, answers, events ──► who polls
+//! ```
+//!
+//! A receiver does what who polls does otherwise: it finds queue pairs for packets, carries out what peers ask, and sends answers and what may leave because
+//! of an acknowledgement.  So peers' reads and writes go on while no thread of the node's own has a processor, and those of different peers at once.
+//! Who polls takes events, and sees to greetings and timers.  Where many events are waiting for it, receivers wait as well: then peers hear nothing, as if nobody
+//! received.
+//!
+//! All packets of a peer come to one socket, and one thread at a time receives from it, so that they stay in their order.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use rustix::event::EventfdFlags;
+use rustix::time::Timespec;
+
+use super::core::Core;
+use super::lock;
+use super::port::Batch;
+
+/// What a receiver shares with who polls.
+#[derive(Debug, Default)]
+pub(super) struct Receiver {
+    /// Held by who receives from its sockets and handles what has come.
+    receiving: Mutex<()>,
+    /// Consecutive receives that left packets in its sockets.
+    pub(super) full_in_a_row: AtomicU32,
+}
+
+/// The threads, which end with this.
+#[derive(Debug)]
+pub(super) struct Receivers {
+    core: Arc<Core>,
+    threads: Vec<JoinHandle<()>>,
+    is_over: Arc<AtomicBool>,
+    /// Readable when it is over; where there are none, it takes no descriptor.
+    over: Option<OwnedFd>,
+}
+
+impl Receivers {
+    pub(super) fn start(core: &Arc<Core>) -> io::Result<Receivers> {
+        let count = core.receivers.len();
+        let eventfd = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let over = (count > 0).then(eventfd).transpose()?;
+        if let Some(over) = &over {
+            core.ports.wake_receivers_by(over.as_fd())?;
+        }
+        let mut receivers = Receivers {
+            core: core.clone(),
+            threads: Vec::with_capacity(count),
+            is_over: Arc::default(),
+            over,
+        };
+        for index in 0..count {
+            let (core, is_over) = (core.clone(), receivers.is_over.clone());
+            let thread = std::thread::Builder::new().name(format!("receiver-{index}"));
+            let started = thread.spawn(move || core.receive_until(index, &is_over));
+            match started {
+                Ok(thread) => receivers.threads.push(thread),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(receivers)
+    }
+}
+
+impl Drop for Receivers {
+    fn drop(&mut self) {
+        self.is_over.store(true, Relaxed);
+        if let Some(over) = &self.over {
+            // It is readable from now on, which orders what was stored.
+            let _ = rustix::io::write(over, &1u64.to_ne_bytes());
+        }
+        self.core.events.interrupt();
+        for thread in self.threads.drain(..) {
+            // One that has panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A receiver that panics ends the fabric for who polls, as it would if it had received itself.
+struct PanicGuard<'c>(&'c Core);
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.has_receiver_panicked.store(true, Relaxed);
+            self.0.bell.wake();
+        }
+    }
+}
+
+impl Core {
+    fn receive_until(&self, index: usize, is_over: &AtomicBool) {
+        let _guard = PanicGuard(self);
+        let mut batch = Batch::new();
+        while !is_over.load(Relaxed) {
+            if self.events.is_full() {
+                // What waits may be what rings for nobody; but who sleeps is to make room.
+                self.bell.note_received();
+                self.receivers[index].full_in_a_row.store(0, Relaxed);
+                self.events.await_room(|| is_over.load(Relaxed));
+            }
+            // Nobody takes it for busy while it sleeps.
+            let at_once = (batch.full_in_a_row() > 0).then(Timespec::default);
+            let is_more = self.receive_for(index, &mut batch, at_once.as_ref());
+            batch.note_polled(is_more);
+            self.receivers[index].full_in_a_row.store(batch.full_in_a_row(), Relaxed);
+        }
+    }
+
+    /// Receives once from each socket of a receiver; says whether more may wait.
+    fn receive_for(&self, index: usize, batch: &mut Batch, timeout: Option<&Timespec>) -> bool {
+        let receiver = &self.receivers[index];
+        let mut is_more = false;
+        self.ports.for_each_ready_of(index, timeout, |port| {
+            let _alone = lock(&receiver.receiving);
+            let received = self.receive_from(port, batch, self.now_ns());
+            is_more |= received.is_more;
+            if received.rings {
+                self.bell.note_received();
+            }
+        });
+        is_more
+    }
+
+    /// For who polls, when somebody is gone: what has come to these receivers before has been handled by then, or at most so many batches more.
+    pub(super) fn receive_in_place_of(
+        &self,
+        receivers: BTreeSet<usize>,
+        batch: &mut Batch,
+        batches_max: usize,
+    ) {
+        for index in receivers {
+            let _ = (0..batches_max).find(|_| !self.receive_for(index, batch, Some(&Timespec::default())));
+            // What the receiver has taken out of its sockets is handled by then.
+            drop(lock(&self.receivers[index].receiving));
+        }
+    }
+
+    /// What who polls knows by itself where there are none.
+    pub(super) fn full_in_a_row_of_receivers(&self) -> u32 {
+        let of_each = self.receivers.iter().map(|receiver| receiver.full_in_a_row.load(Relaxed));
+        of_each.max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::super::RoceConfig;
+    use super::*;
+
+    #[test]
+    fn a_receiver_that_panics_ends_the_fabric_for_who_polls() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = RoceConfig { receivers: 1, ..RoceConfig::new(dir.path().join("cluster"), "one") };
+        let core = Core::open(config).unwrap();
+        core.turn();
+        let seen = core.bell.seq();
+        let receiver = catch_unwind(AssertUnwindSafe(|| {
+            let _guard = PanicGuard(&core);
+            panic!("as a bug would have it");
+        }));
+        assert!(receiver.is_err());
+        assert_ne!(core.bell.seq(), seen, "who sleeps is woken");
+        assert!(catch_unwind(AssertUnwindSafe(|| core.turn())).is_err());
+    }
+}

@@ -1,0 +1,54 @@
+//! When packets came, as the system says it in its own time, in the time of a fabric.
+
+use std::time::{Duration, SystemTime};
+
+use quinn_udp::RecvMeta;
+
+use super::port::Batch;
+
+/// Who waits for longer than that does not tell how long: the system's clock may have been set.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// What both clocks say at one moment, if that is of use.
+#[derive(Debug)]
+pub(super) struct Clock(Option<(u64, Duration)>);
+
+impl Clock {
+    /// Reads both, if the system has said when a batch came.
+    pub(super) fn read(batch: &Batch, own_ns: impl FnOnce() -> u64) -> Clock {
+        let since_1970 = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok();
+        let both = batch.is_stamped().then(|| Some((own_ns(), since_1970()?)));
+        Clock(both.flatten())
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// When a packet came; `now_ns` where that is not known.
+    pub(super) fn arrived_ns(&self, meta: &RecvMeta, now_ns: u64) -> u64 {
+        let Some(((own_ns, now), stamp)) = self.0.zip(meta.timestamp) else { return now_ns };
+        let waited = now.checked_sub(stamp).filter(|waited| *waited < WAIT_MAX);
+        waited.map_or(now_ns, |waited| own_ns.saturating_sub(waited.as_nanos() as u64))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_waited_came_before_and_a_clock_that_was_set_says_nothing() {
+        let clock = Clock(Some((5_000_000, Duration::from_secs(100))));
+        let arrived = |stamp: Option<Duration>| {
+            let mut meta = RecvMeta::default();
+            meta.timestamp = stamp;
+            clock.arrived_ns(&meta, 4_000_000)
+        };
+        assert_eq!(arrived(Some(Duration::from_millis(99_998))), 3_000_000);
+        assert_eq!(arrived(None), 4_000_000, "the system has said nothing");
+        for set in [98_000, 100_001] {
+            assert_eq!(arrived(Some(Duration::from_millis(set))), 4_000_000, "the clock was set");
+        }
+    }
+}

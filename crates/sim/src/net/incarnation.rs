@@ -1,0 +1,299 @@
+//! How connections and hosts end, and what keeps whose hands off whose memory from then on.
+
+use halite_fabric::{CutOff, Event as FabricEvent, PeerId, Status};
+
+use super::end::{EndId, EndState};
+use super::{Event, HostState, Net};
+use crate::hardware::Reach;
+use crate::profile::Fence;
+use crate::world::HostId;
+
+/// What the kernel at one end of a connection has to say to the other.
+pub(super) struct Word {
+    /// The end that says it.
+    end: EndId,
+    /// How long it takes the kernel.
+    after_ns: u64,
+    event: Event,
+}
+
+impl Net {
+    // Connections.
+
+    /// Gives a connection up because the peer does not answer.
+    pub(super) fn break_off(&mut self, end: EndId, status: Status) {
+        self.close_end(end, status);
+        self.say_goodbye(end);
+    }
+
+    /// Closes one end: what is outstanding fails, and its fabric is told.
+    pub(super) fn close_end(&mut self, end: EndId, status: Status) {
+        let this = &mut self.ends[end];
+        let (endpoint, peer, was_open) = (this.endpoint, this.peer, this.sends());
+        this.mapped.give_up();
+        if !was_open {
+            // Its fabric does not know of it yet, or not any more.
+            this.state = EndState::Closed;
+            return;
+        }
+        for qp in self.ends[end].qps() {
+            self.flush(qp, status);
+        }
+        self.ends[end].state = EndState::Closed;
+        // What the peer said before is heard before its end.
+        self.endpoints[endpoint as usize].show_all(self.now_ns);
+        self.tell(endpoint, FabricEvent::Disconnected { peer });
+        if !self.copies_by_processor(end) {
+            // An adapter drops what comes for a connection that is closed.
+            self.fence(end, false);
+        }
+        self.release_memory(endpoint as usize);
+        let other = self.ends[end.other()].endpoint;
+        self.release_memory(other as usize);
+    }
+
+    /// From now on the peer does not reach this end's memory; whether that is so because it has crashed.
+    pub(super) fn fence(&mut self, end: EndId, exited: bool) {
+        let this = &mut self.ends[end];
+        if this.fenced {
+            return;
+        }
+        this.fenced = true;
+        let (endpoint, peer) = (this.endpoint, this.peer);
+        // An end that never opened has nobody to tell.
+        if peer != PeerId(0) {
+            self.tell(endpoint, FabricEvent::CutOff { peer, exited });
+        }
+    }
+
+    /// Lets the kernel tell the peer something, behind what is on the wire to it.  Kernels repeat what is lost: while the
+    /// link is down the word waits, or an end that is alone would never be cut off.
+    fn say(&mut self, word: Word) {
+        let this = &self.ends[word.end];
+        let landed_ns = this.qps().map(|qp| self.qps[qp as usize].landed_ns).max();
+        match self.word_ns(this.from_host, this.to_host) {
+            Some(at_ns) => self.schedule((at_ns + word.after_ns).max(landed_ns.unwrap_or(0)), word.event),
+            None => self.unsaid.push(word),
+        }
+    }
+
+    /// A link is up: says what has waited for that.
+    pub(super) fn say_unsaid(&mut self) {
+        for word in std::mem::take(&mut self.unsaid) {
+            self.say(word);
+        }
+    }
+
+    /// Tells the peer, behind what is on the wire to it.
+    pub(super) fn say_goodbye(&mut self, end: EndId) {
+        self.say(Word { end, after_ns: 0, event: Event::PeerLeft { end: end.other() } });
+        if self.ends[end].reach == Reach::Within {
+            self.detach(end);
+        }
+    }
+
+    /// The peer has closed its end.
+    pub(super) fn handle_peer_left(&mut self, end: EndId) {
+        let event = Event::PeerLeft { end };
+        let host = self.ends[end].from_host;
+        if self.copies_by_processor(end) {
+            // The process itself gives the peer's memory up, when it runs and no copy is under way.
+            if !self.has_processor(host, event) {
+                return;
+            }
+            if self.is_copying(end) {
+                let at_ns = self.now_ns + self.profile(end).wire_ns.max(1);
+                return self.schedule(at_ns, event);
+            }
+        }
+        // Who has left as well has said so already.
+        let answers = self.ends[end].state != EndState::Closed;
+        self.close_end(end, Status::PeerGone);
+        match self.ends[end].reach {
+            // The peer says by itself when it holds no memory of ours any more.
+            Reach::Within if answers => self.detach(end),
+            Reach::Across if self.copies_by_processor(end) => {
+                // The peer left, hence gave our memory up; and hears that we gave up its.
+                self.fence(end, false);
+                if answers {
+                    self.say_detached(end);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn say_detached(&mut self, end: EndId) {
+        self.say(Word { end, after_ns: 0, event: Event::PeerDetached { end: end.other() } });
+    }
+
+    /// Whether a processor is in the middle of a copy.
+    fn is_copying(&self, end: EndId) -> bool {
+        self.ends[end].qps().any(|qp| {
+            let qp = &self.qps[qp as usize];
+            let reading = qp.outstanding.iter().any(|work| work.answered > 0 && !work.acknowledged);
+            qp.offset > 0 || reading
+        })
+    }
+
+    pub(super) fn handle_peer_crashed(&mut self, end: EndId) {
+        self.close_end(end, Status::PeerGone);
+        self.fence(end, true);
+    }
+
+    pub(crate) fn disconnect(&mut self, endpoint: u32, peer: PeerId) {
+        if let Some(end) = self.endpoints[endpoint as usize].end(peer)
+            && self.ends[end].sends()
+        {
+            self.break_off(end, Status::PeerGone);
+        }
+    }
+
+    pub(crate) fn cut_off(&mut self, endpoint: u32, peer: PeerId) -> CutOff {
+        let Some(end) = self.endpoints[endpoint as usize].end(peer) else {
+            return CutOff::Done;
+        };
+        if self.ends[end].fenced {
+            return CutOff::Done;
+        }
+        if !self.copies_by_processor(end) {
+            self.break_off(end, Status::PeerGone);
+            return CutOff::Done;
+        }
+        self.cut_off_by_exit(end)
+    }
+
+    fn cut_off_by_exit(&mut self, end: EndId) -> CutOff {
+        let this = &self.ends[end];
+        // Nobody kills the host that it runs on itself.
+        let profile = self.profile(end);
+        if profile.fence == Fence::Never || this.from_host == this.to_host {
+            return CutOff::NotPermitted;
+        }
+        let endpoint = self.ends[end.other()].endpoint;
+        let at_ns = self.now_ns + profile.fence_ns;
+        self.schedule(at_ns, Event::Fence { endpoint });
+        CutOff::Started
+    }
+
+    pub(super) fn handle_fence(&mut self, endpoint: u32) {
+        let host = HostId(self.endpoints[endpoint as usize].host);
+        // Not what has been started there since.
+        if self.endpoints[endpoint as usize].alive {
+            self.crash(host, true);
+            self.killed.push_back(host);
+        }
+    }
+
+    // Fabrics.
+
+    /// Leaves all peers, once what has been posted is done.
+    pub(crate) fn close(&mut self, endpoint: u32) {
+        if !self.endpoints[endpoint as usize].alive {
+            return;
+        }
+        self.give_up_dials(endpoint);
+        self.endpoints[endpoint as usize].alive = false;
+        let host = self.endpoints[endpoint as usize].host;
+        self.trace(host, |net| format!("closes {}", net.endpoints[endpoint as usize].address));
+        for end in self.endpoints[endpoint as usize].peers.clone() {
+            if self.ends[end].state == EndState::Open {
+                self.ends[end].state = EndState::Leaving;
+                for qp in self.ends[end].qps() {
+                    self.await_known(qp);
+                }
+                self.leave_when_sent(end);
+            }
+        }
+        self.release_memory(endpoint as usize);
+    }
+
+    pub(super) fn leave_when_sent(&mut self, end: EndId) {
+        let this = &self.ends[end];
+        let is_sent = |qp: u32| self.qps[qp as usize].outstanding.is_empty() && self.is_lane_idle(qp);
+        if this.state == EndState::Leaving && this.qps().all(is_sent) {
+            self.break_off(end, Status::PeerGone);
+        }
+    }
+
+    // Hosts.
+
+    pub(crate) fn pause(&mut self, host: HostId) {
+        let state = &mut self.hosts[host.0 as usize].state;
+        if *state == HostState::Running {
+            *state = HostState::Paused;
+            self.trace(host.0, |_| "is paused".to_owned());
+        }
+    }
+
+    pub(crate) fn resume(&mut self, host: HostId) {
+        let held = &mut self.hosts[host.0 as usize];
+        if held.state != HostState::Paused {
+            return;
+        }
+        held.state = HostState::Running;
+        for event in std::mem::take(&mut held.held) {
+            self.schedule(self.now_ns, event);
+        }
+        self.trace(host.0, |_| "goes on".to_owned());
+    }
+
+    pub(crate) fn restart(&mut self, host: HostId) {
+        let state = &mut self.hosts[host.0 as usize].state;
+        if *state == HostState::Crashed {
+            *state = HostState::Running;
+            self.trace(host.0, |_| "starts again".to_owned());
+        }
+    }
+
+    /// Ends everything of a host but its packets.  Its tasks are the caller's to end.  `is_told` if its kernel goes on, and
+    /// tells other hosts.
+    pub(crate) fn crash(&mut self, host: HostId, is_told: bool) {
+        let crashed = &mut self.hosts[host.0 as usize];
+        crashed.state = HostState::Crashed;
+        crashed.held.clear();
+        self.trace(host.0, |_| "crashes".to_owned());
+        for index in 0..self.endpoints.len() {
+            if self.endpoints[index].host == host.0 {
+                self.crash_endpoint(index, is_told);
+            }
+        }
+    }
+
+    fn crash_endpoint(&mut self, index: usize, is_told: bool) {
+        self.silence(index);
+        self.endpoints[index].forget();
+        // All of them, for the peers of those that are not open yet may think otherwise.
+        let ours = self.ends.all().filter(|end| self.ends[*end].endpoint as usize == index);
+        for end in ours.collect::<Vec<_>>() {
+            let this = &mut self.ends[end];
+            this.state = EndState::Closed;
+            this.mapped.give_up();
+            for qp in this.qps() {
+                self.qps[qp as usize].forget();
+                self.lanes[qp as usize] = None;
+            }
+            if is_told {
+                self.report_crash(end);
+            }
+        }
+        self.release_memory(index);
+    }
+
+    /// Forgets the memory of a fabric that is gone, once nobody can reach it.
+    fn release_memory(&mut self, index: usize) {
+        let is_over = |end: &EndId| {
+            let is_reached = self.copies_by_processor(*end) && self.ends[end.other()].sends();
+            !self.ends[*end].sends() && !is_reached
+        };
+        if !self.endpoints[index].alive && self.endpoints[index].peers.iter().all(is_over) {
+            self.endpoints[index].segments = Vec::new();
+        }
+    }
+
+    /// The kernel tells the peer; by when, nothing of the crashed process is on the wire any more.
+    fn report_crash(&mut self, end: EndId) {
+        let after_ns = self.profile(end).notice_ns;
+        self.say(Word { end, after_ns, event: Event::PeerCrashed { end: end.other() } });
+    }
+}

@@ -1,0 +1,463 @@
+//! Lanes between hosts: a queue pair of `halite_rnic` at either end, and datagrams in between, which links lose, repeat, damage and let overtake
+//! each other.
+//!
+//! ```text
+//!   post ──> written ──> Turn ──> queue pair ──> Datagram, once, twice or never ──> queue pair at the target ──> memory, Show ──> poll
+//!                          ▲           └── timers ──┐                                    └── answers: Datagrams back
+//!                          └────────────────────────┘
+//! ```
+//!
+//! What RC promises is the queue pairs' to keep here, and nobody else's.  Connections come about and end in words of kernels, as the
+//! others' do.  An adapter drives the queue pairs of its process, whatever becomes of that.  A process without one drives its own, so that one
+//! which stands still sends, takes in and answers nothing; what came meanwhile waits in its socket.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use halite_fabric::{
+    Completion, CompletionKind, Event as FabricEvent, PostCause, Status, WorkId, WorkRequest,
+};
+use halite_mem::Window;
+use halite_rnic::wire::{Flow, Psn, Qpn};
+use halite_rnic::{
+    Config, Counters, Held, Local, Mtu, Operation, QueuePair, Remote, Request, Retry, Source, State,
+    Status as RnicStatus,
+};
+
+use super::datagrams::Datagram;
+use super::end::{EndId, EndState};
+use super::qp::{Source as VerbSource, Verb};
+use super::{Event, Net};
+use crate::profile::Profile;
+
+/// Packets that each end grants the other in a lane of processes, and answers to reads that it takes: sockets have room for these.
+const GRANT: u32 = 64;
+/// Packets that an end grants the other in a lane of adapters: as many as 100 Gb/s take in 80 us.
+const WINDOW: u32 = 256;
+/// Reads and atomics that adapters have under way in a lane: what usual ones have.
+const READS_MAX: usize = 16;
+/// How long an adapter keeps an acknowledgement back for which nobody asked: as long as some packets take.
+const ACK_DELAY: Duration = Duration::from_micros(5);
+/// Where all adapters of software listen.
+const PORT: u16 = 4791;
+/// Numbers of packets have 24 bits.
+const PSNS: u64 = 1 << 24;
+
+/// One end of a lane.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub(super) qp: QueuePair,
+    pub(super) held: Held<Window>,
+    pub(super) outwards: Flow,
+    pub(super) inwards: Flow,
+    /// Posted, and not the queue pair's yet: who drives that has not been told, or waits for a key, with all behind it.
+    pub(super) written: VecDeque<Written>,
+    /// How many were the queue pair's, ever.
+    pub(super) handed: u64,
+    /// Its provider has asked for keys, and how often in vain.
+    pub(super) is_asking: bool,
+    pub(super) asked_in_vain: u32,
+    /// Somebody found the queue full, and waits to be told of room.
+    wants_room: bool,
+    /// Until when the posting processor is busy with what was posted.
+    posted_ns: u64,
+    /// For when its next turn is scheduled, and for when one at which a timer of its queue pair may run out, much later.
+    turn_ns: Option<u64>,
+    timer_ns: Option<u64>,
+    /// What is not later than that is a turn, and no timer: acknowledgements, and what waits for receives.
+    near_ns: u64,
+    /// When the last of its datagrams is where it belongs, unless links hold it up.
+    pub(super) landed_ns: u64,
+    /// An adapter is about an atomic that came for it, and what has come behind that.
+    pub(super) is_in_atomic: bool,
+    pub(super) behind: VecDeque<Datagram>,
+    /// What was counted for the world already.
+    counted: Counters,
+}
+
+/// A request that was posted.
+#[derive(Debug)]
+pub(super) struct Written {
+    request: WorkId,
+    signalled: bool,
+    solicited: bool,
+    pub(super) verb: Verb,
+    inline: Vec<u8>,
+    /// The segment that is its own end, which may have been taken back since.
+    window: Option<Window>,
+    /// When it may be the queue pair's.
+    ready_ns: u64,
+    /// The peer has been asked for its key, so that it waits no longer.
+    pub(super) is_key_asked: bool,
+}
+
+impl Lane {
+    /// Whether the connection has ended on this side.
+    pub(super) fn is_over(&self) -> bool {
+        self.qp.state() == State::Error
+    }
+
+    fn outstanding(&self) -> usize {
+        self.written.len() + self.qp.posted()
+    }
+
+    /// Notes that a turn is wanted then; whether one has to be scheduled, for there is none before.
+    fn wants_turn(&mut self, now_ns: u64, at_ns: u64, near_ns: u64) -> bool {
+        let slot = if at_ns - now_ns <= near_ns { &mut self.turn_ns } else { &mut self.timer_ns };
+        let is_earlier = slot.is_none_or(|scheduled_ns| at_ns < scheduled_ns);
+        if is_earlier {
+            *slot = Some(at_ns);
+        }
+        is_earlier
+    }
+
+    fn is_due(&self, now_ns: u64) -> bool {
+        [self.turn_ns, self.timer_ns].into_iter().flatten().any(|at_ns| at_ns <= now_ns)
+    }
+
+    fn begin_turn(&mut self, now_ns: u64) {
+        for slot in [&mut self.turn_ns, &mut self.timer_ns] {
+            *slot = slot.filter(|at_ns| *at_ns > now_ns);
+        }
+    }
+}
+
+/// What two ends agree on.
+fn config(profile: &Profile) -> Config {
+    let mtu = Mtu::ALL.into_iter().find(|mtu| u64::from(mtu.bytes()) == profile.mtu_bytes);
+    let timeout = Duration::from_nanos(profile.retransmit_ns);
+    let common = Config {
+        mtu: mtu.expect("it was checked with the profile"),
+        send_queue_max: profile.queue_depth,
+        send_bytes_max: profile.send_bytes_max,
+        rnr_wait: Duration::from_nanos(profile.rnr_ns),
+        ..Config::default()
+    };
+    if profile.is_driven_by_process() {
+        return Config {
+            write_packets_max: 1,
+            read_packets_max: 1,
+            reads_max: GRANT as usize,
+            answers_max: GRANT as usize,
+            room_packets: GRANT,
+            selective: true,
+            retry: Retry::Lease(profile.retries_max * timeout),
+            ..common
+        };
+    }
+    Config {
+        reads_max: READS_MAX,
+        answers_max: READS_MAX,
+        window_packets_max: WINDOW,
+        first_packets_max: WINDOW,
+        room_packets: WINDOW / 2,
+        retry: Retry::Count { retries: profile.retries_max.min(255) as u8, timeout, rnr_retries: 7 },
+        ack_delay: ACK_DELAY,
+        ..common
+    }
+}
+
+fn flow(from: u32, to: u32) -> Flow {
+    let address = |host: u32| {
+        let [_, high, middle, low] = host.to_be_bytes();
+        format!("10.{high}.{middle}.{low}:{PORT}").parse().expect("an address")
+    };
+    Flow::new(address(from), address(to))
+}
+
+fn qpn(qp: u32) -> Qpn {
+    Qpn::new(qp + 1)
+}
+
+impl Net {
+    pub(super) fn lane(&mut self, qp: u32) -> Option<&mut Lane> {
+        self.lanes[qp as usize].as_deref_mut()
+    }
+
+    /// Makes both queue pairs of a lane; `qp` is the one of the end that dialled.
+    pub(super) fn connect_lane(&mut self, qp: u32) {
+        let profile = self.profile_of(qp);
+        let config = config(profile);
+        let (grant, receives) = match profile.is_driven_by_process() {
+            // What arrives is handed on at once, so there is always room.
+            true => (GRANT, u32::MAX),
+            false => (WINDOW, profile.receive_depth as u32),
+        };
+        let psns = [(); 2].map(|()| Psn::new(self.random.below(PSNS) as u32));
+        for side in 0..2 {
+            let (own, peer) = (qp + side, qp + 1 - side);
+            let (host, to) = self.hosts_of(own);
+            let [own_psn, peer_psn] = [psns[side as usize], psns[1 - side as usize]];
+            let mut queue_pair = QueuePair::new(config.clone(), qpn(own), own_psn);
+            queue_pair.ready_to_receive(qpn(peer), peer_psn);
+            queue_pair.ready_to_send();
+            queue_pair.add_receives(receives);
+            queue_pair.set_grant(self.now_ns, grant);
+            self.lanes[own as usize] = Some(Box::new(Lane {
+                qp: queue_pair,
+                held: Held::default(),
+                outwards: flow(host, to),
+                inwards: flow(to, host),
+                written: VecDeque::new(),
+                handed: 0,
+                is_asking: false,
+                asked_in_vain: 0,
+                wants_room: false,
+                posted_ns: 0,
+                turn_ns: None,
+                timer_ns: None,
+                near_ns: 2 * config.ack_delay.as_nanos() as u64,
+                landed_ns: 0,
+                is_in_atomic: false,
+                behind: VecDeque::new(),
+                counted: Counters::default(),
+            }));
+        }
+    }
+
+    /// Writes a request; [`Net::ring_lane`] has it carried out.
+    pub(super) fn post_to_lane(&mut self, qp: u32, request: &WorkRequest<'_>) -> Result<(), PostCause> {
+        let (verb, inline) = self.parse(qp, &request.operation)?;
+        let window = self.local(qp, &verb);
+        let Profile { post_ns, queue_depth, .. } = *self.profile_of(qp);
+        let now_ns = self.now_ns;
+        let lane = self.lane(qp).ok_or(PostCause::NotConnected)?;
+        if lane.outstanding() >= queue_depth {
+            lane.wants_room = true;
+            return Err(PostCause::QueueFull);
+        }
+        lane.posted_ns = lane.posted_ns.max(now_ns) + post_ns;
+        lane.written.push_back(Written {
+            request: request.id,
+            signalled: request.signalled,
+            solicited: request.solicited,
+            verb,
+            inline: inline.to_vec(),
+            window,
+            ready_ns: u64::MAX,
+            is_key_asked: false,
+        });
+        self.note_post(qp, request, inline);
+        Ok(())
+    }
+
+    /// Who drives the queue pair is told of the last `posted` requests.
+    pub(super) fn ring_lane(&mut self, qp: u32, posted: usize) {
+        let Profile { doorbell_ns, pcie_ns, .. } = *self.profile_of(qp);
+        let is_adapter = !self.profile_of(qp).is_driven_by_process();
+        let Some(lane) = self.lane(qp) else { return };
+        lane.posted_ns += doorbell_ns;
+        let ready_ns = lane.posted_ns + pcie_ns;
+        let before = lane.written.len() - posted;
+        for written in lane.written.iter_mut().skip(before) {
+            let fetches = matches!(written.verb, Verb::Write { source: VerbSource::Registered { .. }, .. });
+            // An adapter fetches a source over the bus, there and back.
+            written.ready_ns = ready_ns + if fetches && is_adapter { 2 * pcie_ns } else { 0 };
+        }
+        self.await_written(qp);
+    }
+
+    /// Schedules a turn for when the next of what is written may be the queue pair's.
+    fn await_written(&mut self, qp: u32) {
+        let next = self.lane(qp).filter(|lane| !lane.is_asking).and_then(|lane| lane.written.front());
+        if let Some(ready_ns) = next.map(|written| written.ready_ns) {
+            self.schedule_turn(qp, ready_ns);
+        }
+    }
+
+    /// Has a queue pair look at what there is to do, no later than at this time.
+    pub(super) fn schedule_turn(&mut self, qp: u32, at_ns: u64) {
+        let now_ns = self.now_ns;
+        let near_ns = self.lanes[qp as usize].as_deref().map_or(0, |lane| lane.near_ns);
+        let at_ns = at_ns.max(now_ns);
+        if self.lane(qp).is_some_and(|lane| lane.wants_turn(now_ns, at_ns, near_ns)) {
+            self.schedule(at_ns, Event::Turn { qp });
+        }
+    }
+
+    pub(super) fn handle_turn(&mut self, qp: u32) {
+        let now_ns = self.now_ns;
+        if !self.lane(qp).is_some_and(|lane| lane.is_due(now_ns)) {
+            return;
+        }
+        let (host, _) = self.hosts_of(qp);
+        if self.profile_of(qp).is_driven_by_process() && !self.has_processor(host, Event::Turn { qp }) {
+            return;
+        }
+        self.hand_over(qp);
+        let Some(lane) = self.lane(qp) else { return };
+        lane.begin_turn(now_ns);
+        lane.qp.handle_timeout(now_ns);
+        self.drive(qp);
+    }
+
+    /// Gives the queue pair what is written, up to what is not ready, or waits for its key.
+    fn hand_over(&mut self, qp: u32) {
+        let now_ns = self.now_ns;
+        loop {
+            let is_ready = |written: &Written| written.ready_ns <= now_ns;
+            let Some(lane) = self.lane(qp).filter(|lane| !lane.is_over() && !lane.is_asking) else { return };
+            if !lane.written.front().is_some_and(is_ready) {
+                return;
+            }
+            if self.awaits_key(qp) {
+                return self.ask_for_keys(qp);
+            }
+            let Some(written) = self.lane(qp).and_then(|lane| lane.written.pop_front()) else { return };
+            let verb = self.with_adapters_key(qp, written.verb);
+            let Some(lane) = self.lane(qp) else { return };
+            let operation = operation(&verb, written.inline, lane.held.next_key());
+            let Written { request: WorkId(id), signalled, solicited, window, .. } = written;
+            let taken = lane.qp.post(Request { id, operation, signalled, solicited });
+            taken.expect("it was checked when it was posted, and there is room");
+            lane.held.push(window);
+            lane.handed += 1;
+        }
+    }
+
+    /// Sends what a queue pair has to send, tells what it has to tell, and sees to its next turn.
+    pub(super) fn drive(&mut self, qp: u32) {
+        let goes_on_ns = self.transmit_all(qp);
+        if self.tell_of_lane(qp) {
+            // Why it ends, the peer is told by the queue pair itself first.
+            self.transmit_all(qp);
+            let end = self.end_of(qp);
+            if self.ends[end].sends() {
+                self.break_off(end, Status::PeerGone);
+            }
+            return;
+        }
+        // What is due may have to wait for the wire, like all else.
+        let timeout_ns = self.lane(qp).and_then(|lane| lane.qp.poll_timeout());
+        if let Some(at_ns) = goes_on_ns.or(timeout_ns) {
+            self.schedule_turn(qp, at_ns);
+        }
+        self.await_written(qp);
+        self.leave_when_sent(self.end_of(qp));
+    }
+
+    /// Tells what a queue pair has to tell; whether it has ended.
+    fn tell_of_lane(&mut self, qp: u32) -> bool {
+        let mut is_broken = false;
+        while let Some(event) = self.lane(qp).and_then(|lane| lane.qp.poll_event()) {
+            match event {
+                halite_rnic::Event::Completed { id, status, old } => {
+                    let kind = match old {
+                        Some(old) => CompletionKind::Atomic { id: WorkId(id), old },
+                        None => CompletionKind::Done { id: WorkId(id) },
+                    };
+                    self.complete_of_lane(qp, status_of(status), kind);
+                }
+                halite_rnic::Event::Received { bytes, imm, solicited } => {
+                    let imm = imm.unwrap_or(0);
+                    self.arrive(qp, CompletionKind::Received { bytes, imm }, solicited);
+                }
+                halite_rnic::Event::Notified { imm, solicited } => {
+                    self.arrive(qp, CompletionKind::Notified { imm }, solicited);
+                }
+                halite_rnic::Event::Broken { cause } => {
+                    is_broken = true;
+                    self.counters.refused += u64::from(matches!(cause, halite_rnic::Cause::PeerErred(_)));
+                    let (host, to) = self.hosts_of(qp);
+                    self.trace(host, |_| format!("a queue pair to host-{to} has ended: {cause:?}"));
+                }
+            }
+        }
+        self.count(qp);
+        self.see_to_room_in_lane(qp, is_broken);
+        is_broken
+    }
+
+    fn complete_of_lane(&mut self, qp: u32, status: Status, kind: CompletionKind) {
+        let completion_ns = self.profile_of(qp).completion_ns;
+        let end = &self.ends[self.end_of(qp)];
+        let (endpoint, peer) = (end.endpoint, end.peer);
+        let completion = Completion { peer, status, kind };
+        self.deliver_after(completion_ns, endpoint, peer, FabricEvent::Completed(completion));
+    }
+
+    /// Counts for the world what the queue pair has counted since.
+    fn count(&mut self, qp: u32) {
+        let Some(lane) = self.lanes[qp as usize].as_deref_mut() else { return };
+        let (before, now) = (lane.counted, lane.qp.counters());
+        self.counters.retransmitted += now.repeated - before.repeated;
+        self.counters.receiver_not_ready += now.rnr_naks - before.rnr_naks;
+        lane.counted = now;
+    }
+
+    fn see_to_room_in_lane(&mut self, qp: u32, is_broken: bool) {
+        let room_at = self.profile_of(qp).queue_depth / 4 * 3;
+        let end = self.end_of(qp);
+        let (endpoint, peer, state) = (self.ends[end].endpoint, self.ends[end].peer, self.ends[end].state);
+        let Some(lane) = self.lane(qp) else { return };
+        lane.held.keep_last(lane.qp.posted());
+        if lane.wants_room && state == EndState::Open && !is_broken && lane.outstanding() <= room_at {
+            lane.wants_room = false;
+            self.deliver_after(0, endpoint, peer, FabricEvent::Room { peer });
+        }
+    }
+
+    /// There is room for one more message or immediate of the peer.
+    pub(super) fn add_receive(&mut self, qp: u32) {
+        if let Some(lane) = self.lane(qp) {
+            lane.qp.add_receives(1);
+        }
+    }
+
+    /// Ends a queue pair on this side: what is posted completes, and the peer touches memory no more.
+    pub(super) fn close_lane(&mut self, qp: u32) {
+        let Some(lane) = self.lane(qp) else { return };
+        lane.qp.close();
+        lane.is_asking = false;
+        let written = std::mem::take(&mut lane.written);
+        self.tell_of_lane(qp);
+        for Written { request: id, .. } in written {
+            self.complete_of_lane(qp, Status::Flushed, CompletionKind::Done { id });
+        }
+    }
+
+    /// Whether nothing that was posted is under way.
+    pub(super) fn is_lane_idle(&self, qp: u32) -> bool {
+        self.lanes[qp as usize].as_deref().is_none_or(|lane| lane.outstanding() == 0)
+    }
+
+    /// What requests take until they are acknowledged, as the queue pairs of an end have it: that of the first that knows.
+    pub(super) fn measured_by_lanes(&self, end: EndId) -> Option<u64> {
+        self.ends[end].qps().find_map(|qp| self.lanes[qp as usize].as_deref()?.qp.round_trip_ns())
+    }
+}
+
+/// A request as a queue pair has it; `key` is how it names the memory that it holds.
+fn operation(verb: &Verb, inline: Vec<u8>, key: u32) -> Operation {
+    let remote = |to: halite_fabric::RemoteAddress| Remote { rkey: to.key.0, address: to.offset };
+    match *verb {
+        Verb::Read { offset, remote: from, len, .. } => {
+            Operation::Read { local: Local { key, address: offset }, remote: remote(from), len: len as u32 }
+        }
+        Verb::Write { source: VerbSource::Inline, remote: to, imm, .. } => {
+            Operation::Write { source: Source::Inline(inline), remote: remote(to), imm }
+        }
+        Verb::Write { source: VerbSource::Registered { offset, .. }, remote: to, len, imm } => {
+            let source = Source::Registered { local: Local { key, address: offset }, len: len as u32 };
+            Operation::Write { source, remote: remote(to), imm }
+        }
+        Verb::Send { imm, .. } => Operation::Send { bytes: inline, imm: Some(imm) },
+        Verb::FetchAdd { remote: word, add } => Operation::FetchAdd { remote: remote(word), add },
+        Verb::CompareSwap { remote: word, expected, new } => {
+            Operation::CompareSwap { remote: remote(word), expected, new }
+        }
+    }
+}
+
+fn status_of(status: RnicStatus) -> Status {
+    match status {
+        RnicStatus::Success => Status::Success,
+        RnicStatus::RemoteAccess | RnicStatus::RemoteInvalidRequest | RnicStatus::RemoteOperation => {
+            Status::RemoteAccess
+        }
+        RnicStatus::RetryExceeded | RnicStatus::RnrRetryExceeded => Status::RetryExceeded,
+        // Our own memory is held while a request needs it, so that it is always there.
+        RnicStatus::Aborted | RnicStatus::LocalAccess => Status::PeerGone,
+        RnicStatus::Flushed => Status::Flushed,
+    }
+}

@@ -1,0 +1,80 @@
+//! What queue pairs see of memory: what the fabric has registered, for the peer, and what its own requests hold.
+
+use halite_mem::Window;
+use halite_rnic::wire::AtomicEthRepr;
+use halite_rnic::{Access, Held, Memory, Refused};
+
+/// See the header of this file.
+pub(super) struct View<'a> {
+    pub(super) segments: &'a [Option<Window>],
+    /// So many of their keys mean something to the peer.
+    pub(super) keys_told: u32,
+    pub(super) held: &'a Held<Window>,
+    /// What the word of an atomic held when the adapter read it, if that is its first step and the answer the second.
+    pub(super) word: Option<u64>,
+}
+
+impl View<'_> {
+    /// What the word of an atomic holds, if it names one.
+    pub(super) fn load(&self, eth: &AtomicEthRepr) -> Option<u64> {
+        self.segment(eth.rkey).ok()?.load_u64(eth.address).ok()
+    }
+
+    fn segment(&self, key: u32) -> Result<&Window, Refused> {
+        let segment = self.segments.get(key as usize).filter(|_| key < self.keys_told);
+        segment.and_then(Option::as_ref).ok_or(Refused)
+    }
+
+    /// An atomic: in one piece with what processors do, or the second half of what an adapter does, over whatever the word holds by now.
+    fn change(
+        &self,
+        key: u32,
+        address: u64,
+        whole: impl FnOnce(&Window) -> Result<u64, Refused>,
+        half: impl FnOnce(u64) -> Option<u64>,
+    ) -> Result<u64, Refused> {
+        let window = self.segment(key)?;
+        let Some(old) = self.word else { return whole(window) };
+        if let Some(new) = half(old) {
+            window.store_u64(address, new).map_err(refused)?;
+        }
+        Ok(old)
+    }
+}
+
+fn refused<E>(_: E) -> Refused {
+    Refused
+}
+
+impl Memory for View<'_> {
+    fn check(&self, key: u32, _: Access, address: u64, len: u64) -> Result<(), Refused> {
+        let end = address.checked_add(len).ok_or(Refused)?;
+        if end <= self.segment(key)?.len() { Ok(()) } else { Err(Refused) }
+    }
+
+    fn read(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
+        self.segment(key)?.read(address, target).map_err(refused)
+    }
+
+    fn write(&self, key: u32, address: u64, source: &[u8]) -> Result<(), Refused> {
+        self.segment(key)?.write(address, source).map_err(refused)
+    }
+
+    fn fetch_add(&self, key: u32, address: u64, add: u64) -> Result<u64, Refused> {
+        let whole = |window: &Window| window.fetch_add_u64(address, add).map_err(refused);
+        self.change(key, address, whole, |old| Some(old.wrapping_add(add)))
+    }
+
+    fn compare_swap(&self, key: u32, address: u64, expected: u64, new: u64) -> Result<u64, Refused> {
+        let whole = |window: &Window| window.compare_exchange_u64(address, expected, new).map_err(refused);
+        self.change(key, address, whole, |old| (old == expected).then_some(new))
+    }
+
+    fn read_own(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
+        self.held.get(key)?.read(address, target).map_err(refused)
+    }
+
+    fn write_own(&self, key: u32, address: u64, source: &[u8]) -> Result<(), Refused> {
+        self.held.get(key)?.write(address, source).map_err(refused)
+    }
+}

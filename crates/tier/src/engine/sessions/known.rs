@@ -1,0 +1,72 @@
+//! Where names led that sessions of this node have used: the homes of those regions are asked first, and the directory only where that
+//! has come to nothing.  Homes say which name a region has, so nobody is led astray by what is out of date.
+
+use std::collections::BTreeMap;
+
+use crate::ids::{NodeId, RegionId};
+
+/// Most names that are known: at 255 bytes each, some 5 MB.
+const KNOWN_NAMES_MAX: usize = 16_384;
+
+#[derive(Debug)]
+struct Entry {
+    region: RegionId,
+    home: NodeId,
+    /// In which order names were learnt.
+    serial: u64,
+}
+
+/// See the header of this file.
+#[derive(Debug, Default)]
+pub(super) struct KnownNames {
+    names: BTreeMap<Box<str>, Entry>,
+    by_serial: BTreeMap<u64, Box<str>>,
+    serials: u64,
+}
+
+impl KnownNames {
+    pub(super) fn note(&mut self, name: &str, region: RegionId, home: NodeId) {
+        self.forget(name);
+        self.serials += 1;
+        self.by_serial.insert(self.serials, name.into());
+        self.names.insert(name.into(), Entry { region, home, serial: self.serials });
+        if self.names.len() > KNOWN_NAMES_MAX
+            && let Some((_, oldest)) = self.by_serial.pop_first()
+        {
+            self.names.remove(&oldest);
+        }
+    }
+
+    pub(super) fn forget(&mut self, name: &str) {
+        if let Some(entry) = self.names.remove(name) {
+            self.by_serial.remove(&entry.serial);
+        }
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<(RegionId, NodeId)> {
+        self.names.get(name).map(|entry| (entry.region, entry.home))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Incarnation;
+
+    #[test]
+    fn what_was_learnt_last_is_known_and_the_oldest_makes_room() {
+        let mut known = KnownNames::default();
+        let region = |index: usize| RegionId { origin: Incarnation(1), serial: index as u64 };
+        for index in 0..=KNOWN_NAMES_MAX {
+            known.note(&index.to_string(), region(index), NodeId(1));
+        }
+        assert_eq!(known.find("0"), None);
+        assert_eq!(known.find("1"), Some((region(1), NodeId(1))));
+        known.note("1", region(7), NodeId(2));
+        known.note("another", region(8), NodeId(2));
+        assert_eq!((known.find("1"), known.find("2")), (Some((region(7), NodeId(2))), None));
+        known.forget("1");
+        assert_eq!(known.find("1"), None);
+        assert_eq!((known.names.len(), known.by_serial.len()), (KNOWN_NAMES_MAX - 1, KNOWN_NAMES_MAX - 1));
+    }
+}

@@ -1,0 +1,287 @@
+//! A store that stands in for etcd: it is slow, fails, and carries out what it has said nothing of, as its owner wants it.
+
+use std::collections::BTreeMap;
+
+use halite_tier::directory::{Compare, EtcdDirectory, Pair, Step, StoreFailure, Stored, Transaction};
+use halite_tier::effect::{Command, CommandError, Outcome, Placement};
+use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation};
+use halite_tier::message::{ErrorReply, NamesAt, RegionCommand};
+
+use super::{ARENA_BYTES, Cluster, LEASE_NS};
+
+/// What of etcd is of importance here.
+#[derive(Clone, Debug)]
+pub struct Etcd {
+    pub keys: BTreeMap<String, (String, u64)>,
+    pub revision: u64,
+    pub cluster: u64,
+}
+
+impl Etcd {
+    pub fn new() -> Etcd {
+        Etcd { keys: BTreeMap::new(), revision: 1, cluster: 7 }
+    }
+
+    pub fn carry_out(&mut self, transaction: &Transaction) -> Stored {
+        let is_so = transaction.compares.iter().all(|compare| match compare {
+            Compare::Absent(key) => !self.keys.contains_key(key),
+            Compare::Present(key) => self.keys.contains_key(key),
+            Compare::WrittenAt(key, at) => self.keys.get(key).is_some_and(|(_, written)| written == at),
+            Compare::Holds(key, value) => self.keys.get(key).is_some_and(|(held, _)| held == value),
+        });
+        let branch = if is_so { &transaction.then } else { &transaction.otherwise };
+        let writes = branch.iter().any(|step| matches!(step, Step::Put(..) | Step::Delete(_)));
+        self.revision += u64::from(writes);
+        let read = branch.iter().map(|step| self.step(step)).collect();
+        Stored { is_so, read, revision: self.revision, cluster: self.cluster }
+    }
+
+    pub fn step(&mut self, step: &Step) -> Vec<Pair> {
+        let pair = |(key, (value, at)): (&String, &(String, u64))| Pair {
+            key: key.clone(),
+            value: value.clone(),
+            written_at: *at,
+        };
+        match step {
+            Step::Put(key, value) => {
+                self.keys.insert(key.clone(), (value.clone(), self.revision));
+                Vec::new()
+            }
+            Step::Delete(key) => {
+                self.keys.remove(key);
+                Vec::new()
+            }
+            Step::Get(key) => {
+                assert!(!key.is_empty(), "etcd has no empty key");
+                self.keys.get_key_value(key).map(pair).into_iter().collect()
+            }
+            Step::List { prefix, after, limit } => {
+                let is_in = |key: &&String| {
+                    key.starts_with(prefix) && after.as_ref().is_none_or(|after| *key > after)
+                };
+                self.keys.iter().filter(|(key, _)| is_in(key)).take(*limit).map(pair).collect()
+            }
+        }
+    }
+}
+
+/// What becomes of a transaction.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fate {
+    Done,
+    /// It does not arrive.
+    Refused,
+    /// It is carried out, and nobody hears of it.
+    Unheard,
+    /// Its sender gives it up, and it is carried out later.
+    Late,
+    /// The store has no room: it does what takes none.
+    Full,
+}
+
+pub struct World {
+    pub cluster: Cluster,
+    pub etcd: Etcd,
+    pub late: Vec<Transaction>,
+}
+
+pub fn fails(may_be_done: bool) -> Result<Stored, StoreFailure> {
+    Err(StoreFailure { may_be_done, is_full: false, reason: "it is a trial".to_owned() })
+}
+
+impl World {
+    /// Nodes whose names are in the store.
+    pub fn of(count: u32) -> World {
+        let mut cluster = Cluster::of(0);
+        cluster.directory_of = Some(Box::new(|node| {
+            // As the harness numbers incarnations.
+            let incarnation = NodeIncarnation { node, id: Incarnation(100 + u64::from(node.0)) };
+            Box::new(EtcdDirectory::new(incarnation, "/halite/test", 1_000))
+        }));
+        for node in 0..count {
+            cluster.add(node, ARENA_BYTES);
+        }
+        let mut world = World { cluster, etcd: Etcd::new(), late: Vec::new() };
+        world.pass(1);
+        world
+    }
+
+    /// Nodes that keep the names by themselves.
+    pub fn embedded(count: u32) -> World {
+        let mut cluster = Cluster::of(0);
+        for node in 0..count {
+            cluster.add(node, ARENA_BYTES);
+        }
+        World { cluster, etcd: Etcd::new(), late: Vec::new() }
+    }
+
+    /// Has the names moved by a session of that host, while the store does with transactions what `fate` says.
+    pub fn move_names(
+        &mut self,
+        host: usize,
+        fate: impl FnMut(&Transaction) -> Fate,
+    ) -> Result<Outcome, CommandError> {
+        self.command_with(host, Command::MoveNames(names_at("/halite/test")), fate)
+    }
+
+    pub fn run(&mut self) {
+        self.run_with(|_| Fate::Done);
+    }
+
+    /// Until nothing happens any more.
+    pub fn run_with(&mut self, mut fate: impl FnMut(&Transaction) -> Fate) {
+        loop {
+            self.cluster.run();
+            let asked = std::mem::take(&mut self.cluster.store);
+            if asked.is_empty() {
+                return;
+            }
+            for (host, id, transaction) in asked {
+                let result = match fate(&transaction) {
+                    Fate::Full if transaction.writes(true) || transaction.writes(false) => {
+                        Err(StoreFailure { may_be_done: false, is_full: true, reason: "no room".to_owned() })
+                    }
+                    Fate::Done | Fate::Full => Ok(self.etcd.carry_out(&transaction)),
+                    Fate::Refused => fails(false),
+                    Fate::Unheard => {
+                        self.etcd.carry_out(&transaction);
+                        fails(true)
+                    }
+                    Fate::Late => {
+                        self.late.push(transaction);
+                        fails(true)
+                    }
+                };
+                self.tell(host, id, result);
+            }
+        }
+    }
+
+    /// As `run`, but the store carries out the newest pending transaction first.
+    pub fn run_newest_first(&mut self) {
+        while {
+            self.cluster.run();
+            !self.cluster.store.is_empty()
+        } {
+            let (host, id, transaction) = self.cluster.store.pop().expect("it is not empty");
+            let stored = self.etcd.carry_out(&transaction);
+            self.tell(host, id, Ok(stored));
+        }
+    }
+
+    pub fn tell(&mut self, host: usize, id: u64, result: Result<Stored, StoreFailure>) {
+        if self.cluster.hosts[host].running {
+            let now_ns = self.cluster.now_ns;
+            self.cluster.hosts[host].engine.handle_stored(now_ns, id, result);
+        }
+    }
+
+    pub fn command(&mut self, host: usize, command: Command) -> Result<Outcome, CommandError> {
+        self.command_with(host, command, |_| Fate::Done)
+    }
+
+    pub fn command_with(
+        &mut self,
+        host: usize,
+        command: Command,
+        fate: impl FnMut(&Transaction) -> Fate,
+    ) -> Result<Outcome, CommandError> {
+        let op = self.cluster.submit(host, command);
+        self.run_with(fate);
+        self.cluster.outcome(host, op).expect("it has ended")
+    }
+
+    pub fn alloc(&mut self, host: usize, name: &str) -> Result<Outcome, CommandError> {
+        self.command(host, super::allocation(Some(name), 4096, Placement::Local))
+    }
+
+    pub fn home_of(&mut self, host: usize, name: &str) -> Result<NodeId, CommandError> {
+        match self.command(host, Command::Stat(name.to_owned()))? {
+            Outcome::Info(info) => Ok(info.home),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Time passes, so that a store that is back is noticed.
+    pub fn pass(&mut self, duration_ns: u64) {
+        self.pass_with(duration_ns, |_| Fate::Done);
+    }
+
+    pub fn pass_with(&mut self, duration_ns: u64, fate: impl FnMut(&Transaction) -> Fate) {
+        self.cluster.pass(duration_ns);
+        self.run_with(fate);
+    }
+
+    pub fn write_late(&mut self) {
+        for transaction in std::mem::take(&mut self.late) {
+            self.etcd.carry_out(&transaction);
+        }
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        let names = self.etcd.keys.keys().filter_map(|key| key.strip_prefix("/halite/test/names/"));
+        names.map(str::to_owned).collect()
+    }
+}
+
+pub fn names_at(prefix: &str) -> NamesAt {
+    NamesAt { address: format!("etcd://trial{prefix}"), prefix: prefix.to_owned() }
+}
+
+pub const OUT: Result<Outcome, CommandError> = Err(CommandError::Refused(ErrorReply::DirectoryOut));
+pub const A_SECOND_NS: u64 = 1_000_000_000;
+
+/// Names that hosts claim and free at random, while transactions fail.
+pub struct Claims {
+    pub seed: u64,
+    pub random: fastrand::Rng,
+    /// Which host has which.
+    pub held: BTreeMap<String, usize>,
+}
+
+impl Claims {
+    pub fn new(seed: u64) -> Claims {
+        Claims { seed, random: fastrand::Rng::with_seed(seed), held: BTreeMap::new() }
+    }
+
+    pub fn is_one_in(&mut self, count: u32) -> bool {
+        self.random.u32(..count) == 0
+    }
+
+    /// A host claims one of so many names, and frees half of those that it gets.
+    pub fn claim(&mut self, world: &mut World, names: u32, fails: bool) {
+        let Claims { seed, random, held } = self;
+        let (host, name) = (random.usize(..3), format!("n{}", random.u32(..names)));
+        let claim = super::allocation(Some(&name), 4096, Placement::Local);
+        let outcome = world.command_with(host, claim, |_| match random.u32(..8) {
+            0 if fails => Fate::Refused,
+            1 if fails => Fate::Unheard,
+            2 if fails => Fate::Late,
+            _ => Fate::Done,
+        });
+        match outcome {
+            Ok(Outcome::Mapped { slot, .. }) => {
+                let before = held.insert(name.clone(), host);
+                assert_eq!(before, None, "seed {seed}: {name} was given twice");
+                if random.bool() {
+                    world.command(host, Command::RegionCommand(slot, RegionCommand::Free)).unwrap();
+                    held.remove(&name);
+                }
+            }
+            Ok(other) => panic!("{other:?}"),
+            Err(CommandError::Refused(ErrorReply::NameTaken | ErrorReply::DirectoryOut)) => {}
+            Err(other) => panic!("seed {seed}: {other:?}"),
+        }
+    }
+
+    /// What comes late has come: each name leads to who has it, and no other name leads anywhere.
+    pub fn settle(&self, world: &mut World) {
+        world.write_late();
+        for _ in 0..3 {
+            world.pass(A_SECOND_NS + LEASE_NS);
+        }
+        for (name, host) in &self.held {
+            assert_eq!(world.home_of(0, name), Ok(NodeId(*host as u32)), "seed {}: {name}", self.seed);
+        }
+    }
+}

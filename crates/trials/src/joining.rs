@@ -1,0 +1,220 @@
+//! A node joins a cluster of which a part has just gone out of reach, or is slow to answer: stories, in simulated time.
+
+use std::cell::Cell;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::Duration;
+
+use halite::{CallCause, CallError, Driven, Function, NodeId, Permissions, Placement, RegionCause};
+use halite_sim::{HostId, Profile, RunEnd, World};
+
+use crate::dials::config;
+use crate::found::look;
+use crate::hosted::Birth;
+
+const MEMBERS: u32 = 5;
+const FUNCTION: Function = Function(7);
+const LEASE: Duration = Duration::from_millis(20);
+/// A dial to who is out of reach has failed by then.
+const DIAL: Duration = Duration::from_millis(8);
+/// Far more than it takes to join, and far less than a dial that fails.
+const SOON: Duration = Duration::from_millis(1);
+/// How long a member that is far away needs for a word.
+const FAR: Duration = Duration::from_millis(2);
+
+/// Five members, each with a region, and a host for a sixth node.
+struct Cluster {
+    world: World,
+    hosts: Vec<HostId>,
+    nodes: Vec<Rc<Driven>>,
+}
+
+impl Cluster {
+    fn new() -> Cluster {
+        let profile = Profile::named("rnic-100g").expect("it is one of the tree");
+        let connect_timeout_ns = DIAL.as_nanos() as u64;
+        // No acknowledgement of who is far away comes too late.
+        let retransmit_ns = 3 * FAR.as_nanos() as u64;
+        let world = World::new(1, Profile { connect_timeout_ns, retransmit_ns, ..profile });
+        let hosts: Vec<HostId> = (0..=MEMBERS).map(|_| world.add_host()).collect();
+        let mut cluster = Cluster { world, hosts, nodes: Vec::new() };
+        (0..MEMBERS).for_each(|node| cluster.bear(node));
+        let (world, nodes) = (cluster.world.clone(), cluster.nodes.clone());
+        cluster.tell(0, async move {
+            for node in 0..MEMBERS {
+                let others: Vec<String> = (0..node).map(|other| format!("node-{other}.1")).collect();
+                nodes[node as usize].join(&config(node, LEASE), &others).await.expect("the first node lives");
+                let session = nodes[node as usize].session();
+                let name = format!("of {node}");
+                let lh = session.alloc(Some(&name), 8, Placement::Local, Permissions::READ).await;
+                session.write(lh.expect("there is memory"), 0, name.as_bytes()).await.expect("it is here");
+            }
+            world.sleep(None, LEASE).await;
+        });
+        cluster
+    }
+
+    fn bear(&mut self, node: u32) {
+        let birth = Birth { host: self.hosts[node as usize], incarnation: 1, stream: format!("node {node}") };
+        self.nodes.push(birth.of(&self.world, &config(node, LEASE)).expect("the configuration is good").0);
+    }
+
+    /// Lets a story happen on a host, to its end.
+    fn tell(&self, host: u32, story: impl Future<Output = ()> + 'static) {
+        let is_over: Rc<Cell<bool>> = Rc::default();
+        let (told, host) = (is_over.clone(), Some(self.hosts[host as usize]));
+        self.world.spawn(host, "a story", async move {
+            story.await;
+            told.set(true);
+        });
+        let end_ns = self.world.now_ns() + 100 * LEASE.as_nanos() as u64;
+        while !is_over.get() {
+            assert!(self.world.now_ns() < end_ns, "it comes to an end");
+            let soon_ns = self.world.now_ns() + 1_000;
+            assert_eq!(self.world.run_until(soon_ns), RunEnd::DeadlineReached, "nodes live on");
+        }
+    }
+
+    /// Nothing gets through between the sixth host, and all that are reached, and these.
+    fn lose(&self, lost: &[u32]) {
+        let is_lost = |host: u32| lost.contains(&host);
+        let all = 0..=MEMBERS;
+        for (from, to) in all.clone().flat_map(|from| all.clone().map(move |to| (from, to))) {
+            if from != to && (is_lost(from) || is_lost(to)) {
+                let (from, to) = (self.hosts[from as usize], self.hosts[to as usize]);
+                self.world.set_link(from, to, self.world.link(from, to).down());
+            }
+        }
+    }
+
+    /// The sixth node joins by the first; how long that took.
+    fn join(&mut self) -> Duration {
+        self.bear(MEMBERS);
+        let began_ns = self.world.now_ns();
+        let joined = self.nodes[MEMBERS as usize].clone();
+        self.tell(MEMBERS, async move {
+            let first = ["node-0.1".to_owned()];
+            joined.join(&config(MEMBERS, LEASE), &first).await.expect("the first node lives");
+        });
+        Duration::from_nanos(self.world.now_ns() - began_ns)
+    }
+}
+
+/// Asks a node for what nobody serves there: who says so was reached.
+async fn call(node: &Driven, other: u32) -> CallError {
+    node.session().call(NodeId(other), FUNCTION, b"", 10 * LEASE).await.expect_err("nobody serves it")
+}
+
+async fn read(node: &Driven, other: u32) -> Result<Vec<u8>, RegionCause> {
+    let (session, name) = (node.session(), format!("of {other}"));
+    let lh = session.map(&name, Permissions::READ).await.map_err(|error| error.cause)?;
+    let mut bytes = vec![0; name.len()];
+    session.read(lh, 0, &mut bytes).await.expect("its bytes are reached");
+    Ok(bytes)
+}
+
+#[test]
+fn members_that_have_just_gone_out_of_reach_delay_nobody_who_does_not_need_them() {
+    let whole = Cluster::new().join();
+    let mut cluster = Cluster::new();
+    cluster.lose(&[2, 3, 4]);
+    let torn = cluster.join();
+    assert!(torn <= whole && whole < SOON, "{torn:?} where three are lost, {whole:?} where none is");
+
+    let (world, joined) = (cluster.world.clone(), cluster.nodes[MEMBERS as usize].clone());
+    cluster.tell(MEMBERS, async move {
+        let began_ns = world.now_ns();
+        for other in [0, 1] {
+            assert_eq!(read(&joined, other).await, Ok(format!("of {other}").into_bytes()));
+            assert_eq!(call(&joined, other).await.cause, CallCause::UnknownFunction);
+        }
+        assert!(world.now_ns() - began_ns < SOON.as_nanos() as u64);
+    });
+}
+
+#[test]
+fn who_needs_a_member_that_is_out_of_reach_hears_so_when_its_dial_has_failed() {
+    let mut cluster = Cluster::new();
+    cluster.lose(&[2, 3, 4]);
+    let began_ns = cluster.world.now_ns();
+    cluster.join();
+    let (world, joined) = (cluster.world.clone(), cluster.nodes[MEMBERS as usize].clone());
+    cluster.tell(MEMBERS, async move {
+        let called = call(&joined, 2).await;
+        assert_eq!((called.cause, called.may_have_run), (CallCause::PeerDown, false));
+        let waited = Duration::from_nanos(world.now_ns() - began_ns);
+        assert!(waited >= DIAL && waited < LEASE, "{waited:?}");
+        // By now that is known of all.
+        let began_ns = world.now_ns();
+        assert_eq!(read(&joined, 3).await, Err(RegionCause::PeerDown(NodeId(3))));
+        assert_eq!(call(&joined, 4).await.cause, CallCause::PeerDown);
+        assert!(world.now_ns() - began_ns < SOON.as_nanos() as u64);
+    });
+}
+
+/// Who looks often has others left alone: of a driven node, nobody else would look.
+#[test]
+fn what_is_posted_before_a_task_has_moved_its_node_forward_is_heard_of_at_once() {
+    let cluster = Cluster::new();
+    let (world, node) = (cluster.world.clone(), cluster.nodes[1].clone());
+    cluster.tell(1, async move {
+        let session = node.session();
+        let lh = session.map("of 2", Permissions::READ).await.expect("it is there");
+        // From so many looks on, the doorbell would be left alone.
+        (0..100).for_each(|_| session.progress());
+        world.sleep(None, Duration::from_micros(20)).await;
+        let (began_ns, mut word) = (world.now_ns(), [0; 4]);
+        let mut reading = pin!(session.read(lh, 0, &mut word));
+        assert!(look(reading.as_mut()).is_pending());
+        session.progress();
+        reading.await.expect("it is there");
+        assert!(world.now_ns() - began_ns < SOON.as_nanos() as u64 / 10);
+    });
+}
+
+/// Its caller was told that its time was over, long before it was.
+#[test]
+fn a_call_that_waits_for_a_dial_ends_with_the_node_of_its_caller() {
+    let mut cluster = Cluster::new();
+    cluster.lose(&[2]);
+    cluster.join();
+    let joined = cluster.nodes[MEMBERS as usize].clone();
+    cluster.tell(MEMBERS, async move {
+        let mut calling = pin!(call(&joined, 2));
+        assert!(look(calling.as_mut()).is_pending());
+        joined.begin_to_leave();
+        let called = calling.await;
+        assert_eq!((called.cause, called.may_have_run), (CallCause::NodeClosed, false));
+    });
+}
+
+#[test]
+fn a_member_that_is_far_away_is_waited_for_by_who_needs_it_alone() {
+    for needs in [true, false] {
+        let mut cluster = Cluster::new();
+        let (here, there) = (cluster.hosts[MEMBERS as usize], cluster.hosts[4]);
+        for (from, to) in [(here, there), (there, here)] {
+            let latency_ns = FAR.as_nanos() as u64;
+            let link = cluster.world.link(from, to);
+            cluster.world.set_link(from, to, halite_sim::Link { latency_ns, ..link });
+        }
+        assert!(cluster.join() < SOON);
+        assert!(!cluster.nodes[MEMBERS as usize].is_connected_to(NodeId(4)), "its answer is under way");
+        let (world, joined) = (cluster.world.clone(), cluster.nodes[MEMBERS as usize].clone());
+        cluster.tell(MEMBERS, async move {
+            let began_ns = world.now_ns();
+            match needs {
+                true => {
+                    assert_eq!(call(&joined, 4).await.cause, CallCause::UnknownFunction);
+                    assert_eq!(read(&joined, 4).await, Ok(b"of 4".to_vec()));
+                    let nodes = joined.session().status().await.expect("it lives");
+                    assert_eq!(nodes.len(), 6);
+                }
+                false => {
+                    assert_eq!(read(&joined, 3).await, Ok(b"of 3".to_vec()));
+                    assert!(world.now_ns() - began_ns < SOON.as_nanos() as u64);
+                }
+            }
+        });
+    }
+}
