@@ -1,0 +1,453 @@
+//! Stories of logs, over nodes of this process.
+
+use crate::common;
+
+use std::collections::BTreeMap;
+
+use common::{Cluster, MIB, wait_until_lost};
+use halite::{NodeId, RegionCause, blocking};
+use halite_apps::log::{Entry, Follower, Log, LogError, Options, Writer};
+
+/// Short segments, so that stories get to their ends.
+const SHORT: Options =
+    Options { slot_bytes: 32, segment_slots: 16, nodes: Vec::new(), everyone: halite::Permissions::empty() };
+/// Longer than any patience, in ns.
+const LONG_NS: u64 = 1_000_000_000;
+
+/// A time that goes on by more than any patience whenever it is asked for.
+struct Leaps(u64);
+
+impl Leaps {
+    fn next(&mut self) -> u64 {
+        self.0 += LONG_NS;
+        self.0
+    }
+}
+
+fn create(session: &blocking::Session, options: &Options) -> Log {
+    session.block_on(Log::create(session.as_async(), "log", options)).unwrap()
+}
+
+fn open(session: &blocking::Session) -> Log {
+    session.block_on(Log::open(session.as_async(), "log")).unwrap()
+}
+
+fn records_of(entry: Entry<'_>) -> Vec<String> {
+    entry.records().map(|record| String::from_utf8(record.to_vec()).unwrap()).collect()
+}
+
+/// All that a follower finds until `enough` have come, with time going on.
+fn follow(session: &blocking::Session, follower: &mut Follower, enough: usize) -> Vec<String> {
+    let (mut seen, mut clock) = (Vec::new(), Leaps(0));
+    for _ in 0..10_000 {
+        session.block_on(follower.poll(clock.next(), |entry| seen.extend(records_of(entry)))).unwrap();
+        if seen.len() >= enough {
+            break;
+        }
+    }
+    seen
+}
+
+#[test]
+fn what_writers_of_two_nodes_append_is_seen_by_all_in_one_order() {
+    const EACH: usize = 500;
+    let cluster = Cluster::new(64 * MIB);
+    let maker = cluster.session(0);
+    create(&maker, &Options { nodes: vec![NodeId(0), NodeId(1)], ..SHORT });
+    std::thread::scope(|scope| {
+        for node in 0..2 {
+            let session = cluster.session(node);
+            scope.spawn(move || {
+                let mut writer = Writer::new(open(&session), 1 + 6 * node as u64);
+                for number in 0..EACH {
+                    session.block_on(writer.append(format!("{node}:{number}").as_bytes())).unwrap();
+                }
+                session.block_on(writer.close()).unwrap();
+            });
+        }
+    });
+    let seen: Vec<Vec<String>> = (0..2)
+        .map(|node| {
+            let session = cluster.session(node);
+            let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+            follow(&session, &mut follower, 2 * EACH)
+        })
+        .collect();
+    assert_eq!(seen[0], seen[1]);
+    for node in 0..2 {
+        let prefix = format!("{node}:");
+        let of_one: Vec<_> = seen[0].iter().filter_map(|record| record.strip_prefix(&prefix)).collect();
+        let all: Vec<_> = (0..EACH).map(|number| number.to_string()).collect();
+        assert_eq!(of_one, all, "each once, in the order of its writer");
+    }
+}
+
+#[test]
+fn a_follower_that_is_behind_looks_at_more_at_once() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut writer = Writer::new(create(&session, &Options::default()), 1);
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut append = |count: u64| {
+        for number in 0..count {
+            session.block_on(writer.append(&number.to_le_bytes())).unwrap();
+        }
+    };
+    let mut look = || {
+        let mut seen = 0;
+        let slots =
+            session.block_on(follower.poll(0, |entry| seen += entry.records().count() as u64)).unwrap();
+        assert_eq!(seen, slots);
+        slots
+    };
+    append(4000);
+    assert_eq!([64, 128, 256, 512, 1024, 1024, 992].map(|_| look()), [64, 128, 256, 512, 1024, 1024, 992]);
+    // It waits for what comes next, and reads little for that.
+    append(1000);
+    assert_eq!([look(), look()], [64, 128]);
+}
+
+#[test]
+fn a_writer_that_was_skipped_appends_behind_what_others_have_read() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut idle = Writer::new(create(&session, &SHORT), 8);
+    let mut busy = Writer::new(open(&session), 1);
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    session.block_on(idle.append(b"first")).unwrap();
+    session.block_on(busy.append(b"second")).unwrap();
+    assert_eq!(follow(&session, &mut follower, 2), ["first", "second"], "seven slots were skipped");
+    let last = session.block_on(idle.append(b"third")).unwrap();
+    assert!(last >= 9, "{last}: its former slots are void");
+    assert_eq!(follow(&session, &mut follower, 1), ["third"]);
+}
+
+/// Each look skips some of them; the rest was left as long ago.
+#[test]
+fn slots_that_a_writer_left_together_are_waited_for_once() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut idle = Writer::new(create(&session, &Options::default()), 10_000);
+    let mut busy = Writer::new(open(&session), 1);
+    let follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut follower = follower.with_patience(1000);
+    session.block_on(idle.append(b"first")).unwrap();
+    session.block_on(busy.append(b"second")).unwrap();
+    let (mut seen, mut looks) = (0, 0);
+    while seen < 2 {
+        session.block_on(follower.poll(looks, |_| seen += 1)).unwrap();
+        looks += 1;
+    }
+    assert!(
+        (2000..3000).contains(&looks),
+        "{looks} looks: twice its patience, and two for each of 157 parts"
+    );
+}
+
+/// Slots behind those of an idle writer were reserved as long ago, by one that uses them.
+#[test]
+fn who_appends_behind_what_was_skipped_is_waited_for_anew() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut idle = Writer::new(create(&session, &Options::default()), 100);
+    let mut busy = Writer::new(open(&session), 100);
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    session.block_on(idle.append(b"first")).unwrap();
+    session.block_on(busy.append(b"second")).unwrap();
+    let (mut seen, mut clock) = (0, Leaps(0));
+    while seen < 2 {
+        session.block_on(follower.poll(clock.next(), |_| seen += 1)).unwrap();
+    }
+    assert_eq!(follower.position(), 101, "99 slots were skipped");
+    // As often as it takes to skip the next one, in no time.
+    for _ in 0..3 {
+        session.block_on(follower.poll(clock.0, |_| {})).unwrap();
+    }
+    assert_eq!(session.block_on(busy.append(b"third")).unwrap(), 101, "its slot is as it was");
+}
+
+#[test]
+fn records_that_one_call_appends_keep_their_order_and_are_there_when_it_returns() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let log = create(&session, &Options { nodes: vec![NodeId(0), NodeId(1)], ..SHORT });
+    let records: Vec<String> = (0..60).map(|number| format!("{number}").repeat(1 + number % 30)).collect();
+    let slices: Vec<&[u8]> = records.iter().map(|record| record.as_bytes()).collect();
+    let (mut writer, mut positions) = (Writer::new(log, 1), Vec::new());
+    session.block_on(writer.append_each(&slices, &mut positions)).unwrap();
+    assert!(positions.len() == 60 && positions.is_sorted(), "{positions:?}");
+    let other = cluster.session(1);
+    let mut follower = other.block_on(Follower::from_start(open(&other))).unwrap();
+    assert_eq!(follow(&other, &mut follower, 60), records);
+    // One that is too long is told before any other is there.
+    let end = session.block_on(writer.log().end()).unwrap();
+    let long = vec![0; 16 * 32];
+    let appended = session.block_on(writer.append_each(&[b"short", &long], &mut positions));
+    assert!(matches!(appended, Err(LogError::TooLong { .. })), "{appended:?}");
+    assert_eq!((session.block_on(writer.log().end()).unwrap(), positions.len()), (end, 60));
+}
+
+#[test]
+fn records_that_one_call_appends_stand_behind_what_was_skipped() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut idle = Writer::new(create(&session, &SHORT), 3);
+    let mut busy = Writer::new(open(&session), 1);
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    session.block_on(idle.append(b"first")).unwrap();
+    session.block_on(busy.append(b"second")).unwrap();
+    assert_eq!(follow(&session, &mut follower, 2), ["first", "second"], "two slots were skipped");
+    let mut positions = Vec::new();
+    session.block_on(idle.append_each(&[b"third", b"fourth", b"fifth"], &mut positions)).unwrap();
+    assert!(positions[0] >= 4 && positions.is_sorted(), "{positions:?}: its former slots are void");
+    assert_eq!(follow(&session, &mut follower, 3), ["third", "fourth", "fifth"]);
+}
+
+#[test]
+fn a_follower_is_patient_with_who_has_just_reserved() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut slow = Writer::new(create(&session, &SHORT), 2);
+    session.block_on(slow.append(b"one")).unwrap();
+    let follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut follower = follower.with_patience(10);
+    let mut poll = |now_ns| session.block_on(follower.poll(now_ns, |_| ())).unwrap();
+    assert_eq!(poll(0), 1);
+    // It waits once before it looks, and once after.
+    assert_eq!([poll(1), poll(11), poll(20)], [0, 0, 0]);
+    assert_eq!(session.block_on(slow.append(b"two")).unwrap(), 1, "its slot is still its own");
+}
+
+#[test]
+fn records_of_any_length_come_back_whole() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(1);
+    let mut writer = Writer::new(create(&session, &SHORT), 3);
+    // A segment holds 16 slots of 24 bytes.
+    let lens: Vec<usize> = (0..=384).step_by(7).chain([383, 384]).collect();
+    let record =
+        |len: usize| (0..len).map(|at| char::from(b'a' + ((at + len) % 26) as u8)).collect::<String>();
+    for &len in &lens {
+        session.block_on(writer.append(record(len).as_bytes())).unwrap();
+    }
+    let error = session.block_on(writer.append(&[0; 385])).unwrap_err();
+    assert!(matches!(error, LogError::TooLong { len: 385, max: 384 }), "{error}");
+    session.block_on(writer.close()).unwrap();
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let seen = follow(&session, &mut follower, lens.len());
+    assert_eq!(seen, lens.iter().map(|len| record(*len)).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_transaction_is_one_entry() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut writer = Writer::new(create(&session, &SHORT), 1);
+    session.block_on(writer.append_all(&[b"debit 7", b"", b"credit 7 to somebody else"])).unwrap();
+    session.block_on(writer.append_all(&[])).unwrap();
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut entries = Vec::new();
+    while session.block_on(follower.poll(0, |entry| entries.push(records_of(entry)))).unwrap() > 0 {}
+    assert_eq!(entries, [vec!["debit 7", "", "credit 7 to somebody else"], vec![]]);
+}
+
+#[test]
+fn what_a_follower_has_passed_is_freed_while_writers_go_on() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut log = create(&session, &SHORT);
+    let mut writer = Writer::new(open(&session), 4);
+    let mut slow = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut quick = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut freed = 0;
+    for number in 0..1000u32 {
+        session.block_on(writer.append(&number.to_le_bytes())).unwrap();
+        while session.block_on(quick.poll(0, |_| ())).unwrap() > 0 {}
+        freed += session.block_on(log.trim(quick.position())).unwrap();
+    }
+    assert_eq!(freed, 1000 / 16);
+    assert!(cluster.bytes_used() <= 2 * 16 * 32 + 384, "{} bytes are left", cluster.bytes_used());
+    let error = session.block_on(slow.poll(0, |_| panic!("it is gone"))).unwrap_err();
+    let LogError::Trimmed { first } = error else { panic!("{error}") };
+    slow.skip_to(first);
+    let mut seen = Vec::new();
+    while session.block_on(slow.poll(0, |entry| seen.extend(entry.records().map(<[u8]>::to_vec)))).unwrap()
+        > 0
+    {}
+    assert_eq!(seen.last().map(Vec::as_slice), Some(&999u32.to_le_bytes()[..]));
+    session.block_on(log.free()).unwrap();
+    assert_eq!(cluster.bytes_used(), 0);
+}
+
+#[test]
+fn who_is_ended_while_it_trims_leaves_the_rest_to_the_next() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut log = create(&session, &SHORT);
+    let mut writer = Writer::new(open(&session), 1);
+    for number in 0..40u8 {
+        session.block_on(writer.append(&[number])).unwrap();
+    }
+    // Segments 0 and 1 are not kept any more, and nobody has freed them.
+    let head = session.map("log", halite::Permissions::WRITE).unwrap();
+    session.write(head, 320, &2u64.to_le_bytes()).unwrap();
+    assert_eq!(session.block_on(log.start()).unwrap(), 32);
+    assert_eq!(session.block_on(log.trim(0)).unwrap(), 2);
+    assert_eq!(session.block_on(log.trim(0)).unwrap(), 0);
+    assert_eq!(cluster.bytes_used(), 16 * 32 + 384);
+}
+
+#[test]
+fn a_log_without_room_says_so_and_goes_on_once_there_is_some() {
+    let cluster = Cluster::new(MIB);
+    let session = cluster.session(0);
+    let options = Options { segment_slots: 8192, ..SHORT };
+    let mut writer = Writer::new(create(&session, &options), 64);
+    let mut appended = BTreeMap::new();
+    let error = loop {
+        let number = appended.len();
+        match session.block_on(writer.append(&number.to_le_bytes())) {
+            Ok(position) => assert!(appended.insert(position, number).is_none()),
+            Err(error) => break error,
+        }
+    };
+    let LogError::Full { first } = error else { panic!("{error}") };
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut seen = BTreeMap::new();
+    let mut note = |entry: Entry<'_>| {
+        let record = entry.records().next().unwrap();
+        seen.insert(entry.position, usize::from_le_bytes(record.try_into().unwrap()));
+    };
+    while session.block_on(follower.poll(0, &mut note)).unwrap() > 0 {}
+    assert_eq!((seen, follower.position()), (appended, first));
+    // What is reserved behind that cannot be skipped, and who waits for it is told so.
+    let mut clock = Leaps(0);
+    let error = loop {
+        match session.block_on(follower.poll(clock.next(), |_| panic!("nothing else was appended"))) {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, LogError::Full { first: found } if found == first), "{error}");
+    assert!(session.block_on(open(&session).trim(follower.position())).unwrap() > 0);
+    session.block_on(writer.append(b"there is room")).unwrap();
+}
+
+/// Found with a run that ended, and left its regions, when etcd was away for some seconds.
+#[test]
+fn a_log_goes_on_without_the_directory_of_names_and_only_other_segments_wait_for_it() {
+    let mut cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(1);
+    let mut writer = Writer::new(create(&session, &Options { nodes: vec![NodeId(1)], ..SHORT }), 1);
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut behind = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut cleaner = open(&session);
+    let append = |writer: &mut Writer, number: u32| session.block_on(writer.append(&number.to_le_bytes()));
+    let look = |follower: &mut Follower| {
+        let mut seen = 0;
+        let polled = session.block_on(follower.poll(0, |entry| seen += entry.records().count()));
+        polled.map(|_| seen)
+    };
+    let is_without = |error| matches!(error, LogError::NoDirectory(_));
+    // The first segment, and a part of the second, which the follower has at hand.
+    (0..20).for_each(|number| assert_eq!(append(&mut writer, number).unwrap(), u64::from(number)));
+    assert_eq!([look(&mut follower).unwrap(), look(&mut follower).unwrap()], [16, 4]);
+    cluster.without_directory(|| {
+        // All of the second goes on; the third was not to be had when that was half full, and is not when it is needed.
+        let mut number = 20;
+        let error = loop {
+            match append(&mut writer, number) {
+                Ok(position) => assert_eq!(position, u64::from(number)),
+                Err(error) => break error,
+            }
+            number += 1;
+        };
+        assert!(is_without(error) && number == 32);
+        assert!(is_without(append(&mut writer, number).unwrap_err()), "as often as it is tried");
+        let mut positions = Vec::new();
+        let error = session.block_on(writer.append_each(&[b"one", b"two"], &mut positions)).unwrap_err();
+        assert!(is_without(error) && positions.is_empty());
+        assert_eq!(look(&mut follower).unwrap(), 12);
+        assert!(is_without(look(&mut behind).unwrap_err()));
+        assert!(is_without(session.block_on(cleaner.trim(16)).unwrap_err()));
+        assert!(is_without(session.block_on(Log::open(session.as_async(), "log")).err().unwrap()));
+    });
+    // Nothing of what was refused is there, and nobody has to skip its place.
+    assert_eq!(append(&mut writer, 32).unwrap(), 32);
+    assert_eq!(
+        follow(&session, &mut follower, 1),
+        [String::from_utf8(32u32.to_le_bytes().to_vec()).unwrap()]
+    );
+    assert_eq!(look(&mut behind).unwrap(), 16);
+    assert_eq!(session.block_on(cleaner.trim(16)).unwrap(), 1);
+    session.block_on(cleaner.free()).unwrap();
+    assert_eq!(cluster.bytes_used(), 0);
+}
+
+#[test]
+fn what_is_no_log_is_refused() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let bad = [(12, 16), (8, 16), (20, 16), (32, 0), (1 << 21, 1)];
+    for (slot_bytes, segment_slots) in bad {
+        let options = Options { slot_bytes, segment_slots, ..SHORT };
+        let error = session.block_on(Log::create(session.as_async(), "bad", &options)).err().unwrap();
+        assert!(matches!(error, LogError::NotALog { .. }), "{error}");
+    }
+    for (name, len) in [("short", 100), ("zeros", 384)] {
+        session.alloc(Some(name), len, halite::Placement::Local, halite::Permissions::empty()).unwrap();
+        let error = session.block_on(Log::open(session.as_async(), name)).err().unwrap();
+        assert!(matches!(error, LogError::NotALog { .. }), "{error}");
+    }
+    let mut writer = Writer::new(create(&session, &SHORT), 1);
+    let taken = session.block_on(Log::create(session.as_async(), "log", &SHORT)).err().unwrap();
+    assert!(matches!(&taken, LogError::Region(error) if *error.cause() == RegionCause::NameTaken), "{taken}");
+    // Others may use what is there.
+    assert!(taken.to_string().ends_with("the name is taken by another region; choose another"), "{taken}");
+    // Somebody writes nonsense over the counter.
+    let head = session.map("log", halite::Permissions::WRITE).unwrap();
+    session.write(head, 256, &u64::MAX.to_le_bytes()).unwrap();
+    let error = session.block_on(writer.append(b"salt")).unwrap_err();
+    assert!(matches!(error, LogError::NotALog { .. }), "{error}");
+}
+
+#[test]
+fn damage_is_told() {
+    let cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let mut writer = Writer::new(create(&session, &SHORT), 1);
+    session.block_on(writer.append(b"salt")).unwrap();
+    let segment = session.map("log/0", halite::Permissions::WRITE).unwrap();
+    session.write(segment, 9, b"i").unwrap();
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let error = session.block_on(follower.poll(0, |_| panic!("it is damaged"))).unwrap_err();
+    assert!(matches!(error, LogError::Damaged { position: 0 }), "{error}");
+}
+
+#[test]
+fn a_segment_that_died_with_its_node_is_told_and_passed() {
+    let mut cluster = Cluster::new(64 * MIB);
+    let session = cluster.session(0);
+    let options = Options { nodes: vec![NodeId(0), NodeId(1)], ..SHORT };
+    let mut writer = Writer::new(create(&session, &options), 1);
+    for number in 0..20u8 {
+        session.block_on(writer.append(&[number])).unwrap();
+    }
+    cluster.nodes.pop().unwrap().leave();
+    wait_until_lost(&session, "log/1");
+    let position = session.block_on(writer.append(b"behind")).unwrap();
+    assert_eq!(position, 32, "the rest of the lost segment is passed");
+    let mut follower = session.block_on(Follower::from_start(open(&session))).unwrap();
+    let mut seen = Vec::new();
+    let lost = loop {
+        match session.block_on(follower.poll(0, |entry| seen.extend(entry.records().map(<[u8]>::to_vec)))) {
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    let LogError::Lost { segment: 1, node: NodeId(1), next } = lost else { panic!("{lost}") };
+    assert_eq!(seen.len(), 16);
+    follower.skip_to(next);
+    session.block_on(follower.poll(0, |entry| seen.extend(entry.records().map(<[u8]>::to_vec)))).unwrap();
+    assert_eq!(seen.last().map(Vec::as_slice), Some(&b"behind"[..]));
+}

@@ -1,0 +1,8 @@
+//! Stories of the log, the key-value store and its Redis front.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod kv;
+mod log;
+mod redis;
+mod redis_replies;

@@ -1,0 +1,7 @@
+//! Middleware and composites over scripted fabrics.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod composite;
+mod fault;
+mod trace;

@@ -1,0 +1,57 @@
+//! What posted operations cost: allocations, and posts.
+
+use crate::common;
+
+use std::alloc::System;
+
+use common::Dir;
+use common::no_direct::join;
+use halite::{NodeId, Permissions, Placement, ReadOp, WriteOp};
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region as Stretch, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+const ALL: Permissions = Permissions::all();
+const ROUNDS: u64 = 2000;
+/// Heartbeats are posted and allocate meanwhile; a busy machine has time for some of them.
+const OTHERS_MAX: u64 = ROUNDS / 10;
+
+/// One test, since all tests of a file share the allocator.
+#[test]
+fn posted_operations_allocate_nothing_and_those_of_a_batch_are_one_post() {
+    let _alone = crate::alone();
+    let dir = Dir::new();
+    let ((here, fabric), _there) = (join(&dir, 0), join(&dir, 1));
+    let session = here.blocking_session();
+    let lh = session.alloc(Some("salt"), 4 << 20, Placement::On(NodeId(1)), ALL).expect("there is room");
+    let mut word = [0; 8];
+    session.write(lh, 0, &word).expect("it may be written");
+
+    let stretch = Stretch::new(ALLOCATOR);
+    for round in 0..ROUNDS {
+        session.write(lh, 8, &round.to_le_bytes()).expect("it may be written");
+        session.read(lh, 8, &mut word).expect("it may be read");
+        assert_eq!(u64::from_le_bytes(word), round);
+        assert_eq!(session.fetch_add(lh, 0, 1), Ok(round));
+    }
+    let allocations = stretch.change().allocations as u64;
+    assert!(allocations < OTHERS_MAX, "{allocations} allocations in {} operations", 3 * ROUNDS);
+
+    let (posts, requests) = fabric.posted();
+    for round in 0..ROUNDS / 10 {
+        let bytes = round.to_le_bytes();
+        let writes: Vec<WriteOp<'_>> =
+            (0..64).map(|place| WriteOp { lh, offset: place * 128, from: &bytes }).collect();
+        session.write_batch(&writes).expect("all may be written");
+        let mut read = [[0; 8]; 64];
+        let mut reads: Vec<ReadOp<'_>> =
+            (0..64).zip(&mut read).map(|(place, into)| ReadOp { lh, offset: place * 128, into }).collect();
+        session.read_batch(&mut reads).expect("all may be read");
+        assert_eq!(read, [bytes; 64]);
+    }
+    let (posts, requests) = (fabric.posted().0 - posts, fabric.posted().1 - requests);
+    let batches = 2 * (ROUNDS / 10);
+    assert!(requests >= 64 * batches);
+    assert!(posts < batches + OTHERS_MAX, "{posts} posts for {batches} batches");
+}

@@ -1,0 +1,228 @@
+//! A session of a node that leaves, or has left: each of its operations says so, and none hangs.
+
+use crate::common;
+
+use std::fmt::Debug;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::unix::fs::DirBuilderExt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use common::{Dir, Process};
+use halite::blocking::{self, Mailbox, Server, Watch};
+use halite::{
+    Driven, Function, Guard, JoinError, Lh, NodeId, Permissions, Placement, Port, ReadOp, ServeOptions, Step,
+    Who, WriteOp,
+};
+use halite_providers::{ShmConfig, ShmFabric};
+
+const ALL: Permissions = Permissions::all();
+const LONG: Duration = Duration::from_secs(3600);
+const HERE: NodeId = NodeId(0);
+
+/// A session, and everything that it has been given before its node began to leave.
+struct Held {
+    session: blocking::Session,
+    lh: Lh,
+    other: Lh,
+    server: Server,
+    mailbox: Mailbox,
+    watch: Watch,
+    guards: Vec<Guard>,
+}
+
+impl Held {
+    fn of(node: &Driven) -> Held {
+        let session = node.session().blocking();
+        let lh = session.alloc(Some("salt"), 4096, Placement::Local, ALL).unwrap();
+        let other = session.alloc(Some("pepper"), 4096, Placement::Local, ALL).unwrap();
+        let server = session.serve(Function(7), ServeOptions::default()).unwrap();
+        let mailbox = session.open_port(Port(7), ServeOptions::default()).unwrap();
+        let watch = session.watch(lh).unwrap();
+        // Locks and barriers that are known are looked up no more.
+        let names = ["till", "kept"];
+        let guards = names.map(|name| session.block_on(session.as_async().lock(name)).unwrap());
+        assert_eq!(session.barrier("gate", 1, LONG), Ok(1));
+        Held { session, lh, other, server, mailbox, watch, guards: guards.into() }
+    }
+}
+
+/// What an operation answered.
+fn told<T, E: Debug>(result: Result<T, E>) -> String {
+    match result {
+        Ok(_) => "done".into(),
+        Err(error) => format!("{error:?}"),
+    }
+}
+
+fn first<T>(results: Vec<T>) -> T {
+    results.into_iter().next().expect("one for each")
+}
+
+/// Every operation of a session, as threads call it; and as tasks do, where that is other code.
+fn operations(held: &mut Held) -> Vec<(&'static str, String)> {
+    let Held { session: s, lh, other, watch, guards, .. } = held;
+    let (lh, other, mut bytes, mut answer) = (*lh, *other, [0; 8], [0; 8]);
+    let (a, everyone) = (s.as_async().clone(), || Who::Everyone);
+    vec![
+        ("alloc", told(s.alloc(None, 64, Placement::Local, ALL))),
+        ("alloc a name", told(s.alloc(Some("new"), 64, Placement::Anywhere, ALL))),
+        ("map", told(s.map("salt", ALL))),
+        ("grant", told(s.grant(lh, everyone(), ALL))),
+        ("revoke", told(s.revoke(lh, everyone(), ALL))),
+        ("add_master", told(s.add_master(lh, "ada"))),
+        ("seal", told(s.seal(lh))),
+        ("move_to", told(s.move_to(lh, HERE))),
+        ("set_name", told(s.set_name(lh, "sugar"))),
+        ("free", told(s.free(lh))),
+        ("unmap", told(s.unmap(lh))),
+        ("stat", told(s.stat("salt"))),
+        ("stat_handle", told(s.stat_handle(lh))),
+        ("list", told(s.list())),
+        ("list_lost", told(s.list_lost())),
+        ("forget_name", told(s.forget_name("salt"))),
+        ("forget_node", told(s.forget_node(NodeId(1)))),
+        ("status", told(s.status())),
+        ("explain", told(s.explain(lh))),
+        ("explain_peer", told(s.explain_peer(HERE))),
+        ("len", told(s.len(lh))),
+        ("read", told(s.read(lh, 0, &mut bytes))),
+        ("read, async", told(s.block_on(a.read(lh, 0, &mut bytes)))),
+        ("write", told(s.write(lh, 0, &bytes))),
+        ("write, async", told(s.block_on(a.write(lh, 0, &bytes)))),
+        ("read_vectored", told(s.read_vectored(lh, 0, &mut [IoSliceMut::new(&mut bytes)]))),
+        ("write_vectored", told(s.write_vectored(lh, 0, &[IoSlice::new(&answer)]))),
+        ("read_batch", told(s.read_batch(&mut [ReadOp { lh, offset: 0, into: &mut bytes }]))),
+        ("write_batch", told(s.write_batch(&[WriteOp { lh, offset: 0, from: &answer }]))),
+        ("read_owned", told(s.read_owned(lh, 0, vec![0; 8]).1)),
+        ("write_owned", told(s.write_owned(lh, 0, vec![0; 8]).1)),
+        ("fill", told(s.fill(lh, 0, 8, 1))),
+        ("fill, async", told(s.block_on(a.fill(lh, 0, 8, 1)))),
+        ("copy", told(s.copy(lh, 0, other, 0, 8))),
+        ("copy, async", told(s.block_on(a.copy(lh, 0, other, 0, 8)))),
+        ("fetch_add", told(s.fetch_add(lh, 0, 1))),
+        ("fetch_add, async", told(s.block_on(a.fetch_add(lh, 0, 1)))),
+        ("compare_swap", told(s.compare_swap(lh, 0, 0, 1))),
+        ("write_notify", told(s.write_notify(lh, 0, &answer, 1))),
+        ("watch", told(s.watch(other))),
+        ("watch.recv", told(watch.recv())),
+        ("watch.try_recv", told(watch.try_recv())),
+        ("serve", told(s.serve(Function(8), ServeOptions::default()))),
+        ("call", told(s.call(HERE, Function(7), b"", LONG))),
+        ("call, async", told(s.block_on(a.call(HERE, Function(7), b"", LONG)))),
+        ("call_into", told(s.call_into(HERE, Function(7), b"", &mut answer, LONG))),
+        ("post_call", told(s.post_call(HERE, Function(7), b"", 8, LONG))),
+        ("post_calls", told(first(s.post_calls(HERE, Function(7), &[b""], 8, LONG)))),
+        ("call_many", told(first(s.call_many(&[HERE], Function(7), b"", LONG)))),
+        ("open_port", told(s.open_port(Port(8), ServeOptions::default()))),
+        ("send", told(s.send(HERE, Port(7), b""))),
+        ("try_send", told(s.try_send(HERE, Port(7), b""))),
+        ("lock", told(s.lock("new"))),
+        ("lock what is held", told(s.lock("kept"))),
+        ("try_lock", told(s.try_lock("new"))),
+        ("lock_within", told(s.lock_within("new", LONG))),
+        ("unlock", told(s.unlock("kept"))),
+        ("guard.unlock", told(s.block_on(guards.remove(0).unlock()))),
+        ("create_lock", told(s.create_lock("new", ALL))),
+        ("grant_lock", told(s.grant_lock("till", everyone(), ALL))),
+        ("revoke_lock", told(s.revoke_lock("till", everyone(), ALL))),
+        ("free_lock", told(s.free_lock("till"))),
+        ("barrier", told(s.barrier("gate", 2, LONG))),
+        ("barrier anew", told(s.barrier("new", 2, LONG))),
+        ("free_barrier", told(s.free_barrier("gate"))),
+    ]
+}
+
+/// A receiver that waits gets what has arrived, until the node has left.
+fn receives(held: &Held) -> Vec<(&'static str, String)> {
+    let Held { server, mailbox, .. } = held;
+    vec![
+        ("server.recv", told(server.recv())),
+        ("server.try_recv", told(server.try_recv())),
+        ("server.recv_many", told(server.recv_many(4))),
+        ("mailbox.recv", told(mailbox.recv())),
+        ("mailbox.try_recv", told(mailbox.try_recv())),
+    ]
+}
+
+fn check(answers: Vec<(&str, String)>, state: &str) {
+    let mut wrong = Vec::new();
+    for (operation, answer) in answers {
+        if !answer.contains("NodeClosed") {
+            wrong.push(format!("{operation} at a node that {state}: {answer}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+fn node(dir: &Dir) -> Driven {
+    std::fs::DirBuilder::new().mode(0o700).create(dir.path()).unwrap();
+    let open = |identity: &halite::NodeIdentity| -> Result<Arc<dyn halite_fabric::Fabric>, JoinError> {
+        let config =
+            ShmConfig { hello: identity.hello.clone(), ..ShmConfig::new(dir.path(), &identity.name) };
+        Ok(ShmFabric::open(config).map_err(|error| JoinError::Fabric(Box::new(error)))?)
+    };
+    Driven::new(dir.config(0), Process::begin(), open).unwrap()
+}
+
+#[test]
+fn every_operation_at_a_node_that_leaves_or_has_left_says_so() {
+    let dir = Dir::new();
+    let node = node(&dir);
+    let mut held = Held::of(&node);
+    node.begin_to_leave();
+    check(operations(&mut held), "leaves");
+    while node.step() != Step::Left {}
+    check(operations(&mut held), "has left");
+    check(receives(&held), "has left");
+}
+
+/// What somebody waits for at a node, whose steps the test takes.
+struct Waiting<'s>(&'static str, Pin<Box<dyn Future<Output = String> + 's>>);
+
+impl<'s> Waiting<'s> {
+    /// Whatever `future` wants to be done first is done when this returns.
+    fn of<T, E: Debug>(
+        node: &Driven,
+        operation: &'static str,
+        future: impl Future<Output = Result<T, E>> + 's,
+    ) -> Waiting<'s> {
+        let mut waiting = Waiting(operation, Box::pin(async { told(future.await) }));
+        for _ in 0..16 {
+            assert_eq!(waiting.poll(), Poll::Pending, "{operation}");
+            node.step();
+        }
+        waiting
+    }
+
+    fn poll(&mut self) -> Poll<String> {
+        self.1.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+    }
+}
+
+#[test]
+fn a_waiter_at_a_node_that_leaves_is_told_so() {
+    let dir = Dir::new();
+    let node = node(&dir);
+    let held = Held::of(&node);
+    let (a, other) = (node.session(), node.session());
+    let quiet = a.serve(Function(8), ServeOptions::default()).unwrap();
+    let waiting = vec![
+        Waiting::of(&node, "lock", a.lock("kept")),
+        Waiting::of(&node, "lock_within", other.lock_within("kept", LONG)),
+        Waiting::of(&node, "barrier", a.barrier("gate", 2, LONG)),
+        Waiting::of(&node, "call", a.call(HERE, Function(7), b"", LONG)),
+        Waiting::of(&node, "watch.recv", held.watch.as_async().recv()),
+        Waiting::of(&node, "server.recv", quiet.recv()),
+        Waiting::of(&node, "mailbox.recv", held.mailbox.as_async().recv()),
+    ];
+    node.begin_to_leave();
+    while node.step() != Step::Left {}
+    let answers = waiting.into_iter().map(|mut waiting| match waiting.poll() {
+        Poll::Ready(answer) => (waiting.0, answer),
+        Poll::Pending => (waiting.0, "waits".to_owned()),
+    });
+    check(answers.collect(), "has left");
+}

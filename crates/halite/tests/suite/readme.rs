@@ -1,0 +1,45 @@
+//! README's example: it compiles, and the one below is the one that README shows.
+
+/// What README shows, between the two marks.
+#[rustfmt::skip]
+fn example() -> Result<(), Box<dyn std::error::Error>> {
+// README begins
+use std::time::Duration;
+use halite::{Config, Function, Node, NodeId, Permissions, Placement, ServeOptions};
+
+// Node 0 founds the cluster in $HALITE_DIR; without a number, `Config::default()` joins one that `halite up` started.
+let node = Node::embedded(Config { node: Some(NodeId(0)), ..Config::default() })?;
+let session = node.blocking_session();
+let salt = session.alloc(Some("salt"), 1 << 20, Placement::Local, Permissions::READ)?;
+session.write(salt, 4096, b"crystals")?;                    // and any other process:
+let theirs = session.map("salt", Permissions::READ)?;
+let mut bytes = [0; 8];
+session.read(theirs, 4096, &mut bytes)?;
+
+let server = session.serve(Function(7), ServeOptions::default())?;
+std::thread::spawn(move || {                                                // any number of threads may serve
+    while let Ok(call) = server.recv() {
+        let answer = call.input().to_ascii_uppercase();
+        let _ = call.reply(&answer);                                        // fails if the caller has gone
+    }
+});                                                                         // and any process may call:
+let shout = session.call(NodeId(0), Function(7), b"salt", Duration::from_secs(1))?;
+let guard = session.lock("till")?;                                          // first in, first out
+let till = session.alloc(Some("coins"), 8, Placement::Local, Permissions::ATOMIC)?;
+let before = session.fetch_add(till, 0, 5)?;                                // in one piece, from any process
+// README ends
+    drop((shout, guard, before));
+    Ok(())
+}
+
+#[test]
+fn the_example_of_the_readme_is_one_that_compiles() {
+    let _compiled: fn() -> Result<(), Box<dyn std::error::Error>> = example;
+    let between = |text: &'static str, begin: &str, end: &str| {
+        let (_, rest) = text.split_once(begin).expect("it begins somewhere");
+        rest.split_once(end).expect("it ends somewhere").0
+    };
+    let shown = between(include_str!("../../../../README.md"), "```rust\n", "```");
+    let compiled = between(include_str!("readme.rs"), "// README begins\n", "// README ends");
+    assert_eq!(shown, compiled);
+}

@@ -1,0 +1,38 @@
+//! A cluster that nobody uses costs next to nothing.  This is the one story in which time passes.
+
+use std::time::Duration;
+
+use super::cluster::{Cluster, Process};
+
+const SPAN: Duration = Duration::from_secs(2);
+
+/// User and system time of a process, in ticks of the kernel's clock (100 per second).
+fn ticks(process: &Process) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).expect("it lives");
+    // The second field is the name in brackets, which may hold anything.
+    let (_, fields) = stat.rsplit_once(')').expect("the name is in brackets");
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum()
+}
+
+#[test]
+#[ignore = "measures: .ci/deep slow"]
+fn an_idle_cluster_hardly_uses_its_processor() {
+    let cluster = Cluster::new();
+    let mut processes: Vec<Process> = (0..3).map(|node| cluster.start(node)).collect();
+    processes[0].order("alloc shared 65536 spread:0,1,2");
+    for process in &mut processes {
+        process.order("map shared");
+        process.order("fill shared 65536 1");
+    }
+    let before: u64 = processes.iter().map(ticks).sum();
+    std::thread::sleep(SPAN);
+    let after: u64 = processes.iter().map(ticks).sum();
+    let seconds = (after - before) as f64 / rustix::param::clock_ticks_per_second() as f64;
+    let percent = 100.0 * seconds / SPAN.as_secs_f64();
+    eprintln!("three idle nodes used {percent:.1} % of a core");
+    assert!(percent < 5.0, "three idle nodes used {percent:.1} % of a core");
+    for process in processes {
+        process.leave();
+    }
+}

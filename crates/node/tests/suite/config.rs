@@ -1,0 +1,134 @@
+//! What is set, as `halite config` tells it.
+
+use crate::support;
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
+
+use support::Scratch;
+
+/// A row of `config --json` by its key: the value and where it comes from.
+fn setting(rows: &[serde_json::Value], key: &str) -> (Option<String>, String) {
+    let row = rows.iter().find(|row| row["key"] == key).unwrap_or_else(|| panic!("no {key}"));
+    (row["value"].as_str().map(str::to_owned), row["source"].as_str().unwrap().to_owned())
+}
+
+fn rows(output: &std::process::Output) -> Vec<serde_json::Value> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn each_value_is_told_with_its_source_and_flags_go_before_variables_before_the_file() {
+    let scratch = Scratch::new("config");
+    let file = scratch.write("halite.toml", b"arena = '2G'\nmetrics = '127.0.0.1:9464'\nlog = 'debug'\n");
+    let line = format!("config --json --log info --config {}", file.display());
+    let output = scratch.command(&line).env("HALITE_ARENA", "3G").env("HALITE_LOG", "warn").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let rows = rows(&output);
+    assert_eq!(setting(&rows, "log"), (Some("info".into()), "--log".into()));
+    assert_eq!(setting(&rows, "arena"), (Some("3G".into()), "HALITE_ARENA".into()));
+    assert_eq!(setting(&rows, "metrics"), (Some("127.0.0.1:9464".into()), file.display().to_string()));
+    assert_eq!(setting(&rows, "dir"), (Some(scratch.cluster().display().to_string()), "--dir".into()));
+    assert_eq!(setting(&rows, "address"), (Some("127.0.0.1".into()), "default".into()));
+    assert_eq!(setting(&rows, "nodes"), (None, "default".into()));
+    assert_eq!(setting(&rows, "full_mesh_nodes_max"), (Some("64".into()), "default".into()));
+    let table = scratch.ok(&format!("config --config {}", file.display()));
+    assert!(table.lines().any(|line| line.starts_with("arena") && line.contains(" 2G ")), "{table}");
+}
+
+#[test]
+fn an_unknown_key_or_variable_is_an_error_that_names_the_one_that_is_meant() {
+    let scratch = Scratch::new("unknown");
+    let file = scratch.write("halite.toml", b"metric = '127.0.0.1:9464'\n");
+    let complaint = scratch.fails(&format!("config --config {}", file.display()), 2);
+    assert!(complaint.contains("unknown key \"metric\"; did you mean \"metrics\"?"), "{complaint}");
+
+    let output = scratch.command("config --json").env("HALITE_ARENNA", "1G").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(rows(&output).len() > 10, "the rest is told all the same");
+    let complaint = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(complaint.contains("unknown variable HALITE_ARENNA; did you mean HALITE_ARENA?"), "{complaint}");
+
+    // Other commands say so, and go on; of what resembles nothing they say nothing.
+    let command = |variable: &str| {
+        let output = scratch.command("sim list").env(variable, "1").output().unwrap();
+        assert!(output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    assert!(command("HALITE_ARENNA").contains("did you mean HALITE_ARENA?"));
+    assert_eq!(command("HALITE_SOAK_SEED"), "");
+}
+
+/// A value that no command takes is one, whether the command that reads it would use it or not.
+#[test]
+fn a_value_that_is_not_taken_is_an_error_that_names_who_says_it_and_what_is_allowed() {
+    let scratch = Scratch::new("refused");
+    for (key, value, allowed) in [
+        ("arena", "'8Q'", "a number of bytes such as 4096, 64K, 8G or 1.5MiB"),
+        ("found", "'maybe'", "true, false"),
+        ("fabric", "'pigeon'", "shm"),
+        ("metrics", "'nowhere'", "an address with a port"),
+        ("nodes", "-3", "-3 is not in"),
+        ("log_format", "'morse'", "json"),
+        ("log", "'=='", "as in warn"),
+        ("directory", "'etcd://u:secret@x'", "HOST:PORT"),
+    ] {
+        let text = format!("{key} = {value}\n");
+        let file = scratch.write("halite.toml", text.as_bytes());
+        for line in ["config", "ls", "node --id 0"] {
+            let said = scratch.fails(&format!("{line} --config {}", file.display()), 2);
+            let is_told =
+                said.contains(key) && said.contains(file.to_str().unwrap()) && said.contains(allowed);
+            assert!(is_told && !said.contains("secret"), "{line}, {text}: {said}");
+        }
+        let variable = format!("HALITE_{}", key.to_uppercase());
+        let value = value.trim_matches('\'');
+        let output = scratch.command("config --json").env(&variable, value).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && said.contains(&variable), "{variable}={value}: {said}");
+        assert!(said.contains(allowed) && !said.contains("secret"), "{variable}={value}: {said}");
+    }
+    // Nor is one that is no text.
+    for line in ["config", "node --id 0"] {
+        let no_text = OsStr::from_bytes(b"\xff");
+        let output = scratch.command(line).env("HALITE_ARENA", no_text).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let is_told = said.contains("HALITE_ARENA") && said.contains("a number of bytes");
+        assert!(output.status.code() == Some(2) && is_told, "{line}: {said}");
+    }
+    // A flag, or a variable that a command reads, tells others no password either.
+    let wrong = "etcd://u:secret@x";
+    let by_flag = scratch.run(&format!("node --id 0 --directory {wrong}"));
+    let by_variable = scratch.command("node --id 0").env("HALITE_DIRECTORY", wrong).output().unwrap();
+    let by_word = scratch.run(&format!("directory move {wrong}"));
+    for (output, who) in [(by_flag, "--directory"), (by_variable, "HALITE_DIRECTORY"), (by_word, "ETCD")] {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let is_told = said.contains(who) && said.contains("HOST:PORT") && !said.contains("secret");
+        assert!(output.status.code() == Some(2) && is_told, "{said}");
+    }
+}
+
+#[test]
+fn the_file_that_the_manual_shows_is_one() {
+    let manual = include_str!("../../../../docs/operations.md");
+    let (_, rest) = manual.split_once("```toml\n").unwrap();
+    let (text, _) = rest.split_once("```").unwrap();
+    let scratch = Scratch::new("manual");
+    let file = scratch.write("halite.toml", text.as_bytes());
+    let rows = scratch.json(&format!("config --json --config {}", file.display()));
+    let of_file = rows.iter().filter(|row| row["source"] == file.display().to_string().as_str()).count();
+    // But for the directory, which the command line says.
+    assert_eq!(of_file, text.lines().count() - 1);
+}
+
+#[test]
+fn the_password_of_etcd_is_shown_to_nobody() {
+    let scratch = Scratch::new("config-password");
+    for line in ["config", "config --json"] {
+        let mut command = scratch.command(line);
+        let output = command.env("HALITE_DIRECTORY", "etcd://u:hunter2@127.0.0.1:1/x").output().unwrap();
+        let shown = String::from_utf8_lossy(&output.stdout);
+        assert!(shown.contains("etcd://127.0.0.1:1/x") && !shown.contains("hunter2"), "{shown}");
+    }
+}

@@ -1,0 +1,209 @@
+//! Every block of shell in the documents can be pasted whole: it succeeds, and touches no file of the user.
+
+use crate::support;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use support::Scratch;
+
+/// Blocks behind `<!-- run: NAME -->` that are run elsewhere: the gate runs the README's two commands as an ordinary
+/// user; people run those that build or take minutes.
+const ELSEWHERE: [&str; 3] = ["main", "test", "by hand"];
+
+/// The marker of those that name ports, or an etcd at its usual one: they are run in a network of their own.
+const OWN_NETWORK: &str = "own network";
+
+/// A fenced block.
+struct Block {
+    /// Document and line.
+    place: String,
+    /// How to run it, if it says so.
+    marker: Option<String>,
+    text: String,
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+fn documents() -> Vec<PathBuf> {
+    let mut found = markdown_in(&root());
+    let mut folders = vec![root().join("docs")];
+    while let Some(folder) = folders.pop() {
+        found.extend(markdown_in(&folder));
+        let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+        folders.extend(entries.filter(|path| path.is_dir()));
+    }
+    found
+}
+
+fn markdown_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.extension().is_some_and(|extension| extension == "md")).collect()
+}
+
+/// The fenced blocks of a document that are in `language`.
+fn blocks(path: &Path, text: &str, language: &str) -> Vec<Block> {
+    let mut blocks = Vec::new();
+    let (mut marker, mut block) = (None, None::<Block>);
+    for (number, line) in text.lines().enumerate() {
+        match (&mut block, line.strip_prefix("```")) {
+            (None, Some(found)) => {
+                let place = format!("{}:{}", path.strip_prefix(root()).unwrap().display(), number + 1);
+                let marker = marker.take().filter(|_| found == language);
+                block = Some(Block { place, marker, text: String::new() });
+                if found != language {
+                    block.as_mut().expect("it was just begun").place.clear();
+                }
+            }
+            (None, None) => {
+                let found = line.trim().strip_prefix("<!-- run: ").and_then(|rest| rest.strip_suffix(" -->"));
+                marker = found.map(str::to_owned).or(marker.filter(|_| line.trim().is_empty()));
+            }
+            (Some(_), Some(_)) => blocks.extend(block.take().filter(|block| !block.place.is_empty())),
+            (Some(block), None) => block.text.extend([line, "\n"]),
+        }
+    }
+    blocks
+}
+
+fn all_blocks(language: &str) -> Vec<Block> {
+    let of = |path: &PathBuf| blocks(path, &std::fs::read_to_string(path).unwrap(), language);
+    documents().iter().flat_map(of).collect()
+}
+
+/// Every file below `root` with what it holds.
+fn inventory(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir(root).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => found.extend(inventory(&path)),
+            false => drop(found.insert(path.clone(), std::fs::read(&path).unwrap())),
+        }
+    }
+    found
+}
+
+/// A folder with files of the user's whose names a careless document would use.
+fn folder_with_baits(scratch: &Scratch) -> PathBuf {
+    let folder = scratch.file("folder");
+    std::fs::create_dir_all(folder.join("logs")).unwrap();
+    for bait in ["NAME", "FILE", "NODE", "N", "DIR", "users", "copy", "node-3.lock", "node-3.py", "logs/a"] {
+        std::fs::write(folder.join(bait), format!("the user's {bait}")).unwrap();
+    }
+    // What blocks may name, as it is in a fresh clone.
+    for plan in std::fs::read_dir(root().join("plans")).unwrap() {
+        let plan = plan.unwrap().path();
+        if plan.is_file() {
+            std::fs::create_dir_all(folder.join("plans")).unwrap();
+            std::fs::copy(&plan, folder.join("plans").join(plan.file_name().unwrap())).unwrap();
+        }
+    }
+    folder
+}
+
+/// Runs blocks behind `prelude`, each by that shell, as a user pastes them; they touch no file of the user's.
+fn paste(name: &str, shell: &[&str], prelude: &str, blocks: &[Block]) {
+    let scratch = Scratch::new(name);
+    let folder = folder_with_baits(&scratch);
+    std::fs::create_dir(scratch.file("tmp")).unwrap();
+    let before = inventory(&folder);
+    let program = Path::new(env!("CARGO_BIN_EXE_halite")).parent().unwrap();
+    let path = std::env::join_paths(
+        [program.to_owned()].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+    );
+    let path = path.unwrap();
+    for block in blocks {
+        // Whatever it started ends with it, also if it fails half-way.
+        let cleanup =
+            "trap 'if [ -d \"${HALITE_DIR:-}\" ]; then halite down --all >/dev/null 2>&1; fi' EXIT\n";
+        let mut command = Command::new(shell[0]);
+        command.args(&shell[1..]).args(["-eu", "-c", &(prelude.to_owned() + cleanup + &block.text)]);
+        command.current_dir(&folder).stdin(Stdio::null());
+        command.env("PATH", &path).env("HALITE_DIR", scratch.cluster()).env("TMPDIR", scratch.file("tmp"));
+        let output = command.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {}: {said}", block.place, output.status);
+        assert!(!said.contains("not found"), "{}: {said}", block.place);
+        assert_eq!(inventory(&folder), before, "{}", block.place);
+    }
+    assert!(blocks.len() >= 3, "only {} blocks were found", blocks.len());
+}
+
+/// Blocks that run as they stand, of the README or of all other documents.
+fn blocks_as_they_stand(of_readme: bool) -> Vec<Block> {
+    let mut blocks = all_blocks("sh");
+    blocks.retain(|block| match block.marker.as_deref() {
+        None => block.place.starts_with("README.md:") == of_readme,
+        Some(marker) => {
+            let is_run = ELSEWHERE.contains(&marker) || marker == OWN_NETWORK;
+            assert!(is_run, "{}: nothing runs blocks marked {marker:?}", block.place);
+            false
+        }
+    });
+    blocks
+}
+
+#[test]
+fn readme_blocks_run_as_pasted() {
+    paste("readme", &["sh"], "", &blocks_as_they_stand(true));
+}
+
+#[test]
+#[ignore = "slow: .ci/deep slow"]
+fn blocks_of_other_documents_run_as_pasted() {
+    paste("documents", &["sh"], "", &blocks_as_they_stand(false));
+}
+
+/// Brings up what a host has, and an etcd that ends with its shell.
+const HOST_WITH_ETCD: &str = r#"
+ip link set lo up
+setpriv --pdeathsig KILL etcd --data-dir "$(mktemp -d)" >/dev/null 2>&1 &
+until ETCDCTL_API=3 etcdctl endpoint health >/dev/null 2>&1; do sleep 0.1; done
+"#;
+
+#[test]
+#[ignore = "slow: .ci/deep slow"]
+fn blocks_that_name_ports_or_an_etcd_can_be_pasted_whole_in_a_network_of_their_own() {
+    let mut blocks = all_blocks("sh");
+    blocks.retain(|block| block.marker.as_deref() == Some(OWN_NETWORK));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let lacks = |tool: &&str| !std::env::split_paths(&path).any(|folder| folder.join(tool).exists());
+    let missing = ["ip", "unshare", "setpriv", "etcd", "etcdctl", "curl"].into_iter().find(lacks);
+    let is_root = rustix::process::geteuid().is_root();
+    if missing.is_some() || !is_root {
+        assert!(std::env::var_os("HALITE_NETWORK").is_none(), "it is needed, and cannot be: {missing:?}");
+        return println!("left out: networks need root, and {missing:?}");
+    }
+    paste("documents-network", &["unshare", "--net", "sh"], HOST_WITH_ETCD, &blocks);
+}
+
+#[test]
+fn commands_to_be_typed_stand_in_blocks_that_say_so() {
+    for block in all_blocks("").into_iter().chain(all_blocks("text")) {
+        let is_command = |line: &&str| line.starts_with("cargo ") || line.starts_with("halite ");
+        // The document of benchmarks lists what was run, for people to compare.
+        if !block.place.starts_with("docs/benchmarks.md") {
+            assert_eq!(block.text.lines().find(is_command), None, "{}", block.place);
+        }
+    }
+    assert!(all_blocks("bash").is_empty() && all_blocks("console").is_empty());
+}
+
+#[test]
+fn placeholders_stand_in_no_block_of_shell() {
+    for block in all_blocks("sh").iter().filter(|block| block.marker.is_none()) {
+        let is_placeholder = |word: &&str| {
+            let is_named = word.chars().any(|letter| letter.is_ascii_uppercase());
+            word.len() > 1
+                && is_named
+                && word.chars().all(|letter| letter.is_ascii_uppercase() || letter == '|')
+        };
+        let commands = block.text.lines().map(|line| line.split_once(" #").map_or(line, |(code, _)| code));
+        let found = commands.flat_map(str::split_whitespace).find(is_placeholder);
+        assert_eq!(found, None, "{}", block.place);
+    }
+}

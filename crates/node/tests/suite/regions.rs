@@ -1,0 +1,590 @@
+//! Files in and out of regions, and who may do what with them.
+
+use crate::support;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use halite::{Config, Node, Permissions};
+use rustix::fs::{FileType, Mode};
+use rustix::process::{Pid, Signal};
+use serde_json::Value;
+use support::{Running, Scratch, after, bytes, check_ok, eventually};
+
+const MIB: usize = 1 << 20;
+
+#[track_caller]
+fn check_round_trip(scratch: &Scratch, name: &str, content: &[u8], flags: &str) {
+    let from = scratch.write("from", content);
+    let into = scratch.file("into");
+    scratch.ok(&format!("put {name} {} {flags}", from.display()));
+    scratch.ok(&format!("get {name} -o {}", into.display()));
+    assert!(std::fs::read(&into).unwrap() == content, "{name}");
+    assert!(scratch.run(&format!("get {name}")).stdout == content, "{name}");
+    assert!(!has_partial(scratch));
+}
+
+/// Whether a file is left that never became whole.
+fn has_partial(scratch: &Scratch) -> bool {
+    let mut entries = std::fs::read_dir(scratch.file("")).unwrap();
+    entries.any(|entry| entry.unwrap().file_name().to_str().unwrap().ends_with(".partial"))
+}
+
+fn names(scratch: &Scratch) -> Vec<String> {
+    let regions = scratch.json("ls --json");
+    regions.iter().map(|region| region["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn holders(region: &Value) -> Vec<u64> {
+    region["nodes"].as_array().unwrap().iter().map(|share| share["node"].as_u64().unwrap()).collect()
+}
+
+#[test]
+fn files_of_every_size_come_back_as_they_went() {
+    let scratch = Scratch::new("sizes");
+    let _up = scratch.up(2);
+    for (name, len) in [("empty", 0), ("byte", 1), ("piece", MIB), ("ragged", 9 * MIB + 12_345)] {
+        check_round_trip(&scratch, name, &bytes(len), "");
+    }
+    assert_eq!(names(&scratch), ["byte", "empty", "piece", "ragged"]);
+    check_round_trip(&scratch, "there", &bytes(3 * MIB), "--node 1");
+    assert_eq!(holders(&scratch.json("stat there --json")[0]), [1]);
+    check_round_trip(&scratch, "everywhere", &bytes(20 * MIB), "--spread");
+    assert_eq!(holders(&scratch.json("stat everywhere --json")[0]), [0, 1]);
+}
+
+#[test]
+fn what_has_no_length_can_be_put() {
+    let scratch = Scratch::new("stdin");
+    let _up = scratch.up(2);
+    // Up to three parts of growing size, ending within a piece, with one, and with a part.
+    for (index, len) in [0, 1, 2 * MIB, 16 * MIB, 50 * MIB + 7].into_iter().enumerate() {
+        let content = bytes(len);
+        let mut put = scratch.command(&format!("put piped-{index} -")).stdin(Stdio::piped()).spawn().unwrap();
+        put.stdin.take().unwrap().write_all(&content).unwrap();
+        assert!(put.wait().unwrap().success());
+        assert!(scratch.run(&format!("get piped-{index}")).stdout == content, "{len} bytes");
+    }
+    scratch.ok("put made-up /proc/self/status --spread");
+    assert!(scratch.ok("get made-up").contains("halite"));
+}
+
+#[test]
+fn what_has_no_length_can_be_put_where_little_is_free() {
+    let scratch = Scratch::new("little");
+    scratch.ok("up --nodes 1 --arena 16M --detach");
+    let most = scratch.write("most", &bytes(11 * MIB));
+    scratch.ok(&format!("put most {}", most.display()));
+    for (name, len) in [("nothing", 0), ("hi", 2), ("some", MIB + 7), ("half", 2 * MIB)] {
+        let content = bytes(len);
+        let mut put = scratch.command(&format!("put {name} -")).stdin(Stdio::piped()).spawn().unwrap();
+        put.stdin.take().unwrap().write_all(&content).unwrap();
+        assert!(put.wait().unwrap().success(), "{name}");
+        assert!(scratch.run(&format!("get {name}")).stdout == content, "{name}");
+        scratch.ok(&format!("rm {name}"));
+        eventually(|| used(&scratch) < 12 << 20);
+    }
+    scratch.ok("put version /proc/version");
+    let complaint = scratch.fails("put zero /dev/zero", 1);
+    assert!(complaint.contains("no space"), "{complaint}");
+    eventually(|| used(&scratch) < 12 << 20);
+    assert_eq!(names(&scratch), ["most", "version"]);
+}
+
+/// Bytes of regions of all nodes.
+fn used(scratch: &Scratch) -> u64 {
+    let of = |key: &str| -> u64 {
+        scratch.json("status --json").iter().map(|row| row[key].as_u64().unwrap_or(0)).sum()
+    };
+    of("bytes_used") + of("bytes_quarantined")
+}
+
+#[test]
+#[ignore = "slow: .ci/deep slow"]
+fn what_never_ends_is_refused_when_memory_is_full_and_leaves_nothing() {
+    let scratch = Scratch::new("endless");
+    let _up = scratch.up(2);
+    let complaint = scratch.fails("put zero /dev/zero", 1);
+    assert!(complaint.contains("no space") && complaint.contains("has no length"), "{complaint}");
+    eventually(|| used(&scratch) == 0);
+    assert_eq!(names(&scratch), Vec::<String>::new());
+    // Nor has it been written anywhere else.
+    assert_eq!(std::fs::read_dir(scratch.file("")).unwrap().count(), 1, "the cluster's directory");
+}
+
+#[test]
+fn cluster_and_name_are_looked_at_before_anything_is_read() {
+    let scratch = Scratch::new("checked");
+    // Nothing comes from this pipe, and its other end stays open.
+    let (silent, _writer) = rustix::pipe::pipe().unwrap();
+    let fails = |line: &str| {
+        let put = scratch.command(line).stdin(silent.try_clone().unwrap()).output().unwrap();
+        assert_eq!(put.status.code(), Some(1));
+        String::from_utf8(put.stderr).unwrap()
+    };
+    assert!(fails("put new -").contains("there is no cluster"));
+    let _up = scratch.up(1);
+    check_round_trip(&scratch, "taken", b"salt", "");
+    assert!(fails("put taken -").contains("exists already"));
+    let long = "n".repeat(256);
+    assert!(fails(&format!("put {long} -")).contains("255 are the most"));
+}
+
+#[test]
+fn a_put_that_is_killed_leaves_no_region() {
+    let scratch = Scratch::new("killed-put");
+    let _up = scratch.up(2);
+    let mut put = scratch.command("put half -").stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = put.stdin.take().unwrap();
+    stdin.write_all(&bytes(20 * MIB)).unwrap();
+    assert!(used(&scratch) > 0, "half of it is there");
+    assert_eq!(names(&scratch), Vec::<String>::new());
+    put.kill().unwrap();
+    put.wait().unwrap();
+    eventually(|| used(&scratch) == 0);
+
+    // The same where the length is known: killed as soon as its memory is taken.
+    let file = std::fs::File::create(scratch.file("large")).unwrap();
+    file.set_len(200 << 20).unwrap();
+    let large = scratch.file("large");
+    let mut put = scratch.command(&format!("put half {}", large.display())).spawn().unwrap();
+    eventually(|| used(&scratch) > 0);
+    put.kill().unwrap();
+    // A fast machine may be done before.
+    if put.wait().unwrap().success() {
+        scratch.ok("rm half");
+    }
+    assert_eq!(names(&scratch), Vec::<String>::new());
+    eventually(|| used(&scratch) == 0);
+    check_round_trip(&scratch, "half", b"whole", "");
+}
+
+#[test]
+fn a_put_that_is_interrupted_while_nothing_comes_ends_and_leaves_nothing() {
+    let scratch = Scratch::new("interrupted-put");
+    let _up = scratch.up(1);
+    let mut put = scratch.command("put half -").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    put.stdin.as_mut().unwrap().write_all(&bytes(3 * MIB)).unwrap();
+    eventually(|| used(&scratch) > 0);
+    rustix::process::kill_process(rustix::process::Pid::from_child(&put), rustix::process::Signal::INT)
+        .unwrap();
+    // Its standard input stays open until it has ended.
+    let stdin = put.stdin.take();
+    let output = put.wait_with_output().unwrap();
+    drop(stdin);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("interrupted"));
+    eventually(|| used(&scratch) == 0);
+}
+
+#[test]
+fn of_two_puts_under_one_name_the_first_that_is_whole_wins() {
+    let scratch = Scratch::new("race");
+    let _up = scratch.up(1);
+    let mut slow =
+        scratch.command("put name -").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdin = slow.stdin.take().unwrap();
+    stdin.write_all(&bytes(3 * MIB)).unwrap();
+    eventually(|| used(&scratch) > 0);
+    check_round_trip(&scratch, "name", b"salt", "");
+    drop(stdin);
+    let output = slow.wait_with_output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("exists already"));
+    assert_eq!(scratch.run("get name").stdout, b"salt");
+}
+
+#[test]
+fn a_region_moves_and_keeps_its_bytes() {
+    let scratch = Scratch::new("move");
+    let _up = scratch.up(2);
+    let content = bytes(5 * MIB);
+    check_round_trip(&scratch, "region", &content, "--node 0");
+    scratch.ok("mv region --to 1");
+    assert_eq!(holders(&scratch.json("stat region --json")[0]), [1]);
+    assert!(scratch.run("get region").stdout == content);
+    let complaint = scratch.fails("mv region --to 7", 1);
+    assert_eq!(complaint, "halite: cannot move \"region\" to node 7: node 7 is not in the cluster\n");
+    assert!(scratch.ok("stat region").contains("node 1"));
+}
+
+#[test]
+fn explain_tells_which_way_bytes_take() {
+    let scratch = Scratch::new("explain");
+    let _up = scratch.up(2);
+    check_round_trip(&scratch, "region", &bytes(9 * MIB), "--spread");
+    let told = &scratch.json("explain region --json")[0];
+    let pieces = told["pieces"].as_array().unwrap();
+    assert_eq!(pieces.len(), 2);
+    assert!(pieces.iter().all(|piece| piece["path"] == "direct" && piece["provider"] == "shm"), "{told}");
+    assert_eq!(pieces.iter().map(|piece| piece["bytes"].as_u64().unwrap()).sum::<u64>(), told["len"]);
+    let text = scratch.ok("explain region");
+    assert!(text.contains("read: loads; write: stores") && text.contains("mapped here"), "{text}");
+
+    let peer = &scratch.json("explain 1 --json")[0];
+    assert_eq!((&peer["state"], &peer["connected"]), (&"alive".into(), &true.into()));
+    let capabilities = &peer["capabilities"];
+    assert_eq!((&capabilities["provider"], &capabilities["direct"]), (&"shm".into(), &true.into()));
+    assert_eq!(peer["pid"], scratch.pid(1));
+    assert!(scratch.ok("explain 1").starts_with("node 1: alive, connected\n"));
+    let complaint = scratch.fails("explain 7", 1);
+    assert_eq!(complaint, "halite: cannot explain node 7: node 7 is not in the cluster\n");
+    assert!(scratch.fails("explain nosuch", 1).contains("there is no such region"));
+}
+
+#[test]
+fn a_region_that_is_removed_is_gone() {
+    let scratch = Scratch::new("remove");
+    let _up = scratch.up(1);
+    check_round_trip(&scratch, "region", b"salt", "");
+    scratch.ok("rm region");
+    assert_eq!(names(&scratch), Vec::<String>::new());
+    for line in ["get region", "rm region", "stat region", "mv region --to 0", "grant region bob r"] {
+        let complaint = scratch.fails(line, 1);
+        assert!(complaint.contains("region"), "{line}: {complaint}");
+    }
+    let complaint = scratch.fails("rm nosuch", 1);
+    assert_eq!(complaint, "halite: cannot remove \"nosuch\": there is no such region\n");
+}
+
+#[test]
+fn permissions_are_granted_and_taken_back() {
+    let scratch = Scratch::new("grant");
+    let _up = scratch.up(1);
+    check_round_trip(&scratch, "region", b"salt", "");
+    let of = |who: &str| {
+        let region = &scratch.json("stat region --json")[0];
+        let grants = region["grants"].as_array().unwrap();
+        let found = grants.iter().find(|grant| grant["who"] == who);
+        found.map(|grant| grant["permissions"].as_str().unwrap().to_owned())
+    };
+    scratch.ok("grant region bob rw");
+    assert_eq!(of("bob").as_deref(), Some("rw"));
+    scratch.ok("revoke region bob w");
+    assert_eq!(of("bob").as_deref(), Some("r"));
+    scratch.ok("grant region bob none");
+    assert_eq!(of("bob").as_deref(), Some("none"));
+    scratch.ok("grant region everyone r");
+    assert_eq!(scratch.json("stat region --json")[0]["everyone"], "r");
+
+    // Somebody else sees only what was granted.
+    let node = join(&scratch, "eve");
+    let session = node.blocking_session();
+    assert!(session.map("region", Permissions::READ).is_ok());
+    assert!(session.map("region", Permissions::WRITE).is_err());
+}
+
+#[test]
+fn a_move_that_is_interrupted_goes_on_and_is_told_and_leaves_the_region_on_one_node() {
+    let scratch = Scratch::new("interrupted-move");
+    let _up = scratch.up(2);
+    check_round_trip(&scratch, "region", &bytes(20 * MIB), "--node 0");
+    // Nobody reads on, so that it keeps the region mapped; stopped, it holds the move up.
+    let mut mapper = Running::start(&scratch, "get region");
+    mapper.byte();
+    mapper.signal(Signal::STOP);
+
+    let mut mv = scratch.command("mv region --to 1").stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(mv.stderr.take().unwrap());
+    let pid = Pid::from_child(&mv);
+    while !catches(pid, Signal::INT) {
+        assert!(mv.try_wait().unwrap().is_none(), "it ended before it could be interrupted");
+        std::thread::yield_now();
+    }
+    rustix::process::kill_process(pid, Signal::INT).unwrap();
+    let mut line = String::new();
+    told.read_line(&mut line).unwrap();
+    assert!(line.contains("on its way to node 1: waiting"), "{line}");
+    mapper.signal(Signal::CONT);
+    assert_eq!(mv.wait().unwrap().code(), Some(130));
+    line.clear();
+    told.read_line(&mut line).unwrap();
+    assert_eq!(line, "halite: interrupted: \"region\" was moved all the same; it is on node 1\n");
+    assert_eq!(holders(&scratch.json("stat region --json")[0]), [1]);
+}
+
+#[test]
+fn a_client_that_does_not_wait_for_an_interrupted_move_is_told_that_it_goes_on() {
+    let scratch = Scratch::new("hurried-move");
+    let _up = scratch.up(2);
+    // A name of somebody else's choice, in a command to paste.
+    let name = "it's$(it)";
+    check_round_trip(&scratch, name, &bytes(20 * MIB), "--node 0");
+    let mut mapper = Running::start(&scratch, &format!("get {name}"));
+    mapper.byte();
+    mapper.signal(Signal::STOP);
+
+    let mut mv = scratch.command(&format!("mv {name} --to 1")).stderr(Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(mv.stderr.take().unwrap());
+    let pid = Pid::from_child(&mv);
+    while !catches(pid, Signal::INT) {
+        std::thread::yield_now();
+    }
+    let mut hear = |expected: &str| {
+        let mut line = String::new();
+        told.read_line(&mut line).unwrap();
+        assert!(line.contains(expected), "{line}");
+    };
+    rustix::process::kill_process(pid, Signal::INT).unwrap();
+    hear("waiting until it is there");
+    // One that comes at once is not taken for a second wish.
+    let is_heard = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let begin = Instant::now();
+            while !is_heard.load(Ordering::Relaxed) && begin.elapsed() < Duration::from_secs(30) {
+                // It may have ended, and is waited for by us alone.
+                let _ = rustix::process::kill_process(pid, Signal::INT);
+                std::thread::yield_now();
+            }
+        });
+        hear(r"goes on to node 1 without us; `halite stat 'it'\''s$(it)'`");
+        is_heard.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(mv.wait().unwrap().code(), Some(130));
+    mapper.signal(Signal::CONT);
+    // The next move is queued behind the one that goes on.
+    scratch.ok(&format!("mv {name} --to 1"));
+    assert_eq!(holders(&scratch.json(&format!("stat {name} --json"))[0]), [1]);
+}
+
+/// Whether a process has asked to be told of a signal, by the mask that the kernel shows.
+fn catches(pid: Pid, signal: Signal) -> bool {
+    let path = format!("/proc/{}/status", pid.as_raw_nonzero());
+    let status = std::fs::read_to_string(path).unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & 1 << (signal.as_raw() - 1) != 0
+}
+
+#[test]
+fn a_get_that_is_killed_leaves_no_file() {
+    let scratch = Scratch::new("killed-get");
+    let _up = scratch.up(1);
+    let large = scratch.write("large", &bytes(64 * MIB));
+    scratch.ok(&format!("put large {}", large.display()));
+    let into = scratch.file("into");
+    let target = scratch.file("").canonicalize().unwrap();
+    let mut was_killed = false;
+    while !was_killed {
+        let mut get = scratch.command(&format!("get large -o {}", into.display())).spawn().unwrap();
+        let writes = |pid: u32| {
+            let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+            fds.filter_map(|fd| std::fs::read_link(fd.path()).ok())
+                .any(|link| link.starts_with(&target) && !link.starts_with(scratch.cluster()))
+        };
+        while !writes(get.id()) && get.try_wait().unwrap().is_none() {
+            std::thread::yield_now();
+        }
+        get.kill().unwrap();
+        was_killed = get.wait().unwrap().code().is_none();
+        assert!(!has_partial(&scratch));
+        // It may have been too quick to be killed.
+        assert!(was_killed != into.exists() || std::fs::remove_file(&into).is_ok());
+    }
+    assert!(!into.exists());
+}
+
+#[test]
+fn what_is_printed_where_nobody_can_read_is_an_error_unless_that_is_wanted() {
+    let scratch = Scratch::new("closed");
+    let _up = scratch.up(1);
+    check_round_trip(&scratch, "region", b"salt", "");
+    let shell = |line: &str| {
+        let halite = env!("CARGO_BIN_EXE_halite");
+        let script = format!("exec {halite} --dir {} {line}", scratch.cluster().display());
+        Command::new("sh").args(["-c", &script]).output().unwrap()
+    };
+    for line in ["get region >&-", "ls >&-", "status >&-", "up --nodes 1 >&-"] {
+        let output = shell(line);
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        assert!(complaint.contains("standard output is closed"), "{line}: {complaint}");
+    }
+    let output = shell("put none - <&-");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("standard input: it is closed"), "{output:?}");
+    check_ok("put", &shell("put none - </dev/null"));
+    let into = scratch.file("closed-but-not-needed");
+    for line in ["get region >/dev/null", "get region 2>&-", "get region <&-"] {
+        check_ok(line, &shell(line));
+    }
+    check_ok("-o", &shell(&format!("get region -o {} >&-", into.display())));
+    assert_eq!(std::fs::read(into).unwrap(), b"salt");
+    // As Python opens it for `subprocess.DEVNULL`.
+    let both = std::fs::File::options().read(true).write(true).open("/dev/null").unwrap();
+    assert!(scratch.command("get region").stdout(both).status().unwrap().success());
+}
+
+#[test]
+fn get_writes_to_whatever_kind_of_file_it_is_given() {
+    let scratch = Scratch::new("kinds");
+    let _up = scratch.up(1);
+    let content = bytes(3 * MIB);
+    check_round_trip(&scratch, "region", &content, "");
+    let fifo = scratch.file("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let mut get = scratch.command(&format!("get region -o {}", fifo.display())).spawn().unwrap();
+    assert!(std::fs::read(&fifo).unwrap() == content);
+    assert!(get.wait().unwrap().success());
+    assert!(scratch.run("get region -o /dev/stdout").stdout == content);
+
+    // A name in the directory where one stands, and a link to a file elsewhere.
+    let mut here = scratch.command("get region -o here");
+    assert!(here.current_dir(scratch.file("")).status().unwrap().success());
+    assert!(std::fs::read(scratch.file("here")).unwrap() == content);
+    let old = scratch.write("old", b"old");
+    std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o640)).unwrap();
+    std::os::unix::fs::symlink("old", scratch.file("link")).unwrap();
+    scratch.ok(&format!("get region -o {}", scratch.file("link").display()));
+    assert!(std::fs::read(&old).unwrap() == content);
+    assert_eq!(std::fs::metadata(&old).unwrap().permissions().mode() & 0o777, 0o640);
+    assert!(std::fs::symlink_metadata(scratch.file("link")).unwrap().is_symlink());
+    assert!(!has_partial(&scratch));
+}
+
+#[test]
+fn get_leaves_alone_what_its_user_may_not_write() {
+    let scratch = Scratch::new("read-only");
+    let _up = scratch.up(1);
+    check_round_trip(&scratch, "region", b"salt", "");
+    let kept = scratch.write("kept", b"old");
+    std::fs::set_permissions(&kept, std::fs::Permissions::from_mode(0o444)).unwrap();
+    let get = scratch.command(&format!("get region -o {}", kept.display()));
+    // Nothing is read-only to the superuser, unless that power is dropped.
+    let ordinary = match rustix::process::getuid().is_root() {
+        true => r#"exec setpriv --inh-caps=-all --bounding-set=-dac_override,-dac_read_search "$0" "$@""#,
+        false => "true",
+    };
+    let output = after(ordinary, &get).output().unwrap();
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{complaint}");
+    assert!(complaint.contains("kept: Permission denied"), "{complaint}");
+    assert_eq!(std::fs::read(&kept).unwrap(), b"old");
+    std::fs::set_permissions(&kept, std::fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(after(ordinary, &get).status().unwrap().success());
+    assert_eq!(std::fs::read(&kept).unwrap(), b"salt");
+}
+
+fn join(scratch: &Scratch, principal: &str) -> Node {
+    let principal = (!principal.is_empty()).then(|| principal.to_owned());
+    Node::embedded(Config { dir: scratch.cluster(), arena_bytes: 0, principal, ..Config::default() }).unwrap()
+}
+
+#[test]
+fn a_put_that_fails_leaves_nothing_behind() {
+    let scratch = Scratch::new("failed-put");
+    let _up = scratch.up(1);
+    check_round_trip(&scratch, "taken", b"salt", "");
+    let file = scratch.write("file", &bytes(100));
+    let file = file.display();
+    let complaint = scratch.fails(&format!("put taken {file}"), 1);
+    assert!(complaint.contains("exists already") && complaint.contains("halite rm"), "{complaint}");
+    assert!(scratch.fails("put new /nonexistent", 1).contains("/nonexistent"));
+    assert!(scratch.fails("put new /", 1).contains("directory"));
+    assert!(scratch.fails(&format!("put new {file} --node 9"), 1).contains("node 9"));
+
+    // More than there is memory for: the length alone is enough to know.
+    let huge = std::fs::File::create(scratch.file("huge")).unwrap();
+    huge.set_len(1 << 40).unwrap();
+    let complaint = scratch.fails(&format!("put new {}", scratch.file("huge").display()), 1);
+    assert!(complaint.contains("no space"), "{complaint}");
+
+    assert!(!complaint.contains("--spread"), "no memory would suffice: {complaint}");
+
+    // The kernel says 4096 bytes and has fewer: noticed only after the region was made.
+    let complaint = scratch.fails("put new /sys/kernel/mm/transparent_hugepage/enabled", 1);
+    assert!(complaint.contains("became shorter"), "{complaint}");
+    assert_eq!(names(&scratch), ["taken"]);
+    assert_eq!(scratch.run("get taken").stdout, b"salt");
+}
+
+#[test]
+fn spreading_is_advised_where_it_would_help() {
+    let scratch = Scratch::new("advice");
+    let _up = scratch.up(2);
+    let file = std::fs::File::create(scratch.file("large")).unwrap();
+    // Each node has 256 MiB.
+    file.set_len(300 << 20).unwrap();
+    let line = format!("put large {}", scratch.file("large").display());
+    let complaint = scratch.fails(&line, 1);
+    assert!(complaint.contains("no space") && complaint.contains("add --spread"), "{complaint}");
+    scratch.ok(&format!("{line} --spread"));
+}
+
+#[test]
+fn a_get_that_fails_leaves_nothing_behind() {
+    let scratch = Scratch::new("failed-get");
+    let _up = scratch.up(1);
+    check_round_trip(&scratch, "region", &bytes(3 * MIB), "");
+    let complaint = scratch.fails("get region -o /dev/full", 1);
+    assert!(complaint.contains("/dev/full") && complaint.contains("No space"), "{complaint}");
+    assert!(scratch.fails("get region -o /", 1).contains("directory"));
+    assert!(scratch.fails("get region -o /nonexistent/file", 1).contains("/nonexistent/file"));
+    assert!(
+        scratch
+            .fails(&format!("get missing -o {}", scratch.file("missing").display()), 1)
+            .contains("missing")
+    );
+    assert!(!scratch.file("missing").exists() && !has_partial(&scratch));
+}
+
+#[test]
+fn get_notices_bytes_that_were_changed_since_they_were_put() {
+    let scratch = Scratch::new("corrupt");
+    let _up = scratch.up(1);
+    check_round_trip(&scratch, "region", &bytes(2 * MIB), "");
+    let node = join(&scratch, "");
+    let session = node.blocking_session();
+    let lh = session.map("region", Permissions::READ | Permissions::WRITE).unwrap();
+    let mut byte = [0];
+    session.read(lh, MIB as u64 + 17, &mut byte).unwrap();
+    session.write(lh, MIB as u64 + 17, &[!byte[0]]).unwrap();
+
+    let into = scratch.file("damaged");
+    let complaint = scratch.fails(&format!("get region -o {}", into.display()), 1);
+    assert!(complaint.contains("damaged"), "{complaint}");
+    assert!(!into.exists() && !has_partial(&scratch));
+    scratch.fails("get region", 1);
+
+    session.write(lh, MIB as u64 + 17, &byte).unwrap();
+    scratch.ok(&format!("get region -o {}", into.display()));
+}
+
+#[test]
+fn a_region_that_was_not_put_is_copied_whole_with_a_notice() {
+    let scratch = Scratch::new("foreign");
+    let _up = scratch.up(1);
+    let node = join(&scratch, "");
+    let session = node.blocking_session();
+    for (name, len) in [("short", 5u64), ("long", 5000)] {
+        let lh = session.alloc(Some(name), len, halite::Placement::Anywhere, Permissions::empty()).unwrap();
+        session.write(lh, 0, b"brine").unwrap();
+        let output = scratch.run(&format!("get {name}"));
+        check_ok(name, &output);
+        let mut expected = b"brine".to_vec();
+        expected.resize(len as usize, 0);
+        assert_eq!(output.stdout, expected);
+        assert!(String::from_utf8_lossy(&output.stderr).contains("not verified"));
+    }
+}
+
+#[test]
+fn a_get_into_a_pipe_that_nobody_empties_can_be_ended() {
+    let scratch = Scratch::new("pipe-full");
+    let _up = scratch.up(1);
+    // More than a pipe holds.
+    let content = scratch.write("content", &bytes(4 << 20));
+    scratch.ok(&format!("put region {}", content.display()));
+    let fifo = scratch.file("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let mut get = Running::start(&scratch, &format!("get region -o {}", fifo.display()));
+    let mut reader = std::fs::File::open(&fifo).unwrap();
+    reader.read_exact(&mut [0]).unwrap();
+    get.signal(Signal::TERM);
+    let stat = format!("/proc/{}/stat", get.pid());
+    eventually(|| std::fs::read_to_string(&stat).unwrap().contains(") Z "));
+    assert!(!get.wait().success());
+}

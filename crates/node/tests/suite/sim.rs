@@ -1,0 +1,86 @@
+//! `halite sim`: what fails once fails again, and nothing fails that should not.
+
+use crate::support;
+
+use serde_json::Value;
+use support::Scratch;
+
+/// Plans that a test can afford to run in a debug build.
+const PLANS: [&str; 7] = ["calm", "storm", "crashes", "pauses", "regions", "partitions", "adapters"];
+
+fn run(scratch: &Scratch, line: &str) -> Value {
+    scratch.json(&format!("sim {line} --json")).remove(0)
+}
+
+#[test]
+fn every_small_plan_runs_and_a_second_process_sees_the_same() {
+    let scratch = Scratch::new("sim-twice");
+    for plan in PLANS {
+        let line = format!("run {plan} --seed 1");
+        let (first, second) = (run(&scratch, &line), run(&scratch, &line));
+        assert_eq!(first, second, "{plan}");
+        assert_eq!(first["violation"], Value::Null, "{plan}");
+        assert!(first["operations"].as_object().is_some_and(|kinds| kinds.len() > 5), "{first}");
+    }
+}
+
+#[test]
+fn another_seed_is_another_run() {
+    let scratch = Scratch::new("sim-seeds");
+    let digests = [1, 2].map(|seed| run(&scratch, &format!("run calm --seed {seed}"))["digest"].clone());
+    assert_ne!(digests[0], digests[1]);
+}
+
+#[test]
+fn a_plan_is_the_same_from_its_file_and_looking_changes_nothing() {
+    let scratch = Scratch::new("sim-trace");
+    let plan = concat!(env!("CARGO_MANIFEST_DIR"), "/../../plans/storm.toml");
+    let trace = scratch.file("trace");
+    let watched = run(&scratch, &format!("run {plan} --seed 1 --trace {}", trace.display()));
+    assert_eq!(watched, run(&scratch, "run storm --seed 1"));
+    let lines = std::fs::read_to_string(trace).unwrap();
+    assert!(lines.lines().count() > 1000 && lines.contains("host-0"), "{} bytes", lines.len());
+}
+
+#[test]
+fn a_soak_sees_the_same_on_any_number_of_threads() {
+    let scratch = Scratch::new("sim-soak");
+    let [one, three] = [1, 3].map(|threads| {
+        let totals =
+            run(&scratch, &format!("soak --plan calm --plan storm --seeds 0..6 --threads {threads}"));
+        ["seeds", "operations", "events", "simulated_ns", "digest"].map(|name| totals[name].clone())
+    });
+    assert_eq!(one, three);
+    assert_eq!(one[0], 6);
+}
+
+#[test]
+fn plans_and_profiles_are_listed() {
+    let scratch = Scratch::new("sim-list");
+    let text = scratch.ok("sim list");
+    assert!(text.contains("rnic-100g") && PLANS.iter().all(|plan| text.contains(plan)), "{text}");
+    let rows = scratch.json("sim list --json");
+    assert!(rows.iter().any(|row| row["plan"] == "big" && row["soaked"] == false));
+}
+
+#[test]
+fn what_is_no_trial_is_refused_with_the_reason() {
+    let scratch = Scratch::new("sim-refused");
+    let bad = scratch.write("bad.toml", b"name = 'bad'\nnodes = 3\nspeed = 7\n");
+    let none = scratch.write("none.toml", b"name = 'none'\nnodes = 0\n");
+    let profile = scratch.write("profile.toml", b"name = 'p'\nnodes = 1\nprofile = 'abacus'\n");
+    let refused = |line: &str, status, reason: &str| {
+        let complaint = scratch.fails(&format!("sim {line}"), status);
+        assert!(complaint.contains(reason), "{line}: {complaint}");
+    };
+    refused("run picnic", 1, "known are calm");
+    refused("run picnic.toml", 1, "cannot read plan picnic.toml");
+    refused(&format!("run {}", bad.display()), 1, "speed");
+    refused(&format!("run {}", none.display()), 1, "nodes must be");
+    refused(&format!("run {}", profile.display()), 1, "known are local");
+    refused("run calm --seed minus", 2, "minus");
+    refused("run calm --trace /nowhere/at/all", 1, "/nowhere/at/all");
+    refused("soak", 2, "--seconds");
+    refused("soak --seeds 7..7", 2, "no seed from 7");
+    refused("soak --seeds 0..1 --threads 0", 2, "threads");
+}

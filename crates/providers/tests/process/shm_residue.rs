@@ -1,0 +1,45 @@
+//! What a shm fabric leaves behind: nothing.  Alone in its program, since it counts the process's descriptors.
+
+use crate::common;
+
+use common::{Cluster, Node, connect};
+use halite_fabric::Event;
+use halite_providers::{ShmConfig, Sleep};
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn shared_mappings() -> usize {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains("memfd:")).count()
+}
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+#[test]
+fn fabrics_leave_no_descriptor_mapping_thread_or_file_behind() {
+    let _alone = crate::alone();
+    let cluster = Cluster::new();
+    let before = (descriptors(), shared_mappings(), threads());
+    for round in 0..20 {
+        let sleep = [Sleep::Futex, Sleep::Descriptor][round % 2];
+        let one = Node::open(ShmConfig { sleep, ..cluster.config("one") });
+        let (mut one, mut two) = (one, cluster.open("two"));
+        one.register(4096);
+        let (to_two, to_one) = connect(&mut one, &mut two, "two.sock");
+        two.register(4096);
+        one.send(to_two, b"never polled", 0).unwrap();
+        one.fabric.disconnect(to_two);
+        for (node, peer) in [(&mut one, to_two), (&mut two, to_one)] {
+            assert_eq!(node.event(), Event::Disconnected { peer });
+            assert_eq!(node.event(), Event::CutOff { peer, exited: false });
+        }
+        // The second connection is open when both are dropped.
+        connect(&mut two, &mut one, "one.sock");
+    }
+    assert_eq!((descriptors(), shared_mappings(), threads()), before);
+    assert_eq!(std::fs::read_dir(&cluster.0).unwrap().count(), 0);
+}

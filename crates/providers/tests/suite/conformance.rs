@@ -1,0 +1,180 @@
+//! The conformance suite of providers: over shared memory, as it is, as middleware shows it, and as a part of a composite; and over
+//! UDP.
+
+use crate::common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::Cluster;
+use common::roce::Roce;
+use halite_fabric::conformance::Harness;
+use halite_fabric::fault::{FaultInjector, FaultPlan};
+use halite_fabric::trace::Tracer;
+use halite_fabric::{Composite, Fabric, Sleeper};
+use halite_providers::{RoceConfig, ShmConfig, ShmFabric, Sleep};
+
+/// Fabrics of this process in a directory of their own.
+struct Shm {
+    cluster: Cluster,
+    /// Another, for those who are in two.
+    spare: Cluster,
+    open: Open,
+    /// What addresses begin with.
+    prefix: &'static str,
+    /// Turns a hang into a failure; no story is meant to come anywhere near.
+    deadline: Instant,
+}
+
+/// Opens a fabric in the first directory, and perhaps one in the other.
+type Open = fn(first: ShmConfig, other: ShmConfig) -> Arc<dyn Fabric>;
+
+impl Shm {
+    fn new(open: Open) -> Shm {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        Shm { cluster: Cluster::new(), spare: Cluster::new(), open, prefix: "", deadline }
+    }
+}
+
+fn shm(config: ShmConfig) -> Arc<dyn Fabric> {
+    ShmFabric::open(config).unwrap()
+}
+
+fn on_descriptors(config: ShmConfig) -> Arc<dyn Fabric> {
+    shm(ShmConfig { sleep: Sleep::Descriptor, ..config })
+}
+
+impl Harness for Shm {
+    fn open(&self, name: &str, hello: &[u8]) -> Arc<dyn Fabric> {
+        let config = |cluster: &Cluster| ShmConfig { hello: hello.to_vec(), ..cluster.config(name) };
+        (self.open)(config(&self.cluster), config(&self.spare))
+    }
+
+    fn address(&self, name: &str) -> String {
+        format!("{}{name}.sock", self.prefix)
+    }
+
+    fn sleep(&self, fabric: &dyn Fabric, seen: u32) -> bool {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        fabric.wait(Sleeper::Progress, seen, Some(left));
+        !left.is_zero()
+    }
+
+    /// What is posted is done when the post returns; the acceptor takes its time, and is waited for by events.
+    fn settle(&self) {}
+
+    fn refusal_ends_connection(&self) -> bool {
+        false
+    }
+}
+
+mod direct {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| shm(config)));
+}
+
+/// As over a network: all is posted.
+mod posted {
+    use super::*;
+
+    fn open(config: ShmConfig) -> Arc<dyn Fabric> {
+        shm(ShmConfig { direct: false, ..config })
+    }
+
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| open(config)));
+}
+
+mod direct_on_descriptors {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| on_descriptors(config)));
+}
+
+mod traced {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| Arc::new(Tracer::new(shm(config), 100))));
+}
+
+mod injected_without_atomics {
+    use super::*;
+
+    fn open(config: ShmConfig) -> Arc<dyn Fabric> {
+        Arc::new(FaultInjector::new(shm(config), FaultPlan::new(1)).without_atomics())
+    }
+
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| open(config)));
+}
+
+mod composite_of_one {
+    use super::*;
+
+    fn open(config: ShmConfig) -> Arc<dyn Fabric> {
+        Arc::new(Composite::new(vec![("shm", shm(config))]).unwrap())
+    }
+
+    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| open(config)));
+}
+
+/// Peers are reached by the second of two parts.
+mod composite_of_two {
+    use super::*;
+
+    fn open(config: ShmConfig, other: ShmConfig) -> Arc<dyn Fabric> {
+        let parts = vec![("spare", on_descriptors(other)), ("used", on_descriptors(config))];
+        Arc::new(Composite::new(parts).unwrap())
+    }
+
+    halite_fabric::fabric_conformance_suite!(Shm { prefix: "used:", ..Shm::new(open) });
+}
+
+mod over_udp {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::new(|config| config));
+}
+
+/// Each peer has a socket of its own.
+mod over_udp_apart {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::new(|config| RoceConfig {
+        peers_per_socket: 1,
+        ..config
+    }));
+}
+
+/// Two threads of each fabric's own receive.
+mod over_udp_by_receivers {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::new(|config| RoceConfig { receivers: 2, ..config }));
+}
+
+mod over_udp_in_small_packets {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::new(Roce::small_packets_over_ipv6));
+}
+
+mod between_hosts_over_udp {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::between_hosts(|config| config));
+}
+
+mod between_hosts_by_receivers {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::between_hosts(|config| RoceConfig {
+        receivers: 2,
+        ..config
+    }));
+}
+
+mod between_hosts_over_udp_and_ipv6 {
+    use super::*;
+
+    halite_fabric::fabric_conformance_suite!(Roce::between_hosts(Roce::small_packets_over_ipv6));
+}

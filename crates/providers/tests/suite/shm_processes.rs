@@ -1,0 +1,199 @@
+//! The shm fabric between processes: death, stops and cut-off.
+//!
+//! Tests that are ignored are roles, which other tests start as processes of their own.
+
+use crate::common;
+
+use common::{Cluster, Node, Role, connect, role_dir};
+use halite_fabric::{ConnectFailure, ConnectTrouble, CutOff, Event, PeerId, PostCause};
+use halite_providers::{Fence, ShmConfig};
+use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
+
+/// Tells an `echo` to end.
+const END: u32 = u32::MAX;
+
+/// Stops the process, and returns when it has: a signal alone may find it in the middle of an answer.
+fn stop(role: &Role) {
+    kill_process(role.pid(), Signal::STOP).unwrap();
+    let (_, status) = waitpid(Some(role.pid()), WaitOptions::UNTRACED).unwrap().expect("it is our child");
+    assert!(status.stopped(), "{status:?}");
+}
+
+/// Registers memory, connects to `tester` and then answers every message with the same, until one has [`END`].
+#[test]
+#[ignore = "a role"]
+fn echo() {
+    let Some(dir) = role_dir() else { return };
+    let mut node = Node::open(ShmConfig::new(dir, "echo"));
+    node.register(1 << 20);
+    node.fabric.connect("tester.sock", b"echo");
+    let tester = node.connected();
+    loop {
+        let (bytes, imm) = node.received();
+        if imm == END {
+            // Without a word: nothing of it is dropped.
+            std::process::exit(0);
+        }
+        node.send(tester, &bytes, imm).unwrap();
+    }
+}
+
+/// Meets an `echo` that is in no pid namespace that this process knows.
+#[test]
+#[ignore = "a role"]
+fn tester_in_a_namespace() {
+    let Some(dir) = role_dir() else { return };
+    let mut tester = Node::open(ShmConfig::new(dir, "tester"));
+    let peer = tester.connected();
+    tester.send(peer, b"alive?", 1).unwrap();
+    assert_eq!(tester.received(), (b"alive?".to_vec(), 1));
+    let window = tester.fabric.direct(peer, halite_fabric::Key(0)).unwrap();
+    window.store_u64(0, 3).unwrap();
+    assert_eq!(tester.fabric.cut_off(peer), CutOff::NotPermitted, "it has no number here");
+    tester.send(peer, b"", END).unwrap();
+    expect_gone(&mut tester, peer);
+}
+
+/// A process that plays `echo`, connected and known to answer.
+fn start_echo(cluster: &Cluster, tester: &mut Node) -> (Role, PeerId) {
+    let role = Role::start(cluster, "shm_processes::echo");
+    let peer = tester.connected();
+    tester.send(peer, b"alive?", 1).unwrap();
+    assert_eq!(tester.received(), (b"alive?".to_vec(), 1));
+    (role, peer)
+}
+
+fn expect_gone(tester: &mut Node, peer: PeerId) {
+    assert_eq!(tester.event(), Event::Disconnected { peer });
+    assert_eq!(tester.event(), Event::CutOff { peer, exited: true });
+    let error = tester.send(peer, b"anybody?", 1).unwrap_err();
+    assert_eq!(error.cause, PostCause::NotConnected);
+    assert_eq!(tester.fabric.cut_off(peer), CutOff::Done);
+}
+
+#[test]
+fn messages_cross_processes_while_both_sleep_in_between() {
+    let cluster = Cluster::new();
+    let mut tester = cluster.open("tester");
+    let (_role, peer) = start_echo(&cluster, &mut tester);
+    for imm in 0..1000u32 {
+        tester.send(peer, &imm.to_le_bytes(), imm).unwrap();
+        assert_eq!(tester.received(), (imm.to_le_bytes().to_vec(), imm));
+    }
+}
+
+#[test]
+fn a_killed_peer_is_disconnected_and_cut_off() {
+    let cluster = Cluster::new();
+    let mut tester = cluster.open("tester");
+    let (mut role, peer) = start_echo(&cluster, &mut tester);
+    role.0.kill().unwrap();
+    expect_gone(&mut tester, peer);
+    // Its name is free again: the next one replaces what the dead one left in the directory.
+    assert_eq!(cluster.listeners(), ["tester.sock"]);
+    let (_again, next) = start_echo(&cluster, &mut tester);
+    assert_ne!(next, peer);
+}
+
+#[test]
+fn processes_of_sibling_pid_namespaces_share_memory_and_see_each_other_end() {
+    let cluster = Cluster::new();
+    let Some(mut tester) = Role::start_in_namespace(&cluster, "shm_processes::tester_in_a_namespace") else {
+        println!("left out: making a pid namespace takes root, and the programs setpriv and unshare");
+        return;
+    };
+    let _outside = cluster.open("outside");
+    while !cluster.listeners().contains(&"tester.sock".to_owned()) {
+        assert_eq!(tester.0.try_wait().unwrap(), None, "it has failed");
+        std::thread::yield_now();
+    }
+    let _echo = Role::start_in_namespace(&cluster, "shm_processes::echo").expect("one could be made before");
+    assert!(tester.0.wait().unwrap().success());
+}
+
+#[test]
+fn a_window_of_a_killed_peer_can_still_be_touched() {
+    let cluster = Cluster::new();
+    let mut tester = cluster.open("tester");
+    let (mut role, peer) = start_echo(&cluster, &mut tester);
+    let window = tester.fabric.direct(peer, halite_fabric::Key(0)).unwrap();
+    role.0.kill().unwrap();
+    expect_gone(&mut tester, peer);
+    window.store_u64(0, 3).unwrap();
+    assert_eq!(window.load_u64(0), Ok(3));
+}
+
+#[test]
+fn a_stopped_peer_can_be_cut_off() {
+    let cluster = Cluster::new();
+    let mut tester = cluster.open("tester");
+    let (role, peer) = start_echo(&cluster, &mut tester);
+    stop(&role);
+    assert_eq!(tester.fabric.cut_off(peer), CutOff::Started);
+    expect_gone(&mut tester, peer);
+}
+
+#[test]
+fn where_killing_is_forbidden_a_peer_is_only_watched() {
+    let cluster = Cluster::new();
+    let mut config = cluster.config("tester");
+    config.fence = Fence::Never;
+    let mut tester = Node::open(config);
+    let (mut role, peer) = start_echo(&cluster, &mut tester);
+    assert_eq!(tester.fabric.cut_off(peer), CutOff::NotPermitted);
+    tester.send(peer, b"still there?", 1).unwrap();
+    assert_eq!(tester.received().0, b"still there?");
+    role.0.kill().unwrap();
+    expect_gone(&mut tester, peer);
+}
+
+#[test]
+fn a_disconnected_stopped_peer_is_cut_off_when_it_dies() {
+    let cluster = Cluster::new();
+    let mut tester = cluster.open("tester");
+    let (mut role, peer) = start_echo(&cluster, &mut tester);
+    stop(&role);
+    tester.fabric.disconnect(peer);
+    assert_eq!(tester.event(), Event::Disconnected { peer });
+    // It may touch our memory as soon as it goes on.
+    assert_eq!(tester.try_event(), None);
+    role.0.kill().unwrap();
+    assert_eq!(tester.event(), Event::CutOff { peer, exited: true });
+}
+
+#[test]
+fn a_stopped_process_fails_a_connect_and_stops_nobody() {
+    let cluster = Cluster::new();
+    let mut tester = cluster.open("tester");
+    let (role, _) = start_echo(&cluster, &mut tester);
+    stop(&role);
+    let mut config = cluster.config("impatient");
+    config.handshake_timeout = std::time::Duration::from_millis(100);
+    let mut impatient = Node::open(config);
+    impatient.fabric.connect("echo.sock", b"");
+    let Event::ConnectFailed(ConnectFailure { address, reason, trouble: ConnectTrouble::Theirs }) =
+        impatient.event()
+    else {
+        panic!("a stopped process cannot have answered");
+    };
+    assert_eq!(address, "echo.sock");
+    assert!(reason.contains("no answer"), "{reason}");
+    connect(&mut impatient, &mut tester, "tester.sock");
+}
+
+#[test]
+fn a_peer_that_stops_reading_cannot_hang_a_registration() {
+    let cluster = Cluster::new();
+    let mut config = cluster.config("tester");
+    config.handshake_timeout = std::time::Duration::from_millis(100);
+    let mut tester = Node::open(config);
+    let (mut role, peer) = start_echo(&cluster, &mut tester);
+    stop(&role);
+    // A socket's buffer has room for some hundreds of messages.
+    for _ in 0..1000 {
+        tester.register(4096);
+    }
+    assert_eq!(tester.event(), Event::Disconnected { peer });
+    role.0.kill().unwrap();
+    assert_eq!(tester.event(), Event::CutOff { peer, exited: true });
+}

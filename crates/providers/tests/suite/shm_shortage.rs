@@ -1,0 +1,132 @@
+//! A process with limits of its own, among peers that know nothing of them.
+//!
+//! The test that is ignored is a role, which the other starts as a process of its own: its limits are nobody else's.
+
+use crate::common;
+
+use std::os::fd::AsRawFd;
+
+use common::{Cluster, Node, Role, inline, remote, role_dir};
+use halite_fabric::{ConnectFailure, ConnectTrouble, Event, Key, Operation, PeerId};
+use halite_providers::ShmConfig;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// More than the role may map beside what it has.
+const MUCH: u64 = 1 << 30;
+
+#[test]
+#[ignore = "a role"]
+fn poor() {
+    let Some(dir) = role_dir() else { return };
+    let mut node = Node::open(ShmConfig::new(dir, "poor"));
+    node.fabric.connect("rich.sock", b"poor");
+    let rich = node.connected();
+    loop {
+        let (order, key) = node.received();
+        let answer = match &order[..] {
+            b"few addresses" => limit(Resource::As, Some(mapped_bytes() + MUCH / 2)),
+            b"many addresses" => limit(Resource::As, None),
+            b"no descriptors" => limit(Resource::Nofile, Some(lowest_free_descriptor())),
+            b"many descriptors" => limit(Resource::Nofile, getrlimit(Resource::Nofile).maximum),
+            b"write" => {
+                let operation = Operation::Write { local: inline(b"salt"), remote: remote(Key(key), 0) };
+                format!("{:?}", node.run(rich, operation).0)
+            }
+            b"connect" => {
+                node.fabric.connect("other.sock", b"poor");
+                told(node.event())
+            }
+            order => panic!("{order:?} is no order"),
+        };
+        node.send(rich, answer.as_bytes(), 0).unwrap();
+    }
+}
+
+fn told(event: Event) -> String {
+    match event {
+        Event::ConnectFailed(ConnectFailure { reason, trouble: ConnectTrouble::Ours, .. }) => {
+            format!("not for me: {reason}")
+        }
+        event => format!("{event:?}"),
+    }
+}
+
+fn limit(of: Resource, current: Option<u64>) -> String {
+    setrlimit(of, Rlimit { current, ..getrlimit(of) }).unwrap();
+    "limited".to_owned()
+}
+
+fn mapped_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = statm.split(' ').next().unwrap().parse().unwrap();
+    pages * rustix::param::page_size() as u64
+}
+
+fn lowest_free_descriptor() -> u64 {
+    std::fs::File::open("/dev/null").unwrap().as_raw_fd() as u64
+}
+
+/// Orders that the role carries out, and what it answers.
+struct Poor<'n> {
+    node: &'n mut Node,
+    role: PeerId,
+}
+
+impl Poor<'_> {
+    fn told(&mut self, order: &str, key: u32) -> String {
+        self.node.send(self.role, order.as_bytes(), key).unwrap();
+        String::from_utf8(self.node.received().0).unwrap()
+    }
+
+    fn ordered(&mut self, order: &str) {
+        assert_eq!(self.told(order, 0), "limited");
+    }
+}
+
+#[test]
+fn who_cannot_map_a_segment_is_told_so_and_keeps_the_connection() {
+    let cluster = Cluster::new();
+    let mut rich = cluster.open("rich");
+    rich.register(4096);
+    let _role = Role::start(&cluster, "shm_shortage::poor");
+    let role = rich.connected();
+    let mut poor = Poor { node: &mut rich, role };
+
+    poor.ordered("few addresses");
+    let (_, large) = poor.node.register(MUCH);
+    assert_eq!(poor.told("write", 1), "Unmapped");
+    assert_eq!(poor.told("write", 0), "Success", "what fits is as before");
+    poor.ordered("many addresses");
+    assert_eq!(poor.told("write", 1), "Success", "it is tried again");
+    assert_eq!(common::bytes_of(&large, 0, 4), b"salt");
+
+    poor.ordered("no descriptors");
+    poor.node.register(4096);
+    assert_eq!(poor.told("write", 2), "Unmapped");
+    assert_eq!(poor.told("write", 1), "Success");
+    poor.ordered("many descriptors");
+    poor.node.register(4096);
+    assert_eq!(poor.told("write", 3), "Success", "what comes later is mapped");
+    assert_eq!(poor.told("write", 4), "RemoteAccess", "what is not there is told from what is not mapped");
+}
+
+#[test]
+fn a_connection_that_does_not_fit_fails_for_a_reason_of_ones_own() {
+    let cluster = Cluster::new();
+    let mut rich = cluster.open("rich");
+    let mut other = cluster.open("other");
+    other.register(MUCH);
+    let _role = Role::start(&cluster, "shm_shortage::poor");
+    let role = rich.connected();
+    let mut poor = Poor { node: &mut rich, role };
+    poor.ordered("few addresses");
+    let told = poor.told("connect", 0);
+    assert!(told.starts_with("not for me: it has no addresses left") && told.contains("ulimit -v"), "{told}");
+    poor.ordered("many addresses");
+    poor.ordered("no descriptors");
+    let told = poor.told("connect", 0);
+    assert!(told.contains("it has no descriptors left") && told.contains("ulimit -n"), "{told}");
+    poor.ordered("many descriptors");
+    assert!(poor.told("connect", 0).starts_with("Connected"));
+    other.connected();
+}

@@ -1,0 +1,113 @@
+//! Several processes on one host, which share its memory, and adapters between hosts.
+
+use crate::common;
+
+use common::{LONG_NS, Side, open, open_on, pass, remote};
+use halite_fabric::{Capabilities, Event, Fabric, Lane, Local, Operation, Status};
+use halite_sim::{Profile, World};
+
+/// Processes `a` and `b` of one host, and `c` of another; `a` has connected to both.
+struct Three {
+    world: World,
+    a: Side,
+    b: Side,
+    c: Side,
+}
+
+fn three() -> Three {
+    let world = World::with_processes(1, Profile::rnic_100g(), Profile::local());
+    let mut a = open(&world, "a");
+    let mut b = open_on(&world, world.add_process(a.host), "b");
+    let mut c = open(&world, "c");
+    a.fabric.connect("b", b"I am a");
+    pass(&world, LONG_NS);
+    a.peer = a.connected();
+    b.peer = b.connected();
+    a.fabric.connect("c", b"I am a");
+    pass(&world, LONG_NS);
+    c.peer = c.connected();
+    Three { world, a, b, c }
+}
+
+#[test]
+fn each_peer_is_reached_as_what_stands_in_between_allows() {
+    let Three { world, a, b, c } = three();
+    let to_c = a.connected();
+    assert!(world.share_a_host(a.host, b.host) && !world.share_a_host(a.host, c.host));
+    let Capabilities { direct, inline_bytes_max, .. } = a.fabric.capabilities(a.peer);
+    assert_eq!((direct, inline_bytes_max), (true, Profile::local().inline_bytes_max));
+    let Capabilities { direct, inline_bytes_max, .. } = a.fabric.capabilities(to_c);
+    assert_eq!((direct, inline_bytes_max), (false, Profile::rnic_100g().inline_bytes_max));
+
+    let window = a.fabric.direct(a.peer, b.key).expect("they share a host");
+    window.write(0, b"salt").unwrap();
+    assert_eq!(b.bytes(0, 4), b"salt");
+    assert!(a.fabric.direct(to_c, c.key).is_none(), "an adapter stands in between");
+    assert!(a.fabric.direct(a.peer, halite_fabric::Key(1)).is_none(), "there is no such memory");
+
+    // What is posted takes as long as the way is.
+    let took_ns = [a.peer, to_c].map(|peer| {
+        let began_ns = world.now_ns();
+        let operation = Operation::Write { local: Local::Inline(b"pepper"), remote: remote(b.key, 8) };
+        a.fabric.post(peer, Lane::FIRST, &[common::request(1, operation)]).unwrap();
+        while a.ended().is_empty() {
+            pass(&world, 10);
+        }
+        world.now_ns() - began_ns
+    });
+    assert_eq!((b.bytes(8, 6), c.bytes(8, 6)), (b"pepper".to_vec(), b"pepper".to_vec()));
+    assert!(took_ns[0] + 1_000 < took_ns[1], "{took_ns:?}");
+}
+
+#[test]
+fn processes_of_a_host_share_its_clock_and_stop_by_themselves() {
+    let Three { world, a, b, c } = three();
+    assert_eq!(world.clock(a.host).now_ns(), world.clock(b.host).now_ns());
+    assert_ne!(world.clock(a.host).now_ns(), world.clock(c.host).now_ns());
+    world.set_drift_ppm(b.host, 200);
+    pass(&world, LONG_NS);
+    assert_eq!(world.clock(a.host).now_ns(), world.clock(b.host).now_ns());
+    world.pause(b.host);
+    assert!(world.is_running(a.host) && !world.is_running(b.host));
+}
+
+/// Values of a process are dropped when it is killed, which does things that the dead do not.
+#[test]
+fn what_is_done_with_the_windows_of_a_killed_process_is_seen_by_nobody() {
+    let Three { world, a, b, .. } = three();
+    let theirs = a.fabric.direct(a.peer, b.key).unwrap();
+    let back = b.fabric.direct(b.peer, a.key).unwrap();
+    theirs.write(0, b"alive").unwrap();
+    a.memory.write(0, b"alive").unwrap();
+    world.crash(a.host);
+    theirs.write(0, b"dead!").unwrap();
+    a.memory.write(0, b"dead!").unwrap();
+    assert_eq!(b.bytes(0, 5), b"alive");
+    let mut seen = [0; 5];
+    back.read(0, &mut seen).unwrap();
+    assert_eq!(&seen, b"alive", "others have the memory of the dead for as long as they hold it");
+    pass(&world, LONG_NS);
+    let peer = b.peer;
+    assert_eq!(b.events(), [Event::Disconnected { peer }, Event::CutOff { peer, exited: true }]);
+}
+
+#[test]
+fn of_the_death_of_a_process_its_kernel_tells_and_of_that_of_a_host_nobody() {
+    for whole in [false, true] {
+        let Three { world, a, b, c } = three();
+        if whole {
+            world.crash_whole_host(b.host);
+            assert!(world.has_crashed(a.host) && world.has_crashed(b.host) && world.is_running(c.host));
+        } else {
+            world.crash(a.host);
+            assert!(world.is_running(b.host));
+        }
+        pass(&world, LONG_NS);
+        assert_eq!(c.events().is_empty(), whole);
+        if whole {
+            c.post(1, Operation::Send { bytes: b"hello?", imm: 0 });
+            pass(&world, LONG_NS);
+            assert_eq!(c.ended(), [(1, Status::RetryExceeded)], "silence tells");
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Named scenarios of what simulated clusters have found in the engine: see `docs/found-by-simulation.md`.
+
+use crate::common;
+
+use common::*;
+use halite_fabric::PeerId;
+use halite_tier::access::{Blocked, SlotRef};
+use halite_tier::effect::{Command, OpId, Outcome, Placement};
+use halite_tier::ids::NodeId;
+use halite_tier::message::{ErrorReply, RegionCommand};
+use halite_tier::permissions::Permissions;
+
+fn begin_to_move(c: &mut Cluster, host: usize, slot: SlotRef, to: u32) -> OpId {
+    let moving = c.submit(host, Command::RegionCommand(slot, RegionCommand::Move { to: NodeId(to) }));
+    c.run();
+    moving
+}
+
+/// The home freed the region at once and only told the directory: a node that heard of that by a quicker way found the name
+/// taken.
+#[test]
+fn a_name_can_be_used_again_as_soon_as_its_region_is_freed() {
+    let mut c = Cluster::of(3);
+    let lh = c.alloc(2, "salt", CHUNK_BYTES, Placement::Local);
+    c.held = vec![(2, 0)];
+    let freeing = c.submit(2, Command::RegionCommand(lh, RegionCommand::Free));
+    c.run();
+    assert!(!c.has_ended(2, freeing), "the directory has not heard of it");
+    c.held = vec![];
+    c.run();
+    assert_eq!(c.outcome(2, freeing), Some(Ok(Outcome::Done)));
+    c.alloc(0, "salt", CHUNK_BYTES, Placement::Local);
+}
+
+/// The new handle was the first to know where the region is, and what the others were yet to be told was forgotten for it.
+#[test]
+fn a_handle_that_comes_about_at_the_end_of_a_move_keeps_no_other_from_seeing_where_the_region_went() {
+    let mut c = Cluster::of(3);
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    let early = c.map(2, "salt");
+    c.slow_to_copy = true;
+    begin_to_move(&mut c, 1, home, 0);
+    assert_eq!(c.copies_under_way(), 1, "the last chunk is frozen, and everybody has let go of it");
+    // Somebody at the mapper is in the middle of an access to something else, so its handles wait.
+    let path = c.hosts[2].path.clone();
+    let pin = path.pins().pin();
+    c.finish_copies();
+    c.run();
+    let late =
+        c.submit(2, Command::Map { name: "salt".into(), wanted: Permissions::READ | Permissions::WRITE });
+    drop(pin);
+    c.run();
+    let late = slot(c.outcome(2, late).expect("the region is where it goes"));
+    let there = c.map(0, "salt");
+    assert_eq!(c.extents(2, early), c.extents(0, there), "commands go where the region is");
+    c.write(2, late, 0, b"pepper");
+    let (host, mut seen) = (&c.hosts[2], [0; 6]);
+    assert_eq!(host.path.read(host.session, early, 0, &mut seen), Ok(6), "and so do accesses");
+    assert_eq!(&seen, b"pepper");
+}
+
+/// Two nodes see the last of each other; nobody else hears of it.
+fn lose_sight(c: &mut Cluster, a: usize, b: usize) {
+    c.kills = false;
+    for (one, other) in [(a, b), (b, a)] {
+        c.hosts[one].engine.handle_disconnected(c.now_ns, PeerId(other as u32 + 1));
+        c.hosts[one].engine.handle_cut_off(c.now_ns, PeerId(other as u32 + 1), false);
+    }
+    c.run();
+}
+
+/// The home lives and lets newcomers map its region: the other node took back what it held, and gave it to somebody else.
+#[test]
+fn what_a_node_holds_for_a_home_it_has_lost_sight_of_is_kept_and_reached_by_others() {
+    let mut c = Cluster::of(2);
+    let wide = c.alloc(0, "wide", 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(0), NodeId(1)]));
+    c.write(0, wide, CHUNK_BYTES, b"pepper");
+    lose_sight(&mut c, 0, 1);
+    assert_eq!(c.memory(1), (CHUNK_BYTES, 0), "the owner keeps its chunk");
+    let newcomer = c.add(2, ARENA_BYTES);
+    let lh = c.map(newcomer, "wide");
+    let (host, mut seen) = (&c.hosts[newcomer], [0; 6]);
+    assert_eq!(host.path.read(host.session, lh, CHUNK_BYTES, &mut seen), Ok(6));
+    assert_eq!(&seen, b"pepper");
+    let (host, mut seen) = (&c.hosts[0], [0; 6]);
+    let there = host.path.read(host.session, wide, CHUNK_BYTES, &mut seen);
+    assert_eq!(there, Err(Blocked::Down(c.hosts[1].incarnation)), "the home itself does not reach it");
+}
+
+/// The node's new incarnation was asked to copy into the memory of its old one, and answered that it did not understand.
+#[test]
+fn a_move_to_a_node_that_is_restarted_meanwhile_ends_as_if_it_were_down() {
+    let mut c = Cluster::of(4);
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    c.write(1, home, 0, b"salt");
+    c.map(3, "salt");
+    // The mapper's word that it has let go of the chunk is late.
+    c.held = vec![(3, 1)];
+    let moving = begin_to_move(&mut c, 1, home, 2);
+    c.kill(2);
+    c.add(2, ARENA_BYTES);
+    assert!(!c.has_ended(1, moving), "nothing is asked of the new owner before the chunk is let go of");
+    c.held = vec![];
+    c.run();
+    assert_eq!(c.outcome(1, moving), Some(Err(ErrorReply::PeerDown(NodeId(2)).into())));
+    assert_eq!(c.read(1, home, 0, 4), b"salt");
+}
+
+/// As before, but all is copied, and the new incarnation would have become the home of what went with the old one.
+#[test]
+fn a_region_is_not_handed_to_a_node_that_is_restarted_meanwhile() {
+    let mut c = Cluster::of(4);
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    c.map(3, "salt");
+    c.slow_to_copy = true;
+    let moving = begin_to_move(&mut c, 1, home, 2);
+    // The mapper's word that it knows where the chunk is now is late.
+    c.held = vec![(3, 1)];
+    c.finish_copies();
+    c.run();
+    c.kill(2);
+    c.add(2, ARENA_BYTES);
+    assert!(!c.has_ended(1, moving), "the home does not change before all mappers know the last of it");
+    c.held = vec![];
+    c.run();
+    assert_eq!(c.outcome(1, moving), Some(Err(ErrorReply::PeerDown(NodeId(2)).into())));
+    assert_eq!(
+        c.command(1, Command::RegionCommand(home, RegionCommand::Free)),
+        Ok(Outcome::Done),
+        "the home is where it was"
+    );
+}
+
+/// The node that was to be the next home was silent, and taken for dead, when it was asked; it woke, and there were two
+/// homes, of which neither knew all mappers.
+#[test]
+fn a_region_that_may_have_been_handed_over_stays_with_nobody_else() {
+    let mut c = Cluster::of(4);
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    c.write(1, home, 0, b"salt");
+    c.slow_to_copy = true;
+    let moving = begin_to_move(&mut c, 1, home, 2);
+    c.held = vec![(1, 2)];
+    c.finish_copies();
+    c.run();
+    assert!(!c.has_ended(1, moving), "the next home has not answered");
+    c.kills = false;
+    c.hosts[1].engine.handle_disconnected(c.now_ns, PeerId(3));
+    c.hosts[1].engine.handle_cut_off(c.now_ns, PeerId(3), false);
+    c.run();
+    assert_eq!(c.outcome(1, moving), Some(Err(ErrorReply::PeerDown(NodeId(2)).into())));
+    c.held = vec![];
+    c.run();
+    let there = c.map(0, "salt");
+    assert_eq!(c.read(0, there, 0, 4), b"salt", "it was handed over");
+    assert_eq!(
+        c.command(1, Command::RegionCommand(home, RegionCommand::Free)),
+        Err(ErrorReply::PeerDown(NodeId(2)).into()),
+        "the former home does not free what is another's"
+    );
+}
+
+/// The next home alone has lost sight of a mapper when it takes over: that acknowledges nothing, and may still write.
+#[test]
+fn memory_of_a_region_that_was_handed_over_is_kept_back_from_who_was_lost_meanwhile() {
+    let mut c = Cluster::of(4);
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    c.map(3, "salt");
+    c.kills = false;
+    c.slow_to_copy = true;
+    let moving = begin_to_move(&mut c, 1, home, 2);
+    c.held = vec![(3, 1)];
+    c.finish_copies();
+    c.run();
+    c.held = vec![(1, 2)];
+    c.run();
+    assert!(!c.has_ended(1, moving), "the region is on its way, and its mapper is alive for who sent it");
+    let lost = PeerId(3 + 1);
+    c.hosts[2].engine.handle_disconnected(c.now_ns, lost);
+    c.held = vec![];
+    c.run();
+    assert_eq!(c.outcome(1, moving), Some(Ok(Outcome::Done)));
+    let freeing = c.submit(1, Command::RegionCommand(home, RegionCommand::Free));
+    c.run();
+    assert!(!c.has_ended(1, freeing), "it is not cut off");
+    assert_eq!(c.memory(2), (CHUNK_BYTES, 0));
+    c.hosts[2].engine.handle_cut_off(c.now_ns, lost, true);
+    c.run();
+    assert_eq!(c.outcome(1, freeing), Some(Ok(Outcome::Done)));
+    assert_eq!(c.memory(2), (0, 0));
+}
+
+/// It answered as soon as those had told their names whom it had met by then: one that was slow to be met was home of nothing.
+#[test]
+fn a_directory_answers_nothing_before_it_has_met_all_who_were_there_before_it() {
+    let mut c = Cluster::of(3);
+    c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    c.kill(0);
+    c.run();
+    c.hosts[1].running = false;
+    let directory = c.add_late(0, ARENA_BYTES);
+    c.hosts[directory].engine.begin_to_meet();
+    c.run();
+    let map = Command::Map { name: "salt".into(), wanted: Permissions::READ };
+    let mapping = c.submit(2, map);
+    c.run();
+    assert!(!c.has_ended(2, mapping), "somebody has not been met yet");
+    c.hosts[1].running = true;
+    c.connect(directory, 1);
+    c.hosts[directory].engine.handle_all_met(c.now_ns);
+    c.run();
+    slot(c.outcome(2, mapping).expect("all have told their names"));
+}
+
+/// The former home let it map while others were told of the move.  Nobody waited for its answer, and it came after all that the next
+/// home had to say: the handle led to memory that was free.
+#[test]
+fn who_asks_to_map_while_a_region_is_handed_over_maps_nothing_that_was_freed_meanwhile() {
+    let mut c = Cluster::of(4);
+    let home = c.alloc(2, "salt", CHUNK_BYTES, Placement::Local);
+    c.map(3, "salt");
+    c.slow_to_copy = true;
+    let moving = begin_to_move(&mut c, 2, home, 1);
+    c.held = vec![(3, 2)];
+    c.finish_copies();
+    c.run();
+    c.held = vec![(3, 2), (2, 0)];
+    let map = Command::Map { name: "salt".into(), wanted: Permissions::READ };
+    let mapping = c.submit(0, map);
+    c.run();
+    c.held = vec![(2, 0)];
+    c.run();
+    assert_eq!(c.outcome(2, moving), Some(Ok(Outcome::Done)));
+    let freed = c.command(2, Command::RegionCommand(home, RegionCommand::Free));
+    assert_eq!(freed, Ok(Outcome::Done));
+    c.held = vec![];
+    c.run();
+    assert_eq!(c.outcome(0, mapping), Some(Err(ErrorReply::NotFound.into())));
+}
+
+/// As above, where the region moves to its home itself: nobody is sent on from there, and who maps it meanwhile is answered at once.
+#[test]
+fn a_handle_that_comes_about_while_a_region_moves_home_keeps_no_other_from_seeing_where_it_went() {
+    let mut c = Cluster::of(3);
+    let spread = Placement::Spread([1, 2].map(NodeId).to_vec());
+    let home = c.alloc(1, "salt", 2 * CHUNK_BYTES, spread);
+    let early = c.map(0, "salt");
+    c.slow_to_copy = true;
+    begin_to_move(&mut c, 1, home, 1);
+    assert_eq!(c.copies_under_way(), 1, "the last chunk is frozen, and everybody has let go of it");
+    let path = c.hosts[0].path.clone();
+    let pin = path.pins().pin();
+    c.finish_copies();
+    c.run();
+    let late = c.map(0, "salt");
+    drop(pin);
+    c.run();
+    let there = c.map(2, "salt");
+    assert_eq!(c.extents(0, early), c.extents(2, there), "commands go where the region is");
+    c.write(0, late, CHUNK_BYTES, b"pepper");
+    let (host, mut seen) = (&c.hosts[0], [0; 6]);
+    assert_eq!(host.path.read(host.session, early, CHUNK_BYTES, &mut seen), Ok(6), "and so do accesses");
+    assert_eq!(&seen, b"pepper");
+}
+
+/// It is not known where the region is at home, and may not be for long: who asks for its watchers is told so, as who maps it is.
+#[test]
+fn who_asks_for_the_watchers_of_a_region_whose_home_is_in_doubt_is_answered() {
+    let mut c = Cluster::of(4);
+    c.adapters = true;
+    let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
+    let mapped = c.map(3, "salt");
+    c.slow_to_copy = true;
+    let moving = begin_to_move(&mut c, 1, home, 2);
+    c.slow_to_copy = false;
+    c.finish_copies();
+    c.held = vec![(1, 2), (2, 3), (2, 0)];
+    c.run();
+    c.part(&[1], &[2]);
+    c.held = vec![(1, 2)];
+    c.sleep(3 * LEASE_NS);
+    c.held.clear();
+    assert_eq!(c.outcome(1, moving), Some(Err(ErrorReply::PeerDown(NodeId(2)).into())));
+    let watch = Command::Watch { slot: mapped, port: 7 };
+    for command in [Command::ListWatchers(mapped), watch] {
+        assert_eq!(c.command(3, command), Err(ErrorReply::PeerDown(NodeId(2)).into()));
+    }
+}
