@@ -1,11 +1,11 @@
-//! What the transport costs by itself: two queue pairs in one thread, without a network between them.
+//! Measures the transport alone: two queue pairs in one thread, without a network.
 //!
 //! ```text
 //! cargo run --release -p halite-rnic --example rnic_costs
 //! ```
 //!
-//! Packets are written into one buffer, sealed, opened, parsed and carried out, and the same for what comes back.  The time is
-//! that of the processor for both ends together, so that others may use it as well; it is checked that all bytes have arrived.
+//! Packets are written into one buffer, sealed, opened, parsed and carried out, and so are their responses.  The reported time is
+//! CPU time of both ends together, so that other processes do not disturb it.
 
 use std::cell::RefCell;
 
@@ -65,7 +65,7 @@ fn pair(mtu: Mtu) -> [End; 2] {
     })
 }
 
-/// Lets packets go back and forth until there are none.
+/// Exchanges packets until there are none.
 fn settle(ends: &mut [End; 2], buffer: &mut [u8], packets: &mut u64) {
     loop {
         let before = *packets;
@@ -89,7 +89,7 @@ fn settle(ends: &mut [End; 2], buffer: &mut [u8], packets: &mut u64) {
     }
 }
 
-/// What this process has used so far.
+/// CPU time of this process so far.
 fn processor_ns() -> f64 {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     used.tv_sec as f64 * 1e9 + used.tv_nsec as f64
@@ -102,7 +102,7 @@ fn measure(name: &str, mtu: Mtu, rounds: u64, batch: u64, bytes: u64, operation:
     let begin = processor_ns();
     for _ in 0..rounds {
         for id in 0..batch {
-            // One in sixteen tells when it and those before it are done.
+            // One in sixteen completes for itself and those before it.
             let signalled = id % 16 == 15 || batch == 1;
             let request = Request { id, operation: operation(), signalled, solicited: false };
             ends[0].qp.post(request).expect("room");

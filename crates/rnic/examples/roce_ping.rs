@@ -1,12 +1,12 @@
-//! What a call costs over UDP before there is a driver: a ping-pong of real packets, beside a bare one of 8 bytes.
+//! Measures a call over UDP without a driver: a ping-pong of RoCE packets, compared with plain UDP of 8 bytes.
 //!
 //! ```text
 //! cargo run --release -p halite-rnic --example roce_ping [ROUNDS]
 //! ```
 //!
-//! Two threads on cores 0 and 1 send each other writes of 64 bytes with immediate, whose checksums are computed and checked and
-//! whose bytes are copied out, over sockets that are not connected.  The ways to acknowledge take turns, each spinning and
-//! asleep in epoll; a figure is the median of a round's calls, and a ratio one of two figures of the same round.
+//! Two threads on cores 0 and 1 exchange writes of 64 bytes with immediate over unconnected sockets; checksums are computed and
+//! verified, and payloads copied out.  The ways to acknowledge alternate, each with spinning and with sleeping in epoll; a figure
+//! is the median of a round's calls, and a ratio compares two figures of one round.
 
 use std::io::{ErrorKind, IoSliceMut};
 use std::net::{SocketAddr, UdpSocket};
@@ -17,20 +17,20 @@ use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use rustix::event::epoll;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// How the other end learns that a write has arrived.
+/// How a write is acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Acknowledged {
-    /// There is nothing to acknowledge: 8 bytes, as they are.
+    /// Not at all: plain UDP of 8 bytes.
     BareUdp,
-    /// Likewise, through the library that knows trains.
+    /// Plain UDP through the library that supports trains.
     BareByLibrary,
     /// By a packet behind the next write, in the same train.
     InTheTrain,
-    /// So too, but only every sixteenth.
+    /// As `InTheTrain`, for every sixteenth write.
     Sixteenth,
-    /// So too, and what is no train goes by a plain `sendto`.
+    /// As `Sixteenth`, with single packets sent by plain `sendto`.
     SixteenthPlain,
-    /// By a packet of its own, before the next write.
+    /// By a separate packet, before the next write.
     Apart,
 }
 
@@ -67,7 +67,7 @@ impl End {
             let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("epoll");
             let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
             epoll::add(&epoll, &socket, epoll::EventData::new_u64(0), edges).expect("watched");
-            // A sleeper of the bare ping-pong sleeps in the receive itself, as one would write it.
+            // Plain UDP sleeps in the receive call itself, as is usual.
             socket.set_nonblocking(!(sleeps && way == Acknowledged::BareUdp)).expect("set");
             End {
                 socket,
@@ -169,7 +169,7 @@ impl End {
         }
     }
 
-    /// Takes what there is until a write is among it, and says whether one was.
+    /// Receives until a write arrives or the socket is empty; returns true if one arrived.
     fn drain(&mut self) -> bool {
         let mut buffer = std::mem::take(&mut self.buffer);
         let mut arrived = false;
@@ -213,7 +213,7 @@ impl End {
                 assert!(aeth.msn <= self.sent);
                 false
             }
-            _ => panic!("nobody sends {packet:?}"),
+            _ => panic!("unexpected packet {packet:?}"),
         }
     }
 }

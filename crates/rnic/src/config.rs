@@ -1,10 +1,10 @@
-//! What the two ends of a connection agree on, and what each decides by itself.
+//! Configuration of a queue pair: settings negotiated with the peer, and local ones.
 
 use std::time::Duration;
 
 use crate::congestion::Congestion;
 
-/// Most payload of a packet (verbs' path MTU).
+/// Maximum payload of a packet (verbs' path MTU).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Mtu {
     /// 256 bytes.
@@ -20,73 +20,73 @@ pub enum Mtu {
 }
 
 impl Mtu {
-    /// All of them, smallest first.
+    /// All sizes, smallest first.
     pub const ALL: [Mtu; 5] = [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
 
-    /// How many bytes.
+    /// The size in bytes.
     pub fn bytes(self) -> u32 {
         256 << self as u32
     }
 }
 
-/// How long the requester tries.
+/// When the requester gives up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Retry {
-    /// Between our own ends: until nothing has been heard for so long.  A peer without a receive is waited for as long as it says so.
+    /// Between Halite peers: after hearing nothing from the peer for this long.  RNR NAKs are retried without limit.
     Lease(Duration),
-    /// As verbs have it.
+    /// As in verbs.
     Count {
-        /// How often the same packet is sent again.
+        /// Retransmissions of one packet.
         retries: u8,
-        /// How long to wait for an answer each time.
+        /// Wait for a response after each transmission.
         timeout: Duration,
-        /// How often the peer may have no receive; 7 stands for any number.
+        /// Retries after RNR NAKs; 7 means no limit.
         rnr_retries: u8,
     },
 }
 
-/// See the fields.
+/// Configuration of one queue pair.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Agreed on.
+    /// Negotiated with the peer.
     pub mtu: Mtu,
-    /// Reads and atomics of ours that may be under way; at most what the peer answers (verbs' `max_rd_atomic`).
+    /// Maximum local reads and atomics in flight; at most the peer's `answers_max` (verbs' `max_rd_atomic`).
     pub reads_max: usize,
-    /// Reads and atomics of the peer that may be under way (verbs' `max_dest_rd_atomic`).
+    /// Maximum reads and atomics of the peer in flight (verbs' `max_dest_rd_atomic`).
     pub answers_max: usize,
-    /// Requests that may be posted.
+    /// Maximum posted requests.
     pub send_queue_max: usize,
-    /// Longest message, in both directions.
+    /// Maximum length of a message in bytes, in both directions.
     pub send_bytes_max: usize,
-    /// Whether the peer is one of our own ends: credits are grants of packets, and keys exist even where nothing is moved.  Towards
-    /// others, none are given or heeded, and a request without bytes may have any key.
+    /// Whether the peer is a Halite peer: credits grant packets, and even an empty request needs a valid key.  With other
+    /// implementations, credits are neither sent nor obeyed, and an empty request may name any key.
     pub grants: bool,
-    /// Whether single packets are repeated: what comes before its turn is kept until then.  Both ends do so, or neither; and they
-    /// grant.
+    /// Selective repeat: the responder keeps early packets, and the requester repeats only lost ones.  Negotiated; requires
+    /// `grants`.
     pub selective: bool,
-    /// What decides how much may be under way in the network, if it is not the peer's grant alone; of those that repeat selectively.
+    /// The congestion controller, which bounds packets in flight besides the peer's grant.  Requires `selective`.
     pub congestion: Congestion,
-    /// Whether answers say how long what they answer has waited at their sender, so that the wait for its processor is no delay of the
-    /// network's.  Both ends do so, or neither; and they repeat selectively.
+    /// Whether responses report how long their request waited at the responder, so that its scheduling delay does not count as
+    /// network delay.  Negotiated; requires `selective`.
     pub tells_waits: bool,
-    /// Whether it is found out how long packets come through, and those that do not leave in parts.  Both ends do so, or neither.
+    /// Path MTU discovery: packets longer than the discovered MTU are sent in parts.  Negotiated.
     pub finds_path: bool,
-    /// Most packets of a message into the peer's memory.  Packets of one length make longer trains where each is a message of its own,
-    /// and an adapter has less to do where a write is one message.
+    /// Maximum packets per write message.  One-packet messages have equal lengths and so form longer trains; one message per
+    /// write costs a hardware adapter less.
     pub write_packets_max: u32,
-    /// Most packets of the answer to one read request, likewise.
+    /// Maximum packets in the response to one read request, for the same reasons.
     pub read_packets_max: u32,
-    /// Most packets under way, whatever the peer grants; and as many where nothing is granted.
+    /// Maximum packets in flight, whatever the peer grants; also the window where the peer sends no grants.
     pub window_packets_max: u32,
-    /// As many as may be under way before the peer has granted any: one, unless it has room for more in any case.
+    /// Maximum packets in flight before the first grant: one, unless both ends guarantee room for more.
     pub first_packets_max: u32,
-    /// Packets of answers to reads that our own receive buffer takes.
+    /// Packets of read responses that the local receive buffer holds.
     pub room_packets: u32,
-    /// How long we try.
+    /// When the requester gives up.
     pub retry: Retry,
-    /// What a peer is told to wait that finds no receive.
+    /// Wait that an RNR NAK requests from the peer.
     pub rnr_wait: Duration,
-    /// How long an acknowledgement may wait for which nobody asked.
+    /// Maximum delay of an acknowledgement that the peer did not request.
     pub ack_delay: Duration,
 }
 
@@ -115,7 +115,7 @@ impl Default for Config {
     }
 }
 
-/// As many as fit: a lease of [`Duration::MAX`] never ends.
+/// Saturates, so that a lease of [`Duration::MAX`] never expires.
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! What a step of either state machine gets to see besides its own state.
+//! The inputs of one step of the requester or the responder.
 
 use std::collections::VecDeque;
 
@@ -7,10 +7,10 @@ use crate::counters::Counters;
 use crate::memory::Memory;
 use crate::work::Event;
 
-/// Borrowed for one step.
+/// The environment of one step, borrowed from the queue pair.
 pub(crate) struct StepContext<'a> {
     pub now_ns: u64,
-    /// When the packet came that is handled, which may have waited since.
+    /// Arrival time of the packet being handled, which may have waited in a queue since.
     pub arrived_ns: u64,
     pub config: &'a Config,
     pub memory: &'a dyn Memory,

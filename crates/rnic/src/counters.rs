@@ -1,35 +1,35 @@
-//! What a queue pair counts: all that it drops, and all that it does twice.
+//! Packet counters of a queue pair.
 
 use core::ops::Add;
 
-/// Packets, since the queue pair was made.
+/// Packet counts since the queue pair was created.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
-    /// Sent, repetitions included.
+    /// Sent, including repeated packets.
     pub sent: u64,
-    /// Of these, requests that had been sent before.
+    /// Of these, repeated requests.
     pub repeated: u64,
-    /// Arrived, whatever became of them.
+    /// Arrived, including dropped packets.
     pub arrived: u64,
-    /// Dropped: for another queue pair, or before this one was ready, or after its end.
+    /// Dropped: for another queue pair, before this one was ready, or after the connection ended.
     pub misdirected: u64,
-    /// Dropped: too far from what is expected.
+    /// Dropped: sequence number too far from the expected one.
     pub out_of_window: u64,
-    /// Dropped: requests behind one that is missing.
+    /// Dropped: requests behind a gap.
     pub ahead: u64,
-    /// Requests that came before their turn, and were kept until then.
+    /// Early requests kept until the gap before them closed.
     pub kept: u64,
-    /// Requests that had been carried out, or kept, and were answered again.
+    /// Requests already carried out or kept, for which a response was sent again.
     pub duplicates: u64,
-    /// Dropped: answers to what has been answered, or that nothing asked for.
+    /// Dropped: duplicate or unsolicited responses.
     pub stale: u64,
-    /// Dropped: answers that do not fit, repeated requests that cannot be answered again.
+    /// Dropped: responses that do not match their request, and duplicate requests whose response is no longer available.
     pub malformed: u64,
-    /// Times that the timer ran out.
+    /// Expirations of the retransmission timer.
     pub timeouts: u64,
-    /// Times that something missing was asked for, by either side.
+    /// Reports of missing packets, sent or received.
     pub naks: u64,
-    /// Times that there was no receive, on either side.
+    /// RNR NAKs, sent or received.
     pub rnr_naks: u64,
 }
 

@@ -1,13 +1,13 @@
-//! What posted requests hold on their own side.
+//! Local memory of posted requests.
 
 use std::collections::VecDeque;
 
 use crate::memory::Refused;
 
-/// The local memory of posted requests, oldest first, behind keys of its own: it stays though what it is registered by is taken back.
+/// Keeps the local memory of posted requests alive, oldest first, under keys of its own, even after it is deregistered.
 #[derive(Debug)]
 pub struct Held<T> {
-    /// The key of the oldest one, which counts all that were ever posted.
+    /// The key of the oldest entry.  Keys count the posted requests, and wrap.
     first: u32,
     held: VecDeque<Option<T>>,
 }
@@ -19,24 +19,24 @@ impl<T> Default for Held<T> {
 }
 
 impl<T> Held<T> {
-    /// The key of the next request that is posted.
+    /// The key of the next request to post.
     pub fn next_key(&self) -> u32 {
         self.first.wrapping_add(self.held.len() as u32)
     }
 
-    /// A request was posted, which may hold nothing.
+    /// Adds the memory of a posted request, if it has any.
     pub fn push(&mut self, memory: Option<T>) {
         self.held.push_back(memory);
     }
 
-    /// Only so many of the last have not ended.
+    /// Drops all entries but the last `count`.
     pub fn keep_last(&mut self, count: usize) {
         let ended = self.held.len().saturating_sub(count);
         self.held.drain(..ended);
         self.first = self.first.wrapping_add(ended as u32);
     }
 
-    /// What the request of that key holds.
+    /// The memory of the request with this key.
     pub fn get(&self, key: u32) -> Result<&T, Refused> {
         let index = key.wrapping_sub(self.first) as usize;
         self.held.get(index).and_then(Option::as_ref).ok_or(Refused)
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_go_on_behind_those_of_requests_that_have_ended_also_past_their_last_number() {
+    fn keys_continue_after_completed_requests_and_wrap() {
         let mut held = Held { first: u32::MAX, held: VecDeque::new() };
         let keys = ["one", "two", "three"].map(|name| {
             let key = held.next_key();

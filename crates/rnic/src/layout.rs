@@ -1,54 +1,54 @@
-//! How an operation is cut into messages, and these into packets.
+//! Splits an operation into messages, and messages into packets.
 //!
 //! ```text
-//!  address 5, MTU 256:    | 251, a message of its own | 256 | 256 | ... | rest |
+//!  address 5, MTU 256:    | 251, a separate message | 256 | 256 | ... | rest |
 //! ```
 //!
-//! Packets of a message but the last are full.  So an operation that begins off a word's boundary and takes several packets
-//! begins with a message that ends on one, and no aligned word is in two packets.
+//! All packets of a message but the last are full.  An operation of several packets that begins off an 8-byte boundary starts
+//! with a one-packet message that ends on one, so that no aligned word is split between packets.
 
-/// The cut of one operation.
+/// The packets of one operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Layout {
     mtu: u32,
     len: u32,
-    /// Bytes of the message in front; 0 if there is none.
+    /// Bytes of the aligning message; 0 if there is none.
     head: u32,
-    /// Most packets of a message behind that.
+    /// Maximum packets of each later message.
     message_packets_max: u32,
 }
 
-/// One packet's part.
+/// The payload of one packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Piece {
-    /// Where its bytes begin in the operation.
+    /// First byte, relative to the operation.
     pub offset: u32,
-    /// How many.
+    /// Length in bytes.
     pub len: u32,
-    /// Whether a message begins with it.
+    /// Whether it begins a message.
     pub is_first: bool,
     /// Bytes from its start to the end of its message.
     pub message_rest: u32,
-    /// Packets from it to the end of its message, itself included.
+    /// Packets from this one to the end of its message, inclusive.
     pub packets_rest: u32,
-    /// Whether it is the last of the operation.
+    /// Whether it ends the operation.
     pub is_end: bool,
 }
 
 impl Piece {
-    /// Whether a message ends with it.
+    /// Whether it ends a message.
     pub fn is_last(&self) -> bool {
         self.packets_rest == 1
     }
 
-    /// The same packet, as a message of its own.
-    pub fn alone(self) -> Piece {
+    /// The same packet as a one-packet message.
+    pub fn as_message(self) -> Piece {
         Piece { is_first: true, message_rest: self.len, packets_rest: 1, ..self }
     }
 }
 
 impl Layout {
-    /// Of `len` bytes at the peer's `address`.
+    /// The layout of `len` bytes at the peer's `address`.
     // [ROCE-CUT-1]
     pub fn new(mtu: u32, address: u64, len: u32, message_packets_max: u32) -> Layout {
         let off = (address % 8) as u32;
@@ -56,12 +56,12 @@ impl Layout {
         Layout { mtu, len, head, message_packets_max }
     }
 
-    /// How many packets: one at least.
+    /// The number of packets, at least one.
     pub fn packets(&self) -> u32 {
         u32::from(self.head > 0) + packets(self.len - self.head, self.mtu)
     }
 
-    /// The part of packet `index`.
+    /// The payload of packet `index`.
     pub fn piece(&self, index: u32) -> Piece {
         if self.head > 0 && index == 0 {
             let len = self.head;
@@ -92,7 +92,7 @@ impl Layout {
     }
 }
 
-/// How many packets a message of `len` bytes takes: one, if it is empty.
+/// The number of packets of a message of `len` bytes; an empty message takes one.
 pub(crate) fn packets(len: u32, mtu: u32) -> u32 {
     len.div_ceil(mtu).max(1)
 }
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_fits_into_a_packet_is_one_message_wherever_it_begins() {
+    fn payload_of_one_packet_is_one_message_at_any_address() {
         for (address, len) in [(0, 0), (5, 0), (5, 256), (0, 256), (7, 1)] {
             let layout = Layout::new(256, address, len, u32::MAX);
             assert_eq!(layout.packets(), 1);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_of_its_own_brings_the_rest_to_a_boundary() {
+    fn aligning_message_ends_on_a_word_boundary() {
         let layout = Layout::new(256, 5, 600, u32::MAX);
         assert_eq!(layout.packets(), 3);
         let lens = [0, 1, 2].map(|index| layout.piece(index).len);
@@ -125,7 +125,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn packets_hold_every_byte_once_and_no_word_twice(
+        fn packets_hold_each_byte_once_and_split_no_word(
             mtu in prop::sample::select(vec![256u32, 512, 1024, 2048, 4096]),
             address: u64,
             len in 0u32..50_000,
@@ -150,7 +150,7 @@ mod tests {
                 prop_assert_eq!(piece.is_last(), packets_rest == 0);
                 prop_assert_eq!(piece.is_end, index + 1 == layout.packets());
                 if !piece.is_end {
-                    prop_assert_eq!(address.wrapping_add(u64::from(offset)) % 8, 0, "a word in two packets");
+                    prop_assert_eq!(address.wrapping_add(u64::from(offset)) % 8, 0, "a word is split");
                 }
             }
             prop_assert_eq!(offset, len);

@@ -1,47 +1,47 @@
-//! What a queue pair needs of the memory that it moves bytes to and from.
+//! The interface through which a queue pair accesses memory.
 
-/// What a peer wants to do with memory.
+/// The kind of access that a peer requests.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Access {
-    /// Its reads.
+    /// RDMA read.
     Read,
-    /// Its writes.
+    /// RDMA write.
     Write,
-    /// Its atomics.
+    /// Fetch-add or compare-swap.
     Atomic,
 }
 
-/// There is no such key, it does not hold these bytes, or they may not be used so.  Nothing was touched.
+/// The key does not exist, does not cover the range, or does not allow the access.  No byte was read or written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the key does not allow this access")]
 pub struct Refused;
 
-/// Registered memory, behind keys.
+/// Registered memory, addressed by key.
 ///
-/// Addresses are those that the owner of a key gives out; by agreement of our own ends they count from the start of a segment.
-/// All methods check bounds, and whatever a peer names is checked before it is touched.  Aligned words of eight bytes are read and written in one piece.
+/// The owner of a key defines its addresses; between Halite peers they are offsets from the start of a segment.
+/// Every method checks bounds, and keys and ranges from a peer are checked before any access.  Aligned 8-byte words are read and written atomically.
 pub trait Memory {
-    /// Whether the peer may access `len` bytes at `address` so.
+    /// Checks that the peer may access `len` bytes at `address` in this way.
     fn check(&self, key: u32, access: Access, address: u64, len: u64) -> Result<(), Refused>;
 
-    /// Copies bytes out, as many as `target` takes.
+    /// Fills `target` with the bytes from `address` on.
     fn read(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused>;
 
-    /// Copies `source` in.
+    /// Copies `source` to `address`.
     fn write(&self, key: u32, address: u64, source: &[u8]) -> Result<(), Refused>;
 
-    /// Adds to the aligned word at `address`, wrapping, and returns what it held before.
+    /// Adds to the aligned word at `address`, wrapping, and returns its previous value.
     fn fetch_add(&self, key: u32, address: u64, add: u64) -> Result<u64, Refused>;
 
-    /// Replaces the aligned word at `address` if it holds `expected`, and returns what it held before.
+    /// Replaces the aligned word at `address` if it equals `expected`, and returns its previous value.
     fn compare_swap(&self, key: u32, address: u64, expected: u64, new: u64) -> Result<u64, Refused>;
 
-    /// Copies bytes out for a request of our own, whose keys need not be those that peers use.
+    /// As [`Memory::read`], for a local request, whose keys may be separate from those that peers use.
     fn read_own(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
         self.read(key, address, target)
     }
 
-    /// Copies `source` in for a request of our own, likewise.
+    /// As [`Memory::write`], for a local request.
     fn write_own(&self, key: u32, address: u64, source: &[u8]) -> Result<(), Refused> {
         self.write(key, address, source)
     }

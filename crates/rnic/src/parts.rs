@@ -1,12 +1,12 @@
-//! Packets that are too long for the path leave in parts, and are put together again where they arrive.
+//! Splits packets longer than the path MTU into parts, and reassembles them.
 //!
 //! ```text
 //!   packet without ICRC   | BTH | headers | payload ........................... |
 //!   parts                 | BTH | PartETH | chunk | ICRC |  | BTH | PartETH | chunk, zeros | ICRC |
 //! ```
 //!
-//! All parts of a packet have one length, so that they leave in a train.  They arrive in order or the packet is lost, which is repaired
-//! as any other loss is.
+//! All parts of a packet have equal length, so that they form a train.  If a part is lost or reordered, the whole packet counts as
+//! lost and is repeated.
 
 use crate::config::Mtu;
 use crate::wire::bth::{BTH_BYTES, Bth};
@@ -14,18 +14,18 @@ use crate::wire::part_eth::PART_ETH_BYTES;
 use crate::wire::path_eth::packet_bytes_max;
 use crate::wire::{HEADER_BYTES_MAX, Headers, ICRC_BYTES, Packet, PartEthRepr, Psn, Qpn};
 
-/// Cuts one packet after the other.
+/// Splits one packet at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Cutter {
     number: u32,
-    /// The packet that is being sent, and how much of it has left.
+    /// The packet being sent, without its ICRC.
     whole: Vec<u8>,
     begin: usize,
     chunk: usize,
 }
 
 impl Cutter {
-    /// Takes a packet without its ICRC, which is to leave in packets no longer than those of `mtu`.
+    /// Starts splitting a packet (without its ICRC) into parts no longer than packets of `mtu`.
     // [ROCE-PART-1]
     pub fn cut(&mut self, packet: &[u8], mtu: Mtu) {
         let room = packet_bytes_max(mtu) - BTH_BYTES - PART_ETH_BYTES - ICRC_BYTES;
@@ -59,26 +59,26 @@ impl Cutter {
         Some(crate::wire::packet::packet_bytes(&packet.headers, self.chunk))
     }
 
-    /// Nothing more of it leaves.
-    pub fn forget(&mut self) {
+    /// Drops the parts not sent yet.
+    pub fn clear(&mut self) {
         self.whole.clear();
     }
 }
 
-/// Puts one packet together.
+/// Reassembles one packet at a time.
 #[derive(Debug, Default)]
 pub(crate) struct Assembly {
-    /// The number of the one that has come last, once there was one.
+    /// The number of the packet being reassembled; `None` before the first.
     number: Option<u32>,
     bytes: Vec<u8>,
 }
 
 impl Assembly {
-    /// Takes a part; returns the packet, without its ICRC, with the last of them.
+    /// Adds a part.  Returns the packet, without its ICRC, once it is complete.
     // [ROCE-PART-2]
-    pub fn add(&mut self, part: PartEthRepr, chunk: &[u8], most: Mtu) -> Option<Vec<u8>> {
+    pub fn add(&mut self, part: PartEthRepr, chunk: &[u8], mtu_max: Mtu) -> Option<Vec<u8>> {
         let whole = usize::from(part.whole);
-        if chunk.is_empty() || whole > HEADER_BYTES_MAX + most.bytes() as usize {
+        if chunk.is_empty() || whole > HEADER_BYTES_MAX + mtu_max.bytes() as usize {
             return None;
         }
         let is_newer = self.number.is_none_or(|number| (part.number.wrapping_sub(number) as i32) > 0);
@@ -91,13 +91,13 @@ impl Assembly {
         }
         let wanted = chunk.len().min(whole.saturating_sub(self.bytes.len()));
         self.bytes.extend_from_slice(&chunk[..wanted]);
-        // What comes of it once more is none.
+        // A duplicate of the last part adds nothing.
         (wanted > 0 && self.bytes.len() == whole).then(|| self.bytes.clone())
     }
 }
 
-/// Whether what was put together is what its parts said.
-pub(crate) fn is_same(whole: &Packet<'_>, dest_qp: Qpn, psn: Psn) -> bool {
+/// Whether a reassembled packet matches the headers of its parts.
+pub(crate) fn matches_parts(whole: &Packet<'_>, dest_qp: Qpn, psn: Psn) -> bool {
     let is_part = matches!(whole.headers, Headers::Part(_) | Headers::Probe(_) | Headers::ProbeAnswer(_));
     !is_part && whole.dest_qp == dest_qp && whole.psn == psn
 }
@@ -106,7 +106,7 @@ pub(crate) fn is_same(whole: &Packet<'_>, dest_qp: Qpn, psn: Psn) -> bool {
 mod tests {
     use super::*;
 
-    /// A packet of 4 KiB, as another end's parts of 512 bytes.
+    /// The parts of a 4 KiB packet over an MTU of 512 bytes.
     fn parts(cutter: &mut Cutter, byte: u8) -> Vec<Vec<u8>> {
         let mut whole = vec![byte; 4096 + 28];
         Packet { headers: Headers::SendMiddle, dest_qp: Qpn::new(1), psn: Psn::new(2), ..BARE }
@@ -133,17 +133,17 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_two_packets_never_make_one_wherever_the_first_ends_and_the_second_begins() {
+    fn parts_of_two_packets_never_form_one() {
         let mut cutter = Cutter::default();
         let [first, second, third] = [1, 2, 3].map(|byte| parts(&mut cutter, byte));
-        assert!(first.len() == 8 && first.iter().all(|part| part.len() == first[0].len()), "one train");
+        assert!(first.len() == 8 && first.iter().all(|part| part.len() == first[0].len()), "equal parts");
         for at in 1..8 {
             let mut assembly = Assembly::default();
             let mixed = first[..at].iter().chain(&second[at..]);
-            assert!(mixed.filter_map(|part| add(&mut assembly, part)).next().is_none(), "{at}");
+            assert!(mixed.filter_map(|part| add(&mut assembly, part)).next().is_none(), "mixed at part {at}");
             let whole: Vec<_> = third.iter().filter_map(|part| add(&mut assembly, part)).collect();
             assert!(whole.len() == 1 && whole[0][BTH_BYTES..4096].iter().all(|byte| *byte == 3));
-            assert!(first.iter().chain(&third).all(|part| add(&mut assembly, part).is_none()), "once");
+            assert!(first.iter().chain(&third).all(|part| add(&mut assembly, part).is_none()), "duplicate");
         }
     }
 }

@@ -1,14 +1,14 @@
-//! How long a packet may be to come through to the peer, and its answer back.
+//! Path MTU discovery: finds the longest packets that pass the network in both directions.
 //!
 //! ```text
-//!   found, 4096 ──── probes of it and of the smallest ──┬─► answered: it stays
-//!                                                       ├─► neither: the link is down, which tells nothing
-//!                                                       └─► only the smallest: probes of all between, thrice ──► the largest answered
+//!   goal, e.g. 4096 ── probe it and the smallest size ──┬─► goal answered: use it
+//!                                                       ├─► no answer: the link is down, keep the last result
+//!                                                       └─► only the smallest: probe all sizes between, up to 3 times ──► use the largest answered
 //! ```
 //!
-//! Frames that are too long vanish without a word where a path is set up wrongly, and so do those of a path that changes.  So both
-//! ends probe when they have met, and whenever much has been waited for in vain.  Packets that are too long leave in parts from then
-//! on ([`crate::parts`]), with the numbers that they have: nothing is numbered anew, and nothing done twice.
+//! A misconfigured or changed path drops long frames silently.  So both ends probe after connecting, and again after repeated
+//! timeouts.  From then on, longer packets are sent in parts ([`crate::parts`]) under their original sequence numbers, so none is
+//! renumbered or carried out twice.
 
 use std::collections::VecDeque;
 
@@ -16,61 +16,61 @@ use crate::config::Mtu;
 use crate::wire::path_eth::packet_bytes_max;
 use crate::wire::{Headers, PathEthRepr, Psn};
 
-/// The least that an answer is waited for.
+/// Minimum wait for an answer.
 const WAIT_NS_MIN: u64 = 5_000_000;
-/// How often probes are sent while nothing is answered: 315 ms in all, if no round trip is known.
+/// Rounds of probes while none is answered.  Waits double from 5 ms, if no round trip is known: 315 ms in all.
 const ROUNDS: u32 = 6;
-/// How often larger ones are sent when a smaller one was answered.
-const ROUNDS_BETWEEN: u32 = 3;
-/// When it is looked again whether more comes through.
+/// Rounds of larger probes after a smaller one was answered.
+const ROUNDS_AFTER_ANSWER: u32 = 3;
+/// Interval between searches for a larger MTU, while the found one is below the negotiated one.
 const RAISE_NS: u64 = 60_000_000_000;
-/// Answers that may be owed.
+/// Maximum queued answers; further probes are not answered.
 const ANSWERS_MAX: usize = 16;
 const SMALLEST: Mtu = Mtu::Bytes256;
 
-/// See the head of this file.
+/// The state of path MTU discovery.
 #[derive(Debug)]
 pub(crate) struct Path {
-    /// Agreed on: nothing longer is sent.
-    most: Mtu,
+    /// The negotiated MTU, the upper limit.
+    agreed: Mtu,
     found: Mtu,
-    /// What the peer has found.
-    theirs: Mtu,
+    /// The MTU that the peer has found.
+    peer_found: Mtu,
     search: Option<Search>,
-    /// The number of the last search: answers to others are not heeded.
+    /// The number of the last search; answers to earlier ones are stale.
     number: Psn,
     /// The number of the peer's last search.
-    their_number: Option<Psn>,
+    peer_number: Option<Psn>,
     probes: VecDeque<Mtu>,
     answers: VecDeque<(Psn, Mtu)>,
     raise_at_ns: Option<u64>,
-    /// A search has come to an end.
+    /// A search has finished.
     is_known: bool,
-    /// Some probe has been answered, be it one of a search that is over.
+    /// A probe has been answered, including one of an earlier search.
     is_answered: bool,
 }
 
 #[derive(Debug)]
 struct Search {
-    /// Larger ones are not asked for.
+    /// The largest size to probe.
     goal: Mtu,
     answered: Option<Mtu>,
-    begun_ns: u64,
+    started_ns: u64,
     rounds_left: u32,
     wait_ns: u64,
-    until_ns: u64,
+    deadline_ns: u64,
 }
 
 impl Path {
-    /// Between ends that have agreed on `most`; its searches are counted from `number`.
-    pub fn new(most: Mtu, number: Psn) -> Path {
+    /// Searches are numbered from `number` on.
+    pub fn new(agreed: Mtu, number: Psn) -> Path {
         Path {
-            most,
-            found: most,
-            theirs: most,
+            agreed,
+            found: agreed,
+            peer_found: agreed,
             search: None,
             number,
-            their_number: None,
+            peer_number: None,
             probes: VecDeque::new(),
             answers: VecDeque::new(),
             raise_at_ns: None,
@@ -83,39 +83,38 @@ impl Path {
         self.is_known
     }
 
-    /// Whether packets as long as was agreed on were seen to come through.
-    pub fn lets_all_through(&self) -> bool {
-        self.is_known && self.mtu() == self.most
+    /// Whether a search found that packets of the negotiated MTU pass.
+    pub fn passes_agreed_mtu(&self) -> bool {
+        self.is_known && self.mtu() == self.agreed
     }
 
     pub fn is_answered(&self) -> bool {
         self.is_answered
     }
 
-    /// The most that comes through both ways.
+    /// The MTU that passes in both directions.
     // [ROCE-PATH-3]
     pub fn mtu(&self) -> Mtu {
-        self.found.min(self.theirs)
+        self.found.min(self.peer_found)
     }
 
-    /// How many parts the longest packet leaves in.
+    /// The number of parts of the longest packet.
     pub fn parts(&self) -> u32 {
-        self.most.bytes() / self.mtu().bytes()
+        self.agreed.bytes() / self.mtu().bytes()
     }
 
-    /// So much came through to the same host before: longer packets are cut until more is known.
+    /// Assumes an MTU found earlier for the same host until the first search finishes.
     // [ROCE-PATH-5]
     pub fn expect(&mut self, mtu: Mtu) {
         if !self.is_known {
-            self.found = mtu.min(self.most);
+            self.found = mtu.min(self.agreed);
         }
     }
 
-    /// Looks whether what is thought to come through does so, or in the first search whether what was agreed on does, unless it is being
-    /// looked for.
+    /// Starts a search, unless one is running: for the MTU found last, or for the negotiated one in the first search.
     // [ROCE-PATH-2]
     pub fn search(&mut self, now_ns: u64, round_trip_ns: Option<u64>) {
-        let goal = if self.is_known { self.found } else { self.most };
+        let goal = if self.is_known { self.found } else { self.agreed };
         self.search_up_to(goal, now_ns, round_trip_ns);
     }
 
@@ -125,13 +124,13 @@ impl Path {
         }
         self.number = Psn::new(self.number.value().wrapping_add(1));
         let wait_ns = wait_ns(round_trip_ns);
-        let (rounds_left, until_ns) = (ROUNDS - 1, now_ns + wait_ns);
-        self.search = Some(Search { goal, answered: None, begun_ns: now_ns, rounds_left, wait_ns, until_ns });
-        self.ask();
+        let (started_ns, rounds_left, deadline_ns) = (now_ns, ROUNDS - 1, now_ns + wait_ns);
+        self.search = Some(Search { goal, answered: None, started_ns, rounds_left, wait_ns, deadline_ns });
+        self.queue_probes();
     }
 
-    /// Has the probes of a round leave.
-    fn ask(&mut self) {
+    /// Queues the probes of one round.
+    fn queue_probes(&mut self) {
         let Some(search) = &self.search else { return };
         self.probes.clear();
         match search.answered {
@@ -139,7 +138,7 @@ impl Path {
                 let between = |mtu: &Mtu| *mtu > answered && *mtu <= search.goal;
                 self.probes.extend(Mtu::ALL.into_iter().filter(between));
             }
-            // In this order they are no train, of which all is lost with one.
+            // With the smallest first they do not form a train, which would be lost as a whole.
             None => {
                 self.probes.extend(Some(SMALLEST).filter(|smallest| *smallest < search.goal));
                 self.probes.push_back(search.goal);
@@ -147,56 +146,56 @@ impl Path {
         }
     }
 
-    /// A probe has come: it is answered by a packet of its length.  Says whether it is heeded, which one of an earlier search is not.
+    /// Queues an answer of equal length.  Returns false for a probe of an earlier search.
     pub fn handle_probe(&mut self, number: Psn, probe: PathEthRepr) -> bool {
         let is_older = |last: Psn| number.value().wrapping_sub(last.value()) & 0xff_ffff >= 1 << 23;
-        if self.their_number.is_some_and(is_older) {
+        if self.peer_number.is_some_and(is_older) {
             return false;
         }
-        self.their_number = Some(number);
-        self.theirs = probe.found.min(self.most);
-        if probe.size <= self.most && self.answers.len() < ANSWERS_MAX {
+        self.peer_number = Some(number);
+        self.peer_found = probe.found.min(self.agreed);
+        if probe.size <= self.agreed && self.answers.len() < ANSWERS_MAX {
             self.answers.push_back((number, probe.size));
         }
         true
     }
 
-    /// An answer has come.  Says whether it is one to a search that is under way.
+    /// Records an answer.  Returns false if it belongs to no running search.
     pub fn handle_answer(&mut self, now_ns: u64, number: Psn, answer: PathEthRepr) -> bool {
         self.is_answered = true;
         let Some(search) = self.search.as_mut().filter(|_| number == self.number) else { return false };
-        self.theirs = answer.found.min(self.most);
+        self.peer_found = answer.found.min(self.agreed);
         if answer.size > search.goal || search.answered.is_some_and(|answered| answered >= answer.size) {
             return true;
         }
         let is_first = search.answered.is_none();
         search.answered = Some(answer.size);
         if answer.size == search.goal {
-            self.settle(now_ns);
+            self.finish_search(now_ns);
         } else if is_first {
-            // It lives: what is larger is on its way, or lost.
-            search.rounds_left = ROUNDS_BETWEEN;
-            search.wait_ns = wait_ns(Some(now_ns.saturating_sub(search.begun_ns)));
-            search.until_ns = now_ns + search.wait_ns;
+            // The peer is reachable: answers to larger probes are in flight, or lost.
+            search.rounds_left = ROUNDS_AFTER_ANSWER;
+            search.wait_ns = wait_ns(Some(now_ns.saturating_sub(search.started_ns)));
+            search.deadline_ns = now_ns + search.wait_ns;
         }
         true
     }
 
-    /// The search is over.
-    fn settle(&mut self, now_ns: u64) {
+    /// Ends the search and adopts its result.
+    fn finish_search(&mut self, now_ns: u64) {
         let Some(search) = self.search.take() else { return };
         self.is_known = true;
         self.probes.clear();
         let before = self.found;
         self.found = search.answered.unwrap_or(before);
         if self.found != before {
-            // The peer is told.  If that is lost, it hears of it by the next.
+            // Tells the peer.  If this probe is lost, the next one tells it.
             self.probes.push_back(SMALLEST);
         }
-        self.raise_at_ns = (self.found < self.most).then_some(now_ns + RAISE_NS);
+        self.raise_at_ns = (self.found < self.agreed).then_some(now_ns + RAISE_NS);
     }
 
-    /// The next packet that is to leave, its number, and how many zeros it holds.
+    /// The next packet to send: its headers, its number, and its payload length, all zeros.
     // [ROCE-PATH-1]
     // [ROCE-WINDOW-5]
     pub fn poll(&mut self, grant: u32) -> Option<(Headers, Psn, usize)> {
@@ -210,7 +209,7 @@ impl Path {
     }
 
     pub fn poll_timeout(&self) -> Option<u64> {
-        self.search.as_ref().map(|search| search.until_ns).or(self.raise_at_ns)
+        self.search.as_ref().map(|search| search.deadline_ns).or(self.raise_at_ns)
     }
 
     pub fn handle_timeout(&mut self, now_ns: u64) {
@@ -219,20 +218,20 @@ impl Path {
         }
         let Some(search) = &mut self.search else {
             self.raise_at_ns = None;
-            return self.search_up_to(self.most, now_ns, None);
+            return self.search_up_to(self.agreed, now_ns, None);
         };
         if search.rounds_left == 0 {
-            return self.settle(now_ns);
+            return self.finish_search(now_ns);
         }
         search.rounds_left -= 1;
         if search.answered.is_none() {
             search.wait_ns *= 2;
         }
-        search.until_ns = now_ns + search.wait_ns;
-        self.ask();
+        search.deadline_ns = now_ns + search.wait_ns;
+        self.queue_probes();
     }
 
-    /// Whether a packet of so many bytes is too long.
+    /// Whether a packet must be sent in parts.
     pub fn is_too_long(&self, packet_bytes: usize) -> bool {
         packet_bytes > packet_bytes_max(self.mtu())
     }

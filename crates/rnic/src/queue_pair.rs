@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   Init ── ready_to_receive ──► ReadyToReceive ── ready_to_send ──► ReadyToSend
-//!     └───────────── close, or what breaks the connection ─────────────┴──────────► Error
+//!     └───────────────────── close, or a fatal failure ────────────────┴──────────► Error
 //! ```
 //!
-//! Inputs are packets that [`crate::wire::Flow`] has opened, requests, and the time; outputs are packets that are to be sealed,
-//! events, and when it wants to be called again.  In the error state nothing of the peer touches memory any more.
+//! Inputs are packets opened by [`crate::wire::Flow`], requests, and the time; outputs are packets to seal, events, and the
+//! time of the next call.  In the error state the peer no longer accesses memory.
 
 use std::collections::VecDeque;
 
@@ -14,29 +14,29 @@ use crate::config::{Config, Mtu};
 use crate::context::StepContext;
 use crate::counters::Counters;
 use crate::memory::Memory;
-use crate::parts::{Assembly, Cutter, is_same};
+use crate::parts::{Assembly, Cutter, matches_parts};
 use crate::path::Path;
 use crate::requester::{Failure, Requester};
-use crate::responder::{Responder, is_answered, is_sign_of_life};
-use crate::room::{Share, is_used};
+use crate::responder::{Responder, is_heartbeat, returns_data};
+use crate::room::{Share, is_recent};
 use crate::wire::path_eth::packet_bytes_max;
 use crate::wire::{Headers, ICRC_BYTES, Packet, Psn, Qpn};
 use crate::work::{Cause, Event, PostError, Request};
 
-/// What a queue pair may do (verbs' states, without those that only adapters have).
+/// The state of a queue pair (the verbs states that a software adapter needs).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum State {
-    /// Its peer is not known.
+    /// The peer is unknown.
     Init,
-    /// It answers its peer.
+    /// Carries out the peer's requests.
     ReadyToReceive,
-    /// It carries out what is posted, too.
+    /// Sends posted requests, too.
     ReadyToSend,
-    /// The connection has ended; nothing begins it anew.
+    /// The connection has ended, for good.
     Error,
 }
 
-/// See the head of this file.
+/// One end of a reliable connection.
 #[derive(Debug)]
 pub struct QueuePair {
     config: Config,
@@ -47,31 +47,31 @@ pub struct QueuePair {
     responder: Responder,
     events: VecDeque<Event>,
     counters: Counters,
-    /// Whose packet went last, so that neither long answers nor long writes keep the other waiting.
-    answered_last: bool,
-    /// `None` towards others than our own ends.
+    /// Whether the last packet was a response: requests and responses alternate, so that neither delays the other for long.
+    last_was_response: bool,
+    /// `None` without path MTU discovery.
     path: Option<Path>,
     cutter: Cutter,
     assembly: Assembly,
-    /// When the packet came that is being handled.
+    /// Arrival time of the packet being handled.
     arrived_ns: u64,
-    /// When the peer last sent something besides acknowledgements.
+    /// When the peer last sent more than acknowledgements.
     used_ns: Option<u64>,
-    /// It had not for long, and nobody has asked since.
+    /// The peer became active; cleared by [`QueuePair::take_has_begun`].
     has_begun: bool,
 }
 
-/// The number of packet 0, so that there are numbers before it.
+/// Sequence number of PSN 0: above zero, so that numbers before the first packet exist.
 const FIRST: u64 = 1 << 24;
 
 impl QueuePair {
-    /// With number `qpn`, whose own packets count from `psn`.
+    /// Creates queue pair `qpn`, whose requests are numbered from `psn`.
     pub fn new(config: Config, qpn: Qpn, psn: Psn) -> QueuePair {
         QueuePair {
             path: config.finds_path.then(|| Path::new(config.mtu, psn)),
             cutter: Cutter::default(),
             assembly: Assembly::default(),
-            requester: Requester::new(FIRST + u64::from(psn.value())).repeating_as(&config),
+            requester: Requester::new(FIRST + u64::from(psn.value())).configured(&config),
             config,
             qpn,
             peer_qp: Qpn::new(0),
@@ -79,17 +79,17 @@ impl QueuePair {
             responder: Responder::new(FIRST),
             events: VecDeque::new(),
             counters: Counters::default(),
-            answered_last: false,
+            last_was_response: false,
             arrived_ns: 0,
             used_ns: None,
             has_begun: false,
         }
     }
 
-    /// Its peer is `peer_qp`, whose packets count from `psn`.
+    /// Sets the peer, whose requests are numbered from `psn`.
     ///
     /// # Panics
-    /// Unless it is in [`State::Init`].
+    /// Unless in [`State::Init`].
     pub fn ready_to_receive(&mut self, peer_qp: Qpn, psn: Psn) {
         assert_eq!(self.state, State::Init, "the peer of a queue pair never changes");
         self.peer_qp = peer_qp;
@@ -97,64 +97,64 @@ impl QueuePair {
         self.state = State::ReadyToReceive;
     }
 
-    /// The peer is ready to receive.
+    /// Allows requests, once the peer is ready to receive.
     ///
     /// # Panics
-    /// Unless it is ready to receive itself.
+    /// Unless in [`State::ReadyToReceive`].
     pub fn ready_to_send(&mut self) {
         assert_eq!(self.state, State::ReadyToReceive, "a queue pair receives before it sends");
         self.state = State::ReadyToSend;
     }
 
-    /// The state that it is in.
+    /// The current state.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// Its own number.
+    /// The queue pair's number.
     pub fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    /// What it has counted.
+    /// The packet counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// The smoothed time from a request to its answer, once there was one.
+    /// The smoothed round trip from a request to its response; `None` before the first sample.
     pub fn round_trip_ns(&self) -> Option<u64> {
         self.requester.round_trip_ns()
     }
 
-    /// Packets that may be under way: what the peer has granted, or less where the network takes less.
+    /// Packets that may be in flight: the smaller of the peer's grant and the congestion window.
     pub fn window_packets(&self) -> u32 {
         self.requester.window()
     }
 
-    /// The most payload of a packet that is known to come through; longer packets leave in parts.
+    /// The path MTU; longer packets are sent in parts.
     pub fn path_mtu(&self) -> Mtu {
         self.path.as_ref().map_or(self.config.mtu, Path::mtu)
     }
 
-    /// Whether it has been found out how long packets come through.
+    /// Whether the path MTU is known.
     pub fn knows_path(&self) -> bool {
         self.path.as_ref().is_none_or(Path::is_known)
     }
 
-    /// Whether a probe of ours was ever answered: so packets get there, and back.
+    /// Whether the peer ever answered a path probe, so that packets pass in both directions.
     pub fn is_path_answered(&self) -> bool {
         self.path.as_ref().is_some_and(Path::is_answered)
     }
 
-    /// Packets with so much payload came through to the peer's host before: longer ones leave in parts until more is found.
+    /// Assumes a path MTU found earlier for the peer's host, until discovery finds a larger one.
     pub fn expect_path(&mut self, now_ns: u64, mtu: Mtu) {
         if let Some(path) = &mut self.path {
             path.expect(mtu);
         }
-        self.heed_path(now_ns);
+        self.update_path(now_ns);
     }
 
-    /// Begins to find out how long packets come through, unless that is under way; the peer is ready.
+    /// Starts path MTU discovery, unless it is running.  The peer must be ready to receive.
     pub fn find_path(&mut self, now_ns: u64) {
         let trip_ns = self.requester.round_trip_ns();
         if let Some(path) = self.path.as_mut().filter(|_| self.state == State::ReadyToSend) {
@@ -162,50 +162,50 @@ impl QueuePair {
         }
     }
 
-    /// Requests that have not ended.
+    /// Posted requests that have not completed.
     pub fn posted(&self) -> usize {
         self.requester.posted()
     }
 
-    /// Bytes of the longest packet that it writes.
+    /// Length in bytes of the longest packet that [`QueuePair::poll_transmit`] writes.
     pub fn packet_bytes_max(&self) -> usize {
         packet_bytes_max(self.config.mtu)
     }
 
-    /// There is room for so many more messages and immediates of the peer.
+    /// Adds receives: room for `count` more messages and immediates.
     pub fn add_receives(&mut self, count: u32) {
         self.responder.add_receives(count);
     }
 
-    /// The receive buffer takes so many packets of this peer from now on.
+    /// Sets the grant: packets of this peer that the receive buffer holds.
     pub fn set_grant(&mut self, now_ns: u64, packets: u32) {
         self.responder.set_grant(now_ns, packets);
     }
 
-    /// Its share of the receive buffer, as a [`Room`](crate::room::Room) has it.
+    /// This lane's share of the receive buffer, for [`Room`](crate::room::Room).
     pub fn share(&self) -> Share {
         let (grant, answers) = (self.responder.grant(), self.config.room_packets);
         Share { used_ns: self.used_ns, grant, answers, ..Share::new(self.config.mtu.bytes()) }
     }
 
-    /// Another share from now on, of which the peer is told.
+    /// Sets the share and sends the new grant to the peer.
     pub fn set_share(&mut self, now_ns: u64, share: Share) {
         self.config.room_packets = share.answers;
         self.set_grant(now_ns, share.grant);
     }
 
-    /// Whether the peer has begun to send, having been silent for long, since this was last asked: a share of the receive buffer is due.
+    /// Whether the peer has started to send, after being idle, since the last call: it needs a share of the receive buffer.
     pub fn take_has_begun(&mut self) -> bool {
         std::mem::take(&mut self.has_begun)
     }
 
-    /// Whether a request of the peer was ever carried out.
+    /// Whether a request of the peer has been carried out.
     pub fn has_heard_requests(&self) -> bool {
         self.responder.has_begun()
     }
 
-    fn note_used(&mut self, now_ns: u64) {
-        self.has_begun |= !is_used(self.used_ns, now_ns);
+    fn mark_used(&mut self, now_ns: u64) {
+        self.has_begun |= !is_recent(self.used_ns, now_ns);
         self.used_ns = Some(now_ns);
     }
 
@@ -217,17 +217,17 @@ impl QueuePair {
         self.requester.post(&self.config, request)
     }
 
-    /// Ends the connection on this side: what is posted is flushed, and the peer touches memory no more.
+    /// Ends the connection locally: posted requests are flushed, and the peer no longer accesses memory.
     pub fn close(&mut self) {
-        self.break_off(Cause::Closed, None);
+        self.break_connection(Cause::Closed, None);
     }
 
-    /// Takes a packet, which is undamaged and from the peer's own address.
+    /// Handles a packet whose ICRC and source address have been verified.
     pub fn handle_packet(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
         self.handle_stamped(now_ns, now_ns, packet, memory);
     }
 
-    /// Likewise, of one that came at `arrived_ns` and has waited for our processor since.
+    /// As [`QueuePair::handle_packet`], for a packet that arrived at `arrived_ns` and was queued until now.
     pub fn handle_stamped(&mut self, now_ns: u64, arrived_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
         self.counters.arrived += 1;
         self.arrived_ns = arrived_ns;
@@ -244,7 +244,7 @@ impl QueuePair {
         }
     }
 
-    /// Takes what is about the path, or a part of a packet.
+    /// Handles a path probe, its answer, or a part of a packet.
     fn handle_path_packet(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
         let Some(path) = self.path.as_mut().filter(|_| self.state != State::Error) else {
             self.counters.misdirected += 1;
@@ -256,64 +256,64 @@ impl QueuePair {
             }
             Headers::Probe(eth) => {
                 self.counters.stale += u64::from(!path.handle_probe(packet.psn, eth));
-                // Who has come to be there is about to send. [ROCE-WINDOW-5]
+                // A peer that starts to probe is about to send. [ROCE-WINDOW-5]
                 if self.used_ns.is_none() {
-                    self.note_used(now_ns);
+                    self.mark_used(now_ns);
                 }
             }
             Headers::ProbeAnswer(eth) => match path.handle_answer(now_ns, packet.psn, eth) {
-                // Where long packets may vanish, one is enough to lose.
-                true if path.lets_all_through() => self.requester.expect_grant(eth.grant.into()),
+                // Where long packets may be lost, the first window stays at one packet.
+                true if path.passes_agreed_mtu() => self.requester.expect_grant(eth.grant.into()),
                 true => {}
                 false => self.counters.stale += 1,
             },
             Headers::Part(eth) => {
                 let Some(whole) = self.assembly.add(eth, packet.payload, self.config.mtu) else { return };
                 match Packet::parse(&whole) {
-                    Ok(whole) if is_same(&whole, packet.dest_qp, packet.psn) => {
+                    Ok(whole) if matches_parts(&whole, packet.dest_qp, packet.psn) => {
                         self.handle_whole(now_ns, &whole, memory);
                     }
                     _ => self.counters.malformed += 1,
                 }
             }
-            _ => unreachable!("only these come here"),
+            _ => unreachable!("the caller passes only path packets"),
         }
-        self.heed_path(now_ns);
+        self.update_path(now_ns);
     }
 
-    /// What is known of the path may have changed.
-    fn heed_path(&mut self, now_ns: u64) {
+    /// Passes the path MTU to the requester.
+    fn update_path(&mut self, now_ns: u64) {
         if let Some(path) = &self.path {
             self.requester.set_parts(now_ns, path.parts());
         }
     }
 
     fn handle_whole(&mut self, now_ns: u64, packet: &Packet<'_>, memory: &dyn Memory) {
-        let is_answer = packet.headers.opcode().is_response();
+        let is_response = packet.headers.opcode().is_response();
         let has_bytes = !packet.payload.is_empty() && !matches!(packet.headers, Headers::Missing(_));
-        // Who reads sends requests without bytes, and as many at a time as it is granted.
-        if has_bytes && !is_sign_of_life(packet) || is_answered(packet) {
-            self.note_used(now_ns);
+        // Read requests carry no bytes, but a reader needs a grant for them, too.
+        if has_bytes && !is_heartbeat(packet) || returns_data(packet) {
+            self.mark_used(now_ns);
         }
         if self.state == State::Error {
             self.counters.misdirected += 1;
-            if !is_answer {
+            if !is_response {
                 self.responder.handle_request_after_end(packet);
             }
-        } else if is_answer {
-            let (requester, _, mut at) = self.parts(now_ns, memory);
-            let outcome = requester.handle_answer(&mut at, packet);
-            self.end_if_failed(outcome);
+        } else if is_response {
+            let (requester, _, mut at) = self.split(now_ns, memory);
+            let outcome = requester.handle_response(&mut at, packet);
+            self.break_on_failure(outcome);
         } else {
-            let (_, responder, mut at) = self.parts(now_ns, memory);
+            let (_, responder, mut at) = self.split(now_ns, memory);
             if let Err(nak) = responder.handle_request(&mut at, packet) {
-                self.break_off(Cause::PeerErred(nak), None);
+                self.break_connection(Cause::PeerErred(nak), None);
             }
         }
     }
 
-    /// Both state machines, and what a step of theirs gets to see.
-    fn parts<'a>(
+    /// Borrows both state machines and the context of a step.
+    fn split<'a>(
         &'a mut self,
         now_ns: u64,
         memory: &'a dyn Memory,
@@ -323,27 +323,27 @@ impl QueuePair {
         (&mut self.requester, &mut self.responder, at)
     }
 
-    /// Writes the next packet that is to leave to the start of `buffer`, and returns its length; the ICRC is the caller's to write.
+    /// Writes the next packet to the start of `buffer`, and returns its length; the caller writes the ICRC.
     ///
-    /// It is asked until there is none.  An acknowledgement comes last, so that it ends the train of what leaves with it.
+    /// Call it until it returns `None`.  An acknowledgement comes last, so that it ends the train.
     ///
     /// # Panics
-    /// Where the buffer is shorter than [`QueuePair::packet_bytes_max`].
+    /// If the buffer is shorter than [`QueuePair::packet_bytes_max`].
     pub fn poll_transmit(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
-        assert!(buffer.len() >= self.packet_bytes_max(), "too little room for a packet");
+        assert!(buffer.len() >= self.packet_bytes_max(), "the buffer is too short for a packet");
         let len = match self.state {
             State::Init => None,
             State::Error => self.responder.poll_nak(self.peer_qp, buffer),
             State::ReadyToReceive | State::ReadyToSend => {
-                self.poll_path(buffer).or_else(|| self.poll_to_path(now_ns, memory, buffer))
+                self.poll_path(buffer).or_else(|| self.poll_packet(now_ns, memory, buffer))
             }
         };
         self.counters.sent += u64::from(len.is_some());
         len
     }
 
-    /// Packets by which the peer has all that was posted, without their ICRC, for who can have it take them by another way and goes then: what it has
-    /// already is not done twice.  `None` where somebody waits for what becomes of a request, or they have more bytes in all.
+    /// All unacknowledged packets without ICRC, for a caller that delivers them by another channel before it exits; the peer drops
+    /// duplicates.  `None` if a request needs a completion or a response, or if the packets exceed `bytes_max`.
     pub fn rest(&self, memory: &dyn Memory, bytes_max: usize) -> Option<Vec<Vec<u8>>> {
         if self.state != State::ReadyToSend {
             return None;
@@ -351,7 +351,7 @@ impl QueuePair {
         self.requester.rest(memory, self.peer_qp, bytes_max, &mut vec![0; self.packet_bytes_max()])
     }
 
-    /// Writes the next packet that is about the path.
+    /// Writes the next path probe or answer.
     fn poll_path(&mut self, buffer: &mut [u8]) -> Option<usize> {
         let (headers, psn, zeros) = self.path.as_mut()?.poll(self.responder.grant())?;
         let dest_qp = self.peer_qp;
@@ -361,12 +361,12 @@ impl QueuePair {
         Some(begin + zeros + ICRC_BYTES)
     }
 
-    /// Writes the next packet, or the next part of one that is too long for the path.
-    fn poll_to_path(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
+    /// Writes the next packet, or the next part of one longer than the path MTU.
+    fn poll_packet(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
         if let Some(len) = self.cutter.poll(buffer) {
             return Some(len);
         }
-        let len = self.poll_connected(now_ns, memory, buffer)?;
+        let len = self.poll_whole(now_ns, memory, buffer)?;
         match &self.path {
             Some(path) if path.is_too_long(len) => {
                 self.cutter.cut(&buffer[..len - ICRC_BYTES], path.mtu());
@@ -376,47 +376,47 @@ impl QueuePair {
         }
     }
 
-    fn poll_connected(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
-        if !self.answered_last && self.responder.has_answer() {
-            self.answered_last = true;
-            return self.poll_answer(now_ns, memory, buffer);
+    fn poll_whole(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
+        if !self.last_was_response && self.responder.has_response() {
+            self.last_was_response = true;
+            return self.poll_response(now_ns, memory, buffer);
         }
-        self.answered_last = false;
+        self.last_was_response = false;
         let peer_qp = self.peer_qp;
-        let (requester, _, mut at) = self.parts(now_ns, memory);
+        let (requester, _, mut at) = self.split(now_ns, memory);
         match requester.poll_transmit(&mut at, peer_qp, buffer) {
             Ok(Some(len)) => return Some(len),
             Ok(None) => {}
             Err(failure) => {
-                self.break_off(failure.cause, Some(failure));
+                self.break_connection(failure.cause, Some(failure));
                 return None;
             }
         }
-        if self.responder.has_answer() {
-            return self.poll_answer(now_ns, memory, buffer);
+        if self.responder.has_response() {
+            return self.poll_response(now_ns, memory, buffer);
         }
-        let (_, responder, at) = self.parts(now_ns, memory);
+        let (_, responder, at) = self.split(now_ns, memory);
         responder.poll_ack(&at, peer_qp, buffer)
     }
 
-    fn poll_answer(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
+    fn poll_response(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
         let peer_qp = self.peer_qp;
-        let (_, responder, at) = self.parts(now_ns, memory);
-        match responder.poll_answer(&at, peer_qp, buffer) {
+        let (_, responder, at) = self.split(now_ns, memory);
+        match responder.poll_response(&at, peer_qp, buffer) {
             Ok(len) => len,
             Err(nak) => {
-                self.break_off(Cause::PeerErred(nak), None);
+                self.break_connection(Cause::PeerErred(nak), None);
                 self.responder.poll_nak(peer_qp, buffer)
             }
         }
     }
 
-    /// The oldest thing that has happened and was not told.
+    /// Returns the oldest pending event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// When [`QueuePair::handle_timeout`] and then [`QueuePair::poll_transmit`] want to be called, if nothing else happens before.
+    /// When to call [`QueuePair::handle_timeout`] and then [`QueuePair::poll_transmit`], if no input comes before.
     pub fn poll_timeout(&self) -> Option<u64> {
         match self.state {
             State::Init | State::Error => None,
@@ -430,40 +430,40 @@ impl QueuePair {
         }
     }
 
-    /// Time has passed.
+    /// Runs the timers that are due.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         if self.state == State::ReadyToSend {
             let timeouts = self.counters.timeouts;
             let outcome = self.requester.handle_timeout(now_ns, &self.config, &mut self.counters);
-            self.end_if_failed(outcome);
-            self.see_to_path(now_ns, timeouts);
+            self.break_on_failure(outcome);
+            self.run_path_timer(now_ns, timeouts);
         }
     }
 
-    /// Looks at the path again where much has been waited for in vain.
-    fn see_to_path(&mut self, now_ns: u64, timeouts: u64) {
+    /// Runs the timer of path MTU discovery, and restarts discovery after repeated timeouts.
+    fn run_path_timer(&mut self, now_ns: u64, timeouts: u64) {
         if self.counters.timeouts > timeouts && self.requester.is_stuck() {
             self.find_path(now_ns);
         }
         if let Some(path) = &mut self.path {
             path.handle_timeout(now_ns);
         }
-        self.heed_path(now_ns);
+        self.update_path(now_ns);
     }
 
-    fn end_if_failed(&mut self, outcome: Result<(), Failure>) {
+    fn break_on_failure(&mut self, outcome: Result<(), Failure>) {
         if let Err(failure) = outcome {
-            self.break_off(failure.cause, Some(failure));
+            self.break_connection(failure.cause, Some(failure));
         }
     }
 
-    fn break_off(&mut self, cause: Cause, failure: Option<Failure>) {
+    fn break_connection(&mut self, cause: Cause, failure: Option<Failure>) {
         if self.state == State::Error {
             return;
         }
         self.state = State::Error;
         self.requester.flush(&self.config, failure, &mut self.events);
-        self.cutter.forget();
+        self.cutter.clear();
         self.responder.end();
         self.events.push_back(Event::Broken { cause });
     }

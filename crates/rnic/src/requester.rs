@@ -1,16 +1,16 @@
-//! The requester: sends what is posted, hears how it went, and sends again what was lost.
+//! The requester: sends posted requests, handles responses, and repeats lost packets.
 //!
 //! ```text
 //!        una               next           sent_end         end
-//!   done  │ under way        │ to be repeated │ not sent yet │
+//!   done  │ in flight        │ to be repeated │ not sent yet │
 //!  ───────┼──────────────────┼────────────────┼──────────────┼──►  packets, numbered in 64 bits
 //! ```
 //!
-//! Each posted request has its numbers from the start: one for each packet that it takes, or that its answer takes.  `una` is the
-//! oldest that is not acknowledged, in the middle of a read the next one to arrive.  Going back N is `next = una`.
-//! Silence alone is no loss: the peer may wait for its processor.  So the timer has only the newest packet sent again, and the
-//! peer's answer to that says what is missing.
-//! A peer that keeps what arrives out of order lets single packets be repeated: see [`selective`].
+//! Each request is numbered when posted, one number for each of its packets or of its response's.  `una` is the oldest
+//! unacknowledged packet; within a read, the next response packet.  Going back N sets `next = una`.
+//! A timeout alone proves no loss, since the peer's process may be descheduled.  So a timeout sends only the newest packet again,
+//! as a probe, and the response shows which packets are missing.
+//! A peer that keeps early packets allows selective repeat: see [`selective`].
 
 mod scoreboard;
 mod selective;
@@ -29,21 +29,21 @@ use crate::wire::{
 };
 use crate::work::{Cause, Event, Operation, PostError, Remote, Request, Source, Status};
 
-/// Most packets of an answer that one read request asks for.
+/// Maximum packets in the response to one read request.
 const READ_PACKETS_MAX: u32 = 64;
 
-/// After so many attempts in vain, what was known of the path may be over.
+/// Consecutive timeouts after which the congestion controller treats its estimate as outdated.
 const SILENT_ATTEMPTS: u32 = 3;
 
-/// Most packets that leave before one was acknowledged: what two ends say first when they have met, each in a packet of its own.
+/// Maximum window in packets before the first acknowledgement: enough for the first messages of a new connection.
 const FIRST_PACKETS_MAX: u32 = 16;
-/// Who is granted so few packets has to do with somebody who has little room.
-const SCARCE_PACKETS: u32 = 4;
+/// Grants up to this size, in packets, indicate a receive buffer shared by many senders.
+const SMALL_GRANT_PACKETS: u32 = 4;
 
-/// The longest message that the architecture has.
+/// The longest message that the InfiniBand architecture allows.
 const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 
-/// What ends the connection: the packet on whose request it is to be blamed, how that ended, and the cause.
+/// A failure that ends the connection: the packet at fault, the status of its request, and the cause.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failure {
     pub sequence: u64,
@@ -52,9 +52,9 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Whether the peer has done nothing of what is behind: requests are refused in their order, and end the connection.
+    /// Whether the peer carried out none of the later requests, because it refused one in order.
     // [ROCE-NAK-3]
-    fn leaves_rest_undone(&self) -> bool {
+    fn spares_later_requests(&self) -> bool {
         matches!(self.cause, Cause::Refused(Nak::RemoteAccess | Nak::InvalidRequest))
     }
 }
@@ -64,21 +64,21 @@ impl Failure {
 struct Work {
     request: Request,
     layout: Layout,
-    /// Its first packet's number.
+    /// Number of its first packet.
     first: u64,
-    /// The number behind its last packet's.
+    /// Number after its last packet.
     end: u64,
-    /// What an atomic found, if that was told before its turn to complete.
+    /// Result of an atomic whose response arrived before earlier requests completed.
     old: Option<u64>,
 }
 
-/// A packet that has left.
+/// A packet in flight.
 #[derive(Debug)]
-struct UnderWay {
+struct InFlight {
     first: u64,
-    /// The number behind it, or behind the last packet of its answer.
+    /// Number after it, or after the last packet of its response.
     end: u64,
-    left_ns: u64,
+    sent_ns: u64,
 }
 
 #[derive(Debug)]
@@ -88,45 +88,45 @@ pub(crate) struct Requester {
     next: u64,
     sent_end: u64,
     end: u64,
-    /// Packets that the peer has granted: one, until it says more.
+    /// Packets that the peer has granted; before the first grant, the configured first window.
     window: u32,
-    /// It has said so for what it has received.
+    /// Whether the peer has sent a grant in a response.
     is_granted: bool,
-    /// Since which packet no acknowledgement has been asked for.
-    asked_end: u64,
-    /// Numbers of the reads and atomics between `una` and `next`, from and to.
-    answers: VecDeque<(u64, u64)>,
-    /// How many numbers these are.
-    answer_packets: u64,
+    /// Number after the last packet that requested an acknowledgement.
+    ack_end: u64,
+    /// Number ranges of the reads and atomics between `una` and `next`.
+    data_ranges: VecDeque<(u64, u64)>,
+    /// Packets in these ranges.
+    data_packets: u64,
     /// All packets between `una` and `next`.
-    under_way: VecDeque<UnderWay>,
-    /// Whether nothing new is sent until something is heard.
+    in_flight: VecDeque<InFlight>,
+    /// Whether only probes are sent until the peer responds.
     is_probing: bool,
-    /// Whether the newest packet under way is to be sent again, to find out what became of all of them.
+    /// Whether to send a probe now.
     probe_is_due: bool,
-    /// When something was heard after silence: what is still under way is waited for from then on.
+    /// When the peer responded after a silence; timeouts of packets in flight count from then.
     resumed_ns: u64,
-    /// Whether `go_back` was called since `una` last moved: who says once more what is missing is not heard.
+    /// Whether `go_back` was called since `una` last advanced; further NAKs are ignored until it does.
     has_gone_back: bool,
-    /// When to give up waiting for an answer.
+    /// Expiry of the retransmission timer.
     timer_ns: Option<u64>,
     attempts: u32,
-    /// When something was last heard that was news, or the first packet under way was sent.
+    /// When the peer last made progress, or the first packet in flight was sent; the lease counts from then.
     heard_ns: u64,
-    /// Until when the peer wants to be left alone, for it has no receive.
+    /// End of the wait that an RNR NAK requested.
     rnr_until_ns: Option<u64>,
     rnr_attempts: u32,
     trip: RoundTrip,
-    /// Times that the timer ran out since `una` moved.
-    in_vain: u32,
-    /// Parts in which the longest packet leaves.
+    /// Timeouts since `una` last advanced.
+    stalls: u32,
+    /// Number of parts of the longest packet.
     parts: u32,
-    /// `None` where all behind a lost packet is sent again.
+    /// `None` in go-back-N mode.
     selective: Option<Selective>,
 }
 
 impl Requester {
-    /// The first packet will have number `first`.
+    /// Numbers packets from `first` on.
     pub fn new(first: u64) -> Requester {
         Requester {
             works: VecDeque::new(),
@@ -136,10 +136,10 @@ impl Requester {
             end: first,
             window: 1,
             is_granted: false,
-            asked_end: first,
-            answers: VecDeque::new(),
-            answer_packets: 0,
-            under_way: VecDeque::new(),
+            ack_end: first,
+            data_ranges: VecDeque::new(),
+            data_packets: 0,
+            in_flight: VecDeque::new(),
             is_probing: false,
             probe_is_due: false,
             resumed_ns: 0,
@@ -150,14 +150,14 @@ impl Requester {
             rnr_until_ns: None,
             rnr_attempts: 0,
             trip: RoundTrip::default(),
-            in_vain: 0,
+            stalls: 0,
             parts: 1,
             selective: None,
         }
     }
 
-    /// It repeats single packets, if that is agreed on.
-    pub fn repeating_as(mut self, config: &Config) -> Requester {
+    /// Sets the first window, and selective repeat if negotiated.
+    pub fn configured(mut self, config: &Config) -> Requester {
         self.window = config.first_packets_max;
         self.selective = config.selective.then(|| Selective::new(config, self.una));
         self
@@ -183,7 +183,7 @@ impl Requester {
         let message_packets_max = match request.operation {
             // [ROCE-SEL-6]
             Operation::Read { .. } | Operation::Write { .. } if config.selective => 1,
-            // Two under way keep the room full.
+            // Two requests in flight fill the receive buffer.
             Operation::Read { .. } => {
                 (config.room_packets / 2).min(config.read_packets_max).clamp(1, READ_PACKETS_MAX)
             }
@@ -200,7 +200,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Writes the next packet that may leave now; `None` where none may.
+    /// Writes the next packet that may be sent now; `None` if none may.
     pub fn poll_transmit(
         &mut self,
         at: &mut StepContext<'_>,
@@ -213,10 +213,10 @@ impl Requester {
         }
         self.rnr_until_ns = None;
         if std::mem::take(&mut self.probe_is_due)
-            && let Some(newest) = self.newest_to_ask_by()
+            && let Some(newest) = self.newest_to_probe()
         {
-            return match self.asks_briefly() {
-                true => Ok(Some(self.write_ask(dest_qp, buffer))),
+            return match self.probes_by_empty_write() {
+                true => Ok(Some(self.write_empty_probe(dest_qp, buffer))),
                 false => self.write_probe(at, dest_qp, newest, buffer).map(Some),
             };
         }
@@ -230,8 +230,8 @@ impl Requester {
         let work = &self.works[self.index_of(sequence)];
         let mut piece = work.layout.piece((sequence - work.first) as u32);
         if self.is_probing && matches!(work.request.operation, Operation::Read { .. }) {
-            // One packet each way: the rest is asked for when that has come.
-            piece = piece.alone();
+            // A probe is one packet each way; the rest is requested after its response.
+            piece = piece.as_message();
         }
         let numbers = match work.request.operation {
             Operation::Read { .. } => u64::from(piece.packets_rest),
@@ -241,21 +241,20 @@ impl Requester {
             return Ok(None);
         }
         let is_repeated = sequence < self.sent_end;
-        let is_answered = work.request.operation.is_answered();
-        let ack_request = !is_answered
+        let returns_data = work.request.operation.returns_data();
+        let ack_request = !returns_data
             && (work.request.signalled && piece.is_end
-                || sequence + 1 - self.asked_end.min(sequence) >= u64::from(self.limit(config)).div_ceil(4)
+                || sequence + 1 - self.ack_end.min(sequence) >= u64::from(self.limit(config)).div_ceil(4)
                 || is_repeated && sequence == self.una);
         let len = write_packet(at.memory, work, sequence, &piece, ack_request, dest_qp, buffer)?;
         let wait_ns = self.wait_ns(config);
         self.timer_ns.get_or_insert(now_ns.saturating_add(wait_ns));
-        self.note_sent(now_ns, sequence, numbers, is_answered, ack_request);
+        self.on_sent(now_ns, sequence, numbers, returns_data, ack_request);
         at.counters.repeated += u64::from(is_repeated);
         Ok(Some(len))
     }
 
-    /// All packets that were not acknowledged, without their ICRC, be they under way or not; `None` where somebody waits for what becomes of one, or
-    /// they have more bytes in all.
+    /// All unacknowledged packets without ICRC, sent or not; see [`QueuePair::rest`](crate::QueuePair::rest).
     pub fn rest(
         &self,
         memory: &dyn Memory,
@@ -266,7 +265,7 @@ impl Requester {
         let (mut packets, mut left) = (Vec::new(), bytes_max);
         for sequence in self.una..self.end {
             let work = &self.works[self.index_of(sequence)];
-            if work.request.operation.is_answered() || work.request.signalled {
+            if work.request.operation.returns_data() || work.request.signalled {
                 return None;
             }
             let piece = work.layout.piece((sequence - work.first) as u32);
@@ -278,8 +277,8 @@ impl Requester {
         Some(packets)
     }
 
-    /// Sends packet `newest` again, or asks for that packet of an answer again.  Whatever the peer makes of it tells what became of all
-    /// before it: an acknowledgement or an answer, that they have arrived; a refusal, which one has not.
+    /// Writes packet `newest` again, or requests that packet of a read response again.  The response covers all packets before it: an
+    /// acknowledgement or a read response shows that they arrived, a NAK which one did not.
     // [ROCE-TIME-2]
     fn write_probe(
         &mut self,
@@ -290,29 +289,29 @@ impl Requester {
     ) -> Result<usize, Failure> {
         let work = &self.works[self.index_of(newest)];
         let mut piece = work.layout.piece((newest - work.first) as u32);
-        let is_answered = work.request.operation.is_answered();
-        if is_answered {
-            piece = piece.alone();
+        let returns_data = work.request.operation.returns_data();
+        if returns_data {
+            piece = piece.as_message();
         }
         if let Some(selective) = &mut self.selective {
-            selective.note_probe(at.now_ns, newest, is_answered);
+            selective.on_probe_sent(at.now_ns, newest, returns_data);
         }
         at.counters.repeated += 1;
-        write_packet(at.memory, work, newest, &piece, !is_answered, dest_qp, buffer)
+        write_packet(at.memory, work, newest, &piece, !returns_data, dest_qp, buffer)
     }
 
-    /// Whether an empty write asks for the acknowledgement in place of a repeated packet.  With a congestion controller it does not:
-    /// that measures the network by packets of full length.
-    fn asks_briefly(&self) -> bool {
+    /// Whether a probe is an empty write rather than a repeated packet.  Not with a congestion controller, which measures the network
+    /// by packets of full length.
+    fn probes_by_empty_write(&self) -> bool {
         let has_controller = |selective: &Selective| selective.window_packets().is_some();
-        self.window <= SCARCE_PACKETS
+        self.window <= SMALL_GRANT_PACKETS
             && self.selective.as_ref().is_some_and(|selective| !has_controller(selective))
     }
 
-    /// Asks what became of all that is under way by a write of nothing in place of the packet before it, which the peer has: it says what it has and what
-    /// is missing.  Where it has room for few packets, and does not get its processor, those of many who send the same again would not fit.
+    /// Writes a probe: an empty write with the number before `una`, which the peer acknowledges as a duplicate.  If many senders repeated
+    /// full packets to a descheduled receiver, its small buffer would overflow.
     // [ROCE-TIME-3]
-    fn write_ask(&self, dest_qp: Qpn, buffer: &mut [u8]) -> usize {
+    fn write_empty_probe(&self, dest_qp: Qpn, buffer: &mut [u8]) -> usize {
         let reth = RethRepr { address: 0, rkey: 0, len: 0 };
         let packet = Packet {
             dest_qp,
@@ -325,34 +324,34 @@ impl Requester {
         packet.emit(buffer)
     }
 
-    fn newest_to_ask_by(&self) -> Option<u64> {
+    fn newest_to_probe(&self) -> Option<u64> {
         match &self.selective {
-            Some(selective) => selective.newest_open(),
-            None => self.under_way.back().map(|packet| packet.end - 1),
+            Some(selective) => selective.newest_unfinished(),
+            None => self.in_flight.back().map(|packet| packet.end - 1),
         }
     }
 
-    /// Keeps the books of a packet that has left.
-    fn note_sent(&mut self, now_ns: u64, sequence: u64, numbers: u64, is_answered: bool, asks: bool) {
+    /// Records a packet that was sent.
+    fn on_sent(&mut self, now_ns: u64, sequence: u64, numbers: u64, returns_data: bool, asks_ack: bool) {
         if self.una == self.next && self.attempts == 0 {
             self.heard_ns = now_ns;
         }
-        if sequence >= self.sent_end && (is_answered || asks) {
+        if sequence >= self.sent_end && (returns_data || asks_ack) {
             self.trip.begin(now_ns, sequence);
         }
         self.next = sequence + numbers;
-        self.under_way.push_back(UnderWay { first: sequence, end: self.next, left_ns: now_ns });
+        self.in_flight.push_back(InFlight { first: sequence, end: self.next, sent_ns: now_ns });
         self.sent_end = self.sent_end.max(self.next);
-        if is_answered {
-            self.answers.push_back((sequence, self.next));
-            self.answer_packets += numbers;
+        if returns_data {
+            self.data_ranges.push_back((sequence, self.next));
+            self.data_packets += numbers;
         }
-        if is_answered || asks {
-            self.asked_end = self.next;
+        if returns_data || asks_ack {
+            self.ack_end = self.next;
         }
     }
 
-    /// How long to wait for an answer this time.
+    /// The current retransmission timeout.
     fn wait_ns(&self, config: &Config) -> u64 {
         match config.retry {
             Retry::Lease(_) => self.trip.wait_ns(self.attempts),
@@ -360,7 +359,7 @@ impl Requester {
         }
     }
 
-    /// How many packets may be under way.
+    /// Packets that may be in flight.
     // [ROCE-WINDOW-1]
     fn limit(&self, config: &Config) -> u32 {
         let granted = if config.grants { self.window } else { u32::MAX };
@@ -369,26 +368,26 @@ impl Requester {
 
     // [ROCE-WINDOW-2]
     fn may_send(&self, config: &Config, work: &Work, numbers: u64) -> bool {
-        // Only the first may have come in part.
-        let come = self.answers.front().map_or(0, |(first, _)| self.una.saturating_sub(*first));
-        let coming = self.answer_packets - come;
-        let sent = self.next - self.una - coming + self.answers.len() as u64;
+        // Only the oldest response may have arrived in part.
+        let arrived = self.data_ranges.front().map_or(0, |(first, _)| self.una.saturating_sub(*first));
+        let outstanding = self.data_packets - arrived;
+        let sent = self.next - self.una - outstanding + self.data_ranges.len() as u64;
         if sent >= u64::from(self.limit(config)) {
             return false;
         }
-        if !work.request.operation.is_answered() {
+        if !work.request.operation.returns_data() {
             return true;
         }
-        self.answers.len() < config.reads_max.max(1)
-            && (coming == 0 || coming + numbers <= u64::from(config.room_packets / self.parts))
+        self.data_ranges.len() < config.reads_max.max(1)
+            && (outstanding == 0 || outstanding + numbers <= u64::from(config.room_packets / self.parts))
     }
 
-    /// Where in the queue the request of a packet is.
+    /// Index in the queue of the request that a packet belongs to.
     fn index_of(&self, sequence: u64) -> usize {
         self.works.partition_point(|work| work.end <= sequence)
     }
 
-    pub fn handle_answer(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Failure> {
+    pub fn handle_response(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Failure> {
         let sequence = packet.psn.expand(self.una).filter(|sequence| *sequence < self.sent_end);
         let Some(sequence) = sequence else {
             at.counters.out_of_window += 1;
@@ -397,35 +396,35 @@ impl Requester {
         at.counters.stale += u64::from(sequence < self.una);
         if self.selective.is_some() {
             if let Some(aeth) = packet.headers.aeth() {
-                self.granted(at.config, sequence, aeth);
+                self.update_window(at.config, sequence, aeth);
             }
             return self.handle_selective(at, sequence, packet);
         }
         match packet.headers {
-            // Nobody said that it is understood.
+            // The peer may not send this without selective repeat.
             Headers::Missing(_) => {
                 at.counters.malformed += 1;
                 Ok(())
             }
-            Headers::Acknowledge(aeth) => self.acknowledged(at, sequence, aeth),
+            Headers::Acknowledge(aeth) => self.handle_acknowledge(at, sequence, aeth),
             Headers::ReadResponseFirst(aeth)
             | Headers::ReadResponseLast(aeth)
             | Headers::ReadResponseOnly(aeth) => {
-                self.granted(at.config, sequence, aeth);
-                self.read_answered(at, sequence, packet.payload)
+                self.update_window(at.config, sequence, aeth);
+                self.handle_read_response(at, sequence, packet.payload)
             }
-            Headers::ReadResponseMiddle => self.read_answered(at, sequence, packet.payload),
+            Headers::ReadResponseMiddle => self.handle_read_response(at, sequence, packet.payload),
             Headers::AtomicAcknowledge { aeth, old } => {
-                self.granted(at.config, sequence, aeth);
-                self.atomic_answered(at, sequence, old);
+                self.update_window(at.config, sequence, aeth);
+                self.handle_atomic_response(at, sequence, old);
                 Ok(())
             }
-            _ => unreachable!("only answers come here"),
+            _ => unreachable!("the caller passes only responses"),
         }
     }
 
-    /// What the peer grants, if it does not say so of the past.
-    fn granted(&mut self, config: &Config, sequence: u64, aeth: AethRepr) {
+    /// Adopts the grant of a response, unless the response is outdated.
+    fn update_window(&mut self, config: &Config, sequence: u64, aeth: AethRepr) {
         if sequence + 1 >= self.una
             && let Syndrome::Ack(credit) = aeth.syndrome
         {
@@ -434,7 +433,7 @@ impl Requester {
         }
     }
 
-    /// The answer to a probe says how much the peer has room for, before anything was received.
+    /// Adopts the grant of a probe's answer, until a response grants more or less.
     // [ROCE-WINDOW-5]
     pub fn expect_grant(&mut self, packets: u32) {
         if !self.is_granted {
@@ -442,7 +441,7 @@ impl Requester {
         }
     }
 
-    fn acknowledged(
+    fn handle_acknowledge(
         &mut self,
         at: &mut StepContext<'_>,
         sequence: u64,
@@ -450,7 +449,7 @@ impl Requester {
     ) -> Result<(), Failure> {
         match aeth.syndrome {
             Syndrome::Ack(_) => {
-                self.granted(at.config, sequence, aeth);
+                self.update_window(at.config, sequence, aeth);
                 if !self.advance(at, sequence + 1) {
                     self.go_back_once();
                 }
@@ -461,7 +460,7 @@ impl Requester {
                     return Ok(());
                 }
                 at.counters.rnr_naks += 1;
-                if self.rnr_attempts_are_over(at.config) {
+                if self.rnr_retries_are_exhausted(at.config) {
                     let (status, cause) = (Status::RnrRetryExceeded, Cause::RnrRetryExceeded);
                     return Err(Failure { sequence, status, cause });
                 }
@@ -492,7 +491,7 @@ impl Requester {
         Ok(())
     }
 
-    fn rnr_attempts_are_over(&self, config: &Config) -> bool {
+    fn rnr_retries_are_exhausted(&self, config: &Config) -> bool {
         match config.retry {
             Retry::Lease(_) => false,
             Retry::Count { rnr_retries, .. } => {
@@ -502,7 +501,7 @@ impl Requester {
     }
 
     // [ROCE-READ-2]
-    fn read_answered(
+    fn handle_read_response(
         &mut self,
         at: &mut StepContext<'_>,
         sequence: u64,
@@ -522,7 +521,7 @@ impl Requester {
             at.counters.malformed += 1;
             return Ok(());
         }
-        // An answer says that all before it has arrived.  Where some of that was to be answered too, those answers were lost.
+        // A response acknowledges all packets before it.  If earlier reads or atomics lack theirs, those responses were lost.
         self.advance(at, sequence);
         if self.una != sequence {
             self.go_back_once();
@@ -534,13 +533,13 @@ impl Requester {
             return Err(Failure { sequence, status, cause });
         }
         self.una = sequence + 1;
-        self.progressed(at.now_ns, at.config);
+        self.on_progress(at.now_ns, at.config);
         self.complete_first(None, at.events);
         Ok(())
     }
 
     // [ROCE-ATOMIC-3]
-    fn atomic_answered(&mut self, at: &mut StepContext<'_>, sequence: u64, old: u64) {
+    fn handle_atomic_response(&mut self, at: &mut StepContext<'_>, sequence: u64, old: u64) {
         if sequence < self.una {
             return;
         }
@@ -555,30 +554,29 @@ impl Requester {
             return;
         }
         self.una = sequence + 1;
-        self.progressed(at.now_ns, at.config);
+        self.on_progress(at.now_ns, at.config);
         self.complete_first(Some(old), at.events);
     }
 
-    /// Takes all before packet `to` for acknowledged, up to the first that is to be answered by more than that.
-    /// Says whether there was none.
+    /// Acknowledges all packets before `to`, but stops at the first request whose response returns data.  Returns true if none did.
     // [ROCE-ACK-3]
     fn advance(&mut self, at: &mut StepContext<'_>, to: u64) -> bool {
         let before = self.una;
         while self.una < to {
             let Some(work) = self.works.front() else { break };
-            if work.request.operation.is_answered() {
+            if work.request.operation.returns_data() {
                 break;
             }
             self.una = to.min(work.end);
             self.complete_first(None, at.events);
         }
         if self.una > before {
-            self.progressed(at.now_ns, at.config);
+            self.on_progress(at.now_ns, at.config);
         }
         self.una >= to
     }
 
-    /// Takes the first request off the queue if all of it has been acknowledged.
+    /// Completes the oldest request if it is fully acknowledged.
     fn complete_first(&mut self, old: Option<u64>, events: &mut VecDeque<Event>) {
         if self.works.front().is_some_and(|work| work.end <= self.una)
             && let Some(Work { request: Request { id, signalled, .. }, .. }) = self.works.pop_front()
@@ -588,15 +586,15 @@ impl Requester {
         }
     }
 
-    /// `una` has moved: the peer lives, and what is under way begins elsewhere.
-    fn progressed(&mut self, now_ns: u64, config: &Config) {
+    /// Resets timers and retry state after `una` advanced.
+    fn on_progress(&mut self, now_ns: u64, config: &Config) {
         self.next = self.next.max(self.una);
-        while let Some((first, end)) = self.answers.front().copied().filter(|(_, end)| *end <= self.una) {
-            self.answers.pop_front();
-            self.answer_packets -= end - first;
+        while let Some((first, end)) = self.data_ranges.front().copied().filter(|(_, end)| *end <= self.una) {
+            self.data_ranges.pop_front();
+            self.data_packets -= end - first;
         }
-        while self.under_way.front().is_some_and(|packet| packet.end <= self.una) {
-            self.under_way.pop_front();
+        while self.in_flight.front().is_some_and(|packet| packet.end <= self.una) {
+            self.in_flight.pop_front();
         }
         if std::mem::take(&mut self.is_probing) {
             self.resumed_ns = now_ns;
@@ -604,13 +602,13 @@ impl Requester {
         self.probe_is_due = false;
         self.has_gone_back = false;
         self.attempts = 0;
-        self.in_vain = 0;
+        self.stalls = 0;
         self.rnr_attempts = 0;
         self.heard_ns = now_ns;
         self.trip.end(now_ns, self.una);
-        self.timer_ns = self.under_way.front().map(|oldest| {
-            // A packet is waited for since it left; the rest of an answer, since the last of it came.
-            let since_ns = if oldest.first < self.una { now_ns } else { oldest.left_ns.max(self.resumed_ns) };
+        self.timer_ns = self.in_flight.front().map(|oldest| {
+            // A packet's timeout counts from its send time; that of a partly arrived response, from its last packet.
+            let since_ns = if oldest.first < self.una { now_ns } else { oldest.sent_ns.max(self.resumed_ns) };
             since_ns.saturating_add(self.wait_ns(config))
         });
     }
@@ -618,16 +616,17 @@ impl Requester {
     // [ROCE-GBN-1]
     fn go_back(&mut self) {
         self.next = self.una;
-        self.answers.clear();
-        self.answer_packets = 0;
-        self.under_way.clear();
+        self.data_ranges.clear();
+        self.data_packets = 0;
+        self.in_flight.clear();
         self.has_gone_back = true;
         self.probe_is_due = false;
         self.timer_ns = None;
-        self.trip.give_up();
+        self.trip.cancel();
     }
 
-    /// The peer, which lives, has said what is missing: it is asked soon again.  The lease goes on, for it ends what can never be answered.
+    /// Goes back on a report of a missing packet, and shortens the next timeout, since the peer responds.  The lease goes on: it ends
+    /// requests that can never be answered.
     fn go_back_once(&mut self) {
         if !self.has_gone_back {
             self.attempts = self.attempts.min(1);
@@ -636,10 +635,10 @@ impl Requester {
         }
     }
 
-    /// When something is to be done even if nothing arrives.
+    /// When the next timer expires.
     pub fn poll_timeout(&self) -> Option<u64> {
         let selective = self.selective.as_ref().and_then(Selective::poll_timeout);
-        // What is lost or kept back by its pace waits for that, too.
+        // Lost and paced packets wait for the end of an RNR wait, too.
         let selective = selective.map(|at| at.max(self.rnr_until_ns.unwrap_or(0)));
         [self.timer_ns, self.rnr_until_ns, selective].into_iter().flatten().min()
     }
@@ -652,19 +651,19 @@ impl Requester {
         counters: &mut Counters,
     ) -> Result<(), Failure> {
         self.rnr_until_ns = self.rnr_until_ns.filter(|until| now_ns < *until);
-        self.handle_lost_by_time(now_ns);
+        self.run_loss_timer(now_ns);
         if self.timer_ns.is_none_or(|at| now_ns < at) {
             return Ok(());
         }
-        if self.selective.as_ref().is_some_and(|selective| !selective.is_waiting()) {
-            // No packet awaits an answer: the lost ones leave when the pacer lets them, and no probe holds them back.
+        if self.selective.as_ref().is_some_and(|selective| !selective.awaits_response()) {
+            // No packet awaits a response: lost packets are sent when the pacer allows, without waiting for a probe.
             self.is_probing = false;
             self.timer_ns = Some(now_ns.saturating_add(self.wait_ns(config)));
             return Ok(());
         }
         counters.timeouts += 1;
         self.attempts += 1;
-        self.in_vain += 1;
+        self.stalls += 1;
         let is_over = match config.retry {
             Retry::Lease(lease) => now_ns.saturating_sub(self.heard_ns) >= nanoseconds(lease),
             Retry::Count { retries, .. } => self.attempts > u32::from(retries),
@@ -676,18 +675,18 @@ impl Requester {
         match config.retry {
             Retry::Lease(_) => {
                 self.probe_is_due = true;
-                // What the peer says is missing may have been sent again, and lost again.
+                // A repeated packet may have been lost again.
                 self.has_gone_back = false;
-                self.trip.give_up();
+                self.trip.cancel();
             }
-            // An adapter says only once what is missing.
+            // A hardware adapter sends only one NAK for a gap.
             Retry::Count { .. } => self.go_back(),
         }
         if let Some(selective) = self.selective.as_mut().filter(|_| self.attempts == SILENT_ATTEMPTS) {
             selective.handle_silence();
         }
         self.is_probing = true;
-        // Not beyond the end of the lease: the issuer is told in time.
+        // The timer expires no later than the lease, so that the failure is reported in time.
         let left_ns = match config.retry {
             Retry::Lease(lease) => self.heard_ns.saturating_add(nanoseconds(lease)).saturating_sub(now_ns),
             Retry::Count { .. } => u64::MAX,
@@ -696,13 +695,13 @@ impl Requester {
         Ok(())
     }
 
-    /// Whether it has been waited in vain so often that the path may have changed: three times, and each time twice as often.
+    /// Whether repeated timeouts suggest that the path has changed: true after 3, 6, 12, and so on.
     // [ROCE-PATH-4]
     pub fn is_stuck(&self) -> bool {
-        self.in_vain.is_multiple_of(3) && (self.in_vain / 3).is_power_of_two()
+        self.stalls.is_multiple_of(3) && (self.stalls / 3).is_power_of_two()
     }
 
-    /// The longest packet leaves in so many parts from now on: what is under way is asked for soon again.
+    /// Sets the number of parts of the longest packet; on a change, packets in flight are probed at once.
     // [ROCE-WINDOW-4]
     pub fn set_parts(&mut self, now_ns: u64, parts: u32) {
         if parts != self.parts {
@@ -718,7 +717,7 @@ impl Requester {
         for work in std::mem::take(&mut self.works) {
             let status = match failure {
                 Some(failure) if (work.first..work.end).contains(&failure.sequence) => failure.status,
-                Some(failure) if failure.leaves_rest_undone() && failure.sequence < work.first => {
+                Some(failure) if failure.spares_later_requests() && failure.sequence < work.first => {
                     Status::Flushed
                 }
                 _ if work.first < self.sent_end => Status::Aborted,
@@ -726,14 +725,14 @@ impl Requester {
             };
             events.push_back(Event::Completed { id: work.request.id, status, old: None });
         }
-        *self = Requester { parts: self.parts, ..Requester::new(self.end) }.repeating_as(config);
+        *self = Requester { parts: self.parts, ..Requester::new(self.end) }.configured(config);
     }
 
     pub fn round_trip_ns(&self) -> Option<u64> {
         self.trip.smoothed_ns()
     }
 
-    /// Packets that may be under way.
+    /// Packets that may be in flight.
     pub fn window(&self) -> u32 {
         let congestion = self.selective.as_ref().and_then(Selective::window_packets);
         congestion.map_or(self.window, |window| self.window.min(window.ceil() as u32))
@@ -748,7 +747,7 @@ fn window_of(config: &Config, credit: Credit) -> u32 {
     credit.packets().unwrap_or(config.window_packets_max)
 }
 
-/// Writes the packet of this number, whose part of its request is `piece`; returns its length.
+/// Writes packet `sequence`, whose payload is `piece` of its request; returns its length.
 fn write_packet(
     memory: &dyn Memory,
     work: &Work,
@@ -767,7 +766,7 @@ fn write_packet(
         headers,
         payload: &[],
     };
-    let payload_bytes = if work.request.operation.is_answered() { 0 } else { piece.len as usize };
+    let payload_bytes = if work.request.operation.returns_data() { 0 } else { piece.len as usize };
     let begin = packet.emit_headers(payload_bytes, buffer);
     let payload = &mut buffer[begin..begin + payload_bytes];
     let offset = piece.offset as usize;
@@ -776,7 +775,7 @@ fn write_packet(
             payload.copy_from_slice(&bytes[offset..offset + payload_bytes]);
         }
         Operation::Write { source: Source::Registered { local, .. }, .. } => {
-            // The one copy of a byte on this side.
+            // The only copy of the payload on the sending side.
             let from = local.address.wrapping_add(u64::from(piece.offset));
             if !payload.is_empty() && memory.read_own(local.key, from, payload).is_err() {
                 let (status, cause) = (Status::LocalAccess, Cause::LocalAccess);
@@ -803,7 +802,7 @@ fn headers_of(operation: &Operation, piece: &Piece) -> Headers {
             (false, true) => Headers::SendLast { imm },
         },
         Operation::Write { remote, imm, .. } => {
-            // Of several messages, the last one tells that all have landed.
+            // The immediate is in the last message, so it arrives after all bytes have landed.
             let imm = imm.filter(|_| piece.is_end);
             match (piece.is_first, piece.is_last()) {
                 (true, true) => Headers::WriteOnly { reth: reth(remote), imm },

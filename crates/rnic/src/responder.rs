@@ -1,15 +1,15 @@
-//! The responder: carries out the peer's requests, each packet once and in order, and answers them.
+//! The responder: carries out the peer's requests, each packet once and in order, and sends responses.
 //!
 //! ```text
 //!                       expected
 //!   carried out           │ not arrived
 //!  ───────────────────────┼──────────────────►  packets, numbered in 64 bits
-//!   repeated: answered     │ this one: carried out     behind it: kept until its turn, between ends that repeat selectively,
-//!   again, or dropped                                  else dropped, and what is missing is asked for once
+//!   duplicate: response    │ next one: carried out     early: kept, with selective repeat; else dropped, and the gap
+//!   repeated, or dropped                               reported once
 //! ```
 //!
-//! What leaves is in the order of these numbers: an acknowledgement speaks for all before it, so answers to reads and atomics go
-//! first.  What came early is carried out in sequence as if it came then, so nothing of what memory shows depends on what was lost.
+//! Responses are sent in the order of these numbers: an acknowledgement covers all packets before it, so the responses to reads and
+//! atomics go first.  Early packets are carried out in sequence, so losses never change what memory shows.
 
 use std::collections::VecDeque;
 
@@ -23,112 +23,112 @@ use crate::wire::{
 };
 use crate::work::Event;
 
-/// Most packets of an answer that a peer may ask for at once: a quarter of what can be told apart.
-const ANSWER_PACKETS_MAX: u32 = 1 << 20;
+/// Maximum packets in the response to one read: a quarter of [`SEQUENCE_WINDOW`](crate::wire::SEQUENCE_WINDOW).
+const RESPONSE_PACKETS_MAX: u32 = 1 << 20;
 
-/// A message that has begun and not ended.
+/// A message of several packets, not complete yet.
 #[derive(Debug)]
 enum Message {
     Send { bytes: Vec<u8> },
     Write { reth: RethRepr, landed: u32 },
 }
 
-/// What is owed for a read or an atomic.
+/// The pending response to a read or an atomic.
 #[derive(Debug)]
-struct Answer {
-    /// The number of its next packet.
+struct Response {
+    /// Number of its next packet.
     next: u64,
-    /// The number behind its last one.
+    /// Number after its last packet.
     end: u64,
-    kind: AnswerKind,
-    /// When the request came.
+    kind: Kind,
+    /// Arrival time of the request.
     arrived_ns: u64,
-    /// Asked for again, and not owed already.
+    /// Whether a duplicate request caused it.
     is_repeat: bool,
 }
 
 #[derive(Debug)]
-enum AnswerKind {
-    /// The rest of the bytes.
-    Read { reth: RethRepr, is_begun: bool },
-    /// What the word held.
+enum Kind {
+    /// The bytes not sent yet.
+    Read { reth: RethRepr, has_started: bool },
+    /// The previous value of the word.
     Atomic { old: u64 },
 }
 
 /// Why a packet is not carried out.
 enum Refusal {
-    /// It never will be: this ends the connection.
-    ForGood(Nak),
+    /// Fatal: the connection ends.
+    Fatal(Nak),
     /// There is no receive yet.
     NotReady,
 }
 
 impl From<Refused> for Refusal {
     fn from(_: Refused) -> Refusal {
-        Refusal::ForGood(Nak::RemoteAccess)
+        Refusal::Fatal(Nak::RemoteAccess)
     }
 }
 
-const INVALID: Refusal = Refusal::ForGood(Nak::InvalidRequest);
+const INVALID: Refusal = Refusal::Fatal(Nak::InvalidRequest);
 
 #[derive(Debug)]
 pub(crate) struct Responder {
-    /// The packet whose turn it is.
+    /// Number of the next packet to carry out.
     expected: u64,
-    /// The first of all.
-    begin: u64,
-    /// Messages completed.
+    /// Number of the peer's first packet.
+    first: u64,
+    /// Completed messages, modulo 2^24.
     msn: u32,
-    /// Messages and immediates that the caller has room for.
+    /// Receives left, for messages and immediates.
     receives: u32,
-    /// What acknowledgements grant, in packets.
+    /// Packets granted in acknowledgements.
     grant: u32,
     message: Option<Message>,
-    /// In the order of their numbers.
-    answers: VecDeque<Answer>,
-    /// Results of the last atomics, in case they are asked for again.
+    /// Pending responses, by number.
+    responses: VecDeque<Response>,
+    /// Numbers and results of the last atomics, for duplicates.
     atomics: VecDeque<(u64, u64)>,
-    /// Packets that have arrived and are acknowledged by nothing that has left or will leave by itself.
+    /// Packets carried out that no sent or pending response acknowledges.
     unacknowledged: u32,
-    /// The peer asks what has come, though nothing may have.
-    is_asked: bool,
-    /// When the acknowledgement leaves at the latest.
+    /// Whether a duplicate arrived that is not acknowledged yet.
+    has_duplicate: bool,
+    /// Latest send time of the acknowledgement.
     ack_at_ns: Option<u64>,
-    /// When the newest packet came that is answered at once by an acknowledgement.
-    asked_ns: u64,
-    /// A refusal that is to leave.
+    /// Arrival time of the newest packet that is acknowledged at once.
+    ack_request_ns: u64,
+    /// The NAK to send.
     nak: Option<Syndrome>,
-    /// What came before its turn.
+    /// Early packets.
     kept: Kept,
-    /// Something came before its turn, and all before that has not come yet.
-    is_missing: bool,
-    /// When the peer was last told what is missing, or that there is no receive, if it has not sent it since.
-    told_ns: Option<u64>,
-    /// The refusal that has ended the connection; said again to who did not hear it.
-    last_word: Option<Nak>,
+    /// Whether a packet before an early one is missing.
+    has_gap: bool,
+    /// When the last NAK for the expected packet was sent.
+    nak_ns: Option<u64>,
+    /// The NAK that ended the connection, repeated if the peer asks again.
+    final_nak: Option<Nak>,
 }
 
 impl Responder {
-    /// The peer's first packet will have number `first`.
+    /// Expects the peer's packets from number `first` on.
     pub fn new(first: u64) -> Responder {
         Responder {
             expected: first,
-            begin: first,
+            first,
             msn: 0,
             receives: 0,
             grant: 1,
             message: None,
-            answers: VecDeque::new(),
+            responses: VecDeque::new(),
             atomics: VecDeque::new(),
             unacknowledged: 0,
-            is_asked: false,
+            has_duplicate: false,
             ack_at_ns: None,
-            asked_ns: 0,
+            ack_request_ns: 0,
             nak: None,
             kept: Kept::default(),
-            is_missing: false,
-            told_ns: None,
-            last_word: None,
+            has_gap: false,
+            nak_ns: None,
+            final_nak: None,
         }
     }
 
@@ -136,29 +136,29 @@ impl Responder {
         self.receives = self.receives.saturating_add(count);
     }
 
-    /// What acknowledgements grant, in packets.
+    /// Packets granted in acknowledgements.
     pub fn grant(&self) -> u32 {
         self.grant
     }
 
-    /// Whether any request was carried out.
+    /// Whether any request has been carried out.
     pub fn has_begun(&self) -> bool {
-        self.expected > self.begin
+        self.expected > self.first
     }
 
-    /// Whether more or less, it is told at once: who is silent would keep what others are to have.
+    /// Sets the grant and sends any change at once: a silent peer would otherwise keep room that now belongs to others.
     // [ROCE-WINDOW-3]
     pub fn set_grant(&mut self, now_ns: u64, packets: u32) {
-        if Credit::at_most(packets) != Credit::at_most(self.grant) && self.expected > self.begin {
-            self.owe(now_ns);
+        if Credit::at_most(packets) != Credit::at_most(self.grant) && self.expected > self.first {
+            self.ack_now(now_ns);
         }
         self.grant = packets;
     }
 
-    /// Carries a request out, if it is its turn.  An error ends the connection.
+    /// Carries out, keeps, or drops a request packet.  An error ends the connection.
     pub fn handle_request(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
         let is_known =
-            |sequence: &u64| *sequence >= self.begin || *sequence + 1 == self.begin && is_ask(packet);
+            |sequence: &u64| *sequence >= self.first || *sequence + 1 == self.first && is_empty_probe(packet);
         let sequence = packet.psn.expand(self.expected).filter(is_known);
         let Some(sequence) = sequence else {
             at.counters.out_of_window += 1;
@@ -166,45 +166,45 @@ impl Responder {
         };
         if sequence > self.expected {
             match at.config.selective {
-                true => self.keep(at, sequence, packet),
-                false => self.ahead(at, packet),
+                true => self.keep_early(at, sequence, packet),
+                false => self.report_gap(at, packet),
             }
             return Ok(());
         }
         if sequence < self.expected {
-            self.repeated(at, sequence, packet);
+            self.handle_duplicate(at, sequence, packet);
             return Ok(());
         }
-        self.take_turn(at, packet)?;
-        if self.is_missing {
-            self.take_turns(at)?;
+        self.handle_expected(at, packet)?;
+        if self.has_gap {
+            self.handle_kept(at)?;
         }
         Ok(())
     }
 
-    /// Something that was missing has come: what was kept behind it follows, up to what is missing next.
+    /// Carries out the kept packets behind a closed gap, up to the next gap.
     // [ROCE-SEL-2]
-    fn take_turns(&mut self, at: &mut StepContext<'_>) -> Result<(), Nak> {
+    fn handle_kept(&mut self, at: &mut StepContext<'_>) -> Result<(), Nak> {
         while let Some(early) = self.kept.take(self.expected) {
             let before = self.expected;
-            self.take_turn(at, &early.packet(before))?;
+            self.handle_expected(at, &early.packet(before))?;
             if self.expected == before {
                 break;
             }
         }
-        self.is_missing = !self.kept.is_empty();
-        self.owe(at.now_ns);
+        self.has_gap = !self.kept.is_empty();
+        self.ack_now(at.now_ns);
         Ok(())
     }
 
-    /// Carries out the packet whose turn it is.
-    fn take_turn(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
+    /// Carries out the expected packet.
+    fn handle_expected(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
         match self.carry_out(at, packet) {
             Ok(numbers) => {
                 self.expected += u64::from(numbers);
-                self.told_ns = None;
+                self.nak_ns = None;
                 self.nak = None;
-                self.arrived(at, packet);
+                self.schedule_ack(at, packet);
                 Ok(())
             }
             // [ROCE-RNR-1]
@@ -212,37 +212,37 @@ impl Responder {
                 at.counters.rnr_naks += 1;
                 let wait = RnrTimer::at_least(nanoseconds(at.config.rnr_wait));
                 self.nak = Some(Syndrome::RnrNak(wait));
-                self.told_ns = Some(at.now_ns);
+                self.nak_ns = Some(at.now_ns);
                 Ok(())
             }
             // [ROCE-NAK-3]
-            Err(Refusal::ForGood(nak)) => Err(self.refuse(nak)),
+            Err(Refusal::Fatal(nak)) => Err(self.refuse(nak)),
         }
     }
 
-    /// The packet that is expected is refused for good.
+    /// Queues the NAK that ends the connection.
     fn refuse(&mut self, nak: Nak) -> Nak {
         self.message = None;
-        self.answers.clear();
-        self.last_word = Some(nak);
+        self.responses.clear();
+        self.final_nak = Some(nak);
         self.nak = Some(Syndrome::Nak(nak));
         nak
     }
 
-    /// The connection has ended by our refusal: who asks again, with that packet or one behind it, did not hear it.
+    /// Repeats the final NAK if the peer sends the refused packet again, or requests a response to a later one.
     pub fn handle_request_after_end(&mut self, packet: &Packet<'_>) {
         let sequence = packet.psn.expand(self.expected);
         if sequence.is_some_and(|sequence| {
-            sequence == self.expected || sequence > self.expected && wants_answer(packet)
+            sequence == self.expected || sequence > self.expected && wants_response(packet)
         }) {
-            self.nak = self.last_word.map(Syndrome::Nak);
+            self.nak = self.final_nak.map(Syndrome::Nak);
         }
     }
 
-    /// Keeps a packet that came before its turn, if that is within the bound, and has the peer told what is missing.
+    /// Keeps an early packet, if it is within the span, and reports the gap.
     // [ROCE-SEL-1]
-    fn keep(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
-        // One that is too long never fits, whenever its turn comes.
+    fn keep_early(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
+        // A packet longer than the MTU would be refused later anyway.
         let fits = packet.payload.len() <= at.config.mtu.bytes() as usize;
         if !fits || sequence - self.expected > span(self.grant) {
             at.counters.ahead += 1;
@@ -251,85 +251,85 @@ impl Responder {
         } else {
             at.counters.duplicates += 1;
         }
-        self.is_missing = true;
-        self.asked_ns = at.arrived_ns;
-        self.owe(at.now_ns);
+        self.has_gap = true;
+        self.ack_request_ns = at.arrived_ns;
+        self.ack_now(at.now_ns);
     }
 
-    /// Something is missing.  Who asks again, after a while, may not have heard so.
+    /// Drops an early packet and sends a sequence NAK, once; again if the peer, after a while, requests a response.
     // [ROCE-NAK-1]
-    fn ahead(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) {
+    fn report_gap(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) {
         at.counters.ahead += 1;
-        let is_unheard = |told_ns: u64| {
-            wants_answer(packet) && at.now_ns.saturating_sub(told_ns) >= 2 * nanoseconds(at.config.ack_delay)
+        let is_nak_lost = |nak_ns: u64| {
+            wants_response(packet) && at.now_ns.saturating_sub(nak_ns) >= 2 * nanoseconds(at.config.ack_delay)
         };
-        if self.told_ns.is_none_or(is_unheard) {
+        if self.nak_ns.is_none_or(is_nak_lost) {
             at.counters.naks += 1;
-            self.told_ns = Some(at.now_ns);
+            self.nak_ns = Some(at.now_ns);
             self.nak = Some(Syndrome::Nak(Nak::Sequence));
         }
     }
 
-    /// Books for a packet that was carried out: when it is acknowledged, if its answer does not do so.
+    /// Schedules the acknowledgement of a packet that was carried out, unless its response acknowledges it.
     // [ROCE-ACK-1]
-    fn arrived(&mut self, at: &StepContext<'_>, packet: &Packet<'_>) {
+    fn schedule_ack(&mut self, at: &StepContext<'_>, packet: &Packet<'_>) {
         let StepContext { now_ns, config, .. } = *at;
-        if is_answered(packet) {
+        if returns_data(packet) {
             self.unacknowledged = 0;
             self.ack_at_ns = None;
             return;
         }
         self.unacknowledged += 1;
-        let is_asked = packet.ack_request || is_sign_of_life(packet);
-        if is_asked {
-            self.asked_ns = at.arrived_ns;
+        let is_urgent = packet.ack_request || is_heartbeat(packet);
+        if is_urgent {
+            self.ack_request_ns = at.arrived_ns;
         }
-        if is_asked || self.unacknowledged >= self.grant.div_ceil(4) {
-            self.owe(now_ns);
+        if is_urgent || self.unacknowledged >= self.grant.div_ceil(4) {
+            self.ack_now(now_ns);
         } else {
             self.ack_at_ns.get_or_insert(now_ns.saturating_add(nanoseconds(config.ack_delay)));
         }
     }
 
-    /// The next acknowledgement is to leave at once.
-    fn owe(&mut self, now_ns: u64) {
+    /// Schedules an acknowledgement at once.
+    fn ack_now(&mut self, now_ns: u64) {
         self.ack_at_ns = Some(self.ack_at_ns.map_or(now_ns, |at| at.min(now_ns)));
     }
 
-    /// Does what the packet says; returns how many numbers it takes.
+    /// Carries out a packet; returns how many sequence numbers it takes.
     fn carry_out(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<u32, Refusal> {
         let (config, memory) = (at.config, at.memory);
         let mtu = config.mtu.bytes() as usize;
         let (payload, solicited) = (packet.payload, packet.solicited);
-        let is_between = self.message.is_none();
+        let is_start = self.message.is_none();
         match packet.headers {
-            Headers::SendFirst if is_between && payload.len() == mtu => {
+            Headers::SendFirst if is_start && payload.len() == mtu => {
                 self.check_receive()?;
-                self.send(config, Vec::new(), payload)?;
+                self.append(config, Vec::new(), payload)?;
             }
-            Headers::SendOnly { imm } if is_between && payload.len() <= mtu => {
+            Headers::SendOnly { imm } if is_start && payload.len() <= mtu => {
                 self.check_receive()?;
-                self.send(config, Vec::new(), payload)?;
-                self.received(imm, solicited, at.events);
+                self.append(config, Vec::new(), payload)?;
+                self.deliver(imm, solicited, at.events);
             }
             Headers::SendMiddle if payload.len() == mtu => {
                 let Some(Message::Send { bytes }) = self.message.take() else { return Err(INVALID) };
-                self.send(config, bytes, payload)?;
+                self.append(config, bytes, payload)?;
             }
             Headers::SendLast { imm } if (1..=mtu).contains(&payload.len()) => {
                 let Some(Message::Send { bytes }) = self.message.take() else { return Err(INVALID) };
-                self.send(config, bytes, payload)?;
-                self.received(imm, solicited, at.events);
+                self.append(config, bytes, payload)?;
+                self.deliver(imm, solicited, at.events);
             }
-            Headers::WriteFirst(reth) if is_between && payload.len() == mtu && reth.len as usize > mtu => {
+            Headers::WriteFirst(reth) if is_start && payload.len() == mtu && reth.len as usize > mtu => {
                 memory.check(reth.rkey, Access::Write, reth.address, u64::from(reth.len))?;
                 memory.write(reth.rkey, reth.address, payload)?;
                 self.message = Some(Message::Write { reth, landed: mtu as u32 });
             }
             Headers::WriteOnly { reth, imm }
-                if is_between && payload.len() <= mtu && payload.len() == reth.len as usize =>
+                if is_start && payload.len() <= mtu && payload.len() == reth.len as usize =>
             {
-                if is_asked(config, reth) {
+                if needs_key(config, reth) {
                     memory.check(reth.rkey, Access::Write, reth.address, u64::from(reth.len))?;
                 }
                 self.notify(imm, solicited, at.events, || match reth.len {
@@ -354,11 +354,11 @@ impl Responder {
                 self.notify(imm, solicited, at.events, || memory.write(reth.rkey, address, payload))?;
                 self.message = None;
             }
-            Headers::ReadRequest(reth) if is_between => return self.read(at, reth),
-            Headers::FetchAdd(eth) if is_between => {
+            Headers::ReadRequest(reth) if is_start => return self.read(at, reth),
+            Headers::FetchAdd(eth) if is_start => {
                 self.atomic(at, eth, |eth| memory.fetch_add(eth.rkey, eth.address, eth.swap_or_add))?;
             }
-            Headers::CompareSwap(eth) if is_between => {
+            Headers::CompareSwap(eth) if is_start => {
                 self.atomic(at, eth, |eth| {
                     memory.compare_swap(eth.rkey, eth.address, eth.compare, eth.swap_or_add)
                 })?;
@@ -368,13 +368,13 @@ impl Responder {
         Ok(1)
     }
 
-    /// A message begins only where it can be received.
+    /// Refuses a message or an immediate without a receive.
     fn check_receive(&self) -> Result<(), Refusal> {
         if self.receives == 0 { Err(Refusal::NotReady) } else { Ok(()) }
     }
 
-    /// More bytes of a message.
-    fn send(&mut self, config: &Config, mut bytes: Vec<u8>, payload: &[u8]) -> Result<(), Refusal> {
+    /// Appends a payload to a message.
+    fn append(&mut self, config: &Config, mut bytes: Vec<u8>, payload: &[u8]) -> Result<(), Refusal> {
         if bytes.len() + payload.len() > config.send_bytes_max {
             return Err(INVALID);
         }
@@ -383,16 +383,16 @@ impl Responder {
         Ok(())
     }
 
-    /// A message is whole.
-    fn received(&mut self, imm: Option<u32>, solicited: bool, events: &mut VecDeque<Event>) {
+    /// Delivers a complete message.
+    fn deliver(&mut self, imm: Option<u32>, solicited: bool, events: &mut VecDeque<Event>) {
         if let Some(Message::Send { bytes }) = self.message.take() {
             self.receives -= 1;
-            self.completed_message();
+            self.count_message();
             events.push_back(Event::Received { bytes, imm, solicited });
         }
     }
 
-    /// The end of a write, which `land`s only where its immediate can be received.
+    /// Ends a write: `land` stores the last bytes, but only if the immediate has a receive.
     fn notify(
         &mut self,
         imm: Option<u32>,
@@ -404,7 +404,7 @@ impl Responder {
             self.check_receive()?;
         }
         land()?;
-        self.completed_message();
+        self.count_message();
         if let Some(imm) = imm {
             self.receives -= 1;
             events.push_back(Event::Notified { imm, solicited });
@@ -412,7 +412,7 @@ impl Responder {
         Ok(())
     }
 
-    fn completed_message(&mut self) {
+    fn count_message(&mut self) {
         self.msn = self.msn.wrapping_add(1) & 0xff_ffff;
     }
 
@@ -420,16 +420,16 @@ impl Responder {
     fn read(&mut self, at: &StepContext<'_>, reth: RethRepr) -> Result<u32, Refusal> {
         let StepContext { config, memory, arrived_ns, .. } = *at;
         let numbers = packets(reth.len, config.mtu.bytes());
-        if numbers > ANSWER_PACKETS_MAX || !self.has_room(config) {
+        if numbers > RESPONSE_PACKETS_MAX || !self.make_room(config) {
             return Err(INVALID);
         }
-        if is_asked(config, reth) {
+        if needs_key(config, reth) {
             memory.check(reth.rkey, Access::Read, reth.address, u64::from(reth.len))?;
         }
-        self.completed_message();
-        let kind = AnswerKind::Read { reth, is_begun: false };
+        self.count_message();
+        let kind = Kind::Read { reth, has_started: false };
         let end = self.expected + u64::from(numbers);
-        self.answers.push_back(Answer { next: self.expected, end, kind, arrived_ns, is_repeat: false });
+        self.responses.push_back(Response { next: self.expected, end, kind, arrived_ns, is_repeat: false });
         Ok(numbers)
     }
 
@@ -441,127 +441,127 @@ impl Responder {
         change: impl FnOnce(&AtomicEthRepr) -> Result<u64, Refused>,
     ) -> Result<(), Refusal> {
         let StepContext { config, memory, arrived_ns, .. } = *at;
-        if !eth.address.is_multiple_of(8) || !self.has_room(config) {
+        if !eth.address.is_multiple_of(8) || !self.make_room(config) {
             return Err(INVALID);
         }
         memory.check(eth.rkey, Access::Atomic, eth.address, 8)?;
         let old = change(&eth)?;
-        self.completed_message();
+        self.count_message();
         if self.atomics.len() >= config.answers_max {
             self.atomics.pop_front();
         }
         self.atomics.push_back((self.expected, old));
-        let kind = AnswerKind::Atomic { old };
+        let kind = Kind::Atomic { old };
         let (next, end) = (self.expected, self.expected + 1);
-        self.answers.push_back(Answer { next, end, kind, arrived_ns, is_repeat: false });
+        self.responses.push_back(Response { next, end, kind, arrived_ns, is_repeat: false });
         Ok(())
     }
 
-    /// A packet that has been carried out: it is not carried out again, but answered as the first time.
+    /// Repeats the response to a packet that was carried out, without carrying it out again.
     // [ROCE-DUP-1]
-    fn repeated(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
-        let answer = match packet.headers {
-            Headers::ReadRequest(reth) => self.read_again(at, sequence, reth),
+    fn handle_duplicate(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
+        let response = match packet.headers {
+            Headers::ReadRequest(reth) => self.repeat_read(at, sequence, reth),
             // [ROCE-ATOMIC-2]
             Headers::FetchAdd(_) | Headers::CompareSwap(_) => {
-                self.atomics.iter().find(|(of, _)| *of == sequence).map(|(_, old)| Answer {
+                self.atomics.iter().find(|(of, _)| *of == sequence).map(|(_, old)| Response {
                     next: sequence,
                     end: sequence + 1,
-                    kind: AnswerKind::Atomic { old: *old },
+                    kind: Kind::Atomic { old: *old },
                     arrived_ns: at.arrived_ns,
                     is_repeat: true,
                 })
             }
             _ => {
                 at.counters.duplicates += 1;
-                (self.is_asked, self.asked_ns) = (true, at.arrived_ns);
-                self.owe(at.now_ns);
+                (self.has_duplicate, self.ack_request_ns) = (true, at.arrived_ns);
+                self.ack_now(at.now_ns);
                 return;
             }
         };
-        if answer.is_some_and(|answer| self.owe_again(at.config, answer)) {
+        if response.is_some_and(|response| self.queue_repeat(at.config, response)) {
             at.counters.duplicates += 1;
         } else {
             at.counters.malformed += 1;
         }
     }
 
-    /// The answer to a read that is asked for again, or to the rest of one.
+    /// The response to a duplicate read, or to a part of one.
     // [ROCE-DUP-2]
-    fn read_again(&self, at: &StepContext<'_>, sequence: u64, reth: RethRepr) -> Option<Answer> {
+    fn repeat_read(&self, at: &StepContext<'_>, sequence: u64, reth: RethRepr) -> Option<Response> {
         let StepContext { config, memory, arrived_ns, .. } = *at;
         let end = sequence + u64::from(packets(reth.len, config.mtu.bytes()));
-        let is_allowed = !is_asked(config, reth)
+        let is_allowed = !needs_key(config, reth)
             || memory.check(reth.rkey, Access::Read, reth.address, u64::from(reth.len)).is_ok();
-        (end <= self.expected && is_allowed).then_some(Answer {
+        (end <= self.expected && is_allowed).then_some(Response {
             next: sequence,
             end,
-            kind: AnswerKind::Read { reth, is_begun: false },
+            kind: Kind::Read { reth, has_started: false },
             arrived_ns,
             is_repeat: true,
         })
     }
 
-    /// Whether one more answer may be owed.  One that was asked for again makes way: a requester that goes back asks for old answers in
-    /// other pieces, has some of them by now, and asks once more for what it lacks.
+    /// Makes room for one more response.  A repeated response gives way: a requester that goes back requests old responses in other
+    /// pieces, has some of them by now, and requests the missing ones again.
     // [ROCE-DUP-3]
-    fn has_room(&mut self, config: &Config) -> bool {
-        if self.answers.len() >= config.answers_max
-            && let Some(index) = self.answers.iter().rposition(|answer| answer.is_repeat)
+    fn make_room(&mut self, config: &Config) -> bool {
+        if self.responses.len() >= config.answers_max
+            && let Some(index) = self.responses.iter().rposition(|response| response.is_repeat)
         {
-            self.answers.remove(index);
+            self.responses.remove(index);
         }
-        self.answers.len() < config.answers_max
+        self.responses.len() < config.answers_max
     }
 
-    /// Puts an answer where its numbers belong, in place of the one that is still owed for the same request.
-    fn owe_again(&mut self, config: &Config, answer: Answer) -> bool {
-        if let Some(same) = self.answers.iter_mut().find(|owed| owed.end == answer.end) {
-            // Of that one, more may be owed than is asked for.
-            if answer.next < same.next {
-                *same = Answer { is_repeat: same.is_repeat, ..answer };
+    /// Queues a repeated response by its number, merged with a pending one for the same request.
+    fn queue_repeat(&mut self, config: &Config, response: Response) -> bool {
+        if let Some(same) = self.responses.iter_mut().find(|pending| pending.end == response.end) {
+            // The pending response may already cover more.
+            if response.next < same.next {
+                *same = Response { is_repeat: same.is_repeat, ..response };
             }
             return true;
         }
-        // What a peer repeats takes no more memory than what it may ask for.
-        if self.answers.len() >= config.answers_max {
+        // Duplicates take no more memory than new requests may.
+        if self.responses.len() >= config.answers_max {
             return false;
         }
-        let place = self.answers.partition_point(|owed| owed.end < answer.end);
-        self.answers.insert(place, answer);
+        let place = self.responses.partition_point(|pending| pending.end < response.end);
+        self.responses.insert(place, response);
         true
     }
 
-    /// Whether an answer or a refusal waits to leave.
-    pub fn has_answer(&self) -> bool {
-        !self.answers.is_empty() || self.nak.is_some()
+    /// Whether a response or a NAK is pending.
+    pub fn has_response(&self) -> bool {
+        !self.responses.is_empty() || self.nak.is_some()
     }
 
-    /// Writes the next packet of an answer, or a refusal.  An error ends the connection.
-    pub fn poll_answer(
+    /// Writes the next packet of a response, or a NAK.  An error ends the connection.
+    pub fn poll_response(
         &mut self,
         at: &StepContext<'_>,
         dest_qp: Qpn,
         buffer: &mut [u8],
     ) -> Result<Option<usize>, Nak> {
-        let Some(asked_ns) = self.answers.front().map(|answer| answer.arrived_ns) else {
+        let Some(arrived_ns) = self.responses.front().map(|response| response.arrived_ns) else {
             return Ok(self.poll_nak(dest_qp, buffer));
         };
-        let aeth = self.aeth(at, asked_ns);
-        let answer = self.answers.front_mut().expect("there is one");
+        let aeth = self.aeth(at, arrived_ns);
+        let response = self.responses.front_mut().expect("a response is pending");
         let packet = |headers| Packet {
             dest_qp,
-            psn: Psn::of(answer.next),
+            psn: Psn::of(response.next),
             ack_request: false,
             solicited: false,
             headers,
             payload: &[],
         };
-        let len = match &mut answer.kind {
-            AnswerKind::Atomic { old } => packet(Headers::AtomicAcknowledge { aeth, old: *old }).emit(buffer),
-            AnswerKind::Read { reth, is_begun } => {
+        let len = match &mut response.kind {
+            Kind::Atomic { old } => packet(Headers::AtomicAcknowledge { aeth, old: *old }).emit(buffer),
+            Kind::Read { reth, has_started } => {
                 let bytes = reth.len.min(at.config.mtu.bytes());
-                let headers = match (*is_begun, bytes == reth.len) {
+                let headers = match (*has_started, bytes == reth.len) {
                     (false, true) => Headers::ReadResponseOnly(aeth),
                     (false, false) => Headers::ReadResponseFirst(aeth),
                     (true, false) => Headers::ReadResponseMiddle,
@@ -570,47 +570,47 @@ impl Responder {
                 let begin = packet(headers).emit_headers(bytes as usize, buffer);
                 let payload = &mut buffer[begin..begin + bytes as usize];
                 if bytes > 0 && at.memory.read(reth.rkey, reth.address, payload).is_err() {
-                    // It has gone since the request was checked: from here on nothing is done.
-                    self.expected = answer.next;
-                    // What is behind may be done already, unlike with a refusal of the request itself.
+                    // The memory was deregistered since the request was checked: nothing more is carried out.
+                    self.expected = response.next;
+                    // Unlike with `RemoteAccess`, later requests may have been carried out already.
                     return Err(self.refuse(Nak::RemoteOperation));
                 }
                 reth.address = reth.address.wrapping_add(u64::from(bytes));
                 reth.len -= bytes;
-                *is_begun = true;
+                *has_started = true;
                 crate::wire::packet::packet_bytes(&headers, bytes as usize)
             }
         };
-        answer.next += 1;
-        if answer.next == answer.end {
-            self.answers.pop_front();
+        response.next += 1;
+        if response.next == response.end {
+            self.responses.pop_front();
         }
         Ok(Some(len))
     }
 
-    /// Writes the refusal that waits to leave.
+    /// Writes the pending NAK.
     pub fn poll_nak(&mut self, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
         let syndrome = self.nak.take()?;
-        self.acknowledged();
+        self.clear_ack();
         Some(emit_ack(dest_qp, self.expected, AethRepr { syndrome, msn: self.msn }, buffer))
     }
 
-    /// Writes the acknowledgement that is due, where no answer waits.
+    /// Writes the acknowledgement if it is due.  The caller sends pending responses first.
     // [ROCE-ACK-2]
     pub fn poll_ack(&mut self, at: &StepContext<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
         let now_ns = at.now_ns;
-        let says_something = self.expected > self.begin || self.is_missing || self.is_asked;
-        if self.ack_at_ns.is_none_or(|at| now_ns < at) || !says_something {
+        let has_content = self.expected > self.first || self.has_gap || self.has_duplicate;
+        if self.ack_at_ns.is_none_or(|at| now_ns < at) || !has_content {
             return None;
         }
-        self.acknowledged();
-        if self.is_missing {
+        self.clear_ack();
+        if self.has_gap {
             return Some(self.emit_missing(at, dest_qp, buffer));
         }
-        Some(emit_ack(dest_qp, self.expected - 1, self.aeth(at, self.asked_ns), buffer))
+        Some(emit_ack(dest_qp, self.expected - 1, self.aeth(at, self.ack_request_ns), buffer))
     }
 
-    /// Writes what is missing, and what was kept behind that.
+    /// Writes the number of the missing packet, and the bitmap of the kept ones.
     // [ROCE-SEL-3]
     fn emit_missing(&self, at: &StepContext<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> usize {
         let packet = Packet {
@@ -618,76 +618,76 @@ impl Responder {
             psn: Psn::of(self.expected),
             ack_request: false,
             solicited: false,
-            headers: Headers::Missing(self.aeth(at, self.asked_ns)),
+            headers: Headers::Missing(self.aeth(at, self.ack_request_ns)),
             payload: &self.kept.bits(self.expected),
         };
         packet.emit(buffer)
     }
 
-    fn acknowledged(&mut self) {
-        self.is_asked = false;
+    fn clear_ack(&mut self) {
+        self.has_duplicate = false;
         self.ack_at_ns = None;
         self.unacknowledged = 0;
     }
 
-    /// Of what answers a packet that came at `asked_ns`.
+    /// The AETH of a response to a packet that arrived at `arrived_ns`.
     // [ROCE-CC-3]
-    fn aeth(&self, at: &StepContext<'_>, asked_ns: u64) -> AethRepr {
+    fn aeth(&self, at: &StepContext<'_>, arrived_ns: u64) -> AethRepr {
         let credit = if at.config.grants { Credit::at_most(self.grant) } else { Credit::UNLIMITED };
         let msn = match at.config.tells_waits {
-            true => AethRepr::msn_of_wait(at.now_ns.saturating_sub(asked_ns)),
+            true => AethRepr::msn_of_wait(at.now_ns.saturating_sub(arrived_ns)),
             false => self.msn,
         };
         AethRepr { syndrome: Syndrome::Ack(credit), msn }
     }
 
-    /// When an acknowledgement is to leave.
+    /// When the acknowledgement is due.
     pub fn poll_timeout(&self) -> Option<u64> {
         self.ack_at_ns
     }
 
-    /// Forgets all but what it has said last.
+    /// Drops all state but the final NAK.
     // [ROCE-END-1]
     pub fn end(&mut self) {
         self.message = None;
         self.kept = Kept::default();
-        self.is_missing = false;
-        self.answers.clear();
+        self.has_gap = false;
+        self.responses.clear();
         self.atomics.clear();
-        self.acknowledged();
-        if self.last_word.is_none() {
+        self.clear_ack();
+        if self.final_nak.is_none() {
             self.nak = None;
         }
     }
 }
 
-/// Whether a request is answered by more than an acknowledgement.
-pub(crate) fn is_answered(packet: &Packet<'_>) -> bool {
+/// Whether the response to a request carries data.
+pub(crate) fn returns_data(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::ReadRequest(_) | Headers::FetchAdd(_) | Headers::CompareSwap(_))
 }
 
-/// Whether it only asks what has come: where it names the packet before all others, that is all that it can mean.
+/// Whether a packet is an empty write, the only valid packet with the number before the first.
 // [ROCE-TIME-3]
-fn is_ask(packet: &Packet<'_>) -> bool {
+fn is_empty_probe(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::WriteOnly { reth, imm: None } if reth.len == 0)
         && packet.payload.is_empty()
 }
 
-/// Whether it is a message that wakes nobody, and that nobody will answer: a peer that is idle says now and then that it lives.  It is acknowledged
-/// at once, for who was woken by it would wake again to do so later; and the one packet that is kept for each peer is room enough for it.
+/// Whether a packet is a heartbeat: a one-packet message that rings no doorbell, sent by idle peers.  It is acknowledged at once,
+/// since a delayed acknowledgement would wake this process a second time; and it claims no share: the packet reserved for each peer suffices.
 // [ROCE-ACK-4]
-pub(crate) fn is_sign_of_life(packet: &Packet<'_>) -> bool {
+pub(crate) fn is_heartbeat(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::SendOnly { .. }) && !packet.solicited
 }
 
-/// Whether its sender waits for something.
-fn wants_answer(packet: &Packet<'_>) -> bool {
-    packet.ack_request || is_answered(packet)
+/// Whether the peer waits for a response to a packet.
+fn wants_response(packet: &Packet<'_>) -> bool {
+    packet.ack_request || returns_data(packet)
 }
 
-/// Whether the key is to be one, though without bytes it is not used.
+/// Whether the key must be valid.  An empty request from another implementation may name any key.
 // [ROCE-KEY-1]
-fn is_asked(config: &Config, reth: RethRepr) -> bool {
+fn needs_key(config: &Config, reth: RethRepr) -> bool {
     reth.len > 0 || config.grants
 }
 

@@ -1,70 +1,69 @@
-//! How the senders of a socket share its receive buffer.
+//! Divides a socket's receive buffer among its senders.
 //!
 //! ```text
-//!   │ one packet of each peer │ what peers write, active ones │ answers to our reads │ read, not given back yet │
-//!    ◄──────── kept ─────────► ◄───────────── half ──────────► ◄───────── half ─────► ◄────── a quarter ───────►
+//!   │ one packet of each peer │ requests of active peers │ responses to local reads │ read, not released by Linux │
+//!    ◄────── reserved ───────► ◄───────── half ─────────► ◄───────── half ─────────► ◄──────── a quarter ────────►
 //! ```
 //!
-//! All is counted as the system counts: by what a packet takes of the buffer, which is more than it holds.  A peer that has said nothing for
-//! long may send one packet all the same, and those that have sent lately share the rest: so however many there are, nothing is lost as long as
-//! the buffer holds one packet of each.
+//! Sizes are those that Linux charges to the buffer, which exceed the packet's own length.  Every peer may send one packet at any
+//! time, and peers that have sent recently share the rest, so no packet is dropped as long as the buffer holds one of each peer.
 //!
-//! A share is raised only into room that nobody holds, and lowered before: so what is granted at a time is never more than there is.
+//! Shares are lowered before others are raised into the freed room, so the sum of all grants never exceeds the buffer.
 
 use std::time::Duration;
 
 use crate::config::nanoseconds;
 
-/// How long a lane that sends nothing keeps its share at least: a process that waits for its processor is silent for as long.
+/// Minimum time for which a silent lane keeps its share: a process may wait this long to be scheduled.
 const IDLE: Duration = Duration::from_millis(100);
-/// Most packets that a lane may have under way, however much room there is: 1 MiB of the longest, so that a receiver that has to wait for its
-/// processor has some milliseconds of work when it runs.
+/// Maximum grant of a lane in packets: 1 MiB of the longest ones, so that a receiver that waits to be scheduled finds some
+/// milliseconds of work when it runs.
 pub const GRANT_MAX: u32 = 256;
-/// Headers of all layers below, what the kernel keeps behind the bytes, and rounding.
-const AROUND_BYTES: u32 = 500;
-/// The kernel's own record of a packet.
-const RECORD_BYTES: u32 = 256;
+/// Upper bound of the headers of all layers and of `skb_shared_info` behind the payload.
+const OVERHEAD_BYTES: u32 = 500;
+/// Size of the kernel's `sk_buff`.
+const SK_BUFF_BYTES: u32 = 256;
 
-/// What a datagram with the longest packet of so much payload takes of the receive buffer of a socket of Linux, if it comes alone: its bytes,
-/// as its allocator rounds them up, and a record (`truesize`).  Those of a train take about half.
+/// Bytes of a Linux socket's receive buffer that one datagram with a packet of this payload occupies (`truesize`): the allocation,
+/// rounded up to a power of two, and the `sk_buff`.  A datagram of a train occupies about half.
 pub fn packet_takes_bytes(payload: u32) -> u32 {
-    (payload + AROUND_BYTES).next_power_of_two() + RECORD_BYTES
+    (payload + OVERHEAD_BYTES).next_power_of_two() + SK_BUFF_BYTES
 }
 
-/// The share of one lane.
+/// One lane's share of a receive buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Share {
-    /// What one of its packets takes at most.
+    /// Buffer space of its longest packet.
     pub takes_bytes: u32,
-    /// When it last sent something, in nanoseconds, if it ever did.
+    /// When its peer last sent more than acknowledgements, in nanoseconds; `None` if never.
     pub used_ns: Option<u64>,
-    /// Packets that the peer may have under way, as it was told.
+    /// Packets of requests that the peer may have in flight.
     pub grant: u32,
-    /// Packets of answers that we may have under way.
+    /// Packets of read responses that may be in flight to this end.
     pub answers: u32,
 }
 
-/// See the head of this file.
+/// The usable part of a socket's receive buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     bytes: u64,
 }
 
 impl Room {
-    /// That of a socket whose receive buffer has so many bytes, as the system counts.
+    /// For a receive buffer of this size, as Linux counts it.
     pub fn new(buffer_bytes: usize) -> Room {
-        // Linux gives back what was read when that is a quarter, or nothing is left to be read.
+        // Linux releases read datagrams only once they fill a quarter of the buffer, or none is left to read.
         Room { bytes: buffer_bytes as u64 / 4 * 3 }
     }
 
-    /// Shares among the lanes of so many peers, anew.  Says whether each has what is its own; where not, the others are to hear first of what
-    /// they have no longer, and it is shared again.
+    /// Recomputes the shares of the lanes of `peers` peers.  Returns true if each active lane has its full share; if false, tell the
+    /// peers of their lowered grants and call it again.
     pub fn share(&self, now_ns: u64, peers: usize, lanes: &mut [Share]) -> bool {
         let takes = lanes.iter().map(|lane| u64::from(lane.takes_bytes)).max().unwrap_or(0);
         let half = self.bytes.saturating_sub(peers as u64 * takes) / 2;
         let active = lanes.iter().filter(|lane| is_active(lane, now_ns)).count() as u64;
-        let held: u64 = lanes.iter().map(Share::held_bytes).sum();
-        let (each, mut spare) = (half / active.max(1), half.saturating_sub(held));
+        let granted: u64 = lanes.iter().map(Share::granted_bytes).sum();
+        let (each, mut spare) = (half / active.max(1), half.saturating_sub(granted));
         let mut is_settled = true;
         for lane in lanes.iter_mut() {
             lane.answers = lane.target(half / (active + u64::from(!is_active(lane, now_ns))));
@@ -82,8 +81,8 @@ impl Room {
                 is_settled &= lane.grant == target;
             }
         }
-        if !is_settled || held > half {
-            // What was left to who needs it no longer.
+        if !is_settled || granted > half {
+            // Takes back the shares that idle lanes still hold.
             let idle = lanes.iter_mut().filter(|lane| !is_active(lane, now_ns));
             idle.for_each(|lane| lane.grant = 1);
         }
@@ -92,13 +91,13 @@ impl Room {
 }
 
 impl Share {
-    /// A lane that has sent nothing yet, whose packets have at most so much payload.
+    /// The share of a lane that has sent nothing yet, whose packets carry at most `payload` bytes.
     pub fn new(payload: u32) -> Share {
         Share { takes_bytes: packet_takes_bytes(payload), used_ns: None, grant: 1, answers: 1 }
     }
 
-    /// Besides the one packet that is kept for its peer.
-    fn held_bytes(&self) -> u64 {
+    /// Bytes granted beyond the reserved packet.
+    fn granted_bytes(&self) -> u64 {
         u64::from(self.grant.saturating_sub(1)) * u64::from(self.takes_bytes)
     }
 
@@ -108,11 +107,11 @@ impl Share {
 }
 
 fn is_active(lane: &Share, now_ns: u64) -> bool {
-    is_used(lane.used_ns, now_ns)
+    is_recent(lane.used_ns, now_ns)
 }
 
-/// Whether who sent then still counts as sending.
-pub(crate) fn is_used(used_ns: Option<u64>, now_ns: u64) -> bool {
+/// Whether a lane that last sent at `used_ns` still counts as active.
+pub(crate) fn is_recent(used_ns: Option<u64>, now_ns: u64) -> bool {
     used_ns.is_some_and(|used_ns| now_ns < used_ns.saturating_add(nanoseconds(IDLE)))
 }
 
@@ -122,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// Receive buffer of a stock kernel, in bytes as it counts them: twice its limit for requests.
+    /// The largest receive buffer of a default Linux, in bytes: twice `net.core.rmem_max`.
     const STOCK_BYTES: usize = 2 * 212_992;
     const LONG: u64 = 1_000_000_000;
 
@@ -140,13 +139,13 @@ mod tests {
 
     /// Measured on Linux 6.18 over loopback, by SO_MEMINFO.
     #[test]
-    fn packets_take_what_the_kernel_says() {
+    fn packet_sizes_match_the_kernels_accounting() {
         let longest = [256, 512, 1024, 2048, 4096].map(packet_takes_bytes);
         assert_eq!(longest, [1280, 1280, 2304, 4352, 8448]);
     }
 
     #[test]
-    fn who_sends_alone_has_half_of_the_room() {
+    fn lone_sender_gets_half_of_the_room() {
         let mut lanes = lanes(2);
         uses(&mut lanes[1], LONG);
         assert!(Room::new(STOCK_BYTES).share(LONG, 1, &mut lanes));
@@ -154,25 +153,25 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_waits_until_the_others_have_less() {
+    fn new_sender_waits_until_others_have_shrunk() {
         let (room, mut lanes) = (Room::new(STOCK_BYTES), lanes(4));
         uses(&mut lanes[0], LONG);
         assert!(room.share(LONG, 2, &mut lanes));
         assert_eq!(grants(&lanes), [18, 1, 1, 1]);
         uses(&mut lanes[2], LONG);
-        assert!(!room.share(LONG, 2, &mut lanes), "all is held");
+        assert!(!room.share(LONG, 2, &mut lanes), "no room is free");
         assert_eq!(grants(&lanes), [9, 1, 1, 1]);
         assert!(room.share(LONG, 2, &mut lanes));
         assert_eq!(grants(&lanes), [9, 1, 9, 1]);
     }
 
     #[test]
-    fn who_is_silent_for_long_keeps_what_nobody_needs() {
+    fn idle_sender_keeps_its_share_until_another_needs_it() {
         let (room, mut lanes) = (Room::new(STOCK_BYTES), lanes(4));
         uses(&mut lanes[0], 0);
         assert!(room.share(0, 2, &mut lanes));
         assert!(room.share(LONG, 2, &mut lanes));
-        assert_eq!(grants(&lanes), [18, 1, 1, 1], "nobody else sends");
+        assert_eq!(grants(&lanes), [18, 1, 1, 1], "no other lane sends");
         uses(&mut lanes[2], LONG);
         assert!(!room.share(LONG, 2, &mut lanes));
         assert_eq!(grants(&lanes), [1, 1, 1, 1]);
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn sixteen_who_send_have_one_each_and_more_where_there_is_more() {
+    fn sixteen_senders_get_equal_shares() {
         for (buffer_bytes, each) in [(STOCK_BYTES / 2, 1), (STOCK_BYTES, 1), (8 << 20, 23)] {
             let mut lanes = lanes(32);
             lanes.iter_mut().step_by(2).for_each(|lane| uses(lane, LONG));
@@ -191,9 +190,9 @@ mod tests {
     }
 
     proptest! {
-        /// For all senders and times: what may be in flight, each share as its peer was told at first or at last, fits.
+        /// A peer that has not heard of its lowered grant yet may use the old one.
         #[test]
-        fn what_is_granted_fits_at_any_time(
+        fn grants_fit_the_buffer_at_any_time(
             buffer_bytes in 20_000usize..1 << 23,
             peers in 1usize..20,
             payload in prop::sample::select(vec![256u32, 1024, 4096]),
@@ -201,21 +200,20 @@ mod tests {
         ) {
             let room = Room::new(buffer_bytes);
             let (mut lanes, mut now_ns) = (vec![Share::new(payload); 2 * peers], 0);
-            for (who, later_ns) in steps {
+            for (lane, later_ns) in steps {
                 now_ns += later_ns;
-                let who = who % lanes.len();
-                uses(&mut lanes[who], now_ns);
+                let lane = lane % lanes.len();
+                uses(&mut lanes[lane], now_ns);
                 let before = lanes.clone();
                 let is_settled = room.share(now_ns, peers, &mut lanes);
-                // A peer that has not heard yet may send as much as it was told before.
-                let most = before.iter().zip(&lanes).map(|(before, after)| before.held_bytes().max(after.held_bytes()));
+                let most = before.iter().zip(&lanes).map(|(before, after)| before.granted_bytes().max(after.granted_bytes()));
                 let half = (buffer_bytes as u64 / 4 * 3).saturating_sub(peers as u64 * u64::from(packet_takes_bytes(payload))) / 2;
                 prop_assert!(most.sum::<u64>() <= half);
                 if !is_settled {
-                    prop_assert!(room.share(now_ns, peers, &mut lanes), "the second time there is room");
+                    prop_assert!(room.share(now_ns, peers, &mut lanes), "a second pass raises every share");
                 }
                 let active: Vec<u32> = lanes.iter().filter(|lane| is_active(lane, now_ns)).map(|lane| lane.grant).collect();
-                prop_assert!(active.iter().all(|grant| *grant == active[0]), "all that send have as much: {active:?}");
+                prop_assert!(active.iter().all(|grant| *grant == active[0]), "active shares differ: {active:?}");
                 prop_assert!(lanes.iter().all(|lane| (1..=GRANT_MAX).contains(&lane.grant)));
             }
         }

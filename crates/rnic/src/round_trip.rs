@@ -1,58 +1,57 @@
-//! How long a round trip takes, and from that, how long to wait before something is sent again.
+//! Round-trip estimation and the retransmission timeout.
 
-/// The least that a requester waits between our own ends: two and a half times as long as a receiver keeps an acknowledgement back.
+/// Minimum timeout between Halite peers, in ns: two and a half times the default `ack_delay` of 500 us.
 const WAIT_NS_MIN: u64 = 1_250_000;
 
-/// The most, so that a link that comes back is found soon.
+/// Maximum timeout in ns, so that a requester soon notices a restored link.
 const WAIT_NS_MAX: u64 = 200_000_000;
 
-/// Measured on packets that asked for an answer, and were sent once.
+/// The estimate, from packets that request a response and were sent once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RoundTrip {
     smoothed_ns: Option<u64>,
-    least_ns: Option<u64>,
-    /// The packet that is being timed, and when it left.
+    min_ns: Option<u64>,
+    /// The packet being timed, and its send time.
     timed: Option<(u64, u64)>,
 }
 
 impl RoundTrip {
-    /// A packet leaves for the first time, and asks for an answer.
+    /// Times a new packet that requests a response, unless another one is being timed.
     pub fn begin(&mut self, now_ns: u64, sequence: u64) {
         self.timed.get_or_insert((sequence, now_ns));
     }
 
-    /// All up to `una` has been answered.
+    /// Takes a sample if the timed packet is before `una`.
     pub fn end(&mut self, now_ns: u64, una: u64) {
         if let Some((sequence, since)) = self.timed
             && sequence < una
         {
             self.timed = None;
-            self.note(now_ns.saturating_sub(since));
+            self.add_sample(now_ns.saturating_sub(since));
         }
     }
 
-    /// One was measured.
-    pub fn note(&mut self, sample_ns: u64) {
+    pub fn add_sample(&mut self, sample_ns: u64) {
         self.smoothed_ns = Some(self.smoothed_ns.map_or(sample_ns, |old| old - old / 8 + sample_ns / 8));
-        self.least_ns = Some(self.least_ns.map_or(sample_ns, |least| least.min(sample_ns)));
+        self.min_ns = Some(self.min_ns.map_or(sample_ns, |min| min.min(sample_ns)));
     }
 
-    /// The least there was; 0 before.
-    pub fn least_ns(&self) -> u64 {
-        self.least_ns.unwrap_or(0)
+    /// The smallest sample; 0 before the first.
+    pub fn min_ns(&self) -> u64 {
+        self.min_ns.unwrap_or(0)
     }
 
-    /// Something is sent again, so that nobody knows which copy is answered.
-    pub fn give_up(&mut self) {
+    /// Stops timing: with repeated packets it is unknown which copy a response answers (Karn's algorithm).
+    pub fn cancel(&mut self) {
         self.timed = None;
     }
 
-    /// Smoothed, once there was a sample.
+    /// The smoothed round trip, after the first sample.
     pub fn smoothed_ns(&self) -> Option<u64> {
         self.smoothed_ns
     }
 
-    /// How long to wait when it has been waited `attempts` times in vain.
+    /// The retransmission timeout after `attempts` consecutive timeouts.
     // [ROCE-TIME-1]
     pub fn wait_ns(&self, attempts: u32) -> u64 {
         let first = self.smoothed_ns.map_or(WAIT_NS_MIN, |ns| (ns.saturating_mul(5) / 2).max(WAIT_NS_MIN));
@@ -65,20 +64,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lost_call_is_repaired_within_two_milliseconds_or_four_round_trips() {
+    fn lost_call_is_repaired_within_two_milliseconds_or_four_round_trips() {
         for trip in [10_000, 400_000, 500_000, 600_000, 1_000_000, 20_000_000] {
             let mut measured = RoundTrip::default();
             measured.begin(0, 1);
             measured.end(trip, 2);
-            // There and back, to hear what is missing, and there again.
+            // A probe, the report of the missing packet, and its repetition.
             let repaired = measured.wait_ns(0) + trip / 2 * 3;
             assert!(repaired <= (4 * trip).max(2_000_000), "{trip}: {repaired}");
-            assert!(measured.wait_ns(0) > trip + 500_000, "a late acknowledgement is no loss");
+            assert!(measured.wait_ns(0) > trip + 500_000, "a delayed acknowledgement is not a loss");
         }
     }
 
     #[test]
-    fn who_does_not_answer_is_asked_more_and_more_rarely() {
+    fn timeout_doubles_up_to_its_maximum() {
         let unmeasured = RoundTrip::default();
         let waits: Vec<u64> = (0..30).map(|attempts| unmeasured.wait_ns(attempts)).collect();
         assert_eq!(&waits[..3], [WAIT_NS_MIN, 2 * WAIT_NS_MIN, 4 * WAIT_NS_MIN]);

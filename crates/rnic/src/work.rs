@@ -1,81 +1,81 @@
-//! What is posted to a queue pair, and what it tells.
+//! Requests posted to a queue pair, and the events it returns.
 
 use crate::wire::Nak;
 
-/// A place in a peer's memory.
+/// An address in a peer's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remote {
-    /// The key that the peer gave out.
+    /// The remote key.
     pub rkey: u32,
-    /// The first byte, in the addresses of that key.
+    /// The first byte, relative to the key.
     pub address: u64,
 }
 
-/// A place in our own memory.
+/// An address in local memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Local {
-    /// The key.
+    /// The local key.
     pub key: u32,
-    /// The first byte, in the addresses of that key.
+    /// The first byte, relative to the key.
     pub address: u64,
 }
 
-/// Where a write takes its bytes from.
+/// The source of a write.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// They came along.
+    /// Bytes copied into the request.
     Inline(Vec<u8>),
-    /// From our memory, as it is whenever a packet leaves: again, where one is repeated.
+    /// Local memory, read each time a packet is sent, so a repeated packet may carry newer bytes.
     Registered {
-        /// Where.
+        /// The first byte.
         local: Local,
-        /// How many.
+        /// Length in bytes.
         len: u32,
     },
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// A message: the peer receives these bytes.
+    /// Sends a message.
     Send {
         /// The message.
         bytes: Vec<u8>,
-        /// Told along with it.
+        /// Immediate data, delivered with the message.
         imm: Option<u32>,
     },
     /// Copies into the peer's memory.
     Write {
-        /// From where.
+        /// The source.
         source: Source,
-        /// Where to.
+        /// The target.
         remote: Remote,
-        /// Told to the peer when the bytes have landed.
+        /// Immediate data, delivered after the bytes have landed.
         imm: Option<u32>,
     },
     /// Copies out of the peer's memory.
     Read {
-        /// Where to.
+        /// The target.
         local: Local,
-        /// From where.
+        /// The source.
         remote: Remote,
-        /// How many bytes.
+        /// Length in bytes.
         len: u32,
     },
     /// Adds to an aligned word, wrapping.
     FetchAdd {
         /// The word.
         remote: Remote,
-        /// What is added.
+        /// The addend.
         add: u64,
     },
-    /// Replaces an aligned word if it has a certain value.
+    /// Replaces an aligned word if it equals `expected`.
     CompareSwap {
         /// The word.
         remote: Remote,
-        /// What it must hold.
+        /// The value to compare with.
         expected: u64,
-        /// What it then becomes.
+        /// The replacement.
         new: u64,
     },
 }
@@ -83,18 +83,18 @@ pub enum Operation {
 /// One entry of a send queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Comes back in the completion.
+    /// Returned in the completion.
     pub id: u64,
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
-    /// Whether a completion is wanted on success.  Failures always complete.
+    /// Whether success generates a completion.  Failures always do.
     pub signalled: bool,
-    /// Whether a message or an immediate rings the peer's doorbell.
+    /// Whether the message or the immediate rings the peer's doorbell.
     pub solicited: bool,
 }
 
 impl Operation {
-    /// Bytes that it moves; a word for an atomic.
+    /// Bytes transferred; 8 for an atomic.
     pub fn len_bytes(&self) -> u32 {
         match self {
             Operation::Send { bytes, .. } | Operation::Write { source: Source::Inline(bytes), .. } => {
@@ -107,46 +107,46 @@ impl Operation {
         }
     }
 
-    /// Whether the peer answers it by more than an acknowledgement.
-    pub(crate) fn is_answered(&self) -> bool {
+    /// Whether the response carries data: reads and atomics.
+    pub(crate) fn returns_data(&self) -> bool {
         matches!(self, Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. })
     }
 }
 
-/// Why a request was not taken.
+/// Why a request was not posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostError {
-    /// As many are posted as the queue holds.
+    /// The send queue is full.
     #[error("the send queue is full")]
     QueueFull,
-    /// The queue pair cannot send yet, or not any more.
+    /// The queue pair cannot send: not yet, or no longer.
     #[error("the queue pair is not ready to send")]
     NotReady,
-    /// A message or an inline source that is too long.
+    /// The message or the inline source is too long.
     #[error("the request could never be carried out")]
     Malformed,
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// Done.
+    /// The request was carried out.
     Success,
-    /// Our own memory is not what the request says.
+    /// The request's local memory is not registered.
     LocalAccess,
-    /// The peer refused: the key or range may not be used so.
+    /// The peer refused: the key or range does not allow the access.
     RemoteAccess,
-    /// The peer refused: the request made no sense to it.
+    /// The peer refused: the request is invalid.
     RemoteInvalidRequest,
-    /// The peer failed to carry it out.
+    /// The peer failed to carry out the request.
     RemoteOperation,
-    /// The peer did not answer for as long as is tried.  It may be done in part or in whole.
+    /// The peer did not respond before the retry limit.  The request may be partly or fully carried out.
     RetryExceeded,
-    /// The peer had no receive for as often as is tried.
+    /// The peer had no receive until the RNR retry limit.
     RnrRetryExceeded,
-    /// Under way when the connection ended: it may be done in part or in whole.
+    /// In flight when the connection ended: it may be partly or fully carried out.
     Aborted,
-    /// Not begun when the connection ended: nothing was done.
+    /// Not carried out: it was not sent before the connection ended, or the peer refused an earlier request.
     Flushed,
 }
 
@@ -167,47 +167,47 @@ pub enum Cause {
     Refused(Nak),
     /// The peer's request was refused.
     PeerErred(Nak),
-    /// The peer did not answer for as long as is tried.
+    /// The peer did not respond before the retry limit.
     RetryExceeded,
-    /// The peer had no receive for as often as is tried.
+    /// The peer had no receive until the RNR retry limit.
     RnrRetryExceeded,
-    /// A request of ours named memory that is not there.
+    /// A local request named memory that is not registered.
     LocalAccess,
-    /// We ended it.
+    /// The local end closed it.
     Closed,
 }
 
-/// What a queue pair tells.
+/// An event of a queue pair.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A request of ours has ended.
+    /// A local request completed.
     Completed {
-        /// Which.
+        /// The request's id.
         id: u64,
-        /// How.
+        /// The outcome.
         status: Status,
-        /// What the word held before, for an atomic that was done.
+        /// The previous value of the word, for a successful atomic.
         old: Option<u64>,
     },
-    /// A message of the peer.
+    /// A message arrived.
     Received {
-        /// Its bytes.
+        /// The message.
         bytes: Vec<u8>,
-        /// Told along with it.
+        /// Immediate data, if any.
         imm: Option<u32>,
-        /// Whether the doorbell is to ring.
+        /// Whether to ring the doorbell.
         solicited: bool,
     },
-    /// A write with immediate of the peer has landed.
+    /// A write with immediate has landed.
     Notified {
-        /// What it tells.
+        /// Immediate data.
         imm: u32,
-        /// Whether the doorbell is to ring.
+        /// Whether to ring the doorbell.
         solicited: bool,
     },
-    /// The connection has ended; completions of what was posted come before this, and nothing behind it.
+    /// The connection ended.  This is the last event, after the completions of all posted requests.
     Broken {
-        /// Why.
+        /// The cause.
         cause: Cause,
     },
 }

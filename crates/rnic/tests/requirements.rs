@@ -1,10 +1,10 @@
-//! The specification and the code speak of the same requirements: each has a row, and is cited beside what implements it.
+//! Checks that the specification and the code name the same requirements: each has a row, and is cited where it is implemented.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// All ids of the form ROCE-WORD-NUMBER in `text` that stand between `before` and `after`.
+/// All ids of the form ROCE-WORD-NUMBER in `text` between `before` and `after`.
 fn ids(text: &str, before: &str, after: &str) -> BTreeSet<String> {
     text.split(before)
         .skip(1)
@@ -22,7 +22,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn every_requirement_is_cited_and_every_citation_is_a_requirement() {
+fn requirements_and_citations_match() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let document = fs::read_to_string(root.join("../../docs/protocol.md")).expect("the specification");
     let specified = ids(&document, "\n| ", " |");
@@ -32,6 +32,6 @@ fn every_requirement_is_cited_and_every_citation_is_a_requirement() {
         .iter()
         .flat_map(|file| ids(&fs::read_to_string(file).expect("a source"), "// [", "]"))
         .collect();
-    assert!(specified.len() > 20, "the table was not found");
+    assert!(specified.len() > 20, "docs/protocol.md has no table of requirements");
     assert_eq!(specified, cited);
 }

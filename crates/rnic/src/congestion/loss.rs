@@ -1,19 +1,19 @@
-//! Fills the queue on the way until something is lost: as simple as a controller can be.
+//! A loss-based controller, as simple as can be: fills the bottleneck queue until it overflows.
 
-use super::{Controller, Heard, WINDOW_FIRST, WINDOW_MAX, was_full};
+use super::{Controller, Feedback, WINDOW_FIRST, WINDOW_MAX, is_window_full};
 
 #[derive(Debug)]
 pub(super) struct Loss {
     window: f64,
     is_starting: bool,
     trip_ns: u64,
-    /// Losses before that belong to the last one.
-    until_ns: u64,
+    /// Losses before this time count as one with the last.
+    decrease_at_ns: u64,
 }
 
 impl Default for Loss {
     fn default() -> Loss {
-        Loss { window: WINDOW_FIRST, is_starting: true, trip_ns: 0, until_ns: 0 }
+        Loss { window: WINDOW_FIRST, is_starting: true, trip_ns: 0, decrease_at_ns: 0 }
     }
 }
 
@@ -22,16 +22,16 @@ impl Controller for Loss {
         self.window
     }
 
-    fn handle_heard(&mut self, now_ns: u64, heard: Heard) {
-        self.trip_ns = heard.trip_ns.unwrap_or(self.trip_ns);
-        if heard.lost > 0 {
-            if now_ns >= self.until_ns {
+    fn handle_feedback(&mut self, now_ns: u64, feedback: Feedback) {
+        self.trip_ns = feedback.trip_ns.unwrap_or(self.trip_ns);
+        if feedback.lost > 0 {
+            if now_ns >= self.decrease_at_ns {
                 self.window = (self.window / 2.0).max(1.0);
-                self.until_ns = now_ns + self.trip_ns;
+                self.decrease_at_ns = now_ns + self.trip_ns;
             }
             self.is_starting = false;
-        } else if was_full(self.window, heard.under_way) {
-            let arrived = f64::from(heard.arrived);
+        } else if is_window_full(self.window, feedback.in_flight) {
+            let arrived = f64::from(feedback.arrived);
             self.window += if self.is_starting { arrived } else { arrived / self.window };
             self.window = self.window.min(WINDOW_MAX);
         }

@@ -1,7 +1,7 @@
-//! How much may be under way in the network, which tells nobody what it has room for.
+//! Congestion control: how many packets may be in flight in the network.
 //!
-//! The peer's grant says what its socket takes; what is between is found out by a [`Controller`], from how long packets take and how many
-//! are lost.  [`pacer`] has them leave evenly.
+//! The peer's grant bounds what its socket holds; a [`Controller`] estimates what the network holds, from delays and losses.
+//! [`pacer`] spaces packets evenly.
 
 mod delay;
 mod loss;
@@ -9,49 +9,49 @@ pub(crate) mod pacer;
 
 use std::fmt::Debug;
 
-/// What decides how much may be under way.
+/// The congestion control algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Congestion {
-    /// The peer's grant alone: nothing is shared with others, as between processes of one host.
+    /// None: the peer's grant is the only bound, as between processes of one host, which share no network.
     Grant,
-    /// How long packets take: a queue on the way is kept short.  After Swift (SIGCOMM 2020).
+    /// By delay: keeps queues in the network short.  After Swift (SIGCOMM 2020).
     Delay,
-    /// What is lost: a queue on the way is filled until that happens.  One packet more in each round trip, half as many after a loss.
+    /// By loss: one packet more in each round trip, half the window after a loss, as in TCP Reno.
     Loss,
 }
 
-/// What was heard at a time.
+/// What one response tells about the network.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Heard {
-    /// How long the newest packet took that says so, there and back, in nanoseconds.
+pub struct Feedback {
+    /// Round trip of the newest packet that gives a sample, in nanoseconds.
     pub trip_ns: Option<u64>,
-    /// And how much of that it was in the network, as far as it is known what it has waited for at both ends.
+    /// The part of it spent in the network, without the known waits at both ends.
     pub network_ns: Option<u64>,
-    /// Packets that are known to have arrived since the last time.
+    /// Packets newly known to have arrived.
     pub arrived: u32,
-    /// Packets that are known to be lost since the last time.
+    /// Packets newly known to be lost.
     pub lost: u32,
-    /// Packets that were under way before that.
-    pub under_way: u32,
+    /// Packets in flight before.
+    pub in_flight: u32,
 }
 
-/// Decides how many packets of a queue pair may be under way.
+/// Bounds the packets of a queue pair that may be in flight.
 pub trait Controller: Debug + Send {
-    /// That many.  Below one, packets leave one by one, so much more rarely than each round trip.
+    /// The congestion window in packets.  Below one, packets are sent one by one, less than once per round trip.
     fn window_packets(&self) -> f64;
 
-    /// The peer has said something.
-    fn handle_heard(&mut self, now_ns: u64, heard: Heard);
+    /// A response arrived, or packets were found lost.
+    fn handle_feedback(&mut self, now_ns: u64, feedback: Feedback);
 
-    /// Nothing was heard for long.
+    /// Several timeouts passed without a response.
     fn handle_silence(&mut self);
 }
 
 impl Congestion {
-    /// All of them.
+    /// All algorithms.
     pub const ALL: [Congestion; 3] = [Congestion::Grant, Congestion::Delay, Congestion::Loss];
 
-    /// As users call it.
+    /// Its name in configurations.
     pub fn name(self) -> &'static str {
         match self {
             Congestion::Grant => "grant",
@@ -60,7 +60,7 @@ impl Congestion {
         }
     }
 
-    /// What it goes by, for users.
+    /// A one-line description for users.
     pub fn summary(self) -> &'static str {
         match self {
             Congestion::Grant => "what the receiver has room for, alone",
@@ -71,7 +71,7 @@ impl Congestion {
         }
     }
 
-    /// One for a new queue pair, if any is needed.
+    /// A controller for a new queue pair; `None` for [`Congestion::Grant`].
     pub(crate) fn controller(self) -> Option<Box<dyn Controller>> {
         match self {
             Congestion::Grant => None,
@@ -81,12 +81,12 @@ impl Congestion {
     }
 }
 
-/// The first window: what other transports begin with (RFC 6928).
+/// Initial window in packets, that of TCP (RFC 6928).
 const WINDOW_FIRST: f64 = 10.0;
-/// More than any grant.
+/// Maximum window in packets: larger than any grant.
 const WINDOW_MAX: f64 = 4096.0;
 
-/// Whether the window was what kept packets back, within one packet.
-fn was_full(window: f64, under_way: u32) -> bool {
-    f64::from(under_way) + 1.0 >= window
+/// Whether the window was the limit, within one packet.
+fn is_window_full(window: f64, in_flight: u32) -> bool {
+    f64::from(in_flight) + 1.0 >= window
 }

@@ -1,40 +1,39 @@
-//! Has packets leave evenly, a few at a time: a window that leaves at once fills the queues on the way, and so it stays.
+//! Spaces packets evenly, in small bursts: a window sent at once would fill queues in the network.
 
-/// How much faster than one window in a round trip, so that a window is used up.
-const FASTER: f64 = 1.25;
-/// Packets that may leave together: a train of 64 KiB of the longest.
+/// Pace relative to one window per round trip, above one so that the window fills.
+const PACE_GAIN: f64 = 1.25;
+/// Maximum burst in packets: a train of 64 KiB of the longest.
 const BURST_PACKETS: f64 = 16.0;
-/// And whatever leaves in so long: no sleep is shorter.
+/// A burst may also span this time in ns: sleeps are no shorter.
 const BURST_NS: f64 = 50_000.0;
-/// And in such a part of a round trip: who slept for too long makes up for it.
-const BURST_ONE_OF: f64 = 4.0;
+/// Or one round trip divided by this, so that a late wake-up can be made up.
+const BURST_TRIP_DIVISOR: f64 = 4.0;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pacer {
-    /// When the last packet would have left, had they all left evenly.
-    even_ns: u64,
+    /// When the next packet is due at an even pace.
+    due_ns: u64,
 }
 
 impl Pacer {
-    /// When the next packet may leave, if it may not now.
+    /// When the next packet may be sent; `None` if now.
     pub fn wait_until(&self, now_ns: u64, window: f64, trip_ns: u64) -> Option<u64> {
         let burst_ns = match window < 1.0 {
             true => 0.0,
             false => (interval_ns(window, trip_ns) * BURST_PACKETS)
                 .max(BURST_NS)
-                .max(trip_ns as f64 / BURST_ONE_OF),
+                .max(trip_ns as f64 / BURST_TRIP_DIVISOR),
         };
-        let at_ns = self.even_ns.saturating_sub(burst_ns as u64);
+        let at_ns = self.due_ns.saturating_sub(burst_ns as u64);
         (at_ns > now_ns).then_some(at_ns)
     }
 
-    /// A packet leaves.
-    pub fn note_sent(&mut self, now_ns: u64, window: f64, trip_ns: u64) {
-        self.even_ns = self.even_ns.max(now_ns) + interval_ns(window, trip_ns) as u64;
+    pub fn on_sent(&mut self, now_ns: u64, window: f64, trip_ns: u64) {
+        self.due_ns = self.due_ns.max(now_ns) + interval_ns(window, trip_ns) as u64;
     }
 }
 
 fn interval_ns(window: f64, trip_ns: u64) -> f64 {
-    let faster = if window < 1.0 { 1.0 } else { FASTER };
-    trip_ns as f64 / (window * faster)
+    let gain = if window < 1.0 { 1.0 } else { PACE_GAIN };
+    trip_ns as f64 / (window * gain)
 }

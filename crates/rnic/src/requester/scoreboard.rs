@@ -1,72 +1,72 @@
-//! What is known of each packet under way, between ends that repeat single ones.
+//! The state of each unacknowledged packet, with selective repeat.
 //!
 //! ```text
-//!   una                                              next
-//!    │ lost │ kept │ answered │ under way │ under way │
+//!   una                                          next
+//!    │ lost │ kept │ done │ in flight │ in flight │
 //! ```
 //!
-//! Packets are numbered a second time, by when they left last: the network keeps that order, more or less.  So one is lost when `tolerance` others
-//! that left after it have arrived, or when one has and it has taken much longer than a round trip.
+//! Each transmission gets an `order`, which the network roughly preserves.  A packet is lost when one sent `reorder_threshold` or
+//! more transmissions later has arrived, or any later one has and the packet is overdue by much more than a round trip.
 
 use std::collections::VecDeque;
 
-/// After how many that left later a packet is lost: at first, and at most where the network keeps no order.
-const TOLERANCE_MIN: u64 = 3;
-const TOLERANCE_MAX: u64 = 96;
-/// Of one that left more often nobody says how long it took.
+/// Bounds of the reordering threshold, in packets: 3 as in TCP at first, doubled whenever a packet counted as lost arrives.
+const REORDER_THRESHOLD_MIN: u64 = 3;
+const REORDER_THRESHOLD_MAX: u64 = 96;
+/// Maximum transmissions of a packet that may give a first round-trip sample.
 const COPIES_TIMED_MAX: u32 = 6;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PacketState {
-    UnderWay,
-    /// The peer has it, and waits for others before it.
+    InFlight,
+    /// The peer keeps it until earlier packets arrive.
     Kept,
-    /// It is to be sent again.
+    /// To be repeated.
     Lost,
-    /// Carried out, and answered if it is to be.
+    /// Carried out, and its response, if it returns data, has arrived.
     Done,
 }
 
 #[derive(Debug)]
 struct Entry {
     state: PacketState,
-    left_ns: u64,
-    first_left_ns: u64,
+    sent_ns: u64,
+    first_ns: u64,
     order: u64,
     copies: u32,
-    /// It is answered by more than an acknowledgement.
-    is_answered: bool,
-    /// The peer says at once that it has come.
-    asks: bool,
+    /// Its response returns data.
+    returns_data: bool,
+    /// The peer acknowledges it at once.
+    asks_ack: bool,
 }
 
-/// See the head of this file.
+/// The unacknowledged packets, from `una` on.
 #[derive(Debug)]
 pub(super) struct Scoreboard {
     una: u64,
     entries: VecDeque<Entry>,
-    /// All before this have been carried out.
+    /// Number after the last packet known to be carried out.
     carried_out: u64,
     order_next: u64,
-    /// The newest that has arrived, by order.
+    /// Highest `order` of the arrived packets.
     order_arrived: Option<u64>,
-    under_way: u32,
+    in_flight: u32,
     lost: u32,
-    /// Reads and atomics without an answer.
-    open: u32,
-    tolerance: u64,
-    /// Since [`Scoreboard::take_news`].
-    news: News,
+    /// Reads and atomics whose response has not arrived.
+    unanswered: u32,
+    reorder_threshold: u64,
+    /// Collected for [`Scoreboard::take_progress`].
+    progress: Progress,
 }
 
-/// What has become known.
+/// Arrivals learned from responses.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct News {
+pub(super) struct Progress {
     pub arrived: u32,
-    /// When the newest packet left whose arrival was told at once.
-    pub left_ns: Option<u64>,
-    /// When one left first that was sent a few times: of which it was, nobody knows.
-    pub first_left_ns: Option<u64>,
+    /// Send time of the newest packet that was sent once and acknowledged at once.
+    pub sent_ns: Option<u64>,
+    /// First send time of the newest packet that was sent up to [`COPIES_TIMED_MAX`] times.
+    pub first_sent_ns: Option<u64>,
 }
 
 impl Scoreboard {
@@ -77,20 +77,20 @@ impl Scoreboard {
             carried_out: una,
             order_next: 0,
             order_arrived: None,
-            under_way: 0,
+            in_flight: 0,
             lost: 0,
-            open: 0,
-            tolerance: TOLERANCE_MIN,
-            news: News::default(),
+            unanswered: 0,
+            reorder_threshold: REORDER_THRESHOLD_MIN,
+            progress: Progress::default(),
         }
     }
 
-    pub fn under_way(&self) -> u32 {
-        self.under_way
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
     }
 
-    pub fn open(&self) -> u32 {
-        self.open
+    pub fn unanswered(&self) -> u32 {
+        self.unanswered
     }
 
     pub fn is_empty(&self) -> bool {
@@ -102,81 +102,81 @@ impl Scoreboard {
         (index < self.entries.len()).then_some(index)
     }
 
-    /// The next packet leaves, or one again.
-    pub fn note_sent(&mut self, now_ns: u64, sequence: u64, is_answered: bool, asks: bool) {
+    /// Records a transmission of a new or a repeated packet.
+    pub fn on_sent(&mut self, now_ns: u64, sequence: u64, returns_data: bool, asks_ack: bool) {
         if self.index(sequence).is_none() {
             debug_assert_eq!(sequence, self.una + self.entries.len() as u64, "no gaps");
-            self.open += u32::from(is_answered);
+            self.unanswered += u32::from(returns_data);
             let (state, order, copies) = (PacketState::Done, 0, 0);
-            let (left_ns, first_left_ns) = (now_ns, now_ns);
-            self.entries.push_back(Entry { state, left_ns, first_left_ns, order, copies, is_answered, asks });
+            let (sent_ns, first_ns) = (now_ns, now_ns);
+            self.entries.push_back(Entry { state, sent_ns, first_ns, order, copies, returns_data, asks_ack });
         }
         let (order, index) = (self.order_next, (sequence - self.una) as usize);
         self.order_next += 1;
-        // Who is asked by one that it keeps has nothing new to say of that.
+        // A kept packet sent as a probe stays kept.
         if self.entries[index].state != PacketState::Kept {
-            self.set(index, PacketState::UnderWay);
+            self.set(index, PacketState::InFlight);
         }
         let entry = &mut self.entries[index];
-        (entry.left_ns, entry.order, entry.copies) = (now_ns, order, entry.copies + 1);
+        (entry.sent_ns, entry.order, entry.copies) = (now_ns, order, entry.copies + 1);
     }
 
     fn set(&mut self, index: usize, state: PacketState) {
         let entry = &mut self.entries[index];
         let count = |state: PacketState| {
-            (u32::from(state == PacketState::UnderWay), u32::from(state == PacketState::Lost))
+            (u32::from(state == PacketState::InFlight), u32::from(state == PacketState::Lost))
         };
-        let ((was_under_way, was_lost), (is_under_way, is_lost)) = (count(entry.state), count(state));
-        self.under_way = self.under_way + is_under_way - was_under_way;
+        let ((was_in_flight, was_lost), (is_in_flight, is_lost)) = (count(entry.state), count(state));
+        self.in_flight = self.in_flight + is_in_flight - was_in_flight;
         self.lost = self.lost + is_lost - was_lost;
         entry.state = state;
     }
 
-    /// A packet is known to have arrived; `trip_ns` is the least that a round trip took.
-    fn arrived(&mut self, now_ns: u64, trip_ns: u64, index: usize, state: PacketState) {
-        let Entry { state: before, left_ns, order, copies, asks, is_answered, .. } = self.entries[index];
+    /// Marks a packet as arrived; `trip_ns` is the smallest round trip measured.
+    fn mark_arrived(&mut self, now_ns: u64, trip_ns: u64, index: usize, state: PacketState) {
+        let Entry { state: before, sent_ns, order, copies, asks_ack, returns_data, .. } = self.entries[index];
         if before == PacketState::Kept || before == PacketState::Done {
             return self.set(index, state);
         }
-        // Whether it was the newest copy that arrived.
+        // Whether the last copy arrived, rather than an earlier one.
         let is_newest =
-            before == PacketState::UnderWay && (copies == 1 || now_ns.saturating_sub(left_ns) >= trip_ns);
+            before == PacketState::InFlight && (copies == 1 || now_ns.saturating_sub(sent_ns) >= trip_ns);
         if is_newest {
             self.order_arrived = self.order_arrived.max(Some(order));
         } else {
-            // It was late, and not lost: the network keeps less of an order than was thought.
-            self.tolerance = (2 * self.tolerance).min(TOLERANCE_MAX);
+            // An earlier copy was late, not lost: the network reorders more than assumed.
+            self.reorder_threshold = (2 * self.reorder_threshold).min(REORDER_THRESHOLD_MAX);
         }
-        if copies == 1 && (asks || is_answered || state == PacketState::Kept) {
-            self.news.left_ns = self.news.left_ns.max(Some(left_ns));
+        if copies == 1 && (asks_ack || returns_data || state == PacketState::Kept) {
+            self.progress.sent_ns = self.progress.sent_ns.max(Some(sent_ns));
         }
         if (1..=COPIES_TIMED_MAX).contains(&copies) {
-            let first_ns = self.entries[index].first_left_ns;
-            self.news.first_left_ns = self.news.first_left_ns.max(Some(first_ns));
+            let first_ns = self.entries[index].first_ns;
+            self.progress.first_sent_ns = self.progress.first_sent_ns.max(Some(first_ns));
         }
-        self.news.arrived += 1;
+        self.progress.arrived += 1;
         self.set(index, state);
     }
 
-    /// All before `to` have been carried out.
+    /// The peer has carried out all packets before `to`.
     // [ROCE-SEL-4]
     pub fn handle_carried_out(&mut self, now_ns: u64, trip_ns: u64, to: u64) {
         let begin = self.carried_out.max(self.una);
         self.carried_out = self.carried_out.max(to);
         for sequence in begin..to {
             let Some(index) = self.index(sequence) else { break };
-            let Entry { is_answered, state, .. } = self.entries[index];
-            match (is_answered, state) {
-                (false, _) => self.arrived(now_ns, trip_ns, index, PacketState::Done),
-                // Its answer has left by now, and is waited for as if it were a packet of ours.
+            let Entry { returns_data, state, .. } = self.entries[index];
+            match (returns_data, state) {
+                (false, _) => self.mark_arrived(now_ns, trip_ns, index, PacketState::Done),
+                // Its response is in flight now, and tracked as a packet sent twice, so that it gives no sample.
                 (true, PacketState::Kept) => {
-                    self.set(index, PacketState::UnderWay);
+                    self.set(index, PacketState::InFlight);
                     let entry = &mut self.entries[index];
-                    (entry.left_ns, entry.order, entry.copies) = (now_ns, self.order_next, 2);
+                    (entry.sent_ns, entry.order, entry.copies) = (now_ns, self.order_next, 2);
                     self.order_next += 1;
                 }
-                // It has arrived, though its answer may be lost.
-                (true, PacketState::UnderWay) => {
+                // The request arrived, though its response may be lost.
+                (true, PacketState::InFlight) => {
                     let entry = &self.entries[index];
                     if entry.copies == 1 {
                         self.order_arrived = self.order_arrived.max(Some(entry.order));
@@ -187,30 +187,30 @@ impl Scoreboard {
         }
     }
 
-    /// The peer has kept a packet until its turn.
+    /// The peer keeps a packet.
     pub fn handle_kept(&mut self, now_ns: u64, trip_ns: u64, sequence: u64) {
         if sequence >= self.carried_out
             && let Some(index) = self.index(sequence)
-            && matches!(self.entries[index].state, PacketState::UnderWay | PacketState::Lost)
+            && matches!(self.entries[index].state, PacketState::InFlight | PacketState::Lost)
         {
-            self.arrived(now_ns, trip_ns, index, PacketState::Kept);
+            self.mark_arrived(now_ns, trip_ns, index, PacketState::Kept);
         }
     }
 
-    /// The answer to a request has come.  Says whether it was waited for.
-    pub fn handle_answered(&mut self, now_ns: u64, trip_ns: u64, sequence: u64) -> bool {
+    /// The response to a read or an atomic has arrived.  Returns false if it is a duplicate.
+    pub fn handle_response(&mut self, now_ns: u64, trip_ns: u64, sequence: u64) -> bool {
         self.handle_carried_out(now_ns, trip_ns, sequence);
         let is_open = |index: &usize| {
-            self.entries[*index].is_answered && self.entries[*index].state != PacketState::Done
+            self.entries[*index].returns_data && self.entries[*index].state != PacketState::Done
         };
         let Some(index) = self.index(sequence).filter(is_open) else { return false };
-        self.arrived(now_ns, trip_ns, index, PacketState::Done);
-        self.open -= 1;
+        self.mark_arrived(now_ns, trip_ns, index, PacketState::Done);
+        self.unanswered -= 1;
         self.carried_out = self.carried_out.max(sequence + 1);
         true
     }
 
-    /// The peer does not have a packet: if it was said to be kept, it has found no receive since, and was dropped.
+    /// The peer lacks a packet.  If it was kept before, the peer dropped it for lack of a receive.
     pub fn handle_missing(&mut self, sequence: u64) {
         if let Some(index) = self.index(sequence)
             && self.entries[index].state == PacketState::Kept
@@ -219,8 +219,8 @@ impl Scoreboard {
         }
     }
 
-    /// The peer has dropped a packet, and says so.
-    pub fn handle_refused(&mut self, sequence: u64) {
+    /// The peer has dropped a packet and sent an RNR NAK.
+    pub fn handle_dropped(&mut self, sequence: u64) {
         if let Some(index) = self.index(sequence)
             && self.entries[index].state != PacketState::Done
         {
@@ -228,44 +228,44 @@ impl Scoreboard {
         }
     }
 
-    /// Finds out what is lost.  Returns how many packets, and when to look again though nothing was heard.
+    /// Marks lost packets.  Returns their number, and when to look again without a response.
     // [ROCE-SEL-5]
     pub fn find_lost(&mut self, now_ns: u64, wait_ns: u64) -> (u32, Option<u64>) {
-        let (arrived, tolerance) = (self.order_arrived, self.tolerance);
-        self.lose(
-            |order, left_ns| {
+        let (arrived, reorder_threshold) = (self.order_arrived, self.reorder_threshold);
+        self.mark_lost(
+            |order, sent_ns| {
                 let Some(behind) =
                     arrived.and_then(|arrived| arrived.checked_sub(order)).filter(|behind| *behind > 0)
                 else {
                     return Some(u64::MAX);
                 };
-                let at_ns = left_ns + wait_ns;
-                (behind < tolerance && now_ns < at_ns).then_some(at_ns)
+                let at_ns = sent_ns + wait_ns;
+                (behind < reorder_threshold && now_ns < at_ns).then_some(at_ns)
             },
             true,
         )
     }
 
-    /// After silence, all that left before what has arrived is lost; and all of which nobody knows, if the peer has `nothing_else` to say than what is
-    /// missing: what was sent to ask it may be further ahead than it keeps by now.
-    pub fn find_lost_after_silence(&mut self, nothing_else: bool) -> u32 {
+    /// Marks lost packets after a silence: those sent before an arrived one, or all in flight if `stalled`, that is
+    /// if the response brought no progress: the probe may lie beyond the span that the peer keeps by now.
+    pub fn find_lost_after_silence(&mut self, stalled: bool) -> u32 {
         let arrived = self.order_arrived;
-        self.lose(|order, _| (Some(order) >= arrived && !nothing_else).then_some(u64::MAX), !nothing_else).0
+        self.mark_lost(|order, _| (Some(order) >= arrived && !stalled).then_some(u64::MAX), !stalled).0
     }
 
-    /// Those of which `until` says no time; where none was overtaken there are none, if that `is_order_needed`.
-    fn lose(&mut self, until: impl Fn(u64, u64) -> Option<u64>, is_order_needed: bool) -> (u32, Option<u64>) {
-        // Where the oldest left after all that has arrived, nothing has been overtaken.
+    /// Marks the packets in flight for which `until` returns `None`; with `overtaken`, none unless the oldest was overtaken.
+    fn mark_lost(&mut self, until: impl Fn(u64, u64) -> Option<u64>, overtaken: bool) -> (u32, Option<u64>) {
+        // If the oldest was sent after all arrived packets, none was overtaken.
         let is_in_order =
-            |oldest: &Entry| oldest.state == PacketState::UnderWay && Some(oldest.order) > self.order_arrived;
-        if self.under_way == 0 || is_order_needed && self.entries.front().is_some_and(is_in_order) {
+            |oldest: &Entry| oldest.state == PacketState::InFlight && Some(oldest.order) > self.order_arrived;
+        if self.in_flight == 0 || overtaken && self.entries.front().is_some_and(is_in_order) {
             return (0, None);
         }
         let (before, mut again_ns) = (self.lost, u64::MAX);
         for index in 0..self.entries.len() {
-            let Entry { state, order, left_ns, .. } = self.entries[index];
-            if state == PacketState::UnderWay {
-                match until(order, left_ns) {
+            let Entry { state, order, sent_ns, .. } = self.entries[index];
+            if state == PacketState::InFlight {
+                match until(order, sent_ns) {
                     Some(at_ns) => again_ns = again_ns.min(at_ns),
                     None => self.set(index, PacketState::Lost),
                 }
@@ -274,7 +274,7 @@ impl Scoreboard {
         (self.lost - before, Some(again_ns).filter(|at_ns| *at_ns != u64::MAX))
     }
 
-    /// The oldest that is to be sent again.
+    /// The oldest lost packet.
     pub fn next_lost(&self) -> Option<u64> {
         if self.lost == 0 {
             return None;
@@ -283,18 +283,18 @@ impl Scoreboard {
         Some(self.una + index as u64)
     }
 
-    /// The newest that is not done, nor to be sent again: by that the peer is asked what it has.
-    pub fn newest_open(&self) -> Option<u64> {
-        let is_open = |entry: &Entry| matches!(entry.state, PacketState::UnderWay | PacketState::Kept);
+    /// The newest packet in flight or kept, which serves as a probe.
+    pub fn newest_unfinished(&self) -> Option<u64> {
+        let is_open = |entry: &Entry| matches!(entry.state, PacketState::InFlight | PacketState::Kept);
         Some(self.una + self.entries.iter().rposition(is_open)? as u64)
     }
 
-    /// Whether there is something to be heard: not where all that is open is to be sent again.
-    pub fn is_waiting(&self) -> bool {
-        self.under_way > 0 || self.lost == 0 && !self.entries.is_empty()
+    /// Whether a response is due; false if every unfinished packet is lost.
+    pub fn awaits_response(&self) -> bool {
+        self.in_flight > 0 || self.lost == 0 && !self.entries.is_empty()
     }
 
-    /// Moves over what is done; returns the oldest that is not.
+    /// Drops the done packets at the front; returns the new `una`.
     pub fn advance(&mut self) -> u64 {
         while self.entries.front().is_some_and(|entry| entry.state == PacketState::Done) {
             self.entries.pop_front();
@@ -303,8 +303,8 @@ impl Scoreboard {
         self.una
     }
 
-    pub fn take_news(&mut self) -> News {
-        std::mem::take(&mut self.news)
+    pub fn take_progress(&mut self) -> Progress {
+        std::mem::take(&mut self.progress)
     }
 }
 
@@ -312,12 +312,12 @@ impl Scoreboard {
 mod tests {
     use super::*;
 
-    /// Threads read the clock before they take a queue pair's lock: who read it first may come second.
+    /// Threads read the clock before they lock the queue pair, so calls may come with decreasing times.
     #[test]
-    fn a_packet_may_be_heard_of_before_the_time_at_which_it_left() {
+    fn packet_may_be_acknowledged_before_its_send_time() {
         let mut board = Scoreboard::new(5);
-        board.note_sent(1000, 5, false, true);
-        board.note_sent(2000, 5, false, true);
+        board.on_sent(1000, 5, false, true);
+        board.on_sent(2000, 5, false, true);
         board.handle_carried_out(500, 100, 6);
         assert_eq!(board.advance(), 6);
     }

@@ -1,27 +1,27 @@
-//! The requester between ends that repeat single packets: each packet takes one number, and may be sent again by itself.
+//! The requester with selective repeat: each packet has one number, and is repeated individually.
 //!
-//! Three things keep a packet back: the peer's grant, which is what its socket has room for; how far it may be ahead of the oldest that is missing, since
-//! the peer keeps no more; and the window of the congestion controller, with its pace.
+//! Three limits hold packets back: the peer's grant, which is the room in its socket; the span of packets that the peer keeps
+//! behind a gap; and the window and pace of the congestion controller.
 
 use super::scoreboard::Scoreboard;
 use super::{Failure, Requester, Work, write_packet};
 use crate::config::Config;
-use crate::congestion::{Controller, Heard, pacer::Pacer};
+use crate::congestion::{Controller, Feedback, pacer::Pacer};
 use crate::context::StepContext;
-use crate::kept::{SPAN_MAX, numbers, span};
+use crate::kept::{SPAN_MAX, kept_sequences, span};
 use crate::wire::{AethRepr, Headers, Nak, Packet, Qpn, Syndrome};
 use crate::work::{Cause, Operation, Status};
 
-/// What a requester has besides, if it repeats single packets.
+/// The requester's additional state for selective repeat.
 #[derive(Debug)]
 pub(super) struct Selective {
     board: Scoreboard,
     controller: Option<Box<dyn Controller>>,
     pacer: Pacer,
-    /// Something may leave then, and not before.
+    /// When the pacer allows the next packet.
     paced_until_ns: Option<u64>,
-    /// When something may turn out to be lost though nothing is heard.
-    lost_at_ns: Option<u64>,
+    /// When an overtaken packet counts as lost.
+    loss_timer_ns: Option<u64>,
 }
 
 impl Selective {
@@ -31,29 +31,29 @@ impl Selective {
             controller: config.congestion.controller(),
             pacer: Pacer::default(),
             paced_until_ns: None,
-            lost_at_ns: None,
+            loss_timer_ns: None,
         }
     }
 
     pub fn poll_timeout(&self) -> Option<u64> {
-        [self.paced_until_ns, self.lost_at_ns].into_iter().flatten().min()
+        [self.paced_until_ns, self.loss_timer_ns].into_iter().flatten().min()
     }
 
-    /// What the congestion controller allows, if there is one.
+    /// The congestion window, if there is a controller.
     pub fn window_packets(&self) -> Option<f64> {
         self.controller.as_ref().map(|controller| controller.window_packets())
     }
 
-    pub fn newest_open(&self) -> Option<u64> {
-        self.board.newest_open()
+    pub fn newest_unfinished(&self) -> Option<u64> {
+        self.board.newest_unfinished()
     }
 
-    pub fn is_waiting(&self) -> bool {
-        self.board.is_waiting()
+    pub fn awaits_response(&self) -> bool {
+        self.board.awaits_response()
     }
 
-    pub fn note_probe(&mut self, now_ns: u64, sequence: u64, is_answered: bool) {
-        self.board.note_sent(now_ns, sequence, is_answered, true);
+    pub fn on_probe_sent(&mut self, now_ns: u64, sequence: u64, returns_data: bool) {
+        self.board.on_sent(now_ns, sequence, returns_data, true);
     }
 
     pub fn handle_silence(&mut self) {
@@ -62,7 +62,7 @@ impl Selective {
         }
     }
 
-    /// Packets that may be under way of those that are granted.
+    /// Packets that may be in flight under this grant.
     // [ROCE-CC-1]
     fn limit(&self, granted: u32) -> u32 {
         let window = self.window_packets().map_or(u32::MAX, |window| window as u32);
@@ -71,7 +71,7 @@ impl Selective {
 }
 
 impl Requester {
-    /// Writes the next packet that may leave now: the oldest that is lost, or the next.
+    /// Writes the next packet that may be sent now: the oldest lost one, or a new one.
     // [ROCE-SEL-5]
     pub(super) fn poll_selective(
         &mut self,
@@ -90,30 +90,30 @@ impl Requester {
         }
         let Some(selective) = &mut self.selective else { return Ok(None) };
         let piece = work.layout.piece((sequence - work.first) as u32);
-        let is_answered = work.request.operation.is_answered();
+        let returns_data = work.request.operation.returns_data();
         let quarter = u64::from(selective.limit(granted)).div_ceil(4);
-        let asks = !is_answered
+        let ack_request = !returns_data
             && (work.request.signalled && piece.is_end
-                || sequence + 1 - self.asked_end.min(sequence) >= quarter
+                || sequence + 1 - self.ack_end.min(sequence) >= quarter
                 || lost.is_some());
-        let (signals, trip_ns) = (is_answered || asks, self.trip.smoothed_ns());
+        let (wants_response, trip_ns) = (returns_data || ack_request, self.trip.smoothed_ns());
         // [ROCE-CC-2]
         if let (Some(window), Some(trip_ns)) = (selective.window_packets(), trip_ns) {
             selective.paced_until_ns = selective.pacer.wait_until(now_ns, window, trip_ns);
             if selective.paced_until_ns.is_some() {
                 return Ok(None);
             }
-            selective.pacer.note_sent(now_ns, window, trip_ns);
+            selective.pacer.on_sent(now_ns, window, trip_ns);
         }
-        let len = write_packet(at.memory, work, sequence, &piece, asks, dest_qp, buffer)?;
-        selective.board.note_sent(now_ns, sequence, is_answered, asks);
+        let len = write_packet(at.memory, work, sequence, &piece, ack_request, dest_qp, buffer)?;
+        selective.board.on_sent(now_ns, sequence, returns_data, ack_request);
         if self.una == self.next && self.attempts == 0 {
             self.heard_ns = now_ns;
         }
         self.next = self.next.max(sequence + 1);
         self.sent_end = self.next;
-        if signals {
-            self.asked_end = self.asked_end.max(sequence + 1);
+        if wants_response {
+            self.ack_end = self.ack_end.max(sequence + 1);
         }
         let wait_ns = self.wait_ns(config);
         self.timer_ns.get_or_insert(now_ns.saturating_add(wait_ns));
@@ -124,11 +124,11 @@ impl Requester {
     fn may_send_selective(&self, config: &Config, work: &Work, sequence: u64, is_lost: bool) -> bool {
         let Some(selective) = &self.selective else { return false };
         let ahead = sequence - self.una;
-        // The rest may be counted as under way for long, where the peer keeps less than it did.
+        // The peer may have dropped later packets since its span shrank, while they still count as in flight.
         if is_lost && ahead == 0 {
             return true;
         }
-        if selective.board.under_way() >= selective.limit(self.limit(config)) {
+        if selective.board.in_flight() >= selective.limit(self.limit(config)) {
             return false;
         }
         if is_lost {
@@ -137,45 +137,46 @@ impl Requester {
         if ahead > span(self.window) {
             return false;
         }
-        if !work.request.operation.is_answered() {
+        if !work.request.operation.returns_data() {
             return true;
         }
-        let (open, answers_max) = (selective.board.open(), config.reads_max.max(1) as u64);
-        // The peer remembers the results of so many atomics only, and one of which the answer was lost is asked for again.
-        let is_remembered = matches!(work.request.operation, Operation::Read { .. }) || ahead < answers_max;
-        is_remembered && u64::from(open) < answers_max.min(u64::from(config.room_packets / self.parts).max(1))
+        let (unanswered, answers_max) = (selective.board.unanswered(), config.reads_max.max(1) as u64);
+        // The peer keeps the results of `answers_max` atomics, in case a lost response is requested again.
+        let is_repeatable = matches!(work.request.operation, Operation::Read { .. }) || ahead < answers_max;
+        is_repeatable
+            && u64::from(unanswered) < answers_max.min(u64::from(config.room_packets / self.parts).max(1))
     }
 
-    /// Takes what the peer says, whatever the order.
+    /// Handles a response, in any order.
     pub(super) fn handle_selective(
         &mut self,
         at: &mut StepContext<'_>,
         sequence: u64,
         packet: &Packet<'_>,
     ) -> Result<(), Failure> {
-        let (now_ns, trip_ns) = (at.now_ns, self.trip.least_ns());
+        let (now_ns, trip_ns) = (at.now_ns, self.trip.min_ns());
         let tells_wait = |aeth: &AethRepr| at.config.tells_waits && matches!(aeth.syndrome, Syndrome::Ack(_));
         let waited_ns = packet.headers.aeth().filter(tells_wait).map_or(0, |aeth| aeth.waited_ns());
         let Some(selective) = &mut self.selective else { return Ok(()) };
-        let under_way = selective.board.under_way();
+        let in_flight = selective.board.in_flight();
         let board = &mut selective.board;
         let mut failure = None;
-        let (mut is_missing, mut says_nothing_new) = (false, false);
+        let (mut is_gap_report, mut is_current_ack) = (false, false);
         match packet.headers {
             Headers::Acknowledge(aeth) => match aeth.syndrome {
                 Syndrome::Ack(_) => {
-                    says_nothing_new = sequence + 1 >= self.una;
+                    is_current_ack = sequence + 1 >= self.una;
                     board.handle_carried_out(now_ns, trip_ns, sequence + 1);
                 }
                 Syndrome::RnrNak(timer) => {
                     board.handle_carried_out(now_ns, trip_ns, sequence);
                     if sequence >= self.una {
-                        board.handle_refused(sequence);
+                        board.handle_dropped(sequence);
                         at.counters.rnr_naks += 1;
                         (self.attempts, self.heard_ns) = (0, now_ns);
                         let until_ns = now_ns.saturating_add(timer.nanoseconds());
                         self.rnr_until_ns = Some(until_ns);
-                        // What else is under way is asked for then: its answer may be lost, and keep what was refused from its turn.
+                        // Then probe the other packets in flight: a lost response among them may block the refused packet.
                         self.timer_ns = Some(until_ns.saturating_add(self.wait_ns(at.config)));
                         self.is_probing = false;
                     }
@@ -194,21 +195,21 @@ impl Requester {
                     return Ok(());
                 }
                 at.counters.naks += 1;
-                is_missing = sequence >= self.una;
+                is_gap_report = sequence >= self.una;
                 board.handle_carried_out(now_ns, trip_ns, sequence);
                 board.handle_missing(sequence);
-                for kept in numbers(sequence, packet.payload) {
+                for kept in kept_sequences(sequence, packet.payload) {
                     board.handle_kept(now_ns, trip_ns, kept);
                 }
             }
-            Headers::AtomicAcknowledge { old, .. } => self.handle_atomic_answer(at, sequence, old),
-            _ => failure = self.handle_read_answer(at, sequence, packet.payload),
+            Headers::AtomicAcknowledge { old, .. } => self.handle_selective_atomic(at, sequence, old),
+            _ => failure = self.handle_selective_read(at, sequence, packet.payload),
         }
-        self.heed(at, Told { under_way, waited_ns, is_lacking: is_missing || says_nothing_new });
+        self.apply_report(at, Report { in_flight, waited_ns, confirms_gap: is_gap_report || is_current_ack });
         failure.map_or(Ok(()), Err)
     }
 
-    fn handle_read_answer(
+    fn handle_selective_read(
         &mut self,
         at: &mut StepContext<'_>,
         sequence: u64,
@@ -227,9 +228,9 @@ impl Requester {
             at.counters.malformed += 1;
             return None;
         }
-        let trip_ns = self.trip.least_ns();
+        let trip_ns = self.trip.min_ns();
         let board = &mut self.selective.as_mut()?.board;
-        if !board.handle_answered(at.now_ns, trip_ns, sequence) {
+        if !board.handle_response(at.now_ns, trip_ns, sequence) {
             at.counters.stale += 1;
             return None;
         }
@@ -239,91 +240,90 @@ impl Requester {
         is_refused.then_some(Failure { sequence, status, cause })
     }
 
-    fn handle_atomic_answer(&mut self, at: &mut StepContext<'_>, sequence: u64, old: u64) {
+    fn handle_selective_atomic(&mut self, at: &mut StepContext<'_>, sequence: u64, old: u64) {
         if sequence < self.una {
             return;
         }
-        let (index, trip_ns) = (self.index_of(sequence), self.trip.least_ns());
+        let (index, trip_ns) = (self.index_of(sequence), self.trip.min_ns());
         let work = &mut self.works[index];
         if !matches!(work.request.operation, Operation::FetchAdd { .. } | Operation::CompareSwap { .. }) {
             at.counters.malformed += 1;
             return;
         }
         let Some(selective) = &mut self.selective else { return };
-        match selective.board.handle_answered(at.now_ns, trip_ns, sequence) {
+        match selective.board.handle_response(at.now_ns, trip_ns, sequence) {
             true => work.old = Some(old),
             false => at.counters.stale += 1,
         }
     }
 
-    /// What was heard may complete requests, or show that packets are lost: after silence, all of which nothing is known, if the peer says that the oldest
-    /// `is_lacking`.
-    fn heed(&mut self, at: &mut StepContext<'_>, told: Told) {
+    /// Completes requests and marks lost packets after a response.
+    fn apply_report(&mut self, at: &mut StepContext<'_>, report: Report) {
         let (now_ns, arrived_ns) = (at.now_ns, at.arrived_ns);
-        let Told { under_way, waited_ns, is_lacking } = told;
+        let Report { in_flight, waited_ns, confirms_gap } = report;
         let Some(selective) = &mut self.selective else { return };
         let una = self.una;
         self.una = selective.board.advance();
-        let news = selective.board.take_news();
-        let is_news = self.una > una || news.arrived > 0;
-        if is_news {
-            (self.in_vain, self.rnr_attempts, self.heard_ns) = (0, 0, now_ns);
+        let progress = selective.board.take_progress();
+        let has_progress = self.una > una || progress.arrived > 0;
+        if has_progress {
+            (self.stalls, self.rnr_attempts, self.heard_ns) = (0, 0, now_ns);
         }
-        let was_silent = (is_news || is_lacking) && std::mem::take(&mut self.is_probing);
-        if is_news || was_silent {
-            self.attempts = if is_news { 0 } else { self.attempts.min(1) };
+        let was_silent = (has_progress || confirms_gap) && std::mem::take(&mut self.is_probing);
+        if has_progress || was_silent {
+            self.attempts = if has_progress { 0 } else { self.attempts.min(1) };
             self.probe_is_due = false;
         }
-        // A round trip that includes a wait for a silent peer is no sample of the path.
-        let left_ns = news.left_ns.filter(|_| !was_silent);
-        let trip_ns = left_ns.map(|left_ns| now_ns.saturating_sub(left_ns));
-        // What both ends waited for their processors is not the network's.
-        let network_ns = left_ns.map(|left_ns| arrived_ns.saturating_sub(left_ns + waited_ns));
-        // Who waits too briefly for the path never hears of a packet that left once.  Only the first time: with each that is lost more such times would
-        // have it wait for longer.
-        let at_first = news
-            .first_left_ns
+        // After a silence, the round trip includes the peer's scheduling delay and is not a sample of the path.
+        let sent_ns = progress.sent_ns.filter(|_| !was_silent);
+        let trip_ns = sent_ns.map(|sent_ns| now_ns.saturating_sub(sent_ns));
+        // Excludes scheduling delays at both ends.
+        let network_ns = sent_ns.map(|sent_ns| arrived_ns.saturating_sub(sent_ns + waited_ns));
+        // If the first timeout is shorter than the round trip, no packet is acknowledged before it is repeated, so the first sample may
+        // be of a repeated packet.  Only the first: more such samples would inflate the timeout with every loss.
+        let first_trip_ns = progress
+            .first_sent_ns
             .filter(|_| self.trip.smoothed_ns().is_none())
-            .map(|left_ns| now_ns.saturating_sub(left_ns));
-        if let Some(trip_ns) = trip_ns.or(at_first) {
-            self.trip.note(trip_ns);
+            .map(|sent_ns| now_ns.saturating_sub(sent_ns));
+        if let Some(trip_ns) = trip_ns.or(first_trip_ns) {
+            self.trip.add_sample(trip_ns);
         }
         let mut lost = self.find_lost(now_ns);
         let Some(selective) = &mut self.selective else { return };
         if was_silent {
-            lost += selective.board.find_lost_after_silence(is_lacking && !is_news);
+            lost += selective.board.find_lost_after_silence(confirms_gap && !has_progress);
         }
         if let Some(controller) = &mut selective.controller {
-            let arrived = news.arrived;
-            controller.handle_heard(now_ns, Heard { trip_ns, network_ns, arrived, lost, under_way });
+            let arrived = progress.arrived;
+            controller.handle_feedback(now_ns, Feedback { trip_ns, network_ns, arrived, lost, in_flight });
         }
         let is_empty = selective.board.is_empty();
-        if is_news || was_silent {
+        if has_progress || was_silent {
             self.timer_ns = (!is_empty).then_some(now_ns.saturating_add(self.wait_ns(at.config)));
         }
         self.complete(at);
     }
 
     pub(super) fn find_lost(&mut self, now_ns: u64) -> u32 {
-        // As RACK has it: a packet that was overtaken is lost a quarter of a round trip later than it could have come.
-        let wait_ns = self.trip.smoothed_ns().unwrap_or(0) / 4 * 5 + LATE_NS_MIN;
+        // As in RACK (RFC 8985): an overtaken packet is lost a quarter of a round trip after it was due.
+        let wait_ns = self.trip.smoothed_ns().unwrap_or(0) / 4 * 5 + REORDER_NS_MIN;
         let Some(selective) = &mut self.selective else { return 0 };
         let (lost, at_ns) = selective.board.find_lost(now_ns, wait_ns);
-        selective.lost_at_ns = at_ns;
+        selective.loss_timer_ns = at_ns;
         lost
     }
 
-    /// Time has passed.
-    pub(super) fn handle_lost_by_time(&mut self, now_ns: u64) {
-        let is_due = |selective: &Selective| selective.lost_at_ns.is_some_and(|at_ns| now_ns >= at_ns);
+    /// Marks overtaken packets as lost when their timer expires.
+    pub(super) fn run_loss_timer(&mut self, now_ns: u64) {
+        let is_due = |selective: &Selective| selective.loss_timer_ns.is_some_and(|at_ns| now_ns >= at_ns);
         if !self.selective.as_ref().is_some_and(is_due) {
             return;
         }
         let lost = self.find_lost(now_ns);
         let Some(selective) = &mut self.selective else { return };
-        let heard = Heard { lost, under_way: selective.board.under_way(), ..Heard::default() };
+        let feedback = Feedback { lost, in_flight: selective.board.in_flight(), ..Feedback::default() };
         if let Some(controller) = &mut selective.controller {
-            controller.handle_heard(now_ns, heard);
+            controller.handle_feedback(now_ns, feedback);
         }
     }
 
@@ -335,18 +335,19 @@ impl Requester {
     }
 }
 
-/// What the peer has said besides.
+/// Facts of a response that the scoreboard does not hold.
 #[derive(Clone, Copy, Debug)]
-struct Told {
-    /// Packets that were under way before.
-    under_way: u32,
-    /// How long what it answers has waited there.
+struct Report {
+    /// Packets in flight before the response.
+    in_flight: u32,
+    /// How long the request waited at the responder.
     waited_ns: u64,
-    is_lacking: bool,
+    /// The response is current: if it brings no progress, the peer still lacks the oldest packet.
+    confirms_gap: bool,
 }
 
-/// How late a packet may be at least before it is lost, though others that left later have come.
-const LATE_NS_MIN: u64 = 50_000;
+/// Minimum delay in ns by which an overtaken packet may be late before it counts as lost.
+const REORDER_NS_MIN: u64 = 50_000;
 
 #[cfg(test)]
 mod tests {
@@ -358,7 +359,7 @@ mod tests {
     use crate::wire::{Credit, Psn};
     use crate::work::{Remote, Request, Source};
 
-    /// All that is written is inline.
+    /// The tests write only inline bytes.
     struct NoMemory;
 
     impl Memory for NoMemory {
@@ -393,7 +394,7 @@ mod tests {
     impl Sender {
         fn posted(writes: u64) -> Sender {
             let config = Config { selective: true, ..Config::default() };
-            let mut requester = Requester::new(0).repeating_as(&config);
+            let mut requester = Requester::new(0).configured(&config);
             for id in 0..writes {
                 let source = Source::Inline(vec![1; 8]);
                 let operation =
@@ -416,7 +417,7 @@ mod tests {
             step(requester, &mut at)
         }
 
-        /// How many packets leave.
+        /// Sends all packets that may be sent, and returns their number.
         fn send(&mut self, now_ns: u64) -> usize {
             let mut buffer = [0; 8192];
             let dest_qp = Qpn::new(1);
@@ -426,43 +427,43 @@ mod tests {
             std::iter::from_fn(send).count()
         }
 
-        fn hear(&mut self, now_ns: u64, psn: u64, headers: Headers, payload: &[u8]) {
+        fn handle(&mut self, now_ns: u64, psn: u64, headers: Headers, payload: &[u8]) {
             let (dest_qp, psn) = (Qpn::new(2), Psn::of(psn));
             let packet = Packet { dest_qp, psn, ack_request: false, solicited: false, headers, payload };
-            self.step(now_ns, |requester, at| requester.handle_answer(at, &packet)).unwrap();
+            self.step(now_ns, |requester, at| requester.handle_response(at, &packet)).unwrap();
         }
     }
 
-    /// The timer was set anew each time, before the end of the lease was looked at, and what was lost waited for an answer to a
-    /// packet that the peer had.
+    /// Regression: the timer was rearmed before the lease was checked, and lost packets waited for the response to a probe that
+    /// repeated a packet the peer already had.
     #[test]
-    fn what_turns_out_to_be_lost_while_the_peer_is_asked_by_what_it_has_is_sent_again() {
+    fn packets_found_lost_during_a_probe_are_repeated() {
         let aeth = AethRepr { syndrome: Syndrome::Ack(Credit::at_most(64)), msn: 0 };
         let mut sender = Sender::posted(4);
-        assert_eq!(sender.send(0), 1, "no more is granted at first");
-        // A round trip of 10 ms, so that a packet is lost by time after 12.55 ms.
-        sender.hear(10_000_000, 0, Headers::Acknowledge(aeth), &[]);
+        assert_eq!(sender.send(0), 1, "the first window is one packet");
+        // With a round trip of 10 ms, an overtaken packet is lost after 12.55 ms.
+        sender.handle(10_000_000, 0, Headers::Acknowledge(aeth), &[]);
         assert_eq!(sender.send(10_000_000), 3);
-        // Two were kept, too few for the first to be lost.
-        sender.hear(20_000_000, 1, Headers::Missing(aeth), &[0b11, 0, 0, 0]);
+        // Two kept packets are too few to count the first as lost.
+        sender.handle(20_000_000, 1, Headers::Missing(aeth), &[0b11, 0, 0, 0]);
         assert_eq!(sender.send(20_000_000), 0);
-        // The path takes shorter packets now: the peer is asked at once, and does not hear it.
+        // The path MTU shrinks: the requester probes at once, and the probe is lost.
         sender.requester.set_parts(20_000_000, 2);
         sender
             .step(20_000_000, |requester, at| requester.handle_timeout(at.now_ns, at.config, at.counters))
             .unwrap();
         assert_eq!(sender.send(20_000_000), 1);
-        let mut left = 0;
+        let mut sent = 0;
         let mut now_ns = 20_000_000;
-        while left == 0 {
-            now_ns = sender.requester.poll_timeout().expect("something is due");
-            assert!(now_ns < 1_000_000_000, "it is never sent again");
+        while sent == 0 {
+            now_ns = sender.requester.poll_timeout().expect("a timer is set");
+            assert!(now_ns < 1_000_000_000, "the lost packets are never repeated");
             sender
                 .step(now_ns, |requester, at| requester.handle_timeout(at.now_ns, at.config, at.counters))
                 .unwrap();
-            left = sender.send(now_ns);
+            sent = sender.send(now_ns);
         }
-        sender.hear(now_ns + 10_000_000, 3, Headers::Acknowledge(aeth), &[]);
+        sender.handle(now_ns + 10_000_000, 3, Headers::Acknowledge(aeth), &[]);
         assert_eq!(sender.events.len(), 4);
     }
 }

@@ -1,4 +1,4 @@
-//! The acknowledge extended transport header: how it went, and how many messages there were.
+//! The acknowledge extended transport header: the outcome, and the number of completed messages.
 //!
 //! ```text
 //!   0            1
@@ -7,120 +7,120 @@
 
 use super::{WireError, checked, put_u24, u24};
 
-/// Its length.
+/// Length of the header.
 pub const AETH_BYTES: usize = 4;
 
-/// A view over its bytes.
+/// A view over the header's bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Aeth<T: AsRef<[u8]>> {
     buffer: T,
 }
 
-/// What it says.
+/// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AethRepr {
-    /// How it went.
+    /// The outcome.
     pub syndrome: Syndrome,
-    /// How many messages the responder has completed, in 24 bits; or how long what it answers has waited, see [`AethRepr::waited_ns`].
+    /// Messages completed by the responder, modulo 2^24; or the wait of the request, see [`AethRepr::waited_ns`].
     pub msn: u32,
 }
 
-/// What a wait is told in: all 24 bits are a second.
+/// Unit of reported waits in ns: 24 bits then cover 1.07 s.
 const WAIT_UNIT_NS: u64 = 64;
 const MSN_MAX: u64 = 0xff_ffff;
 
 impl AethRepr {
-    /// How long what is answered has waited at the responder, where ends have agreed on telling that in place of messages.
+    /// How long the request waited at the responder, if the ends have negotiated to report this in place of messages.
     // [ROCE-CC-3]
     pub fn waited_ns(&self) -> u64 {
         u64::from(self.msn) * WAIT_UNIT_NS
     }
 
-    /// The 24 bits that tell a wait, or the longest that there is.
+    /// Encodes a wait in 24 bits, rounded down and saturated.
     pub fn msn_of_wait(waited_ns: u64) -> u32 {
         (waited_ns / WAIT_UNIT_NS).min(MSN_MAX) as u32
     }
 }
 
-/// How it went.
+/// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// All up to this packet is done.
+    /// All packets up to this one are carried out.
     Ack(Credit),
-    /// All before this packet is done, and there is no room for what it brings: try again when the time is over.
+    /// All packets before this one are carried out; this one found no receive and may be repeated after the timer.
     RnrNak(RnrTimer),
-    /// All before this packet is done, and this one is refused.
+    /// All packets before this one are carried out; this one is refused.
     Nak(Nak),
 }
 
-/// Why a packet is refused for good, or is to be sent again.
+/// Why a packet is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Nak {
-    /// This is the packet that is missing.
+    /// The packet with this number is missing, and is to be repeated.
     Sequence = 0,
-    /// It makes no sense where it stands.
+    /// The packet is invalid at this point.
     InvalidRequest = 1,
-    /// The key or range is not one that may be used so.
+    /// The key or range does not allow the access.
     RemoteAccess = 2,
-    /// The responder failed.
+    /// The responder failed to carry out the request.
     RemoteOperation = 3,
 }
 
-/// How much more may be sent, as one of 31 steps; the 32nd sets no limit.
+/// How much more may be sent, in one of 31 steps; the 32nd means no limit.
 ///
-/// The architecture counts messages that take a receive.  Between our own ends it counts packets behind the one that is
-/// acknowledged: the receiver's grant.
+/// The architecture counts messages that consume a receive.  Between Halite peers it counts packets behind the acknowledged one:
+/// the receiver's grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Credit(u8);
 
-/// How long to wait before trying again, as one of 32 steps from 10 us to 655 ms.
+/// The wait before a retry, in one of 32 steps from 10 us to 655 ms.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RnrTimer(u8);
 
-/// 0, 1, 2, 3, and then each power of two with the step half way to the next.
+/// The steps: 0, 1, 2, 3, then each power of two and the midpoint to the next.
 const CREDITS: [u32; 31] = [
     0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
     4096, 6144, 8192, 12288, 16384, 24576, 32768,
 ];
 
-/// In units of 10 us, as the architecture's table of RNR NAK timers has them.
+/// The architecture's RNR NAK timers, in units of 10 us.
 const RNR_10_US: [u32; 32] = [
     65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
     3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
 impl Credit {
-    /// No limit by this means.
+    /// No limit.
     pub const UNLIMITED: Credit = Credit(31);
 
-    /// The largest step of at most `packets`.
+    /// The largest step not above `packets`.
     // [ROCE-AETH-2]
     pub fn at_most(packets: u32) -> Credit {
         Credit((CREDITS.partition_point(|step| *step <= packets) - 1) as u8)
     }
 
-    /// How many; `None` where there is no limit.
+    /// The credit in packets; `None` if unlimited.
     pub fn packets(self) -> Option<u32> {
         CREDITS.get(usize::from(self.0)).copied()
     }
 }
 
 impl RnrTimer {
-    /// The shortest step of at least `nanoseconds`, or the longest of all.
+    /// The shortest step not below `nanoseconds`, or else the longest.
     pub fn at_least(nanoseconds: u64) -> RnrTimer {
         let step = RNR_10_US[1..].iter().position(|step| u64::from(*step) * 10_000 >= nanoseconds);
         RnrTimer(step.map_or(0, |index| index as u8 + 1))
     }
 
-    /// How long.
+    /// The wait in nanoseconds.
     pub fn nanoseconds(self) -> u64 {
         u64::from(RNR_10_US[usize::from(self.0)]) * 10_000
     }
 }
 
 impl Syndrome {
-    /// What `byte` stands for.
+    /// Parses the syndrome's byte.
     pub fn parse(byte: u8) -> Result<Syndrome, WireError> {
         let low = byte & 31;
         match byte >> 5 {
@@ -137,7 +137,7 @@ impl Syndrome {
         }
     }
 
-    /// Its byte.
+    /// The syndrome's byte.
     // [ROCE-AETH-1]
     pub fn byte(self) -> u8 {
         match self {
@@ -149,7 +149,7 @@ impl Syndrome {
 }
 
 impl<T: AsRef<[u8]>> Aeth<T> {
-    /// A view of what is long enough.
+    /// Creates a view, if the buffer is long enough.
     pub fn new_checked(buffer: T) -> Result<Aeth<T>, WireError> {
         Ok(Aeth { buffer: checked::<AETH_BYTES, T>(buffer)? })
     }
@@ -159,14 +159,14 @@ impl<T: AsRef<[u8]>> Aeth<T> {
         self.buffer.as_ref()[0]
     }
 
-    /// The number of messages.
+    /// The number of completed messages.
     pub fn msn(&self) -> u32 {
         u24(&self.buffer.as_ref()[1..])
     }
 }
 
 impl AethRepr {
-    /// What the header says, if that has a meaning.
+    /// Parses the header.
     pub fn parse<T: AsRef<[u8]>>(aeth: &Aeth<T>) -> Result<AethRepr, WireError> {
         Ok(AethRepr { syndrome: Syndrome::parse(aeth.syndrome())?, msn: aeth.msn() })
     }
@@ -183,14 +183,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn credits_are_granted_in_steps_and_never_more_than_meant() {
+    fn credits_round_down_to_a_step() {
         let granted = |packets| Credit::at_most(packets).packets();
         assert_eq!([0, 1, 5, 25, 32768, u32::MAX].map(granted), [0, 1, 4, 24, 32768, 32768].map(Some));
         assert_eq!(Credit::UNLIMITED.packets(), None);
     }
 
     #[test]
-    fn timers_wait_at_least_as_long_as_meant() {
+    fn rnr_timers_round_up_to_a_step() {
         let waits = |ns| RnrTimer::at_least(ns).nanoseconds();
         assert_eq!(
             [1, 10_001, 491_520_000, 491_520_001].map(waits),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_told_within_64_ns_and_up_to_a_second() {
+    fn waits_are_reported_within_64_ns_up_to_a_second() {
         for waited_ns in [0, 63, 64, 5_000_000, 1_000_000_000, u64::MAX] {
             let aeth = AethRepr {
                 syndrome: Syndrome::Ack(Credit::UNLIMITED),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_syndrome_is_its_byte_or_nothing() {
+    fn syndromes_round_trip() {
         let meanings = (0..=255).filter(|byte| Syndrome::parse(*byte).is_ok()).inspect(|byte| {
             assert_eq!(Syndrome::parse(*byte).map(Syndrome::byte), Ok(*byte));
         });

@@ -1,37 +1,37 @@
-//! The atomic acknowledge extended transport header: what the word held before, 8 bytes.
+//! The atomic acknowledge extended transport header: the word's previous value, 8 bytes.
 
 use super::{WireError, checked, u64_at};
 
-/// Its length.
+/// Length of the header.
 pub const ATOMIC_ACK_ETH_BYTES: usize = 8;
 
-/// A view over its bytes.
+/// A view over the header's bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct AtomicAckEth<T: AsRef<[u8]>> {
     buffer: T,
 }
 
-/// What it says.
+/// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AtomicAckEthRepr {
-    /// The word's value before.
+    /// The word's previous value.
     pub old: u64,
 }
 
 impl<T: AsRef<[u8]>> AtomicAckEth<T> {
-    /// A view of what is long enough.
+    /// Creates a view, if the buffer is long enough.
     pub fn new_checked(buffer: T) -> Result<AtomicAckEth<T>, WireError> {
         Ok(AtomicAckEth { buffer: checked::<ATOMIC_ACK_ETH_BYTES, T>(buffer)? })
     }
 
-    /// The word's value before.
+    /// The word's previous value.
     pub fn old(&self) -> u64 {
         u64_at(self.buffer.as_ref(), 0)
     }
 }
 
 impl AtomicAckEthRepr {
-    /// What the header says.
+    /// Parses the header.
     pub fn parse<T: AsRef<[u8]>>(eth: &AtomicAckEth<T>) -> AtomicAckEthRepr {
         AtomicAckEthRepr { old: eth.old() }
     }

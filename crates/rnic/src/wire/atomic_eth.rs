@@ -1,4 +1,4 @@
-//! The atomic extended transport header: which word, and what becomes of it.
+//! The atomic extended transport header: the target word and the operands.
 //!
 //! ```text
 //!   0              8           12                    20
@@ -7,57 +7,57 @@
 
 use super::{WireError, checked, u32_at, u64_at};
 
-/// Its length.
+/// Length of the header.
 pub const ATOMIC_ETH_BYTES: usize = 28;
 
-/// A view over its bytes.
+/// A view over the header's bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct AtomicEth<T: AsRef<[u8]>> {
     buffer: T,
 }
 
-/// What it says.
+/// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AtomicEthRepr {
-    /// The word, in the addresses of the key.
+    /// The word's address, relative to the key.
     pub address: u64,
     /// The key of the memory.
     pub rkey: u32,
-    /// What is added, or what the word becomes.
+    /// The addend of a fetch-add, or the replacement of a compare-swap.
     pub swap_or_add: u64,
-    /// What the word must hold; of no meaning in a fetch-add.
+    /// The value to compare with; unused by a fetch-add.
     pub compare: u64,
 }
 
 impl<T: AsRef<[u8]>> AtomicEth<T> {
-    /// A view of what is long enough.
+    /// Creates a view, if the buffer is long enough.
     pub fn new_checked(buffer: T) -> Result<AtomicEth<T>, WireError> {
         Ok(AtomicEth { buffer: checked::<ATOMIC_ETH_BYTES, T>(buffer)? })
     }
 
-    /// The word.
+    /// The word's address.
     pub fn address(&self) -> u64 {
         u64_at(self.buffer.as_ref(), 0)
     }
 
-    /// The key.
+    /// The key of the memory.
     pub fn rkey(&self) -> u32 {
         u32_at(self.buffer.as_ref(), 8)
     }
 
-    /// What is added, or what the word becomes.
+    /// The addend or the replacement.
     pub fn swap_or_add(&self) -> u64 {
         u64_at(self.buffer.as_ref(), 12)
     }
 
-    /// What the word must hold.
+    /// The value to compare with.
     pub fn compare(&self) -> u64 {
         u64_at(self.buffer.as_ref(), 20)
     }
 }
 
 impl AtomicEthRepr {
-    /// What the header says.
+    /// Parses the header.
     pub fn parse<T: AsRef<[u8]>>(eth: &AtomicEth<T>) -> AtomicEthRepr {
         AtomicEthRepr {
             address: eth.address(),

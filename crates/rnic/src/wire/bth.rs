@@ -1,53 +1,53 @@
-//! The base transport header, with which every packet begins.
+//! The base transport header, the first of every packet.
 //!
 //! ```text
 //!   0        1                         2          4              5              8             9
 //!  | opcode | SE 1, M 1, pad 2, ver 4 | pkey u16 | F B reserved | dest qp u24  | A 1, place 7 | psn u24 |
 //! ```
 //!
-//! Byte 4 may change on the way (marks of congestion), so the ICRC does not cover it.  The seven bits behind `A` are reserved;
-//! between our own ends they tell the packet's place in its train, see [`super::icrc`].
+//! Byte 4 may change in the network (congestion marks), so the ICRC does not cover it.  The seven bits behind `A` are reserved;
+//! between Halite peers they hold the packet's place in its train, see [`super::icrc`].
 
 use super::{Opcode, Psn, Qpn, WireError, checked, put_u24, u24};
 
-/// Its length.
+/// Length of the header.
 pub const BTH_BYTES: usize = 12;
 
-/// The partition of those who have not been given another one, as a full member.
+/// The default partition, with full membership.
 pub const PKEY_DEFAULT: u16 = 0xffff;
 
 /// The byte that the ICRC does not cover.
 pub(super) const VARIANT_BYTE: usize = 4;
 
-/// A view over its bytes.
+/// A view over the header's bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Bth<T: AsRef<[u8]>> {
     buffer: T,
 }
 
-/// What it says.
+/// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BthRepr {
-    /// What the packet is.
+    /// The kind of the packet.
     pub opcode: Opcode,
-    /// Whether the receiver's doorbell is to ring (verbs' solicited event).
+    /// Whether to ring the receiver's doorbell (verbs' solicited event).
     pub solicited: bool,
-    /// How many bytes of padding stand between payload and ICRC.
+    /// Bytes of padding between payload and ICRC.
     pub pad: u8,
     /// The partition.
     pub pkey: u16,
-    /// The queue pair that it is for.
+    /// The destination queue pair.
     pub dest_qp: Qpn,
-    /// Whether an acknowledgement is asked for.
+    /// Whether the packet requests an acknowledgement.
     pub ack_request: bool,
-    /// The packet's place in its train, at most [`super::PLACE_MAX`]; zero towards others than our own ends.
+    /// The packet's place in its train, at most [`super::PLACE_MAX`]; 0 towards other implementations.
     pub place: u8,
-    /// The number of the packet.
+    /// The sequence number of the packet.
     pub psn: Psn,
 }
 
 impl<T: AsRef<[u8]>> Bth<T> {
-    /// A view of what is long enough.
+    /// Creates a view, if the buffer is long enough.
     pub fn new_checked(buffer: T) -> Result<Bth<T>, WireError> {
         Ok(Bth { buffer: checked::<BTH_BYTES, T>(buffer)? })
     }
@@ -61,7 +61,7 @@ impl<T: AsRef<[u8]>> Bth<T> {
         self.byte(0)
     }
 
-    /// Whether the doorbell is to ring.
+    /// Whether to ring the receiver's doorbell.
     pub fn solicited(&self) -> bool {
         self.byte(1) & 0x80 != 0
     }
@@ -71,7 +71,7 @@ impl<T: AsRef<[u8]>> Bth<T> {
         self.byte(1) >> 4 & 3
     }
 
-    /// Version of the transport header; there is only version 0.
+    /// Version of the transport header; only 0 is valid.
     pub fn version(&self) -> u8 {
         self.byte(1) & 15
     }
@@ -81,29 +81,29 @@ impl<T: AsRef<[u8]>> Bth<T> {
         u16::from_be_bytes([self.byte(2), self.byte(3)])
     }
 
-    /// The queue pair that it is for.
+    /// The destination queue pair.
     pub fn dest_qp(&self) -> Qpn {
         Qpn::new(u24(&self.buffer.as_ref()[5..]))
     }
 
-    /// Whether an acknowledgement is asked for.
+    /// Whether the packet requests an acknowledgement.
     pub fn ack_request(&self) -> bool {
         self.byte(8) & 0x80 != 0
     }
 
-    /// The seven reserved bits.
+    /// The seven reserved bits: the place in the train.
     pub fn place(&self) -> u8 {
         self.byte(8) & 0x7f
     }
 
-    /// The number of the packet.
+    /// The sequence number of the packet.
     pub fn psn(&self) -> Psn {
         Psn::new(u24(&self.buffer.as_ref()[9..]))
     }
 }
 
 impl BthRepr {
-    /// What the header says, if that has a meaning here.
+    /// Parses the header.
     pub fn parse<T: AsRef<[u8]>>(bth: &Bth<T>) -> Result<BthRepr, WireError> {
         if bth.version() != 0 {
             return Err(WireError::Version(bth.version()));
@@ -123,7 +123,7 @@ impl BthRepr {
     /// Writes the header to the start of `buffer`.
     // [ROCE-BTH-1]
     pub fn emit(&self, buffer: &mut [u8]) {
-        /// `M`: the connection has no other path that it could go over to.
+        /// `M`: the connection has no alternate path.
         const MIGRATED: u8 = 0x40;
         buffer[0] = self.opcode as u8;
         buffer[1] = u8::from(self.solicited) << 7 | MIGRATED | (self.pad & 3) << 4;

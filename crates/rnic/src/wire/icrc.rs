@@ -1,43 +1,43 @@
-//! The invariant checksum: a CRC-32 over all that may not change between two ends, addresses and ports included.
+//! The invariant checksum (ICRC): a CRC-32 over all bytes that must not change in the network, including addresses and ports.
 //!
 //! ```text
-//!  8 bytes of ones | IP header | UDP header | packet without its ICRC       fields that change on the way read as ones
+//!  8 bytes of ones | IP header | UDP header | packet without its ICRC       fields that may change read as ones
 //! ```
 //!
-//! It is stored little-endian, as its first bit leaves first.
+//! It is stored little-endian, since its lowest bit is sent first.
 //!
-//! **The identification** of IPv4 is covered, and a socket neither sets it nor shows it.  What Linux sends is known: with
-//! fragmentation forbidden, a socket that is not connected sends 0, and segmentation counts up from there in a train of packets.
-//! So between our own ends, packets say their place in their train in reserved bits, which the checksum covers as well, and the
-//! one identification that is right is that place ([`Flow::seal`], [`Flow::open`]).  What others send is anybody's guess, and
-//! none is needed: a CRC is linear, so the difference to the checksum with identification 0 tells the only identification
-//! with which it is right, if there is one ([`Flow::open_foreign`]).
+//! **The IPv4 identification** is covered, but a socket can neither set nor read it.  Linux's choice is known: with fragmentation
+//! forbidden, an unconnected socket sends 0, and segmentation offload counts up from there within a train of packets.  So Halite
+//! peers write a packet's place in its train into reserved bits, which the checksum covers as well, and only that place is
+//! accepted as identification ([`Flow::seal`], [`Flow::open`]).  Other implementations' choices are unknown, but can be computed:
+//! a CRC is linear, so the difference from the checksum with identification 0 yields the only matching identification, if one
+//! exists ([`Flow::open_foreign`]).
 
 use core::net::{IpAddr, SocketAddr};
 
 use super::WireError;
 use super::bth::{BTH_BYTES, VARIANT_BYTE};
 
-/// Its length.
+/// Length of the ICRC.
 pub const ICRC_BYTES: usize = 4;
 
-/// The last place in a train that can be told.
+/// The highest place in a train: seven bits.
 pub const PLACE_MAX: u8 = 0x7f;
 
-/// Of the longer pseudo header, with ones, IPv6, UDP and the transport header.
+/// Longest pseudo header: ones, IPv6, UDP and the transport header.
 const PSEUDO_BYTES_MAX: usize = 8 + 40 + 8 + BTH_BYTES;
 
-/// Where the place stands in a packet.
+/// Offset of the place in a packet.
 const PLACE_BYTE: usize = 8;
 
-/// Packets from one address to another.
+/// Computes the ICRC of packets from one address to another.
 ///
-/// The two directions of a connection are two flows.
+/// A connection has two flows, one per direction.
 #[derive(Clone, Debug)]
 pub struct Flow {
-    /// Ones, IP and UDP header with lengths and identification zero, and room for the transport header.
+    /// Ones, IP and UDP header with zero lengths and identification, and room for the transport header.
     pseudo: [u8; PSEUDO_BYTES_MAX],
-    /// How much of it is used.
+    /// Used length of `pseudo`.
     len: usize,
     version: IpVersion,
 }
@@ -49,17 +49,17 @@ enum IpVersion {
 }
 
 impl Flow {
-    /// From `source` to `target`.  An IPv4 address that is written as one of IPv6 is what it stands for.
+    /// Creates the flow from `source` to `target`.  IPv4-mapped IPv6 addresses count as IPv4.
     ///
     /// # Panics
-    /// Where one is an address of IPv4 and the other of IPv6: no packet goes between these.
+    /// If one address is IPv4 and the other IPv6.
     pub fn new(source: SocketAddr, target: SocketAddr) -> Flow {
         let mut pseudo = [0; PSEUDO_BYTES_MAX];
         pseudo[..8].fill(0xff);
         let (version, udp) = match (source.ip().to_canonical(), target.ip().to_canonical()) {
             (IpAddr::V4(source), IpAddr::V4(target)) => {
                 let ip = &mut pseudo[8..28];
-                // Five words of header, any service, fragments forbidden, any hops, UDP, any checksum.
+                // Five words of header, masked service, fragments forbidden, masked hops, UDP, masked checksum.
                 ip[..12].copy_from_slice(&[0x45, 0xff, 0, 0, 0, 0, 0x40, 0, 0xff, 17, 0xff, 0xff]);
                 ip[12..16].copy_from_slice(&source.octets());
                 ip[16..20].copy_from_slice(&target.octets());
@@ -67,7 +67,7 @@ impl Flow {
             }
             (IpAddr::V6(source), IpAddr::V6(target)) => {
                 let ip = &mut pseudo[8..48];
-                // Any class and label, UDP, any hops.
+                // Masked class and label, UDP, masked hops.
                 ip[..8].copy_from_slice(&[0x6f, 0xff, 0xff, 0xff, 0, 0, 17, 0xff]);
                 ip[8..24].copy_from_slice(&source.octets());
                 ip[24..40].copy_from_slice(&target.octets());
@@ -81,10 +81,10 @@ impl Flow {
         Flow { pseudo, len: udp + 8 + BTH_BYTES, version }
     }
 
-    /// Writes the place in the train, and the ICRC into the last four bytes of `packet`, which is complete but for these.
+    /// Writes the place in the train, and the ICRC into the last four bytes, of an otherwise complete packet.
     ///
     /// # Panics
-    /// Where the packet is shorter than a transport header and an ICRC, longer than a datagram, or the place too large.
+    /// If the packet is shorter than a transport header and an ICRC or longer than a datagram, or the place is too large.
     // [ROCE-ICRC-2]
     pub fn seal(&self, place: u8, packet: &mut [u8]) {
         assert!(place <= PLACE_MAX, "place {place} does not fit in seven bits");
@@ -94,7 +94,7 @@ impl Flow {
         packet[body..].copy_from_slice(&icrc.to_le_bytes());
     }
 
-    /// What a packet of one of our own ends holds, without its ICRC, if that is right.
+    /// Verifies the ICRC of a packet from a Halite peer; returns the packet without it.
     // [ROCE-ICRC-3]
     pub fn open<'a>(&self, packet: &'a [u8]) -> Result<&'a [u8], WireError> {
         let (body, icrc) = split(packet)?;
@@ -102,10 +102,10 @@ impl Flow {
         if self.checksum(u16::from(place), body) == icrc { Ok(body) } else { Err(WireError::Icrc) }
     }
 
-    /// What a packet of anybody holds, without its ICRC, and with which identification that is right, if it is with any.
+    /// Verifies the ICRC of a packet from any implementation; returns the packet without it, and the matching identification.
     ///
-    /// A damaged packet passes with a chance of one in 65,536, since so many identifications would do.  A caller who expects
-    /// certain ones refuses others.  In IPv6 the ICRC covers no identification, and the answer is 0.
+    /// A damaged packet passes with a probability of one in 65,536, since any identification is accepted; callers should reject
+    /// unexpected ones.  In IPv6 the ICRC covers no identification, and the result is 0.
     // [ROCE-ICRC-4]
     pub fn open_foreign<'a>(&self, packet: &'a [u8]) -> Result<(&'a [u8], u16), WireError> {
         let (body, icrc) = split(packet)?;
@@ -116,7 +116,7 @@ impl Flow {
         if self.version == IpVersion::V6 {
             return Err(WireError::Icrc);
         }
-        // In the pseudo header, what stands behind the identification are 14 bytes of IPv4, and UDP.
+        // The identification is followed by 14 bytes of IPv4 header, the UDP header and the body.
         let behind = 14 + 8 + body.len();
         identification_of(difference, behind).map(|found| (body, found)).ok_or(WireError::Icrc)
     }
@@ -145,7 +145,7 @@ impl Flow {
     }
 }
 
-/// The packet without its ICRC, and that.  Datagrams have less than 64 KiB.
+/// Splits a packet into body and ICRC.  Datagrams have less than 64 KiB.
 fn split(packet: &[u8]) -> Result<(&[u8], u32), WireError> {
     let (body, icrc) = packet.split_last_chunk().ok_or(WireError::Truncated)?;
     if !(BTH_BYTES..=PACKET_BYTES_MAX - ICRC_BYTES).contains(&body.len()) {
@@ -154,21 +154,21 @@ fn split(packet: &[u8]) -> Result<(&[u8], u32), WireError> {
     Ok((body, u32::from_le_bytes(*icrc)))
 }
 
-/// What a datagram of IPv4 can carry.
+/// Maximum payload of an IPv4 datagram.
 pub const PACKET_BYTES_MAX: usize = 65535 - 20 - 8;
 
-/// The polynomial, its highest power in the lowest bit, as the CRC has it.
+/// The CRC-32 polynomial, bit-reversed.
 const POLYNOMIAL: u32 = 0xedb8_8320;
-/// x to the power of -8, so that multiplying takes one byte of zeros off the end.
+/// x to the power of -8: multiplying by it removes one byte of zeros from the end.
 const BYTE_BACK: u32 = times(times(bits_back_2(), bits_back_2()), times(bits_back_2(), bits_back_2()));
 
 const fn bits_back_2() -> u32 {
-    /// x to the power of -1: once forward from here is 1, the highest bit.
+    /// x to the power of -1: one step forward from here yields 1, the highest bit.
     const BIT_BACK: u32 = ((0x8000_0000 ^ POLYNOMIAL) << 1) | 1;
     times(BIT_BACK, BIT_BACK)
 }
 
-/// The product of two polynomials modulo that of the CRC.
+/// The product of two polynomials modulo the CRC polynomial.
 const fn times(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut bit = 1 << 31;
@@ -182,7 +182,7 @@ const fn times(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// Which two bytes, followed by `behind` zeros, make this difference of two checksums.
+/// The two bytes that, followed by `behind` zeros, yield this difference of two checksums.
 fn identification_of(difference: u32, behind: usize) -> Option<u16> {
     let (mut found, mut power, mut bytes) = (difference, BYTE_BACK, behind + 2);
     while bytes != 0 {
@@ -192,7 +192,7 @@ fn identification_of(difference: u32, behind: usize) -> Option<u16> {
         power = times(power, power);
         bytes >>= 1;
     }
-    // Taken back to where they entered, two bytes stand in the lower half of the register, the first one lowest.
+    // Stepped back to their position, the two bytes are in the lower half of the register, the first one lowest.
     u16::try_from(found).ok().map(u16::swap_bytes)
 }
 
@@ -206,7 +206,7 @@ mod tests {
         Flow::new(source.parse().unwrap(), target.parse().unwrap())
     }
 
-    /// Some packet with an acknowledgement's opcode, and room for its ICRC.
+    /// A packet with an acknowledgement's opcode, and room for its ICRC.
     fn example(len: usize) -> Vec<u8> {
         let mut packet: Vec<u8> = (0..len).map(|index| (index * 7) as u8).collect();
         packet[0] = 0x11;
@@ -218,7 +218,7 @@ mod tests {
         digits.chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
     }
 
-    /// Bit by bit, out of a whole datagram as a network carries it, by another way than that of this file.
+    /// The ICRC of a whole datagram, computed bit by bit, independently of this file's code.
     fn independent(datagram: &[u8]) -> u32 {
         let mut covered = vec![0xff; 8];
         let mut masked = datagram.to_vec();
@@ -244,7 +244,7 @@ mod tests {
         !register
     }
 
-    /// The datagram that carries `packet`, with all that the checksum does not cover set to something.
+    /// The datagram that carries `packet`, with arbitrary values in the fields that the checksum does not cover.
     fn datagram(source: SocketAddr, target: SocketAddr, identification: u16, packet: &[u8]) -> Vec<u8> {
         let udp_len = (packet.len() + 8) as u16;
         let mut out = Vec::new();
@@ -275,8 +275,8 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_an_adapter_sent_is_right_with_the_identification_that_it_had() {
-        // A notification of congestion by a ConnectX-4 Lx: the tests of scapy's RoCE layer have it as captured.
+    fn packet_captured_from_an_adapter_verifies_with_its_identification() {
+        // A congestion notification of a ConnectX-4 Lx, from the tests of scapy's RoCE layer.
         let captured = bytes(
             "45c2 003c 718c 4000 4011 9161 0a00 1101 0a00 1201 0000 12b7 0028 0000 8100 ffff 4000
              0118 0000 0000 0000 0000 0000 0000 0000 0000 0000 0000 82fd 002a",
@@ -284,19 +284,19 @@ mod tests {
         let flow = flow("10.0.17.1:0", "10.0.18.1:4791");
         let (body, identification) = flow.open_foreign(&captured[28..]).unwrap();
         assert_eq!((body.len(), identification), (28, 0x718c));
-        assert_eq!(flow.open(&captured[28..]), Err(WireError::Icrc), "no end of ours would have sent it");
+        assert_eq!(flow.open(&captured[28..]), Err(WireError::Icrc), "not sent by a Halite peer");
     }
 
     #[test]
-    fn packets_of_others_are_right_with_their_identification() {
-        // An unreliable send out of the same tests.
+    fn foreign_packet_verifies_with_its_identification() {
+        // An unreliable send, from the same tests.
         let send = bytes("2460ffff000000d300cf1710 4630818be28935d90e9a95505401be885e500000 78f353f3");
         let first = flow("192.168.0.7:49152", "192.168.0.7:4791").open_foreign(&send).map(|(_, id)| id);
         assert_eq!(first, Ok(1144));
     }
 
     #[test]
-    fn a_place_in_the_train_is_the_identification_and_nothing_else_is() {
+    fn place_in_the_train_is_the_identification() {
         let flow = flow("10.0.0.1:5000", "10.0.0.2:6000");
         let mut packet = example(100);
         for place in 0..=PLACE_MAX {
@@ -304,14 +304,14 @@ mod tests {
             assert_eq!(flow.open(&packet).map(|body| body[8] & 0x7f), Ok(place));
             assert_eq!(flow.open_foreign(&packet).map(|(_, id)| id), Ok(u16::from(place)));
             packet[8] ^= 1;
-            assert_eq!(flow.open(&packet), Err(WireError::Icrc), "one place for another");
+            assert_eq!(flow.open(&packet), Err(WireError::Icrc), "another place is rejected");
             packet[8] ^= 1;
         }
     }
 
     #[test]
-    fn no_other_place_makes_up_for_a_wrong_one() {
-        // The place enters twice, as identification and as itself: no two may cancel each other out.
+    fn each_place_yields_a_different_checksum() {
+        // The place enters twice, as identification and in the packet: the two must not cancel out.
         let flow = flow("10.0.0.1:5000", "10.0.0.2:6000");
         let mut packet = example(20);
         let mut seen = std::collections::BTreeSet::new();
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_for_another_address_port_or_length_is_refused() {
+    fn packet_for_another_address_port_or_length_is_rejected() {
         let packet = |flow: &Flow| {
             let mut packet = example(64);
             flow.seal(3, &mut packet);
@@ -343,11 +343,11 @@ mod tests {
         assert_eq!(ours.open(&whole[..60]), Err(WireError::Icrc));
         assert_eq!(ours.open(&whole[..15]), Err(WireError::Truncated));
         assert_eq!(ours.open(&[]), Err(WireError::Truncated));
-        assert_eq!(ours.open(&vec![0; 1 << 17]), Err(WireError::Truncated), "no datagram is so long");
+        assert_eq!(ours.open(&vec![0; 1 << 17]), Err(WireError::Truncated), "longer than a datagram");
     }
 
     #[test]
-    fn marks_of_congestion_on_the_way_change_nothing() {
+    fn congestion_marks_do_not_change_the_checksum() {
         let flow = flow("[fe80::1]:5000", "[fe80::2]:6000");
         let mut packet = example(64);
         flow.seal(0, &mut packet);
@@ -357,7 +357,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_checksum_is_that_of_an_independent_computation(
+        fn checksum_equals_an_independent_computation(
             v6: bool,
             ports: (u16, u16),
             addresses: (u128, u128),
@@ -365,7 +365,7 @@ mod tests {
             len in 16usize..300,
         ) {
             let address = |bits: u128, port| match v6 {
-                // Not one that stands for an address of IPv4.
+                // Not an IPv4-mapped address.
                 true => SocketAddr::new(IpAddr::V6((bits | 1 << 127).into()), port),
                 false => SocketAddr::new(IpAddr::V4((bits as u32).into()), port),
             };
@@ -377,7 +377,7 @@ mod tests {
         }
 
         #[test]
-        fn any_identification_is_found_whatever_the_length(id: u16, len in 16usize..5000) {
+        fn any_identification_is_found_at_any_length(id: u16, len in 16usize..5000) {
             let (source, target) = ("10.1.2.3:49152".parse().unwrap(), "10.3.2.1:4791".parse().unwrap());
             let mut packet = example(len);
             let icrc = independent(&datagram(source, target, id, &packet));
@@ -386,7 +386,7 @@ mod tests {
         }
 
         #[test]
-        fn up_to_three_flipped_bits_are_never_delivered(flips in prop::collection::btree_set(0usize..200 * 8, 1..=3)) {
+        fn up_to_three_flipped_bits_are_detected(flips in prop::collection::btree_set(0usize..200 * 8, 1..=3)) {
             let flow = flow("10.0.0.1:5000", "10.0.0.2:6000");
             let mut packet = example(200);
             flow.seal(5, &mut packet);
@@ -399,7 +399,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_arrives_is_opened_or_refused(packet in prop::collection::vec(any::<u8>(), 0..100)) {
+        fn opening_random_bytes_never_panics(packet in prop::collection::vec(any::<u8>(), 0..100)) {
             let flow = flow("10.0.0.1:5000", "10.0.0.2:6000");
             let _ = flow.open(&packet);
             let _ = flow.open_foreign(&packet);

@@ -1,37 +1,37 @@
-//! The immediate data header: 4 bytes that the receiver is told, and that mean nothing to the transport.
+//! The immediate data header: 4 bytes for the receiving application.
 
 use super::{WireError, checked, u32_at};
 
-/// Its length.
+/// Length of the header.
 pub const IMMDT_BYTES: usize = 4;
 
-/// A view over its bytes.
+/// A view over the header's bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct ImmDt<T: AsRef<[u8]>> {
     buffer: T,
 }
 
-/// What it says.
+/// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ImmDtRepr {
-    /// What the receiver is told.
+    /// The immediate data.
     pub imm: u32,
 }
 
 impl<T: AsRef<[u8]>> ImmDt<T> {
-    /// A view of what is long enough.
+    /// Creates a view, if the buffer is long enough.
     pub fn new_checked(buffer: T) -> Result<ImmDt<T>, WireError> {
         Ok(ImmDt { buffer: checked::<IMMDT_BYTES, T>(buffer)? })
     }
 
-    /// What the receiver is told.
+    /// The immediate data.
     pub fn imm(&self) -> u32 {
         u32_at(self.buffer.as_ref(), 0)
     }
 }
 
 impl ImmDtRepr {
-    /// What the header says.
+    /// Parses the header.
     pub fn parse<T: AsRef<[u8]>>(immdt: &ImmDt<T>) -> ImmDtRepr {
         ImmDtRepr { imm: immdt.imm() }
     }

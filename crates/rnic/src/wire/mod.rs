@@ -1,12 +1,12 @@
-//! RoCEv2 as it stands in the payload of a UDP datagram: headers, packets and the invariant checksum.
+//! RoCEv2 packets in UDP payloads: headers, packets and the invariant checksum.
 //!
 //! ```text
 //!  | BTH 12 | RETH 16, AtomicETH 28 or AETH 4 | ImmDt 4 or AtomicAckETH 8 | payload | padding 0..3 | ICRC 4 |
 //! ```
 //!
-//! Each header has a file of its own with a view over bytes, whose length is checked once, and a `Repr`, which can only express
-//! valid meanings.  [`Packet`] puts them together; [`Flow`] seals and opens what is between two addresses.  All numbers are
-//! big-endian, but for the ICRC.
+//! Each header has its own file with a view over bytes, whose length is checked once, and a `Repr`, which can only hold valid
+//! values.  [`Packet`] combines them; [`Flow`] writes and verifies the ICRC between two addresses.  All numbers are big-endian,
+//! except the ICRC.
 
 pub mod aeth;
 pub mod atomic_ack_eth;
@@ -32,28 +32,28 @@ pub use part_eth::PartEthRepr;
 pub use path_eth::PathEthRepr;
 pub use reth::RethRepr;
 
-/// Why bytes are no packet, or none that this end understands.
+/// Why a datagram is not a valid packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WireError {
-    /// Shorter than its headers say.
+    /// The packet is shorter than its headers.
     #[error("the packet is shorter than its headers")]
     Truncated,
-    /// No opcode of reliable connections, nor one of ours.
+    /// The opcode is neither one of reliable connections nor a Halite extension.
     #[error("opcode {0:#04x} is not one of a reliable connection")]
     Opcode(u8),
-    /// Another version of the transport header.
+    /// The version of the transport header is not 0.
     #[error("version {0} of the transport header")]
     Version(u8),
-    /// More padding than there is payload, or a length that is no multiple of four.
+    /// The padding exceeds the payload, or the length is not a multiple of four.
     #[error("the padding does not fit the length")]
     Padding,
-    /// A syndrome that is neither an acknowledgement nor one of the five refusals.
+    /// The syndrome is neither an acknowledgement nor a known NAK.
     #[error("syndrome {0:#04x} has no meaning")]
     Syndrome(u8),
-    /// No size of packets.
+    /// The code is not a packet size.
     #[error("{0} stands for no size of packets")]
     Size(u8),
-    /// The checksum is another one.
+    /// The ICRC is wrong.
     #[error("the invariant checksum is wrong")]
     Icrc,
 }

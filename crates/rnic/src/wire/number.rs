@@ -1,17 +1,17 @@
-//! Numbers of queue pairs and of packets, which have 24 bits on the wire.
+//! Queue pair numbers and packet sequence numbers, which have 24 bits on the wire.
 
 const MASK: u32 = 0xff_ffff;
 
-/// How many packets behind or ahead of the expected one a number can be told from a replay: a quarter of all numbers.
+/// Maximum distance in packets from the expected number at which a packet is accepted: a quarter of the 24-bit numbers.
 pub const SEQUENCE_WINDOW: u64 = 1 << 22;
 
 /// The number of a queue pair (verbs' qpn).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Qpn(u32);
 
-/// The sequence number of a packet (verbs' psn), as it is on the wire.
+/// The sequence number of a packet (verbs' psn), as on the wire.
 ///
-/// State machines count packets in 64 bits, which never wrap around, and send the lower 24 of them.
+/// State machines count packets in 64 bits, which never wrap, and send the lower 24.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Psn(u32);
 
@@ -21,7 +21,7 @@ impl Qpn {
         Qpn(value & MASK)
     }
 
-    /// Its 24 bits.
+    /// The 24-bit value.
     pub fn value(self) -> u32 {
         self.0
     }
@@ -33,17 +33,17 @@ impl Psn {
         Psn(value & MASK)
     }
 
-    /// That of the packet that is number `sequence` of all.
+    /// The lower 24 bits of a 64-bit sequence number.
     pub fn of(sequence: u64) -> Psn {
         Psn((sequence & u64::from(MASK)) as u32)
     }
 
-    /// Its 24 bits.
+    /// The 24-bit value.
     pub fn value(self) -> u32 {
         self.0
     }
 
-    /// The number nearest to `near` that looks like this on the wire; `None` where that is more than [`SEQUENCE_WINDOW`] away.
+    /// The 64-bit number nearest to `near` with these lower 24 bits; `None` if it is [`SEQUENCE_WINDOW`] or more away.
     // [ROCE-SEQ-1]
     pub fn expand(self, near: u64) -> Option<u64> {
         let ahead = self.0.wrapping_sub(near as u32) & MASK;
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_told_apart_on_both_sides_of_the_wrap() {
+    fn numbers_expand_on_both_sides_of_the_wrap() {
         let near = (1 << 24) + 1;
         assert_eq!(Psn::new(1).expand(near), Some(near));
         assert_eq!(Psn::new(MASK).expand(near), Some(near - 2));
@@ -72,17 +72,17 @@ mod tests {
     }
 
     #[test]
-    fn a_number_too_far_away_is_none_of_ours() {
+    fn distant_numbers_are_rejected() {
         let near = 1 << 40;
         assert_eq!(Psn::of(near + SEQUENCE_WINDOW).expand(near), None);
         assert_eq!(Psn::of(near - SEQUENCE_WINDOW).expand(near), None);
         assert_eq!(Psn::of(near + SEQUENCE_WINDOW - 1).expand(near), Some(near + SEQUENCE_WINDOW - 1));
-        assert_eq!(Psn::new(MASK).expand(0), None, "before the first");
+        assert_eq!(Psn::new(MASK).expand(0), None, "before number 0");
     }
 
     proptest! {
         #[test]
-        fn a_number_near_by_comes_back(near in (1u64 << 24)..(1 << 60), offset in 1 - (1i64 << 22)..(1 << 22)) {
+        fn nearby_numbers_round_trip(near in (1u64 << 24)..(1 << 60), offset in 1 - (1i64 << 22)..(1 << 22)) {
             let sequence = near.checked_add_signed(offset).unwrap();
             prop_assert_eq!(Psn::of(sequence).expand(near), Some(sequence));
         }

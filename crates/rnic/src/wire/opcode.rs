@@ -1,60 +1,60 @@
-//! Opcodes: what a packet is, and which headers it has therefore.
+//! Opcodes: the kind of a packet, which determines its headers.
 
 use super::WireError;
 
-/// The opcodes of reliable connections, whose upper three bits are zero; and of our own extensions.
+/// The opcodes of reliable connections, whose upper three bits are zero, and of Halite's extensions.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Opcode {
-    /// The first of several packets of a message.
+    /// The first of several packets of a send.
     SendFirst = 0,
-    /// Neither the first nor the last.
+    /// A middle packet of a send.
     SendMiddle,
-    /// The last.
+    /// The last packet of a send.
     SendLast,
-    /// The last, with an immediate.
+    /// The last packet of a send, with an immediate.
     SendLastImm,
-    /// The only one.
+    /// The only packet of a send.
     SendOnly,
-    /// The only one, with an immediate.
+    /// The only packet of a send, with an immediate.
     SendOnlyImm,
-    /// The first of several packets of a write, which says where to.
+    /// The first of several packets of a write, with the target.
     WriteFirst,
-    /// Neither the first nor the last.
+    /// A middle packet of a write.
     WriteMiddle,
-    /// The last.
+    /// The last packet of a write.
     WriteLast,
-    /// The last, with an immediate.
+    /// The last packet of a write, with an immediate.
     WriteLastImm,
-    /// The only one.
+    /// The only packet of a write.
     WriteOnly,
-    /// The only one, with an immediate.
+    /// The only packet of a write, with an immediate.
     WriteOnlyImm,
-    /// Asks for bytes.
+    /// Requests a read.
     ReadRequest,
-    /// The first of several packets of the answer.
+    /// The first of several packets of a read response.
     ReadResponseFirst,
-    /// Neither the first nor the last.
+    /// A middle packet of a read response.
     ReadResponseMiddle,
-    /// The last.
+    /// The last packet of a read response.
     ReadResponseLast,
-    /// The only one.
+    /// The only packet of a read response.
     ReadResponseOnly,
-    /// All up to this one has arrived, or one of the refusals.
+    /// Acknowledges all packets up to this number, or is a NAK.
     Acknowledge,
-    /// The answer to an atomic.
+    /// The response to an atomic.
     AtomicAcknowledge,
-    /// Replaces a word if it has a certain value.
+    /// Replaces a word if it equals a value.
     CompareSwap,
     /// Adds to a word.
     FetchAdd,
-    /// All before this one has been carried out, and of those behind it some have been kept; between our own ends only, as what follows.
+    /// Reports a missing packet and the kept packets behind it.  This and the following are extensions between Halite peers.
     Missing = 0xc0,
-    /// Whether a packet of this size comes through.
+    /// Tests whether packets of a size pass the network.
     Probe = 0xd0,
-    /// One of this size has come through.
+    /// Answers a probe.
     ProbeAnswer,
-    /// A part of a packet that would not come through.
+    /// A part of a packet longer than the path MTU.
     Part,
 }
 
@@ -82,23 +82,23 @@ const ALL: [Opcode; 21] = [
     Opcode::FetchAdd,
 ];
 
-/// Whose an opcode is.  The architecture leaves the upper quarter to manufacturers.
+/// The transport an opcode belongs to.  The architecture leaves the upper quarter to manufacturers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Range {
     /// Reliable connection, 0x00 to 0x1f.
     ReliableConnection,
-    /// What says which single packets are missing: 0xc0 to 0xcf.
+    /// Selective repeat: 0xc0 to 0xcf.
     SelectiveRepeat,
-    /// What finds out how long a packet comes through, and cuts those that do not: 0xd0 to 0xdf.
+    /// Path MTU discovery and parts of packets: 0xd0 to 0xdf.
     Path,
-    /// Kept for a responder without connections: 0xe0 to 0xff.
+    /// Reserved for a connectionless responder: 0xe0 to 0xff.
     Stateless,
-    /// Other transports of the architecture, none of which is spoken here.
+    /// Other transports of the architecture, which are not supported.
     Other,
 }
 
 impl Range {
-    /// In which range an opcode is.
+    /// The range of an opcode.
     // [ROCE-OP-2]
     pub fn of(opcode: u8) -> Range {
         match opcode >> 4 {
@@ -112,7 +112,7 @@ impl Range {
 }
 
 impl Opcode {
-    /// What `byte` stands for.
+    /// Parses the opcode's byte.
     // [ROCE-OP-1]
     pub fn parse(byte: u8) -> Result<Opcode, WireError> {
         match byte {
@@ -124,7 +124,7 @@ impl Opcode {
         }
     }
 
-    /// Whether it answers a request, and so is for the requester.
+    /// Whether it is a response, which the requester handles.
     pub fn is_response(self) -> bool {
         self == Opcode::Missing
             || (Opcode::ReadResponseFirst as u8..=Opcode::AtomicAcknowledge as u8).contains(&(self as u8))
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_opcode_is_where_the_architecture_has_it() {
+    fn opcodes_have_the_values_of_the_architecture() {
         for byte in 0..=255 {
             match Opcode::parse(byte) {
                 Ok(opcode) => assert_eq!(opcode as u8, byte),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn extensions_have_the_manufacturers_range() {
+    fn extensions_are_in_the_manufacturers_range() {
         assert_eq!(Range::of(0x1f), Range::ReliableConnection);
         assert_eq!(Range::of(0x20), Range::Other);
         assert_eq!(Range::of(Opcode::Missing as u8), Range::SelectiveRepeat);

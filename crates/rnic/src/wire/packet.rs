@@ -1,6 +1,6 @@
-//! Packets: the headers that an opcode demands, and the payload between them and the ICRC.
+//! Packets: the headers that an opcode determines, and the payload between them and the ICRC.
 //!
-//! What is parsed here is complete and well-formed, by itself; whether it makes sense where it stands is for the queue pair to say.
+//! A parsed packet is well-formed by itself; the queue pair checks whether it is valid in its context.
 
 use super::aeth::{AETH_BYTES, Aeth};
 use super::atomic_ack_eth::{ATOMIC_ACK_ETH_BYTES, AtomicAckEth, AtomicAckEthRepr};
@@ -15,94 +15,94 @@ use super::{
     AethRepr, AtomicEthRepr, BthRepr, Opcode, PartEthRepr, PathEthRepr, Psn, Qpn, RethRepr, WireError,
 };
 
-/// The most that stands before a payload: transport header, RETH and immediate; and as much before none: AtomicETH.
+/// Maximum length of all headers in bytes, that of an atomic request.
 pub const HEADER_BYTES_MAX: usize = BTH_BYTES + ATOMIC_ETH_BYTES;
 
-/// What a packet is, with the headers that this takes.
+/// The kind of a packet, with its headers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Headers {
-    /// The first of several packets of a message.
+    /// The first of several packets of a send.
     SendFirst,
-    /// Neither the first nor the last.
+    /// A middle packet of a send.
     SendMiddle,
-    /// The last.
+    /// The last packet of a send.
     SendLast {
-        /// Told along with the message.
+        /// Immediate data, delivered with the message.
         imm: Option<u32>,
     },
-    /// The only one.
+    /// The only packet of a send.
     SendOnly {
-        /// Told along with the message.
+        /// Immediate data, delivered with the message.
         imm: Option<u32>,
     },
     /// The first of several packets of a write.
     WriteFirst(RethRepr),
-    /// Neither the first nor the last.
+    /// A middle packet of a write.
     WriteMiddle,
-    /// The last.
+    /// The last packet of a write.
     WriteLast {
-        /// Told when the bytes have landed.
+        /// Immediate data, delivered after the bytes have landed.
         imm: Option<u32>,
     },
-    /// The only one.
+    /// The only packet of a write.
     WriteOnly {
-        /// Where to, and how much.
+        /// The target.
         reth: RethRepr,
-        /// Told when the bytes have landed.
+        /// Immediate data, delivered after the bytes have landed.
         imm: Option<u32>,
     },
-    /// Asks for bytes.
+    /// Requests a read.
     ReadRequest(RethRepr),
-    /// The first of several packets of the answer.
+    /// The first of several packets of a read response.
     ReadResponseFirst(AethRepr),
-    /// Neither the first nor the last.
+    /// A middle packet of a read response.
     ReadResponseMiddle,
-    /// The last.
+    /// The last packet of a read response.
     ReadResponseLast(AethRepr),
-    /// The only one.
+    /// The only packet of a read response.
     ReadResponseOnly(AethRepr),
-    /// How it went.
+    /// An acknowledgement or a NAK.
     Acknowledge(AethRepr),
-    /// The answer to an atomic.
+    /// The response to an atomic.
     AtomicAcknowledge {
-        /// How it went.
+        /// The outcome.
         aeth: AethRepr,
-        /// What the word held before.
+        /// The word's previous value.
         old: u64,
     },
-    /// Replaces a word if it has a certain value.
+    /// Replaces a word if it equals a value.
     CompareSwap(AtomicEthRepr),
     /// Adds to a word.
     FetchAdd(AtomicEthRepr),
-    /// All before this packet has been carried out; the payload says which behind it have been kept, a bit for each, the lowest first.
+    /// Reports a missing packet; the payload is a bitmap of the kept packets behind it, lowest bit first.
     Missing(AethRepr),
-    /// Whether a packet of this size comes through.
+    /// Tests whether packets of a size pass the network.
     Probe(PathEthRepr),
-    /// One of this size has come through.
+    /// Answers a probe.
     ProbeAnswer(PathEthRepr),
-    /// A part of a packet.
+    /// A part of a packet longer than the path MTU.
     Part(PartEthRepr),
 }
 
 /// A packet without its ICRC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Packet<'a> {
-    /// The queue pair that it is for.
+    /// The destination queue pair.
     pub dest_qp: Qpn,
-    /// Its number.
+    /// The sequence number.
     pub psn: Psn,
-    /// Whether an acknowledgement is asked for.
+    /// Whether it requests an acknowledgement.
     pub ack_request: bool,
-    /// Whether the receiver's doorbell is to ring.
+    /// Whether to ring the receiver's doorbell.
     pub solicited: bool,
-    /// What it is.
+    /// The kind, with its headers.
     pub headers: Headers,
-    /// What it brings, without padding.
+    /// The payload, without padding.
     pub payload: &'a [u8],
 }
 
 impl Headers {
-    /// The opcode that says so.
+    /// The opcode.
     pub fn opcode(&self) -> Opcode {
         match self {
             Headers::SendFirst => Opcode::SendFirst,
@@ -133,7 +133,7 @@ impl Headers {
         }
     }
 
-    /// How it went, and what is granted, if they say so.
+    /// The AETH, if the packet has one.
     pub fn aeth(&self) -> Option<AethRepr> {
         match *self {
             Headers::ReadResponseFirst(aeth)
@@ -146,7 +146,7 @@ impl Headers {
         }
     }
 
-    /// How long they are, the transport header included.
+    /// Length of all headers, including the transport header.
     pub fn len_bytes(&self) -> usize {
         BTH_BYTES
             + match self {
@@ -170,7 +170,7 @@ impl Headers {
             }
     }
 
-    /// Whether a payload may stand behind them.
+    /// Whether the packet may carry a payload.
     fn take_payload(&self) -> bool {
         !matches!(
             self,
@@ -182,7 +182,7 @@ impl Headers {
         )
     }
 
-    /// Writes those behind the transport header.
+    /// Writes the headers behind the transport header.
     fn emit(&self, buffer: &mut [u8]) {
         let emit_imm = |imm: &Option<u32>, buffer: &mut [u8]| {
             if let Some(imm) = *imm {
@@ -215,7 +215,7 @@ impl Headers {
         }
     }
 
-    /// Those that `opcode` demands, out of what stands behind the transport header.
+    /// Parses the headers of `opcode`, which follow the transport header.
     fn parse(opcode: Opcode, bytes: &[u8]) -> Result<Headers, WireError> {
         let imm = |at: usize| {
             let bytes = bytes.get(at..).ok_or(WireError::Truncated)?;
@@ -258,13 +258,13 @@ impl Headers {
     }
 }
 
-/// How long a packet is with its padding and its ICRC.
+/// Length of a packet with padding and ICRC.
 pub fn packet_bytes(headers: &Headers, payload_bytes: usize) -> usize {
     headers.len_bytes() + payload_bytes.next_multiple_of(4) + ICRC_BYTES
 }
 
 impl<'a> Packet<'a> {
-    /// What `body` says, which is a packet without its ICRC, as [`super::Flow::open`] returns it.
+    /// Parses a packet without its ICRC, as [`super::Flow::open`] returns it.
     // [ROCE-PKT-1]
     pub fn parse(body: &'a [u8]) -> Result<Packet<'a>, WireError> {
         let bth = BthRepr::parse(&Bth::new_checked(body)?)?;
@@ -284,21 +284,21 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// Writes the packet to the start of `buffer` and returns its length: complete but for the ICRC, for which there is room.
+    /// Writes the packet to the start of `buffer`, except for the ICRC, and returns its length including the ICRC.
     ///
     /// # Panics
-    /// Where the buffer is shorter than [`packet_bytes`].
+    /// If the buffer is shorter than [`packet_bytes`].
     pub fn emit(&self, buffer: &mut [u8]) -> usize {
         let payload = self.emit_headers(self.payload.len(), buffer);
         buffer[payload..][..self.payload.len()].copy_from_slice(self.payload);
         packet_bytes(&self.headers, self.payload.len())
     }
 
-    /// Writes headers and padding for a payload that the caller puts in between; returns where it begins.
-    /// The payload of `self` is passed over.
+    /// Writes headers and padding for a payload that the caller inserts; returns the payload's offset.
+    /// Ignores the payload of `self`.
     ///
     /// # Panics
-    /// Where the buffer is shorter than [`packet_bytes`].
+    /// If the buffer is shorter than [`packet_bytes`].
     pub fn emit_headers(&self, payload_bytes: usize, buffer: &mut [u8]) -> usize {
         let padded = payload_bytes.next_multiple_of(4);
         let bth = BthRepr {
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_reads_byte_for_byte_as_the_architecture_has_it() {
+    fn write_has_the_byte_layout_of_the_architecture() {
         let packet = Packet {
             dest_qp: Qpn::new(0x00_0102),
             psn: Psn::new(0xab_cdef),
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_is_too_short_too_long_or_padded_wrongly_is_refused() {
+    fn truncated_or_wrongly_padded_packets_are_rejected() {
         let refused = |hex: &[u8], why| assert_eq!(Packet::parse(hex), Err(why));
         let bth = [0x04, 0x00, 0xff, 0xff, 0, 0, 0, 1, 0, 0, 0, 1];
         let with = |at: usize, byte: u8, behind: &[u8]| {
@@ -443,7 +443,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_again(
+        fn emitted_packets_parse_back(
             headers in headers(),
             numbers: (u32, u32),
             ack_request: bool,
@@ -463,7 +463,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_arrives_is_parsed_or_refused(
+        fn parsing_random_bytes_never_panics(
             opcode in prop_oneof![0u8..0x18, 0xd0u8..0xd4],
             rest in prop::collection::vec(any::<u8>(), 0..80),
         ) {

@@ -1,4 +1,4 @@
-//! What a part of a packet says: 8 bytes, before its bytes.
+//! The header of a part of a packet: 8 bytes, before the part's bytes.
 //!
 //! ```text
 //!   0 number u32 | 4 offset u16 | 6 whole u16
@@ -6,28 +6,28 @@
 
 use super::{WireError, checked, u32_at};
 
-/// Its length.
+/// Length of the header.
 pub const PART_ETH_BYTES: usize = 8;
 
-/// A view over its bytes.
+/// A view over the header's bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct PartEth<T: AsRef<[u8]>> {
     buffer: T,
 }
 
-/// What it says.
+/// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PartEthRepr {
-    /// Which of its sender's packets in parts it belongs to; they are counted.
+    /// Number of the packet that it belongs to; the sender counts the packets sent in parts.
     pub number: u32,
-    /// Where in that it belongs.
+    /// Offset in that packet.
     pub offset: u16,
-    /// The length of that, without its ICRC.
+    /// Length of that packet, without its ICRC.
     pub whole: u16,
 }
 
 impl<T: AsRef<[u8]>> PartEth<T> {
-    /// A view of what is long enough.
+    /// Creates a view, if the buffer is long enough.
     pub fn new_checked(buffer: T) -> Result<PartEth<T>, WireError> {
         Ok(PartEth { buffer: checked::<PART_ETH_BYTES, T>(buffer)? })
     }
@@ -39,7 +39,7 @@ impl<T: AsRef<[u8]>> PartEth<T> {
 }
 
 impl PartEthRepr {
-    /// What the header says.
+    /// Parses the header.
     pub fn parse<T: AsRef<[u8]>>(eth: &PartEth<T>) -> PartEthRepr {
         let number = u32_at(eth.buffer.as_ref(), 0);
         PartEthRepr { number, offset: eth.u16_at(4), whole: eth.u16_at(6) }

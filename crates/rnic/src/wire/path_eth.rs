@@ -1,4 +1,4 @@
-//! What probes of a path say, and their answers: 4 bytes, before as many zeros as make a packet of that size.
+//! The header of path probes and their answers: 4 bytes, followed by zeros up to the probed size.
 //!
 //! ```text
 //!   0 size u8 | 1 found u8 | 2 grant u8 | 3 zero u8          sizes as 0: 256 to 4: 4096 bytes of payload
@@ -9,28 +9,28 @@ use crate::config::Mtu;
 use crate::wire::HEADER_BYTES_MAX;
 use crate::wire::bth::BTH_BYTES;
 
-/// Its length.
+/// Length of the header.
 pub const PATH_ETH_BYTES: usize = 4;
 
-/// A view over its bytes.
+/// A view over the header's bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct PathEth<T: AsRef<[u8]>> {
     buffer: T,
 }
 
-/// What it says.
+/// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PathEthRepr {
-    /// The packet is as long as the longest with so much payload.
+    /// The probed size: the packet is as long as the longest one with this payload.
     pub size: Mtu,
-    /// The most that its sender has found to come through.
+    /// The MTU that the sender has found.
     pub found: Mtu,
-    /// In an answer, how many packets its receiver may have under way; 0 where nothing is said of that.
+    /// In an answer, packets that its receiver may have in flight; 0 in a probe.
     pub grant: u8,
 }
 
 impl<T: AsRef<[u8]>> PathEth<T> {
-    /// A view of what is long enough.
+    /// Creates a view, if the buffer is long enough.
     pub fn new_checked(buffer: T) -> Result<PathEth<T>, WireError> {
         Ok(PathEth { buffer: checked::<PATH_ETH_BYTES, T>(buffer)? })
     }
@@ -42,7 +42,7 @@ impl<T: AsRef<[u8]>> PathEth<T> {
 }
 
 impl PathEthRepr {
-    /// What the header says, if that has a meaning.
+    /// Parses the header.
     pub fn parse<T: AsRef<[u8]>>(eth: &PathEth<T>) -> Result<PathEthRepr, WireError> {
         Ok(PathEthRepr { size: eth.mtu(0)?, found: eth.mtu(1)?, grant: eth.buffer.as_ref()[2] })
     }
@@ -52,14 +52,14 @@ impl PathEthRepr {
         buffer[..PATH_ETH_BYTES].copy_from_slice(&[self.size as u8, self.found as u8, self.grant, 0]);
     }
 
-    /// How many zeros stand behind it.
+    /// Length of the payload of zeros.
     // [ROCE-PATH-1]
     pub fn zeros(&self) -> usize {
         packet_bytes_max(self.size) - BTH_BYTES - PATH_ETH_BYTES - ICRC_BYTES
     }
 }
 
-/// Bytes of the longest packet with that much payload.
+/// Length in bytes of the longest packet with this payload.
 pub fn packet_bytes_max(mtu: Mtu) -> usize {
     HEADER_BYTES_MAX + mtu.bytes() as usize + ICRC_BYTES
 }

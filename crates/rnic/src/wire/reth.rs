@@ -1,4 +1,4 @@
-//! The RDMA extended transport header: where the bytes of a write go, or those of a read are.
+//! The RDMA extended transport header: the memory that a write or a read accesses.
 //!
 //! ```text
 //!   0              8           12
@@ -7,28 +7,28 @@
 
 use super::{WireError, checked, u32_at, u64_at};
 
-/// Its length.
+/// Length of the header.
 pub const RETH_BYTES: usize = 16;
 
-/// A view over its bytes.
+/// A view over the header's bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Reth<T: AsRef<[u8]>> {
     buffer: T,
 }
 
-/// What it says.
+/// The header's fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RethRepr {
-    /// The first byte, in the addresses of the key.
+    /// The first byte, relative to the key.
     pub address: u64,
     /// The key of the memory.
     pub rkey: u32,
-    /// How many bytes the whole message has.
+    /// Length of the whole message in bytes.
     pub len: u32,
 }
 
 impl<T: AsRef<[u8]>> Reth<T> {
-    /// A view of what is long enough.
+    /// Creates a view, if the buffer is long enough.
     pub fn new_checked(buffer: T) -> Result<Reth<T>, WireError> {
         Ok(Reth { buffer: checked::<RETH_BYTES, T>(buffer)? })
     }
@@ -38,19 +38,19 @@ impl<T: AsRef<[u8]>> Reth<T> {
         u64_at(self.buffer.as_ref(), 0)
     }
 
-    /// The key.
+    /// The key of the memory.
     pub fn rkey(&self) -> u32 {
         u32_at(self.buffer.as_ref(), 8)
     }
 
-    /// Bytes of the message.
+    /// Length of the message.
     pub fn length(&self) -> u32 {
         u32_at(self.buffer.as_ref(), 12)
     }
 }
 
 impl RethRepr {
-    /// What the header says.
+    /// Parses the header.
     pub fn parse<T: AsRef<[u8]>>(reth: &Reth<T>) -> RethRepr {
         RethRepr { address: reth.address(), rkey: reth.rkey(), len: reth.length() }
     }

@@ -1,6 +1,6 @@
-//! Networks in virtual time: links with a rate, a queue and a delay, that lose, repeat, overtake, damage and swallow packets, and queue pairs
-//! over them.  A host may have sockets with buffers of a size, and one processor that takes packets out of them; the process of an end may
-//! have to wait for a processor whenever it has something to do.  The same seed gives the same run on every machine.
+//! Networks in virtual time: queue pairs over links with a rate, a queue and a delay, which lose, duplicate, reorder and damage
+//! packets.  A host may have sockets with bounded buffers and one processor that drains them; an end's process may suffer scheduling
+//! delays.  Equal seeds give equal runs on every machine.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -14,36 +14,36 @@ use crate::pair::{KEY, Random, TestMemory, at};
 
 pub const US: u64 = 1_000;
 pub const MS: u64 = 1_000_000;
-/// Headers of Ethernet, IP and UDP, the preamble and the gap between frames.
+/// Overhead of a frame: headers of Ethernet, IP and UDP, preamble and inter-frame gap.
 const FRAME_BYTES: u64 = 66;
 
-/// One way through the network, which many may share.
+/// One direction of a network path, which several lanes may share.
 #[derive(Clone, Debug)]
 pub struct Link {
     pub bits_per_second: u64,
-    /// Without any queue.
+    /// Propagation delay.
     pub delay_ns: u64,
-    /// What waits there at most.
+    /// Capacity of the queue.
     pub queue_bytes: u64,
-    /// Packets take up to so much longer, in their order.
+    /// Maximum extra delay, without reordering.
     pub jitter_ns: u64,
-    /// Of a million packets, so many are lost, come twice, are damaged, or are overtaken by those of so long.
+    /// Packets per million that are lost, duplicated, damaged, or delayed by `overtaken_ns` so that others overtake them.
     pub lost: u64,
-    pub twice: u64,
+    pub duplicated: u64,
     pub damaged: u64,
     pub overtaken: u64,
     pub overtaken_ns: u64,
-    /// At so many of a million packets, all that leaves in so long is lost.
+    /// Packets per million at which a loss of all packets for `train_ns` begins.
     pub train_lost: u64,
     pub train_ns: u64,
-    /// Nothing comes through meanwhile.
+    /// The link is down in this time.
     pub down_ns: Range<u64>,
-    /// Nothing longer comes through, from its transport header on.
+    /// Longer packets are dropped; the length counts from the transport header on.
     pub bytes_max: usize,
 }
 
 impl Link {
-    /// Loses nothing that its queue holds.
+    /// A link that loses packets only if its queue is full.
     pub fn new(bits_per_second: u64, delay_ns: u64, queue_bytes: u64) -> Link {
         Link {
             bits_per_second,
@@ -51,7 +51,7 @@ impl Link {
             queue_bytes,
             jitter_ns: 0,
             lost: 0,
-            twice: 0,
+            duplicated: 0,
             damaged: 0,
             overtaken: 0,
             overtaken_ns: 0,
@@ -63,8 +63,8 @@ impl Link {
     }
 }
 
-/// A link at work.
-struct Running {
+/// The state of a link.
+struct ActiveLink {
     link: Link,
     free_ns: u64,
     last_ns: u64,
@@ -72,8 +72,8 @@ struct Running {
     random: Random,
 }
 
-impl Running {
-    /// When the copies of a packet arrive, and what is flipped in it.
+impl ActiveLink {
+    /// Returns the arrival times of a packet's copies; may flip a bit in it.
     fn send(&mut self, now_ns: u64, bytes: &mut [u8]) -> Vec<u64> {
         let link = &self.link;
         let frame_ns = |bytes: u64| bytes * 8 * 1_000_000_000 / link.bits_per_second;
@@ -82,13 +82,13 @@ impl Running {
             return vec![];
         }
         self.free_ns = self.free_ns.max(now_ns) + frame_ns(bytes.len() as u64 + FRAME_BYTES);
-        let mut happens = |of_million: u64| of_million > 0 && self.random.below(1_000_000) < of_million;
-        if happens(link.train_lost) {
+        let mut occurs = |of_million: u64| of_million > 0 && self.random.below(1_000_000) < of_million;
+        if occurs(link.train_lost) {
             self.train_until_ns = self.free_ns + link.train_ns;
         }
         let is_in_train = self.free_ns < self.train_until_ns;
-        let (is_lost, is_damaged) = (happens(link.lost), happens(link.damaged));
-        let (comes_twice, is_overtaken) = (happens(link.twice), happens(link.overtaken));
+        let (is_lost, is_damaged) = (occurs(link.lost), occurs(link.damaged));
+        let (is_duplicated, is_overtaken) = (occurs(link.duplicated), occurs(link.overtaken));
         if is_in_train || is_lost || link.down_ns.contains(&now_ns) || bytes.len() > link.bytes_max {
             return vec![];
         }
@@ -100,57 +100,57 @@ impl Running {
         let at_ns = (self.free_ns + link.delay_ns + jitter_ns).max(self.last_ns);
         self.last_ns = at_ns;
         let own_ns = at_ns + if is_overtaken { link.overtaken_ns } else { 0 };
-        if comes_twice { vec![own_ns, own_ns + link.delay_ns] } else { vec![own_ns] }
+        if is_duplicated { vec![own_ns, own_ns + link.delay_ns] } else { vec![own_ns] }
     }
 }
 
-/// What an end does by itself.
+/// The workload of an end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Work {
-    /// Answers only.
+    /// No requests.
     Nothing,
-    /// Writes so many bytes, again and again, without an end.
+    /// Continuous writes of this many bytes.
     Writes(u32),
-    /// Reads, likewise.
+    /// Continuous reads of this many bytes.
     Reads(u32),
-    /// Writes so few that the other end answers at once with as many; the next follows the answer.
+    /// Ping-pong: a write of this many bytes, which the other end returns at once.
     Pings(u32),
     Pongs(u32),
 }
 
-/// The receive buffer of a socket, as Linux has it.
+/// The receive buffer of a socket, as in Linux.
 struct Socket {
     bytes: u64,
-    /// What waits takes so much, and what was read and not given back yet.
+    /// Space of the queued datagrams, and of those read but not released.
     used_bytes: u64,
     read_bytes: u64,
     waiting: VecDeque<(usize, Vec<u8>)>,
     lost: u64,
     ends: Vec<usize>,
-    /// When its room is shared anew.
+    /// Time of the next rebalance.
     share_ns: u64,
 }
 
-/// What a datagram takes that comes alone: as measured on Linux 6.18.
-fn takes_bytes(packet: &[u8]) -> u64 {
+/// Space of a single datagram (`truesize`), as measured on Linux 6.18.
+fn truesize(packet: &[u8]) -> u64 {
     const HEADERS_AND_TAIL: usize = 28 + 16 + 336;
     ((packet.len() + HEADERS_AND_TAIL).next_power_of_two() as u64 + 256).max(832)
 }
 
 impl Socket {
-    fn take_in(&mut self, end: usize, packet: Vec<u8>) {
+    fn enqueue(&mut self, end: usize, packet: Vec<u8>) {
         if self.used_bytes + self.read_bytes > self.bytes {
             self.lost += 1;
         } else {
-            self.used_bytes += takes_bytes(&packet);
+            self.used_bytes += truesize(&packet);
             self.waiting.push_back((end, packet));
         }
     }
 
-    fn give_out(&mut self) -> Option<(usize, Vec<u8>)> {
+    fn dequeue(&mut self) -> Option<(usize, Vec<u8>)> {
         let (end, packet) = self.waiting.pop_front()?;
-        self.used_bytes -= takes_bytes(&packet);
-        self.read_bytes += takes_bytes(&packet);
+        self.used_bytes -= truesize(&packet);
+        self.read_bytes += truesize(&packet);
         if self.waiting.is_empty() || self.read_bytes >= self.bytes / 4 {
             self.read_bytes = 0;
         }
@@ -158,18 +158,18 @@ impl Socket {
     }
 }
 
-/// A host with sockets; its processor takes so long for each packet.
+/// A host with sockets; its processor takes `packet_ns` for each packet.
 #[derive(Default)]
 struct Host {
     sockets: Vec<Socket>,
     packet_ns: u64,
-    /// The socket that is looked at next.
+    /// The socket to drain next.
     next: usize,
     free_ns: u64,
 }
 
 impl Host {
-    /// When its processor takes the next packet.
+    /// When the processor takes the next packet.
     fn due_ns(&self, now_ns: u64) -> Option<u64> {
         let is_waiting = self.sockets.iter().any(|socket| !socket.waiting.is_empty());
         is_waiting.then_some(self.free_ns.max(now_ns))
@@ -177,25 +177,25 @@ impl Host {
 
     fn next_packet(&mut self) -> Option<(usize, Vec<u8>)> {
         let count = self.sockets.len();
-        let taken = (0..count).find_map(|after| self.sockets[(self.next + after) % count].give_out());
+        let taken = (0..count).find_map(|after| self.sockets[(self.next + after) % count].dequeue());
         self.next += 1;
         taken
     }
 }
 
-/// A process that waits for a processor: nearly always for less than 50 us, and one time of so many for up to so long.
-struct Waking {
+/// A process with scheduling delays: below 50 us, but for one wake-up in `late_one_of` up to `late_ns`.
+struct Wakeups {
     random: Random,
     late_one_of: u64,
     late_ns: u64,
-    /// When it has one, if there is something to do.
+    /// Time of the pending wake-up.
     at_ns: Option<u64>,
-    /// What has come meanwhile, and when.
+    /// Arrived packets and their arrival times.
     waiting: Vec<(u64, Vec<u8>)>,
 }
 
-impl Waking {
-    fn wake(&mut self, now_ns: u64) {
+impl Wakeups {
+    fn schedule_wakeup(&mut self, now_ns: u64) {
         let is_late = self.random.below(self.late_one_of) == 0;
         let wait_ns = self.random.below(if is_late { self.late_ns } else { 50 * US });
         self.at_ns.get_or_insert(now_ns + wait_ns);
@@ -204,7 +204,7 @@ impl Waking {
 
 struct End {
     socket: Option<usize>,
-    waking: Option<Waking>,
+    wakeups: Option<Wakeups>,
     qp: QueuePair,
     memory: TestMemory,
     link: usize,
@@ -228,19 +228,19 @@ struct Arrival {
 
 pub struct Net {
     pub now_ns: u64,
-    links: Vec<Running>,
+    links: Vec<ActiveLink>,
     ends: Vec<End>,
     arrivals: BinaryHeap<Reverse<Arrival>>,
-    /// When ends want to be called again.
+    /// Time of the next timeout of each end.
     due_ns: BTreeMap<usize, u64>,
     order: u64,
     host: Host,
 }
 
-/// How often the room of a socket is shared.
+/// Interval between rebalances of a socket's room.
 const SHARE_NS: u64 = 500 * US;
 
-/// The usual ends.
+/// The default configuration of these tests.
 pub fn ends(congestion: Congestion) -> Config {
     Config {
         mtu: Mtu::Bytes1024,
@@ -258,7 +258,7 @@ pub fn ends(congestion: Congestion) -> Config {
 
 impl Net {
     pub fn new(links: &[Link], seed: u64) -> Net {
-        let running = |(index, link): (usize, &Link)| Running {
+        let running = |(index, link): (usize, &Link)| ActiveLink {
             link: link.clone(),
             free_ns: 0,
             last_ns: 0,
@@ -277,12 +277,12 @@ impl Net {
         }
     }
 
-    /// The processor of the host that has sockets takes so long for a packet.
+    /// Sets the host's processing time per packet.
     pub fn host(&mut self, packet_ns: u64) {
         self.host.packet_ns = packet_ns;
     }
 
-    /// A socket there, whose receive buffer has so many bytes.
+    /// Opens a socket of the host with a receive buffer of `bytes`.
     pub fn open_socket(&mut self, bytes: u64) -> usize {
         let (waiting, ends) = (VecDeque::new(), Vec::new());
         let socket = Socket { bytes, used_bytes: 0, read_bytes: 0, waiting, lost: 0, ends, share_ns: 0 };
@@ -290,12 +290,12 @@ impl Net {
         self.host.sockets.len() - 1
     }
 
-    /// Packets that the buffer of a socket had no room for.
+    /// Packets dropped at a full receive buffer.
     pub fn lost_at(&self, socket: usize) -> u64 {
         self.host.sockets[socket].lost
     }
 
-    /// Connects somebody to a socket of that host, whose room is shared.  Returns the number of the end that is elsewhere.
+    /// Connects a new end to a socket of the host.  Returns the index of the new end.
     pub fn connect_to_socket(
         &mut self,
         config: &Config,
@@ -309,7 +309,7 @@ impl Net {
         first
     }
 
-    /// Connects two ends over links in both directions, each granting so many packets.  Returns the number of the first.
+    /// Connects two new ends, each with this grant.  Returns the index of the first.
     pub fn connect(&mut self, config: &Config, links: [usize; 2], grant: u32, works: [Work; 2]) -> usize {
         let first = self.ends.len();
         let flow = |from: usize, to: usize| {
@@ -327,7 +327,7 @@ impl Net {
             qp.set_grant(0, grant);
             self.ends.push(End {
                 socket: None,
-                waking: None,
+                wakeups: None,
                 qp,
                 memory: TestMemory::new(),
                 link: links[side],
@@ -347,11 +347,11 @@ impl Net {
         first
     }
 
-    /// From now on the processes of all ends wait for a processor now and then: one time of so many for up to so long.
-    pub fn crowd(&mut self, late_one_of: u64, late_ns: u64) {
+    /// Adds scheduling delays to the processes of all ends from now on.
+    pub fn delay_wakeups(&mut self, late_one_of: u64, late_ns: u64) {
         for (index, end) in self.ends.iter_mut().enumerate() {
             let (random, at_ns, waiting) = (Random(index as u64), None, Vec::new());
-            end.waking = Some(Waking { random, late_one_of, late_ns, at_ns, waiting });
+            end.wakeups = Some(Wakeups { random, late_one_of, late_ns, at_ns, waiting });
         }
     }
 
@@ -361,18 +361,18 @@ impl Net {
             let arrival = self.arrivals.peek().map(|Reverse(arrival)| arrival.at_ns);
             let due = self.due_ns.values().min().copied();
             let taken = self.host.due_ns(self.now_ns);
-            let woken = self.ends.iter().filter_map(|end| end.waking.as_ref()?.at_ns).min();
+            let woken = self.ends.iter().filter_map(|end| end.wakeups.as_ref()?.at_ns).min();
             let all = arrival.into_iter().chain(due).chain(taken).chain(woken);
             let Some(next) = all.min().filter(|at| *at <= until_ns) else { break };
             self.now_ns = self.now_ns.max(next);
             let mut touched = Vec::new();
             while self.arrivals.peek().is_some_and(|Reverse(arrival)| arrival.at_ns <= self.now_ns) {
                 let Some(Reverse(Arrival { to, bytes, .. })) = self.arrivals.pop() else { break };
-                if let Some(waking) = &mut self.ends[to].waking {
-                    waking.waiting.push((self.now_ns, bytes));
-                    waking.wake(self.now_ns);
+                if let Some(wakeups) = &mut self.ends[to].wakeups {
+                    wakeups.waiting.push((self.now_ns, bytes));
+                    wakeups.schedule_wakeup(self.now_ns);
                 } else if let Some(socket) = self.ends[to].socket {
-                    self.host.sockets[socket].take_in(to, bytes);
+                    self.host.sockets[socket].enqueue(to, bytes);
                 } else {
                     self.ends[to].handle(self.now_ns, &bytes);
                     touched.push(to);
@@ -384,15 +384,15 @@ impl Net {
             let due: Vec<usize> =
                 self.due_ns.iter().filter(|(_, at)| **at <= self.now_ns).map(|(end, _)| *end).collect();
             for end in due {
-                if let Some(waking) = &mut self.ends[end].waking {
+                if let Some(wakeups) = &mut self.ends[end].wakeups {
                     self.due_ns.remove(&end);
-                    waking.wake(self.now_ns);
+                    wakeups.schedule_wakeup(self.now_ns);
                 } else {
                     self.ends[end].qp.handle_timeout(self.now_ns);
                     touched.push(end);
                 }
             }
-            touched.extend(self.wake_up());
+            touched.extend(self.run_due_wakeups());
             touched.sort_unstable();
             touched.dedup();
             touched.into_iter().for_each(|end| self.step(end));
@@ -400,16 +400,16 @@ impl Net {
         self.now_ns = until_ns;
     }
 
-    /// Has the processes that have a processor now take in what has come meanwhile.
-    fn wake_up(&mut self) -> Vec<usize> {
+    /// Runs the processes whose wake-up is due.
+    fn run_due_wakeups(&mut self) -> Vec<usize> {
         let mut woken = Vec::new();
         for (index, end) in self.ends.iter_mut().enumerate() {
-            let Some(waking) = end.waking.as_mut().filter(|w| w.at_ns.is_some_and(|at| at <= self.now_ns))
+            let Some(wakeups) = end.wakeups.as_mut().filter(|w| w.at_ns.is_some_and(|at| at <= self.now_ns))
             else {
                 continue;
             };
-            waking.at_ns = None;
-            for (arrived_ns, bytes) in std::mem::take(&mut waking.waiting) {
+            wakeups.at_ns = None;
+            for (arrived_ns, bytes) in std::mem::take(&mut wakeups.waiting) {
                 end.handle_stamped(self.now_ns, arrived_ns, &bytes);
             }
             end.qp.handle_timeout(self.now_ns);
@@ -418,7 +418,7 @@ impl Net {
         woken
     }
 
-    /// The processor of the host that has sockets takes a packet.
+    /// The host's processor takes a packet.
     fn take_packet(&mut self) -> Vec<usize> {
         let Some((end, bytes)) = self.host.next_packet() else { return vec![] };
         self.host.free_ns = self.now_ns + self.host.packet_ns;
@@ -436,7 +436,7 @@ impl Net {
         touched
     }
 
-    /// Hears what an end tells, has it go on with its work, and sends what it sends.
+    /// Handles an end's events, posts its next requests, and sends its packets.
     fn step(&mut self, index: usize) {
         let now_ns = self.now_ns;
         let end = &mut self.ends[index];
@@ -455,7 +455,7 @@ impl Net {
                 _ => {}
             }
         }
-        end.go_on(now_ns);
+        end.post_work(now_ns);
         let mut place = 0;
         loop {
             let end = &mut self.ends[index];
@@ -476,12 +476,12 @@ impl Net {
         };
     }
 
-    /// Bytes that an end has moved.
+    /// Bytes that an end has transferred.
     pub fn done_bytes(&self, end: usize) -> u64 {
         self.ends[end].done_bytes
     }
 
-    /// Megabits a second that each of these moves in the next so many nanoseconds.
+    /// Goodput of each of these ends in Mb/s, over the next `ns`.
     pub fn goodput(&mut self, ends: &[usize], ns: u64) -> Vec<f64> {
         let before: Vec<u64> = ends.iter().map(|end| self.done_bytes(*end)).collect();
         self.run_for(ns);
@@ -489,7 +489,7 @@ impl Net {
         moved.map(|bytes| bytes as f64 * 8_000.0 / ns as f64).collect()
     }
 
-    /// The 99th percentile of the round trips of an end's pings since the last time.
+    /// The 99th percentile of an end's ping round trips since the last call.
     pub fn ping_p99_ns(&mut self, end: usize) -> u64 {
         let mut trips = std::mem::take(&mut self.ends[end].trips_ns);
         assert!(trips.len() >= 100, "{} pings are too few", trips.len());
@@ -513,7 +513,7 @@ impl End {
         }
     }
 
-    fn go_on(&mut self, now_ns: u64) {
+    fn post_work(&mut self, now_ns: u64) {
         let local = Local { key: KEY, address: 0 };
         let registered = |len| Source::Registered { local, len };
         let (operation, depth) = match self.work {

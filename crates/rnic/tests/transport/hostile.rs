@@ -1,4 +1,4 @@
-//! Packets that nobody meant: for others, of the past, far ahead, malformed, or against the order of things.
+//! Invalid packets: misdirected, outdated, far ahead, malformed, or out of context.
 
 use halite_rnic::wire::{
     AethRepr, AtomicEthRepr, Credit, Headers, Nak, Packet, Psn, Qpn, RethRepr, Syndrome,
@@ -23,8 +23,8 @@ fn ack(syndrome: Syndrome) -> Headers {
     Headers::Acknowledge(AethRepr { syndrome, msn: 1 })
 }
 
-/// A pair in which A has written once, and whose good connection is shown to go on afterwards.
-fn unharmed(then: impl FnOnce(&mut Pair)) -> Pair {
+/// Runs `then` on a pair in which A has written once, and checks that the connection still works.
+fn check_unharmed(then: impl FnOnce(&mut Pair)) -> Pair {
     let mut pair = Pair::with(Default::default(), [0xff_fff0, 0x10]);
     pair.a().write(0, b"first");
     pair.run();
@@ -37,13 +37,13 @@ fn unharmed(then: impl FnOnce(&mut Pair)) -> Pair {
     assert_eq!(pair.b().memory.get(0, 5), b"after");
     assert_eq!(pair.b().memory.word(64), 1);
     assert_eq!(pair.a().received().len(), 1);
-    assert!(pair.a().ended().iter().all(|(_, status)| *status == Status::Success));
+    assert!(pair.a().completions().iter().all(|(_, status)| *status == Status::Success));
     pair
 }
 
 #[test]
-fn a_packet_for_another_queue_pair_is_counted_and_dropped() {
-    let mut pair = unharmed(|pair| {
+fn packet_for_another_queue_pair_is_counted_and_dropped() {
+    let mut pair = check_unharmed(|pair| {
         let psn = pair.psn(A, 1);
         pair.forge(B, &packet(Qpn::new(1), psn, write_only(KEY, 4), b"evil"));
     });
@@ -51,8 +51,8 @@ fn a_packet_for_another_queue_pair_is_counted_and_dropped() {
 }
 
 #[test]
-fn packets_of_the_past_and_far_ahead_change_nothing_with_whatever_key() {
-    let mut pair = unharmed(|pair| {
+fn outdated_and_distant_packets_are_dropped_with_any_key() {
+    let mut pair = check_unharmed(|pair| {
         for key in [KEY, 99] {
             let (past, replayed) = (pair.psn(A, 0), Psn::new(pair.psn(A, 0).value().wrapping_sub(1 << 23)));
             let ahead = pair.psn(A, (1 << 22) + 1);
@@ -74,8 +74,8 @@ fn packets_of_the_past_and_far_ahead_change_nothing_with_whatever_key() {
 }
 
 #[test]
-fn answers_that_nothing_asked_for_change_nothing() {
-    let mut pair = unharmed(|pair| {
+fn unsolicited_responses_are_dropped() {
+    let mut pair = check_unharmed(|pair| {
         let credit = Syndrome::Ack(Credit::at_most(32768));
         let aeth = AethRepr { syndrome: credit, msn: 9 };
         for psn in [1, 5, 1 << 22, (1 << 24) - 100] {
@@ -86,14 +86,14 @@ fn answers_that_nothing_asked_for_change_nothing() {
             pair.forge(A, &packet(TO_A, psn, Headers::ReadResponseOnly(aeth), b"evil"));
             pair.forge(A, &packet(TO_A, psn, Headers::AtomicAcknowledge { aeth, old: 1 }, b""));
         }
-        assert_eq!(pair.a().qp.window_packets(), 64, "nobody else grants anything");
+        assert_eq!(pair.a().qp.window_packets(), 64, "forged grants are ignored");
     });
     assert_eq!(pair.a().qp.counters().out_of_window, 15);
     assert_eq!(pair.a().qp.counters().stale, 5);
 }
 
 #[test]
-fn an_answer_of_another_kind_or_length_is_dropped_and_asked_for_again() {
+fn response_of_a_wrong_kind_or_length_is_dropped_and_requested_again() {
     let mut pair = Pair::new();
     pair.a().write(200, b"first");
     pair.run();
@@ -109,16 +109,16 @@ fn an_answer_of_another_kind_or_length_is_dropped_and_asked_for_again() {
     pair.forge(A, &packet(TO_A, second, Headers::ReadResponseOnly(aeth), b"wrong"));
     pair.run();
     assert_eq!(pair.a().memory.get(0, 12), b"right\0\0\0\0\0\0\0");
-    assert_eq!(pair.a().found(), [0]);
+    assert_eq!(pair.a().fetched(), [0]);
     assert_eq!(pair.a().qp.counters().malformed, 3);
 }
 
 #[test]
-fn requests_against_the_order_of_things_are_refused_and_end_the_connection() {
+fn requests_out_of_context_end_the_connection() {
     let full = [7; 1024];
     let reth = |len| RethRepr { address: 0, rkey: KEY, len };
     let eth = AtomicEthRepr { address: 4, rkey: KEY, swap_or_add: 1, compare: 0 };
-    /// What each packet is, and brings.
+    /// Headers and payload of each packet.
     type Packets<'a> = &'a [(Headers, &'a [u8])];
     let cases: [(&str, Packets<'_>); 14] = [
         ("a middle without a first", &[(Headers::WriteMiddle, &full)]),
@@ -134,19 +134,19 @@ fn requests_against_the_order_of_things_are_refused_and_end_the_connection() {
         ),
         ("a first in the middle of a send", &[(Headers::SendFirst, &full), (Headers::SendFirst, &full)]),
         ("a first that is not full", &[(Headers::WriteFirst(reth(2000)), &full[..1000])]),
-        ("a first that is all", &[(Headers::WriteFirst(reth(1024)), &full)]),
+        ("a first that is the whole message", &[(Headers::WriteFirst(reth(1024)), &full)]),
         ("a last that is empty", &[(Headers::SendFirst, &full), (Headers::SendLast { imm: None }, &[])]),
         (
             "a last that is too long",
             &[(Headers::WriteFirst(reth(1025)), &full), (Headers::WriteLast { imm: None }, &[1, 2])],
         ),
         (
-            "a middle that leaves nothing",
+            "a middle that completes the message",
             &[(Headers::WriteFirst(reth(2048)), &full), (Headers::WriteMiddle, &full)],
         ),
-        ("an only that says another length", &[(write_only(KEY, 5), &[1, 2, 3, 4])]),
-        ("a word that is not aligned", &[(Headers::FetchAdd(eth), &[])]),
-        ("a read of more than can be counted", &[(Headers::ReadRequest(reth(u32::MAX)), &[])]),
+        ("an only with another length", &[(write_only(KEY, 5), &[1, 2, 3, 4])]),
+        ("an unaligned word", &[(Headers::FetchAdd(eth), &[])]),
+        ("a read of too many packets", &[(Headers::ReadRequest(reth(u32::MAX)), &[])]),
     ];
     for (case, packets) in cases {
         let mut pair = Pair::new();
@@ -159,12 +159,12 @@ fn requests_against_the_order_of_things_are_refused_and_end_the_connection() {
         let ended = Event::Broken { cause: Cause::PeerErred(Nak::InvalidRequest) };
         assert_eq!(pair.b().events.last(), Some(&ended), "{case}");
         let psn = packets.len() - 1;
-        assert_eq!(pair.told, [format!("b Acknowledge {psn} InvalidRequest")], "{case}");
+        assert_eq!(pair.log, [format!("b Acknowledge {psn} InvalidRequest")], "{case}");
     }
 }
 
 #[test]
-fn a_message_without_end_takes_no_more_memory_than_the_longest() {
+fn endless_message_is_refused_at_the_maximum_length() {
     let mut pair = Pair::new();
     let mut sent = 0;
     pair.forge(B, &packet(TO_B, Psn::new(0x11), Headers::SendFirst, &[7; 1024]));
@@ -176,7 +176,7 @@ fn a_message_without_end_takes_no_more_memory_than_the_longest() {
 }
 
 #[test]
-fn reads_that_are_repeated_without_end_are_owed_once_each() {
+fn duplicate_reads_share_one_pending_response() {
     let mut pair = Pair::new();
     let reth = |len| RethRepr { address: 0, rkey: KEY, len };
     pair.forge(B, &packet(TO_B, Psn::new(0x11), Headers::ReadRequest(reth(40_000)), b""));
@@ -184,11 +184,11 @@ fn reads_that_are_repeated_without_end_are_owed_once_each() {
         pair.forge(B, &packet(TO_B, Psn::new(0x11 + round % 39), Headers::ReadRequest(reth(1024)), b""));
     }
     pair.run();
-    assert!(pair.told.len() <= 40 + 16, "{} packets", pair.told.len());
+    assert!(pair.log.len() <= 40 + 16, "{} packets", pair.log.len());
 }
 
 #[test]
-fn a_new_read_is_not_one_too_many_because_old_ones_were_repeated_in_pieces() {
+fn repeated_pieces_of_old_reads_leave_room_for_new_reads() {
     let mut pair = Pair::new();
     let mut read = |after: u32, len| {
         let reth = RethRepr { address: 0, rkey: KEY, len };
@@ -200,9 +200,9 @@ fn a_new_read_is_not_one_too_many_because_old_ones_were_repeated_in_pieces() {
     assert_eq!(pair.b().qp.state(), State::ReadyToSend);
     pair.run();
     for psn in 32..40 {
-        assert!(pair.told.contains(&format!("b ReadResponseOnly {psn}")), "{:?}", pair.told);
+        assert!(pair.log.contains(&format!("b ReadResponseOnly {psn}")), "{:?}", pair.log);
     }
-    // As many as may be under way, and then one more.
+    // One more than may be in flight.
     let mut read = |psn: u32| {
         let reth = RethRepr { address: 0, rkey: KEY, len: 1024 };
         pair.forge(B, &packet(TO_B, Psn::new(0x11 + psn), Headers::ReadRequest(reth), b""));
@@ -212,7 +212,7 @@ fn a_new_read_is_not_one_too_many_because_old_ones_were_repeated_in_pieces() {
 }
 
 #[test]
-fn answers_that_are_owed_again_go_before_those_of_later_requests() {
+fn repeated_responses_precede_those_of_later_requests() {
     let mut pair = Pair::new();
     let request = |after: u32| {
         let reth = RethRepr { address: 0, rkey: KEY, len: 4 };
@@ -222,42 +222,42 @@ fn answers_that_are_owed_again_go_before_those_of_later_requests() {
         pair.forge(B, &request(after));
         pair.run();
     }
-    pair.told.clear();
+    pair.log.clear();
     for after in [2, 0, 1] {
         pair.forge(B, &request(after));
     }
     pair.run();
-    assert_eq!(pair.told, [0, 1, 2].map(|psn| format!("b ReadResponseOnly {psn}")));
+    assert_eq!(pair.log, [0, 1, 2].map(|psn| format!("b ReadResponseOnly {psn}")));
 }
 
 #[test]
-fn a_quarter_of_the_grant_is_acknowledged_if_nobody_asks_for_it() {
+fn each_quarter_of_the_grant_is_acknowledged_without_a_request() {
     let mut pair = Pair::new();
     for after in 0..16 {
-        assert!(pair.told.is_empty());
+        assert!(pair.log.is_empty());
         let mut silent = packet(TO_B, Psn::new(0x11 + after), write_only(KEY, 4), b"bulk");
         silent.ack_request = false;
         pair.forge(B, &silent);
         let now = pair.now_ns;
         pair.run_until(now);
     }
-    assert_eq!(pair.told, ["b Acknowledge 15"]);
+    assert_eq!(pair.log, ["b Acknowledge 15"]);
 }
 
 #[test]
-fn who_has_ended_the_connection_says_nothing_any_more() {
+fn closed_queue_pair_stays_silent() {
     let mut pair = Pair::new();
     pair.forge(B, &packet(TO_B, Psn::new(0x13), write_only(KEY, 4), b"gap!"));
     pair.b().qp.close();
     pair.run();
     pair.forge(B, &packet(TO_B, Psn::new(0x11), write_only(KEY, 4), b"late"));
     pair.run();
-    assert!(pair.told.is_empty(), "{:?}", pair.told);
+    assert!(pair.log.is_empty(), "{:?}", pair.log);
     assert_eq!(pair.b().memory.get(0, 4), [0; 4]);
 }
 
 #[test]
-fn nothing_is_heard_before_the_peer_is_known() {
+fn packets_are_dropped_before_the_peer_is_set() {
     let mut qp = QueuePair::new(Default::default(), TO_B, Psn::new(5));
     let mut pair = Pair::new();
     let memory = &pair.b().memory;
@@ -300,9 +300,9 @@ fn any_headers() -> impl Strategy<Value = Headers> {
 }
 
 proptest! {
-    /// Neither panics, nor storms, nor loses an end of what was posted.
+    /// Forged packets cause no panic and no packet storm, and every request completes.
     #[test]
-    fn whatever_a_peer_makes_up_everything_posted_ends_once(
+    fn each_request_completes_once_despite_forged_packets(
         forged in prop::collection::vec((any::<bool>(), -3i32..6, any_headers(), 0usize..3), 1..40),
         selective in any::<bool>(),
     ) {
@@ -315,7 +315,7 @@ proptest! {
         }
         for (to_a, after, headers, len) in forged {
             let (to, qp) = if to_a { (A, TO_A) } else { (B, TO_B) };
-            // Answers carry the numbers of who asked, and requests those of who asks.
+            // Responses carry the receiver's numbers, requests the sender's.
             let counting = if headers.opcode().is_response() { to } else { to.other() };
             let psn = pair.psn(counting, after as u32);
             let takes_payload = !matches!(
@@ -330,7 +330,7 @@ proptest! {
         }
         pair.run();
         for side in [A, B] {
-            let ids: Vec<u64> = pair.end(side).ended().iter().map(|(id, _)| *id).collect();
+            let ids: Vec<u64> = pair.end(side).completions().iter().map(|(id, _)| *id).collect();
             prop_assert_eq!(ids, vec![0, 1, 2]);
         }
     }

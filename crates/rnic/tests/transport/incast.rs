@@ -1,20 +1,20 @@
-//! Many who send to one: what becomes of the receive buffers of its sockets, and how much comes through.  All in virtual time, where the
-//! receiver's processor takes a while for each packet, so that packets wait in the buffers.
+//! Incast: many senders to one host, the receive buffers of its sockets, and the goodput.  All in virtual time, in which the receiver
+//! takes time for each packet, so that packets queue in the buffers.
 
 use halite_rnic::{Config, Congestion, Mtu};
 
 use crate::emulator::*;
 
-/// What a stock kernel counts for a socket that asks for nothing.
+/// Default receive buffer of a Linux socket (`net.core.rmem_default`).
 const STOCK_BYTES: u64 = 212_992;
-/// Slower than the wire: a packet of 4 KiB every 2 us.
+/// Receiver's time per packet, longer than the wire takes: a packet of 4 KiB every 2 us.
 const PACKET_NS: u64 = 2 * US;
 
 fn config() -> Config {
     Config { mtu: Mtu::Bytes4096, ..ends(Congestion::Grant) }
 }
 
-/// A wire of 40 Gb/s that loses nothing, and so many senders who write all the time, of which each socket has at most so many.
+/// Senders that write continuously over a lossless wire of 40 Gb/s to the sockets of one host.
 struct Incast {
     net: Net,
     senders: Vec<usize>,
@@ -33,7 +33,7 @@ impl Incast {
         Incast { net, senders, sockets }
     }
 
-    /// Megabits a second of each, over so many milliseconds.
+    /// Goodput of each sender in Mb/s, over `ms` milliseconds.
     fn run(&mut self, ms: u64) -> Vec<f64> {
         self.net.goodput(&self.senders, ms * MS)
     }
@@ -50,10 +50,10 @@ impl Incast {
 fn check_fair(each: &[f64]) {
     let (least, most) =
         each.iter().fold((f64::MAX, 0f64), |(least, most), each| (least.min(*each), most.max(*each)));
-    assert!(most <= 1.2 * least, "all have as much, within a fifth: {each:?}");
+    assert!(most <= 1.2 * least, "goodputs differ by more than a fifth: {each:?}");
 }
 
-/// What one sender moves by itself, in Mb/s.
+/// Goodput of a single sender in Mb/s.
 fn alone(work: Work) -> f64 {
     let mut one = Incast::new(1, 16, work);
     one.run(20);
@@ -63,7 +63,7 @@ fn alone(work: Work) -> f64 {
 }
 
 #[test]
-fn sixty_four_who_begin_at_once_lose_nothing_and_move_as_much_as_one() {
+fn sixty_four_senders_lose_nothing_and_match_the_goodput_of_one() {
     for work in [Work::Writes(16384), Work::Writes(4096), Work::Writes(64)] {
         let one = alone(work);
         let mut many = Incast::new(64, 16, work);
@@ -78,13 +78,13 @@ fn sixty_four_who_begin_at_once_lose_nothing_and_move_as_much_as_one() {
 }
 
 #[test]
-fn where_no_more_sockets_can_be_had_what_is_lost_is_repeated_and_nobody_has_less_than_half_a_share() {
+fn sixty_four_senders_to_one_socket_get_half_to_twice_a_fair_share() {
     let one = alone(Work::Writes(16384));
     let mut many = Incast::new(64, 64, Work::Writes(16384));
     many.run(50);
     let each = many.run(200);
     let all: f64 = each.iter().sum();
-    assert!(many.lost() > 0, "one packet of each is more than the buffer holds");
+    assert!(many.lost() > 0, "the buffer should not hold one packet of each sender");
     assert!(all >= 0.9 * one, "{all} of 64, {one} of one");
     let share = all / 64.0;
     assert!(each.iter().all(|each| (share / 2.0..share * 2.0).contains(each)), "{each:?}");

@@ -1,4 +1,4 @@
-//! Stories of packets: two queue pairs in virtual time, and a link that loses, repeats, delays and damages what it is told to.
+//! Transport tests: queue pairs in virtual time, over links that lose, duplicate, delay and damage chosen packets.
 
 mod breaking;
 mod emulator;

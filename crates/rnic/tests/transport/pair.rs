@@ -1,4 +1,4 @@
-//! Two queue pairs, a link between them, and virtual time: packets take 10 us, and the story decides what becomes of each.
+//! Two queue pairs and a link in virtual time: packets take 10 us, and a filter decides the fate of each.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -10,12 +10,12 @@ use halite_rnic::{
     Access, Config, Event, Local, Memory, Operation, QueuePair, Refused, Remote, Request, Source, Status,
 };
 
-/// How long a packet is on its way.
-pub const TRIP_NS: u64 = 10_000;
+/// One-way delay of the link.
+pub const ONE_WAY_NS: u64 = 10_000;
 
-/// A key for everything, on either side, of [`MEMORY_BYTES`].
+/// A key with full access to [`MEMORY_BYTES`] bytes, on either side.
 pub const KEY: u32 = 7;
-/// A key for reading only, of as many other bytes.
+/// A read-only key of as many other bytes.
 pub const READ_ONLY: u32 = 8;
 pub const MEMORY_BYTES: usize = 1 << 18;
 
@@ -25,38 +25,38 @@ pub enum Side {
     B,
 }
 
-/// What becomes of a packet.
+/// The fate of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
-    Arrives,
-    IsLost,
-    /// Once more, so much later.
-    ArrivesTwice(u64),
-    /// With this bit flipped.
-    IsDamaged(usize),
-    /// So much later than others.
-    IsLate(u64),
+    Delivered,
+    Lost,
+    /// The copy arrives this many ns later.
+    Duplicated(u64),
+    /// This bit is flipped.
+    Damaged(usize),
+    /// Arrives this many ns late.
+    Delayed(u64),
 }
 
-/// What the story is told of a packet that leaves.
+/// A sent packet, for the filter.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
     pub from: Side,
     pub opcode: Opcode,
-    /// Counted from the sender's, or for answers the requester's, first.
+    /// Relative to the first number of the sender, or for responses of the requester.
     pub psn: u32,
-    /// How many of this side were sent before with the same opcode and number.
+    /// Number of earlier packets of this side with equal opcode and number.
     pub repetition: usize,
-    /// How long it is, from its transport header on.
+    /// Length from the transport header on.
     pub bytes: usize,
 }
 
-type Story = Box<dyn FnMut(&Sent) -> Fate>;
+type Filter = Box<dyn FnMut(&Sent) -> Fate>;
 
-/// Bytes behind keys.
+/// Registered memory by key.
 pub struct TestMemory {
     keys: RefCell<BTreeMap<u32, Vec<u8>>>,
-    /// All keys are taken away after so many more reads.
+    /// Remaining reads until all keys are deregistered.
     reads_left: Cell<Option<usize>>,
 }
 
@@ -92,12 +92,12 @@ impl TestMemory {
         u64::from_le_bytes(self.get(address, 8).try_into().expect("eight bytes"))
     }
 
-    pub fn take_away(&self, key: u32) {
+    pub fn deregister(&self, key: u32) {
         self.keys.borrow_mut().remove(&key);
     }
 
-    /// Takes all keys away when so many packets more have been read out.
-    pub fn take_away_after_reads(&self, reads: usize) {
+    /// Deregisters all keys after this many reads of a packet's payload.
+    pub fn deregister_after_reads(&self, reads: usize) {
         self.reads_left.set(Some(reads));
     }
 }
@@ -134,7 +134,7 @@ impl Memory for TestMemory {
 
 impl TestMemory {
     fn change(&self, key: u32, address: u64, change: impl FnOnce(u64) -> u64) -> Result<u64, Refused> {
-        assert_eq!(address % 8, 0, "the transport lets no such word through");
+        assert_eq!(address % 8, 0, "the transport must refuse unaligned words");
         self.with(key, address, 8, |bytes| {
             let old = u64::from_le_bytes((&*bytes).try_into().expect("eight bytes"));
             bytes.copy_from_slice(&change(old).to_le_bytes());
@@ -143,7 +143,7 @@ impl TestMemory {
     }
 }
 
-/// One end, with all that it was told.
+/// One end, with its memory and its events.
 pub struct End {
     pub qp: QueuePair,
     pub memory: TestMemory,
@@ -152,27 +152,27 @@ pub struct End {
     inwards: Flow,
     first_psn: u32,
     next_id: u64,
-    /// Packets that were refused before the queue pair saw them.
+    /// Packets rejected before they reached the queue pair.
     pub damaged: usize,
 }
 
 pub struct Pair {
     pub now_ns: u64,
     ends: [End; 2],
-    /// By the time at which they arrive, and in the order in which they left.
-    on_the_way: BTreeMap<(u64, u64), (Side, Vec<u8>)>,
-    left: u64,
+    /// By arrival time, then by send order.
+    in_transit: BTreeMap<(u64, u64), (Side, Vec<u8>)>,
+    sent: u64,
     steps: u64,
-    story: Story,
-    /// Until when each end's process waits for its processor: it takes nothing in, and sends nothing.
-    away_until_ns: [u64; 2],
-    seen: BTreeMap<(usize, u8, u32), usize>,
-    /// What acknowledgements granted, in order.
+    filter: Filter,
+    /// Until when each end's process is descheduled: it neither receives nor sends.
+    descheduled_until_ns: [u64; 2],
+    sent_counts: BTreeMap<(usize, u8, u32), usize>,
+    /// Grants in acknowledgements, in order.
     pub granted: Vec<Option<u32>>,
-    /// For how long they said that what they answer has waited, where ends tell that.
+    /// Waits reported in acknowledgements, in order.
     pub waits_ns: Vec<u64>,
-    /// Who sent what, in order: `a WriteOnly 0`.
-    pub told: Vec<String>,
+    /// All sent packets, in order: `a WriteOnly 0`.
+    pub log: Vec<String>,
 }
 
 impl Side {
@@ -185,14 +185,14 @@ impl Side {
 }
 
 impl Pair {
-    /// Connected, with grants and receives in plenty.
+    /// Connected, with ample grants and receives.
     pub fn new() -> Pair {
         Pair::with(Config::default(), [0x11, 0x22])
     }
 
-    /// Connected, A's packets counting from the first of `psns`, and B's from the second.
+    /// As [`Pair::new`], with packets numbered from `psns` on.
     pub fn with(config: Config, psns: [u32; 2]) -> Pair {
-        let mut pair = Pair::strict(config, psns);
+        let mut pair = Pair::minimal(config, psns);
         for side in [A, B] {
             let end = pair.end(side);
             end.qp.add_receives(1 << 20);
@@ -201,8 +201,8 @@ impl Pair {
         pair
     }
 
-    /// Connected, and granting one packet and no receive.
-    pub fn strict(config: Config, psns: [u32; 2]) -> Pair {
+    /// Connected, with a grant of one packet and no receives.
+    pub fn minimal(config: Config, psns: [u32; 2]) -> Pair {
         let addresses = ["10.0.0.1:4000", "10.0.0.2:5000"].map(|text| text.parse().expect("an address"));
         let qpns = [Qpn::new(0xaaa), Qpn::new(0xbbb)];
         let ends = [0, 1].map(|own| {
@@ -224,26 +224,26 @@ impl Pair {
         Pair {
             now_ns: 0,
             ends,
-            on_the_way: BTreeMap::new(),
-            left: 0,
+            in_transit: BTreeMap::new(),
+            sent: 0,
             steps: 0,
-            story: Box::new(|_| Fate::Arrives),
-            away_until_ns: [0; 2],
-            seen: BTreeMap::new(),
+            filter: Box::new(|_| Fate::Delivered),
+            descheduled_until_ns: [0; 2],
+            sent_counts: BTreeMap::new(),
             granted: Vec::new(),
             waits_ns: Vec::new(),
-            told: Vec::new(),
+            log: Vec::new(),
         }
     }
 
-    /// From now on, this decides what becomes of packets.
-    pub fn tell(&mut self, story: impl FnMut(&Sent) -> Fate + 'static) {
-        self.story = Box::new(story);
+    /// Sets the filter for all packets from now on.
+    pub fn set_filter(&mut self, filter: impl FnMut(&Sent) -> Fate + 'static) {
+        self.filter = Box::new(filter);
     }
 
-    /// Takes the processor from a side for so long; what comes meanwhile waits in its socket.
-    pub fn take_processor(&mut self, side: Side, for_ns: u64) {
-        self.away_until_ns[side as usize] = self.now_ns + for_ns;
+    /// Deschedules a side's process for a time; arriving packets wait in its socket.
+    pub fn deschedule(&mut self, side: Side, duration_ns: u64) {
+        self.descheduled_until_ns[side as usize] = self.now_ns + duration_ns;
     }
 
     pub fn end(&mut self, side: Side) -> &mut End {
@@ -258,34 +258,34 @@ impl Pair {
         self.end(B)
     }
 
-    /// Until nothing is on its way and nobody waits for anything.
+    /// Runs until no packet is in transit and no timer is set.
     pub fn run(&mut self) {
         self.run_until(u64::MAX);
     }
 
-    /// Until then, or until nothing is left to happen.
+    /// Runs until this time, or until no packet or timer is left.
     pub fn run_until(&mut self, until_ns: u64) {
         loop {
             for side in [A, B] {
                 self.pump(side);
             }
-            let arrival = self.on_the_way.keys().next().map(|(at, _)| *at);
-            let away = self.away_until_ns;
+            let arrival = self.in_transit.keys().next().map(|(at, _)| *at);
+            let idle = self.descheduled_until_ns;
             let timeouts =
-                self.ends.iter().zip(away).filter_map(|(end, until)| Some(end.qp.poll_timeout()?.max(until)));
+                self.ends.iter().zip(idle).filter_map(|(end, until)| Some(end.qp.poll_timeout()?.max(until)));
             let Some(next) = timeouts.chain(arrival).min().filter(|at| *at <= until_ns) else { break };
-            assert!(self.left < 1_000_000, "a storm of packets");
+            assert!(self.sent < 1_000_000, "packet storm");
             self.steps += 1;
-            assert!(self.steps < 1_000_000, "time stands still, or nothing comes of it");
+            assert!(self.steps < 1_000_000, "the run makes no progress");
             self.now_ns = self.now_ns.max(next);
-            while let Some(entry) = self.on_the_way.first_entry() {
+            while let Some(entry) = self.in_transit.first_entry() {
                 if entry.key().0 > self.now_ns {
                     break;
                 }
                 let (to, bytes) = entry.remove();
                 self.arrive(to, &bytes);
             }
-            for (end, until) in self.ends.iter_mut().zip(away) {
+            for (end, until) in self.ends.iter_mut().zip(idle) {
                 if self.now_ns >= until {
                     end.qp.handle_timeout(self.now_ns);
                 }
@@ -296,10 +296,10 @@ impl Pair {
         }
     }
 
-    /// Sends what a side has to send, in trains, and hears what it tells.
+    /// Sends a side's packets in trains, and collects its events.
     fn pump(&mut self, side: Side) {
         let now_ns = self.now_ns;
-        if now_ns < self.away_until_ns[side as usize] {
+        if now_ns < self.descheduled_until_ns[side as usize] {
             return;
         }
         let mut place = 0;
@@ -316,18 +316,18 @@ impl Pair {
         end.events.extend(std::iter::from_fn(|| end.qp.poll_event()));
     }
 
-    /// Puts a sealed packet on its way, as the story has it.
+    /// Sends a sealed packet, as the filter decides.
     fn send(&mut self, from: Side, mut bytes: Vec<u8>) {
-        let packet = Packet::parse(&bytes[..bytes.len() - 4]).expect("what we send is well-formed");
+        let packet = Packet::parse(&bytes[..bytes.len() - 4]).expect("sent packets are well-formed");
         let opcode = packet.headers.opcode();
         let counting = if opcode.is_response() { from.other() } else { from };
         let psn = packet.psn.value().wrapping_sub(self.ends[counting as usize].first_psn) & 0xff_ffff;
-        let seen = self.seen.entry((from as usize, opcode as u8, psn)).or_default();
-        let sent = Sent { from, opcode, psn, repetition: *seen, bytes: bytes.len() };
-        *seen += 1;
-        let fate = (self.story)(&sent);
+        let sent_counts = self.sent_counts.entry((from as usize, opcode as u8, psn)).or_default();
+        let sent = Sent { from, opcode, psn, repetition: *sent_counts, bytes: bytes.len() };
+        *sent_counts += 1;
+        let fate = (self.filter)(&sent);
         let name = if from == A { "a" } else { "b" };
-        let lost = if fate == Fate::IsLost { " lost" } else { "" };
+        let lost = if fate == Fate::Lost { " lost" } else { "" };
         let nak = match packet.headers {
             halite_rnic::wire::Headers::Acknowledge(aeth) => match aeth.syndrome {
                 halite_rnic::wire::Syndrome::Ack(credit) => {
@@ -340,26 +340,26 @@ impl Pair {
             },
             _ => String::new(),
         };
-        self.told.push(format!("{name} {opcode:?} {psn}{nak}{lost}"));
+        self.log.push(format!("{name} {opcode:?} {psn}{nak}{lost}"));
         let delays = match fate {
-            Fate::Arrives => vec![0],
-            Fate::IsLost => vec![],
-            Fate::ArrivesTwice(later_ns) => vec![0, later_ns],
-            Fate::IsLate(later_ns) => vec![later_ns],
-            Fate::IsDamaged(bit) => {
+            Fate::Delivered => vec![0],
+            Fate::Lost => vec![],
+            Fate::Duplicated(later_ns) => vec![0, later_ns],
+            Fate::Delayed(later_ns) => vec![later_ns],
+            Fate::Damaged(bit) => {
                 let bit = bit % (bytes.len() * 8);
                 bytes[bit / 8] ^= 1 << (bit % 8);
                 vec![0]
             }
         };
         for delay in delays {
-            self.left += 1;
-            let at = (self.now_ns + TRIP_NS + delay).max(self.away_until_ns[from.other() as usize]);
-            self.on_the_way.insert((at, self.left), (from.other(), bytes.clone()));
+            self.sent += 1;
+            let at = (self.now_ns + ONE_WAY_NS + delay).max(self.descheduled_until_ns[from.other() as usize]);
+            self.in_transit.insert((at, self.sent), (from.other(), bytes.clone()));
         }
     }
 
-    /// A packet that somebody, maybe the peer, has put on the wire.
+    /// Delivers a packet from the wire.
     pub fn arrive(&mut self, to: Side, bytes: &[u8]) {
         let now_ns = self.now_ns;
         let end = self.end(to);
@@ -369,7 +369,7 @@ impl Pair {
         }
     }
 
-    /// A packet as if it came from the other side.
+    /// Delivers a forged packet with the other side's address.
     pub fn forge(&mut self, to: Side, packet: &Packet<'_>) {
         let mut bytes = vec![0; 8192];
         let len = packet.emit(&mut bytes);
@@ -377,7 +377,7 @@ impl Pair {
         self.arrive(to, &bytes[..len]);
     }
 
-    /// The number of B's packet, or A's, that many after its first.
+    /// The PSN of the side's packet `after` its first.
     pub fn psn(&mut self, side: Side, after: u32) -> Psn {
         Psn::new(self.end(side).first_psn.wrapping_add(after))
     }
@@ -412,25 +412,25 @@ impl End {
         self.post(Operation::Send { bytes: bytes.to_vec(), imm })
     }
 
-    /// How requests ended, in order.
-    pub fn ended(&self) -> Vec<(u64, Status)> {
-        let ended = |event: &Event| match event {
+    /// Completions, in order.
+    pub fn completions(&self) -> Vec<(u64, Status)> {
+        let completed = |event: &Event| match event {
             Event::Completed { id, status, .. } => Some((*id, *status)),
             _ => None,
         };
-        self.events.iter().filter_map(ended).collect()
+        self.events.iter().filter_map(completed).collect()
     }
 
-    /// What atomics found.
-    pub fn found(&self) -> Vec<u64> {
-        let found = |event: &Event| match event {
+    /// Previous values returned by atomics.
+    pub fn fetched(&self) -> Vec<u64> {
+        let old_value = |event: &Event| match event {
             Event::Completed { old, .. } => *old,
             _ => None,
         };
-        self.events.iter().filter_map(found).collect()
+        self.events.iter().filter_map(old_value).collect()
     }
 
-    /// What arrived.
+    /// Received messages and immediates.
     pub fn received(&self) -> Vec<(Vec<u8>, Option<u32>)> {
         let received = |event: &Event| match event {
             Event::Received { bytes, imm, .. } => Some((bytes.clone(), *imm)),
@@ -458,12 +458,12 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|index| (index as u32 * 31 + index as u32 / 251) as u8 ^ seed).collect()
 }
 
-/// A lease of so many milliseconds.
+/// A lease of this many milliseconds.
 pub fn lease_ms(milliseconds: u64) -> Config {
     Config { retry: halite_rnic::Retry::Lease(Duration::from_millis(milliseconds)), ..Config::default() }
 }
 
-/// Numbers that follow from a seed (splitmix64).
+/// Pseudo-random numbers from a seed (splitmix64).
 pub struct Random(pub u64);
 
 impl Random {

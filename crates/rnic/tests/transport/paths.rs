@@ -1,4 +1,4 @@
-//! Paths that swallow long packets without a word: what comes through is found, and what does not leaves in parts.
+//! Path MTU discovery: on paths that silently drop long packets, the MTU is found, and longer packets are sent in parts.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -8,15 +8,15 @@ use halite_rnic::{Config, Mtu, Operation, Status};
 
 use crate::pair::*;
 
-/// Most bytes that come through from A to B, and back.
-type Holes = Rc<Cell<[usize; 2]>>;
+/// Longest packets in bytes that pass from A to B, and from B to A.
+type Limits = Rc<Cell<[usize; 2]>>;
 
 fn longest(mtu: Mtu) -> usize {
     44 + mtu.bytes() as usize
 }
 
-/// Two ends with packets of 4096 bytes that find out about their path.
-fn pair_over(holes: &Holes) -> Pair {
+/// Two ends with a negotiated MTU of 4096 bytes and path MTU discovery.
+fn pair_over(limits: &Limits) -> Pair {
     let config = Config {
         mtu: Mtu::Bytes4096,
         finds_path: true,
@@ -25,20 +25,20 @@ fn pair_over(holes: &Holes) -> Pair {
         ..Config::default()
     };
     let mut pair = Pair::with(config, [0x11, 0x22]);
-    let holes = holes.clone();
-    pair.tell(move |sent| match holes.get()[sent.from as usize] {
-        most if sent.bytes > most => Fate::IsLost,
-        _ => Fate::Arrives,
+    let limits = limits.clone();
+    pair.set_filter(move |sent| match limits.get()[sent.from as usize] {
+        most if sent.bytes > most => Fate::Lost,
+        _ => Fate::Delivered,
     });
     pair
 }
 
-fn both(mtu: Mtu) -> Holes {
+fn both(mtu: Mtu) -> Limits {
     Rc::new(Cell::new([longest(mtu); 2]))
 }
 
-/// Both look at the path, as when they have met.
-fn meet(pair: &mut Pair) {
+/// Both ends run path MTU discovery, as after connecting.
+fn discover(pair: &mut Pair) {
     let now_ns = pair.now_ns;
     [A, B].into_iter().for_each(|side| pair.end(side).qp.find_path(now_ns));
     run_ms(pair, 400);
@@ -49,21 +49,21 @@ fn run_ms(pair: &mut Pair, milliseconds: u64) {
     pair.run_until(until_ns);
 }
 
-fn found(pair: &mut Pair) -> [Mtu; 2] {
+fn path_mtus(pair: &mut Pair) -> [Mtu; 2] {
     [A, B].map(|side| pair.end(side).qp.path_mtu())
 }
 
-fn count(pair: &Pair, what: &str) -> usize {
-    pair.told.iter().filter(|line| line.contains(what) && !line.contains("lost")).count()
+fn count(pair: &Pair, opcode: &str) -> usize {
+    pair.log.iter().filter(|line| line.contains(opcode) && !line.contains("lost")).count()
 }
 
-/// Writes, reads and an atomic of each side; all end well, once, with the bytes that were there.
-fn all_goes_well(pair: &mut Pair) {
+/// Checks writes, reads, sends and an atomic of each side.
+fn check_all_operations(pair: &mut Pair) {
     let text = pattern(50_000, 3);
     for side in [A, B] {
         let (to, from) = (side as u64 * 60_000, 120_000 + side as u64 * 60_000);
         pair.end(side.other()).memory.put(from, &text);
-        let before = (pair.end(side.other()).received().len(), pair.end(side).ended().len());
+        let before = (pair.end(side.other()).received().len(), pair.end(side).completions().len());
         let word = pair.end(side.other()).memory.word(8 + to + 50_000);
         let end = pair.end(side);
         end.write(to, &text);
@@ -76,180 +76,179 @@ fn all_goes_well(pair: &mut Pair) {
             imm: Some(8),
         });
         run_ms(pair, 1000);
-        let ended = pair.end(side).ended().split_off(before.1);
+        let ended = pair.end(side).completions().split_off(before.1);
         assert!(ended.len() == 5 && ended.iter().all(|(_, status)| *status == Status::Success), "{ended:?}");
         assert_eq!(pair.end(side.other()).memory.get(to + 5000, 45_000), text[5000..]);
         assert_eq!(pair.end(side).memory.get(to, 50_000), text);
-        assert_eq!(pair.end(side.other()).memory.word(8 + to + 50_000), word + 1, "done once");
+        assert_eq!(pair.end(side.other()).memory.word(8 + to + 50_000), word + 1, "carried out once");
         let received = pair.end(side.other()).received().split_off(before.0);
         assert_eq!(received, [(text[..20_000].to_vec(), Some(7)), (vec![], Some(8))]);
     }
 }
 
 #[test]
-fn who_has_met_says_its_first_words_in_one_flight() {
-    for (holes, first) in [(both(Mtu::Bytes4096), 16), (both(Mtu::Bytes1024), 1)] {
-        let mut pair = pair_over(&holes);
-        assert_eq!(pair.a().qp.window_packets(), 1, "nothing is known yet");
-        meet(&mut pair);
-        assert_eq!(
-            pair.a().qp.window_packets(),
-            first,
-            "the answer to a probe says so, if the longest come through"
-        );
-        assert!(pair.b().qp.take_has_begun(), "who answers it expects something");
+fn answered_probe_opens_the_first_window() {
+    for (limits, first) in [(both(Mtu::Bytes4096), 16), (both(Mtu::Bytes1024), 1)] {
+        let mut pair = pair_over(&limits);
+        assert_eq!(pair.a().qp.window_packets(), 1, "the path is unknown");
+        discover(&mut pair);
+        assert_eq!(pair.a().qp.window_packets(), first, "the answer grants it if the longest packets pass");
+        assert!(pair.b().qp.take_has_begun(), "a probe announces requests");
         for _ in 0..20 {
             pair.a().send(b"word", None);
         }
         run_ms(&mut pair, 400);
         assert_eq!(pair.b().received().len(), 20);
-        assert_eq!(pair.a().qp.window_packets(), 64, "as acknowledgements say from then on");
+        assert_eq!(pair.a().qp.window_packets(), 64, "acknowledgements carry the grant");
     }
 }
 
 #[test]
-fn a_path_that_lets_all_through_costs_two_probes_of_each_end_and_nothing_else() {
+fn discovery_of_an_unrestricted_path_costs_two_probes_per_end() {
     let mut pair = pair_over(&both(Mtu::Bytes4096));
-    meet(&mut pair);
-    assert_eq!(pair.told.len(), 8, "{:?}", pair.told);
-    assert_eq!(found(&mut pair), [Mtu::Bytes4096; 2]);
-    assert_eq!([A, B].map(|side| pair.end(side).qp.poll_timeout()), [None; 2], "nobody waits for anything");
-    all_goes_well(&mut pair);
+    discover(&mut pair);
+    assert_eq!(pair.log.len(), 8, "{:?}", pair.log);
+    assert_eq!(path_mtus(&mut pair), [Mtu::Bytes4096; 2]);
+    assert_eq!([A, B].map(|side| pair.end(side).qp.poll_timeout()), [None; 2], "a timer is set");
+    check_all_operations(&mut pair);
     assert_eq!(count(&pair, " Part "), 0);
 }
 
 #[test]
-fn the_largest_packets_that_come_through_are_found_and_longer_ones_leave_in_parts() {
+fn path_mtu_is_found_and_longer_packets_are_sent_in_parts() {
     for mtu in [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048] {
         let mut pair = pair_over(&both(mtu));
-        meet(&mut pair);
-        assert_eq!(found(&mut pair), [mtu; 2]);
-        let lost = pair.told.iter().filter(|line| line.contains("lost")).count();
-        all_goes_well(&mut pair);
+        discover(&mut pair);
+        assert_eq!(path_mtus(&mut pair), [mtu; 2]);
+        let lost = pair.log.iter().filter(|line| line.contains("lost")).count();
+        check_all_operations(&mut pair);
         assert_eq!(
-            pair.told.iter().filter(|line| line.contains("lost")).count(),
+            pair.log.iter().filter(|line| line.contains("lost")).count(),
             lost,
-            "nothing is too long"
+            "a packet was too long"
         );
-        assert_eq!(pair.a().qp.counters().timeouts, 0, "and nothing is waited for");
+        assert_eq!(pair.a().qp.counters().timeouts, 0);
     }
 }
 
 #[test]
-fn what_came_through_before_is_where_the_next_begins_so_that_nothing_is_lost_meanwhile() {
-    for (comes_through, expected) in [(Mtu::Bytes1024, Mtu::Bytes1024), (Mtu::Bytes2048, Mtu::Bytes512)] {
-        let mut pair = pair_over(&both(comes_through));
+fn expected_path_mtu_avoids_losses_during_discovery() {
+    for (mtu, expected) in [(Mtu::Bytes1024, Mtu::Bytes1024), (Mtu::Bytes2048, Mtu::Bytes512)] {
+        let mut pair = pair_over(&both(mtu));
         for side in [A, B] {
             let now_ns = pair.now_ns;
             pair.end(side).qp.expect_path(now_ns, expected);
         }
-        assert_eq!(found(&mut pair), [expected; 2]);
+        assert_eq!(path_mtus(&mut pair), [expected; 2]);
         let now_ns = pair.now_ns;
         [A, B].into_iter().for_each(|side| pair.end(side).qp.find_path(now_ns));
-        // Nobody waits for the end of the search.
-        all_goes_well(&mut pair);
-        let lost = pair.told.iter().filter(|line| line.contains("lost"));
+        // Requests do not wait for the search.
+        check_all_operations(&mut pair);
+        let lost = pair.log.iter().filter(|line| line.contains("lost"));
         assert!(lost.clone().all(|line| line.contains("Probe")), "{:?}", lost.collect::<Vec<_>>());
         assert_eq!([A, B].map(|side| pair.end(side).qp.counters().timeouts), [0; 2]);
-        // A path that has become wider since is found by the first search.
-        assert_eq!(found(&mut pair), [comes_through; 2]);
+        // The first search finds a larger MTU.
+        assert_eq!(path_mtus(&mut pair), [mtu; 2]);
     }
 }
 
 #[test]
-fn what_comes_through_one_way_only_is_kept_to_by_both() {
-    for holes in [[longest(Mtu::Bytes1024), 5000], [5000, longest(Mtu::Bytes1024)]] {
-        let mut pair = pair_over(&Rc::new(Cell::new(holes)));
-        meet(&mut pair);
-        assert_eq!(found(&mut pair), [Mtu::Bytes1024; 2]);
-        all_goes_well(&mut pair);
+fn both_ends_use_the_smaller_mtu_of_the_two_directions() {
+    for limits in [[longest(Mtu::Bytes1024), 5000], [5000, longest(Mtu::Bytes1024)]] {
+        let mut pair = pair_over(&Rc::new(Cell::new(limits)));
+        discover(&mut pair);
+        assert_eq!(path_mtus(&mut pair), [Mtu::Bytes1024; 2]);
+        check_all_operations(&mut pair);
     }
 }
 
 #[test]
-fn a_path_that_shrinks_while_packets_are_under_way_costs_time_and_nothing_else() {
-    for holes in
+fn shrinking_path_mtu_breaks_no_operation_in_flight() {
+    for limits in
         [[longest(Mtu::Bytes1024); 2], [longest(Mtu::Bytes512), 5000], [5000, longest(Mtu::Bytes512)]]
     {
         let path = both(Mtu::Bytes4096);
         let mut pair = pair_over(&path);
-        meet(&mut pair);
-        all_goes_well(&mut pair);
-        path.set(holes);
-        all_goes_well(&mut pair);
-        assert!(found(&mut pair).into_iter().max() < Some(Mtu::Bytes2048), "{:?}", found(&mut pair));
+        discover(&mut pair);
+        check_all_operations(&mut pair);
+        path.set(limits);
+        check_all_operations(&mut pair);
+        assert!(path_mtus(&mut pair).into_iter().max() < Some(Mtu::Bytes2048), "{:?}", path_mtus(&mut pair));
     }
 }
 
 #[test]
-fn a_path_that_shrinks_is_noticed_within_a_hundred_milliseconds() {
+fn shrinking_path_mtu_is_found_within_a_hundred_milliseconds() {
     let path = both(Mtu::Bytes4096);
     let mut pair = pair_over(&path);
-    meet(&mut pair);
+    discover(&mut pair);
     path.set([longest(Mtu::Bytes1024); 2]);
     pair.a().write(0, &pattern(20_000, 5));
     run_ms(&mut pair, 100);
-    assert_eq!(pair.a().ended(), [(0, Status::Success)]);
+    assert_eq!(pair.a().completions(), [(0, Status::Success)]);
 }
 
 #[test]
-fn answers_that_no_longer_come_through_are_noticed_by_who_asks() {
+fn reader_finds_a_shrinking_mtu_of_the_response_direction() {
     let path = both(Mtu::Bytes4096);
     let mut pair = pair_over(&path);
-    meet(&mut pair);
+    discover(&mut pair);
     path.set([5000, longest(Mtu::Bytes1024)]);
     pair.b().memory.put(0, &pattern(20_000, 5));
     pair.a().read(0, 0, 20_000);
     run_ms(&mut pair, 100);
     assert_eq!(
-        (pair.a().ended(), pair.a().memory.get(0, 20_000)),
+        (pair.a().completions(), pair.a().memory.get(0, 20_000)),
         (vec![(0, Status::Success)], pattern(20_000, 5))
     );
-    assert_eq!(pair.b().qp.path_mtu(), Mtu::Bytes1024, "the other has been told");
+    assert_eq!(pair.b().qp.path_mtu(), Mtu::Bytes1024, "B did not learn the new MTU");
 }
 
 #[test]
-fn a_link_that_is_down_tells_nothing_of_what_comes_through() {
+fn link_down_does_not_change_the_path_mtu() {
     let path = both(Mtu::Bytes4096);
     let mut pair = pair_over(&path);
-    meet(&mut pair);
+    discover(&mut pair);
     path.set([0; 2]);
-    pair.told.clear();
+    pair.log.clear();
     pair.a().write(0, &pattern(20_000, 5));
     run_ms(&mut pair, 3000);
-    assert!(pair.told.len() < 100, "no storm: {}", pair.told.len());
+    assert!(pair.log.len() < 100, "packet storm: {}", pair.log.len());
     path.set([5000; 2]);
     run_ms(&mut pair, 2000);
-    assert_eq!((pair.a().ended(), found(&mut pair)), (vec![(0, Status::Success)], [Mtu::Bytes4096; 2]));
+    assert_eq!(
+        (pair.a().completions(), path_mtus(&mut pair)),
+        (vec![(0, Status::Success)], [Mtu::Bytes4096; 2])
+    );
 }
 
 #[test]
-fn a_path_that_lets_more_through_again_is_used_so_after_a_minute() {
+fn larger_path_mtu_is_found_after_a_minute() {
     let path = both(Mtu::Bytes1024);
     let mut pair = pair_over(&path);
-    meet(&mut pair);
+    discover(&mut pair);
     path.set([5000; 2]);
     run_ms(&mut pair, 59_000);
-    assert_eq!(found(&mut pair), [Mtu::Bytes1024; 2]);
+    assert_eq!(path_mtus(&mut pair), [Mtu::Bytes1024; 2]);
     run_ms(&mut pair, 2000);
-    assert_eq!(found(&mut pair), [Mtu::Bytes4096; 2]);
-    all_goes_well(&mut pair);
+    assert_eq!(path_mtus(&mut pair), [Mtu::Bytes4096; 2]);
+    check_all_operations(&mut pair);
 }
 
 #[test]
-fn parts_that_are_lost_or_come_twice_or_late_cost_their_packet_and_nothing_is_mixed_up() {
+fn lost_duplicated_or_late_parts_corrupt_nothing() {
     for seed in 0..50 {
         let path = both(Mtu::Bytes512);
         let mut pair = pair_over(&path);
-        meet(&mut pair);
+        discover(&mut pair);
         let mut random = Random(seed);
-        pair.tell(move |sent| match (sent.opcode, random.below(40)) {
-            (Opcode::Part, 0) => Fate::IsLost,
-            (Opcode::Part, 1) => Fate::ArrivesTwice(random.below(300_000)),
-            (Opcode::Part, 2) => Fate::IsLate(random.below(300_000)),
-            (Opcode::Part, 3) => Fate::IsDamaged(random.below(4000) as usize),
-            _ => Fate::Arrives,
+        pair.set_filter(move |sent| match (sent.opcode, random.below(40)) {
+            (Opcode::Part, 0) => Fate::Lost,
+            (Opcode::Part, 1) => Fate::Duplicated(random.below(300_000)),
+            (Opcode::Part, 2) => Fate::Delayed(random.below(300_000)),
+            (Opcode::Part, 3) => Fate::Damaged(random.below(4000) as usize),
+            _ => Fate::Delivered,
         });
-        all_goes_well(&mut pair);
+        check_all_operations(&mut pair);
     }
 }

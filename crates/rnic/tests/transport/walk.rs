@@ -1,7 +1,7 @@
-//! Random operations over a random link, compared with a model: each request done once and in order, or not at all.
+//! Random operations over a faulty link, compared with a model: each request is carried out once and in order.
 //!
-//! The model of a memory is what its peer's requests make of it, one after the other.  A read may be answered again when later
-//! requests have been carried out, so each of its bytes may be what it was when its turn came, or what it became since.
+//! The model applies the peer's requests to a memory one by one.  A repeated read response may be sent after later requests were
+//! carried out, so each of its bytes may have its value at the time of the read or any later one.
 
 use std::collections::VecDeque;
 
@@ -10,18 +10,18 @@ use proptest::prelude::*;
 
 use crate::pair::*;
 
-/// Bytes that requests are aimed at; few, so that they meet.
+/// Bytes that requests access; few, so that they overlap.
 const TARGET_BYTES: u64 = 2048;
-/// Where reads put what they get, each at another place.
+/// Start of the targets of reads, which do not overlap.
 const LANDING: u64 = 1 << 16;
 
-/// One memory, and what must be heard of it.
+/// The model of one memory, and the expected events.
 struct Model {
-    /// Each byte's values, with the request that made it so.
+    /// The values of each byte, with the request that wrote them.
     bytes: Vec<Vec<(u64, u8)>>,
     completions: VecDeque<(u64, Option<u64>)>,
     arrivals: Vec<(Vec<u8>, Option<u32>)>,
-    /// Reads: who, from where, how much, and where to.
+    /// Reads: id, source, length and target.
     reads: Vec<(u64, u64, usize, u64)>,
     landing: u64,
 }
@@ -52,7 +52,7 @@ impl Model {
         u64::from_le_bytes(bytes)
     }
 
-    /// Whether a byte may have been read as `value` by request `id`.
+    /// Whether request `id` may have read `value` from a byte.
     fn allows(&self, id: u64, index: usize, value: u8) -> bool {
         let history = &self.bytes[index];
         let turn = history.partition_point(|(by, _)| *by < id).saturating_sub(1);
@@ -60,7 +60,7 @@ impl Model {
     }
 }
 
-/// Posts a random request, and tells the model of the peer's memory.
+/// Posts a random request, and applies it to the model of the peer's memory.
 fn step(pair: &mut Pair, side: Side, model: &mut Model, random: &mut Random, id: u64) {
     let len = match random.below(3) {
         0 => random.below(40),
@@ -129,18 +129,18 @@ fn ends() -> impl Strategy<Value = Ends> {
     )
 }
 
-/// How often of a thousand a packet meets with each.
+/// Packets per thousand that suffer each fault.
 #[derive(Clone, Debug)]
-struct Weather {
+struct FaultRates {
     lost: u64,
     twice: u64,
     late: u64,
     damaged: u64,
 }
 
-fn weather() -> impl Strategy<Value = Weather> {
+fn rates() -> impl Strategy<Value = FaultRates> {
     let often = || prop_oneof![Just(0u64), 0u64..30, 0u64..200];
-    (often(), often(), often(), often()).prop_map(|(lost, twice, late, damaged)| Weather {
+    (often(), often(), often(), often()).prop_map(|(lost, twice, late, damaged)| FaultRates {
         lost,
         twice,
         late,
@@ -148,19 +148,19 @@ fn weather() -> impl Strategy<Value = Weather> {
     })
 }
 
-fn fate(weather: &Weather, random: &mut Random) -> Fate {
+fn fate(rates: &FaultRates, random: &mut Random) -> Fate {
     let later_ns = random.below(60_000);
     let bit = random.below(1 << 16) as usize;
     match random.below(1000) {
-        roll if roll < weather.lost => Fate::IsLost,
-        roll if roll < weather.lost + weather.twice => Fate::ArrivesTwice(later_ns * 20),
-        roll if roll < weather.lost + weather.twice + weather.late => Fate::IsLate(later_ns),
-        roll if roll < weather.lost + weather.twice + weather.late + weather.damaged => Fate::IsDamaged(bit),
-        _ => Fate::Arrives,
+        roll if roll < rates.lost => Fate::Lost,
+        roll if roll < rates.lost + rates.twice => Fate::Duplicated(later_ns * 20),
+        roll if roll < rates.lost + rates.twice + rates.late => Fate::Delayed(later_ns),
+        roll if roll < rates.lost + rates.twice + rates.late + rates.damaged => Fate::Damaged(bit),
+        _ => Fate::Delivered,
     }
 }
 
-/// What the ends have agreed on, and what they have room for.
+/// Negotiated settings, grants and receives.
 #[derive(Clone, Debug)]
 struct Ends {
     mtu: Mtu,
@@ -171,14 +171,14 @@ struct Ends {
     congestion: Congestion,
 }
 
-fn walk(seed: u64, weather: Weather, ends: Ends, steps: u64) {
+fn walk(seed: u64, rates: FaultRates, ends: Ends, steps: u64) {
     let mut random = Random(seed);
     let Ends { mtu, psns, grant, receives, selective, congestion } = ends;
     let room_packets = 1 + random.below(30) as u32;
     let config = Config { mtu, room_packets, selective, congestion, ..Config::default() };
-    let mut pair = Pair::strict(config, psns);
+    let mut pair = Pair::minimal(config, psns);
     let mut of_link = Random(seed ^ 1);
-    pair.tell(move |_| fate(&weather, &mut of_link));
+    pair.set_filter(move |_| fate(&rates, &mut of_link));
     let mut models = [Model::new(), Model::new()];
     for side in [A, B] {
         pair.end(side).qp.set_grant(0, grant);
@@ -186,7 +186,7 @@ fn walk(seed: u64, weather: Weather, ends: Ends, steps: u64) {
     }
     for id in 0..steps {
         for side in [A, B] {
-            // The model at index 0 is of what A's requests do.
+            // Model 0 is of the effects of A's requests.
             step(&mut pair, side, &mut models[side as usize], &mut random, id);
             if random.below(3) == 0 {
                 let until = pair.now_ns + random.below(100_000);
@@ -210,9 +210,9 @@ fn walk(seed: u64, weather: Weather, ends: Ends, steps: u64) {
     }
 }
 
-/// Compares what a side was told, and what its peer's memory holds, with the model of it.
+/// Compares a side's events and its peer's memory with the model.
 fn check(pair: &mut Pair, side: Side, model: &Model) {
-    let told: VecDeque<(u64, Option<u64>)> = pair
+    let completed: VecDeque<(u64, Option<u64>)> = pair
         .end(side)
         .events
         .iter()
@@ -225,10 +225,7 @@ fn check(pair: &mut Pair, side: Side, model: &Model) {
             _ => None,
         })
         .collect();
-    assert_eq!(
-        told, model.completions,
-        "each completes once and in order, and atomics find what the model found"
-    );
+    assert_eq!(completed, model.completions, "completions or the results of atomics differ");
     assert_eq!(pair.end(side).qp.posted(), 0);
     for (id, from, len, landing) in &model.reads {
         let got = pair.end(side).memory.get(*landing, *len);
@@ -238,7 +235,7 @@ fn check(pair: &mut Pair, side: Side, model: &Model) {
         }
     }
     let peer = pair.end(side.other());
-    assert_eq!(peer.received(), model.arrivals, "each arrives once and in order");
+    assert_eq!(peer.received(), model.arrivals, "received messages differ");
     let memory = peer.memory.get(0, TARGET_BYTES as usize);
     let expected: Vec<u8> = (0..TARGET_BYTES as usize).map(|index| model.now(index)).collect();
     assert!(memory == expected, "memory differs");
@@ -247,11 +244,11 @@ fn check(pair: &mut Pair, side: Side, model: &Model) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
     #[test]
-    fn over_any_link_each_request_is_done_once_and_in_order(
+    fn each_request_is_carried_out_once_and_in_order(
         seed: u64,
-        weather in weather(),
+        rates in rates(),
         ends in ends(),
     ) {
-        walk(seed, weather, ends, 60);
+        walk(seed, rates, ends, 60);
     }
 }

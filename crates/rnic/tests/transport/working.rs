@@ -1,4 +1,4 @@
-//! When nothing goes wrong: what each operation does, how it is cut, and when it is acknowledged.
+//! Operations without faults: their effects, their packets, and their acknowledgements.
 
 use halite_rnic::wire::{Headers, Opcode, Packet, RethRepr};
 use halite_rnic::{Config, Local, Mtu, Operation, PostError, Request, Source, Status};
@@ -6,17 +6,17 @@ use halite_rnic::{Config, Local, Mtu, Operation, PostError, Request, Source, Sta
 use crate::pair::*;
 
 #[test]
-fn a_write_lands_and_is_acknowledged() {
+fn write_lands_and_is_acknowledged() {
     let mut pair = Pair::new();
     let id = pair.a().write(100, b"salt");
     pair.run();
     assert_eq!(pair.b().memory.get(100, 4), b"salt");
-    assert_eq!(pair.a().ended(), [(id, Status::Success)]);
-    assert_eq!(pair.told, ["a WriteOnly 0", "b Acknowledge 0"]);
+    assert_eq!(pair.a().completions(), [(id, Status::Success)]);
+    assert_eq!(pair.log, ["a WriteOnly 0", "b Acknowledge 0"]);
 }
 
 #[test]
-fn every_operation_does_what_it_is_called() {
+fn every_operation_has_its_effect() {
     let mut pair = Pair::new();
     pair.b().memory.put(0, &41u64.to_le_bytes());
     pair.b().memory.put(512, &pattern(3000, 1));
@@ -28,24 +28,24 @@ fn every_operation_does_what_it_is_called() {
     a.read(5000, 512, 3000);
     a.send(b"hello", None);
     a.send(b"", Some(5));
-    a.post(write(64, b"told", Some(6)));
+    a.post(write(64, b"sent", Some(6)));
     let local = Local { key: KEY, address: 9000 };
     a.post(Operation::Write { source: Source::Registered { local, len: 11 }, remote: at(128), imm: None });
     pair.run();
-    assert_eq!(pair.a().found(), [41, 42, 7]);
+    assert_eq!(pair.a().fetched(), [41, 42, 7]);
     assert_eq!(pair.b().memory.word(0), 7);
     assert_eq!(pair.a().memory.get(5000, 3000), pattern(3000, 1));
     let arrived = [(b"hello".to_vec(), None), (vec![], Some(5)), (vec![], Some(6))];
     assert_eq!(pair.b().received(), arrived);
-    assert_eq!(pair.b().memory.get(64, 4), b"told");
+    assert_eq!(pair.b().memory.get(64, 4), b"sent");
     assert_eq!(pair.b().memory.get(128, 11), b"from memory");
     let in_order: Vec<_> = (0..8).map(|id| (id, Status::Success)).collect();
-    assert_eq!(pair.a().ended(), in_order);
+    assert_eq!(pair.a().completions(), in_order);
     assert_eq!(pair.a().qp.posted(), 0);
 }
 
 #[test]
-fn every_length_around_a_packets_arrives_whole_with_every_mtu() {
+fn lengths_around_each_mtu_arrive_whole() {
     for mtu in Mtu::ALL {
         let packet = mtu.bytes() as usize;
         let config = Config { mtu, ..Config::default() };
@@ -65,13 +65,13 @@ fn every_length_around_a_packets_arrives_whole_with_every_mtu() {
                 assert_eq!(pair.b().received().last(), Some(&(bytes, Some(len as u32))));
             }
         }
-        assert!(pair.a().ended().iter().all(|(_, status)| *status == Status::Success));
+        assert!(pair.a().completions().iter().all(|(_, status)| *status == Status::Success));
         assert_eq!(pair.a().qp.counters().repeated, 0);
     }
 }
 
 #[test]
-fn numbers_wrap_around_under_all_that_is_under_way() {
+fn sequence_numbers_wrap_with_operations_in_flight() {
     let mut pair = Pair::with(Config { mtu: Mtu::Bytes256, ..Config::default() }, [0xff_fffe, 0xff_ffff]);
     let bytes = pattern(2000, 9);
     for side in [A, B] {
@@ -85,48 +85,48 @@ fn numbers_wrap_around_under_all_that_is_under_way() {
         assert_eq!(pair.end(side).memory.word(8192), 3);
         assert_eq!(pair.end(side).received().len(), 1);
         assert_eq!(pair.end(side).memory.get(4096, 2000), bytes);
-        assert_eq!(pair.end(side).ended().len(), 4);
+        assert_eq!(pair.end(side).completions().len(), 4);
     }
 }
 
 #[test]
-fn of_others_an_empty_write_or_read_asks_for_no_key() {
+fn foreign_peer_may_send_an_empty_write_or_read_with_any_key() {
     let mut pair = Pair::with(Config { grants: false, ..Config::default() }, [0, 0]);
     let remote = halite_rnic::Remote { rkey: 999, address: u64::MAX };
     pair.a().post(Operation::Write { source: Source::Inline(vec![]), remote, imm: Some(1) });
     pair.a().post(Operation::Read { local: Local { key: 999, address: 5 }, remote, len: 0 });
     pair.run();
     assert_eq!(pair.b().received(), [(vec![], Some(1))]);
-    assert_eq!(pair.told.len(), 3, "{:?}", pair.told);
-    assert_eq!(pair.a().ended(), [(0, Status::Success), (1, Status::Success)]);
+    assert_eq!(pair.log.len(), 3, "{:?}", pair.log);
+    assert_eq!(pair.a().completions(), [(0, Status::Success), (1, Status::Success)]);
 }
 
 #[test]
-fn a_write_may_be_cut_into_messages_that_take_one_packet_each_and_are_of_one_length() {
+fn write_may_be_split_into_one_packet_messages() {
     let mut pair = Pair::with(Config { write_packets_max: 1, ..Config::default() }, [0, 0]);
     pair.a().post(write(0, &pattern(3000, 1), Some(9)));
     pair.run();
-    let of_a: Vec<_> = pair.told.iter().filter(|line| line.starts_with("a ")).collect();
-    assert_eq!(of_a, ["a WriteOnly 0", "a WriteOnly 1", "a WriteOnlyImm 2"]);
+    let from_a: Vec<_> = pair.log.iter().filter(|line| line.starts_with("a ")).collect();
+    assert_eq!(from_a, ["a WriteOnly 0", "a WriteOnly 1", "a WriteOnlyImm 2"]);
     assert_eq!(pair.b().memory.get(0, 3000), pattern(3000, 1));
-    assert_eq!(pair.b().received(), [(vec![], Some(9))], "told once, behind the last");
-    assert_eq!(pair.a().ended(), [(0, Status::Success)]);
+    assert_eq!(pair.b().received(), [(vec![], Some(9))], "one immediate, in the last message");
+    assert_eq!(pair.a().completions(), [(0, Status::Success)]);
 }
 
 #[test]
-fn a_read_may_be_cut_into_requests_whose_answers_take_one_packet_each() {
+fn read_may_be_split_into_one_packet_requests() {
     let mut pair = Pair::with(Config { read_packets_max: 1, ..Config::default() }, [0, 0]);
     pair.b().memory.put(0, &pattern(3000, 1));
     pair.a().read(5000, 0, 3000);
     pair.run();
-    let answers: Vec<_> = pair.told.iter().filter(|line| line.starts_with("b ")).collect();
-    assert_eq!(answers, ["b ReadResponseOnly 0", "b ReadResponseOnly 1", "b ReadResponseOnly 2"]);
+    let responses: Vec<_> = pair.log.iter().filter(|line| line.starts_with("b ")).collect();
+    assert_eq!(responses, ["b ReadResponseOnly 0", "b ReadResponseOnly 1", "b ReadResponseOnly 2"]);
     assert_eq!(pair.a().memory.get(5000, 3000), pattern(3000, 1));
-    assert_eq!(pair.a().ended(), [(0, Status::Success)]);
+    assert_eq!(pair.a().completions(), [(0, Status::Success)]);
 }
 
 #[test]
-fn between_our_own_ends_an_empty_write_or_read_needs_a_key_that_exists() {
+fn halite_peer_needs_a_valid_key_for_an_empty_write_or_read() {
     let remote = halite_rnic::Remote { rkey: 999, address: 0 };
     let local = Local { key: 999, address: 0 };
     for operation in [
@@ -136,150 +136,150 @@ fn between_our_own_ends_an_empty_write_or_read_needs_a_key_that_exists() {
         let mut pair = Pair::new();
         pair.a().post(operation);
         pair.run();
-        assert_eq!(pair.a().ended(), [(0, Status::RemoteAccess)]);
+        assert_eq!(pair.a().completions(), [(0, Status::RemoteAccess)]);
         assert_eq!(pair.b().received(), []);
     }
 }
 
 #[test]
-fn a_write_off_a_words_boundary_is_cut_so_that_no_word_is_in_two_packets() {
+fn unaligned_write_splits_no_word() {
     let mut pair = Pair::with(Config { mtu: Mtu::Bytes256, ..Config::default() }, [0, 0]);
     pair.a().post(write(5, &pattern(600, 0), Some(3)));
     pair.run();
-    let of_a: Vec<_> = pair.told.iter().filter(|line| line.starts_with("a ")).collect();
-    assert_eq!(of_a, ["a WriteOnly 0", "a WriteFirst 1", "a WriteLastImm 2"]);
+    let from_a: Vec<_> = pair.log.iter().filter(|line| line.starts_with("a ")).collect();
+    assert_eq!(from_a, ["a WriteOnly 0", "a WriteFirst 1", "a WriteLastImm 2"]);
     assert_eq!(pair.b().memory.get(5, 600), pattern(600, 0));
-    assert_eq!(pair.b().received().len(), 1, "told once");
+    assert_eq!(pair.b().received().len(), 1, "one immediate");
 }
 
 #[test]
-fn calls_back_and_forth_take_two_packets_each_and_an_acknowledgement_now_and_then() {
+fn calls_take_two_packets_and_few_acknowledgements() {
     let mut pair = Pair::new();
-    // The first packets ask for acknowledgements, and hear what is granted.
+    // The first packets request acknowledgements, which carry the grants.
     for side in [A, B] {
         pair.end(side).write(0, b"first");
     }
     pair.run();
-    pair.told.clear();
+    pair.log.clear();
     for call in 0..64 {
         pair.a().post_as(write(64, b"request", Some(call)), false);
         let now = pair.now_ns;
-        pair.run_until(now + TRIP_NS);
+        pair.run_until(now + ONE_WAY_NS);
         pair.b().post_as(write(64, b"reply", Some(call)), false);
         let now = pair.now_ns;
-        pair.run_until(now + TRIP_NS);
+        pair.run_until(now + ONE_WAY_NS);
     }
-    let acks = pair.told.iter().filter(|line| line.contains("Acknowledge")).count();
-    assert_eq!(pair.told.len() - acks, 128);
+    let acks = pair.log.iter().filter(|line| line.contains("Acknowledge")).count();
+    assert_eq!(pair.log.len() - acks, 128);
     assert_eq!(acks, 2 * 64 / 16, "one for each quarter of a window of 64");
     assert_eq!(pair.a().received().len() + pair.b().received().len(), 128);
 }
 
 #[test]
-fn what_nobody_asked_for_is_acknowledged_half_a_millisecond_later() {
+fn unrequested_acknowledgement_follows_after_half_a_millisecond() {
     let mut pair = Pair::new();
     pair.a().write(0, b"first");
     pair.run();
-    pair.told.clear();
+    pair.log.clear();
     let begin = pair.now_ns;
     pair.a().post_as(write(64, b"unsignalled", None), false);
     pair.run_until(begin + 400_000);
-    assert_eq!(pair.told, ["a WriteOnly 1"]);
+    assert_eq!(pair.log, ["a WriteOnly 1"]);
     pair.run();
-    assert_eq!(pair.told, ["a WriteOnly 1", "b Acknowledge 1"]);
-    assert_eq!(pair.now_ns, begin + TRIP_NS + 500_000 + TRIP_NS);
+    assert_eq!(pair.log, ["a WriteOnly 1", "b Acknowledge 1"]);
+    assert_eq!(pair.now_ns, begin + ONE_WAY_NS + 500_000 + ONE_WAY_NS);
     assert_eq!(pair.a().qp.counters().timeouts, 0);
 }
 
 #[test]
 fn the_first_window_is_one_packet_and_the_peer_grants_more() {
-    let mut pair = Pair::strict(Config { mtu: Mtu::Bytes256, ..Config::default() }, [0, 0]);
+    let mut pair = Pair::minimal(Config { mtu: Mtu::Bytes256, ..Config::default() }, [0, 0]);
     pair.a().write(0, &pattern(2560, 0));
-    pair.run_until(TRIP_NS - 1);
-    assert_eq!(pair.told, ["a WriteFirst 0"]);
-    pair.run_until(3 * TRIP_NS - 1);
-    assert_eq!(pair.told.len(), 3, "one by one: {:?}", pair.told);
+    pair.run_until(ONE_WAY_NS - 1);
+    assert_eq!(pair.log, ["a WriteFirst 0"]);
+    pair.run_until(3 * ONE_WAY_NS - 1);
+    assert_eq!(pair.log.len(), 3, "one by one: {:?}", pair.log);
     let now = pair.now_ns;
     pair.b().qp.set_grant(now, 4);
-    pair.run_until(5 * TRIP_NS);
-    let under_way = pair.told.iter().filter(|line| line.starts_with("a ")).count();
-    assert_eq!((pair.a().qp.window_packets(), under_way), (4, 6));
+    pair.run_until(5 * ONE_WAY_NS);
+    let in_flight = pair.log.iter().filter(|line| line.starts_with("a ")).count();
+    assert_eq!((pair.a().qp.window_packets(), in_flight), (4, 6));
     pair.run();
     assert_eq!(pair.b().memory.get(0, 2560), pattern(2560, 0));
     assert_eq!(pair.a().qp.counters().timeouts, 0);
 }
 
 #[test]
-fn ends_that_have_room_in_any_case_begin_with_as_many_packets_as_they_agreed_on() {
+fn first_window_is_configurable() {
     let config = Config { mtu: Mtu::Bytes256, first_packets_max: 3, ..Config::default() };
-    let mut pair = Pair::strict(config, [0, 0]);
+    let mut pair = Pair::minimal(config, [0, 0]);
     pair.a().write(0, &pattern(2560, 0));
-    pair.run_until(TRIP_NS - 1);
-    assert_eq!(pair.told, ["a WriteFirst 0", "a WriteMiddle 1", "a WriteMiddle 2"]);
+    pair.run_until(ONE_WAY_NS - 1);
+    assert_eq!(pair.log, ["a WriteFirst 0", "a WriteMiddle 1", "a WriteMiddle 2"]);
     pair.run();
     assert_eq!(pair.b().memory.get(0, 2560), pattern(2560, 0));
 }
 
 #[test]
-fn what_is_granted_is_told_at_once_and_once() {
+fn changed_grant_is_sent_at_once_and_once() {
     let mut pair = Pair::new();
     pair.a().write(0, b"first");
     pair.run();
     let now = pair.now_ns;
     pair.b().qp.set_grant(now, 200);
     pair.run();
-    assert_eq!(pair.a().qp.window_packets(), 192, "the step below");
-    // Who has nothing to send would keep, and use at once one day, what others have by then.
+    assert_eq!(pair.a().qp.window_packets(), 192, "grants round down to a credit step");
+    // An idle requester would otherwise keep a grant that others use by now.
     pair.b().qp.set_grant(now, 2);
     pair.run();
     assert_eq!(pair.a().qp.window_packets(), 2);
-    let told = pair.told.len();
+    let sent = pair.log.len();
     pair.b().qp.set_grant(now, 2);
     pair.run();
-    assert_eq!(pair.told.len(), told, "nothing is said that is known");
+    assert_eq!(pair.log.len(), sent, "an unchanged grant is not sent");
 }
 
 #[test]
-fn towards_others_no_credit_is_given_or_heeded() {
+fn foreign_peers_exchange_no_grants() {
     let config = Config { grants: false, window_packets_max: 7, mtu: Mtu::Bytes256, ..Config::default() };
-    let mut pair = Pair::strict(config, [0, 0]);
+    let mut pair = Pair::minimal(config, [0, 0]);
     pair.b().qp.set_grant(0, 3);
     pair.a().write(0, &pattern(256 * 20, 0));
     pair.run_until(1);
-    assert_eq!(pair.told.len(), 7);
+    assert_eq!(pair.log.len(), 7);
     pair.run();
     assert!(!pair.granted.is_empty() && pair.granted.iter().all(Option::is_none));
     assert_eq!(pair.b().memory.get(0, 256 * 20), pattern(256 * 20, 0));
 }
 
 #[test]
-fn answers_to_reads_that_are_under_way_fit_into_the_readers_room() {
+fn read_responses_in_flight_fit_the_readers_room() {
     let config = Config { mtu: Mtu::Bytes256, room_packets: 8, ..Config::default() };
     let mut pair = Pair::with(config, [0, 0]);
     pair.b().memory.put(0, &pattern(20_000, 2));
     pair.a().read(0, 0, 20_000);
     pair.a().read(30_000, 0, 20_000);
     let (sender, receiver) = std::sync::mpsc::channel();
-    pair.tell(move |sent| {
+    pair.set_filter(move |sent| {
         let _ = sender.send((sent.opcode, sent.psn));
-        Fate::Arrives
+        Fate::Delivered
     });
     pair.run();
     assert_eq!(pair.a().memory.get(30_000, 20_000), pattern(20_000, 2));
-    // Each request asks for four packets, and at most two are under way.
-    let mut under_way = 0;
+    // Each request returns four packets, so at most two may be in flight.
+    let mut in_flight = 0;
     for (opcode, _) in receiver.try_iter() {
         match opcode {
-            Opcode::ReadRequest => under_way += 1,
-            Opcode::ReadResponseLast => under_way -= 1,
+            Opcode::ReadRequest => in_flight += 1,
+            Opcode::ReadResponseLast => in_flight -= 1,
             _ => {}
         }
-        assert!(under_way <= 2);
+        assert!(in_flight <= 2);
     }
 }
 
 #[test]
-fn a_queue_that_is_full_and_requests_that_make_no_sense_are_refused() {
+fn full_queue_and_malformed_requests_are_refused() {
     let config = Config { send_queue_max: 2, send_bytes_max: 10, ..Config::default() };
     let mut pair = Pair::with(config, [0, 0]);
     let mut post =
@@ -295,60 +295,60 @@ fn a_queue_that_is_full_and_requests_that_make_no_sense_are_refused() {
 }
 
 #[test]
-fn answers_and_requests_of_one_side_take_turns() {
+fn responses_and_requests_of_one_side_alternate() {
     let mut pair = Pair::with(Config { mtu: Mtu::Bytes256, ..Config::default() }, [0, 0]);
     pair.b().write(0, b"first");
     pair.run();
-    pair.told.clear();
+    pair.log.clear();
     let reth = RethRepr { address: 0, rkey: KEY, len: 256 * 10 };
     let (dest_qp, psn) = (pair.b().qp.qpn(), pair.psn(A, 0));
     let headers = Headers::ReadRequest(reth);
     pair.forge(B, &Packet { dest_qp, psn, ack_request: false, solicited: false, headers, payload: b"" });
     pair.b().write(8192, &pattern(256 * 10, 0));
     pair.run();
-    let of_b: Vec<_> = pair.told.iter().filter(|line| line.starts_with("b ")).collect();
-    assert!(of_b[..6].iter().any(|line| line.contains("Read")), "{of_b:?}");
-    assert!(of_b[..12].iter().filter(|line| line.contains("Write")).count() >= 5, "{of_b:?}");
+    let from_b: Vec<_> = pair.log.iter().filter(|line| line.starts_with("b ")).collect();
+    assert!(from_b[..6].iter().any(|line| line.contains("Read")), "{from_b:?}");
+    assert!(from_b[..12].iter().filter(|line| line.contains("Write")).count() >= 5, "{from_b:?}");
 }
 
-/// An idle node was woken twice by each heartbeat, once to acknowledge it later; and each had the receive buffer shared anew, twice, of which all
-/// were told.
+/// Regression: each heartbeat woke an idle node twice, once for the delayed acknowledgement, and rebalanced the receive buffer
+/// twice, with new grants to all peers.
 #[test]
-fn a_sign_of_life_is_acknowledged_at_once_and_takes_no_share() {
+fn heartbeat_is_acknowledged_at_once_and_claims_no_share() {
     let mut pair = Pair::new();
     let imm = Some(0);
     let operation = Operation::Send { bytes: b"I live".to_vec(), imm };
     pair.a().qp.post(Request { id: 7, operation, signalled: false, solicited: false }).expect("posted");
-    pair.run_until(TRIP_NS);
-    assert_eq!(pair.told, ["a SendOnlyImm 0", "b Acknowledge 0"], "as soon as it has come");
+    pair.run_until(ONE_WAY_NS);
+    assert_eq!(pair.log, ["a SendOnlyImm 0", "b Acknowledge 0"], "acknowledged on arrival");
     assert!(!pair.b().qp.take_has_begun());
     assert_eq!(pair.b().qp.share().used_ns, None);
     assert_eq!(pair.b().received(), [(b"I live".to_vec(), imm)]);
-    // What somebody waits for is another matter.
+    // A solicited message is no heartbeat.
     let operation = Operation::Send { bytes: b"I ask".to_vec(), imm };
     pair.a().qp.post(Request { id: 8, operation, signalled: false, solicited: true }).expect("posted");
-    // At first one packet may be under way: it leaves when the first one is acknowledged.
-    pair.run_until(3 * TRIP_NS);
-    assert_eq!(pair.told.len(), 3, "it is acknowledged with its answer, or later");
+    // The first window is one packet: this one is sent when the first is acknowledged.
+    pair.run_until(3 * ONE_WAY_NS);
+    assert_eq!(pair.log.len(), 3, "its acknowledgement is delayed");
     assert!(pair.b().qp.take_has_begun());
 }
 
-/// The time since the last packet that asked was told as a wait, so that the network seemed to take no time at all.
+/// Regression: the wait was counted from an earlier acknowledgement request, so the network seemed to take no time.
 #[test]
-fn the_answer_to_a_sign_of_life_tells_how_long_that_has_waited_and_not_for_how_long_nobody_has_asked() {
+fn acknowledgement_of_a_heartbeat_reports_the_heartbeats_own_wait() {
     let mut pair = Pair::with(Config { selective: true, tells_waits: true, ..Config::default() }, [0, 0]);
     pair.a().write(100, b"salt");
-    pair.run_until(1000 * TRIP_NS);
+    pair.run_until(1000 * ONE_WAY_NS);
     let operation = Operation::Send { bytes: b"I live".to_vec(), imm: Some(0) };
     pair.a().qp.post(Request { id: 7, operation, signalled: false, solicited: false }).expect("posted");
-    pair.run_until(1001 * TRIP_NS);
-    assert_eq!(pair.told, ["a WriteOnly 0", "b Acknowledge 0", "a SendOnlyImm 1", "b Acknowledge 1"]);
+    pair.run_until(1001 * ONE_WAY_NS);
+    assert_eq!(pair.log, ["a WriteOnly 0", "b Acknowledge 0", "a SendOnlyImm 1", "b Acknowledge 1"]);
     assert_eq!(pair.waits_ns, [0, 0]);
 }
 
-/// A read was none of what a share is given for, since its request has no bytes: who did nothing but read asked for one packet in each round trip.
+/// Regression: a read claimed no share, since its request has no payload, so a pure reader got one packet per round trip.
 #[test]
-fn who_only_reads_or_changes_words_has_begun_to_send() {
+fn reads_and_atomics_claim_a_share() {
     for operation in [
         Operation::Read { local: Local { key: KEY, address: 5000 }, remote: at(512), len: 3000 },
         Operation::FetchAdd { remote: at(0), add: 1 },
@@ -356,8 +356,8 @@ fn who_only_reads_or_changes_words_has_begun_to_send() {
     ] {
         let mut pair = Pair::new();
         pair.a().post(operation);
-        pair.run_until(TRIP_NS);
+        pair.run_until(ONE_WAY_NS);
         assert!(pair.b().qp.take_has_begun());
-        assert_eq!(pair.b().qp.share().used_ns, Some(TRIP_NS));
+        assert_eq!(pair.b().qp.share().used_ns, Some(ONE_WAY_NS));
     }
 }
