@@ -4,9 +4,10 @@
 
 pub mod redis;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use halite::{Config, Function, Node, NodeId, Permissions, RegionCause, blocking};
 use halite_apps::kv::{KvError, Local, Owner, Stopper, Store};
@@ -53,13 +54,25 @@ impl Cluster {
 
 /// Until a session that maps `name` is told that it is lost: what a node that leaves has held is within reach until then.
 pub fn wait_until_lost(session: &blocking::Session, name: &str) {
+    let begin = Instant::now();
     loop {
+        assert!(begin.elapsed().as_secs() < 60, "{name} is not lost");
         match session.map(name, Permissions::READ) {
             Ok(lh) => session.unmap(lh).unwrap(),
             Err(error) if matches!(error.cause(), RegionCause::Lost(_)) => return,
             // The directory does not know yet.
             Err(_) => {}
         }
+    }
+}
+
+/// Sets its flag when it goes, so that threads which look at that end also where an assertion fails.
+pub struct SetAtEnd<'f>(pub &'f AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        // The end of the threads orders the rest.
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 

@@ -47,7 +47,9 @@ impl Served {
     }
 
     pub fn client(&self) -> Client {
-        Client(TcpStream::connect(self.address).unwrap())
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Client(stream)
     }
 
     pub fn pass_ms(&self, ms: u64) {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{FUNCTION, MIB, Shards, wait_until_lost};
+use common::{FUNCTION, MIB, SetAtEnd, Shards, wait_until_lost};
 use halite::{Function, NodeId, Permissions, RegionCause, blocking};
 use halite_apps::kv::{Expires, KEY_BYTES_MAX, KvError, Only, SetOptions, Store, VALUE_BYTES_MAX, When};
 
@@ -237,10 +237,10 @@ fn a_store_grows_while_it_is_read() {
                 assert_eq!(two.get(b"first"), Some(b"stays".to_vec()));
             }
         });
+        let _done = SetAtEnd(&done);
         for number in 0..1_500u32 {
             one.put(&number.to_le_bytes(), &number.to_le_bytes());
         }
-        done.store(true, Ordering::Relaxed);
     });
     let mut two = shards.store(1);
     for number in 0..1_500u32 {
@@ -267,22 +267,27 @@ fn a_value_that_changes_all_the_time_is_read_whole_and_never_goes_back() {
                 let (shards, done) = (&shards, &done);
                 scope.spawn(move || {
                     let (mut two, mut last) = (shards.store(node), 0);
-                    while !done.load(Ordering::Relaxed) {
+                    loop {
+                        // It reads once more when all is written.
+                        let is_last = done.load(Ordering::Relaxed);
                         let found = two.get(b"key").expect("it is always there");
                         let number = u64::from_le_bytes(*found.first_chunk().unwrap());
                         assert_eq!(found, value(number), "it is torn");
                         assert!(number >= last, "{number} was read after {last}");
                         last = number;
+                        if is_last {
+                            return last;
+                        }
                     }
-                    last
                 })
             })
             .collect();
+        let all_done = SetAtEnd(&done);
         for number in 1..2_000 {
             one.put(b"key", &value(number));
             one.put(b"other", &value(number + 1));
         }
-        done.store(true, Ordering::Relaxed);
+        drop(all_done);
         assert!(readers.into_iter().all(|reader| reader.join().unwrap() > 0));
     });
     shards.end();
@@ -376,8 +381,8 @@ fn a_store_that_is_cleared_gives_all_memory_back_and_nobody_sees_a_key_again_tha
                     }
                 }
             });
+            let _done = SetAtEnd(&done);
             one.session.block_on(one.store.clear()).unwrap();
-            done.store(true, Ordering::Relaxed);
         });
         assert_eq!((one.count(), shards.cluster.bytes_used()), (0, empty));
     }

@@ -13,6 +13,7 @@ use common::redis::{Client, Served, Value, bulk, request};
 use halite_apps::kv::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn who_asks_for_much_and_says_no_more_gets_all_of_it() {
     const COUNT: usize = 200;
     let served = Served::new();

@@ -426,8 +426,10 @@ fn a_sleep_ends_with_its_time() {
     let seen = both.doorbell();
     std::thread::scope(|scope| {
         let long = scope.spawn(|| {
+            let begin = std::time::Instant::now();
             while both.doorbell() == seen {
-                both.wait(Sleeper::Progress, seen, None);
+                assert!(begin.elapsed() < PATIENCE, "a ring was lost");
+                both.wait(Sleeper::Progress, seen, Some(PATIENCE));
             }
         });
         for _ in 0..100 {

@@ -648,17 +648,18 @@ mod tests {
         let config =
             |node| Config { dir: dir.path().to_owned(), node: Some(NodeId(node)), ..Config::default() };
         // The other one is more patient, so that it does not take this one for dead.
-        let node = Node::embedded(Config { lease: Duration::from_millis(100), ..config(0) }).unwrap();
-        let other = Node::embedded(config(1)).unwrap();
-        assert!(node.is_well());
-        node.inner.driver.look(|_| {
-            while node.is_well() {
+        let node = Node::embedded(Config { lease: Duration::from_secs(2), ..config(0) }).unwrap();
+        let other = Node::embedded(Config { lease: Duration::from_secs(60), ..config(1) }).unwrap();
+        let wait_until_well = |is_well: bool| {
+            let begin = std::time::Instant::now();
+            while node.is_well() != is_well {
+                assert!(begin.elapsed() < Duration::from_secs(60), "it says that it is well: {}", !is_well);
                 std::thread::yield_now();
             }
-        });
-        while !node.is_well() {
-            std::thread::yield_now();
-        }
+        };
+        wait_until_well(true);
+        node.inner.driver.look(|_| wait_until_well(false));
+        wait_until_well(true);
         drop((node, other));
     }
 }

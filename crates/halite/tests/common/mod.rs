@@ -7,7 +7,7 @@ pub mod threads;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use halite::{Config, Env, JoinError, Node, NodeId};
 use halite_fabric::Fabric;
@@ -49,6 +49,22 @@ impl Dir {
             Arc::new(halite_fabric::trace::Tracer::new(fabric, 16))
         };
         Node::wrap(self.config(node), wrap).expect("the node joins")
+    }
+}
+
+/// Turns a hang into a failure; no test is meant to come anywhere near.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Looks again and again until something is found.
+#[track_caller]
+pub fn until<T>(mut find: impl FnMut() -> Option<T>) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(found) = find() {
+            return found;
+        }
+        assert!(begin.elapsed() < PATIENCE, "it has not come");
+        std::thread::yield_now();
     }
 }
 

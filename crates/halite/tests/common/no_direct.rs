@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use halite::Node;
+use halite::{Config, Node};
 use halite_fabric::{
     Event, Fabric, Key, Lane, Middleware, PeerId, PostError, RegisterError, Sleeper, WorkRequest,
 };
@@ -41,7 +41,9 @@ pub fn join(dir: &Dir, node: u32) -> (Node, Arc<NoDirect>) {
         wrapped.hide_direct();
         no_direct.insert(wrapped).clone()
     };
-    let node = Node::wrap(dir.config(node), wrap).expect("the node joins");
+    // No heartbeat falls into what is counted.
+    let config = Config { lease: Duration::from_secs(24 * 60 * 60), ..dir.config(node) };
+    let node = Node::wrap(config, wrap).expect("the node joins");
     (node, no_direct.expect("it was wrapped"))
 }
 
@@ -88,8 +90,11 @@ impl NoDirect {
     /// Waits until so many sleeps have begun since then: how long each may last, and how often was polled before.
     pub fn sleeps(&self, count: usize) -> Vec<(Option<Duration>, u64)> {
         let timing = self.timing.lock().unwrap();
-        let timing = self.sleeping.wait_while(timing, |timing| timing.sleeps.len() < count);
-        timing.unwrap().sleeps[..count].to_vec()
+        let are_fewer = |timing: &mut Timing| timing.sleeps.len() < count;
+        let waited = self.sleeping.wait_timeout_while(timing, Duration::from_secs(60), are_fewer);
+        let (timing, timeout) = waited.unwrap();
+        assert!(!timeout.timed_out(), "it does not sleep");
+        timing.sleeps[..count].to_vec()
     }
 }
 

@@ -1,7 +1,8 @@
 //! Threads of this process, as the kernel sees them.
 
 use std::collections::BTreeMap;
-use std::thread;
+
+use super::until;
 
 /// Threads of this process: their number, and what the kernel says of them.
 pub fn threads() -> BTreeMap<String, String> {
@@ -27,15 +28,8 @@ pub fn field<'s>(status: &'s str, name: &str) -> &'s str {
 
 /// The progress thread of the only node of this process, which may be about to begin.
 pub fn progress_thread() -> String {
-    loop {
-        let mut threads = threads().into_iter();
-        if let Some((progress_thread, _)) =
-            threads.find(|(_, status)| field(status, "Name") == "halite-progress")
-        {
-            return progress_thread;
-        }
-        thread::yield_now();
-    }
+    let is_it = |(_, status): &(String, String)| field(status, "Name") == "halite-progress";
+    until(|| threads().into_iter().find(is_it)).0
 }
 
 /// How often a thread has gone to sleep.
@@ -51,7 +45,5 @@ pub fn number_of_this_thread() -> String {
 
 /// Returns when that thread sleeps.
 pub fn wait_until_asleep(thread: &str) {
-    while !field(&status_of(thread), "State").starts_with('S') {
-        thread::yield_now();
-    }
+    until(|| field(&status_of(thread), "State").starts_with('S').then_some(()));
 }

@@ -5,14 +5,14 @@ use crate::common;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 use std::thread::{self, Thread};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::Dir;
 use common::no_direct::NoDirect;
+use common::{Dir, until};
 use halite::{CallCause, Config, Function, Node, NodeId, Port, ReplyCause, ServeOptions, blocking};
 use halite_fabric::Fabric;
 use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
@@ -102,8 +102,10 @@ fn run_asleep<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     loop {
         // Pairs with the Release in wake().
+        let begin = Instant::now();
         while !unpark.woken.swap(false, Acquire) {
-            thread::park();
+            assert!(begin.elapsed() < PATIENCE, "it is not woken");
+            thread::park_timeout(PATIENCE);
         }
         if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return output;
@@ -181,9 +183,8 @@ fn messages_to_ones_own_node_may_be_given_up_at_any_moment() {
     let session = node.blocking_session();
     let options = ServeOptions { requests_max: 1, ..ServeOptions::default() };
     let mailbox = session.open_port(PORT, options).unwrap();
-    let done = AtomicBool::new(false);
     thread::scope(|scope| {
-        for _ in 0..2 {
+        let senders = [(); 2].map(|()| {
             scope.spawn(|| {
                 for _ in 0..5000 {
                     let tasks: Vec<_> = (0..3).map(|_| node.session()).collect();
@@ -193,10 +194,9 @@ fn messages_to_ones_own_node_may_be_given_up_at_any_moment() {
                         let _ = send.as_mut().poll(&mut Context::from_waker(Waker::noop()));
                     }
                 }
-                done.store(true, Relaxed);
-            });
-        }
-        while !done.load(Relaxed) {
+            })
+        });
+        while !senders.iter().any(|sender| sender.is_finished()) {
             mailbox.try_recv().unwrap();
         }
     });
@@ -235,12 +235,7 @@ fn a_long_message_does_not_block_those_who_only_try_to_receive() {
     let (session, there) = (first.session(), second.blocking_session());
     let mailbox = there.open_port(PORT, ServeOptions::default()).unwrap();
     let sender = thread::spawn(move || session.blocking().send(NodeId(1), PORT, &vec![7; 1 << 20]).unwrap());
-    let message = loop {
-        if let Some(message) = mailbox.try_recv().unwrap() {
-            break message;
-        }
-        thread::yield_now();
-    };
+    let message = until(|| mailbox.try_recv().unwrap());
     assert!(message.bytes == vec![7; 1 << 20]);
     sender.join().unwrap();
 }
@@ -307,18 +302,16 @@ fn a_node_that_calls_itself_may_be_explained_meanwhile() {
     let dir = Dir::new();
     let node = dir.join(0);
     let server = node.blocking_session().serve(ECHO, ServeOptions::default()).unwrap();
-    let called = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| serve_lengths(&server));
-        scope.spawn(|| {
+        let caller = scope.spawn(|| {
             let session = node.blocking_session();
             for _ in 0..20_000 {
                 session.call(NodeId(0), ECHO, &8_u32.to_le_bytes(), PATIENCE).unwrap();
             }
-            called.store(true, Release);
         });
         let session = node.blocking_session();
-        while !called.load(Acquire) {
+        while !caller.is_finished() {
             let explained = session.explain_peer(NodeId(0)).unwrap();
             assert!(explained.calls_under_way <= 1, "{explained}");
             // Where all share one core, those who call have it in between.

@@ -5,7 +5,7 @@ use crate::process;
 
 use std::process::Command;
 
-use common::Dir;
+use common::{Dir, until};
 use halite::{AccessCause, LossCause, NodeId, NodeState, Permissions, Placement, RegionCause, cluster_dir};
 use process::Running;
 use rustix::process::{Signal, set_parent_process_death_signal};
@@ -51,15 +51,14 @@ fn the_memory_of_a_killed_process_is_an_error_and_its_successor_begins_anew() {
 
     mortal.kill();
     // Until the news arrives, its memory is still there.
-    let lost = std::iter::repeat_with(|| here.read(lh, 0, &mut bytes)).find_map(Result::err).unwrap();
+    let lost = until(|| here.read(lh, 0, &mut bytes).err());
     assert_eq!(lost.cause, AccessCause::PeerDown(NodeId(1)));
     // That its connection has ended is heard before it is proven dead: until then its names are kept.
-    let mut loss = std::iter::repeat_with(|| match here.map("mortal", ANYBODY).unwrap_err().cause {
+    let lost = until(|| match here.map("mortal", ANYBODY).unwrap_err().cause {
         RegionCause::Lost(lost) => Some(lost),
         RegionCause::PeerDown(NodeId(1)) => None,
         other => panic!("{other}"),
     });
-    let lost = loss.find_map(|lost| lost).unwrap();
     assert_eq!((lost.node, lost.cause), (NodeId(1), LossCause::Exited));
     assert_eq!(here.list_lost().unwrap()[0].name, "mortal");
     let states: Vec<NodeState> = here.status().unwrap().iter().map(|node| node.state).collect();
@@ -83,7 +82,7 @@ fn without_the_first_node_names_are_out_of_reach_until_it_comes_back_and_regions
     let lh = there.alloc(Some("survivor"), 64, Placement::Local, ANYBODY).unwrap();
     first.leave();
     // Until the news arrives, requests may still be under way.
-    let gone = std::iter::repeat_with(|| there.stat("survivor")).find_map(Result::err).unwrap();
+    let gone = until(|| there.stat("survivor").err());
     assert_eq!(gone.cause, RegionCause::DirectoryDown);
     there.write(lh, 0, b"still here").unwrap();
     let first = dir.join(0);

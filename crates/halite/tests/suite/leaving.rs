@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use common::{Dir, Process};
+use common::{Dir, Process, until};
 use halite::blocking::{self, Mailbox, Server, Watch};
 use halite::{
     Driven, Function, Guard, JoinError, Lh, NodeId, Permissions, Placement, Port, ReadOp, ServeOptions, Step,
@@ -174,7 +174,7 @@ fn every_operation_at_a_node_that_leaves_or_has_left_says_so() {
     let mut held = Held::of(&node);
     node.begin_to_leave();
     check(operations(&mut held), "leaves");
-    while node.step() != Step::Left {}
+    until(|| (node.step() == Step::Left).then_some(()));
     check(operations(&mut held), "has left");
     check(receives(&held), "has left");
 }
@@ -219,7 +219,7 @@ fn a_waiter_at_a_node_that_leaves_is_told_so() {
         Waiting::of(&node, "mailbox.recv", held.mailbox.as_async().recv()),
     ];
     node.begin_to_leave();
-    while node.step() != Step::Left {}
+    until(|| (node.step() == Step::Left).then_some(()));
     let answers = waiting.into_iter().map(|mut waiting| match waiting.poll() {
         Poll::Ready(answer) => (waiting.0, answer),
         Poll::Pending => (waiting.0, "waits".to_owned()),

@@ -7,8 +7,9 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
-use common::Dir;
+use common::{Dir, until};
 use halite::{
     AccessCause, LossCause, Lost, NodeId, Permissions, Placement, RegionCause, Session, Who, WriteOp,
 };
@@ -17,6 +18,8 @@ use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
 use halite_fabric::kind::OperationKind;
 
 const ANYBODY: Permissions = Permissions::READ.union(Permissions::WRITE);
+/// Turns a hang into a failure; no test is meant to come anywhere near.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Polls a future up to `polls` times, as often as it asks for it, and drops it.  Its output, if it came to that.
 fn poll_then_drop<F: Future>(session: &Session, polls: usize, future: F) -> Option<F::Output> {
@@ -42,13 +45,13 @@ fn check_nothing_left(session: &Session) {
     // What one node asks of another is done in order: when this is done, so is all that was asked before.
     let last = session.alloc(None, 64, Placement::On(NodeId(0)), ANYBODY).unwrap();
     session.free(last).unwrap();
-    // Undoing takes some messages between the nodes, each of which an exchange of ours lets pass.
-    let is_clean = |_| {
+    // Undoing takes some messages between the nodes.
+    let is_clean = || {
         let nodes = session.status().unwrap();
         let is_empty = nodes.iter().all(|node| (node.bytes_used, node.regions, node.mappings) == (0, 0, 0));
-        is_empty && session.list().unwrap().is_empty()
+        (is_empty && session.list().unwrap().is_empty()).then_some(())
     };
-    assert!((0..1000).any(is_clean), "{:?}", session.status());
+    until(is_clean);
 }
 
 #[test]
@@ -311,7 +314,7 @@ fn who_holds_regions_of_a_node_that_left_gets_an_error_and_not_a_hang() {
     second.leave();
     // The news takes a moment; until then the bytes are still there.
     let mut bytes = [0; 4];
-    let lost = std::iter::repeat_with(|| here.read(lh, 0, &mut bytes)).find_map(Result::err).unwrap();
+    let lost = until(|| here.read(lh, 0, &mut bytes).err());
     assert_eq!(lost.cause, AccessCause::PeerDown(NodeId(1)));
     // The same number, another incarnation: the handle is stale now.
     let _second = dir.join(1);
@@ -357,8 +360,10 @@ fn a_task_is_woken_though_every_thread_of_the_application_sleeps() {
             if let Poll::Ready(done) = alloc.as_mut().poll(&mut context) {
                 break done.unwrap();
             }
+            let begin = Instant::now();
             while !flag.0.swap(false, SeqCst) {
-                std::thread::park();
+                assert!(begin.elapsed() < PATIENCE, "it is not woken");
+                std::thread::park_timeout(PATIENCE);
             }
         };
         session.blocking().free(lh).unwrap();

@@ -63,7 +63,7 @@ fn a_cluster_whose_clocks_differ_works(offsets_s: [i64; 3]) {
         cluster.world.plug(holder);
         hand_around(&cluster, &mut last);
     }
-    assert!(cluster.is_whole(), "{:?}", cluster.states());
+    eventually(|| cluster.is_whole());
 }
 
 #[test]
@@ -72,6 +72,7 @@ fn clocks_that_are_an_hour_apart_harm_nothing() {
 }
 
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn clocks_that_are_years_apart_harm_nothing() {
     a_cluster_whose_clocks_differ_works([2 * YEAR_S, -30 * YEAR_S, -HOUR_S]);
 }

@@ -77,6 +77,7 @@ fn without_node_0_status_shows_whom_the_node_of_its_host_knows_and_nobody_is_for
 
 /// Where names do not depend on node 0, forgetting does not either.
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn with_names_in_etcd_a_dead_node_is_forgotten_without_node_0() {
     let Some(mut world) = World::new(4, Processes::Shared) else { return };
     world.keep_names_in_etcd();

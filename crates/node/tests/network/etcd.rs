@@ -44,6 +44,7 @@ fn files_locks_and_calls_go_between_three_hosts_with_names_in_etcd() {
 }
 
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn files_locks_and_calls_go_between_five_hosts_of_their_own_processes_with_names_in_etcd() {
     files_locks_and_calls_go_from_host_to_host(with_etcd(5, Processes::Own));
 }
@@ -116,12 +117,14 @@ fn names_go_on_while_node_0_has_no_power_and_what_it_held_is_told_as_lost() {
 }
 
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn what_was_on_a_host_that_lost_power_is_missed_in_etcd_until_it_is_put_anew() {
     a_host_loses_power(cluster(3));
 }
 
 /// Both halves go on with what they have mapped; the one that has etcd goes on naming.
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn half_of_a_cluster_without_etcd_finds_the_other_half_and_its_names_again() {
     let Some(cluster) = cluster(5) else { return };
     for node in 0..5 {
@@ -146,6 +149,7 @@ fn half_of_a_cluster_without_etcd_finds_the_other_half_and_its_names_again() {
 
 /// All hosts reach each other, and two of four do not reach etcd.
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn nodes_that_etcd_does_not_reach_lose_new_names_alone_until_it_does() {
     let Some(cluster) = cluster(4) else { return };
     for node in 0..4 {
@@ -183,6 +187,7 @@ fn nodes_that_etcd_does_not_reach_lose_new_names_alone_until_it_does() {
 
 /// Only a word of where it is dialled hangs on a lease, and it is said again.
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn a_node_whose_lease_is_lost_lives_and_says_again_where_it_is() {
     let Some(cluster) = cluster(3) else { return };
     cluster.put(0, "model", &bytes(10_000), 2);

@@ -22,7 +22,7 @@ fn nobody_hears_of_a_cable_that_is_out_for_less_than_a_lease() {
     let counting = Application::start(cluster.host(1), "count 2");
     cluster.world.unplug(2);
     // What is waited for is that less than a lease goes by.
-    std::thread::sleep(Duration::from_secs(2));
+    std::thread::sleep(Duration::from_secs(1));
     cluster.world.plug(2);
     assert!(cluster.get(1, "model") == bytes(100_000));
     assert!(counting.stop(cluster.host(1)).contains("counted to"));
@@ -100,6 +100,7 @@ fn others_go_on_while_node_0_has_no_power_and_names_are_found_again_when_it_is_b
 }
 
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn who_is_cut_off_from_node_0_goes_on_with_whom_it_reaches_and_finds_it_again() {
     let Some(cluster) = cluster(3) else { return };
     for node in 0..3 {
@@ -193,7 +194,7 @@ fn a_command_on_a_host_with_another_secret_is_told_so() {
 
 #[test]
 fn a_number_that_a_living_node_has_is_not_given_up() {
-    let Some(cluster) = Cluster::new(3, Processes::Shared) else { return };
+    let Some(cluster) = cluster(3) else { return };
     cluster.host(2).ok("mkdir -m 700 elsewhere");
     let again = line(cluster.host(2), 1, Some("10.0.0.1")).replace(":7000 --secret", ":7001 --secret");
     let complaint = cluster.host(2).fails(&format!("HALITE_DIR=/tmp/elsewhere {again}"));
@@ -271,6 +272,7 @@ fn an_address_that_nobody_reaches_is_told() {
 }
 
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn node_0_founds_a_cluster_and_comes_back_to_it_by_one_configuration_and_founds_none_by_partition() {
     let Some(world) = World::new(3, Processes::Shared) else { return };
     share_secret(&world);

@@ -18,7 +18,7 @@ fn tells(host: &Host, number: usize, parts: &[&str]) {
     let log = || String::from_utf8(host.read(&format!("/tmp/log-{number}"))).unwrap();
     let begin = Instant::now();
     while !log().lines().any(|line| parts.iter().all(|part| line.contains(part))) {
-        assert!(begin.elapsed().as_secs() < 30, "{parts:?} is not told:\n{}", log());
+        assert!(begin.elapsed().as_secs() < 60, "{parts:?} is not told:\n{}", log());
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }
@@ -54,6 +54,7 @@ fn a_log_has_a_line_for_each_joining_loss_of_sight_pairing_and_death_with_its_re
 /// A dial is three quarters of a lease behind the one before at most, so that two dials are within two leases; virtual time holds that to the
 /// nanosecond (`halite_trials::peace`).
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn after_a_long_outage_all_are_paired_again_by_the_dial_under_way_or_the_next() {
     let Some(world) = World::new(3, Processes::Shared) else { return };
     let host = |number: usize| world.host(number);

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 
 use rustix::process::Signal;
-use support::{MARKER, Process, Running, Scratch};
+use support::{MARKER, Process, Running, Scratch, eventually};
 
 #[test]
 fn a_detached_cluster_stays_until_it_is_taken_down_and_leaves_its_logs() {
@@ -94,7 +94,7 @@ fn a_killed_node_is_shown_as_dead_until_it_is_restarted() {
     let _up = scratch.up(2);
     let before = scratch.nodes()[1]["incarnation"].clone();
     Process::open(scratch.pid(1)).kill();
-    assert_eq!(scratch.states(), ["alive", "dead"]);
+    eventually(|| scratch.states() == ["alive", "dead"]);
 
     let restart = format!("node --id 1 --arena 64M --parent {}", std::process::id());
     let mut node = Running::start(&scratch, &restart);

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use support::{Process, Scratch};
+use support::{Process, Scratch, eventually};
 
 /// All findings, whose worst severity is what the exit status says.
 #[track_caller]
@@ -72,7 +72,8 @@ fn ports_that_are_taken_or_foreign_and_hosts_that_do_not_answer_are_errors() {
     let scratch = Scratch::new("ports");
     let secret = scratch.file("secret");
     scratch.ok(&format!("secret new {}", secret.display()));
-    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    // An address that no other test listens at, so that the port is free once it is closed.
+    let taken = TcpListener::bind("127.0.0.77:0").unwrap();
     let at = taken.local_addr().unwrap();
     let doctor = |flags: String| {
         findings(&scratch.run(&format!("doctor --json --secret-file {} {flags}", secret.display())))
@@ -130,6 +131,7 @@ fn what_the_dead_have_left_and_a_first_node_that_is_gone_are_found() {
     let scratch = Scratch::new("dead");
     let _up = scratch.up(2);
     Process::open(scratch.pid(1)).kill();
+    eventually(|| scratch.states() == ["alive", "dead"]);
     let found = findings(&scratch.run("doctor --json"));
     assert_eq!((severity(&found, "leftovers"), severity(&found, "members")), ("warning", "warning"));
     scratch.ok("forget 1");

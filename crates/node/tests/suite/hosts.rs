@@ -137,7 +137,7 @@ fn who_names_no_number_is_given_one_that_nobody_had_also_by_a_restarted_director
         (words[1].parse::<u32>().unwrap(), words.last().unwrap().to_string(), node)
     };
     let founder = Scratch::new("hosts-founder");
-    let (number, address, mut first) = start(&founder, "127.0.0.1:0", "");
+    let (number, address, mut first) = start(&founder, "127.0.0.77:0", "");
     assert_eq!(number, 0);
     let join = format!(" --join {address}");
     let [one, two, three, four] = [1, 2, 3, 4].map(|host| Scratch::new(&format!("hosts-numbered-{host}")));

@@ -31,7 +31,7 @@ fn a_region_whose_node_died_is_told_as_lost_until_it_is_freed_or_put_anew() {
         scratch.ok(&format!("put {name} {} --node 2", text.display()));
     }
     Process::open(scratch.pid(2)).kill();
-    assert_eq!(scratch.states(), ["alive", "alive", "dead"]);
+    eventually(|| scratch.states() == ["alive", "alive", "dead"]);
     for command in ["get salt", "stat salt", "mv salt --to 1", "explain salt"] {
         let complaint = scratch.fails(command, 1);
         assert!(tells_time(&complaint, ": lost with node 2 (exited ", ")"), "{command}: {complaint}");
@@ -63,6 +63,7 @@ fn status_tells_since_when_a_node_is_dead_until_it_is_forgotten() {
     assert!(scratch.fails("forget 77", 1).contains("node 77 is not in the cluster"));
 
     Process::open(scratch.pid(2)).kill();
+    eventually(|| scratch.states() == ["alive", "alive", "dead"]);
     let output = scratch.run("status");
     let table = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(3), "{table}");
@@ -162,7 +163,9 @@ fn who_connects_and_is_refused_is_told_in_the_log_and_who_only_looks_is_not() {
     net::send(&stranger, b"nonsense", SendFlags::NOSIGNAL).unwrap();
     // It is answered, and then hung up on.
     while net::recv(&stranger, &mut [0_u8; 4096][..], RecvFlags::empty()).is_ok_and(|(_, len)| len > 0) {}
-    let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
+    let log = || std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
+    eventually(|| log().contains("was refused: "));
+    let log = log();
     let refusals: Vec<&str> = log.lines().filter(|line| line.contains("was refused: ")).collect();
     assert!(refusals.len() == 1 && refusals[0].contains(" WARN "), "{log}");
 }
@@ -241,6 +244,7 @@ fn a_secret_that_cannot_be_read_is_logged_once_until_it_can() {
     for times in 1..=2 {
         allow(0o644);
         (0..20).for_each(|_| trespass(&address));
+        eventually(|| told() >= times);
         assert_eq!(told(), times);
         allow(0o600);
         trespass(&address);

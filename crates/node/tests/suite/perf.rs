@@ -2,12 +2,10 @@
 
 use crate::support;
 
-use std::path::PathBuf;
-
 use rustix::process::{Pid, Signal};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde_json::Value;
-use support::{Process, Running, Scratch, children};
+use support::{Process, Running, Scratch, children, eventually};
 
 /// Runs a test of one size and checks what every result must have.
 #[track_caller]
@@ -174,19 +172,19 @@ fn check_progress_threads(line: &str, expected: [CpuSet; 2]) {
     // The heading is printed when both ends are there.
     perf.line();
     let server = children(perf.pid())[0];
-    let found = [server, perf.pid()].map(|pid| sched_getaffinity(Some(progress_thread(pid))).unwrap());
+    // A thread has its name a moment after it has begun.
+    let threads = || [server, perf.pid()].map(progress_thread);
+    eventually(|| threads().iter().all(Option::is_some));
+    let found = threads().map(|thread| sched_getaffinity(thread).unwrap());
     assert_eq!(found, expected, "{line}");
 }
 
-/// The progress thread among the threads of a process.
-fn progress_thread(pid: u32) -> Pid {
+/// The progress thread among the threads of a process, of which others may end meanwhile.
+fn progress_thread(pid: u32) -> Option<Pid> {
     let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let mut paths = threads.map(|thread| thread.unwrap().path());
-    let is_progress =
-        |path: &PathBuf| std::fs::read_to_string(path.join("comm")).unwrap() == "halite-progress\n";
-    let path = paths.find(is_progress).expect("a node has a progress thread");
-    let id = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
-    Pid::from_raw(id).unwrap()
+    let name = |thread: &std::fs::DirEntry| std::fs::read_to_string(thread.path().join("comm")).ok();
+    let found = threads.flatten().find(|thread| name(thread).as_deref() == Some("halite-progress\n"))?;
+    Pid::from_raw(found.file_name().to_str()?.parse().ok()?)
 }
 
 #[test]

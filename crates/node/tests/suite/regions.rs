@@ -320,6 +320,7 @@ fn a_client_that_does_not_wait_for_an_interrupted_move_is_told_that_it_goes_on()
     let mut told = BufReader::new(mv.stderr.take().unwrap());
     let pid = Pid::from_child(&mv);
     while !catches(pid, Signal::INT) {
+        assert!(mv.try_wait().unwrap().is_none(), "it ended before it could be interrupted");
         std::thread::yield_now();
     }
     let mut hear = |expected: &str| {
@@ -367,8 +368,9 @@ fn a_get_that_is_killed_leaves_no_file() {
     scratch.ok(&format!("put large {}", large.display()));
     let into = scratch.file("into");
     let target = scratch.file("").canonicalize().unwrap();
-    let mut was_killed = false;
+    let (mut was_killed, begin) = (false, Instant::now());
     while !was_killed {
+        assert!(begin.elapsed().as_secs() < 60, "it is too quick to be killed");
         let mut get = scratch.command(&format!("get large -o {}", into.display())).spawn().unwrap();
         let writes = |pid: u32| {
             let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();

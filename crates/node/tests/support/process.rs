@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// A command that has not ended yet.  Killed when dropped.
@@ -32,6 +32,7 @@ impl Running {
     /// The next line that it prints.
     #[track_caller]
     pub fn line(&mut self) -> String {
+        self.await_output();
         let mut line = String::new();
         self.stdout.read_line(&mut line).unwrap();
         assert!(!line.is_empty(), "it ended early: {:?}", self.child.wait());
@@ -39,15 +40,29 @@ impl Running {
     }
 
     /// Waits until it has printed something.
+    #[track_caller]
     pub fn byte(&mut self) {
+        self.await_output();
         self.stdout.read_exact(&mut [0]).unwrap();
+    }
+
+    #[track_caller]
+    fn await_output(&self) {
+        if self.stdout.buffer().is_empty() {
+            await_readable(self.stdout.get_ref(), "it prints nothing");
+        }
     }
 
     pub fn signal(&self, signal: Signal) {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
+    /// Fails when it has not ended after a minute.
+    #[track_caller]
     pub fn wait(&mut self) -> ExitStatus {
+        if self.child.try_wait().unwrap().is_none() {
+            Process::open(self.pid()).await_end();
+        }
         self.child.wait().unwrap()
     }
 
@@ -113,19 +128,28 @@ impl Process {
         matches!(poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&now)), Ok(0))
     }
 
-    /// Returns when it has ended.
+    /// Returns when it has ended; fails when it has not after a minute.
+    #[track_caller]
     pub fn await_end(&self) {
-        let mut fds = [PollFd::new(&self.0, PollFlags::IN)];
-        while !matches!(poll(&mut fds, None), Ok(1)) {}
+        await_readable(&self.0, "it has not ended");
     }
 }
 
-/// Waits for what can only be asked for; fails when it has not come for half a minute.
+/// Waits until there is something to read, or will never be; fails when that has not come for a minute.
+#[track_caller]
+fn await_readable(fd: impl AsFd, complaint: &str) {
+    let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+    let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+    let ready = rustix::io::retry_on_intr(|| poll(&mut fds, Some(&minute)));
+    assert_eq!(ready, Ok(1), "{complaint}");
+}
+
+/// Waits for what can only be asked for; fails when it has not come for a minute.
 #[track_caller]
 pub fn eventually(is_so: impl Fn() -> bool) {
     let begin = std::time::Instant::now();
     while !is_so() {
-        assert!(begin.elapsed().as_secs() < 30, "it has not come");
+        assert!(begin.elapsed().as_secs() < 60, "it has not come");
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
 }

@@ -21,7 +21,7 @@ use halite_providers::private_dir::PrivateDir;
 use halite_providers::{ShmConfig, ShmFabric, listeners};
 
 /// Turns a hang into a failure; no test is meant to come anywhere near.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A cluster directory that is removed with its value.
 pub struct Cluster(pub PathBuf);
@@ -186,6 +186,16 @@ impl Node {
             CompletionKind::Received { bytes, imm } => (bytes, imm),
             kind => panic!("expected a message, got {kind:?}"),
         }
+    }
+}
+
+/// Looks again and again until something is so.
+#[track_caller]
+pub fn until(mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < PATIENCE, "it has not come");
+        std::thread::yield_now();
     }
 }
 

@@ -12,8 +12,8 @@ use halite_providers::{Hosts, Mtu, RoceConfig, RoceFabric};
 
 use super::Cluster;
 
-/// For how long nothing must happen for all to be over: some looks at the sockets by which fabrics meet.
-const QUIET: Duration = Duration::from_micros(300);
+/// How often nothing must have happened for all to be over, each time a nap later: some looks at the sockets by which fabrics meet.
+const QUIET_LOOKS: u32 = 4;
 /// How long a story sleeps before the others have their turn.
 const NAP: Duration = Duration::from_micros(100);
 
@@ -111,13 +111,16 @@ impl Harness for Roce {
     }
 
     fn settle(&self) {
-        let mut quiet_since = Instant::now();
-        while quiet_since.elapsed() < QUIET && Instant::now() < self.deadline {
+        let mut quiet_looks = 0;
+        while quiet_looks < QUIET_LOOKS && Instant::now() < self.deadline {
             let fabrics = self.fabrics();
             let is_any = fabrics.iter().fold(false, |is_any, fabric| fabric.attend() | is_any);
             if is_any || !fabrics.iter().all(|fabric| fabric.fabric.is_idle()) {
-                quiet_since = Instant::now();
+                quiet_looks = 0;
+                continue;
             }
+            quiet_looks += 1;
+            std::thread::sleep(NAP);
         }
     }
 

@@ -71,7 +71,7 @@ fn nobody_hears_of_a_far_link_that_comes_back_within_the_lease() {
 fn a_link_that_stays_down_ends_all(side: usize, posting: &[usize]) {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
-    let mut pair = connected(&network, &cluster, Duration::from_secs(2));
+    let mut pair = connected(&network, &cluster, Duration::from_secs(5));
     let mut traffic = Traffic::new(&pair, 6);
     traffic.run(&mut pair, 20);
     set(&network, side, "down");

@@ -13,7 +13,7 @@ use crate::common::{bytes_of, inline, remote};
 use crate::traffic::Traffic;
 use crate::world::Network;
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What leaves the first side over UDP comes from other ports from now on.
 fn translate(network: &Network) {
@@ -72,7 +72,7 @@ fn a_peer_that_is_bound_anew_is_told_as_that_and_goes_on_when_it_is_itself_again
 fn a_peer_that_stays_bound_anew_is_silent_and_ends_with_its_lease() {
     let Some(network) = Network::new() else { return };
     let cluster = Cluster::new();
-    let mut pair = connected(&network, &cluster, Duration::from_millis(500));
+    let mut pair = connected(&network, &cluster, Duration::from_secs(5));
     translate(&network);
     write_in_vain(&mut pair);
     pair.until("the end of the lease", |pair| {

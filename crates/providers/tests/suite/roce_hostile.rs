@@ -5,7 +5,7 @@ use crate::common;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::pair::Pair;
 use common::pcap::{Datagram, datagrams};
@@ -19,6 +19,9 @@ use rustix::net::{
     AddressFamily, SendFlags, SocketAddrAny, SocketAddrUnix, SocketFlags, SocketType, ipproto,
 };
 use rustix::time::Timespec;
+
+/// Turns a hang into a failure; no story is meant to come anywhere near.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Two ends, memory of the second one, and what the first one sends.
 struct Watched {
@@ -280,7 +283,7 @@ fn a_wrong_key_in_sequence_from_the_peers_own_address_ends_the_connection() {
 #[test]
 fn a_peer_that_stands_still_is_given_up_when_its_lease_is_over() {
     let cluster = Cluster::new();
-    let config = |name| RoceConfig { lease: Duration::from_millis(300), ..RoceConfig::new(&cluster.0, name) };
+    let config = |name| RoceConfig { lease: Duration::from_secs(5), ..RoceConfig::new(&cluster.0, name) };
     let mut pair = Pair::open(config("one"), config("two"));
     let (key, _) = pair.ends[1].register(4096);
     let peer = pair.ends[0].peer;
@@ -289,7 +292,9 @@ fn a_peer_that_stands_still_is_given_up_when_its_lease_is_over() {
     let one = pair.ends[0].fabric.clone();
     let mut events = Vec::new();
     one.arm(Some(Sleeper::Progress));
+    let begin = Instant::now();
     while events.len() < 4 {
+        assert!(begin.elapsed() < PATIENCE, "it is not given up: {events:?}");
         let seen = one.doorbell();
         if one.poll(&mut events) == 0 {
             one.wait(Sleeper::Progress, seen, one.poll_timeout());
@@ -313,10 +318,8 @@ fn dial(cluster: &Cluster) -> OwnedFd {
 #[test]
 fn who_greets_with_nonsense_or_not_at_all_is_hung_up_on() {
     let cluster = Cluster::new();
-    let brief = |name| RoceConfig {
-        handshake_timeout: Duration::from_millis(50),
-        ..RoceConfig::new(&cluster.0, name)
-    };
+    let brief =
+        |name| RoceConfig { handshake_timeout: Duration::from_secs(5), ..RoceConfig::new(&cluster.0, name) };
     let mut pair = Pair::open(brief("one"), brief("two"));
     let greetings: [&[u8]; 6] =
         [b"", b"?", b"roce", &[b'r', b'o', b'c', b'e', 9, 1], &[b'r', b'o', b'c', b'e', 1, 1, 0], &[7; 3000]];
@@ -362,7 +365,6 @@ fn a_sleeper_is_woken_by_what_arrives_and_by_what_is_due() {
     let open = |name: &str| RoceFabric::open(RoceConfig::new(&cluster.0, name)).unwrap();
     let (one, two) = (open("one"), open("two"));
     one.connect("two.sock", b"");
-    // Each thread sleeps without a limit but what its fabric asks for: a wake-up that is lost hangs here.
     std::thread::scope(|scope| {
         for (fabric, sleeper) in [(&one, Sleeper::Caller), (&two, Sleeper::Progress)] {
             scope.spawn(move || {
@@ -371,7 +373,9 @@ fn a_sleeper_is_woken_by_what_arrives_and_by_what_is_due() {
                     fabric.arm(Some(sleeper));
                     let seen = fabric.doorbell();
                     if fabric.poll(&mut events) == 0 {
-                        fabric.wait(sleeper, seen, fabric.poll_timeout());
+                        let begin = Instant::now();
+                        fabric.wait(sleeper, seen, Some(fabric.poll_timeout().unwrap_or(PATIENCE)));
+                        assert!(begin.elapsed() < PATIENCE, "a wake-up is lost");
                     }
                     for event in events.drain(..) {
                         let peer = match event {

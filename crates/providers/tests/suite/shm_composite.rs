@@ -6,12 +6,16 @@ use crate::common;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use common::{Cluster, Node, Role, bytes_of, connect, inline, remote, role_dir};
 use halite_fabric::{Composite, CompositeError, Event, Fabric, Operation, PeerId, Sleeper, Status};
 use halite_providers::{ShmConfig, ShmFabric, Sleep};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
+
+/// Turns a hang into a failure; no test is meant to come anywhere near.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn sleeping_on(sleep: Sleep, config: ShmConfig) -> Arc<dyn Fabric> {
     ShmFabric::open(ShmConfig { sleep, ..config }).unwrap()
@@ -88,9 +92,10 @@ fn all_who_sleep_are_woken_by_either_fabric_and_no_ring_is_lost() {
                 for _ in 0..ROUNDS {
                     let seen = both.doorbell();
                     round.wait();
-                    // A lost ring would leave us here for ever.
+                    let begin = Instant::now();
                     while both.doorbell() == seen {
-                        both.wait(Sleeper::Progress, seen, None);
+                        assert!(begin.elapsed() < PATIENCE, "a ring was lost");
+                        both.wait(Sleeper::Progress, seen, Some(PATIENCE));
                     }
                     done.wait();
                 }
@@ -187,7 +192,8 @@ fn a_descriptor_is_readable_when_something_came_for_who_asked_to_be_rung() {
     }
     sleeper.fabric.wake();
     let mut fds = [PollFd::from_borrowed_fd(epoll.as_fd(), PollFlags::IN)];
-    assert_eq!(rustix::event::poll(&mut fds, None), Ok(1));
+    let minute = Timespec { tv_sec: 60, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut fds, Some(&minute)), Ok(1));
 }
 
 #[test]

@@ -156,10 +156,12 @@ fn take_for_a_peer(cluster: &Cluster, hello: &Hello) -> (Node, Client, PeerId) {
 
 /// Scribbles are found by polling.
 fn poll_until_event(victim: &mut Node) -> Event {
+    let begin = std::time::Instant::now();
     loop {
         if let Some(event) = victim.try_event() {
             return event;
         }
+        assert!(begin.elapsed().as_secs() < 60, "nothing is found");
     }
 }
 

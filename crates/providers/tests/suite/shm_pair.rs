@@ -2,7 +2,7 @@
 
 use crate::common;
 
-use common::{Cluster, connect, remote};
+use common::{Cluster, connect, remote, until};
 use halite_fabric::{
     ConnectTrouble, CutOff, Event, Lane, Operation, PostCause, Sleeper, WorkId, WorkRequest,
 };
@@ -22,10 +22,13 @@ fn messages_arrive_in_order_through_many_wraps() {
     let sender = std::thread::spawn(move || {
         for imm in 0..MESSAGES {
             let bytes = &payload[..imm as usize % 200];
-            while let Err(error) = one.send(to_two, bytes, imm) {
-                assert_eq!(error.cause, PostCause::QueueFull);
-                std::thread::yield_now();
-            }
+            until(|| match one.send(to_two, bytes, imm) {
+                Ok(()) => true,
+                Err(error) => {
+                    assert_eq!(error.cause, PostCause::QueueFull);
+                    false
+                }
+            });
         }
         one
     });
@@ -119,9 +122,7 @@ fn many_threads_may_post_to_one_peer() {
             scope.spawn(move || {
                 for count in 0..EACH {
                     let bytes = count.to_le_bytes();
-                    while one.send(to_two, &bytes, thread).is_err() {
-                        std::thread::yield_now();
-                    }
+                    until(|| one.send(to_two, &bytes, thread).is_ok());
                     let add = WorkRequest {
                         id: WorkId(0),
                         operation: Operation::FetchAdd { remote: remote(key, 0), add: 1 },
@@ -208,9 +209,10 @@ fn at_the_end_of_a_peer_what_was_not_posted_was_not_done_and_nothing_completes_b
         one.completion();
         two.fabric.disconnect(to_one);
         let mut events = Vec::new();
-        while !poster.is_finished() || !events.contains(&Event::Disconnected { peer: to_two }) {
+        until(|| {
             one.fabric.poll(&mut events);
-        }
+            poster.is_finished() && events.contains(&Event::Disconnected { peer: to_two })
+        });
         one.fabric.poll(&mut events);
         let (cause, posted) = poster.join().unwrap();
         assert_eq!(cause, PostCause::NotConnected);

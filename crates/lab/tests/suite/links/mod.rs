@@ -127,6 +127,7 @@ fn nobody_hears_of_a_link_that_was_down_for_less_than_the_lease() {
         let transfer = scope.spawn(|| ends.transfer(&network, SLICES));
         // Both ends have said something in vain.
         while network.fates().iter().map(|fates| fates.cut).sum::<u64>() < 5 {
+            assert!(!transfer.is_finished(), "it does nothing while the link is down");
             std::thread::yield_now();
         }
         network.set(both(&clear()));

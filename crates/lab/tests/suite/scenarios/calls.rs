@@ -217,6 +217,7 @@ fn a_handler_whose_caller_was_killed_is_told_and_serves_the_next() {
 }
 
 #[test]
+#[ignore = "measures: .ci/deep slow"]
 fn callers_that_are_killed_in_the_middle_of_a_burst_leave_nothing_behind() {
     const ROUNDS: usize = 24;
     const WARM_UP: usize = 8;

@@ -180,7 +180,14 @@ impl Process {
     /// Lets it leave in peace, and waits for that.
     pub fn leave(mut self) {
         self.say("quit");
-        let status = self.child.wait().expect("it can be waited for");
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.ending() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "{} does not leave", self.name);
+            std::thread::sleep(Duration::from_millis(1));
+        };
         assert!(status.success(), "{} ended with {status}", self.name);
     }
 }

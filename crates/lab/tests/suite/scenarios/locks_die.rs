@@ -11,6 +11,8 @@ use super::cluster::{Cluster, PATIENCE, await_state};
 const NAME: &str = "ledger";
 /// Long enough for another to have got the lock, if it could.
 const SHORT: Duration = Duration::from_millis(20);
+/// Long enough to be told of a lock that is lost.
+const LONG: Duration = Duration::from_secs(3);
 
 #[test]
 fn the_lock_of_a_killed_process_goes_to_who_waits_and_is_recovered() {
@@ -46,7 +48,6 @@ fn await_state_gone(session: &halite::blocking::Session) {
 fn the_lock_of_a_stopped_process_is_kept_until_it_can_do_no_harm() {
     let mut cluster = Cluster::new();
     cluster.config.fence = Fence::Never;
-    cluster.config.lease = Duration::from_millis(300);
     let node = cluster.join(0);
     let session = node.blocking_session();
     let mut holder = cluster.start(1);
@@ -54,7 +55,7 @@ fn the_lock_of_a_stopped_process_is_kept_until_it_can_do_no_harm() {
     holder.order(&format!("lock {NAME}"));
     holder.stop();
     await_state(&session, 1, NodeState::Unreachable);
-    let refused = session.lock_within(NAME, SHORT).map(|guard| guard.recovered());
+    let refused = session.lock_within(NAME, LONG).map(|guard| guard.recovered());
     let cause = refused.expect_err("its lease is over, but it may still write").cause;
     holder.kill();
     await_state(&session, 1, NodeState::Dead);

@@ -1,8 +1,6 @@
 //! A writer is stopped in the middle of a copy: it is dead for the others, but it may still write, and so the memory
 //! that it could reach is not used again before it has ended.
 
-use std::time::Duration;
-
 use halite::blocking::Session;
 use halite::{AccessCause, Fence, Lh, Node, NodeId, NodeState, Placement, RegionCause};
 
@@ -18,7 +16,6 @@ fn stop_amid_a_copy(fence: Fence) -> (Cluster, Node, Session, Lh, Process) {
     cluster.config.arena_bytes = ARENA_BYTES;
     cluster.config.segment_bytes = ARENA_BYTES;
     cluster.config.chunk_bytes = 4 << 20;
-    cluster.config.lease = Duration::from_millis(300);
     cluster.config.fence = fence;
     let node = cluster.join(0);
     let session = node.blocking_session();
@@ -46,6 +43,7 @@ fn check_zero(session: &Session, regions: &[Lh]) {
 }
 
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn memory_that_a_stopped_process_could_write_to_is_kept_back_until_it_lets_go() {
     let (_cluster, _node, session, lh, mut writer) = stop_amid_a_copy(Fence::Never);
     let refused =
@@ -72,6 +70,7 @@ fn memory_that_a_stopped_process_could_write_to_is_kept_back_until_it_lets_go() 
 }
 
 #[test]
+#[ignore = "slow: .ci/deep slow"]
 fn a_region_is_moved_away_from_a_stopped_writer_only_when_that_has_ended() {
     let (cluster, _node, session, lh, mut writer) = stop_amid_a_copy(Fence::Never);
     let mut other = cluster.start(2);

@@ -3,7 +3,8 @@
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 /// Turns what would be left out into a failure.
 const REQUIRED: &str = "HALITE_NEEDS_ETCD";
@@ -49,7 +50,9 @@ impl Daemon {
         command.args(["--initial-cluster", &format!("one={peer}")]).args(flags);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut daemon = Daemon(command.spawn().expect("etcd is started"));
+        let begin = Instant::now();
         while !daemon.listens_at(ports.clients) {
+            assert!(begin.elapsed().as_secs() < 60, "etcd does not listen");
             if daemon.0.try_wait().expect("it is our child").is_some() {
                 return None;
             }
@@ -82,10 +85,14 @@ impl Daemon {
     }
 }
 
-/// Two that are asked for at once are two.
+/// Two that are asked for at once are two.  They are below those that the system gives out, so that they stay free while the etcd is away.
 fn free_ports() -> Ports {
-    let [clients, peers] = [TcpListener::bind("127.0.0.1:0"), TcpListener::bind("127.0.0.1:0")]
-        .map(|listener| listener.and_then(|listener| listener.local_addr()).expect("a free port").port());
+    // Only tells apart the ports of one process: nothing is ordered by it.
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let next = || std::process::id() * 32 + COUNT.fetch_add(1, Ordering::Relaxed);
+    let ports = std::iter::repeat_with(|| 10_000 + (next() % 20_000) as u16).take(20_000);
+    let mut free = ports.filter(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    let [clients, peers] = [free.next(), free.next()].map(|port| port.expect("a free port"));
     Ports { clients, peers }
 }
 
