@@ -5,6 +5,7 @@ use crate::process;
 use std::process::Command;
 
 use process::{Process, Running, eventually};
+use rustix::pipe::PipeFlags;
 
 const LAB: &str = env!("CARGO_BIN_EXE_lab");
 
@@ -15,7 +16,7 @@ fn a_tethered_program_dies_with_its_parent() {
     let script = format!("exec 3<&0; {LAB} tethered --parent $$ -- sh -c 'echo $$; cat' <&3 & wait");
     let mut command = Command::new("sh");
     // Kept by us, or the program would end by itself.
-    let (input, _open) = rustix::pipe::pipe().expect("a pipe");
+    let (input, _open) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
     command.args(["-c", &script]).stdin(input);
     let mut shell = Running::of(command);
     let program = Process::open(shell.line().trim().parse().expect("a pid"));
