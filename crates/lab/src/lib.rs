@@ -1,4 +1,4 @@
-//! The laboratory: the conformance suite of the public API, peers measured side by side, what operations cost in instructions, and a soak.
+//! The laboratory: the conformance suite of the public API, peers measured side by side, what operations cost in instructions.
 //!
 //! Nothing here is part of what applications link.  The suite is a library so that each provider, present or future,
 //! can be put through the same functions.
@@ -9,4 +9,3 @@ pub mod markers;
 pub mod peers;
 #[cfg(target_arch = "x86_64")]
 pub mod price;
-pub mod soak;

@@ -1,4 +1,4 @@
-//! The `lab` program: measures Halite beside what its users would pick instead, and soaks it.
+//! The `lab` program: measures Halite beside what its users would pick instead.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,9 +9,8 @@ use lab::links;
 use lab::peers::{self, Options};
 #[cfg(target_arch = "x86_64")]
 use lab::price;
-use lab::soak;
 
-/// Measures Halite beside what its users would pick instead, and soaks it.
+/// Measures Halite beside what its users would pick instead.
 #[derive(Parser)]
 #[command(name = "lab", version)]
 struct Arguments {
@@ -25,8 +24,6 @@ enum Command {
     Peers(Options),
     /// Runs Halite, TCP and QUIC over emulated networks that lose, delay and share, and prints what comes through
     Links(links::Options),
-    /// Lets processes do random things to what they share, kills some, and checks that nothing is lost or left over
-    Soak(soak::Options),
     #[cfg(target_arch = "x86_64")]
     /// Counts instructions, locked instructions and allocations of each operation
     Price(price::Options),
@@ -34,9 +31,6 @@ enum Command {
     /// Does what `price` counts
     #[command(hide = true)]
     PriceWork,
-    /// Is one of the processes that `soak` starts
-    #[command(hide = true)]
-    SoakWorker(soak::WorkerOptions),
     /// Serves the echo that `peers` measures gRPC with
     #[command(hide = true)]
     GrpcEcho {
@@ -63,12 +57,10 @@ fn main() -> ExitCode {
     let result: Result<(), Box<dyn std::error::Error>> = match Arguments::parse().command {
         Command::Peers(options) => peers::run(&options).map_err(Into::into),
         Command::Links(options) => links::run(&options).map_err(Into::into),
-        Command::Soak(options) => soak::run(&options).map_err(Into::into),
         #[cfg(target_arch = "x86_64")]
         Command::Price(options) => price::run(&options).map_err(Into::into),
         #[cfg(target_arch = "x86_64")]
         Command::PriceWork => price::work::run(),
-        Command::SoakWorker(options) => soak::worker::run(&options).map_err(Into::into),
         Command::GrpcEcho { socket } => peers::grpc::serve(&socket).map_err(Into::into),
         Command::Tethered { parent, core, program } => {
             Err(peers::child::become_tethered(parent, core, &program).into())

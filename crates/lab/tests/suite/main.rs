@@ -7,6 +7,5 @@ mod planted;
 #[path = "../../../node/tests/support/process.rs"]
 mod process;
 mod scenarios;
-mod soak;
 mod tethered;
 mod tidy;
