@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 # The release build takes minutes; cargo shows how far it is.
-cargo build --release -p halite-node
+cargo build --release -p halite-cli
 halite=${CARGO_TARGET_DIR:-$PWD/target}/release/halite
 file=${1:-$halite}
 work=$(mktemp -d)

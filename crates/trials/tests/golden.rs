@@ -7,7 +7,7 @@ fn simulated_costs_are_as_the_document_has_them() {
     assert!(
         changed.is_empty(),
         "operations cost something else in simulated time:\n{}\nif that is meant, renew the table:\n  \
-         cargo run --release -p halite-node -- sim golden > docs/simulated.md",
+         cargo run --release -p halite-cli -- sim golden > docs/simulated.md",
         changed.join("\n"),
     );
 }

@@ -12,7 +12,7 @@ mod killed;
 mod leaving;
 mod lifetimes;
 mod owned;
-#[path = "../../../node/tests/support/process.rs"]
+#[path = "../../../cli/tests/support/process.rs"]
 mod process;
 mod provider_time;
 mod readme;

@@ -64,7 +64,7 @@ Latency is the mean of 2 to 32 operations of one session, one after the other; t
 
 <!-- run: by hand -->
 ```sh
-cargo run --release -p halite-node -- sim golden > docs/simulated.md
+cargo run --release -p halite-cli -- sim golden > docs/simulated.md
 ```
 ";
 

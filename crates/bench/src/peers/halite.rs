@@ -1,0 +1,182 @@
+//! Halite itself: `halite perf`, whose every line of JSON is one result.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::child::Tethered;
+use super::probe::{ProbeError, Sample};
+
+/// Long enough for a million regions to be made and touched.
+const RUN_LIMIT: Duration = Duration::from_secs(300);
+
+/// Why there is no `halite` program to run.
+#[derive(Debug, thiserror::Error)]
+pub enum HalitePathError {
+    /// Neither this program's folder nor cargo could be asked.
+    #[error("cannot look for the halite program: {0}")]
+    Io(#[from] io::Error),
+    /// It was not there, and building it failed.
+    #[error("`cargo build --release -p halite-cli` failed with {0}")]
+    Build(ExitStatus),
+    /// It is not where it was said to be, or built to be.
+    #[error("there is no halite program at {0}")]
+    Missing(PathBuf),
+}
+
+/// The program: as told, or beside this one, built if it is not there yet.
+pub fn locate(told: Option<&Path>) -> Result<PathBuf, HalitePathError> {
+    let path = match told {
+        Some(path) => path.to_path_buf(),
+        None => std::env::current_exe()?.with_file_name("halite"),
+    };
+    if !path.is_file() && told.is_none() {
+        build()?;
+    }
+    if path.is_file() { Ok(path) } else { Err(HalitePathError::Missing(path)) }
+}
+
+fn build() -> Result<(), HalitePathError> {
+    eprintln!("building the halite program");
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let status = cargo.args(["build", "--release", "-p", "halite-cli"]).status()?;
+    if status.success() { Ok(()) } else { Err(HalitePathError::Build(status)) }
+}
+
+/// The first line of `halite --version`.
+pub fn version(program: &Path) -> Option<String> {
+    let running = Tethered::start(program, &["--version".to_owned()], None, &[]).ok()?;
+    running.output(Duration::from_secs(10)).ok()?.lines().next().map(str::to_owned)
+}
+
+/// Runs `halite perf` with `arguments`, which name a single size, and reads its line.
+pub fn run(program: &Path, arguments: &[String]) -> Result<Sample, ProbeError> {
+    let mut all = vec!["perf".to_owned()];
+    all.extend_from_slice(arguments);
+    all.push("--json".to_owned());
+    // It starts and pins both ends itself.
+    let output = Tethered::start(program, &all, None, &[])?.output(RUN_LIMIT)?;
+    parse_line(&output).ok_or(ProbeError::Unreadable { program: "halite perf", output })
+}
+
+/// The parts of a result that are compared; others may come and go.
+#[derive(Deserialize)]
+struct Line {
+    lat_us: Option<Latency>,
+    #[serde(rename = "rate_Mops")]
+    rate_mops: Option<f64>,
+    #[serde(rename = "bw_MBps")]
+    bw_mbps: Option<f64>,
+    cpu_us_per_op: Option<f64>,
+    polling_cpu_us_per_op: Option<f64>,
+    ring_share: Option<f64>,
+    #[serde(rename = "4_queues_share")]
+    four_queues_share: Option<f64>,
+    errors: u64,
+    baseline: Option<Baseline>,
+}
+
+#[derive(Deserialize)]
+struct Latency {
+    p50: f64,
+    p99: f64,
+}
+
+#[derive(Deserialize, Default)]
+struct Baseline {
+    memcpy_lat_us: Option<f64>,
+    #[serde(rename = "memcpy_MBps")]
+    memcpy_mbps: Option<f64>,
+    #[serde(rename = "memset_MBps")]
+    memset_mbps: Option<f64>,
+    memset_lat_us: Option<f64>,
+    read_write_lat_us: Option<f64>,
+    pages_lat_us: Option<f64>,
+    store_ns: Option<f64>,
+    atomic_ns: Option<f64>,
+    overhead_ns: Option<f64>,
+}
+
+/// The only line of JSON in `output`; a result with errors is none.
+pub fn parse_line(output: &str) -> Option<Sample> {
+    let mut lines = output.lines().filter(|line| !line.trim().is_empty());
+    let line: Line = serde_json::from_str(lines.next()?).ok()?;
+    if line.errors != 0 || lines.next().is_some() {
+        return None;
+    }
+    let baseline = line.baseline.unwrap_or_default();
+    Some(Sample {
+        latency_us: line.lat_us.as_ref().map(|latency| latency.p50),
+        p99_us: line.lat_us.map(|latency| latency.p99),
+        rate_per_s: line.rate_mops.map(|rate| rate * 1e6),
+        printed_mbps: line.bw_mbps,
+        baseline_us: baseline.latency_us(),
+        baseline_mbps: baseline.memcpy_mbps.or(baseline.memset_mbps),
+        overhead_ns: baseline.overhead_ns,
+        cpu_us: line.cpu_us_per_op,
+        polling_cpu_us: line.polling_cpu_us_per_op,
+        processes_cpu: None,
+        used_percent: line.ring_share.map(|share| 100.0 * share),
+        used_by_queues_percent: line.four_queues_share.map(|share| 100.0 * share),
+    })
+}
+
+impl Baseline {
+    /// Each test has one of them.
+    fn latency_us(&self) -> Option<f64> {
+        let word_ns = self.store_ns.or(self.atomic_ns);
+        let bytes_us = self.memcpy_lat_us.or(self.memset_lat_us).or(self.read_write_lat_us);
+        bytes_us.or(self.pages_lat_us).or(word_ns.map(|ns| ns / 1e3))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = r#"{"test":"write_lat","fabric":"shm","mode":"embedded","size":8,"iters":1000,"threads":1,
+        "lat_us":{"min":0.01,"p50":0.02,"p90":0.03,"p99":0.04,"p999":0.05,"max":1.0},"bw_MBps":400.0,"rate_Mops":50.0,
+        "cpu_us_per_op":0.02,"errors":0,"baseline":{"memcpy_lat_us":0.005,"overhead_ns":15.0}}"#;
+
+    fn line() -> String {
+        LINE.split_whitespace().collect()
+    }
+
+    #[test]
+    fn a_line_is_read_with_its_baseline() {
+        let sample = parse_line(&line()).expect("a line");
+        assert_eq!((sample.latency_us, sample.p99_us), (Some(0.02), Some(0.04)));
+        assert_eq!(sample.rate_per_s, Some(50e6));
+        assert_eq!(sample.cpu_us, Some(0.02));
+        assert_eq!((sample.baseline_us, sample.overhead_ns), (Some(0.005), Some(15.0)));
+    }
+
+    #[test]
+    fn every_kind_of_baseline_is_understood() {
+        for (field, value) in [
+            ("atomic_ns", 5.0),
+            ("memset_lat_us", 0.005),
+            ("read_write_lat_us", 0.005),
+            ("pages_lat_us", 0.005),
+        ] {
+            let line = line().replace("\"memcpy_lat_us\":0.005", &format!("\"{field}\":{value}"));
+            assert_eq!(parse_line(&line).expect("a line").baseline_us, Some(0.005), "{field}");
+        }
+    }
+
+    #[test]
+    fn null_figures_and_a_missing_baseline_are_no_figures() {
+        let bare = r#"{"test":"alloc_lat","lat_us":null,"rate_Mops":null,"errors":0}"#;
+        assert_eq!(parse_line(bare), Some(Sample::default()));
+    }
+
+    #[test]
+    fn errors_and_further_lines_are_not_a_sample() {
+        assert!(parse_line(&line().replace("\"errors\":0", "\"errors\":1")).is_none());
+        assert!(parse_line(&format!("{0}\n{0}\n", line())).is_none());
+        assert!(parse_line("no JSON").is_none());
+    }
+}

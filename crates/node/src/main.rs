@@ -1,7 +1,0 @@
-//! The `halite` program.
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    halite_node::run()
-}

@@ -1,0 +1,83 @@
+//! Nodes of this process whose names are in an etcd of the case's own, as Debian's package has it.
+
+use halite::{Config, EtcdAddress, JoinError, Node, NodeId};
+use tempfile::TempDir;
+
+use super::cluster::{Harness, Nodes, Place, Sessions};
+use super::embedded::{self, Embedded};
+use daemon::Daemon;
+
+/// As the tests of the program start it.
+#[path = "../../../cli/tests/support/etcd/daemon.rs"]
+mod daemon;
+
+/// As [`Direct`](embedded::Direct), with names in etcd.
+pub struct NamesInEtcd;
+
+impl Harness for NamesInEtcd {
+    fn cannot(&self, case: &str) -> Option<&'static str> {
+        embedded::cannot(case).or_else(lacks_etcd)
+    }
+
+    fn found(&self) -> Box<dyn Place> {
+        Box::new(Beside { nodes: Embedded::new(Node::embedded), etcd: Etcd::start() })
+    }
+}
+
+fn lacks_etcd() -> Option<&'static str> {
+    (!daemon::is_installed()).then_some("there is no etcd here (`apt-get install etcd-server`)")
+}
+
+/// Nodes, and the etcd that has their names.
+struct Beside {
+    // Gone before their etcd is.
+    nodes: Embedded,
+    etcd: Etcd,
+}
+
+impl Nodes for Beside {
+    fn start(&self, config: Config) -> Result<(), JoinError> {
+        self.nodes.start(Config { directory: Some(self.etcd.address()), ..config })
+    }
+
+    fn leave(&self, node: NodeId) {
+        self.nodes.leave(node);
+    }
+
+    fn kill(&self, node: NodeId) {
+        self.nodes.kill(node);
+    }
+
+    fn pid(&self, node: NodeId) -> u32 {
+        self.nodes.pid(node)
+    }
+}
+
+impl Sessions for Beside {
+    fn session(&self, node: NodeId) -> halite::Session {
+        self.nodes.session(node)
+    }
+}
+
+/// Its files are in memory.
+struct Etcd {
+    #[expect(dead_code, reason = "it is held")]
+    daemon: Daemon,
+    port: u16,
+    #[expect(dead_code, reason = "it is removed with this")]
+    data: TempDir,
+}
+
+impl Etcd {
+    fn start() -> Etcd {
+        let data = tempfile::tempdir_in("/dev/shm").expect("a temporary directory");
+        // It elects itself at once.
+        let flags = ["--heartbeat-interval=10", "--election-timeout=50"].map(str::to_owned);
+        let (daemon, ports) = Daemon::start(&data.path().join("data"), "http", &flags);
+        Etcd { daemon, port: ports.clients, data }
+    }
+
+    fn address(&self) -> EtcdAddress {
+        format!("etcd://127.0.0.1:{}/case", self.port).parse().expect("it is an address")
+    }
+}

@@ -1,0 +1,97 @@
+//! The public API over each fabric: whole over shared memory, a tenth of the cases elsewhere; the feature `deep` adds the rest.
+
+#[cfg(not(feature = "deep"))]
+macro_rules! sample {
+    ($harness:expr) => {
+        halite_testing::conformance_tests! { $harness;
+            alloc { a_fresh_region_reads_as_zero memory_does_not_wear_out }
+            names { a_name_that_many_want_goes_to_one }
+            sharing { what_one_node_writes_another_reads an_aligned_word_never_tears }
+            access { every_alignment_is_exact }
+            atomics { no_addition_is_lost_among_many no_addition_is_lost_while_the_region_moves }
+            memory { a_copy_goes_from_region_to_region }
+            locks { nothing_is_lost_under_a_lock a_lock_kept_until_the_session_ends_is_recovered }
+            barriers { nobody_passes_before_all_are_there }
+            watching { every_watcher_hears_everything_once }
+            batch { a_batch_reaches_many_regions_in_order }
+            chunks { every_border_between_chunks_is_seamless }
+            permissions { a_revoked_permission_is_gone_from_open_handles }
+            moving { writes_during_a_move_are_kept }
+            free { reused_memory_reads_as_zero }
+            members { a_returned_node_is_a_new_one }
+            killed { accesses_on_a_killed_node_fail_and_others_go_on }
+            calls { payloads_of_any_length_arrive_whole a_full_function_refuses_calls }
+            batches { calls_in_a_batch_get_their_answers }
+            messages { a_slow_receiver_holds_up_its_senders_and_loses_nothing }
+            senders { published_messages_arrive_in_order }
+            dropped { an_abandoned_call_leaks_nothing }
+        }
+    };
+}
+#[cfg(feature = "deep")]
+macro_rules! sample {
+    ($harness:expr) => {
+        halite_testing::conformance_suite!($harness);
+    };
+}
+
+mod shm {
+    use halite_testing::conformance::embedded::Direct;
+
+    halite_testing::conformance_suite!(Direct);
+}
+
+mod roce {
+    use halite_testing::conformance::embedded::Roce;
+
+    sample!(Roce);
+}
+
+mod sim {
+    use halite_testing::conformance::sim::Simulated;
+
+    sample!(Simulated::profile("rnic-100g"));
+}
+
+#[cfg(feature = "deep")]
+mod shm_by_call {
+    use halite_testing::conformance::embedded::ByCall;
+
+    halite_testing::conformance_suite!(ByCall);
+}
+
+#[cfg(feature = "deep")]
+mod shm_posted {
+    use halite_testing::conformance::embedded::Posted;
+
+    halite_testing::conformance_suite!(Posted);
+}
+
+#[cfg(feature = "deep")]
+mod sim_local {
+    use halite_testing::conformance::sim::Simulated;
+
+    halite_testing::conformance_suite!(Simulated::profile("local"));
+}
+
+#[cfg(feature = "deep")]
+mod etcd {
+    use halite_testing::conformance::etcd::NamesInEtcd;
+
+    halite_testing::conformance_suite!(NamesInEtcd);
+}
+
+/// Threads of a case take turns, so that even a crowd of them does the same again.
+#[test]
+fn a_simulated_case_repeats_with_its_seed() {
+    use halite_testing::conformance::{locks, sim::Simulated};
+
+    let run = |seed| {
+        let harness = Simulated::seeded("rnic-100g", seed);
+        locks::nothing_is_lost_under_a_lock(&harness);
+        harness.digest()
+    };
+    let digest = run(1);
+    assert_eq!(run(1), digest);
+    assert_ne!(run(2), digest);
+}

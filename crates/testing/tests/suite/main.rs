@@ -1,0 +1,9 @@
+//! The public API on each fabric, clusters of processes, and the tree itself.
+
+mod conformance;
+mod linearizable;
+mod planted;
+#[path = "../../../cli/tests/support/process.rs"]
+mod process;
+mod scenarios;
+mod tidy;
