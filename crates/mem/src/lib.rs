@@ -4,6 +4,8 @@
 //! one.  Other processes that map the segment may write to it at any time, so this memory is never lent as `&[u8]`:
 //! it is copied, or touched through atomics.  This crate knows no network, no names and no permissions.
 
+#![allow(unsafe_code)]
+
 pub mod allocator;
 mod copy;
 pub mod doorbell;

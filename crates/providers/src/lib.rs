@@ -4,6 +4,8 @@
 //! [`private_dir`], [`inherited`] and [`scheduling`] are what nodes need of the system besides,
 //! [`secure`] what they need to talk to other hosts; [`refusals`] bounds the lines that refused connections cause in a log.
 
+#![allow(unsafe_code)]
+
 pub mod inherited;
 mod meeting;
 pub mod private_dir;

@@ -106,7 +106,7 @@ impl Client {
     async fn call(&mut self) -> Result<(), AnyError> {
         let input = b"8 octets".to_vec();
         self.grpc.ready().await?;
-        let path = PathAndQuery::from_static("/lab.Echo/Echo");
+        let path = PathAndQuery::from_static("/halite.Echo/Echo");
         let codec = ProstCodec::<Bytes, Bytes>::default();
         let reply = self.grpc.unary(Request::new(input.clone()), path, codec).await?.into_inner();
         if reply != input {

@@ -21,7 +21,7 @@ pub(super) const WRITE: u8 = 2;
 pub(super) const ADDRESS_BYTES: usize = 8;
 /// Writes up to this length travel inside of the ring, which makes eight lines: see the header of [`super`].
 ///
-/// Round trips in ns between two processes on a busy virtual machine, best of 50 runs (examples/shm_costs.rs), of which
+/// Round trips in ns between two processes on a busy virtual machine, best of 50 runs, of which
 /// two bare cache lines take 281:
 ///
 /// ```text

@@ -183,6 +183,7 @@ fn current() -> std::io::Result<OwnedFd> {
 
 /// A network with nothing in it.
 fn fresh() -> std::io::Result<OwnedFd> {
+    #[allow(unsafe_code)]
     let make = || {
         // SAFETY: only of UnshareFlags::FILES do other threads notice anything.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;

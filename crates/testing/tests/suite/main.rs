@@ -2,7 +2,6 @@
 
 mod conformance;
 mod linearizable;
-mod planted;
 #[path = "../../../cli/tests/support/process.rs"]
 mod process;
 mod scenarios;

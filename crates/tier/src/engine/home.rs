@@ -20,7 +20,7 @@ use self::locks::Locks;
 use self::watching::Watching;
 use super::context::{Context, Purpose};
 use super::on_demand::DialWaiter;
-use super::owner::{Owner, OwnerSide};
+use super::owner::{HomeExtents, Owner, OwnerSide};
 use crate::ids::{Epoch, NodeId, NodeIncarnation, Principal, RegionId, RequestId, Requester};
 use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, ErrorReply, Notice, RegionCommand, Reply, Request};
@@ -41,6 +41,12 @@ pub(super) struct Homes {
     /// Mappers of regions that were handed to us, of whom we have not heard otherwise yet.
     unheard: BTreeSet<NodeIncarnation>,
     last_access: Option<Arc<AccessList>>,
+}
+
+impl HomeExtents for Homes {
+    fn extents(&self, region: &RegionId) -> Option<&[Extent]> {
+        self.get(region).map(|found| &*found.extents)
+    }
 }
 
 impl Homes {

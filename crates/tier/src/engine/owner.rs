@@ -11,7 +11,6 @@ use halite_fabric::Key;
 use halite_mem::Window;
 
 use super::context::{Context, Outbox};
-use super::home::Homes;
 use super::on_demand::DialWaiter;
 use super::{EngineConfig, Requester};
 use crate::access::Place;
@@ -63,7 +62,13 @@ struct Copying {
 pub(super) struct OwnerSide<'a> {
     pub(super) cx: Context<'a>,
     pub(super) owner: &'a mut Owner,
-    pub(super) homes: &'a Homes,
+    pub(super) homes: &'a dyn HomeExtents,
+}
+
+/// Extents of the regions that are at home on this node.
+pub(super) trait HomeExtents {
+    /// `None` if the region's home is elsewhere.
+    fn extents(&self, region: &RegionId) -> Option<&[Extent]>;
 }
 
 impl Owner {

@@ -1,111 +1,123 @@
-//! The rule of folders: within a crate, no folder imports another that imports it back, by whatever way.
+//! No folder of a crate imports a sibling that imports it back, directly or through others.
 //!
-//! A folder is a module with files of its own, together with the file that bears its name.  Files beside the folders belong to
-//! none, and tests may import what they like.
+//! A folder is a module with files of its own, together with the file that bears its name.  Tests may import what they like.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::Finding;
-use super::sources::{lexer, paths};
-use super::tree::File;
+use syn::visit::Visit;
 
-/// Who imports whom in one crate, and where.
+use super::File;
+
+/// Imports among the folders within one folder: importer and imported, and the first file that does so.
 type Imports = BTreeMap<(String, String), String>;
 
-/// All circles in the crates that `files` are of.
-pub fn findings(files: &[File]) -> Vec<Finding> {
-    crates(files).values().flat_map(|files| circles(&imports(files))).collect()
-}
-
-/// The sources of each crate, by their path within it.
-fn crates(files: &[File]) -> BTreeMap<&str, Vec<(&str, &str)>> {
-    let mut crates: BTreeMap<&str, Vec<(&str, &str)>> = BTreeMap::new();
-    for file in files {
-        let path = file.path.strip_prefix("crates/").and_then(|path| path.split_once("/src/"));
-        if let Some((krate, path)) = path {
-            crates.entry(krate).or_default().push((path, &file.text));
-        }
-    }
-    crates
-}
-
-fn imports(files: &[(&str, &str)]) -> Imports {
-    let folders: BTreeSet<&str> = files
-        .iter()
-        .filter_map(|(path, _)| Some(path.split_once('/')?.0))
-        .filter(|name| *name != "bin")
-        .collect();
-    let mut imports = Imports::new();
-    for (path, text) in files {
-        let module: Vec<&str> = path.trim_end_matches(".rs").trim_end_matches("/mod").split('/').collect();
-        if !folders.contains(module[0]) || module.contains(&"tests") {
-            continue;
-        }
-        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-        for mention in paths::mentioned(&lexer::code_only(text)) {
-            let to = folder_of(&mention.path.to_string(), &module);
-            if let Some(to) = to.filter(|to| folders.contains(to.as_str()) && to != module[0]) {
-                imports
-                    .entry((module[0].to_owned(), to))
-                    .or_insert_with(|| format!("{path}:{}", mention.line));
+pub fn findings(files: &[File]) -> Vec<String> {
+    let mut imports: BTreeMap<Vec<String>, Imports> = BTreeMap::new();
+    let folders: BTreeSet<Vec<String>> = files.iter().flat_map(|file| ancestors(&file.path)).collect();
+    for file in files.iter().filter(|file| file.path.contains("/src/") && !file.path.ends_with("/tests.rs")) {
+        let syntax = syn::parse_file(&file.text).expect("sources of the tree can be parsed");
+        let here = module(&file.path);
+        let mut mentions = Mentions { module: here.clone(), found: Vec::new() };
+        mentions.visit_file(&syntax);
+        for there in mentions.found {
+            let shared = here.iter().zip(&there).take_while(|(a, b)| a == b).count();
+            if let (Some(from), Some(to)) = (here.get(shared), there.get(shared)) {
+                let is_folder =
+                    |name: &String| folders.contains(&[&here[..shared], std::slice::from_ref(name)].concat());
+                if is_folder(from) && is_folder(to) {
+                    let within = imports.entry(here[..shared].to_vec()).or_default();
+                    within.entry((from.clone(), to.clone())).or_insert_with(|| file.path.clone());
+                }
             }
         }
     }
-    imports
+    imports.values().flat_map(circles).collect()
 }
 
-/// The folder that a path leads to from within a module, if it leads into one of this crate.
-fn folder_of(path: &str, module: &[&str]) -> Option<String> {
-    let mut segments = path.split("::").peekable();
-    if segments.next_if_eq(&"crate").is_none() {
-        let mut depth = module.len();
-        while segments.next_if_eq(&"super").is_some() {
-            depth = depth.checked_sub(1)?;
+/// The module of a file, with its crate in front.
+fn module(path: &str) -> Vec<String> {
+    let (krate, path) = path.split_once("/src/").expect("a source");
+    let path = path.trim_end_matches(".rs");
+    let path = path.strip_suffix("/mod").unwrap_or(path);
+    std::iter::once(krate).chain(path.split('/')).filter(|name| *name != "lib").map(str::to_owned).collect()
+}
+
+/// The folders that a file is in.
+fn ancestors(path: &str) -> Vec<Vec<String>> {
+    let Some((krate, inner)) = path.split_once("/src/") else { return Vec::new() };
+    let parts: Vec<String> = std::iter::once(krate).chain(inner.split('/')).map(str::to_owned).collect();
+    (2..parts.len()).map(|len| parts[..len].to_vec()).collect()
+}
+
+/// The paths into the crate that code mentions, in `use` or in full.
+struct Mentions {
+    module: Vec<String>,
+    found: Vec<Vec<String>>,
+}
+
+impl Mentions {
+    fn add(&mut self, segments: &[String]) {
+        let mut path = match segments.first().map(String::as_str) {
+            Some("crate") => vec![self.module[0].clone()],
+            Some("super" | "self") => self.module.clone(),
+            _ => return,
+        };
+        for segment in segments {
+            match segment.as_str() {
+                "super" => drop(path.pop()),
+                "crate" | "self" => {}
+                name => path.push(name.to_owned()),
+            }
         }
-        if depth > 0 {
-            return None;
+        self.found.push(path);
+    }
+
+    fn unfold(&mut self, before: &[String], tree: &syn::UseTree) {
+        match tree {
+            syn::UseTree::Path(path) => {
+                self.unfold(&[before, &[path.ident.to_string()]].concat(), &path.tree)
+            }
+            syn::UseTree::Group(group) => group.items.iter().for_each(|tree| self.unfold(before, tree)),
+            syn::UseTree::Name(name) => self.add(&[before, &[name.ident.to_string()]].concat()),
+            syn::UseTree::Rename(name) => self.add(&[before, &[name.ident.to_string()]].concat()),
+            syn::UseTree::Glob(_) => self.add(before),
         }
     }
-    segments.next().map(|name| name.trim().to_owned())
+}
+
+impl<'a> Visit<'a> for Mentions {
+    fn visit_item_use(&mut self, item: &'a syn::ItemUse) {
+        self.unfold(&[], &item.tree);
+    }
+
+    fn visit_path(&mut self, path: &'a syn::Path) {
+        self.add(&path.segments.iter().map(|segment| segment.ident.to_string()).collect::<Vec<_>>());
+        syn::visit::visit_path(self, path);
+    }
+
+    fn visit_item_mod(&mut self, item: &'a syn::ItemMod) {
+        if item.ident != "tests" {
+            self.module.push(item.ident.to_string());
+            syn::visit::visit_item_mod(self, item);
+            self.module.pop();
+        }
+    }
 }
 
 /// One finding for each import that leads back to where it came from.
-fn circles(imports: &Imports) -> Vec<Finding> {
+fn circles(imports: &Imports) -> Vec<String> {
     let reaches = |from: &str, to: &str| {
         let (mut seen, mut next) = (BTreeSet::new(), vec![from.to_owned()]);
         while let Some(folder) = next.pop() {
             let further =
-                imports.keys().filter(|(importer, _)| *importer == folder).map(|(_, other)| other.clone());
+                imports.keys().filter(|(importer, _)| *importer == folder).map(|(_, to)| to.clone());
             next.extend(further.filter(|other| seen.insert(other.clone())));
         }
         seen.contains(to)
     };
     let back = imports.iter().filter(|((from, to), _)| reaches(to, from));
-    back.map(|((from, to), place)| {
-        Finding::new(
-            place.clone(),
-            format!("{from} imports {to}, which imports {from} by some way: move what both need below both"),
-        )
+    back.map(|((from, to), path)| {
+        format!("{path}: {from} imports {to}, which imports {from} back: move what both need below both")
     })
     .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{circles, imports};
-
-    #[test]
-    fn a_planted_circle_of_three_is_found_and_its_tests_are_not() {
-        let straight = [
-            ("a/mod.rs", "use crate::b::B;\n#[cfg(test)]\nmod tests {\n    use crate::c::C;\n}\n"),
-            ("b/x.rs", "use super::super::{c::C, lib};"),
-            ("c.rs", "pub struct C; // as crate::a does"),
-            ("c/y.rs", "use super::C;"),
-        ];
-        assert_eq!(circles(&imports(&straight)), []);
-        let mut bent = straight;
-        bent[3].1 = "fn f() { crate::a::f() }";
-        let places: Vec<String> = circles(&imports(&bent)).into_iter().map(|finding| finding.place).collect();
-        assert_eq!(places, ["a/mod.rs:1", "b/x.rs:1", "c/y.rs:1"]);
-    }
 }

@@ -1,138 +1,200 @@
-//! Checks of the tree itself: which crate may know which, what sources may mention, whether documents hold together.
-//!
-//! Each rule is a function from text to findings, so that every one of them has a test in which a planted violation
-//! is caught; the tests in this file then apply the rules to the tree.  Not a linter: style beyond these rules is
-//! left to rustfmt, clippy and reviewers.
+//! Checks of the tree that no lint makes: dependencies, circles, and names in documents.
 
 mod circles;
-mod deploy;
-mod documents;
-mod edges;
-mod sources;
-mod tree;
 
-use std::fmt;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
 
-/// One violation of one rule.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Finding {
-    /// The file, with a line where there is one, or the crate.
-    pub place: String,
-    /// What is wrong there and what to do about it.
-    pub what: String,
-}
+use cargo_metadata::MetadataCommand;
 
-impl Finding {
-    /// A finding at `place`.
-    pub fn new(place: impl Into<String>, what: impl Into<String>) -> Finding {
-        Finding { place: place.into(), what: what.into() }
-    }
-}
+/// Which crates each crate may depend on.  `halite-testing` and `halite-bench` may use all, and nothing depends on them.
+const EDGES: [(&str, &[&str]); 9] = [
+    ("halite-mem", &[]),
+    ("halite-fabric", &["halite-mem"]),
+    ("halite-rnic", &[]),
+    ("halite-providers", &["halite-rnic", "halite-fabric", "halite-mem"]),
+    ("halite-sim", &["halite-rnic", "halite-fabric", "halite-mem"]),
+    ("halite-tier", &["halite-fabric", "halite-mem"]),
+    ("halite", &["halite-tier", "halite-providers", "halite-fabric", "halite-mem"]),
+    ("halite-trials", &["halite", "halite-apps", "halite-sim", "halite-fabric"]),
+    ("halite-apps", &["halite"]),
+];
 
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.place, self.what)
-    }
-}
+/// What the program may depend on.
+const PROGRAM: &[&str] = &[
+    "halite",
+    "halite-apps",
+    "halite-trials",
+    "halite-sim",
+    "halite-tier",
+    "halite-providers",
+    "halite-mem",
+];
 
-/// Fails the calling test with one line per finding.
-#[track_caller]
-fn check(findings: Vec<Finding>) {
-    let lines: Vec<String> = findings.iter().map(Finding::to_string).collect();
-    assert!(lines.is_empty(), "{} findings:\n{}", lines.len(), lines.join("\n"));
+/// A longer file holds more than one idea.
+const LINES_MAX: usize = 900;
+
+/// A text file, by its path below the root.
+struct File {
+    path: String,
+    text: String,
 }
 
 #[test]
 fn dependencies_point_one_way() {
-    let edges = tree::edges(&tree::metadata());
-    check(edges::findings(&edges));
-    check(edges::unused(&edges));
-    let architecture = tree::files(|path| path == "ARCHITECTURE.md").pop().expect("it is there");
-    check(edges::undocumented(&architecture.path, &architecture.text));
+    let metadata = MetadataCommand::new().manifest_path(root().join("Cargo.toml")).no_deps().exec();
+    let packages = metadata.expect("cargo metadata answers").packages;
+    for package in &packages {
+        let name = package.name.as_str();
+        if ["halite-testing", "halite-bench"].contains(&name) {
+            continue;
+        }
+        let allowed = EDGES.iter().find(|(from, _)| *from == name).map_or(PROGRAM, |(_, to)| to);
+        let ours = |to: &&str| packages.iter().any(|package| package.name.as_str() == *to);
+        for to in package.dependencies.iter().map(|dependency| dependency.name.as_str()).filter(ours) {
+            assert!(allowed.contains(&to), "{name} may not depend on {to}; see EDGES in {}", file!());
+        }
+    }
 }
 
 #[test]
-fn folders_of_a_crate_import_each_other_in_no_circle() {
-    check(circles::findings(&rust_files()));
+fn folders_import_each_other_in_no_circle() {
+    check(circles::findings(&files(".rs")));
 }
 
 #[test]
-fn every_crate_inherits_the_lints_of_the_workspace() {
-    let manifests = tree::files(|path| path.ends_with("Cargo.toml") && path.starts_with("crates/"));
-    assert!(manifests.len() > 5, "the walk found only {} manifests", manifests.len());
-    check(manifests.iter().flat_map(|file| sources::lints_are_inherited(&file.path, &file.text)).collect());
+fn every_crate_inherits_the_lints() {
+    let manifests = files("Cargo.toml").into_iter().filter(|file| file.path.starts_with("crates/"));
+    let deviant = manifests.filter(|file| !file.text.contains("[lints]\nworkspace = true\n"));
+    check(deviant.map(|file| format!("{}: does not say `[lints] workspace = true`", file.path)).collect());
 }
 
 #[test]
-fn unsafe_stands_only_where_it_may() {
-    check(rust_files().iter().flat_map(|file| sources::unsafe_is_confined(&file.path, &file.text)).collect());
-}
-
-#[test]
-fn state_machines_know_no_socket_thread_clock_environment_or_global() {
-    check(
-        rust_files().iter().flat_map(|file| sources::pure_crates_stay_pure(&file.path, &file.text)).collect(),
-    );
-}
-
-#[test]
-fn no_file_holds_more_than_one_idea_could_need() {
-    check(rust_files().iter().flat_map(|file| sources::length_is_bounded(&file.path, &file.text)).collect());
+fn no_file_is_too_long() {
+    let long = files(".rs").into_iter().filter(|file| file.text.lines().count() > LINES_MAX);
+    check(long.map(|file| format!("{}: has more than {LINES_MAX} lines", file.path)).collect());
 }
 
 #[test]
 fn links_in_documents_lead_somewhere() {
-    let documents = tree::files(|path| path.ends_with(".md"));
-    assert!(!documents.is_empty(), "the walk found no documents");
-    check(
-        documents
-            .iter()
-            .flat_map(|file| documents::broken_links(&file.path, &file.text, tree::exists))
-            .collect(),
-    );
+    let mut findings = Vec::new();
+    for file in files(".md") {
+        let folder = Path::new(&file.path).parent().expect("a file has one").to_owned();
+        for (number, line) in prose(&file.text) {
+            for target in link_targets(line) {
+                let path = normalised(&folder.join(target.split('#').next().unwrap_or_default()));
+                if !path.is_some_and(|path| root().join(path).exists()) {
+                    findings.push(format!("{}:{number}: the link to {target} leads nowhere", file.path));
+                }
+            }
+        }
+    }
+    check(findings);
 }
 
-#[test]
-fn manifests_are_yaml_and_give_halite_flags_that_it_has() {
-    let manifests = tree::files(|path| path.starts_with("deploy/") && path.ends_with(".yaml"));
-    assert!(manifests.len() >= 2, "the walk found only {} manifests", manifests.len());
-    let arguments = tree::files(|path| path == "crates/cli/src/args.rs").pop().expect("it is there").text;
-    check(manifests.iter().flat_map(|file| deploy::findings(&file.path, &file.text, &arguments)).collect());
-}
-
+/// `crates/...` as a path, `` `FILE.rs: function` `` and `CONSTANTS`.
 #[test]
 fn architecture_names_what_is_there() {
-    let architecture = tree::files(|path| path == "ARCHITECTURE.md").pop().expect("it is there").text;
-    let files = tree::files(|path| path.starts_with("crates/"));
-    check(documents::missing_names("ARCHITECTURE.md", &architecture, &files));
+    let (sources, text) = (files(".rs"), read(&root().join("ARCHITECTURE.md")));
+    let mut findings = Vec::new();
+    for (number, line) in prose(&text) {
+        for code in line.split('`').skip(1).step_by(2).filter(|code| !code.contains("NAME")) {
+            let is_there = match code.split_once(".rs: ") {
+                Some((file, function)) => sources
+                    .iter()
+                    .find(|source| source.path == format!("{file}.rs"))
+                    .is_some_and(|source| declares(&source.text, function)),
+                None if code.starts_with("crates/") => root().join(code).exists(),
+                None if is_constant(code) => sources.iter().any(|source| declares(&source.text, code)),
+                None => true,
+            };
+            if !is_there {
+                findings.push(format!("ARCHITECTURE.md:{number}: there is no {code}"));
+            }
+        }
+    }
+    check(findings);
 }
 
-#[test]
-fn the_glossary_can_be_read_in_one_go() {
-    let architecture = tree::files(|path| path == "ARCHITECTURE.md").pop().expect("it is there").text;
-    let terms = documents::glossary(&architecture);
-    assert!((1..=30).contains(&terms.len()), "{} terms: {terms:?}", terms.len());
+fn is_constant(code: &str) -> bool {
+    let may_stand = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+    code.contains('_') && code.bytes().all(may_stand) && !code.starts_with("HALITE_")
 }
 
-#[test]
-fn the_newcomers_walk_leads_along_functions_that_exist() {
-    let architecture = tree::files(|path| path == "ARCHITECTURE.md").pop().expect("it is there").text;
-    let source = |path: &str| tree::files(|other| other == path).pop().map(|file| file.text);
-    let (found, missing) = documents::missing_functions("ARCHITECTURE.md", &architecture, source);
-    check(missing);
-    assert!(found >= 32, "the walk has lost its steps: {found}");
+fn declares(source: &str, name: &str) -> bool {
+    ["fn", "const"].iter().any(|kind| {
+        let declaration = format!("{kind} {name}");
+        source.match_indices(&declaration).any(|(at, _)| {
+            let next = source[at + declaration.len()..].chars().next();
+            !next.is_some_and(|next| next.is_alphanumeric() || next == '_')
+        })
+    })
 }
 
-#[test]
-fn the_changelog_has_a_place_for_what_comes_next() {
-    let changelog =
-        tree::files(|path| path == "CHANGELOG.md").pop().map(|file| file.text).unwrap_or_default();
-    check(documents::changelog_is_open(&changelog));
+/// Numbered lines outside of fenced code.
+fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let mut is_fenced = false;
+    text.lines().enumerate().filter_map(move |(index, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_fenced ^= is_fence;
+        (!is_fenced && !is_fence).then_some((index + 1, line))
+    })
 }
 
-/// All Rust sources of the tree, tests and examples included.
-fn rust_files() -> Vec<tree::File> {
-    let files = tree::files(|path| path.ends_with(".rs"));
-    assert!(files.len() > 10, "the walk found only {} sources", files.len());
-    files
+/// Targets of relative links in Markdown, outside of inline code.
+fn link_targets(line: &str) -> impl Iterator<Item = &str> {
+    let targets = line.split('`').step_by(2).flat_map(|piece| piece.split("](").skip(1));
+    let targets = targets.filter_map(|rest| rest.split_once(')')).map(|(target, _)| target.trim());
+    targets.filter(|target| !target.is_empty() && !target.starts_with('#') && !target.contains(':'))
+}
+
+/// Resolves `..`; `None` if the path leaves the tree.
+fn normalised(path: &Path) -> Option<PathBuf> {
+    let mut kept = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => kept.push(name),
+            Component::ParentDir if kept.pop() => {}
+            Component::CurDir => {}
+            _ => return None,
+        }
+    }
+    Some(kept)
+}
+
+#[track_caller]
+fn check(findings: Vec<String>) {
+    assert!(findings.is_empty(), "{} findings:\n{}", findings.len(), findings.join("\n"));
+}
+
+/// The files of the tree whose names end so, without what builds leave behind.
+fn files(end: &str) -> Vec<File> {
+    let mut found = Vec::new();
+    walk(&root(), end, &mut found);
+    assert!(found.len() > 5, "found only {} files that end with {end}", found.len());
+    found.sort_by(|a, b| a.path.cmp(&b.path));
+    found
+}
+
+fn walk(directory: &Path, end: &str, found: &mut Vec<File>) {
+    for entry in fs::read_dir(directory).expect("directories of the tree can be read") {
+        let entry = entry.expect("directories of the tree can be read");
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        let kind = entry.file_type().expect("entries have a type");
+        if kind.is_dir() && !["target", ".git", "corpus", "artifacts"].contains(&name.as_str()) {
+            walk(&path, end, found);
+        } else if kind.is_file() && name.ends_with(end) {
+            let below = path.strip_prefix(root()).expect("the walk begins at the root");
+            found.push(File { path: below.display().to_string(), text: read(&path) });
+        }
+    }
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("cannot read {}: {error}", path.display()))
+}
+
+fn root() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).expect("the crate stands two levels below the root").to_path_buf()
 }

@@ -97,12 +97,12 @@ impl OwnerSide<'_> {
 
     /// Whether all of these are memory of ours that belongs to `region` now.
     fn are_of_region(&self, region: RegionId, mut extents: impl Iterator<Item = Extent>) -> bool {
-        let Some(found) = self.homes.get(&region) else {
+        let Some(at_home) = self.homes.extents(&region) else {
             return extents.all(|extent| self.owner.store.is_held_of(region, &extent));
         };
         // Sorted, since there may be thousands on both sides.
         let me = self.cx.incarnation();
-        let mut ours: Vec<(Key, u64, u64)> = (found.extents.iter().filter(|extent| extent.owner == me))
+        let mut ours: Vec<(Key, u64, u64)> = (at_home.iter().filter(|extent| extent.owner == me))
             .map(|extent| (extent.key, extent.offset, extent.len))
             .collect();
         ours.sort_unstable();
