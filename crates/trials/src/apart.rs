@@ -201,20 +201,3 @@ async fn look_at_next(actor: &mut Actor, scene: &Scene) {
     }
     let _ = scene.maker.free(next).await;
 }
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeSet;
-
-    use super::two_others;
-
-    #[test]
-    fn any_two_others_may_be_drawn_and_never_one_twice() {
-        let drawn = (0..3).flat_map(|first| (0..2).map(move |second| two_others(2, 4, first, second)));
-        let drawn: BTreeSet<[u32; 2]> = drawn.collect();
-        assert_eq!(drawn.len(), 6);
-        assert!(
-            drawn.iter().all(|[one, other]| one != other && *one != 2 && *other != 2 && one.max(other) < &4)
-        );
-    }
-}

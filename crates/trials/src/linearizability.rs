@@ -79,17 +79,3 @@ fn history<T: Copy>(first: T, piece: &[(Span, T)]) -> History<T> {
     let entries = entries.into_iter().map(|(_, process, action)| (process, action));
     History::from_actions([(0, Call(first)), (0, Response(first))].into_iter().chain(entries).collect())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_history_is_cut_where_nothing_is_under_way() {
-        let span = |begin_ns, end_ns| Span { begin_ns, end_ns };
-        let done = [(span(30, 40), 'c'), (span(10, 20), 'a'), (span(40, 45), 'd'), (span(15, 29), 'b')];
-        let names: Vec<String> =
-            pieces(&done).iter().map(|piece| piece.iter().map(|(_, name)| *name).collect()).collect();
-        assert_eq!(names, ["ab", "cd"]);
-    }
-}

@@ -249,19 +249,3 @@ fn parse(bytes: &[u8]) -> Option<(Path, u64, u32)> {
     let number = u64::from(field(5)?) | u64::from(field(6)?) << 32;
     (bytes == emit(path, number, principal, bytes.len())).then_some((path, number, principal))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_says_what_it_is_and_whether_it_is_whole() {
-        let path = Path { from: (1, 2, 3), to: (4, 5) };
-        let bytes = emit(path, 7 << 33, 2, 100);
-        assert_eq!(parse(&bytes), Some((path, 7 << 33, 2)));
-        let mut damaged = bytes.clone();
-        damaged[99] ^= 1;
-        assert_eq!(parse(&damaged), None);
-        assert_eq!(parse(&bytes[..20]), None);
-    }
-}

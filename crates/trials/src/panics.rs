@@ -14,16 +14,3 @@ fn words(panic: &(dyn Any + Send)) -> &str {
     let owned = panic.downcast_ref::<String>().map(String::as_str);
     owned.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_panic_is_known_by_its_words() {
-        let thirteen = 13;
-        assert_eq!(caught(|| thirteen), Ok(13));
-        assert_eq!(caught(|| panic!("plain")), Err::<(), _>("panic: plain".to_owned()));
-        assert_eq!(caught(|| panic!("number {thirteen}")), Err::<(), _>("panic: number 13".to_owned()));
-    }
-}

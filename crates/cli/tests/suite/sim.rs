@@ -6,7 +6,7 @@ use serde_json::Value;
 use support::Scratch;
 
 /// Plans that a test can afford to run in a debug build.
-const PLANS: [&str; 7] = ["calm", "storm", "crashes", "pauses", "regions", "partitions", "adapters"];
+const PLANS: [&str; 4] = ["calm", "storm", "regions", "adapters"];
 
 fn run(scratch: &Scratch, line: &str) -> Value {
     scratch.json(&format!("sim {line} --json")).remove(0)

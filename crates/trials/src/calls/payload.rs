@@ -62,23 +62,3 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
     bytes.truncate(len);
     bytes
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_call_has_an_input_and_an_output_of_its_own() {
-        let (seven, eight) = (CallId(7), CallId(8));
-        assert_eq!(id_of(&input(seven, 20), 3), Some(seven));
-        assert_eq!(id_of(&input_to_many(seven, 40, 20), 41), Some(eight));
-        assert_eq!(id_of(&input_to_many(seven, 40, 20), 39), None, "it did not go there");
-        assert_eq!(id_of(&[1, 2], 0), None);
-        assert!(is_input(&input(seven, 21), 21) && !is_input(&input(seven, 21), 20));
-        let mut damaged = input(seven, 21);
-        damaged[20] ^= 1;
-        assert!(!is_input(&damaged, 21));
-        assert_ne!(output(seven, 8), output(eight, 8));
-        assert_ne!(output(seven, 24)[..8], output(seven, 24)[8..16], "what is moved is noticed as well");
-    }
-}

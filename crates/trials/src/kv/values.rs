@@ -40,18 +40,3 @@ pub(super) fn bytes(token: u64, entries: u64) -> Vec<u8> {
     let entry = [token.to_le_bytes(), (!token).to_le_bytes()].concat();
     entry.repeat(entries as usize)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn values_show_what_was_written_in_which_order() {
-        let (first, second) = (bytes(7, 2), bytes(8, 1));
-        let both = Value::read(&[&first[..], &second].concat()).unwrap();
-        assert_eq!(both, Value::of(7).and(7).and(8));
-        assert_ne!(Value::read(&[&second[..], &first].concat()), Some(both));
-        assert_eq!(Value::read(&first[..24]), None);
-        assert_eq!(Value::read(&[&first[..24], &second[8..]].concat()), None);
-    }
-}

@@ -39,33 +39,3 @@ fn left_by(piece: &[(Span, Operation)], before: Option<u64>) -> Option<u64> {
     });
     before.into_iter().chain(begun).rfind(|token| !is_over(*token))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn span(begin_ns: u64, end_ns: u64) -> Span {
-        Span { begin_ns, end_ns }
-    }
-
-    /// The second takes it while the first gives it up.
-    fn handed_over(second: Span) -> History {
-        let mut history = History::default();
-        history.took(span(10, 20), 7);
-        history.gave_up(span(50, 70), 7);
-        history.took(second, 8);
-        history
-    }
-
-    #[test]
-    fn nobody_takes_what_another_has() {
-        assert!(handed_over(span(30, 60)).have_order());
-        assert!(handed_over(span(80, 90)).have_order());
-        assert!(!handed_over(span(30, 45)).have_order());
-        let mut history = handed_over(span(80, 90));
-        history.took(span(100, 110), 9);
-        assert!(!history.have_order(), "nobody gave it up");
-        history.gave_up(span(95, 105), 8);
-        assert!(history.have_order());
-    }
-}

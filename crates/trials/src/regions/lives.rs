@@ -319,38 +319,3 @@ impl Write {
         })
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The first copies word 5 of one region over word 2 of another, and the second that one over word 0, which both copy to.
-    #[test]
-    fn a_word_may_come_through_two_copies_into_the_same_words_that_overlap_in_time() {
-        let mut regions = Regions::default();
-        let [first, second] = [0, 1].map(|name| {
-            let lives = regions.begin_life(0, name, 0, Permissions::all(), true);
-            lives.expect("there is room for two").0
-        });
-        let (write, bytes) = regions.begin_write(10, first, 5..6);
-        regions.end_write(20, &write);
-        for _ in 0..2 {
-            regions.begin_copy(second, 0..3);
-        }
-        regions.end_copy(40, 32, (second, 2), (second, 0..3));
-        regions.end_copy(50, 30, (first, 3), (second, 0..3));
-        assert_eq!(regions.unexplained(second, 60, 0, &bytes, false), None);
-    }
-
-    #[test]
-    fn a_copy_within_a_region_explains_no_value_that_its_source_never_held() {
-        let mut regions = Regions::default();
-        let (id, _) = regions.begin_life(0, 0, 0, Permissions::all(), true).expect("there is room for one");
-        let (write, bytes) = regions.begin_write(10, id, 9..10);
-        regions.end_write(20, &write);
-        regions.begin_copy(id, 0..3);
-        regions.end_copy(40, 30, (id, 2), (id, 0..3));
-        let value = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
-        assert_eq!(regions.unexplained(id, 60, 0, &bytes, false), Some((0, value)));
-    }
-}

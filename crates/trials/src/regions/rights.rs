@@ -75,24 +75,3 @@ impl Rights {
             .map(|(right, _)| right)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn between_the_beginning_and_the_end_of_a_change_nothing_is_sure() {
-        let (bob, write) = (1, Permissions::WRITE);
-        let mut rights = Rights::new(0, Permissions::READ);
-        assert!(rights.has_had(0, write, 0) && !rights.may_have(bob, write, 1));
-        rights.begin_grant(bob, write);
-        assert!(rights.may_have(bob, write, 1) && !rights.has_had(bob, write, 1));
-        rights.end_grant(bob, write, 20);
-        assert!(rights.has_had(bob, write, 20) && !rights.has_had(bob, write, 19));
-        rights.begin_revoke(bob, write);
-        assert!(rights.may_have(bob, write, 30) && !rights.has_had(bob, write, 30));
-        rights.end_revoke(bob, write, 40);
-        assert!(rights.may_have(bob, write, 40) && !rights.may_have(bob, write, 41));
-        assert!(rights.has_had(bob, Permissions::READ, 0), "the other right is another matter");
-    }
-}

@@ -131,31 +131,3 @@ impl Write {
         (0..SLOT_WORDS).map(move |at| (self.slot * SLOT_WORDS + at, self.number << 8 | at as u64))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use halite::Permissions;
-
-    use super::*;
-
-    const ADA: Writer = Writer { node: 0, life: 1, session: 0 };
-
-    #[test]
-    fn what_was_heard_of_is_not_overwritten_by_what_was_before() {
-        let mut life = Life::new(Rights::new(0, Permissions::READ));
-        let (old, old_bytes) = life.begin_write(1, ADA, 2, 10);
-        life.end_write(old, 20);
-        let (new, new_bytes) = life.begin_write(2, ADA, 2, 30);
-        assert_eq!(life.unexplained(2, &old_bytes, 40, false), None, "nobody knows how far it is");
-        life.heard_of(new.number, Said { writer: ADA, slot: 2, begin_ns: 30 }, 50);
-        assert!(life.unexplained(2, &old_bytes, 50, false).unwrap().contains("in slot 2"));
-        assert_eq!(life.unexplained(2, &old_bytes, 50, true), None);
-        assert_eq!(life.unexplained(2, &new_bytes, 50, false), None);
-    }
-
-    #[test]
-    fn a_life_is_known_by_its_length() {
-        assert_eq!(by_len(bytes_of(7)), Some(7));
-        assert_eq!(by_len(100), None);
-    }
-}

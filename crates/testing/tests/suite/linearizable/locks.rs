@@ -66,17 +66,3 @@ fn what_many_nodes_do_with_a_lock_by_posting_has_an_order() {
 fn has_order(history: &[(Span, Operation)]) -> bool {
     is_linearizable::<Lock<true>>(Operation::Begin(None), history)
 }
-
-#[test]
-fn two_holders_at_a_time_are_refused_and_so_is_a_token_that_does_not_rise() {
-    use Operation::{GiveUp, Refused, Take};
-    let one_after_the_other = |operations: &[Operation]| {
-        let span = |at: usize| Span { begin_ns: 2 * at as u64, end_ns: 2 * at as u64 + 1 };
-        let history: Vec<_> = operations.iter().enumerate().map(|(at, did)| (span(at), *did)).collect();
-        has_order(&history)
-    };
-    assert!(one_after_the_other(&[Take(7), GiveUp(7), Take(8)]));
-    assert!(!one_after_the_other(&[Take(7), Take(8), GiveUp(7)]));
-    assert!(!one_after_the_other(&[Take(7), GiveUp(7), Take(7)]));
-    assert!(!one_after_the_other(&[Refused]), "nobody held it");
-}

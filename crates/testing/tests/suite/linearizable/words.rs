@@ -67,16 +67,6 @@ impl Player {
         self.session.fetch_add(self.lh, offset, add).expect("it can be changed")
     }
 
-    /// As an addition, but not in one piece.
-    fn add_in_two_steps(&self, offset: u64, add: u64) -> u64 {
-        let old = self.read(offset);
-        // So that others come in between also on one processor.
-        std::thread::yield_now();
-        let new = old.wrapping_add(add).to_ne_bytes();
-        self.session.write(self.lh, offset, &new).expect("it can be written");
-        old
-    }
-
     fn swap(&self, offset: u64, expected: u64, new: u64) -> u64 {
         self.session.compare_swap(self.lh, offset, expected, new).expect("it can be changed")
     }
@@ -120,31 +110,4 @@ fn what_many_nodes_do_to_words_has_an_order() {
 #[test]
 fn what_many_nodes_do_to_words_by_posting_has_an_order() {
     words_have_an_order(&Posted);
-}
-
-/// Otherwise the tests above would show nothing.
-#[test]
-fn additions_in_two_steps_soon_have_no_order() {
-    let cluster = Cluster::new(&Direct, NODES);
-    let players = players(&cluster);
-    let is_refused = |round: u64| {
-        let offset = round * WORDS * WORD_BYTES;
-        let history = history(THREADS, |recorder| {
-            for _ in 0..OPERATIONS {
-                let player = &players[recorder.thread];
-                let describe = |old: &u64| add(0, 1, *old);
-                recorder.record(|| player.add_in_two_steps(offset, 1), describe);
-            }
-        });
-        !has_order(&history)
-    };
-    assert!((0..ROUNDS).any(is_refused), "the checker sees nothing");
-}
-
-#[test]
-fn a_read_of_what_was_added_to_before_it_began_is_refused() {
-    let span = |begin_ns| Span { begin_ns, end_ns: begin_ns + 1 };
-    let one_after_the_other = |found| has_order(&[(span(0), add(1, 5, 0)), (span(2), look(1, found))]);
-    assert!(one_after_the_other(5));
-    assert!(!one_after_the_other(0));
 }
