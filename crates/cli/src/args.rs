@@ -25,21 +25,61 @@ const DRAIN_WITHIN_S: u32 = 25;
 /// As in [`halite::Config`]; a test holds that.
 const FULL_MESH_NODES_MAX: u32 = 64;
 
+/// The commands by purpose, in the order of `halite --help`.
+const GROUPS: [(&str, &[&str]); 4] = [
+    (
+        "Cluster",
+        &[
+            "up",
+            "node",
+            "down",
+            "status",
+            "top",
+            "drain",
+            "forget",
+            "secret",
+            "directory",
+            "config",
+            "doctor",
+        ],
+    ),
+    ("Regions", &["put", "get", "ls", "stat", "explain", "rm", "mv", "grant", "revoke"]),
+    ("Measure", &["perf"]),
+    ("Run", &["run", "sim"]),
+];
+
+const HELP: &str = "{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}";
+
+/// The parser lists subcommands without headings.
+fn groups() -> String {
+    let commands = Command::augment_subcommands(clap::Command::new("halite"));
+    let mut text = String::new();
+    for (group, names) in GROUPS {
+        text += &format!("{group}:\n");
+        for name in names {
+            let about = commands.find_subcommand(name).and_then(clap::Command::get_about);
+            text += &format!("  {name:<10} {}\n", about.expect("commands of groups exist"));
+        }
+        text.push('\n');
+    }
+    text + "`halite COMMAND --help` shows the flags of a command."
+}
+
 /// Named, permissioned, movable memory that processes share
 #[derive(Parser, Debug)]
-#[command(name = "halite", version, max_term_width = 100)]
+#[command(name = "halite", version, max_term_width = 100, help_template = HELP, before_help = groups())]
 pub struct Arguments {
     /// Directory of the cluster [default: $XDG_RUNTIME_DIR/halite, else /tmp/halite-UID]
     #[arg(long, global = true, env = "HALITE_DIR", value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// A TOML file with values for what neither flags nor HALITE_* variables say; keys are the names of these, as arena
+    /// TOML file with defaults; a flag and a HALITE_* variable override it. Keys are named as flags: arena, fabric, ...
     #[arg(long, global = true, env = "HALITE_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Tells on standard error what happens in the cluster; twice, more of it
+    /// Log to standard error; repeat for more detail
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
-    /// What is told: error, warn, info, debug or trace, or filters as halite=debug [default: info for nodes,
-    /// warn for those of `up` on a terminal, error for commands]
+    /// Log filter: error, warn, info, debug, trace, or per module as halite=debug [default: info for nodes,
+    /// warn for nodes of `up` on a terminal, error for commands]
     #[arg(
         long,
         global = true,
@@ -49,7 +89,7 @@ pub struct Arguments {
         value_parser = diagnostics::checked_filter
     )]
     pub log: Option<String>,
-    /// In which form it is told
+    /// Log format
     #[arg(long, global = true, env = "HALITE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// What to do.
@@ -69,14 +109,14 @@ pub struct Arguments {
     pub refused: Vec<String>,
 }
 
-/// In which form events are told.
+/// Log format.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogFormat {
-    /// A line on standard error for each
+    /// One line of text per event, on standard error
     Text,
-    /// A JSON object on a line of standard error for each
+    /// One JSON object per event, on standard error
     Json,
-    /// To journald, with their levels and fields
+    /// To journald, with levels and fields
     Journald,
 }
 
@@ -97,16 +137,16 @@ fn congestion() -> impl TypedValueParser<Value = Congestion> {
 /// Which networks a node uses.
 #[derive(Args, Clone, Debug)]
 pub struct Networks {
-    /// Networks between nodes, as shm,roce: two nodes use the first that both have [default: those of the first node, else shm]
+    /// Networks in order of preference, as shm,roce; two nodes use the first that both have [default: those of the first node, else shm]
     #[arg(long, env = "HALITE_FABRIC", value_parser = network(), value_delimiter = ',')]
     pub fabric: Vec<Provider>,
-    /// Address of this host for packets of roce
+    /// Address of this host for roce packets
     #[arg(long, env = "HALITE_ADDRESS", value_name = "IP", default_value = "127.0.0.1")]
     pub address: IpAddr,
-    /// What bounds how much is under way to other hosts over roce
+    /// Congestion control of roce between hosts
     #[arg(long, env = "HALITE_CONGESTION", value_parser = congestion(), value_name = "BY", default_value = "grant")]
     pub congestion: Congestion,
-    /// Threads of the node's own that receive and answer packets of roce, for hosts with many processors and peers; with 0, whichever thread polls does
+    /// Threads that only receive and answer roce packets, for hosts with many cores and peers; 0: the polling thread does it
     #[arg(
         long,
         env = "HALITE_RECEIVERS",
@@ -115,7 +155,7 @@ pub struct Networks {
         value_parser = clap::value_parser!(u32).range(..=64)
     )]
     pub receivers: u32,
-    /// Up to so many nodes are connected each to each; of more, each to node 0 and to those that it uses.  One number for all nodes
+    /// Largest cluster with a full mesh of connections; in larger ones a node connects to node 0 and, on first use, to others. Must be equal on all nodes
     #[arg(
         long,
         env = "HALITE_FULL_MESH_NODES_MAX",
@@ -162,7 +202,7 @@ impl Networks {
 /// Where the directory of names is.
 #[derive(Args, Clone, Debug)]
 pub struct Directory {
-    /// Where etcd is, if that is to have the names: etcd://[USER[:PASSWORD]@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE] [default: node 0 has them]
+    /// etcd that holds the names: etcd://[USER[:PASSWORD]@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE] [default: node 0 holds them]
     #[arg(long, env = "HALITE_DIRECTORY", value_name = "ETCD", hide_env_values = true)]
     pub directory: Option<EtcdAddress>,
 }
@@ -172,13 +212,11 @@ fn host_and_port(text: &str) -> Result<String, String> {
     let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
     let is_bare = host.contains(':') && !text.starts_with('[');
     match (host, port.parse::<u16>()) {
-        _ if is_bare => {
-            Err(format!("an address of IPv6 stands in brackets before the port, as in [{text}]:7000"))
-        }
+        _ if is_bare => Err(format!("put an IPv6 address in brackets before the port, as in [{text}]:7000")),
         (_, Ok(0) | Err(_)) => {
-            Err("the port is missing that is behind --listen there, as in HOST:7000".to_owned())
+            Err("the port is missing: give the port of --listen on that host, as in HOST:7000".to_owned())
         }
-        ("", Ok(_)) => Err("a host is missing before the port".to_owned()),
+        ("", Ok(_)) => Err("the host is missing before the port".to_owned()),
         (_, Ok(_)) => Ok(text.to_owned()),
     }
 }
@@ -186,16 +224,16 @@ fn host_and_port(text: &str) -> Result<String, String> {
 /// How a node meets those of other hosts.
 #[derive(Args, Clone, Debug)]
 pub struct Hosts {
-    /// Where nodes of other hosts may dial this one, over TCP; packets go by the same address.  Several are tried in their order
+    /// TCP addresses on which this node accepts nodes of other hosts; packets use the same address. Peers try them in this order
     #[arg(long, env = "HALITE_LISTEN", value_name = "IP:PORT", value_delimiter = ',')]
     pub listen: Vec<SocketAddr>,
-    /// Where any node of the cluster on another host may be dialled.  Several are tried in their order
+    /// TCP addresses of nodes of the cluster on other hosts, tried in this order
     #[arg(long, env = "HALITE_JOIN", value_name = "HOST:PORT", value_delimiter = ',', value_parser = host_and_port)]
     pub join: Vec<String>,
-    /// Has node 0 found the cluster where all hosts of --join refuse to be dialled, and so run no node; where one is silent it founds nothing
+    /// Found a new cluster as node 0 if every host of --join refuses the connection (runs no node); not if one is silent
     #[arg(long, env = "HALITE_FOUND")]
     pub found: bool,
-    /// The file of the secret that all hosts share; `halite secret new FILE` makes one
+    /// File with the secret that all hosts share; `halite secret new FILE` creates it
     #[arg(long, env = "HALITE_SECRET_FILE", value_name = "FILE")]
     pub secret_file: Option<PathBuf>,
 }
@@ -215,13 +253,13 @@ impl Node {
         let is_spread = !self.hosts.listen.is_empty() || !self.hosts.join.is_empty();
         match (self.id, is_spread, &self.hosts.secret_file) {
             (None, false, _) => {
-                Some("a node needs --id <ID>, or --listen or --join and a number that is given out")
+                Some("a node needs --id <ID>; or --listen or --join, and the cluster assigns the number")
             }
             (_, true, None) => {
-                Some("--listen and --join need --secret-file <FILE>: `halite secret new FILE` makes one")
+                Some("--listen and --join need --secret-file <FILE>: `halite secret new FILE` creates it")
             }
             (_, true, Some(_)) if self.hosts.is_out_of_reach(self.networks.address) => Some(
-                "--join needs --listen <IP:PORT>, or --address <IP> for a node that nobody dials: an address of this host, at which the others reach it",
+                "--join needs --listen <IP:PORT>, or --address <IP> for a node that accepts no connections: an address of this host that the others reach",
             ),
             _ => None,
         }
@@ -231,53 +269,53 @@ impl Node {
 /// One variant for each command.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Starts a cluster of several nodes on this host, and stops it again on ctrl-C
+    /// Start a cluster of several nodes on this host; ctrl-C stops it
     Up(Up),
-    /// Runs one node until it is asked to end
+    /// Run one node until SIGTERM or SIGINT
     Node(Node),
-    /// Stops the nodes of the cluster on this host and removes what they left; applications that joined it stay
+    /// Stop the cluster's nodes on this host and remove their files; applications stay unless --all
     Down(Down),
-    /// Shows the nodes; exits with status 3 if one is dead or silent
+    /// Show the nodes; exits with status 3 if one is dead or silent
     Status(Listing),
-    /// Shows the nodes, and what those do whose metrics it is told of, again and again on a terminal
+    /// Show nodes and, with --scrape, their operations, refreshed on a terminal
     Top(Top),
-    /// Brings all that is on a node to other nodes, and has it leave; exits with status 3 if something was left
+    /// Move all regions of a node to other nodes, then stop it; exits with status 3 if some could not move
     Drain(Drain),
-    /// Forgets a dead node, and the names of what was lost with it
+    /// Forget a dead node and the names of its lost regions
     Forget(Forget),
-    /// Copies a file into a new region
+    /// Copy a file into a new region
     Put(Put),
-    /// Copies a region into a file, or to standard output
+    /// Copy a region to a file or to standard output
     Get(Get),
-    /// Lists the regions that have names
+    /// List the named regions
     Ls(Listing),
-    /// Shows a region
+    /// Show a region's length, chunks, permissions and mappers
     Stat(Stat),
-    /// Tells which way bytes take to a region or a node, and why
+    /// Show which network, verb and path an access to a region or node takes, and why
     Explain(Explain),
-    /// Frees a region, or forgets one that was lost
+    /// Free a region, or forget a lost one
     Rm(Region),
-    /// Moves a region to another node
+    /// Move a region to another node
     Mv(Move),
-    /// Permits somebody something on a region
+    /// Grant a permission on a region to a principal
     Grant(Grant),
-    /// Takes a permission back
+    /// Revoke a permission
     Revoke(Revoke),
-    /// Shows what is set, and whether a flag, a variable or the configuration file says so
+    /// Show each setting and its source: flag, variable, file or default
     Config(Listing),
-    /// Looks whether this host and the cluster are fit for what is configured; exits with 3 after warnings, and 4 after errors
+    /// Check this host and the cluster against the configuration; exits with status 3 after warnings, 4 after errors
     Doctor(Doctor),
-    /// Makes the secret by which the nodes of a cluster on several hosts know each other
+    /// Create the secret that authenticates the nodes of several hosts
     #[command(subcommand)]
     Secret(Secret),
-    /// Shows where the names of the cluster are, or brings them to etcd
+    /// Show where the names are, or move them to etcd
     #[command(subcommand)]
     Directory(DirectoryCommand),
-    /// Measures
+    /// Measure latency, throughput and processor time of one operation
     Perf(perf::PerfArgs),
-    /// Runs an application over the cluster in --dir, or over one of its own, and verifies what it did
+    /// Run an application on the cluster in --dir or on its own, and verify the result
     Run(apps::RunArgs),
-    /// Runs whole clusters in simulated time, with faults, and checks what each session sees
+    /// Run whole clusters in simulated time, with faults, and check what each session observes
     Sim(sim::SimArgs),
     /// The other end of a measurement
     #[command(hide = true)]
@@ -290,10 +328,10 @@ pub enum Command {
 /// `halite up`
 #[derive(Args, Debug)]
 pub struct Up {
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, env = "HALITE_NODES", value_parser = clap::value_parser!(u32).range(1..=NODES_MAX))]
     pub nodes: u32,
-    /// Memory that each node contributes, taken from the system as it is used, as 512M or 8G
+    /// Memory that each node contributes, allocated as it is used, as 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
     /// Names.
@@ -302,10 +340,10 @@ pub struct Up {
     /// Networks.
     #[command(flatten)]
     pub networks: Networks,
-    /// Where Prometheus may ask node 0 for metrics, and each next node at the next port; port 0 has the system choose
+    /// Address for node 0's metrics (Prometheus); each next node uses the next port; port 0: the system chooses
     #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     pub metrics: MetricsAt,
-    /// Returns as soon as all nodes are ready; they write to DIR/logs/node-ID.log
+    /// Return when all nodes are ready; they log to DIR/logs/node-ID.log
     #[arg(long)]
     pub detach: bool,
     /// The process to end with
@@ -316,10 +354,10 @@ pub struct Up {
 /// `halite node`
 #[derive(Args, Debug)]
 pub struct Node {
-    /// Number of the node; 0 hosts the directory of names [default: 0 with --listen, and with --join one that nobody had before]
+    /// Node number; node 0 holds the directory of names [default: 0 with --listen; with --join the cluster assigns a new one]
     #[arg(long, env = "HALITE_NODE_ID", value_parser = clap::value_parser!(u32).range(..1000))]
     pub id: Option<u32>,
-    /// Memory that the node contributes, taken from the system as it is used, as 512M or 8G
+    /// Memory that the node contributes, allocated as it is used, as 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
     /// Names.
@@ -328,16 +366,16 @@ pub struct Node {
     /// Networks.
     #[command(flatten)]
     pub networks: Networks,
-    /// Where Prometheus may ask for the node's metrics, over HTTP at /metrics; port 0 has the system choose
+    /// Address for metrics (Prometheus, HTTP at /metrics); port 0: the system chooses
     #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     pub metrics: MetricsAt,
-    /// Writes the packets of roce that it sends and receives to a file, at most 1 GiB, which Wireshark reads
+    /// Write roce packets to a pcap file for Wireshark, at most 1 GiB
     #[arg(long, value_name = "FILE")]
     pub pcap: Option<PathBuf>,
     /// Other hosts.
     #[command(flatten)]
     pub hosts: Hosts,
-    /// For how long the node may bring what it has to others when SIGTERM asks it to end; SIGINT has it leave at once
+    /// Time to move regions to other nodes after SIGTERM; SIGINT leaves at once
     #[arg(long, env = "HALITE_DRAIN_WITHIN", value_name = "SECONDS", default_value_t = DRAIN_WITHIN_S)]
     pub drain_within: u32,
     /// By how many seconds the node takes the clock of day to be ahead, for trials of clusters whose clocks differ
@@ -361,13 +399,13 @@ pub struct Node {
 /// `halite top`
 #[derive(Args, Debug)]
 pub struct Top {
-    /// Where nodes or applications serve metrics, for their operations and peers
+    /// Metrics addresses of nodes or applications, to show operations and peers
     #[arg(long, value_name = "IP:PORT", value_delimiter = ',')]
     pub scrape: Vec<SocketAddr>,
-    /// Prints once, as where standard output is no terminal
+    /// Print once; the default if standard output is no terminal
     #[arg(long)]
     pub once: bool,
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=3600))]
     pub interval: u16,
 }
@@ -375,13 +413,13 @@ pub struct Top {
 /// `halite doctor`
 #[derive(Args, Debug)]
 pub struct Doctor {
-    /// Memory that the node is to contribute, as 512M or 8G
+    /// Memory that the node contributes, as 512M or 8G
     #[arg(long, env = "HALITE_ARENA", default_value = "1G", value_name = "BYTES")]
     pub arena: ByteCount,
     /// Networks.
     #[command(flatten)]
     pub networks: Networks,
-    /// Where metrics are to be served
+    /// Address for metrics
     #[arg(long, env = "HALITE_METRICS", value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     pub metrics: MetricsAt,
     /// Names.
@@ -398,7 +436,7 @@ pub struct Doctor {
 /// `halite down`
 #[derive(Args, Debug)]
 pub struct Down {
-    /// Ends the applications that have joined, too
+    /// Also end the applications that have joined
     #[arg(long)]
     pub all: bool,
 }
@@ -406,9 +444,9 @@ pub struct Down {
 /// `halite secret`
 #[derive(Subcommand, Debug)]
 pub enum Secret {
-    /// Writes a new one to a file that is not there yet, and that nobody else may read
+    /// Write a new secret to a new file with mode 0600
     New {
-        /// The file
+        /// File to create
         file: PathBuf,
     },
 }
@@ -416,11 +454,11 @@ pub enum Secret {
 /// `halite directory`
 #[derive(Subcommand, Debug)]
 pub enum DirectoryCommand {
-    /// Shows where the names are
+    /// Show where the names are
     Show,
-    /// Brings all names from node 0 to etcd, while the cluster is used: all nodes ask for them there from then on
+    /// Move all names from node 0 to etcd while the cluster runs; all nodes look there from then on
     Move {
-        /// etcd://[USER@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE]; each host needs the files
+        /// etcd://[USER@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE]; each host needs these files
         #[arg(value_name = "ETCD")]
         to: EtcdAddress,
     },
@@ -431,10 +469,10 @@ pub enum DirectoryCommand {
 pub struct Drain {
     /// Number of the node
     pub node: u32,
-    /// For how long it may bring what it has to others; what is still there then is lost with it
+    /// Time to move regions to other nodes; what remains then is lost
     #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_WITHIN_S)]
     pub within: u32,
-    /// The node stays, and goes on as before, if something could not be brought to others
+    /// Keep the node running if something could not be moved
     #[arg(long)]
     pub or_stay: bool,
 }
@@ -449,7 +487,7 @@ pub struct Forget {
 /// How a list is printed.
 #[derive(Args, Debug)]
 pub struct Listing {
-    /// Prints one JSON object per line
+    /// Print one JSON object per line
     #[arg(long)]
     pub json: bool,
 }
@@ -459,12 +497,12 @@ pub struct Listing {
 pub struct Put {
     /// Name of the new region
     pub name: String,
-    /// The file; - for standard input
+    /// File; - for standard input
     pub file: PathBuf,
-    /// Node to hold the bytes [default: one with room]
+    /// Node that holds the bytes [default: one with room]
     #[arg(long, value_name = "NODE")]
     pub node: Option<u32>,
-    /// Spreads the bytes over all nodes that contribute memory
+    /// Spread the bytes over all nodes that contribute memory
     #[arg(long, conflicts_with = "node")]
     pub spread: bool,
 }
@@ -474,7 +512,7 @@ pub struct Put {
 pub struct Get {
     /// Name of the region
     pub name: String,
-    /// Where to write; the file appears when all bytes are there and verified [default: standard output]
+    /// File to write; it appears when all bytes are written and verified [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
@@ -512,7 +550,7 @@ pub struct Explain {
 pub struct Move {
     /// Name of the region
     pub name: String,
-    /// Where to
+    /// Target node
     #[arg(long, value_name = "NODE")]
     pub to: u32,
 }
@@ -522,9 +560,9 @@ pub struct Move {
 pub struct Grant {
     /// Name of the region
     pub name: String,
-    /// A principal (by default, Unix user), or `everyone` for those who are not named
+    /// Principal (by default a Unix user name), or `everyone` for all principals without a grant
     pub who: String,
-    /// Letters: r read, w write, a atomic, m master; or `none`, which takes everything
+    /// Letters: r read, w write, a atomic, m master; or `none` for no access
     #[arg(value_parser = letters::parse, value_name = "rwam|none")]
     pub permissions: Permissions,
 }
@@ -534,7 +572,7 @@ pub struct Grant {
 pub struct Revoke {
     /// Name of the region
     pub name: String,
-    /// A principal (by default, Unix user), or `everyone` for those who are not named
+    /// Principal (by default a Unix user name), or `everyone` for all principals without a grant
     pub who: String,
     /// Letters: r read, w write, a atomic, m master
     #[arg(value_parser = letters::parse_some, value_name = "rwam")]
@@ -616,6 +654,13 @@ mod tests {
     #[test]
     fn the_command_line_contradicts_itself_nowhere() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn help_lists_every_command() {
+        for command in Arguments::command().get_subcommands().filter(|command| !command.is_hide_set()) {
+            assert!(GROUPS.iter().any(|(_, names)| names.contains(&command.get_name())), "{command}");
+        }
     }
 
     #[test]
@@ -735,7 +780,7 @@ mod tests {
         assert_eq!(node("node_id = 3", "halite node --config FILE"), Ok((Some(3), 0)));
         let lacks = |text, line| node(text, line).unwrap_err();
         assert!(
-            lacks("", "halite node --config FILE").contains("a node needs --id <ID>, or --listen or --join")
+            lacks("", "halite node --config FILE").contains("a node needs --id <ID>; or --listen or --join")
         );
         // It was not met, and its addresses were as if nobody had said them.
         let alone = lacks("listen = '127.0.0.1:0'", "halite node --config FILE --id 0");
@@ -773,7 +818,7 @@ mod tests {
             ("10.0.0.1:0", "the port is missing"),
             ("[fd00::1]", "the port is missing"),
             ("fd00::1", "as in [fd00::1]:7000"),
-            (":7000", "a host is missing"),
+            (":7000", "the host is missing"),
         ] {
             let complaint = join(host).unwrap_err();
             assert!(complaint.contains(why), "{host}: {complaint}");

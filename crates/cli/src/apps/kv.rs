@@ -1,4 +1,4 @@
-//! `halite run kv`: a key-value store, served to clients of Redis until somebody ends it.
+//! `halite run kv`: a key-value store, served to Redis clients until it is stopped.
 //!
 //! Each worker owns a shard.  The first also serves the clients: what is in its shard it does itself, and the rest goes over the network.
 
@@ -22,13 +22,13 @@ use crate::signals::{Ending, Interrupt, Woken};
 /// `halite run kv`
 #[derive(Args, Clone, Debug)]
 pub struct KvArgs {
-    /// Where clients connect; port 0 has the system choose one.  Nobody is asked for a password: a client that reaches it may do everything
+    /// Address for clients; port 0: the system chooses. There is no password: any client that connects may do everything
     #[arg(long, default_value = "127.0.0.1:6379", value_name = "HOST:PORT")]
     listen: String,
-    /// Most connections at a time
+    /// Maximum number of client connections
     #[arg(long, default_value_t = CLIENTS_MAX as u64, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     clients_max: u64,
-    /// The name of the store, which is removed at the end
+    /// Name of the store; it is removed at the end
     #[arg(long, default_value = "halite-run-kv")]
     name: String,
     #[command(flatten)]

@@ -22,28 +22,28 @@ use crate::progress;
 /// `halite run log`
 #[derive(Args, Clone, Debug)]
 pub struct LogArgs {
-    /// Threads that append, over all processes in turn
+    /// Writer threads, distributed over the processes
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     writers: u32,
-    /// Threads that follow while they append; without any, the log is checked afterwards
+    /// Follower threads; with 0, the log is checked after the writers end
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(..=1024))]
     readers: u32,
-    /// Bytes of a record, at least 16
+    /// Bytes per record, at least 16
     #[arg(long, default_value = "16", value_name = "BYTES")]
     size: ByteCount,
-    /// For how long they append
+    /// Duration of the run
     #[arg(long, default_value_t = 3.0, value_name = "SECONDS", value_parser = super::seconds)]
     seconds: f64,
-    /// How many slots a writer reserves at a time
+    /// Slots that a writer reserves at a time
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     batch: u64,
-    /// How many records a writer appends by one call, each of which is visible by itself
+    /// Records per append call; each becomes visible separately
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     together: u32,
-    /// Bytes of a segment, which is freed as a whole once all readers have passed it
+    /// Bytes per segment; a segment is freed when all readers have passed it
     #[arg(long, default_value = "4M", value_name = "BYTES")]
     segment: ByteCount,
-    /// The name of the log, which is removed at the end
+    /// Name of the log; it is removed at the end
     #[arg(long, default_value = "halite-run-log")]
     name: String,
     #[command(flatten)]

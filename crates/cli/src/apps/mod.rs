@@ -32,30 +32,30 @@ pub struct RunArgs {
 
 #[derive(Subcommand, Debug)]
 enum App {
-    /// Appends to a log that all followers see in one order, and checks that each sees every record once
+    /// Append to a shared log, follow it, and check that each follower sees every record once, in one order
     Log(log::LogArgs),
-    /// Serves a key-value store, of which each process owns a part, to clients of Redis, until it is ended
+    /// Serve a sharded key-value store to Redis clients until stopped
     Kv(kv::KvArgs),
-    /// Asks a key-value store, of which each process owns a part, as YCSB does, and checks each value
+    /// Run YCSB workloads on a sharded key-value store and check each value
     Ycsb(ycsb::YcsbArgs),
 }
 
 /// Over what an application runs.
 #[derive(Args, Clone, Debug)]
 struct Over {
-    /// Processes of the application, each a node of its own
+    /// Processes of the application, each with its own node
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     nodes: u32,
-    /// Memory that each of them contributes to a cluster of their own, as 512M or 8G [default: 2G]
+    /// Memory of each process, for a cluster of the application's own, as 512M or 8G [default: 2G]
     #[arg(long, value_name = "BYTES")]
     arena: Option<ByteCount>,
-    /// The network of a cluster of their own [default: shm]
+    /// Network of the application's own cluster [default: shm]
     #[arg(long, value_parser = network())]
     fabric: Option<Provider>,
-    /// Where the first process serves metrics, and each next one at the next port; port 0 has the system choose
+    /// Address for the first process's metrics; each next process uses the next port; port 0: the system chooses
     #[arg(long, value_name = "IP:PORT|none", default_value_t = MetricsAt(None))]
     metrics: MetricsAt,
-    /// Prints one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -78,7 +78,7 @@ impl Over {
         let said = [("--arena", self.arena.is_some()), ("--fabric", self.fabric.is_some())];
         let Some((flag, _)) = said.into_iter().find(|(_, is_said)| *is_said) else { return Ok(()) };
         Err(UsageError(format!(
-            "{flag} is for a cluster of the application's own, and this is over the one in {}; leave {flag} out, or --dir and HALITE_DIR",
+            "{flag} configures a cluster of the application's own, but --dir or HALITE_DIR names the cluster in {}; omit one of them",
             dir.display()
         )))
     }

@@ -29,22 +29,22 @@ use values::{Known, Latest, Update, VALUE_BYTES_MIN, write_value};
 /// `halite run ycsb`
 #[derive(Args, Clone, Debug)]
 pub struct YcsbArgs {
-    /// How many of the operations change a value: half (a), one of twenty (b), none (c)
+    /// YCSB workload: updates are 50 % (a), 5 % (b) or 0 % (c) of operations
     #[arg(long, value_enum, ignore_case = true, default_value = "b")]
     workload: Workload,
-    /// Keys that the store holds
+    /// Number of keys
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..=1 << 32))]
     keys: u64,
-    /// Bytes of a value, at least 16
+    /// Bytes per value, at least 16
     #[arg(long, default_value = "64", value_name = "BYTES")]
     value: ByteCount,
-    /// Threads that ask, over all processes in turn
+    /// Client threads, distributed over the processes
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
-    /// For how long they ask
+    /// Duration of the run
     #[arg(long, default_value_t = 3.0, value_name = "SECONDS", value_parser = super::seconds)]
     seconds: f64,
-    /// The name of the store, which is removed at the end
+    /// Name of the store; it is removed at the end
     #[arg(long, default_value = "halite-run-ycsb")]
     name: String,
     #[command(flatten)]
@@ -55,11 +55,11 @@ pub struct YcsbArgs {
 #[derive(ValueEnum, Serialize, Deserialize, Clone, Copy, PartialEq, Eq, Debug)]
 #[serde(rename_all = "lowercase")]
 pub enum Workload {
-    /// Half of the operations are updates
+    /// 50 % updates
     A,
-    /// One of twenty is
+    /// 5 % updates
     B,
-    /// None is
+    /// Reads only
     C,
 }
 

@@ -22,58 +22,58 @@ pub struct PerfArgs {
     /// Bytes of one operation [default: 8; *_bw: 64K; alloc_lat, map_lat, fill_lat, copy_lat: 4K]
     #[arg(short = 's', long, value_name = "BYTES")]
     pub size: Option<ByteCount>,
-    /// Operations of each thread at each size, of rpc_load at the full rate [default: as many as take a moment]
+    /// Operations per thread and size; for rpc_load at the full rate [default: enough for a fraction of a second]
     #[arg(short = 'n', long = "iters", value_parser = clap::value_parser!(u64).range(1..))]
     pub iterations: Option<u64>,
     /// All sizes from 8 bytes to 64 MiB; rpc_load: all rates
     #[arg(short = 'a', long, conflicts_with = "size")]
     pub all: bool,
-    /// Threads; as many serve them [default: 1; rpc_load: 8]
+    /// Client threads; the server uses as many [default: 1; rpc_load: 8]
     #[arg(short = 't', long, value_parser = clap::value_parser!(u32).range(1..=256))]
     pub threads: Option<u32>,
-    /// Where the threads run
+    /// Placement of the threads
     #[arg(long, value_enum, default_value_t = Pinning::Apart)]
     pub cores: Pinning,
     /// Network between the two ends
     #[arg(long, env = "HALITE_FABRIC", value_parser = network(), default_value_t = Provider::Shm)]
     pub fabric: Provider,
-    /// Prints one JSON object per size
+    /// Print one JSON object per size
     #[arg(long)]
     pub json: bool,
-    /// write_lat: times the call, beside a bare memcpy, instead of a ping-pong
+    /// write_lat: time the call, next to a bare memcpy, instead of a ping-pong
     #[arg(long)]
     pub completion: bool,
-    /// alloc_lat: memory is taken from the system before a region is there, beside bare pages [default size: 4M]
+    /// alloc_lat: populate the memory during alloc, next to bare page faults [default size: 4M]
     #[arg(long)]
     pub populate: bool,
-    /// Operations at random over this many regions, beside bare accesses to as much memory
+    /// Access this many regions at random, next to bare accesses to as much memory
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub regions: Option<u64>,
-    /// Operations at random over this much memory, beside bare accesses to as much
+    /// Access this much memory at random, next to bare accesses to as much
     #[arg(long, value_name = "BYTES")]
     pub span: Option<ByteCount>,
-    /// rpc_rate: calls under way in each thread [default: 16]; read_bw, write_bw: operations that are begun together, of which those
-    /// that must be posted are under way together [default: 1]
+    /// rpc_rate: outstanding calls per thread [default: 16]; read_bw, write_bw: operations started together; posted
+    /// ones are outstanding together [default: 1]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub window: Option<u32>,
-    /// rpc_rate: calls that are posted together, once as many have ended; as many at most are received and answered together.
-    /// Divides --window; calls overlap only if it is less than that [default: 1]; read_bw, write_bw: the same as --window there
+    /// rpc_rate: calls posted together; the server receives and answers at most as many together. Must divide
+    /// --window; calls overlap only if it is smaller [default: 1]; read_bw, write_bw: same as --window
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub batch: Option<u32>,
-    /// rpc_lat, rpc_rate: bytes of each reply [default: as many as go there]
+    /// rpc_lat, rpc_rate: bytes of each reply [default: same as -s]
     #[arg(long, value_name = "BYTES")]
     pub reply_size: Option<ByteCount>,
-    /// rpc_rate: leaves replies where they have arrived, and looks at their ends only
+    /// rpc_rate: read replies in place instead of copying them
     #[arg(long)]
     pub lend: bool,
-    /// rpc_load: calls per second of all threads together [default: 1000]
+    /// rpc_load: calls per second over all threads [default: 1000]
     #[arg(long, value_name = "CALLS", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rate: Option<u64>,
-    /// Measures bare memory in the same run, where that has an equal
+    /// Also measure bare memory in the same run, where it has an equivalent
     #[arg(long, default_value_t = true, num_args = 0..=1, default_missing_value = "true", require_equals = true,
           action = clap::ArgAction::Set, value_name = "BOOL")]
     pub check_memcpy: bool,
-    /// Measures against this node of the cluster in --dir, instead of a process of our own
+    /// Measure against this node of the cluster in --dir instead of a new process
     #[arg(long, value_name = "NODE")]
     pub peer: Option<u32>,
 }

@@ -19,31 +19,31 @@ pub struct SimArgs {
 /// One variant for each command.
 #[derive(Subcommand, Debug)]
 pub enum SimCommand {
-    /// Runs one trial and reports; fails if anything was observed that must not be
+    /// Run one trial and report; fails on any violation
     Run(RunArgs),
-    /// Walks seeds on all cores until one fails
+    /// Run trials of many seeds on all cores until one fails
     Soak(SoakArgs),
-    /// Lists the plans that need no file, and the profiles of hardware that plans can name
+    /// List the built-in plans and the hardware profiles
     List(Listing),
-    /// Prints what each operation costs in simulated time, where nothing goes wrong
+    /// Print the simulated cost of each operation without faults
     Golden,
 }
 
 /// `halite sim run`
 #[derive(Args, Debug)]
 pub struct RunArgs {
-    /// A TOML file, or the name of a plan of `halite sim list`
+    /// TOML file, or name of a plan from `halite sim list`
     pub plan: String,
-    /// What everything that is left open by the plan follows from
+    /// Seed of all randomness
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// The hardware between nodes, or between their hosts, in place of the plan's: a name of `halite sim list`
+    /// Hardware profile instead of the plan's, from `halite sim list`
     #[arg(long, value_name = "NAME")]
     pub profile: Option<String>,
-    /// Prints one JSON object
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Writes every event to this file
+    /// Write every event to this file
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 }
@@ -52,28 +52,28 @@ pub struct RunArgs {
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("bound").required(true).multiple(true).args(["seconds", "seeds"])))]
 pub struct SoakArgs {
-    /// A TOML file, or the name of a plan; of several, each seed takes the next one [default: all small ones of `halite sim list`]
+    /// TOML file, or name of a plan; with several, seeds take them in turn [default: the small plans of `halite sim list`]
     #[arg(long = "plan", value_name = "PLAN")]
     pub plans: Vec<String>,
-    /// Ends after so long
+    /// Stop after this many seconds
     #[arg(long, value_name = "S")]
     pub seconds: Option<u64>,
-    /// Walks the seeds from A until before B, or without an end [default: 0..]
+    /// Seeds from A up to, not including, B; A.. has no end [default: 0..]
     #[arg(long, value_name = "A..B")]
     pub seeds: Option<Seeds>,
-    /// The hardware between nodes, or between their hosts, in place of the plans': a name of `halite sim list`
+    /// Hardware profile instead of the plans', from `halite sim list`
     #[arg(long, value_name = "NAME")]
     pub profile: Option<String>,
-    /// Trials at a time [default: one on each core]
+    /// Concurrent trials [default: one per core]
     #[arg(long, value_name = "T")]
     pub threads: Option<NonZeroUsize>,
-    /// Tells of every seed that fails, and shows the first
+    /// Report every seed that fails, and show the first
     #[arg(long)]
     pub keep_going: bool,
-    /// Prints one JSON object
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Writes every event of the first seed that fails to this file
+    /// Write every event of the first failing seed to this file
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
 }
