@@ -24,9 +24,9 @@ pub fn checked_filter(text: &str) -> Result<String, String> {
 /// Lets events be seen from here on, as the command line says.
 pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
     let filter = asked_for(arguments).unwrap_or_else(|| by_default(&arguments.command).to_owned());
-    let filter = EnvFilter::builder().parse(&filter).map_err(|error| {
-        UsageError(format!("{filter:?} does not say which events are to be told: {error}"))
-    })?;
+    let filter = EnvFilter::builder()
+        .parse(&filter)
+        .map_err(|error| UsageError(format!("{filter:?} is not a log filter: {error}")))?;
     let timer = ChronoLocal::new("%Y-%m-%dT%H:%M:%S%.3f%:z".to_owned());
     // Standard error is closed: nobody wants to know.
     let lines =

@@ -66,7 +66,7 @@ pub enum SettingsError {
         known: Vec<String>,
     },
     /// A value that stands for no flag.
-    #[error("configuration file {}: {key} is {kind}, and must be a string, a number or a boolean", path.display())]
+    #[error("configuration file {}: {key} is {kind}; it must be a string, a number or a boolean", path.display())]
     WrongKind {
         /// Which file.
         path: PathBuf,
@@ -419,7 +419,7 @@ mod tests {
     #[test]
     fn what_is_no_value_or_no_toml_is_refused() {
         let said = |text| parse(text).unwrap_err().to_string();
-        assert!(said("nodes = [1, 2]").contains("nodes is array, and must be a string"));
+        assert!(said("nodes = [1, 2]").contains("nodes is array; it must be a string"));
         assert!(said("[up]\nnodes = 1").contains("unknown key \"up\""));
         assert!(said("nodes = ").starts_with("configuration file halite.toml is not TOML: "));
     }

@@ -1,7 +1,7 @@
 //! What can go wrong, one enum per family of operations.
 //!
-//! Each error says what was attempted, on which object, why it failed, and (in the text of its cause) what the
-//! reader may do.  "Not done" is meant unless a cause says "maybe done".  Nothing else of this crate is known here.
+//! An error names the attempted operation, its object, the cause, and what to do next.  The operation was not done,
+//! unless the cause says "maybe done".
 
 pub(crate) mod call;
 pub(crate) mod cluster_dir;
@@ -49,10 +49,10 @@ pub enum RegionCause {
     #[error("the name is taken by another region; choose another")]
     NameTaken,
     /// The region has another name already.
-    #[error("the region has a name, and keeps it")]
+    #[error("the region already has a name; names cannot change")]
     HasName,
     /// The name is too long.
-    #[error("the name has {len} bytes, and {NAME_BYTES_MAX} are the most")]
+    #[error("the name has {len} bytes; the maximum is {NAME_BYTES_MAX}")]
     NameTooLong {
         /// Its length in bytes.
         len: usize,
@@ -64,13 +64,13 @@ pub enum RegionCause {
     #[error("the name begins with NUL; such names are reserved")]
     NameReserved,
     /// The name is empty.
-    #[error("the name is empty; a region without a name is asked for by `None`")]
+    #[error("the name is empty; pass `None` for a region without a name")]
     NameEmpty,
     /// A region has at least one byte.
     #[error("a region must have at least one byte")]
     ZeroLength,
     /// Not enough free memory.
-    #[error("no space: {wanted} bytes were wanted, {available} are free; free regions or enlarge the arena")]
+    #[error("no space: {wanted} bytes do not fit, {available} are free; free regions or use a larger arena")]
     NoSpace {
         /// Bytes asked for.
         wanted: u64,
@@ -79,7 +79,7 @@ pub enum RegionCause {
     },
     /// The arena has room, but the system has no memory behind it now; nothing was kept.
     #[error(
-        "out of memory: the system of node {node} gave {given} of {wanted} bytes; free memory there, or raise the limit of its process"
+        "out of memory: the system of node {node} provided {given} of {wanted} bytes; free memory there, or raise the limit of its process"
     )]
     OutOfMemory {
         /// The node that was to hold the bytes.
@@ -93,11 +93,11 @@ pub enum RegionCause {
     #[error("there is no such region")]
     NotFound,
     /// The region that had the name was lost with the node that was its home.
-    #[error("it was lost with {0}")]
+    #[error("the region was lost with {0}")]
     Lost(Lost),
     /// A node cannot map the memory that it was to read, for lack of addresses or descriptors.
     #[error(
-        "node {node} has not enough addresses or descriptors to map that memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
+        "node {node} lacks addresses or descriptors to map the memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
     )]
     Unmapped {
         /// Who was to read.
@@ -107,21 +107,21 @@ pub enum RegionCause {
     },
     /// All numbers of nodes that stay have been given out, and no node has given its own up.
     #[error(
-        "all numbers of nodes have been given out; `--id` names one that is to be used again, and where names are not in etcd, `halite forget NODE` gives up that of a node that is dead for good"
+        "all node numbers are in use; reuse one with `--id`, or, without etcd, release the number of a dead node with `halite forget NODE`"
     )]
     NoNumbers,
     /// This node waits for as many answers of the region's home, or of an owner, as it may.
-    #[error("{max} requests of this node wait for their answers there, and more cannot")]
+    #[error("{max} requests of this node wait for answers there, the maximum; try again later")]
     TooManyRequests {
         /// How many may wait.
         max: u64,
     },
     /// A node that lives is not forgotten.
-    #[error("node {0} lives, and only dead nodes can be forgotten")]
+    #[error("node {0} is alive; only a dead node can be forgotten")]
     NodeLives(NodeId),
     /// The principal lacks these permissions, or the handle was not mapped for them.
     #[error(
-        "permission denied (missing: {missing}); a master can grant it, and a handle has what it was mapped for"
+        "permission denied (missing: {missing}); a master can grant it, and the handle must be mapped with it"
     )]
     PermissionDenied {
         /// What is lacking.
@@ -131,7 +131,7 @@ pub enum RegionCause {
     #[error("node {0} is not in the cluster")]
     UnknownNode(NodeId),
     /// The node died before it answered: maybe done.
-    #[error("node {0} is down; what was asked of it is done or not")]
+    #[error("node {0} is down; the operation may have been done")]
     PeerDown(NodeId),
     /// The handle was valid once: its region was freed, or the node that held it was restarted.
     #[error("the handle is stale: the region was freed, or its node was restarted; map it again")]
@@ -140,7 +140,7 @@ pub enum RegionCause {
     #[error("the handle belongs to another session; map the region in this one")]
     ForeignHandle,
     /// The handle is not one of this session's.
-    #[error("the handle is unknown")]
+    #[error("the session has no such handle")]
     UnknownHandle,
     /// No node of the cluster contributes memory.
     #[error("no node of the cluster contributes memory; start one with an arena")]
@@ -149,13 +149,13 @@ pub enum RegionCause {
     #[error("the directory of names is down; restart node 0")]
     DirectoryDown,
     /// The region would be larger than can be described.
-    #[error("{len} bytes are more than a region can have")]
+    #[error("{len} bytes exceed the maximum length of a region")]
     TooLarge {
         /// Bytes asked for.
         len: u64,
     },
     /// The chunk size is not a power of two, or too small.
-    #[error("chunks of {chunk_bytes} bytes cannot be had: a power of two of at least 4096 is needed")]
+    #[error("the chunk size {chunk_bytes} is not a power of two of at least 4096")]
     BadChunkSize {
         /// Bytes per chunk that were configured.
         chunk_bytes: u64,
@@ -170,7 +170,7 @@ pub enum RegionCause {
     #[error("the region is sealed")]
     Sealed,
     /// Too many pieces: a description of the region would be too long.
-    #[error("{pieces} pieces are too many (at most {max}): larger chunks would be fewer")]
+    #[error("the region would have {pieces} pieces; the maximum is {max}; use larger chunks")]
     TooManyPieces {
         /// How many it would have.
         pieces: u64,
@@ -178,13 +178,13 @@ pub enum RegionCause {
         max: u64,
     },
     /// Too many watch the region already.
-    #[error("{max} watch it already, and more cannot; let some of them pass on what they hear")]
+    #[error("the region already has {max} watchers, the maximum; let some watchers forward notifications")]
     TooManyWatchers {
         /// How many may.
         max: u64,
     },
     /// Nobody would be left who may free the region, or grant anything.
-    #[error("it would have no master left; make somebody else one first")]
+    #[error("the region would have no master left; add another master first")]
     LastMaster,
     /// The session's own node leaves or has left.
     #[error("the node has left the cluster")]
@@ -194,27 +194,25 @@ pub enum RegionCause {
     TableFull(&'static str),
     /// The directory of names is outside of the cluster, and does not answer, or had no room for more questions.
     #[error(
-        "etcd, which has the names, does not answer, or refuses, as the log of the node says; what is mapped goes on"
+        "etcd, which holds the names, does not answer or refuses (see the node's log); mapped regions stay usable"
     )]
     DirectoryOut,
     /// Names are in etcd, and what leads to the region of that name was written over by somebody.
     #[error(
-        "the key {key:?} in etcd, which leads to it, holds what no node has written; `halite rm` removes it, and frees the name"
+        "the key {key:?} of this name in etcd holds a foreign value; `halite rm` removes it and frees the name"
     )]
     NameDamaged {
         /// The key.
         key: String,
     },
     /// The names could not be brought elsewhere: they are where they were, and are given and found there as before.
-    #[error("the names stay where they are: {0}")]
+    #[error("the names were not moved: {0}")]
     NamesNotMoved(String),
     /// The node takes nothing new, for it is about to leave.
-    #[error(
-        "node {0} is being drained and takes nothing new; choose another node, or try again when it is back"
-    )]
+    #[error("node {0} is draining; choose another node, or try again when it is back")]
     Draining(NodeId),
     /// Another node did not understand the request: it runs another version.
-    #[error("the request was not understood; are all nodes of one version?")]
+    #[error("another node does not know this request; run the same version on all nodes")]
     NotUnderstood,
 }
 
@@ -281,7 +279,7 @@ impl From<ErrorReply> for RegionCause {
 
 /// An access to the bytes of a region failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot {operation} {len} bytes at offset {offset} of {region}: {cause}{}", half_way(*partly))]
+#[error("cannot {operation} {} at offset {offset} of {region}: {cause}{}", bytes(*len), half_way(*partly))]
 pub struct AccessError {
     /// What was attempted: `read`, `write`, ...
     pub operation: &'static str,
@@ -297,14 +295,19 @@ pub struct AccessError {
     pub partly: bool,
 }
 
-/// What errors say of operations that may be done in part.
+/// A number of bytes, as text.
+fn bytes(len: u64) -> String {
+    if len == 1 { "1 byte".to_owned() } else { format!("{len} bytes") }
+}
+
+/// The end of a message about an operation that may have been done in part.
 fn half_way(partly: bool) -> &'static str {
-    if partly { " (part of it may be done)" } else { "" }
+    if partly { " (part of it may have been done)" } else { "" }
 }
 
 /// A copy failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot copy {len} bytes from {from} to {to}: {side}: {cause}{}", half_way(*partly))]
+#[error("cannot copy {} from {from} to {to}: {side}: {cause}{}", bytes(*len), half_way(*partly))]
 pub struct CopyError {
     /// How many bytes.
     pub len: u64,
@@ -347,13 +350,13 @@ impl CopyError {
 #[non_exhaustive]
 pub enum AccessCause {
     /// Beyond the end of the region; nothing was touched.
-    #[error("the region has {region_len} bytes")]
+    #[error("the region has {}", bytes(*region_len))]
     OutOfRange {
         /// The region's length in bytes.
         region_len: u64,
     },
     /// Offset and length together exceed 64 bits; nothing was touched.
-    #[error("offset and length overflow")]
+    #[error("offset plus length exceeds 64 bits")]
     Overflow,
     /// The handle was valid once: its region was freed, or the node that held it was restarted.
     #[error("the handle is stale: the region was freed, or its node was restarted; map it again")]
@@ -362,12 +365,12 @@ pub enum AccessCause {
     #[error("the handle belongs to another session; map the region in this one")]
     ForeignHandle,
     /// The handle is not one of this session's; nothing was touched.
-    #[error("the handle is unknown")]
+    #[error("the session has no such handle")]
     UnknownHandle,
     /// The principal lacks these permissions, or the handle was not mapped for them; nothing was touched, unless they were
     /// revoked half way.
     #[error(
-        "permission denied (missing: {missing}); a master can grant it, and a handle has what it was mapped for"
+        "permission denied (missing: {missing}); a master can grant it, and the handle must be mapped with it"
     )]
     PermissionDenied {
         /// What is lacking.
@@ -375,14 +378,14 @@ pub enum AccessCause {
     },
     /// The node that holds the bytes is down, or out of reach: maybe done.
     #[error(
-        "node {0}, which holds the bytes, is down or out of reach; if it has ended, its regions are lost with it"
+        "node {0}, which holds the bytes, is down or unreachable; if its process has ended, its regions are lost"
     )]
     PeerDown(NodeId),
     /// The region is immutable.
     #[error("the region is sealed")]
     Sealed,
     /// An atomic aims at an offset that is not a multiple of the size of its word; nothing was touched.
-    #[error("the word is not aligned; its offset must be a multiple of {alignment}")]
+    #[error("the word is unaligned; its offset must be a multiple of {alignment}")]
     Unaligned {
         /// Bytes of which the offset must be a multiple.
         alignment: u64,
@@ -392,12 +395,12 @@ pub enum AccessCause {
     NodeClosed,
     /// This process cannot map the memory that the bytes are in, for lack of addresses or descriptors; nothing was touched.
     #[error(
-        "this process has not enough addresses or descriptors to map that memory of node {0}; raise its limits (`ulimit -v`, `ulimit -n`)"
+        "this process lacks addresses or descriptors to map the memory of node {0}; raise its limits (`ulimit -v`, `ulimit -n`)"
     )]
     Unmapped(NodeId),
     /// The node that was to copy the bytes cannot map the memory that they are in.
     #[error(
-        "node {node}, which was to copy them, has not enough addresses or descriptors to map that memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
+        "node {node}, the target of the copy, lacks addresses or descriptors to map the memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
     )]
     UnmappedBy {
         /// Who was to copy.
@@ -408,7 +411,7 @@ pub enum AccessCause {
     /// This node cannot register the memory that such an access goes through, or as many accesses as may go to one node at once
     /// (32 MiB of first slices, 1024 of which have 32 KiB) are under way to it.
     #[error(
-        "no staging memory is left for it: 1024 long accesses are under way to that node, or none could be registered; see the limits on memory, open files and their size (`ulimit -v -n -f`)"
+        "no staging memory: 1024 long accesses to that node are outstanding, or memory could not be registered; see `ulimit -v -n -f`"
     )]
     NoStaging,
 }
@@ -444,7 +447,7 @@ impl BatchError {
 #[non_exhaustive]
 pub enum JoinError {
     /// A living process is that node already.
-    #[error("cannot join as node {node} in {}: process {pid} is that node; choose another number or stop it", dir.display())]
+    #[error("cannot join as node {node} in {}: process {pid} runs as that node; choose another number or stop it", dir.display())]
     AlreadyRunning {
         /// Which node.
         node: NodeId,
@@ -477,21 +480,21 @@ pub enum JoinError {
     #[error("cannot join: {0}")]
     Directory(ClusterDirError),
     /// Packets are to be written down, and its networks have none.
-    #[error("cannot join: only nodes that use roce have packets to write down")]
+    #[error("cannot join: a packet capture needs the roce network")]
     NoPackets,
     /// This host has none of the addresses that its nodes listen at any more.
     #[error(
-        "cannot join: this host no longer has the address that its nodes use: {0}; give it back, or restart them with another one (--listen)"
+        "cannot join: this host lost the address that its nodes use: {0}; restore it, or restart the nodes with another one (--listen)"
     )]
     AddressGone(String),
     /// The first node does not run.
-    #[error("cannot join in {}: node 0 does not run there; start it first", dir.display())]
+    #[error("cannot join in {}: node 0 is not running; start it first", dir.display())]
     NoCluster {
         /// The cluster directory.
         dir: PathBuf,
     },
     /// Another process is joining and does not get on with it.
-    #[error("cannot join in {}: process {pid} has been joining for longer than {waited_ms} ms; is it stopped?", dir.display())]
+    #[error("cannot join in {}: process {pid} has been joining for more than {waited_ms} ms; check whether it is stopped", dir.display())]
     JoinTimeout {
         /// The cluster directory.
         dir: PathBuf,
@@ -502,7 +505,7 @@ pub enum JoinError {
     },
     /// The arena would be larger than the memory that this node can have.
     #[error(
-        "cannot join: an arena of {wanted} bytes is more than {limit}; {} MiB are the most that can be had",
+        "cannot join: an arena of {wanted} bytes exceeds {limit}; the maximum is {} MiB",
         most >> 20
     )]
     ArenaTooLarge {
@@ -514,9 +517,7 @@ pub enum JoinError {
         limit: String,
     },
     /// The system has no memory for what calls need.
-    #[error(
-        "cannot join: no memory could be registered; see the limits on memory, open files and their size (`ulimit -v -n -f`)"
-    )]
+    #[error("cannot join: memory could not be registered; see `ulimit -v -n -f`")]
     NoMemory,
     /// The configuration cannot be used.
     #[error("cannot join: {0}")]
@@ -525,7 +526,7 @@ pub enum JoinError {
     #[error("cannot join: {0}")]
     Fabric(Box<dyn std::error::Error + Send + Sync>),
     /// This process lacks what a connection to a node takes: addresses, descriptors, or memory that it may lock.
-    #[error("cannot join in {}: this process has not enough for the memory of {address}: {lack}", dir.display())]
+    #[error("cannot join in {}: this process cannot map the memory of {address}: {lack}", dir.display())]
     Shortage {
         /// The cluster directory.
         dir: PathBuf,
@@ -536,11 +537,11 @@ pub enum JoinError {
     },
     /// The first node is to found the cluster where no other host runs a node of it, and is told of no other host.
     #[error(
-        "cannot join: node 0 is to found the cluster only where no other host runs a node (--found), and is told of no other host; name all others (--join), or leave --found out and it founds in any case"
+        "cannot join: --found needs the other hosts, which must run no node; name all of them (--join), or omit --found to found the cluster without this check"
     )]
     FoundsBlindly,
     /// The directory gives out no number.
-    #[error("the cluster gives out no number: {source}")]
+    #[error("the cluster assigns no node number: {source}")]
     NoNumber {
         /// What it said.
         source: RegionError,
@@ -554,7 +555,7 @@ pub enum JoinError {
         source: io::Error,
     },
     /// etcd, which is to have the names, does not answer, or not as it should.
-    #[error("cannot join by the names in {address}: {source}")]
+    #[error("cannot join with the names in {address}: {source}")]
     Etcd {
         /// Where it is, without a password.
         address: String,
@@ -563,7 +564,7 @@ pub enum JoinError {
     },
     /// Another host is founding the cluster whose names are to be there.
     #[error(
-        "cannot join: the host at {by} is founding the cluster by the names in {address} as node 0 (PREFIX/founding says so, for 15 s); give this node another number, or none, and start it again"
+        "cannot join: the host at {by} is founding the cluster with the names in {address} as node 0 (key PREFIX/founding, for 15 s); start this node again with another number or none"
     )]
     Founding {
         /// Where the names are to be, without a password.
@@ -573,7 +574,7 @@ pub enum JoinError {
     },
     /// A node of another cluster lives that has its names there.
     #[error(
-        "cannot join: another cluster has its names at {address}, and node {node} of it lives, or did until 15 s ago (PREFIX/places/{node} says so); give one of the two another prefix (etcd://HOST:PORT/PREFIX)"
+        "cannot join: another cluster has its names at {address}: its node {node} was alive within the last 15 s (key PREFIX/places/{node}); use another prefix for one of them (etcd://HOST:PORT/PREFIX)"
     )]
     EtcdTaken {
         /// Where, without a password.
@@ -582,7 +583,7 @@ pub enum JoinError {
         node: NodeId,
     },
     /// A node of another host has that number, and lives.
-    #[error("node {node} runs already: process {pid} at {address}; choose another number")]
+    #[error("node {node} is already running: process {pid} at {address}; choose another number")]
     NumberInUse {
         /// Its number.
         node: NodeId,
@@ -592,7 +593,7 @@ pub enum JoinError {
         address: String,
     },
     /// Nodes of the cluster are of another version.
-    #[error("cannot join in {}: a node there speaks version {theirs} of the protocol, and this one version {PROTOCOL_VERSION}; all nodes of a cluster speak the same", dir.display())]
+    #[error("cannot join in {}: a node there speaks protocol version {theirs}, this node version {PROTOCOL_VERSION}; run the same version on all nodes", dir.display())]
     OtherVersion {
         /// The cluster directory.
         dir: PathBuf,
@@ -600,7 +601,7 @@ pub enum JoinError {
         theirs: u16,
     },
     /// A node of the cluster is there, and the first node is not met by it.
-    #[error("cannot join in {}: {address} is there, but node 0, which has the directory of names, is out of reach{}", dir.display(), or_a_rival(*node))]
+    #[error("cannot join in {}: {address} is there, but node 0, which holds the names, is unreachable{}", dir.display(), or_a_rival(*node))]
     NoFirst {
         /// The cluster directory.
         dir: PathBuf,

@@ -182,7 +182,7 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     with_address(path, |address| rustix::net::connect(&socket, address)).map_err(|error| {
         match Errno::from_io_error(&error) {
             // Elsewhere this says that we lack something.
-            Some(Errno::AGAIN) => io::Error::other("it accepts nobody, and too many wait for that already"),
+            Some(Errno::AGAIN) => io::Error::other("it accepts no connections, and its backlog is full"),
             _ => error,
         }
     })?;

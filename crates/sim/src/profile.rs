@@ -126,7 +126,7 @@ pub enum ProfileError {
     #[error("cannot read a hardware profile: {0}")]
     Malformed(#[from] toml::de::Error),
     /// A value with which nothing would ever happen.
-    #[error("cannot use a hardware profile: {field} is {value}, and must be {wanted}")]
+    #[error("cannot use a hardware profile: {field} is {value}; it must be {wanted}")]
     Value {
         /// Which.
         field: &'static str,
@@ -148,7 +148,7 @@ pub enum ProfileError {
     )]
     NoQueuePair,
     /// None of the tree has that name.
-    #[error("there is no hardware profile {name:?}; known are {}", Profile::NAMES.join(", "))]
+    #[error("there is no hardware profile {name:?}; there are {}", Profile::NAMES.join(", "))]
     Unknown {
         /// What was asked for.
         name: String,

@@ -6,7 +6,7 @@ use halite::{AccessError, CallError, RegionError, ServeError};
 #[derive(Debug, thiserror::Error)]
 pub enum KvError {
     /// The options, or what stands in the region of that name, describe no store.
-    #[error("{what} is {value}, and must be {wanted}")]
+    #[error("{what} is {value}; it must be {wanted}")]
     NotAStore {
         /// Which part.
         what: &'static str,
@@ -16,7 +16,7 @@ pub enum KvError {
         wanted: &'static str,
     },
     /// A key or a value is longer than any may be.
-    #[error("the {what} has {len} bytes, and {max} are the most")]
+    #[error("the {what} has {len} bytes; the maximum is {max}")]
     TooLong {
         /// Which of both.
         what: &'static str,
@@ -26,19 +26,19 @@ pub enum KvError {
         max: usize,
     },
     /// The node of the shard has no memory left; nothing was changed.
-    #[error("there is no memory left for the key on its node")]
+    #[error("the node that holds the key's shard is out of memory")]
     Full,
     /// The directory of names does not answer, and without it the store gets no more memory; nothing was changed.
-    #[error("the directory of names does not answer, and without it there is no more memory for the key")]
+    #[error("the directory of names does not answer, so the shard cannot get more memory")]
     NoDirectory,
     /// The value is to be a number of 64 bits in decimal, and is none; nothing was changed.
-    #[error("the value is no number of 64 bits")]
+    #[error("the value is not a 64-bit integer")]
     NotANumber,
     /// The sum would be no number of 64 bits; nothing was changed.
-    #[error("the number would have more than 64 bits")]
+    #[error("the result exceeds 64 bits")]
     Overflow,
     /// The owner of a shard has ended; its node may serve another store by now.
-    #[error("the shard is served no more")]
+    #[error("the shard is no longer served")]
     Ended,
     /// What a shard answers makes no sense, or entries that nobody changes are damaged.
     #[error("shard {shard} {what}")]

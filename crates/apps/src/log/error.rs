@@ -8,7 +8,7 @@ use crate::directory::is_without_directory;
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The options, or what stands in the region of that name, describe no log.
-    #[error("{what} is {value}, and must be {wanted}")]
+    #[error("{what} is {value}; it must be {wanted}")]
     NotALog {
         /// Which part.
         what: &'static str,
@@ -18,9 +18,7 @@ pub enum LogError {
         wanted: &'static str,
     },
     /// A record does not fit into a segment; nothing was appended.
-    #[error(
-        "the record takes {len} bytes, and {max} are the most that a segment of this log holds in one piece"
-    )]
+    #[error("the record takes {len} bytes; a segment of this log holds at most {max} contiguous bytes")]
     TooLong {
         /// Its length in bytes, with what frames the records of a transaction.
         len: u64,
@@ -29,7 +27,7 @@ pub enum LogError {
     },
     /// There is no memory for another segment; nothing was appended.  It can be tried again once old ones have been freed, if the log
     /// [begins](super::Log::start) before `first`, or once others have left memory.
-    #[error("there is no memory for another segment; trim the log, or enlarge the arenas")]
+    #[error("no memory for another segment; trim the log or use larger arenas")]
     Full {
         /// The first position of the segment.
         first: u64,
@@ -43,7 +41,7 @@ pub enum LogError {
         attempts: u32,
     },
     /// The position has been freed.
-    #[error("the log begins at {first} by now; what stood before has been freed")]
+    #[error("the log begins at {first}; earlier records were trimmed")]
     Trimmed {
         /// The first position that is kept.
         first: u64,
@@ -59,14 +57,14 @@ pub enum LogError {
         next: u64,
     },
     /// A record is visible, and its bytes are not those that were appended.
-    #[error("the record at {position} is damaged: its checksum is another")]
+    #[error("the record at {position} is damaged: its checksum does not match")]
     Damaged {
         /// Where.
         position: u64,
     },
     /// The directory of names does not answer, and without it no segment is found, made or freed that is not at hand.  Nothing was appended;
     /// it can be tried again, and goes on where it was once the directory is back.
-    #[error("without the directory of names no other segment of the log is to be had: {0}")]
+    #[error("the directory of names does not answer, so the log's next segment is unreachable: {0}")]
     NoDirectory(#[source] RegionError),
     /// A region could not be made, found or freed.
     #[error(transparent)]

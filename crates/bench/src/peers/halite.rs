@@ -23,7 +23,7 @@ pub enum HalitePathError {
     #[error("`cargo build --release -p halite-cli` failed with {0}")]
     Build(ExitStatus),
     /// It is not where it was said to be, or built to be.
-    #[error("there is no halite program at {0}")]
+    #[error("no halite program at {0}")]
     Missing(PathBuf),
 }
 

@@ -71,7 +71,7 @@ impl Crew {
                 Coworker::start(format!("worker process {number}"), &crew.dir, "run-worker", &flags)?;
             let joined: Joined = match hear(&mut worker)? {
                 Heard::Answer(joined) => joined,
-                Heard::Waits(why) => bail!("a worker process that is to join waits: {why}"),
+                Heard::Waits(why) => bail!("a worker process waits to join: {why}"),
             };
             worker.call(format!("the worker process of node {}", joined.node));
             crew.metrics.extend(joined.metrics);

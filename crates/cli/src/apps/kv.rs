@@ -118,7 +118,7 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
         while worker.next().is_some() {}
         return Ok(());
     };
-    let Some(Line::Nodes(nodes)) = worker.next() else { bail!("nobody waits for this worker any more") };
+    let Some(Line::Nodes(nodes)) = worker.next() else { bail!("the parent of this worker has ended") };
     let nodes: Vec<NodeId> = nodes.into_iter().map(NodeId).collect();
     let creating = Store::create(session.as_async(), &task.name, &nodes, FUNCTION, Permissions::empty());
     let store =

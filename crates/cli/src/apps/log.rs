@@ -377,7 +377,7 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     say(&())?;
     match worker.next() {
         Some(Line::Go) => {}
-        _ => bail!("nobody waits for this worker any more"),
+        _ => bail!("the parent of this worker has ended"),
     }
     let (end, done) = (AtomicU64::new(u64::MAX), AtomicBool::new(false));
     let reader = |number| Reader { session, task, number, progress: &progress, end: &end, is_over };
@@ -407,7 +407,7 @@ fn tell_written(worker: &Worker, written: &[Written]) -> anyhow::Result<u64> {
     say(&written)?;
     match worker.next() {
         Some(Line::End(position)) => Ok(position),
-        _ => bail!("nobody waits for this worker any more"),
+        _ => bail!("the parent of this worker has ended"),
     }
 }
 

@@ -280,7 +280,7 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
 }
 
 fn nobody_waits() -> anyhow::Result<()> {
-    bail!("nobody waits for this worker any more")
+    bail!("the parent of this worker has ended")
 }
 
 fn open(session: &blocking::Session, task: &Task) -> anyhow::Result<Store> {

@@ -26,7 +26,7 @@ pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
     let wanted = |node| args.all || node < EPHEMERAL_NODE_MIN;
     let unlisted = Unlisted::find(&dir, wanted).unwrap_or_else(|error| {
         let reason = output::reasons(&error);
-        output::note(&format!("cannot ask the cluster who is there ({reason}): going by the files alone"));
+        output::note(&format!("cannot ask the cluster for its members ({reason}); using its files"));
         Unlisted::default()
     });
     let (mut stopped, elsewhere) = (0, unlisted.elsewhere());

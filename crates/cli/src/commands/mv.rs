@@ -22,10 +22,9 @@ pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let lh = client.session.map(&args.name, Permissions::MASTER).map_err(&failed)?;
     let (name, to) = (args.name.clone(), args.to);
     let stat = format!("halite stat {}", shell::argument(&name));
-    let hurried = format!("{name:?} goes on to node {to} without us; `{stat}` tells where it is");
-    let waiting = format!(
-        "{name:?} is on its way to node {to}: waiting until it is there (ctrl-C again does not wait)"
-    );
+    let hurried = format!("{name:?} keeps moving to node {to}; `{stat}` shows its place");
+    let waiting =
+        format!("{name:?} is moving to node {to}; waiting until it is there (ctrl-C again stops waiting)");
     let listener = Listener::spawn(move || output::note(&waiting), move || output::note(&hurried));
     let listener = listener.context("cannot listen for signals")?;
     let moved = client.session.move_to(lh, NodeId(args.to));

@@ -133,8 +133,7 @@ fn hosts(args: &args::Hosts) -> anyhow::Result<Option<Hosts>> {
     let Some(secret_file) = args.secret_file.clone() else { return Ok(None) };
     let mut join = Vec::new();
     for host in &args.join {
-        let addresses =
-            host.to_socket_addrs().with_context(|| format!("cannot find {host}, which is to be joined"))?;
+        let addresses = host.to_socket_addrs().with_context(|| format!("cannot resolve {host} of --join"))?;
         let before = join.len();
         join.extend(addresses);
         anyhow::ensure!(join.len() > before, "{host} has no address");

@@ -23,13 +23,13 @@ fn directory(facts: &ClusterFacts) -> Finding {
     }
     match facts.is_founded {
         true => Finding::ok("directory", format!("{dir} is a cluster's"), verify),
-        false => Finding::ok("directory", format!("there is no cluster in {dir}; one could be made"), verify),
+        false => Finding::ok("directory", format!("there is no cluster in {dir}; it can be created"), verify),
     }
 }
 
 fn secret(facts: &ClusterFacts) -> Option<Finding> {
     let Some((file, refused)) = &facts.secret else {
-        let found = "other hosts are to be met, and no file with a secret is named";
+        let found = "--listen or --join is set without --secret-file";
         let remedy = "name it with --secret-file; halite secret new FILE makes one, which all hosts need";
         let lacks =
             || Finding::new("secret", Severity::Error, found, remedy, "halite config | grep secret_file");
@@ -39,7 +39,7 @@ fn secret(facts: &ClusterFacts) -> Option<Finding> {
     let Some(refused) = refused else {
         return Some(Finding::ok(
             "secret",
-            format!("{} holds one that nobody else may read", file.display()),
+            format!("{} holds a secret that only its owner may read", file.display()),
             verify,
         ));
     };
@@ -61,13 +61,7 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
         None => Vec::new(),
         Some(Err(reason)) => {
             let remedy = "if node 0 is not running, start it again; if it stands still, see why (top, dmesg)";
-            vec![Finding::new(
-                "members",
-                Severity::Error,
-                format!("nobody answers: {reason}"),
-                remedy,
-                verify,
-            )]
+            vec![Finding::new("members", Severity::Error, format!("no answer: {reason}"), remedy, verify)]
         }
         Some(Ok(statuses)) => {
             let missed: Vec<String> = statuses.iter().filter_map(trouble).collect();
@@ -91,7 +85,7 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
             if kept > 0 {
                 let found =
                     format!("{} are kept back because of nodes that are not cut off", ByteCount(kept));
-                let remedy = "see to the nodes that are not reached; halite forget N frees what is kept for one that is gone";
+                let remedy = "check the unreachable nodes; `halite forget N` frees what is kept for a node that is gone";
                 findings.push(Finding::new("quarantine", Severity::Warning, found, remedy, verify));
             }
             findings

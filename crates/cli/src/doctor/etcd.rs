@@ -43,7 +43,7 @@ pub fn judge(facts: &EtcdFacts) -> Vec<Finding> {
     if let Some(skew_s) = facts.skew_s.filter(|skew_s| *skew_s > SKEW_S_MAX) {
         findings.push(finding(
             Severity::Warning,
-            format!("the clocks of this host and of etcd differ by {skew_s} s: it is told wrongly when regions were lost"),
+            format!("the clocks of this host and of etcd differ by {skew_s} s: times of lost regions are wrong by that"),
             "have both keep time by NTP (chronyc tracking)",
             "date; curl -sI http://HOST:PORT/health | grep Date",
         ));

@@ -66,7 +66,7 @@ fn pidfd(facts: &HostFacts) -> Finding {
 }
 
 fn memfd(facts: &HostFacts) -> Finding {
-    feature("memfd", facts.has_memfd, Severity::Error, "there is no memory that can be shared")
+    feature("memfd", facts.has_memfd, Severity::Error, "shared memory (memfd) is not available")
 }
 
 fn membarrier(facts: &HostFacts) -> Finding {
@@ -109,7 +109,7 @@ fn time(facts: &HostFacts) -> Finding {
 
 fn descriptors(facts: &HostFacts) -> Finding {
     let Some(limit) = facts.descriptors else {
-        return Finding::ok("descriptors", "there is no limit", "ulimit -Hn");
+        return Finding::ok("descriptors", "no limit", "ulimit -Hn");
     };
     let works = nodes_within(limit);
     let found = format!("the hard limit is {limit}: clusters of up to {works} nodes work");
@@ -165,9 +165,7 @@ fn dev_shm(facts: &HostFacts) -> Finding {
             Finding::new(
                 "dev_shm",
                 Severity::Note,
-                format!(
-                    "/dev/shm {size}, less than the arena: that is no matter to Halite, whose memory is of memfds"
-                ),
+                format!("/dev/shm {size}, less than the arena; Halite does not need it (it uses memfds)"),
                 "give other programs that use it their share; memory of the control group is what counts here",
                 verify,
             )

@@ -49,7 +49,7 @@ fn hosts(facts: &NetworkFacts) -> Finding {
             "change what the file, the variables or the flags say of other hosts",
             "halite config",
         ),
-        None => Finding::ok("hosts", "what is said of other hosts fits together", "halite config"),
+        None => Finding::ok("hosts", "the settings for other hosts are consistent", "halite config"),
     }
 }
 
@@ -110,12 +110,12 @@ fn port(facts: &PortFacts, runs_here: bool) -> Finding {
     let (severity, found, remedy) = match refused {
         PortRefusal::InUse if runs_here => (
             Severity::Note,
-            format!("somebody listens at {address}: the node that runs here, it seems"),
+            format!("{address} is in use, by the node that runs here, it seems"),
             format!("choose another port for {flag} if it is not that node"),
         ),
         PortRefusal::InUse => (
             Severity::Error,
-            format!("somebody listens at {address} already"),
+            format!("{address} is already in use"),
             format!("end that process, or choose another port for {flag}"),
         ),
         PortRefusal::Foreign => (
@@ -125,7 +125,7 @@ fn port(facts: &PortFacts, runs_here: bool) -> Finding {
         ),
         PortRefusal::Other(reason) => (
             Severity::Error,
-            format!("nobody can listen at {address}: {reason}"),
+            format!("cannot listen at {address}: {reason}"),
             format!("choose another address for {flag}"),
         ),
     };
@@ -144,7 +144,7 @@ fn reachable(host: &HostToJoin) -> Option<Finding> {
             failed(format!("{name} is not known: {reason}"), "correct the name, or write HOST:PORT", verify)
         }
         (Ok(addresses), Some(reason)) => failed(
-            format!("nobody answers at {name} ({reason})"),
+            format!("no answer from {name} ({reason})"),
             "see that a node listens there, and that no firewall drops TCP or UDP between the two hosts",
             verify_port(addresses),
         ),

@@ -23,7 +23,7 @@ pub enum SeedsError {
         cause: ParseIntError,
     },
     /// The second seed is not behind the first.
-    #[error("there is no seed from {0} until before {1}")]
+    #[error("no seed from {0} up to, not including, {1}")]
     Empty(u64, u64),
 }
 

@@ -97,7 +97,7 @@ fn with_names_in_etcd_a_dead_node_is_forgotten_without_node_0() {
     let complaint = cluster.host(2).fails("halite forget 3");
     assert!(complaint.contains("node 3 is not in the cluster"), "{complaint}");
     let complaint = cluster.host(2).fails("halite forget 1");
-    assert!(complaint.contains("node 1 lives, and only dead nodes can be forgotten"), "{complaint}");
+    assert!(complaint.contains("node 1 is alive; only a dead node can be forgotten"), "{complaint}");
     assert_eq!(cluster.host(2).ok("halite ls --json"), "");
     cluster.put(2, "lost", &bytes(1000), 1);
     // Node 0, which was not there, hears of it.

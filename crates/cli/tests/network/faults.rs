@@ -118,7 +118,7 @@ fn who_is_cut_off_from_node_0_goes_on_with_whom_it_reaches_and_finds_it_again() 
         let line = line(cluster.host(1), 7, Some("10.0.0.3")).replace("--id 7", number);
         let line = line.replace(":7000 --secret", ":7001 --secret");
         let complaint = cluster.host(1).fails(&format!("HALITE_DIR=/tmp/elsewhere {line}"));
-        let why = "10.0.0.3:7000 is there, but node 0, which has the directory of names, is out of reach";
+        let why = "10.0.0.3:7000 is there, but node 0, which holds the names, is unreachable";
         assert!(complaint.contains(why) && !complaint.contains("has just become"), "{complaint}");
     }
     let complaint = cluster.host(0).fails("halite get model-2");
@@ -198,7 +198,7 @@ fn a_number_that_a_living_node_has_is_not_given_up() {
     cluster.host(2).ok("mkdir -m 700 elsewhere");
     let again = line(cluster.host(2), 1, Some("10.0.0.1")).replace(":7000 --secret", ":7001 --secret");
     let complaint = cluster.host(2).fails(&format!("HALITE_DIR=/tmp/elsewhere {again}"));
-    assert!(complaint.contains("node 1 runs already: process"), "{complaint}");
+    assert!(complaint.contains("node 1 is already running: process"), "{complaint}");
     assert!(complaint.contains("at 10.0.0.2:7000; choose another number"), "{complaint}");
     assert!(cluster.is_whole(), "{:?}", cluster.states());
 }
@@ -237,7 +237,7 @@ fn a_second_node_0_is_told_at_once_by_any_node_it_asks_and_the_first_is_none_the
     for by in ["10.0.0.1", "10.0.0.2"] {
         let again = line(cluster.host(2), 0, Some(by)).replace(":7000 --secret", ":7001 --secret");
         let complaint = cluster.host(2).fails(&format!("HALITE_DIR=/tmp/elsewhere {again}"));
-        assert!(complaint.contains("node 0 runs already: process"), "{complaint}");
+        assert!(complaint.contains("node 0 is already running: process"), "{complaint}");
         assert!(complaint.contains("at 10.0.0.1:7000; choose another number"), "{complaint}");
     }
     assert!(cluster.is_whole(), "{:?}", cluster.states());
@@ -312,7 +312,7 @@ fn node_0_founds_a_cluster_and_comes_back_to_it_by_one_configuration_and_founds_
     let line = line(1)
         .replace("--config /tmp/halite.toml", "--secret-file SECRET --listen ALONE --join ALONE --id 5");
     let complaint = world.host(1).fails(&line.replace("SECRET", SECRET).replace("ALONE", "10.0.0.2:7001"));
-    assert!(complaint.contains("this node is the only one that it is to join"), "{complaint}");
+    assert!(complaint.contains("--join names only this node"), "{complaint}");
 }
 
 #[test]

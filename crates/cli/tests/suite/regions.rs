@@ -130,7 +130,7 @@ fn cluster_and_name_are_looked_at_before_anything_is_read() {
     check_round_trip(&scratch, "taken", b"salt", "");
     assert!(fails("put taken -").contains("exists already"));
     let long = "n".repeat(256);
-    assert!(fails(&format!("put {long} -")).contains("255 are the most"));
+    assert!(fails(&format!("put {long} -")).contains("the maximum is 255"));
 }
 
 #[test]
@@ -341,7 +341,7 @@ fn a_client_that_does_not_wait_for_an_interrupted_move_is_told_that_it_goes_on()
                 std::thread::yield_now();
             }
         });
-        hear(r"goes on to node 1 without us; `halite stat 'it'\''s$(it)'`");
+        hear(r"keeps moving to node 1; `halite stat 'it'\''s$(it)'`");
         is_heard.store(true, Ordering::Relaxed);
     });
     assert_eq!(mv.wait().unwrap().code(), Some(130));

@@ -79,7 +79,7 @@ fn writers_wait_for_memory_until_readers_have_gone_on() {
 fn without_room_a_run_ends_soon_says_so_and_leaves_nothing() {
     let scratch = Scratch::new("run-no-room");
     let no_segment = "there is no memory for another segment; trim the log, or enlarge the arenas";
-    let no_value = "there is no memory left for the key on its node";
+    let no_value = "the node that holds the key's shard is out of memory";
     let mut own = Command::new(env!("CARGO_BIN_EXE_halite"));
     own.args("run log --nodes 1 --seconds 1000 --arena 1M --writers 3 --batch 64".split(' '));
     own.env("TMPDIR", scratch.file("")).env_remove("HALITE_DIR");

@@ -39,7 +39,7 @@ pub fn writes_and_reads_reach_the_other_ends_memory(harness: &dyn Harness) {
 /// Up to the longest, the writer may use the bytes for something else at once.
 pub fn inline_sources_are_copied_before_the_post_returns(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
-    // Where there is no limit, this is long.
+    // Where no limit, this is long.
     let longest = pair.one.fabric.capabilities(pair.to_two).inline_bytes_max.min(100_000);
     for (id, len) in (1..).zip([1, 8, longest]) {
         let mut bytes = vec![id as u8; len];

@@ -141,7 +141,7 @@ impl Config {
         }
     }
 
-    /// Whether what is said of other hosts fits together.
+    /// Whether the settings for other hosts are consistent.
     pub fn check_hosts(&self) -> Result<(), JoinError> {
         let Some(hosts) = &self.hosts else { return Ok(()) };
         MetHosts::providers(self)?;

@@ -224,7 +224,7 @@ fn addresses_of_packets(config: &Config, listen: &[SocketAddr]) -> Result<Vec<Ip
     }
     match addresses.iter().find(|address| address.is_unspecified()) {
         Some(address) => Err(JoinError::BadConfig(format!(
-            "other hosts need an address of this one to send packets to; {address} is none"
+            "other hosts cannot send packets to {address}; give an address of this host"
         ))),
         None => Ok(addresses),
     }

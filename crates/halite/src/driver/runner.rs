@@ -390,11 +390,11 @@ impl Runner {
     fn settle_names_at(&self, at: &NamesAt) {
         let (Some(dir), Ok(address)) = (&self.shared.dir, at.address.parse()) else { return };
         if let Err(error) = self.shared.carriers.settle_at(&address) {
-            tracing::warn!("no thread could be started to say in etcd that this node is there: {error}");
+            tracing::warn!("cannot start the thread that registers this node in etcd: {error}");
         }
         let written = ClusterDir::open(dir).and_then(|dir| dir.write_etcd(&address));
         if let Err(error) = written {
-            tracing::warn!("who joins in {} is not told that names are in etcd now: {error}", dir.display());
+            tracing::warn!("cannot record in {} that names are in etcd: {error}", dir.display());
         }
     }
 

@@ -1,5 +1,6 @@
 //! What can go wrong with calls and messages, for the person who reads it.
 
+use super::bytes;
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::PAYLOAD_BYTES_MAX;
 
@@ -19,8 +20,8 @@ pub struct CallError {
 
 fn carried_out(cause: CallCause, may_have_run: bool) -> &'static str {
     match cause {
-        CallCause::ReplyTooLong { .. } => " (it was carried out)",
-        _ if may_have_run => " (it may have been carried out)",
+        CallCause::ReplyTooLong { .. } => " (the handler ran)",
+        _ if may_have_run => " (the handler may have run)",
         _ => "",
     }
 }
@@ -37,7 +38,7 @@ impl CallError {
 #[non_exhaustive]
 pub enum CallCause {
     /// No node of that number is in the cluster.
-    #[error("the cluster has no such node now; try again when it has joined")]
+    #[error("the cluster has no such node; try again when it has joined")]
     UnknownNode,
     /// The server's node is down, or died or left before there was an answer.  A call ends with the incarnation of the node
     /// that it was sent to: to call again is to call the node that has the number then, a successor that was given it or
@@ -46,19 +47,19 @@ pub enum CallCause {
     #[error("the node is down")]
     PeerDown,
     /// The time is over.  A late answer is dropped.
-    #[error("no answer came in time")]
+    #[error("no reply within the deadline")]
     Timeout,
     /// Nobody serves the function there.
-    #[error("nobody serves the function there; try again when its server has started")]
+    #[error("the node does not serve this function; try again when its server has started")]
     UnknownFunction,
     /// So many calls wait for a handler that one more was refused; try again later.
-    #[error("too many calls wait for it; try again later")]
+    #[error("the queue of the function is full; try again later")]
     Busy,
     /// The principal may not call it.
-    #[error("permission denied; its server decides who may call")]
+    #[error("permission denied; the server lists the principals that may call")]
     PermissionDenied,
     /// The handler ran, but its answer is longer than the caller takes.
-    #[error("its answer has {len} bytes, and the caller had room for {max}")]
+    #[error("the reply has {len} bytes; the caller's buffer has {max}")]
     ReplyTooLong {
         /// Length of the answer in bytes.
         len: u64,
@@ -66,31 +67,31 @@ pub enum CallCause {
         max: u64,
     },
     /// Longer than any input.
-    #[error("an input has at most {PAYLOAD_BYTES_MAX} bytes, not {len}")]
+    #[error("the input has {len} bytes; the maximum is {PAYLOAD_BYTES_MAX}")]
     InputTooLong {
         /// Its length in bytes.
         len: u64,
     },
     /// The handler took the call and gave it up.
-    #[error("the handler gave no answer")]
+    #[error("the handler dropped the call without a reply")]
     NoReply,
     /// The server ended while the call waited for it.
-    #[error("the server ended before it took the call")]
+    #[error("the server closed before it received the call")]
     ServerClosed,
     /// The node is about to leave, and takes no call any more; what it took before, it answers.
-    #[error("the node is being drained; call another")]
+    #[error("the node is draining; call another")]
     Draining,
     /// There is no registered memory for a payload of this length, here or there.
-    #[error("no memory for so long a payload")]
+    #[error("no registered memory for a payload of this length")]
     NoMemory,
     /// Too many calls are under way.
-    #[error("too many calls are under way at this node; try again later")]
+    #[error("too many calls of this node are outstanding; try again later")]
     TooManyCalls,
     /// The session's own node leaves or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
     /// What came back is no answer.
-    #[error("the answer was not understood; are all nodes of one version?")]
+    #[error("the reply is malformed; run the same version on all nodes")]
     NotUnderstood,
 }
 
@@ -119,7 +120,7 @@ impl CallCause {
 
 /// A message was not sent.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot send {len} bytes to port {port} at node {node}: {cause}{}", received(*may_have_arrived))]
+#[error("cannot send {} to port {port} at node {node}: {cause}{}", bytes(*len), received(*may_have_arrived))]
 pub struct SendError {
     /// To which node.
     pub node: NodeId,
@@ -149,37 +150,37 @@ impl SendError {
 #[non_exhaustive]
 pub enum SendCause {
     /// No node of that number is in the cluster.
-    #[error("the cluster has no such node now; try again when it has joined")]
+    #[error("the cluster has no such node; try again when it has joined")]
     UnknownNode,
     /// The receiver's node is down, or died or left before it had answered.
     #[error("the node is down")]
     PeerDown,
     /// Nobody has opened the port.
-    #[error("nobody has opened the port there")]
+    #[error("the port is not open there")]
     UnknownPort,
     /// Ports of such numbers are kept for watching.
-    #[error("ports from 2^31 on are reserved; `write_notify` tells those who watch a region")]
+    #[error("ports from 2^31 on are reserved for watches; use `write_notify`")]
     Reserved,
     /// The receiver is slow, and its queue is full.
     #[error("the port is full; `send` waits until there is room")]
     WouldBlock,
     /// The principal may not.
-    #[error("permission denied; its owner decides who may send")]
+    #[error("permission denied; the port's owner lists the principals that may send")]
     PermissionDenied,
     /// Longer than any message.
-    #[error("a message has at most {PAYLOAD_BYTES_MAX} bytes")]
+    #[error("the message exceeds the maximum of {PAYLOAD_BYTES_MAX} bytes")]
     TooLong,
     /// There is no registered memory for a message of this length.
-    #[error("no memory for so long a message")]
+    #[error("no registered memory for a message of this length")]
     NoMemory,
     /// Too many calls and messages are under way.
-    #[error("too many calls and messages are under way at this node; try again later")]
+    #[error("too many calls and messages of this node are outstanding; try again later")]
     TooManyCalls,
     /// The session's own node leaves or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
     /// What came back is no answer.
-    #[error("the answer was not understood; are all nodes of one version?")]
+    #[error("the reply is malformed; run the same version on all nodes")]
     NotUnderstood,
 }
 
@@ -205,13 +206,13 @@ impl ServeError {
 #[non_exhaustive]
 pub enum ServeCause {
     /// Somebody serves it at this node; clone that server to have several receivers.
-    #[error("{owner} serves it already at this node")]
+    #[error("{owner} already serves it at this node")]
     Taken {
         /// The principal that does.
         owner: String,
     },
     /// Ports of such numbers are kept for watching.
-    #[error("ports from 2^31 on are reserved; `watch` opens one by itself")]
+    #[error("ports from 2^31 on are reserved for watches; use `watch`")]
     Reserved,
     /// It was closed.
     #[error("it was closed")]
@@ -223,7 +224,7 @@ pub enum ServeCause {
 
 /// An answer did not reach its caller, who has been told so unless it has gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot answer the caller at node {node} with {len} bytes: {cause}")]
+#[error("cannot reply to the caller at node {node} with {}: {cause}", bytes(*len))]
 pub struct ReplyError {
     /// The caller's node.
     pub node: NodeId,
@@ -245,15 +246,15 @@ impl ReplyError {
 #[non_exhaustive]
 pub enum ReplyCause {
     /// Its time was over, it lost interest, or its node is down.
-    #[error("the caller waits no more")]
+    #[error("the caller no longer waits")]
     CallerGone,
     /// It is longer than what the caller takes.
-    #[error("the caller takes at most {max} bytes")]
+    #[error("the caller's buffer has {max} bytes")]
     TooLong {
         /// What the caller takes at most, in bytes.
         max: u64,
     },
     /// There is no registered memory to keep it in until the caller has read it.
-    #[error("no memory for so long an answer")]
+    #[error("no registered memory for a reply of this length")]
     NoMemory,
 }

@@ -48,13 +48,13 @@ pub enum ClusterDirError {
         source: io::Error,
     },
     /// Nobody can tell which numbers are used.
-    #[error("{} does not hold a number: somebody wrote to it; take the cluster down to begin anew", path.display())]
+    #[error("{} does not hold a number; stop the cluster (`halite down`) to start anew", path.display())]
     BadCounter {
         /// The file that counts.
         path: PathBuf,
     },
     /// Every number that a node without one of its own can have was given out.
-    #[error("all numbers of ephemeral nodes in {} are used up; take the cluster down to begin anew", dir.display())]
+    #[error("all ephemeral node numbers in {} are used; stop the cluster (`halite down`) to start anew", dir.display())]
     NumbersExhausted {
         /// The cluster directory.
         dir: PathBuf,

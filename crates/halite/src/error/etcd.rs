@@ -25,11 +25,11 @@ impl EtcdFault {
     pub fn as_str(self) -> &'static str {
         match self {
             EtcdFault::Unreachable => "does not answer",
-            EtcdFault::Certificate => "and this side do not trust each other's certificates",
+            EtcdFault::Certificate => "and this node do not trust each other's certificates",
             EtcdFault::User => "refuses the user",
-            EtcdFault::Full => "has no room left",
-            EtcdFault::Foreign => "does not answer as etcd does",
-            EtcdFault::File => "cannot be asked without a file that its address names",
+            EtcdFault::Full => "is full",
+            EtcdFault::Foreign => "is not an etcd server",
+            EtcdFault::File => "needs a file that its address names",
         }
     }
 
@@ -37,21 +37,21 @@ impl EtcdFault {
     pub fn remedy(self) -> &'static str {
         match self {
             EtcdFault::Unreachable => {
-                "see that etcd runs, that the address is right, and that nothing between drops packets"
+                "check that etcd runs, the address is right, and no firewall drops packets"
             }
             EtcdFault::Certificate => {
-                "see that ca names who has signed etcd's certificate, that this is for the host in the address, and that etcd trusts who has signed ours"
+                "check that ca= names the signer of etcd's certificate, that the certificate is for this host name, and that etcd trusts the signer of cert="
             }
             EtcdFault::User => {
-                "see that the user exists, has the password that the address names, and a role that may read and write all below the prefix"
+                "check the user, its password, and that its role may read and write all keys below the prefix"
             }
             EtcdFault::Full => {
                 "compact and defragment it (etcdctl compact, etcdctl defrag), or raise its quota, and disarm the alarm"
             }
             EtcdFault::Foreign => {
-                "see that an etcd of 3.4 or newer is at that address, with its gateway on (--enable-grpc-gateway)"
+                "check that etcd 3.4 or newer is at that address, with --enable-grpc-gateway"
             }
-            EtcdFault::File => "put the file there, and let the user of the node read it",
+            EtcdFault::File => "provide the file, readable by the node's user",
         }
     }
 }

@@ -69,7 +69,7 @@ impl fmt::Display for Lost {
             LossCause::Left => write!(f, "node {node}, which left {age_s} s ago"),
             LossCause::Exited => write!(f, "node {node}, which exited {age_s} s ago"),
             LossCause::Killed => {
-                write!(f, "node {node}, which was killed {age_s} s ago, silent for longer than its lease")
+                write!(f, "node {node}, which was killed {age_s} s ago after it was silent for its lease")
             }
             LossCause::Unreachable => {
                 write!(f, "node {node}, which has been unreachable for {age_s} s")

@@ -30,31 +30,31 @@ impl LockError {
 #[non_exhaustive]
 pub enum LockCause {
     /// Another session holds it, and it was not to be waited for.
-    #[error("another session holds it")]
+    #[error("another session holds the lock")]
     Held,
     /// This session holds it already, or waits for it: a session is the unit that excludes others.
-    #[error(
-        "this session holds it or waits for it already; threads that exclude each other need sessions of their own"
-    )]
+    #[error("this session already holds the lock or waits for it; use one session per thread")]
     AlreadyHeld,
     /// This session does not hold it, or has lost it.
-    #[error("this session does not hold it")]
+    #[error("this session does not hold the lock")]
     NotHeld,
     /// It was held, and its home may have given it to another: that has heard nothing of this node for a lease, as far as is known
     /// here, or is not the same any more.
-    #[error("it may be another's by now: its home is not known to have heard this node within the lease")]
+    #[error(
+        "the lease lapsed: the lock's home has not confirmed this node within it, and may have passed the lock on"
+    )]
     Lapsed,
     /// It did not become free in time.
-    #[error("it did not become free in time; try again, or see who holds it")]
+    #[error("the lock was not released in time")]
     Timeout,
     /// Its holder's node has not been heard for a lease, and cannot be cut off: it may go on under the lock if it wakes, so that
     /// nobody else can have it, and nobody knows when that will be.
     #[error(
-        "held by a silent node that can't be cut off: node {0}; end that node's process, or wait until it goes on"
+        "the holder's node {0} is silent and cannot be cut off; end its process, or wait until it resumes"
     )]
     HeldBySilent(NodeId),
     /// The node that the lock lives on is down, and the lock with it: its holder no longer excludes others.
-    #[error("node {0}, on which it lives, is down; the next who takes it makes it anew")]
+    #[error("node {0}, the lock's home, is down; the next lock call creates the lock anew")]
     PeerDown(NodeId),
     /// The region behind the lock could not be had, or refuses.
     #[error(transparent)]
@@ -83,10 +83,10 @@ impl BarrierError {
 #[non_exhaustive]
 pub enum BarrierCause {
     /// Not all participants were there before the first of them had waited for too long.
-    #[error("not all participants were there in time")]
+    #[error("not all participants arrived in time")]
     Timeout,
     /// Those who wait expect another number of participants.
-    #[error("those who wait expect {expected} participants")]
+    #[error("the waiting participants expect {expected} participants")]
     Size {
         /// How many they expect.
         expected: u32,
@@ -95,7 +95,7 @@ pub enum BarrierCause {
     #[error("a barrier must have at least one participant")]
     NoParticipants,
     /// The node that the barrier lives on is down: maybe others have passed.
-    #[error("node {0}, on which it lives, is down; the next who comes makes it anew")]
+    #[error("node {0}, the barrier's home, is down; the next participant creates the barrier anew")]
     PeerDown(NodeId),
     /// The region behind the barrier could not be had, or refuses.
     #[error(transparent)]

@@ -3,11 +3,11 @@
 
 use halite_tier::ids::NodeId;
 
-use super::{AccessCause, RegionCause, SendCause, half_way};
+use super::{AccessCause, RegionCause, SendCause, bytes, half_way};
 
 /// Bytes were not written, or not all who watch them were told.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot write {len} bytes at offset {offset} of {region} and tell those who watch it: {cause}")]
+#[error("cannot write {} at offset {offset} of {region} and notify its watchers: {cause}", bytes(*len))]
 pub struct NotifyError {
     /// Of which region.
     pub region: String,
@@ -44,10 +44,10 @@ pub enum NotifyCause {
         partly: bool,
     },
     /// All is written, but who watches could not be found out; nobody was told.
-    #[error("it is written, but who watches is not known: {0}")]
+    #[error("the bytes are written, but the watchers are unknown: {0}")]
     Watchers(RegionCause),
     /// All is written, but this watcher was not told, or perhaps not; others were, unless the same befell them.
-    #[error("it is written, but a watcher at node {node} {} told: {cause}", was_not(*may_have_arrived))]
+    #[error("the bytes are written, but a watcher at node {node} {} notified: {cause}", was_not(*may_have_arrived))]
     Telling {
         /// Where the watcher is; the first one, if there are several.
         node: NodeId,

@@ -49,8 +49,7 @@ impl Metrics {
             info.of(&labels, 1_u64);
         }
         self.gauge("halite_uptime_seconds", "For how long the node has run.").is(now_ns as f64 / 1e9);
-        self.gauge("halite_closed", "1 if the node leaves or has failed, and serves nobody any more.")
-            .is(driver.is_closed());
+        self.gauge("halite_closed", "1 if the node is leaving or has failed.").is(driver.is_closed());
     }
 
     fn add_accesses(&mut self, counts: &Counts) {
@@ -124,7 +123,7 @@ impl Metrics {
         let timings = &driver.shared.timings;
         self.histogram(
             "halite_call_seconds",
-            "How long calls took whose callers waited at once; one in 16 of each thread.",
+            "Duration of synchronous calls; one in 16 of each thread is sampled.",
         )
         .times(&[], timings.of(Timed::Call));
         let family = self.histogram(
@@ -155,7 +154,7 @@ impl Metrics {
         self.gauge("halite_services", "Functions that are served, and ports that are open.")
             .of(&[("kind", "function")], functions.services)
             .of(&[("kind", "port")], ports.services);
-        self.gauge("halite_service_requests_waiting", "Calls and messages that nobody has received yet.")
+        self.gauge("halite_service_requests_waiting", "Calls and messages in queues.")
             .of(&[("kind", "function")], functions.waiting)
             .of(&[("kind", "port")], ports.waiting);
         self.gauge("halite_jobs_waiting", "Copies, fills and growth that no thread has begun.")
@@ -176,7 +175,7 @@ impl Metrics {
         gauge("halite_arena_free_bytes", "Of the arena, what can be given out at once.", |f| f.bytes_free);
         gauge(
             "halite_arena_quarantined_bytes",
-            "Of the arena, what is kept back, because a node that is not cut off may still write to it.",
+            "Arena bytes in quarantine: a node that is not cut off may still write to them.",
             |f| f.status.bytes_quarantined,
         );
         gauge("halite_arena_refused_bytes", "Of the limit, what the system has refused.", |f| {
@@ -195,7 +194,7 @@ impl Metrics {
         directory.into_iter().for_each(|directory| family.is(directory.is_ready));
         let family = self.gauge(
             "halite_directory_names",
-            "Names that lead to a region; where names are in etcd, to one whose home is this node.",
+            "Names of regions; with names in etcd, of regions whose home is this node.",
         );
         directory.into_iter().for_each(|directory| family.is(directory.names));
         let family = self.gauge(

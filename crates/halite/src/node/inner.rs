@@ -261,12 +261,10 @@ fn checked_principal(config: &Config) -> Result<Principal, JoinError> {
 /// The principal of that name.
 pub(crate) fn principal(name: &str) -> Result<Principal, JoinError> {
     match name.len() {
-        0 => Err(JoinError::BadConfig("the name of the principal is empty".to_owned())),
+        0 => Err(JoinError::BadConfig("the principal's name is empty".to_owned())),
         len if len > Principal::BYTES_MAX => {
             let most = Principal::BYTES_MAX;
-            Err(JoinError::BadConfig(format!(
-                "the name of the principal has {len} bytes, and {most} are the most"
-            )))
+            Err(JoinError::BadConfig(format!("the principal's name has {len} bytes; the maximum is {most}")))
         }
         _ => Ok(Principal(name.into())),
     }

@@ -446,11 +446,11 @@ fn metrics_port(config: &Config) -> Result<Option<Bound>, JoinError> {
 fn tell_if_found_is_without_effect(config: &Config) {
     match config.node {
         Some(node) if config.found && node != NodeId::FIRST => {
-            tracing::warn!("node {node} founds no cluster, though it is told to: node 0 alone does");
+            tracing::warn!("--found has no effect on node {node}; only node 0 founds a cluster");
         }
-        _ if config.found && config.hosts.is_none() => tracing::warn!(
-            "whether the cluster is to be founded (found) is without effect: there are no other hosts"
-        ),
+        _ if config.found && config.hosts.is_none() => {
+            tracing::warn!("--found has no effect without other hosts")
+        }
         _ => {}
     }
 }
@@ -461,7 +461,7 @@ fn leave_out_own(config: &mut Config) -> Result<(), JoinError> {
     let is_told = !hosts.join.is_empty();
     hosts.join.retain(|at| !hosts.listen.contains(at));
     match is_told && hosts.join.is_empty() && config.node != Some(NodeId::FIRST) {
-        true => Err(JoinError::BadConfig("this node is the only one that it is to join".to_owned())),
+        true => Err(JoinError::BadConfig("--join names only this node".to_owned())),
         false => Ok(()),
     }
 }

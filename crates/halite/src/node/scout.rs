@@ -75,7 +75,7 @@ fn look_by(scout: &Node, node: NodeId) -> Result<Found, JoinError> {
 pub(crate) fn take_number(config: &Config) -> Result<NodeId, JoinError> {
     let hosts = config.hosts.as_ref().filter(|hosts| !hosts.join.is_empty());
     let hosts = hosts.ok_or_else(|| {
-        let what = "numbers are given out by the cluster that is to be joined, and none was named";
+        let what = "the cluster assigns node numbers, and no cluster to join was named";
         JoinError::BadConfig(what.to_owned())
     })?;
     let scout = send(config, hosts, first_patience(config.lease))?;

@@ -121,7 +121,7 @@ impl Arena {
             return false;
         }
         let populated = self.segment(key).populate(offset, len);
-        populated.inspect_err(|error| tracing::warn!("{len} bytes of memory cannot be had: {error}")).is_ok()
+        populated.inspect_err(|error| tracing::warn!("cannot allocate {len} bytes: {error}")).is_ok()
     }
 
     /// Giving memory back takes about 0.15 s for each GiB that was touched, and next to nothing for what was not:

@@ -457,12 +457,9 @@ fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
         _ if is_self => "this is the node that was asked".to_owned(),
         (_, Some(_)) => "each has heard the handshake of the other, and it is heard".to_owned(),
         (NodeState::Alive | NodeState::Draining | NodeState::Silent, None) => {
-            "the directory thinks that it lives, but there is no connection: it may be stopped, or joining"
-                .to_owned()
+            "alive in the directory, but not connected: stopped or joining".to_owned()
         }
-        (NodeState::Unconnected, None) => {
-            "the directory hears it; the two are connected when one first uses the other".to_owned()
-        }
+        (NodeState::Unconnected, None) => "alive in the directory; the nodes connect on first use".to_owned(),
         (NodeState::Unreachable | NodeState::Dead, None) => reason_of_death(known.loss),
         (NodeState::Left, None) => "it said goodbye".to_owned(),
     };

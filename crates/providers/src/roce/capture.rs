@@ -116,7 +116,7 @@ impl Sink {
         }
         if is_full && !self.is_over {
             self.is_over = true;
-            tracing::warn!("the capture of packets ends after the {} bytes that it may have", self.bytes_max);
+            tracing::warn!("the packet capture reached its limit of {} bytes and ends", self.bytes_max);
         }
     }
 }

@@ -244,10 +244,7 @@ impl Control {
     pub(super) fn dial_host(&mut self, address: SocketAddr) -> io::Result<Line> {
         self.read_secrets();
         let hosts = self.hosts.as_ref().ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::Unsupported,
-                "other hosts are reached by who has the cluster's secret",
-            )
+            io::Error::new(io::ErrorKind::Unsupported, "nodes of other hosts need the cluster's secret")
         })?;
         Line::dial_host(address, hosts.secrets.clone())
     }

@@ -446,7 +446,7 @@ impl Core {
         self.dropped.strangers.fetch_add(1, Relaxed);
         control.refusals.tell(now_ns, || {
             tracing::warn!(
-                "somebody at {evicted} who dialled was refused: it has not said who it is, and made room for {from}"
+                "refused the connection from {evicted}: it has not authenticated, and {from} needs its place"
             );
         });
     }

@@ -137,7 +137,7 @@ impl Core {
             let reason: String = reason.chars().take(REASON_CHARS_MAX).collect();
             control
                 .refusals
-                .tell(self.now_ns(), || tracing::warn!("somebody {from} who dialled was refused: {reason}"));
+                .tell(self.now_ns(), || tracing::warn!("refused the connection {from}: {reason}"));
         }
     }
 
@@ -177,7 +177,7 @@ impl Core {
 
     fn fail_as(&self, control: &mut Control, token: u64, reason: &str, trouble: ConnectTrouble) {
         let Some(attempt) = control.remove(token) else {
-            return tracing::debug!("somebody who dialled is not let in: {reason}");
+            return tracing::debug!("refused a connection: {reason}");
         };
         let (number, address) = (attempt.number, attempt.address.clone());
         let has_next = self.dial_next(control, attempt).is_ok();

@@ -81,7 +81,7 @@ pub enum SecretError {
         source: io::Error,
     },
     /// Others may read or write it.
-    #[error("the secret in {} is none: others may read or write the file (mode {mode:04o}; 600 is right)", path.display())]
+    #[error("the secret in {} is not secret: other users may access the file (mode {mode:04o}; use 600)", path.display())]
     Open {
         /// Which file.
         path: PathBuf,
@@ -89,7 +89,7 @@ pub enum SecretError {
         mode: u32,
     },
     /// Another user's.
-    #[error("the secret in {} is user {uid}'s, who may change it", path.display())]
+    #[error("the secret in {} belongs to user {uid}, who may change it", path.display())]
     Foreign {
         /// Which file.
         path: PathBuf,

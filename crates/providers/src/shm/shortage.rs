@@ -89,8 +89,7 @@ pub(super) fn of(error: &io::Error) -> Option<String> {
             Some(bytes) => {
                 format!("it has no addresses left: its limit (`ulimit -v`) is {} KiB", bytes >> 10)
             }
-            None => "the system has no memory left for it, or no more mappings (`sysctl vm.max_map_count`)"
-                .to_owned(),
+            None => "the system has no memory or no mappings left (`sysctl vm.max_map_count`)".to_owned(),
         }),
         Errno::FBIG => Some(match getrlimit(Resource::Fsize).current {
             Some(bytes) => format!(
@@ -104,9 +103,9 @@ pub(super) fn of(error: &io::Error) -> Option<String> {
         // A process that locks all that it maps.
         Errno::AGAIN => Some(match getrlimit(Resource::Memlock).current {
             Some(bytes) => {
-                format!("it may lock no more memory: its limit (`ulimit -l`) is {} KiB", bytes >> 10)
+                format!("its limit on locked memory (`ulimit -l`) is {} KiB", bytes >> 10)
             }
-            None => "it may lock no more memory".to_owned(),
+            None => "its limit on locked memory is reached".to_owned(),
         }),
         _ => None,
     }

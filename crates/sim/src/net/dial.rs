@@ -60,7 +60,7 @@ impl Net {
             }
             _ if !self.endpoints[from as usize].alive => self.fail_to_connect(from, address, CLOSED),
             Some(to) => self.dial(from, to, hello),
-            None => self.fail_to_connect(from, address, "there is nobody of that address"),
+            None => self.fail_to_connect(from, address, "no process has that address"),
         }
     }
 

@@ -538,7 +538,7 @@ impl ReplyKind {
             Some(Answer::TooLong) => {
                 Reply::error("ERR string exceeds maximum allowed size (proto-max-bulk-len)")
             }
-            Some(Answer::AnotherStore) => Reply::error("ERR the shard of the key is served no more"),
+            Some(Answer::AnotherStore) => Reply::error("ERR the key's shard is no longer served"),
             Some(Answer::Malformed) | None => Reply::error("ERR the owner of the key answers something else"),
             Some(Answer::Number(_) | Answer::Bytes(..) | Answer::Nothing) => match (self, answer) {
                 (ReplyKind::Value, Some(Answer::Bytes(_, bytes))) => Reply::Bulk(bytes),

@@ -68,7 +68,7 @@ impl Look {
         }
         let asked = match presences.iter().any(|node| node.alive) {
             true => ask(dir, client),
-            false => Err(anyhow::anyhow!("nobody runs in {}", dir.display())),
+            false => Err(anyhow::anyhow!("no node runs in {}", dir.display())),
         };
         let trouble = asked.as_ref().err().map(|error| {
             // The node through which we joined may have been restarted: we join anew.

@@ -147,7 +147,7 @@ impl Files {
                 "cert" => &mut files.cert,
                 "key" => &mut files.key,
                 "password-file" => &mut files.password,
-                _ => return Err(format!("{word:?} is none of ca, cert, key and password-file")),
+                _ => return Err(format!("{word:?} is not one of ca, cert, key, password-file")),
             };
             if !Path::new(file).is_absolute() {
                 return Err(format!("{file:?}, the {word}, is no absolute path"));

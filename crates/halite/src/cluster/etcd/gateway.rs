@@ -468,7 +468,7 @@ fn password(user: &User) -> Result<String, EtcdError> {
             let text = String::from_utf8(tls::read(file)?).map_err(|_| tls::bad(file, "it is no text"))?;
             match text.lines().next() {
                 Some(line) if !line.is_empty() => Ok(line.to_owned()),
-                _ => Err(tls::bad(file, "its first line is to be the password, and is empty")),
+                _ => Err(tls::bad(file, "its first line must be the password, and is empty")),
             }
         }
     }

@@ -98,10 +98,10 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, EtcdError> 
     let all: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     match all {
         Ok(all) if !all.is_empty() => Ok(all),
-        _ => Err(bad(path, "there is no certificate in PEM in it")),
+        _ => Err(bad(path, "it holds no certificate in PEM format")),
     }
 }
 
 fn no_key(path: &Path) -> EtcdError {
-    bad(path, "there is no private key in PEM in it, or it is encrypted")
+    bad(path, "it holds no unencrypted private key in PEM format")
 }

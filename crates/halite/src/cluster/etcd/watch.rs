@@ -112,14 +112,12 @@ impl Watcher {
             pause = match self.listen(&mut failures) {
                 Over::NodeGone => return,
                 Over::Compacted => {
-                    tracing::info!(
-                        "etcd has compacted away who came and went: it is asked for all members anew"
-                    );
+                    tracing::info!("etcd has compacted the history of members; reading all members again");
                     Duration::ZERO
                 }
                 Over::Broken(error) => {
                     failures += 1;
-                    tracing::debug!("who is there is not heard of etcd: {error}");
+                    tracing::debug!("cannot watch the members in etcd: {error}");
                     pause_after(failures)
                 }
             };
