@@ -5,8 +5,8 @@
 //!                                       └─ pieces ── window, frozen, down, or a remote address
 //! ```
 //!
-//! Nothing here waits, allocates, takes a lock or sends a message.  What cannot be done at once is handed back
-//! as a [`Blocked`]; the session waits and tries again from where it stopped.
+//! Nothing here waits, allocates, locks or sends messages.  An access that cannot complete at once returns a
+//! [`Blocked`]; the session waits and continues where it stopped.
 
 mod counts;
 mod memory;
@@ -22,8 +22,8 @@ use crate::permissions::Permissions;
 pub use counts::{Count, Counts};
 pub use memory::{CopySide, RegionOffset, Step};
 
-/// Most bytes copied under one pin, so that a change of the region waits for tens of microseconds, not for the
-/// whole of a long copy: 256 KiB at 10 GB/s is 26 us.
+/// Maximum bytes copied under one pin, so that a change of the region waits for tens of microseconds, not for a whole
+/// long copy: 256 KiB at 10 GB/s take 26 us.
 pub const COPY_BYTES_MAX: u64 = 256 << 10;
 
 /// Bytes of the words that atomics change.  Chunks begin at multiples of it, in regions and in memory.
@@ -32,22 +32,22 @@ pub const WORD_BYTES: u64 = 8;
 /// A slot of the handle table.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SlotRef {
-    /// Where in the table.
+    /// Index in the table.
     pub index: u32,
-    /// Which use of that place.
+    /// Number of the slot's use.
     pub generation: u32,
 }
 
-/// What a handle leads to.  48 bytes, so that a slot is one cache line.
+/// The target of a handle.  48 bytes, so that a slot is one cache line.
 #[derive(Clone, Debug)]
 pub struct Mapping {
-    /// Where the bytes are.
+    /// The places of the bytes.
     pub view: View,
-    /// Of which region.
+    /// The region.
     pub region: RegionId,
-    /// Whose handle it is.
+    /// The session that owns the handle.
     pub session: SessionId,
-    /// What its principal may do.
+    /// The permissions of the handle.
     pub permissions: Permissions,
     /// Whether the region is immutable.
     pub sealed: bool,
@@ -55,12 +55,12 @@ pub struct Mapping {
 
 const _: () = assert!(size_of::<Mapping>() <= 48);
 
-/// Where the bytes of a region are, as this node reaches them.
+/// The places of a region's bytes, as this node reaches them.
 #[derive(Clone, Debug)]
 pub enum View {
-    /// All in one window.
+    /// One window.
     Whole(Window),
-    /// In several pieces.
+    /// Several pieces.
     Pieces(Arc<Pieces>),
 }
 
@@ -73,46 +73,46 @@ pub struct Pieces {
     pub pieces: Vec<Piece>,
 }
 
-/// A part of a region that is in one place.
+/// A contiguous part of a region.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// Its first byte in the region.
+    /// Offset in the region.
     pub start: u64,
-    /// Where it is.
+    /// Its place.
     pub place: Place,
 }
 
-/// Where a piece is.
+/// The place of a piece.
 #[derive(Clone, Debug)]
 pub enum Place {
     /// Reached by loads and stores.
     Direct(Window),
     /// Reached by posting to a peer.
     Posted {
-        /// Whose memory.
+        /// The owner.
         peer: PeerId,
-        /// Where in it.
+        /// The address in its memory.
         address: RemoteAddress,
     },
-    /// Under way to another node.
+    /// Moving to another node.
     Frozen,
-    /// On a node that is down, or in an incarnation that is over.
+    /// On a node that is down, or in an ended incarnation.
     Down(NodeIncarnation),
 }
 
-/// What is done to an aligned word of [`WORD_BYTES`], in one piece.
+/// An atomic operation on an aligned word of [`WORD_BYTES`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Atomic {
     /// Adds, wrapping.
     FetchAdd {
-        /// What is added.
+        /// The summand.
         add: u64,
     },
-    /// Replaces the word if it holds what is expected.
+    /// Replaces the word if it holds the expected value.
     CompareSwap {
-        /// What it must hold.
+        /// The expected value.
         expected: u64,
-        /// What it then becomes.
+        /// The new value.
         new: u64,
     },
 }
@@ -123,7 +123,7 @@ impl Atomic {
         self.try_apply(window, offset).expect("chunks are aligned, and the view keeps inside its windows")
     }
 
-    /// Changes a word of `window`, and returns what it held before; `None` if there is no aligned word, and nothing is done.
+    /// Changes a word of `window` and returns the old value; `None`, without effect, if there is no aligned word.
     #[inline]
     pub(crate) fn try_apply(self, window: &Window, offset: u64) -> Option<u64> {
         let old = match self {
@@ -135,7 +135,7 @@ impl Atomic {
 }
 
 impl Place {
-    /// Why an access to `len` bytes from `start` on, which loads and stores do not reach, stops.
+    /// Why an access to `len` bytes from `start` on stops, where loads and stores do not reach.
     fn blocked(&self, start: u64, len: u64) -> Blocked {
         match self {
             Place::Direct(_) => unreachable!("nothing stops an access by loads and stores"),
@@ -152,31 +152,31 @@ impl Place {
 /// Why an access stopped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Blocked {
-    /// The handle or the place is changing; try again after the next change.
+    /// The handle or the place is changing; retry after the change.
     Changing,
     /// These bytes must be posted.
     Post {
-        /// To whom.
+        /// The peer.
         peer: PeerId,
-        /// Where.
+        /// The address.
         address: RemoteAddress,
-        /// How many bytes, from where the access stopped.
+        /// Bytes from where the access stopped.
         len: u64,
     },
     /// The handle is not one of this session's.
     Unknown,
     /// The handle was valid once.
     Stale,
-    /// The principal lacks this permission.
+    /// The handle lacks these permissions.
     Denied(Permissions),
     /// The region is immutable.
     Sealed,
-    /// Beyond the end of the region.
+    /// The access exceeds the region.
     OutOfRange {
         /// The region's length in bytes.
         region_len: u64,
     },
-    /// An atomic aims at an offset that is not a multiple of [`WORD_BYTES`].
+    /// The offset of an atomic is not a multiple of [`WORD_BYTES`].
     Unaligned,
     /// The owner of the bytes is down or was restarted.
     Down(NodeIncarnation),
@@ -202,7 +202,7 @@ impl DataPath {
         &self.slots
     }
 
-    /// Who waits for local accesses asks here.
+    /// The pins of this node's threads, for grace periods.
     pub fn pins(&self) -> &Arc<Pins> {
         &self.pins
     }
@@ -213,7 +213,7 @@ impl DataPath {
         Ok(self.find(&pin, session, slot)?.view.len())
     }
 
-    /// Reads from `offset`, at most to the next piece or [`COPY_BYTES_MAX`]; returns how many bytes were read.
+    /// Reads from `offset`, at most to the next piece or [`COPY_BYTES_MAX`]; returns the number of bytes read.
     #[inline]
     pub fn read(
         &self,
@@ -233,7 +233,7 @@ impl DataPath {
         Ok(read)
     }
 
-    /// Writes at `offset`, at most to the next piece or [`COPY_BYTES_MAX`]; returns how many bytes were written.
+    /// Writes at `offset`, at most to the next piece or [`COPY_BYTES_MAX`]; returns the number of bytes written.
     #[inline]
     pub fn write(
         &self,
@@ -252,8 +252,8 @@ impl DataPath {
         Ok(written)
     }
 
-    /// Makes reads, in order, as far as loads reach all bytes of each and no more is copied than may be under one pin; returns how many.
-    /// Several cost little more than their copies.
+    /// Performs reads in order, up to the first that loads do not reach in full or that exceeds the bytes of one pin;
+    /// returns their number.  A batch costs little more than its copies.
     #[inline]
     pub fn read_each<'r>(
         &self,
@@ -271,7 +271,7 @@ impl DataPath {
         run.end(Count::DirectReads, Some(Count::DirectReadBytes))
     }
 
-    /// As [`DataPath::read_each`], of writes.
+    /// As [`DataPath::read_each`], for writes.
     #[inline]
     pub fn write_each<'w>(
         &self,
@@ -289,8 +289,9 @@ impl DataPath {
         run.end(Count::DirectWrites, Some(Count::DirectWriteBytes))
     }
 
-    /// Replaces words, in order, as long as each holds what is expected: `swaps` are the offset, that, and what it then becomes.  Returns how
-    /// many were replaced, and whether the next one holds something else, and not only is out of reach.
+    /// Replaces words in order, up to the first that does not hold its expected value; `swaps` are offset, expected and
+    /// new value.  Returns the number replaced, and whether the next word holds another value (as opposed to being
+    /// unreachable).
     #[inline]
     pub fn swap_while(
         &self,
@@ -316,7 +317,7 @@ impl DataPath {
         (run.end(Count::DirectAtomics, None), is_refused)
     }
 
-    /// Changes the word at `offset`, and returns what it held before.
+    /// Changes the word at `offset` and returns the old value.
     #[inline]
     pub fn atomic(
         &self,
@@ -336,7 +337,7 @@ impl DataPath {
         Ok(old)
     }
 
-    /// Checks the right to `wanted` on `len` bytes from `offset` without touching them.
+    /// Checks the permission for `wanted` on `len` bytes from `offset` without touching them.
     pub fn check(
         &self,
         session: SessionId,
@@ -350,8 +351,7 @@ impl DataPath {
         mapping.view.check(offset, len)
     }
 
-    /// What an access from `offset` on would do now, without touching a byte: how many bytes it would copy, or where it
-    /// would stop.
+    /// Simulates an access from `offset` on: returns the number of bytes that it would copy, or where it would stop.
     pub fn locate(
         &self,
         session: SessionId,
@@ -397,24 +397,24 @@ impl DataPath {
     }
 }
 
-/// Accesses that are made under one pin.
+/// Accesses made under one pin.
 struct Run<'p> {
     path: &'p DataPath,
     pin: &'p Pin<'p>,
     session: SessionId,
     wanted: Permissions,
-    /// What the last of them went to.
+    /// The slot and mapping of the last access.
     last: Option<(SlotRef, &'p Mapping)>,
-    made: usize,
+    accesses: usize,
     bytes: u64,
 }
 
 impl<'p> Run<'p> {
     fn new(path: &'p DataPath, pin: &'p Pin<'p>, session: SessionId, wanted: Permissions) -> Run<'p> {
-        Run { path, pin, session, wanted, last: None, made: 0, bytes: 0 }
+        Run { path, pin, session, wanted, last: None, accesses: 0, bytes: 0 }
     }
 
-    /// Makes one, whose bytes are all where `copy` is told, if they are in one piece that loads and stores reach; whether it was made.
+    /// Performs an access if its bytes are one piece that loads and stores reach; returns true if so.
     #[inline]
     fn copy(
         &mut self,
@@ -438,22 +438,22 @@ impl<'p> Run<'p> {
         let stepped = mapping.view.step(offset, len, |window, start, reached| {
             is_made = reached == len && copy(window, start);
         });
-        // Nothing is all of nothing.
+        // An empty access always succeeds.
         if stepped.is_ok() && (is_made || len == 0) {
-            (self.made, self.bytes) = (self.made + 1, self.bytes + len);
+            (self.accesses, self.bytes) = (self.accesses + 1, self.bytes + len);
             return true;
         }
         false
     }
 
-    /// How many were made, which is counted.
+    /// Counts the accesses and returns their number.
     #[inline]
     fn end(self, count: Count, of_bytes: Option<Count>) -> usize {
-        counts::note(self.pin, count, self.made as u64);
+        counts::note(self.pin, count, self.accesses as u64);
         if let Some(of_bytes) = of_bytes {
             counts::note(self.pin, of_bytes, self.bytes);
         }
-        self.made
+        self.accesses
     }
 }
 
@@ -467,7 +467,7 @@ impl View {
         }
     }
 
-    /// Never: a region has at least one byte.
+    /// Always false: a region has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

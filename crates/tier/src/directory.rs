@@ -1,8 +1,7 @@
-//! The directory: which region has which name, and where its home is.
+//! The directory: maps names to regions and their homes.
 //!
-//! All that nodes ask of it goes through one trait, as the same questions that they send each other, so that another
-//! store can take the place of the one that they keep by themselves ([`Embedded`]).  Sans-IO like the rest: questions and
-//! what becomes of nodes go in, answers come out, at once or later.
+//! All requests to it go through one trait, in the form in which nodes send them, so that another store can replace the
+//! embedded one ([`Embedded`]).  Sans-IO like the rest: requests and events go in; answers come out, at once or later.
 
 mod embedded;
 mod etcd;
@@ -19,13 +18,13 @@ pub use embedded::Embedded;
 pub use etcd::{Compare, EtcdDirectory, MoveJob, Pair, Step, StoreFailure, Stored, Transaction};
 pub use lost::LOST_NAMES_MAX;
 
-/// Most names in one answer, so that it stays a small message.
+/// Maximum names in one answer, so that it stays a small message.
 pub const NAMES_PER_ANSWER_MAX: usize = 1024;
 
-/// A directory, as one node takes part in it.  It never gives one name to two regions.
+/// One node's part of a directory.  It never gives one name to two regions.
 pub trait Directory: fmt::Debug + Send {
-    /// Which node tells the others who the members are and whose incarnations have ended.  Unless the directory [is
-    /// outside](Directory::is_outside), all send their questions, and the names of their regions, there as well.
+    /// The node that lists members and ended incarnations.  Unless the directory [is outside](Directory::is_outside),
+    /// all nodes send their requests, and the names of their regions, there as well.
     fn seat(&self) -> NodeId;
 
     /// Whether names and numbers are kept outside of the cluster, and each node asks its own part for them.
@@ -33,208 +32,206 @@ pub trait Directory: fmt::Debug + Send {
         false
     }
 
-    /// Whether nothing can be written where names are kept outside, as far as is known.
+    /// Whether the outside store cannot be written to, as far as is known.
     fn lacks_store(&self) -> bool {
         false
     }
 
-    /// Somebody asks: to claim, release or find a name, to list names, or what was lost, or to forget that.
-    /// [`Said::Answer`] follows.
+    /// Handles a request to claim, release, find, list or forget names.  [`DirectoryOutput::Answer`] follows.
     fn ask(&mut self, now_ns: u64, requester: Requester, question: Request);
 
-    /// Something has happened that names may depend on.
-    fn tell(&mut self, now_ns: u64, word: Word);
+    /// Handles an event that names may depend on.
+    fn tell(&mut self, now_ns: u64, event: DirectoryEvent);
 
-    /// What has come of a transaction that it wanted carried out ([`Said::Store`]).
+    /// Handles the result of a transaction ([`DirectoryOutput::Store`]).
     fn handle_stored(&mut self, _now_ns: u64, _id: u64, _result: Result<Stored, StoreFailure>) {}
 
-    /// Somebody has found a name that leads to a region of this node, which it does not have: it is to be free, unless the region is about to
-    /// have it.  [`Said::Answer`] follows.  Only one that is outside is asked.
-    fn free_left_over(&mut self, _now_ns: u64, _requester: Requester, _name: &str, _region: RegionId) {}
+    /// Frees a name that leads to a region that this node does not have, unless the region is about to have it.
+    /// [`DirectoryOutput::Answer`] follows.  Called only if the directory is outside.
+    fn free_leftover(&mut self, _now_ns: u64, _requester: Requester, _name: &str, _region: RegionId) {}
 
-    /// What has come of [`Said::AskHome`].
-    fn handle_home_says(&mut self, _now_ns: u64, _id: u64, _says: HomeSays) {}
+    /// Handles the reply to [`DirectoryOutput::AskHome`].
+    fn handle_home_reply(&mut self, _now_ns: u64, _id: u64, _reply: HomeReply) {}
 
-    /// Its names are to be brought to a store outside, by transactions; [`Said::Moved`] or [`Said::NotMoved`] follows.  From the one on
-    /// it answers no questions.
+    /// Starts to move the names to an outside store, by transactions; [`DirectoryOutput::Moved`] or
+    /// [`DirectoryOutput::NotMoved`] follows.  After `Moved` it answers no requests.
     fn begin_move(&mut self, now_ns: u64, job: MoveJob);
 
-    /// It has been moved: who waits for answers, and what it was told since its names were written down.
-    fn take_rest(&mut self) -> (Vec<Requester>, Vec<Word>) {
+    /// Takes, after a move, the waiting requesters, and the events since the names were written.
+    fn take_rest(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
         (Vec::new(), Vec::new())
     }
 
-    /// This node leaves: nothing is left behind outside that nobody needs.
+    /// This node leaves: removes what is no longer needed outside.
     fn sign_off(&mut self, _now_ns: u64) {}
 
-    /// Whether nothing of that is under way any more.
+    /// Whether the removal has ended.
     fn is_signed_off(&self) -> bool {
         true
     }
 
-    /// When it wants to hear of the time, in ns.
+    /// When `handle_timeout` is due, in ns.
     fn poll_timeout(&self) -> u64 {
         u64::MAX
     }
 
-    /// That time has come.
+    /// Handles the timeout.
     fn handle_timeout(&mut self, _now_ns: u64) {}
 
-    /// What it has to say next.
-    fn poll(&mut self) -> Option<Said>;
+    /// The next output.
+    fn poll(&mut self) -> Option<DirectoryOutput>;
 
-    /// How much it holds, where it is this node that answers, and that can be told here.
+    /// Its figures, if this node answers requests and they are known here.
     fn figures(&self) -> Option<DirectoryFigures> {
         None
     }
 }
 
-/// How much a directory holds.
+/// The size of a directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirectoryFigures {
-    /// Names that lead to a region; where a store outside has them, to one whose home is this node.
+    /// Names that lead to a region; in an outside store, those homed at this node.
     pub names: u64,
-    /// Names whose regions were lost with their homes; `None` where a store outside has them.
+    /// Names whose regions were lost with their homes; `None` for an outside store.
     pub lost: Option<u64>,
-    /// Questions that are not answered yet: until all homes have told their names, or the store has answered.
+    /// Requests not answered yet, until all homes have reported their names, or the store has answered.
     pub waiting: u64,
-    /// Whether questions are answered.
+    /// Whether requests are answered.
     pub is_ready: bool,
 }
 
-/// What is known at a home of a name that leads to it.
+/// A home's reply about a name that leads to it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum HomeSays {
-    /// The region has it.
+pub enum HomeReply {
+    /// The region has the name.
     Has,
-    /// There is no such region, and the name is free.
+    /// There is no such region, and the name is free now.
     Freed,
-    /// Nothing, for it is not reached.
+    /// No reply: the home is unreachable.
     Silent,
-    /// Nothing, for nobody of this cluster knows a node of that number.
+    /// No reply: no node of this cluster knows a node of that number.
     Unknown,
 }
 
-/// What a directory is told.
+/// An event for a directory.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Word {
-    /// Connections to all who are there before us are about to be begun: homes may be found that nobody has met yet.
+pub enum DirectoryEvent {
+    /// Connections to all earlier nodes are about to start: unknown homes may appear.
     Meeting,
-    /// All those have come about, or failed.
+    /// All those connections are up, or failed.
     AllMet,
-    /// This node was there before us and will tell the names of its regions.
+    /// This node was there first and will report the names of its regions.
     Expected(NodeIncarnation),
-    /// The home of these regions tells their names, and as of which change it is their home; all of them, once it is `done`.
+    /// The home of these regions reports their names and epochs; complete once `done`.
     Names {
-        /// Which node.
+        /// The home.
         from: NodeIncarnation,
-        /// Names, regions and changes.
+        /// Names, regions and epochs.
         names: Vec<(String, RegionId, Epoch)>,
-        /// Whether these were the last.
+        /// Whether these are the last.
         done: bool,
     },
-    /// A region's former home has handed it over.  Its next home may have released the name by now.
+    /// A region's former home has handed it over.  The next home may have released the name by now.
     Moved {
         /// The name.
         name: String,
-        /// The region that has it.
+        /// The region.
         region: RegionId,
-        /// The change that made the next one its home.
+        /// The epoch of the handover.
         epoch: Epoch,
         /// The next home.
         to: NodeIncarnation,
     },
-    /// This node and we hear each other.
+    /// A node was paired with this one.
     Paired(NodeIncarnation),
-    /// This node hears nothing from us any more, and we nothing from it.
+    /// A node is no longer paired with this one.
     Parted {
-        /// Which node.
+        /// The node.
         incarnation: NodeIncarnation,
-        /// Whether it is about to come, and to tell its names.
+        /// Whether it is expected to connect and report its names.
         is_expected: bool,
     },
-    /// The incarnation of a node is over, and its regions are lost.
+    /// An incarnation has ended, and its regions are lost.
     Ended {
-        /// Whose.
+        /// The incarnation.
         incarnation: NodeIncarnation,
-        /// How.
+        /// How it ended.
         parting: Parting,
     },
-    /// More is known by now of how an incarnation ended.
+    /// The cause of an incarnation's end was corrected.
     Corrected {
-        /// Whose.
+        /// The incarnation.
         incarnation: NodeIncarnation,
-        /// How.
+        /// How it ended.
         parting: Parting,
     },
-    /// Another node ends that one's process, or has ended it.
+    /// Another node kills a process, or has killed it.
     Killed {
-        /// Whose.
+        /// The killed node.
         incarnation: NodeIncarnation,
-        /// By whom.
+        /// The killing node.
         by: NodeId,
-        /// Whether people have been told.
-        is_told: bool,
+        /// Whether this was reported as news.
+        is_reported: bool,
     },
-    /// Nobody misses that node any more.
+    /// A node was forgotten by request.
     Forgotten {
-        /// Which.
+        /// The node.
         node: NodeId,
-        /// Who has asked for that, and is answered.
+        /// The requester, to answer.
         requester: Requester,
     },
 }
 
-/// What a directory says.
+/// An output of a directory.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Said {
-    /// The answer to a question.
+pub enum DirectoryOutput {
+    /// The answer to a request.
     Answer {
-        /// Who asked.
+        /// The requester.
         requester: Requester,
-        /// What came of it.
+        /// The result.
         body: Result<Reply, ErrorReply>,
     },
-    /// To a home: another region has this name already.
+    /// To a home: another region has this name.
     NameLost {
-        /// Which node.
+        /// The home.
         home: NodeIncarnation,
         /// The name.
         name: String,
-        /// The region that is to have it no more.
+        /// The region that loses it.
         region: RegionId,
     },
-    /// To a home: has the region that name?  What leads to no region is cleared by who would know of that;
-    /// [`Directory::handle_home_says`] follows.
+    /// To a home: does the region have that name?  If not, the home frees it; [`Directory::handle_home_reply`] follows.
     AskHome {
-        /// To be told again then.
+        /// Passed back.
         id: u64,
-        /// Which home.
+        /// The home.
         home: NodeIncarnation,
         /// The name.
         name: String,
         /// The region.
         region: RegionId,
     },
-    /// A transaction is to be carried out by the store outside; [`Directory::handle_stored`] follows, whatever comes of it.
+    /// Execute a transaction in the outside store; [`Directory::handle_stored`] follows in any case.
     Store {
-        /// To be told again then.
+        /// Passed back.
         id: u64,
-        /// What is to be done.
+        /// The transaction.
         transaction: Transaction,
     },
-    /// All names are where they were to be brought.
+    /// All names were moved.
     Moved {
-        /// How many.
+        /// Number of names.
         names: u64,
-        /// How many that were lost.
+        /// Number of lost names.
         lost: u64,
     },
-    /// They are not, and questions are answered here as before.
+    /// The names were not moved, and requests are answered here as before.
     NotMoved {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// People may want to know.
+    /// An event for the log.
     News(News),
 }

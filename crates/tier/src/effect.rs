@@ -1,4 +1,4 @@
-//! What goes into the engine from sessions, and what comes out of it for its driver to do.
+//! Commands of sessions to the engine, and effects that its driver carries out.
 
 use halite_fabric::{Key, PeerId, RemoteAddress};
 use halite_mem::{SlotError, Window};
@@ -11,33 +11,33 @@ use crate::names::Service;
 use crate::news::{News, Over};
 use crate::permissions::Permissions;
 
-/// Numbers a command of a session until its [`Effect::Finish`].
+/// Identifies a command of a session until its [`Effect::Finish`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OpId(pub u64);
 
-/// Numbers something that the engine asked its driver to do.
+/// Identifies an operation that the engine requested of its driver.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(pub u64);
 
-/// Why what was to be read from a peer's memory was not.
+/// Why a read of a peer's memory failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopyFailure {
-    /// The peer is gone, or does not know the memory any more.
+    /// The peer is gone, or no longer has the memory.
     PeerGone,
-    /// This process lacks what it takes to map that memory.
+    /// This process lacks the resources to map that memory.
     Unmapped,
 }
 
-/// A grace period: the end of all accesses by loads and stores that have begun, and of what was posted.
+/// A grace period: ends when all earlier loads and stores, and some posted operations, have ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Quiesce {
-    /// What to call back with.
+    /// Passed back when it ends.
     pub token: Token,
-    /// Which posted operations are waited for, too.
+    /// The posted operations it includes.
     pub posted: PostedTo,
 }
 
-/// Some of the posted operations that are under way.
+/// A set of posted operations in flight.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PostedTo {
     /// All.
@@ -46,7 +46,7 @@ pub enum PostedTo {
     Peers(Vec<PeerId>),
 }
 
-/// What a session asks for.
+/// A command of a session.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
     /// Make a region and map it.
@@ -59,16 +59,16 @@ pub enum Command {
         chunk_bytes: u64,
         /// Where.
         placement: Placement,
-        /// What others may do.
+        /// Permissions of other principals.
         everyone: Permissions,
-        /// Whether the nodes that hold it take its memory from the system before it is there.
+        /// Whether its owners allocate its pages before the command ends.
         populate: bool,
     },
     /// Map a region by name.
     Map {
         /// Its name.
         name: String,
-        /// For what.
+        /// The permissions needed.
         wanted: Permissions,
     },
     /// Give up a handle.
@@ -83,110 +83,110 @@ pub enum Command {
     List,
     /// Describe all nodes.
     Status,
-    /// Describe one node, without the word of the directory.
+    /// Describe one node, without asking the directory.
     StatusOf(NodeId),
-    /// Describe the nodes that this one is paired with: who answers has taken it in.
+    /// Describe the nodes paired with this one: a node that answers has processed all earlier messages.
     Greet,
-    /// Set bytes that loads and stores do not reach, or some of them ([`Outcome::Stepped`] says which).
+    /// Set bytes that loads and stores do not reach, perhaps only some ([`Outcome::Stepped`] says which).
     Fill {
-        /// From where on.
+        /// The first byte.
         at: RegionOffset,
-        /// How many bytes, not 0.
+        /// Length in bytes, not 0.
         len: u64,
-        /// To what.
+        /// The value.
         byte: u8,
     },
-    /// Copy bytes where loads and stores do not reach both sides, or some of them ([`Outcome::Stepped`] says which).
+    /// Copy bytes where loads and stores do not reach both sides, perhaps only some ([`Outcome::Stepped`] says which).
     Copy {
-        /// Where to.
+        /// The target.
         to: RegionOffset,
-        /// Where from.
+        /// The source.
         from: RegionOffset,
-        /// How many bytes, not 0.
+        /// Length in bytes, not 0.
         len: u64,
     },
-    /// Make the region of a lock or barrier and map it, on one of the nodes that stay.
+    /// Make the region of a lock or barrier, on a permanent node, and map it.
     Anchor {
-        /// As what it shall serve.
+        /// Lock or barrier.
         service: Service,
         /// The name of the lock or barrier.
         name: String,
-        /// What others may do.
+        /// Permissions of other principals.
         everyone: Permissions,
     },
-    /// Take the lock that lives in a region.
+    /// Take the lock in a region.
     Lock {
         /// A handle of that region.
         slot: SlotRef,
         /// Whether to wait until it is free.
         wait: bool,
-        /// Where its tokens begin if it is new, as nanoseconds since 1970.
+        /// Start of its tokens if it is new, in ns since 1970.
         base_ns: u64,
     },
-    /// Give a lock up.
+    /// Release a lock.
     Unlock {
         /// A handle of its region.
         slot: SlotRef,
-        /// After what.
+        /// Why it is released.
         release: Release,
     },
-    /// Wait at the barrier that lives in a region.
+    /// Wait at the barrier in a region.
     Arrive {
         /// A handle of that region.
         slot: SlotRef,
-        /// How many must be there.
+        /// The number of participants.
         participants: u32,
-        /// For how long, in ns.
+        /// Timeout in ns.
         timeout_ns: u64,
     },
-    /// End a command that waits for a lock or at a barrier, which nobody wants any more.  Others go on to their end.
+    /// End a command that waits for a lock or at a barrier.  Other commands are not affected.
     Withdraw(OpId),
-    /// Have a port of this node told when somebody writes to a region with a notification.
+    /// Notify a port of this node of writes to a region with a notification.
     Watch {
         /// A handle of the region.
         slot: SlotRef,
         /// The port, which is open.
         port: u32,
     },
-    /// Have a port told no longer.
+    /// Stop notifying a port.
     Unwatch {
-        /// What it watches.
+        /// The region.
         region: RegionId,
         /// The port.
         port: u32,
     },
-    /// List who is to be told of what was written.
+    /// List the watchers of a region.
     ListWatchers(SlotRef),
     /// List all names whose regions were lost with their homes.
     ListLost,
     /// Forget that a name was lost.
     ForgetName(String),
-    /// Forget a node that does not live, and what was lost with it.
+    /// Forget a node that is not alive, and what was lost with it.
     ForgetNode(NodeId),
-    /// Ask the directory for a number that no node has had.
+    /// Request a number that no node has had.
     TakeNumber,
-    /// Ask the owner of memory whether a node may still touch that.
+    /// Ask an owner of memory whether a node can still touch it.
     Reach {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Whose memory.
+        /// The owner.
         owner: NodeId,
     },
-    /// Have all that is on a node brought to others, for at most so long, and have it leave.
+    /// Move all data of a node to others within a time, then have it leave.
     Drain {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// For how long, in ns.
+        /// Time limit in ns.
         within_ns: u64,
-        /// Whether it stays unless all could be brought to others.
+        /// Whether it stays if something is left.
         stays: bool,
     },
-    /// Have the names brought from node 0 to a store outside of the cluster.
+    /// Move the names from node 0 to a store outside of the cluster.
     MoveNames(NamesAt),
 }
 
 impl Command {
-    /// What it is called where commands are counted.
+    /// The command's name in metrics.
     pub fn name(&self) -> &'static str {
         match self {
             Command::Alloc { .. } => "alloc",
@@ -217,31 +217,31 @@ impl Command {
     }
 }
 
-/// What has become of a lock that is given up.
+/// Why a lock is released.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Release {
     /// Its holder is done.
     Used,
-    /// It was recovered from a dead holder for somebody who did not want it any more: the next is to be told.
+    /// It was recovered from a dead holder for a session that no longer wanted it: the next must know.
     Unused,
-    /// Its session has ended without giving it up: the next is to be told, once what that session posted is over.
+    /// Its session ended without releasing it: the next must know, after that session's posted operations have ended.
     Abandoned,
 }
 
-/// Where a region's chunks shall be.
+/// Placement of a region's chunks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Placement {
-    /// On the asking session's own node.
+    /// On the session's own node.
     Local,
     /// On one node.
     On(NodeId),
     /// On these nodes in turn, chunk by chunk.
     Spread(Vec<NodeId>),
-    /// Here if there is room, else on the first node that has room.
+    /// On the own node, or else on the first node with room.
     Anywhere,
 }
 
-/// What came of a command.
+/// The result of a command.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Outcome {
     /// It is done.
@@ -259,52 +259,52 @@ pub enum Outcome {
     List {
         /// Those whose homes have answered.
         regions: Vec<RegionInfo>,
-        /// The names of the others, and their homes.
+        /// Names of the others, and their homes.
         unreachable: Vec<(String, NodeId)>,
-        /// Names that lead nowhere, since somebody has written over what led to their regions.
+        /// Names whose records were overwritten and are invalid.
         damaged: Vec<String>,
     },
     /// Nodes, in order.
     Status(Vec<NodeStatus>),
     /// A number for a node.
     Number(NodeId),
-    /// Whether a node may still touch the memory of another.
+    /// Whether a node can still touch the memory of another.
     Reach(Reach),
     /// Lost names, in order.
     Lost(Vec<LostName>),
-    /// What is left on a node that was drained.
+    /// The result of a drain.
     Drained(Box<Drained>),
-    /// The names are elsewhere.
+    /// The names have moved.
     NamesMoved {
-        /// How many there were.
+        /// Number of names.
         names: u64,
-        /// How many names of lost regions.
+        /// Number of lost names.
         lost: u64,
     },
     /// A part of a memory operation is done.
     Stepped(Step),
-    /// The lock is the session's.
+    /// The session holds the lock.
     Locked {
-        /// Higher than that of any holder before.
+        /// Higher than any earlier holder's.
         token: u64,
-        /// Whether the holder before ended without giving it up.
+        /// Whether the previous holder ended without releasing.
         recovered: bool,
     },
-    /// All are at the barrier.
+    /// All have arrived at the barrier.
     Passed {
-        /// For which time.
+        /// The number of the round.
         round: u64,
     },
-    /// The port is told from now on.
+    /// The port is registered.
     Watching {
-        /// Of what happens to this region.
+        /// The watched region.
         region: RegionId,
     },
-    /// Who is to be told.
+    /// The watchers of a region.
     Watchers {
-        /// Of what happened to this region.
+        /// The region.
         region: RegionId,
-        /// Nodes and their ports, each once.
+        /// Nodes and their ports, without duplicates.
         watchers: Vec<(NodeIncarnation, u32)>,
     },
 }
@@ -324,20 +324,20 @@ pub enum CommandError {
     /// The handle was valid once.
     #[error("the handle is stale")]
     Stale,
-    /// Bytes of a memory operation cannot be accessed; none has been touched.
+    /// Bytes of a memory operation cannot be accessed; none was touched.
     #[error("the bytes cannot be accessed: {blocked:?}")]
     Access {
-        /// In which of the regions.
+        /// The region concerned.
         side: CopySide,
-        /// Why.
+        /// The cause.
         blocked: Blocked,
     },
-    /// A memory operation stopped half way: maybe some of it is done.
+    /// A memory operation stopped midway: some of it may be done.
     #[error("{refusal}; some of it may be done")]
     Broken {
-        /// At which of the regions.
+        /// The region concerned.
         side: CopySide,
-        /// Why.
+        /// The cause.
         refusal: ErrorReply,
     },
     /// A table is full.
@@ -354,156 +354,155 @@ impl From<SlotError> for CommandError {
     }
 }
 
-/// What the driver is to do.
+/// An action for the driver.
 #[derive(Debug)]
 pub enum Effect {
-    /// Send these bytes, at most the fabric's limit, in order.
+    /// Send these bytes, in order; at most the fabric's limit.
     Send {
-        /// To whom.
+        /// The peer.
         peer: PeerId,
-        /// What.
+        /// The bytes.
         bytes: Vec<u8>,
-        /// Whether it rings the peer's doorbell; see [`halite_fabric::WorkRequest::solicited`].
+        /// Whether to ring the peer's doorbell; see [`halite_fabric::WorkRequest::solicited`].
         solicited: bool,
     },
-    /// Tell the person at the peer's process what is about to become of it, as far as that goes without waiting.
+    /// Warn the user of the peer's process, as far as possible without waiting.
     Warn {
-        /// Whose process.
+        /// The peer.
         peer: PeerId,
-        /// What.
+        /// The warning.
         text: String,
     },
-    /// A peer is one of the cluster from now on.  Before all else that concerns it.
+    /// A peer joins the cluster.  Precedes all other effects about it.
     PeerUp {
-        /// Which connection.
+        /// The connection.
         peer: PeerId,
-        /// Who it is.
+        /// Its incarnation.
         incarnation: NodeIncarnation,
     },
-    /// A peer that was up is down, once all that it said has been heard or it was given up: nothing is said to it, or heeded of
-    /// it, from now on.  It may still reach our memory.
+    /// A peer is down, after all its messages were handled or it was declared dead: nothing is sent to it or accepted
+    /// from it any more.  It may still reach memory here.
     PeerDown(PeerId),
-    /// Cut the peer off; `handle_cut_off` when it is so, `handle_kill` if its process is killed for it.
+    /// Cut the peer off; then `handle_cut_off`, or `handle_kill` if its process is killed.
     CutOff(PeerId),
-    /// A peer that was down reaches nothing of ours any more.
+    /// A peer that was down can touch nothing here any more.
     PeerCutOff(PeerId),
-    /// Write down, before anything else is done, that all numbers of nodes below this one are taken: see
+    /// Persist, before the next effect, that all lower node numbers are taken; see
     /// [`restore_numbers`](crate::engine::Engine::restore_numbers).
     NumbersTaken {
-        /// The first that may be given out.
+        /// The first free number.
         next: u32,
     },
     /// Drop the connection.
     Disconnect(PeerId),
-    /// The incarnation of this node is over: it ends, and all that its sessions ask for fails.
+    /// This node's incarnation has ended: close the node, and fail all that its sessions request.
     End(Over),
-    /// Connect to who is there; `handle_connected`, or `handle_dial_failed`.
+    /// Connect to an address; then `handle_connected`, or `handle_dial_failed`.
     Dial {
-        /// Where.
+        /// The address.
         address: String,
     },
-    /// Register a new segment of this length; `handle_grown` with the result.
+    /// Register a new segment; then `handle_grown` with the result.
     Grow {
-        /// In bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// Start a grace period and tell `handle_quiescent` when it is over.
+    /// Start a grace period; then `handle_quiescent`.
     Quiesce(Quiesce),
-    /// Copy all of `from` to `to` (of the same length); `handle_copied` when done.
+    /// Copy all of `from` to `to`, of equal length; then `handle_copied`.
     Copy {
-        /// What to call back with.
+        /// Passed back.
         token: Token,
         /// Source.
         from: Window,
         /// Destination.
         to: Window,
     },
-    /// Set all of `window` to `byte`; `handle_copied` when done.
+    /// Set all of `window` to `byte`; then `handle_copied`.
     Fill {
-        /// What to call back with.
+        /// Passed back.
         token: Token,
-        /// Memory of ours.
+        /// Local memory.
         window: Window,
-        /// What it becomes.
+        /// The value.
         byte: u8,
     },
-    /// Read from a peer's memory into our own; `handle_copied` when done, `handle_copy_failed` if that cannot be.
+    /// Read from a peer's memory into local memory; then `handle_copied`, or `handle_copy_failed`.
     Fetch {
-        /// What to call back with.
+        /// Passed back.
         token: Token,
-        /// Whose memory.
+        /// The peer.
         peer: PeerId,
-        /// Where in it.
+        /// The source.
         address: RemoteAddress,
-        /// Our segment.
+        /// The local segment.
         key: Key,
-        /// Where in it, in bytes.
+        /// Offset in the segment, in bytes.
         offset: u64,
-        /// How much, in bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// Make this part of our own memory read as zero and give it back to the system; `handle_discarded`.
+    /// Make local memory read as zero and return it to the system; then `handle_discarded`.
     Discard {
-        /// What to call back with.
+        /// Passed back.
         token: Token,
-        /// Our segment.
+        /// The local segment.
         key: Key,
-        /// From where, in bytes.
+        /// Offset in bytes.
         offset: u64,
-        /// How much, in bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// Take the memory of this part of our own segment from the system; `handle_populated`.
+    /// Allocate the pages of local memory from the system; then `handle_populated`.
     Populate {
-        /// What to call back with.
+        /// Passed back.
         token: Token,
-        /// Our segment.
+        /// The local segment.
         key: Key,
-        /// From where, in bytes.
+        /// Offset in bytes.
         offset: u64,
-        /// How much, in bytes.
+        /// Length in bytes.
         len: u64,
     },
     /// A command has ended.
     Finish {
-        /// Which.
+        /// The command.
         op: OpId,
-        /// How.
+        /// Its result.
         outcome: Result<Outcome, CommandError>,
     },
-    /// Calls and messages to this node are refused from now on, for it is about to leave; or they are taken again.
+    /// Refuse calls and messages to this node, since it is about to leave; or accept them again.
     Draining {
-        /// Whether they are refused.
+        /// Whether to refuse.
         is_on: bool,
     },
-    /// Have the store outside of the cluster carry out a transaction; `handle_stored` with what has come of it, once.
+    /// Execute a transaction in the store outside of the cluster; then `handle_stored`, once.
     Store {
-        /// To be told again then.
+        /// Passed back.
         id: u64,
-        /// What is to be done.
+        /// The transaction.
         transaction: Transaction,
     },
-    /// Transactions go to the store there from now on.
+    /// Send transactions to that store from now on.
     OpenStore(NamesAt),
-    /// Say whether the store there would be reached from here, by a question; `handle_tried`.
+    /// Test whether that store is reachable from here; then `handle_tried`.
     TryStore {
-        /// Who asks, to be told again then.
+        /// Passed back.
         requester: Requester,
-        /// Where it is.
+        /// The store.
         at: NamesAt,
     },
-    /// The names are there from now on: to be written down for those of this host who join later.
+    /// The names are there from now on: persist this for nodes of this host that join later.
     NamesAt(NamesAt),
-    /// The node was drained, and is to leave; some regions may be left.
+    /// The node was drained and is to leave; some regions may be left.
     Drained {
-        /// How many.
+        /// Their number.
         left: u64,
     },
-    /// These handles, by their indices, have another view or are gone: who waits because of
-    /// [`Blocked::Changing`] for one of them tries again.
+    /// These handles have a new view or are gone: accesses that stopped with [`Blocked::Changing`] may retry.
     HandlesChanged(Vec<u32>),
-    /// Some member, or what is known of one, has changed.
+    /// A member, or what is known of one, has changed.
     MembersChanged,
-    /// Something has happened that people may want to know.
+    /// An event for the log.
     News(News),
 }

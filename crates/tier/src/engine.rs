@@ -1,4 +1,4 @@
-//! The engine: one node's brain.  Messages, events and commands in; effects out.
+//! The engine: the state machine of one node.  Messages, events and commands go in; effects come out.
 //!
 //! ```text
 //!   sessions ── submit ──┐                        ┌── poll_effect ──> driver (sends, copies, grace periods)
@@ -6,7 +6,7 @@
 //!                                directory, homes, store, mapper }
 //! ```
 //!
-//! Requests to this node itself take the same path as those to others, through a queue inside.
+//! Requests to the own node take the same path as requests to peers, through an internal queue.
 
 mod context;
 mod deferred;
@@ -36,7 +36,7 @@ use self::home::watching::Watching;
 use self::home::{HomeSide, Homes};
 use self::membership::Membership;
 use self::owner::{Owner, OwnerSide, Reservation};
-use self::sessions::{Commands, SessionSide, UserStep, Whom};
+use self::sessions::{Commands, SessionSide, StatusScope, UserStep};
 use crate::access::DataPath;
 use crate::directory::{Directory, Embedded};
 use crate::effect::{Command, CopyFailure, Effect, OpId, Token};
@@ -53,26 +53,27 @@ pub use home::watching::WATCHERS_MAX;
 pub use membership::Listing;
 pub use sessions::memory::COMMAND_BYTES_MAX;
 
-/// What an engine needs to know from the start.
+/// Configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Who we are; the incarnation is random.
+    /// This node's number and its random incarnation.
     pub incarnation: NodeIncarnation,
-    /// Our process, for people to see.
+    /// Process id of this node, for display.
     pub pid: u32,
-    /// How long a silent peer is thought alive, in ns.
+    /// Time without a sign of life after which a peer counts as dead, in ns.
     pub lease_ns: u64,
-    /// Bytes of memory that we contribute at most.
+    /// Maximum bytes of memory that this node contributes.
     pub bytes_total: u64,
-    /// By how many bytes the arena grows.
+    /// Bytes by which the arena grows.
     pub segment_bytes: u64,
-    /// The time of day, in ns since 1970, when the clock that tells us the time was at 0.
+    /// Time of day, in ns since 1970, at which the clock behind `now_ns` was 0.
     pub epoch_ns: u64,
-    /// Where others dial us; empty if they cannot.
+    /// Address at which peers dial this node; empty if they cannot.
     pub address: String,
-    /// Names of the fabric's providers, for people to see.
+    /// Names of the fabric's providers, for display.
     pub provider: String,
-    /// Up to so many nodes are connected each to each; of more, each to the directory's and to those that it uses.
+    /// Maximum nodes of a full mesh.  In a larger cluster, a node connects to the directory's node and to the nodes
+    /// that it uses.
     pub full_mesh_nodes_max: usize,
 }
 
@@ -83,20 +84,20 @@ impl EngineConfig {
     }
 }
 
-/// A connection that has come about.
+/// A new connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Connection {
-    /// To whom.
+    /// The peer.
     pub peer: PeerId,
-    /// Whether it was us who connected: then the peer was there before us.
+    /// Whether this node dialled: then the peer was there first.
     pub dialled: bool,
-    /// Longest send to the peer, in bytes.
+    /// Maximum length of a send to the peer, in bytes.
     pub send_bytes_max: usize,
 }
 
-/// One node's brain.  See the module's documentation.
+/// The state machine of one node.  See the module's documentation.
 ///
-/// Each part keeps its state to its own file.  What its code may touch besides is what its side borrows (`HomeSide` and the like).
+/// Each part keeps its state private to its file.  `HomeSide` and the like borrow the other state that its code needs.
 pub struct Engine {
     out: Outbox,
     membership: Membership,
@@ -113,13 +114,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// A node that has met nobody yet, and takes part in the directory that nodes keep by themselves.
+    /// Creates the engine of a node without peers, with the embedded directory.
     pub fn new(config: EngineConfig, path: Arc<DataPath>, reach: Arc<dyn Reach>, now_ns: u64) -> Engine {
         let directory = Box::new(Embedded::new(config.incarnation.node));
         Engine::with_directory(config, path, reach, directory, now_ns)
     }
 
-    /// The same with another directory.
+    /// As [`Engine::new`], with another directory.
     pub fn with_directory(
         config: EngineConfig,
         path: Arc<DataPath>,
@@ -143,7 +144,7 @@ impl Engine {
         }
     }
 
-    // What parts are handed.
+    // Borrows for the parts.
 
     fn cx(&mut self) -> Context<'_> {
         Context::new(&mut self.out, &self.membership, &self.directory)
@@ -181,9 +182,9 @@ impl Engine {
         }
     }
 
-    // What sessions want.
+    // Sessions.
 
-    /// Opens a session that acts as `principal`; `None` if there are too many.
+    /// Opens a session that acts as `principal`; `None` if there are too many sessions.
     pub fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
         self.mapper.open_session(principal)
     }
@@ -208,49 +209,49 @@ impl Engine {
         op
     }
 
-    // What comes and goes.
+    // Messages and effects.
 
-    /// What we say of ourselves when we connect.
+    /// The hello that this node sends when it connects, encoded.
     pub fn hello(&self) -> Vec<u8> {
         self.out.config().hello().encode()
     }
 
-    /// What the driver is to do next.
+    /// The next effect for the driver to carry out.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.out.poll_effect()
     }
 
-    /// A message of a peer arrived, or a part of one.
+    /// Handles a message from a peer, or a fragment of one.
     pub fn handle_message(&mut self, now_ns: u64, peer: PeerId, frame: &[u8]) {
         self.handle_heard(now_ns, peer);
         self.out.set_now(now_ns);
-        let Some(heard) = self.membership.handle_frame(now_ns, peer, frame) else {
+        let Some(received) = self.membership.handle_frame(now_ns, peer, frame) else {
             self.handle_early_frame(peer, frame);
             return self.settle();
         };
-        let Ok(whole) = heard.message else { return self.reject(peer) };
-        let Some(bytes) = whole else { return };
+        let Ok(complete) = received.message else { return self.reject(peer) };
+        let Some(bytes) = complete else { return };
         match message::decode(&bytes) {
-            Ok(message) => self.dispatch(heard.from, message),
+            Ok(message) => self.dispatch(received.from, message),
             Err(_) => return self.reject(peer),
         }
         self.settle();
     }
 
-    /// A node that talks nonsense is treated as dead.
+    /// Treats a peer that sends malformed messages as dead.
     fn reject(&mut self, peer: PeerId) {
-        self.tell_of(peer, News::Nonsense);
+        self.report_peer(peer, News::Malformed);
         self.out.push(Effect::Disconnect(peer));
-        self.give_up(peer, self.out.now_ns());
+        self.declare_dead(peer, self.out.now_ns());
         self.settle();
     }
 
-    /// Handles what we said to ourselves, until nothing is left.
+    /// Handles messages of this node to itself until none are left.
     fn settle(&mut self) {
         while let Some(message) = self.out.poll_loopback() {
             self.dispatch(self.out.incarnation(), message);
         }
-        self.owner.tell_of_quarantine(&mut self.out);
+        self.owner.report_quarantine(&mut self.out);
     }
 
     fn dispatch(&mut self, from: NodeIncarnation, message: Message) {
@@ -275,7 +276,7 @@ impl Engine {
     fn handle_request(&mut self, requester: Requester, request: Request) {
         match request {
             Request::ReleaseName { name, region } if self.is_asked_as_home(requester) => {
-                self.serve_left_over(requester, &name, region)
+                self.serve_leftover_name(requester, &name, region)
             }
             Request::ClaimName { .. }
             | Request::ReleaseName { .. }
@@ -293,9 +294,10 @@ impl Engine {
                 false => self.cx().answer(requester, Err(ErrorReply::Malformed)),
             },
             Request::TakeNumber => {
-                let given_up = self.directory.last_given_again().and_then(|last| self.number_given_up(last));
+                let reusable =
+                    self.directory.last_reissued_number().and_then(|last| self.reusable_number(last));
                 let (directory, mut cx) = self.directory_side();
-                directory.serve_number(&mut cx, requester, given_up)
+                directory.serve_number(&mut cx, requester, reusable)
             }
             Request::ListMembers => {
                 let members = self.membership.members().described(self.out.now_ns()).collect();
@@ -356,26 +358,26 @@ impl Engine {
     }
 
     fn handle_reply(&mut self, from: NodeIncarnation, id: RequestId, body: Result<Reply, ErrorReply>) {
-        let Some(Answered { purpose, asked_ns, question }) = self.out.take_asked(id, from.node) else {
+        let Some(Answered { purpose, sent_ns, question }) = self.out.take_pending(id, from.node) else {
             return;
         };
-        self.membership.note_acknowledged(from, asked_ns, self.out.now_ns());
+        self.membership.note_acknowledged(from, sent_ns, self.out.now_ns());
         if let (Err(ErrorReply::NamesElsewhere), Some(question), true) =
             (&body, question, self.directory.is_outside())
         {
-            // Of who has asked while names were moved, nothing was done.
+            // The directory did nothing for this request while it moved: ask at the new place.
             return self.cx().ask_directory(*question, purpose);
         }
         match purpose {
-            Purpose::User(op, UserStep::Members(whom)) => self.continue_status(op, whom, from, body),
+            Purpose::User(op, UserStep::Members(scope)) => self.continue_status(op, scope, from, body),
             Purpose::User(op, step) => self.session_side().continue_command(op, step, from, body),
             Purpose::Claim(region) => self.home_side().continue_making(region, from, body),
-            // The directory knows, or is gone with all that it knew.
+            // The directory released the name, or lost it with its state.
             Purpose::Unclaim(requester, failure) => self.cx().answer(requester, Err(failure)),
             Purpose::Name(region) => self.home_side().handle_named(region, body),
             Purpose::ReserveForAlloc(region) => self.home_side().continue_making(region, from, body),
             Purpose::ReserveForMove(region) => self.home_side().handle_move_reserved(region, body),
-            // The end of a pairing acknowledges nothing.
+            // A reply that only reports the end of a pairing acknowledges nothing.
             Purpose::Change(..) if matches!(body, Err(ErrorReply::PeerDown(_))) => {}
             Purpose::Change(region, epoch) => self.home_side().handle_acknowledged(region, epoch, from),
             Purpose::Relay { mapper, pairing, owner } => {
@@ -389,7 +391,7 @@ impl Engine {
             Purpose::Sweep(home) => self.owner_side().handle_swept(home, from),
             Purpose::Memory(op, node) => {
                 if self.session_side().handle_memory_done(op, node, from, body) {
-                    self.say_what_was_held();
+                    self.complete_deferred();
                 }
             }
             Purpose::Wait(op) => self.session_side().end_wait(op, body),
@@ -399,16 +401,16 @@ impl Engine {
                 let (directory, mut cx) = self.directory_side();
                 directory.note_tried(&mut cx, node, body)
             }
-            Purpose::AskHome(id, home) => self.handle_home_says(id, home, from, &body),
+            Purpose::AskHome(id, home) => self.handle_home_reply(id, home, from, &body),
             Purpose::Inquiry(node) => self.handle_inquired(node, body),
         }
     }
 
-    /// The directory has told who there is, or another member whom it knows, or nobody answers.
+    /// Handles the list of members from the directory or from another member, or the lack of a reply.
     fn continue_status(
         &mut self,
         op: OpId,
-        whom: Whom,
+        scope: StatusScope,
         from: NodeIncarnation,
         body: Result<Reply, ErrorReply>,
     ) {
@@ -421,7 +423,7 @@ impl Engine {
             Ok(Reply::Members { members }) => hearsay = members,
             _ => {}
         }
-        self.session_side().ask_for_statuses(op, whom, hearsay);
+        self.session_side().request_statuses(op, scope, hearsay);
     }
 
     fn handle_notice(&mut self, from: NodeIncarnation, notice: Notice) {
@@ -431,7 +433,7 @@ impl Engine {
                 self.membership.note_beat(from, sent_ns);
                 self.membership.note_acknowledged(from, heard_ns, self.out.now_ns());
             }
-            // It says what was said before.
+            // Repeats an earlier welcome.
             Notice::Welcome { .. } => {}
             Notice::Paired { pairing } => self.membership.note_number(from, pairing),
             Notice::Held { held, done, seat, time_ns } => {
@@ -441,7 +443,7 @@ impl Engine {
                 }
                 self.home_side().handle_held(from, held, done);
                 if done {
-                    self.membership.note_held_told(from);
+                    self.membership.note_held_reported(from);
                 }
             }
             Notice::Known { living, unreachable, ended } => {
@@ -467,14 +469,14 @@ impl Engine {
             Notice::Seen { members, ended } => self.handle_seen(members, ended),
             Notice::Killing { incarnation } => self.handle_killing(from, incarnation),
             Notice::Draining { is_on } => self.membership.note_draining(from, is_on),
-            // A node that has offered a pairing takes the first message for its acceptance, so that this may come to one that is up.
-            Notice::Over => self.end_ourselves(from.node),
+            // After an offer, any message counts as acceptance, so this one may arrive over a connection that is up.
+            Notice::Over => self.end_own_incarnation(from.node),
             Notice::Moved { name, region, epoch, to } => self.handle_moved(name, region, epoch, to),
             Notice::NamesAt(at) => self.handle_names_at(from, at),
         }
     }
 
-    // What was asked of the driver comes back.
+    // Completions from the driver.
 
     /// The arena has grown, or could not.
     pub fn handle_grown(&mut self, now_ns: u64, segment: Option<(Key, Window)>) {
@@ -483,7 +485,7 @@ impl Engine {
         self.settle();
     }
 
-    /// All accesses that began before the token was given out are over.
+    /// All accesses that began before `token` was issued have ended.
     pub fn handle_quiescent(&mut self, now_ns: u64, token: Token, elapsed: Elapsed) {
         self.out.set_now(now_ns);
         let locator = self.owner.locator(self.out.incarnation(), self.membership.members());
@@ -500,7 +502,7 @@ impl Engine {
         self.end_copy(now_ns, token, None);
     }
 
-    /// A copy failed, because the node that held the source is gone.
+    /// A copy failed because its source is gone.
     pub fn handle_copy_failed(&mut self, now_ns: u64, token: Token, why: CopyFailure) {
         self.end_copy(now_ns, token, Some(why));
     }
@@ -508,12 +510,12 @@ impl Engine {
     fn end_copy(&mut self, now_ns: u64, token: Token, failed: Option<CopyFailure>) {
         self.out.set_now(now_ns);
         let broken_off = self.owner_side().handle_copied(token, failed);
-        self.end_broken_off(broken_off);
+        self.resume_after_break_off(broken_off);
         self.settle();
     }
 
-    /// A command has ended whose giver is not paired with us any more, if there is one: what waited for that goes on.
-    fn end_broken_off(&mut self, giver: Option<NodeIncarnation>) {
+    /// Resumes what waited for the end of a command whose requester, `giver`, is no longer paired with this node.
+    fn resume_after_break_off(&mut self, giver: Option<NodeIncarnation>) {
         if let Some(incarnation) = giver {
             self.home_side().handle_reach_changed(incarnation);
             self.pair_all();
@@ -521,28 +523,28 @@ impl Engine {
         }
     }
 
-    /// A piece of memory has been populated, or the system refused.
+    /// A piece of memory is populated, or the system refused.
     pub fn handle_populated(&mut self, now_ns: u64, token: Token, len: u64, is_done: bool) {
         self.out.set_now(now_ns);
         self.owner_side().handle_populated(token, len, is_done);
         self.settle();
     }
 
-    /// Memory of ours reads as zero again.
+    /// Discarded memory reads as zero again.
     pub fn handle_discarded(&mut self, now_ns: u64, token: Token) {
         self.out.set_now(now_ns);
         self.owner_side().handle_discarded(token);
         self.settle();
     }
 
-    // What drivers ask.
+    // Queries of the driver.
 
-    /// Whether other nodes carry out commands of sessions of this one.
+    /// Whether other nodes execute commands for sessions of this node.
     pub fn has_commands_under_way(&self) -> bool {
         self.commands.has_copies()
     }
 
-    /// Whether a node of that number is or was in the cluster: there is always a first one.
+    /// Whether a node of that number is or was in the cluster.  The first node always is.
     pub fn knows(&self, node: NodeId) -> bool {
         self.membership.knows(node)
     }

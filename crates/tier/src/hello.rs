@@ -1,51 +1,51 @@
-//! The hello: what a node says of itself when it connects.
+//! The hello: the first message on a connection.
 //!
-//! It begins with the version of the protocol, and what follows may be laid out in another way in another version.
+//! It begins with the protocol version; the rest may differ between versions.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ids::{NodeId, NodeIncarnation};
 
-/// Version of the protocol; both ends of a connection must speak the same.
+/// Version of the protocol; both ends of a connection must agree.
 pub const PROTOCOL_VERSION: u16 = 13;
 
-/// What a node says of itself.
+/// A node's introduction of itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// Who it is.
+    /// Its number and incarnation.
     pub incarnation: NodeIncarnation,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Bytes of memory that it contributes at most.
+    /// Maximum bytes of memory that it contributes.
     pub bytes_total: u64,
-    /// Where it is dialled, if the connection is lost; empty if it cannot be.
+    /// Address at which it is dialled after a loss; empty if it cannot be.
     pub address: String,
 }
 
-/// Why a peer that connected is none of this cluster.
+/// Why a new peer was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadHello {
-    /// What it shows is no hello.
-    #[error("it shows what is no hello")]
+    /// Its hello is malformed.
+    #[error("its hello is malformed")]
     Malformed,
     /// It speaks another version of the protocol.
     #[error("it speaks version {0} of the protocol, and this node version {PROTOCOL_VERSION}")]
     Version(u16),
-    /// It has the number of who looks at its hello.
-    #[error("it says that it is node {0}, as this one is")]
+    /// It claims the receiver's own number.
+    #[error("it claims to be node {0}, as this node is")]
     OurNumber(NodeId),
-    /// Its incarnation is over for this node.
-    #[error("node {0} was lost in the incarnation that it shows")]
+    /// Its incarnation has ended for this node.
+    #[error("this incarnation of node {0} has ended")]
     Ended(NodeId),
 }
 
 impl Hello {
-    /// As it is shown to others.
+    /// Encodes it.
     pub fn encode(&self) -> Vec<u8> {
         postcard::to_stdvec(&(PROTOCOL_VERSION, self)).expect("a hello has no unencodable parts")
     }
 
-    /// Understands what was shown to node `own`.
+    /// Decodes a hello sent to node `own`.
     pub fn decode(bytes: &[u8], own: NodeId) -> Result<Hello, BadHello> {
         let (version, rest): (u16, _) = postcard::take_from_bytes(bytes).map_err(|_| BadHello::Malformed)?;
         if version != PROTOCOL_VERSION {
@@ -72,12 +72,12 @@ mod tests {
     }
 
     #[test]
-    fn a_hello_arrives_as_it_was_said() {
+    fn hello_round_trips() {
         assert_eq!(Hello::decode(&hello(1).encode(), OWN), Ok(hello(1)));
     }
 
     #[test]
-    fn what_is_wrong_with_a_hello_is_said() {
+    fn bad_hellos_are_refused_with_cause() {
         let good = hello(1).encode();
         assert_eq!(Hello::decode(&hello(0).encode(), OWN), Err(BadHello::OurNumber(OWN)));
         for len in 0..good.len() {

@@ -1,21 +1,21 @@
-//! Who and what: the numbers by which nodes, regions and principals are known.
+//! Identifiers of nodes, regions, sessions, requests and principals.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A node of the cluster.  Numbers are given out again after a node has gone; its incarnation is not.
+/// A node's number.  Numbers are reused after a node has left; incarnations are not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct NodeId(pub u32);
 
 impl NodeId {
     /// The node that hosts the directory of names.
     pub const FIRST: NodeId = NodeId(0);
-    /// From here on numbers are for nodes that come and go: applications and commands.
+    /// The first number of ephemeral nodes: applications and commands.
     pub const EPHEMERAL_MIN: NodeId = NodeId(1000);
 
-    /// Whether the node is one of those that come and go.
+    /// Whether the node is ephemeral.
     pub fn is_ephemeral(self) -> bool {
         self >= NodeId::EPHEMERAL_MIN
     }
@@ -27,25 +27,25 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// One incarnation of a node: random, so that a restarted node is never taken for the one before.
+/// The random id of one incarnation: a restarted node never has the old one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Incarnation(pub u64);
 
-/// One run of a node: its number, and a random value that no other run has.
+/// One run of a node: its number, and a unique random id.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct NodeIncarnation {
-    /// Which node.
+    /// The number.
     pub node: NodeId,
-    /// Random, so that no two are alike.
+    /// The random id.
     pub id: Incarnation,
 }
 
-/// A region, unique across all nodes and incarnations: its first home's incarnation and a serial number there.
+/// A region, unique across nodes and incarnations.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct RegionId {
     /// The incarnation of the node that made it.
     pub origin: Incarnation,
-    /// Counts up there.
+    /// Serial number there.
     pub serial: u64,
 }
 
@@ -55,16 +55,16 @@ impl fmt::Display for RegionId {
     }
 }
 
-/// Counts the changes of one region, in the order that its home gave them.
+/// Counts the changes of one region, in its home's order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Epoch(pub u64);
 
-/// Who asks: by default the name of the Unix user.
+/// The name by which permissions are granted: by default the Unix user's.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Principal(pub Arc<str>);
 
 impl Principal {
-    /// Longest name of a principal, in bytes.
+    /// Maximum name of a principal, in bytes.
     pub const BYTES_MAX: usize = 255;
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for Principal {
     }
 }
 
-/// One request between nodes, or one command of a session, awaiting its answer.
+/// A request between nodes, or a command of a session, in flight.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
@@ -82,11 +82,11 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct SessionId(pub u16);
 
-/// Who asked something, and how the answer finds back.
+/// The origin of a request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Requester {
-    /// Which node.
+    /// The node.
     pub incarnation: NodeIncarnation,
-    /// Its number for the request.
+    /// Its id for the request.
     pub id: RequestId,
 }

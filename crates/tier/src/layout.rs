@@ -1,8 +1,8 @@
-//! Where the bytes of a region are: chunk arithmetic, and extents of consecutive chunks.
+//! The layout of regions: chunk arithmetic, and extents of consecutive chunks.
 //!
-//! A region of `len` bytes is cut into chunks of `chunk_bytes` (a power of two), the last one shorter.
-//! Consecutive chunks that lie one behind the other in one segment of one node form one [`Extent`], so that a
-//! large region on one node is a single extent however many chunks it has:
+//! A region of `len` bytes is cut into chunks of `chunk_bytes`, a power of two; the last one may be shorter.
+//! Consecutive chunks that are adjacent in one segment of one node form one [`Extent`], so that a large region on one
+//! node is a single extent:
 //!
 //! ```text
 //!  region  |  chunk 0  |  chunk 1  |  chunk 2  | chunk 3 |      len = 3.6 chunks
@@ -15,39 +15,39 @@ use smallvec::SmallVec;
 
 use crate::ids::{NodeId, NodeIncarnation};
 
-/// Smallest chunk that may be configured.
+/// Minimum chunk size.
 pub const CHUNK_BYTES_MIN: u64 = 4096;
 
-/// Most extents of one region.  Each takes up to 40 bytes in messages that tell where the region is: 2.5 MB.
+/// Maximum extents of one region.  Each takes up to 40 bytes in messages: 2.5 MB.
 pub const EXTENTS_MAX: usize = 1 << 16;
 
-/// Chunks of one region that lie one behind the other in one node's segment.
+/// Chunks of one region that are adjacent in one node's segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Extent {
-    /// Whose arena.
+    /// The node whose arena holds them.
     pub owner: NodeIncarnation,
-    /// Which of its segments.
+    /// The segment's key.
     #[serde(with = "key_as_u32")]
     pub key: Key,
-    /// Where in the segment, in bytes.
+    /// Offset in the segment, in bytes.
     pub offset: u64,
-    /// How many bytes of the region it holds.
+    /// Length in bytes.
     pub len: u64,
 }
 
 impl Extent {
-    /// Whether it has an end.
+    /// Whether `offset + len` does not overflow.
     pub fn is_sound(&self) -> bool {
         self.offset.checked_add(self.len).is_some()
     }
 
-    /// Whether the two, of one and the same node, have a byte in common.
+    /// Whether two extents of one node overlap.
     pub fn touches(&self, other: &Extent) -> bool {
         let (end, other_end) = (self.offset + self.len, other.offset + other.len);
         self.key == other.key && self.offset < other_end && other.offset < end
     }
 
-    /// Takes `len` bytes off its front, which it has.
+    /// Splits off and returns the first `len` bytes; requires `len <= self.len`.
     pub fn cut_front(&mut self, len: u64) -> Extent {
         let front = Extent { len, ..*self };
         (self.offset, self.len) = (self.offset + len, self.len - len);
@@ -71,23 +71,23 @@ mod key_as_u32 {
 /// The extents of a region, in the order of its bytes.
 pub type Extents = SmallVec<[Extent; 1]>;
 
-/// How many chunks a region of `len` bytes has.
+/// Number of chunks in a region of `len` bytes.
 pub fn chunk_count(len: u64, chunk_bytes: u64) -> u64 {
     len.div_ceil(chunk_bytes)
 }
 
-/// How many bytes chunk `index` of a region of `len` bytes has; zero behind its end.
+/// Length of chunk `index` in bytes; zero past the end of the region.
 pub fn chunk_len(len: u64, chunk_bytes: u64, index: u64) -> u64 {
     let start = index.saturating_mul(chunk_bytes);
     len.saturating_sub(start).min(chunk_bytes)
 }
 
-/// Whether regions can be cut into chunks of this size.
+/// Whether regions can have chunks of this size.
 pub(crate) fn is_chunk_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && bytes >= CHUNK_BYTES_MIN
 }
 
-/// Whether `extents` hold exactly `len` bytes, cut at chunk borders, without overflow.
+/// Whether `extents` hold exactly `len` bytes, end at chunk borders, and do not overflow.
 pub fn is_sound(extents: &[Extent], len: u64, chunk_bytes: u64) -> bool {
     let mut total: u64 = 0;
     for (index, extent) in extents.iter().enumerate() {
@@ -104,7 +104,7 @@ pub fn is_sound(extents: &[Extent], len: u64, chunk_bytes: u64) -> bool {
     total == len
 }
 
-/// Appends `extent`, joining it to the one before where they touch.
+/// Appends `extent`, and joins it to the last one if they are adjacent.
 pub fn append(extents: &mut Extents, extent: Extent) {
     if let Some(last) = extents.last_mut() {
         let touches =
@@ -117,7 +117,7 @@ pub fn append(extents: &mut Extents, extent: Extent) {
     extents.push(extent);
 }
 
-/// Where chunk `index` lies.  The index must be one of the region's.
+/// The place of chunk `index`, which must be in the region.
 pub fn chunk_extent(extents: &[Extent], chunk_bytes: u64, index: u64) -> Extent {
     let mut start = index * chunk_bytes;
     for extent in extents {
@@ -130,7 +130,7 @@ pub fn chunk_extent(extents: &[Extent], chunk_bytes: u64, index: u64) -> Extent 
     unreachable!("chunk {index} is behind the end of its region");
 }
 
-/// The same region with the bytes from `from` on at `place` instead.
+/// The region with the bytes from `from` on replaced by `place`.
 pub fn with_range_at(extents: &[Extent], from: u64, place: Extent) -> Extents {
     let total = total_len(extents);
     let to = from.saturating_add(place.len).min(total);
@@ -145,12 +145,12 @@ pub fn with_range_at(extents: &[Extent], from: u64, place: Extent) -> Extents {
     result
 }
 
-/// How many bytes `extents` hold together.
+/// Total length of `extents` in bytes.
 pub fn total_len(extents: &[Extent]) -> u64 {
     extents.iter().map(|extent| extent.len).sum()
 }
 
-/// The part of the region from byte `from` up to byte `to`.
+/// Bytes `from..to` of the region.
 pub fn slice(extents: &[Extent], from: u64, to: u64) -> Extents {
     let mut result = Extents::new();
     let mut start = 0;
@@ -187,7 +187,7 @@ mod tests {
         Extent { owner, key: Key(0), offset, len }
     }
 
-    /// The simple model: one entry per chunk.
+    /// The model: one entry per chunk.
     fn chunks_of(extents: &[Extent]) -> Vec<Extent> {
         let mut chunks = Vec::new();
         for extent in extents {
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_of_one_byte_has_one_chunk_of_one_byte() {
+    fn one_byte_is_one_chunk() {
         assert_eq!(chunk_count(1, CHUNK), 1);
         assert_eq!(chunk_len(1, CHUNK, 0), 1);
         assert_eq!(chunk_len(1, CHUNK, 1), 0);
@@ -219,7 +219,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn moving_one_chunk_changes_that_chunk_only(
+        fn moving_a_chunk_changes_no_other(
             runs in prop::collection::vec((0u32..3, 1u64..5), 1..6), tail in 1u64..CHUNK, pick in any::<prop::sample::Index>(),
         ) {
             let mut extents = Extents::new();
@@ -240,7 +240,7 @@ mod tests {
         }
 
         #[test]
-        fn a_slice_has_the_bytes_asked_for(cuts in prop::collection::vec(1u64..9, 1..5), a in 0u64..40, b in 0u64..40) {
+        fn slice_returns_the_range(cuts in prop::collection::vec(1u64..9, 1..5), a in 0u64..40, b in 0u64..40) {
             let extents: Vec<Extent> = cuts.iter().enumerate().map(|(i, len)| extent(i as u32, i as u64 * 100, *len)).collect();
             let bytes = |extents: &[Extent]| -> Vec<(u32, u64)> {
                 extents.iter().flat_map(|e| (0..e.len).map(move |i| (e.owner.node.0, e.offset + i))).collect()

@@ -1,8 +1,8 @@
-//! The tier itself, without input or output.
+//! The tier's logic, without input or output.
 //!
-//! Names, permissions, handles, homes, membership: state machines that are handed messages, time and seeds, and
-//! hand back effects.  This crate knows no socket, thread, clock, environment variable or global, and no provider
-//! by name.  `docs/protocol.md` describes what the nodes say to each other.
+//! Names, permissions, handles, homes, membership: state machines that receive messages, time and seeds, and return
+//! effects.  This crate uses no socket, thread, clock, environment variable or global, and no provider by name.
+//! `docs/protocol.md` describes the messages between nodes.
 
 pub mod access;
 pub mod directory;

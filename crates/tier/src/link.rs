@@ -1,8 +1,8 @@
-//! Messages of any length over sends of limited length.
+//! Sends messages of any length over sends of limited length.
 //!
 //! ```text
 //!  message   | ............................................ |
-//!  frames    | 0 | part | 0 | part | 1 | last part |            one byte says whether the message ends here
+//!  frames    | 0 | part | 0 | part | 1 | last part |            one byte marks the last frame
 //! ```
 //!
 //! The fabric keeps sends between two nodes in order, so frames of different messages never mix.
@@ -12,7 +12,7 @@ use crate::message::MESSAGE_BYTES_MAX;
 const MORE: u8 = 0;
 const LAST: u8 = 1;
 
-/// Cuts an encoded message into frames of at most `frame_bytes_max`.
+/// Splits an encoded message into frames of at most `frame_bytes_max`.
 pub fn frames(message: &[u8], frame_bytes_max: usize) -> Vec<Vec<u8>> {
     let part_bytes_max =
         frame_bytes_max.checked_sub(1).filter(|bytes| *bytes > 0).expect("frames hold a byte");
@@ -29,18 +29,18 @@ pub fn frames(message: &[u8], frame_bytes_max: usize) -> Vec<Vec<u8>> {
     frames
 }
 
-/// Puts the frames of one peer together again.
+/// Reassembles the frames of one peer.
 #[derive(Debug, Default)]
 pub struct Assembler {
     parts: Vec<u8>,
 }
 
-/// What a peer sent cannot be frames of a message.
+/// The bytes are not a valid frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadFrame;
 
 impl Assembler {
-    /// Takes a frame; returns the message that it ends, if it ends one.
+    /// Handles a frame; returns the message that it completes, if any.
     pub fn handle_frame(&mut self, frame: &[u8]) -> Result<Option<Vec<u8>>, BadFrame> {
         let (kind, part) = frame.split_first().ok_or(BadFrame)?;
         if *kind > LAST || self.parts.len() + part.len() > MESSAGE_BYTES_MAX {
@@ -57,14 +57,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_frame_that_is_empty_or_of_unknown_kind_is_refused() {
+    fn bad_frames_are_refused() {
         assert_eq!(Assembler::default().handle_frame(&[]), Err(BadFrame));
         assert_eq!(Assembler::default().handle_frame(&[2, 1]), Err(BadFrame));
     }
 
     proptest! {
         #[test]
-        fn messages_come_out_as_they_went_in(
+        fn messages_round_trip(
             messages in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..8), limit in 2usize..64,
         ) {
             let mut assembler = Assembler::default();

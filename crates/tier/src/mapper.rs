@@ -1,13 +1,12 @@
-//! The requester's side: what this node maps, and how it changes under its sessions' hands.
+//! The mapper: the regions that this node maps, and their changes.
 //!
-//! A change of a mapped region takes effect in two steps, so that no access is ever made under an old state
-//! after the change was acknowledged:
+//! A change takes effect in two steps, so that no access uses the old state after the change was acknowledged:
 //!
 //! ```text
-//!  change arrives ── state changes, handles freeze ── Quiesce ── handles take the new view ── acknowledged
+//!  change arrives ── state changes, handles freeze ── Quiesce ── handles get the new view ── acknowledged
 //! ```
 //!
-//! Changes that arrive meanwhile alter the state at once; the handles stay frozen until the last is over.
+//! Changes that arrive meanwhile alter the state at once; the handles stay frozen until the last has finished.
 
 mod resolve;
 
@@ -26,15 +25,15 @@ use crate::permissions::{AccessList, Permissions};
 
 pub use resolve::Known;
 
-/// How the memory of nodes is reached; the driver implements it over the fabric and our own arena.
+/// Access to the memory of nodes; the driver implements it over the fabric and the local arena.
 pub trait Reach: Send + Sync {
-    /// The memory behind `key` of `peer`, where loads and stores reach it.
+    /// The memory behind `key` of `peer`, if loads and stores reach it.
     fn window(&self, peer: PeerId, key: Key) -> Option<Window>;
 }
 
-/// Finds the place of an extent, as this node reaches it.
+/// Resolves extents as this node reaches them.
 pub trait Locate {
-    /// Where `extent` is.
+    /// The place of `extent`.
     fn place(&self, extent: &Extent) -> Place;
 }
 
@@ -45,13 +44,13 @@ struct Mapped {
     first: u32,
     /// Index of the home in `Mapper::incarnations`.
     home: u32,
-    /// Index of the owner of all bytes, where the view is one window; else [`SEVERAL`].
+    /// Index of the owner of all bytes if the view is one window, else [`SEVERAL`].
     owner: u32,
 }
 
 const SEVERAL: u32 = u32::MAX;
 
-/// Where the bytes of a region are, if it is not all in one window.
+/// Places of a region that is not one window.
 #[derive(Debug)]
 struct Large {
     extents: Extents,
@@ -64,7 +63,7 @@ struct Changing {
     tokens: BTreeSet<Token>,
     slots: BTreeSet<u32>,
     access: Option<(AccessList, bool)>,
-    /// Whether a handle was added meanwhile, whose view may be newer than that of the others.
+    /// Whether a handle was added meanwhile, whose view may be newer than the others'.
     has_newer: bool,
 }
 
@@ -83,19 +82,19 @@ pub struct Mapper {
     regions: BTreeMap<RegionId, Mapped>,
     more: BTreeMap<RegionId, Vec<u32>>,
     large: BTreeMap<RegionId, Large>,
-    /// Owners, and homes that are dead for them.
+    /// Pairs of an owner and a home that is dead for it.
     disowned: BTreeSet<(NodeIncarnation, NodeIncarnation)>,
     changing: BTreeMap<RegionId, Changing>,
     waiting: BTreeMap<Token, TokenWaiter>,
-    /// Homes and owners of what we map.
+    /// Homes and owners of mapped regions.
     incarnations: BTreeMap<u32, NodeIncarnation>,
-    /// The owners' keys for the segments that regions are reached in as one window: there are few of them, and
-    /// millions of regions, which therefore do not keep theirs.
+    /// The owners' keys of segments that regions are reached in as one window: there are few segments and millions of
+    /// regions, which therefore do not store theirs.
     keys: BTreeMap<(u32, usize), Key>,
     /// Those that are not reached.
     dead: BTreeSet<NodeIncarnation>,
-    /// Those that never will be again, and that we map something of.
-    over: BTreeSet<NodeIncarnation>,
+    /// Those that have ended while regions of them are mapped.
+    ended: BTreeSet<NodeIncarnation>,
     principals: BTreeMap<SessionId, Principal>,
     last_session: SessionId,
     tokens: u64,
@@ -115,16 +114,16 @@ impl Mapper {
             incarnations: BTreeMap::new(),
             keys: BTreeMap::new(),
             dead: BTreeSet::new(),
-            over: BTreeSet::new(),
+            ended: BTreeSet::new(),
             principals: BTreeMap::new(),
             last_session: SessionId(u16::MAX),
             tokens: 0,
         }
     }
 
-    /// Opens a session that acts as `principal`; `None` if there are too many.
+    /// Opens a session that acts as `principal`; `None` if there are too many sessions.
     pub fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
-        // The next number after the last is free unless tens of thousands of sessions were opened since.
+        // The next number is free unless tens of thousands of sessions were opened since.
         let last = self.last_session.0;
         let session = (1..=u16::MAX)
             .chain([0])
@@ -135,22 +134,22 @@ impl Mapper {
         Some(session)
     }
 
-    /// Ends a session, whose handles have been removed.
+    /// Ends a session, whose handles are removed already.
     pub fn close_session(&mut self, session: SessionId) {
         self.principals.remove(&session);
     }
 
-    /// As whom a session acts.
+    /// The principal of a session.
     pub fn principal(&self, session: SessionId) -> Option<&Principal> {
         self.principals.get(&session)
     }
 
-    /// How many handles there are.
+    /// Number of handles.
     pub fn handle_count(&self) -> usize {
         self.path.slots().len()
     }
 
-    /// Adds a handle for a region that its home let us map.
+    /// Adds a handle for a region that its home let this node map.
     pub fn insert(
         &mut self,
         reply: &MappedReply,
@@ -159,8 +158,8 @@ impl Mapper {
         locate: &dyn Locate,
     ) -> SlotRef {
         let home = self.incarnation_index(reply.home);
-        // While the region changes, its other handles have yet to be given the view that follows from these extents:
-        // they are forgotten when that is done.
+        // While the region changes, its other handles have yet to receive the view of these extents, so they are kept
+        // until then.
         let is_changing = match self.changing.get_mut(&reply.region) {
             Some(changing) => {
                 changing.has_newer = true;
@@ -210,8 +209,9 @@ impl Mapper {
     fn incarnation_index(&mut self, incarnation: NodeIncarnation) -> u32 {
         self.index_of(incarnation).unwrap_or_else(|| {
             let mut all = 0..SEVERAL;
-            let index =
-                all.find(|index| !self.incarnations.contains_key(index)).expect("so many were never met");
+            let index = all
+                .find(|index| !self.incarnations.contains_key(index))
+                .expect("fewer incarnations than indices");
             self.incarnations.insert(index, incarnation);
             index
         })
@@ -223,17 +223,17 @@ impl Mapper {
 
     /// The region and home behind a handle of `session`.
     pub fn region_of(&self, session: SessionId, slot: SlotRef) -> Option<(RegionId, NodeIncarnation)> {
-        let region = self.of_handle(session, slot, |mapping| mapping.region)?;
+        let region = self.inspect_handle(session, slot, |mapping| mapping.region)?;
         Some((region, self.home_of(region)?))
     }
 
-    /// What a handle of `session` may be used for.
+    /// The permissions of a handle of `session`.
     pub fn permissions_of(&self, session: SessionId, slot: SlotRef) -> Option<Permissions> {
-        self.of_handle(session, slot, |mapping| mapping.permissions)
+        self.inspect_handle(session, slot, |mapping| mapping.permissions)
     }
 
-    /// Something of a handle of `session`, even while it is frozen.
-    fn of_handle<T>(&self, session: SessionId, slot: SlotRef, get: impl Fn(&Mapping) -> T) -> Option<T> {
+    /// Reads from a handle of `session`, even while it is frozen.
+    fn inspect_handle<T>(&self, session: SessionId, slot: SlotRef, get: impl Fn(&Mapping) -> T) -> Option<T> {
         let get = |mapping: &Mapping| (mapping.session == session).then(|| get(mapping));
         let pin = self.path.pins().pin();
         match self.path.slots().get(&pin, slot.index, slot.generation) {
@@ -246,18 +246,18 @@ impl Mapper {
         }
     }
 
-    /// The region behind a handle, whatever its session.
+    /// The region behind a handle of any session.
     pub fn path_region(&self, index: u32) -> Option<RegionId> {
         self.path.slots().inspect(index, |mapping| mapping.region)
     }
 
-    /// The home of a region that we map.
+    /// The home of a mapped region.
     pub fn home_of(&self, region: RegionId) -> Option<NodeIncarnation> {
         self.regions.get(&region).map(|mapped| self.incarnations[&mapped.home])
     }
 
-    /// Removes a handle.  Returns its region, whether it was the last handle of it, and the grace period after whose
-    /// end no access through it is under way.
+    /// Removes a handle.  Returns its region, whether it was the last handle, and the grace period after which no
+    /// access uses it.
     pub fn remove(&mut self, index: u32) -> Option<(RegionId, bool, Quiesce)> {
         let region = self.path.slots().inspect(index, |mapping| mapping.region)?;
         let posted = self.owners_of(region, &[index]);
@@ -319,8 +319,8 @@ impl Mapper {
         Quiesce { token, posted }
     }
 
-    /// Whom accesses through these handles, which are not retired yet, are posted to.
-    fn owners_behind(&self, handles: &[u32]) -> PostedTo {
+    /// The peers that accesses through these unretired handles are posted to.
+    fn posted_owners(&self, handles: &[u32]) -> PostedTo {
         let mut peers = BTreeSet::new();
         for handle in handles {
             let view = self.path.slots().inspect(*handle, |mapping| mapping.view.clone());
@@ -334,16 +334,16 @@ impl Mapper {
         PostedTo::Peers(peers.into_iter().collect())
     }
 
-    /// A grace period whose end shows that no access is under way which began before now.
+    /// A grace period after which no access that began earlier is in flight.
     pub fn quiesce(&mut self) -> Quiesce {
         self.quiesce_for(PostedTo::Anybody, TokenWaiter::Quiesced)
     }
 
-    /// Applies a change that the region's home announced.  It is to be acknowledged when the grace period is over, also where
-    /// the region is not mapped any more: an access through a handle that is being given up may still be under way.
+    /// Applies a change that the home announced.  Acknowledge it after the grace period, even if the region is no
+    /// longer mapped: an access through a removed handle may be in flight.
     pub fn change(&mut self, region: RegionId, change: Change) -> Result<Quiesce, BadChange> {
         let Some(len) = self.len_of(region) else { return Ok(self.quiesce()) };
-        if !is_possible(&change, len) {
+        if !is_valid_change(&change, len) {
             return Err(BadChange);
         }
         match change {
@@ -375,11 +375,11 @@ impl Mapper {
         self.quiesce_for(posted, TokenWaiter::Retired(handles))
     }
 
-    /// Whom accesses through the handles of a region may be under way to, also through one that is being given up.
+    /// The peers that accesses through handles of a region may be posted to, removed handles included.
     fn owners_of(&self, region: RegionId, handles: &[u32]) -> PostedTo {
         match self.changing.get(&region) {
             Some(changing) if changing.has_newer => PostedTo::Anybody,
-            _ => self.owners_behind(handles),
+            _ => self.posted_owners(handles),
         }
     }
 
@@ -427,8 +427,8 @@ impl Mapper {
         quiesce
     }
 
-    /// `owner` does not hold anything any more for these homes, whatever they say.  Returns the grace periods after which nothing
-    /// of that is being accessed.
+    /// `owner` holds nothing for these homes any more, whatever they report.  Returns the grace periods after which no
+    /// access uses it.
     pub fn disown(&mut self, owner: NodeIncarnation, homes: &[NodeIncarnation]) -> Vec<Quiesce> {
         self.disowned.retain(|(other, _)| other.node != owner.node || *other == owner);
         self.disowned.extend(homes.iter().map(|home| (owner, *home)));
@@ -443,21 +443,21 @@ impl Mapper {
         self.disowned.len()
     }
 
-    /// A node is not reached: neither is what it owns or is home of.  Returns the grace periods to wait for.
+    /// A node is unreachable, with what it owns or is home of.  Returns the grace periods to wait for.
     pub fn handle_down(&mut self, incarnation: NodeIncarnation) -> Vec<Quiesce> {
         self.dead.insert(incarnation);
         self.regions_touching(incarnation).into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// The incarnation of a node is over.  What is known of it is forgotten with the last region of it that we map: nodes come and go with
-    /// every command.
+    /// An incarnation has ended.  Forgets it with the last mapped region of it, since nodes come and go with every
+    /// command.
     pub fn handle_ended(&mut self, incarnation: NodeIncarnation) {
-        self.over.insert(incarnation);
-        for incarnation in std::mem::take(&mut self.over) {
+        self.ended.insert(incarnation);
+        for incarnation in std::mem::take(&mut self.ended) {
             if self.regions_touching(incarnation).is_empty() {
                 self.forget(incarnation);
             } else {
-                self.over.insert(incarnation);
+                self.ended.insert(incarnation);
             }
         }
     }
@@ -471,13 +471,13 @@ impl Mapper {
         }
     }
 
-    /// All grace periods that are waited for.
+    /// All grace periods in flight.
     pub fn grace_periods(&self) -> impl Iterator<Item = Token> {
         self.waiting.keys().copied()
     }
 
-    /// A node is reached again.  What we mapped of it may have changed since, or may change without our hearing of it: the
-    /// handles are dropped, and have to be mapped anew.  Returns the regions, their homes and the grace periods.
+    /// A node is reachable again.  Its regions may have changed, or may change unnoticed, so their handles are dropped
+    /// and must be mapped again.  Returns the regions, their homes and the grace periods.
     pub fn handle_up(&mut self, incarnation: NodeIncarnation) -> Vec<(RegionId, NodeIncarnation, Quiesce)> {
         self.dead.remove(&incarnation);
         let regions = self.regions_touching(incarnation).into_iter();
@@ -486,13 +486,13 @@ impl Mapper {
         homed.into_iter().map(|(region, home)| (region, home, self.drop_region(region))).collect()
     }
 
-    /// Drops the handles of a region whose home was lost and that is mapped anew from another.
+    /// Drops the handles of a region whose home was lost and that is mapped again from another.
     pub fn drop_if_lost(&mut self, region: RegionId) -> Option<Quiesce> {
         let is_lost = self.home_of(region).is_some_and(|home| self.dead.contains(&home));
         is_lost.then(|| self.drop_region(region))
     }
 
-    /// Whether we map anything that the node is home of, or owns bytes of.
+    /// Whether this node maps a region that the node is home of, or owns bytes of.
     pub fn maps_any_of(&self, incarnation: NodeIncarnation) -> bool {
         !self.regions_touching(incarnation).is_empty()
     }
@@ -511,14 +511,13 @@ impl Mapper {
         touching.map(|(region, _)| *region).collect()
     }
 
-    /// No access that began before the token was given out is under way any more.  Returns the handles that have a new view, or
-    /// are gone.
+    /// Handles the end of a grace period.  Returns the handles that have a new view, or are gone.
     pub fn handle_quiescent(&mut self, token: Token, elapsed: Elapsed, locate: &dyn Locate) -> Vec<u32> {
         match self.waiting.remove(&token) {
             None | Some(TokenWaiter::Quiesced) => Vec::new(),
             Some(TokenWaiter::Retired(handles)) => {
                 for handle in &handles {
-                    // Fails only for a handle that another token has reclaimed.
+                    // Fails only if another token has reclaimed the handle.
                     let _ = self.path.slots().reclaim(*handle, elapsed);
                 }
                 handles
@@ -535,7 +534,7 @@ impl Mapper {
         locate: &dyn Locate,
     ) -> Vec<u32> {
         let Some(changing) = self.changing.get_mut(&region) else { return Vec::new() };
-        // It may be of a change from before the region was dropped, and mapped anew.
+        // The token may belong to a change from before the region was dropped and mapped again.
         if !changing.tokens.remove(&token) || !changing.tokens.is_empty() {
             return Vec::new();
         }
@@ -543,20 +542,20 @@ impl Mapper {
         for handle in &changing.slots {
             let slots = self.path.slots();
             let Some(mut mapping) = slots.inspect(*handle, Mapping::clone) else { continue };
-            self.renew(region, &mut mapping, locate);
+            self.update_view(region, &mut mapping, locate);
             if let Some((access, sealed)) = &changing.access {
                 mapping.sealed = *sealed;
                 mapping.permissions &= self.allowed(access, mapping.session);
             }
-            // Fails only for a handle that was unmapped meanwhile.
+            // Fails only if the handle was unmapped meanwhile.
             let _ = slots.update(*handle, elapsed, mapping);
         }
         self.shrink(region, locate);
         changing.slots.into_iter().collect()
     }
 
-    /// Gives `mapping` the view that its region has now.
-    fn renew(&self, region: RegionId, mapping: &mut Mapping, locate: &dyn Locate) {
+    /// Gives `mapping` the current view of its region.
+    fn update_view(&self, region: RegionId, mapping: &mut Mapping, locate: &dyn Locate) {
         let Some(mapped) = self.regions.get(&region) else { return };
         let home = self.incarnations[&mapped.home];
         if let Some(large) = self.large.get(&region) {
@@ -574,7 +573,7 @@ impl Mapper {
         }
     }
 
-    /// Forgets the extents of a region that is all in one window again.
+    /// Drops the extents of a region that is one window again.
     fn shrink(&mut self, region: RegionId, locate: &dyn Locate) {
         let Some(Large { extents, frozen: None }) = self.large.get(&region) else { return };
         let [extent] = extents[..] else { return };
@@ -608,7 +607,7 @@ impl Mapper {
         View::Pieces(Arc::new(Pieces { len, pieces }))
     }
 
-    /// Every extent, cut where it is frozen in part, and how this node reaches it.
+    /// Every extent, split at frozen parts, and how this node reaches it.
     fn places(
         &self,
         home: NodeIncarnation,
@@ -651,17 +650,17 @@ impl Mapper {
     }
 }
 
-/// Tells segments apart that are mapped at the same time.
+/// Distinguishes segments that are mapped at the same time.
 fn segment_of(window: &Window) -> usize {
     Arc::as_ptr(window.segment()).addr()
 }
 
-/// A change that no home would announce for this region.
+/// A change that no conforming home announces for this region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadChange;
 
-/// Whether a region of `len` bytes can change like this.
-fn is_possible(change: &Change, len: u64) -> bool {
+/// Whether the change is valid for a region of `len` bytes.
+fn is_valid_change(change: &Change, len: u64) -> bool {
     let inside = |from: &u64, part: u64| part > 0 && from.checked_add(part).is_some_and(|end| end <= len);
     match change {
         Change::Freeze { from, len: part, layout, .. } => {
@@ -674,7 +673,7 @@ fn is_possible(change: &Change, len: u64) -> bool {
     }
 }
 
-/// The place of an extent in the memory of a peer.
+/// The place of an extent in a peer's memory.
 pub fn place_at(reach: &dyn Reach, peer: PeerId, extent: &Extent) -> Place {
     match reach.window(peer, extent.key) {
         Some(window) => match window.slice(extent.offset, extent.len) {
@@ -692,16 +691,16 @@ mod tests {
     use super::*;
     use crate::ids::{Epoch, Incarnation, NodeId};
 
-    struct Elsewhere;
+    struct AllPosted;
 
-    impl Locate for Elsewhere {
+    impl Locate for AllPosted {
         fn place(&self, extent: &Extent) -> Place {
             let address = RemoteAddress { key: extent.key, offset: extent.offset };
             Place::Posted { peer: PeerId(extent.owner.node.0), address }
         }
     }
 
-    /// What it maps of a home that holds the bytes itself.
+    /// Maps a region whose home holds all its bytes.
     fn map(mapper: &mut Mapper, session: SessionId, home: NodeIncarnation, serial: u64) -> SlotRef {
         let region = RegionId { origin: home.id, serial };
         let extent = Extent { owner: home, key: Key(0), offset: 0, len: 4096 };
@@ -717,48 +716,48 @@ mod tests {
             frozen: None,
             moving_to: None,
         };
-        mapper.insert(&reply, session, Permissions::all(), &Elsewhere)
+        mapper.insert(&reply, session, Permissions::all(), &AllPosted)
     }
 
     #[test]
-    fn the_end_of_a_change_names_the_handles_of_that_region_and_no_others() {
+    fn changes_report_their_regions_handles_only() {
         let path = Arc::new(DataPath::default());
         let mut mapper = Mapper::new(path.clone());
-        let session = mapper.open_session(Principal("ada".into())).expect("it is the first");
+        let session = mapper.open_session(Principal("ada".into())).expect("the first session");
         let home = NodeIncarnation { node: NodeId(1), id: Incarnation(1) };
         let [one, same, other] = [1, 1, 2].map(|serial| map(&mut mapper, session, home, serial).index);
         let end = |mapper: &mut Mapper, token| {
             let grace = path.pins().start_grace_period();
-            let elapsed = grace.elapsed(path.pins()).expect("nobody is pinned");
-            mapper.handle_quiescent(token, elapsed, &Elsewhere)
+            let elapsed = grace.elapsed(path.pins()).expect("no thread is pinned");
+            mapper.handle_quiescent(token, elapsed, &AllPosted)
         };
         let region = RegionId { origin: home.id, serial: 1 };
         let frozen = mapper.change(region, Change::Freeze { from: 0, len: 64, layout: None, to: home });
-        assert_eq!(end(&mut mapper, frozen.expect("it is possible").token), [one, same]);
-        let (_, _, quiesce) = mapper.remove(other).expect("it is mapped");
+        assert_eq!(end(&mut mapper, frozen.expect("a valid change").token), [one, same]);
+        let (_, _, quiesce) = mapper.remove(other).expect("mapped");
         assert_eq!(end(&mut mapper, quiesce.token), [other]);
         let nothing = mapper.quiesce();
         assert!(end(&mut mapper, nothing.token).is_empty());
     }
 
     #[test]
-    fn nothing_is_kept_of_nodes_that_came_and_went_once_nothing_of_them_is_mapped() {
+    fn ended_nodes_are_forgotten_once_unmapped() {
         let mut mapper = Mapper::new(Arc::new(DataPath::default()));
-        let session = mapper.open_session(Principal("ada".into())).expect("it is the first");
+        let session = mapper.open_session(Principal("ada".into())).expect("the first session");
         for node in 0..1000 {
             let home = NodeIncarnation { node: NodeId(node), id: Incarnation(u64::from(node) + 1) };
             let slot = map(&mut mapper, session, home, 1);
             let other = map(&mut mapper, session, home, 2);
-            mapper.remove(slot.index).expect("it is mapped");
+            mapper.remove(slot.index).expect("mapped");
             mapper.handle_down(home);
             mapper.disown(home, &[NodeIncarnation { id: Incarnation(9), ..home }]);
             mapper.handle_ended(home);
             assert!(mapper.dead.contains(&home), "a handle is left, and has to fail");
-            mapper.remove(other.index).expect("it is mapped");
+            mapper.remove(other.index).expect("mapped");
         }
-        let nobody = NodeIncarnation { node: NodeId(1000), id: Incarnation(1) };
-        mapper.handle_ended(nobody);
-        assert_eq!((mapper.incarnations.len(), mapper.dead.len(), mapper.over.len()), (0, 0, 0));
+        let unmapped = NodeIncarnation { node: NodeId(1000), id: Incarnation(1) };
+        mapper.handle_ended(unmapped);
+        assert_eq!((mapper.incarnations.len(), mapper.dead.len(), mapper.ended.len()), (0, 0, 0));
         assert_eq!((mapper.disowned.len(), mapper.keys.len()), (0, 0));
     }
 }

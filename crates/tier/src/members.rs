@@ -1,4 +1,4 @@
-//! Who is in the cluster, as this node sees it: incarnations, connections, and who is cut off.
+//! The members of the cluster as this node sees them: incarnations, connections, and cut-offs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,26 +12,27 @@ use crate::message::{Loss, LossCause, Member, NodeState};
 /// A connected peer.
 #[derive(Debug)]
 pub struct Peer {
-    /// Who it is.
+    /// Its incarnation.
     pub incarnation: NodeIncarnation,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Longest send to it, in bytes.
+    /// Maximum length of a send to it, in bytes.
     pub send_bytes_max: usize,
-    /// Puts its messages together.
+    /// Reassembles its messages.
     pub assembler: Assembler,
     /// When it was last heard, in ns.
     pub heard_ns: u64,
     /// When its last heartbeat was sent, by its clock.
     pub beat_ns: u64,
-    /// When that was said of ours which it has heard for sure, in ns: it takes us to live for a lease from then on, or longer.
+    /// When the last message that it has surely heard was sent, in ns: it considers this node alive for at least a
+    /// lease from then.
     pub acknowledged_ns: u64,
-    /// Whether it has told the directory, if that is this node, all its names.
-    pub has_told_names: bool,
-    /// Whether it has told all that it holds for regions of ours.
-    has_told_held: bool,
-    /// Whether another node ends its process for its silence.
-    doomed: bool,
+    /// Whether it has reported all its names to this node as the directory.
+    pub has_reported_names: bool,
+    /// Whether it has reported all that it holds for regions homed here.
+    has_reported_held: bool,
+    /// Whether another node is killing its process for silence.
+    is_killed_elsewhere: bool,
 }
 
 /// How and when a node was lost, on this node's clock.
@@ -39,22 +40,22 @@ pub struct Peer {
 pub struct Parting {
     /// How.
     pub cause: LossCause,
-    /// When; before 0 if that was before this node's clock began.
+    /// When, in ns; negative if before this node's clock started.
     pub at_ns: i64,
 }
 
 impl Parting {
-    /// As of now.
+    /// A loss as of now.
     pub fn now(cause: LossCause, now_ns: u64) -> Parting {
         Parting { cause, at_ns: signed(now_ns) }
     }
 
-    /// As others told it.
+    /// A loss that another node reported.
     pub fn of(loss: Loss, now_ns: u64) -> Parting {
         Parting { cause: loss.cause, at_ns: signed(now_ns) - signed(loss.age_ns) }
     }
 
-    /// Who exited was killed for its silence; whether that is news.
+    /// Corrects an exit to a kill; returns true if that is new.
     pub fn note_killed(&mut self) -> bool {
         let is_news = self.cause == LossCause::Exited;
         if is_news {
@@ -63,13 +64,13 @@ impl Parting {
         is_news
     }
 
-    /// As others are told.
+    /// The loss, as other nodes are told.
     pub fn loss(self, now_ns: u64) -> Loss {
         Loss { cause: self.cause, age_ns: u64::try_from(signed(now_ns) - self.at_ns).unwrap_or(0) }
     }
 }
 
-/// Half of the range is 292 years: what a hostile peer says cannot overflow the difference of two.
+/// Half of the range is 292 years: a hostile peer's values cannot overflow the difference of two.
 fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX).min(i64::MAX / 2)
 }
@@ -78,37 +79,37 @@ fn signed(ns: u64) -> i64 {
 #[derive(Debug)]
 struct Zombie {
     incarnation: NodeIncarnation,
-    /// Its process, for people to see.
+    /// Its process id, for display.
     pid: u32,
-    /// Since when it is one, in ns.
+    /// When it died, in ns.
     since_ns: u64,
     /// When it was last heard, in ns.
     heard_ns: u64,
-    /// Whether somebody ends its process because it was silent: we, or another.
+    /// Whether its process is killed for silence, by this node or another.
     silent: bool,
     /// Whether its process is being killed.
     killed: bool,
 }
 
-/// A zombie whose process is being killed by us.
+/// A zombie whose process this node is killing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Killed {
-    /// Who it is.
+    /// Its incarnation.
     pub incarnation: NodeIncarnation,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Whether that is for its silence.
+    /// Whether it is killed for silence.
     pub silent: bool,
 }
 
-/// A zombie that is one no longer.
+/// A former zombie, now cut off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CutOffPeer {
-    /// Who it was.
+    /// Its incarnation.
     pub incarnation: NodeIncarnation,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Whether it was killed for its silence.
+    /// Whether it was killed for silence.
     pub killed: bool,
     /// When it was last heard, in ns.
     pub heard_ns: u64,
@@ -118,7 +119,7 @@ pub struct CutOffPeer {
 #[derive(Clone, Debug)]
 struct Known {
     member: Member,
-    /// Unless it lives.
+    /// `None` while it is alive.
     parting: Option<Parting>,
 }
 
@@ -126,26 +127,26 @@ struct Known {
 #[derive(Debug, Default)]
 pub struct Members {
     known: BTreeMap<NodeId, Known>,
-    /// The highest number of those that come and go.  They rise, so that all below were given out before.
+    /// The highest ephemeral number seen.  They only rise, so all lower ones were issued before.
     ephemeral_max: Option<NodeId>,
     peers: BTreeMap<PeerId, Peer>,
     by_node: BTreeMap<NodeId, PeerId>,
-    /// Dead, but perhaps still able to touch memory here.
+    /// Dead nodes that may still touch memory here.
     zombies: BTreeMap<PeerId, Zombie>,
-    /// Gone, and the fabric has not said yet that they are cut off.
+    /// Lost peers that the fabric has not reported as cut off.
     departed: BTreeMap<PeerId, Departed>,
 }
 
-/// What the driver knows of a peer that is gone.
+/// What the driver knows of a lost peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Departed {
-    /// It takes it to be up.
-    Untold,
+    /// The driver still considers it up.
+    Unreported,
     Down,
 }
 
 impl Members {
-    /// A peer is one of the cluster.
+    /// Adds a connected peer.
     pub fn insert(&mut self, peer: PeerId, hello: &Hello, send_bytes_max: usize, now_ns: u64) {
         let incarnation = hello.incarnation;
         self.by_node.insert(incarnation.node, peer);
@@ -158,15 +159,15 @@ impl Members {
             heard_ns: now_ns,
             beat_ns: 0,
             acknowledged_ns: 0,
-            has_told_names: false,
-            has_told_held: false,
-            doomed: false,
+            has_reported_names: false,
+            has_reported_held: false,
+            is_killed_elsewhere: false,
         };
         self.peers.insert(peer, known);
         self.insert_self(hello);
     }
 
-    /// Notes this node itself.
+    /// Records this node itself.
     pub fn insert_self(&mut self, hello: &Hello) {
         let member = Member {
             incarnation: hello.incarnation,
@@ -186,7 +187,7 @@ impl Members {
         self.known.insert(node, known);
     }
 
-    /// Notes what the directory remembers of nodes that are not connected here: of those that it has forgotten, nothing.
+    /// Records what the directory remembers of nodes not connected here, and forgets the rest.
     pub fn learn(&mut self, members: Vec<Member>, me: NodeId, now_ns: u64) {
         let told: BTreeSet<NodeId> = members.iter().map(|member| member.incarnation.node).collect();
         let by_node = &self.by_node;
@@ -195,7 +196,7 @@ impl Members {
         let elsewhere: Vec<Member> =
             members.into_iter().filter(|member| !is_here(&member.incarnation.node)).collect();
         for member in elsewhere {
-            // Who is dead here may not be so for others, yet is of no use here.
+            // A node that is dead here may be alive for others, but is of no use here.
             let is_news = |known: &Known| {
                 known.member.incarnation != member.incarnation || member.state != NodeState::Alive
             };
@@ -206,7 +207,7 @@ impl Members {
         }
     }
 
-    /// Notes a node that another one knows and does not hear, unless one of its number is known.
+    /// Records a node that another one knows but does not hear, unless its number is known.
     pub fn note_missing(&mut self, member: Member, now_ns: u64) {
         if !self.known.contains_key(&member.incarnation.node) {
             let loss = member.loss.unwrap_or(Loss { cause: LossCause::Unreachable, age_ns: 0 });
@@ -215,7 +216,7 @@ impl Members {
         }
     }
 
-    /// Notes a node that the directory hears, and that is about to be met.
+    /// Records a node that the directory hears, and that is about to be met.
     pub fn note_awaited(&mut self, member: Member) {
         let member = Member { state: NodeState::Alive, loss: None, ..member };
         self.note(Known { member, parting: None });
@@ -228,12 +229,12 @@ impl Members {
         }
     }
 
-    /// Whether there is a row of that node.
+    /// Whether a node of that number is recorded.
     pub fn has(&self, node: NodeId) -> bool {
         self.known.contains_key(&node)
     }
 
-    /// Notes a node that the directory hears, and that is connected when it is used.
+    /// Records a node that the directory hears, and that is connected on first use.
     pub fn note_unconnected(&mut self, member: Member) {
         self.note(Known {
             member: Member { state: NodeState::Unconnected, loss: None, ..member },
@@ -241,7 +242,7 @@ impl Members {
         });
     }
 
-    /// A peer is gone: returns who it was, once.  It is a zombie until it is cut off.
+    /// Removes a lost peer, which becomes a zombie; returns its incarnation, once.
     pub fn remove(
         &mut self,
         peer: PeerId,
@@ -257,77 +258,84 @@ impl Members {
             known.member.state = state;
             known.parting = Some(parting);
         }
-        let Peer { incarnation, pid, doomed, heard_ns, .. } = gone;
-        let zombie = Zombie { incarnation, pid, since_ns: now_ns, heard_ns, silent: doomed, killed: doomed };
+        let Peer { incarnation, pid, is_killed_elsewhere, heard_ns, .. } = gone;
+        let zombie = Zombie {
+            incarnation,
+            pid,
+            since_ns: now_ns,
+            heard_ns,
+            silent: is_killed_elsewhere,
+            killed: is_killed_elsewhere,
+        };
         self.zombies.insert(peer, zombie);
-        self.departed.insert(peer, Departed::Untold);
+        self.departed.insert(peer, Departed::Unreported);
         Some(gone.incarnation)
     }
 
-    /// An incarnation is over.
+    /// An incarnation has ended.
     pub fn end(&mut self, incarnation: NodeIncarnation, state: NodeState, parting: Parting) {
         let Some(known) = self.known_mut(incarnation) else { return };
         known.member.state = state;
         known.parting = Some(parting);
-        // Nodes without memory come and go with every command; nobody misses them.  Nor does anybody wait for one whose
-        // number is never given out again.
+        // Forgets nodes without memory, which come and go with every command, and ephemeral ones, whose numbers are
+        // never reissued.
         if known.member.bytes_total == 0 || incarnation.node.is_ephemeral() {
             self.known.remove(&incarnation.node);
         }
     }
 
-    /// A peer has told all that it holds for us.
-    pub fn note_held_told(&mut self, incarnation: NodeIncarnation) {
+    /// A peer has reported all that it holds for this node.
+    pub fn note_held_reported(&mut self, incarnation: NodeIncarnation) {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
-            peer.has_told_held = true;
+            peer.has_reported_held = true;
         }
     }
 
-    /// Whether a peer is there and has told all that it holds for us.
-    pub fn has_told_held(&self, incarnation: NodeIncarnation) -> bool {
+    /// Whether a peer is connected and has reported all that it holds for this node.
+    pub fn has_reported_held(&self, incarnation: NodeIncarnation) -> bool {
         self.peer_of(incarnation.node)
-            .is_some_and(|(_, peer)| peer.incarnation == incarnation && peer.has_told_held)
+            .is_some_and(|(_, peer)| peer.incarnation == incarnation && peer.has_reported_held)
     }
 
     fn known_mut(&mut self, incarnation: NodeIncarnation) -> Option<&mut Known> {
         self.known.get_mut(&incarnation.node).filter(|known| known.member.incarnation == incarnation)
     }
 
-    /// What is known to have become of a node of that number.
+    /// The last known state of a node.
     pub fn state_of(&self, node: NodeId) -> Option<NodeState> {
         self.known.get(&node).map(|known| known.member.state)
     }
 
-    /// How and when an incarnation was lost, as far as that is known.
+    /// How and when an incarnation was lost, if known.
     pub fn parting_of(&self, incarnation: NodeIncarnation) -> Option<Parting> {
         self.known.get(&incarnation.node).filter(|it| it.member.incarnation == incarnation)?.parting
     }
 
-    /// More is known by now of how a node ended.
+    /// Records how a node ended, now that it is known.
     pub fn correct_loss(&mut self, incarnation: NodeIncarnation, parting: Parting) {
         if let Some(known) = self.known_mut(incarnation) {
             known.parting = Some(parting);
         }
     }
 
-    /// A peer became a zombie because it was silent.
+    /// A peer became a zombie because of its silence.
     pub fn note_silent(&mut self, peer: PeerId) {
         if let Some(zombie) = self.zombies.get_mut(&peer) {
             zombie.silent = true;
         }
     }
 
-    /// The process of a zombie is being killed by us.  Returns which that is.
+    /// This node is killing the process of a zombie; returns it.
     pub fn note_killed(&mut self, peer: PeerId) -> Option<Killed> {
         let zombie = self.zombies.get_mut(&peer)?;
         zombie.killed = true;
         Some(Killed { incarnation: zombie.incarnation, pid: zombie.pid, silent: zombie.silent })
     }
 
-    /// The process of a node is being killed for its silence, by another node.  Whether that is news.
+    /// Another node is killing that process for silence.  Returns true if that is new.
     pub fn note_killed_elsewhere(&mut self, incarnation: NodeIncarnation) -> bool {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
-            return !std::mem::replace(&mut peer.doomed, true);
+            return !std::mem::replace(&mut peer.is_killed_elsewhere, true);
         }
         if let Some(zombie) = self.zombies.values_mut().find(|zombie| zombie.incarnation == incarnation) {
             let is_news = !(zombie.silent && zombie.killed);
@@ -338,44 +346,44 @@ impl Members {
         parting.is_some_and(Parting::note_killed)
     }
 
-    /// Whether a node of that number is or was in the cluster, as far as that is remembered.
+    /// Whether a node of that number is or was in the cluster, as far as recorded.
     pub fn knows(&self, node: NodeId) -> bool {
         self.known.contains_key(&node) || node.is_ephemeral() && Some(node) <= self.ephemeral_max
     }
 
-    /// Forgets a node that does not live; whether it was known.
+    /// Forgets a node that is not alive; returns true if it was known.
     pub fn forget(&mut self, node: NodeId) -> bool {
         self.known.remove(&node).is_some()
     }
 
-    /// A peer that is gone is down for the driver, too; whether that is news.
+    /// The driver is told that a lost peer is down; returns true once.
     pub fn note_down(&mut self, peer: PeerId) -> bool {
         let departed = self.departed.get_mut(&peer);
-        departed.is_some_and(|departed| std::mem::replace(departed, Departed::Down) == Departed::Untold)
+        departed.is_some_and(|departed| std::mem::replace(departed, Departed::Down) == Departed::Unreported)
     }
 
-    /// The fabric says that a peer which is down is cut off; whether that is news.
+    /// The fabric has cut off a peer that is down; returns true once.
     pub fn note_cut_off(&mut self, peer: PeerId) -> bool {
         self.departed.remove(&peer).is_some()
     }
 
-    /// A zombie can touch nothing here any more: returns who it was.
+    /// A zombie can touch nothing here any more; returns it.
     pub fn mark_cut_off(&mut self, peer: PeerId) -> Option<CutOffPeer> {
         let Zombie { incarnation, pid, silent, killed, heard_ns, .. } = self.zombies.remove(&peer)?;
         Some(CutOffPeer { incarnation, pid, killed: silent && killed, heard_ns })
     }
 
-    /// All who may still touch memory here although they are dead.
+    /// Dead nodes that may still touch memory here.
     pub fn zombies(&self) -> impl Iterator<Item = NodeIncarnation> {
         self.zombies.values().map(|zombie| zombie.incarnation)
     }
 
-    /// Whether `incarnation` may still touch memory here although it is dead.
+    /// Whether `incarnation` is dead but may still touch memory here.
     pub fn is_zombie(&self, incarnation: NodeIncarnation) -> bool {
         self.zombies().any(|zombie| zombie == incarnation)
     }
 
-    /// Those that have been dead since then or longer, and are not cut off.
+    /// Zombies that died at `then_ns` or before.
     pub fn zombies_since(&self, then_ns: u64) -> impl Iterator<Item = NodeIncarnation> {
         self.zombies
             .values()
@@ -383,7 +391,7 @@ impl Members {
             .map(|zombie| zombie.incarnation)
     }
 
-    /// Those of `incarnations` that are not cut off: zombies, and the living.
+    /// Those of `incarnations` that are not cut off: zombies and connected ones.
     pub fn not_cut_off(
         &self,
         incarnations: impl IntoIterator<Item = NodeIncarnation>,
@@ -405,15 +413,15 @@ impl Members {
         Some((peer, &self.peers[&peer]))
     }
 
-    /// Who is behind a connection.
+    /// The peer behind a connection.
     pub fn peer_mut(&mut self, peer: PeerId) -> Option<&mut Peer> {
         self.peers.get_mut(&peer)
     }
 
-    /// A peer has told all its names.
-    pub fn note_names_told(&mut self, incarnation: NodeIncarnation) {
+    /// A peer has reported all its names.
+    pub fn note_names_reported(&mut self, incarnation: NodeIncarnation) {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
-            peer.has_told_names = true;
+            peer.has_reported_names = true;
         }
     }
 
@@ -422,14 +430,14 @@ impl Members {
         self.peers.iter().map(|(id, peer)| (*id, peer))
     }
 
-    /// Takes in what else is known of when peers were heard last.
+    /// Merges other knowledge of when peers were last heard.
     pub fn note_heard(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
         for (id, peer) in &mut self.peers {
             peer.heard_ns = peer.heard_ns.max(heard(*id).unwrap_or(0));
         }
     }
 
-    /// A peer has heard what was said to it then; nobody hears what has not been said yet.
+    /// A peer has heard what was sent at `said_ns`; times in the future are ignored.
     pub fn note_acknowledged(&mut self, incarnation: NodeIncarnation, said_ns: u64, now_ns: u64) {
         if let Some(peer) =
             self.peers.values_mut().find(|peer| peer.incarnation == incarnation && said_ns <= now_ns)
@@ -445,19 +453,19 @@ impl Members {
         }
     }
 
-    /// Forgets how long peers were silent: we were not listening.
+    /// Resets the silence of all peers, because this node was not listening.
     pub fn excuse_silence(&mut self, now_ns: u64) {
         for peer in self.peers.values_mut() {
             peer.heard_ns = now_ns;
         }
     }
 
-    /// All nodes known, dead ones too, in order.  How they were lost tells [`Members::described`].
+    /// All known nodes, dead ones too, in order.  [`Members::described`] adds how they were lost.
     pub fn all(&self) -> impl Iterator<Item = &Member> {
         self.known.values().map(|known| &known.member)
     }
 
-    /// The same, for others.
+    /// As [`Members::all`], with losses, for other nodes.
     pub fn described(&self, now_ns: u64) -> impl Iterator<Item = Member> {
         self.known.values().map(move |known| Member {
             loss: known.parting.map(|parting| parting.loss(now_ns)),

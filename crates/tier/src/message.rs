@@ -1,7 +1,7 @@
-//! What nodes say to each other about regions, names and themselves.
+//! The messages between nodes about regions, names and nodes.
 //!
-//! This is the control protocol (`docs/protocol.md`): small postcard-encoded messages that travel as sends of
-//! the fabric, in order between any two nodes.  The bytes of regions never travel in them.
+//! This is the control protocol (`docs/protocol.md`): small postcard-encoded messages, sent over the fabric in order
+//! between any two nodes.  They never carry the bytes of regions.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,48 +9,48 @@ use crate::ids::{Epoch, NodeId, NodeIncarnation, Principal, RegionId, RequestId,
 use crate::layout::{Extent, Extents};
 use crate::permissions::{AccessList, Grantee, Permissions};
 
-/// Longest name of a region, in bytes of UTF-8.
+/// Maximum name of a region, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Longest encoded message, in bytes: an answer with the extents of a region of a million chunks fits.
+/// Maximum encoded message, in bytes: fits the extents of a region of a million chunks.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// Everything that can arrive from a peer.
+/// A message from a peer.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// A question; exactly one [`Message::Reply`] with its number comes back, unless a node dies.
+    /// A request; exactly one [`Message::Reply`] with its id returns, unless a node dies.
     Request {
         /// Chosen by the requester.
         id: RequestId,
-        /// What is asked.
+        /// The request.
         body: Request,
     },
-    /// An answer.
+    /// A reply.
     Reply {
-        /// Which request is answered.
+        /// The request it answers.
         id: RequestId,
-        /// What came of it.
+        /// The result.
         body: Result<Reply, ErrorReply>,
     },
-    /// Something said without an answer.
+    /// A message without a reply.
     Notice(Notice),
 }
 
-/// Questions.
+/// Requests.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// To the directory: is this name free, and if so it is this region's from now on.
+    /// To the directory: claim this name for the region if it is free.
     ClaimName { name: String, region: RegionId },
-    /// To the directory: the name is free again.
+    /// To the directory: release the name.
     ReleaseName { name: String, region: RegionId },
-    /// To the directory: which region has this name, and where is its home?
+    /// To the directory: find the region of this name, and its home.
     FindName { name: String },
-    /// To the directory: all names behind `after`, in order, as many as fit.
+    /// To the directory: list names after `after`, in order, as many as fit.
     ListNames { after: Option<String> },
-    /// To the directory: every node it has seen.
+    /// To the directory: list all nodes that it has seen.
     ListMembers,
-    /// To the home of a region to be.
+    /// To the home of a new region.
     Alloc {
         name: Option<String>,
         len: u64,
@@ -59,129 +59,128 @@ pub enum Request {
         nodes: Vec<NodeId>,
         maker: Principal,
         everyone: Permissions,
-        /// Whether the owners of its chunks take their memory from the system first.
+        /// Whether owners allocate the pages of its chunks first.
         populate: bool,
     },
-    /// To a region's home: let the asking node map it for `principal`.
+    /// To a region's home: map it at the requesting node for `principal`.
     Map { region: RegionId, principal: Principal, wanted: Permissions },
     /// To a region's home: describe it.
     Stat { region: RegionId },
-    /// To a region's home: change it, on behalf of a master.
+    /// To a region's home: change it, as a master.
     RegionCommand { region: RegionId, principal: Principal, command: RegionCommand },
-    /// To a node with memory: keep chunks of these lengths for a region of mine; if `populate`, answer when their
-    /// memory has been taken from the system.
+    /// To a node with memory: reserve chunks for a region of the requester; if `populate`, reply once their pages are
+    /// allocated.
     Reserve { region: RegionId, chunk_bytes: u64, len: u64, populate: bool },
-    /// To the node that will hold a chunk: copy it from where it is now.
+    /// To the node that will hold a chunk: copy it from its current place.
     CopyChunk { from: Extent, to: Extent },
-    /// To a node that maps a region: this changes; answer when no access under the old state is under way.
+    /// To a mapper: apply this change; reply once no access under the old state is in flight.
     Change { region: RegionId, epoch: Epoch, change: Change },
-    /// To the home of a lock: let that session of the asking node have it, now or (if it is to wait) when all who
-    /// asked before have had it.
+    /// To the home of a lock: grant it to that session of the requesting node, either at once or, with `wait`, in turn.
     Lock {
         region: RegionId,
         principal: Principal,
         session: SessionId,
         wait: bool,
-        /// Where a new lock's tokens begin.
+        /// Start of a new lock's tokens.
         base_ns: u64,
     },
-    /// To the home of a lock: that session gives it up; `recover` if the next is to be told that a holder
-    /// before ended without doing so.
+    /// To the home of a lock: release it; `recover` tells the next holder that an earlier one ended without releasing.
     Unlock { region: RegionId, session: SessionId, recover: bool },
-    /// To the home of a barrier: one participant is there; answer when all are.
+    /// To the home of a barrier: one participant has arrived; reply when all have.
     Arrive { region: RegionId, principal: Principal, participants: u32, timeout_ns: u64 },
-    /// To all nodes: that home is dead, drop what you map of its regions in my memory; answer when no access is under way.
+    /// To all nodes: that home is dead; drop mappings of its regions in the requester's memory, and reply once no
+    /// access is in flight.
     DropHome { home: NodeIncarnation },
-    /// To an owner of chunks of my regions: that mapper does not hear me. Have it let go of what it mapped of mine until
-    /// that pairing with me ended, or cut it off; answer when either is so.
+    /// To an owner of chunks of the requester's regions: that mapper is unreachable.  Make it drop what it mapped until
+    /// that pairing ended, or cut it off; reply when either is done.
     Relay { to: NodeIncarnation, pairing: u64 },
-    /// To a mapper, passed on for a home that has ended that pairing with it: let go of its regions; answer when no access is
-    /// under way.
+    /// To a mapper, forwarded for a home that has ended that pairing: drop its regions; reply once no access is in
+    /// flight.
     Retire { home: NodeIncarnation, pairing: u64 },
-    /// To the future home of a region: take over its record.
+    /// To the next home of a region: adopt its record.
     Adopt { record: Box<Record> },
-    /// How are you?
+    /// Report your status.
     Status,
-    /// To an owner of memory: may that node still touch yours?
+    /// To an owner of memory: can that node still touch it?
     Reach { node: NodeId },
-    /// To the owner of memory: set these parts of a region.
+    /// To an owner of memory: set these parts of a region.
     FillBytes { region: RegionId, parts: Extents, byte: u8 },
-    /// To the owner of memory: copy into it, one copy segment after the other; `backward` if each must begin at its end.
+    /// To an owner of memory: copy into it, one segment after the other, each from its end if `backward`.
     CopyBytes { to: RegionId, from: RegionId, copy_segments: Vec<CopySegment>, backward: bool },
-    /// To a region's home: writers with a notification are to tell that port of the asking node.
+    /// To a region's home: register that port of the requesting node for notifications.
     Watch { region: RegionId, principal: Principal, port: u32 },
-    /// To a region's home: that port of the asking node is not to be told any more.
+    /// To a region's home: remove that port of the requesting node.
     Unwatch { region: RegionId, port: u32 },
-    /// To a region's home: who is to be told of what `principal` has written?
+    /// To a region's home: list the watchers of what `principal` has written.
     ListWatchers { region: RegionId, principal: Principal },
-    /// To the directory: all lost names behind `after`, in order, as many as fit.
+    /// To the directory: list lost names after `after`, in order, as many as fit.
     ListLost { after: Option<String> },
-    /// To the directory: nobody misses the region any more that was lost under this name.
+    /// To the directory: forget the region lost under this name.
     ForgetName { name: String },
-    /// To the directory: nobody misses that node any more, nor what was lost with it.
+    /// To the directory: forget that node, and what was lost with it.
     ForgetNode { node: NodeId },
-    /// To the directory: which number may a node have that stays?
+    /// To the directory: issue a number for a permanent node.
     TakeNumber,
-    /// To a node: bring all that is there to others for at most so long, and then leave; if it `stays`, only if nothing is left.
+    /// To a node: move all data to other nodes within that time, then leave; with `stays`, leave only if nothing is
+    /// left.
     Drain { within_ns: u64, stays: bool },
-    /// To node 0, which has the names: bring them there, and have all nodes ask for them there from then on.
+    /// To node 0, which has the names: move them there, and have all nodes use them there.
     MoveNames { to: NamesAt },
-    /// To any node: would you reach the names there?
+    /// To any node: can you reach the names there?
     TryNames { at: NamesAt },
 }
 
-/// Where names are that are kept outside of the cluster.
+/// Where names are kept outside of the cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NamesAt {
-    /// How drivers reach the store.  It has no password: whatever is on the path of a message can read it.
+    /// Address of the store, for drivers.  Without password: anything on the path of a message can read it.
     pub address: String,
-    /// Under which keys of it the names are.
+    /// Prefix of the keys of names.
     pub prefix: String,
 }
 
 impl NamesAt {
-    /// Longest of each part, in bytes.
+    /// Maximum length of each part, in bytes.
     pub const BYTES_MAX: usize = 4096;
 
-    /// Untrusted: whether the parts have any sense.
+    /// Whether both parts are plausible; they are untrusted.
     pub fn is_well_formed(&self) -> bool {
         let is_fit = |text: &String| !text.is_empty() && text.len() <= NamesAt::BYTES_MAX;
         is_fit(&self.address) && is_fit(&self.prefix)
     }
 }
 
-/// A part of a copy: both sides are of one length, and each in one place.
+/// A part of a copy: both sides have one length and are contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CopySegment {
-    /// What is read.
+    /// The source.
     pub from: Extent,
-    /// What is written.
+    /// The target.
     pub to: Extent,
 }
 
-/// What a master may ask for.
+/// Commands of a master.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum RegionCommand {
-    /// Give up the region and its memory.
+    /// Free the region and its memory.
     Free,
     /// Add permissions.
     Grant { who: Grantee, permissions: Permissions },
-    /// Take permissions away.
+    /// Remove permissions.
     Revoke { who: Grantee, permissions: Permissions },
-    /// Make it immutable for ever.
+    /// Make it immutable forever.
     Seal,
-    /// Bring all its chunks, and its home, to another node.
+    /// Move all its chunks, and its home, to another node.
     Move { to: NodeId },
-    /// Give it a name, if it has none.
+    /// Name it, if it has no name.
     SetName { name: String },
-    /// Bring the chunks that the asking node holds to another node; or all and its home, if it is that which asks.  An owner of
-    /// memory may say so, and nobody else.
+    /// Move the chunks of the requesting owner to another node; or all chunks and the home, if the home requests it.
     Vacate { to: NodeId },
 }
 
 impl RegionCommand {
-    /// What the operation is called in errors.
+    /// The command's name in errors.
     pub fn name(&self) -> &'static str {
         match self {
             RegionCommand::Free => "free",
@@ -195,26 +194,26 @@ impl RegionCommand {
     }
 }
 
-/// How a mapped region changes.
+/// Changes of a mapped region.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Change {
-    /// These bytes may not be touched until told where they are.  The first freeze of a move says where all
-    /// bytes are, since a node keeps no extents of regions that it reaches as one window.
-    /// Answered when the node that they are brought to is connected, or cannot be.
+    /// These bytes may not be accessed until placed.  The first freeze of a move carries the whole layout, since a
+    /// mapper keeps no extents of regions that it reaches as one window.  Acknowledged once the target is connected, or
+    /// cannot be.
     Freeze { from: u64, len: u64, layout: Option<Extents>, to: NodeIncarnation },
-    /// The bytes from `from` on are at `place` from now on.
+    /// The bytes from `from` on are now at `place`.
     Place { from: u64, place: Extent },
-    /// These are the permissions now.
+    /// The new permissions.
     Access { access: AccessList, sealed: bool },
-    /// A move is over, and this is the home now.
+    /// A move has ended, and this is the home.
     Settle { home: NodeIncarnation },
-    /// The region is gone.
+    /// The region is freed.
     Drop,
 }
 
 impl Change {
-    /// The node that bytes are being brought to.
+    /// The node to which bytes move.
     pub fn moves_to(&self) -> Option<NodeIncarnation> {
         match self {
             Change::Freeze { to, .. } => Some(*to),
@@ -223,15 +222,15 @@ impl Change {
     }
 }
 
-/// Answers to requests that were granted.
+/// Replies to granted requests.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Reply {
-    /// Nothing more to say.
+    /// Granted, without a result.
     Done,
     /// To `FindName`.
     Found { region: RegionId, home: NodeId },
-    /// To `ListNames`; names that lead nowhere are `damaged`; `more` if the list was cut.
+    /// To `ListNames`; names whose records are invalid are `damaged`; `more` if the list was cut.
     Names { names: Vec<(String, RegionId, NodeId)>, damaged: Vec<String>, more: bool },
     /// To `ListMembers`.
     Members { members: Vec<Member> },
@@ -245,97 +244,97 @@ pub enum Reply {
     Status(Box<NodeStatus>),
     /// To `TakeNumber`.
     Number(NodeId),
-    /// To `Lock`; `recovered` if the holder before ended without giving it up.
+    /// To `Lock`; `recovered` if the previous holder ended without releasing.
     Locked { token: u64, recovered: bool },
-    /// To `Arrive`: all are there, for the `round`th time.
+    /// To `Arrive`: all have arrived, in round number `round`.
     Passed { round: u64 },
-    /// The region has moved its home; ask there.
+    /// The region has moved to another home; ask there.
     MovedTo { home: NodeId },
     /// To `ListWatchers`: nodes and their ports.
     Watchers { watchers: Vec<(NodeIncarnation, u32)> },
     /// To `ListLost`; `more` if the list was cut.
     Lost { names: Vec<LostName>, more: bool },
-    /// To `Relay`: the mapper has let go of all those regions.
+    /// To `Relay`: the mapper has dropped all those regions.
     Retired,
-    /// To `Relay`: the mapper reaches nothing in the memory of the asked node.
+    /// To `Relay`: the mapper cannot touch the asked node's memory.
     CutOff,
     /// To `Reach`.
     Reached(Reach),
     /// To `Drain`.
     Drained(Box<Drained>),
-    /// To `MoveNames`: how many there were, and how many that had been lost.
+    /// To `MoveNames`: the numbers of names, and of lost names.
     NamesMoved { names: u64, lost: u64 },
 }
 
-/// Most regions that a drained node names as those that it still holds.
+/// Maximum regions that a drained node lists as left.
 pub const LEFTOVERS_MAX: usize = 1000;
 
-/// What has become of what was on a node that was to be drained.
+/// The result of a drain.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Drained {
-    /// Regions of which something was brought to others.
+    /// Regions moved, in whole or in part.
     pub moved: u64,
-    /// How many bytes those were.
+    /// Their bytes.
     pub moved_bytes: u64,
-    /// Regions that are still there, at most [`LEFTOVERS_MAX`] of them.
+    /// Regions still there, at most [`LEFTOVERS_MAX`].
     pub left: Vec<Leftover>,
-    /// How many there are.
+    /// Their number.
     pub left_count: u64,
 }
 
-/// A region that could not be brought to another node.
+/// A region that could not move.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Leftover {
-    /// Which.
+    /// The region.
     pub region: RegionId,
-    /// Its name, where the drained node is its home and it has one.
+    /// Its name, if it has one and the drained node is its home.
     pub name: Option<String>,
-    /// How many bytes of it are there.
+    /// Its bytes on the node.
     pub bytes: u64,
-    /// Why.
+    /// The reason.
     pub cause: LeftoverCause,
 }
 
-/// Why a region could not be brought to another node.
+/// Why a region could not move.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum LeftoverCause {
     /// A node refused.
     #[error(transparent)]
     Refused(ErrorReply),
-    /// Its turn had not come, or somebody had yet to let go of it.
-    #[error("the time was over")]
+    /// The deadline passed before its turn, or before a mapper let go of it.
+    #[error("the deadline passed")]
     TimeOver,
-    /// Nobody else has memory, and stays.
+    /// No other permanent node has memory.
     #[error("no other node with memory stays")]
     NoOtherNode,
 }
 
-/// What a node needs to know to reach a region.
+/// What a mapper needs to know of a region.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MappedReply {
-    /// Which region.
+    /// The region.
     pub region: RegionId,
-    /// Its home, which tells about changes.
+    /// Its home, which announces changes.
     pub home: NodeIncarnation,
-    /// As of which change.
+    /// The epoch of this state.
     pub epoch: Epoch,
     /// Its length in bytes.
     pub len: u64,
     /// Bytes per chunk.
     pub chunk_bytes: u64,
-    /// Who may do what.
+    /// Permissions.
     pub access: AccessList,
     /// Whether it is immutable.
     pub sealed: bool,
-    /// Where its chunks are.
+    /// Places of its chunks.
     pub extents: Extents,
-    /// The bytes that are under way to another node, if any: first and length.
+    /// Frozen bytes, if any: first byte and length.
     pub frozen: Option<(u64, u64)>,
-    /// The node that its bytes are being brought to, if any.
+    /// The node to which its bytes move, if any.
     pub moving_to: Option<NodeIncarnation>,
 }
 
-/// All that a home knows of a region, as it travels to the next home.
+/// The complete state of a region at its home, sent to the next home.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Record {
@@ -349,85 +348,85 @@ pub struct Record {
     pub extents: Extents,
     pub mappers: Vec<MapperEntry>,
     pub watchers: Vec<Watcher>,
-    /// Of a lock: whether it was given away as recovered, and the next is to be told if that was not heard of.
+    /// For a lock: whether it was granted as recovered, so the next holder must know if that grant is lost.
     pub recovered: bool,
 }
 
-/// A node that maps a region, and the last of its requests to do so: what it says of earlier ones comes late.
+/// A node that maps a region, with its latest map request: unmap notices about earlier requests are stale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MapperEntry {
-    /// Which node.
+    /// The node.
     pub incarnation: NodeIncarnation,
-    /// Its request.
+    /// Its latest request.
     pub request: RequestId,
 }
 
-/// A port of a node that is told when somebody writes to a region with a notification.
+/// A port of a node that is notified of writes with a notification.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Watcher {
-    /// Which node.
+    /// The node.
     pub incarnation: NodeIncarnation,
     /// Its port.
     pub port: u32,
-    /// The request by which it began to watch.
+    /// The request that registered it.
     pub request: RequestId,
-    /// As whom it watches.
+    /// The principal that watches.
     pub principal: Principal,
 }
 
-/// Whether what a node has begun may still land in the memory of another, the owner, as that says.
+/// Whether operations of a node can still land in the memory of another, the owner, according to the owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Reach {
-    /// The incarnation of the node that the owner has seen last; 0 if it remembers none.
+    /// The incarnation that the owner saw last; 0 if it remembers none.
     pub incarnation: u64,
-    /// For which time the two are paired, or were last; 0 if they never were, or that incarnation is over.
+    /// Number of the current or last pairing of the two; 0 if they never paired, or that incarnation has ended.
     pub pairing: u64,
-    /// Whether no incarnation of the node can touch anything of the owner's: nothing lands any more of what it began in this pairing, or
-    /// in one before.
+    /// Whether no incarnation of the node can touch the owner's memory: nothing it began in this pairing or an earlier
+    /// one lands any more.
     pub is_cut_off: bool,
 }
 
-/// A region as users see it.
+/// A region, as users see it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RegionInfo {
     /// Its name, if it has one.
     pub name: Option<String>,
-    /// Its identity.
+    /// Its id.
     pub region: RegionId,
     /// Length in bytes.
     pub len: u64,
     /// Bytes per chunk.
     pub chunk_bytes: u64,
-    /// The node that decides on its changes.
+    /// Its home, which decides on changes.
     pub home: NodeId,
-    /// Bytes on each node that is there.
+    /// Bytes on each connected node.
     pub nodes: Vec<(NodeId, u64)>,
-    /// Bytes on nodes that the region's home does not reach now.
+    /// Bytes on nodes that the home does not reach now.
     pub unreachable: Vec<(NodeId, u64)>,
-    /// Bytes that are lost, by the node that held them and is gone for the region's home, also if it was restarted.
+    /// Bytes lost with nodes that are gone, even if restarted since.
     pub lost: Vec<(NodeId, u64)>,
-    /// Who made it.
+    /// Its maker.
     pub owner: String,
-    /// The permissions of principals that are not named.
+    /// Permissions of principals not named.
     pub everyone: Permissions,
-    /// The permissions of those that are.
+    /// Permissions of named principals.
     pub grants: Vec<(String, Permissions)>,
     /// Nodes that map it.
     pub mappers: Vec<NodeId>,
-    /// How often it changed.
+    /// Number of its changes.
     pub epoch: u64,
     /// Whether it is immutable.
     pub sealed: bool,
 }
 
-/// A node as users see it.
+/// A node, as users see it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Whether it lives.
+    /// Whether it is alive.
     pub state: NodeState,
     /// Its incarnation.
     pub incarnation: u64,
@@ -435,39 +434,39 @@ pub struct NodeStatus {
     pub provider: String,
     /// Bytes of its memory that belong to regions.
     pub bytes_used: u64,
-    /// Bytes that it contributes at most.
+    /// Maximum bytes that it contributes.
     pub bytes_total: u64,
-    /// Bytes of those that its system refused when it was last asked.
+    /// Bytes of those that its system refused last time.
     pub bytes_refused: u64,
-    /// Bytes that are kept back because a node that could reach them is not cut off yet.
+    /// Bytes in quarantine because a node that could reach them is not cut off yet.
     pub bytes_quarantined: u64,
-    /// Regions of which it is the home.
+    /// Regions homed there.
     pub regions: u64,
     /// Handles of its sessions.
     pub mappings: u64,
-    /// How and when it was lost, if it was, and the asked node knows that.
+    /// How and when it was lost, if so and known.
     pub loss: Option<Loss>,
 }
 
 /// How a node was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum LossCause {
-    /// It said goodbye.
+    /// It left by itself.
     Left,
     /// Its process has exited.
     Exited,
-    /// Its process was killed by another node, after it had been silent for longer than its lease.
+    /// Another node killed its process, after silence for longer than its lease.
     Killed,
-    /// It does not answer; whether it is dead is not known.
+    /// It does not answer, and may be alive.
     Unreachable,
 }
 
-/// How a node was lost, and when: as an age, since nodes have no clock in common.
+/// How a node was lost, and when: as an age, since nodes share no clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Loss {
     /// How.
     pub cause: LossCause,
-    /// How long ago, in ns: when it was heard for the last time if that is all that is known, else when it ended.
+    /// Age in ns: since it was last heard if nothing else is known, else since its end.
     pub age_ns: u64,
 }
 
@@ -478,31 +477,32 @@ pub struct LostName {
     pub name: String,
     /// The home.
     pub home: NodeIncarnation,
-    /// What has become of that.
+    /// How the home was lost.
     pub loss: Loss,
 }
 
-/// Whether a node lives.
+/// Whether a node is alive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum NodeState {
     /// It answers.
     Alive,
-    /// The directory, or where that is out of reach another member, hears it, and the two have not used each other, so that they are not connected.
+    /// The directory, or another member while that is unreachable, hears it; the two nodes are not connected because
+    /// neither has used the other.
     Unconnected,
-    /// The directory thinks that it lives, but it does not answer here: it may be stopped.
+    /// The directory hears it, but it does not answer here: it may be stopped.
     Silent,
-    /// It was silent for longer than its lease, or its connection has ended; what it holds is kept.
+    /// It was silent for longer than its lease, or its connection has ended; chunks stay held for it.
     Unreachable,
-    /// Its incarnation is over: it crashed, was killed or forgotten, or is there in another incarnation.
+    /// Its incarnation has ended: it crashed, was killed or forgotten, or was restarted.
     Dead,
-    /// It said goodbye.
+    /// It left by itself.
     Left,
-    /// It answers, takes nothing new, and brings what it has to others.
+    /// It answers, accepts nothing new, and moves its data to others.
     Draining,
 }
 
 impl NodeState {
-    /// All of them.
+    /// All states.
     pub const ALL: [NodeState; 7] = [
         NodeState::Alive,
         NodeState::Unconnected,
@@ -513,7 +513,7 @@ impl NodeState {
         NodeState::Draining,
     ];
 
-    /// As users read it.
+    /// Its name for users.
     pub fn name(self) -> &'static str {
         match self {
             NodeState::Alive => "alive",
@@ -526,13 +526,13 @@ impl NodeState {
         }
     }
 
-    /// Whether the node is there for who uses it.
+    /// Whether the node can be used.
     pub fn is_there(self) -> bool {
         matches!(self, NodeState::Alive | NodeState::Unconnected)
     }
 }
 
-/// A node as the directory remembers it.
+/// A node, as the directory remembers it.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Member {
@@ -544,63 +544,63 @@ pub struct Member {
 }
 
 impl Member {
-    /// One of whom no more is known than that it is there.
+    /// A member of which only the incarnation is known.
     pub fn unseen(incarnation: NodeIncarnation) -> Member {
         Member { incarnation, pid: 0, bytes_total: 0, state: NodeState::Alive, loss: None }
     }
 }
 
-/// Things said without an answer.
+/// Messages without a reply.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Notice {
-    /// I live: I say so at `sent_ns` of my clock, and the last that I have heard of you was that of `heard_ns` of yours; 0 if none.
-    /// At `time_ns` since 1970, by the fastest clock that I know of, I say so.
+    /// The sender was alive at `sent_ns` of its clock; it last received the receiver's heartbeat of `heard_ns` on the
+    /// receiver's clock, 0 if none.  `time_ns` is the time since 1970 by the fastest clock that it knows of.
     Heartbeat { sent_ns: u64, heard_ns: u64, time_ns: u64 },
-    /// I leave, and can reach nothing of yours any more.
+    /// The sender leaves, and can no longer touch the receiver's memory.
     Leave,
-    /// To a home: no session of mine maps this region any more, by any request up to `upto`.
+    /// To a home: no session of the sender maps this region any more, by any request up to `upto`.
     Unmapped { region: RegionId, upto: RequestId },
-    /// The same, said by the former home of the region about another node.
+    /// The same about another node, from the former home of the region.
     UnmappedBy { region: RegionId, node: NodeIncarnation, upto: RequestId },
-    /// To a newcomer: these homes are dead for me, and what I held for them may belong to others by now.
+    /// To a new node: these homes are dead for the sender, and what it held for them may belong to others.
     Swept { homes: Vec<NodeIncarnation> },
-    /// To a restarted directory: names of regions whose home I am, and as of which change; `done` with the last.
+    /// To a restarted directory: names of regions homed at the sender, with their epochs; `done` with the last.
     Names { names: Vec<(String, RegionId, Epoch)>, done: bool },
-    /// By the directory, to a home: another region has this name already, so yours has none any more.
+    /// From the directory to a home: another region has this name, so the receiver's region loses it.
     NameLost { name: String, region: RegionId },
-    /// To the home of a lock: the maker of that request of mine does not want it any more.
+    /// To the home of a lock: that request of the sender is cancelled.
     CancelLock { region: RegionId, session: SessionId, request: RequestId },
-    /// To the home of a barrier: the maker of that request of mine does not wait any more.
+    /// To the home of a barrier: that request of the sender is withdrawn.
     Withdraw { region: RegionId, request: RequestId },
-    /// To the owner of chunks: nobody uses them any more.
+    /// To the owner of chunks: they are free.
     Return { extents: Extents },
-    /// To a home, first of all: these chunks I hold for its regions; `done` with the last. What it does not know of, it returns.
-    /// And where I find the directory, which it may have lost sight of; and the time, as in heartbeats.
+    /// To a home, first of all: chunks that the sender holds for its regions, `done` with the last; it returns unknown
+    /// ones.  Also where the directory is, which it may have lost, and the time, as in heartbeats.
     Held { held: Vec<(RegionId, Extents)>, done: bool, seat: Option<(NodeIncarnation, String)>, time_ns: u64 },
-    /// By the directory: these nodes are of the cluster, and are dialled at these addresses; and these incarnations are over.
-    /// Those that it does not hear itself are not waited for by who joins.
+    /// From the directory: the members with their addresses, and ended incarnations.  Joining nodes do not wait for
+    /// `unreachable` ones, which the directory does not hear.
     Known { living: Vec<(Member, String)>, unreachable: Vec<(Member, String)>, ended: Vec<NodeIncarnation> },
-    /// To the directory, which may have restarted: these nodes I know, and they are dialled at these addresses; and these incarnations are over.
+    /// To the directory, which may have restarted: members known to the sender with their addresses, and ended
+    /// incarnations.
     Seen { members: Vec<(Member, String)>, ended: Vec<NodeIncarnation> },
-    /// To the directory, which tells what becomes of nodes: I end that one's process, for I have not heard it for longer
-    /// than its lease.
+    /// To the directory: the sender kills the process of that node, which was silent for longer than its lease.
     Killing { incarnation: NodeIncarnation },
-    /// To a node of a higher number: let this connection be our pairing of this number, or of a higher one.
+    /// To a node of a higher number: offers this connection as pairing of this number or a higher one.
     Welcome { pairing: u64 },
-    /// To a node of a lower number, first of all: it is, and this is its number.
+    /// To a node of a lower number, first of all: accepts, with the pairing's number.
     Paired { pairing: u64 },
-    /// I take nothing new, for I am about to leave; or I do again.
+    /// The sender is about to leave and accepts nothing new, or accepts again.
     Draining { is_on: bool },
-    /// To the directory, by the former home of a region: as of that change, its home is `to`.
+    /// To the directory, from the former home of a region: as of that epoch, its home is `to`.
     Moved { name: String, region: RegionId, epoch: Epoch, to: NodeIncarnation },
-    /// The names are there: from now on they are asked for there, and not of node 0.
+    /// The names are there: ask there from now on, not node 0.
     NamesAt(NamesAt),
-    /// To who has just connected: your incarnation is over for me, and I shall not be paired with it again.
+    /// To a new peer: its incarnation has ended for the sender, which will not pair with it again.
     Over,
 }
 
-/// Why a request was not granted.  Nothing was changed, unless it says so.
+/// Why a request was refused.  Nothing was changed, except where stated.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum ErrorReply {
     /// Another region has the name.
@@ -612,21 +612,21 @@ pub enum ErrorReply {
     /// The principal lacks these permissions.
     #[error("permission denied (missing: {missing})")]
     PermissionDenied {
-        /// What it lacks.
+        /// The missing permissions.
         missing: Permissions,
     },
     /// Not enough free memory.
     #[error("no space for {wanted} bytes ({available} available)")]
     NoSpace {
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: u64,
-        /// Bytes free on that node, perhaps in pieces.
+        /// Bytes free on that node, perhaps fragmented.
         available: u64,
     },
     /// No node of that number is in the cluster.
     #[error("node {0} is unknown")]
     UnknownNode(NodeId),
-    /// The node died before it answered: the request is done or not.
+    /// The node died before it answered: the request may or may not be done.
     #[error("node {0} is down")]
     PeerDown(NodeId),
     /// A malformed request.
@@ -635,42 +635,42 @@ pub enum ErrorReply {
     /// The region is immutable.
     #[error("the region is sealed")]
     Sealed,
-    /// Nobody would be left who may free the region, or grant anything.
-    #[error("the region would have no master left")]
+    /// No principal would be left to free the region or to grant permissions.
+    #[error("the region would lose its last master")]
     LastMaster,
-    /// Too many pieces: a description of the region would be too long.
-    #[error("{pieces} pieces are too many (at most {max}): larger chunks would be fewer")]
+    /// The region would have too many extents to describe.
+    #[error("{pieces} pieces exceed the maximum of {max}: use larger chunks")]
     TooManyPieces {
-        /// How many it would have.
+        /// Extents needed.
         pieces: u64,
-        /// How many are allowed.
+        /// The maximum.
         max: u64,
     },
     /// The chunk size is not a power of two, or too small.
-    #[error("chunks of {0} bytes cannot be had: a power of two of at least 4096 is needed")]
+    #[error("chunk size {0} is invalid: use a power of two of at least 4096")]
     BadChunkSize(u64),
     /// This node leaves or has left.
     #[error("the node is closed")]
     NodeClosed,
-    /// Somebody else holds the lock.
+    /// Another session holds the lock.
     #[error("the lock is held")]
     Held,
     /// The session does not hold the lock.
     #[error("the lock is not held by this session")]
     NotHeld,
-    /// Some participant of the barrier was not there in time.
-    #[error("not all participants were there in time")]
+    /// Not all participants arrived in time.
+    #[error("not all participants arrived in time")]
     Timeout,
-    /// Those who wait at the barrier are so many when they are all.
-    #[error("those who wait expect {expected} participants")]
+    /// The waiting participants expect another number.
+    #[error("the waiting participants expect {expected} participants")]
     Participants {
-        /// How many they expect.
+        /// The number they expect.
         expected: u32,
     },
-    /// Too many watch the region already.
-    #[error("{max} watch the region already, and more cannot")]
+    /// The region has too many watchers.
+    #[error("the region has {max} watchers, which is the maximum")]
     TooManyWatchers {
-        /// How many may.
+        /// The maximum.
         max: u64,
     },
     /// The lock's holder is on a node that is silent and cannot be cut off.
@@ -679,14 +679,14 @@ pub enum ErrorReply {
     /// The region has another name already.
     #[error("the region has a name")]
     HasName,
-    /// The system of the node that was to hold the bytes has no memory for them now.
+    /// The system of the node has no memory for the bytes now.
     #[error("the system of node {node} gave {given} of {wanted} bytes")]
     OutOfMemory {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: u64,
-        /// Bytes that it gave before it refused.
+        /// Bytes given before it refused.
         given: u64,
     },
     /// The region of that name was lost with its home.
@@ -694,46 +694,46 @@ pub enum ErrorReply {
     Lost {
         /// Its home.
         home: NodeIncarnation,
-        /// What has become of that.
+        /// How the home was lost.
         loss: Loss,
     },
-    /// A node that lives is not forgotten.
+    /// A living node cannot be forgotten.
     #[error("node {0} lives")]
     NodeLives(NodeId),
-    /// All numbers of nodes that stay have been given out, and none was given up.
-    #[error("all numbers below {} have been given out", NodeId::EPHEMERAL_MIN)]
+    /// All numbers of permanent nodes are taken, and none was given up.
+    #[error("all numbers below {} are taken", NodeId::EPHEMERAL_MIN)]
     NoNumbers,
-    /// The node that was to read bytes cannot map the memory that they are in.
+    /// The reading node cannot map the source's memory.
     #[error("node {node} has not enough addresses or descriptors to map that memory of node {owner}")]
     Unmapped {
-        /// Who was to read.
+        /// The reading node.
         node: NodeId,
-        /// Whose bytes they are.
+        /// The owner of the bytes.
         owner: NodeId,
     },
-    /// The node takes nothing new, for it is about to leave.
+    /// The node is about to leave and accepts nothing new.
     #[error("node {0} is being drained")]
     Draining(NodeId),
-    /// The node that asks waits for as many answers of that one as it may.
-    #[error("{max} requests of this node wait for their answers there, and more cannot")]
+    /// The requesting node has too many requests waiting there.
+    #[error("{max} requests of this node wait there, which is the maximum")]
     TooManyRequests {
-        /// How many may wait.
+        /// The maximum.
         max: u64,
     },
-    /// The directory outside of the cluster does not answer: the name is given to nobody who does not hear so.
+    /// The directory outside of the cluster does not answer; the claim may have succeeded.
     #[error("the directory outside of the cluster does not answer")]
     DirectoryOut,
-    /// The names have been brought elsewhere, as this node has been told before: it asks there.
-    #[error("the names are kept elsewhere by now")]
+    /// The names have moved, and this node was told where: it asks there.
+    #[error("the names have moved elsewhere")]
     NamesElsewhere,
-    /// The names are where they were.
+    /// The names did not move.
     #[error("the names stay where they are: {reason}")]
     NamesNotMoved {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// What leads to the region of that name was written over by somebody, and leads nowhere.
-    #[error("the key {key:?} of the store that has the names holds what no node has written")]
+    /// The record of that name was overwritten and is invalid.
+    #[error("the key {key:?} in the store of names holds no valid record")]
     NameDamaged {
         /// The key.
         key: String,
@@ -749,7 +749,7 @@ pub enum DecodeError {
     /// Not the encoding of any message.
     #[error("not a message: {0}")]
     Malformed(postcard::Error),
-    /// Bytes are left over behind the message.
+    /// Extra bytes follow the message.
     #[error("{0} bytes behind the end of a message")]
     Trailing(usize),
 }
@@ -759,7 +759,7 @@ pub fn encode(message: &Message) -> Vec<u8> {
     postcard::to_stdvec(message).expect("control messages have no unencodable parts")
 }
 
-/// Decodes what a peer sent.
+/// Decodes a peer's message.
 pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
     if bytes.len() > MESSAGE_BYTES_MAX {
         return Err(DecodeError::TooLong(bytes.len()));

@@ -1,4 +1,4 @@
-//! Names: those of users' regions, and those of the regions behind locks and barriers.
+//! Names of users' regions, and of the regions behind locks and barriers.
 //!
 //! ```text
 //!  region   name                 any text that does not begin with NUL
@@ -12,7 +12,7 @@ use crate::message::NAME_BYTES_MAX;
 const RESERVED: char = '\0';
 const PREFIX_BYTES: usize = 2;
 
-/// What a region serves as, if not as a user's memory.
+/// What a region serves as, other than user memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Service {
     /// A lock; see [`crate::lockword`].
@@ -34,24 +34,24 @@ impl Service {
         format!("{}{name}", self.prefix())
     }
 
-    /// Whether a region of this name serves so.
+    /// Whether a region of this name serves as this.
     pub fn has(self, region_name: &str) -> bool {
         region_name.starts_with(self.prefix())
     }
 }
 
-/// Whether users' regions cannot have this name.
+/// Whether the name is reserved for locks and barriers.
 pub fn is_reserved(name: &str) -> bool {
     name.starts_with(RESERVED)
 }
 
-/// Whether a region can have this name, be it a user's or not.
+/// Whether the name is valid for any region.
 pub fn is_name(name: &str) -> bool {
     let len_max = if is_reserved(name) { NAME_BYTES_MAX + PREFIX_BYTES } else { NAME_BYTES_MAX };
     (1..=len_max).contains(&name.len())
 }
 
-/// By what name a region is known on `node` whose name another has.  If that is taken as well, it is numbered.
+/// The new name of a region on `node` that lost its name.  Numbered if that is taken as well.
 pub fn alias(name: &str, node: NodeId, number: u64) -> String {
     let suffix = format!("@{node}");
     let suffix = if name.contains(&suffix) { format!("{suffix}.{number}") } else { suffix };
@@ -62,5 +62,5 @@ pub fn alias(name: &str, node: NodeId, number: u64) -> String {
     format!("{cut}{suffix}")
 }
 
-/// The first name, in order, that is not reserved or before which all are.
+/// The first name, in order, after all reserved ones.
 pub const FIRST_FREE: &str = "\u{1}";

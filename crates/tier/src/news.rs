@@ -1,159 +1,160 @@
-//! News: what becomes of members and memory, in words for people.  Drivers log it.
+//! News about members and memory, worded for users.  Drivers log it.
 
 use std::fmt;
 
 use crate::hello::BadHello;
 use crate::ids::{NodeId, NodeIncarnation};
 
-/// A node and its process, as people know them.
+/// A node and its process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Somebody {
-    /// Which node, in which incarnation.
+pub struct NodeProcess {
+    /// Its number and incarnation.
     pub incarnation: NodeIncarnation,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
 }
 
-impl fmt::Display for Somebody {
+impl fmt::Display for NodeProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "node {} (process {})", self.incarnation.node, self.pid)
     }
 }
 
-/// The incarnation of a node is over, and it has missed that: it stood still, or was out of reach, for longer than its lease.
+/// The incarnation of a node has ended without its knowledge, while it was stopped or unreachable for longer than its
+/// lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "the incarnation of node {node} that this process runs is over, as node {by} says: while it stood still or was out of reach for longer than its lease, another process became node {node}, or it was forgotten; what it held is lost, and it can be started anew"
+    "the incarnation of node {node} that this process runs has ended, according to node {by}: while it was stopped or unreachable for longer than its lease, another process became node {node}, or it was forgotten; what it held is lost, restart it to rejoin"
 )]
 pub struct Over {
-    /// Which node it was.
+    /// The node that ended.
     pub node: NodeId,
-    /// Who says so.
+    /// The node that reports it.
     pub by: NodeId,
 }
 
-/// Something that has happened.
+/// An event.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum News {
-    /// A node is connected.
-    Joined(Somebody),
-    /// One that was unreachable is paired with this node anew.
+    /// A node connected.
+    Joined(NodeProcess),
+    /// An unreachable node is paired with this node again.
     PairedAnew {
-        /// Who.
-        who: Somebody,
-        /// For which time the two are.
+        /// The node.
+        who: NodeProcess,
+        /// The pairing's number.
         pairing: u64,
     },
-    /// It said goodbye.
-    Left(Somebody),
-    /// Its connection has ended.
-    Disconnected(Somebody),
-    /// It was silent for longer than its lease.
+    /// A node left by itself.
+    Left(NodeProcess),
+    /// A node's connection has ended.
+    Disconnected(NodeProcess),
+    /// A node was silent for longer than its lease.
     Silent {
-        /// Who.
-        who: Somebody,
-        /// For how long, in ns.
+        /// The node.
+        who: NodeProcess,
+        /// Length of the silence in ns.
         silent_ns: u64,
     },
-    /// A region of this node has lost its name to another region.
+    /// A region of this node lost its name to another region.
     Renamed {
         /// The name.
         name: String,
-        /// The name that it has instead.
+        /// The new name.
         alias: String,
     },
-    /// What it said was no message.
-    Nonsense(Somebody),
-    /// etcd, which has the names, does not answer.
+    /// A node sent a malformed message.
+    Malformed(NodeProcess),
+    /// etcd, which holds the names, does not answer.
     EtcdOut {
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// The names are in etcd from now on.
     NamesMoved {
-        /// Where.
+        /// The address of etcd.
         address: String,
     },
-    /// Another node has its names elsewhere.
+    /// Another node keeps its names in another store.
     NamesApart {
-        /// Which.
+        /// The node.
         node: NodeId,
-        /// Where.
+        /// Its store.
         address: String,
     },
-    /// It answers again.
+    /// etcd answers again.
     EtcdBack,
-    /// It has forgotten what was written: it was restored.
+    /// etcd was restored, and lacks recent writes.
     EtcdRestored {
-        /// The revision that was known of it.
+        /// The last known revision.
         was: u64,
-        /// The revision that it has.
+        /// The current revision.
         is: u64,
     },
-    /// Another one answers in its place.
+    /// Another etcd answers at the address.
     EtcdOther {
-        /// By which number the cluster of etcd's own nodes was known.
+        /// The last known cluster id.
         was: u64,
-        /// By which it is.
+        /// The current cluster id.
         is: u64,
     },
-    /// Somebody has removed what this node has written there of itself, or written it over.
+    /// This node's record in etcd was removed or overwritten.
     EtcdEdited {
-        /// Which key.
+        /// The key.
         key: String,
         /// What it holds instead, if anything.
         found: Option<String>,
     },
-    /// Another node has written there that this one's incarnation is over, and this one does not hear it.
+    /// Another node, not connected to this one, recorded in etcd that this incarnation has ended.
     EtcdEnded {
-        /// Which key.
+        /// The key.
         key: String,
-        /// Which node.
+        /// The node.
         by: NodeIncarnation,
     },
-    /// What is written there of a name was written by no node.
+    /// The record of a name in etcd is invalid.
     EtcdDamaged {
-        /// Which key.
+        /// The key.
         key: String,
     },
-    /// Its process is being killed by this node, since it could still touch memory here.
-    Killing(Somebody),
-    /// Its process is being killed by another node, which has not heard it for longer than its lease.
+    /// This node is killing a process that could still touch memory here.
+    Killing(NodeProcess),
+    /// Another node is killing a process that was silent for longer than its lease.
     KilledBy {
-        /// Who.
+        /// The killed node.
         incarnation: NodeIncarnation,
-        /// By whom.
+        /// The killing node.
         by: NodeId,
     },
-    /// Its process has exited.
+    /// A node's process has exited.
     Exited {
-        /// Who.
-        who: Somebody,
-        /// Whether it was killed for its silence.
+        /// The node.
+        who: NodeProcess,
+        /// Whether it was killed for silence.
         killed: bool,
     },
-    /// A peer that connected was turned away.
+    /// A new peer was refused.
     Refused(BadHello),
-    /// This node's own incarnation is over for another node: for good, so the node ends.
+    /// Another node considers this node's incarnation ended: this node ends, too.
     Over(Over),
-    /// Memory is kept back, since a dead node could reach it.
+    /// Memory is quarantined because a dead node could reach it.
     Quarantined {
-        /// How much in all, in bytes.
+        /// Total in bytes.
         bytes: u64,
     },
-    /// No memory is kept back any more.
+    /// No memory is quarantined any more.
     QuarantineOver,
-    /// Names are known to be lost with a node.
+    /// Names were lost with a node.
     NamesLost {
-        /// How many.
+        /// Their number.
         count: usize,
-        /// With whom.
+        /// The node.
         incarnation: NodeIncarnation,
     },
 }
 
 impl News {
-    /// Whether a node comes or goes that was never to stay, as it said: each command is two such events.  How one was lost is told as of any other.
+    /// Whether an ephemeral node joined or left as planned: each command causes two such events.  Losses do not count.
     pub fn is_passing(&self) -> bool {
         match self {
             News::Joined(who) | News::Left(who) => who.incarnation.node.is_ephemeral(),
@@ -191,8 +192,8 @@ impl fmt::Display for News {
             News::Renamed { name, alias } => {
                 write!(f, "the region {name:?} of this node is called {alias:?} now: another has its name")
             }
-            News::Nonsense(who) => {
-                write!(f, "{who} is unreachable for this node: what it said was no message")
+            News::Malformed(who) => {
+                write!(f, "{who} is unreachable for this node: it sent a malformed message")
             }
             News::Killing(who) => {
                 write!(f, "{who} is killed, since it could wake in the middle of a write (Config::fence)")
@@ -204,12 +205,12 @@ impl fmt::Display for News {
                     incarnation.node
                 )
             }
-            News::EtcdOut { reason } => write!(f, "etcd, which has the names, cannot be asked: {reason}"),
+            News::EtcdOut { reason } => write!(f, "etcd, which holds the names, does not answer: {reason}"),
             News::NamesMoved { address } => write!(f, "names are kept at {address} from now on"),
             News::NamesApart { node, address } => {
                 write!(
                     f,
-                    "node {node} has its names at {address}, and this node elsewhere: two of one cluster that do not see each other's names"
+                    "node {node} has its names at {address}, and this node elsewhere: the two do not see each other's names"
                 )
             }
             News::EtcdBack => write!(f, "etcd answers again"),
@@ -219,7 +220,7 @@ impl fmt::Display for News {
             ),
             News::EtcdOther { was, is } => write!(
                 f,
-                "another etcd answers: its cluster is {is:x}, and was {was:x}; what it lacks of this node's names is written again (if it is another one by mistake, see to its address)"
+                "another etcd answers: its cluster is {is:x}, and was {was:x}; what it lacks of this node's names is written again (check its address if this is a mistake)"
             ),
             News::EtcdEdited { key, found: Some(found) } => write!(
                 f,
@@ -227,16 +228,16 @@ impl fmt::Display for News {
             ),
             News::EtcdEdited { key, found: None } => write!(
                 f,
-                "the key {key:?} in etcd, which says that this node lives, is gone: somebody has removed it, or etcd was restored; it is written again, with what etcd lacks of this node's names"
+                "the key {key:?} in etcd, which says that this node lives, is gone: it was removed, or etcd was restored; it is written again, with what etcd lacks of this node's names"
             ),
             News::EtcdEnded { key, by } => write!(
                 f,
-                "node {} has written in etcd that this incarnation is over ({key:?}), and this node does not hear it: no new names are given here until they hear each other",
+                "node {} has recorded in etcd that this incarnation has ended ({key:?}), and is not connected to this node: no new names are given here until the two are connected",
                 by.node
             ),
             News::EtcdDamaged { key } => write!(
                 f,
-                "the key {key:?} in etcd holds what no node has written: nobody finds its region by that name (halite rm NAME removes it)"
+                "the key {key:?} in etcd holds no valid record: its region cannot be found by that name (halite rm NAME removes it)"
             ),
             News::Exited { who, killed: false } => write!(f, "{who} has exited"),
             News::Exited { who, killed: true } => write!(f, "{who} has exited, killed"),
@@ -253,7 +254,7 @@ impl fmt::Display for News {
     }
 }
 
-/// What a process that is about to be killed is told, as the person at its terminal will read it.
+/// The warning to a process that is about to be killed, for its terminal.
 pub fn last_words(by: NodeIncarnation, silent_ns: u64) -> String {
     format!(
         "halite: this process was stopped or silent for {}, longer than its lease; node {} kills it since it could \
@@ -263,7 +264,7 @@ pub fn last_words(by: NodeIncarnation, silent_ns: u64) -> String {
     )
 }
 
-/// Nanoseconds, shown as seconds.
+/// Nanoseconds, displayed as seconds.
 struct Seconds(u64);
 
 impl fmt::Display for Seconds {

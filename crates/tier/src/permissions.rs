@@ -1,4 +1,4 @@
-//! What a principal may do with a region.
+//! Permissions of principals on regions.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::Principal;
 
 bitflags::bitflags! {
-    /// Rights on one region.
+    /// Permissions on one region.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
     pub struct Permissions: u8 {
         /// Read bytes.
@@ -49,33 +49,33 @@ impl fmt::Display for Permissions {
     }
 }
 
-/// For whom a permission is granted or revoked.
+/// The target of a grant or revocation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Grantee {
     /// One principal.
     Principal(Principal),
-    /// The default for every principal that is not named.
+    /// All principals that are not named.
     Everyone,
 }
 
-/// Who may do what with one region.
+/// The permissions of all principals on one region.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AccessList {
-    /// Who made the region.
+    /// The maker of the region.
     pub maker: Principal,
-    /// For principals that are not named below.
+    /// For principals not named below.
     pub everyone: Permissions,
     /// Sorted by principal; an entry replaces the default, it does not add to it.
     named: Vec<(Principal, Permissions)>,
 }
 
 impl AccessList {
-    /// The list of a new region: everything for its maker, `everyone` for the others.
+    /// The list of a new region: all permissions for its maker, `everyone` for the others.
     pub fn new(maker: Principal, everyone: Permissions) -> AccessList {
         AccessList { everyone, named: vec![(maker.clone(), Permissions::all())], maker }
     }
 
-    /// What `principal` may do.
+    /// The permissions of `principal`.
     pub fn of(&self, principal: &Principal) -> Permissions {
         match self.find(principal) {
             Ok(index) => self.named[index].1,
@@ -88,18 +88,18 @@ impl AccessList {
         &self.named
     }
 
-    /// Whether anybody is a master.
+    /// Whether any principal is a master.
     pub fn has_master(&self) -> bool {
         let named = self.named.iter().any(|(_, held)| held.contains(Permissions::MASTER));
         named || self.everyone.contains(Permissions::MASTER)
     }
 
-    /// Adds to what `who` may do.
+    /// Adds permissions.
     pub fn grant(&mut self, who: &Grantee, permissions: Permissions) {
         self.set(who, |held| held | permissions);
     }
 
-    /// Takes away from what `who` may do.
+    /// Removes permissions.
     pub fn revoke(&mut self, who: &Grantee, permissions: Permissions) {
         self.set(who, |held| held - permissions);
     }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_principal_keeps_the_default_it_had_when_more_is_granted() {
+    fn grants_extend_the_default() {
         let mut list = AccessList::new(principal("ada"), Permissions::READ);
         list.grant(&Grantee::Principal(principal("bob")), Permissions::WRITE);
         assert_eq!(list.of(&principal("bob")), Permissions::READ | Permissions::WRITE);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_revoked_from_everyone_stays_with_those_named() {
+    fn revoking_from_everyone_spares_named_principals() {
         let mut list = AccessList::new(principal("ada"), Permissions::READ);
         list.grant(&Grantee::Principal(principal("bob")), Permissions::WRITE);
         list.revoke(&Grantee::Everyone, Permissions::READ);

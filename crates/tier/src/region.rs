@@ -1,4 +1,4 @@
-//! A region as its home knows it.
+//! A region, as its home stores it.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::layout::{self, Extent, Extents};
 use crate::message::{MappedReply, MapperEntry, Record, RegionCommand, RegionInfo, Request};
 use crate::permissions::AccessList;
 
-/// A region whose changes this node decides on.  Small, since there may be millions.
+/// A region homed at this node.  Small, since there may be millions.
 #[derive(Debug)]
 pub struct Region {
     /// Its name, if it has one.
@@ -19,13 +19,13 @@ pub struct Region {
     pub len: u64,
     /// Counts its changes.
     pub epoch: Epoch,
-    /// Shared by regions of the same maker, until a grant sets them apart.
+    /// Shared by regions of one maker until a grant separates them.
     pub access: Arc<AccessList>,
-    /// Where its bytes are.
+    /// Places of its bytes, in order.
     pub extents: Extents,
     /// Nodes that map it.
     pub mappers: SmallVec<[MapperEntry; 1]>,
-    /// What is being done to it, and who waits for that.
+    /// The command in flight, and those queued behind it.
     pub busy: Option<Box<Busy>>,
     /// Bytes per chunk, as a power of two.
     pub chunk_bytes_log2: u8,
@@ -33,78 +33,79 @@ pub struct Region {
     pub sealed: bool,
 }
 
-/// A command under way on a region.
+/// A command in flight on a region.
 #[derive(Debug)]
 pub struct Busy {
-    /// Who gave it.
+    /// The requester, if it still waits.
     pub requester: Option<Requester>,
-    /// How far it is.
+    /// The progress of the command.
     pub stage: Stage,
-    /// Mappers of whom it is not known yet that they keep to the change of this epoch.  The region may be further: it is renamed, or
-    /// somebody is told of it, meanwhile.
+    /// Mappers that have not acknowledged the change of this epoch.  The region's own epoch may be higher, after a
+    /// rename for example.
     pub awaited: BTreeSet<NodeIncarnation>,
-    /// See `awaited`.
+    /// The epoch of the change that mappers acknowledge.
     pub epoch: Epoch,
-    /// Whether the directory has yet to hear that the name is free.
+    /// Whether the directory has yet to release the name.
     pub has_name: bool,
-    /// Whether its name, without which it is of no use, is another's by now.
+    /// Whether another region took the name, without which this one is useless.
     pub lost_name: bool,
-    /// Orders that came meanwhile.
+    /// Commands queued meanwhile.
     pub queue: VecDeque<(Requester, Principal, RegionCommand)>,
 }
 
-/// How far a command is.
+/// The progress of a command.
 #[derive(Debug)]
 pub enum Stage {
-    /// Mappers are told that the region is gone.
+    /// Mappers drop the region.
     Freeing,
-    /// Mappers are told its new permissions.
+    /// Mappers receive the new permissions.
     ChangingAccess,
     /// The directory is asked for this name.
     Naming(Box<str>),
-    /// Its chunks are brought to another node.
+    /// Chunks move to another node.
     Moving(Moving),
 }
 
-/// A move under way.
+/// A move in flight.
 #[derive(Clone, Debug)]
 pub struct Moving {
-    /// Where to.
+    /// The target.
     pub to: NodeIncarnation,
-    /// Whose chunks are brought there: those of one owner that leaves; or of all, and the home follows.
+    /// The owner whose chunks move; `None` moves all chunks and the home.
     pub of: Option<NodeIncarnation>,
-    /// Where the chunks that are not there yet will be, in the order of their bytes.
+    /// Reserved places of chunks not moved yet, in order.
     pub places: Extents,
-    /// The next byte of `places` to use.
+    /// Bytes of `places` in use.
     pub used: u64,
-    /// The first byte of the chunk under way.
+    /// Offset of the current chunk.
     pub at: u64,
-    /// Whether mappers were told the layout.
+    /// Whether mappers received the layout.
     pub announced: bool,
     /// Whether the chunk at `at` is frozen.
     pub frozen: bool,
-    /// Whether all chunks are there, and mappers are asked whether they have heard of all places.
+    /// Whether all chunks are moved, and mappers acknowledge that they know all places.
     pub closing: bool,
-    /// Whether those who wait for the lock that the region is, or at the barrier, are among the parked.
+    /// Whether `parked` includes the waiters of the lock or barrier in this region.
     pub waiters_are_parked: bool,
-    /// Whether the record itself is on its way to the new home.
+    /// Whether the record is on its way to the next home.
     pub adopting: bool,
-    /// Whether the new home could not be asked since whether it has taken the record.
+    /// Whether the next home became unreachable before it acknowledged the record.
     pub in_doubt: bool,
-    /// Who has given the region up since the record was first on its way, upto which request: the new home may not have heard.
+    /// Nodes that unmapped the region since the record was first sent, with their last request: the next home may not
+    /// know.
     pub unmapped: Vec<(NodeIncarnation, RequestId)>,
-    /// Who wants to map or watch the region meanwhile, or has to do with the lock or barrier that it is.
+    /// Map, watch, lock and barrier requests to serve after the move.
     pub parked: Vec<(Requester, Request)>,
 }
 
-/// What has become of a node, as another sees it.
+/// Presence of a node, as another node sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
-    /// It is connected, or the one that looks.
+    /// It is connected, or is the observing node.
     There,
-    /// It is not, and may live.
+    /// It is not connected, but may be alive.
     Unreachable,
-    /// Its incarnation is over.
+    /// Its incarnation has ended.
     Gone,
 }
 
@@ -114,7 +115,7 @@ impl Region {
         1 << self.chunk_bytes_log2
     }
 
-    /// Lists a node as a mapper, by its latest request.
+    /// Adds a mapper, or records its latest request.
     pub fn add_mapper(&mut self, requester: Requester) {
         match self.mappers.iter_mut().find(|mapper| mapper.incarnation == requester.incarnation) {
             Some(mapper) => mapper.request = mapper.request.max(requester.id),
@@ -124,12 +125,12 @@ impl Region {
         }
     }
 
-    /// Strikes a node off, unless it has asked to map the region again since.
+    /// Removes a mapper, unless it has asked to map the region again since.
     pub fn remove_mapper(&mut self, incarnation: NodeIncarnation, upto: RequestId) {
         self.mappers.retain(|mapper| mapper.incarnation != incarnation || mapper.request > upto);
     }
 
-    /// The move under way, if there is one.
+    /// The move in flight, if any.
     pub fn moving(&self) -> Option<&Moving> {
         match &self.busy.as_ref()?.stage {
             Stage::Moving(moving) => Some(moving),
@@ -137,7 +138,7 @@ impl Region {
         }
     }
 
-    /// The same, to go on with it.
+    /// As [`Region::moving`], mutably.
     pub fn moving_mut(&mut self) -> Option<&mut Moving> {
         match &mut self.busy.as_mut()?.stage {
             Stage::Moving(moving) => Some(moving),
@@ -145,12 +146,12 @@ impl Region {
         }
     }
 
-    /// Whether its record is on its way to the next home, or has been.
+    /// Whether the record is on its way to the next home, or was sent before.
     pub fn is_being_handed_over(&self) -> bool {
         self.moving().is_some_and(|moving| moving.adopting || moving.in_doubt)
     }
 
-    /// What a node that maps it needs to know.
+    /// The reply to a new mapper.
     pub fn reply(&self, region: RegionId, home: NodeIncarnation) -> MappedReply {
         let frozen = self.moving().filter(|moving| moving.frozen);
         MappedReply {
@@ -167,7 +168,7 @@ impl Region {
         }
     }
 
-    /// What users see, when owners are as `presence` says.
+    /// The description for users; `presence` tells the state of owners.
     pub fn info(
         &self,
         region: RegionId,
@@ -197,7 +198,7 @@ impl Region {
         }
     }
 
-    /// All of it but its watchers, and what its home knows of a lock, for the next home.
+    /// The record for the next home, without watchers and the state of a lock.
     pub fn record(&self, region: RegionId) -> Record {
         Record {
             region,
@@ -216,12 +217,12 @@ impl Region {
 }
 
 impl Moving {
-    /// Whether the chunks of an extent are to be brought to the new place.
-    pub fn concerns(&self, extent: &Extent) -> bool {
+    /// Whether the move includes an extent.
+    pub fn covers(&self, extent: &Extent) -> bool {
         extent.owner != self.to && self.of.is_none_or(|of| extent.owner == of)
     }
 
-    /// Somebody has given the region up, by all that it has asked upto then.
+    /// Records that a node has unmapped the region, up to its request `upto`.
     pub fn note_unmapped(&mut self, incarnation: NodeIncarnation, upto: RequestId) {
         match self.unmapped.iter_mut().find(|(mapper, _)| *mapper == incarnation) {
             Some((_, last)) => *last = upto.max(*last),
@@ -229,8 +230,8 @@ impl Moving {
         }
     }
 
-    /// Whether the mappers have been told of it: what the home changed in the bytes from now on might not be seen at the new place.
-    pub fn is_begun(&self) -> bool {
+    /// Whether mappers were told of the move: later changes of the bytes by the home may be lost.
+    pub fn has_started(&self) -> bool {
         self.announced || self.closing
     }
 }

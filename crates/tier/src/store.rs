@@ -1,11 +1,11 @@
-//! The owner's side of memory: reserving chunks in our arena, and giving them out again only when it is safe.
+//! The owner's memory: reserves chunks in the local arena, and reuses them only when that is safe.
 //!
 //! ```text
-//!  free ──reserve──> used ──release──> discarding ──> free          nobody can reach it any more
+//!  free ──reserve──> used ──release──> discarding ──> free          no node can reach it any more
 //!                             └──────> quarantine ──┘               until the last tainted node is cut off
 //! ```
 //!
-//! A lease that runs out never leads to `free`: only an acknowledgement or a cut-off does.
+//! An expired lease never leads to `free`: only an acknowledgement or a cut-off does.
 
 mod growth;
 
@@ -20,24 +20,24 @@ use crate::effect::{Effect, Token};
 use crate::ids::{NodeIncarnation, RegionId};
 use crate::layout::{Extent, Extents, append};
 
-/// Every region starts at a multiple of this many bytes: a cache line.
+/// Alignment of regions in bytes: a cache line.
 const ALIGNMENT: u64 = 64;
 
 /// Why chunks could not be reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shortage {
-    /// The arena may grow by a segment of this length, which the system is to be asked for; try again then.
+    /// The arena can grow by a segment of this length: request it from the system, then try again.
     Grow(u64),
-    /// A segment is on its way, or memory that was just freed is about to be clean again; try again then.
+    /// A segment is being registered, or freed memory cleaned; try again afterwards.
     Wait,
-    /// There is no room, and there will be none until something is freed.
+    /// There is no room until memory is freed.
     NoSpace {
-        /// Bytes that are free, perhaps in pieces.
+        /// Free bytes, perhaps fragmented.
         available: u64,
     },
 }
 
-/// Chunks that we hold for a region whose home is another node.
+/// Local chunks held for a region that is homed at another node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Foreign {
     len: u64,
@@ -45,7 +45,7 @@ struct Foreign {
     home: NodeIncarnation,
 }
 
-/// Our arena.
+/// The local arena.
 #[derive(Debug)]
 pub struct Store {
     me: NodeIncarnation,
@@ -88,40 +88,40 @@ impl Store {
         self.allocator.bytes_total()
     }
 
-    /// Bytes of those that can be given out at once.
+    /// Bytes of the arena that are free.
     pub fn bytes_free(&self) -> u64 {
         self.allocator.bytes_free()
     }
 
-    /// Bytes that are kept back.
+    /// Bytes in quarantine.
     pub fn bytes_quarantined(&self) -> u64 {
         let extents = self.quarantine.iter().flat_map(|(extents, _)| extents);
         extents.map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum()
     }
 
-    /// Whether any bytes are kept back.
+    /// Whether any bytes are in quarantine.
     pub fn has_quarantine(&self) -> bool {
         !self.quarantine.is_empty()
     }
 
-    /// Bytes that are kept back because `incarnation` could reach them.
-    pub fn bytes_kept_from(&self, incarnation: NodeIncarnation) -> u64 {
-        let kept = self.quarantine.iter().filter(|(_, tainted)| tainted.contains(&incarnation));
-        let extents = kept.flat_map(|(extents, _)| extents);
+    /// Bytes in quarantine because `incarnation` could reach them.
+    pub fn bytes_quarantined_for(&self, incarnation: NodeIncarnation) -> u64 {
+        let quarantined = self.quarantine.iter().filter(|(_, tainted)| tainted.contains(&incarnation));
+        let extents = quarantined.flat_map(|(extents, _)| extents);
         extents.map(|extent| extent.len.next_multiple_of(ALIGNMENT)).sum()
     }
 
-    /// Bytes that we contribute at most.
+    /// Maximum bytes that this node contributes.
     pub fn bytes_total(&self) -> u64 {
         self.bytes_total
     }
 
-    /// Bytes of those that the system refused when it was last asked.
+    /// Bytes of those that the system refused last time.
     pub fn bytes_refused(&self) -> u64 {
         if self.growth.is_refused() { self.growth_max() } else { 0 }
     }
 
-    /// Reserves chunks for `len` bytes of a region: few extents, each but the last of whole chunks.
+    /// Reserves chunks for `len` bytes of a region: few extents, all but the last of whole chunks.
     pub fn reserve(&mut self, now_ns: u64, len: u64, chunk_bytes: u64) -> Result<Extents, Shortage> {
         let mut extents = Extents::new();
         let mut missing = len;
@@ -138,14 +138,14 @@ impl Store {
         Ok(extents)
     }
 
-    /// Takes a reservation back that nobody has seen yet.
+    /// Undoes a reservation that was not handed out yet.
     pub fn unreserve(&mut self, extents: &[Extent]) {
         for extent in extents {
-            self.give_back(*extent);
+            self.free_range_of(*extent);
         }
     }
 
-    /// How far we may still grow, in bytes.
+    /// Bytes by which the arena may still grow.
     fn growth_max(&self) -> u64 {
         self.bytes_total.saturating_sub(self.allocator.bytes_total())
     }
@@ -153,8 +153,8 @@ impl Store {
     fn shortage(&mut self, now_ns: u64, missing: u64, chunk_bytes: u64) -> Shortage {
         let growth = if self.growth.is_open(now_ns) { self.growth_max() } else { 0 };
         let available = self.allocator.bytes_free() + growth;
-        // Waiting comes first: it takes microseconds for memory that was not touched, and who frees and
-        // allocates in turn would otherwise grow the arena to its limit.
+        // Wait before growing: cleaning untouched memory takes microseconds, and a caller that frees and allocates in
+        // turn would otherwise grow the arena to its limit.
         if !self.discarding.is_empty() {
             return Shortage::Wait;
         }
@@ -162,14 +162,14 @@ impl Store {
         if growth < least || available < missing {
             return Shortage::NoSpace { available };
         }
-        self.growth.ask(chunk_bytes, least, growth).map_or(Shortage::Wait, Shortage::Grow)
+        self.growth.request(chunk_bytes, least, growth).map_or(Shortage::Wait, Shortage::Grow)
     }
 
-    /// A segment has been registered, or the system refused it.
+    /// A segment was registered, or the system refused it.
     pub fn handle_grown(&mut self, now_ns: u64, segment: Option<(Key, Window)>) {
         match segment {
             Some((key, window)) => {
-                self.growth.handle_given();
+                self.growth.handle_granted();
                 self.allocator.add_segment(window.len());
                 self.segments.push((key, window));
             }
@@ -177,7 +177,7 @@ impl Store {
         }
     }
 
-    /// The window of `extent`, if it is one of ours.
+    /// The window of `extent`, if it is local.
     pub fn window(&self, extent: &Extent) -> Option<Window> {
         if extent.owner != self.me {
             return None;
@@ -186,14 +186,14 @@ impl Store {
         window.slice(extent.offset, extent.len)
     }
 
-    /// Notes that `extents` of ours belong to a region of another home.
+    /// Records that local `extents` belong to a region of another home.
     pub fn hold_for(&mut self, home: NodeIncarnation, region: RegionId, extents: &[Extent]) {
         for extent in extents {
             self.hold_one(extent.key, extent.offset, Foreign { len: extent.len, region, home });
         }
     }
 
-    /// Joins what touches, as the home joins extents of a region that touch, from whatever reservations.
+    /// Joins adjacent runs of a region from any reservations, since the home joins adjacent extents, too.
     fn hold_one(&mut self, key: Key, mut offset: u64, mut held: Foreign) {
         let is_same = |other: &Foreign| other.region == held.region && other.home == held.home;
         let before = self.foreign.range(..(key, offset)).next_back();
@@ -212,8 +212,8 @@ impl Store {
         self.foreign.insert((key, offset), held);
     }
 
-    /// The home of a region has moved here, and these chunks of it are no longer another home's.  What a former home has moved
-    /// away, and not given back yet, stays held for that.
+    /// Ends the holding of these chunks, since their region's home has moved here.  Chunks that a former home moved
+    /// away and has not returned yet stay held for it.
     pub fn adopt(&mut self, extents: &[Extent]) {
         let me = self.me;
         for extent in extents.iter().filter(|extent| extent.owner == me) {
@@ -221,26 +221,26 @@ impl Store {
         }
     }
 
-    /// Whether all of `extent` is ours and held for `home`.
+    /// Whether all of `extent` is local and held for `home`.
     pub fn is_held_for(&self, home: NodeIncarnation, extent: &Extent) -> bool {
         self.holding(extent).is_some_and(|held| held.home == home)
     }
 
-    /// Whether all of `extent` is ours and held for `region`, whose home is another node.
-    pub fn is_held_of(&self, region: RegionId, extent: &Extent) -> bool {
+    /// Whether all of `extent` is local and held for `region`, homed at another node.
+    pub fn is_held_for_region(&self, region: RegionId, extent: &Extent) -> bool {
         self.holding(extent).is_some_and(|held| held.region == region)
     }
 
-    /// For whom all of `extent` is held.
+    /// The run that contains all of `extent`.
     fn holding(&self, extent: &Extent) -> Option<&Foreign> {
         let (&(key, start), held) = self.foreign.range(..=(extent.key, extent.offset)).next_back()?;
         let end = extent.offset.checked_add(extent.len);
         let inside = end.is_some_and(|end| end <= start + held.len);
-        let is_ours = key == extent.key && extent.owner == self.me && extent.len > 0 && inside;
-        is_ours.then_some(held)
+        let is_local = key == extent.key && extent.owner == self.me && extent.len > 0 && inside;
+        is_local.then_some(held)
     }
 
-    /// All that we hold for `home`, by region.
+    /// All chunks held for `home`, by region.
     pub fn held_for(&self, home: NodeIncarnation) -> Vec<(RegionId, Extents)> {
         let mut held: BTreeMap<RegionId, Extents> = BTreeMap::new();
         for (&(key, offset), foreign) in self.foreign.iter().filter(|(_, foreign)| foreign.home == home) {
@@ -250,23 +250,23 @@ impl Store {
         held.into_iter().collect()
     }
 
-    /// All that we hold for other homes: how many bytes of which regions, and for whom.
+    /// Bytes held for other homes, by region.
     pub fn held(&self) -> BTreeMap<RegionId, (NodeIncarnation, u64)> {
         let mut held: BTreeMap<RegionId, (NodeIncarnation, u64)> = BTreeMap::new();
         for foreign in self.foreign.values() {
             let of = held.entry(foreign.region).or_insert((foreign.home, 0));
-            // Of several, one has handed the region over.
+            // Of several homes, one has handed the region over.
             of.1 += foreign.len;
         }
         held
     }
 
-    /// Whether any of our chunks is held for `home`.
+    /// Whether any chunk is held for `home`.
     pub fn holds_any_for(&self, home: NodeIncarnation) -> bool {
         self.foreign.values().any(|foreign| foreign.home == home)
     }
 
-    /// Takes the chunks of a dead home; they are to be released once nobody maps them.
+    /// Takes the chunks of a dead home, to release once no node maps them.
     pub fn take_orphans(&mut self, home: NodeIncarnation) -> Extents {
         let orphans: Vec<(Key, u64)> =
             self.foreign.iter().filter(|(_, foreign)| foreign.home == home).map(|(at, _)| *at).collect();
@@ -278,7 +278,7 @@ impl Store {
         extents
     }
 
-    /// Nobody uses these chunks of ours any more, except perhaps the `tainted` until they are cut off.
+    /// Releases local chunks that only the `tainted` can still touch, until they are cut off.
     pub fn release(
         &mut self,
         extents: &[Extent],
@@ -295,7 +295,7 @@ impl Store {
         }
     }
 
-    /// Shortens or removes what is held for a foreign region by `extent`, which may be part of a longer run.
+    /// Ends the holding of `extent`, which may be part of a longer run.
     pub fn forget_foreign(&mut self, extent: &Extent) {
         let before = self.foreign.range(..=(extent.key, extent.offset)).next_back();
         let Some((&(key, start), &foreign)) = before else { return };
@@ -312,7 +312,7 @@ impl Store {
         }
     }
 
-    /// `incarnation` can reach nothing of ours any more.
+    /// `incarnation` can reach nothing here any more.
     pub fn handle_cut_off(&mut self, incarnation: NodeIncarnation, effects: &mut impl Extend<Effect>) {
         let mut safe = Vec::new();
         self.quarantine.retain_mut(|(extents, tainted)| {
@@ -332,17 +332,17 @@ impl Store {
         Effect::Discard { token, key: extent.key, offset: extent.offset, len: extent.len }
     }
 
-    /// The memory reads as zero again: it may be reserved anew.
+    /// Discarded memory reads as zero again and can be reserved.
     pub fn handle_discarded(&mut self, token: Token) {
         if let Some(extent) = self.discarding.remove(&token) {
-            self.give_back(extent);
+            self.free_range_of(extent);
         }
     }
 
-    /// Frees `extent`, which may be a part or a join of runs as the allocator gave them.
-    fn give_back(&mut self, extent: Extent) {
+    /// Frees `extent`, which may be a part or a join of the allocator's runs.
+    fn free_range_of(&mut self, extent: Extent) {
         let segment =
-            self.segments.iter().position(|(key, _)| *key == extent.key).expect("extents of ours only");
+            self.segments.iter().position(|(key, _)| *key == extent.key).expect("local extents only");
         let run = allocator::Extent { segment: segment as u32, offset: extent.offset, len: extent.len };
         self.allocator.free_range(run).expect("used memory is freed once");
     }
@@ -358,13 +358,13 @@ mod tests {
     }
 
     #[test]
-    fn what_a_former_home_has_not_given_back_stays_held_when_the_region_comes_home() {
+    fn unreturned_chunks_stay_held_after_adopt() {
         let (me, former) = (incarnation(1), incarnation(2));
         let region = RegionId { origin: me.id, serial: 7 };
         let piece = |offset| Extent { owner: me, key: Key(3), offset, len: 64 };
         let mut store = Store::new(me, 4096, 4096);
         store.hold_for(former, region, &[piece(0), piece(64), piece(256)]);
-        // The region was moved away from the piece in the middle, and back; the word that gives it back was lost.
+        // The region was moved away from the piece in the middle, and back; the return of that piece was lost.
         store.adopt(&[piece(0), piece(256)]);
         assert_eq!(store.held_for(former), [(region, Extents::from(vec![piece(64)]))]);
     }

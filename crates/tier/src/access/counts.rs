@@ -1,10 +1,10 @@
-//! What the threads of a node count on the way to bytes: a load and a store each, on a cache line that nobody else writes.
+//! Counters of the data path.  Each thread counts by a load and a store, on a cache line that no other thread writes.
 
 use halite_mem::{COUNTS, Pin};
 
 use super::DataPath;
 
-/// Something that is counted, by thread.
+/// A counter, per thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Count {
@@ -34,7 +34,7 @@ pub enum Count {
     PostedWrites,
     /// Their bytes.
     PostedWriteBytes,
-    /// Words changed by posting, or by the processor of their owner.
+    /// Words changed by posting, or by their owner's processor.
     PostedAtomics,
     /// Accesses that failed.
     AccessFailures,
@@ -62,25 +62,25 @@ pub enum Count {
 
 const _: () = assert!((Count::MessageBytesReceived as usize) < COUNTS);
 
-/// What all threads of a node have counted.
+/// The sums over all threads of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Counts([u64; COUNTS]);
 
 impl Counts {
-    /// How much of it.
+    /// The value of one counter.
     pub fn of(&self, count: Count) -> u64 {
         self.0[count as usize]
     }
 }
 
 impl DataPath {
-    /// Counts for the calling thread; returns what that has counted so far.
+    /// Adds to a counter of the calling thread; returns its new value there.
     #[inline]
     pub fn count(&self, count: Count, more: u64) -> u64 {
         note(&self.pins.pin(), count, more)
     }
 
-    /// Counts one, and its bytes.
+    /// Counts one event and its bytes.
     #[inline]
     pub fn count_one(&self, count: Count, of_bytes: Count, bytes: u64) {
         let pin = self.pins.pin();
@@ -88,13 +88,13 @@ impl DataPath {
         note(&pin, of_bytes, bytes);
     }
 
-    /// What all threads have counted so far.
+    /// The sums over all threads so far.
     pub fn counts(&self) -> Counts {
         Counts(self.pins.counts())
     }
 }
 
-/// As [`DataPath::count`], for who is pinned.
+/// As [`DataPath::count`], for a pinned thread.
 #[inline]
 pub(super) fn note(pin: &Pin<'_>, count: Count, more: u64) -> u64 {
     pin.count(count as usize, more)

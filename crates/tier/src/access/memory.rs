@@ -1,7 +1,7 @@
-//! Memory operations on the one-sided path: fills and copies where loads and stores reach all that is touched.
+//! Memory operations on the one-sided path: fills and copies where loads and stores reach all bytes.
 //!
-//! Each call does one step; the caller goes on with what is left.  A copy whose ends overlap is right all the same:
-//! it is begun at the end that nobody will read any more.
+//! Each call does one step; the caller continues with the rest.  Overlapping copies are correct: they start at the end
+//! that is not read again.
 //!
 //! ```text
 //!  from  |######........|        the target lies higher, and overlaps: last bytes first
@@ -16,7 +16,7 @@ use super::{Blocked, COPY_BYTES_MAX, Count, DataPath, Mapping, Place, SlotRef, V
 use crate::ids::SessionId;
 use crate::permissions::Permissions;
 
-/// A place in the region behind a handle.
+/// A position in the region behind a handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionOffset {
     /// The handle.
@@ -25,7 +25,7 @@ pub struct RegionOffset {
     pub offset: u64,
 }
 
-/// Which of the two regions of a copy.
+/// A side of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopySide {
     /// The one that is read.
@@ -43,29 +43,29 @@ impl fmt::Display for CopySide {
     }
 }
 
-/// What part of a memory operation has been done.
+/// The completed part of a memory operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Step {
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Whether they were the last of those asked for, else they were the first.
+    /// Whether it was the last part of the request, not the first.
     pub backward: bool,
 }
 
 impl Step {
-    /// The first step, of `len_max` bytes at most, of a copy of `len` bytes between these offsets.
+    /// The first step, of at most `len_max` bytes, of a copy of `len` bytes between these offsets.
     pub fn of_copy(same_region: bool, to: u64, from: u64, len: u64, len_max: u64) -> Step {
         let backward = same_region && from < to && to - from < len;
         Step { len: len.min(len_max), backward }
     }
 
-    /// How many of `len` bytes lie before this step.
+    /// Bytes of `len` that precede this step.
     pub fn skip(self, len: u64) -> u64 {
         if self.backward { len - self.len } else { 0 }
     }
 }
 
-/// Some bytes that loads and stores reach.
+/// Contiguous bytes that loads and stores reach.
 struct Run<'v> {
     window: &'v Window,
     start: u64,
@@ -85,8 +85,8 @@ impl DataPath {
         Ok(Step { len: done as u64, backward: false })
     }
 
-    /// Copies some of `len` bytes: up to the next piece of either region, or [`COPY_BYTES_MAX`].  Nothing is
-    /// touched unless both regions permit and contain all of them.
+    /// Copies some of `len` bytes: up to the next piece of either region, or [`COPY_BYTES_MAX`].  Touches nothing
+    /// unless both regions permit and contain all of them.
     pub fn copy(
         &self,
         session: SessionId,
@@ -104,15 +104,15 @@ impl DataPath {
         if len == 0 {
             return Ok(Step { len, backward: false });
         }
-        let step = copy_some((target, to.offset), (source, from.offset), len)?;
+        let step = copy_step((target, to.offset), (source, from.offset), len)?;
         counts::note(&pin, Count::DirectCopies, 1);
         counts::note(&pin, Count::DirectCopyBytes, step.len);
         Ok(step)
     }
 }
 
-/// Copies as many bytes as two runs have in common.
-fn copy_some(
+/// Copies the bytes that two runs have in common.
+fn copy_step(
     (target, to): (&Mapping, u64),
     (source, from): (&Mapping, u64),
     len: u64,
@@ -129,8 +129,7 @@ fn copy_some(
 }
 
 impl View {
-    /// The first, or last, of `len` bytes that lie one behind the other.  All of them are in the region, and they
-    /// are not none.
+    /// The first or last contiguous run of `len` bytes, which are in the region and not empty.
     fn run(&self, offset: u64, len: u64, backward: bool) -> Result<Run<'_>, Blocked> {
         let pieces = match self {
             View::Whole(window) => return Ok(Run { window, start: offset, len }),
@@ -154,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_target_that_lies_higher_and_overlaps_is_copied_from_its_end() {
+    fn higher_overlapping_targets_copy_backward() {
         let backward = |same, to, from, len| Step::of_copy(same, to, from, len, 10).backward;
         assert!(backward(true, 101, 100, 2));
         assert!(!backward(true, 102, 100, 2), "they only touch");
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_is_bounded_and_knows_what_lies_before_it() {
+    fn steps_are_bounded_and_skip_the_rest() {
         assert_eq!(Step::of_copy(true, 1, 0, 25, 10).skip(25), 15);
         assert_eq!(Step::of_copy(true, 0, 1, 25, 10).skip(25), 0);
         assert_eq!(Step::of_copy(true, 0, 1, 5, 10).len, 5);

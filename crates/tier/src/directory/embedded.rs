@@ -1,72 +1,72 @@
-//! The directory that nodes keep by themselves: soft state at the first node.
+//! The embedded directory: soft state at the first node.
 //!
-//! When that node restarts, the homes tell it their names again; until all are met that were there before, and have done
-//! so, questions are parked, since a name that seems free may not be.  What was lost before is forgotten with the
-//! directory's incarnation.
+//! After a restart of that node, the homes report their names again.  Until all earlier nodes have done so, requests
+//! are parked, since a name that seems free may not be.  Names lost before are forgotten with the directory's
+//! incarnation.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
-use super::etcd::{MoveJob, Mover, NameRecord, Next, StoreFailure, Stored, Told, Transaction};
+use super::etcd::{MoveJob, Mover, NameRecord, NameState, Next, StoreFailure, Stored, Transaction};
 use super::lost::LostNames;
-use super::{Directory, DirectoryFigures, NAMES_PER_ANSWER_MAX, Said, Word};
+use super::{Directory, DirectoryEvent, DirectoryFigures, DirectoryOutput, NAMES_PER_ANSWER_MAX};
 use crate::ids::{Epoch, NodeId, NodeIncarnation, RegionId, Requester};
 use crate::members::Parting;
 use crate::message::{ErrorReply, Reply, Request};
 use crate::names;
 use crate::news::News;
 
-/// What a name stands for.
+/// The region behind a name.
 #[derive(Debug)]
 struct Entry {
     region: RegionId,
     home: NodeIncarnation,
-    /// As of which change of the region this is its home.
+    /// The epoch at which this became the home.
     epoch: Epoch,
 }
 
-/// See the header of this file.
+/// See the module's documentation.
 #[derive(Debug)]
 pub struct Embedded {
-    /// Whether this node is the one that answers.
+    /// Whether this node answers requests.
     is_seat: bool,
     table: Table,
-    /// Homes may still be found that nobody has met yet.
+    /// Whether unknown homes may still appear.
     meeting: bool,
-    /// Those that were there before us and have yet to tell their names.
+    /// Earlier nodes that have yet to report their names.
     awaited: BTreeSet<NodeIncarnation>,
-    /// What homes have told so far of all their names.
-    telling: BTreeMap<NodeIncarnation, BTreeSet<Box<str>>>,
-    /// Questions that wait until all is known again, or all names are elsewhere.
+    /// Names reported so far by homes that are not done.
+    reporting: BTreeMap<NodeIncarnation, BTreeSet<Box<str>>>,
+    /// Requests that wait until all names are known, or moved.
     parked: Vec<(Requester, Request)>,
     mover: Option<Move>,
     last_id: u64,
-    said: VecDeque<Said>,
+    outputs: VecDeque<DirectoryOutput>,
 }
 
-/// The names are being brought elsewhere.
+/// A move of the names in progress.
 #[derive(Debug)]
 struct Move {
     mover: Mover,
-    /// The transaction that is under way.
+    /// The transaction in flight.
     id: u64,
-    /// What was told while questions wait.
-    words: Vec<Word>,
+    /// Events since requests began to wait.
+    events: Vec<DirectoryEvent>,
 }
 
 impl Embedded {
-    /// The directory as node `me` takes part in it.
+    /// The part of node `me` in the directory.
     pub fn new(me: NodeId) -> Embedded {
         Embedded {
             is_seat: me == NodeId::FIRST,
             table: Table::default(),
             meeting: false,
             awaited: BTreeSet::new(),
-            telling: BTreeMap::new(),
+            reporting: BTreeMap::new(),
             parked: Vec::new(),
             mover: None,
             last_id: 0,
-            said: VecDeque::new(),
+            outputs: VecDeque::new(),
         }
     }
 
@@ -75,31 +75,31 @@ impl Embedded {
         self.awaited.is_empty() && !self.meeting
     }
 
-    /// Whether questions can be answered.
+    /// Whether requests can be answered.
     fn is_ready(&self) -> bool {
-        self.is_complete() && self.mover.as_ref().is_none_or(|going| !going.mover.is_frozen())
+        self.is_complete() && self.mover.as_ref().is_none_or(|move_state| !move_state.mover.is_frozen())
     }
 
     fn send(&mut self, transaction: Transaction) {
         self.last_id += 1;
-        if let Some(going) = &mut self.mover {
-            going.id = self.last_id;
+        if let Some(move_state) = &mut self.mover {
+            move_state.id = self.last_id;
         }
-        self.said.push_back(Said::Store { id: self.last_id, transaction });
+        self.outputs.push_back(DirectoryOutput::Store { id: self.last_id, transaction });
     }
 
-    /// Names stay here, and who waits is answered.
+    /// Ends a move without effect, and answers waiting requests.
     fn end_move(&mut self, now_ns: u64, reason: String) {
         self.mover = None;
         self.table.changed = None;
-        self.said.push_back(Said::NotMoved { reason });
+        self.outputs.push_back(DirectoryOutput::NotMoved { reason });
         self.unpark(now_ns);
     }
 
-    /// Tells who moves the names what has changed.
+    /// Passes changed names to the mover.
     fn note_changes(&mut self) {
-        if let (Some(going), Some(changed)) = (&mut self.mover, &mut self.table.changed) {
-            changed.drain(..).for_each(|name| going.mover.note_changed(&name));
+        if let (Some(move_state), Some(changed)) = (&mut self.mover, &mut self.table.changed) {
+            changed.drain(..).for_each(|name| move_state.mover.note_changed(&name));
         }
     }
 
@@ -149,17 +149,17 @@ impl Embedded {
 
     fn note_names(&mut self, from: NodeIncarnation, names: Vec<(String, RegionId, Epoch)>) {
         for (name, region, epoch) in names.into_iter().filter(|(name, ..)| names::is_name(name)) {
-            self.telling.entry(from).or_default().insert(name.as_str().into());
+            self.reporting.entry(from).or_default().insert(name.as_str().into());
             if !self.table.claim(&name, region, from, epoch) {
-                self.said.push_back(Said::NameLost { home: from, name, region });
+                self.outputs.push_back(DirectoryOutput::NameLost { home: from, name, region });
             }
         }
     }
 
     fn part_from(&mut self, incarnation: NodeIncarnation, is_expected: bool, now_ns: u64) {
-        // A name given to who does not hear of it would never be free again.
+        // A name granted to a requester that cannot learn of it would never be released.
         self.parked.retain(|(requester, _)| requester.incarnation != incarnation);
-        self.telling.remove(&incarnation);
+        self.reporting.remove(&incarnation);
         if !is_expected {
             self.awaited.remove(&incarnation);
         }
@@ -190,31 +190,31 @@ impl Directory for Embedded {
             false => Err(ErrorReply::Malformed),
         };
         self.note_changes();
-        self.said.push_back(Said::Answer { requester, body });
+        self.outputs.push_back(DirectoryOutput::Answer { requester, body });
     }
 
-    fn tell(&mut self, now_ns: u64, word: Word) {
+    fn tell(&mut self, now_ns: u64, event: DirectoryEvent) {
         if !self.is_seat {
             return;
         }
-        if let Some(going) = self.mover.as_mut().filter(|going| going.mover.is_frozen()) {
-            going.words.push(word.clone());
+        if let Some(move_state) = self.mover.as_mut().filter(|move_state| move_state.mover.is_frozen()) {
+            move_state.events.push(event.clone());
         }
-        match word {
-            Word::Meeting => self.meeting = true,
-            Word::AllMet => {
+        match event {
+            DirectoryEvent::Meeting => self.meeting = true,
+            DirectoryEvent::AllMet => {
                 self.meeting = false;
                 self.unpark(now_ns);
             }
-            Word::Expected(incarnation) => {
+            DirectoryEvent::Expected(incarnation) => {
                 self.awaited.insert(incarnation);
             }
-            Word::Paired(_) => {}
-            Word::Names { from, names, done } => {
+            DirectoryEvent::Paired(_) => {}
+            DirectoryEvent::Names { from, names, done } => {
                 self.note_names(from, names);
                 if done {
-                    // What it gave up while it could not say so is free.
-                    let told = self.telling.remove(&from).unwrap_or_default();
+                    // Names that it released while disconnected are free.
+                    let told = self.reporting.remove(&from).unwrap_or_default();
                     let given_up = self
                         .table
                         .names
@@ -225,28 +225,32 @@ impl Directory for Embedded {
                     self.unpark(now_ns);
                 }
             }
-            Word::Moved { name, region, epoch, to } => self.table.hand_over(&name, region, to, epoch),
-            Word::Parted { incarnation, is_expected } => self.part_from(incarnation, is_expected, now_ns),
-            Word::Ended { incarnation, parting } => {
+            DirectoryEvent::Moved { name, region, epoch, to } => {
+                self.table.hand_over(&name, region, to, epoch)
+            }
+            DirectoryEvent::Parted { incarnation, is_expected } => {
+                self.part_from(incarnation, is_expected, now_ns)
+            }
+            DirectoryEvent::Ended { incarnation, parting } => {
                 let count = self.table.lose_home(incarnation, parting);
                 if count > 0 {
-                    self.said.push_back(Said::News(News::NamesLost { count, incarnation }));
+                    self.outputs.push_back(DirectoryOutput::News(News::NamesLost { count, incarnation }));
                 }
                 self.part_from(incarnation, false, now_ns);
             }
-            Word::Corrected { incarnation, parting } => {
+            DirectoryEvent::Corrected { incarnation, parting } => {
                 self.table.lost.correct(incarnation, parting);
                 self.table.note_changed_with(incarnation);
             }
-            Word::Killed { incarnation, by, is_told } => {
+            DirectoryEvent::Killed { incarnation, by, is_reported } => {
                 self.table.note_changed_with(incarnation);
-                if self.table.lost.note_killed(incarnation) && !is_told {
-                    self.said.push_back(Said::News(News::KilledBy { incarnation, by }));
+                if self.table.lost.note_killed(incarnation) && !is_reported {
+                    self.outputs.push_back(DirectoryOutput::News(News::KilledBy { incarnation, by }));
                 }
             }
-            Word::Forgotten { node, requester } => {
+            DirectoryEvent::Forgotten { node, requester } => {
                 self.table.forget_node(node);
-                self.said.push_back(Said::Answer { requester, body: Ok(Reply::Done) });
+                self.outputs.push_back(DirectoryOutput::Answer { requester, body: Ok(Reply::Done) });
             }
         }
         self.note_changes();
@@ -254,20 +258,20 @@ impl Directory for Embedded {
 
     fn begin_move(&mut self, now_ns: u64, job: MoveJob) {
         if !self.is_seat || !self.is_complete() {
-            let reason = "not all nodes that were there have told their names yet; try it again".to_owned();
+            let reason = "not all nodes have reported their names yet; try again".to_owned();
             return self.end_move(now_ns, reason);
         }
         let mover = Mover::new(job, self.table.all());
         let first = mover.begin();
-        self.mover = Some(Move { mover, id: 0, words: Vec::new() });
+        self.mover = Some(Move { mover, id: 0, events: Vec::new() });
         self.table.changed = Some(Vec::new());
         self.send(first);
     }
 
     fn handle_stored(&mut self, now_ns: u64, id: u64, result: Result<Stored, StoreFailure>) {
-        let Some(going) = self.mover.as_mut().filter(|going| going.id == id) else { return };
+        let Some(move_state) = self.mover.as_mut().filter(|move_state| move_state.id == id) else { return };
         let next = match result {
-            Ok(stored) => going.mover.handle_stored(&stored, |name| self.table.told(name)),
+            Ok(stored) => move_state.mover.handle_stored(&stored, |name| self.table.state_of(name)),
             Err(failure) => Next::Failed(failure.reason),
         };
         match next {
@@ -275,33 +279,33 @@ impl Directory for Embedded {
             Next::Failed(reason) => self.end_move(now_ns, reason),
             Next::Moved => {
                 let (names, lost) = (self.table.names.len() as u64, self.table.lost.len() as u64);
-                self.said.push_back(Said::Moved { names, lost });
+                self.outputs.push_back(DirectoryOutput::Moved { names, lost });
             }
         }
     }
 
-    fn take_rest(&mut self) -> (Vec<Requester>, Vec<Word>) {
+    fn take_rest(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
         let parked = std::mem::take(&mut self.parked).into_iter().map(|(requester, _)| requester).collect();
-        (parked, self.mover.take().map(|going| going.words).unwrap_or_default())
+        (parked, self.mover.take().map(|move_state| move_state.events).unwrap_or_default())
     }
 
-    fn poll(&mut self) -> Option<Said> {
-        self.said.pop_front()
+    fn poll(&mut self) -> Option<DirectoryOutput> {
+        self.outputs.pop_front()
     }
 }
 
-/// Names and their regions.
+/// The table of names.
 #[derive(Debug, Default)]
 struct Table {
     names: BTreeMap<Box<str>, Entry>,
     lost: LostNames,
-    /// Names that are not what they were, while somebody wants to know.
+    /// Names changed during a move.
     changed: Option<Vec<Box<str>>>,
 }
 
 impl Table {
-    /// Gives `name` to `region`, unless another region has it.  Where two nodes say that they are its home, the one
-    /// that has seen more changes of it is right: the other has handed it over.
+    /// Gives `name` to `region`, unless another region has it.  Of two nodes that claim to be its home, the one with
+    /// the higher epoch wins: the other has handed it over.
     fn claim(&mut self, name: &str, region: RegionId, home: NodeIncarnation, epoch: Epoch) -> bool {
         match self.names.get(name) {
             Some(entry) if entry.region != region => return false,
@@ -315,14 +319,15 @@ impl Table {
         true
     }
 
-    /// Has `name` lead to the next home of `region`, by the word of the former one, unless the next one has released it.
+    /// Redirects `name` to the next home of `region`, as reported by the former one, unless the next one has released
+    /// it.
     fn hand_over(&mut self, name: &str, region: RegionId, to: NodeIncarnation, epoch: Epoch) {
         if self.names.contains_key(name) {
             self.claim(name, region, to, epoch);
         }
     }
 
-    /// Takes `name` away from `region`, by the word of its home: a former one has nothing to say.
+    /// Releases `name` for its current home; ignores former homes.
     fn release(&mut self, name: &str, region: RegionId, by: NodeIncarnation) {
         if self.names.get(name).is_some_and(|entry| entry.region == region && entry.home == by) {
             self.names.remove(name);
@@ -336,26 +341,26 @@ impl Table {
         }
     }
 
-    /// More is known of what was lost with a home.
+    /// The cause of losses with a home was corrected.
     fn note_changed_with(&mut self, home: NodeIncarnation) {
         if let Some(changed) = &mut self.changed {
             changed.extend(self.lost.names_of(|of| of == home));
         }
     }
 
-    /// All names, and those that were lost.
+    /// All names, lost ones included.
     fn all(&self) -> BTreeSet<Box<str>> {
         self.names.keys().cloned().chain(self.lost.names_of(|_| true)).collect()
     }
 
-    /// What a name is.
-    fn told(&self, name: &str) -> Told {
+    /// The state of a name.
+    fn state_of(&self, name: &str) -> NameState {
         match (self.names.get(name), self.lost.find(name)) {
             (Some(Entry { region, home, epoch }), _) => {
-                Told::Leads(NameRecord { region: *region, home: *home, epoch: *epoch })
+                NameState::Leads(NameRecord { region: *region, home: *home, epoch: *epoch })
             }
-            (None, Some((home, parting))) => Told::Lost(home, parting),
-            (None, None) => Told::Free,
+            (None, Some((home, parting))) => NameState::Lost(home, parting),
+            (None, None) => NameState::Free,
         }
     }
 
@@ -379,9 +384,9 @@ impl Table {
         self.names.get(name).map(|entry| (entry.region, entry.home))
     }
 
-    /// Names behind `after`, and whether there are more.
+    /// Names after `after`, and whether there are more.
     fn list(&self, after: Option<&str>) -> (Vec<(String, RegionId, NodeId)>, bool) {
-        // Names of locks and barriers come first, and are nobody's business.
+        // Names of locks and barriers come first, and are hidden.
         let from = after.map_or(Bound::Included(names::FIRST_FREE), Bound::Excluded);
         let mut rest = self.names.range::<str, _>((from, Bound::Unbounded));
         let names = rest
@@ -392,12 +397,11 @@ impl Table {
         (names, rest.next().is_some())
     }
 
-    /// A home is gone, and with it its regions; that their names were lost is remembered.
-    /// Returns how many.
+    /// Moves the names of a dead home to the lost ones; returns their number.
     fn lose_home(&mut self, home: NodeIncarnation, parting: Parting) -> usize {
         let mut count = 0;
         for (name, _) in self.names.extract_if(.., |_, entry| entry.home == home) {
-            // Locks and barriers are made anew by the next session that needs them.
+            // Locks and barriers are recreated by the next session that needs them.
             if let Some(changed) = &mut self.changed {
                 changed.push(name.clone());
             }
@@ -409,7 +413,7 @@ impl Table {
         count
     }
 
-    /// A name that is not found is free, or was lost with its region.
+    /// The error for a name that was not found: free, or lost with its region.
     fn why_absent(&self, name: &str, now_ns: u64) -> ErrorReply {
         match self.lost.find(name) {
             Some((home, parting)) => ErrorReply::Lost { home, loss: parting.loss(now_ns) },
@@ -435,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_has_one_region_until_that_region_releases_it() {
+    fn names_have_one_region_until_released() {
         let mut table = Table::default();
         assert!(table.claim("a", region(1), incarnation(1), Epoch(0)));
         assert!(!table.claim("a", region(2), incarnation(1), Epoch(9)));
@@ -447,18 +451,18 @@ mod tests {
     }
 
     #[test]
-    fn a_region_that_moved_claims_its_name_for_the_new_home() {
+    fn moved_regions_claim_for_the_new_home() {
         let mut table = Table::default();
         table.claim("a", region(1), incarnation(1), Epoch(0));
         assert!(table.claim("a", region(1), incarnation(2), Epoch(5)));
-        // What the former home says later is old news.
+        // What the former home reports later is stale.
         assert!(table.claim("a", region(1), incarnation(1), Epoch(4)));
         table.lose_home(incarnation(1), PARTING);
         assert_eq!(table.find("a"), Some((region(1), incarnation(2))));
     }
 
     #[test]
-    fn a_name_that_the_next_home_released_does_not_come_back_by_the_word_of_the_former_one() {
+    fn former_homes_do_not_restore_released_names() {
         let mut table = Table::default();
         table.claim("a", region(1), incarnation(1), Epoch(0));
         table.hand_over("a", region(1), incarnation(2), Epoch(5));
@@ -469,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_comes_in_parts_without_gaps() {
+    fn long_lists_are_paged_without_gaps() {
         let mut table = Table::default();
         let count = NAMES_PER_ANSWER_MAX + 5;
         for serial in 0..count {
@@ -484,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_known_to_be_lost_until_it_is_taken_anew() {
+    fn names_stay_lost_until_reclaimed() {
         let mut table = Table::default();
         for name in ["a", "b", "\0lock"] {
             table.claim(name, region(1), incarnation(1), Epoch(0));

@@ -1,7 +1,6 @@
-//! Names whose regions were lost with their homes: kept so that who asks is told what has become of them.
+//! Names whose regions were lost with their homes, kept to tell requesters how they were lost.
 //!
-//! A name stays here until somebody is done with it (`forget`), it is taken anew, or so many were lost after it that
-//! there is no room.
+//! A name stays until it is forgotten by request, claimed again, or evicted by later losses.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -11,18 +10,18 @@ use crate::ids::{NodeId, NodeIncarnation};
 use crate::members::Parting;
 use crate::message::LostName;
 
-/// Most lost names that are remembered: at 255 bytes each, some 3 MB.
+/// Maximum lost names: at 255 bytes each, about 3 MB.
 pub const LOST_NAMES_MAX: usize = 10_000;
 
 #[derive(Debug)]
 struct Entry {
     home: NodeIncarnation,
     parting: Parting,
-    /// In which order names were lost.
+    /// Order of losses.
     serial: u64,
 }
 
-/// See the header of this file.
+/// A bounded map of lost names.
 #[derive(Debug, Default)]
 pub(super) struct LostNames {
     names: BTreeMap<Box<str>, Entry>,
@@ -35,15 +34,15 @@ impl LostNames {
         self.names.len()
     }
 
-    /// Those that were lost with such homes.
+    /// Names lost with the selected homes.
     pub(super) fn names_of(
         &self,
-        is_meant: impl Fn(NodeIncarnation) -> bool,
+        is_selected: impl Fn(NodeIncarnation) -> bool,
     ) -> impl Iterator<Item = Box<str>> {
-        self.names.iter().filter(move |(_, entry)| is_meant(entry.home)).map(|(name, _)| name.clone())
+        self.names.iter().filter(move |(_, entry)| is_selected(entry.home)).map(|(name, _)| name.clone())
     }
 
-    /// The oldest goes where there is no room.
+    /// Adds a name; evicts the oldest if full.
     pub(super) fn insert(&mut self, name: Box<str>, home: NodeIncarnation, parting: Parting) {
         self.remove(&name);
         if self.names.len() == LOST_NAMES_MAX
@@ -56,14 +55,14 @@ impl LostNames {
         self.names.insert(name, Entry { home, parting, serial: self.serials });
     }
 
-    /// Whether it was among them.
+    /// Returns true if it was present.
     pub(super) fn remove(&mut self, name: &str) -> bool {
         let Some(entry) = self.names.remove(name) else { return false };
         self.by_serial.remove(&entry.serial);
         true
     }
 
-    /// Forgets what was lost with any incarnation of a node; whether that was anything.
+    /// Forgets what was lost with any incarnation of a node; returns true if there was anything.
     pub(super) fn remove_node(&mut self, node: NodeId) -> bool {
         let before = self.names.len();
         self.names.retain(|_, entry| entry.home.node != node);
@@ -72,14 +71,14 @@ impl LostNames {
         self.names.len() < before
     }
 
-    /// More is known by now of how a home ended.
+    /// The cause of a home's end was corrected.
     pub(super) fn correct(&mut self, home: NodeIncarnation, parting: Parting) {
         for entry in self.names.values_mut().filter(|entry| entry.home == home) {
             entry.parting = parting;
         }
     }
 
-    /// The process that exited was killed; whether that is news of any name.
+    /// A process that exited was killed; returns true if that is new for any name.
     pub(super) fn note_killed(&mut self, home: NodeIncarnation) -> bool {
         let of_home = self.names.values_mut().filter(|entry| entry.home == home);
         of_home.filter_map(|entry| entry.parting.note_killed().then_some(())).count() > 0
@@ -89,7 +88,7 @@ impl LostNames {
         self.names.get(name).map(|entry| (entry.home, entry.parting))
     }
 
-    /// Names behind `after`, and whether there are more.
+    /// Names after `after`, and whether there are more.
     pub(super) fn list(&self, after: Option<&str>, now_ns: u64) -> (Vec<LostName>, bool) {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut rest = self.names.range::<str, _>((from, Bound::Unbounded));
@@ -119,7 +118,7 @@ mod tests {
     const PARTING: Parting = Parting { cause: LossCause::Exited, at_ns: 5 };
 
     #[test]
-    fn the_oldest_goes_when_there_is_no_room_and_one_that_is_lost_again_is_not_old() {
+    fn oldest_is_evicted_repeated_loss_renews() {
         let mut lost = LostNames::default();
         for index in 0..LOST_NAMES_MAX {
             lost.insert(format!("{index}").into(), incarnation(1), PARTING);
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_node_takes_its_names_along_and_no_others() {
+    fn forgetting_a_node_forgets_its_names_only() {
         let mut lost = LostNames::default();
         lost.insert("a".into(), incarnation(1), PARTING);
         lost.insert("b".into(), incarnation(2), PARTING);

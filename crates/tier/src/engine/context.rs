@@ -1,6 +1,6 @@
-//! What every part of the engine is handed: who we are, the time, who is connected, and a way to say things.
+//! What every part of the engine shares: the configuration, the time, the membership, and the outbox.
 //!
-//! All that leaves the engine goes through here, so that effects and numbers have one order.
+//! Everything leaves the engine through the outbox, so effects and numbers have one order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,99 +17,99 @@ use crate::message::{self, ErrorReply, Message, Notice, Reply, Request};
 use crate::news::News;
 use crate::region::Presence;
 
-/// No clock shows more, the year 2262: what a peer says cannot use tokens up.
+/// Maximum time of day that is believed, in the year 2262: a peer's clock cannot exhaust lock tokens.
 const TIME_OF_DAY_NS_MAX: u64 = i64::MAX as u64;
 
-/// So many requests of a node may wait for their answers here.
+/// Maximum requests of one node that wait here for their replies.
 pub const REQUESTS_OF_NODE_MAX: usize = 1 << 16;
 
 /// Whether a request is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Admission {
     Served,
-    /// One of that number waits for its answer: no node that keeps to the protocol asks so.
+    /// A request with that id is already waiting: the peer violates the protocol.
     Repeated,
     TooMany,
 }
 
-/// What leaves the engine, and what it has asked.
+/// Effects on their way out, and pending requests in both directions.
 pub(super) struct Outbox {
     config: EngineConfig,
     now_ns: u64,
-    /// The last number that was given out: of a command, a request, a region or a token.
+    /// The last number issued, for a command, request, region or token.
     number: u64,
-    asked: BTreeMap<RequestId, Asked>,
-    /// Requests of other nodes that have no answer yet: so none of them makes what waits here grow without end.
+    pending: BTreeMap<RequestId, PendingRequest>,
+    /// Requests of other nodes without a reply yet; bounds what a peer can queue here.
     serving: BTreeMap<NodeIncarnation, BTreeSet<RequestId>>,
-    /// What we say to ourselves.
+    /// Messages of this node to itself.
     loopback: VecDeque<Message>,
     on_demand: OnDemand,
     effects: VecDeque<Effect>,
-    /// As in the configuration, but by the clock of the cluster that is ahead of all others, as far as we have heard of it.
+    /// As in the configuration, but advanced to the fastest clock of the cluster that this node has heard of.
     epoch_ns: u64,
 }
 
-/// What we asked of another node, or of ourselves.
+/// A pending request to a node, perhaps this one.
 #[derive(Debug)]
-struct Asked {
+struct PendingRequest {
     of: NodeId,
     purpose: Purpose,
-    at_ns: u64,
-    /// The request, if it went to the directory: it is sent again where the directory has moved meanwhile.
+    sent_at_ns: u64,
+    /// The request, if it went to the directory: it is sent again if the directory has moved.
     question: Option<Box<Request>>,
 }
 
-/// A request that has been answered.
+/// A pending request whose reply arrived.
 pub(super) struct Answered {
     pub(super) purpose: Purpose,
-    pub(super) asked_ns: u64,
+    pub(super) sent_ns: u64,
     pub(super) question: Option<Box<Request>>,
 }
 
-/// Why we asked something.
+/// Why a request was sent.
 #[derive(Debug)]
 pub(super) enum Purpose {
-    /// For a command of a session.
+    /// A command of a session.
     User(OpId, UserStep),
-    /// To get a name for a region to be.
+    /// Claims a name for a region in the making.
     Claim(RegionId),
-    /// To give back the name of a region that cannot be made for that reason, which its requester hears then.
+    /// Releases the name of a region whose making failed; its requester then receives the failure.
     Unclaim(Requester, ErrorReply),
-    /// To get a name for a region that has none.
+    /// Claims a name for a region that has none.
     Name(RegionId),
-    /// To get chunks on another node for a region to be.
+    /// Reserves chunks on another node for a region in the making.
     ReserveForAlloc(RegionId),
-    /// To get chunks on the node to which a region moves.
+    /// Reserves chunks on the node to which a region moves.
     ReserveForMove(RegionId),
-    /// To have a mapper acknowledge the change of that epoch.
+    /// Waits for a mapper to acknowledge the change of that epoch.
     Change(RegionId, Epoch),
-    /// To let somebody know; the acknowledgement means nothing.
+    /// Informs a node; its reply is ignored.
     OneWay,
-    /// To have the name of a region that is being freed be free again.
+    /// Releases the name of a region that is being freed.
     Release(RegionId),
-    /// To have a chunk copied by its new owner.
+    /// Has the new owner copy a chunk.
     CopyChunk(RegionId),
-    /// To hand a region to its next home.
+    /// Hands a region to its next home.
     Adopt(RegionId),
-    /// To have an owner of chunks keep a mapper from regions of ours.
+    /// Has an owner of chunks make a mapper let go of regions homed here.
     Relay { mapper: NodeIncarnation, pairing: u64, owner: NodeIncarnation },
-    /// To have a mapper let go of a home's regions, for that home.
+    /// Has a mapper let go of a home's regions, on behalf of that home.
     Retire(Requester, NodeIncarnation),
-    /// To have everybody drop the regions of a dead home.
+    /// Has all nodes drop the regions of a dead home.
     Sweep(NodeIncarnation),
-    /// To have a part of a memory operation done by the node.
+    /// Has a node execute part of a memory operation.
     Memory(OpId, NodeId),
-    /// To get a lock, or past a barrier.
+    /// Waits for a lock or at a barrier.
     Wait(OpId),
-    /// To see how much room a node has for what is here.
+    /// Asks a draining target how much room it has.
     Room(NodeId),
-    /// To have a region leave this node.
+    /// Has a region leave this node.
     Vacate(RegionId),
-    /// To hear whether a node would reach the names where they are to be brought.
+    /// Asks whether a node reaches the store to which names are to move.
     TryNames(NodeId),
-    /// To hear of that incarnation, for the directory, whether a region has its name.
+    /// Asks that incarnation, for the directory, whether a region has its name.
     AskHome(u64, NodeIncarnation),
-    /// To hear whether there is a member of that number.
+    /// Asks whether a member has that number.
     Inquiry(NodeId),
 }
 
@@ -118,7 +118,7 @@ impl Outbox {
         Outbox {
             now_ns,
             number: 0,
-            asked: BTreeMap::new(),
+            pending: BTreeMap::new(),
             serving: BTreeMap::new(),
             loopback: VecDeque::new(),
             on_demand: OnDemand::default(),
@@ -132,7 +132,6 @@ impl Outbox {
         &self.config
     }
 
-    /// Who we are.
     pub(super) fn incarnation(&self) -> NodeIncarnation {
         self.config.incarnation
     }
@@ -145,33 +144,33 @@ impl Outbox {
         self.now_ns = now_ns;
     }
 
-    /// A number that was never given out before.
+    /// Issues a number that was never issued before.
     pub(super) fn next_number(&mut self) -> u64 {
         self.number += 1;
         self.number
     }
 
-    /// The last that was given out.
+    /// The last number issued.
     pub(super) fn last_number(&self) -> u64 {
         self.number
     }
 
-    /// Where the tokens of a lock begin that is made now.
+    /// Where the tokens of a new lock begin.
     pub(super) fn time_of_day_ns(&self) -> u64 {
         self.epoch_ns.saturating_add(self.now_ns)
     }
 
-    /// Somebody's clock shows that time.
+    /// Learns that a clock of the cluster shows that time.
     pub(super) fn note_time(&mut self, time_ns: u64) {
         self.epoch_ns = self.epoch_ns.max(time_ns.min(TIME_OF_DAY_NS_MAX).saturating_sub(self.now_ns));
     }
 
-    /// Who is dialled because it is used, and what waits for that.
+    /// Members that are dialled on first use, and what waits for them.
     pub(super) fn on_demand(&mut self) -> &mut OnDemand {
         &mut self.on_demand
     }
 
-    /// Whether a member of that number is being met, or asked about.
+    /// Whether a member of that number is being dialled or inquired about.
     pub(super) fn is_awaited(&self, node: NodeId) -> bool {
         self.on_demand.is_awaited(node)
     }
@@ -196,7 +195,7 @@ impl Outbox {
         self.push(Effect::News(news));
     }
 
-    /// A node has asked something.  Where it waits for as many answers as it may already, it is to be refused.
+    /// Admits a request of another node, unless too many of its requests are waiting.
     pub(super) fn begin_serving(&mut self, requester: Requester) -> Admission {
         if requester.incarnation == self.incarnation() {
             return Admission::Served;
@@ -212,14 +211,14 @@ impl Outbox {
         Admission::Served
     }
 
-    /// A request has its answer, or does not wait for one any more.
+    /// A request was answered, or its requester no longer waits.
     pub(super) fn end_serving(&mut self, requester: Requester) {
         if let Some(serving) = self.serving.get_mut(&requester.incarnation) {
             serving.remove(&requester.id);
         }
     }
 
-    /// Whether somebody still waits for the answer.
+    /// Whether the requester still waits for the reply.
     pub(super) fn is_serving(&self, requester: Requester) -> bool {
         let is_there = |serving: &BTreeSet<RequestId>| serving.contains(&requester.id);
         requester.incarnation == self.incarnation()
@@ -230,54 +229,55 @@ impl Outbox {
         self.serving.values().map(BTreeSet::len).sum()
     }
 
-    /// A node takes no answers any more.
+    /// Forgets all requests of an incarnation.
     pub(super) fn end_serving_all_of(&mut self, incarnation: NodeIncarnation) {
         self.serving.remove(&incarnation);
     }
 
-    /// A request is answered, if it was made of that node.
-    pub(super) fn take_asked(&mut self, id: RequestId, of: NodeId) -> Option<Answered> {
-        self.asked.get(&id).filter(|asked| asked.of == of)?;
-        let Asked { purpose, at_ns, question, .. } = self.asked.remove(&id)?;
-        Some(Answered { purpose, asked_ns: at_ns, question })
+    /// Takes the pending request with that id, if it was sent to `of`.
+    pub(super) fn take_pending(&mut self, id: RequestId, of: NodeId) -> Option<Answered> {
+        self.pending.get(&id).filter(|pending| pending.of == of)?;
+        let PendingRequest { purpose, sent_at_ns, question, .. } = self.pending.remove(&id)?;
+        Some(Answered { purpose, sent_ns: sent_at_ns, question })
     }
 
-    /// What we have asked, and not said yet, is refused.
-    pub(super) fn refuse_asked(&mut self, id: RequestId, refusal: ErrorReply) {
+    /// Refuses a pending request that was not sent yet.
+    pub(super) fn refuse_pending(&mut self, id: RequestId, refusal: ErrorReply) {
         let own = self.incarnation().node;
-        if let Some(asked) = self.asked.get_mut(&id) {
-            asked.of = own;
+        if let Some(pending) = self.pending.get_mut(&id) {
+            pending.of = own;
             self.loopback.push_back(Message::Reply { id, body: Err(refusal) });
         }
     }
 
-    /// Nobody wants the answer any more.
-    pub(super) fn forget_asked(&mut self, id: RequestId) {
-        self.asked.remove(&id);
+    /// Forgets a pending request whose reply is no longer wanted.
+    pub(super) fn forget_pending(&mut self, id: RequestId) {
+        self.pending.remove(&id);
     }
 
-    /// The answer of a region's next home means nothing any more.
+    /// Ignores the reply of a region's next home.
     pub(super) fn forget_adoption(&mut self, region: RegionId) {
-        self.asked.retain(|_, asked| !matches!(asked.purpose, Purpose::Adopt(other) if other == region));
+        self.pending
+            .retain(|_, pending| !matches!(pending.purpose, Purpose::Adopt(other) if other == region));
     }
 
-    /// What a node has yet to answer.
-    pub(super) fn asked_of(&self, node: NodeId) -> Vec<RequestId> {
-        self.asked.iter().filter(|(_, asked)| asked.of == node).map(|(id, _)| *id).collect()
+    /// Pending requests to a node.
+    pub(super) fn pending_to(&self, node: NodeId) -> Vec<RequestId> {
+        self.pending.iter().filter(|(_, pending)| pending.of == node).map(|(id, _)| *id).collect()
     }
 
-    /// Whether this node asks that, as any other, of itself as a home.
+    /// Whether this node sent that request to itself as to any other home.
     pub(super) fn asks_as_home(&self, id: RequestId) -> bool {
-        self.asked.get(&id).is_some_and(|asked| matches!(asked.purpose, Purpose::AskHome(..)))
+        self.pending.get(&id).is_some_and(|pending| matches!(pending.purpose, Purpose::AskHome(..)))
     }
 
-    pub(super) fn asked_count(&self) -> usize {
-        self.asked.len()
+    pub(super) fn pending_count(&self) -> usize {
+        self.pending.len()
     }
 
-    fn note_asked(&mut self, of: NodeId, purpose: Purpose) -> RequestId {
+    fn add_pending(&mut self, of: NodeId, purpose: Purpose) -> RequestId {
         let id = RequestId(self.next_number());
-        self.asked.insert(id, Asked { of, purpose, at_ns: self.now_ns, question: None });
+        self.pending.insert(id, PendingRequest { of, purpose, sent_at_ns: self.now_ns, question: None });
         id
     }
 }
@@ -288,17 +288,17 @@ impl Extend<Effect> for Outbox {
     }
 }
 
-/// The outbox, and whom things can be said to.
+/// The outbox, and the membership that messages are addressed by.
 pub(super) struct Context<'a> {
     out: &'a mut Outbox,
     membership: &'a Membership,
-    /// The node that tells who the members are.
+    /// The node that lists the members.
     seat: NodeId,
     /// The node that answers for names.
     names_seat: NodeId,
     /// Whether names are kept outside of the cluster.
     names_are_outside: bool,
-    /// Whether this node cannot write them there, as far as it knows.
+    /// Whether this node cannot write to that store, as far as it knows.
     lacks_store: bool,
 }
 
@@ -313,7 +313,7 @@ impl<'a> Context<'a> {
         Context { out, membership, seat, names_seat, names_are_outside, lacks_store }
     }
 
-    /// The same for somebody who is called.
+    /// Borrows the context for a shorter time.
     pub(super) fn reborrow(&mut self) -> Context<'_> {
         let Context { membership, seat, names_seat, names_are_outside, lacks_store, .. } = *self;
         Context { out: self.out, membership, seat, names_seat, names_are_outside, lacks_store }
@@ -327,7 +327,7 @@ impl<'a> Context<'a> {
         self.out.config()
     }
 
-    /// The node that tells who the members are.
+    /// The node that lists the members.
     pub(super) fn seat(&self) -> NodeId {
         self.seat
     }
@@ -356,12 +356,12 @@ impl<'a> Context<'a> {
         self.out.tell(news);
     }
 
-    /// A command of a session has ended.
+    /// Ends a command of a session.
     pub(super) fn finish(&mut self, op: OpId, outcome: Result<Outcome, CommandError>) {
         self.out.push(Effect::Finish { op, outcome });
     }
 
-    // Who is there.
+    // Members.
 
     pub(super) fn membership(&self) -> &'a Membership {
         self.membership
@@ -371,27 +371,27 @@ impl<'a> Context<'a> {
         self.membership.members()
     }
 
-    /// Whether that is this node, or one that is connected.
+    /// Whether that is this node, or a connected one.
     pub(super) fn is_present(&self, incarnation: NodeIncarnation) -> bool {
         incarnation == self.incarnation() || self.members().is_alive(incarnation)
     }
 
     /// Whether that node is this one, or connected.
-    pub(super) fn hears(&self, node: NodeId) -> bool {
+    pub(super) fn is_node_present(&self, node: NodeId) -> bool {
         node == self.incarnation().node || self.members().peer_of(node).is_some()
     }
 
-    /// Whether a member of that number is being met, or asked about.
+    /// Whether a member of that number is being dialled or inquired about.
     pub(super) fn is_awaited(&self, node: NodeId) -> bool {
         self.out.is_awaited(node)
     }
 
-    /// The member of that number that is being met, if one is.
+    /// The incarnation of that number that is being dialled.
     pub(super) fn dialled(&self, node: NodeId) -> Option<NodeIncarnation> {
         self.out.on_demand.dialled(node)
     }
 
-    /// What a node is for regions that it holds bytes of.
+    /// Presence of a node that holds bytes of a region.
     pub(super) fn presence_of(&self, incarnation: NodeIncarnation) -> Presence {
         match (self.is_present(incarnation), self.membership.pairings().may_live(incarnation)) {
             (true, _) => Presence::There,
@@ -400,35 +400,35 @@ impl<'a> Context<'a> {
         }
     }
 
-    pub(super) fn absence_of(&self, node: NodeId) -> ErrorReply {
+    pub(super) fn absence_error(&self, node: NodeId) -> ErrorReply {
         match self.membership.knows(node) {
             true => ErrorReply::PeerDown(node),
             false => ErrorReply::UnknownNode(node),
         }
     }
 
-    // Saying things.
+    // Sending.
 
     pub(super) fn ask(&mut self, to: NodeId, body: Request, purpose: Purpose) -> RequestId {
         if to != self.incarnation().node && self.members().peer_of(to).is_none() && !self.reach_out_to(to) {
             if self.inquire(to) {
-                let id = self.out.note_asked(to, purpose);
-                self.wait_until_told(to, DialWaiter::Message(Message::Request { id, body }));
+                let id = self.out.add_pending(to, purpose);
+                self.wait_for_inquiry(to, DialWaiter::Message(Message::Request { id, body }));
                 return id;
             }
-            let refusal = self.absence_of(to);
-            return self.refuse_ourselves(refusal, purpose);
+            let refusal = self.absence_error(to);
+            return self.refuse_locally(refusal, purpose);
         }
-        let id = self.out.note_asked(to, purpose);
-        self.say(to, Message::Request { id, body });
+        let id = self.out.add_pending(to, purpose);
+        self.send(to, Message::Request { id, body });
         id
     }
 
-    /// As [`Context::ask`], but nobody who came after that incarnation of the node is meant.
+    /// As [`Context::ask`], but refused if the node now runs another incarnation.
     pub(super) fn ask_incarnation(&mut self, to: NodeIncarnation, body: Request, purpose: Purpose) {
         match self.is_present(to) || self.reach_out(to) {
             true => self.ask(to.node, body, purpose),
-            false => self.refuse_ourselves(ErrorReply::PeerDown(to.node), purpose),
+            false => self.refuse_locally(ErrorReply::PeerDown(to.node), purpose),
         };
     }
 
@@ -436,15 +436,15 @@ impl<'a> Context<'a> {
         self.names_are_outside
     }
 
-    /// Whether names are outside, and others may have to write there what becomes of ours: this node does not reach the store, or is
-    /// about to leave.
-    pub(super) fn store_may_be_others(&self) -> bool {
+    /// Whether names are outside and other nodes may have to write this node's changes there, because it does not reach
+    /// the store or is about to leave.
+    pub(super) fn may_need_other_writers(&self) -> bool {
         self.names_are_outside && (self.lacks_store || self.membership.draining().is_on())
     }
 
     pub(super) fn ask_directory(&mut self, question: Request, purpose: Purpose) {
         let to = match question {
-            // Members are known to nodes alone.
+            // Only nodes know the members.
             Request::ListMembers => self.membership_source(),
             Request::ForgetNode { .. } if self.names_are_outside => self.membership_source(),
             Request::ForgetNode { .. } | Request::MoveNames { .. } => self.seat,
@@ -452,15 +452,15 @@ impl<'a> Context<'a> {
         };
         let again = (self.seat == self.names_seat).then(|| Box::new(question.clone()));
         let id = self.ask(to, question, purpose);
-        if let Some(asked) = self.out.asked.get_mut(&id) {
-            asked.question = again;
+        if let Some(pending) = self.out.pending.get_mut(&id) {
+            pending.question = again;
         }
     }
 
-    /// The refusal takes the same way as any other, so that no caller has a case of its own for it.
-    fn refuse_ourselves(&mut self, refusal: ErrorReply, purpose: Purpose) -> RequestId {
+    /// Refuses through the loopback queue, so that callers handle it like any other refusal.
+    fn refuse_locally(&mut self, refusal: ErrorReply, purpose: Purpose) -> RequestId {
         let of = self.incarnation().node;
-        let id = self.out.note_asked(of, purpose);
+        let id = self.out.add_pending(of, purpose);
         self.out.loopback.push_back(Message::Reply { id, body: Err(refusal) });
         id
     }
@@ -468,12 +468,12 @@ impl<'a> Context<'a> {
     pub(super) fn answer(&mut self, requester: Requester, body: Result<Reply, ErrorReply>) {
         self.out.end_serving(requester);
         if self.is_present(requester.incarnation) {
-            self.say(requester.incarnation.node, Message::Reply { id: requester.id, body });
+            self.send(requester.incarnation.node, Message::Reply { id: requester.id, body });
         }
     }
 
     pub(super) fn notify(&mut self, to: NodeId, notice: Notice) {
-        self.say(to, Message::Notice(notice));
+        self.send(to, Message::Notice(notice));
     }
 
     pub(super) fn notify_directory(&mut self, notice: Notice) {
@@ -490,12 +490,14 @@ impl<'a> Context<'a> {
         }
     }
 
-    pub(super) fn say(&mut self, to: NodeId, message: Message) {
+    pub(super) fn send(&mut self, to: NodeId, message: Message) {
         if to == self.incarnation().node {
             return self.out.loopback.push_back(message);
         }
-        let Some((peer, member)) = self.members().peer_of(to) else { return self.say_on_demand(to, message) };
-        // Who sleeps looks at what has arrived before it judges silence, and has no other use for a heartbeat.
+        let Some((peer, member)) = self.members().peer_of(to) else {
+            return self.queue_for_dial(to, message);
+        };
+        // A sleeping peer checks what has arrived before it judges silence, so a heartbeat need not wake it.
         let solicited = !matches!(message, Message::Notice(Notice::Heartbeat { .. }));
         for bytes in link::frames(&message::encode(&message), member.send_bytes_max) {
             self.out.push(Effect::Send { peer, bytes, solicited });

@@ -1,5 +1,5 @@
-//! What others hear once no access of ours under an old state is under way: first a grace period ends, then the memory operations
-//! that were given until then.
+//! Acknowledgements that wait until no local access under an old state is in flight: first for a grace period, then for
+//! the memory operations issued before its end.
 
 use std::collections::BTreeMap;
 
@@ -8,58 +8,58 @@ use super::{Engine, Requester};
 use crate::effect::{Effect, OpId, Outcome, Quiesce, Token};
 use crate::ids::{NodeIncarnation, RegionId};
 
-/// All of it.
+/// All deferred acknowledgements.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
-    /// Acknowledgements owed when a token is over.
+    /// Requesters to acknowledge after each grace period.
     owed: BTreeMap<Token, Vec<Requester>>,
-    /// Unmappings to announce, and to finish, when a token is over.
+    /// Unmappings to announce and finish after each grace period.
     unmapping: BTreeMap<Token, Unmapping>,
-    /// What is said when the memory operations up to that one are over.
+    /// Acknowledgements that wait for all memory operations up to that one.
     held: Vec<(OpId, DeferredAck)>,
 }
 
-/// A handle that is being given up.
+/// A handle that is being unmapped.
 #[derive(Debug)]
 pub(super) struct Unmapping {
     /// The region and its home, if this was the last handle of it.
     pub(super) last_of: Option<(RegionId, NodeIncarnation)>,
-    /// Who waits for the end.
+    /// The command to finish.
     pub(super) op: Option<OpId>,
 }
 
 impl Unmapping {
-    /// All handles of a region are given up, and nobody waits for that.
-    pub(super) fn unasked(region: RegionId, home: NodeIncarnation) -> Unmapping {
+    /// All handles of a region are unmapped, without a command.
+    pub(super) fn without_command(region: RegionId, home: NodeIncarnation) -> Unmapping {
         Unmapping { last_of: Some((region, home)), op: None }
     }
 }
 
-/// What is said.
+/// A deferred acknowledgement.
 #[derive(Debug)]
 enum DeferredAck {
     Answer(Requester),
     Unmapped(Unmapping),
-    /// Not a word: a pairing is over on our side.
+    /// No message: this side of a pairing has ended.
     Parted(Token),
 }
 
 impl DeferredAck {
-    /// Whether it waits for commands, too, whose answers are lost.  To be paired with who carries them out, one needs not: it
-    /// waits for them itself.
-    fn awaits_the_unheard(&self) -> bool {
+    /// Whether it also waits for memory operations whose replies are lost.  The end of a pairing does not: the node
+    /// that executes them waits by itself before it pairs again.
+    fn awaits_lost_replies(&self) -> bool {
         !matches!(self, DeferredAck::Parted(_))
     }
 }
 
 impl Deferred {
-    /// Asks for a grace period, at whose end `requester` gets its answer.
+    /// Acknowledges `requester` after a grace period.
     pub(super) fn owe(&mut self, out: &mut Outbox, quiesce: Quiesce, requester: Requester) {
         self.owed.entry(quiesce.token).or_default().push(requester);
         out.push(Effect::Quiesce(quiesce));
     }
 
-    /// Asks for a grace period, at whose end a handle is given up.
+    /// Unmaps a handle after a grace period.
     pub(super) fn announce(&mut self, out: &mut Outbox, quiesce: Quiesce, unmapping: Unmapping) {
         self.unmapping.insert(quiesce.token, unmapping);
         out.push(Effect::Quiesce(quiesce));
@@ -67,39 +67,39 @@ impl Deferred {
 }
 
 impl Engine {
-    /// A grace period is over, as the mapper knows.
+    /// Handles the end of a grace period.
     pub(super) fn handle_grace_period_over(&mut self, token: Token) {
         if self.membership.pairings().awaits(token) {
-            self.say_when_over(DeferredAck::Parted(token));
+            self.complete_after_copies(DeferredAck::Parted(token));
         }
         for requester in self.deferred.owed.remove(&token).unwrap_or_default() {
-            self.say_when_over(DeferredAck::Answer(requester));
+            self.complete_after_copies(DeferredAck::Answer(requester));
         }
-        self.session_side().finish_abandoning(token);
+        self.session_side().unlock_abandoned(token);
         if let Some(unmapping) = self.deferred.unmapping.remove(&token) {
-            self.say_when_over(DeferredAck::Unmapped(unmapping));
+            self.complete_after_copies(DeferredAck::Unmapped(unmapping));
         }
     }
 
-    /// Says something as soon as no command is under way that has been given already.
-    fn say_when_over(&mut self, due: DeferredAck) {
-        match self.commands.last_copy(due.awaits_the_unheard()) {
+    /// Completes an acknowledgement once all memory operations issued so far have ended.
+    fn complete_after_copies(&mut self, due: DeferredAck) {
+        match self.commands.last_copy(due.awaits_lost_replies()) {
             Some(last) => self.deferred.held.push((last, due)),
-            None => self.say_due(due),
+            None => self.complete_ack(due),
         }
     }
 
-    /// Commands are over.
-    pub(super) fn say_what_was_held(&mut self) {
+    /// Completes acknowledgements whose memory operations have ended.
+    pub(super) fn complete_deferred(&mut self) {
         for (upto, due) in std::mem::take(&mut self.deferred.held) {
-            match self.commands.has_copies_upto(upto, due.awaits_the_unheard()) {
+            match self.commands.has_copies_upto(upto, due.awaits_lost_replies()) {
                 true => self.deferred.held.push((upto, due)),
-                false => self.say_due(due),
+                false => self.complete_ack(due),
             }
         }
     }
 
-    fn say_due(&mut self, due: DeferredAck) {
+    fn complete_ack(&mut self, due: DeferredAck) {
         match due {
             DeferredAck::Answer(requester) => self.cx().acknowledge(requester),
             DeferredAck::Unmapped(Unmapping { last_of, op }) => {

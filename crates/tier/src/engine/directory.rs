@@ -1,46 +1,47 @@
-//! Our part of the directory: it is told what happens, and says what it has to say; and numbers of nodes that stay, which it gives
-//! out, each once, and none that anybody had before.
+//! This node's part of the directory: passes events in and answers out.  Also issues numbers to permanent nodes, each
+//! number once.
 
 use std::collections::BTreeSet;
 
 use super::context::{Context, Purpose};
 use super::{Engine, Requester};
 use crate::directory::{
-    Directory, DirectoryFigures, EtcdDirectory, HomeSays, MoveJob, Said, StoreFailure, Stored, Word,
+    Directory, DirectoryEvent, DirectoryFigures, DirectoryOutput, EtcdDirectory, HomeReply, MoveJob,
+    StoreFailure, Stored,
 };
 use crate::effect::Effect;
 use crate::ids::{NodeId, NodeIncarnation, RegionId};
 use crate::message::{ErrorReply, NamesAt, NodeState, Notice, Reply, Request};
 use crate::news::News;
 
-/// See the header of this file.
+/// The directory, and the state of a move of its names.
 pub(super) struct DirectoryPart {
     directory: Box<dyn Directory>,
-    /// All numbers below are taken.  Only the directory's are of use.
+    /// All lower numbers are taken.  Used by the directory's node only.
     next_number: u32,
-    /// The last that was given out again, once none was left that no node had had.
-    given_again: NodeId,
-    /// Where the names are, or would be, if others may be told.
+    /// The last number reissued, after all unused numbers were taken.
+    last_reissued: NodeId,
+    /// Where the names are, or would be, if other nodes may be told.
     at: Option<NamesAt>,
     moving: Option<Moving>,
 }
 
-/// Somebody wants the names brought elsewhere.
+/// A move of the names to an outside store.
 struct Moving {
     requester: Requester,
     to: NamesAt,
-    /// Nodes that have yet to say whether they would reach them there.
+    /// Nodes that have not reported yet whether they reach the store.
     untried: BTreeSet<NodeId>,
 }
 
 impl DirectoryPart {
     pub(super) fn new(directory: Box<dyn Directory>) -> DirectoryPart {
-        // The first node has its own.
-        let (next_number, given_again) = (NodeId::FIRST.0 + 1, NodeId::FIRST);
-        DirectoryPart { directory, next_number, given_again, at: None, moving: None }
+        // The first node has its own number.
+        let (next_number, last_reissued) = (NodeId::FIRST.0 + 1, NodeId::FIRST);
+        DirectoryPart { directory, next_number, last_reissued, at: None, moving: None }
     }
 
-    /// The node that answers.
+    /// The node that answers for the directory.
     pub(super) fn seat(&self) -> NodeId {
         self.directory.seat()
     }
@@ -49,48 +50,48 @@ impl DirectoryPart {
         self.directory.figures()
     }
 
-    /// Tells it what has happened, and says what it has to say.
-    pub(super) fn tell(&mut self, cx: &mut Context<'_>, word: Word) {
-        self.directory.tell(cx.now_ns(), word);
-        self.say(cx);
+    /// Passes an event in, and answers out.
+    pub(super) fn tell(&mut self, cx: &mut Context<'_>, event: DirectoryEvent) {
+        self.directory.tell(cx.now_ns(), event);
+        self.send_outputs(cx);
     }
 
     pub(super) fn serve(&mut self, cx: &mut Context<'_>, requester: Requester, question: Request) {
         let is_ours =
             requester.incarnation == cx.incarnation() || matches!(question, Request::ForgetNode { .. });
         if self.is_outside() && !is_ours {
-            // It has been told where, before this answer.
+            // The requester was told the new place before this answer.
             return cx.answer(requester, Err(ErrorReply::NamesElsewhere));
         }
         self.directory.ask(cx.now_ns(), requester, question);
-        self.say(cx);
+        self.send_outputs(cx);
     }
 
-    fn say(&mut self, cx: &mut Context<'_>) {
-        while let Some(said) = self.directory.poll() {
-            match said {
-                Said::Answer { requester, body } => cx.answer(requester, body),
-                Said::NameLost { home, name, region } => {
+    fn send_outputs(&mut self, cx: &mut Context<'_>) {
+        while let Some(output) = self.directory.poll() {
+            match output {
+                DirectoryOutput::Answer { requester, body } => cx.answer(requester, body),
+                DirectoryOutput::NameLost { home, name, region } => {
                     cx.notify(home.node, Notice::NameLost { name, region })
                 }
-                // Another incarnation than is meant has no such name to give up, and is not believed.
-                Said::AskHome { id, home, name, region } => {
+                // Another incarnation has no such name to release, and its answer does not count.
+                DirectoryOutput::AskHome { id, home, name, region } => {
                     let question = Request::ReleaseName { name, region };
                     cx.ask(home.node, question, Purpose::AskHome(id, home));
                 }
-                Said::Store { id, transaction } => cx.push(Effect::Store { id, transaction }),
-                Said::Moved { names, lost } => self.finish_move(cx, names, lost),
-                Said::NotMoved { reason } => self.refuse_move(cx, reason),
-                Said::News(news) => cx.tell(news),
+                DirectoryOutput::Store { id, transaction } => cx.push(Effect::Store { id, transaction }),
+                DirectoryOutput::Moved { names, lost } => self.finish_move(cx, names, lost),
+                DirectoryOutput::NotMoved { reason } => self.refuse_move(cx, reason),
+                DirectoryOutput::News(news) => cx.tell(news),
             }
         }
     }
 
-    /// The names are to be brought elsewhere: first, all nodes that stay say whether they would reach them there.
+    /// Starts a move of the names: first, all permanent nodes try whether they reach the store.
     pub(super) fn serve_move(&mut self, cx: &mut Context<'_>, requester: Requester, to: NamesAt) {
         let refusal = match &self.at {
             _ if !to.is_well_formed() => return cx.answer(requester, Err(ErrorReply::Malformed)),
-            // It was done before, perhaps for one that did not hear so.
+            // Repeats an earlier move, whose reply may have been lost.
             Some(at) if *at == to => {
                 return cx.answer(requester, Ok(Reply::NamesMoved { names: 0, lost: 0 }));
             }
@@ -112,7 +113,7 @@ impl DirectoryPart {
         }
     }
 
-    /// A node has said whether it would reach the names where they are to be.
+    /// Handles a node's report whether it reaches the store.
     pub(super) fn note_tried(&mut self, cx: &mut Context<'_>, node: NodeId, body: Result<Reply, ErrorReply>) {
         let Some(moving) = &mut self.moving else { return };
         if !moving.untried.remove(&node) {
@@ -131,7 +132,7 @@ impl DirectoryPart {
                 cx.push(Effect::OpenStore(at));
                 let job = MoveJob { me, prefix, epoch_ns: cx.config().epoch_ns, next_number };
                 self.directory.begin_move(cx.now_ns(), job);
-                self.say(cx);
+                self.send_outputs(cx);
             }
             Ok(_) => {}
         }
@@ -143,7 +144,7 @@ impl DirectoryPart {
         }
     }
 
-    /// All names are written there.  Everybody is told, this node as well.
+    /// All names are written to the store: tells all nodes, this one included.
     fn finish_move(&mut self, cx: &mut Context<'_>, names: u64, lost: u64) {
         let Some(Moving { requester, to, .. }) = self.moving.take() else { return };
         cx.notify(cx.incarnation().node, Notice::NamesAt(to.clone()));
@@ -151,12 +152,12 @@ impl DirectoryPart {
         cx.answer(requester, Ok(Reply::NamesMoved { names, lost }));
     }
 
-    /// Where the names are, if others may be told.
+    /// Where the names are, if other nodes may be told.
     pub(super) fn at(&self) -> Option<&NamesAt> {
         self.at.as_ref()
     }
 
-    /// Who answers for names, for node `me`.
+    /// The node that answers for names, seen from node `me`.
     pub(super) fn names_seat(&self, me: NodeId) -> NodeId {
         if self.is_outside() { me } else { self.seat() }
     }
@@ -169,46 +170,45 @@ impl DirectoryPart {
         self.directory.lacks_store()
     }
 
-    /// When it wants to hear of the time, in ns.
+    /// When the directory needs its next timeout, in ns.
     pub(super) fn deadline_ns(&self) -> u64 {
         self.directory.poll_timeout()
     }
 
-    /// Time has passed.
     pub(super) fn handle_timeout(&mut self, cx: &mut Context<'_>) {
         self.directory.handle_timeout(cx.now_ns());
-        self.say(cx);
+        self.send_outputs(cx);
     }
 
     /// This node leaves.
     pub(super) fn sign_off(&mut self, cx: &mut Context<'_>) {
         self.directory.sign_off(cx.now_ns());
-        self.say(cx);
+        self.send_outputs(cx);
     }
 
     fn handle_stored(&mut self, cx: &mut Context<'_>, id: u64, result: Result<Stored, StoreFailure>) {
         self.directory.handle_stored(cx.now_ns(), id, result);
-        self.say(cx);
+        self.send_outputs(cx);
     }
 
-    /// Gives out a number that no node has had; once there is none, the one that was `given_up`.
+    /// Issues a number that no node has had; if there is none, the number that was `reusable`.
     pub(super) fn serve_number(
         &mut self,
         cx: &mut Context<'_>,
         requester: Requester,
-        given_up: Option<NodeId>,
+        reusable: Option<NodeId>,
     ) {
         if self.is_outside() {
             return self.serve(cx, requester, Request::TakeNumber);
         }
         let number = NodeId(self.next_number);
-        let body = match (number.is_ephemeral(), given_up) {
+        let body = match (number.is_ephemeral(), reusable) {
             (false, _) => {
                 self.take_number(cx, number);
                 Ok(Reply::Number(number))
             }
             (true, Some(number)) => {
-                self.given_again = number;
+                self.last_reissued = number;
                 Ok(Reply::Number(number))
             }
             (true, None) => Err(ErrorReply::NoNumbers),
@@ -216,12 +216,12 @@ impl DirectoryPart {
         cx.answer(requester, body);
     }
 
-    /// The number that was last given out again, if none is left that no node has had.
-    pub(super) fn last_given_again(&self) -> Option<NodeId> {
-        NodeId(self.next_number).is_ephemeral().then_some(self.given_again)
+    /// The last number reissued, if all unused numbers are taken.
+    pub(super) fn last_reissued_number(&self) -> Option<NodeId> {
+        NodeId(self.next_number).is_ephemeral().then_some(self.last_reissued)
     }
 
-    /// A node has chosen its number by itself, or has had it since before we were the directory.
+    /// Marks a number as taken that its node chose itself, or has had since before this node was the directory.
     pub(super) fn note_number_of(&mut self, cx: &mut Context<'_>, node: NodeId) {
         if self.seat() == cx.incarnation().node && !node.is_ephemeral() && node.0 >= self.next_number {
             self.take_number(cx, node);
@@ -235,42 +235,43 @@ impl DirectoryPart {
 }
 
 impl Engine {
-    /// The next number behind `last`, in a circle, whose node has left, or was forgotten, as far as is known here.  Of several who ask each is so given another
-    /// one, though it takes them a moment to join; and a dead node may be started anew with its own.
-    pub(super) fn number_given_up(&self, last: NodeId) -> Option<NodeId> {
+    /// The next number after `last`, cyclically, whose node has left or was forgotten.  So concurrent requesters
+    /// receive different numbers though joining takes time, and a dead node may restart under its own.
+    pub(super) fn reusable_number(&self, last: NodeId) -> Option<NodeId> {
         let (first, end) = (NodeId::FIRST.0 + 1, NodeId::EPHEMERAL_MIN.0);
         let mut circle = (last.0 + 1..end).chain(first..=last.0).map(NodeId);
         let (members, pairings) = (self.membership.members(), self.membership.pairings());
-        let is_given_up = |node: &NodeId| {
+        let is_reusable = |node: &NodeId| {
             let has_left = members.state_of(*node).is_none_or(|state| state == NodeState::Left);
             has_left && pairings.incarnations_of(*node).is_empty()
         };
-        circle.find(is_given_up)
+        circle.find(is_reusable)
     }
 
-    /// The names are kept there from the first: others who do not know are told.
+    /// Names are kept at `at` from the start; peers that do not know are told.
     pub fn set_names_at(&mut self, at: NamesAt) {
         self.directory.at = Some(at);
     }
 
-    /// Whether a question is for a home of ours: what is outside of the cluster gives this node's own names up.
+    /// Whether a request is for a home here: with names outside, other nodes ask this one to release its own.
     pub(super) fn is_asked_as_home(&self, requester: Requester) -> bool {
         let is_own = requester.incarnation == self.out.incarnation();
         self.directory.is_outside() && (!is_own || self.out.asks_as_home(requester.id))
     }
 
-    /// A name leads to a region of this node, somebody says.  If there is no such region, the name is freed.
-    pub(super) fn serve_left_over(&mut self, requester: Requester, name: &str, region: RegionId) {
+    /// A requester found a name in the store that leads to a region of this node.  Frees the name if there is no such
+    /// region.
+    pub(super) fn serve_leftover_name(&mut self, requester: Requester, name: &str, region: RegionId) {
         if self.homes.may_have(region, name) {
             return self.cx().answer(requester, Err(ErrorReply::NameTaken));
         }
         let (directory, mut cx) = self.directory_side();
-        directory.directory.free_left_over(cx.now_ns(), requester, name, region);
-        directory.say(&mut cx);
+        directory.directory.free_leftover(cx.now_ns(), requester, name, region);
+        directory.send_outputs(&mut cx);
     }
 
-    /// What a home has said of a name, if it was that home.
-    pub(super) fn handle_home_says(
+    /// Handles a home's reply about a name.
+    pub(super) fn handle_home_reply(
         &mut self,
         id: u64,
         home: NodeIncarnation,
@@ -278,23 +279,23 @@ impl Engine {
         body: &Result<Reply, ErrorReply>,
     ) {
         let (directory, mut cx) = self.directory_side();
-        let says = match body {
-            Ok(Reply::Done) if from == home => HomeSays::Freed,
-            Err(ErrorReply::NameTaken) if from == home => HomeSays::Has,
-            // Node 0 knows all members: who does not hear it cannot say that there is none of a number.
-            Err(ErrorReply::UnknownNode(_)) if cx.hears(NodeId::FIRST) => HomeSays::Unknown,
-            _ => HomeSays::Silent,
+        let reply = match body {
+            Ok(Reply::Done) if from == home => HomeReply::Freed,
+            Err(ErrorReply::NameTaken) if from == home => HomeReply::Has,
+            // Node 0 knows all members: without it, an unknown number is no proof.
+            Err(ErrorReply::UnknownNode(_)) if cx.is_node_present(NodeId::FIRST) => HomeReply::Unknown,
+            _ => HomeReply::Silent,
         };
-        directory.directory.handle_home_says(cx.now_ns(), id, says);
-        directory.say(&mut cx);
+        directory.directory.handle_home_reply(cx.now_ns(), id, reply);
+        directory.send_outputs(&mut cx);
     }
 
-    /// Whether all is seen to outside that a node which [leaves](Engine::leave) has there.
+    /// Whether the store holds nothing more to clean up after this node [leaves](Engine::leave).
     pub fn is_signed_off(&self) -> bool {
         self.directory.directory.is_signed_off()
     }
 
-    /// Whether the store would be reached that [`Effect::TryStore`] asks for; why not, if not.
+    /// Reports whether [`Effect::TryStore`] reached the store, or why not.
     pub fn handle_tried(&mut self, now_ns: u64, requester: Requester, result: Result<(), String>) {
         self.out.set_now(now_ns);
         let body = result.map(|()| Reply::Done).map_err(|reason| ErrorReply::NamesNotMoved { reason });
@@ -302,15 +303,15 @@ impl Engine {
         self.settle();
     }
 
-    /// Somebody is paired with this node, as its part of the directory is told, who may not have been there when the names were moved.
-    pub(super) fn tell_where_names_are(&mut self, who: NodeIncarnation) {
-        self.tell_directory(Word::Paired(who));
+    /// Tells a newly paired node where the names are: it may have missed their move.
+    pub(super) fn announce_names_store(&mut self, newcomer: NodeIncarnation) {
+        self.tell_directory(DirectoryEvent::Paired(newcomer));
         if let Some(at) = self.directory.at().cloned() {
-            self.cx().notify(who.node, Notice::NamesAt(at));
+            self.cx().notify(newcomer.node, Notice::NamesAt(at));
         }
     }
 
-    /// The names are outside of the cluster: from now on this node asks for them there.
+    /// Names are now outside of the cluster: this node asks for them there.
     pub(super) fn handle_names_at(&mut self, from: NodeIncarnation, at: NamesAt) {
         if !at.is_well_formed() {
             return;
@@ -323,7 +324,7 @@ impl Engine {
             }
             return;
         }
-        let (waiting, words) = self.directory.directory.take_rest();
+        let (waiting, events) = self.directory.directory.take_rest();
         self.out.push(Effect::OpenStore(at.clone()));
         self.out.push(Effect::NamesAt(at.clone()));
         self.out.tell(News::NamesMoved { address: at.address.clone() });
@@ -331,19 +332,19 @@ impl Engine {
         self.directory.directory = Box::new(moved);
         self.directory.at = Some(at.clone());
         let (directory, mut cx) = self.directory_side();
-        // Somebody else was quicker.
+        // Another node moved them first.
         directory.refuse_move(&mut cx, format!("they are at {} already", at.address));
         let paired: Vec<NodeIncarnation> =
             self.membership.members().peers().map(|(_, peer)| peer.incarnation).collect();
-        paired.into_iter().for_each(|who| self.tell_directory(Word::Paired(who)));
-        words.into_iter().for_each(|word| self.tell_directory(word));
-        self.home_side().tell_names();
+        paired.into_iter().for_each(|newcomer| self.tell_directory(DirectoryEvent::Paired(newcomer)));
+        events.into_iter().for_each(|event| self.tell_directory(event));
+        self.home_side().report_names();
         for requester in waiting {
             self.cx().answer(requester, Err(ErrorReply::NamesElsewhere));
         }
     }
 
-    /// A transaction that the directory wanted carried out ([`Effect::Store`]) was, or was not.
+    /// Reports the result of a transaction ([`Effect::Store`]).
     pub fn handle_stored(&mut self, now_ns: u64, id: u64, result: Result<Stored, StoreFailure>) {
         self.out.set_now(now_ns);
         let (directory, mut cx) = self.directory_side();
@@ -351,8 +352,8 @@ impl Engine {
         self.settle();
     }
 
-    /// A former incarnation of this node, if it was the directory, had all numbers below `next` taken: see
-    /// [`Effect::NumbersTaken`].  To be called before anybody is met.
+    /// Restores that all numbers below `next` are taken, from a former incarnation of this node as the directory; see
+    /// [`Effect::NumbersTaken`].  Call before any peer connects.
     pub fn restore_numbers(&mut self, next: u32) {
         self.directory.next_number = self.directory.next_number.max(next);
     }

@@ -1,16 +1,16 @@
-//! Draining: a node that is about to leave takes nothing new, and brings all that it has to others.
+//! Draining: a node that is about to leave accepts nothing new, and moves all that it holds to other nodes.
 //!
 //! ```text
-//!  who asks            this node                     homes (itself among them)
-//!   Drain ────────────► Draining ──► everybody       (nothing new comes)
-//!                       Status ────► nodes with memory
-//!                       per region:  Vacate { to } ──────►  a move of what is here; or of all with the home, if that is here
-//!                                    ◄───────────── Done
-//!   Drained ◄────────── all is elsewhere, or the time is over
+//! requester           this node                     homes (this node included)
+//!  Drain ────────────► Draining ──► all nodes       (nothing new arrives)
+//!                      Status ────► nodes with memory
+//!                      per region:  Vacate { to } ──────►  moves the chunks here; and the home, if here
+//!                                   ◄───────────── Done
+//!  Drained ◄────────── all moved, or deadline passed
 //! ```
 //!
-//! What others are told of a region's next home, and of places, they hear before they hear that this node leaves: so nobody takes
-//! for lost what has been moved.
+//! Mappers hear of a region's next home and of new places before they hear that this node leaves, so they do not take
+//! moved data for lost.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -23,46 +23,46 @@ use crate::message::{
     Request,
 };
 
-/// So many regions are on their way at a time: enough to hide round trips, and few enough that others get their turns.
-const UNDER_WAY_MAX: usize = 8;
-/// After so many parts of a lease is looked again for what could not be moved just then.
-const LOOK_AGAIN_PARTS: u64 = 64;
-/// So often is looked again, in a lease and a half, for a region that its home does not know, for it may be in the making or just have
-/// gone, and for a lock whose holder is cut off.
-const LOOKS_MAX: u32 = 96;
-/// More time than anybody means; it can be added to any clock.
+/// Maximum regions in motion: enough to hide round trips, and few enough to share the network.
+const MOVES_MAX: usize = 8;
+/// Fraction of a lease after which a region that could not move is tried again.
+const RETRY_PARTS: u64 = 64;
+/// Retries, over a lease and a half, for a region that its home does not know (it may be in the making, or just freed),
+/// and for a lock whose holder is cut off.
+const RETRIES_MAX: u32 = 96;
+/// Cap on the requested time, so that it can be added to any clock.
 const WITHIN_NS_MAX: u64 = u64::MAX / 4;
 
-/// Who takes nothing new.
+/// Nodes that accept nothing new.
 #[derive(Debug, Default)]
 pub(super) struct Draining {
     own: Option<Box<Drain>>,
     others: BTreeSet<NodeIncarnation>,
 }
 
-/// How far this node's own drain is.
+/// The state of this node's own drain.
 #[derive(Debug)]
 struct Drain {
     requesters: Vec<Requester>,
     deadline_ns: u64,
     /// Whether the node stays if something is left.
     stays: bool,
-    /// How many bytes others can take.  Of those that have not said so yet, nothing is known.
+    /// Bytes that each node can take, as far as it has answered.
     room: BTreeMap<NodeId, u64>,
     rooms_missing: BTreeSet<NodeId>,
-    /// Regions that have not had their turn.
+    /// Regions not tried yet.
     waiting: VecDeque<Holding>,
-    under_way: BTreeMap<RegionId, Attempt>,
-    /// Why regions cannot leave; where that may change, how often is still looked.
+    moving: BTreeMap<RegionId, Attempt>,
+    /// Regions that cannot leave, with the cause and the retries left.
     refused: BTreeMap<RegionId, Refused>,
-    look_again_ns: u64,
+    retry_ns: u64,
     moved: u64,
     moved_bytes: u64,
-    /// Set when it is over: the node is about to leave.
+    /// Set at the end: the node is about to leave.
     outcome: Option<Drained>,
 }
 
-/// A region of which something is here.
+/// A region with data here.
 #[derive(Clone, Copy, Debug)]
 struct Holding {
     region: RegionId,
@@ -74,28 +74,28 @@ struct Holding {
 struct Attempt {
     holding: Holding,
     to: NodeId,
-    /// Nodes that have refused it.
+    /// Nodes that refused it.
     tried: BTreeSet<NodeId>,
 }
 
 #[derive(Debug)]
 struct Refused {
     cause: LeftoverCause,
-    looks_left: u32,
+    retries_left: u32,
 }
 
 impl Draining {
-    /// Whether this node takes nothing new.
+    /// Whether this node accepts nothing new.
     pub(super) fn is_on(&self) -> bool {
         self.own.is_some()
     }
 
-    /// Whether that node, or this one, which is `me`, takes nothing new.
-    pub(super) fn concerns(&self, me: NodeIncarnation, incarnation: NodeIncarnation) -> bool {
+    /// Whether a node, perhaps this one (`me`), accepts nothing new.
+    pub(super) fn covers(&self, me: NodeIncarnation, incarnation: NodeIncarnation) -> bool {
         if incarnation == me { self.is_on() } else { self.others.contains(&incarnation) }
     }
 
-    /// Another node takes nothing new, or does again, or is not connected any more.
+    /// Records that another node starts or stops draining, or disconnects.
     pub(super) fn note(&mut self, incarnation: NodeIncarnation, is_on: bool) {
         match is_on {
             true => self.others.insert(incarnation),
@@ -103,10 +103,10 @@ impl Draining {
         };
     }
 
-    /// When something is to be done although nothing arrives.
+    /// The next timeout, in ns.
     pub(super) fn deadline_ns(&self) -> u64 {
         match &self.own {
-            Some(drain) if drain.outcome.is_none() => drain.deadline_ns.min(drain.look_again_ns),
+            Some(drain) if drain.outcome.is_none() => drain.deadline_ns.min(drain.retry_ns),
             _ => u64::MAX,
         }
     }
@@ -124,7 +124,7 @@ impl Engine {
                 let outcome = Box::new(outcome.clone());
                 self.cx().answer(requester, Ok(Reply::Drained(outcome)));
             }
-            // The most impatient of those who ask decides, and one who insists.
+            // The earliest deadline wins, and leaving wins over staying.
             Some(drain) => {
                 drain.requesters.push(requester);
                 drain.deadline_ns = drain.deadline_ns.min(deadline_ns);
@@ -145,9 +145,9 @@ impl Engine {
             room: BTreeMap::new(),
             rooms_missing: others.clone(),
             waiting: VecDeque::new(),
-            under_way: BTreeMap::new(),
+            moving: BTreeMap::new(),
             refused: BTreeMap::new(),
-            look_again_ns: u64::MAX,
+            retry_ns: u64::MAX,
             moved: 0,
             moved_bytes: 0,
             outcome: None,
@@ -157,10 +157,10 @@ impl Engine {
         for node in others {
             self.cx().ask(node, Request::Status, Purpose::Room(node));
         }
-        self.go_on_draining();
+        self.continue_draining();
     }
 
-    /// A node has said how much room it has, or is gone.
+    /// Handles a node's reply about its room, or its loss.
     pub(super) fn handle_room(&mut self, node: NodeId, body: Result<Reply, ErrorReply>) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
         drain.rooms_missing.remove(&node);
@@ -170,74 +170,74 @@ impl Engine {
             let taken = status.bytes_used.saturating_add(status.bytes_quarantined);
             drain.room.insert(node, status.bytes_total.saturating_sub(taken));
         }
-        self.go_on_draining();
+        self.continue_draining();
     }
 
-    pub(super) fn go_on_draining_in_time(&mut self) {
+    pub(super) fn check_drain_timers(&mut self) {
         let now_ns = self.out.now_ns();
         let Some(drain) = self.membership.draining_mut().active() else { return };
         if drain.deadline_ns <= now_ns {
             return self.finish_draining();
         }
-        if drain.look_again_ns <= now_ns {
-            drain.look_again_ns = u64::MAX;
-            self.go_on_draining();
+        if drain.retry_ns <= now_ns {
+            drain.retry_ns = u64::MAX;
+            self.continue_draining();
         }
     }
 
-    /// Begins as many moves as may be under way, and ends when nothing is left that could be moved.
-    fn go_on_draining(&mut self) {
+    /// Starts as many moves as allowed, and finishes when nothing movable is left.
+    fn continue_draining(&mut self) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
         if !drain.rooms_missing.is_empty() {
             return;
         }
-        if drain.waiting.is_empty() && drain.under_way.is_empty() {
+        if drain.waiting.is_empty() && drain.moving.is_empty() {
             let found = self.movable_holdings();
             let Some(drain) = self.membership.draining_mut().active() else { return };
             drain.waiting = found.into();
         }
         while let Some(drain) = self.membership.draining_mut().active()
-            && drain.under_way.len() < UNDER_WAY_MAX
+            && drain.moving.len() < MOVES_MAX
             && let Some(holding) = drain.waiting.pop_front()
         {
             self.vacate(holding, BTreeSet::new(), None);
         }
         let makes_any = self.homes.makes_any();
-        let look_again_ns = self.out.now_ns() + self.out.config().lease_ns / LOOK_AGAIN_PARTS;
+        let retry_ns = self.out.now_ns() + self.out.config().lease_ns / RETRY_PARTS;
         let Some(drain) = self.membership.draining_mut().active() else { return };
-        if !drain.under_way.is_empty() || !drain.waiting.is_empty() {
+        if !drain.moving.is_empty() || !drain.waiting.is_empty() {
             return;
         }
-        let may_change = drain.refused.values().any(|refused| refused.looks_left > 0);
+        let may_change = drain.refused.values().any(|refused| refused.retries_left > 0);
         match makes_any || may_change {
-            true => drain.look_again_ns = look_again_ns,
+            true => drain.retry_ns = retry_ns,
             false => self.finish_draining(),
         }
     }
 
-    /// What is here and has not been refused for good.
+    /// Holdings that were not refused for good.
     fn movable_holdings(&mut self) -> Vec<Holding> {
         let holdings = self.holdings();
         let Some(drain) = self.membership.draining_mut().active() else { return Vec::new() };
         let may_move = |holding: &Holding| match drain.refused.get_mut(&holding.region) {
-            Some(refused) if refused.looks_left == 0 => false,
+            Some(refused) if refused.retries_left == 0 => false,
             Some(refused) => {
-                refused.looks_left -= 1;
+                refused.retries_left -= 1;
                 true
             }
             None => true,
         };
         let movable: Vec<Holding> = holdings.iter().copied().filter(may_move).collect();
-        // What has gone by itself is nothing that is left.
+        // Forgets refusals of regions that have gone.
         let here: BTreeSet<RegionId> = holdings.iter().map(|holding| holding.region).collect();
         drain.refused.retain(|region, _| here.contains(region));
         movable
     }
 
-    /// All regions whose home is here, or of which bytes are here, but for those that nobody else can map: they end with us.
+    /// All regions homed here, or with bytes here, except those that no other node can map: they end with this node.
     fn holdings(&self) -> Vec<Holding> {
         let me = self.out.incarnation();
-        let homed = self.homes.of_use_to_others(me);
+        let homed = self.homes.mappable_by_others(me);
         let homed = homed.map(|(region, bytes)| Holding { region, home: me.node, bytes });
         let held = self.owner.held();
         let held = held.into_iter().filter(|(region, _)| self.homes.get(region).is_none());
@@ -248,28 +248,28 @@ impl Engine {
         homed.chain(held).collect()
     }
 
-    /// Has a region leave for the node with the most room among those that have not refused it.
+    /// Moves a region to the node with the most room that has not refused it.
     fn vacate(&mut self, holding: Holding, tried: BTreeSet<NodeId>, why: Option<LeftoverCause>) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
         let open = drain.room.iter().filter(|(node, _)| !tried.contains(node));
         let Some((to, room)) = open.max_by_key(|(_, room)| **room).map(|(node, room)| (*node, *room)) else {
             let cause = why.unwrap_or(LeftoverCause::NoOtherNode);
-            drain.refused.insert(holding.region, Refused { cause, looks_left: 0 });
+            drain.refused.insert(holding.region, Refused { cause, retries_left: 0 });
             return;
         };
-        // What the node says decides; this is only to spread regions well.
+        // An estimate to spread regions; the target decides by itself.
         drain.room.insert(to, room.saturating_sub(holding.bytes));
-        drain.under_way.insert(holding.region, Attempt { holding, to, tried });
+        drain.moving.insert(holding.region, Attempt { holding, to, tried });
         let command = RegionCommand::Vacate { to };
         let principal = Principal(String::new().into());
         let request = Request::RegionCommand { region: holding.region, principal, command };
         self.cx().ask(holding.home, request, Purpose::Vacate(holding.region));
     }
 
-    /// A region has left, or the one that was asked refuses.
+    /// Handles the end of a region's move.
     pub(super) fn handle_vacated(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
-        let Some(Attempt { mut holding, to, mut tried }) = drain.under_way.remove(&region) else { return };
+        let Some(Attempt { mut holding, to, mut tried }) = drain.moving.remove(&region) else { return };
         if body.is_err()
             && let Some(room) = drain.room.get_mut(&to)
         {
@@ -286,7 +286,7 @@ impl Engine {
                 self.vacate(holding, tried, None);
             }
             Ok(_) => self.note_refusal(region, ErrorReply::Malformed, false),
-            Err(refusal) if is_of_target(&refusal, to) => {
+            Err(refusal) if is_target_refusal(&refusal, to) => {
                 tried.insert(to);
                 self.vacate(holding, tried, Some(LeftoverCause::Refused(refusal)));
             }
@@ -298,21 +298,21 @@ impl Engine {
                 self.note_refusal(region, refusal, may_change);
             }
         }
-        self.go_on_draining();
+        self.continue_draining();
     }
 
     fn note_refusal(&mut self, region: RegionId, refusal: ErrorReply, may_change: bool) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
-        let looks_left = if may_change { LOOKS_MAX } else { 0 };
+        let retries_left = if may_change { RETRIES_MAX } else { 0 };
         let refused = drain
             .refused
             .entry(region)
-            .or_insert(Refused { cause: LeftoverCause::Refused(refusal.clone()), looks_left });
+            .or_insert(Refused { cause: LeftoverCause::Refused(refusal.clone()), retries_left });
         refused.cause = LeftoverCause::Refused(refusal);
-        refused.looks_left = refused.looks_left.min(looks_left);
+        refused.retries_left = refused.retries_left.min(retries_left);
     }
 
-    /// Tells those who asked, and leaves, or goes on as before.
+    /// Answers the requesters, then leaves or stops draining.
     fn finish_draining(&mut self) {
         let holdings = self.holdings();
         let left_count = holdings.len() as u64;
@@ -344,8 +344,8 @@ impl Engine {
     }
 }
 
-/// Whether the node to which a region was to move refuses it, or is gone: another may take it.
-fn is_of_target(refusal: &ErrorReply, to: NodeId) -> bool {
+/// Whether the target refused the region, or is gone: another may take it.
+fn is_target_refusal(refusal: &ErrorReply, to: NodeId) -> bool {
     match refusal {
         ErrorReply::NoSpace { .. } | ErrorReply::OutOfMemory { .. } => true,
         ErrorReply::Draining(node)

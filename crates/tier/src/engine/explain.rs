@@ -1,4 +1,4 @@
-//! What the engine knows of a region or a peer, for people who ask why something is as it is.  Nobody is asked.
+//! What the engine knows of a region or a peer, for explanations.  Sends nothing.
 
 use halite_fabric::PeerId;
 
@@ -12,26 +12,26 @@ use crate::message::{Loss, Member, NodeState, Reach};
 /// What this node knows of another.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KnownPeer {
-    /// In which incarnation it was seen last.
+    /// The incarnation seen last.
     pub incarnation: NodeIncarnation,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Whether it lives.
+    /// Whether it is alive.
     pub state: NodeState,
-    /// The connection to it; `None` if there is none, or it is this node itself.
+    /// The connection to it; `None` if there is none, or for this node itself.
     pub peer: Option<PeerId>,
-    /// For how long nothing was heard of it, in ns, if it is connected.
+    /// Time since it was last heard, in ns, if it is connected.
     pub silent_ns: Option<u64>,
-    /// How it was lost, if it is not alive and that is known.
+    /// How it was lost, if it is not alive and the cause is known.
     pub loss: Option<Loss>,
-    /// Whether it is dead and may still reach memory here.
+    /// Whether it is dead but may still reach memory here.
     pub is_zombie: bool,
-    /// Bytes of this node's memory that are kept back because it could reach them.
+    /// Bytes of this node's memory in quarantine because it could reach them.
     pub bytes_quarantined: u64,
 }
 
 impl Engine {
-    /// What is known of the region behind a handle; `None` if it is not one of `session`'s.
+    /// The region behind a handle; `None` if the handle is not one of `session`'s.
     pub fn known_region(&self, session: SessionId, slot: SlotRef) -> Option<Known> {
         self.mapper.known(
             session,
@@ -40,30 +40,30 @@ impl Engine {
         )
     }
 
-    /// The memory that accesses through this node's handles may touch now, by region.
+    /// The memory that accesses through this node's handles can touch now, by region.
     pub fn reached(&self) -> Vec<(RegionId, Extent)> {
         self.mapper.reached(&self.owner.locator(self.out.incarnation(), self.membership.members()))
     }
 
-    /// Whether that node may touch memory of this one, as far as is known here.
+    /// Whether that node can touch memory of this one, as far as is known here.
     pub fn is_reached_by(&self, incarnation: NodeIncarnation) -> bool {
         incarnation == self.out.incarnation()
             || !self.membership.members().not_cut_off([incarnation]).is_empty()
     }
 
-    /// Where a node that is connected, or may be again, is dialled; `None` if that is not known.
+    /// Address of a node that is connected, or may be again; `None` if unknown.
     pub fn address_of(&self, node: NodeId) -> Option<&str> {
         self.membership.pairings().address_of(node)
     }
 
-    /// Where the tokens of a lock begin that is made now, in ns since 1970: not before any time that a clock of the cluster has shown, as
-    /// far as we have heard.  So a lock that is made anew gives higher tokens than before, also where the clocks of nodes differ by hours.
+    /// Where the tokens of a new lock begin, in ns since 1970: at or after every time that a known clock of the cluster
+    /// has shown.  So a recreated lock issues higher tokens than before, even if clocks differ by hours.
     pub fn time_of_day_ns(&self) -> u64 {
         self.out.time_of_day_ns()
     }
 
-    /// Until when a lock that is held by the handle of a session is given to nobody else, whatever its home sees; `None` if
-    /// that may have happened already.  It is later the next time, for as long as the home hears us.
+    /// Time until which the home gives a lock held through `slot` to no other session, in ns; `None` if it may have
+    /// done so already.  It advances while the home hears this node.
     pub fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
         let (_, home) = self.mapper.region_of(session, slot)?;
         if home == self.out.incarnation() {
@@ -74,7 +74,7 @@ impl Engine {
         Some(known.acknowledged_ns + self.out.config().lease_ns)
     }
 
-    /// Whether a node may still touch memory of ours; `None` if none of that number is or was in the cluster.
+    /// Whether a node can still touch memory here; `None` if no node of that number is or was in the cluster.
     pub(super) fn reach_of(&self, node: NodeId) -> Option<Reach> {
         if !self.knows(node) {
             return None;
@@ -103,13 +103,13 @@ impl Engine {
         self.known_peers(now_ns, |member| member.incarnation.node == node).next()
     }
 
-    /// What is known of those nodes that are meant, in their order.
+    /// What is known of the selected members, in their order.
     pub(super) fn known_peers(
         &self,
         now_ns: u64,
-        is_meant: impl Fn(&Member) -> bool,
+        is_selected: impl Fn(&Member) -> bool,
     ) -> impl Iterator<Item = KnownPeer> {
-        let members = self.membership.members().described(now_ns).filter(move |member| is_meant(member));
+        let members = self.membership.members().described(now_ns).filter(move |member| is_selected(member));
         members.map(move |member| self.known(now_ns, member))
     }
 
@@ -123,7 +123,7 @@ impl Engine {
             silent_ns: connection.map(|(_, peer)| now_ns.saturating_sub(peer.heard_ns)),
             loss: member.loss,
             is_zombie: self.membership.members().is_zombie(member.incarnation),
-            bytes_quarantined: self.owner.bytes_kept_from(member.incarnation),
+            bytes_quarantined: self.owner.bytes_quarantined_for(member.incarnation),
         }
     }
 }

@@ -1,33 +1,33 @@
-//! Figures of a node, for who watches it.  Nobody is asked, and nothing changes.
+//! Figures of a node for monitoring.  Sends nothing and changes nothing.
 
 use super::Engine;
 use super::explain::KnownPeer;
 use crate::directory::DirectoryFigures;
 use crate::message::{NodeState, NodeStatus};
 
-/// What an engine knows of its own node, as numbers of one moment.
+/// A snapshot of an engine's figures.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Figures {
-    /// As others are told when they ask for it.
+    /// The status that other nodes receive on request.
     pub status: NodeStatus,
     /// Bytes that the arena has grown to.
     pub bytes_grown: u64,
-    /// Bytes of those that can be given out at once.
+    /// Bytes of the arena that are free.
     pub bytes_free: u64,
-    /// How long a silent peer is taken to be alive, in ns.
+    /// Time without a sign of life after which a peer counts as dead, in ns.
     pub lease_ns: u64,
-    /// Requests to nodes, this one included, that have no answer yet.
+    /// Pending requests of this node, to itself included.
     pub requests_under_way: u64,
-    /// Requests of other nodes that have no answer of this one yet.
+    /// Requests of other nodes without a reply yet.
     pub requests_served: u64,
-    /// What the directory holds, where it is here.
+    /// The directory's figures, if it is on this node.
     pub directory: Option<DirectoryFigures>,
-    /// The other nodes that are known, each with the number of its present pairing with this one.
+    /// The other known nodes, each with the number of its current pairing with this node.
     pub peers: Vec<(KnownPeer, u64)>,
 }
 
 impl Engine {
-    /// See [`Figures`].
+    /// A snapshot; see [`Figures`].
     pub fn figures(&self, now_ns: u64) -> Figures {
         let others = self.known_peers(now_ns, |member| member.incarnation != self.out.incarnation());
         let with_pairing = |known: KnownPeer| {
@@ -40,14 +40,14 @@ impl Engine {
             bytes_grown,
             bytes_free,
             lease_ns: self.out.config().lease_ns,
-            requests_under_way: self.out.asked_count() as u64,
+            requests_under_way: self.out.pending_count() as u64,
             requests_served: self.out.serving_count() as u64,
             directory: self.directory.figures(),
             peers: others.map(with_pairing).collect(),
         }
     }
 
-    /// What others are told of this node.
+    /// The status that other nodes receive on request.
     pub(super) fn own_status(&self) -> NodeStatus {
         let config = self.out.config();
         let mut status = NodeStatus {

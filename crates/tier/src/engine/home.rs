@@ -1,4 +1,4 @@
-//! The home's side of regions: making, mapping, and the commands of masters, one at a time per region.
+//! The home's side of regions: allocation, mapping, and commands of masters, one at a time per region.
 
 pub(super) mod barriers;
 pub(super) mod evidence;
@@ -28,18 +28,18 @@ use crate::names;
 use crate::permissions::{AccessList, Permissions};
 use crate::region::{Busy, Moving, Presence, Region, Stage};
 
-/// The regions that are at home here, are about to be, or were.
+/// Regions that are homed here, are being made, or have moved away.
 #[derive(Debug, Default)]
 pub(super) struct Homes {
     regions: BTreeMap<RegionId, Box<Region>>,
     making: BTreeMap<RegionId, Making>,
     moved: moving::Moved,
-    /// Chunks that are given back to owners who have told a part of what they hold for us, when they have told the rest.
+    /// Chunks to return to owners that have reported only part of what they hold for this node.
     freed_early: BTreeMap<NodeIncarnation, Extents>,
-    /// Regions that were handed to us since their mapper was offered a pairing, which it may have taken up: see [`moving`].
+    /// Regions adopted after their mapper was offered a pairing, which it may have accepted: see [`moving`].
     early: BTreeMap<NodeIncarnation, BTreeSet<RegionId>>,
-    /// Mappers of regions that were handed to us, of whom we have not heard otherwise yet.
-    unheard: BTreeSet<NodeIncarnation>,
+    /// Mappers of adopted regions that no node has announced yet.
+    unannounced: BTreeSet<NodeIncarnation>,
     last_access: Option<Arc<AccessList>>,
 }
 
@@ -58,42 +58,42 @@ impl Homes {
         self.regions.len()
     }
 
-    /// All regions that are at home here and that others can map, with their lengths: without a name, and mapped by nobody but `me`, one
+    /// Regions homed here that other nodes can map, with their lengths.  A region without a name that only `me` maps
     /// ends with this node.
-    pub(super) fn of_use_to_others(&self, me: NodeIncarnation) -> impl Iterator<Item = (RegionId, u64)> {
-        let is_of_use = move |found: &Region| {
+    pub(super) fn mappable_by_others(&self, me: NodeIncarnation) -> impl Iterator<Item = (RegionId, u64)> {
+        let is_mappable = move |found: &Region| {
             found.name.is_some() || found.mappers.iter().any(|mapper| mapper.incarnation != me)
         };
-        let found = self.regions.iter().filter(move |(_, found)| is_of_use(found));
+        let found = self.regions.iter().filter(move |(_, found)| is_mappable(found));
         found.map(|(region, found)| (*region, found.len))
     }
 
-    /// Whether a region of that name is, was, or is about to be at home here.  One that has no name may be about to get it.
+    /// Whether a region of that name is, was, or is about to be homed here.  An unnamed one may be about to get the
+    /// name.
     pub(super) fn may_have(&self, region: RegionId, name: &str) -> bool {
-        let is_called_so = |found: &Region| found.name.as_deref().is_none_or(|its| its == name);
-        self.get(&region).is_some_and(is_called_so)
+        let has_name_or_none = |found: &Region| found.name.as_deref().is_none_or(|its| its == name);
+        self.get(&region).is_some_and(has_name_or_none)
             || self.making.contains_key(&region)
             || self.next_home_of(region).is_some()
     }
 
-    /// Whether regions are being made.
     pub(super) fn makes_any(&self) -> bool {
         !self.making.is_empty()
     }
 
-    /// Where a region has gone that was at home here.
+    /// The next home of a region that was homed here.
     pub(super) fn next_home_of(&self, region: RegionId) -> Option<NodeId> {
         self.moved.home_of(region)
     }
 
-    /// A region that is at home here changes on our own word alone.  One that is being handed over may be at home elsewhere by now,
-    /// also further on than where we sent it.
-    pub(super) fn heeds_change(&self, region: RegionId, is_ours: bool) -> bool {
-        self.regions.get(&region).is_none_or(|found| is_ours || found.is_being_handed_over())
+    /// Whether to accept a change of a region.  Only this node changes a region homed here, except one being handed
+    /// over: that may be homed elsewhere by now.
+    pub(super) fn accepts_change(&self, region: RegionId, is_local: bool) -> bool {
+        self.regions.get(&region).is_none_or(|found| is_local || found.is_being_handed_over())
     }
 }
 
-/// What the home's side may touch.
+/// The engine state that the home's side may touch.
 pub(super) struct HomeSide<'a> {
     pub(super) cx: Context<'a>,
     pub(super) homes: &'a mut Homes,
@@ -101,15 +101,15 @@ pub(super) struct HomeSide<'a> {
     pub(super) locks: &'a mut Locks,
     pub(super) barriers: &'a mut Barriers,
     pub(super) watching: &'a mut Watching,
-    /// Regions of ours may have chunks of ours.
+    /// Regions homed here may have chunks here.
     pub(super) owner: &'a mut Owner,
 }
 
-/// A region that is being made: its name and its chunks come from several nodes.
+/// A region in the making: its name and chunks come from several nodes.
 #[derive(Debug)]
 struct Making {
     requester: Requester,
-    /// Its pairing with us is over: the answer will mean nothing to it.
+    /// The pairing with the requester has ended, so it takes no reply.
     is_requester_lost: bool,
     name: Option<String>,
     len: u64,
@@ -124,30 +124,30 @@ struct Making {
 }
 
 impl Making {
-    /// The directory has given it to another region.
+    /// The directory has given the name to another region.
     fn lose_name(&mut self) {
         self.claimed = false;
         self.failure.get_or_insert(ErrorReply::NameTaken);
     }
 
-    /// Nobody takes the answer who asked in a pairing with that incarnation.
+    /// The pairing with an incarnation has ended: it takes no reply.
     fn lose_requester(&mut self, incarnation: NodeIncarnation) {
         self.is_requester_lost |= self.requester.incarnation == incarnation;
     }
 
-    /// The chunks that it has by now.
+    /// The chunks reserved so far.
     fn chunks(&self) -> impl Iterator<Item = &Extent> {
         self.reserved.values().flatten()
     }
 
-    /// The name of the region to be, if the directory has given it.
+    /// The name, if the directory has granted it.
     fn claimed_name(&self) -> Option<String> {
         self.name.clone().filter(|_| self.claimed)
     }
 }
 
 impl HomeSide<'_> {
-    /// Our own memory, for regions that are at home here.
+    /// Local memory, for regions homed here.
     fn owner(&mut self) -> OwnerSide<'_> {
         OwnerSide { cx: self.cx.reborrow(), owner: self.owner, homes: self.homes }
     }
@@ -169,7 +169,7 @@ impl HomeSide<'_> {
         }
         let pieces = if nodes.len() > 1 { layout::chunk_count(len, chunk_bytes) } else { 1 };
         if pieces > layout::EXTENTS_MAX as u64 {
-            return self.cx.answer(requester, Err(too_many(pieces)));
+            return self.cx.answer(requester, Err(too_many_pieces(pieces)));
         }
         let region = RegionId { origin: self.cx.incarnation().id, serial: self.cx.next_number() };
         let shares = shares(len, chunk_bytes, &nodes);
@@ -227,7 +227,7 @@ impl HomeSide<'_> {
         let extents = interleave(making.len, making.chunk_bytes, &making.nodes, &making.reserved);
         let pieces = extents.as_ref().map_or(0, |extents| extents.len());
         if pieces > layout::EXTENTS_MAX {
-            making.failure = Some(too_many(pieces as u64));
+            making.failure = Some(too_many_pieces(pieces as u64));
         }
         let Some(extents) = extents.filter(|_| making.failure.is_none()) else {
             return self.undo_making(region, making);
@@ -263,7 +263,7 @@ impl HomeSide<'_> {
         }
         let failure = making.failure.unwrap_or(ErrorReply::Malformed);
         match making.name.filter(|_| making.claimed) {
-            // Who hears that there is no region may ask another home for one of that name.
+            // Release first: on hearing of the failure, the requester may ask another home to use the name.
             Some(name) => {
                 let release = Request::ReleaseName { name, region };
                 self.cx.ask_directory(release, Purpose::Unclaim(making.requester, failure));
@@ -272,7 +272,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Regions of one maker share one list until a grant sets them apart: a million lists would cost 100 MB.
+    /// Regions of one maker share one list until a grant separates them: a million lists would cost 100 MB.
     fn access_list(&mut self, maker: &Principal, everyone: Permissions) -> Arc<AccessList> {
         let wanted = AccessList::new(maker.clone(), everyone);
         match &self.homes.last_access {
@@ -289,17 +289,17 @@ impl HomeSide<'_> {
         wanted: Permissions,
     ) {
         if !self.cx.is_present(requester.incarnation) {
-            // It died while its request was parked: nobody would ever acknowledge a change for it.
+            // It died while its request was parked, and could never acknowledge a change.
             return;
         }
         let Some(found) = self.homes.regions.get_mut(&region) else {
-            return self.answer_absent(requester, region);
+            return self.answer_unknown_region(requester, region);
         };
         if matches!(found.busy.as_deref(), Some(Busy { stage: Stage::Freeing, .. })) {
             return self.cx.answer(requester, Err(ErrorReply::NotFound));
         }
-        // A node that does not map the region yet finds it by name.  If the region has none, the directory has given one without our
-        // knowledge, and takes it back.
+        // A node that does not map the region finds it by name.  If the region has no name, the directory granted one
+        // without this home's knowledge, and takes it back.
         let is_mapper =
             |found: &Region| found.mappers.iter().any(|mapper| mapper.incarnation == requester.incarnation);
         if found.name.is_none() && !is_mapper(found) {
@@ -313,8 +313,8 @@ impl HomeSide<'_> {
         if found.sealed && wanted.intersects(changes) {
             return self.cx.answer(requester, Err(ErrorReply::Sealed));
         }
-        // All mappers are being told, or the record is on its way to the next home: of this one nobody would wait until it has heard of
-        // changes there.  It asks there when that is done.
+        // All mappers are being told, or the record is on its way to the next home, which would not wait for this
+        // mapper.  It asks the next home afterwards.
         if let Some(moving) = found.moving_mut().filter(|moving| moving.closing) {
             if moving.in_doubt {
                 let next = moving.to.node;
@@ -327,7 +327,7 @@ impl HomeSide<'_> {
         self.cx.answer(requester, Ok(Reply::Mapped(reply)));
     }
 
-    fn answer_absent(&mut self, requester: Requester, region: RegionId) {
+    fn answer_unknown_region(&mut self, requester: Requester, region: RegionId) {
         let reply = match self.homes.moved.home_of(region) {
             Some(home) => Ok(Reply::MovedTo { home }),
             None => Err(ErrorReply::NotFound),
@@ -343,7 +343,7 @@ impl HomeSide<'_> {
                 );
                 self.cx.answer(requester, Ok(Reply::Info(info)));
             }
-            None => self.answer_absent(requester, region),
+            None => self.answer_unknown_region(requester, region),
         }
     }
 
@@ -355,7 +355,7 @@ impl HomeSide<'_> {
         command: RegionCommand,
     ) {
         let Some(found) = self.homes.regions.get_mut(&region) else {
-            return self.answer_absent(requester, region);
+            return self.answer_unknown_region(requester, region);
         };
         let is_allowed = match command {
             RegionCommand::Vacate { .. } => {
@@ -377,7 +377,7 @@ impl HomeSide<'_> {
             && self.cx.inquire(to)
         {
             let command = Box::new(Request::RegionCommand { region, principal, command });
-            return self.cx.wait_until_told(to, DialWaiter::Request(requester, command));
+            return self.cx.wait_for_inquiry(to, DialWaiter::Request(requester, command));
         }
         match &mut found.busy {
             Some(busy) => busy.queue.push_back((requester, principal, command)),
@@ -410,7 +410,8 @@ impl HomeSide<'_> {
             }
             RegionCommand::Move { to } => self.start_moving(requester, region, to, None),
             RegionCommand::Vacate { to } => {
-                // Others hold chunks for a home, and free them with its end: so where the home leaves, all go with it.
+                // An owner's chunks are freed with the incarnation of their home, so if the home leaves, all chunks go
+                // with it.
                 let of =
                     Some(requester.incarnation).filter(|incarnation| *incarnation != self.cx.incarnation());
                 self.start_moving(requester, region, to, of)
@@ -435,7 +436,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// The directory has given the name or not, or is gone with all that it knew.
+    /// The directory granted the name or not, or is lost.
     pub(super) fn handle_named(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let found = self.homes.regions.get_mut(&region).expect("nothing else is done to it until then");
         if let (Ok(_), Some(Stage::Naming(name))) = (&body, found.busy.as_ref().map(|busy| &busy.stage)) {
@@ -449,7 +450,7 @@ impl HomeSide<'_> {
         let found = self.homes.regions.get_mut(&region).expect("the region is here");
         found.busy = Some(Box::new(Busy::new(Some(requester), Stage::ChangingAccess)));
         let change = Change::Access { access: (*found.access).clone(), sealed: found.sealed };
-        self.tell_mappers(region, change);
+        self.notify_mappers(region, change);
     }
 
     fn start_freeing(&mut self, requester: Option<Requester>, region: RegionId) {
@@ -461,22 +462,22 @@ impl HomeSide<'_> {
         busy.has_name = name.is_some();
         found.busy = Some(Box::new(busy));
         if let Some(name) = name {
-            // Who hears that the region is free may use its name.
+            // The requester may reuse the name once it hears that the region is free, so release it first.
             let release = Request::ReleaseName { name: name.into(), region };
             self.cx.ask_directory(release, Purpose::Release(region));
         }
-        self.tell_mappers(region, Change::Drop);
+        self.notify_mappers(region, Change::Drop);
     }
 
-    /// The directory knows, or is gone with all that it knew.
+    /// The directory released the name, or is lost.
     pub(super) fn handle_name_released(&mut self, region: RegionId) {
         let busy = self.homes.regions.get_mut(&region).and_then(|found| found.busy.as_mut());
-        busy.expect("it is being freed until then").has_name = false;
-        self.go_on_if_acknowledged(region);
+        busy.expect("being freed until then").has_name = false;
+        self.continue_if_acknowledged(region);
     }
 
-    /// Tells all mappers of a change and goes on when all have acknowledged it, or cannot touch the region any more.
-    fn tell_mappers(&mut self, region: RegionId, change: Change) {
+    /// Sends a change to all mappers, and continues when each has acknowledged it or cannot touch the region any more.
+    fn notify_mappers(&mut self, region: RegionId, change: Change) {
         self.forget_stalled(region);
         let found = self.homes.regions.get_mut(&region).expect("the region is here");
         found.epoch.0 += 1;
@@ -493,25 +494,25 @@ impl HomeSide<'_> {
             let request = Request::Change { region, epoch, change: change.clone() };
             self.cx.ask(mapper.node, request, Purpose::Change(region, epoch));
         }
-        // What follows may begin with the last of these.
+        // The last acknowledgement may continue the command.
         let is_over = apart.is_empty();
         for mapper in apart {
             self.note_stalled(region);
             self.seek(region, mapper);
         }
         if is_over {
-            self.go_on_if_acknowledged(region);
+            self.continue_if_acknowledged(region);
         }
     }
 
     pub(super) fn handle_acknowledged(&mut self, region: RegionId, epoch: Epoch, from: NodeIncarnation) {
         let busy = self.homes.regions.get_mut(&region).and_then(|found| found.busy.as_mut());
         if busy.is_some_and(|busy| busy.epoch == epoch && busy.awaited.remove(&from)) {
-            self.go_on_if_acknowledged(region);
+            self.continue_if_acknowledged(region);
         }
     }
 
-    fn go_on_if_acknowledged(&mut self, region: RegionId) {
+    fn continue_if_acknowledged(&mut self, region: RegionId) {
         let Some(busy) = self.homes.regions.get(&region).and_then(|found| found.busy.as_ref()) else {
             return;
         };
@@ -528,7 +529,7 @@ impl HomeSide<'_> {
 
     fn finish_freeing(&mut self, region: RegionId) {
         let found = self.homes.regions.remove(&region).expect("the region is here");
-        let busy = found.busy.expect("it is being freed");
+        let busy = found.busy.expect("being freed");
         self.return_chunks(&found.extents);
         if let Some(requester) = busy.requester {
             self.cx.answer(requester, Ok(Reply::Done));
@@ -538,7 +539,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Answers the command under way and starts those that came meanwhile.
+    /// Answers the command in flight and starts those queued behind it.
     fn finish_region_command(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let found = self.homes.regions.get_mut(&region).expect("the region is here");
         let Some(busy) = found.busy.take() else { return };
@@ -547,7 +548,7 @@ impl HomeSide<'_> {
         }
         self.run_queue(region, busy.queue);
         if busy.lost_name {
-            self.end_for_its_name(region);
+            self.free_for_lost_name(region);
         }
         self.free_if_unreachable(region);
         if let Stage::Moving(Moving { parked, .. }) = busy.stage {
@@ -555,10 +556,10 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Requests of a node that wait for something are not answered any more: in the next pairing nobody would know of what they bring.
-    pub(super) fn forget_what_is_asked_by(&mut self, incarnation: NodeIncarnation) {
+    /// Drops waiting requests of a node: in the next pairing it would not know their results.
+    pub(super) fn forget_requests_of(&mut self, incarnation: NodeIncarnation) {
         self.homes.freed_early.remove(&incarnation);
-        self.evidence.forget_what_is_asked_by(incarnation);
+        self.evidence.forget_requests_of(incarnation);
         self.homes.making.values_mut().for_each(|making| making.lose_requester(incarnation));
         for busy in self.homes.regions.values_mut().filter_map(|found| found.busy.as_mut()) {
             busy.queue.retain(|(requester, ..)| requester.incarnation != incarnation);
@@ -568,12 +569,12 @@ impl HomeSide<'_> {
         }
     }
 
-    /// A node is gone: it is told of nothing any more.
+    /// Removes a dead node from all lists of watchers.
     pub(super) fn forget_watcher(&mut self, incarnation: NodeIncarnation) {
         self.watching.forget_node(incarnation);
     }
 
-    /// It has waited for the end of a move.
+    /// Serves a request that waited for the end of a move.
     fn serve_parked(&mut self, requester: Requester, request: Request) {
         match request {
             Request::Map { region, principal, wanted } => {
@@ -592,8 +593,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Another lock or barrier has the name of this one, which is of no use without it: it ends after the command under way.
-    fn end_for_its_name(&mut self, region: RegionId) {
+    /// Frees a lock or barrier that lost its name, and is useless without it, after the command in flight.
+    fn free_for_lost_name(&mut self, region: RegionId) {
         match self.homes.regions.get_mut(&region).map(|found| found.busy.as_mut()) {
             Some(Some(busy)) => busy.lost_name = true,
             Some(None) => self.start_freeing(None, region),
@@ -602,7 +603,7 @@ impl HomeSide<'_> {
     }
 
     fn run_queue(&mut self, region: RegionId, queue: VecDeque<(Requester, Principal, RegionCommand)>) {
-        // Each is judged anew: the command before may have taken its right away, or begun something longer.
+        // Checks each again: the command before it may have removed its permission or started something longer.
         for (requester, principal, command) in queue {
             self.serve_region_command(requester, region, principal, command);
         }
@@ -618,7 +619,8 @@ impl HomeSide<'_> {
         let next_home = match self.homes.regions.get_mut(&region) {
             Some(found) => {
                 found.remove_mapper(incarnation, upto);
-                // The next home may list it, also where we do not any more: the two of us may have been paired anew since.
+                // The next home may list the mapper even if this one does not: the two nodes may have paired again
+                // since.
                 found.moving_mut().filter(|moving| moving.adopting).map(|moving| {
                     moving.note_unmapped(incarnation, upto);
                     moving.to.node
@@ -632,13 +634,13 @@ impl HomeSide<'_> {
         self.free_if_unreachable(region);
     }
 
-    /// Whether the incarnation of a mapper is over.  That of one of whom we have never heard need not be: the directory's word of it may be
-    /// under way.
+    /// Whether the incarnation of a mapper has ended.  An unannounced one may not have: its announcement may be in
+    /// flight.
     fn is_over(&self, mapper: NodeIncarnation) -> bool {
-        self.cx.presence_of(mapper) == Presence::Gone && !self.homes.unheard.contains(&mapper)
+        self.cx.presence_of(mapper) == Presence::Gone && !self.homes.unannounced.contains(&mapper)
     }
 
-    /// A region without a name can be mapped by nobody else: it ends with its last mapping.  The dead map nothing.
+    /// Frees an unnamed region with its last mapping, since no other node can map it.  Ended incarnations map nothing.
     fn free_if_unreachable(&mut self, region: RegionId) {
         let Some(found) = self.homes.regions.get(&region) else { return };
         let is_mapped = found.mappers.iter().any(|mapper| !self.is_over(mapper.incarnation));
@@ -655,11 +657,11 @@ impl Busy {
     }
 }
 
-fn too_many(pieces: u64) -> ErrorReply {
+fn too_many_pieces(pieces: u64) -> ErrorReply {
     ErrorReply::TooManyPieces { pieces, max: layout::EXTENTS_MAX as u64 }
 }
 
-/// How many bytes each node holds of a region that is dealt out chunk by chunk; nodes without any are left out.
+/// Bytes of each node for a region dealt out chunk by chunk; skips nodes without any.
 fn shares(len: u64, chunk_bytes: u64, nodes: &[NodeId]) -> Vec<(NodeId, u64)> {
     let (chunks, count) = (layout::chunk_count(len, chunk_bytes), nodes.len() as u64);
     let last_len = layout::chunk_len(len, chunk_bytes, chunks - 1);
@@ -676,7 +678,7 @@ fn shares(len: u64, chunk_bytes: u64, nodes: &[NodeId]) -> Vec<(NodeId, u64)> {
         .collect()
 }
 
-/// Deals the reserved chunks out in turn; `None` if some node reserved something else than was asked of it.
+/// Deals out the reserved chunks in turn; `None` if a node reserved something else than requested.
 fn interleave(
     len: u64,
     chunk_bytes: u64,

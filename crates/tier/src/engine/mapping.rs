@@ -1,4 +1,4 @@
-//! The mapper's side: what homes and owners have us let go of.
+//! The mapper's side: handles changes that homes and owners request.
 
 use super::{Engine, Requester};
 use crate::effect::{Effect, Quiesce};
@@ -11,9 +11,9 @@ impl Engine {
         if !self.is_news(requester.incarnation, region, &change) {
             return self.cx().answer(requester, Ok(Reply::Done));
         }
-        let is_heeded = self.homes.heeds_change(region, requester.incarnation == self.out.incarnation());
+        let is_accepted = self.homes.accepts_change(region, requester.incarnation == self.out.incarnation());
         let moves_to = change.moves_to();
-        match is_heeded.then(|| self.mapper.change(region, change)) {
+        match is_accepted.then(|| self.mapper.change(region, change)) {
             Some(Ok(quiesce)) => {
                 self.cx().note_move(requester, moves_to);
                 self.owe(quiesce, requester)
@@ -22,8 +22,8 @@ impl Engine {
         }
     }
 
-    /// Whether what a node says of a region's home is new: a former home says where it has gone, and is heeded only by who has heard
-    /// nothing of the next one.
+    /// Whether a change is new.  A former home announces the next home, which counts only if the next home has not
+    /// announced itself.
     fn is_news(&self, from: NodeIncarnation, region: RegionId, change: &Change) -> bool {
         match change {
             Change::Settle { home } if *home != from => self.mapper.home_of(region) == Some(from),
@@ -31,23 +31,26 @@ impl Engine {
         }
     }
 
-    /// An owner holds nothing for these homes any more.  Of those whose incarnations are over nothing new is mapped.
+    /// An owner holds nothing for these homes any more.  Ended incarnations are skipped: their regions are never mapped
+    /// again.
     pub(super) fn disown(&mut self, owner: NodeIncarnation, homes: &[NodeIncarnation]) {
         let pairings = self.membership.pairings();
-        let is_of_use = |home: &NodeIncarnation| !pairings.has_ended(*home) || self.mapper.maps_any_of(*home);
-        let homes: Vec<NodeIncarnation> = homes.iter().copied().filter(is_of_use).collect();
+        let is_relevant =
+            |home: &NodeIncarnation| !pairings.has_ended(*home) || self.mapper.maps_any_of(*home);
+        let homes: Vec<NodeIncarnation> = homes.iter().copied().filter(is_relevant).collect();
         let disowned = self.mapper.disown(owner, &homes);
         self.out.extend(disowned.into_iter().map(Effect::Quiesce));
     }
 
-    /// A node that holds chunks for `home` found it dead.  It speaks for its memory: that we drop, and cut nobody off.
+    /// A node that holds chunks for `home` found it dead.  This drops mappings of that node's memory alone, and cuts no
+    /// peer off.
     pub(super) fn serve_drop_home(&mut self, requester: Requester, home: NodeIncarnation) {
         self.disown(requester.incarnation, &[home]);
         let quiesce = self.mapper.quiesce();
         self.owe(quiesce, requester);
     }
 
-    /// A home that we do not hear has ended that pairing with us, and another node says so for it.
+    /// Ends a pairing with a home that is not connected, at the request of another node.
     pub(super) fn serve_retire(&mut self, requester: Requester, home: NodeIncarnation, pairing: u64) {
         if self.membership.pairings().number(home) <= pairing {
             self.part(home);
@@ -85,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn what_owners_say_of_homes_that_nobody_has_met_is_forgotten_when_those_are_over() {
+    fn disowned_homes_are_forgotten_when_they_end() {
         let incarnation = |node| NodeIncarnation { node: NodeId(node), id: Incarnation(7) };
         let config = EngineConfig {
             incarnation: incarnation(1),

@@ -1,4 +1,4 @@
-//! The owner's side: chunks of ours that are reserved, copied into and given up, for homes here and elsewhere.
+//! The owner's side: reserves, copies into and releases local chunks, for homes here and elsewhere.
 
 mod populating;
 mod running;
@@ -23,24 +23,24 @@ use crate::message::{ErrorReply, NodeStatus, Reply};
 use crate::news::News;
 use crate::store::{Shortage, Store};
 
-/// Our memory, and what is under way in it.
+/// Local memory, and the operations in progress on it.
 pub(super) struct Owner {
     store: Store,
     reach: Arc<dyn Reach>,
-    /// Requests that wait for the arena to grow, or for freed memory to be clean.
-    short: Vec<(Requester, Reservation)>,
-    /// Who asked for a copy, and from whose memory.
+    /// Requests that wait for the arena to grow, or for freed memory to be cleaned.
+    short_of_memory: Vec<(Requester, Reservation)>,
+    /// Copies of chunks in progress.
     copies: BTreeMap<Token, Copying>,
-    /// Chunks that are given back once the copies into them are over.
-    copied_into: Vec<(Extents, BTreeSet<NodeIncarnation>)>,
+    /// Chunks to release once the copies into them have ended.
+    release_after_copies: Vec<(Extents, BTreeSet<NodeIncarnation>)>,
     running: running::Commands,
     populating: populating::Populations,
     sweeps: sweeps::Sweeps,
-    /// Whether people have been told that memory is kept back.
-    told_of_quarantine: bool,
+    /// Whether quarantined memory was reported as news.
+    is_quarantine_reported: bool,
 }
 
-/// Chunks that somebody wants.
+/// A request for chunks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reservation {
     pub(super) region: RegionId,
@@ -49,7 +49,7 @@ pub(super) struct Reservation {
     pub(super) populate: bool,
 }
 
-/// A chunk that is being copied into our memory.
+/// A chunk that is being copied into local memory.
 #[derive(Debug)]
 struct Copying {
     requester: Requester,
@@ -58,7 +58,7 @@ struct Copying {
     to: Extent,
 }
 
-/// What the owner's side may touch.
+/// The engine state that the owner's side may touch.
 pub(super) struct OwnerSide<'a> {
     pub(super) cx: Context<'a>,
     pub(super) owner: &'a mut Owner,
@@ -76,32 +76,32 @@ impl Owner {
         Owner {
             store: Store::new(config.incarnation, config.bytes_total, config.segment_bytes),
             reach,
-            short: Vec::new(),
+            short_of_memory: Vec::new(),
             copies: BTreeMap::new(),
-            copied_into: Vec::new(),
+            release_after_copies: Vec::new(),
             running: running::Commands::default(),
             populating: populating::Populations::default(),
             sweeps: sweeps::Sweeps::default(),
-            told_of_quarantine: false,
+            is_quarantine_reported: false,
         }
     }
 
-    /// The window of `extent`, if it is one of ours.
+    /// The window of `extent`, if it is local.
     pub(super) fn window(&self, extent: &Extent) -> Option<Window> {
         self.store.window(extent)
     }
 
-    /// Whether all of `extent` is ours and held for `home`.
+    /// Whether all of `extent` is local and held for `home`.
     pub(super) fn is_held_for(&self, home: NodeIncarnation, extent: &Extent) -> bool {
         self.store.is_held_for(home, extent)
     }
 
-    /// How many bytes of which regions we hold for other homes.
+    /// Bytes held for other homes, by region.
     pub(super) fn held(&self) -> BTreeMap<RegionId, (NodeIncarnation, u64)> {
         self.store.held()
     }
 
-    /// All that we hold for `home`, by region.
+    /// All chunks held for `home`, by region.
     pub(super) fn held_for(&self, home: NodeIncarnation) -> Vec<(RegionId, Extents)> {
         self.store.held_for(home)
     }
@@ -111,21 +111,21 @@ impl Owner {
         self.store.adopt(extents);
     }
 
-    /// Bytes that we contribute at most.
+    /// Maximum bytes that this node contributes.
     pub(super) fn bytes_total(&self) -> u64 {
         self.store.bytes_total()
     }
 
-    /// Bytes that the arena has grown to, and those of them that can be given out at once.
+    /// Bytes that the arena has grown to, and how many of them are free.
     pub(super) fn bytes_grown_and_free(&self) -> (u64, u64) {
         (self.store.bytes_grown(), self.store.bytes_free())
     }
 
-    pub(super) fn bytes_kept_from(&self, incarnation: NodeIncarnation) -> u64 {
-        self.store.bytes_kept_from(incarnation)
+    pub(super) fn bytes_quarantined_for(&self, incarnation: NodeIncarnation) -> u64 {
+        self.store.bytes_quarantined_for(incarnation)
     }
 
-    /// Fills in what others are told of our memory.
+    /// Fills in the memory figures of a status.
     pub(super) fn describe(&self, status: &mut NodeStatus) {
         status.bytes_used = self.store.bytes_used();
         status.bytes_total = self.store.bytes_total();
@@ -133,16 +133,16 @@ impl Owner {
         status.bytes_quarantined = self.store.bytes_quarantined();
     }
 
-    /// Finds places, as this node reaches them.
+    /// Resolves places as this node reaches them.
     pub(super) fn locator<'a>(&'a self, incarnation: NodeIncarnation, members: &'a Members) -> Locator<'a> {
         Locator { incarnation, store: &self.store, members, reach: &*self.reach }
     }
 
-    /// Tells when memory begins to be kept back, and when none is any more.
-    pub(super) fn tell_of_quarantine(&mut self, out: &mut Outbox) {
+    /// Reports when quarantine begins, and when it ends.
+    pub(super) fn report_quarantine(&mut self, out: &mut Outbox) {
         let is_on = self.store.has_quarantine();
-        if is_on != self.told_of_quarantine {
-            self.told_of_quarantine = is_on;
+        if is_on != self.is_quarantine_reported {
+            self.is_quarantine_reported = is_on;
             out.tell(match is_on {
                 true => News::Quarantined { bytes: self.store.bytes_quarantined() },
                 false => News::QuarantineOver,
@@ -150,14 +150,14 @@ impl Owner {
         }
     }
 
-    /// Somebody can reach nothing of ours any more.
+    /// A peer can reach nothing here any more.
     pub(super) fn handle_cut_off(&mut self, incarnation: NodeIncarnation, out: &mut Outbox) {
         self.store.handle_cut_off(incarnation, out);
     }
 
-    /// Requests that wait for memory are not answered any more.
-    pub(super) fn forget_what_is_asked_by(&mut self, incarnation: NodeIncarnation) {
-        self.short.retain(|(requester, _)| requester.incarnation != incarnation);
+    /// Drops waiting requests of an incarnation.
+    pub(super) fn forget_requests_of(&mut self, incarnation: NodeIncarnation) {
+        self.short_of_memory.retain(|(requester, _)| requester.incarnation != incarnation);
     }
 }
 
@@ -165,18 +165,18 @@ impl OwnerSide<'_> {
     /// The arena has grown, or could not.
     pub(super) fn handle_grown(&mut self, segment: Option<(Key, Window)>) {
         self.owner.store.handle_grown(self.cx.now_ns(), segment);
-        self.retry_short();
+        self.retry_short_of_memory();
     }
 
-    /// Memory of ours reads as zero again.
+    /// Discarded memory reads as zero again.
     pub(super) fn handle_discarded(&mut self, token: Token) {
         self.owner.store.handle_discarded(token);
-        self.retry_short();
+        self.retry_short_of_memory();
     }
 
-    fn retry_short(&mut self) {
-        for (requester, wanted) in std::mem::take(&mut self.owner.short) {
-            // What is reserved for a home that has died meanwhile would never be given back.
+    fn retry_short_of_memory(&mut self) {
+        for (requester, wanted) in std::mem::take(&mut self.owner.short_of_memory) {
+            // Chunks reserved for a dead home would never be returned.
             if self.cx.is_present(requester.incarnation) {
                 self.serve_reserve(requester, wanted);
             }
@@ -205,7 +205,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Reserves chunks; `None` if that is tried once more when there is memory.
+    /// Reserves chunks; `None` if the request waits for memory.
     fn reserve_or_grow(
         &mut self,
         requester: Requester,
@@ -216,12 +216,12 @@ impl OwnerSide<'_> {
             Ok(extents) => Some(Ok(extents)),
             Err(Shortage::NoSpace { available }) => Some(Err(ErrorReply::NoSpace { wanted: len, available })),
             Err(Shortage::Wait) => {
-                self.owner.short.push((requester, wanted));
+                self.owner.short_of_memory.push((requester, wanted));
                 None
             }
             Err(Shortage::Grow(bytes)) => {
                 self.cx.push(Effect::Grow { len: bytes });
-                self.owner.short.push((requester, wanted));
+                self.owner.short_of_memory.push((requester, wanted));
                 None
             }
         }
@@ -229,14 +229,14 @@ impl OwnerSide<'_> {
 
     pub(super) fn handle_return(&mut self, from: NodeIncarnation, extents: Extents) {
         for extent in extents {
-            // Only the home for which it is held may give a chunk back, and only once.
+            // Only the home for which a chunk is held may return it, and only once.
             if self.owner.store.is_held_for(from, &extent) {
                 self.release(Extents::from_slice(&[extent]), BTreeSet::new());
             }
         }
     }
 
-    /// Gives up chunks of ours, when nobody touches them any more: neither the tainted, nor our own driver.
+    /// Releases local chunks once neither the tainted nodes nor the local driver touches them.
     pub(super) fn release(&mut self, extents: Extents, tainted: BTreeSet<NodeIncarnation>) {
         let owner = &mut *self.owner;
         let is_busy = |extent: &Extent| {
@@ -246,16 +246,16 @@ impl OwnerSide<'_> {
         };
         let (busy, free): (Extents, Extents) = extents.into_iter().partition(is_busy);
         if !busy.is_empty() {
-            // Nobody may give them back a second time meanwhile.
+            // The home cannot return them a second time meanwhile.
             busy.iter().for_each(|extent| owner.store.forget_foreign(extent));
-            owner.copied_into.push((busy, tainted.clone()));
+            owner.release_after_copies.push((busy, tainted.clone()));
         }
         owner.store.release(&free, &tainted, self.cx.out());
     }
 
-    /// A copy is over: what waited for it may be given up, unless it waits for another.
+    /// A copy has ended: releases chunks that waited for it, unless they wait for another.
     pub(super) fn release_copied(&mut self) {
-        for (extents, tainted) in std::mem::take(&mut self.owner.copied_into) {
+        for (extents, tainted) in std::mem::take(&mut self.owner.release_after_copies) {
             let tainted = self.cx.members().not_cut_off(tainted);
             self.release(extents, tainted);
         }
@@ -280,7 +280,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// What the driver does to copy `from`, wherever it is, to `to`, which is `target` here.
+    /// The effect that copies `from`, wherever it is, to `to`, which is `target` here.
     fn copy_effect(
         &self,
         token: Token,
@@ -298,7 +298,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// A copy is done, or has failed.  Returns whose command has ended by that whom we are not paired with any more.
+    /// Handles the end of a copy.  Returns the requester of a command that ended by it, if that is no longer paired.
     pub(super) fn handle_copied(
         &mut self,
         token: Token,
@@ -322,7 +322,7 @@ impl OwnerSide<'_> {
     }
 }
 
-/// Finds places with what the engine knows.
+/// Resolves places with the engine's state.
 pub(super) struct Locator<'a> {
     incarnation: NodeIncarnation,
     store: &'a Store,

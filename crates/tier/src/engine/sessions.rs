@@ -1,4 +1,4 @@
-//! Commands of sessions: each is a short series of requests to the nodes that know.
+//! Commands of sessions.  Each is a short series of requests to other nodes.
 
 mod known;
 pub(super) mod memory;
@@ -26,19 +26,19 @@ use crate::message::{ErrorReply, LostName, MappedReply, Notice, RegionCommand, R
 use crate::names::Service;
 use crate::permissions::Permissions;
 
-/// How often a command follows a region that moves ahead of it.
+/// Times that a command follows a region that moves ahead of it.
 const HOPS_MAX: u8 = 16;
-/// After so many homes that do not reach the store that has the names, none does: each may take seconds to find out.
-const NAMELESS_MAX: u8 = 3;
+/// Homes to try while none reaches the store of names: each attempt may take seconds.
+const DIRECTORY_FAILURES_MAX: u8 = 3;
 
-/// Commands under way, as far as the questions that are asked for them do not say all.
+/// State of commands in flight that their pending requests do not hold.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     waits: Waits,
     memory: IssuedCopies,
     lists: BTreeMap<OpId, Listing>,
     statuses: Statuses,
-    /// Requests to map that are under way: the home counts us as a mapper once it has answered.
+    /// Map requests in flight: the home lists this node as a mapper once it has replied.
     mapping: BTreeMap<RegionId, usize>,
     /// Where names led, if they are kept outside of the cluster.
     known: KnownNames,
@@ -50,7 +50,7 @@ struct Gathering<T> {
     found: Vec<T>,
 }
 
-/// Named regions as their homes describe them.
+/// Named regions, as their homes describe them.
 #[derive(Debug)]
 struct Listing {
     infos: Gathering<RegionInfo>,
@@ -58,14 +58,14 @@ struct Listing {
     damaged: Vec<String>,
 }
 
-/// Names that were listed so far, and those that lead nowhere.
+/// Names listed so far, and those whose records are damaged.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Listed {
     names: Vec<(String, RegionId, NodeId)>,
     damaged: Vec<String>,
 }
 
-/// What the side of our sessions may touch.
+/// The engine state that session commands may touch.
 pub(super) struct SessionSide<'a> {
     pub(super) cx: Context<'a>,
     pub(super) commands: &'a mut Commands,
@@ -74,7 +74,7 @@ pub(super) struct SessionSide<'a> {
     pub(super) owner: &'a Owner,
 }
 
-/// A region that a session wants.
+/// A region to allocate.
 struct Wanted {
     name: Option<String>,
     len: u64,
@@ -83,15 +83,15 @@ struct Wanted {
     populate: bool,
 }
 
-/// How far a command is.
+/// The progress of a command.
 #[derive(Clone, Debug)]
 pub(super) enum UserStep {
     Alloc {
         session: SessionId,
         request: Request,
         others: Vec<NodeId>,
-        /// How many homes could not have it named.
-        nameless: u8,
+        /// Homes that could not register the name.
+        directory_failures: u8,
     },
     Find {
         name: String,
@@ -110,10 +110,9 @@ pub(super) enum UserStep {
     ListLost {
         names: Vec<LostName>,
     },
-    /// What ends with a word.
     Forget,
     Reach,
-    Members(Whom),
+    Members(StatusScope),
     Number,
     StatusOf(NodeId),
     Unlock {
@@ -124,31 +123,31 @@ pub(super) enum UserStep {
     MoveNames,
 }
 
-/// Who is asked how it is.
+/// The members that a status command covers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Whom {
-    Everybody,
-    /// Those who are paired with us.
-    ThePaired,
+pub(super) enum StatusScope {
+    AllMembers,
+    /// Nodes that are paired with this one.
+    PairedPeers,
 }
 
-/// What to do once a name is found.
+/// The continuation after a name is found.
 #[derive(Clone, Debug)]
 pub(super) enum Then {
     Map { session: SessionId, wanted: Permissions },
     Stat,
 }
 
-/// What is asked of a region's home.
+/// A request to a region's home.
 #[derive(Clone, Debug)]
 pub(super) enum Act {
-    /// Where bytes are at nodes that could not be met, the rest of them is mapped.
+    /// Maps a region without the bytes at the `unmet` nodes, which could not be connected.
     Map {
         session: SessionId,
         wanted: Permissions,
         unmet: Vec<NodeIncarnation>,
     },
-    /// It had that name when it was used last: has it still?
+    /// Checks that the region still has the name under which it was last used.
     Confirm {
         name: String,
         then: Then,
@@ -212,8 +211,8 @@ impl SessionSide<'_> {
             }
             Command::ForgetNode(node) => self.forget(op, Request::ForgetNode { node }),
             Command::Anchor { service, name, everyone } => self.anchor(op, session, service, &name, everyone),
-            Command::Lock { slot, wait, base_ns } => self.ask_for_lock(op, session, slot, wait, base_ns),
-            Command::Unlock { slot, release } => self.give_lock_up(op, session, slot, release),
+            Command::Lock { slot, wait, base_ns } => self.request_lock(op, session, slot, wait, base_ns),
+            Command::Unlock { slot, release } => self.release_lock(op, session, slot, release),
             Command::Arrive { slot, participants, timeout_ns } => {
                 self.arrive(op, session, slot, participants, timeout_ns)
             }
@@ -228,21 +227,21 @@ impl SessionSide<'_> {
             Command::Reach { node, owner } => {
                 self.cx.ask(owner, Request::Reach { node }, Purpose::User(op, UserStep::Reach));
             }
-            Command::Status => self.ask_for_members(op, Whom::Everybody),
-            Command::StatusOf(node) => self.ask_one_for_status(op, node),
-            Command::Greet => self.ask_for_members(op, Whom::ThePaired),
+            Command::Status => self.request_members(op, StatusScope::AllMembers),
+            Command::StatusOf(node) => self.request_status_of(op, node),
+            Command::Greet => self.request_members(op, StatusScope::PairedPeers),
         }
     }
 
-    /// The nodes for locks and barriers are chosen by their names, so that no one has them all.
+    /// Chooses the node of a lock or barrier by its name, which spreads them over the nodes.
     fn anchor(&mut self, op: OpId, session: SessionId, service: Service, name: &str, everyone: Permissions) {
         let name = service.region_name(name);
-        let (mut nodes, met_later) = self.memory_nodes_at_hand();
+        let (mut nodes, unconnected) = self.memory_nodes_by_contact();
         if !nodes.is_empty() {
             let first = hash(&name) % nodes.len() as u64;
             nodes.rotate_left(first as usize);
         }
-        nodes.extend(met_later);
+        nodes.extend(unconnected);
         let others = nodes.split_off(nodes.len().min(1));
         let (name, len, chunk_bytes) = (Some(name), LOCK_BYTES, CHUNK_BYTES_MIN);
         let wanted = Wanted { name, len, chunk_bytes, everyone, populate: false };
@@ -264,11 +263,11 @@ impl SessionSide<'_> {
         };
         let Wanted { name, len, chunk_bytes, everyone, populate } = wanted;
         let request = Request::Alloc { name, len, chunk_bytes, nodes, maker, everyone, populate };
-        let step = UserStep::Alloc { session, request: request.clone(), others, nameless: 0 };
+        let step = UserStep::Alloc { session, request: request.clone(), others, directory_failures: 0 };
         self.cx.ask(home, request, Purpose::User(op, step));
     }
 
-    /// The nodes that shall hold a region, and others that may hold it all instead where there is no space.
+    /// The nodes that are to hold a region, and the alternatives if they lack space.
     fn nodes_for(&self, placement: Placement) -> (Vec<NodeId>, Vec<NodeId>) {
         let me = self.cx.incarnation().node;
         match placement {
@@ -285,8 +284,8 @@ impl SessionSide<'_> {
                 (distinct, Vec::new())
             }
             Placement::Anywhere => {
-                let (mut candidates, met_later) = self.memory_nodes_at_hand();
-                candidates.extend(met_later);
+                let (mut candidates, unconnected) = self.memory_nodes_by_contact();
+                candidates.extend(unconnected);
                 if self.owner.bytes_total() > 0 && !self.cx.membership().draining().is_on() {
                     candidates.retain(|node| *node != me);
                     candidates.insert(0, me);
@@ -297,27 +296,26 @@ impl SessionSide<'_> {
         }
     }
 
-    /// As [`SessionSide::memory_nodes`], but those apart that are about to be met: who takes any node waits for none of them.
-    fn memory_nodes_at_hand(&self) -> (Vec<NodeId>, Vec<NodeId>) {
+    /// As [`SessionSide::memory_nodes`], split into connected nodes and those still being met.
+    fn memory_nodes_by_contact(&self) -> (Vec<NodeId>, Vec<NodeId>) {
         let nodes = self.memory_nodes();
         nodes.into_iter().partition(|node| !self.cx.is_awaited(*node))
     }
 
-    /// Nodes that contribute memory, and stay: applications come and go, and their memory with them.  Only where
-    /// there is no other do they count.
+    /// Permanent nodes that contribute memory.  Ephemeral ones count only if there are no others, since their memory
+    /// leaves with the application.
     pub(super) fn memory_nodes(&self) -> Vec<NodeId> {
         let with_memory =
             self.cx.members().all().filter(|member| member.bytes_total > 0 && member.state.is_there());
         let draining = self.cx.membership().draining();
-        let taking =
-            with_memory.filter(|member| !draining.concerns(self.cx.incarnation(), member.incarnation));
+        let taking = with_memory.filter(|member| !draining.covers(self.cx.incarnation(), member.incarnation));
         let nodes: Vec<NodeId> = taking.map(|member| member.incarnation.node).collect();
         let (ephemeral, permanent): (Vec<NodeId>, Vec<NodeId>) =
             nodes.iter().partition(|node| node.is_ephemeral());
         if permanent.is_empty() { ephemeral } else { permanent }
     }
 
-    /// Where names are kept outside, homes that are known are asked at once: that costs less, and works while nobody outside answers.
+    /// With names outside, asks the known home directly: this is cheaper, and works while the store is down.
     fn find(&mut self, op: OpId, name: String, then: Then) {
         match self.commands.known.find(&name) {
             Some((region, home)) => self.act(op, Act::Confirm { name, then }, region, home, 0),
@@ -359,7 +357,7 @@ impl SessionSide<'_> {
         }
     }
 
-    /// A handle commands nothing that it was not mapped for.  Whether its principal may is for the home to judge.
+    /// A handle permits only what it was mapped for.  The home checks the permissions of its principal.
     fn command_region(&mut self, op: OpId, session: SessionId, slot: SlotRef, command: RegionCommand) {
         let held = self.mapper.permissions_of(session, slot).unwrap_or(Permissions::all());
         let missing = Permissions::MASTER - held;
@@ -420,8 +418,8 @@ impl SessionSide<'_> {
         body: Result<Reply, ErrorReply>,
     ) {
         match (step, body) {
-            (UserStep::Alloc { session, request, others, nameless }, body) => {
-                self.continue_alloc(op, session, request, (others, nameless), body)
+            (UserStep::Alloc { session, request, others, directory_failures }, body) => {
+                self.continue_alloc(op, session, request, (others, directory_failures), body)
             }
             (UserStep::Find { name, then }, Ok(Reply::Found { region, home })) => {
                 self.note_name(&name, region, home);
@@ -433,7 +431,7 @@ impl SessionSide<'_> {
             }
             (UserStep::Act { act: Act::Map { .. }, region, .. }, Err(refusal)) => {
                 self.stop_mapping(region);
-                // A handle may have been given up while another was asked for.
+                // A handle may have been unmapped while another was requested.
                 self.announce_unmapped(region, from);
                 self.cx.finish(op, Err(refusal.into()));
             }
@@ -443,12 +441,12 @@ impl SessionSide<'_> {
             (UserStep::ListLost { names }, body) => self.continue_list_lost(op, names, body),
             (UserStep::Forget, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Done)),
             (UserStep::Number, Ok(Reply::Number(number))) => self.cx.finish(op, Ok(Outcome::Number(number))),
-            (UserStep::Members(whom), _) => self.ask_for_statuses(op, whom, Vec::new()),
+            (UserStep::Members(scope), _) => self.request_statuses(op, scope, Vec::new()),
             (UserStep::StatusOf(node), body) => self.gather_status(op, node, body),
             (UserStep::Reach, Ok(Reply::Reached(reach))) => self.cx.finish(op, Ok(Outcome::Reach(reach))),
             (UserStep::Unlock { .. }, Ok(Reply::Done)) => self.cx.finish(op, Ok(Outcome::Done)),
             (UserStep::Unlock { request, hops }, Ok(Reply::MovedTo { home })) if hops < HOPS_MAX => {
-                self.ask_to_unlock(op, home, request, hops + 1)
+                self.request_unlock(op, home, request, hops + 1)
             }
             (UserStep::Drain, Ok(Reply::Drained(drained))) => {
                 self.cx.finish(op, Ok(Outcome::Drained(drained)))
@@ -466,17 +464,17 @@ impl SessionSide<'_> {
         op: OpId,
         session: SessionId,
         mut request: Request,
-        (mut others, mut nameless): (Vec<NodeId>, u8),
+        (mut others, mut directory_failures): (Vec<NodeId>, u8),
         body: Result<Reply, ErrorReply>,
     ) {
-        let is_nameless = body == Err(ErrorReply::DirectoryOut);
-        nameless += u8::from(is_nameless);
+        let is_directory_out = body == Err(ErrorReply::DirectoryOut);
+        directory_failures += u8::from(is_directory_out);
         match body {
-            // What the home before has asked for may have been done: whether somebody else has that name is not known.
-            Err(ErrorReply::NameTaken) if nameless > 0 => {
+            // An earlier home's claim may have succeeded, so the name may be this command's own.
+            Err(ErrorReply::NameTaken) if directory_failures > 0 => {
                 self.cx.finish(op, Err(ErrorReply::DirectoryOut.into()))
             }
-            Err(ErrorReply::DirectoryOut) if nameless >= NAMELESS_MAX => {
+            Err(ErrorReply::DirectoryOut) if directory_failures >= DIRECTORY_FAILURES_MAX => {
                 self.cx.finish(op, Err(ErrorReply::DirectoryOut.into()))
             }
             Ok(Reply::Mapped(reply)) => {
@@ -485,20 +483,20 @@ impl SessionSide<'_> {
                 }
                 self.insert_mapping(op, session, (Permissions::all(), Vec::new()), &reply)
             }
-            // One that leaves may not have told us yet.
+            // A leaving node may not have announced it yet.
             Err(
                 ErrorReply::NoSpace { .. }
                 | ErrorReply::OutOfMemory { .. }
                 | ErrorReply::PeerDown(_)
                 | ErrorReply::Draining(_)
-                // Others may reach the store that has the names.
+                // Other nodes may reach the store of names.
                 | ErrorReply::DirectoryOut,
             ) if !others.is_empty() => {
                 let next = others.remove(0);
                 if let Request::Alloc { nodes, .. } = &mut request {
                     *nodes = vec![next];
                 }
-                let step = UserStep::Alloc { session, request: request.clone(), others, nameless };
+                let step = UserStep::Alloc { session, request: request.clone(), others, directory_failures };
                 self.cx.ask(next, request, Purpose::User(op, step));
             }
             Ok(_) => self.cx.finish(op, Err(ErrorReply::Malformed.into())),
@@ -515,7 +513,7 @@ impl SessionSide<'_> {
     ) {
         let sound = crate::layout::is_sound(&reply.extents, reply.len, reply.chunk_bytes);
         if self.cx.membership().is_leaving() {
-            // Peers are told that we reach nothing any more: from then on we must not.
+            // Peers were told that this node reaches nothing any more, so it must not.
             return self.cx.finish(op, Err(ErrorReply::NodeClosed.into()));
         }
         if !sound || self.mapper.principal(session).is_none() {
@@ -527,7 +525,7 @@ impl SessionSide<'_> {
             let waiting = DialWaiter::Mapping { op, session, wanted, unmet, region, home };
             return self.cx.wait_until_connected(owner, waiting);
         }
-        // Handles from before its home was lost do not come alive again: they may allow what was revoked since.
+        // Handles from before the home was lost stay dead: they may allow what was revoked since.
         if let Some(quiesce) = self.mapper.drop_if_lost(reply.region) {
             self.cx.push(Effect::Quiesce(quiesce));
         }
@@ -592,22 +590,21 @@ impl SessionSide<'_> {
         }
     }
 
-    /// Tells the home that nothing here maps the region, unless something does again or is about to.
+    /// Tells the home that this node no longer maps the region, unless it does again or is about to.
     pub(super) fn announce_unmapped(&mut self, region: RegionId, home: NodeIncarnation) {
         if !self.cx.is_present(home) {
-            // It takes the end of our pairing for the same.
+            // The end of the pairing tells it the same.
             return;
         }
         let mapped = self.mapper.home_of(region).is_some() || self.commands.mapping.contains_key(&region);
         if !mapped {
-            // All requests to map it that have been sent have been answered.
+            // All map requests sent so far have been answered.
             let upto = RequestId(self.cx.out().last_number());
             self.cx.notify(home.node, Notice::Unmapped { region, upto });
         }
     }
 
-    /// For a session that does not watch any more.  Where nothing here maps the region, its home has heard so, and
-    /// there is nothing left to do.
+    /// Ends a session's watch.  If this node does not map the region, its home has dropped the watch already.
     fn unwatch(&mut self, op: OpId, region: RegionId, port: u32) {
         match self.mapper.home_of(region) {
             Some(home) => self.act(op, Act::Unwatch { port }, region, home.node, 0),
@@ -644,13 +641,13 @@ impl SessionSide<'_> {
         }
     }
 
-    /// Regions that went away since their names were listed are left out.
+    /// Skips regions that were freed since their names were listed.
     fn gather_info(&mut self, op: OpId, name: String, home: NodeId, body: Result<Reply, ErrorReply>) {
         let Some(Listing { infos, unreachable, .. }) = self.commands.lists.get_mut(&op) else { return };
         infos.missing -= 1;
         match body {
             Ok(Reply::Info(info)) => infos.found.push(*info),
-            // A newcomer may not know of who was not there when it came.
+            // A new node may not know former members.
             Err(ErrorReply::PeerDown(_) | ErrorReply::UnknownNode(_)) => unreachable.push((name, home)),
             _ => {}
         }

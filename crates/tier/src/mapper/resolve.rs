@@ -1,4 +1,4 @@
-//! Where mapped bytes are, for those who do not go there by themselves: commands that travel, and explanations.
+//! Resolves mapped bytes for commands that travel, and for explanations.
 
 use std::borrow::Cow;
 
@@ -13,23 +13,23 @@ use crate::permissions::Permissions;
 /// What this node knows of the region behind a handle.
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// Which region.
+    /// The region.
     pub region: RegionId,
     /// The node that orders its changes.
     pub home: NodeIncarnation,
-    /// What the handle may be used for.
+    /// The permissions of the handle.
     pub permissions: Permissions,
     /// Whether the region is immutable.
     pub sealed: bool,
-    /// Where its bytes are, in order, and how this node reaches them.
+    /// Its extents in order, and how this node reaches them.
     pub pieces: Vec<(Extent, Place)>,
 }
 
-/// The extents of a region, and what of it is frozen: first byte and length.
+/// The extents of a region, and its frozen part: first byte and length.
 type Layout<'m> = (Cow<'m, [Extent]>, Option<(u64, u64)>);
 
 impl Mapper {
-    /// Region and extents of `len` bytes behind a handle, for an operation of `session` that needs `wanted`.
+    /// The region and extents of `len` bytes behind a handle, for an operation of `session` that needs `wanted`.
     pub fn resolve(
         &self,
         session: SessionId,
@@ -57,7 +57,7 @@ impl Mapper {
         }
     }
 
-    /// All that is known here of the region behind a handle; `None` if it is not one of `session`'s.
+    /// What is known of the region behind a handle; `None` if the handle is not one of `session`'s.
     pub fn known(&self, session: SessionId, slot: SlotRef, locate: &dyn Locate) -> Option<Known> {
         let (region, home) = self.region_of(session, slot)?;
         let mapped = self.regions.get(&region)?;
@@ -68,7 +68,7 @@ impl Mapper {
         Some(Known { region, home, permissions, sealed, pieces })
     }
 
-    /// The memory that accesses through this node's handles may touch now, by region.
+    /// The memory that accesses through this node's handles can touch now, by region.
     pub fn reached(&self, locate: &dyn Locate) -> Vec<(RegionId, Extent)> {
         let settled = self.regions.iter().filter(|(region, _)| !self.changing.contains_key(region));
         let mut reached = Vec::new();
@@ -83,7 +83,7 @@ impl Mapper {
         reached
     }
 
-    /// The extents of a mapped region, and what of it is frozen.
+    /// The extents of a mapped region, and its frozen part.
     fn layout(&self, region: RegionId, mapped: &Mapped) -> Option<Layout<'_>> {
         if let Some(Large { extents, frozen }) = self.large.get(&region) {
             return Some((Cow::Borrowed(extents), *frozen));
@@ -94,7 +94,7 @@ impl Mapper {
                 let key = self.keys.get(&(mapped.owner, segment_of(window)));
                 (key.copied(), window.offset(), window.len())
             }
-            // Down: nobody needs to know where it was.
+            // The region is down, so its old place does not matter.
             View::Pieces(pieces) => (Some(Key(0)), 0, pieces.len),
         };
         let (key, offset, len) = self.path.slots().inspect(mapped.first, place)?;

@@ -1,17 +1,17 @@
-//! Atomics by call: how a word is changed where posting would not be in one piece with what processors do to it.
+//! Atomics by call, for words that posted atomics would not change atomically with respect to processors.
 //!
 //! ```text
 //!   requester                                              owner of the word
 //!     begins an operation ── AtomicCall, a send ────────>  the poller checks it, and changes the word
-//!     the operation ends  <─────────── AtomicAnswer ─────  by the processor, at once; no handler, no engine
+//!     the operation ends  <─────────── AtomicAnswer ─────  by its processor, at once; no handler, no engine
 //! ```
 //!
-//! Both are sends with an immediate of their own, so that they stand in the one order of all that a node says to another.
-//! Nothing is ever repeated: a connection that breaks ends the operation as it ends a posted atomic, which has happened or
-//! not.  Until then it is posted work to the owner, and changes of the region wait for it as for any.
+//! Both are sends with immediates of their own, and so ordered with all other sends of a node.  Nothing is
+//! retransmitted: a broken connection ends the operation like a posted atomic, with an unknown result.  Until then it
+//! counts as posted work to the owner, which changes of the region wait for.
 //!
-//! The owner carries a call out only while the requester is connected, and only in its arena.  It does so under the lock that
-//! is taken next to handle the requester's end: once a peer is known to be gone, nothing of it happens any more.
+//! The owner executes a call only while the requester is connected, and only in its arena.  It holds the lock that also
+//! guards the requester's end: once a peer is known to be gone, none of its calls executes.
 //!
 //! Everything is little-endian.
 
@@ -26,21 +26,21 @@ pub const ATOMIC_IMM: u32 = 2;
 /// The immediate of a send that carries an [`AtomicAnswer`].
 pub const ATOMIC_ANSWER_IMM: u32 = 3;
 
-/// Most calls that a node has under way to one peer, which keeps so many answers if it must.
+/// Maximum calls of a node in flight to one peer, which may have to buffer as many answers.
 pub const ATOMICS_UNDER_WAY_MAX: usize = 1 << 16;
 
-/// Please change this word of yours.
+/// A request to change a word of the receiver.
 ///
 /// ```text
 ///   0 id u64 | 8 key u32 | 12 kind u32 | 16 offset u64 | 24 added or expected u64 | 32 new u64
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AtomicCall {
-    /// What the requester calls it.
+    /// The requester's id.
     pub id: WorkId,
     /// The word.
     pub word: RemoteAddress,
-    /// What is done to it.
+    /// The operation.
     pub atomic: Atomic,
 }
 
@@ -48,7 +48,7 @@ pub struct AtomicCall {
 pub const ATOMIC_CALL_BYTES: usize = 40;
 
 impl AtomicCall {
-    /// As it goes on the wire.
+    /// Encodes it.
     pub fn emit(&self) -> [u8; ATOMIC_CALL_BYTES] {
         let (kind, one, two) = match self.atomic {
             Atomic::FetchAdd { add } => (0, add, 0),
@@ -57,7 +57,7 @@ impl AtomicCall {
         words([self.id.0, u64::from(self.word.key.0) | kind << 32, self.word.offset, one, two])
     }
 
-    /// Understands it.
+    /// Decodes it.
     pub fn parse(bytes: &[u8]) -> Result<AtomicCall, WireError> {
         let [id, place, offset, one, two] = parse_words::<5>(bytes).ok_or(BAD_CALL)?;
         let atomic = match (place >> 32, two) {
@@ -69,23 +69,23 @@ impl AtomicCall {
         Ok(AtomicCall { id: WorkId(id), word, atomic })
     }
 
-    /// Changes the word, which must be an aligned one of `segment`, the memory behind the key; `None` if it is not, and then
-    /// nothing has happened.
+    /// Changes the word in `segment`, the memory behind the key, and returns the old value; `None`, without effect, if
+    /// it is not an aligned word there.
     pub fn apply(&self, segment: &Window) -> Option<u64> {
         self.atomic.try_apply(segment, self.word.offset)
     }
 }
 
-/// This has become of it.
+/// The result of an [`AtomicCall`].
 ///
 /// ```text
 ///   0 id u64 | 8 status u64 (0 done, 1 there is no such word) | 16 old u64
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AtomicAnswer {
-    /// What the requester calls it.
+    /// The requester's id.
     pub id: WorkId,
-    /// What the word held before; `None` if there is no such word, and nothing has happened.
+    /// The old value; `None` if there is no such word, and nothing changed.
     pub old: Option<u64>,
 }
 
@@ -93,12 +93,12 @@ pub struct AtomicAnswer {
 pub const ATOMIC_ANSWER_BYTES: usize = 24;
 
 impl AtomicAnswer {
-    /// As it goes on the wire.
+    /// Encodes it.
     pub fn emit(&self) -> [u8; ATOMIC_ANSWER_BYTES] {
         words([self.id.0, u64::from(self.old.is_none()), self.old.unwrap_or(0)])
     }
 
-    /// Understands it.
+    /// Decodes it.
     pub fn parse(bytes: &[u8]) -> Result<AtomicAnswer, WireError> {
         let [id, status, old] = parse_words::<3>(bytes).ok_or(BAD_ANSWER)?;
         let old = match (status, old) {
@@ -121,7 +121,7 @@ fn words<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BY
     bytes
 }
 
-/// Exactly so many words.
+/// Decodes exactly `WORDS` words.
 fn parse_words<const WORDS: usize>(bytes: &[u8]) -> Option<[u64; WORDS]> {
     let (chunks, rest) = bytes.as_chunks::<8>();
     let chunks: &[[u8; 8]; WORDS] = chunks.try_into().ok()?;
@@ -140,16 +140,13 @@ mod tests {
     }
 
     #[test]
-    fn calls_and_answers_are_read_as_they_were_written() {
+    fn calls_and_answers_round_trip() {
         for atomic in
             [Atomic::FetchAdd { add: u64::MAX }, Atomic::CompareSwap { expected: 1 << 63, new: u64::MAX }]
         {
             let call = call(1 << 40, atomic);
             assert_eq!(AtomicCall::parse(&call.emit()), Ok(call));
-            assert!(
-                AtomicCall::parse(&call.emit()[..ATOMIC_CALL_BYTES - 1]).is_err(),
-                "a shorter one is none"
-            );
+            assert!(AtomicCall::parse(&call.emit()[..ATOMIC_CALL_BYTES - 1]).is_err(), "truncated");
         }
         for old in [None, Some(0), Some(u64::MAX)] {
             let answer = AtomicAnswer { id: WorkId(u64::MAX), old };
@@ -158,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_that_is_none_is_left_alone() {
+    fn invalid_words_are_not_changed() {
         let segment = Segment::create("halite-test", 64, PagePolicy::Normal).unwrap();
         let window = segment.window(0, 64).unwrap();
         let add = Atomic::FetchAdd { add: 1 };
@@ -172,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_arrives_is_refused_or_means_itself(bytes in prop::collection::vec(any::<u8>(), 0..48)) {
+        fn bytes_are_refused_or_round_trip(bytes in prop::collection::vec(any::<u8>(), 0..48)) {
             if let Ok(call) = AtomicCall::parse(&bytes) {
                 prop_assert_eq!(&call.emit()[..], &bytes[..]);
             }

@@ -1,7 +1,7 @@
-//! Lines: short requests, and short answers, as 64 bytes each that arrive whole.
+//! Lines: short requests and replies of 64 bytes, each visible as a whole.
 //!
 //! ```text
-//!   request, in the row of lines that its server has for the client's node
+//!   request, in the server's row of lines for the client's node
 //!    0 mark u16 | slot u16 | generation u16 | input len u8 | kind u8          stored last
 //!    8 number u32 | principal u16 | posted before it u16
 //!   16 reply max u32, or grant u32 | zero u32
@@ -10,15 +10,15 @@
 //!   reply, in the line of the slot, at the caller
 //!    0 mark u16 | status u8 | 1 if the output is here | number u32            stored last
 //!    8 output: up to 48 bytes, or an address
-//!   56 whether the caller is to be told of it: written by the caller
+//!   56 whether to notify the caller: written by the caller
 //! ```
 //!
-//! The mark of a request is the lap of its place, that of a reply the generation of its slot, each with the highest bit set:
-//! what stood there before has another one, and fresh memory, which is zero, none.
+//! The mark of a request is the lap of its place, that of a reply the generation of its slot, each with the highest bit
+//! set.  Older content has another mark, and fresh memory, which is zero, none.
 //!
-//! A principal is a number that an earlier request in the ring has introduced with its name.  Requests of a node are handed out in
-//! the order in which they were posted, whichever way they come, and behind the cancels that were: so each
-//! says how many requests of the ring and cancels were posted before it.
+//! A principal is a number that an earlier request in the ring introduced with its name.  Requests of a node are
+//! handled in posting order, whether in lines or in the ring, and after earlier cancels.  So each line carries the
+//! number of ring requests and cancels posted before it.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU16, AtomicU64};
@@ -28,20 +28,20 @@ use halite_fabric::RemoteAddress;
 use super::wire::WireError;
 use super::{Kind, ReplyHeader, SlotId, Status, Violation, wire};
 
-/// Longest input that a line carries, in bytes.
+/// Maximum input in a line, in bytes.
 pub const INPUT_BYTES_MAX: usize = 40;
-/// Longest output that a line carries, in bytes.
+/// Maximum output in a line, in bytes.
 pub const OUTPUT_BYTES_MAX: usize = 48;
-/// How many lines a row for requests has.
+/// Lines in a row for requests.
 pub const REQUEST_LINES: u32 = 512;
 /// Words of a request.
 pub const REQUEST_WORDS: usize = 8;
-/// Words of a reply; behind them the caller says whether it is to be told.
+/// Words of a reply; after them the caller sets whether to notify it.
 pub const REPLY_WORDS: usize = 7;
-/// Which principals have numbers: those below.
+/// Maximum principals with a number.
 pub const PRINCIPALS_MAX: u16 = 1024;
 
-/// Where the input of a request begins, and how many words it has at most.
+/// First word of the input, and its maximum number of words.
 const INPUT_AT: usize = 3;
 const INPUT_WORDS: usize = INPUT_BYTES_MAX / size_of::<u64>();
 const MARK: u16 = 1 << 15;
@@ -49,25 +49,25 @@ const MARK: u16 = 1 << 15;
 /// A request that fits into a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestLine {
-    /// What is wanted.
+    /// The kind of request.
     pub kind: Kind,
-    /// Of which function or port.
+    /// The function or port.
     pub number: u32,
     /// The caller's slot.
     pub slot: SlotId,
-    /// The number of who asks.
+    /// The principal's number.
     pub principal: u16,
-    /// How many requests of the ring and cancels were posted before it.
+    /// Number of ring requests and cancels posted before it, wrapping.
     pub posted_before: u16,
-    /// Longest reply that the caller takes, in bytes.
+    /// Maximum reply that the caller accepts, in bytes.
     pub reply_bytes_max: u32,
-    /// How many bytes of `input` there are.
+    /// Length of the input in bytes.
     pub input_bytes: u8,
-    /// The input, and zeros.
+    /// The input, padded with zeros.
     pub input: [u8; INPUT_BYTES_MAX],
 }
 
-/// The mark of a request at a place of the row.
+/// The mark of a request at a position.
 #[inline]
 pub fn request_mark(position: u64) -> u16 {
     (position / u64::from(REQUEST_LINES)) as u16 | MARK
@@ -80,7 +80,7 @@ pub fn reply_mark(slot: SlotId) -> u16 {
 }
 
 impl RequestLine {
-    /// As it goes on the wire, the first word last.
+    /// Encodes it; the first word is stored last.
     #[inline]
     pub fn emit(&self, mark: u16) -> [u64; REQUEST_WORDS] {
         let (kind, limit) = wire::kind_code(self.kind, self.reply_bytes_max);
@@ -100,7 +100,7 @@ impl RequestLine {
         words
     }
 
-    /// Understands a private copy of it.
+    /// Decodes a private copy of it.
     #[inline]
     pub fn parse(words: &[u64; REQUEST_WORDS]) -> Result<RequestLine, WireError> {
         let bad = WireError("request");
@@ -129,23 +129,23 @@ impl RequestLine {
     }
 }
 
-/// A reply whose output, if it is short, is in the line, and else in the slot.
+/// A reply whose output is in the line if short, else in the slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReplyLine {
-    /// What became of the request.
+    /// The result of the request.
     pub status: Status,
     /// Whether the output is in the line.
     pub is_here: bool,
 }
 
 impl ReplyLine {
-    /// As it goes on the wire, with `output` if that is short, the first word last; how many words it has.
+    /// Encodes it, with `output` if short; the first word is stored last.  Also returns the number of words.
     #[inline]
     pub fn emit(status: Status, slot: SlotId, output: &[u8]) -> ([u64; REPLY_WORDS], usize) {
         let is_here = output.len() <= OUTPUT_BYTES_MAX;
         let mut words = [0; REPLY_WORDS];
         let header = u64::from_le_bytes(ReplyHeader { status }.emit());
-        // Codes have a byte; the number is the upper half.
+        // Codes fit a byte; the number is the upper half.
         words[0] = u64::from(reply_mark(slot))
             | (header & 0xff) << 16
             | u64::from(is_here) << 24
@@ -162,7 +162,7 @@ impl ReplyLine {
         (words, 1 + output.len().div_ceil(size_of::<u64>()))
     }
 
-    /// Understands the first word of a private copy.
+    /// Decodes the first word of a private copy.
     #[inline]
     pub fn parse(first: u64) -> Result<ReplyLine, WireError> {
         let header = first >> 16 & 0xff | first >> 32 << 32;
@@ -175,7 +175,7 @@ impl ReplyLine {
     }
 }
 
-/// The output that is in a line.
+/// The output in a line.
 #[inline]
 pub fn output_of(words: &[u64; REPLY_WORDS]) -> [u8; OUTPUT_BYTES_MAX] {
     let mut output = [0; OUTPUT_BYTES_MAX];
@@ -186,58 +186,58 @@ pub fn output_of(words: &[u64; REPLY_WORDS]) -> [u8; OUTPUT_BYTES_MAX] {
     output
 }
 
-/// The address that is in a line.
+/// The address in a line.
 #[inline]
 pub fn address_of(words: &[u64; REPLY_WORDS]) -> Result<RemoteAddress, WireError> {
     let output = output_of(words);
     wire::parse_output_address(*output.first_chunk().expect("an address is shorter than an output"))
 }
 
-/// The client's end of a row for requests: where the next one goes.
+/// The client's end of a row of requests.
 #[derive(Debug, Default)]
 pub struct LineWriter {
-    /// How many have been posted.
+    /// Number of requests posted.
     tail: u64,
-    /// How many the server had read when that was last looked at.
+    /// Number read by the server, when last updated.
     head: u64,
 }
 
 impl LineWriter {
-    /// The position of the next request; `None` without room for it.
+    /// The position of the next request; `None` if there is no room.
     #[inline]
     pub fn place(&self) -> Option<u64> {
         (self.tail - self.head < u64::from(REQUEST_LINES)).then_some(self.tail)
     }
 
-    /// A request has been posted there.
+    /// Takes the position for a posted request.
     #[inline]
     pub fn take(&mut self) {
         self.tail += 1;
     }
 
-    /// The server has read so many.
+    /// The server has read `head` requests.
     #[inline]
     pub fn set_head(&mut self, head: u64) -> Result<(), Violation> {
         if head > self.tail {
-            return Err(Violation("it has read more lines than there are"));
+            return Err(Violation("its head is beyond the last line"));
         }
         self.head = self.head.max(head);
         Ok(())
     }
 }
 
-/// Which line of the row a position is.
+/// The line of a position in the row.
 #[inline]
 pub fn index_of(position: u64) -> u32 {
     (position % u64::from(REQUEST_LINES)) as u32
 }
 
-/// The server's end.  Requests are read by one thread at a time, who hands this on; others may ask what the client was told.
+/// The server's end.  One thread at a time reads requests and hands this on; others may read what the client was told.
 #[derive(Debug, Default)]
 pub struct LineReader {
     head: AtomicU64,
     told: AtomicU64,
-    /// How many requests of the ring and cancels have been heard.
+    /// Number of ring requests and cancels handled, wrapping.
     heard: AtomicU16,
 }
 
@@ -245,39 +245,39 @@ impl LineReader {
     /// The position of the next request.
     #[inline]
     pub fn position(&self) -> u64 {
-        // What hands the reader on orders this and all below.
+        // The handover of the reader orders this and all below.
         self.head.load(Relaxed)
     }
 
-    /// The next request has been read.
+    /// The next request was read.
     #[inline]
     pub fn advance(&self) {
         self.head.store(self.position() + 1, Relaxed);
     }
 
-    /// How many requests of the ring and cancels have been heard, as lines tell.
+    /// Number of ring requests and cancels handled, wrapping, as in lines.
     #[inline]
     pub fn heard(&self) -> u16 {
         self.heard.load(Relaxed)
     }
 
-    /// One more has been: the next lines may have waited for it.
+    /// Counts one more: later lines may have waited for it.
     pub fn hear(&self) {
         self.heard.store(self.heard().wrapping_add(1), Relaxed);
     }
 
-    /// Whether the client is to be told of the head, as it is once for each quarter of the row.
+    /// Whether to report the head to the client, once per quarter of the row.
     #[inline]
     pub fn poll_head(&self) -> bool {
         let is_due = self.position() - self.told() >= u64::from(REQUEST_LINES) / 4;
         if is_due {
-            // Pairs with the Acquire in told(): who tells the client so has seen the lines read.
+            // Pairs with the Acquire in told(): the reporting thread has seen the lines read.
             self.told.store(self.position(), Release);
         }
         is_due
     }
 
-    /// What the client was told last; 0 at first.
+    /// The head last reported to the client; 0 at first.
     #[inline]
     pub fn told(&self) -> u64 {
         // Pairs with the Release in poll_head().
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_and_replies_come_back() {
+    fn requests_and_replies_round_trip() {
         for kind in [Kind::Call, Kind::Send, Kind::TrySend, Kind::GrantedSend(77), Kind::Publish] {
             for len in [0, 8, INPUT_BYTES_MAX as u8] {
                 let line = request(kind, len);
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_used_again_when_it_has_been_read_and_with_another_mark() {
+    fn places_are_reused_after_reading_with_new_marks() {
         let (mut writer, reader) = (LineWriter::default(), LineReader::default());
         for position in 0..u64::from(REQUEST_LINES) {
             assert_eq!(writer.place(), Some(position));
@@ -334,12 +334,12 @@ mod tests {
         let position = writer.place().unwrap();
         assert_eq!(index_of(position), 0);
         assert_ne!(request_mark(position), request_mark(0));
-        assert!(writer.set_head(u64::from(REQUEST_LINES) + 1).is_err(), "so many were never posted");
+        assert!(writer.set_head(u64::from(REQUEST_LINES) + 1).is_err(), "beyond the tail");
     }
 
     proptest! {
         #[test]
-        fn any_words_are_understood_or_refused(words: [u64; REQUEST_WORDS]) {
+        fn words_are_refused_or_round_trip(words: [u64; REQUEST_WORDS]) {
             if let Ok(line) = RequestLine::parse(&words) {
                 prop_assert_eq!(RequestLine::parse(&line.emit(words[0] as u16)), Ok(line));
             }

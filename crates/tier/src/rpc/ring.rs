@@ -1,22 +1,22 @@
-//! The two ends of a request ring: where the next request goes, and where the next one is read.
+//! The two ends of a request ring: the places to write and read next.
 //!
-//! Positions count bytes since the beginning; a request lies in one piece, so one that does not fit behind the last
-//! begins at the start of the ring, and the rest of the lap is skipped.  Requests are not padded: a ring holds as many as
+//! Positions count bytes since the beginning.  A request is contiguous: one that does not fit before the end starts at
+//! the beginning of the ring, and the rest of the lap is skipped.  Requests are not padded, so a ring holds as many as
 //! it has bytes for.  Neither end touches memory.
 
 use super::{RING_BYTES_MAX, RING_BYTES_MIN, Violation};
 
-/// The server has not made room yet.
+/// The ring has no room until the server has read on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the request ring is full")]
 pub struct RingFull;
 
-/// The client's end, which owns the tail.  A clone is for going back, if requests were not posted after all.
+/// The client's end, which owns the tail.  A clone allows rollback if requests were not posted.
 #[derive(Clone, Debug)]
 pub struct RingWriter {
     bytes: u64,
     tail: u64,
-    /// The server's head when it was last looked at.
+    /// The server's head when last read.
     head: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct Place {
 pub struct RingReader {
     bytes: u64,
     head: u64,
-    /// What the client was last told of the head.
+    /// The head last reported to the client.
     told: u64,
 }
 
@@ -42,8 +42,8 @@ pub fn is_ring_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes)
 }
 
-/// Longest request in a ring of `bytes`.  With a head that lags by a quarter, and a lap that ends a quarter early,
-/// a ring that has been read to its end has room for it.
+/// Maximum request in a ring of `bytes`.  With a head that lags by a quarter, and a lap that ends a quarter early, a
+/// ring read to its end has room for it.
 pub const fn request_bytes_max(bytes: u64) -> u64 {
     bytes / 4
 }
@@ -55,12 +55,12 @@ impl RingWriter {
         RingWriter { bytes, tail: 0, head: 0 }
     }
 
-    /// Longest request, in bytes.
+    /// Maximum request, in bytes.
     pub fn request_bytes_max(&self) -> u64 {
         request_bytes_max(self.bytes)
     }
 
-    /// Where a request of `len` bytes, at most [`RingWriter::request_bytes_max`], would go now.
+    /// The place of a request of `len` bytes, at most [`RingWriter::request_bytes_max`].
     pub fn place(&self, len: u64) -> Result<Place, RingFull> {
         debug_assert!(len <= self.request_bytes_max(), "a request of {len} bytes");
         let left_in_lap = self.bytes - self.tail % self.bytes;
@@ -72,7 +72,7 @@ impl RingWriter {
         Ok(Place { offset: start % self.bytes, end })
     }
 
-    /// A request has been posted to `place`.
+    /// Takes `place` for a posted request.
     pub fn take(&mut self, place: Place) {
         self.tail = place.end;
     }
@@ -82,7 +82,7 @@ impl RingWriter {
         if head > self.tail {
             return Err(Violation("its head is beyond the tail"));
         }
-        // The word is written by plain writes, which may be seen in any order.
+        // Plain writes of the word may become visible in any order.
         self.head = self.head.max(head);
         Ok(())
     }
@@ -95,7 +95,7 @@ impl RingReader {
         RingReader { bytes, head: 0, told: 0 }
     }
 
-    /// A request has arrived at `offset`; returns how many bytes it may have.
+    /// Handles a request at `offset`; returns its maximum length in bytes.
     pub fn arrive(&mut self, offset: u64) -> Result<u64, Violation> {
         let at = self.head % self.bytes;
         if offset != at {
@@ -107,12 +107,12 @@ impl RingReader {
         Ok(request_bytes_max(self.bytes).min(self.bytes - offset))
     }
 
-    /// The request that arrived last had `len` bytes and has been read out.
+    /// The last request had `len` bytes and was copied out.
     pub fn advance(&mut self, len: u64) {
         self.head += len;
     }
 
-    /// What the client should be told, once a quarter of the ring has been read since it was told last.
+    /// The head to report to the client, once a quarter of the ring was read since the last report.
     pub fn poll_head(&mut self) -> Option<u64> {
         if self.head - self.told < self.bytes / 4 {
             return None;
@@ -121,7 +121,7 @@ impl RingReader {
         Some(self.head)
     }
 
-    /// What [`RingReader::poll_head`] said last; 0 at first.
+    /// The last head that [`RingReader::poll_head`] returned; 0 at first.
     pub fn told(&self) -> u64 {
         self.told
     }
@@ -138,7 +138,7 @@ mod tests {
     const BYTES: u64 = RING_BYTES_MIN;
 
     #[test]
-    fn the_longest_request_fits_once_all_has_been_read() {
+    fn maximum_requests_fit_an_empty_ring() {
         let (mut writer, mut reader) = (RingWriter::new(BYTES), RingReader::new(BYTES));
         let mut head_word = 0;
         for len in (1..2000).map(|n| n * 37 % request_bytes_max(BYTES) + 1) {
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_out_of_turn_is_a_violation() {
+    fn misplaced_requests_are_violations() {
         let mut reader = RingReader::new(BYTES);
         assert!(reader.arrive(64).is_err());
         assert_eq!(reader.arrive(0), Ok(BYTES / 4));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_beyond_the_tail_is_a_violation_and_one_that_goes_back_is_old() {
+    fn heads_beyond_the_tail_are_violations() {
         let mut writer = RingWriter::new(BYTES);
         assert!(writer.set_head(64).is_err());
         let place = writer.place(100).unwrap();
@@ -174,9 +174,9 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that remembers which bytes hold a request that has not been read.
+        /// Against a model that tracks the bytes of unread requests.
         #[test]
-        fn no_request_is_overwritten_before_it_has_been_read(
+        fn unread_requests_are_never_overwritten(
             steps in prop::collection::vec((any::<bool>(), 1..=BYTES / 4, any::<bool>()), 1..500)
         ) {
             let (mut writer, mut reader) = (RingWriter::new(BYTES), RingReader::new(BYTES));
@@ -200,7 +200,7 @@ mod tests {
                     head_word = reader.poll_head().unwrap_or(head_word);
                 }
             }
-            // Once all has been read and the head is known, anything fits.
+            // Once all is read and the head is known, any request fits.
             for (offset, len) in waiting {
                 prop_assert!(reader.arrive(offset).is_ok());
                 reader.advance(len);

@@ -1,4 +1,4 @@
-//! What a server's node remembers of the calls of one client node: whether each may still be answered.
+//! A server's record of one client node's calls: whether each may still be answered.
 //!
 //! ```text
 //!            open            begin             end(answered)
@@ -7,17 +7,16 @@
 //!                      └──> Idle        v
 //! ```
 //!
-//! A call is *busy* while its slot is being written, or its input read: only then must a cancel wait.  The caller may
-//! see the answer, and use the slot for its next call, before the thread that wrote it comes to `end`; that then ends
-//! nothing.
+//! A call is *busy* while its slot is written, or its input read: only then must a cancel wait.  The caller may see the
+//! answer, and reuse the slot, before the writing thread reaches `end`, which then has no effect.
 //!
-//! Threads that answer take no lock for it: each slot is a word, which holds all of that.
+//! Answering threads take no lock: each slot is one word.
 //!
 //! ```text
 //!   | number of the request, 47 bits | generation, 15 bits | state, 2 bits |      0: never used
 //! ```
 //!
-//! Requests and cancels of a client are heard by one thread at a time; answers are begun and ended by any.
+//! Requests and cancels of a client are handled by one thread at a time; answers may begin and end on any thread.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -29,22 +28,22 @@ use std::sync::atomic::AtomicU64;
 
 use super::{SlotId, Violation};
 
-/// See the header of this file.  Indexed by the client's slots.
+/// See the module's documentation.  Indexed by the client's slots.
 #[derive(Debug)]
 pub struct Served {
-    /// Those of most calls.
+    /// The slots of most calls.
     first: Box<[AtomicU64]>,
-    /// The others, a block at a time.
+    /// The other slots, allocated in blocks.
     others: Box<[OnceLock<Box<[AtomicU64]>>]>,
-    /// Requests that have arrived.
+    /// Number of requests so far.
     count: AtomicU64,
 }
 
-/// One request.  Its slot and generation come back when the client has used the slot often enough; its number does so when a node
-/// that asks for a call each nanosecond has done that for a day.
+/// One request.  Slot and generation recur when the client has used the slot often enough; the number recurs after a
+/// day of one call per nanosecond.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ServedId {
-    /// Where the client waits.
+    /// The client's slot.
     pub slot: SlotId,
     number: u64,
 }
@@ -54,16 +53,16 @@ enum ServedState {
     Idle,
     Open,
     Busy,
-    /// Busy, and an acknowledgement is owed.
+    /// Busy, with a cancel to acknowledge at the end.
     Cancelled,
 }
 
-/// What is to be done about a cancel.
+/// How to handle a cancel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cancelling {
     /// Acknowledge it now.
     Acknowledge,
-    /// [`Served::end`] will say so.
+    /// [`Served::end`] reports when.
     Later,
 }
 
@@ -86,10 +85,10 @@ fn block() -> Box<[AtomicU64]> {
 }
 
 impl Served {
-    /// A request has arrived.  By one thread at a time.
+    /// Opens a request.  Called by one thread at a time.
     #[inline]
     pub fn open(&self, slot: SlotId) -> Result<ServedId, Violation> {
-        // Who hears requests hands this on to the next who does: by the poll token, or a lock.
+        // The poll token, or a lock, orders this between the threads that handle requests.
         let number = self.count.load(Relaxed).wrapping_add(1) & NUMBER_MAX;
         self.count.store(number, Relaxed);
         let id = ServedId { slot, number };
@@ -107,11 +106,11 @@ impl Served {
     /// Whether the call may still be answered.
     #[inline]
     pub fn is_open(&self, id: ServedId) -> bool {
-        // A hint; who acts on it begins.
+        // A hint; callers that act on it call begin().
         self.of(id.slot.index).load(Relaxed) == word_of(id, ServedState::Open)
     }
 
-    /// The call's slot is about to be written, or its input to be read.  `false` if nobody waits any more.
+    /// Begins to write the call's slot, or to read its input.  `false` if the call was cancelled.
     #[inline]
     pub fn begin(&self, id: ServedId) -> bool {
         // Pairs with open() and end(), and with a cancel, which finds the call open or busy.
@@ -119,10 +118,10 @@ impl Served {
         self.of(id.slot.index).compare_exchange(open, busy, Acquire, Relaxed).is_ok()
     }
 
-    /// That is over; the call is `answered` or not yet.  Returns whether a cancel is to be acknowledged now.  Nothing is
-    /// left to be ended where the slot is in its next use.
+    /// Ends that; the call is `answered`, or not yet.  Returns whether to acknowledge a cancel now.  No effect if the
+    /// slot is in its next use.
     ///
-    /// Where it returns, all that the thread has stored before is ordered as if by a fence before all that it loads from then on.
+    /// Acts as a full fence between the thread's earlier stores and its later loads.
     #[inline]
     pub fn end(&self, id: ServedId, answered: bool) -> bool {
         let call = self.of(id.slot.index);
@@ -135,11 +134,11 @@ impl Served {
         if found != word_of(id, ServedState::Cancelled) {
             return false;
         }
-        // Nobody else changes it until the acknowledgement has been heard, but the next use of the slot.
+        // Only the next use of the slot can change it before the acknowledgement arrives.
         call.compare_exchange(found, word_of(id, ServedState::Idle), AcqRel, Relaxed).is_ok()
     }
 
-    /// The caller has lost interest.  By one thread at a time.
+    /// The caller has given up.  Called by one thread at a time.
     pub fn cancel(&self, slot: SlotId) -> Cancelling {
         let call = self.of(slot.index);
         let mut word = call.load(Acquire);
@@ -151,7 +150,7 @@ impl Served {
                 ServedState::Busy if generation_of(word) == slot.generation => {
                     (ServedState::Cancelled, Cancelling::Later)
                 }
-                // It has been answered: the reply is on its way, in front of the acknowledgement.
+                // It was answered: the reply precedes the acknowledgement.
                 _ => return Cancelling::Acknowledge,
             };
             match call.compare_exchange(word, with_state(word, next), AcqRel, Acquire) {
@@ -176,15 +175,15 @@ impl Served {
     }
 }
 
-/// A store is enough: besides who hears requests only end() changes the word then, of a call that is over for its client.  Its exchange
-/// writes just behind what it has read, so either before this store, or not at all.  Pairs with the Acquire in begin().
+/// A store suffices: only end() of a finished call may change the word concurrently.  Its exchange writes directly
+/// after what it read, so it precedes this store or fails.  Pairs with the Acquire in begin().
 #[inline]
 #[cfg(not(loom))]
 fn store_open(call: &AtomicU64, word: u64) {
     call.store(word, Release);
 }
 
-/// Loom lets other stores come between what an exchange reads and what it writes.
+/// Loom allows other stores between an exchange's read and its write.
 #[cfg(loom)]
 fn store_open(call: &AtomicU64, word: u64) {
     call.swap(word, Release);
@@ -216,7 +215,7 @@ fn generation_of(word: u64) -> u16 {
     (word >> STATE_BITS) as u16 & 0x7fff
 }
 
-/// A fence behind a compare-and-swap.  On x86-64 that is one itself.
+/// A fence after a compare-and-swap, which on x86-64 is one itself.
 #[inline]
 fn fence_behind_exchange() {
     #[cfg(all(target_arch = "x86_64", not(any(loom, miri))))]
@@ -234,18 +233,18 @@ mod tests {
     const ID: SlotId = SlotId { index: 3, generation: 7 };
 
     #[test]
-    fn a_cancelled_call_is_never_answered() {
+    fn cancelled_calls_are_never_answered() {
         let served = Served::default();
         let call = served.open(ID).unwrap();
         assert_eq!(served.cancel(ID), Cancelling::Acknowledge);
         assert!(!served.begin(call));
-        // Its slot may be used for the next at once.
+        // Its slot may be reused at once.
         served.open(SlotId { generation: 8, ..ID }).unwrap();
         assert!(!served.begin(call));
     }
 
     #[test]
-    fn a_cancelled_call_is_not_answered_when_its_generation_comes_round_again() {
+    fn cancelled_calls_survive_generation_reuse() {
         let served = Served::default();
         let old = served.open(ID).unwrap();
         served.cancel(ID);
@@ -255,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancel_during_the_answer_waits_for_its_end() {
+    fn cancels_wait_for_a_busy_answer() {
         let served = Served::default();
         let call = served.open(ID).unwrap();
         assert!(served.begin(call));
@@ -264,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_the_input_leaves_the_call_open_unless_it_was_cancelled() {
+    fn reading_input_keeps_calls_open_unless_cancelled() {
         let served = Served::default();
         let call = served.open(ID).unwrap();
         assert!(served.begin(call));
@@ -276,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancel_that_crosses_the_answer_is_acknowledged() {
+    fn cancels_after_the_answer_are_acknowledged() {
         let served = Served::default();
         let call = served.open(ID).unwrap();
         assert!(served.begin(call));
@@ -285,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_may_call_again_before_its_answer_is_noted_down() {
+    fn callers_may_reuse_slots_before_end() {
         let next = SlotId { generation: 8, ..ID };
         for cancelled in [false, true] {
             let served = Served::default();
@@ -296,14 +295,14 @@ mod tests {
             }
             assert!(served.open(ID).is_err(), "not in the same use");
             let second = served.open(next).unwrap();
-            assert!(!served.end(call, true), "the answer told the caller all there is to know");
+            assert!(!served.end(call, true), "the caller already has the answer");
             assert!(served.begin(second));
             assert!(!served.end(second, true));
         }
     }
 
     #[test]
-    fn one_slot_for_two_requests_is_a_violation() {
+    fn reusing_an_open_slot_is_a_violation() {
         let served = Served::default();
         served.open(ID).unwrap();
         assert!(served.open(SlotId { generation: 8, ..ID }).is_err());
@@ -320,7 +319,7 @@ mod loom_tests {
     const ID: SlotId = SlotId { index: 1, generation: 3 };
 
     #[test]
-    fn loom_the_end_of_an_answer_leaves_the_next_call_of_its_slot_open() {
+    fn loom_end_keeps_the_next_call_open() {
         loom::model(|| {
             let served = Arc::new(Served::default());
             let first = served.open(ID).unwrap();
@@ -332,12 +331,12 @@ mod loom_tests {
             // The client has seen the answer, and calls again.
             let second = served.open(SlotId { generation: 4, ..ID }).unwrap();
             assert!(!ending.join().unwrap());
-            assert!(served.begin(second), "the end of the first call has ended the second");
+            assert!(served.begin(second), "the end of the first call ended the second");
         });
     }
 
     #[test]
-    fn loom_a_cancel_is_acknowledged_once_and_never_while_the_answer_is_written() {
+    fn loom_cancels_are_acknowledged_once_after_the_write() {
         loom::model(|| {
             let served = Arc::new(Served::default());
             let call = served.open(ID).unwrap();
@@ -355,7 +354,7 @@ mod loom_tests {
             };
             let now = served.cancel(ID) == Cancelling::Acknowledge;
             if now {
-                assert_ne!(writes.load(Relaxed), 1, "it is being written");
+                assert_ne!(writes.load(Relaxed), 1, "the reply is being written");
             }
             let (answered, later) = answering.join().unwrap();
             assert!(now != later, "acknowledged now: {now}, later: {later}, answered: {answered}");
@@ -363,7 +362,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_behind_its_end_an_answer_sees_who_wants_to_be_told_or_is_seen() {
+    fn loom_end_orders_the_answer_before_the_flag() {
         loom::model(|| {
             let served = Arc::new(Served::default());
             let call = served.open(ID).unwrap();
@@ -377,11 +376,11 @@ mod loom_tests {
                     words[1].load(Relaxed) == 1
                 })
             };
-            // As who waits for a reply line does.
+            // As the waiter for a reply line does.
             words[1].store(1, Release);
             loom::sync::atomic::fence(SeqCst);
             let found = words[0].load(Acquire) == 1;
-            assert!(answering.join().unwrap() || found, "nobody would ever look");
+            assert!(answering.join().unwrap() || found, "the wake-up is lost");
         });
     }
 }

@@ -1,4 +1,4 @@
-//! Reply slots: the places of a caller's node into which servers write.
+//! Reply slots: the places at a caller's node into which servers write.
 //!
 //! ```text
 //!           open            handle_reply         free
@@ -10,8 +10,8 @@
 //!                    └─────── handle_reply (late) ──> Replied ────> Free
 //! ```
 //!
-//! Slots may also be *lent*, to a thread that sees to their uses by itself, one after the other, for as long as nothing
-//! goes wrong; a use that is to be waited for by waker, to be cancelled, or to end with its server is taken back first:
+//! Slots may also be *lent* to a thread that manages their uses by itself while nothing goes wrong.  A use that needs a
+//! waker, a cancel, or the end of its server is taken back first:
 //!
 //! ```text
 //!        lend           adopt
@@ -20,8 +20,8 @@
 //!     └──────────┘
 //! ```
 //!
-//! A waiter holds a slot's number only.  A slot is free again only when nothing can be written to it any more;
-//! then the next use has another generation, so that even a peer that breaks this rule is found out.
+//! A waiter holds only a slot's id.  A slot becomes free only when nothing can write to it any more; its next use has
+//! another generation, which exposes peers that break this rule.
 
 use std::task::Waker;
 
@@ -33,32 +33,32 @@ use super::wire::next_generation;
 /// One use of a reply slot.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId {
-    /// Which slot.
+    /// Index of the slot.
     pub index: u16,
-    /// Which of its uses: 15 bits.
+    /// Number of its use: 15 bits.
     pub generation: u16,
 }
 
-/// Who is to answer.
+/// The server of a call.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Target {
-    /// A server on this node.
+    /// On this node.
     Own,
-    /// One behind a connection.
+    /// Behind a connection.
     Peer(PeerId),
 }
 
-/// All reply slots of a node, with what each holds while it is in use (memory, say).
+/// All reply slots of a node, each with the resource that it holds while in use, such as memory.
 #[derive(Debug)]
 pub struct ReplySlots<H> {
     slots: Vec<Slot<H>>,
-    /// Of the preferred ones.  The one used last is used first: it is in the cache.
+    /// Free preferred slots.  The last used is reused first: it is in the cache.
     free: Vec<u16>,
-    /// Of the others.
+    /// Other free slots.
     free_others: Vec<u16>,
     preferred: usize,
     slots_max: usize,
-    /// No slot that is waited for has an earlier deadline.
+    /// No waiting slot has an earlier deadline.
     next_deadline_ns: u64,
     closed: bool,
 }
@@ -74,7 +74,7 @@ struct Slot<H> {
 #[derive(Debug)]
 enum SlotState {
     Free,
-    /// Others see to it.
+    /// Managed by the borrower.
     Lent,
     Waiting {
         waker: Option<Waker>,
@@ -88,40 +88,40 @@ enum SlotState {
     Abandoned,
 }
 
-/// What a reply means.
+/// The meaning of a reply.
 #[derive(Debug)]
 pub enum Arrival {
-    /// Somebody waits for it.
+    /// A caller waits for it.
     Expected(Option<Waker>),
-    /// Nobody does any more: look at it, then [`ReplySlots::free`] the slot.
+    /// The caller has given up: inspect it, then [`ReplySlots::free`] the slot.
     Late,
-    /// It is of a peer that was given up before it said that: it is not heeded.
+    /// From a peer that was declared dead before: ignored.
     Posthumous,
 }
 
-/// What a waiter sees.
+/// The state seen by a waiter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplyState {
-    /// Nothing yet.
+    /// No reply yet.
     Waiting,
-    /// The reply is there: copy it out, then [`ReplySlots::free`] the slot.
+    /// Replied: copy it out, then [`ReplySlots::free`] the slot.
     Replied,
-    /// The server's node is gone; then [`ReplySlots::abandon`] the slot.
+    /// The server's node is gone: [`ReplySlots::abandon`] the slot.
     Down,
-    /// The deadline has passed; then [`ReplySlots::abandon`] the slot.
+    /// The deadline has passed: [`ReplySlots::abandon`] the slot.
     Overdue,
 }
 
-/// What is to be done about a slot that nobody waits for any more.
+/// How to handle an abandoned slot.
 #[derive(Debug)]
 pub enum Abandoned<H> {
-    /// Ask the server to acknowledge that it will not write.  The waker is to be dropped when no lock is held.
+    /// Ask the server to acknowledge that it will not write.  Drop the waker without holding a lock.
     Cancel(Target, Option<Waker>),
-    /// The reply had come: look at it, then [`ReplySlots::free`] the slot.
+    /// The reply had arrived: inspect it, then [`ReplySlots::free`] the slot.
     Replied,
-    /// It is free again.
+    /// The slot is free.
     Freed(Option<H>),
-    /// It is free when the server's node is cut off.
+    /// The slot becomes free when the server's node is cut off.
     Kept,
 }
 
@@ -136,7 +136,7 @@ impl<H> Slot<H> {
 }
 
 impl<H> ReplySlots<H> {
-    /// At most `slots_max` slots, none in use.  The first `preferred` are used as long as there are some.
+    /// At most `slots_max` slots, none in use.  The first `preferred` are used while available.
     pub fn new(preferred: usize, slots_max: usize) -> ReplySlots<H> {
         assert!(slots_max <= 1 << 16, "an index has 16 bits");
         ReplySlots {
@@ -150,12 +150,12 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// Takes a slot into use; `None` if all are, or after the end.
+    /// Takes a slot into use; `None` if all are in use, or after [`ReplySlots::close`].
     pub fn open(&mut self, target: Target) -> Option<SlotId> {
         if self.closed {
             return None;
         }
-        // Others are made only when all that are preferred have been.
+        // Others are created only after all preferred ones.
         let index = self.free.pop().or_else(|| self.free_others.pop()).or_else(|| self.make(target))?;
         let slot = &mut self.slots[usize::from(index)];
         slot.state = SlotState::Waiting { waker: None, deadline_ns: u64::MAX };
@@ -163,7 +163,8 @@ impl<H> ReplySlots<H> {
         Some(SlotId { index, generation: slot.generation })
     }
 
-    /// Takes a preferred slot out, for uses of which this hears nothing; `None` if all are in use, or after the end.
+    /// Lends a preferred slot for uses that are not managed here; `None` if all are in use, or after
+    /// [`ReplySlots::close`].
     pub fn lend(&mut self, target: Target) -> Option<SlotId> {
         if self.closed {
             return None;
@@ -176,19 +177,18 @@ impl<H> ReplySlots<H> {
         Some(SlotId { index, generation: slot.generation })
     }
 
-    /// A slot that was lent is not in use, and this would be its next one.
+    /// Takes back a lent slot that is not in use; `id` would be its next use.
     pub fn take_back(&mut self, id: SlotId) {
         let slot = &mut self.slots[usize::from(id.index)];
-        debug_assert!(matches!(slot.state, SlotState::Lent), "it is taken back once");
+        debug_assert!(matches!(slot.state, SlotState::Lent), "a slot is taken back once");
         slot.generation = id.generation;
         self.free(id);
     }
 
-    /// A slot that was lent is in this use, which is seen to here from now on.  Its server `is_down`, and perhaps cut off, or may
-    /// still answer.
+    /// Manages the current use `id` of a lent slot from now on.  `is_down` if its server is down, and perhaps cut off.
     pub fn adopt(&mut self, id: SlotId, deadline_ns: u64, is_down: Option<CutOffYet>) {
         let slot = &mut self.slots[usize::from(id.index)];
-        debug_assert!(matches!(slot.state, SlotState::Lent), "it is adopted once");
+        debug_assert!(matches!(slot.state, SlotState::Lent), "a slot is adopted once");
         slot.generation = id.generation;
         slot.state = match is_down {
             _ if self.closed => SlotState::Down { cut_off: false },
@@ -200,7 +200,7 @@ impl<H> ReplySlots<H> {
         };
     }
 
-    /// The use in which a reply is waited for, or was, until now.
+    /// The use for which a reply is awaited, even if abandoned.
     pub fn awaited(&self, index: u16) -> Option<SlotId> {
         let slot = self.slots.get(usize::from(index))?;
         let is_awaited = matches!(slot.state, SlotState::Waiting { .. } | SlotState::Abandoned);
@@ -215,7 +215,7 @@ impl<H> ReplySlots<H> {
         })
     }
 
-    /// Until when the reply is waited for; at first, for ever.
+    /// Sets the deadline of a reply, initially infinite.
     pub fn set_deadline(&mut self, id: SlotId, at_ns: u64) {
         let slot = self.slot_mut(id).expect("its opener holds it");
         if let SlotState::Waiting { deadline_ns, .. } = &mut slot.state {
@@ -224,40 +224,40 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// Leaves something with a slot that is in use, until it is free again.
+    /// Attaches a resource to a slot in use until it is free.
     pub fn hold(&mut self, id: SlotId, held: H) {
         self.slot_mut(id).expect("its opener holds it").held = Some(held);
     }
 
-    /// Who is to answer into a slot that is in use.
+    /// The server of a slot in use.
     pub fn target(&self, id: SlotId) -> Target {
         self.slots[usize::from(id.index)].target
     }
 
-    /// How many slots are in use that are not lent, from wherever their replies come.
+    /// Number of slots in use, without lent ones.
     pub fn all_in_use(&self) -> usize {
         self.slots.iter().filter(|slot| slot.is_in_use()).count()
     }
 
-    /// How many slots are in use for replies from there, those among them that nobody waits for any more.
+    /// Number of slots in use for replies from `target`, abandoned ones included.
     pub fn in_use(&self, target: Target) -> usize {
         self.slots.iter().filter(|slot| slot.is_in_use() && slot.target == target).count()
     }
 
-    /// Takes what a slot holds; the outer `None` if that use of it is over.
+    /// Takes the resource of a slot; the outer `None` if that use is over.
     pub fn take_held(&mut self, id: SlotId) -> Option<Option<H>> {
         self.slot_mut(id).map(|slot| slot.held.take())
     }
 
-    /// What a slot that is in use holds.
+    /// The resource of a slot in use.
     pub fn held(&self, id: SlotId) -> Option<&H> {
         let slot = self.slots.get(usize::from(id.index))?;
         slot.held.as_ref().filter(|_| slot.generation == id.generation)
     }
 
-    /// A reply has been written.
+    /// Handles a written reply.
     pub fn handle_reply(&mut self, from: Target, id: SlotId) -> Result<Arrival, Violation> {
-        let unknown = Violation("a reply that nothing was asked for");
+        let unknown = Violation("an unexpected reply");
         let slot = self.slot_mut(id).filter(|slot| slot.target == from).ok_or(unknown)?;
         match &mut slot.state {
             SlotState::Waiting { waker, .. } => {
@@ -271,12 +271,12 @@ impl<H> ReplySlots<H> {
                 Ok(Arrival::Late)
             }
             SlotState::Down { .. } => Ok(Arrival::Posthumous),
-            // Nothing is answered twice.
+            // A second reply.
             SlotState::Free | SlotState::Lent | SlotState::Replied => Err(unknown),
         }
     }
 
-    /// Looks after a slot.
+    /// The state of a slot.
     pub fn look(&mut self, id: SlotId, now_ns: u64) -> ReplyState {
         let slot = self.slot_mut(id).expect("its waiter holds it");
         match &slot.state {
@@ -288,8 +288,8 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// As [`ReplySlots::look`]; where there is nothing yet, `waker` is woken when there is.  The previous waker comes back
-    /// in its place: to drop it may run anything, so that is for when no lock is held.
+    /// As [`ReplySlots::look`]; if there is no reply yet, registers `waker`.  Hands the previous waker back, to be
+    /// dropped without holding a lock, since dropping may run arbitrary code.
     pub fn wait(&mut self, id: SlotId, now_ns: u64, waker: &mut Option<Waker>) -> ReplyState {
         let look = self.look(id, now_ns);
         if look == ReplyState::Waiting
@@ -300,7 +300,7 @@ impl<H> ReplySlots<H> {
         look
     }
 
-    /// Nobody waits for this slot any more.
+    /// The waiter gives up a slot.
     pub fn abandon(&mut self, id: SlotId) -> Abandoned<H> {
         let slot = self.slot_mut(id).expect("its waiter holds it");
         match &mut slot.state {
@@ -321,14 +321,14 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// The server acknowledges that it will not write.  Returns what the slot held, if it is free now.
+    /// The server acknowledges that it will not write.  Returns the slot's resource if it is free now.
     pub fn handle_cancelled(&mut self, from: Target, id: SlotId) -> Option<H> {
         let slot = self.slot_mut(id).filter(|slot| slot.target == from)?;
-        // The reply may have come before the acknowledgement.
+        // The reply may have preceded the acknowledgement.
         if let SlotState::Abandoned = slot.state { self.free(id) } else { None }
     }
 
-    /// The slot is free again; returns what it held.
+    /// Frees a slot; returns its resource.
     pub fn free(&mut self, id: SlotId) -> Option<H> {
         let slot = self.slot_mut(id).expect("its waiter holds it");
         slot.state = SlotState::Free;
@@ -339,7 +339,7 @@ impl<H> ReplySlots<H> {
         held
     }
 
-    /// A peer is gone, but may be able to write still.  Returns whom to wake.
+    /// A peer is gone but may still write.  Returns the wakers to wake.
     pub fn handle_down(&mut self, peer: PeerId) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for slot in self.slots.iter_mut().filter(|slot| slot.target == Target::Peer(peer)) {
@@ -351,7 +351,7 @@ impl<H> ReplySlots<H> {
         wakers
     }
 
-    /// A peer can write no more.  Returns what the slots held that are free now.
+    /// A peer can write no more.  Returns the resources of slots that are free now.
     pub fn handle_cut_off(&mut self, peer: PeerId) -> Vec<H> {
         let mut held = Vec::new();
         for index in 0..self.slots.len() {
@@ -371,12 +371,12 @@ impl<H> ReplySlots<H> {
         held
     }
 
-    /// When some slot may become overdue.
+    /// When a slot may become overdue next, in ns.
     pub fn next_deadline_ns(&self) -> u64 {
         self.next_deadline_ns
     }
 
-    /// Time has passed.  Returns whom to wake.
+    /// Handles the time.  Returns the wakers to wake.
     pub fn handle_time(&mut self, now_ns: u64) -> Vec<Waker> {
         if now_ns < self.next_deadline_ns {
             return Vec::new();
@@ -394,7 +394,7 @@ impl<H> ReplySlots<H> {
         wakers
     }
 
-    /// Everything ends: wakes all who wait.  Slots stay reserved, since replies may still be written.
+    /// Ends all waits; returns the wakers to wake.  Slots stay reserved, since replies may still be written.
     pub fn close(&mut self) -> Vec<Waker> {
         self.closed = true;
         let mut wakers = Vec::new();
@@ -407,12 +407,12 @@ impl<H> ReplySlots<H> {
         wakers
     }
 
-    /// Whether everything has ended.
+    /// Whether the slots are closed.
     pub fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// How many slots are in use.
+    /// Number of slots in use, lent ones included.
     pub fn used(&self) -> usize {
         self.slots.len() - self.free.len() - self.free_others.len()
     }
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_used_again_with_another_generation() {
+    fn slots_are_reused_with_another_generation() {
         let mut slots = slots();
         let first = open(&mut slots);
         assert!(matches!(slots.handle_reply(SERVER, first), Ok(Arrival::Expected(None))));
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn preferred_slots_are_used_again_before_others() {
+    fn preferred_slots_are_reused_first() {
         let mut slots: ReplySlots<()> = ReplySlots::new(2, 4);
         let all = [(); 4].map(|()| slots.open(SERVER).unwrap());
         assert!(slots.open(SERVER).is_none());
@@ -470,26 +470,26 @@ mod tests {
     }
 
     #[test]
-    fn an_abandoned_slot_stays_reserved_until_the_server_acknowledges() {
+    fn abandoned_slots_wait_for_acknowledgement() {
         let mut slots = slots();
         let id = open(&mut slots);
         assert!(matches!(slots.abandon(id), Abandoned::Cancel(SERVER, None)));
         let other = open(&mut slots);
         assert!(slots.open(SERVER).is_none(), "both are in use");
-        assert_eq!(slots.handle_cancelled(Target::Own, id), None, "that is not who was asked");
+        assert_eq!(slots.handle_cancelled(Target::Own, id), None, "another server");
         assert_eq!(slots.handle_cancelled(SERVER, id), Some("memory"));
-        assert_eq!(slots.handle_cancelled(SERVER, id), None, "it is not told twice");
-        assert_eq!(slots.handle_cancelled(SERVER, other), None, "somebody waits for that");
+        assert_eq!(slots.handle_cancelled(SERVER, id), None, "acknowledged before");
+        assert_eq!(slots.handle_cancelled(SERVER, other), None, "not abandoned");
         assert_eq!(open(&mut slots).index, id.index);
     }
 
     #[test]
-    fn a_late_reply_frees_the_slot_and_the_acknowledgement_behind_it_means_nothing() {
+    fn late_replies_free_slots_without_acknowledgement() {
         let mut slots = slots();
         let id = open(&mut slots);
         slots.abandon(id);
         assert!(matches!(slots.handle_reply(SERVER, id), Ok(Arrival::Late)));
-        // It is being looked at, and nobody else frees it meanwhile.
+        // It is being inspected, and only the inspector frees it.
         assert_eq!(slots.handle_cancelled(SERVER, id), None);
         assert!(slots.handle_cut_off(PEER).is_empty());
         assert_eq!(slots.free(id), Some("memory"));
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_server_ends_the_waiting_but_frees_nothing_before_it_is_cut_off() {
+    fn dead_servers_free_slots_after_cut_off_only() {
         let mut slots = slots();
         let (waiting, abandoned) = (open(&mut slots), open(&mut slots));
         slots.abandon(abandoned);
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_that_looks_after_the_cut_off_frees_the_slot_itself() {
+    fn waiters_free_slots_after_cut_off() {
         let mut slots = slots();
         let id = open(&mut slots);
         slots.handle_down(PEER);
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn overdue_waiters_are_woken_and_the_others_are_not() {
+    fn only_overdue_waiters_are_woken() {
         let mut slots = slots();
         let (soon, later) = (open(&mut slots), open(&mut slots));
         slots.set_deadline(soon, 10);
@@ -539,20 +539,20 @@ mod tests {
     }
 
     #[test]
-    fn a_waker_that_is_replaced_or_not_needed_any_more_is_handed_out() {
+    fn unused_wakers_are_handed_back() {
         let mut slots = slots();
         let id = open(&mut slots);
         let mut waker = Some(Waker::noop().clone());
         slots.wait(id, 0, &mut waker);
         assert!(waker.is_none());
         slots.wait(id, 0, &mut waker);
-        assert!(waker.is_some(), "nobody is woken by the old one");
+        assert!(waker.is_some(), "the old waker is replaced");
         slots.wait(id, 0, &mut waker);
         assert!(matches!(slots.abandon(id), Abandoned::Cancel(SERVER, Some(_))));
     }
 
     #[test]
-    fn no_slot_is_opened_after_the_end() {
+    fn closed_slots_cannot_be_opened() {
         let mut slots = slots();
         slots.close();
         assert!(slots.open(SERVER).is_none() && slots.is_closed());

@@ -1,6 +1,6 @@
-//! What requests, replies and control messages look like on the wire.  `docs/protocol.md` draws them.
+//! The encodings of requests, replies and control messages.  `docs/protocol.md` draws them.
 //!
-//! Everything is little-endian.  A parser takes a private copy of what it parses, and refuses what no emitter writes.
+//! All fields are little-endian.  A parser works on a private copy, and refuses what no emitter writes.
 
 use halite_fabric::{Key, RemoteAddress};
 use serde::{Deserialize, Serialize};
@@ -8,42 +8,41 @@ use serde::{Deserialize, Serialize};
 use super::line::PRINCIPALS_MAX;
 use super::{PAYLOAD_BYTES_MAX, SlotId};
 
-/// The immediate of a send that carries a [`CallControl`]; the control protocol's sends have 0.
+/// The immediate of a send that carries a [`CallControl`]; sends of the control protocol have 0.
 pub const CONTROL_IMM: u32 = 1;
 
 const REPLY_FLAG: u32 = 1 << 31;
-/// Rings are shorter than that.
+/// Above every ring offset.
 const LINES_FLAG: u32 = 1 << 30;
 const LOOK_FLAG: u32 = 1 << 29;
 const GENERATION_MASK: u16 = 0x7fff;
 
-/// Bytes that do not mean anything.
+/// Bytes that do not parse.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("not a {0}")]
 pub struct WireError(pub(super) &'static str);
 
-/// What an immediate says.
+/// The meaning of an immediate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Imm {
-    /// A request lies at this offset of the ring, in bytes.
+    /// A request in the ring.
     Request {
         /// Bytes from the start of the ring.
         offset: u64,
     },
-    /// A reply lies in this slot.
+    /// A reply in this slot.
     Reply(SlotId),
-    /// Requests lie in lines.
+    /// Requests in lines.
     Lines,
-    /// The line of the slot of this index holds a reply, or did.
+    /// The line of the slot with this index holds a reply, or did.
     Look(u16),
 }
 
 impl Imm {
-    /// As the fabric carries it.
+    /// Encodes it for the fabric.
     #[inline]
     pub fn emit(self) -> u32 {
         match self {
-            // Rings are shorter than that.
             Imm::Request { offset } => offset as u32,
             Imm::Reply(slot) => REPLY_FLAG | u32::from(slot.generation) << 16 | u32::from(slot.index),
             Imm::Lines => LINES_FLAG,
@@ -51,7 +50,7 @@ impl Imm {
         }
     }
 
-    /// Understands what the fabric carried.
+    /// Decodes it.
     #[inline]
     pub fn parse(imm: u32) -> Imm {
         if imm & REPLY_FLAG == 0 && imm & LINES_FLAG != 0 {
@@ -65,65 +64,65 @@ impl Imm {
     }
 }
 
-/// The generation behind `generation`: 15 bits.
+/// The generation after `generation`: 15 bits.
 pub(super) fn next_generation(generation: u16) -> u16 {
     (generation + 1) & GENERATION_MASK
 }
 
-/// What a request wants.
+/// The kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Have a function called.
+    /// Call a function.
     Call,
-    /// Put a message into a port, as soon as there is room.
+    /// Put a message into a port, waiting for room.
     Send,
     /// Put a message into a port if there is room now.
     TrySend,
-    /// Put a message into a port, where room is kept for it under this number.
+    /// Put a message into a port, with room reserved under this number.
     GrantedSend(u32),
-    /// Put a message into a port, and keep it there until there is room: its sender does not wait.
+    /// Put a message into a port, buffered until there is room: the sender does not wait.
     Publish,
 }
 
-/// No segment is as long; and whatever is added to such an offset, headers and slots and payloads, does not overflow.
+/// Maximum offset: longer than any segment, and no sum with headers, slots and payloads overflows.
 pub const OFFSET_BYTES_MAX: u64 = 1 << 56;
 
-/// Where the input of a request is.
+/// The place of a request's input.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Input {
-    /// Behind the header, and the principal's name.
+    /// After the header and the principal's name.
     InRing,
     /// In the client's memory, for the server to read.
     At(RemoteAddress),
 }
 
-/// What stands before the input of a request.
+/// The header of a request.
 ///
 /// ```text
 ///   0 kind | 1 name len | 2 slot u16 | 4 generation u16 | 6 flags u16 | 8 number u32 | 12 input len u32 | 16 reply max u32
-///  20 [key u32 | room u32 | offset u64]    where the reply goes, unless it is the default slot
-///     [key u32 | zero u32 | offset u64]    where the input is, unless it follows
+///  20 [key u32 | room u32 | offset u64]    place of the reply, unless the default slot
+///     [key u32 | zero u32 | offset u64]    place of the input, unless it follows
 ///     name of the principal
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestHeader {
-    /// What is wanted.
+    /// The kind of request.
     pub kind: Kind,
-    /// Of which function or port.
+    /// The function or port.
     pub number: u32,
     /// The caller's slot.
     pub slot: SlotId,
-    /// Where the reply goes and how many bytes fit there, if not in the default slot.
+    /// Address and room in bytes for the reply, if not in the default slot.
     pub reply_at: Option<(RemoteAddress, u32)>,
-    /// Longest reply that the caller takes, in bytes.
+    /// Maximum reply that the caller accepts, in bytes.
     pub reply_bytes_max: u32,
     /// Length of the input in bytes.
     pub input_bytes: u32,
-    /// Where it is.
+    /// Place of the input.
     pub input: Input,
     /// Length of the principal's name, which follows.
     pub name_bytes: u8,
-    /// The number by which requests in lines name it from now on, if any.
+    /// The number by which requests in lines refer to the principal from now on, if any.
     pub principal: Option<u16>,
 }
 
@@ -131,14 +130,14 @@ const FIXED_BYTES: usize = 20;
 const ADDRESS_BYTES: usize = 16;
 const FLAG_REPLY_AT: u16 = 1;
 const FLAG_INPUT_AT: u16 = 2;
-/// Above it, the number of the principal and one, or zero.
+/// The bits above it hold the principal's number plus one, or zero.
 const PRINCIPAL_SHIFT: u32 = 4;
 
-/// Longest encoding of a [`RequestHeader`].
+/// Maximum encoding of a [`RequestHeader`], in bytes.
 pub const REQUEST_HEADER_BYTES_MAX: usize = FIXED_BYTES + 2 * ADDRESS_BYTES;
 
 impl RequestHeader {
-    /// Length of its encoding.
+    /// Length of its encoding, in bytes.
     pub fn len_bytes(&self) -> usize {
         let input_at = matches!(self.input, Input::At(_));
         FIXED_BYTES + ADDRESS_BYTES * (usize::from(self.reply_at.is_some()) + usize::from(input_at))
@@ -150,7 +149,7 @@ impl RequestHeader {
         self.len_bytes() as u64 + u64::from(self.name_bytes) + input_bytes
     }
 
-    /// Writes it to the front of `bytes`, and returns its length.
+    /// Encodes it at the front of `bytes`; returns its length.
     #[inline]
     pub fn emit(&self, bytes: &mut [u8; REQUEST_HEADER_BYTES_MAX]) -> usize {
         let (kind, limit) = kind_code(self.kind, self.reply_bytes_max);
@@ -177,7 +176,7 @@ impl RequestHeader {
         at
     }
 
-    /// Understands a header at the front of a private copy of the request.
+    /// Decodes a header at the front of a private copy of the request.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<RequestHeader, WireError> {
         let bad = WireError("request");
@@ -212,7 +211,7 @@ impl RequestHeader {
     }
 }
 
-/// The code of a kind, and the number that goes with it: for a call, how long a reply is taken.
+/// Encodes a kind, with the number beside it: for a call, the maximum reply.
 #[inline]
 pub(super) fn kind_code(kind: Kind, reply_bytes_max: u32) -> (u8, u32) {
     match kind {
@@ -224,7 +223,7 @@ pub(super) fn kind_code(kind: Kind, reply_bytes_max: u32) -> (u8, u32) {
     }
 }
 
-/// What a code and the number beside it mean: a kind, and how long a reply is taken.
+/// Decodes a kind and the number beside it: the maximum reply of a call.
 #[inline]
 pub(super) fn kind_of(code: u8, limit: u32) -> Option<(Kind, u32)> {
     match code {
@@ -264,44 +263,44 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
 /// Bytes of a [`ReplyHeader`].
 pub const REPLY_HEADER_BYTES: usize = 8;
 
-/// What stands before the output in a reply: status u32, number u32.
+/// The header of a reply: status u32, number u32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReplyHeader {
-    /// What became of the request.
+    /// The result of the request.
     pub status: Status,
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// The output follows: so many bytes.
+    /// The output follows: its length in bytes.
     Done(u32),
-    /// The output has so many bytes and is in the server's memory; its address follows.
+    /// The output is in the server's memory, its address follows: its length in bytes.
     DoneAt(u32),
-    /// Nobody serves the function, or has opened the port.
+    /// No server has the function, or has opened the port.
     Unknown,
     /// The function's queue is full.
     Busy,
-    /// The principal may not.
+    /// The principal lacks permission.
     Denied,
-    /// The output has so many bytes, which is more than the caller takes.
+    /// The output exceeds what the caller accepts: its length in bytes.
     TooLong(u32),
     /// The handler dropped the call without an answer.
     Dropped,
     /// The server ended while the call waited.
     Closed,
-    /// The server has no memory for so long an output.
+    /// The server lacks memory for the output.
     NoMemory,
     /// The port has no room now.
     WouldBlock,
-    /// The port has room now, kept under this number: send again.
+    /// The port has reserved room under this number: send again.
     Granted(u32),
-    /// The node is about to leave, and takes no call any more.
+    /// The node is about to leave, and accepts no calls.
     Draining,
 }
 
 impl ReplyHeader {
-    /// As it goes on the wire.
+    /// Encodes it.
     #[inline]
     pub fn emit(self) -> [u8; REPLY_HEADER_BYTES] {
         let (code, number): (u32, u32) = match self.status {
@@ -321,7 +320,7 @@ impl ReplyHeader {
         (u64::from(code) | u64::from(number) << 32).to_le_bytes()
     }
 
-    /// Understands a private copy of it.
+    /// Decodes a private copy of it.
     #[inline]
     pub fn parse(bytes: [u8; REPLY_HEADER_BYTES]) -> Result<ReplyHeader, WireError> {
         let word = u64::from_le_bytes(bytes);
@@ -345,107 +344,107 @@ impl ReplyHeader {
     }
 }
 
-/// The address behind the header of a [`Status::DoneAt`].
+/// Encodes the address after the header of a [`Status::DoneAt`].
 pub fn emit_output_address(address: RemoteAddress) -> [u8; ADDRESS_BYTES] {
     let mut bytes = [0; ADDRESS_BYTES];
     emit_address(&mut bytes, address, 0);
     bytes
 }
 
-/// Understands it.
+/// Decodes it.
 pub fn parse_output_address(bytes: [u8; ADDRESS_BYTES]) -> Result<RemoteAddress, WireError> {
     parse_address(&mut bytes.as_slice()).map(|(address, _)| address)
 }
 
-/// Bytes of the address behind the header of a [`Status::DoneAt`].
+/// Length of that address in bytes.
 pub const OUTPUT_ADDRESS_BYTES: usize = ADDRESS_BYTES;
 
-/// What nodes tell each other about calls outside of rings and slots, in sends with [`CONTROL_IMM`].
+/// Control messages about calls, in sends with [`CONTROL_IMM`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum CallControl {
-    /// Here is what you need to call me: your ring, and my default reply slots.
+    /// What the receiver needs to call the sender: its ring, and the sender's default reply slots.
     Handshake {
         /// The ring's segment.
         ring_key: u32,
-        /// Its first byte there.
+        /// Offset of the ring there.
         ring_offset: u64,
         /// Its length in bytes.
         ring_bytes: u64,
-        /// The segment of my head word, by which you tell me how far you have read the ring that I write to.
+        /// Segment of the sender's head word, in which the receiver reports how far it has read the sender's requests.
         head_key: u32,
-        /// The word there.
+        /// Offset of the word.
         head_offset: u64,
-        /// The segment of my default reply slots.
+        /// Segment of the sender's default reply slots.
         slots_key: u32,
-        /// Where they begin.
+        /// Offset of the first.
         slots_offset: u64,
-        /// Bytes from one slot to the next.
+        /// Distance between slots in bytes.
         slot_bytes: u32,
-        /// How many default slots there are.
+        /// Number of default slots.
         slots: u32,
-        /// The segment of the lines for your requests.
+        /// Segment of the lines for the receiver's requests.
         lines_key: u32,
-        /// Where they begin.
+        /// Offset of the first.
         lines_offset: u64,
-        /// The segment of the lines for your replies, one for each default slot.
+        /// Segment of the lines for the receiver's replies, one per default slot.
         replies_key: u32,
-        /// Where they begin.
+        /// Offset of the first.
         replies_offset: u64,
     },
-    /// The caller has lost interest in the reply to this slot.
+    /// The caller has given up on the reply to this slot.
     Cancel {
-        /// Which slot of mine.
+        /// The sender's slot.
         index: u16,
-        /// In which of its uses.
+        /// Its generation.
         generation: u16,
     },
-    /// Nothing will be written to this slot of yours any more in that use.
+    /// Nothing will be written to this use of a slot any more.
     Cancelled {
-        /// Which slot of yours.
+        /// The receiver's slot.
         index: u16,
-        /// In which of its uses.
+        /// Its generation.
         generation: u16,
     },
-    /// The output that you kept for this slot of mine has been read.
+    /// The output kept for this slot has been read.
     Release {
-        /// Which slot of mine.
+        /// The sender's slot.
         index: u16,
-        /// In which of its uses.
+        /// Its generation.
         generation: u16,
     },
-    /// The room that you keep for a message of mine is not needed.
+    /// The room reserved for a message of the sender is not needed.
     Decline {
-        /// In which port.
+        /// The port.
         port: u32,
-        /// Under which number.
+        /// The number of the reservation.
         grant: u32,
     },
 }
 
 impl CallControl {
-    /// Whether lines are heard before or after it as they were posted.
+    /// Whether it is ordered with lines as posted.
     pub fn is_ordered(&self) -> bool {
         matches!(self, CallControl::Cancel { .. })
     }
 
-    /// As it goes on the wire.
+    /// Encodes it.
     #[inline]
     pub fn emit(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("control messages have no unencodable parts")
     }
 
-    /// Understands it.
+    /// Decodes it.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<CallControl, WireError> {
         match postcard::take_from_bytes(bytes) {
-            Ok((control, [])) if has_offsets(&control) => Ok(control),
+            Ok((control, [])) if are_offsets_plausible(&control) => Ok(control),
             _ => Err(WireError("control message")),
         }
     }
 }
 
-/// Whether the places that it names can be in a segment.
-fn has_offsets(control: &CallControl) -> bool {
+/// Whether its offsets are plausible.
+fn are_offsets_plausible(control: &CallControl) -> bool {
     match *control {
         CallControl::Handshake {
             ring_offset,
@@ -486,7 +485,7 @@ mod tests {
         let len = header.emit(&mut bytes);
         assert_eq!(len, header.len_bytes());
         assert_eq!(RequestHeader::parse(&bytes[..len]), Ok(header));
-        assert!(RequestHeader::parse(&bytes[..len - 1]).is_err(), "a shorter one is none");
+        assert!(RequestHeader::parse(&bytes[..len - 1]).is_err(), "truncated");
     }
 
     #[test]
@@ -495,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_read_as_they_were_written() {
+    fn headers_round_trip() {
         let address = RemoteAddress { key: Key(9), offset: 1 << 40 };
         check(header());
         check(RequestHeader { reply_at: Some((address, 1 << 20)), ..header() });
@@ -508,17 +507,17 @@ mod tests {
     }
 
     #[test]
-    fn an_offset_to_which_nothing_can_be_added_is_refused() {
-        let nowhere = RemoteAddress { key: Key(9), offset: u64::MAX };
+    fn overflowing_offsets_are_refused() {
+        let out_of_range = RemoteAddress { key: Key(9), offset: u64::MAX };
         let mut bytes = [0; REQUEST_HEADER_BYTES_MAX];
         for far in [
-            RequestHeader { reply_at: Some((nowhere, 64)), ..header() },
-            RequestHeader { input: Input::At(nowhere), ..header() },
+            RequestHeader { reply_at: Some((out_of_range, 64)), ..header() },
+            RequestHeader { input: Input::At(out_of_range), ..header() },
         ] {
             let len = far.emit(&mut bytes);
             assert!(RequestHeader::parse(&bytes[..len]).is_err());
         }
-        assert!(parse_output_address(emit_output_address(nowhere)).is_err());
+        assert!(parse_output_address(emit_output_address(out_of_range)).is_err());
         let open = |ring_offset, head_offset, slots_offset| CallControl::Handshake {
             ring_key: 1,
             ring_offset,
@@ -541,7 +540,7 @@ mod tests {
     }
 
     #[test]
-    fn immediates_tell_requests_from_replies() {
+    fn immediates_round_trip() {
         for imm in [
             Imm::Request { offset: 0 },
             Imm::Request { offset: (64 << 20) - 64 },
@@ -554,7 +553,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_arrives_is_refused_or_means_itself(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+        fn bytes_are_refused_or_round_trip(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
             if let Ok(header) = RequestHeader::parse(&bytes) {
                 let mut again = [0; REQUEST_HEADER_BYTES_MAX];
                 let len = header.emit(&mut again);
@@ -564,7 +563,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_lies_in_a_slot_is_refused_or_means_itself(bytes: [u8; REPLY_HEADER_BYTES]) {
+        fn reply_headers_are_refused_or_round_trip(bytes: [u8; REPLY_HEADER_BYTES]) {
             if let Ok(header) = ReplyHeader::parse(bytes) {
                 prop_assert_eq!(header.emit(), bytes);
             }

@@ -1,4 +1,4 @@
-//! A cluster of engines in one thread, in virtual time: what they send arrives in order, when the test lets it.
+//! A cluster of engines in one thread, in virtual time: messages arrive in order, when the test lets them.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -26,12 +26,12 @@ pub const ARENA_BYTES: u64 = 4 << 20;
 pub const CHUNK_BYTES: u64 = 4096;
 pub const LEASE_NS: u64 = 1_000_000;
 
-/// Makes the directory of a node.
+/// Creates the directory of a node.
 pub type DirectoryOf = Box<dyn Fn(NodeId) -> Box<dyn Directory>>;
 
 type Arenas = Arc<Mutex<BTreeMap<(usize, Key), Window>>>;
 
-/// Peers are numbered by the index of the host plus one, the same for everybody.
+/// All arenas.  Peers are numbered by the index of the host plus one, on every host.
 struct Everything {
     arenas: Arenas,
     /// Whether peers' memory is reached by posting only.
@@ -45,13 +45,13 @@ impl Reach for Everything {
     }
 }
 
-/// What a driver does outside of its engine.
+/// Work of a driver outside of its engine.
 enum Work {
     Copy {
         from: Window,
         to: Window,
     },
-    /// From the memory of that host, by posted reads.
+    /// A posted read from the memory of that host.
     Fetch {
         host: usize,
         from: Window,
@@ -74,7 +74,7 @@ impl Work {
     }
 }
 
-/// A write that is under way over the fabric.
+/// A posted write in flight.
 struct Posted {
     host: usize,
     peer: PeerId,
@@ -82,14 +82,14 @@ struct Posted {
     bytes: Vec<u8>,
 }
 
-/// What a host waits for: accesses by loads and stores, and posted ones.
-struct Waited {
+/// The grace periods that a host waits for: loads and stores, and posted accesses.
+struct PendingGrace {
     token: Token,
     grace: GracePeriod,
     posted: Vec<u64>,
 }
 
-/// What a driver was told of a peer that it has not been told to be cut off.
+/// The state of a peer, as reported to the driver, until its cut-off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PeerState {
     Up,
@@ -102,13 +102,13 @@ pub struct Host {
     pub incarnation: NodeIncarnation,
     pub session: SessionId,
     pub running: bool,
-    grace_periods: Vec<Waited>,
+    grace_periods: Vec<PendingGrace>,
     finished: BTreeMap<OpId, Result<Outcome, CommandError>>,
     cut_offs: Vec<PeerId>,
-    /// What the engine has said of each; it says each thing once, and in this order.
+    /// The last report about each peer; the engine reports each change once, in this order.
     peers: BTreeMap<PeerId, PeerState>,
     segments: u32,
-    /// What people would have been told.
+    /// News that a driver would log.
     pub news: Vec<News>,
 }
 
@@ -119,63 +119,63 @@ pub struct Cluster {
     pub wires: BTreeMap<(usize, usize), VecDeque<Vec<u8>>>,
     /// Messages that rang a doorbell.
     pub rings: usize,
-    /// What the clocks of nodes show as the time of day at the beginning, in ns; else 0.
+    /// Time of day on the clocks of nodes at the beginning, in ns; else 0.
     pub epochs_ns: BTreeMap<u32, u64>,
     /// Wires that deliver nothing for now.
     pub held: Vec<(usize, usize)>,
     arenas: Arenas,
     posted: bool,
-    /// The directory of a node, where it is not the one that nodes keep by themselves.
+    /// Creates the directories of nodes, if not the embedded one.
     pub directory_of: Option<DirectoryOf>,
-    /// What directories want carried out by a store outside, by host.
+    /// Transactions for the outside store, by host.
     pub store: Vec<(usize, u64, Transaction)>,
-    /// Stores that hosts do not reach.
+    /// Stores that hosts cannot reach.
     pub out_of_reach: Vec<(usize, String)>,
-    /// Where hosts have written down that names are, in this order.
+    /// The places of names that hosts have persisted, in order.
     pub written_down: Vec<(usize, NamesAt)>,
-    /// Whether hosts that are to be cut off are (as by a kill), or stay zombies.
+    /// Whether cut-offs succeed, as by a kill, or leave zombies.
     pub kills: bool,
-    /// Whether adapters connect hosts, which cut off without a kill, and can be connected anew.
+    /// Whether adapters connect hosts: they cut off without a kill, and can reconnect.
     pub adapters: bool,
-    /// Up to so many nodes are connected each to each.
+    /// Maximum nodes of a full mesh.
     pub full_mesh_nodes_max: usize,
-    /// Whether nobody answers dials, nor refuses them.
+    /// Whether dials are neither answered nor refused.
     pub silent_dials: bool,
-    /// Whether dials take long; those that have neither come about nor failed yet.
+    /// Whether dials take long; and those in flight.
     pub slow_to_dial: bool,
     undialled: Vec<(usize, String)>,
-    /// Ways on which messages are lost.
+    /// Directions in which messages are lost.
     pub cut: BTreeSet<(usize, usize)>,
-    /// A wire whose messages come late when steps are taken one by one.
+    /// A wire whose messages are late in single steps.
     pub slow_wire: Option<(usize, usize)>,
-    /// Whether drivers are slow to copy; what they have not copied yet.
+    /// Whether drivers copy slowly; and the copies in flight.
     pub slow_to_copy: bool,
     copies: Vec<(usize, Token, Work)>,
     writes: BTreeMap<u64, Posted>,
     last_write: u64,
-    /// Whether drivers are slow to clean freed memory; what they have not cleaned yet.
+    /// Whether drivers clean freed memory slowly; and the memory not cleaned yet.
     pub slow_to_clean: bool,
     uncleaned: Vec<(usize, Token, Key, u64, u64)>,
-    /// How long the segments of arenas are, how long those are that systems give, and how many more they give.
+    /// Length of segments, the length that systems grant, and how many more they grant.
     pub segment_bytes: u64,
     pub segment_bytes_given: u64,
     pub segments_given: u64,
-    /// How much more memory the systems of all hosts give; and what drivers have not asked them for yet.
+    /// Memory that the systems of all hosts still grant; and requests not made yet.
     pub memory_left: u64,
     pub slow_to_populate: bool,
     unpopulated: Vec<(usize, Token, Key, u64, u64)>,
-    /// Whose frames to whom are kept, and those kept.
+    /// The wire whose frames are recorded, and those frames.
     recording: Option<(usize, usize)>,
     kept: Vec<Vec<u8>>,
 }
 
 impl Cluster {
-    /// `count` nodes with memory, all connected, each with a session of principal `ada`.
+    /// Creates `count` nodes with memory, all connected, each with a session of principal `ada`.
     pub fn of(count: usize) -> Cluster {
         Cluster::reaching(count, false)
     }
 
-    /// Nodes behind adapters, each connected to the first, and to others when one of the two first uses the other.
+    /// Nodes behind adapters, connected to the first node, and to others on first use.
     pub fn on_demand(count: usize) -> Cluster {
         let mut cluster = Cluster::of(1);
         (cluster.adapters, cluster.full_mesh_nodes_max) = (true, 1);
@@ -185,7 +185,7 @@ impl Cluster {
         cluster
     }
 
-    /// The same, where nodes reach each other's memory by posting only, if `posted`.
+    /// As [`Cluster::of`]; with `posted`, nodes reach each other's memory by posting only.
     pub fn reaching(count: usize, posted: bool) -> Cluster {
         let mut cluster = Cluster {
             hosts: Vec::new(),
@@ -229,14 +229,14 @@ impl Cluster {
         cluster
     }
 
-    /// Adds a node, connects it to all that run, and lets everything happen that follows.
+    /// Adds a node, connects it to all running ones, and runs until idle.
     pub fn add(&mut self, node: u32, bytes_total: u64) -> usize {
         let index = self.add_late(node, bytes_total);
         self.run();
         index
     }
 
-    /// Adds a node and connects it to all that run, with messages still under way.
+    /// Adds a node and connects it to all running ones, with messages still in flight.
     pub fn add_late(&mut self, node: u32, bytes_total: u64) -> usize {
         let index = self.add_unmet(node, bytes_total);
         let met = if index < self.full_mesh_nodes_max { index } else { 1 };
@@ -248,7 +248,7 @@ impl Cluster {
         index
     }
 
-    /// Adds a node and connects it to nobody.
+    /// Adds a node without connections.
     pub fn add_unmet(&mut self, node: u32, bytes_total: u64) -> usize {
         let index = self.hosts.len();
         let incarnation = NodeIncarnation { node: NodeId(node), id: Incarnation(100 + index as u64) };
@@ -293,12 +293,12 @@ impl Cluster {
         self.hosts[b].engine.handle_connected(self.now_ns, connection_to(a, false), &hello_a);
     }
 
-    /// Lets everything happen that is under way.
+    /// Runs until idle.
     pub fn run(&mut self) {
         while self.step() {}
     }
 
-    /// Performs the effects of each node and delivers one message per wire; whether anything happened.
+    /// Performs the effects of each node and delivers one message per wire; returns true if anything happened.
     pub fn step(&mut self) -> bool {
         let mut progress = false;
         for index in 0..self.hosts.len() {
@@ -324,7 +324,7 @@ impl Cluster {
         progress
     }
 
-    /// Does what an engine asks of its driver.
+    /// Carries out the effects of an engine.
     pub fn perform(&mut self, index: usize) -> bool {
         let (mut progress, mut dialled) = (false, Vec::new());
         while let Some(effect) = self.hosts[index].engine.poll_effect() {
@@ -332,7 +332,11 @@ impl Cluster {
             let (now_ns, host) = (self.now_ns, &mut self.hosts[index]);
             match effect {
                 Effect::Send { peer, bytes, solicited } => {
-                    assert_ne!(host.peers.get(&peer), Some(&PeerState::Down), "it is said to {peer:?}");
+                    assert_ne!(
+                        host.peers.get(&peer),
+                        Some(&PeerState::Down),
+                        "a message to {peer:?}, which is down"
+                    );
                     self.rings += usize::from(solicited);
                     let way = (index, peer.0 as usize - 1);
                     if !self.cut.contains(&way) {
@@ -343,7 +347,11 @@ impl Cluster {
                 Effect::Disconnect(peer) if self.adapters => host.cut_offs.push(peer),
                 Effect::Dial { address } => dialled.push(address),
                 Effect::PeerUp { peer, .. } => {
-                    assert_ne!(host.peers.insert(peer, PeerState::Up), Some(PeerState::Up), "{peer:?} is up");
+                    assert_ne!(
+                        host.peers.insert(peer, PeerState::Up),
+                        Some(PeerState::Up),
+                        "{peer:?} comes up once"
+                    );
                 }
                 Effect::PeerDown(peer) => {
                     let before = host.peers.insert(peer, PeerState::Down);
@@ -362,7 +370,7 @@ impl Cluster {
                 | Effect::OpenStore(_) => {}
                 Effect::TryStore { requester, at } => {
                     let result = match self.out_of_reach.contains(&(index, at.address)) {
-                        true => Err("it is a trial".to_owned()),
+                        true => Err("test failure".to_owned()),
                         false => Ok(()),
                     };
                     host.engine.handle_tried(now_ns, requester, result);
@@ -384,14 +392,14 @@ impl Cluster {
                     host.engine.handle_grown(now_ns, Some((key, window)));
                 }
                 Effect::Quiesce(quiesce) => {
-                    let is_waited_for = |write: &Posted| match &quiesce.posted {
+                    let is_awaited = |write: &Posted| match &quiesce.posted {
                         PostedTo::Anybody => true,
                         PostedTo::Peers(peers) => peers.contains(&write.peer),
                     };
                     let own = self.writes.iter().filter(|(_, write)| write.host == index);
-                    let posted = own.filter(|(_, write)| is_waited_for(write)).map(|(id, _)| *id).collect();
+                    let posted = own.filter(|(_, write)| is_awaited(write)).map(|(id, _)| *id).collect();
                     let grace = host.path.pins().start_grace_period();
-                    host.grace_periods.push(Waited { token: quiesce.token, grace, posted });
+                    host.grace_periods.push(PendingGrace { token: quiesce.token, grace, posted });
                 }
                 Effect::Copy { token, from, to } => {
                     self.copies.push((index, token, Work::Copy { from, to }));
@@ -402,7 +410,7 @@ impl Cluster {
                 Effect::Fetch { token, peer, address, key, offset, len } => {
                     let (source, arenas) = (peer.0 as usize - 1, self.arenas.lock().unwrap());
                     let from = arenas.get(&(source, address.key)).and_then(|w| w.slice(address.offset, len));
-                    let to = arenas[&(index, key)].slice(offset, len).expect("a place of ours");
+                    let to = arenas[&(index, key)].slice(offset, len).expect("a local place");
                     match from {
                         Some(from) => {
                             self.copies.push((index, token, Work::Fetch { host: source, from, to }))
@@ -447,7 +455,7 @@ impl Cluster {
         progress
     }
 
-    /// The connection between two hosts breaks, and both see it.
+    /// Breaks the connection between two hosts, and both see it.
     pub fn disconnect(&mut self, one: usize, other: usize) {
         self.wires.remove(&(one, other));
         self.wires.remove(&(other, one));
@@ -458,7 +466,7 @@ impl Cluster {
         }
     }
 
-    /// A connection ends at one end, and at the other if that hears of it.
+    /// Ends a connection at one end, and at the other if the news arrives.
     fn hang_up(&mut self, from: usize, to: usize) {
         self.wires.remove(&(from, to));
         self.wires.remove(&(to, from));
@@ -472,7 +480,7 @@ impl Cluster {
     }
 
     fn dial(&mut self, from: usize, address: &str) {
-        let to: usize = address.parse().expect("it is a host's");
+        let to: usize = address.parse().expect("a host's address");
         if self.silent_dials {
             return;
         }
@@ -486,17 +494,17 @@ impl Cluster {
         self.connect(from, to);
     }
 
-    /// How many dials have neither come about nor failed.
+    /// Number of dials in flight.
     pub fn dials_under_way(&self) -> usize {
         self.undialled.len()
     }
 
-    /// How many of these are a host's.
+    /// Number of dials in flight from a host.
     pub fn dials_of(&self, host: usize) -> usize {
         self.undialled.iter().filter(|(from, _)| *from == host).count()
     }
 
-    /// The dials that are under way from one host to another come about, or fail.
+    /// Completes or fails the dials in flight from one host to another.
     pub fn finish_dials(&mut self, from: usize, to: usize, is_answered: bool) {
         let address = to.to_string();
         assert!(self.undialled.contains(&(from, address.clone())), "{from} dials {to}");
@@ -512,25 +520,25 @@ impl Cluster {
         self.cut.contains(&(one, other)) || self.cut.contains(&(other, one))
     }
 
-    /// No host of `these` hears any of `those` from now on, nor the other way round.
+    /// Partitions `these` from `those` in both directions.
     pub fn part(&mut self, these: &[usize], those: &[usize]) {
         let pairs = these.iter().flat_map(|one| those.iter().map(move |other| (*one, *other)));
         self.cut.extend(pairs.flat_map(|(one, other)| [(one, other), (other, one)]));
     }
 
-    /// How many copies were asked for and are not done.
+    /// Number of copies in flight.
     pub fn copies_under_way(&self) -> usize {
         self.copies.len()
     }
 
-    /// Fails all copies that were asked for.
+    /// Fails all copies in flight.
     pub fn fail_copies(&mut self) {
         for (index, token, _) in std::mem::take(&mut self.copies) {
             self.hosts[index].engine.handle_copy_failed(self.now_ns, token, CopyFailure::Unmapped);
         }
     }
 
-    /// Does all copies that were asked for.
+    /// Completes all copies in flight.
     pub fn finish_copies(&mut self) {
         for (index, token, work) in std::mem::take(&mut self.copies) {
             if !self.hosts[index].running {
@@ -557,7 +565,7 @@ impl Cluster {
         }
     }
 
-    /// Takes all memory that drivers were to take from their systems.
+    /// Populates all memory that drivers were asked to.
     pub fn populate(&mut self) {
         for (index, token, key, offset, len) in std::mem::take(&mut self.unpopulated) {
             let window = &self.arenas.lock().unwrap()[&(index, key)];
@@ -570,7 +578,7 @@ impl Cluster {
         }
     }
 
-    /// Lets one thing happen: the effects of a node, or one message of one wire, as `pick` chooses.
+    /// Performs one action, chosen by `pick`: the effects of a node, or one message of one wire.
     pub fn step_one(&mut self, pick: u64) -> bool {
         let wires: Vec<(usize, usize)> =
             self.wires.iter().filter(|(_, queue)| !queue.is_empty()).map(|(wire, _)| *wire).collect();
@@ -586,7 +594,7 @@ impl Cluster {
             return true;
         }
         let mut progress = !wires.is_empty();
-        // Any node's effects may be late, but nobody's for ever.
+        // The effects of any node may be late, but not forever.
         for index in 0..self.hosts.len() {
             if self.hosts[index].running && (index == choice - wires.len() || wires.is_empty()) {
                 progress |= self.perform(index);
@@ -600,8 +608,8 @@ impl Cluster {
         let host = &mut self.hosts[index];
         let before = host.grace_periods.len();
         for waited in std::mem::take(&mut host.grace_periods) {
-            let is_under_way = waited.posted.iter().any(|id| self.writes.contains_key(id));
-            match waited.grace.elapsed(host.path.pins()).filter(|_| !is_under_way) {
+            let is_in_flight = waited.posted.iter().any(|id| self.writes.contains_key(id));
+            match waited.grace.elapsed(host.path.pins()).filter(|_| !is_in_flight) {
                 Some(elapsed) => host.engine.handle_quiescent(self.now_ns, waited.token, elapsed),
                 None => host.grace_periods.push(waited),
             }
@@ -609,7 +617,7 @@ impl Cluster {
         host.grace_periods.len() < before
     }
 
-    /// The process dies, and everybody sees it.
+    /// Kills a process, and all others see it.
     pub fn kill(&mut self, index: usize) {
         self.hosts[index].running = false;
         self.wires.retain(|(from, to), _| *from != index && *to != index);
@@ -621,12 +629,12 @@ impl Cluster {
         }
     }
 
-    /// The process stops; nobody is told.
+    /// Stops a process without notice.
     pub fn stop(&mut self, index: usize) {
         self.hosts[index].running = false;
     }
 
-    /// Lets time pass in quarters of the lease.
+    /// Advances time in quarters of the lease, running in between.
     pub fn sleep(&mut self, duration_ns: u64) {
         let end = self.now_ns + duration_ns;
         while self.now_ns < end {
@@ -635,7 +643,7 @@ impl Cluster {
         }
     }
 
-    /// Lets time pass, and nothing come of it yet.
+    /// Advances time without running.
     pub fn pass(&mut self, duration_ns: u64) {
         self.now_ns += duration_ns;
         for host in self.hosts.iter_mut().filter(|host| host.running) {
@@ -643,7 +651,7 @@ impl Cluster {
         }
     }
 
-    /// Keeps what `from` sends to `to` from now on.
+    /// Records what `from` sends to `to` from now on.
     pub fn record(&mut self, from: usize, to: usize) {
         self.recording = Some((from, to));
     }
@@ -679,12 +687,12 @@ impl Cluster {
         self.map_for(host, name, Permissions::READ | Permissions::WRITE)
     }
 
-    /// Maps a region for more, or less.
+    /// Maps a region for more or fewer permissions.
     pub fn map_for(&mut self, host: usize, name: &str, wanted: Permissions) -> SlotRef {
         slot(self.command(host, Command::Map { name: name.into(), wanted }))
     }
 
-    /// Gives the order to free a region on node 1 that node 2 maps, which has stopped and which nobody may kill.
+    /// Starts to free a region on node 1 that node 2 maps; node 2 is stopped and cannot be killed.
     pub fn free_what_a_stopped_node_maps(&mut self, len: u64) -> OpId {
         self.kills = false;
         let lh = self.alloc(0, "salt", len, Placement::On(NodeId(1)));
@@ -701,7 +709,7 @@ impl Cluster {
         }
     }
 
-    /// Posts a write, which is under way until it is completed.
+    /// Posts a write, which is in flight until [`Cluster::complete`].
     pub fn post(&mut self, host: usize, slot: SlotRef, offset: u64, bytes: &[u8]) -> u64 {
         let extents = self.extents(host, slot);
         let extent = layout::slice(&extents, offset, offset + bytes.len() as u64)[0];
@@ -714,9 +722,9 @@ impl Cluster {
         self.last_write
     }
 
-    /// A posted write reaches the memory that it was posted to, and its poster hears of it.
+    /// Completes a posted write at its target and at its poster.
     pub fn complete(&mut self, write: u64) {
-        let write = self.writes.remove(&write).expect("it is under way");
+        let write = self.writes.remove(&write).expect("in flight");
         write.to.write(0, &write.bytes).unwrap();
     }
 
@@ -729,7 +737,7 @@ impl Cluster {
         bytes
     }
 
-    /// Where the bytes of a region are, as `host` knows it.
+    /// The places of a region's bytes, as `host` knows them.
     pub fn extents(&self, host: usize, slot: SlotRef) -> Vec<Extent> {
         let host = &self.hosts[host];
         let known = host.engine.known_region(host.session, slot).expect("the handle is good");
@@ -748,7 +756,7 @@ impl Cluster {
         bytes
     }
 
-    /// Bytes used and bytes in quarantine of each running node, as it says itself.
+    /// Bytes used and bytes in quarantine, as the node reports them.
     pub fn memory(&mut self, host: usize) -> (u64, u64) {
         let node = self.hosts[host].incarnation.node;
         match self.command(host, Command::Status) {
@@ -761,7 +769,7 @@ impl Cluster {
     }
 }
 
-/// A region that everyone may read and write, and that is not populated.
+/// A region that all principals may read and write, and that is not populated.
 pub fn allocation(name: Option<&str>, len: u64, placement: Placement) -> Command {
     Command::Alloc {
         name: name.map(str::to_owned),

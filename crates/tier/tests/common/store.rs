@@ -1,4 +1,4 @@
-//! A store that stands in for etcd: it is slow, fails, and carries out what it has said nothing of, as its owner wants it.
+//! A stand-in for etcd that is slow, fails, and may execute transactions without a reply, as the test decides.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use halite_tier::message::{ErrorReply, NamesAt, RegionCommand};
 
 use super::{ARENA_BYTES, Cluster, LEASE_NS};
 
-/// What of etcd is of importance here.
+/// The relevant state of etcd.
 #[derive(Clone, Debug)]
 pub struct Etcd {
     pub keys: BTreeMap<String, (String, u64)>,
@@ -56,26 +56,26 @@ impl Etcd {
                 self.keys.get_key_value(key).map(pair).into_iter().collect()
             }
             Step::List { prefix, after, limit } => {
-                let is_in = |key: &&String| {
+                let is_listed = |key: &&String| {
                     key.starts_with(prefix) && after.as_ref().is_none_or(|after| *key > after)
                 };
-                self.keys.iter().filter(|(key, _)| is_in(key)).take(*limit).map(pair).collect()
+                self.keys.iter().filter(|(key, _)| is_listed(key)).take(*limit).map(pair).collect()
             }
         }
     }
 }
 
-/// What becomes of a transaction.
+/// The fate of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fate {
     Done,
     /// It does not arrive.
     Refused,
-    /// It is carried out, and nobody hears of it.
+    /// It is executed, and the reply is lost.
     Unheard,
-    /// Its sender gives it up, and it is carried out later.
+    /// Its sender gives up, and it is executed later.
     Late,
-    /// The store has no room: it does what takes none.
+    /// The store is full: it executes only what needs no space.
     Full,
 }
 
@@ -86,7 +86,7 @@ pub struct World {
 }
 
 pub fn fails(may_be_done: bool) -> Result<Stored, StoreFailure> {
-    Err(StoreFailure { may_be_done, is_full: false, reason: "it is a trial".to_owned() })
+    Err(StoreFailure { may_be_done, is_full: false, reason: "test failure".to_owned() })
 }
 
 impl World {
@@ -106,7 +106,7 @@ impl World {
         world
     }
 
-    /// Nodes that keep the names by themselves.
+    /// Nodes with the embedded directory.
     pub fn embedded(count: u32) -> World {
         let mut cluster = Cluster::of(0);
         for node in 0..count {
@@ -115,7 +115,7 @@ impl World {
         World { cluster, etcd: Etcd::new(), late: Vec::new() }
     }
 
-    /// Has the names moved by a session of that host, while the store does with transactions what `fate` says.
+    /// Moves the names by a session of that host, with `fate` deciding on transactions.
     pub fn move_names(
         &mut self,
         host: usize,
@@ -128,7 +128,7 @@ impl World {
         self.run_with(|_| Fate::Done);
     }
 
-    /// Until nothing happens any more.
+    /// Runs until idle.
     pub fn run_with(&mut self, mut fate: impl FnMut(&Transaction) -> Fate) {
         loop {
             self.cluster.run();
@@ -157,13 +157,13 @@ impl World {
         }
     }
 
-    /// As `run`, but the store carries out the newest pending transaction first.
+    /// As `run`, but the store executes the newest pending transaction first.
     pub fn run_newest_first(&mut self) {
         while {
             self.cluster.run();
             !self.cluster.store.is_empty()
         } {
-            let (host, id, transaction) = self.cluster.store.pop().expect("it is not empty");
+            let (host, id, transaction) = self.cluster.store.pop().expect("not empty");
             let stored = self.etcd.carry_out(&transaction);
             self.tell(host, id, Ok(stored));
         }
@@ -188,7 +188,7 @@ impl World {
     ) -> Result<Outcome, CommandError> {
         let op = self.cluster.submit(host, command);
         self.run_with(fate);
-        self.cluster.outcome(host, op).expect("it has ended")
+        self.cluster.outcome(host, op).expect("the command has ended")
     }
 
     pub fn alloc(&mut self, host: usize, name: &str) -> Result<Outcome, CommandError> {
@@ -202,7 +202,7 @@ impl World {
         }
     }
 
-    /// Time passes, so that a store that is back is noticed.
+    /// Advances time, so that a recovered store is noticed.
     pub fn pass(&mut self, duration_ns: u64) {
         self.pass_with(duration_ns, |_| Fate::Done);
     }
@@ -235,7 +235,7 @@ pub const A_SECOND_NS: u64 = 1_000_000_000;
 pub struct Claims {
     pub seed: u64,
     pub random: fastrand::Rng,
-    /// Which host has which.
+    /// The host that holds each name.
     pub held: BTreeMap<String, usize>,
 }
 
@@ -248,7 +248,7 @@ impl Claims {
         self.random.u32(..count) == 0
     }
 
-    /// A host claims one of so many names, and frees half of those that it gets.
+    /// A host claims one of `names` names, and frees half of those that it gets.
     pub fn claim(&mut self, world: &mut World, names: u32, fails: bool) {
         let Claims { seed, random, held } = self;
         let (host, name) = (random.usize(..3), format!("n{}", random.u32(..names)));
@@ -274,7 +274,7 @@ impl Claims {
         }
     }
 
-    /// What comes late has come: each name leads to who has it, and no other name leads anywhere.
+    /// Executes late transactions, then checks that each name leads to its holder, and no others exist.
     pub fn settle(&self, world: &mut World) {
         world.write_late();
         for _ in 0..3 {

@@ -1,4 +1,4 @@
-//! What a small region costs in memory of the tier: at its home, and where it is mapped.
+//! The memory of the tier per small region: at its home, and where it is mapped.
 
 use crate::common;
 
@@ -13,7 +13,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region as Stretch, StatsAlloc};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Bytes that the system's allocator keeps with each allocation: its size, and what rounding to 16 costs on average.
+/// Bytes of the system's allocator per allocation: its size, and the average of rounding to 16.
 const ALLOCATION_OVERHEAD_BYTES: usize = 16;
 
 fn bytes_since(start: &Stretch<'_, System>) -> usize {
@@ -22,19 +22,19 @@ fn bytes_since(start: &Stretch<'_, System>) -> usize {
     bytes + (change.allocations - change.deallocations) * ALLOCATION_OVERHEAD_BYTES
 }
 
-/// The blocks of the handle table double; this many handles just fill those that are there, so that what is measured
-/// is what handles cost, not what room for more costs (which is not touched before it is used).
+/// The blocks of the handle table double; this many handles exactly fill them, so the test measures handles, not room
+/// for more (whose pages are untouched until used).
 const REGIONS: usize = 16_000;
 const HOME_BYTES_MAX: usize = 256;
 const MAPPING_BYTES_MAX: usize = 128;
 
-/// One test, since all tests of a file share the counter.  The nodes are: 0 the directory, 1 the home, and 2
-/// another that maps; a region is made by a session of its home (one mapping there), and then mapped by node 2.
+/// One test, since all tests of a file share the counter.  Node 0 is the directory, node 1 the home, node 2 another
+/// mapper.  A session of the home makes each region, which maps it there; then node 2 maps it.
 #[test]
-fn a_small_region_costs_256_bytes_at_its_home_and_128_per_mapping() {
+fn small_regions_cost_256_bytes_and_128_per_mapping() {
     let _alone = crate::alone();
     let mut cluster = Cluster::of(3);
-    // Warm: the arena has grown, the first slots and lists are there.
+    // Warm-up: the arena has grown, the first slots and lists exist.
     cluster.alloc(1, "warm", 64, Placement::Local);
     cluster.map(2, "warm");
 
@@ -56,7 +56,7 @@ fn a_small_region_costs_256_bytes_at_its_home_and_128_per_mapping() {
     println!("{per_region} bytes per unnamed region, its one mapping included");
     assert!(per_region <= HOME_BYTES_MAX + MAPPING_BYTES_MAX, "{per_region} bytes");
 
-    // A named region costs the directory its name as well; that is measured here with it, on the same counter.
+    // A named region also costs its name at the directory, on the same counter.
     let start = Stretch::new(ALLOCATOR);
     for index in 0..REGIONS {
         cluster.alloc(1, &format!("region-{index:08}"), 64, Placement::Local);

@@ -1,4 +1,4 @@
-//! Tests that change or count what belongs to a whole process; each holds [`alone`].
+//! Tests that change or count state of the whole process; each holds [`alone`].
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -6,7 +6,7 @@ mod footprint;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Keeps the other tests of this process waiting.
+/// Blocks the other tests of this process.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,4 +1,4 @@
-//! Stories of several engines: what sessions see when regions are shared, moved, freed, and nodes die.
+//! Scenarios of several engines: regions are shared, moved and freed, and nodes die.
 
 use crate::common;
 
@@ -28,7 +28,7 @@ fn order(cluster: &mut Cluster, host: usize, lh: halite_tier::access::SlotRef, o
 }
 
 #[test]
-fn what_one_node_writes_another_reads_under_the_same_name() {
+fn writes_are_read_under_the_same_name() {
     let mut cluster = Cluster::of(3);
     let theirs = cluster.alloc(1, "salt", LEN, Placement::On(NodeId(2)));
     let ours = cluster.map(0, "salt");
@@ -40,18 +40,18 @@ fn what_one_node_writes_another_reads_under_the_same_name() {
 }
 
 #[test]
-fn idle_nodes_keep_each_other_alive_and_asleep() {
+fn heartbeats_keep_idle_nodes_alive_and_asleep() {
     let mut cluster = Cluster::of(3);
     let rings = cluster.rings;
     cluster.sleep(10 * LEASE_NS);
-    assert_eq!(cluster.rings, rings, "a heartbeat is found by who looks, and wakes nobody");
+    assert_eq!(cluster.rings, rings, "a heartbeat rings no doorbell");
     assert!(cluster.hosts[0].engine.is_connected_to(NodeId(2)));
     cluster.alloc(1, "salt", LEN, Placement::On(NodeId(2)));
-    assert!(cluster.rings > rings, "a node that gets a request is woken");
+    assert!(cluster.rings > rings, "a request rings the doorbell");
 }
 
 #[test]
-fn a_spread_region_lies_on_its_nodes_in_turn_and_is_freed_on_all() {
+fn spread_regions_are_dealt_out_and_freed_everywhere() {
     let mut cluster = Cluster::of(3);
     let nodes = vec![NodeId(2), NodeId(0), NodeId(1)];
     let lh = cluster.alloc(0, "wide", 7 * CHUNK_BYTES + 1, Placement::Spread(nodes));
@@ -75,7 +75,7 @@ fn a_spread_region_lies_on_its_nodes_in_turn_and_is_freed_on_all() {
 }
 
 #[test]
-fn a_name_that_is_taken_costs_nobody_memory() {
+fn taken_names_cost_no_memory() {
     let mut cluster = Cluster::of(2);
     cluster.alloc(0, "salt", LEN, Placement::Local);
     let again = allocation(Some("salt"), LEN, Placement::Spread(vec![NodeId(1), NodeId(0)]));
@@ -86,7 +86,7 @@ fn a_name_that_is_taken_costs_nobody_memory() {
 }
 
 #[test]
-fn a_region_that_moves_keeps_every_byte_and_its_home_follows() {
+fn moves_keep_all_bytes_and_move_the_home() {
     let mut cluster = Cluster::of(3);
     let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(0)));
     let other = cluster.map(2, "salt");
@@ -98,14 +98,14 @@ fn a_region_that_moves_keeps_every_byte_and_its_home_follows() {
     let info = info(&mut cluster, 2, "salt");
     assert_eq!((info.home, info.nodes), (NodeId(1), vec![(NodeId(1), LEN)]));
     assert_eq!(cluster.memory(0), (0, 0));
-    // The old node may die now, and the bytes live on.
+    // The old node may die now, and the bytes survive.
     cluster.kill(0);
     cluster.run();
     assert_eq!(cluster.read(2, other, 0, LEN as usize), bytes);
 }
 
 #[test]
-fn writes_during_a_move_land_in_the_place_that_counts() {
+fn writes_during_a_move_are_kept() {
     let mut cluster = Cluster::of(3);
     let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(0)));
     let other = cluster.map(2, "salt");
@@ -123,7 +123,7 @@ fn writes_during_a_move_land_in_the_place_that_counts() {
                 written += 1;
             }
             Err(Blocked::Changing) => blocked += 1,
-            Err(other) => panic!("a move is no reason for {other:?}"),
+            Err(other) => panic!("a move caused {other:?}"),
         }
         if !more {
             break;
@@ -136,7 +136,7 @@ fn writes_during_a_move_land_in_the_place_that_counts() {
 }
 
 #[test]
-fn orders_that_come_during_a_move_are_carried_out_after_it_by_the_new_home() {
+fn commands_during_a_move_run_at_the_next_home() {
     let mut cluster = Cluster::of(2);
     let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(0)));
     let moving = cluster.submit(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(1) }));
@@ -147,9 +147,9 @@ fn orders_that_come_during_a_move_are_carried_out_after_it_by_the_new_home() {
     assert_eq!((cluster.memory(0), cluster.memory(1)), ((0, 0), (0, 0)));
 }
 
-/// A deposed home may have sent an order before it heard of that.
+/// A former home may have sent a command before it learned that it is not the home any more.
 #[test]
-fn a_command_that_waited_behind_a_revoke_is_judged_by_what_that_left() {
+fn queued_commands_are_checked_after_a_revoke() {
     let mut cluster = Cluster::of(3);
     let lh = cluster.alloc(1, "salt", LEN, Placement::Local);
     let bob = Principal("bob".into());
@@ -205,7 +205,7 @@ fn revoked_permissions_end_before_the_revoke_returns() {
 }
 
 #[test]
-fn handles_to_a_dead_owner_say_so_and_to_its_next_incarnation_are_stale() {
+fn handles_to_dead_owners_are_down_then_stale() {
     let mut cluster = Cluster::of(3);
     let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(1)));
     let dead = cluster.hosts[1].incarnation;
@@ -224,7 +224,7 @@ fn handles_to_a_dead_owner_say_so_and_to_its_next_incarnation_are_stale() {
 }
 
 #[test]
-fn chunks_of_a_dead_home_are_free_once_nobody_maps_them() {
+fn chunks_of_dead_homes_are_freed_once_unmapped() {
     let mut cluster = Cluster::of(3);
     let nodes = vec![NodeId(1), NodeId(2)];
     let lh = cluster.alloc(0, "wide", 4 * CHUNK_BYTES, Placement::Spread(nodes));
@@ -237,23 +237,23 @@ fn chunks_of_a_dead_home_are_free_once_nobody_maps_them() {
 }
 
 #[test]
-fn memory_that_a_stopped_node_may_still_write_is_not_reused_until_it_is_cut_off() {
+fn memory_of_stopped_writers_is_kept_until_cut_off() {
     let mut cluster = Cluster::of(3);
     let freeing = cluster.free_what_a_stopped_node_maps(LEN);
     cluster.run();
     assert_eq!(cluster.outcome(0, freeing), None, "the stopped node has not let go");
     cluster.sleep(2 * LEASE_NS);
-    assert_eq!(cluster.outcome(0, freeing), None, "silence acknowledges nothing");
+    assert_eq!(cluster.outcome(0, freeing), None, "silence is no acknowledgement");
     cluster.sleep(4 * LEASE_NS);
-    let is_late = Err(ErrorReply::PeerDown(NodeId(2)).into());
-    assert_eq!(cluster.outcome(0, freeing), Some(is_late), "nobody waits for it for ever");
+    let refusal = Err(ErrorReply::PeerDown(NodeId(2)).into());
+    assert_eq!(cluster.outcome(0, freeing), Some(refusal), "the wait is bounded");
     assert_eq!(cluster.memory(1), (LEN.next_multiple_of(64), 0));
     cluster.kill(2);
-    assert_eq!(cluster.memory(1), (0, 0), "the order goes on all the same");
+    assert_eq!(cluster.memory(1), (0, 0), "the command continues");
 }
 
 #[test]
-fn a_node_that_is_silent_for_its_lease_is_dead_and_the_others_are_not() {
+fn only_nodes_silent_for_a_lease_die() {
     let mut cluster = Cluster::of(3);
     cluster.stop(2);
     cluster.sleep(3 * LEASE_NS);
@@ -263,7 +263,7 @@ fn a_node_that_is_silent_for_its_lease_is_dead_and_the_others_are_not() {
 }
 
 #[test]
-fn a_restarted_directory_hears_all_names_before_it_answers() {
+fn restarted_directories_learn_names_before_answering() {
     let mut cluster = Cluster::of(3);
     cluster.alloc(1, "salt", LEN, Placement::Local);
     let lh = cluster.alloc(2, "pepper", LEN, Placement::Local);
@@ -280,7 +280,7 @@ fn a_restarted_directory_hears_all_names_before_it_answers() {
 }
 
 #[test]
-fn a_region_without_a_name_ends_with_its_last_handle() {
+fn unnamed_regions_end_with_their_last_handle() {
     let mut cluster = Cluster::of(2);
     let alloc = allocation(None, LEN, Placement::On(NodeId(1)));
     let lh = slot(cluster.command(0, alloc.clone()));
@@ -299,7 +299,7 @@ fn a_region_without_a_name_ends_with_its_last_handle() {
 }
 
 #[test]
-fn an_arena_holds_a_region_of_all_of_it_and_says_how_much_is_missing_for_more() {
+fn arenas_fill_up_and_report_missing_bytes() {
     let mut cluster = Cluster::of(1);
     let alloc = |len| allocation(None, len, Placement::Local);
     let refused = cluster.command(0, alloc(common::ARENA_BYTES + 1));
@@ -312,7 +312,7 @@ fn an_arena_holds_a_region_of_all_of_it_and_says_how_much_is_missing_for_more() 
 }
 
 #[test]
-fn freed_memory_that_is_still_being_cleaned_is_waited_for_and_not_called_missing() {
+fn allocations_wait_for_memory_being_cleaned() {
     let mut cluster = Cluster::of(1);
     let alloc = allocation(None, common::ARENA_BYTES, Placement::Local);
     let lh = slot(cluster.command(0, alloc.clone()));
@@ -326,9 +326,9 @@ fn freed_memory_that_is_still_being_cleaned_is_waited_for_and_not_called_missing
     assert!(matches!(cluster.outcome(0, second), Some(Ok(Outcome::Mapped { .. }))));
 }
 
-/// Found as lost writes: the last word of a former home overtaken by the first of the next one.
+/// Found as lost writes: the last message of a former home was overtaken by the first of the next one.
 #[test]
-fn writes_are_kept_while_a_region_wanders_whatever_order_its_homes_are_heard_in() {
+fn writes_survive_repeated_moves_in_any_message_order() {
     for seed in 1..=150u64 {
         let mut random = Rng::with_seed(seed);
         let mut cluster = Cluster::of(4);
@@ -339,7 +339,7 @@ fn writes_are_kept_while_a_region_wanders_whatever_order_its_homes_are_heard_in(
         for destination in [1, 2, 0, 1] {
             let op = cluster
                 .submit(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(destination) }));
-            // The next move begins as soon as this one is over, with messages of this one still under way.
+            // The next move starts as soon as this one has ended, with its messages still in flight.
             while !cluster.has_ended(0, op) {
                 cluster.step_one(random.u64(..));
                 for chunk in 0..4 {
@@ -348,7 +348,7 @@ fn writes_are_kept_while_a_region_wanders_whatever_order_its_homes_are_heard_in(
                     match host.path.write(host.session, other, offset, &[byte]) {
                         Ok(_) => model[offset as usize] = byte,
                         Err(Blocked::Changing) => {}
-                        Err(other) => panic!("seed {seed}: a move is no reason for {other:?}"),
+                        Err(other) => panic!("seed {seed}: a move caused {other:?}"),
                     }
                 }
             }
@@ -362,7 +362,7 @@ fn writes_are_kept_while_a_region_wanders_whatever_order_its_homes_are_heard_in(
 }
 
 #[test]
-fn the_last_master_cannot_lock_everybody_out() {
+fn the_last_master_cannot_be_revoked() {
     let mut cluster = Cluster::of(1);
     let lh = cluster.alloc(0, "salt", LEN, Placement::Local);
     let who = Grantee::Principal(Principal("ada".into()));
@@ -375,7 +375,7 @@ fn the_last_master_cannot_lock_everybody_out() {
 }
 
 #[test]
-fn a_region_for_anywhere_goes_to_nodes_that_stay_and_not_into_applications() {
+fn anywhere_prefers_permanent_nodes() {
     let mut cluster = Cluster::of(1);
     cluster.add(1000, common::ARENA_BYTES);
     let command = cluster.add(1001, 0);
@@ -397,10 +397,10 @@ fn set_name(lh: SlotRef, name: &str) -> Command {
 }
 
 #[test]
-fn a_region_that_is_named_late_has_its_name_wherever_it_goes_and_is_announced_anew() {
+fn late_names_follow_moves_and_restarts() {
     let mut cluster = Cluster::of(3);
     let lh = unnamed(&mut cluster, 1, Placement::On(NodeId(2)));
-    // Two orders at once: the name is given where the region is then.
+    // Two commands at once: the name is set where the region is then.
     cluster.submit(1, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(1) }));
     let naming = cluster.submit(1, set_name(lh, "salt"));
     cluster.run();
@@ -412,7 +412,7 @@ fn a_region_that_is_named_late_has_its_name_wherever_it_goes_and_is_announced_an
 }
 
 #[test]
-fn who_dies_before_the_name_is_given_leaves_nothing_and_after_that_a_whole_region() {
+fn makers_die_before_or_after_naming() {
     let mut cluster = Cluster::of(3);
     for (step, survives) in [(false, false), (true, true)] {
         let client = cluster.add(1000 + u32::from(step), 0);
@@ -431,7 +431,7 @@ fn who_dies_before_the_name_is_given_leaves_nothing_and_after_that_a_whole_regio
 }
 
 #[test]
-fn a_name_is_not_given_while_nobody_knows_which_are_taken() {
+fn names_wait_for_a_complete_directory() {
     let mut cluster = Cluster::of(2);
     let lh = unnamed(&mut cluster, 1, Placement::Local);
     cluster.kill(0);

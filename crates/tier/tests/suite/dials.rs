@@ -1,5 +1,5 @@
-//! Nodes that dial each other at once: whatever arrives first, one connection of two is left, the same one at both ends, nothing
-//! that was said is lost, and nobody is taken for dead.
+//! Nodes that dial each other at once.  In any order of arrivals, one connection per pair is left, the same at both
+//! ends; no message is lost, and no node is taken for dead.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -28,17 +28,17 @@ impl Reach for Nowhere {
     }
 }
 
-/// What comes out of the fabric at one end of a connection.
+/// An event from the fabric at one end of a connection.
 enum Arrival {
     Connected { dialled: bool, hello: Vec<u8> },
     Frame(Vec<u8>),
     End,
 }
 
-/// One end of a connection: what has yet to arrive there, in order.
+/// One end of a connection, with the events that have yet to arrive, in order.
 struct End {
     arrivals: VecDeque<Arrival>,
-    /// The other end: whose, and how it calls the connection.
+    /// The other host, and its id of the connection.
     other: (usize, PeerId),
     is_open: bool,
 }
@@ -48,12 +48,12 @@ struct Node {
     session: SessionId,
     running: bool,
     ends: BTreeMap<PeerId, End>,
-    /// Those that the engine says are up.
+    /// Peers that the engine reported up.
     up: BTreeSet<PeerId>,
-    /// Those that it said were down.
+    /// Number of peers reported down.
     lost: usize,
-    /// Frames that it said.
-    said: usize,
+    /// Number of frames sent.
+    frames_sent: usize,
     asked: Vec<OpId>,
     finished: BTreeMap<OpId, Result<Outcome, CommandError>>,
     news: Vec<News>,
@@ -88,7 +88,7 @@ impl World {
         }
     }
 
-    /// Lets one thing arrive somewhere; whether there was any.
+    /// Delivers one event; returns true if there was any.
     fn step(&mut self) -> bool {
         let waiting: Vec<(usize, PeerId)> = (self.nodes.iter().enumerate())
             .filter(|(_, node)| node.running)
@@ -107,7 +107,7 @@ impl World {
 
     fn arrive(&mut self, index: usize, peer: PeerId) {
         let (now_ns, node) = (self.now_ns, &mut self.nodes[index]);
-        let arrival = node.ends.get_mut(&peer).and_then(|end| end.arrivals.pop_front()).expect("looked for");
+        let arrival = node.ends.get_mut(&peer).and_then(|end| end.arrivals.pop_front()).expect("not empty");
         match arrival {
             Arrival::Connected { dialled, hello } => {
                 let connection = Connection { peer, dialled, send_bytes_max: 256 };
@@ -133,7 +133,7 @@ impl World {
             let node = &mut self.nodes[index];
             match effect {
                 Effect::Send { peer, bytes, .. } => {
-                    node.said += 1;
+                    node.frames_sent += 1;
                     self.carry(index, peer, Arrival::Frame(bytes));
                 }
                 Effect::PeerUp { peer, .. } => assert!(node.up.insert(peer)),
@@ -146,7 +146,7 @@ impl World {
                     node.finished.insert(op, outcome);
                 }
                 Effect::News(news) => node.news.push(news),
-                Effect::CutOff(peer) => panic!("node {index} ends the process behind {peer:?}"),
+                Effect::CutOff(peer) => panic!("node {index} cuts off {peer:?}"),
                 _ => {}
             }
         }
@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    /// Both ends hear of it, behind what is under way to them.
+    /// Both ends see it, after the events in flight to them.
     fn hang_up(&mut self, from: usize, peer: PeerId) {
         let Some(end) = self.nodes[from].ends.get(&peer).filter(|end| end.is_open) else { return };
         for (node, peer) in [end.other, (from, peer)] {
@@ -178,7 +178,7 @@ impl World {
         }
     }
 
-    /// A node asks all that are up how they are.
+    /// A node sends a request to all connected peers.
     fn ask(&mut self, index: usize) {
         let (now_ns, node) = (self.now_ns, &mut self.nodes[index]);
         let op = node.engine.submit(now_ns, node.session, Command::Status);
@@ -186,7 +186,7 @@ impl World {
         self.perform(index);
     }
 
-    /// Lets everything happen that is under way; some ask something now and then.
+    /// Runs until idle, with requests now and then.
     fn run(&mut self) {
         while self.step() {
             let (asks, index) = (self.draw(4) == 0, self.draw(self.nodes.len()));
@@ -210,7 +210,7 @@ impl World {
         }
     }
 
-    /// The ends of the connections between two nodes that are left.
+    /// The connections left between two nodes, as pairs of ids.
     fn between(&self, one: usize, other: usize) -> Vec<(PeerId, PeerId)> {
         let to_other = self.nodes[one].ends.iter().filter(|(_, end)| end.other.0 == other);
         to_other.map(|(peer, end)| (*peer, end.other.1)).collect()
@@ -218,13 +218,13 @@ impl World {
 
     fn check_pair(&self, one: usize, other: usize) {
         let left = self.between(one, other);
-        assert_eq!(left.len(), 1, "one connection is left between {one} and {other}");
+        assert_eq!(left.len(), 1, "one connection between {one} and {other}");
         let (here, there) = left[0];
         assert!(self.nodes[one].up.contains(&here) && self.nodes[other].up.contains(&there));
         assert_eq!((self.nodes[one].up_to(other), self.nodes[other].up_to(one)), (1, 1));
     }
 
-    /// Everybody alive knows everybody alive, and heard of each that was asked.
+    /// Every living node knows all living nodes, and received all replies.
     fn check(&mut self, seed: u64) {
         let alive: Vec<usize> = (0..self.nodes.len()).filter(|index| self.nodes[*index].running).collect();
         for (at, one) in alive.iter().enumerate() {
@@ -237,11 +237,11 @@ impl World {
         while self.step() {}
         for index in &alive {
             let node = &self.nodes[*index];
-            let said: Vec<_> = node.asked.iter().map(|op| node.finished.get(op)).collect();
-            for outcome in &said {
+            let outcomes: Vec<_> = node.asked.iter().map(|op| node.finished.get(op)).collect();
+            for outcome in &outcomes {
                 assert!(matches!(outcome, Some(Ok(_))), "seed {seed}: {outcome:?}");
             }
-            let Some(Some(Ok(Outcome::Status(all)))) = said.last() else { panic!("a status") };
+            let Some(Some(Ok(Outcome::Status(all)))) = outcomes.last() else { panic!("a status") };
             let living = all.iter().filter(|status| status.state == NodeState::Alive).count();
             assert_eq!(living, alive.len(), "seed {seed}");
         }
@@ -264,7 +264,7 @@ impl Node {
             full_mesh_nodes_max: 64,
         };
         let mut engine = Engine::new(config, Arc::new(DataPath::default()), Arc::new(Nowhere), 0);
-        let session = engine.open_session(Principal("ada".into())).expect("it is the first");
+        let session = engine.open_session(Principal("ada".into())).expect("the first session");
         Node {
             engine,
             session,
@@ -272,7 +272,7 @@ impl Node {
             ends: BTreeMap::new(),
             up: BTreeSet::new(),
             lost: 0,
-            said: 0,
+            frames_sent: 0,
             asked: Vec::new(),
             finished: BTreeMap::new(),
             news: Vec::new(),
@@ -285,7 +285,7 @@ impl Node {
 }
 
 #[test]
-fn two_that_dial_each_other_at_once_keep_one_connection_whatever_comes_first() {
+fn crossing_dials_leave_one_connection() {
     for seed in 0..SEEDS {
         let mut world = World::new(seed, 2);
         world.dial(0, 1);
@@ -297,7 +297,7 @@ fn two_that_dial_each_other_at_once_keep_one_connection_whatever_comes_first() {
 }
 
 #[test]
-fn many_that_all_dial_each_other_are_one_cluster_and_who_joins_later_is_of_it() {
+fn all_to_all_dials_form_one_cluster() {
     for seed in 0..SEEDS {
         let mut world = World::new(seed, 4);
         let pairs = (0..3).flat_map(|one| (0..3).map(move |other| (one, other)));
@@ -316,9 +316,9 @@ fn many_that_all_dial_each_other_are_one_cluster_and_who_joins_later_is_of_it() 
     }
 }
 
-/// At any moment of it; a third node watches.
+/// The death may come at any moment; a third node watches.
 #[test]
-fn one_of_two_that_dial_each_other_dies_and_nothing_of_it_is_left() {
+fn death_during_crossing_dials_leaves_no_trace() {
     for seed in 0..3 * SEEDS {
         let mut world = World::new(seed, 3);
         for (from, to) in [(0, 2), (1, 2), (0, 1), (1, 0)] {
@@ -336,14 +336,14 @@ fn one_of_two_that_dial_each_other_dies_and_nothing_of_it_is_left() {
             let node = &world.nodes[index];
             assert!(!node.engine.is_connected_to(NodeId(dies as u32)), "seed {seed}");
             assert!(!node.engine.awaits_first_words(), "seed {seed}");
-            assert_eq!(node.asked.len(), node.finished.len(), "seed {seed}: nobody waits for the dead");
+            assert_eq!(node.asked.len(), node.finished.len(), "seed {seed}: a command waits for the dead");
         }
     }
 }
 
-/// It is stopped, say; it costs three leases, and nobody else is the worse for it.
+/// A node may be stopped; this costs three leases, and affects no other node.
 #[test]
-fn who_does_not_say_which_connection_it_has_chosen_is_not_waited_for() {
+fn peers_that_never_choose_are_dropped() {
     let mut world = World::new(1, 2);
     world.dial(1, 0);
     world.nodes[0].running = false;
@@ -351,24 +351,24 @@ fn who_does_not_say_which_connection_it_has_chosen_is_not_waited_for() {
     assert!(world.nodes[1].engine.awaits_first_words());
     world.sleep(4 * LEASE_NS);
     assert!(!world.nodes[1].engine.awaits_first_words());
-    assert_eq!((world.nodes[1].lost, world.nodes[1].up.len()), (0, 0), "it was never up");
+    assert_eq!((world.nodes[1].lost, world.nodes[1].up.len()), (0, 0), "never up");
 }
 
-/// Each says first that it is paired, and what it holds for the other; the directory, who else is there.
+/// Each reports first that it is paired, and what it holds for the other; the directory also lists the members.
 #[test]
-fn to_join_costs_a_few_messages_per_peer() {
+fn joining_costs_few_messages_per_peer() {
     let mut world = World::new(1, 3);
     world.nodes[2].engine.begin_to_meet();
     for (from, to) in [(2, 1), (2, 0)] {
         world.dial(from, to);
     }
     while world.step() {}
-    // What a node tells the directory of its names comes from node 2 alone.
-    assert_eq!([0, 1, 2].map(|index| world.nodes[index].said), [3, 2, 6]);
+    // Only node 2 has to report the names of its regions to the directory.
+    assert_eq!([0, 1, 2].map(|index| world.nodes[index].frames_sent), [3, 2, 6]);
 }
 
 #[test]
-fn two_that_have_lost_their_connection_are_paired_anew_by_a_dial_of_either() {
+fn a_dial_by_either_end_pairs_again() {
     for late in [(0, 1), (1, 0)] {
         let mut world = World::new(1, 2);
         world.dial(1, 0);
@@ -385,7 +385,7 @@ fn two_that_have_lost_their_connection_are_paired_anew_by_a_dial_of_either() {
 }
 
 #[test]
-fn a_dialer_that_shows_no_good_hello_is_dropped_and_never_up() {
+fn dialers_with_bad_hellos_are_dropped() {
     let incarnation = |node| NodeIncarnation { node: NodeId(node), id: Incarnation(7) };
     let ours = Hello { incarnation: incarnation(0), pid: 1, bytes_total: 0, address: String::new() }.encode();
     let mut other =
@@ -401,7 +401,7 @@ fn a_dialer_that_shows_no_good_hello_is_dropped_and_never_up() {
         engine.handle_connected(0, connection, &hello);
         let mut effects = Vec::from_iter(std::iter::from_fn(|| engine.poll_effect()));
         if matches!(why, BadHello::Version(_)) {
-            // It sees the other version as well, and hangs up by itself, unless it has no manners.
+            // It sees the other version as well, and hangs up by itself if it conforms.
             assert!(matches!(effects[..], [Effect::News(_)]), "{effects:?}");
             while let Some(due_ns) = engine.poll_timeout().filter(|due_ns| *due_ns <= 2 * LEASE_NS) {
                 engine.handle_timeout(due_ns);
@@ -409,20 +409,20 @@ fn a_dialer_that_shows_no_good_hello_is_dropped_and_never_up() {
             }
         }
         assert!(
-            matches!(effects[..], [Effect::News(News::Refused(said)), Effect::Disconnect(PeerId(7))] if said == why),
+            matches!(effects[..], [Effect::News(News::Refused(refusal)), Effect::Disconnect(PeerId(7))] if refusal == why),
             "{effects:?}"
         );
     }
 }
 
 #[test]
-fn who_joins_dials_those_whom_the_directory_does_not_hear_and_waits_for_none_of_them() {
+fn joiners_dial_unreachable_members_without_waiting() {
     let incarnation = |node| NodeIncarnation { node: NodeId(node), id: Incarnation(7) };
     let directory = Hello { incarnation: incarnation(0), pid: 1, bytes_total: 0, address: "zero".to_owned() };
     let mut engine = Node::new(5, 0).engine;
     let connection = Connection { peer: PeerId(7), dialled: true, send_bytes_max: 1 << 16 };
     engine.handle_connected(0, connection, &directory.encode());
-    let says = |engine: &mut Engine, notice| {
+    let dials_after = |engine: &mut Engine, notice| {
         for frame in link::frames(&message::encode(&Message::Notice(notice)), 1 << 16) {
             engine.handle_message(0, PeerId(7), &frame);
         }
@@ -431,7 +431,7 @@ fn who_joins_dials_those_whom_the_directory_does_not_hear_and_waits_for_none_of_
             .filter_map(|effect| if let Effect::Dial { address } = effect { Some(address) } else { None })
             .collect()
     };
-    let told = |living: &[(u32, &str)], unreachable: &[(u32, &str)]| {
+    let known_notice = |living: &[(u32, &str)], unreachable: &[(u32, &str)]| {
         let known = |nodes: &[(u32, &str)]| {
             nodes
                 .iter()
@@ -440,16 +440,16 @@ fn who_joins_dials_those_whom_the_directory_does_not_hear_and_waits_for_none_of_
         };
         Notice::Known { living: known(living), unreachable: known(unreachable), ended: Vec::new() }
     };
-    let dialled: Vec<String> = says(&mut engine, Notice::Welcome { pairing: 1 });
+    let dialled: Vec<String> = dials_after(&mut engine, Notice::Welcome { pairing: 1 });
     assert!(engine.is_connected_to(NodeId(0)) && dialled.is_empty());
-    assert_eq!(says(&mut engine, told(&[(0, "zero")], &[(1, "one")])), ["one"]);
-    assert!(!engine.is_connecting(NodeId(1)), "nobody waits for it");
-    assert_eq!(says(&mut engine, told(&[(2, "two")], &[])), ["two"]);
+    assert_eq!(dials_after(&mut engine, known_notice(&[(0, "zero")], &[(1, "one")])), ["one"]);
+    assert!(!engine.is_connecting(NodeId(1)), "not awaited");
+    assert_eq!(dials_after(&mut engine, known_notice(&[(2, "two")], &[])), ["two"]);
     assert!(engine.is_connecting(NodeId(2)));
 }
 
 #[test]
-fn who_could_not_be_reached_when_we_joined_is_looked_for_until_somebody_answers_there() {
+fn unreachable_addresses_are_retried_until_answered() {
     let mut engine = Node::new(5, 0).engine;
     let dials = |engine: &mut Engine, now_ns| {
         engine.handle_timeout(now_ns);
@@ -471,7 +471,7 @@ fn who_could_not_be_reached_when_we_joined_is_looked_for_until_somebody_answers_
     assert_eq!((5..9).map(|lease| dials(&mut engine, lease * LEASE_NS)).sum::<usize>(), 0);
 }
 
-/// A node that is told of node 1, which is out of reach, by node 0.
+/// A node that learns of node 1, which is unreachable, from node 0.
 struct Dialer {
     engine: Engine,
     /// Quarters of a lease that have passed.
@@ -514,7 +514,7 @@ impl Dialer {
         self.engine.handle_cut_off(self.now_ns(), peer, false);
     }
 
-    /// In which of the next quarters of a lease it dials an address where nobody answers.
+    /// The next quarters of a lease in which it dials an address without answer.
     fn dials(&mut self, at: &str, quarters: u64) -> Vec<u64> {
         let mut dials = Vec::new();
         for quarter in 0..quarters {
@@ -532,16 +532,16 @@ impl Dialer {
 }
 
 #[test]
-fn who_does_not_answer_is_dialled_less_often_in_a_while_and_not_by_all_at_once() {
+fn dials_back_off_at_random() {
     let [dials, others] = [1, 60].map(|own| Dialer::new(own).dials("one", 80));
-    assert_eq!(dials[..3], [0, 1, 2], "who was out of sight for a moment is found at once");
+    assert_eq!(dials[..3], [0, 1, 2], "a short loss is repaired at once");
     let gaps: BTreeSet<u64> = dials.windows(2).skip(2).map(|pair| pair[1] - pair[0]).collect();
-    assert_eq!(gaps, BTreeSet::from([2, 3]), "two leases are enough to find who is there again");
+    assert_eq!(gaps, BTreeSet::from([2, 3]), "two leases suffice to reconnect");
     assert_ne!(dials, others);
 }
 
 #[test]
-fn who_was_met_since_or_is_elsewhere_now_is_dialled_at_once_when_it_is_lost() {
+fn back_off_restarts_after_contact_or_a_new_address() {
     let mut dialer = Dialer::new(1);
     dialer.dials("one", 20);
     dialer.meet(1, PeerId(8), "one");
@@ -549,7 +549,7 @@ fn who_was_met_since_or_is_elsewhere_now_is_dialled_at_once_when_it_is_lost() {
     assert!(dialer.engine.is_connected_to(NodeId(1)));
     dialer.lose(PeerId(8));
     assert_eq!(dialer.dials("one", 20)[..3], [0, 1, 2]);
-    // It says where it is, and nothing else.
+    // It reports its address, and nothing else.
     dialer.meet(1, PeerId(9), "elsewhere");
     dialer.lose(PeerId(9));
     assert_eq!(dialer.dials("elsewhere", 3), [0, 1, 2]);

@@ -1,4 +1,4 @@
-//! A directory of another kind: a store outside of the cluster, which every node asks by itself.
+//! A directory in a store outside of the cluster, which every node asks by itself.
 
 use crate::common;
 
@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use common::{ARENA_BYTES, Cluster};
-use halite_tier::directory::{Directory, MoveJob, Said, Word};
+use halite_tier::directory::{Directory, DirectoryEvent, DirectoryOutput, MoveJob};
 use halite_tier::effect::{CommandError, Placement};
 use halite_tier::ids::Requester;
 use halite_tier::ids::{NodeId, NodeIncarnation, RegionId};
@@ -19,12 +19,12 @@ type Names = Arc<Mutex<BTreeMap<String, (RegionId, NodeIncarnation)>>>;
 struct Client {
     me: NodeId,
     names: Names,
-    said: VecDeque<Said>,
+    outputs: VecDeque<DirectoryOutput>,
 }
 
 impl Directory for Client {
     fn begin_move(&mut self, _now_ns: u64, _job: MoveJob) {
-        unreachable!("its names are outside of the cluster already")
+        unreachable!("names are outside already")
     }
 
     fn seat(&self) -> NodeId {
@@ -49,25 +49,25 @@ impl Directory for Client {
             },
             _ => Err(ErrorReply::Malformed),
         };
-        self.said.push_back(Said::Answer { requester, body });
+        self.outputs.push_back(DirectoryOutput::Answer { requester, body });
     }
 
-    fn tell(&mut self, _: u64, word: Word) {
-        if let Word::Names { from, names, .. } = word {
+    fn tell(&mut self, _: u64, event: DirectoryEvent) {
+        if let DirectoryEvent::Names { from, names, .. } = event {
             let told = names.into_iter().map(|(name, region, _)| (name, (region, from)));
             self.names.lock().unwrap().extend(told);
         }
     }
 
-    fn poll(&mut self) -> Option<Said> {
-        self.said.pop_front()
+    fn poll(&mut self) -> Option<DirectoryOutput> {
+        self.outputs.pop_front()
     }
 }
 
 fn cluster_with_a_store(nodes: u32) -> Cluster {
     let (mut cluster, names) = (Cluster::of(0), Names::default());
     cluster.directory_of =
-        Some(Box::new(move |me| Box::new(Client { me, names: names.clone(), said: VecDeque::new() })));
+        Some(Box::new(move |me| Box::new(Client { me, names: names.clone(), outputs: VecDeque::new() })));
     for node in 0..nodes {
         cluster.add(node, ARENA_BYTES);
     }
@@ -75,7 +75,7 @@ fn cluster_with_a_store(nodes: u32) -> Cluster {
 }
 
 #[test]
-fn with_a_directory_elsewhere_the_first_node_is_one_like_any_other() {
+fn outside_names_do_not_depend_on_node_0() {
     let mut cluster = cluster_with_a_store(3);
     let made = cluster.alloc(1, "well", 64, Placement::Local);
     cluster.kill(0);
@@ -88,7 +88,7 @@ fn with_a_directory_elsewhere_the_first_node_is_one_like_any_other() {
 }
 
 #[test]
-fn a_home_that_moves_tells_the_store_of_its_own_node() {
+fn next_homes_update_the_store() {
     use halite_tier::effect::Command;
     use halite_tier::message::RegionCommand;
 

@@ -1,4 +1,4 @@
-//! Stories of nodes that are drained: what they have goes to others, and nobody misses it.
+//! Scenarios of draining nodes: their data moves to others, and nothing is lost.
 
 use crate::common;
 
@@ -19,18 +19,19 @@ fn drain(node: u32) -> Command {
 fn drained(outcome: Result<Outcome, CommandError>) -> Drained {
     match outcome {
         Ok(Outcome::Drained(drained)) => *drained,
-        other => panic!("the node should be drained: {other:?}"),
+        other => panic!("expected a drained node, not {other:?}"),
     }
 }
 
 fn info(cluster: &mut Cluster, host: usize, name: &str) -> RegionInfo {
     match cluster.command(host, Command::Stat(name.to_owned())) {
         Ok(Outcome::Info(info)) => *info,
-        other => panic!("{name} should be there: {other:?}"),
+        other => panic!("{name}: {other:?}"),
     }
 }
 
-/// The node says goodbye, and everybody hears it as late as can be: what it said of others comes by their wires.
+/// The node leaves, and its goodbye arrives as late as possible: messages about other nodes arrive first on other
+/// wires.
 fn leave(cluster: &mut Cluster, host: usize) {
     cluster.hosts[host].engine.leave(cluster.now_ns);
     cluster.run();
@@ -45,7 +46,7 @@ fn region_on(cluster: &mut Cluster, name: &str, node: u32) -> SlotRef {
 }
 
 #[test]
-fn regions_of_a_drained_node_live_on_with_their_names_handles_and_bytes() {
+fn drained_regions_keep_names_handles_and_bytes() {
     let mut cluster = Cluster::of(3);
     let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"];
     let slots = names.map(|name| region_on(&mut cluster, name, 1));
@@ -64,7 +65,7 @@ fn regions_of_a_drained_node_live_on_with_their_names_handles_and_bytes() {
 }
 
 #[test]
-fn a_node_that_holds_a_part_of_regions_gives_up_that_part_and_the_rest_stays() {
+fn owners_drain_their_chunks_only() {
     let mut cluster = Cluster::of(4);
     let spread = Placement::Spread(vec![NodeId(2), NodeId(1), NodeId(3)]);
     let slot = cluster.alloc(0, "spread", 6 * CHUNK_BYTES, spread);
@@ -74,15 +75,15 @@ fn a_node_that_holds_a_part_of_regions_gives_up_that_part_and_the_rest_stays() {
     assert_eq!((outcome.moved, outcome.moved_bytes, outcome.left_count), (1, 2 * CHUNK_BYTES, 0));
     leave(&mut cluster, 1);
     let found = info(&mut cluster, 0, "spread");
-    assert_eq!(found.home, NodeId(2), "the home has nothing to do with that");
+    assert_eq!(found.home, NodeId(2), "the home stays");
     assert!(found.lost.is_empty() && found.nodes.iter().all(|(node, _)| *node != NodeId(1)), "{found:?}");
     assert_eq!(cluster.read(0, slot, 0, bytes.len()), bytes);
     assert_eq!(cluster.memory(0).1, 0);
 }
 
-/// Who holds chunks frees them when their home ends.
+/// Owners free chunks when their home ends.
 #[test]
-fn all_of_a_region_goes_with_its_home() {
+fn draining_a_home_moves_the_whole_region() {
     let mut cluster = Cluster::of(3);
     let slot = cluster.alloc(0, "two", 4 * CHUNK_BYTES, Placement::Spread(vec![NodeId(1), NodeId(2)]));
     cluster.write(0, slot, 0, &[7; 4 * CHUNK_BYTES as usize]);
@@ -92,14 +93,14 @@ fn all_of_a_region_goes_with_its_home() {
     assert!(cluster.read(0, slot, 0, 4 * CHUNK_BYTES as usize).iter().all(|byte| *byte == 7));
 }
 
-/// What the new homes say is late everywhere, and the goodbye is not.
+/// Messages of the next homes are late everywhere, and the goodbye is not.
 #[test]
-fn who_hears_the_goodbye_before_the_next_home_does_not_take_regions_for_lost() {
+fn goodbyes_before_the_next_home_lose_no_regions() {
     let mut cluster = Cluster::of(3);
     let slot = region_on(&mut cluster, "a", 1);
     cluster.command(2, Command::Status).unwrap();
     let op = cluster.submit(0, drain(1));
-    // Room for it is at node 2 alone.
+    // Only node 2 has room for it.
     let filler = cluster.submit(0, common::allocation(None, ARENA_BYTES - CHUNK_BYTES, Placement::Local));
     while cluster.copies_under_way() == 0 && !cluster.has_ended(0, op) && cluster.step() {}
     cluster.held = vec![(2, 0)];
@@ -115,10 +116,10 @@ fn who_hears_the_goodbye_before_the_next_home_does_not_take_regions_for_lost() {
 }
 
 #[test]
-fn a_node_that_is_drained_takes_nothing_new_and_others_are_chosen() {
+fn draining_nodes_refuse_new_regions() {
     let mut cluster = Cluster::of(3);
     region_on(&mut cluster, "a", 1);
-    // Somebody is slow to let go.
+    // One mapper is slow to let go.
     cluster.map(2, "a");
     cluster.held = vec![(2, 1)];
     let op = cluster.submit(0, drain(1));
@@ -138,7 +139,7 @@ fn a_node_that_is_drained_takes_nothing_new_and_others_are_chosen() {
     }
     let Ok(Outcome::Status(nodes)) = cluster.command(0, Command::Status) else { panic!() };
     assert_eq!(nodes[1].state, NodeState::Draining);
-    // Who joins meanwhile hears of it.
+    // A node that joins meanwhile learns of the drain.
     let late = cluster.add(7, 0);
     for _ in 0..4 {
         let lh = common::slot(cluster.command(late, allocation(Placement::Anywhere)));
@@ -149,20 +150,20 @@ fn a_node_that_is_drained_takes_nothing_new_and_others_are_chosen() {
     assert_eq!(drained(cluster.outcome(0, op).unwrap()).left_count, 0);
 }
 
-/// Its word and the request cross: it is refused there, and goes to another node, for nobody has named that one.
+/// The drain notice and the request cross: the request is refused and retried at another node, since it named none.
 #[test]
-fn who_takes_any_node_takes_another_one_where_the_first_has_just_begun_to_leave() {
+fn anywhere_retries_after_a_crossing_drain() {
     let mut cluster = Cluster::of(2);
     let client = cluster.add(7, 0);
     cluster.submit(0, drain(0));
     let anywhere = cluster.submit(client, common::allocation(None, CHUNK_BYTES, Placement::Anywhere));
     cluster.run();
-    let lh = common::slot(cluster.outcome(client, anywhere).expect("it has ended"));
+    let lh = common::slot(cluster.outcome(client, anywhere).expect("the command has ended"));
     assert_eq!(cluster.extents(client, lh)[0].owner.node, NodeId(1));
 }
 
 #[test]
-fn what_cannot_be_moved_is_named_with_the_reason_when_the_time_is_over() {
+fn leftovers_are_listed_with_causes_at_the_deadline() {
     let mut cluster = Cluster::of(2);
     region_on(&mut cluster, "a", 1);
     common::slot(cluster.command(0, common::allocation(None, ARENA_BYTES, Placement::Local)));
@@ -188,7 +189,7 @@ fn what_cannot_be_moved_is_named_with_the_reason_when_the_time_is_over() {
 }
 
 #[test]
-fn a_node_that_may_stay_goes_on_as_before_when_something_is_left() {
+fn nodes_that_stay_resume_with_leftovers() {
     let mut cluster = Cluster::of(2);
     region_on(&mut cluster, "a", 1);
     common::slot(cluster.command(0, common::allocation(None, ARENA_BYTES, Placement::Local)));
@@ -198,7 +199,7 @@ fn a_node_that_may_stay_goes_on_as_before_when_something_is_left() {
 }
 
 #[test]
-fn the_last_node_with_memory_has_nobody_to_bring_anything_to() {
+fn the_last_memory_node_cannot_drain() {
     let mut cluster = Cluster::of(1);
     cluster.alloc(0, "a", CHUNK_BYTES, Placement::Local);
     let outcome = drained(cluster.command(0, drain(0)));
@@ -232,12 +233,12 @@ fn lock(slot: SlotRef) -> Command {
 fn token(cluster: &mut Cluster, host: usize, op: OpId) -> (u64, bool) {
     match cluster.outcome(host, op) {
         Some(Ok(Outcome::Locked { token, recovered })) => (token, recovered),
-        other => panic!("host {host} should hold the lock: {other:?}"),
+        other => panic!("expected host {host} to hold the lock, not {other:?}"),
     }
 }
 
 #[test]
-fn a_lock_moves_with_its_holder_and_with_those_who_wait_and_tokens_rise() {
+fn locks_move_with_holder_waiters_and_tokens() {
     let mut cluster = Cluster::of(4);
     let (slots, home) = anchors(&mut cluster, Service::Lock, "lock");
     let others: Vec<usize> = (0..4).filter(|host| *host != home).collect();
@@ -246,14 +247,14 @@ fn a_lock_moves_with_its_holder_and_with_those_who_wait_and_tokens_rise() {
     let waiting = [1, 2].map(|index| run(&mut cluster, others[index], lock(slots[others[index]])));
     let outcome = drained(cluster.command(others[0], drain(home as u32)));
     assert_eq!((outcome.moved, outcome.left_count), (1, 0), "{outcome:?}");
-    assert!(!cluster.has_ended(others[1], waiting[0]), "it is held");
+    assert!(!cluster.has_ended(others[1], waiting[0]), "the lock is held");
     leave(&mut cluster, home);
     assert!(!cluster.has_ended(others[1], waiting[0]) && !cluster.has_ended(others[2], waiting[1]));
     let unlock = |host: usize| Command::Unlock { slot: slots[host], release: Release::Used };
     assert_eq!(cluster.command(others[0], unlock(others[0])), Ok(Outcome::Done));
     let ended: Vec<usize> =
         (0..2).filter(|index| cluster.has_ended(others[index + 1], waiting[*index])).collect();
-    assert_eq!(ended.len(), 1, "one of them has it");
+    assert_eq!(ended.len(), 1, "one waiter holds it");
     let (next, last) = (ended[0], 1 - ended[0]);
     let (second, recovered) = token(&mut cluster, others[next + 1], waiting[next]);
     assert!(second > first && !recovered);
@@ -263,7 +264,7 @@ fn a_lock_moves_with_its_holder_and_with_those_who_wait_and_tokens_rise() {
 }
 
 #[test]
-fn who_gives_up_waiting_while_the_lock_moves_is_not_given_it() {
+fn withdrawn_waiters_of_a_moving_lock_are_not_granted_it() {
     let mut cluster = Cluster::of(4);
     let (slots, home) = anchors(&mut cluster, Service::Lock, "lock");
     let others: Vec<usize> = (0..4).filter(|host| *host != home).collect();
@@ -291,11 +292,11 @@ fn who_gives_up_waiting_while_the_lock_moves_is_not_given_it() {
     let unlock = Command::Unlock { slot: slots[others[0]], release: Release::Used };
     assert_eq!(cluster.command(others[0], unlock), Ok(Outcome::Done));
     let last = run(&mut cluster, others[2], lock(slots[others[2]]));
-    assert!(!token(&mut cluster, others[2], last).1, "nobody else was given it");
+    assert!(!token(&mut cluster, others[2], last).1, "no other session was granted it");
 }
 
 #[test]
-fn those_at_a_barrier_that_moves_pass_it_together() {
+fn barriers_move_with_their_participants() {
     let mut cluster = Cluster::of(4);
     let (slots, home) = anchors(&mut cluster, Service::Barrier, "barrier");
     let others: Vec<usize> = (0..4).filter(|host| *host != home).collect();
@@ -310,9 +311,9 @@ fn those_at_a_barrier_that_moves_pass_it_together() {
     }
 }
 
-/// The holder hears the old home and not the next one: it may be at work under its lock still.
+/// The holder is connected to the old home and not to the next one: it may still work under its lock.
 #[test]
-fn a_lock_is_not_taken_from_a_holder_whom_the_next_home_does_not_hear_before_its_guard_is_over() {
+fn moved_locks_wait_for_guards_of_unconnected_holders() {
     let mut cluster = Cluster::of(3);
     cluster.kills = false;
     cluster.adapters = true;
@@ -328,7 +329,7 @@ fn a_lock_is_not_taken_from_a_holder_whom_the_next_home_does_not_hear_before_its
     cluster.sleep(2 * LEASE_NS);
     assert_eq!(drained(cluster.command(home, drain(home as u32))).left_count, 0);
     let waiting = run(&mut cluster, next, lock(slots[next]));
-    assert!(!cluster.has_ended(next, waiting), "its guard may not be over");
+    assert!(!cluster.has_ended(next, waiting), "its guard may not have expired");
     cluster.sleep(2 * LEASE_NS);
-    assert!(token(&mut cluster, next, waiting).1, "and then it is recovered");
+    assert!(token(&mut cluster, next, waiting).1, "recovered");
 }

@@ -1,4 +1,4 @@
-//! Names in etcd: a stand-in store that is slow, fails, and carries out what it has said nothing of, in virtual time.
+//! Names in etcd: a stand-in store that is slow, fails, and may execute transactions without a reply, in virtual time.
 
 use crate::common;
 
@@ -12,7 +12,7 @@ use halite_tier::news::News;
 use halite_tier::permissions::Permissions;
 
 #[test]
-fn a_name_is_given_once_whoever_asks_and_free_when_its_region_is() {
+fn names_are_unique_until_their_region_is_freed() {
     let mut world = World::of(3);
     let Ok(Outcome::Mapped { slot, .. }) = world.alloc(1, "a") else { panic!() };
     assert_eq!(world.alloc(2, "a"), Err(ErrorReply::NameTaken.into()));
@@ -23,9 +23,10 @@ fn a_name_is_given_once_whoever_asks_and_free_when_its_region_is() {
     world.alloc(2, "a").unwrap();
 }
 
-/// Found by a case of the public API: the next home was refused the name, which the one without room had not yet given back.
+/// Found by a case of the public API: the next home was refused the name, which the home without room had not released
+/// yet.
 #[test]
-fn a_region_that_has_no_room_at_one_home_has_its_name_at_the_next() {
+fn names_follow_to_the_next_home_with_room() {
     let mut world = World::of(2);
     world.alloc(0, "small").unwrap();
     let large = common::allocation(Some("large"), ARENA_BYTES, Placement::Anywhere);
@@ -36,7 +37,7 @@ fn a_region_that_has_no_room_at_one_home_has_its_name_at_the_next() {
     assert_eq!(world.names(), ["large", "small"]);
 }
 
-/// The store does for hosts what `reaches` says; the others do not reach it.
+/// Runs with a store that only the hosts selected by `reaches` can reach.
 fn run_where(world: &mut World, reaches: impl Fn(usize) -> bool) {
     while {
         world.cluster.run();
@@ -60,13 +61,13 @@ fn alloc_anywhere(
 }
 
 #[test]
-fn a_region_for_any_node_passes_over_homes_that_do_not_reach_the_store() {
+fn anywhere_skips_homes_without_the_store() {
     let mut world = World::of(5);
     assert_eq!(alloc_anywhere(&mut world, "a", |host| host != 0), Ok(NodeId(1)));
-    // Once they know that they do not, they say so at once.
+    // Once they know that they cannot reach it, they refuse at once.
     assert_eq!(alloc_anywhere(&mut world, "b", |host| host > 1), Ok(NodeId(2)));
     let out = Err(CommandError::Refused(ErrorReply::DirectoryOut));
-    assert_eq!(alloc_anywhere(&mut world, "c", |_| false), out, "not all are asked one behind the other");
+    assert_eq!(alloc_anywhere(&mut world, "c", |_| false), out, "attempts are bounded");
     let asked = world
         .cluster
         .hosts
@@ -77,9 +78,9 @@ fn a_region_for_any_node_passes_over_homes_that_do_not_reach_the_store() {
     assert_eq!(alloc_anywhere(&mut world, "c", |_| true), Ok(NodeId(0)));
 }
 
-/// The first home has asked for the name, and nobody knows what has come of it: that is no reason to say that somebody else has it.
+/// The first home's claim has an unknown result, so the name may not be reported as another region's.
 #[test]
-fn a_name_that_a_home_out_of_reach_of_the_store_may_have_is_not_told_as_that_of_another_region() {
+fn unknown_claims_are_not_reported_as_taken() {
     let mut world = World::of(2);
     let op = world.cluster.submit(0, common::allocation(Some("a"), 4096, Placement::Anywhere));
     let mut is_first = true;
@@ -91,19 +92,19 @@ fn a_name_that_a_home_out_of_reach_of_the_store_may_have_is_not_told_as_that_of_
         let stored = world.etcd.carry_out(&transaction);
         let is_claim =
             transaction.then.iter().any(|step| matches!(step, Step::Put(key, _) if key.ends_with("names/a")));
-        let is_unheard = host == 0 && (is_claim || !is_first);
+        let is_reply_lost = host == 0 && (is_claim || !is_first);
         is_first &= !is_claim;
-        world.tell(host, id, if is_unheard { fails(true) } else { Ok(stored) });
+        world.tell(host, id, if is_reply_lost { fails(true) } else { Ok(stored) });
     }
     assert_eq!(world.cluster.outcome(0, op), Some(OUT));
     world.pass(A_SECOND_NS);
-    assert_eq!(world.names(), [""; 0], "it is given back");
+    assert_eq!(world.names(), [""; 0], "released");
     world.alloc(1, "a").unwrap();
 }
 
-/// Who is refused for want of room hears that, also where the name cannot be given back.
+/// A requester refused for lack of space learns that, even if the name cannot be released.
 #[test]
-fn a_region_without_room_is_refused_for_that_reason_while_the_store_is_away() {
+fn no_space_is_reported_while_the_store_is_away() {
     let mut world = World::of(1);
     world.alloc(0, "small").unwrap();
     let large = common::allocation(Some("large"), ARENA_BYTES, Placement::Local);
@@ -116,11 +117,11 @@ fn a_region_without_room_is_refused_for_that_reason_while_the_store_is_away() {
     });
     assert!(matches!(refused, Err(CommandError::Refused(ErrorReply::NoSpace { .. }))), "{refused:?}");
     world.pass(A_SECOND_NS);
-    assert_eq!(world.names(), ["small"], "it is given back when the store is there again");
+    assert_eq!(world.names(), ["small"], "released once the store is back");
 }
 
 #[test]
-fn names_are_given_and_found_while_node_0_is_away() {
+fn names_work_without_node_0() {
     let mut world = World::of(3);
     world.alloc(1, "a").unwrap();
     world.cluster.kill(0);
@@ -131,7 +132,7 @@ fn names_are_given_and_found_while_node_0_is_away() {
 }
 
 #[test]
-fn a_name_whose_home_has_died_is_lost_with_the_reason_until_it_is_taken_anew() {
+fn names_of_dead_homes_are_lost_until_reclaimed() {
     let mut world = World::of(3);
     for name in ["a", "b"] {
         world.alloc(1, name).unwrap();
@@ -146,7 +147,7 @@ fn a_name_whose_home_has_died_is_lost_with_the_reason_until_it_is_taken_anew() {
     }
     let Ok(Outcome::Lost(lost)) = world.command(0, Command::ListLost) else { panic!() };
     assert_eq!(lost.iter().map(|lost| lost.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
-    // Nobody counts them, so that nobody tells that there are none.
+    // Losses are not counted, so their number is unknown.
     let figures = world.cluster.hosts[0].engine.figures(world.cluster.now_ns).directory.unwrap();
     assert_eq!((figures.lost, figures.is_ready), (None, true));
     world.alloc(2, "a").unwrap();
@@ -156,9 +157,9 @@ fn a_name_whose_home_has_died_is_lost_with_the_reason_until_it_is_taken_anew() {
     assert_eq!(world.names(), ["a"]);
 }
 
-/// Where names do not depend on node 0, a dead node does not wait for it to be forgotten: a member is asked, and tells the others.
+/// Names do not depend on node 0, so forgetting a node does not wait for it: a member is asked, and tells the others.
 #[test]
-fn a_node_is_forgotten_without_node_0_and_by_all_who_are_there() {
+fn nodes_are_forgotten_without_node_0() {
     let mut world = World::of(4);
     world.alloc(3, "lost").unwrap();
     world.alloc(1, "stays").unwrap();
@@ -189,9 +190,9 @@ fn a_node_is_forgotten_without_node_0_and_by_all_who_are_there() {
     );
 }
 
-/// Who has a node forgotten is answered when its names are, and one that nobody knows is an error: as where node 0 has the names.
+/// Forgetting a node is answered once its names are forgotten, and fails for an unknown node: as with names at node 0.
 #[test]
-fn a_node_is_forgotten_with_all_its_names_before_that_is_answered() {
+fn forgetting_a_node_removes_its_names_first() {
     let mut world = World::of(3);
     let forget = |node: u32| Command::ForgetNode(NodeId(node));
     for index in 0..250 {
@@ -209,9 +210,9 @@ fn a_node_is_forgotten_with_all_its_names_before_that_is_answered() {
     assert_eq!(world.command(1, forget(2)), Err(ErrorReply::UnknownNode(NodeId(2)).into()));
 }
 
-/// A name that is taken anew while its former node is forgotten stays, and others go all the same.
+/// A name reclaimed while its former node is forgotten stays, and the others still go.
 #[test]
-fn a_name_that_is_taken_while_its_node_is_forgotten_is_kept_and_the_rest_goes_when_the_store_is_back() {
+fn names_reclaimed_while_forgetting_are_kept() {
     let mut world = World::of(3);
     for name in ["a", "b", "c"] {
         world.alloc(2, name).unwrap();
@@ -232,11 +233,11 @@ fn a_name_that_is_taken_while_its_node_is_forgotten_is_kept_and_the_rest_goes_wh
     assert_eq!(world.names(), [""; 0]);
     world.alloc(1, "a").unwrap();
     world.write_late();
-    assert_eq!(world.names(), ["a"], "what comes late does nothing");
+    assert_eq!(world.names(), ["a"], "late transactions have no effect");
 }
 
 #[test]
-fn a_region_that_moves_takes_its_name_along_and_lists_say_so() {
+fn moved_regions_keep_names_in_the_store() {
     let mut world = World::of(3);
     let Ok(Outcome::Mapped { slot, .. }) = world.alloc(0, "cart") else { panic!() };
     world.command(0, Command::RegionCommand(slot, RegionCommand::Move { to: NodeId(2) })).unwrap();
@@ -248,14 +249,14 @@ fn a_region_that_moves_takes_its_name_along_and_lists_say_so() {
 }
 
 #[test]
-fn without_the_store_new_names_fail_with_an_error_of_their_own_and_nothing_else_does() {
+fn without_the_store_only_new_names_fail() {
     let mut world = World::of(2);
     let Ok(Outcome::Mapped { slot, .. }) = world.alloc(0, "a") else { panic!() };
     let allocation = |name| common::allocation(Some(name), 4096, Placement::Local);
     assert_eq!(world.command_with(1, allocation("b"), |_| Fate::Refused), OUT);
     assert_eq!(world.command_with(1, Command::Stat("a".to_owned()), |_| Fate::Refused), OUT);
     assert!(world.cluster.hosts[1].news.iter().any(|news| matches!(news, News::EtcdOut { .. })));
-    // Without names, and with handles, all goes on.
+    // Unnamed regions, and existing handles, still work.
     world.command_with(1, common::allocation(None, 4096, Placement::Local), |_| Fate::Refused).unwrap();
     world.cluster.write(0, slot, 0, b"goes on");
     world.pass(A_SECOND_NS);
@@ -264,29 +265,30 @@ fn without_the_store_new_names_fail_with_an_error_of_their_own_and_nothing_else_
     world.alloc(1, "b").unwrap();
 }
 
-/// Its home is asked at once: while the store is away, and without any question to it where it is there.
+/// The known home is asked at once, without the store.
 #[test]
-fn a_name_that_was_used_before_is_found_without_the_store() {
+fn known_names_are_found_without_the_store() {
     let mut world = World::of(4);
     let Ok(Outcome::Mapped { slot, .. }) = world.alloc(1, "a") else { panic!() };
     assert_eq!(world.home_of(2, "a"), Ok(NodeId(1)));
     let map = || Command::Map { name: "a".to_owned(), wanted: Permissions::MASTER };
-    let unasked = |transaction: &Transaction| panic!("nothing is asked: {transaction:?}");
+    let without_command = |transaction: &Transaction| panic!("unexpected transaction: {transaction:?}");
     for host in [1, 2] {
-        assert!(matches!(world.command_with(host, map(), unasked), Ok(Outcome::Mapped { .. })));
+        assert!(matches!(world.command_with(host, map(), without_command), Ok(Outcome::Mapped { .. })));
     }
     assert_eq!(world.command_with(3, map(), |_| Fate::Refused).err(), Some(ErrorReply::DirectoryOut.into()));
-    // It is followed where it goes.
+    // Later requests follow its moves.
     world.command(1, Command::RegionCommand(slot, RegionCommand::Move { to: NodeId(0) })).unwrap();
-    match world.command_with(2, Command::Stat("a".to_owned()), unasked) {
+    match world.command_with(2, Command::Stat("a".to_owned()), without_command) {
         Ok(Outcome::Info(info)) => assert_eq!(info.home, NodeId(0)),
         other => panic!("{other:?}"),
     }
 }
 
-/// What was known of a name is out of date once its region is freed, its home is dead or it is another region's: then the store is asked.
+/// What is known of a name is stale once its region is freed, its home is dead, or another region has it: then the
+/// store is asked.
 #[test]
-fn nobody_is_led_astray_by_where_a_name_was_before() {
+fn stale_known_names_are_corrected() {
     let mut world = World::of(4);
     let Ok(Outcome::Mapped { slot, .. }) = world.alloc(1, "a") else { panic!() };
     assert_eq!(world.home_of(2, "a"), Ok(NodeId(1)));
@@ -305,7 +307,7 @@ fn nobody_is_led_astray_by_where_a_name_was_before() {
     world.cluster.kill(3);
     world.run();
     assert!(matches!(world.home_of(2, "a"), Err(CommandError::Refused(ErrorReply::Lost { .. }))));
-    // Its region has another name at its home by now, since another was quicker while the store had forgotten it.
+    // Its home has renamed the region, since another claimed the name while the store had lost it.
     world.alloc(1, "b").unwrap();
     assert_eq!(world.home_of(2, "b"), Ok(NodeId(1)));
     world.etcd.keys.retain(|key, _| !key.contains("/names/"));
@@ -316,7 +318,7 @@ fn nobody_is_led_astray_by_where_a_name_was_before() {
 }
 
 #[test]
-fn what_was_given_up_while_the_store_was_away_is_free_when_it_is_back() {
+fn names_released_during_an_outage_become_free() {
     let mut world = World::of(2);
     let Ok(Outcome::Mapped { slot, .. }) = world.alloc(0, "a") else { panic!() };
     let free = Command::RegionCommand(slot, RegionCommand::Free);
@@ -328,7 +330,7 @@ fn what_was_given_up_while_the_store_was_away_is_free_when_it_is_back() {
 }
 
 #[test]
-fn a_claim_of_which_nothing_was_heard_leaves_no_name_behind_however_late_it_comes() {
+fn late_claims_leave_no_names_behind() {
     for fate in [Fate::Unheard, Fate::Late] {
         let mut world = World::of(2);
         world.alloc(0, "before").unwrap();
@@ -347,9 +349,9 @@ fn a_claim_of_which_nothing_was_heard_leaves_no_name_behind_however_late_it_come
     }
 }
 
-/// Who found the name before the home took it back used a region whose name another one got then.
+/// A node that found the name before its home released it used a region whose name another one got.
 #[test]
-fn a_name_that_a_home_does_not_know_to_be_its_own_leads_nobody_to_the_region() {
+fn names_unknown_to_their_home_lead_nowhere() {
     for fate in [Fate::Unheard, Fate::Late] {
         let mut world = World::of(2);
         let unnamed = world.command(0, common::allocation(None, 4096, Placement::Local));
@@ -367,9 +369,9 @@ fn a_name_that_a_home_does_not_know_to_be_its_own_leads_nobody_to_the_region() {
     }
 }
 
-/// Found with nodes that were cut off from etcd one by one: those that reached it took what had been moved for lost.
+/// Found with nodes cut off from etcd one by one: those that reached it took moved regions for lost.
 #[test]
-fn what_a_drained_node_has_moved_keeps_its_name_also_where_only_others_reach_the_store() {
+fn drained_names_survive_if_only_others_reach_the_store() {
     let mut world = World::of(3);
     for name in ["a", "b"] {
         world.alloc(1, name).unwrap();
@@ -396,14 +398,14 @@ fn what_a_drained_node_has_moved_keeps_its_name_also_where_only_others_reach_the
     }
 }
 
-/// What has been moved from host 1, which has ended, to host 2, as host 0 is asked for it; the store has not done what it was asked for since.
+/// A region moved from host 1, which has ended, to host 2, as seen by host 0; the store has executed nothing since.
 fn moved_and_not_written() -> World {
     let mut world = World::of(3);
     let slots = ["a", "b"].map(|name| match world.alloc(1, name) {
         Ok(Outcome::Mapped { slot, .. }) => slot,
         other => panic!("{other:?}"),
     });
-    // Host 1 finds that it does not reach the store.
+    // Host 1 finds that it cannot reach the store.
     world.command_with(1, Command::Stat("none".to_owned()), |_| Fate::Refused).unwrap_err();
     for slot in slots {
         let order = RegionCommand::Move { to: NodeId(2) };
@@ -418,7 +420,7 @@ fn moved_and_not_written() -> World {
 }
 
 #[test]
-fn what_was_moved_by_a_node_without_the_store_keeps_its_name_also_where_only_others_reach_that() {
+fn moved_names_survive_if_only_others_reach_the_store() {
     let mut world = moved_and_not_written();
     run_where(&mut world, |host| host == 0);
     for name in ["a", "b"] {
@@ -430,9 +432,9 @@ fn what_was_moved_by_a_node_without_the_store_keeps_its_name_also_where_only_oth
     assert_eq!(world.home_of(0, "a"), Ok(NodeId(2)));
 }
 
-/// The store has yet to be told where it is: who asks meanwhile is not told that it is lost, nor given its name.
+/// The store lacks its new home: meanwhile it is neither reported as lost, nor is its name granted.
 #[test]
-fn what_was_moved_and_is_not_written_yet_is_not_lost() {
+fn unwritten_moves_do_not_lose_names() {
     let mut world = moved_and_not_written();
     let claim = world.cluster.submit(0, common::allocation(Some("a"), 4096, Placement::Local));
     let find = world.cluster.submit(0, Command::Stat("b".to_owned()));
@@ -446,7 +448,7 @@ fn what_was_moved_and_is_not_written_yet_is_not_lost() {
 }
 
 #[test]
-fn numbers_are_given_once_and_none_that_anybody_has() {
+fn numbers_are_issued_once() {
     let mut world = World::of(3);
     let take = |world: &mut World, host| match world.command(host, Command::TakeNumber) {
         Ok(Outcome::Number(number)) => number,
@@ -456,9 +458,9 @@ fn numbers_are_given_once_and_none_that_anybody_has() {
     assert_eq!(given, [3, 4, 5, 6].map(NodeId));
 }
 
-/// Whatever becomes of transactions, no name leads to two regions, and none that was answered for is anybody else's.
+/// Whatever happens to transactions, no name leads to two regions, and no granted name belongs to another host.
 #[test]
-fn no_name_is_ever_given_to_two_whatever_the_store_does() {
+fn names_are_unique_under_store_failures() {
     for seed in 0..300 {
         let (mut world, mut claims) = (World::of(3), Claims::new(seed));
         for _ in 0..30 {
@@ -472,13 +474,13 @@ fn no_name_is_ever_given_to_two_whatever_the_store_does() {
         }
         claims.settle(&mut world);
         let names: Vec<String> = claims.held.keys().cloned().collect();
-        assert_eq!(world.names(), names, "seed {seed}: what nobody has is free");
+        assert_eq!(world.names(), names, "seed {seed}: unheld names are free");
     }
 }
 
-/// Begins commands while names are being moved, at each step of that one, and sees them end well.
+/// Starts commands at each step of a move of names, and checks that they succeed.
 #[test]
-fn names_are_moved_while_others_are_given_found_and_given_up_and_nothing_fails() {
+fn names_move_under_load_without_failures() {
     let mut world = World::embedded(3);
     let mut slots = Vec::new();
     for index in 0..120 {
@@ -508,7 +510,7 @@ fn names_are_moved_while_others_are_given_found_and_given_up_and_nothing_fails()
             begun.push((host, world.cluster.submit(host, Command::Stat("n100".to_owned()))));
         }
         freed += 1;
-        assert!(freed < 40, "it comes to an end, whatever others do");
+        assert!(freed < 40, "the move terminates under load");
         for (host, id, transaction) in asked {
             let stored = world.etcd.carry_out(&transaction);
             let now_ns = world.cluster.now_ns;
@@ -517,15 +519,15 @@ fn names_are_moved_while_others_are_given_found_and_given_up_and_nothing_fails()
     }
     world.run();
     for (host, op) in &begun {
-        let outcome = world.cluster.outcome(*host, *op).expect("it has ended");
+        let outcome = world.cluster.outcome(*host, *op).expect("the command has ended");
         assert!(outcome.is_ok(), "{outcome:?}");
     }
     assert!(begun.len() > 10);
     assert!(matches!(world.cluster.outcome(1, op), Some(Ok(Outcome::NamesMoved { lost: 42, .. }))));
-    let told: Vec<usize> = world.cluster.written_down.iter().map(|(host, _)| *host).collect();
-    assert_eq!(told.len(), 2, "each once: {told:?}");
+    let informed: Vec<usize> = world.cluster.written_down.iter().map(|(host, _)| *host).collect();
+    assert_eq!(informed.len(), 2, "each once: {informed:?}");
     world.pass(A_SECOND_NS);
-    // Now node 0 is a node like any other.
+    // Now names do not depend on node 0.
     world.cluster.kill(0);
     world.run();
     assert_eq!(world.home_of(1, "n100"), Ok(NodeId(1)));
@@ -536,7 +538,7 @@ fn names_are_moved_while_others_are_given_found_and_given_up_and_nothing_fails()
         Err(CommandError::Refused(ErrorReply::Lost { loss, .. })) if loss.cause == LossCause::Exited
     ));
     assert!(matches!(world.home_of(1, "lost-a"), Err(CommandError::Refused(ErrorReply::Lost { .. }))));
-    // What was freed meanwhile is free, and numbers go on.
+    // Names released meanwhile are free, and numbers continue.
     assert!(freed > 5);
     for step in 0..freed {
         assert_eq!(world.home_of(1, &format!("n{}", step * 3)), Err(ErrorReply::NotFound.into()));
@@ -545,7 +547,7 @@ fn names_are_moved_while_others_are_given_found_and_given_up_and_nothing_fails()
 }
 
 #[test]
-fn a_move_that_was_interrupted_leaves_names_where_they_were_and_is_repeated() {
+fn interrupted_moves_of_names_can_be_repeated() {
     for broken_at in 0..8 {
         for fate in [Fate::Refused, Fate::Unheard, Fate::Late] {
             let mut world = World::embedded(2);
@@ -560,12 +562,12 @@ fn a_move_that_was_interrupted_leaves_names_where_they_were_and_is_repeated() {
             if count <= broken_at {
                 continue;
             }
-            let is_told = |outcome: &Result<Outcome, CommandError>| {
+            let is_reported = |outcome: &Result<Outcome, CommandError>| {
                 matches!(outcome, Err(CommandError::Refused(ErrorReply::NamesNotMoved { .. })))
             };
-            // Behind the last one, nodes have moved, and it is as any other time.
+            // After the last transaction the move is done, and the next succeeds as usual.
             let what = format!("{fate:?} at {broken_at}: {outcome:?}");
-            assert!(is_told(&outcome) || outcome.is_ok(), "{what}");
+            assert!(is_reported(&outcome) || outcome.is_ok(), "{what}");
             world.pass(A_SECOND_NS);
             assert_eq!(world.home_of(0, "n1"), Ok(NodeId(1)), "{what}");
             assert_eq!(world.alloc(0, "n1"), Err(ErrorReply::NameTaken.into()), "{what}");
@@ -573,7 +575,7 @@ fn a_move_that_was_interrupted_leaves_names_where_they_were_and_is_repeated() {
                 world.alloc(0, "meanwhile").unwrap();
                 world.move_names(0, |_| Fate::Done).unwrap();
             }
-            // What was sent by the first one comes late, and does nothing.
+            // Late transactions of the first attempt have no effect.
             world.write_late();
             world.pass(A_SECOND_NS);
             let mut names: Vec<String> = (0..120).map(|index| format!("n{index}")).collect();
@@ -581,14 +583,14 @@ fn a_move_that_was_interrupted_leaves_names_where_they_were_and_is_repeated() {
             names.sort();
             assert_eq!(world.names(), names, "{what}");
             assert_eq!(world.home_of(0, "n1"), Ok(NodeId(1)), "{what}");
-            // And it was done for good.
+            // And the move is final.
             world.move_names(1, |_| Fate::Done).unwrap();
         }
     }
 }
 
 #[test]
-fn node_0_dies_while_it_moves_names_and_its_next_incarnation_moves_them() {
+fn restarted_node_0_repeats_a_move_of_names() {
     let mut world = World::embedded(3);
     for index in 0..120 {
         world.alloc(1 + index % 2, &format!("n{index}")).unwrap();
@@ -601,7 +603,7 @@ fn node_0_dies_while_it_moves_names_and_its_next_incarnation_moves_them() {
             world.tell(host, id, Ok(stored));
         }
     }
-    assert!(!world.names().is_empty(), "some are written");
+    assert!(!world.names().is_empty(), "some names are written");
     world.cluster.kill(0);
     world.run();
     assert!(matches!(world.cluster.outcome(1, op), Some(Err(_))));
@@ -614,7 +616,7 @@ fn node_0_dies_while_it_moves_names_and_its_next_incarnation_moves_them() {
 }
 
 #[test]
-fn who_was_out_of_sight_while_names_were_moved_is_told_when_it_is_back() {
+fn reconnected_nodes_learn_where_names_moved() {
     let mut world = World::embedded(3);
     world.cluster.adapters = true;
     world.alloc(2, "far").unwrap();
@@ -628,14 +630,14 @@ fn who_was_out_of_sight_while_names_were_moved_is_told_when_it_is_back() {
     assert_eq!(world.home_of(2, "near"), Ok(NodeId(1)));
     assert_eq!(world.home_of(1, "far"), Ok(NodeId(2)));
     assert_eq!(world.alloc(2, "near"), Err(ErrorReply::NameTaken.into()));
-    // A store that forgets what it was told by node 0 is told by the homes.
+    // Homes report their names to a store that lost node 0's writes.
     world.etcd = Etcd { cluster: 8, revision: 1_000, ..Etcd::new() };
     world.pass(20 * A_SECOND_NS);
     assert_eq!(world.names(), ["far", "near"]);
 }
 
 #[test]
-fn names_stay_where_a_node_does_not_reach_the_store_or_another_cluster_has_the_place() {
+fn moves_are_refused_if_unreachable_or_taken() {
     let mut world = World::embedded(2);
     world.alloc(1, "a").unwrap();
     world.cluster.out_of_reach.push((1, names_at("/halite/test").address));
@@ -652,14 +654,14 @@ fn names_stay_where_a_node_does_not_reach_the_store_or_another_cluster_has_the_p
     world.etcd = other.etcd.clone();
     assert!(refused(world.move_names(0, |_| Fate::Done)).contains("another cluster"));
     assert_eq!(world.etcd.keys, other.etcd.keys);
-    // One is founded there while names are moved.
+    // A cluster starts there while names are moved.
     world.etcd = Etcd::new();
     let outcome = move_names_while(&mut world, 4, |etcd| {
         let lives = ("lives".to_owned(), etcd.revision);
         etcd.keys.insert("/halite/test/homes/0.abc".to_owned(), lives);
     });
     assert!(refused(outcome).contains("another cluster"));
-    // Two that move to one place: the later one has it, and the other stays as it was.
+    // Of two clusters that move to one place, the later wins, and the other stays unchanged.
     world.etcd = Etcd::new();
     let mut third = World::embedded(1);
     third.alloc(0, "c").unwrap();
@@ -672,7 +674,7 @@ fn names_stay_where_a_node_does_not_reach_the_store_or_another_cluster_has_the_p
     assert_eq!(world.home_of(0, "a"), Ok(NodeId(1)));
 }
 
-/// Before the transaction of that number, something happens to the store.
+/// Runs `happen` before the transaction of that number.
 fn move_names_while(
     world: &mut World,
     before: u32,
@@ -684,7 +686,7 @@ fn move_names_while(
         world.cluster.run();
         let asked = std::mem::take(&mut world.cluster.store);
         if asked.is_empty() {
-            return world.cluster.outcome(0, op).expect("it has ended");
+            return world.cluster.outcome(0, op).expect("the command has ended");
         }
         for (host, id, transaction) in asked {
             count += 1;
@@ -697,9 +699,10 @@ fn move_names_while(
     }
 }
 
-/// Whatever becomes of transactions and of node 0, and however often it is tried: no name leads to two regions, and none is lost.
+/// Whatever happens to transactions and to node 0, in any number of attempts: no name leads to two regions, and none is
+/// lost.
 #[test]
-fn moves_that_fail_and_are_repeated_never_give_a_name_to_two() {
+fn repeated_moves_keep_names_unique() {
     let (mut moved, mut refused) = (0, 0);
     for seed in 0..150 {
         let (mut world, mut claims, mut is_moved) = (World::embedded(3), Claims::new(seed), false);
@@ -710,7 +713,7 @@ fn moves_that_fail_and_are_repeated_never_give_a_name_to_two() {
             });
             let fails = claims.random.bool();
             claims.claim(&mut world, 5, fails);
-            match moving.map(|(host, op)| world.cluster.outcome(host, op).expect("it has ended")) {
+            match moving.map(|(host, op)| world.cluster.outcome(host, op).expect("the command has ended")) {
                 Some(Ok(_)) => (is_moved, moved) = (true, moved + 1),
                 Some(Err(CommandError::Refused(ErrorReply::NamesNotMoved { .. }))) => refused += 1,
                 Some(Err(error)) => panic!("seed {seed}: {error:?}"),
@@ -726,26 +729,26 @@ fn moves_that_fail_and_are_repeated_never_give_a_name_to_two() {
         claims.settle(&mut world);
         if is_moved {
             let names: Vec<String> = claims.held.keys().cloned().collect();
-            assert_eq!(world.names(), names, "seed {seed}: what nobody has is free");
+            assert_eq!(world.names(), names, "seed {seed}: unheld names are free");
         }
     }
-    assert!(moved > 100 && refused > 50, "{moved} moves came about, and {refused} did not");
+    assert!(moved > 100 && refused > 50, "{moved} moves succeeded, {refused} were refused");
 }
 
 #[test]
-fn a_store_without_room_finds_names_as_before_and_that_it_can_be_read_is_no_news() {
+fn full_stores_still_find_names() {
     let mut world = World::of(2);
     world.alloc(0, "a").unwrap();
-    let said = |world: &World| {
-        let is_of_it = |news: &&News| matches!(news, News::EtcdOut { .. } | News::EtcdBack);
-        world.cluster.hosts[1].news.iter().filter(is_of_it).cloned().collect::<Vec<_>>()
+    let store_news = |world: &World| {
+        let is_about_store = |news: &&News| matches!(news, News::EtcdOut { .. } | News::EtcdBack);
+        world.cluster.hosts[1].news.iter().filter(is_about_store).cloned().collect::<Vec<_>>()
     };
     let allocation = |name| common::allocation(Some(name), 4096, Placement::Local);
     for _ in 0..10 {
         assert_eq!(world.command_with(1, allocation("b"), |_| Fate::Full), OUT);
         let found = world.command_with(1, Command::Stat("a".to_owned()), |_| Fate::Full);
         assert!(matches!(found, Ok(Outcome::Info(info)) if info.home == NodeId(0)));
-        // Nor is that a reason to ask for room again.
+        // Nor does it test for space again.
         let mut asked = 0;
         let count = |transaction: &Transaction| {
             asked += usize::from(transaction.writes(true));
@@ -755,9 +758,9 @@ fn a_store_without_room_finds_names_as_before_and_that_it_can_be_read_is_no_news
         assert_eq!(asked, 0);
         world.pass_with(A_SECOND_NS, |_| Fate::Full);
     }
-    assert_eq!(said(&world), [News::EtcdOut { reason: "no room".to_owned() }]);
-    // There is room again.
+    assert_eq!(store_news(&world), [News::EtcdOut { reason: "no room".to_owned() }]);
+    // There is space again.
     world.pass(A_SECOND_NS);
-    assert_eq!(said(&world)[1..], [News::EtcdBack]);
+    assert_eq!(store_news(&world)[1..], [News::EtcdBack]);
     world.alloc(1, "b").unwrap();
 }

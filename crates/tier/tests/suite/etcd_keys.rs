@@ -1,5 +1,4 @@
-//! What a store has kept, forgotten or been told by others of names in etcd: keys that hands have written, stores that were restored, and keys that
-//! nobody needs any more.
+//! Keys in etcd that the store lost, that were edited by hand or restored, and keys that are no longer needed.
 
 use crate::common;
 
@@ -11,9 +10,10 @@ use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, RegionCommand};
 use halite_tier::news::News;
 
-/// The entry of a name is overwritten with garbage: requests for the name report the key, `list` names it, and it can be removed.
+/// The entry of a name is overwritten with garbage: requests for the name report the key, `list` names it, and it can
+/// be removed.
 #[test]
-fn a_name_that_somebody_has_written_over_is_told_with_its_key_listed_and_removed() {
+fn overwritten_names_are_reported_and_removable() {
     let mut world = World::of(2);
     world.alloc(0, "a").unwrap();
     world.alloc(1, "b").unwrap();
@@ -22,7 +22,10 @@ fn a_name_that_somebody_has_written_over_is_told_with_its_key_listed_and_removed
     let damaged = ErrorReply::NameDamaged { key: key.clone() };
     assert_eq!(world.home_of(1, "a"), Err(damaged.clone().into()));
     assert_eq!(world.alloc(1, "a"), Err(damaged.into()));
-    assert_eq!(told(&world, 1, |news| matches!(news, News::EtcdDamaged { key: said } if *said == key)), 1);
+    assert_eq!(
+        news_count(&world, 1, |news| matches!(news, News::EtcdDamaged { key: damaged } if *damaged == key)),
+        1
+    );
     let Ok(Outcome::List { regions, damaged, .. }) = world.command(1, Command::List) else { panic!() };
     assert_eq!((regions.len(), damaged), (1, vec!["a".to_owned()]));
     world.command(1, Command::ForgetName("a".to_owned())).unwrap();
@@ -30,8 +33,8 @@ fn a_name_that_somebody_has_written_over_is_told_with_its_key_listed_and_removed
     world.alloc(1, "a").unwrap();
 }
 
-/// How many such news a node has told.
-fn told(world: &World, host: usize, is: impl Fn(&News) -> bool) -> usize {
+/// Number of such news of a node.
+fn news_count(world: &World, host: usize, is: impl Fn(&News) -> bool) -> usize {
     world.cluster.hosts[host].news.iter().filter(|news| is(news)).count()
 }
 
@@ -43,12 +46,12 @@ fn is_edited(news: &News) -> bool {
     matches!(news, News::EtcdEdited { .. })
 }
 
-/// As a node writes of the end of another, as a hand writes it, and nonsense.
+/// The end of a node as recorded by another node, by hand, and garbage.
 const EDITS: [&str; 4] = ["ended killed 7 by 0.64", "ended left 7", "ended badly", "hello"];
 
-/// A node lives, and somebody writes of it that it does not: those that hear it lose nothing, and it writes its key again.
+/// A living node is recorded as dead: nodes paired with it lose nothing, and it rewrites its key.
 #[test]
-fn what_a_hand_writes_of_a_living_node_loses_none_of_its_names_and_is_mended_and_told_once() {
+fn edits_of_living_nodes_are_repaired() {
     for edit in EDITS {
         let mut world = World::of(3);
         world.alloc(1, "a").unwrap();
@@ -62,26 +65,34 @@ fn what_a_hand_writes_of_a_living_node_loses_none_of_its_names_and_is_mended_and
         assert_eq!(world.command(0, Command::ListLost), Ok(Outcome::Lost(Vec::new())), "{edit}");
         world.pass(30 * A_SECOND_NS);
         assert_eq!(world.etcd.keys[&key].0, "lives", "{edit}");
-        assert_eq!(told(&world, 1, is_edited), 1, "{edit}");
-        assert_eq!(told(&world, 1, is_restored), 0, "{edit}");
-        // A claim notices it as well, and is carried out.
+        assert_eq!(news_count(&world, 1, is_edited), 1, "{edit}");
+        assert_eq!(news_count(&world, 1, is_restored), 0, "{edit}");
+        // A claim notices it as well, and succeeds.
         world.etcd.revision += 1;
         world.etcd.keys.insert(key.clone(), (edit.to_owned(), world.etcd.revision));
         world.alloc(1, "b").unwrap();
-        assert_eq!((world.etcd.keys[&key].0.as_str(), told(&world, 1, is_edited)), ("lives", 2), "{edit}");
-        // And where it is removed.
+        assert_eq!(
+            (world.etcd.keys[&key].0.as_str(), news_count(&world, 1, is_edited)),
+            ("lives", 2),
+            "{edit}"
+        );
+        // The same after a removal.
         world.etcd.revision += 1;
         world.etcd.keys.remove(&key);
         world.pass(30 * A_SECOND_NS);
-        assert_eq!((world.etcd.keys[&key].0.as_str(), told(&world, 1, is_edited)), ("lives", 3), "{edit}");
-        assert_eq!(told(&world, 1, is_restored), 0, "{edit}");
+        assert_eq!(
+            (world.etcd.keys[&key].0.as_str(), news_count(&world, 1, is_edited)),
+            ("lives", 3),
+            "{edit}"
+        );
+        assert_eq!(news_count(&world, 1, is_restored), 0, "{edit}");
         assert_eq!(world.names(), ["a", "b"]);
     }
 }
 
-/// Nor is it believed by those who do not hear the node.
+/// Nodes that are not connected to it do not believe the edit either.
 #[test]
-fn what_a_hand_writes_of_a_node_that_is_not_heard_proves_nothing() {
+fn edits_of_unreachable_nodes_prove_nothing() {
     let mut world = World::of(3);
     world.cluster.adapters = true;
     world.alloc(2, "a").unwrap();
@@ -98,9 +109,9 @@ fn what_a_hand_writes_of_a_node_that_is_not_heard_proves_nothing() {
     assert_eq!(world.etcd.keys["/halite/test/homes/2.66"].0, "lives");
 }
 
-/// A node that the others have given up, and that does not hear them, is not to say that it lives.
+/// A node that the others have declared dead, and that is not connected to them, must not record that it lives.
 #[test]
-fn what_another_node_has_written_of_one_that_it_does_not_hear_stands_and_is_told_once() {
+fn ends_recorded_by_other_nodes_stand() {
     let mut world = World::of(3);
     world.cluster.adapters = true;
     world.alloc(2, "a").unwrap();
@@ -112,15 +123,15 @@ fn what_another_node_has_written_of_one_that_it_does_not_hear_stands_and_is_told
     world.pass(60 * A_SECOND_NS);
     assert!(world.etcd.keys[key].0.starts_with("ended unreachable"), "{:?}", world.etcd.keys[key]);
     assert_eq!(world.alloc(2, "b"), OUT);
-    let is_told = |news: &News| matches!(news, News::EtcdEnded { by, .. } if by.node == NodeId(0));
-    assert_eq!((told(&world, 2, is_told), told(&world, 2, is_edited)), (1, 0));
+    let is_reported = |news: &News| matches!(news, News::EtcdEnded { by, .. } if by.node == NodeId(0));
+    assert_eq!((news_count(&world, 2, is_reported), news_count(&world, 2, is_edited)), (1, 0));
     assert_eq!(world.names(), [""; 0]);
     world.alloc(1, "a").unwrap();
 }
 
-/// What was sent before comes late, twice: the key is another than was known, and nothing was restored.
+/// An earlier write arrives late, twice: the key has changed, but nothing was restored.
 #[test]
-fn a_key_that_is_written_late_by_its_own_node_is_no_restored_store() {
+fn late_own_writes_are_no_restore() {
     let mut world = World::of(1);
     world.alloc(0, "a").unwrap();
     let is_fence = |transaction: &Transaction| {
@@ -133,13 +144,13 @@ fn a_key_that_is_written_late_by_its_own_node_is_no_restored_store() {
     world.pass(20 * A_SECOND_NS);
     world.write_late();
     world.pass(30 * A_SECOND_NS);
-    assert_eq!((told(&world, 0, is_restored), told(&world, 0, is_edited)), (0, 0));
+    assert_eq!((news_count(&world, 0, is_restored), news_count(&world, 0, is_edited)), (0, 0));
     world.alloc(0, "b").unwrap();
 }
 
-/// The store is restored to when a region was there that is freed by now: its home says that there is none, and the name is free.
+/// The restored store has a region that was freed since: its home releases the name.
 #[test]
-fn a_name_that_a_restored_store_has_again_is_freed_by_its_home_when_somebody_wants_it() {
+fn homes_free_names_revived_by_a_restore() {
     let free = Command::ForgetName("a".to_owned());
     for asker in [0, 1] {
         let mut world = World::of(3);
@@ -156,12 +167,12 @@ fn a_name_that_a_restored_store_has_again_is_freed_by_its_home_when_somebody_wan
         world.etcd = backup;
         world.pass(20 * A_SECOND_NS);
         assert_eq!(world.names(), ["a", "moves", "stays"]);
-        // The name is wanted by its home or by another node, for a new region or to be removed.
+        // Its home or another node wants the name, for a new region or to remove it.
         world.command(asker, free.clone()).unwrap();
         world.alloc(asker, "moves").unwrap();
         assert_eq!(world.names(), ["moves", "stays"]);
         assert_eq!(world.home_of(2, "moves"), Ok(NodeId(asker as u32)));
-        // What there is stays, whatever is asked.
+        // Existing regions stay in any case.
         let forgotten = world.command(asker, Command::ForgetName("stays".to_owned()));
         assert_eq!(forgotten, Err(ErrorReply::NotFound.into()));
         assert_eq!(world.alloc(asker, "stays"), Err(ErrorReply::NameTaken.into()));
@@ -169,9 +180,9 @@ fn a_name_that_a_restored_store_has_again_is_freed_by_its_home_when_somebody_wan
     }
 }
 
-/// Somebody has written that a second name leads to a region: that is cleared when it is wanted, and the region keeps its own.
+/// A second name for a region was written by hand: it is cleared when wanted, and the region keeps its own.
 #[test]
-fn a_second_name_of_a_region_that_a_hand_has_written_is_freed_and_the_region_stays() {
+fn forged_second_names_are_freed() {
     let mut world = World::of(2);
     world.alloc(1, "a").unwrap();
     let of_a = world.etcd.keys["/halite/test/names/a"].clone();
@@ -186,9 +197,9 @@ fn a_second_name_of_a_region_that_a_hand_has_written_is_freed_and_the_region_sta
     }
 }
 
-/// What is written of numbers is older than the nodes that have them, gone, or nonsense.
+/// The record of numbers is outdated, gone, or garbage.
 #[test]
-fn no_number_that_a_node_has_is_given_again_whatever_is_written_of_numbers() {
+fn used_numbers_are_never_reissued() {
     let key = "/halite/test/numbers".to_owned();
     for written in [Some("1"), Some("hello"), Some("-1"), None] {
         let mut world = World::of(3);
@@ -196,7 +207,7 @@ fn no_number_that_a_node_has_is_given_again_whatever_is_written_of_numbers() {
             Some(text) => drop(world.etcd.keys.insert(key.clone(), (text.to_owned(), 1))),
             None => drop(world.etcd.keys.remove(&key)),
         }
-        // Of one that nobody hears, the store says that it is there.
+        // The store lists an unconnected node.
         world.etcd.keys.insert("/halite/test/places/7".to_owned(), ("here".to_owned(), 1));
         let given = world.command(1, Command::TakeNumber);
         assert_eq!(given, Ok(Outcome::Number(NodeId(8))), "{written:?}");
@@ -204,24 +215,24 @@ fn no_number_that_a_node_has_is_given_again_whatever_is_written_of_numbers() {
     }
 }
 
-/// The store is restored to when an incarnation lived of which nobody knows any more.
+/// The store is restored to when an incarnation lived that no node knows any more.
 #[test]
-fn names_of_an_incarnation_that_nobody_knows_are_cleared_by_who_says_so() {
+fn names_of_unknown_incarnations_can_be_forgotten() {
     let mut world = World::of(3);
     for name in ["a", "b"] {
         world.alloc(2, name).unwrap();
     }
     let backup = world.etcd.clone();
-    // All that anybody knows of it goes with the others.
+    // The records of the incarnation itself are removed, too.
     let mut world = World::of(2);
     world.etcd = Etcd { cluster: 8, ..backup };
     world.pass(30 * A_SECOND_NS);
     assert_eq!(world.home_of(1, "a"), Err(ErrorReply::UnknownNode(NodeId(2)).into()));
     assert_eq!(world.alloc(1, "a"), Err(ErrorReply::NameTaken.into()));
-    // Of a number that another incarnation has, one without a key is not there.
+    // An incarnation without a key, whose number another one has, is gone.
     world.etcd.keys.insert("/halite/test/names/of-none".to_owned(), ("abc.1 1.abc 0".to_owned(), 1));
     world.command(0, Command::ForgetName("of-none".to_owned())).unwrap();
-    // As long as a node of that number keeps its place there, it may live where nobody hears it.
+    // A node that keeps its place may be alive but unreachable.
     let place = "/halite/test/places/2".to_owned();
     world.etcd.keys.insert(place.clone(), ("here".to_owned(), 1));
     let forget = Command::ForgetName("a".to_owned());
@@ -235,9 +246,9 @@ fn names_of_an_incarnation_that_nobody_knows_are_cleared_by_who_says_so() {
     assert_eq!(world.names(), [""; 0]);
 }
 
-/// Its former home does not say of a region that was handed over what it is called.
+/// A former home does not report the name of a region that it handed over.
 #[test]
-fn a_region_that_was_moved_and_freed_has_no_name_when_the_store_is_back() {
+fn moved_then_freed_regions_lose_their_names() {
     let mut world = World::of(2);
     let Ok(Outcome::Mapped { slot, .. }) = world.alloc(0, "a") else { panic!() };
     world.command(0, Command::RegionCommand(slot, RegionCommand::Move { to: NodeId(1) })).unwrap();
@@ -247,12 +258,12 @@ fn a_region_that_was_moved_and_freed_has_no_name_when_the_store_is_back() {
         world.command_with(host, Command::Stat("none".to_owned()), |_| Fate::Refused).unwrap_err();
     }
     world.pass(2 * A_SECOND_NS);
-    assert_eq!(told(&world, 0, |news| *news == News::EtcdBack), 1);
+    assert_eq!(news_count(&world, 0, |news| *news == News::EtcdBack), 1);
     assert_eq!(world.names(), [""; 0]);
 }
 
 #[test]
-fn a_store_that_was_restored_is_recognised_and_told_what_it_has_forgotten() {
+fn restored_stores_are_detected_and_rewritten() {
     let mut world = World::of(2);
     world.alloc(0, "old").unwrap();
     let backup = world.etcd.clone();
@@ -262,24 +273,24 @@ fn a_store_that_was_restored_is_recognised_and_told_what_it_has_forgotten() {
     world.etcd = backup;
     world.alloc(0, "next").unwrap();
     world.alloc(1, "last").unwrap();
-    let is_told = |news: &News| matches!(news, News::EtcdRestored { .. });
-    assert!(world.cluster.hosts.iter().all(|host| host.news.iter().any(is_told)));
+    let is_reported = |news: &News| matches!(news, News::EtcdRestored { .. });
+    assert!(world.cluster.hosts.iter().all(|host| host.news.iter().any(is_reported)));
     assert_eq!(world.names(), ["last", "new", "next", "old", "other"]);
-    // Another one, with nothing in it.
+    // Another, empty store.
     world.etcd = Etcd { cluster: 8, revision: 1_000, ..Etcd::new() };
     world.alloc(0, "x").unwrap();
     world.alloc(1, "y").unwrap();
     assert_eq!(world.names(), ["last", "new", "next", "old", "other", "x", "y"]);
 }
 
-/// What a node writes of itself, by its number.
+/// The records of incarnations, by number.
 fn homes(world: &World) -> Vec<String> {
     let homes = world.etcd.keys.keys().filter_map(|key| key.strip_prefix("/halite/test/homes/"));
     homes.map(|home| home.split('.').next().unwrap().to_owned()).collect()
 }
 
 #[test]
-fn what_is_written_of_incarnations_goes_when_no_name_tells_of_them() {
+fn unreferenced_incarnation_records_are_removed() {
     let mut world = World::of(4);
     world.alloc(2, "a").unwrap();
     world.pass(20 * A_SECOND_NS);
@@ -289,20 +300,20 @@ fn what_is_written_of_incarnations_goes_when_no_name_tells_of_them() {
     }
     world.run();
     world.pass(700 * A_SECOND_NS);
-    assert_eq!(homes(&world), ["0", "1", "2"], "the name says with whom it was lost");
+    assert_eq!(homes(&world), ["0", "1", "2"], "the lost name refers to it");
     assert!(matches!(world.home_of(1, "a"), Err(CommandError::Refused(ErrorReply::Lost { .. }))));
     world.command(1, Command::ForgetName("a".to_owned())).unwrap();
     world.pass(700 * A_SECOND_NS);
     assert_eq!(homes(&world), ["0", "1"]);
 }
 
-/// Who leaves says so by itself: what it had with it is lost, and where that is nothing, nothing is left of it.
+/// A leaving node records its end; if nothing is lost with it, it leaves no record.
 #[test]
-fn who_leaves_removes_its_key_unless_names_are_lost_with_it() {
+fn leaving_nodes_remove_keys_without_lost_names() {
     let mut world = World::of(3);
     world.alloc(1, "a").unwrap();
     assert_eq!(homes(&world), ["0", "1", "2"]);
-    // All at once, as where a whole cluster ends: nobody is left who would tidy up.
+    // All at once, as at the end of a whole cluster: no node is left to tidy up.
     for host in [0, 1, 2] {
         let now_ns = world.cluster.now_ns;
         world.cluster.hosts[host].engine.leave(now_ns);
@@ -315,7 +326,7 @@ fn who_leaves_removes_its_key_unless_names_are_lost_with_it() {
 
 /// Commands come and go by the thousand, and name nothing by themselves.
 #[test]
-fn who_comes_and_goes_and_names_nothing_writes_nothing() {
+fn ephemeral_nodes_without_names_write_nothing() {
     let mut world = World::of(1);
     let command = NodeId::EPHEMERAL_MIN.0 + 7;
     world.cluster.add(command, ARENA_BYTES);
@@ -325,32 +336,32 @@ fn who_comes_and_goes_and_names_nothing_writes_nothing() {
     world.command(app, common::allocation(Some("a"), 4096, on)).unwrap();
     assert_eq!(world.home_of(app, "a"), Ok(NodeId(0)));
     assert_eq!(homes(&world), ["0"]);
-    // It hears all the same that the store is back.
+    // It learns all the same that the store is back.
     world.command_with(app, Command::Stat("b".to_owned()), |_| Fate::Refused).unwrap_err();
     world.pass(A_SECOND_NS);
-    assert_eq!(told(&world, app, |news| *news == News::EtcdBack), 1);
-    // What it names by itself is fenced, and its key goes when it is gone.
+    assert_eq!(news_count(&world, app, |news| *news == News::EtcdBack), 1);
+    // Its own names are fenced, and its key goes with it.
     world.alloc(app, "own").unwrap();
     assert_eq!(homes(&world), ["0", &command.to_string()]);
 }
 
-/// A node was killed while nobody was there who would have written that: what it has written of itself goes, and that of those who live stays.
+/// A node was killed unseen: its records go, and those of living nodes stay.
 #[test]
-fn what_nobody_has_renewed_goes_and_what_a_living_node_writes_stays() {
+fn only_unrenewed_records_are_removed() {
     let mut world = World::of(2);
     world.etcd.keys.insert("/halite/test/homes/4711.abc".to_owned(), ("lives".to_owned(), 1));
     world.etcd.keys.insert("/halite/test/homes/17.abc".to_owned(), ("hello".to_owned(), 1));
     world.etcd.keys.insert("/halite/test/homes/19.abc".to_owned(), ("lives".to_owned(), 1));
     world.etcd.keys.insert("/halite/test/names/of-19".to_owned(), ("abc.1 19.abc 0".to_owned(), 1));
     world.pass(700 * A_SECOND_NS);
-    assert_eq!(homes(&world), ["0", "1", "17", "19", "4711"], "they may yet be written anew");
+    assert_eq!(homes(&world), ["0", "1", "17", "19", "4711"], "they may still be rewritten");
     world.pass(100 * A_SECOND_NS);
-    assert_eq!(homes(&world), ["0", "1", "19"], "a name refers to it");
+    assert_eq!(homes(&world), ["0", "1", "19"], "a name refers to node 19");
 }
 
-/// Under any edits of keys of living nodes, and any outcomes of transactions under way.
+/// Under any edits of keys of living nodes, and any outcomes of transactions in flight.
 #[test]
-fn no_name_is_given_to_two_while_somebody_edits_what_nodes_write_of_themselves() {
+fn names_are_unique_under_edits() {
     for seed in 0..200 {
         let (mut world, mut claims) = (World::of(3), Claims::new(seed));
         for _ in 0..30 {
@@ -370,6 +381,6 @@ fn no_name_is_given_to_two_while_somebody_edits_what_nodes_write_of_themselves()
         }
         claims.settle(&mut world);
         let names: Vec<String> = claims.held.keys().cloned().collect();
-        assert_eq!(world.names(), names, "seed {seed}: what nobody has is free");
+        assert_eq!(world.names(), names, "seed {seed}: unheld names are free");
     }
 }

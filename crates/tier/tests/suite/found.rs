@@ -1,4 +1,4 @@
-//! Named scenarios of what once went wrong, each found by somebody who tried to break the engine.
+//! Named scenarios of past bugs, each found by an attempt to break the engine.
 
 use crate::common;
 use common::*;
@@ -10,11 +10,11 @@ use halite_tier::layout::{Extent, Extents};
 use halite_tier::message::*;
 use halite_tier::permissions::*;
 
-/// A zombie that mapped a region before the region's home died: the chunk owner must keep the chunks back.
+/// A zombie mapped a region before the region's home died: the owner must keep the chunks.
 #[test]
-fn a_zombie_outlives_the_home_and_its_chunks_stay_back() {
+fn chunks_stay_back_for_zombies_of_a_dead_home() {
     let mut c = Cluster::of(3);
-    // 3 = M, the mapper that stops; 2 = home; 1 = chunk owner.
+    // Node 3 (M) is the mapper that stops, 2 the home, 1 the owner of the chunks.
     let m = c.add(9, 0);
     c.alloc(0, "wide", 4 * CHUNK_BYTES, Placement::Spread(vec![NodeId(2), NodeId(1)]));
     c.map(m, "wide");
@@ -27,27 +27,27 @@ fn a_zombie_outlives_the_home_and_its_chunks_stay_back() {
     assert_eq!(quarantined, 2 * CHUNK_BYTES, "the zombie can still write there");
 }
 
-/// Unmapped takes the detour over the former home and overtakes... a later Map.
+/// An unmap notice that takes the detour over the former home arrives after a later map.
 #[test]
-fn a_late_unmapping_does_not_strike_a_mapper_off_that_maps_again() {
+fn late_unmap_notices_keep_new_mappings() {
     let mut c = Cluster::of(4);
     let lh = c.alloc(0, "salt", CHUNK_BYTES, Placement::On(NodeId(1)));
     let m = c.map(3, "salt");
-    // New home's Settle to 3 is late, so 3 still believes in node 1.
+    // The next home's Settle to 3 is late, so 3 still considers node 1 the home.
     c.held = vec![(2, 3)];
     assert_eq!(
         c.command(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(2) })),
         Ok(Outcome::Done)
     );
-    // 3 gives its handle up: Unmapped goes to node 1, whose wire to 2 is slow.
+    // 3 unmaps: the notice goes to node 1, whose wire to 2 is slow.
     c.held = vec![(2, 3), (1, 2)];
     assert_eq!(c.command(3, Command::Unmap(m)), Ok(Outcome::Done));
-    // 3 maps anew: directory says node 2.
+    // 3 maps again: the directory names node 2.
     c.held = vec![(1, 2)];
     let again = c.map(3, "salt");
     c.held = vec![];
     c.run();
-    // free: does 3 hear of it?
+    // Does 3 learn of the free?
     assert_eq!(c.command(0, Command::RegionCommand(lh, RegionCommand::Free)), Ok(Outcome::Done));
     let other = c.alloc(0, "other", CHUNK_BYTES, Placement::On(NodeId(2)));
     let host = &c.hosts[3];
@@ -59,7 +59,7 @@ fn a_late_unmapping_does_not_strike_a_mapper_off_that_maps_again() {
     assert!(matches!(w, Err(Blocked::Stale)), "{w:?}");
 }
 
-/// A member lies in its answer to Reserve.
+/// A member sends false extents in its reply to Reserve.
 fn lying_reserve(extent: impl Fn(NodeIncarnation) -> Extent) -> Vec<u8> {
     let mut c = Cluster::of(3);
     let victim = c.alloc(0, "victim", CHUNK_BYTES, Placement::Local);
@@ -67,7 +67,7 @@ fn lying_reserve(extent: impl Fn(NodeIncarnation) -> Extent) -> Vec<u8> {
     c.submit(0, allocation(Some("two"), 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(0), NodeId(1)])));
     c.held = vec![(0, 1)];
     c.run();
-    // What node 0 asked of node 1: find the request id.
+    // Finds the id of node 0's request to node 1.
     let frames: Vec<Vec<u8>> = c.wires.get(&(0, 1)).into_iter().flatten().cloned().collect();
     let id = frames
         .iter()
@@ -90,22 +90,22 @@ fn lying_reserve(extent: impl Fn(NodeIncarnation) -> Extent) -> Vec<u8> {
     got
 }
 #[test]
-fn a_member_that_lies_of_what_it_reserved_destroys_nothing() {
+fn false_reservations_destroy_nothing() {
     let got = lying_reserve(|me| Extent { owner: me, key: Key(0), offset: 0, len: CHUNK_BYTES });
     assert_eq!(got, b"precious");
 }
 #[test]
-fn a_member_that_lies_with_an_unknown_key_destroys_nothing() {
+fn false_keys_destroy_nothing() {
     lying_reserve(|me| Extent { owner: me, key: Key(77), offset: 0, len: CHUNK_BYTES });
 }
 
-/// A name claimed by a node that died before the directory was ready.
+/// A node that died before the directory was ready had claimed a name.
 #[test]
-fn a_name_is_not_given_to_the_dead() {
+fn dead_claimants_get_no_names() {
     let mut c = Cluster::of(3);
     c.kill(0);
     c.run();
-    // restarts; node 2's names are late
+    // Node 2's names are late at the restarted directory.
     c.held = vec![(2, 3)];
     let d = c.add_late(0, ARENA_BYTES);
     c.run();
@@ -121,11 +121,11 @@ fn a_name_is_not_given_to_the_dead() {
     assert!(r.is_ok(), "{r:?}");
 }
 
-/// Memory reserved for a home that died while the arena was being cleaned.
+/// A home died while the arena was being cleaned for its reservation.
 #[test]
-fn memory_is_not_reserved_for_the_dead() {
+fn dead_homes_get_no_memory() {
     let mut c = Cluster::of(3);
-    // fill 1's arena, free it, slow to clean
+    // Fills 1's arena and frees it, with slow cleaning.
     let lh = c.alloc(0, "big", ARENA_BYTES, Placement::On(NodeId(1)));
     c.slow_to_clean = true;
     c.command(0, Command::RegionCommand(lh, RegionCommand::Free)).unwrap();
@@ -142,9 +142,9 @@ fn memory_is_not_reserved_for_the_dead() {
     assert_eq!(c.memory(1), (0, 0));
 }
 
-/// A map under way while the node leaves.
+/// A map is in flight while the node leaves.
 #[test]
-fn a_map_that_comes_back_after_the_goodbye_gives_no_handle() {
+fn map_replies_after_leaving_give_no_handles() {
     let mut c = Cluster::of(3);
     let lh = c.alloc(0, "salt", CHUNK_BYTES, Placement::On(NodeId(1)));
     c.held = vec![(1, 2)];
@@ -160,13 +160,13 @@ fn a_map_that_comes_back_after_the_goodbye_gives_no_handle() {
     assert_eq!(c.command(0, Command::RegionCommand(lh, RegionCommand::Free)), Ok(Outcome::Done));
 }
 
-/// The directory restarts while a name is claimed and its region is being made.
+/// The directory restarts while a name is claimed and its region is made.
 #[test]
-fn a_name_has_one_region_even_if_the_directory_restarts_while_it_is_made() {
+fn names_are_unique_if_the_directory_restarts() {
     let mut c = Cluster::of(3);
     c.held = vec![(1, 2)];
     c.submit(1, allocation(Some("salt"), 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(1), NodeId(2)])));
-    c.run(); // claimed, reserve to 2 is under way
+    c.run(); // claimed, reserve to 2 is in flight
     c.kill(0);
     c.run();
     let d = c.add(0, ARENA_BYTES);
@@ -177,18 +177,18 @@ fn a_name_has_one_region_even_if_the_directory_restarts_while_it_is_made() {
     assert!(r.is_err() || used == 0, "two regions of one name");
 }
 
-/// Wherever in the segment the victim is.
+/// At any place in the segment.
 #[test]
-fn a_member_that_lies_anywhere_in_the_segment_destroys_nothing() {
+fn false_offsets_destroy_nothing() {
     for chunk in 0..ARENA_BYTES / 4 / CHUNK_BYTES {
         let lie = move |me| Extent { owner: me, key: Key(0), offset: chunk * CHUNK_BYTES, len: CHUNK_BYTES };
         assert_eq!(lying_reserve(lie), b"precious", "offset {}", chunk * CHUNK_BYTES);
     }
 }
 
-/// A gigantic Reserve / Alloc from a member.
+/// A member sends an enormous Reserve or Alloc.
 #[test]
-fn huge_numbers_from_a_member_are_answered_and_do_no_harm() {
+fn huge_requests_do_no_harm() {
     for (len, chunk) in [
         (u64::MAX, 4096),
         (u64::MAX, 1 << 63),
@@ -228,9 +228,9 @@ fn huge_numbers_from_a_member_are_answered_and_do_no_harm() {
     }
 }
 
-/// A member's answer to the Reserve of a move names memory of the home itself.
+/// A member's reply to the Reserve of a move names memory of the home itself.
 #[test]
-fn a_member_that_lies_in_a_move_gets_nothing() {
+fn false_extents_in_moves_gain_nothing() {
     for chunk in 0..256 {
         lie_in_a_move(chunk);
     }
@@ -263,7 +263,7 @@ fn lie_in_a_move(chunk: u64) {
     };
     let id = ids(&c, |r| matches!(r, Request::Reserve { .. }));
     let me = c.hosts[0].incarnation;
-    // Node 0's arena is given out from offset 0 on; the victim was first.
+    // Node 0's arena is allocated from offset 0 on, and the victim came first.
     let mut extents = Extents::new();
     extents.push(Extent { owner: me, key: Key(0), offset: chunk * CHUNK_BYTES, len: CHUNK_BYTES });
     say(&mut c, id, Reply::Reserved { extents });
@@ -271,9 +271,9 @@ fn lie_in_a_move(chunk: u64) {
     assert_eq!(c.read(0, victim, 0, 8), b"precious");
 }
 
-/// The home dies while its new owner copies a chunk: that memory is nobody's before the copy is over.
+/// The home dies while its new owner copies a chunk: the memory stays reserved until the copy has ended.
 #[test]
-fn memory_that_a_copy_still_runs_into_is_not_given_to_anybody() {
+fn targets_of_running_copies_stay_reserved() {
     let mut c = Cluster::of(3);
     let lh = c.alloc(0, "salt", CHUNK_BYTES, Placement::On(NodeId(2)));
     c.slow_to_copy = true;
@@ -281,31 +281,31 @@ fn memory_that_a_copy_still_runs_into_is_not_given_to_anybody() {
     c.run();
     c.kill(2);
     c.run();
-    assert_eq!(c.memory(1), (CHUNK_BYTES, 0), "the copy still runs");
+    assert_eq!(c.memory(1), (CHUNK_BYTES, 0), "the copy is in progress");
     c.finish_copies();
     c.run();
     assert_eq!(c.memory(1), (0, 0));
 }
 
-/// Frees a region while somebody at host 2 is in the middle of an access through a handle that `give_up` ends.
-fn free_during_an_access(give_up: impl FnOnce(&mut Cluster, SlotRef)) {
+/// Frees a region while an access at host 2 uses a handle that `end_handle` ends.
+fn free_during_an_access(end_handle: impl FnOnce(&mut Cluster, SlotRef)) {
     let mut c = Cluster::of(3);
     let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
     let lh = c.map(2, "salt");
     let path = c.hosts[2].path.clone();
     let access = path.pins().pin();
-    give_up(&mut c, lh);
+    end_handle(&mut c, lh);
     let freeing = c.submit(1, Command::RegionCommand(home, RegionCommand::Free));
     c.run();
-    assert!(!c.has_ended(1, freeing), "the access may still change the bytes, also those of a new owner");
+    assert!(!c.has_ended(1, freeing), "the access may still change the bytes");
     drop(access);
     c.run();
     assert_eq!(c.outcome(1, freeing), Some(Ok(Outcome::Done)));
 }
 
-/// Who did not map the region any more acknowledged at once, although it had yet to say that to the home.
+/// A node that no longer mapped the region acknowledged at once, with its unmap notice still to come.
 #[test]
-fn a_region_is_not_freed_while_it_is_accessed_through_a_handle_that_is_being_given_up() {
+fn frees_wait_for_accesses_through_unmapped_handles() {
     free_during_an_access(|c, lh| {
         c.submit(2, Command::Unmap(lh));
     });
@@ -313,6 +313,6 @@ fn a_region_is_not_freed_while_it_is_accessed_through_a_handle_that_is_being_giv
 
 /// A node that leaves makes its handles stale by itself.
 #[test]
-fn a_region_is_not_freed_while_it_is_accessed_by_a_node_that_leaves() {
-    free_during_an_access(|c, lh| c.hosts[2].path.slots().retire(lh.index).expect("nobody else has"));
+fn frees_wait_for_accesses_by_leaving_nodes() {
+    free_during_an_access(|c, lh| c.hosts[2].path.slots().retire(lh.index).expect("not retired yet"));
 }

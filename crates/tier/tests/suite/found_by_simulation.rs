@@ -1,4 +1,4 @@
-//! Named scenarios of what simulated clusters have found in the engine: see `docs/found-by-simulation.md`.
+//! Named scenarios that simulated clusters found in the engine: see `docs/found-by-simulation.md`.
 
 use crate::common;
 
@@ -16,32 +16,32 @@ fn begin_to_move(c: &mut Cluster, host: usize, slot: SlotRef, to: u32) -> OpId {
     moving
 }
 
-/// The home freed the region at once and only told the directory: a node that heard of that by a quicker way found the name
+/// The home freed the region at once and only notified the directory: a node that learned of it faster found the name
 /// taken.
 #[test]
-fn a_name_can_be_used_again_as_soon_as_its_region_is_freed() {
+fn names_are_free_once_the_region_is() {
     let mut c = Cluster::of(3);
     let lh = c.alloc(2, "salt", CHUNK_BYTES, Placement::Local);
     c.held = vec![(2, 0)];
     let freeing = c.submit(2, Command::RegionCommand(lh, RegionCommand::Free));
     c.run();
-    assert!(!c.has_ended(2, freeing), "the directory has not heard of it");
+    assert!(!c.has_ended(2, freeing), "the directory has not released the name");
     c.held = vec![];
     c.run();
     assert_eq!(c.outcome(2, freeing), Some(Ok(Outcome::Done)));
     c.alloc(0, "salt", CHUNK_BYTES, Placement::Local);
 }
 
-/// The new handle was the first to know where the region is, and what the others were yet to be told was forgotten for it.
+/// The new handle was the first with the region's new place, and the pending updates of the others were dropped for it.
 #[test]
-fn a_handle_that_comes_about_at_the_end_of_a_move_keeps_no_other_from_seeing_where_the_region_went() {
+fn new_handles_at_the_end_of_a_move_keep_old_ones_valid() {
     let mut c = Cluster::of(3);
     let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
     let early = c.map(2, "salt");
     c.slow_to_copy = true;
     begin_to_move(&mut c, 1, home, 0);
-    assert_eq!(c.copies_under_way(), 1, "the last chunk is frozen, and everybody has let go of it");
-    // Somebody at the mapper is in the middle of an access to something else, so its handles wait.
+    assert_eq!(c.copies_under_way(), 1, "the last chunk is frozen and let go");
+    // A thread at the mapper is in the middle of another access, so its handles wait.
     let path = c.hosts[2].path.clone();
     let pin = path.pins().pin();
     c.finish_copies();
@@ -59,7 +59,7 @@ fn a_handle_that_comes_about_at_the_end_of_a_move_keeps_no_other_from_seeing_whe
     assert_eq!(&seen, b"pepper");
 }
 
-/// Two nodes see the last of each other; nobody else hears of it.
+/// Two nodes lose contact, and no other node is told.
 fn lose_sight(c: &mut Cluster, a: usize, b: usize) {
     c.kills = false;
     for (one, other) in [(a, b), (b, a)] {
@@ -69,9 +69,9 @@ fn lose_sight(c: &mut Cluster, a: usize, b: usize) {
     c.run();
 }
 
-/// The home lives and lets newcomers map its region: the other node took back what it held, and gave it to somebody else.
+/// The home lives and lets new nodes map its region: the other node took back its chunks, and reused them.
 #[test]
-fn what_a_node_holds_for_a_home_it_has_lost_sight_of_is_kept_and_reached_by_others() {
+fn chunks_of_an_unreachable_home_stay_held() {
     let mut c = Cluster::of(2);
     let wide = c.alloc(0, "wide", 2 * CHUNK_BYTES, Placement::Spread(vec![NodeId(0), NodeId(1)]));
     c.write(0, wide, CHUNK_BYTES, b"pepper");
@@ -84,57 +84,57 @@ fn what_a_node_holds_for_a_home_it_has_lost_sight_of_is_kept_and_reached_by_othe
     assert_eq!(&seen, b"pepper");
     let (host, mut seen) = (&c.hosts[0], [0; 6]);
     let there = host.path.read(host.session, wide, CHUNK_BYTES, &mut seen);
-    assert_eq!(there, Err(Blocked::Down(c.hosts[1].incarnation)), "the home itself does not reach it");
+    assert_eq!(there, Err(Blocked::Down(c.hosts[1].incarnation)), "the home cannot reach it");
 }
 
-/// The node's new incarnation was asked to copy into the memory of its old one, and answered that it did not understand.
+/// The next incarnation was asked to copy into memory of its former one, and called the request malformed.
 #[test]
-fn a_move_to_a_node_that_is_restarted_meanwhile_ends_as_if_it_were_down() {
+fn moves_to_a_restarted_node_fail() {
     let mut c = Cluster::of(4);
     let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
     c.write(1, home, 0, b"salt");
     c.map(3, "salt");
-    // The mapper's word that it has let go of the chunk is late.
+    // The mapper's acknowledgement of the freeze is late.
     c.held = vec![(3, 1)];
     let moving = begin_to_move(&mut c, 1, home, 2);
     c.kill(2);
     c.add(2, ARENA_BYTES);
-    assert!(!c.has_ended(1, moving), "nothing is asked of the new owner before the chunk is let go of");
+    assert!(!c.has_ended(1, moving), "the copy waits for the mapper");
     c.held = vec![];
     c.run();
     assert_eq!(c.outcome(1, moving), Some(Err(ErrorReply::PeerDown(NodeId(2)).into())));
     assert_eq!(c.read(1, home, 0, 4), b"salt");
 }
 
-/// As before, but all is copied, and the new incarnation would have become the home of what went with the old one.
+/// As before, but all is copied, and the next incarnation would have adopted a region that ended with the former one.
 #[test]
-fn a_region_is_not_handed_to_a_node_that_is_restarted_meanwhile() {
+fn regions_are_not_handed_to_a_restarted_node() {
     let mut c = Cluster::of(4);
     let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
     c.map(3, "salt");
     c.slow_to_copy = true;
     let moving = begin_to_move(&mut c, 1, home, 2);
-    // The mapper's word that it knows where the chunk is now is late.
+    // The mapper's acknowledgement of the new place is late.
     c.held = vec![(3, 1)];
     c.finish_copies();
     c.run();
     c.kill(2);
     c.add(2, ARENA_BYTES);
-    assert!(!c.has_ended(1, moving), "the home does not change before all mappers know the last of it");
+    assert!(!c.has_ended(1, moving), "the handover waits for all mappers");
     c.held = vec![];
     c.run();
     assert_eq!(c.outcome(1, moving), Some(Err(ErrorReply::PeerDown(NodeId(2)).into())));
     assert_eq!(
         c.command(1, Command::RegionCommand(home, RegionCommand::Free)),
         Ok(Outcome::Done),
-        "the home is where it was"
+        "the home stays"
     );
 }
 
-/// The node that was to be the next home was silent, and taken for dead, when it was asked; it woke, and there were two
-/// homes, of which neither knew all mappers.
+/// The node that was to become the home was silent, and taken for dead, when it was asked; it woke, and there were two
+/// homes, each without some mappers.
 #[test]
-fn a_region_that_may_have_been_handed_over_stays_with_nobody_else() {
+fn unanswered_handovers_leave_one_home() {
     let mut c = Cluster::of(4);
     let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
     c.write(1, home, 0, b"salt");
@@ -156,13 +156,14 @@ fn a_region_that_may_have_been_handed_over_stays_with_nobody_else() {
     assert_eq!(
         c.command(1, Command::RegionCommand(home, RegionCommand::Free)),
         Err(ErrorReply::PeerDown(NodeId(2)).into()),
-        "the former home does not free what is another's"
+        "the former home does not free it"
     );
 }
 
-/// The next home alone has lost sight of a mapper when it takes over: that acknowledges nothing, and may still write.
+/// Only the next home has lost contact with a mapper when it takes over: this acknowledges nothing, and the mapper may
+/// still write.
 #[test]
-fn memory_of_a_region_that_was_handed_over_is_kept_back_from_who_was_lost_meanwhile() {
+fn handed_over_memory_waits_for_lost_mappers() {
     let mut c = Cluster::of(4);
     let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
     c.map(3, "salt");
@@ -174,7 +175,7 @@ fn memory_of_a_region_that_was_handed_over_is_kept_back_from_who_was_lost_meanwh
     c.run();
     c.held = vec![(1, 2)];
     c.run();
-    assert!(!c.has_ended(1, moving), "the region is on its way, and its mapper is alive for who sent it");
+    assert!(!c.has_ended(1, moving), "the handover is in flight, its mapper alive for the sender");
     let lost = PeerId(3 + 1);
     c.hosts[2].engine.handle_disconnected(c.now_ns, lost);
     c.held = vec![];
@@ -182,7 +183,7 @@ fn memory_of_a_region_that_was_handed_over_is_kept_back_from_who_was_lost_meanwh
     assert_eq!(c.outcome(1, moving), Some(Ok(Outcome::Done)));
     let freeing = c.submit(1, Command::RegionCommand(home, RegionCommand::Free));
     c.run();
-    assert!(!c.has_ended(1, freeing), "it is not cut off");
+    assert!(!c.has_ended(1, freeing), "the mapper is not cut off");
     assert_eq!(c.memory(2), (CHUNK_BYTES, 0));
     c.hosts[2].engine.handle_cut_off(c.now_ns, lost, true);
     c.run();
@@ -190,9 +191,9 @@ fn memory_of_a_region_that_was_handed_over_is_kept_back_from_who_was_lost_meanwh
     assert_eq!(c.memory(2), (0, 0));
 }
 
-/// It answered as soon as those had told their names whom it had met by then: one that was slow to be met was home of nothing.
+/// It answered once all nodes connected so far had reported their names: a slow one counted as home of nothing.
 #[test]
-fn a_directory_answers_nothing_before_it_has_met_all_who_were_there_before_it() {
+fn directories_answer_after_meeting_all_nodes() {
     let mut c = Cluster::of(3);
     c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
     c.kill(0);
@@ -204,18 +205,18 @@ fn a_directory_answers_nothing_before_it_has_met_all_who_were_there_before_it() 
     let map = Command::Map { name: "salt".into(), wanted: Permissions::READ };
     let mapping = c.submit(2, map);
     c.run();
-    assert!(!c.has_ended(2, mapping), "somebody has not been met yet");
+    assert!(!c.has_ended(2, mapping), "a node is not connected yet");
     c.hosts[1].running = true;
     c.connect(directory, 1);
     c.hosts[directory].engine.handle_all_met(c.now_ns);
     c.run();
-    slot(c.outcome(2, mapping).expect("all have told their names"));
+    slot(c.outcome(2, mapping).expect("all have reported their names"));
 }
 
-/// The former home let it map while others were told of the move.  Nobody waited for its answer, and it came after all that the next
-/// home had to say: the handle led to memory that was free.
+/// The former home let it map while others were told of the move.  Its acknowledgement was not awaited, and arrived
+/// after all messages of the next home: the handle led to freed memory.
 #[test]
-fn who_asks_to_map_while_a_region_is_handed_over_maps_nothing_that_was_freed_meanwhile() {
+fn maps_during_a_handover_reach_no_freed_memory() {
     let mut c = Cluster::of(4);
     let home = c.alloc(2, "salt", CHUNK_BYTES, Placement::Local);
     c.map(3, "salt");
@@ -238,16 +239,16 @@ fn who_asks_to_map_while_a_region_is_handed_over_maps_nothing_that_was_freed_mea
     assert_eq!(c.outcome(0, mapping), Some(Err(ErrorReply::NotFound.into())));
 }
 
-/// As above, where the region moves to its home itself: nobody is sent on from there, and who maps it meanwhile is answered at once.
+/// As above, where the region moves to its home itself: no mapper is redirected, and map requests are answered at once.
 #[test]
-fn a_handle_that_comes_about_while_a_region_moves_home_keeps_no_other_from_seeing_where_it_went() {
+fn new_handles_during_a_move_home_keep_old_ones_valid() {
     let mut c = Cluster::of(3);
     let spread = Placement::Spread([1, 2].map(NodeId).to_vec());
     let home = c.alloc(1, "salt", 2 * CHUNK_BYTES, spread);
     let early = c.map(0, "salt");
     c.slow_to_copy = true;
     begin_to_move(&mut c, 1, home, 1);
-    assert_eq!(c.copies_under_way(), 1, "the last chunk is frozen, and everybody has let go of it");
+    assert_eq!(c.copies_under_way(), 1, "the last chunk is frozen and let go");
     let path = c.hosts[0].path.clone();
     let pin = path.pins().pin();
     c.finish_copies();
@@ -263,9 +264,9 @@ fn a_handle_that_comes_about_while_a_region_moves_home_keeps_no_other_from_seein
     assert_eq!(&seen, b"pepper");
 }
 
-/// It is not known where the region is at home, and may not be for long: who asks for its watchers is told so, as who maps it is.
+/// The home is unknown, perhaps for long: a request for watchers is refused like a map request.
 #[test]
-fn who_asks_for_the_watchers_of_a_region_whose_home_is_in_doubt_is_answered() {
+fn list_watchers_is_answered_while_the_home_is_in_doubt() {
     let mut c = Cluster::of(4);
     c.adapters = true;
     let home = c.alloc(1, "salt", CHUNK_BYTES, Placement::Local);

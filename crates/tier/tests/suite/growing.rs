@@ -1,4 +1,4 @@
-//! Stories of arenas whose systems do not give all that was promised.
+//! Scenarios of arenas whose systems refuse memory.
 
 use crate::common;
 
@@ -10,7 +10,7 @@ use halite_tier::message::{ErrorReply, NodeStatus, RegionCommand};
 const MIB: u64 = 1 << 20;
 const ARENA: u64 = 64 * MIB;
 
-/// A node that would take its arena in one piece.
+/// A node that tries to take its arena in one piece.
 fn node() -> Cluster {
     let mut cluster = Cluster::of(0);
     cluster.segment_bytes = ARENA;
@@ -30,41 +30,41 @@ fn status(cluster: &mut Cluster) -> NodeStatus {
 }
 
 #[test]
-fn an_arena_is_made_of_smaller_segments_where_large_ones_are_refused() {
+fn arenas_grow_by_smaller_segments_after_refusals() {
     let mut cluster = node();
     cluster.segment_bytes_given = 10 * MIB;
     let lh = alloc(&mut cluster, 30 * MIB).unwrap();
     let pieces = cluster.extents(0, lh).into_iter().map(|extent| extent.len / MIB);
     assert_eq!(pieces.collect::<Vec<_>>(), [8, 8, 8, 6]);
     assert_eq!(status(&mut cluster).bytes_refused, 0);
-    alloc(&mut cluster, 34 * MIB).expect("all of the arena can be had");
+    alloc(&mut cluster, 34 * MIB).expect("all of the arena is usable");
 }
 
 #[test]
-fn an_arena_that_cannot_grow_keeps_what_it_has_says_what_is_missing_and_grows_when_it_can() {
+fn refused_growth_is_reported_and_retried() {
     let mut cluster = node();
     cluster.segment_bytes_given = 0;
     let (wanted, available) = (MIB, 0);
     assert_eq!(alloc(&mut cluster, MIB), Err(ErrorReply::NoSpace { wanted, available }.into()));
-    let told = status(&mut cluster);
-    assert_eq!((told.bytes_total, told.bytes_refused), (ARENA, ARENA));
+    let reported = status(&mut cluster);
+    assert_eq!((reported.bytes_total, reported.bytes_refused), (ARENA, ARENA));
 
-    // The system is left alone for a while, and then asked for all of it again.
+    // The system is left alone for a while, then asked for all of it again.
     cluster.segment_bytes_given = ARENA;
     assert!(alloc(&mut cluster, MIB).is_err());
     cluster.now_ns += 100 * LEASE_NS;
     let lh = alloc(&mut cluster, MIB).unwrap();
-    let told = status(&mut cluster);
-    assert_eq!((told.bytes_total, told.bytes_refused), (ARENA, 0));
+    let reported = status(&mut cluster);
+    assert_eq!((reported.bytes_total, reported.bytes_refused), (ARENA, 0));
 
-    // What is there can be used again and again, whatever becomes of growth.
+    // Existing memory can be reused, whatever happens to growth.
     cluster.segment_bytes_given = 0;
     cluster.command(0, Command::RegionCommand(lh, RegionCommand::Free)).unwrap();
     alloc(&mut cluster, ARENA).unwrap();
 }
 
 #[test]
-fn a_region_that_does_not_fit_into_what_could_be_had_is_told_how_much_that_is() {
+fn no_space_reports_the_available_memory() {
     let mut cluster = node();
     cluster.segments_given = 1;
     cluster.segment_bytes_given = 16 * MIB;

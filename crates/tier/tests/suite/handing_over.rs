@@ -1,4 +1,4 @@
-//! Stories of regions that are handed over while words are lost: what their homes, former and next, know of them and of who maps them.
+//! Scenarios of handovers with lost messages: what the former and the next home know of regions and mappers.
 
 use crate::common;
 
@@ -13,8 +13,8 @@ fn move_to(lh: SlotRef, node: u32) -> Command {
     Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(node) })
 }
 
-/// Node 2 has taken a region of node 1, and the words of that are still under way on these wires.
-fn taken_unheard(cluster: &mut Cluster, giver: usize, lh: SlotRef, held: &[(usize, usize)]) -> OpId {
+/// Node 2 has adopted a region of node 1, with its messages still in flight on these wires.
+fn adopted_unacknowledged(cluster: &mut Cluster, giver: usize, lh: SlotRef, held: &[(usize, usize)]) -> OpId {
     cluster.slow_to_copy = true;
     let moving = cluster.submit(giver, move_to(lh, 2));
     cluster.run();
@@ -29,12 +29,12 @@ fn taken_unheard(cluster: &mut Cluster, giver: usize, lh: SlotRef, held: &[(usiz
 }
 
 #[test]
-fn a_region_comes_back_to_a_former_home_that_has_yet_to_hear_that_it_was_taken() {
+fn regions_return_before_the_handover_is_acknowledged() {
     let mut cluster = Cluster::of(4);
     cluster.adapters = true;
     let lh = cluster.alloc(0, "salt", CHUNK_BYTES, Placement::On(NodeId(1)));
     cluster.write(0, lh, 0, b"crystals");
-    let moving = taken_unheard(&mut cluster, 0, lh, &[(2, 1)]);
+    let moving = adopted_unacknowledged(&mut cluster, 0, lh, &[(2, 1)]);
     cluster.part(&[1], &[2]);
     cluster.disconnect(1, 2);
     cluster.held.clear();
@@ -43,7 +43,7 @@ fn a_region_comes_back_to_a_former_home_that_has_yet_to_hear_that_it_was_taken()
     assert_eq!(cluster.command(0, move_to(lh, 3)), Ok(Outcome::Done));
     assert_eq!(cluster.command(0, move_to(lh, 1)), Ok(Outcome::Done));
     assert_eq!(cluster.read(0, lh, 0, 8), b"crystals");
-    // What is said of the first move, late, changes nothing.
+    // Late messages of the first move change nothing.
     cluster.cut.clear();
     cluster.sleep(2 * LEASE_NS);
     let theirs = cluster.map(3, "salt");
@@ -54,14 +54,14 @@ fn a_region_comes_back_to_a_former_home_that_has_yet_to_hear_that_it_was_taken()
 }
 
 #[test]
-fn a_region_without_a_name_ends_where_its_mapper_let_go_while_its_home_was_in_doubt() {
+fn unnamed_regions_end_if_unmapped_while_in_doubt() {
     let mut cluster = Cluster::of(4);
     cluster.adapters = true;
     let lh = slot(cluster.command(3, allocation(None, CHUNK_BYTES, Placement::On(NodeId(1)))));
-    taken_unheard(&mut cluster, 3, lh, &[(2, 1), (2, 3)]);
+    adopted_unacknowledged(&mut cluster, 3, lh, &[(2, 1), (2, 3)]);
     cluster.part(&[1], &[2]);
     cluster.disconnect(1, 2);
-    // The mapper and the former home lose sight of each other, and are paired anew: it lets go of what it mapped there.
+    // The mapper and the former home lose contact and pair again: the mapper lets go of what it mapped there.
     cluster.disconnect(1, 3);
     cluster.sleep(LEASE_NS / 2);
     cluster.held.clear();
@@ -69,11 +69,11 @@ fn a_region_without_a_name_ends_where_its_mapper_let_go_while_its_home_was_in_do
     assert!(cluster.hosts[3].engine.known_region(cluster.hosts[3].session, lh).is_none());
     cluster.cut.clear();
     cluster.sleep(2 * LEASE_NS);
-    assert_eq!((cluster.memory(1).0, cluster.memory(2).0), (0, 0), "nobody maps it");
+    assert_eq!((cluster.memory(1).0, cluster.memory(2).0), (0, 0), "no node maps it");
 }
 
 #[test]
-fn who_is_refused_another_handle_while_it_gives_up_its_last_is_no_mapper_any_more() {
+fn refused_maps_during_unmap_leave_no_mapper() {
     let mut cluster = Cluster::of(3);
     let lh = cluster.alloc(0, "salt", CHUNK_BYTES, Placement::On(NodeId(1)));
     let theirs = cluster.map_for(2, "salt", Permissions::READ);

@@ -1,4 +1,5 @@
-//! What nodes say of others, late, twice, wrongly or with ill will: nobody who lives loses anything by it, and who is dead is so for all.
+//! Reports about other nodes that are late, repeated, wrong or malicious: living nodes lose nothing by them, and dead
+//! ones are dead for all.
 
 use crate::common;
 
@@ -21,8 +22,8 @@ fn on(nodes: &[u32]) -> Placement {
     Placement::Spread(nodes.iter().copied().map(NodeId).collect())
 }
 
-/// What one host says to another, whatever it knows.
-fn say(cluster: &mut Cluster, from: usize, to: usize, message: Message) {
+/// Sends a message from one host to another, whatever its state.
+fn send_message(cluster: &mut Cluster, from: usize, to: usize, message: Message) {
     let now_ns = cluster.now_ns;
     for frame in link::frames(&message::encode(&message), 1 << 20) {
         cluster.hosts[to].engine.handle_message(now_ns, PeerId(from as u32 + 1), &frame);
@@ -34,13 +35,13 @@ fn state(cluster: &mut Cluster, seen_by: usize, node: u32) -> Option<NodeState> 
     all.iter().find(|status| status.node == NodeId(node)).map(|status| status.state)
 }
 
-/// It loses power: nobody sees its process end.
+/// Cuts a host's power: no node sees its process end.
 fn switch_off(cluster: &mut Cluster, host: usize) {
     cluster.hosts[host].running = false;
     cluster.wires.retain(|(from, to), _| *from != host && *to != host);
 }
 
-/// A host of that number that meets none of `absent` before all else has happened.
+/// Adds a host of that number that meets no host of `absent` until all else is done.
 fn add_without(cluster: &mut Cluster, number: u32, absent: &[usize]) -> usize {
     absent.iter().for_each(|host| cluster.hosts[*host].running = false);
     let host = cluster.add_late(number, ARENA_BYTES);
@@ -49,9 +50,9 @@ fn add_without(cluster: &mut Cluster, number: u32, absent: &[usize]) -> usize {
 }
 
 #[test]
-fn the_highest_number_of_a_pairing_is_no_end() {
+fn the_maximum_pairing_number_ends_nothing() {
     let mut cluster = cluster_of(2);
-    say(&mut cluster, 1, 0, Message::Notice(Notice::Paired { pairing: u64::MAX }));
+    send_message(&mut cluster, 1, 0, Message::Notice(Notice::Paired { pairing: u64::MAX }));
     cluster.part(&[0], &[1]);
     cluster.sleep(2 * LEASE_NS);
     cluster.cut.clear();
@@ -60,7 +61,7 @@ fn the_highest_number_of_a_pairing_is_no_end() {
 }
 
 #[test]
-fn an_owner_that_reserves_bytes_beyond_all_memory_is_refused() {
+fn impossible_reservations_are_refused() {
     let mut cluster = cluster_of(3);
     cluster.held = vec![(0, 1), (0, 2), (1, 0), (2, 0)];
     cluster.submit(0, common::allocation(None, 3 * CHUNK_BYTES, on(&[0, 1, 2])));
@@ -74,16 +75,21 @@ fn an_owner_that_reserves_bytes_beyond_all_memory_is_refused() {
             asked = Some((id, region));
         }
     }
-    let ((id, region), owner) = (asked.expect("it was asked to reserve"), cluster.hosts[1].incarnation);
+    let ((id, region), owner) = (asked.expect("a reservation was requested"), cluster.hosts[1].incarnation);
     let at = |offset, len| -> Extents { [Extent { owner, key: Key(0), offset, len }].into_iter().collect() };
     let reserved = Reply::Reserved { extents: at(u64::MAX - 3, CHUNK_BYTES) };
-    say(&mut cluster, 1, 0, Message::Reply { id, body: Ok(reserved) });
+    send_message(&mut cluster, 1, 0, Message::Reply { id, body: Ok(reserved) });
     let held = vec![(region, at(0, 64))];
-    say(&mut cluster, 1, 0, Message::Notice(Notice::Held { held, done: true, seat: None, time_ns: 0 }));
+    send_message(
+        &mut cluster,
+        1,
+        0,
+        Message::Notice(Notice::Held { held, done: true, seat: None, time_ns: 0 }),
+    );
 }
 
 #[test]
-fn of_two_that_claim_one_number_at_once_one_is_taken() {
+fn one_of_two_claimants_of_a_number_joins() {
     let mut cluster = cluster_of(2);
     let both = [cluster.add_late(2, ARENA_BYTES), cluster.add_late(2, ARENA_BYTES)];
     cluster.run();
@@ -91,9 +97,9 @@ fn of_two_that_claim_one_number_at_once_one_is_taken() {
     assert_eq!(both.iter().filter(is_taken).count(), 1);
 }
 
-/// The directory knew two incarnations of one number, and the node that joined later took the living one for ended.
+/// The directory knew two incarnations of one number, and a later node took the living one for ended.
 #[test]
-fn an_incarnation_that_another_node_still_misses_takes_nothing_from_the_next_of_its_number() {
+fn missed_incarnations_do_not_end_the_next() {
     let mut cluster = cluster_of(4);
     cluster.alloc(2, "wide", 2 * CHUNK_BYTES, on(&[2, 1]));
     switch_off(&mut cluster, 0);
@@ -103,7 +109,7 @@ fn an_incarnation_that_another_node_still_misses_takes_nothing_from_the_next_of_
     cluster.hosts[3].running = false;
     let again = add_without(&mut cluster, 2, &[1]);
     cluster.hosts[3].running = true;
-    // What it says first comes late.
+    // Its first messages are late.
     cluster.held = vec![(again, directory)];
     cluster.run();
     cluster.held.clear();
@@ -118,12 +124,12 @@ fn an_incarnation_that_another_node_still_misses_takes_nothing_from_the_next_of_
         cluster.sleep(6 * LEASE_NS);
     }
     assert_eq!(cluster.hosts[late].engine.incarnation_of(NodeId(2)), Some(cluster.hosts[again].incarnation));
-    assert_eq!(cluster.memory(late).0, CHUNK_BYTES, "it holds what it held");
+    assert_eq!(cluster.memory(late).0, CHUNK_BYTES, "its chunk stays held");
 }
 
-/// The others heard of the next incarnation while they saw the last, and never again.
+/// The others learned of the next incarnation while paired with the last, and never again.
 #[test]
-fn a_node_that_is_restarted_while_some_see_its_last_incarnation_is_met_by_all() {
+fn restarted_nodes_are_met_by_all() {
     let mut cluster = cluster_of(4);
     cluster.part(&[0], &[1]);
     cluster.sleep(2 * LEASE_NS);
@@ -141,7 +147,7 @@ fn a_node_that_is_restarted_while_some_see_its_last_incarnation_is_met_by_all() 
 }
 
 #[test]
-fn a_node_that_dies_unseen_can_be_forgotten_by_a_directory_that_never_met_it() {
+fn restarted_directories_can_forget_unseen_deaths() {
     let mut cluster = cluster_of(4);
     cluster.alloc(3, "wide", 2 * CHUNK_BYTES, on(&[3, 1]));
     cluster.part(&[0], &[3]);
@@ -159,9 +165,9 @@ fn a_node_that_dies_unseen_can_be_forgotten_by_a_directory_that_never_met_it() {
     assert_eq!(cluster.memory(1), (0, 0));
 }
 
-/// The handle was gone, the command was not, and a sealed region changed.
+/// The handle was gone, its command was not, and a sealed region changed.
 #[test]
-fn a_command_of_a_handle_that_was_given_up_keeps_two_from_being_paired_anew() {
+fn pairing_waits_for_commands_of_unmapped_handles() {
     let mut cluster = cluster_of(3);
     let wide = cluster.alloc(0, "wide", 2 * CHUNK_BYTES, on(&[0, 1]));
     let slot = cluster.map(2, "wide");
@@ -177,7 +183,7 @@ fn a_command_of_a_handle_that_was_given_up_keeps_two_from_being_paired_anew() {
     cluster.sleep(5 * LEASE_NS / 4);
     cluster.cut.clear();
     cluster.sleep(3 * LEASE_NS / 4);
-    assert_eq!(cluster.copies_under_way(), 1, "host 1 is at it");
+    assert_eq!(cluster.copies_under_way(), 1, "host 1 executes it");
     assert!(!cluster.has_ended(0, seal));
     cluster.slow_to_copy = false;
     cluster.finish_copies();
@@ -186,7 +192,7 @@ fn a_command_of_a_handle_that_was_given_up_keeps_two_from_being_paired_anew() {
 }
 
 #[test]
-fn a_process_that_exits_before_it_is_paired_anew_is_dead() {
+fn exits_before_pairing_again_are_deaths() {
     let mut cluster = cluster_of(3);
     cluster.alloc(2, "wide", 2 * CHUNK_BYTES, on(&[2, 1]));
     cluster.map(1, "wide");
@@ -208,18 +214,18 @@ fn a_process_that_exits_before_it_is_paired_anew_is_dead() {
 }
 
 #[test]
-fn a_node_that_is_said_to_have_a_high_number_takes_none_away() {
+fn reported_numbers_take_none_away() {
     let mut cluster = cluster_of(2);
     let incarnation = NodeIncarnation { node: NodeId(999), id: Incarnation(5) };
     let member = Member { incarnation, pid: 1, bytes_total: 0, state: NodeState::Alive, loss: None };
     let members = vec![(member, String::new())];
-    say(&mut cluster, 1, 0, Message::Notice(Notice::Seen { members, ended: Vec::new() }));
+    send_message(&mut cluster, 1, 0, Message::Notice(Notice::Seen { members, ended: Vec::new() }));
     assert_eq!(cluster.command(1, Command::TakeNumber), Ok(Outcome::Number(NodeId(2))));
 }
 
-/// Of an end that one node has seen and another not, the directory was told in either order.
+/// One node has seen an end and another has not; the directory hears from them in either order.
 #[test]
-fn an_end_of_which_a_restarted_directory_hears_first_is_told_to_who_misses_the_node() {
+fn restarted_directories_announce_ends() {
     for order in [[2, 1], [1, 2]] {
         let mut cluster = cluster_of(4);
         cluster.alloc(3, "wide", 2 * CHUNK_BYTES, on(&[3, 1]));
@@ -235,7 +241,7 @@ fn an_end_of_which_a_restarted_directory_hears_first_is_told_to_who_misses_the_n
         cluster.run();
         for host in [1, 2] {
             let frame = cluster.wires.get_mut(&(host, directory)).and_then(|wire| wire.pop_front());
-            let (frame, now_ns) = (frame.expect("it is paired, it says"), cluster.now_ns);
+            let (frame, now_ns) = (frame.expect("the hello of the pairing"), cluster.now_ns);
             cluster.hosts[directory].engine.handle_message(now_ns, PeerId(host as u32 + 1), &frame);
         }
         for host in order {
@@ -247,16 +253,21 @@ fn an_end_of_which_a_restarted_directory_hears_first_is_told_to_who_misses_the_n
     }
 }
 
-/// A directory that was restarted hears of members from the others, also from one that has missed that the former incarnation of a node is over.
+/// A restarted directory learns of members from the others, one of which missed the end of a node's former incarnation.
 #[test]
-fn who_is_out_of_sight_is_not_taken_for_dead_where_the_directory_names_its_former_incarnation() {
+fn unreachable_nodes_survive_reports_of_their_predecessor() {
     let mut cluster = cluster_of(4);
     let incarnation = cluster.hosts[1].incarnation;
     let former = NodeIncarnation { id: Incarnation(7), ..incarnation };
     cluster.part(&[1], &[3]);
     cluster.sleep(2 * LEASE_NS);
     let unreachable = vec![(Member::unseen(former), "nowhere".to_owned())];
-    say(&mut cluster, 0, 3, Message::Notice(Notice::Known { living: vec![], unreachable, ended: vec![] }));
+    send_message(
+        &mut cluster,
+        0,
+        3,
+        Message::Notice(Notice::Known { living: vec![], unreachable, ended: vec![] }),
+    );
     cluster.cut.clear();
     cluster.sleep(2 * LEASE_NS);
     assert!(cluster.hosts[3].engine.is_connected_to(NodeId(1)));

@@ -1,4 +1,4 @@
-//! Whatever arrives from a peer, an engine neither panics nor gives memory out twice.
+//! Whatever a peer sends, an engine neither panics nor reuses memory too early.
 
 use crate::common;
 
@@ -14,7 +14,7 @@ use halite_tier::names::Service;
 use halite_tier::permissions::Permissions;
 use proptest::prelude::*;
 
-/// What node 1 says to node 0 while regions are made, mapped, moved and freed: whole messages, in order.
+/// Node 1's messages to node 0 while regions are made, mapped, moved and freed: whole messages, in order.
 fn conversation() -> Vec<Vec<u8>> {
     let mut cluster = Cluster::of(2);
     cluster.record(1, 0);
@@ -31,7 +31,7 @@ fn conversation() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn no_other_node_moves_a_region_that_is_at_home_here() {
+fn other_nodes_cannot_move_local_regions() {
     let mut cluster = Cluster::of(2);
     let lh = cluster.alloc(0, "ours", 3 * CHUNK_BYTES, Placement::Spread(vec![NodeId(0), NodeId(1)]));
     cluster.write(0, lh, 0, b"what is ours");
@@ -53,7 +53,7 @@ fn no_other_node_moves_a_region_that_is_at_home_here() {
 }
 
 #[test]
-fn a_node_that_asks_without_end_is_refused_and_makes_nothing_grow() {
+fn unbounded_requests_are_refused() {
     let mut cluster = Cluster::of(2);
     let (service, name) = (Service::Barrier, "gate".to_string());
     let everyone = Permissions::all();
@@ -62,26 +62,26 @@ fn a_node_that_asks_without_end_is_refused_and_makes_nothing_grow() {
     let Ok(Outcome::Info(info)) = cluster.command(0, Command::StatHandle(slot)) else { panic!("no info") };
     let home = info.home.0 as usize;
     let requester = 1 - home;
-    let tell = |cluster: &mut Cluster, said: &Message| {
-        for frame in link::frames(&message::encode(said), 4096) {
+    let send_message = |cluster: &mut Cluster, message: &Message| {
+        for frame in link::frames(&message::encode(message), 4096) {
             let (now_ns, peer) = (cluster.now_ns, PeerId(requester as u32 + 1));
             cluster.hosts[home].engine.handle_message(now_ns, peer, &frame);
         }
     };
-    // It waits for others who never come, and once more by the same number, which is no other request.
+    // It waits for participants that never arrive, and repeats an id, which is not another request.
     let ids = (0..REQUESTS_OF_NODE_MAX as u64 + 3).chain([0]).map(|id| RequestId(1 << 40 | id));
     for id in ids {
         let (participants, timeout_ns) = (u32::MAX, u64::MAX / 2);
         let principal = Principal("ada".into());
         let body = Request::Arrive { region, principal, participants, timeout_ns };
-        tell(&mut cluster, &Message::Request { id, body });
+        send_message(&mut cluster, &Message::Request { id, body });
     }
     let figures = |cluster: &Cluster| cluster.hosts[home].engine.figures(cluster.now_ns).requests_served;
     assert_eq!(figures(&cluster), REQUESTS_OF_NODE_MAX as u64);
     let request = RequestId(1 << 40);
-    tell(&mut cluster, &Message::Notice(Notice::Withdraw { region, request }));
-    // What has been withdrawn is no longer there to be withdrawn.
-    tell(&mut cluster, &Message::Notice(Notice::Withdraw { region, request }));
+    send_message(&mut cluster, &Message::Notice(Notice::Withdraw { region, request }));
+    // A withdrawn request cannot be withdrawn again.
+    send_message(&mut cluster, &Message::Notice(Notice::Withdraw { region, request }));
     assert_eq!(figures(&cluster), REQUESTS_OF_NODE_MAX as u64 - 1);
     cluster.record(home, requester);
     cluster.run();
@@ -101,7 +101,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn scrambled_conversations_do_no_harm(
+    fn scrambled_messages_do_no_harm(
         picks in prop::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), any::<u8>(), 0..4u8), 1..40),
     ) {
         let frames = conversation();
@@ -119,13 +119,13 @@ proptest! {
             cluster.hosts[0].engine.handle_message(now_ns, PeerId(2), &frame);
             cluster.run();
         }
-        // Unless the scrambled peer talked us into giving our region up, its bytes are still there.
+        // Unless the scrambled peer made this node give up its region, its bytes are still there.
         let mut first = [0; 16];
         let host = &cluster.hosts[0];
         if host.path.read(host.session, lh, 0, &mut first).is_ok() {
             prop_assert_eq!(&first[..], &data[..16]);
         }
-        // And we still work.
+        // The node still works.
         let session = cluster.hosts[0].session;
         let op = cluster.hosts[0].engine.submit(cluster.now_ns, session, Command::Status);
         cluster.run();
@@ -133,7 +133,7 @@ proptest! {
     }
 
     #[test]
-    fn what_decodes_encodes_to_what_it_was(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn decoded_messages_round_trip(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
         if let Ok(decoded) = message::decode(&bytes) {
             let encoded = message::encode(&decoded);
             prop_assert_eq!(message::decode(&encoded).unwrap(), decoded);

@@ -1,4 +1,4 @@
-//! Whatever a peer answers and cancels, no slot is given out while the peer may write to it, and none is lost.
+//! Whatever a peer answers and cancels, no slot is reused while the peer may write to it, and none is lost.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ const PEER: PeerId = PeerId(1);
 const OTHER: Target = Target::Peer(PeerId(2));
 const SLOTS: u16 = 4;
 
-/// What happens next; the peer names slots as it likes.
+/// A step; the peer names any slot.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Call,
@@ -39,10 +39,10 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #[test]
-    fn a_peer_that_answers_at_random_gets_only_what_it_was_asked_for(steps in prop::collection::vec(step(), 1..200)) {
+    fn random_replies_reach_open_slots_only(steps in prop::collection::vec(step(), 1..200)) {
         let server = Target::Peer(PEER);
         let mut slots: ReplySlots<()> = ReplySlots::new(1, usize::from(SLOTS));
-        // Those that somebody waits for, and those that the peer may still write to.
+        // Slots with a waiter, and slots that the peer may still write to.
         let (mut waiting, mut open) = (Vec::new(), BTreeSet::new());
         for step in steps {
             match step {
@@ -70,7 +70,7 @@ proptest! {
                 }
                 Step::Reply(slot) => match slots.handle_reply(server, slot) {
                     Ok(arrival) => {
-                        prop_assert!(open.remove(&slot), "it was not asked for that");
+                        prop_assert!(open.remove(&slot), "an unexpected reply");
                         if let Arrival::Late = arrival {
                             slots.free(slot);
                         }
@@ -102,9 +102,9 @@ proptest! {
         prop_assert_eq!(slots.used(), 0, "slots are lost");
     }
 
-    /// Handlers begin and end in any order; each ends what it began, or nothing.
+    /// Handlers begin and end in any order; each end affects its own begin, or nothing.
     #[test]
-    fn a_peer_that_calls_and_cancels_at_random_harms_no_handler(
+    fn random_cancels_harm_no_handler(
         steps in prop::collection::vec((0..4_u8, slot(), any::<bool>()), 1..200),
     ) {
         let served = Served::default();
@@ -116,7 +116,7 @@ proptest! {
                 2 => {
                     let Some(call) = open.pop() else { continue };
                     if served.begin(call) {
-                        prop_assert!(!served.begin(call), "it is begun once");
+                        prop_assert!(!served.begin(call), "calls begin once");
                         busy.push(call);
                     }
                 }

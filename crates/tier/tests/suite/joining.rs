@@ -1,4 +1,5 @@
-//! Stories of nodes that join where members have just lost power, or answer late: nobody waits for a member but who needs it.
+//! Scenarios of nodes that join where members have just lost power, or answer late: only operations that need a member
+//! wait for it.
 
 use crate::common;
 
@@ -10,7 +11,7 @@ use halite_tier::message::{ErrorReply, NodeState, NodeStatus, RegionCommand};
 use halite_tier::permissions::Permissions;
 
 const RIGHTS: Permissions = Permissions::READ;
-/// The number of a node that passes by.
+/// The number of an ephemeral node.
 const EPHEMERAL: u32 = 1 << 31;
 
 fn name_of(node: u32) -> String {
@@ -27,7 +28,7 @@ fn five() -> Cluster {
     cluster
 }
 
-/// A node joins, and meets these; others are being dialled.
+/// Joins a node that meets the hosts `met`, and dials the others.
 fn join(cluster: &mut Cluster, node: u32, bytes_total: u64, met: &[usize]) -> usize {
     cluster.slow_to_dial = true;
     let joined = cluster.add_unmet(node, bytes_total);
@@ -38,7 +39,7 @@ fn join(cluster: &mut Cluster, node: u32, bytes_total: u64, met: &[usize]) -> us
     joined
 }
 
-/// Three of five members have just lost power, and nobody knows.
+/// Three of five members have just lost power, unnoticed.
 fn joined_beside_the_dead() -> (Cluster, usize) {
     let mut cluster = five();
     (2..5).for_each(|host| cluster.stop(host));
@@ -54,7 +55,7 @@ fn down(node: u32) -> Result<Outcome, CommandError> {
     Err(ErrorReply::PeerDown(NodeId(node)).into())
 }
 
-/// Begins a command that has to wait for a node.
+/// Starts a command that has to wait for a node.
 fn begin(cluster: &mut Cluster, host: usize, command: Command) -> OpId {
     let op = cluster.submit(host, command);
     cluster.run();
@@ -63,7 +64,7 @@ fn begin(cluster: &mut Cluster, host: usize, command: Command) -> OpId {
 }
 
 #[test]
-fn who_joins_where_others_have_just_lost_power_waits_for_none_of_them() {
+fn joins_do_not_wait_for_dead_members() {
     let (mut cluster, joined) = joined_beside_the_dead();
     let before_ns = cluster.now_ns;
     for name in [name_of(0), name_of(1)] {
@@ -73,17 +74,17 @@ fn who_joins_where_others_have_just_lost_power_waits_for_none_of_them() {
     assert_eq!(cluster.command(joined, Command::ListLost), Ok(Outcome::Lost(Vec::new())));
     assert!(matches!(cluster.command(joined, Command::TakeNumber), Ok(Outcome::Number(_))));
     cluster.alloc(joined, "anywhere", CHUNK_BYTES, Placement::Anywhere);
-    assert_eq!(cluster.now_ns, before_ns, "nothing took time");
+    assert_eq!(cluster.now_ns, before_ns, "no time passed");
 }
 
 #[test]
-fn an_operation_that_needs_a_member_waits_until_its_dial_has_failed() {
+fn operations_wait_for_dials_to_needed_members() {
     let (mut cluster, joined) = joined_beside_the_dead();
     let stat = begin(&mut cluster, joined, Command::Stat(name_of(2)));
     let list = begin(&mut cluster, joined, Command::List);
     cluster.finish_dials(joined, 2, false);
     assert_eq!(cluster.outcome(joined, stat), Some(down(2)));
-    assert!(!cluster.has_ended(joined, list), "it needs the others, too");
+    assert!(!cluster.has_ended(joined, list), "the list needs the other nodes");
     cluster.finish_dials(joined, 3, false);
     cluster.finish_dials(joined, 4, false);
     let Some(Ok(Outcome::List { regions, unreachable, .. })) = cluster.outcome(joined, list) else {
@@ -91,18 +92,18 @@ fn an_operation_that_needs_a_member_waits_until_its_dial_has_failed() {
     };
     assert_eq!(regions.len(), 2);
     assert_eq!(unreachable, [2, 3, 4].map(|node| (name_of(node), NodeId(node))));
-    // From here on it is known to be out of reach, also while it is dialled anew.
+    // From here on it is known to be unreachable, even while it is dialled again.
     assert_eq!(cluster.command(joined, map(&name_of(2))), down(2));
     cluster.sleep(LEASE_NS / 4);
     assert_eq!(cluster.command(joined, map(&name_of(2))), down(2));
 }
 
 #[test]
-fn nobody_waits_for_a_first_meeting_for_longer_than_a_lease() {
+fn first_meetings_time_out_after_a_lease() {
     let (mut cluster, joined) = joined_beside_the_dead();
     let stat = begin(&mut cluster, joined, Command::Stat(name_of(2)));
     let status = begin(&mut cluster, joined, Command::Status);
-    // The directory says no word meanwhile.
+    // The directory sends nothing meanwhile.
     cluster.sleep(3 * LEASE_NS / 4);
     assert!(!cluster.has_ended(joined, stat));
     cluster.sleep(LEASE_NS / 4);
@@ -110,19 +111,19 @@ fn nobody_waits_for_a_first_meeting_for_longer_than_a_lease() {
     let Some(Ok(Outcome::Status(all))) = cluster.outcome(joined, status) else { panic!("a status") };
     let alive = all.iter().filter(|status| status.state == NodeState::Alive).map(|status| status.node.0);
     assert_eq!(alive.collect::<Vec<_>>(), [0, 1, EPHEMERAL]);
-    assert_eq!(all.len(), 6, "the others have rows, too");
+    assert_eq!(all.len(), 6, "dead members are listed");
     let unmet = |status: &&NodeStatus| [2, 3, 4].contains(&status.node.0);
     assert!(
         all.iter().filter(unmet).all(|status| status.state == NodeState::Silent && status.loss.is_none()),
-        "the directory hears them still: {all:?}"
+        "the directory still hears them: {all:?}"
     );
     let known =
-        |node| cluster.hosts[joined].engine.known_peer(cluster.now_ns, NodeId(node)).expect("it is a member");
-    assert!([2, 3, 4].iter().all(|node| known(*node).state == NodeState::Silent), "nobody waits for them");
+        |node| cluster.hosts[joined].engine.known_peer(cluster.now_ns, NodeId(node)).expect("a member");
+    assert!([2, 3, 4].iter().all(|node| known(*node).state == NodeState::Silent), "not awaited");
 }
 
 #[test]
-fn a_living_member_that_is_slow_to_connect_is_waited_for() {
+fn slow_members_are_awaited() {
     let mut cluster = five();
     let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
     assert!(cluster.hosts[joined].engine.is_connecting(NodeId(4)));
@@ -137,28 +138,28 @@ fn a_living_member_that_is_slow_to_connect_is_waited_for() {
 }
 
 #[test]
-fn a_region_is_mapped_once_all_owners_of_its_bytes_are_met_as_it_is_then() {
+fn maps_wait_for_all_owners_and_see_the_latest_state() {
     let mut cluster = five();
     let spread = Placement::Spread([1, 4].map(NodeId).to_vec());
     let lh = cluster.alloc(1, "spread", 2 * CHUNK_BYTES, spread);
     cluster.write(1, lh, 0, &[7; 2 * CHUNK_BYTES as usize]);
     let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
     let mapping = begin(&mut cluster, joined, map("spread"));
-    // It changes meanwhile, and nobody waits for who does not map it yet.
+    // It moves meanwhile, without waiting for a node that does not map it yet.
     let order = RegionCommand::Move { to: NodeId(2) };
     assert_eq!(cluster.command(1, Command::RegionCommand(lh, order)), Ok(Outcome::Done));
     assert!(!cluster.has_ended(joined, mapping));
     cluster.finish_dials(joined, 4, true);
     let mapped = slot(cluster.outcome(joined, mapping).expect("its owners are met"));
     let owners = cluster.extents(joined, mapped).into_iter().map(|extent| extent.owner.node.0);
-    assert!(owners.into_iter().all(|owner| owner == 2), "it is where it has moved");
+    assert!(owners.into_iter().all(|owner| owner == 2), "mapped at its new place");
     assert_eq!(cluster.read(joined, mapped, 0, 2 * CHUNK_BYTES as usize), [7; 2 * CHUNK_BYTES as usize]);
     assert_eq!(cluster.command(1, Command::RegionCommand(lh, RegionCommand::Free)), Ok(Outcome::Done));
     assert!(cluster.hosts[joined].engine.known_region(cluster.hosts[joined].session, mapped).is_none());
 }
 
 #[test]
-fn a_region_whose_owner_is_not_met_in_the_end_is_mapped_for_the_rest_of_it() {
+fn maps_succeed_without_unreachable_owners() {
     let mut cluster = five();
     let spread = Placement::Spread([1, 4].map(NodeId).to_vec());
     let lh = cluster.alloc(1, "spread", 2 * CHUNK_BYTES, spread);
@@ -167,14 +168,14 @@ fn a_region_whose_owner_is_not_met_in_the_end_is_mapped_for_the_rest_of_it() {
     let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
     let mapping = begin(&mut cluster, joined, map("spread"));
     cluster.finish_dials(joined, 4, false);
-    let mapped = slot(cluster.outcome(joined, mapping).expect("it is known to be out of reach"));
+    let mapped = slot(cluster.outcome(joined, mapping).expect("its owner is known to be unreachable"));
     assert_eq!(cluster.read(joined, mapped, 0, 4), b"here");
     let (host, mut byte) = (&cluster.hosts[joined], [0]);
     assert!(host.path.read(host.session, mapped, CHUNK_BYTES, &mut byte).is_err());
 }
 
 #[test]
-fn what_is_made_on_a_member_that_is_not_met_yet_is_there_when_it_is() {
+fn allocations_wait_for_members_being_met() {
     let mut cluster = five();
     let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
     let spread = Placement::Spread([1, 4].map(NodeId).to_vec());
@@ -184,16 +185,16 @@ fn what_is_made_on_a_member_that_is_not_met_yet_is_there_when_it_is() {
     let on_one = begin(&mut cluster, joined, allocation(None, CHUNK_BYTES, Placement::On(NodeId(4))));
     cluster.finish_dials(joined, 4, true);
     for op in [named, unnamed, on_one] {
-        let lh = slot(cluster.outcome(joined, op).expect("it is there"));
+        let lh = slot(cluster.outcome(joined, op).expect("the region exists"));
         cluster.write(joined, lh, 0, b"salt");
         let order = Command::RegionCommand(lh, RegionCommand::Free);
         assert_eq!(cluster.command(joined, order), Ok(Outcome::Done), "its maker is its master");
     }
 }
 
-/// The directory tells members of who joins; they are as patient as it is.
+/// The directory announces the joining node to the members, which wait as patiently.
 #[test]
-fn a_member_waits_for_a_newcomer_that_others_have_met_before_it() {
+fn members_wait_for_announced_newcomers() {
     let mut cluster = five();
     let lh = cluster.map_for(0, &name_of(1), RIGHTS | Permissions::MASTER);
     let joined = join(&mut cluster, 7, ARENA_BYTES, &[2, 3, 4]);
@@ -206,7 +207,7 @@ fn a_member_waits_for_a_newcomer_that_others_have_met_before_it() {
 }
 
 #[test]
-fn what_nobody_waits_for_any_more_is_not_asked_when_the_member_is_met() {
+fn abandoned_requests_are_not_sent_after_a_meeting() {
     let mut cluster = five();
     let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
     let mapping = begin(&mut cluster, joined, map(&name_of(4)));
@@ -215,13 +216,13 @@ fn what_nobody_waits_for_any_more_is_not_asked_when_the_member_is_met() {
     cluster.hosts[joined].engine.close_session(now_ns, session);
     cluster.finish_dials(joined, 4, true);
     assert!(matches!(cluster.outcome(joined, mapping), Some(Err(_))), "its session has ended");
-    // Its home waits for no word of it.
+    // Its home awaits no acknowledgement from it.
     let lh = cluster.map_for(0, &name_of(4), RIGHTS | Permissions::MASTER);
     assert_eq!(cluster.command(0, Command::RegionCommand(lh, RegionCommand::Free)), Ok(Outcome::Done));
 }
 
 #[test]
-fn who_learns_that_a_member_is_gone_waits_for_it_no_longer() {
+fn waits_end_when_a_member_is_known_gone() {
     let (mut cluster, joined) = joined_beside_the_dead();
     let stat = begin(&mut cluster, joined, Command::Stat(name_of(2)));
     cluster.kill(2);
@@ -230,7 +231,7 @@ fn who_learns_that_a_member_is_gone_waits_for_it_no_longer() {
     assert!(matches!(ended, Some(Err(CommandError::Refused(_)))), "{ended:?}");
 }
 
-// Regions that move to a member which a mapper has yet to meet.
+// Regions that move to a member which a mapper has not met yet.
 
 fn move_to(lh: SlotRef, node: u32) -> Command {
     Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(node) })
@@ -240,8 +241,8 @@ fn free(lh: SlotRef) -> Command {
     Command::RegionCommand(lh, RegionCommand::Free)
 }
 
-/// A session of `host` makes a region without a name on node 3: it ends with its last mapping.
-fn nameless(cluster: &mut Cluster, host: usize) -> SlotRef {
+/// A session of `host` makes an unnamed region on node 3: it ends with its last mapping.
+fn unnamed(cluster: &mut Cluster, host: usize) -> SlotRef {
     let lh = slot(cluster.command(host, allocation(None, CHUNK_BYTES, Placement::On(NodeId(3)))));
     cluster.write(host, lh, 0, b"salt");
     lh
@@ -252,10 +253,10 @@ fn is_mapped(cluster: &Cluster, host: usize, lh: SlotRef) -> bool {
 }
 
 #[test]
-fn a_region_moves_to_a_member_once_its_mapper_has_met_that_and_is_not_lost() {
+fn moves_wait_for_mappers_to_meet_the_target() {
     let mut cluster = five();
     let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
-    let lh = nameless(&mut cluster, joined);
+    let lh = unnamed(&mut cluster, joined);
     let moving = begin(&mut cluster, joined, move_to(lh, 4));
     cluster.finish_dials(joined, 4, true);
     assert_eq!(cluster.outcome(joined, moving), Some(Ok(Outcome::Done)));
@@ -266,7 +267,7 @@ fn a_region_moves_to_a_member_once_its_mapper_has_met_that_and_is_not_lost() {
 }
 
 #[test]
-fn a_region_moves_to_a_member_that_its_mapper_cannot_meet_and_is_lost_to_that_alone() {
+fn moves_lose_mappers_that_cannot_meet_the_target() {
     let mut cluster = five();
     let lh = cluster.map_for(0, &name_of(3), RIGHTS | Permissions::MASTER);
     let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
@@ -280,10 +281,10 @@ fn a_region_moves_to_a_member_that_its_mapper_cannot_meet_and_is_lost_to_that_al
 }
 
 #[test]
-fn a_region_moves_to_a_newcomer_that_its_mapper_has_not_heard_of_yet() {
+fn moves_to_unannounced_newcomers_succeed() {
     let mut cluster = five();
-    let lh = nameless(&mut cluster, 1);
-    // The directory's word of the newcomer is late; so nobody dials it but who has heard it.
+    let lh = unnamed(&mut cluster, 1);
+    // The announcement of the new node is late, so only nodes that received it dial it.
     cluster.held.push((0, 1));
     let joined = join(&mut cluster, 7, ARENA_BYTES, &[]);
     for member in [2, 3, 4] {
@@ -304,7 +305,7 @@ fn a_region_moves_to_a_newcomer_that_its_mapper_has_not_heard_of_yet() {
 }
 
 #[test]
-fn a_mapper_that_meets_the_next_incarnation_of_a_newcomer_waits_for_the_former_no_longer() {
+fn waits_for_a_former_incarnation_end_with_the_next() {
     let mut cluster = five();
     let lh = cluster.map_for(2, &name_of(2), RIGHTS | Permissions::MASTER);
     cluster.map_for(1, &name_of(2), RIGHTS);
@@ -314,7 +315,7 @@ fn a_mapper_that_meets_the_next_incarnation_of_a_newcomer_waits_for_the_former_n
         cluster.connect(joined, member);
     }
     cluster.run();
-    // The mapper acknowledges no freeze before it has met the node that the bytes go to.
+    // The mapper acknowledges no freeze before it has met the node that receives the bytes.
     let moving = begin(&mut cluster, 2, move_to(lh, 7));
     let next = cluster.add_unmet(7, ARENA_BYTES);
     cluster.connect(next, 1);
@@ -322,32 +323,32 @@ fn a_mapper_that_meets_the_next_incarnation_of_a_newcomer_waits_for_the_former_n
     assert_eq!(cluster.outcome(2, moving), Some(Ok(Outcome::Done)));
 }
 
-/// A mapper is paired with the node to which its region moves before that node has heard so.
-fn moved_ahead(of_unheard: bool) -> (Cluster, usize, SlotRef) {
+/// A mapper is paired with the node to which its region moves before that node knows of the pairing.
+fn moved_ahead(of_unconfirmed: bool) -> (Cluster, usize, SlotRef) {
     let mut cluster = five();
-    if of_unheard {
+    if of_unconfirmed {
         cluster.held.push((0, 4));
     }
     let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
-    let lh = nameless(&mut cluster, joined);
+    let lh = unnamed(&mut cluster, joined);
     let moving = begin(&mut cluster, joined, move_to(lh, 4));
     cluster.held.push((joined, 4));
     cluster.finish_dials(joined, 4, true);
     assert!(cluster.hosts[joined].engine.is_connected_to(NodeId(4)));
     assert!(!cluster.hosts[4].engine.is_connected_to(NodeId(EPHEMERAL)));
-    assert_eq!(cluster.outcome(joined, moving), Some(Ok(Outcome::Done)), "it is handed over");
+    assert_eq!(cluster.outcome(joined, moving), Some(Ok(Outcome::Done)), "handed over");
     (cluster, joined, lh)
 }
 
 #[test]
-fn a_region_that_is_handed_over_ahead_of_a_meeting_is_kept_by_both_ends_of_that() {
-    for of_unheard in [false, true] {
-        let (mut cluster, joined, lh) = moved_ahead(of_unheard);
+fn handovers_before_a_meeting_keep_mappings() {
+    for of_unconfirmed in [false, true] {
+        let (mut cluster, joined, lh) = moved_ahead(of_unconfirmed);
         cluster.held.clear();
         cluster.run();
         assert!(cluster.hosts[4].engine.is_connected_to(NodeId(EPHEMERAL)));
         assert_eq!(cluster.read(joined, lh, 0, 4), b"salt");
-        // Its home lists the mapper: the region ends with it, and not before.
+        // Its home lists the mapper: the region ends with the mapping, not before.
         assert_eq!(cluster.memory(4).0, 2 * CHUNK_BYTES);
         assert_eq!(cluster.command(joined, Command::Unmap(lh)), Ok(Outcome::Done));
         assert_eq!(cluster.memory(4).0, CHUNK_BYTES);
@@ -355,7 +356,7 @@ fn a_region_that_is_handed_over_ahead_of_a_meeting_is_kept_by_both_ends_of_that(
 }
 
 #[test]
-fn an_order_on_a_region_that_was_handed_over_ahead_of_a_meeting_waits_for_its_mapper() {
+fn commands_after_an_early_handover_wait_for_mappers() {
     let orders: [fn(SlotRef) -> Command; 3] =
         [free, |lh| move_to(lh, 2), |lh| Command::RegionCommand(lh, RegionCommand::Seal)];
     for order in orders {
@@ -374,7 +375,7 @@ fn an_order_on_a_region_that_was_handed_over_ahead_of_a_meeting_waits_for_its_ma
         assert_eq!(cluster.outcome(0, ordered), Some(Ok(Outcome::Done)));
         let (host, at) = (&cluster.hosts[joined], cluster.hosts[joined].session);
         match is_mapped(&cluster, 0, lh) {
-            false => assert!(!is_mapped(&cluster, joined, theirs), "it is free, and nobody reaches it"),
+            false => assert!(!is_mapped(&cluster, joined, theirs), "freed and unreachable"),
             true => {
                 assert_eq!(cluster.read(joined, theirs, 0, 4), b"of 3");
                 let is_sealed = host.path.write(at, theirs, 0, b"!").is_err();
@@ -384,23 +385,23 @@ fn an_order_on_a_region_that_was_handed_over_ahead_of_a_meeting_waits_for_its_ma
     }
 }
 
-// Numbers that nobody has named yet.
+// Numbers that are not announced yet.
 
 #[test]
-fn who_needs_a_newcomer_that_it_has_not_heard_of_asks_the_directory_first() {
+fn unannounced_numbers_are_inquired_about() {
     let mut cluster = five();
     cluster.held.push((0, 1));
     join(&mut cluster, 7, ARENA_BYTES, &[2, 3, 4]);
     let on_it = begin(&mut cluster, 1, allocation(None, CHUNK_BYTES, Placement::On(NodeId(7))));
     cluster.held.clear();
     cluster.run();
-    assert!(!cluster.has_ended(1, on_it), "it is being met");
+    assert!(!cluster.has_ended(1, on_it), "the node is being dialled");
     cluster.finish_dials(5, 1, true);
     slot(cluster.outcome(1, on_it).expect("the two have met"));
 }
 
 #[test]
-fn an_order_to_move_a_region_to_a_newcomer_waits_for_the_word_of_the_directory() {
+fn moves_to_newcomers_wait_for_the_inquiry() {
     let mut cluster = five();
     let lh = cluster.map_for(0, &name_of(1), RIGHTS | Permissions::MASTER);
     cluster.held.push((0, 1));
@@ -415,18 +416,19 @@ fn an_order_to_move_a_region_to_a_newcomer_waits_for_the_word_of_the_directory()
 }
 
 #[test]
-fn a_number_that_the_directory_does_not_know_is_refused_at_once() {
+fn unknown_numbers_are_refused_at_once() {
     let mut cluster = five();
     let unknown = Err(ErrorReply::UnknownNode(NodeId(9)).into());
     assert_eq!(cluster.command(1, allocation(None, CHUNK_BYTES, Placement::On(NodeId(9)))), unknown);
     let lh = cluster.map_for(0, &name_of(1), RIGHTS | Permissions::MASTER);
     assert_eq!(cluster.command(0, move_to(lh, 9)), unknown);
-    // Nobody answers for the directory: nothing more can be known.
+    // The directory is gone, so nothing more can be learned.
     cluster.kill(0);
     assert_eq!(cluster.command(1, allocation(None, CHUNK_BYTES, Placement::On(NodeId(9)))), unknown);
 }
 
-/// What a node that passes by has said to node 0 when it has joined beside so many members that are dead, and how many dials are under way then.
+/// The messages of an ephemeral node to node 0 after it joined beside `dead` dead members, and its dials in flight
+/// then.
 fn joined_beside(dead: usize) -> (Vec<Vec<u8>>, usize) {
     let mut cluster = Cluster::of(2 + dead);
     cluster.adapters = true;
@@ -443,12 +445,12 @@ fn joined_beside(dead: usize) -> (Vec<Vec<u8>>, usize) {
     (cluster.recorded(), dials)
 }
 
-/// A command is a node that joins and leaves.  It dials the dead as it does the living, for one may be out of sight of node 0 alone, and waits for
-/// nobody's answer but node 0's, which it asks the same questions.
+/// A command is a node that joins and leaves.  It dials dead members like living ones, since one may be unreachable for
+/// node 0 alone; it waits only for replies of node 0, to the same requests.
 #[test]
-fn who_joins_asks_as_often_and_waits_for_no_dial_whatever_the_number_of_dead_members() {
+fn join_costs_do_not_depend_on_dead_members() {
     let [(none, one), (few, six), (many, twenty_one)] = [0, 5, 20].map(joined_beside);
-    assert_eq!((one, six, twenty_one), (1, 6, 21), "under way, and in nobody's way");
+    assert_eq!((one, six, twenty_one), (1, 6, 21), "dials in flight delay nothing");
     assert!(!none.is_empty());
     assert_eq!((few.len(), many.len()), (none.len(), none.len()));
 }

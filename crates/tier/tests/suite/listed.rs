@@ -1,4 +1,5 @@
-//! Members that a store outside of the cluster lists: they are found without node 0, and a list that somebody has edited harms nobody.
+//! Members listed in a store outside of the cluster: they are found without node 0, and a list edited by hand does no
+//! harm.
 
 use crate::common;
 
@@ -10,7 +11,7 @@ use halite_tier::engine::Listing;
 use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, NodeState};
 
-/// Nodes behind adapters, each connected to all others, but for node 0, which has died.
+/// Nodes behind adapters, all connected to each other, except node 0, which has died.
 fn without_node_0(count: usize) -> Cluster {
     let mut cluster = Cluster::of(0);
     cluster.adapters = true;
@@ -22,7 +23,7 @@ fn without_node_0(count: usize) -> Cluster {
     cluster
 }
 
-/// The same of a large cluster: each was connected to node 0 alone.
+/// As [`without_node_0`], for a large cluster, whose nodes were connected to node 0 alone.
 fn large_without_node_0(count: usize) -> Cluster {
     let mut cluster = Cluster::on_demand(count);
     cluster.kill(0);
@@ -30,7 +31,7 @@ fn large_without_node_0(count: usize) -> Cluster {
     cluster
 }
 
-fn hear(cluster: &mut Cluster, host: usize, listing: Listing) {
+fn update_list(cluster: &mut Cluster, host: usize, listing: Listing) {
     let now_ns = cluster.now_ns;
     cluster.hosts[host].engine.handle_listed(now_ns, listing);
     cluster.run();
@@ -66,34 +67,34 @@ fn alloc_on(cluster: &mut Cluster, host: usize, node: u32) -> Result<Outcome, Co
 }
 
 #[test]
-fn two_that_have_joined_at_once_without_node_0_find_each_other() {
+fn concurrent_joiners_find_each_other_without_node_0() {
     let mut cluster = without_node_0(2);
     let (second, third) = (cluster.add_unmet(2, ARENA_BYTES), cluster.add_unmet(3, ARENA_BYTES));
-    hear(&mut cluster, second, all(&[(1, "1"), (2, "2"), (3, "3")]));
+    update_list(&mut cluster, second, all(&[(1, "1"), (2, "2"), (3, "3")]));
     assert!(are_connected(&cluster, second, 1));
     assert!(!are_connected(&cluster, second, third), "the higher number dials");
-    hear(&mut cluster, third, is(2, "2"));
+    update_list(&mut cluster, third, is(2, "2"));
     assert!(are_connected(&cluster, second, third));
     assert!(alloc_on(&mut cluster, second, 3).is_ok());
 }
 
 #[test]
-fn the_lower_number_dials_where_the_higher_has_not_for_a_lease() {
+fn the_lower_number_dials_after_a_lease() {
     let mut cluster = without_node_0(2);
     let second = cluster.add_unmet(2, ARENA_BYTES);
-    hear(&mut cluster, 1, is(2, "2"));
+    update_list(&mut cluster, 1, is(2, "2"));
     assert!(!are_connected(&cluster, 1, second));
     cluster.sleep(2 * LEASE_NS);
     assert!(are_connected(&cluster, 1, second));
 }
 
 #[test]
-fn a_member_of_a_large_cluster_is_found_by_who_uses_it_while_node_0_is_away() {
+fn listed_members_are_dialled_on_first_use() {
     let mut cluster = large_without_node_0(3);
     let late = cluster.add_unmet(7, ARENA_BYTES);
     assert_eq!(alloc_on(&mut cluster, 1, 7), Err(ErrorReply::UnknownNode(NodeId(7)).into()));
-    hear(&mut cluster, 1, is(7, &late.to_string()));
-    assert!(!are_connected(&cluster, 1, late), "nobody uses it");
+    update_list(&mut cluster, 1, is(7, &late.to_string()));
+    assert!(!are_connected(&cluster, 1, late), "not used yet");
     assert_eq!(state(&mut cluster, 1, 7), Some(NodeState::Unconnected));
     assert!(alloc_on(&mut cluster, 1, 7).is_ok());
     assert!(are_connected(&cluster, 1, late));
@@ -101,65 +102,65 @@ fn a_member_of_a_large_cluster_is_found_by_who_uses_it_while_node_0_is_away() {
 }
 
 #[test]
-fn who_is_listed_no_more_is_told_as_out_of_reach_only_while_node_0_does_not_say_how_it_is() {
+fn unlisted_members_are_unreachable_without_node_0_only() {
     let mut cluster = Cluster::on_demand(3);
-    hear(&mut cluster, 1, all(&[(0, "0"), (1, "1"), (2, "2")]));
-    hear(&mut cluster, 1, Listing::Gone(NodeId(2)));
+    update_list(&mut cluster, 1, all(&[(0, "0"), (1, "1"), (2, "2")]));
+    update_list(&mut cluster, 1, Listing::Gone(NodeId(2)));
     assert_eq!(
         state(&mut cluster, 1, 2),
         Some(NodeState::Unconnected),
-        "a lost lease is no loss of the node"
+        "a lost lease proves no loss of the node"
     );
     cluster.kill(0);
     cluster.run();
     assert_eq!(state(&mut cluster, 1, 2), Some(NodeState::Unreachable));
-    hear(&mut cluster, 1, is(2, "2"));
+    update_list(&mut cluster, 1, is(2, "2"));
     assert_eq!(state(&mut cluster, 1, 2), Some(NodeState::Unconnected));
 }
 
 #[test]
-fn who_is_listed_where_nobody_is_costs_a_dial_a_lease_and_who_uses_it_an_error() {
+fn wrong_entries_cost_a_dial_per_lease() {
     let mut cluster = large_without_node_0(3);
     cluster.stop(2);
-    hear(&mut cluster, 1, is(9, "2"));
+    update_list(&mut cluster, 1, is(9, "2"));
     assert_eq!(alloc_on(&mut cluster, 1, 9), Err(ErrorReply::PeerDown(NodeId(9)).into()));
     assert_eq!(state(&mut cluster, 1, 9), Some(NodeState::Silent));
-    // What does not answer at all is waited for as long as for a member.
+    // An address without any answer is awaited as long as a member.
     cluster.silent_dials = true;
     let asked = cluster.submit(1, allocation(None, CHUNK_BYTES, Placement::On(NodeId(9))));
     cluster.sleep(LEASE_NS / 2);
     assert!(!cluster.has_ended(1, asked));
     cluster.sleep(LEASE_NS);
     assert_eq!(cluster.outcome(1, asked), Some(Err(ErrorReply::PeerDown(NodeId(9)).into())));
-    hear(&mut cluster, 1, Listing::Gone(NodeId(9)));
+    update_list(&mut cluster, 1, Listing::Gone(NodeId(9)));
     assert_eq!(alloc_on(&mut cluster, 1, 9), Err(ErrorReply::UnknownNode(NodeId(9)).into()));
 }
 
 #[test]
-fn what_is_listed_of_this_node_or_of_one_that_passes_is_not_taken() {
+fn own_and_ephemeral_entries_are_ignored() {
     let mut cluster = without_node_0(2);
     cluster.slow_to_dial = true;
-    hear(&mut cluster, 1, all(&[(1, "0"), (NodeId::EPHEMERAL_MIN.0, "0")]));
-    hear(&mut cluster, 1, is(1, "0"));
-    hear(&mut cluster, 1, is(NodeId::EPHEMERAL_MIN.0 + 5, "0"));
+    update_list(&mut cluster, 1, all(&[(1, "0"), (NodeId::EPHEMERAL_MIN.0, "0")]));
+    update_list(&mut cluster, 1, is(1, "0"));
+    update_list(&mut cluster, 1, is(NodeId::EPHEMERAL_MIN.0 + 5, "0"));
     cluster.sleep(3 * LEASE_NS);
     assert_eq!(cluster.dials_under_way(), 0);
     assert_eq!(state(&mut cluster, 1, NodeId::EPHEMERAL_MIN.0), None);
     assert_eq!(state(&mut cluster, 1, 1), Some(NodeState::Alive));
 }
 
-/// What the cluster knows of a member by itself is better than what anybody can write.
+/// The cluster's own knowledge of a member takes precedence over the list.
 #[test]
-fn a_wrong_address_of_a_member_that_is_known_is_not_dialled() {
+fn listed_addresses_of_known_members_are_ignored() {
     let mut cluster = without_node_0(3);
     cluster.slow_to_dial = true;
-    hear(&mut cluster, 2, all(&[(1, "0")]));
+    update_list(&mut cluster, 2, all(&[(1, "0")]));
     cluster.sleep(3 * LEASE_NS);
     assert_eq!(cluster.dials_under_way(), 0);
     assert!(are_connected(&cluster, 1, 2) && alloc_on(&mut cluster, 2, 1).is_ok());
 }
 
-/// All rows that a host has to show.
+/// All rows of a host's status.
 fn rows(cluster: &mut Cluster, host: usize) -> Vec<(u32, NodeState, bool)> {
     match cluster.command(host, Command::Status) {
         Ok(Outcome::Status(nodes)) => {
@@ -169,9 +170,9 @@ fn rows(cluster: &mut Cluster, host: usize) -> Vec<(u32, NodeState, bool)> {
     }
 }
 
-/// Node 3, which has met node 1 alone, cannot be told of members by node 0.
+/// Node 3, which has met node 1 alone, cannot learn of members from node 0.
 #[test]
-fn who_joins_without_node_0_is_told_by_another_member_whom_that_knows_also_of_the_dead() {
+fn joiners_learn_members_without_node_0() {
     let mut cluster = Cluster::of(0);
     cluster.adapters = true;
     for node in 0..3 {
@@ -188,32 +189,28 @@ fn who_joins_without_node_0_is_told_by_another_member_whom_that_knows_also_of_th
         rows(&mut cluster, late),
         [(0, Dead, true), (1, Alive, false), (2, Unconnected, false), (3, Alive, false)]
     );
-    assert!(!are_connected(&cluster, late, 2), "nobody is connected for that");
-    assert_eq!(
-        alloc_on(&mut cluster, late, 2),
-        Err(ErrorReply::UnknownNode(NodeId(2)).into()),
-        "it is hearsay"
-    );
+    assert!(!are_connected(&cluster, late, 2), "status connects no nodes");
+    assert_eq!(alloc_on(&mut cluster, late, 2), Err(ErrorReply::UnknownNode(NodeId(2)).into()), "hearsay");
 }
 
-/// A node that has just joined asks how all are, and has met all but node 2.
+/// A newly joined node, which has met all but node 2, requests the status of all.
 fn asks_beside_one_that_is_not_met() -> (Cluster, usize, OpId) {
     let mut cluster = without_node_0(3);
     cluster.silent_dials = true;
     let late = cluster.add_unmet(3, ARENA_BYTES);
     cluster.connect(late, 1);
     cluster.run();
-    hear(&mut cluster, late, all(&[(1, "1"), (2, "2")]));
+    update_list(&mut cluster, late, all(&[(1, "1"), (2, "2")]));
     let asked = cluster.submit(late, Command::Status);
     cluster.run();
     (cluster, late, asked)
 }
 
-/// What a host without power costs who asks how all are: a tenth of a lease, where the dial takes longer.
+/// The cost of a host without power for a status request: a tenth of a lease, if the dial takes longer.
 #[test]
-fn a_member_that_does_not_answer_a_first_dial_is_shown_as_silent_after_a_tenth_of_a_lease() {
+fn unanswered_members_are_silent_after_a_tenth_lease() {
     let (mut cluster, late, asked) = asks_beside_one_that_is_not_met();
-    assert!(!cluster.has_ended(late, asked), "it may answer");
+    assert!(!cluster.has_ended(late, asked), "the dial may be answered");
     cluster.sleep(LEASE_NS / 10);
     let Some(Ok(Outcome::Status(nodes))) = cluster.outcome(late, asked) else { panic!("it has not ended") };
     let states: Vec<(u32, NodeState)> = nodes.iter().map(|status| (status.node.0, status.state)).collect();
@@ -221,24 +218,24 @@ fn a_member_that_does_not_answer_a_first_dial_is_shown_as_silent_after_a_tenth_o
     assert_eq!(states, [(0, Dead), (1, Alive), (2, Silent), (3, Alive)]);
 }
 
-/// A dial to one that is far away takes longer than that, and its host is heard meanwhile.
+/// A dial to a distant node takes longer than that, but its host answers meanwhile.
 #[test]
-fn a_member_that_is_far_away_is_waited_for_while_something_is_heard_of_whom_this_node_dials() {
+fn distant_members_are_awaited_while_answering() {
     let (mut cluster, late, asked) = asks_beside_one_that_is_not_met();
     let due_ns = cluster.now_ns + LEASE_NS / 10;
     cluster.hosts[late].engine.handle_dials(due_ns, || true);
     cluster.pass(LEASE_NS / 10);
-    assert!(!cluster.has_ended(late, asked), "it is there");
+    assert!(!cluster.has_ended(late, asked), "its host answers");
     cluster.connect(late, 2);
     cluster.run();
     let Some(Ok(Outcome::Status(nodes))) = cluster.outcome(late, asked) else { panic!("it has not ended") };
     assert_eq!(nodes[2].state, NodeState::Alive);
 
-    // Who hangs half way is not waited for without end.
+    // A dial without end is not awaited without limit.
     let far = cluster.add_unmet(4, ARENA_BYTES);
     cluster.connect(far, 1);
     cluster.run();
-    hear(&mut cluster, far, all(&[(1, "1"), (2, "2"), (3, "3")]));
+    update_list(&mut cluster, far, all(&[(1, "1"), (2, "2"), (3, "3")]));
     let asked = cluster.submit(far, Command::Status);
     cluster.run();
     for _ in 0..=40 {

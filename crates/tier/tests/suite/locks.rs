@@ -1,4 +1,4 @@
-//! Stories of locks and barriers: who gets them, in which order, and what happens when somebody dies.
+//! Scenarios of locks and barriers: the order of grants, and deaths.
 
 use crate::common;
 
@@ -11,7 +11,7 @@ use halite_tier::message::{ErrorReply, RegionCommand};
 use halite_tier::names::Service;
 use halite_tier::permissions::Permissions;
 
-/// The home of everything here: the hash of the name says so.
+/// A name whose hash selects the home of these tests.
 const NAME: &str = "lock";
 
 fn anchor(cluster: &mut Cluster, host: usize, service: Service) -> SlotRef {
@@ -19,7 +19,7 @@ fn anchor(cluster: &mut Cluster, host: usize, service: Service) -> SlotRef {
     common::slot(cluster.command(host, Command::Anchor { service, name, everyone: Permissions::ATOMIC }))
 }
 
-/// Handles of the lock at all nodes, and the node that is its home.
+/// Handles of the lock at all nodes, and its home.
 fn lock_of_all(cluster: &mut Cluster) -> (Vec<SlotRef>, usize) {
     handles_of_all(cluster, Service::Lock)
 }
@@ -51,7 +51,7 @@ fn arrive(slot: SlotRef, participants: u32, timeout_ns: u64) -> Command {
 fn locked(cluster: &mut Cluster, host: usize, op: OpId) -> (u64, bool) {
     match cluster.outcome(host, op) {
         Some(Ok(Outcome::Locked { token, recovered })) => (token, recovered),
-        other => panic!("host {host} should hold the lock: {other:?}"),
+        other => panic!("expected host {host} to hold the lock, not {other:?}"),
     }
 }
 
@@ -61,7 +61,7 @@ fn submit_and_run(cluster: &mut Cluster, host: usize, command: Command) -> OpId 
     op
 }
 
-/// What the session would do by itself on a word that it reaches.
+/// A session's own compare-and-swap on a reachable word.
 fn swap(cluster: &Cluster, host: usize, slot: SlotRef, expected: u64, new: u64) -> u64 {
     let host = &cluster.hosts[host];
     let atomic = Atomic::CompareSwap { expected, new };
@@ -72,9 +72,9 @@ fn holder(cluster: &Cluster, host: usize) -> u64 {
     Holder::new(cluster.hosts[host].incarnation, cluster.hosts[host].session).state()
 }
 
-/// Sessions of one node are as strange to each other as those of two.
+/// Sessions of one node are as separate as those of two.
 #[test]
-fn a_lock_is_given_up_by_the_session_that_holds_it_and_by_no_sibling() {
+fn only_the_holding_session_can_unlock() {
     let mut cluster = Cluster::of(3);
     let (slots, _) = lock_of_all(&mut cluster);
     let op = submit_and_run(&mut cluster, 2, lock(slots[2]));
@@ -89,7 +89,7 @@ fn a_lock_is_given_up_by_the_session_that_holds_it_and_by_no_sibling() {
         let refused = cluster.command(2, Command::Unlock { slot: theirs, release });
         assert_eq!(refused, Err(ErrorReply::NotHeld.into()), "{release:?}");
     }
-    assert!(!cluster.has_ended(1, waiting), "it is held");
+    assert!(!cluster.has_ended(1, waiting), "the lock is held");
     cluster.hosts[2].session = owner;
     assert_eq!(holder(&cluster, 2), before);
     assert_eq!(cluster.command(2, unlock(slots[2])), Ok(Outcome::Done));
@@ -97,7 +97,7 @@ fn a_lock_is_given_up_by_the_session_that_holds_it_and_by_no_sibling() {
 }
 
 #[test]
-fn those_who_wait_get_the_lock_in_the_order_in_which_they_asked_and_nobody_overtakes() {
+fn locks_are_granted_in_order_without_overtaking() {
     let mut cluster = Cluster::of(4);
     let (slots, _) = lock_of_all(&mut cluster);
     let ops: Vec<OpId> =
@@ -110,31 +110,31 @@ fn those_who_wait_get_the_lock_in_the_order_in_which_they_asked_and_nobody_overt
         for (later, other) in [2, 0, 3, 1].into_iter().enumerate().skip(turn + 1) {
             assert!(!cluster.has_ended(other, ops[later]), "{other} waits for {host}");
         }
-        assert_ne!(swap(&cluster, 1, slots[1], 0, 7), 0, "a newcomer cannot take it by itself");
+        assert_ne!(swap(&cluster, 1, slots[1], 0, 7), 0, "a new session cannot take it alone");
         assert_eq!(cluster.command(host, unlock(slots[host])), Ok(Outcome::Done));
     }
-    assert_eq!(swap(&cluster, 3, slots[3], 0, holder(&cluster, 3)), 0, "it is free again");
+    assert_eq!(swap(&cluster, 3, slots[3], 0, holder(&cluster, 3)), 0, "the lock is free");
 }
 
 #[test]
-fn a_lock_that_was_taken_by_the_word_alone_is_handed_over_by_its_home() {
+fn homes_pass_on_locks_taken_by_the_word() {
     let mut cluster = Cluster::of(3);
     let (slots, _) = lock_of_all(&mut cluster);
     let me = holder(&cluster, 1);
     assert_eq!(swap(&cluster, 1, slots[1], 0, me), 0);
     let op = submit_and_run(&mut cluster, 2, lock(slots[2]));
-    assert_ne!(swap(&cluster, 1, slots[1], me, 0), me, "somebody waits, so the home must be asked");
+    assert_ne!(swap(&cluster, 1, slots[1], me, 0), me, "contended, so the home must be asked");
     assert_eq!(cluster.command(1, unlock(slots[1])), Ok(Outcome::Done));
     locked(&mut cluster, 2, op);
     assert_eq!(
         cluster.command(1, unlock(slots[1])),
         Err(CommandError::Refused(ErrorReply::NotHeld)),
-        "it is given up once"
+        "released once"
     );
 }
 
 #[test]
-fn the_lock_of_a_dead_holder_waits_for_its_cut_off_and_then_goes_to_the_next_as_recovered() {
+fn locks_of_dead_holders_are_recovered_after_cut_off() {
     let mut cluster = Cluster::of(4);
     cluster.kills = false;
     let (slots, home) = lock_of_all(&mut cluster);
@@ -144,15 +144,14 @@ fn the_lock_of_a_dead_holder_waits_for_its_cut_off_and_then_goes_to_the_next_as_
     let op = submit_and_run(&mut cluster, next, lock(slots[next]));
     cluster.stop(dead);
     cluster.sleep(2 * LEASE_NS);
-    assert!(!cluster.has_ended(next, op), "it is dead for all, but may still write");
+    assert!(!cluster.has_ended(next, op), "dead for all nodes, but may still write");
     cluster.kill(dead);
     cluster.run();
     assert!(locked(&mut cluster, next, op).1, "recovered");
 }
 
 #[test]
-fn nobody_waits_for_ever_behind_a_silent_holder_that_cannot_be_cut_off_and_it_gives_the_lock_up_when_it_wakes()
- {
+fn waits_behind_silent_holders_are_bounded() {
     let mut cluster = Cluster::of(4);
     cluster.kills = false;
     let (slots, home) = lock_of_all(&mut cluster);
@@ -162,20 +161,20 @@ fn nobody_waits_for_ever_behind_a_silent_holder_that_cannot_be_cut_off_and_it_gi
     let op = submit_and_run(&mut cluster, next, lock(slots[next]));
     cluster.stop(silent);
     cluster.sleep(2 * LEASE_NS);
-    assert!(!cluster.has_ended(next, op), "it may still be cut off");
+    assert!(!cluster.has_ended(next, op), "the holder may still be cut off");
     cluster.sleep(LEASE_NS);
     let refused =
         Err(CommandError::Refused(ErrorReply::HeldBySilent(cluster.hosts[silent].incarnation.node)));
     assert_eq!(cluster.outcome(next, op), Some(refused.clone()));
-    assert_eq!(cluster.command(late, lock(slots[late])), refused, "a newcomer is told at once");
-    let (me, nobody) = (holder(&cluster, silent), 0);
-    assert_eq!(swap(&cluster, silent, slots[silent], me, nobody), me, "nobody has marked the word meanwhile");
+    assert_eq!(cluster.command(late, lock(slots[late])), refused, "a new request is refused at once");
+    let (me, unmarked) = (holder(&cluster, silent), 0);
+    assert_eq!(swap(&cluster, silent, slots[silent], me, unmarked), me, "the word is unmarked");
     let op = submit_and_run(&mut cluster, next, lock(slots[next]));
-    assert!(!locked(&mut cluster, next, op).1, "it was given up, not lost");
+    assert!(!locked(&mut cluster, next, op).1, "released, not recovered");
 }
 
-/// What becomes of a held lock, and of who waits for it, while words are lost on `first`, and from some time on between holder and
-/// home in either direction.
+/// A held lock and its waiters, while messages are lost on `first`, and after a time between holder and home in either
+/// direction.
 fn lose_sight(first: impl Fn(usize, usize) -> (usize, usize), apart_after_ns: u64) {
     let mut cluster = Cluster::of(4);
     cluster.adapters = true;
@@ -190,7 +189,7 @@ fn lose_sight(first: impl Fn(usize, usize) -> (usize, usize), apart_after_ns: u6
     };
     for _ in 0..40 {
         cluster.sleep(LEASE_NS / 8);
-        assert!(is_kept(&cluster), "the home hears it");
+        assert!(is_kept(&cluster), "the home hears the holder");
     }
     cluster.cut.insert(first(home, holder));
     let begin_ns = cluster.now_ns;
@@ -199,29 +198,29 @@ fn lose_sight(first: impl Fn(usize, usize) -> (usize, usize), apart_after_ns: u6
         if cluster.now_ns >= begin_ns + apart_after_ns {
             cluster.part(&[home], &[holder]);
         }
-        let is_handed_over = cluster.has_ended(next, waiting);
-        assert!(!(is_handed_over && is_kept(&cluster)), "two hold it at {} ns", cluster.now_ns - begin_ns);
-        assert!(cluster.now_ns < begin_ns + 3 * LEASE_NS, "it is handed over in time");
+        let is_recovered = cluster.has_ended(next, waiting);
+        assert!(!(is_recovered && is_kept(&cluster)), "two holders at {} ns", cluster.now_ns - begin_ns);
+        assert!(cluster.now_ns < begin_ns + 3 * LEASE_NS, "recovered in time");
     }
     assert!(locked(&mut cluster, next, waiting).1, "recovered");
     cluster.cut.clear();
     cluster.sleep(2 * LEASE_NS);
-    assert!(!is_kept(&cluster), "what was lost once stays lost");
+    assert!(!is_kept(&cluster), "a lost guard stays lost");
     assert_eq!(cluster.command(holder, unlock(slots[holder])), Err(CommandError::Stale));
-    assert_eq!(cluster.command(next, unlock(slots[next])), Ok(Outcome::Done), "nobody has taken it away");
+    assert_eq!(cluster.command(next, unlock(slots[next])), Ok(Outcome::Done), "the new holder keeps it");
 }
 
 #[test]
-fn the_guard_of_who_loses_sight_of_the_home_is_over_before_the_lock_is_handed_over() {
+fn guards_expire_before_the_lock_is_recovered() {
     for apart_after_ns in [0, LEASE_NS / 2, 3 * LEASE_NS / 4, 3 * LEASE_NS] {
         lose_sight(|home, holder| (home, holder), apart_after_ns);
         lose_sight(|home, holder| (holder, home), apart_after_ns);
     }
 }
 
-/// A new lock's tokens begin at the time of day, and each of the nodes that make it shows another.
+/// A new lock's tokens start at the time of day, which differs on each node that makes it.
 #[test]
-fn tokens_rise_when_a_lock_is_made_anew_by_nodes_whose_clocks_are_hours_apart() {
+fn tokens_rise_across_clocks_hours_apart() {
     const HOUR_NS: u64 = 3_600_000_000_000;
     const NOW_NS: u64 = 1 << 60;
     let mut cluster = Cluster::of(0);
@@ -241,7 +240,7 @@ fn tokens_rise_when_a_lock_is_made_anew_by_nodes_whose_clocks_are_hours_apart() 
     assert_eq!(cluster.command(0, Command::RegionCommand(slots[0], RegionCommand::Free)), Ok(Outcome::Done));
     // Tokens rise more slowly than time passes.
     cluster.sleep(LEASE_NS);
-    // Whose clock is ahead goes; one that comes after that, and is behind, has heard of it by others.
+    // The node with the fastest clock dies; a later node with a slower one has learned the time from others.
     cluster.kill(1);
     let late = cluster.add(5, 0);
     let anew = anchor(&mut cluster, late, Service::Lock);
@@ -251,7 +250,7 @@ fn tokens_rise_when_a_lock_is_made_anew_by_nodes_whose_clocks_are_hours_apart() 
 }
 
 #[test]
-fn a_dead_holder_for_whom_nobody_waits_is_found_out_by_who_asks_next() {
+fn dead_holders_are_found_by_the_next_request() {
     let mut cluster = Cluster::of(4);
     let (slots, home) = lock_of_all(&mut cluster);
     let others: Vec<usize> = (0..4).filter(|host| *host != home && *host != 0).collect();
@@ -264,7 +263,7 @@ fn a_dead_holder_for_whom_nobody_waits_is_found_out_by_who_asks_next() {
 }
 
 #[test]
-fn a_waiter_that_died_or_lost_interest_is_passed_over() {
+fn dead_and_withdrawn_waiters_are_skipped() {
     let mut cluster = Cluster::of(4);
     let (slots, home) = lock_of_all(&mut cluster);
     let others: Vec<usize> = (1..4).filter(|host| *host != home).collect();
@@ -281,7 +280,7 @@ fn a_waiter_that_died_or_lost_interest_is_passed_over() {
 }
 
 #[test]
-fn a_grant_that_crosses_the_loss_of_interest_is_given_back() {
+fn grants_that_cross_a_withdrawal_are_returned() {
     let mut cluster = Cluster::of(3);
     let (slots, home) = lock_of_all(&mut cluster);
     let (quitter, next) = ((home + 1) % 3, (home + 2) % 3);
@@ -290,19 +289,19 @@ fn a_grant_that_crosses_the_loss_of_interest_is_given_back() {
     let waiting = submit_and_run(&mut cluster, next, lock(slots[next]));
     cluster.held = vec![(home, quitter)];
     assert_eq!(cluster.command(home, unlock(slots[home])), Ok(Outcome::Done));
-    assert!(!cluster.has_ended(quitter, crossing), "it is its turn, but it does not know");
+    assert!(!cluster.has_ended(quitter, crossing), "granted, but not told yet");
     cluster.submit(quitter, Command::Withdraw(crossing));
     cluster.run();
     locked(&mut cluster, next, waiting);
     cluster.held.clear();
     let again = submit_and_run(&mut cluster, quitter, lock(slots[quitter]));
-    assert!(!cluster.has_ended(quitter, again), "what came late is not taken for the new request's answer");
+    assert!(!cluster.has_ended(quitter, again), "the late grant does not answer the new request");
     assert_eq!(cluster.command(next, unlock(slots[next])), Ok(Outcome::Done));
     locked(&mut cluster, quitter, again);
 }
 
 #[test]
-fn a_recovered_lock_that_its_next_holder_never_used_is_told_to_the_one_after() {
+fn unused_recovered_locks_stay_recovered() {
     let mut cluster = Cluster::of(4);
     let (slots, home) = lock_of_all(&mut cluster);
     let others: Vec<usize> = (0..4).filter(|host| *host != home).collect();
@@ -318,7 +317,7 @@ fn a_recovered_lock_that_its_next_holder_never_used_is_told_to_the_one_after() {
 }
 
 #[test]
-fn those_who_wait_learn_of_the_death_of_the_home_and_of_the_end_of_the_lock() {
+fn waiters_learn_of_the_end_of_home_or_lock() {
     let mut cluster = Cluster::of(4);
     let (slots, home) = lock_of_all(&mut cluster);
     let others: Vec<usize> = (0..4).filter(|host| *host != home).collect();
@@ -337,19 +336,19 @@ fn those_who_wait_learn_of_the_death_of_the_home_and_of_the_end_of_the_lock() {
 }
 
 #[test]
-fn a_session_that_ends_gives_its_lock_up_as_one_to_be_recovered() {
+fn ended_sessions_leave_recovered_locks() {
     let mut cluster = Cluster::of(3);
     let (slots, _) = lock_of_all(&mut cluster);
     submit_and_run(&mut cluster, 1, lock(slots[1]));
     let unlock = Command::Unlock { slot: slots[1], release: Release::Abandoned };
     assert_eq!(cluster.command(1, unlock), Ok(Outcome::Done));
-    assert_ne!(swap(&cluster, 2, slots[2], 0, holder(&cluster, 2)), 0, "the next must learn of it");
+    assert_ne!(swap(&cluster, 2, slots[2], 0, holder(&cluster, 2)), 0, "the next must learn of the recovery");
     let op = submit_and_run(&mut cluster, 2, lock(slots[2]));
     assert!(locked(&mut cluster, 2, op).1);
 }
 
 #[test]
-fn a_barrier_lets_all_go_when_the_last_comes_and_counts_its_rounds() {
+fn barriers_release_all_and_count_rounds() {
     let mut cluster = Cluster::of(3);
     let (slots, _) = handles_of_all(&mut cluster, Service::Barrier);
     for round in 1..4 {
@@ -363,7 +362,7 @@ fn a_barrier_lets_all_go_when_the_last_comes_and_counts_its_rounds() {
 }
 
 #[test]
-fn the_first_who_has_waited_too_long_ends_the_round_for_all() {
+fn the_first_timeout_ends_the_round_for_all() {
     let mut cluster = Cluster::of(3);
     let (slots, _) = handles_of_all(&mut cluster, Service::Barrier);
     let patient = submit_and_run(&mut cluster, 0, arrive(slots[0], 3, 100 * LEASE_NS));
@@ -376,17 +375,17 @@ fn the_first_who_has_waited_too_long_ends_the_round_for_all() {
 }
 
 #[test]
-fn the_dead_and_those_who_left_are_not_counted_at_a_barrier() {
+fn dead_and_withdrawn_participants_do_not_count() {
     let mut cluster = Cluster::of(4);
     let (slots, home) = handles_of_all(&mut cluster, Service::Barrier);
     let others: Vec<usize> = (1..4).filter(|host| *host != home).collect();
     submit_and_run(&mut cluster, others[0], arrive(slots[others[0]], 2, 100 * LEASE_NS));
     cluster.kill(others[0]);
     let waiting = submit_and_run(&mut cluster, home, arrive(slots[home], 2, 100 * LEASE_NS));
-    assert!(!cluster.has_ended(home, waiting), "who died is not there");
+    assert!(!cluster.has_ended(home, waiting), "dead participants do not count");
     cluster.submit(home, Command::Withdraw(waiting));
     let waiting = submit_and_run(&mut cluster, 0, arrive(slots[0], 2, 100 * LEASE_NS));
-    assert!(!cluster.has_ended(0, waiting), "who left is not there");
+    assert!(!cluster.has_ended(0, waiting), "participants that left do not count");
     let refused = Err(CommandError::Refused(ErrorReply::Participants { expected: 2 }));
     assert_eq!(cluster.command(others[1], arrive(slots[others[1]], 3, LEASE_NS)), refused);
     let passed = cluster.command(others[1], arrive(slots[others[1]], 2, LEASE_NS));

@@ -1,4 +1,4 @@
-//! Stories of what is lost, and of how it is told.
+//! Scenarios of losses, and how they are reported.
 
 use crate::common;
 
@@ -11,7 +11,7 @@ use halite_tier::permissions::Permissions;
 
 const LEN: u64 = 3 * CHUNK_BYTES;
 
-/// What a host is told of a name that nobody can map.
+/// The refusal for a name that cannot be mapped.
 fn refusal(cluster: &mut Cluster, host: usize, name: &str) -> ErrorReply {
     let by_map = cluster.command(host, Command::Map { name: name.into(), wanted: Permissions::READ });
     let by_stat = cluster.command(host, Command::Stat(name.into()));
@@ -48,11 +48,11 @@ fn news(cluster: &mut Cluster, host: usize) -> Vec<String> {
 }
 
 #[test]
-fn an_order_that_waits_behind_another_is_not_carried_out_once_its_requester_is_dead() {
+fn queued_commands_of_dead_requesters_are_dropped() {
     let mut cluster = Cluster::of(3);
     let lh = cluster.alloc(0, "salt", LEN, Placement::On(NodeId(0)));
     let theirs = cluster.map_for(1, "salt", Permissions::all());
-    // The first order waits for an acknowledgement of the second node, which does not arrive.
+    // The first command waits for an acknowledgement of the second node, which does not arrive.
     cluster.held = vec![(1, 0)];
     let seal = cluster.submit(0, Command::RegionCommand(lh, RegionCommand::Seal));
     cluster.run();
@@ -60,17 +60,20 @@ fn an_order_that_waits_behind_another_is_not_carried_out_once_its_requester_is_d
     let other = cluster.map_for(2, "salt", Permissions::READ | Permissions::MASTER);
     let free = cluster.submit(2, Command::RegionCommand(other, RegionCommand::Free));
     cluster.run();
-    assert!(!cluster.has_ended(2, free), "it waits behind the first");
+    assert!(!cluster.has_ended(2, free), "queued behind the first");
     cluster.kill(2);
     cluster.run();
     cluster.held.clear();
     cluster.run();
     assert_eq!(cluster.outcome(0, seal), Some(Ok(Outcome::Done)));
-    assert!(matches!(cluster.command(1, Command::StatHandle(theirs)), Ok(Outcome::Info(_))), "it is there");
+    assert!(
+        matches!(cluster.command(1, Command::StatHandle(theirs)), Ok(Outcome::Info(_))),
+        "the region exists"
+    );
 }
 
 #[test]
-fn who_asks_for_a_name_whose_home_died_is_told_with_whom_it_was_lost_and_when() {
+fn lost_names_report_node_and_time() {
     let mut cluster = Cluster::of(3);
     cluster.alloc(0, "salt", LEN, Placement::On(NodeId(2)));
     cluster.alloc(0, "pepper", LEN, Placement::On(NodeId(2)));
@@ -79,14 +82,14 @@ fn who_asks_for_a_name_whose_home_died_is_told_with_whom_it_was_lost_and_when() 
     cluster.kill(2);
     cluster.sleep(LEASE_NS);
     for host in [0, 1] {
-        let told = loss(&mut cluster, host, "salt");
-        assert_eq!(told, (dead, Loss { cause: LossCause::Exited, age_ns: LEASE_NS }));
+        let reported = loss(&mut cluster, host, "salt");
+        assert_eq!(reported, (dead, Loss { cause: LossCause::Exited, age_ns: LEASE_NS }));
     }
     let names: Vec<_> = lost_names(&mut cluster, 1).into_iter().map(|lost| (lost.name, lost.home)).collect();
     assert_eq!(names, [("pepper".to_owned(), dead), ("salt".to_owned(), dead)]);
     assert_eq!(refusal(&mut cluster, 1, "vinegar"), ErrorReply::NotFound);
 
-    // Until somebody makes it anew, or has it forgotten.
+    // Until the name is claimed again or forgotten.
     let again = cluster.alloc(1, "salt", LEN, Placement::Local);
     cluster.map(0, "salt");
     cluster.command(1, Command::RegionCommand(again, RegionCommand::Free)).unwrap();
@@ -96,12 +99,12 @@ fn who_asks_for_a_name_whose_home_died_is_told_with_whom_it_was_lost_and_when() 
     let twice = cluster.command(1, Command::ForgetName("pepper".into()));
     assert_eq!(twice, Err(ErrorReply::NotFound.into()));
     let living = cluster.command(1, Command::ForgetName("sugar".into()));
-    assert_eq!(living, Err(ErrorReply::NotFound.into()), "what is there is freed, not forgotten");
+    assert_eq!(living, Err(ErrorReply::NotFound.into()), "existing regions are not forgotten");
     cluster.map(1, "sugar");
 }
 
 #[test]
-fn a_long_list_of_lost_names_comes_whole() {
+fn long_lists_of_lost_names_are_complete() {
     let mut cluster = Cluster::of(2);
     for index in 0..1500 {
         cluster.alloc(1, &format!("{index:04}"), 64, Placement::Local);
@@ -114,7 +117,7 @@ fn a_long_list_of_lost_names_comes_whole() {
 }
 
 #[test]
-fn what_was_lost_with_a_node_that_left_is_told_as_such() {
+fn losses_with_leaving_nodes_say_so() {
     let mut cluster = Cluster::of(2);
     cluster.alloc(1, "salt", LEN, Placement::Local);
     let now_ns = cluster.now_ns;
@@ -125,7 +128,7 @@ fn what_was_lost_with_a_node_that_left_is_told_as_such() {
 }
 
 #[test]
-fn a_silent_node_is_unreachable_since_it_was_heard_and_dead_by_its_exit_only() {
+fn silent_nodes_are_unreachable_until_their_exit() {
     let mut cluster = Cluster::of(3);
     cluster.kills = false;
     cluster.alloc(2, "salt", LEN, Placement::Local);
@@ -134,25 +137,29 @@ fn a_silent_node_is_unreachable_since_it_was_heard_and_dead_by_its_exit_only() {
     cluster.sleep(2 * LEASE_NS);
     let age_ns = cluster.now_ns - heard_ns;
     let unreachable = Loss { cause: LossCause::Unreachable, age_ns };
-    assert_eq!(refusal(&mut cluster, 1, "salt"), ErrorReply::PeerDown(NodeId(2)), "its names are kept");
+    assert_eq!(
+        refusal(&mut cluster, 1, "salt"),
+        ErrorReply::PeerDown(NodeId(2)),
+        "names of silent nodes are kept"
+    );
     let row = status(&mut cluster, 1)[2].clone();
     assert_eq!((row.state, row.loss), (NodeState::Unreachable, Some(unreachable)));
 
     cluster.kill(2);
     cluster.sleep(LEASE_NS);
     let exited = Loss { cause: LossCause::Exited, age_ns: LEASE_NS };
-    assert_eq!(loss(&mut cluster, 1, "salt").1, exited, "we did not end it");
+    assert_eq!(loss(&mut cluster, 1, "salt").1, exited, "the process was not killed");
     assert_eq!(status(&mut cluster, 0)[2].loss, Some(exited));
 }
 
 #[test]
-fn what_was_lost_with_a_host_is_told_since_that_was_lost_and_not_since_its_node_is_back() {
+fn losses_are_dated_by_the_loss_not_the_restart() {
     let mut cluster = Cluster::of(3);
     cluster.kills = false;
     cluster.adapters = true;
     cluster.alloc(2, "salt", LEN, Placement::Local);
     let dead = cluster.hosts[2].incarnation;
-    // Its host loses power: nobody sees how its process ends.
+    // Its host loses power: no node sees how its process ends.
     cluster.part(&[2], &[0, 1]);
     let heard_ns = cluster.now_ns;
     cluster.hosts[2].running = false;
@@ -161,12 +168,12 @@ fn what_was_lost_with_a_host_is_told_since_that_was_lost_and_not_since_its_node_
     for host in [0, 1] {
         let age_ns = cluster.now_ns - heard_ns;
         let unreachable = Loss { cause: LossCause::Unreachable, age_ns };
-        assert_eq!(loss(&mut cluster, host, "salt"), (dead, unreachable), "as host {host} is told");
+        assert_eq!(loss(&mut cluster, host, "salt"), (dead, unreachable), "at host {host}");
     }
 }
 
 #[test]
-fn a_node_that_was_killed_for_its_silence_is_told_as_such() {
+fn nodes_killed_for_silence_say_so() {
     let mut cluster = Cluster::of(2);
     cluster.alloc(1, "salt", LEN, Placement::Local);
     assert_eq!(news(&mut cluster, 0), ["node 1 (process 1) has joined"]);
@@ -188,7 +195,8 @@ fn a_node_that_was_killed_for_its_silence_is_told_as_such() {
     );
 }
 
-/// A cluster in which host 1 has not heard host 2 for longer than its lease, and host 0, the directory, for not so long.
+/// A cluster in which host 1 has not heard host 2 for longer than its lease, and host 0, the directory, for not so
+/// long.
 fn silent_to_one_only() -> (Cluster, NodeIncarnation) {
     let mut cluster = Cluster::of(3);
     cluster.kills = false;
@@ -209,29 +217,29 @@ fn silent_to_one_only() -> (Cluster, NodeIncarnation) {
 const KILLED_BY_ONE: &str = "node 2 is killed by node 1, to which it was silent for longer than its lease";
 
 #[test]
-fn who_is_killed_by_another_than_the_directory_is_told_as_killed() {
-    // The word of the kill may arrive before the death is seen, or after that.
-    for word_is_late in [false, true] {
+fn kills_by_other_nodes_are_reported() {
+    // The notice of the kill may arrive before the death is seen, or afterwards.
+    for notice_is_late in [false, true] {
         let (mut cluster, incarnation) = silent_to_one_only();
         let now_ns = cluster.now_ns;
         cluster.hosts[1].engine.handle_kill(now_ns, PeerId(3));
-        if word_is_late {
+        if notice_is_late {
             cluster.kill(2);
             cluster.run();
-            assert!(news(&mut cluster, 0).contains(&KILLED_BY_ONE.into()), "it came late");
+            assert!(news(&mut cluster, 0).contains(&KILLED_BY_ONE.into()), "late notice");
         } else {
             cluster.run();
             assert_eq!(news(&mut cluster, 0), [KILLED_BY_ONE]);
-            assert!(cluster.hosts[0].engine.is_connected_to(NodeId(2)), "a word proves no death");
+            assert!(cluster.hosts[0].engine.is_connected_to(NodeId(2)), "a notice proves no death");
             cluster.kill(2);
             cluster.run();
         }
         for host in [0, 1] {
             let killed = Loss { cause: LossCause::Killed, age_ns: 0 };
-            assert_eq!(loss(&mut cluster, host, "salt"), (incarnation, killed), "late: {word_is_late}");
-            assert_eq!(status(&mut cluster, host)[2].loss, Some(killed), "late: {word_is_late}");
+            assert_eq!(loss(&mut cluster, host, "salt"), (incarnation, killed), "late: {notice_is_late}");
+            assert_eq!(status(&mut cluster, host)[2].loss, Some(killed), "late: {notice_is_late}");
         }
-        // Said again, it is no news.
+        // A repeated notice is not reported again.
         cluster.hosts[1].engine.handle_kill(now_ns, PeerId(3));
         cluster.run();
         assert!(!news(&mut cluster, 0).contains(&KILLED_BY_ONE.into()));
@@ -239,7 +247,7 @@ fn who_is_killed_by_another_than_the_directory_is_told_as_killed() {
 }
 
 #[test]
-fn quarantine_is_told_when_it_begins_and_when_it_is_over() {
+fn quarantine_is_reported_at_begin_and_end() {
     let mut cluster = Cluster::of(4);
     cluster.kills = false;
     let nodes = vec![NodeId(3), NodeId(1)];
@@ -258,7 +266,7 @@ fn quarantine_is_told_when_it_begins_and_when_it_is_over() {
 }
 
 #[test]
-fn a_dead_node_is_shown_until_it_is_forgotten_and_then_by_nobody() {
+fn dead_nodes_are_listed_until_forgotten() {
     let mut cluster = Cluster::of(4);
     cluster.alloc(2, "salt", LEN, Placement::Local);
     cluster.alloc(3, "pepper", LEN, Placement::Local);
@@ -273,12 +281,12 @@ fn a_dead_node_is_shown_until_it_is_forgotten_and_then_by_nobody() {
     assert_eq!(forget(&mut cluster, 2), Ok(Outcome::Done));
     for host in [0, 1] {
         let nodes: Vec<u32> = status(&mut cluster, host).iter().map(|status| status.node.0).collect();
-        assert_eq!(nodes, [0, 1, 3], "as host {host} sees it");
+        assert_eq!(nodes, [0, 1, 3], "at host {host}");
         assert_eq!(refusal(&mut cluster, host, "salt"), ErrorReply::NotFound);
         assert_eq!(loss(&mut cluster, host, "pepper").1.cause, LossCause::Exited);
     }
     assert_eq!(forget(&mut cluster, 2), Err(ErrorReply::UnknownNode(NodeId(2)).into()));
-    // Who comes later hears the same.
+    // A later node learns the same.
     let late = cluster.add(5, 0);
     let nodes: Vec<_> =
         status(&mut cluster, late).iter().map(|status| (status.node.0, status.loss)).collect();
@@ -287,7 +295,7 @@ fn a_dead_node_is_shown_until_it_is_forgotten_and_then_by_nobody() {
 }
 
 #[test]
-fn applications_that_came_and_went_are_remembered_for_their_regions_only() {
+fn ephemeral_nodes_are_remembered_for_regions_only() {
     const CAME: u32 = 20;
     let mut cluster = Cluster::of(2);
     for number in 0..CAME {
@@ -296,11 +304,11 @@ fn applications_that_came_and_went_are_remembered_for_their_regions_only() {
         cluster.kill(ephemeral);
         cluster.run();
     }
-    // Who knows 1020 knows that all numbers below were given out.
+    // A node that knows 1020 knows that all lower ephemeral numbers were issued.
     let late = cluster.add(1000 + CAME, 0);
     for host in [0, 1, late] {
         let nodes: Vec<u32> = status(&mut cluster, host).iter().map(|status| status.node.0).collect();
-        assert_eq!(nodes, [0, 1, 1000 + CAME], "as host {host} sees it");
+        assert_eq!(nodes, [0, 1, 1000 + CAME], "at host {host}");
         let knows = |node: u32| cluster.hosts[host].engine.knows(NodeId(node));
         assert_eq!([1000, 1000 + CAME, 1001 + CAME, 77].map(knows), [true, true, false, false]);
     }
@@ -311,7 +319,7 @@ fn applications_that_came_and_went_are_remembered_for_their_regions_only() {
 }
 
 #[test]
-fn locks_are_not_lost_but_made_anew() {
+fn lost_locks_are_recreated() {
     let mut cluster = Cluster::of(2);
     let service = halite_tier::names::Service::Lock;
     let everyone = Permissions::all();
@@ -322,6 +330,6 @@ fn locks_are_not_lost_but_made_anew() {
     cluster.kill(1);
     cluster.run();
     assert_eq!(lost_names(&mut cluster, 0), []);
-    let anew = (0..16).filter(|index| cluster.command(0, anchor(*index)).is_ok()).count();
-    assert!((1..16).contains(&anew), "{anew} of them were on either node");
+    let remade = (0..16).filter(|index| cluster.command(0, anchor(*index)).is_ok()).count();
+    assert!((1..16).contains(&remade), "{remade} of them were lost");
 }

@@ -1,5 +1,5 @@
-//! Memory operations: commands that travel to the owners of memory, and what becomes of them when somebody dies or a
-//! region changes in the middle.
+//! Memory operations: commands that travel to the owners of memory, and their fate when nodes die or regions change
+//! midway.
 
 use crate::common;
 use common::*;
@@ -16,7 +16,7 @@ fn at(slot: SlotRef, offset: u64) -> RegionOffset {
     RegionOffset { slot, offset }
 }
 
-/// Fills as a session does: by itself what it reaches, else by commands.
+/// Fills like a session: directly where reachable, otherwise by commands.
 fn fill(c: &mut Cluster, host: usize, to: RegionOffset, len: u64, byte: u8) {
     let (mut to, mut len) = (to, len);
     while len > 0 {
@@ -37,7 +37,7 @@ fn stepped(outcome: Result<Outcome, CommandError>) -> Step {
     }
 }
 
-/// Copies likewise; one thing happens at a time, as `picks` choose.
+/// Copies likewise, in single steps chosen by `picks`.
 fn copy(
     c: &mut Cluster,
     host: usize,
@@ -67,7 +67,7 @@ fn copy(
     }
 }
 
-/// A command that fills all of a region on node 1, asked for by node 2 and begun, but not done.
+/// A fill of a whole region on node 1, requested by node 2, started but not done.
 fn slow_fill(c: &mut Cluster, lh: SlotRef, len: u64) -> OpId {
     c.slow_to_copy = true;
     let op = c.submit(2, Command::Fill { at: at(lh, 0), len, byte: 7 });
@@ -76,7 +76,7 @@ fn slow_fill(c: &mut Cluster, lh: SlotRef, len: u64) -> OpId {
     op
 }
 
-/// Three nodes that post to each other, and a region on node 1: its handles at node 0, which made it, and node 2.
+/// Three nodes that post to each other, and a region on node 1: its handles at node 0, which made it, and at node 2.
 fn posted(len: u64) -> (Cluster, SlotRef, SlotRef) {
     let mut c = Cluster::reaching(3, true);
     let master = c.alloc(0, "salt", len, Placement::On(NodeId(1)));
@@ -89,12 +89,12 @@ fn broken(side: CopySide, node: u32) -> Result<Outcome, CommandError> {
 }
 
 #[test]
-fn a_region_is_freed_only_when_the_commands_on_it_are_over() {
+fn frees_wait_for_commands_in_flight() {
     let (mut c, master, lh) = posted(CHUNK_BYTES);
     let filling = slow_fill(&mut c, lh, CHUNK_BYTES);
     let freeing = c.submit(0, Command::RegionCommand(master, RegionCommand::Free));
     c.run();
-    assert!(!c.has_ended(0, freeing), "a mapper's command is under way");
+    assert!(!c.has_ended(0, freeing), "a mapper's command is in flight");
     c.finish_copies();
     c.run();
     assert!(matches!(c.outcome(2, filling), Some(Ok(Outcome::Stepped(_)))));
@@ -102,9 +102,9 @@ fn a_region_is_freed_only_when_the_commands_on_it_are_over() {
 }
 
 #[test]
-fn a_last_handle_is_given_up_only_when_the_commands_through_it_are_over() {
+fn unmaps_wait_for_commands_in_flight() {
     let mut c = Cluster::reaching(3, true);
-    // Nobody else maps it: with this handle the region ends.
+    // No other node maps it: the region ends with this handle.
     let command = allocation(None, CHUNK_BYTES, Placement::On(NodeId(1)));
     let lh = slot(c.command(2, command));
     slow_fill(&mut c, lh, CHUNK_BYTES);
@@ -119,7 +119,7 @@ fn a_last_handle_is_given_up_only_when_the_commands_through_it_are_over() {
 }
 
 #[test]
-fn a_chunk_moves_on_only_when_the_commands_on_it_are_over_and_the_next_go_to_its_new_place() {
+fn moves_wait_for_commands_in_flight() {
     let (mut c, master, lh) = posted(2 * CHUNK_BYTES);
     let filling = slow_fill(&mut c, lh, CHUNK_BYTES);
     let moving = c.submit(0, Command::RegionCommand(master, RegionCommand::Move { to: NodeId(0) }));
@@ -143,7 +143,7 @@ fn a_chunk_moves_on_only_when_the_commands_on_it_are_over_and_the_next_go_to_its
 }
 
 #[test]
-fn a_node_that_dies_over_a_command_leaves_its_caller_with_an_error_and_nobody_waiting() {
+fn commands_fail_when_their_owner_dies() {
     let (mut c, _, lh) = posted(CHUNK_BYTES);
     let filling = slow_fill(&mut c, lh, CHUNK_BYTES);
     let unmapping = c.submit(2, Command::Unmap(lh));
@@ -154,7 +154,7 @@ fn a_node_that_dies_over_a_command_leaves_its_caller_with_an_error_and_nobody_wa
 }
 
 #[test]
-fn a_copy_whose_source_dies_in_the_middle_names_it() {
+fn copies_name_a_dead_source() {
     let (mut c, _, lh) = posted(CHUNK_BYTES);
     let from = c.alloc(2, "pepper", CHUNK_BYTES, Placement::On(NodeId(0)));
     c.slow_to_copy = true;
@@ -168,8 +168,8 @@ fn a_copy_whose_source_dies_in_the_middle_names_it() {
 }
 
 #[test]
-fn memory_that_a_dead_nodes_command_still_runs_into_is_given_to_nobody() {
-    // Two segments, hence two steps.
+fn memory_of_running_commands_stays_reserved() {
+    // Two segments, and so two steps.
     let len = ARENA_BYTES / 2;
     let (mut c, master, lh) = posted(len);
     slow_fill(&mut c, lh, len);
@@ -177,30 +177,30 @@ fn memory_that_a_dead_nodes_command_still_runs_into_is_given_to_nobody() {
     c.run();
     let freed = c.submit(0, Command::RegionCommand(master, RegionCommand::Free));
     c.run();
-    assert!(!c.has_ended(0, freed), "the step under way runs into it");
+    assert!(!c.has_ended(0, freed), "the current step writes to it");
     assert_eq!(c.memory(1).0, len);
-    // All that is left is too little for this.
+    // The rest is too little for this.
     let other = allocation(None, ARENA_BYTES - len + CHUNK_BYTES, Placement::On(NodeId(1)));
     let refused = c.command(0, other.clone());
     assert!(matches!(refused, Err(CommandError::Refused(ErrorReply::NoSpace { .. }))), "{refused:?}");
     c.finish_copies();
     c.run();
-    assert_eq!(c.copies_under_way(), 0, "nobody wants the next step");
+    assert_eq!(c.copies_under_way(), 0, "no further step is wanted");
     assert_eq!((c.outcome(0, freed), c.memory(1).0), (Some(Ok(Outcome::Done)), 0));
     let other = slot(c.command(0, other));
     c.slow_to_copy = false;
     assert!(c.peek(0, other).iter().all(|byte| *byte == 0));
 }
 
-/// What node 2 would say to node 1.
-fn say(c: &mut Cluster, body: Request) {
+/// Sends a request of node 2 to node 1.
+fn send_request(c: &mut Cluster, body: Request) {
     let mut frame = vec![1];
     frame.extend(encode(&Message::Request { id: RequestId(1 << 40), body }));
     let now_ns = c.now_ns;
     c.hosts[1].engine.handle_message(now_ns, PeerId(3), &frame);
 }
 
-/// The request that node 2 sends to node 1 for a fill of the first bytes of a region.
+/// Node 2's request to node 1 for a fill of a region's first bytes.
 fn request_for(c: &mut Cluster, lh: SlotRef) -> Request {
     c.held = vec![(2, 1)];
     c.submit(2, Command::Fill { at: at(lh, 0), len: CHUNK_BYTES, byte: 7 });
@@ -213,7 +213,7 @@ fn request_for(c: &mut Cluster, lh: SlotRef) -> Request {
 }
 
 #[test]
-fn a_command_that_comes_late_changes_nothing_of_those_who_have_the_memory_now() {
+fn late_commands_change_no_reused_memory() {
     let (mut c, master, lh) = posted(CHUNK_BYTES);
     let place = c.extents(0, master);
     let late = request_for(&mut c, lh);
@@ -223,19 +223,17 @@ fn a_command_that_comes_late_changes_nothing_of_those_who_have_the_memory_now() 
     assert_eq!(c.command(0, Command::RegionCommand(master, RegionCommand::Free)), Ok(Outcome::Done));
     let heir = c.alloc(1, "heir", CHUNK_BYTES, Placement::Local);
     assert_eq!(c.extents(1, heir), place);
-    say(&mut c, late);
+    send_request(&mut c, late);
     c.run();
     assert_eq!(c.peek(1, heir), vec![0; CHUNK_BYTES as usize]);
 }
 
 #[test]
-fn a_member_that_asks_for_nonsense_changes_nothing() {
+fn malformed_commands_change_nothing() {
     let (mut c, master, lh) = posted(CHUNK_BYTES);
     let other = c.alloc(1, "other", CHUNK_BYTES, Placement::Local);
     fill(&mut c, 2, at(lh, 0), CHUNK_BYTES, 5);
-    let Request::FillBytes { region, parts, .. } = request_for(&mut c, lh) else {
-        panic!("a fill was asked for")
-    };
+    let Request::FillBytes { region, parts, .. } = request_for(&mut c, lh) else { panic!("expected a fill") };
     c.wires.clear();
     c.held.clear();
     let good = parts[0];
@@ -247,19 +245,19 @@ fn a_member_that_asks_for_nonsense_changes_nothing() {
         c.extents(1, other)[0],
     ];
     for to in bad {
-        say(&mut c, Request::FillBytes { region, parts: Extents::from_slice(&[to]), byte: 1 });
+        send_request(&mut c, Request::FillBytes { region, parts: Extents::from_slice(&[to]), byte: 1 });
         let copy_segments = vec![CopySegment { from: good, to }];
-        say(&mut c, Request::CopyBytes { to: region, from: region, copy_segments, backward: true });
+        send_request(&mut c, Request::CopyBytes { to: region, from: region, copy_segments, backward: true });
     }
     let from = Extent { offset: u64::MAX, owner: c.hosts[0].incarnation, ..good };
     let copy_segments = vec![CopySegment { from, to: good }];
-    say(&mut c, Request::CopyBytes { to: region, from: region, copy_segments, backward: false });
+    send_request(&mut c, Request::CopyBytes { to: region, from: region, copy_segments, backward: false });
     c.run();
     assert_eq!(c.peek(0, master), vec![5; CHUNK_BYTES as usize]);
     assert_eq!(c.peek(1, other), vec![0; CHUNK_BYTES as usize]);
 }
 
-/// Which nodes hold a region's chunks in turn, and how long it is.
+/// The nodes that hold a region's chunks in turn, and its length.
 fn any_region() -> impl Strategy<Value = (Vec<u32>, u64)> {
     let nodes = prop::sample::subsequence(vec![0u32, 1, 2], 1..=3).prop_shuffle();
     (nodes, 1..8 * CHUNK_BYTES)
@@ -268,7 +266,7 @@ fn any_region() -> impl Strategy<Value = (Vec<u32>, u64)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn copies_are_what_they_would_be_on_arrays(
+    fn copies_match_an_array_model(
         regions in [any_region(), any_region()], posted: bool, host in 0usize..3, seed: u64,
         copies in prop::collection::vec((0usize..2, 0usize..2, any::<[u16; 3]>()), 1..6),
     ) {

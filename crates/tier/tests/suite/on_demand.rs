@@ -1,4 +1,4 @@
-//! Large clusters, whose nodes are connected to the directory's, and to others when one of the two first uses the other.
+//! Large clusters, whose nodes connect to the directory's node, and to others on first use.
 
 use crate::common;
 
@@ -14,8 +14,9 @@ const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE);
 fn connected(cluster: &Cluster) -> Vec<(usize, usize)> {
     let count = cluster.hosts.len();
     let pairs = (0..count).flat_map(|one| (one + 1..count).map(move |other| (one, other)));
-    let is_so = |one: usize, other: usize| cluster.hosts[one].engine.is_connected_to(NodeId(other as u32));
-    pairs.filter(|(one, other)| is_so(*one, *other) && is_so(*other, *one)).collect()
+    let is_connected =
+        |one: usize, other: usize| cluster.hosts[one].engine.is_connected_to(NodeId(other as u32));
+    pairs.filter(|(one, other)| is_connected(*one, *other) && is_connected(*other, *one)).collect()
 }
 
 fn spread(nodes: &[u32]) -> Placement {
@@ -38,18 +39,18 @@ fn is_down(outcome: Option<Result<Outcome, CommandError>>, node: u32) -> bool {
 }
 
 #[test]
-fn nodes_that_use_nothing_of_each_other_are_connected_to_the_first_alone_and_know_all() {
+fn unused_nodes_connect_to_node_0_only() {
     let mut cluster = Cluster::on_demand(5);
     cluster.sleep(10 * LEASE_NS);
     assert_eq!(connected(&cluster), [(0, 1), (0, 2), (0, 3), (0, 4)]);
     use NodeState::{Alive, Unconnected};
     assert_eq!(states(&mut cluster, 3), [Alive, Unconnected, Unconnected, Alive, Unconnected]);
-    assert_eq!(connected(&cluster).len(), 4, "nobody was connected for that");
+    assert_eq!(connected(&cluster).len(), 4, "status connects no nodes");
     assert_eq!(states(&mut cluster, 0), [Alive; 5]);
 }
 
 #[test]
-fn who_maps_a_region_is_connected_to_its_home_and_to_all_owners_of_its_chunks() {
+fn mappers_connect_to_home_and_owners() {
     let mut cluster = Cluster::on_demand(6);
     let lh = cluster.alloc(1, "salt", 3 * CHUNK_BYTES, spread(&[2, 3, 4]));
     cluster.write(1, lh, 2 * CHUNK_BYTES, b"crystals");
@@ -57,11 +58,11 @@ fn who_maps_a_region_is_connected_to_its_home_and_to_all_owners_of_its_chunks() 
     assert_eq!(cluster.read(5, theirs, 2 * CHUNK_BYTES, 8), b"crystals");
     let used = [(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (2, 5), (3, 5), (4, 5)];
     let others = connected(&cluster).into_iter().filter(|(one, _)| *one > 0);
-    assert_eq!(others.collect::<Vec<_>>(), used, "the home is node 2, and nobody else is");
+    assert_eq!(others.collect::<Vec<_>>(), used, "only node 2 is home");
 }
 
 #[test]
-fn a_handle_outlives_moves_to_nodes_that_nobody_has_used() {
+fn handles_survive_moves_to_unused_nodes() {
     let mut cluster = Cluster::on_demand(6);
     let lh = cluster.alloc(1, "salt", 3 * CHUNK_BYTES, Placement::Local);
     let theirs = cluster.map(2, "salt");
@@ -74,7 +75,7 @@ fn a_handle_outlives_moves_to_nodes_that_nobody_has_used() {
 }
 
 #[test]
-fn who_maps_a_region_while_it_moves_reaches_the_chunk_under_way_when_it_is_there() {
+fn maps_during_a_move_reach_the_moved_chunk() {
     let mut cluster = Cluster::on_demand(5);
     let lh = cluster.alloc(1, "salt", 2 * CHUNK_BYTES, Placement::Local);
     cluster.write(1, lh, 0, b"crystals");
@@ -92,7 +93,7 @@ fn who_maps_a_region_while_it_moves_reaches_the_chunk_under_way_when_it_is_there
 }
 
 #[test]
-fn bytes_are_copied_between_nodes_that_have_not_met() {
+fn copies_work_between_unmet_nodes() {
     let mut cluster = Cluster::on_demand(5);
     let from = cluster.alloc(1, "from", CHUNK_BYTES, Placement::On(NodeId(2)));
     let to = cluster.alloc(1, "to", CHUNK_BYTES, Placement::On(NodeId(3)));
@@ -105,7 +106,7 @@ fn bytes_are_copied_between_nodes_that_have_not_met() {
 }
 
 #[test]
-fn what_is_asked_of_a_member_out_of_reach_fails_in_time_and_later_uses_dial_anew() {
+fn unreachable_members_fail_in_time_and_are_redialled() {
     let mut cluster = Cluster::on_demand(4);
     cluster.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
     cluster.part(&[1], &[2]);
@@ -119,7 +120,7 @@ fn what_is_asked_of_a_member_out_of_reach_fails_in_time_and_later_uses_dial_anew
 }
 
 #[test]
-fn a_dial_that_nobody_answers_is_given_up_after_a_lease() {
+fn unanswered_dials_time_out_after_a_lease() {
     let mut cluster = Cluster::on_demand(4);
     cluster.silent_dials = true;
     let asked = cluster.submit(2, allocation(None, CHUNK_BYTES, Placement::On(NodeId(1))));
@@ -130,18 +131,18 @@ fn a_dial_that_nobody_answers_is_given_up_after_a_lease() {
 }
 
 #[test]
-fn ends_of_incarnations_are_told_to_who_never_used_them_and_memory_that_was_held_is_free() {
+fn ends_are_announced_to_nodes_that_never_met() {
     let mut cluster = Cluster::on_demand(5);
     cluster.alloc(1, "salt", 2 * CHUNK_BYTES, spread(&[1, 2]));
     cluster.map(3, "salt");
     cluster.kill(1);
     cluster.sleep(3 * LEASE_NS);
     assert_eq!(states(&mut cluster, 4)[1], NodeState::Dead);
-    assert_eq!(cluster.memory(2), (0, 0), "nobody holds it for the dead");
+    assert_eq!(cluster.memory(2), (0, 0), "nothing is held for the dead");
 }
 
 #[test]
-fn a_directory_that_was_restarted_hears_of_all_and_of_all_names() {
+fn restarted_directories_learn_all_nodes_and_names() {
     let mut cluster = Cluster::on_demand(5);
     cluster.alloc(3, "salt", CHUNK_BYTES, Placement::Local);
     cluster.kill(0);

@@ -1,4 +1,4 @@
-//! Incarnations that are over, and whose processes have missed it: they are told, and end.
+//! Incarnations that ended without their processes' knowledge: they are told, and end.
 
 use crate::common;
 
@@ -7,14 +7,14 @@ use halite_tier::effect::{Command, Outcome, Placement};
 use halite_tier::ids::NodeId;
 use halite_tier::news::{News, Over};
 
-/// Nodes behind adapters: nobody's process can be ended by another.
+/// Nodes behind adapters: no node can kill another's process.
 fn cluster(count: usize) -> Cluster {
     let mut cluster = Cluster::of(count);
     (cluster.kills, cluster.adapters) = (false, true);
     cluster
 }
 
-/// Whether a host has ended for that reason, and what it said.
+/// Whether a host has ended for that reason, and reported it.
 fn has_ended(cluster: &Cluster, host: usize, by: u32) -> bool {
     let node = cluster.hosts[host].incarnation.node;
     let over = News::Over(Over { node, by: NodeId(by) });
@@ -22,20 +22,20 @@ fn has_ended(cluster: &Cluster, host: usize, by: u32) -> bool {
 }
 
 #[test]
-fn a_node_whose_number_another_took_while_it_stood_still_ends_when_it_runs_again() {
+fn stopped_nodes_with_a_successor_end_when_resumed() {
     for node in [0, 1, 2] {
         let mut cluster = cluster(3);
         cluster.stop(node as usize);
         cluster.sleep(2 * LEASE_NS);
         let successor = cluster.add(node, ARENA_BYTES);
         cluster.alloc(successor, "salt", CHUNK_BYTES, Placement::Local);
-        // It takes them for silent after a lease, and dials even those who would dial it after two more.
+        // It takes them for silent after a lease, and after two more dials even those that would dial it.
         cluster.hosts[node as usize].running = true;
         cluster.sleep(4 * LEASE_NS);
         let others: Vec<u32> = (0..3).filter(|other| *other != node).collect();
         let by = others.iter().filter(|by| has_ended(&cluster, node as usize, **by)).count();
         assert_ne!(by, 0, "node {node}: {:?}", cluster.hosts[node as usize].news);
-        // Nobody else is concerned.
+        // Other nodes are not affected.
         for other in others {
             let engine = &cluster.hosts[other as usize].engine;
             assert_eq!(
@@ -49,8 +49,7 @@ fn a_node_whose_number_another_took_while_it_stood_still_ends_when_it_runs_again
 }
 
 #[test]
-fn of_two_directories_that_a_partition_has_made_the_one_that_was_succeeded_ends_and_its_friends_find_the_other()
- {
+fn succeeded_directories_end_after_a_partition() {
     let mut cluster = cluster(4);
     cluster.part(&[0, 1], &[2, 3]);
     cluster.sleep(2 * LEASE_NS);
@@ -70,7 +69,7 @@ fn of_two_directories_that_a_partition_has_made_the_one_that_was_succeeded_ends_
 }
 
 #[test]
-fn a_node_that_was_forgotten_while_it_lived_ends_when_it_comes_back() {
+fn forgotten_nodes_end_when_they_return() {
     let mut cluster = cluster(3);
     cluster.part(&[2], &[0, 1]);
     cluster.sleep(2 * LEASE_NS);

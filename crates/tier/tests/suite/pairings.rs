@@ -1,4 +1,4 @@
-//! Nodes that lose sight of each other, where adapters connect them: links fail, nodes live, and nothing is lost.
+//! Nodes that lose contact, connected by adapters: links fail, nodes live, and nothing is lost.
 
 use crate::common;
 
@@ -13,7 +13,7 @@ use halite_tier::permissions::{Grantee, Permissions};
 const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE);
 const ALL: Permissions = RIGHTS.union(Permissions::MASTER);
 
-/// Some nodes behind adapters, each with a region of its own that all others map, and a region that has a chunk on each.
+/// Nodes behind adapters, each with a region that all others map, and one region with a chunk on each.
 struct World {
     cluster: Cluster,
     memory: Vec<(u64, u64)>,
@@ -46,7 +46,7 @@ impl World {
         World { cluster, memory }
     }
 
-    /// Host 2 has the part of "wide" filled that host 1 has, which takes until copies are finished.
+    /// Host 2 starts to fill host 1's part of "wide", which takes until copies are finished.
     fn begin_a_slow_fill(&mut self) -> OpId {
         let at = RegionOffset { slot: self.cluster.map(2, "wide"), offset: CHUNK_BYTES };
         self.cluster.slow_to_copy = true;
@@ -84,17 +84,17 @@ impl World {
         let node = self.cluster.hosts[host].incarnation.node;
         match self.cluster.command(seen_by, Command::Status) {
             Ok(Outcome::Status(all)) => {
-                all.iter().find(|status| status.node == node).expect("it is known").state
+                all.iter().find(|status| status.node == node).expect("a known node").state
             }
             other => panic!("{other:?}"),
         }
     }
 
-    /// Everything is there for everybody, and can be given up.
-    fn check_that_nothing_is_lost(mut self) {
+    /// Checks that all nodes reach all regions, and that all can be freed.
+    fn check_nothing_is_lost(mut self) {
         let count = self.count();
         for (host, other) in (0..count).flat_map(|host| (0..count).map(move |other| (host, other))) {
-            assert!(host == other || self.is_paired(host, other), "{host} and {other} are paired anew");
+            assert!(host == other || self.is_paired(host, other), "{host} and {other} are paired");
             let lh = self.cluster.map(host, &name_of(other));
             let expected = name_of(other);
             assert_eq!(self.cluster.read(host, lh, 0, expected.len()), expected.as_bytes());
@@ -126,7 +126,7 @@ fn is_down(outcome: &Result<Outcome, CommandError>, node: u32) -> bool {
 }
 
 #[test]
-fn without_the_directory_all_goes_on_but_new_names() {
+fn only_new_names_need_the_directory() {
     let mut world = World::of(4);
     world.part(&[0], &[1, 2, 3]);
     world.sleep(3);
@@ -137,45 +137,45 @@ fn without_the_directory_all_goes_on_but_new_names() {
     assert!(unnamed.is_ok(), "{unnamed:?}");
     world.cluster.command(1, Command::Unmap(common::slot(unnamed))).unwrap();
     world.heal();
-    world.check_that_nothing_is_lost();
+    world.check_nothing_is_lost();
 }
 
 #[test]
-fn one_node_that_all_others_lose_keeps_what_it_has_and_so_do_they() {
+fn isolated_nodes_keep_their_data() {
     let mut world = World::of(3);
     world.part(&[0, 1], &[2]);
     world.sleep(3);
     assert_eq!((world.state(0, 2), world.state(0, 1)), (NodeState::Unreachable, NodeState::Alive));
     let map = Command::Map { name: name_of(2), wanted: RIGHTS };
-    assert!(is_down(&world.cluster.command(1, map), 2), "its name is kept");
+    assert!(is_down(&world.cluster.command(1, map), 2), "the name is kept");
     world.heal();
-    world.check_that_nothing_is_lost();
+    world.check_nothing_is_lost();
 }
 
 #[test]
-fn two_that_lose_sight_of_each_other_alone_are_paired_anew() {
+fn lost_pairs_pair_again() {
     for (one, other) in [(0, 1), (1, 2)] {
         let mut world = World::of(3);
         world.part(&[one], &[other]);
         world.sleep(3);
         assert!(!world.is_paired(one, other) && world.is_paired(0, 2 - one));
         world.heal();
-        world.check_that_nothing_is_lost();
+        world.check_nothing_is_lost();
     }
 }
 
 #[test]
-fn a_cluster_that_falls_in_two_is_one_again() {
+fn split_clusters_heal() {
     let mut world = World::of(5);
     world.part(&[0, 1], &[2, 3, 4]);
     world.sleep(5);
     assert!(world.is_paired(2, 4) && world.is_paired(0, 1));
     world.heal();
-    world.check_that_nothing_is_lost();
+    world.check_nothing_is_lost();
 }
 
 #[test]
-fn a_node_that_all_but_the_directory_lose_is_reached_by_it_alone() {
+fn nodes_may_be_reached_by_the_directory_alone() {
     let mut world = World::of(4);
     world.part(&[3], &[1, 2]);
     world.sleep(3);
@@ -183,12 +183,12 @@ fn a_node_that_all_but_the_directory_lose_is_reached_by_it_alone() {
     let lh = world.cluster.map(0, &name_of(3));
     assert_eq!(world.cluster.read(0, lh, 0, 4), b"of 3");
     world.heal();
-    world.check_that_nothing_is_lost();
+    world.check_nothing_is_lost();
 }
 
-/// Also where a node was alone, or the directory, and however long it lasted.
+/// Even if a node was alone, or the directory, and for any duration.
 #[test]
-fn after_any_partition_every_node_is_paired_again_within_two_leases() {
+fn partitions_heal_within_two_leases() {
     for (side, leases) in (1..8).zip([2, 3, 5, 2, 3, 5, 2]) {
         let mut world = World::of(4);
         let (these, those): (Vec<usize>, Vec<usize>) = (0..4).partition(|host| side >> host & 1 == 1);
@@ -203,24 +203,24 @@ fn after_any_partition_every_node_is_paired_again_within_two_leases() {
                 "{one} and {other}, after {these:?} and {those:?} were apart"
             );
         }
-        world.check_that_nothing_is_lost();
+        world.check_nothing_is_lost();
     }
 }
 
 #[test]
-fn one_way_is_no_way() {
+fn one_way_links_count_as_broken() {
     for way in [(1, 2), (2, 1)] {
         let mut world = World::of(3);
         world.cluster.cut.insert(way);
         world.sleep(4);
         assert!(!world.is_paired(1, 2), "{way:?}");
         world.heal();
-        world.check_that_nothing_is_lost();
+        world.check_nothing_is_lost();
     }
 }
 
 #[test]
-fn two_partitions_that_overlap_heal_one_after_the_other() {
+fn overlapping_partitions_heal_in_turn() {
     let mut world = World::of(4);
     world.part(&[0, 1], &[2, 3]);
     world.sleep(2);
@@ -234,21 +234,21 @@ fn two_partitions_that_overlap_heal_one_after_the_other() {
     world.sleep(2);
     assert!(world.is_paired(0, 2) && world.is_paired(1, 3) && !world.is_paired(0, 1));
     world.heal();
-    world.check_that_nothing_is_lost();
+    world.check_nothing_is_lost();
 }
 
 #[test]
-fn a_link_that_is_down_for_less_than_the_lease_ends_nothing() {
+fn short_outages_end_no_pairing() {
     let mut world = World::of(3);
     world.part(&[0], &[1]);
     world.cluster.sleep(LEASE_NS / 2);
     world.cluster.cut.clear();
     world.sleep(3);
     assert!(world.cluster.hosts.iter().all(|host| host.news.iter().all(|news| !news.is_trouble())));
-    world.check_that_nothing_is_lost();
+    world.check_nothing_is_lost();
 }
 
-/// Node 1 is home of a region that lies on nodes 1 and 2, and node 3 maps it; nodes 1 and 3 do not see each other.
+/// Node 1 is home of a region on nodes 1 and 2 that node 3 maps; nodes 1 and 3 are not connected.
 fn home_and_mapper_apart() -> (Cluster, SlotRef, SlotRef) {
     let mut cluster = Cluster::of(4);
     cluster.adapters = true;
@@ -265,14 +265,14 @@ fn can_write(cluster: &Cluster, host: usize, slot: SlotRef, offset: u64) -> bool
 }
 
 #[test]
-fn an_order_reaches_a_mapper_through_the_owners_when_its_home_does_not() {
+fn commands_reach_mappers_through_owners() {
     let revoke = RegionCommand::Revoke { who: Grantee::Everyone, permissions: Permissions::WRITE };
     for order in [RegionCommand::Free, RegionCommand::Seal, revoke, RegionCommand::Move { to: NodeId(0) }] {
         let (mut cluster, home, mapped) = home_and_mapper_apart();
         let given = cluster.submit(1, Command::RegionCommand(home, order.clone()));
         cluster.sleep(LEASE_NS / 2);
-        assert!(!cluster.has_ended(1, given), "{order:?}: the mapper has not been heard");
-        assert!(can_write(&cluster, 3, mapped, CHUNK_BYTES), "{order:?}: it may write until it is told");
+        assert!(!cluster.has_ended(1, given), "{order:?}: not acknowledged yet");
+        assert!(can_write(&cluster, 3, mapped, CHUNK_BYTES), "{order:?}: it may write until told");
         cluster.sleep(2 * LEASE_NS);
         assert_eq!(cluster.outcome(1, given), Some(Ok(Outcome::Done)), "{order:?}");
         assert!(
@@ -281,30 +281,30 @@ fn an_order_reaches_a_mapper_through_the_owners_when_its_home_does_not() {
         );
         assert!(
             cluster.hosts[2].engine.is_connected_to(NodeId(3)),
-            "{order:?}: nobody else is the worse for it"
+            "{order:?}: other pairings are not affected"
         );
     }
 }
 
 #[test]
-fn an_owner_that_gets_no_answer_from_the_mapper_cuts_it_off_by_itself() {
+fn owners_cut_off_unresponsive_mappers() {
     let (mut cluster, home, mapped) = home_and_mapper_apart();
     let given = cluster.submit(1, Command::RegionCommand(home, RegionCommand::Seal));
     cluster.sleep(LEASE_NS);
-    // The mapper hears what the owner says, and its own heartbeats are heard; but somebody there is in the middle of a write.
+    // The mapper hears the owner, and its heartbeats arrive; but a thread there is in the middle of a write.
     let path = cluster.hosts[3].path.clone();
     let pin = path.pins().pin();
     cluster.sleep(LEASE_NS);
-    assert!(!cluster.has_ended(1, given), "the owner has not cut it off");
+    assert!(!cluster.has_ended(1, given), "not cut off yet");
     cluster.sleep(2 * LEASE_NS);
     assert_eq!(cluster.outcome(1, given), Some(Ok(Outcome::Done)));
-    assert!(!cluster.hosts[2].engine.is_reached_by(cluster.hosts[3].incarnation), "it is cut off");
+    assert!(!cluster.hosts[2].engine.is_reached_by(cluster.hosts[3].incarnation), "cut off");
     drop(pin);
     assert!(!can_write(&cluster, 3, mapped, CHUNK_BYTES));
 }
 
 #[test]
-fn a_peer_that_is_silent_delays_no_change_of_what_it_has_no_part_in() {
+fn silent_peers_delay_only_their_regions() {
     let mut world = World::of(4);
     world.cluster.alloc(1, "salt", 8, Placement::On(NodeId(2)));
     let lh = world.cluster.map_for(1, "salt", ALL);
@@ -317,9 +317,9 @@ fn a_peer_that_is_silent_delays_no_change_of_what_it_has_no_part_in() {
 }
 
 #[test]
-fn a_node_that_is_restarted_within_its_lease_waits_until_that_is_over() {
+fn restarts_within_a_lease_wait_for_its_end() {
     let mut world = World::of(3);
-    // Nobody sees its end: its host has lost power.
+    // No node sees its end: its host has lost power.
     world.cluster.hosts[2].running = false;
     world.cluster.wires.retain(|(from, to), _| *from != 2 && *to != 2);
     let again = world.cluster.add(2, ARENA_BYTES);
@@ -342,12 +342,12 @@ fn a_node_that_is_restarted_within_its_lease_waits_until_that_is_over() {
     let lost = world.cluster.command(1, map);
     assert!(
         matches!(lost, Err(CommandError::Refused(ErrorReply::Lost { .. }))),
-        "its regions went with it: {lost:?}"
+        "its regions are lost: {lost:?}"
     );
 }
 
 #[test]
-fn a_directory_that_is_restarted_during_a_partition_names_no_two_regions_alike() {
+fn restarts_during_a_partition_keep_names_unique() {
     let mut world = World::of(4);
     world.part(&[0, 1, 3], &[2]);
     world.sleep(2);
@@ -357,7 +357,7 @@ fn a_directory_that_is_restarted_during_a_partition_names_no_two_regions_alike()
     world.part(&[directory], &[2]);
     world.cluster.wires.retain(|(from, to), _| *from != 2 && *to != 2);
     world.sleep(4);
-    // The new directory has not heard of the region of node 2.
+    // The new directory does not know the region of node 2 yet.
     let other = world.cluster.alloc(1, &name_of(2), CHUNK_BYTES, Placement::Local);
     world.cluster.write(1, other, 0, b"other");
     world.cluster.cut.clear();
@@ -368,9 +368,9 @@ fn a_directory_that_is_restarted_during_a_partition_names_no_two_regions_alike()
     assert_eq!(world.cluster.read(3, renamed, 0, 4), b"of 2");
 }
 
-/// What mappers acknowledged counted for nothing once the region was renamed, and the order waited for ever.
+/// Acknowledgements were ignored once the region was renamed, and the command waited forever.
 #[test]
-fn an_order_ends_though_its_region_loses_its_name_meanwhile() {
+fn commands_end_though_the_region_is_renamed() {
     let mut cluster = Cluster::of(3);
     cluster.adapters = true;
     let lh = cluster.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
@@ -383,7 +383,7 @@ fn an_order_ends_though_its_region_loses_its_name_meanwhile() {
     cluster.wires.retain(|(from, to), _| *from != 1 && *to != 1);
     cluster.sleep(4 * LEASE_NS);
     cluster.alloc(2, "salt", CHUNK_BYTES, Placement::Local);
-    // Somebody at home is in the middle of a write, and the order waits for that.
+    // A thread at the home is in the middle of a write, and the command waits for that.
     let pin = cluster.hosts[1].path.clone();
     let pin = pin.pins().pin();
     let given = cluster.submit(1, Command::RegionCommand(lh, RegionCommand::Seal));
@@ -398,49 +398,49 @@ fn an_order_ends_though_its_region_loses_its_name_meanwhile() {
 }
 
 #[test]
-fn who_was_forgotten_is_dead_for_all() {
+fn forgotten_nodes_are_dead_for_all() {
     let mut world = World::of(3);
     world.part(&[2], &[0, 1]);
     world.sleep(2);
     let held = world.cluster.memory(1);
     assert_eq!(world.cluster.command(1, Command::ForgetNode(NodeId(2))), Ok(Outcome::Done));
     world.cluster.run();
-    assert_eq!(world.cluster.memory(1).0, held.0 - CHUNK_BYTES, "what it held for the wide region is free");
+    assert_eq!(world.cluster.memory(1).0, held.0 - CHUNK_BYTES, "its chunk is free");
     world.heal();
-    assert!(!world.is_paired(0, 2) && !world.is_paired(1, 2), "it is not of the cluster any more");
+    assert!(!world.is_paired(0, 2) && !world.is_paired(1, 2), "not a member any more");
 }
 
 #[test]
-fn nobody_loses_a_home_because_another_says_that_it_is_dead() {
+fn reports_alone_end_no_connected_home() {
     let mut world = World::of(4);
     // It is home of the region of which all hold a chunk.
     let (lost, now_ns) = (PeerId(3 + 1), world.cluster.now_ns);
     world.cluster.hosts[2].engine.handle_disconnected(now_ns, lost);
     world.cluster.hosts[2].engine.handle_cut_off(now_ns, lost, true);
     world.cluster.run();
-    assert!(world.is_paired(1, 3) && world.is_paired(0, 3), "they see it themselves");
+    assert!(world.is_paired(1, 3) && world.is_paired(0, 3), "the home is connected");
     let lh = world.cluster.map(1, &name_of(3));
     assert_eq!(world.cluster.read(1, lh, 0, 4), b"of 3");
 }
 
 #[test]
-fn two_are_not_paired_anew_while_an_access_of_their_last_pairing_is_under_way() {
+fn pairing_waits_for_accesses_of_the_last() {
     let mut world = World::of(3);
     let path = world.cluster.hosts[2].path.clone();
     let pin = path.pins().pin();
     world.part(&[1], &[2]);
     world.sleep(3);
     world.heal();
-    assert!(!world.is_paired(1, 2), "somebody at host 2 is in the middle of a write");
+    assert!(!world.is_paired(1, 2), "a thread at host 2 is writing");
     drop(pin);
     world.sleep(4);
-    world.check_that_nothing_is_lost();
+    world.check_nothing_is_lost();
 }
 
-/// The home strikes off whom it is paired with anew: nothing of that one's may be under way, also to a region that it has
-/// dropped before the two lost sight of each other.
+/// A home drops the mappings of a newly paired node, which must have no accesses in flight, even to a region that it
+/// dropped before the two lost contact.
 #[test]
-fn an_access_to_a_region_that_was_dropped_before_keeps_two_from_being_paired_anew() {
+fn pairing_waits_for_accesses_to_dropped_regions() {
     let mut cluster = Cluster::of(3);
     cluster.adapters = true;
     let salt = cluster.alloc(1, "salt", CHUNK_BYTES, Placement::On(NodeId(0)));
@@ -454,15 +454,15 @@ fn an_access_to_a_region_that_was_dropped_before_keeps_two_from_being_paired_ane
     world.part(&[0], &[2]);
     world.sleep(3);
     world.heal();
-    assert!(!world.is_paired(0, 2), "somebody at host 2 is in the middle of a write");
+    assert!(!world.is_paired(0, 2), "a thread at host 2 is writing");
     drop(pin);
     world.sleep(4);
     assert!(world.is_paired(0, 2));
-    assert!(world.cluster.outcome(1, freed).is_some(), "the order has ended");
+    assert!(world.cluster.outcome(1, freed).is_some(), "the command has ended");
 }
 
 #[test]
-fn an_order_is_not_refused_for_how_long_the_one_before_it_has_waited() {
+fn waits_of_earlier_commands_do_not_count() {
     let mut cluster = Cluster::of(3);
     cluster.kills = false;
     let lh = cluster.alloc(0, "salt", CHUNK_BYTES, Placement::Local);
@@ -472,10 +472,10 @@ fn an_order_is_not_refused_for_how_long_the_one_before_it_has_waited() {
     while !cluster.has_ended(0, given) {
         cluster.sleep(LEASE_NS / 1000);
     }
-    let refused = cluster.outcome(0, given).expect("it has ended");
-    assert!(is_down(&refused, 2), "{refused:?}: it could still write to the old place");
+    let refused = cluster.outcome(0, given).expect("the command has ended");
+    assert!(is_down(&refused, 2), "{refused:?}: the mapper could still write to the old place");
     cluster.kill(2);
-    // Somebody at home is in the middle of a write, and the order waits for that.
+    // A thread at the home is in the middle of a write, and the command waits for that.
     let pin = cluster.hosts[0].path.clone();
     let pin = pin.pins().pin();
     let given = cluster.submit(0, Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(1) }));
@@ -486,7 +486,7 @@ fn an_order_is_not_refused_for_how_long_the_one_before_it_has_waited() {
     assert_eq!(cluster.outcome(0, given), Some(Ok(Outcome::Done)));
 }
 
-/// What an owner says of a node, asked by another.
+/// An owner's report about a node, requested by another.
 fn reach(cluster: &mut Cluster, host: usize, node: u32, owner: u32) -> Reach {
     match cluster.command(host, Command::Reach { node: NodeId(node), owner: NodeId(owner) }) {
         Ok(Outcome::Reach(reach)) => reach,
@@ -495,20 +495,20 @@ fn reach(cluster: &mut Cluster, host: usize, node: u32, owner: u32) -> Reach {
 }
 
 #[test]
-fn each_owner_says_by_itself_whether_a_node_is_cut_off_from_its_memory() {
+fn owners_report_cut_offs_of_their_own_memory() {
     let mut world = World::of(3);
     let incarnation = world.cluster.hosts[2].incarnation.id.0;
     let paired = Reach { incarnation, pairing: 1, is_cut_off: false };
     assert_eq!([0, 1].map(|owner| reach(&mut world.cluster, 0, 2, owner)), [paired; 2]);
-    assert!(!reach(&mut world.cluster, 0, 2, 2).is_cut_off, "it touches its own");
+    assert!(!reach(&mut world.cluster, 0, 2, 2).is_cut_off, "a node touches its own memory");
     world.part(&[1], &[2]);
     world.cluster.sleep(LEASE_NS / 2);
-    assert_eq!(reach(&mut world.cluster, 0, 2, 1), paired, "silence cuts nobody off");
+    assert_eq!(reach(&mut world.cluster, 0, 2, 1), paired, "silence is no cut-off");
     world.sleep(3);
     assert_eq!(reach(&mut world.cluster, 0, 2, 1), Reach { is_cut_off: true, ..paired });
-    assert_eq!(reach(&mut world.cluster, 0, 2, 0), paired, "nobody speaks for another's memory");
+    assert_eq!(reach(&mut world.cluster, 0, 2, 0), paired, "nodes speak for their own memory");
     world.heal();
-    // A caller that has not looked meanwhile sees by the number that nothing posted earlier can land.
+    // The higher number shows a caller that missed the change that nothing posted earlier can land.
     assert_eq!(reach(&mut world.cluster, 0, 2, 1), Reach { pairing: 2, ..paired });
     let again = "paired again with node 2 (process 2), pairing 2";
     assert!(world.cluster.hosts[1].news.iter().any(|news| news.to_string() == again && !news.is_trouble()));
@@ -516,12 +516,12 @@ fn each_owner_says_by_itself_whether_a_node_is_cut_off_from_its_memory() {
     assert_eq!(unknown, Err(ErrorReply::UnknownNode(NodeId(77)).into()));
     world.part(&[0], &[1]);
     world.sleep(3);
-    let unasked = world.cluster.command(0, Command::Reach { node: NodeId(2), owner: NodeId(1) });
-    assert!(is_down(&unasked, 1));
+    let without_command = world.cluster.command(0, Command::Reach { node: NodeId(2), owner: NodeId(1) });
+    assert!(is_down(&without_command, 1));
 }
 
 impl World {
-    /// A host loses power: of those that run on, only `witnesses` see that its process has ended.
+    /// A host loses power: only `witnesses` see that its process has ended.
     fn end_seen_by(&mut self, host: usize, witnesses: &[usize]) {
         self.cluster.hosts[host].running = false;
         self.cluster.wires.retain(|(from, to), _| *from != host && *to != host);
@@ -533,7 +533,7 @@ impl World {
         }
     }
 
-    /// Node 0 is restarted, and told of one host.
+    /// Node 0 restarts, and joins by way of one host.
     fn join_by_way_of(&mut self, host: usize) -> usize {
         let others: Vec<usize> = (0..self.count()).filter(|other| *other != host).collect();
         let were_running: Vec<bool> = others.iter().map(|other| self.cluster.hosts[*other].running).collect();
@@ -545,42 +545,42 @@ impl World {
         directory
     }
 
-    /// Everybody knows that the home of the wide region is dead, and holds nothing for it any more.
-    fn check_that_all_know_of_the_end_of(&mut self, host: usize, survivors: &[usize]) {
+    /// Checks that all survivors know of the death of the wide region's home, and hold nothing for it.
+    fn check_end_is_known(&mut self, host: usize, survivors: &[usize]) {
         for survivor in survivors {
             assert_eq!(self.state(*survivor, host), NodeState::Dead, "host {survivor}");
             let held = self.memory[*survivor].0 - self.cluster.memory(*survivor).0;
-            assert_eq!(held, CHUNK_BYTES, "host {survivor} holds no chunk for it any more");
+            assert_eq!(held, CHUNK_BYTES, "host {survivor} holds no chunk for it");
         }
     }
 }
 
-/// What they held for it stayed held until they were restarted.
+/// Chunks held for it stayed held until restarts.
 #[test]
-fn an_end_that_one_node_has_seen_is_known_to_all() {
+fn ends_seen_by_one_node_are_known_to_all() {
     for witness in [0, 2] {
         let mut world = World::of(4);
         world.end_seen_by(3, &[witness]);
         world.sleep(3);
-        world.check_that_all_know_of_the_end_of(3, &[0, 1, 2]);
+        world.check_end_is_known(3, &[0, 1, 2]);
     }
 }
 
 #[test]
-fn an_end_that_was_seen_without_the_directory_is_told_when_it_is_back() {
+fn ends_are_reported_to_a_returning_directory() {
     let mut world = World::of(4);
     world.part(&[0], &[1, 2]);
     world.end_seen_by(3, &[2]);
     world.sleep(3);
-    assert_eq!(world.state(1, 3), NodeState::Unreachable, "nobody has told host 1");
+    assert_eq!(world.state(1, 3), NodeState::Unreachable, "host 1 was not told");
     world.cluster.cut.clear();
     world.sleep(3);
-    world.check_that_all_know_of_the_end_of(3, &[0, 1, 2]);
+    world.check_end_is_known(3, &[0, 1, 2]);
 }
 
-/// The directory answered that it knew of no such node, and what the others held for it stayed held.
+/// The directory knew no such node, and chunks held for it stayed held.
 #[test]
-fn a_directory_that_was_restarted_hears_of_whom_it_can_forget() {
+fn restarted_directories_learn_dead_nodes() {
     let mut world = World::of(4);
     world.end_seen_by(3, &[]);
     world.sleep(2);
@@ -597,7 +597,7 @@ fn a_directory_that_was_restarted_hears_of_whom_it_can_forget() {
 }
 
 #[test]
-fn who_was_forgotten_is_refused_however_many_have_ended_since() {
+fn forgotten_nodes_stay_refused() {
     let mut world = World::of(3);
     world.part(&[2], &[0, 1]);
     world.sleep(2);
@@ -611,7 +611,7 @@ fn who_was_forgotten_is_refused_however_many_have_ended_since() {
 }
 
 #[test]
-fn names_of_regions_whose_home_is_unreachable_are_listed_as_such() {
+fn lists_show_unreachable_homes() {
     let mut world = World::of(3);
     world.part(&[2], &[0, 1]);
     world.sleep(2);
@@ -625,15 +625,15 @@ fn names_of_regions_whose_home_is_unreachable_are_listed_as_such() {
         assert_eq!(unreachable, [(name_of(2), NodeId(2)), ("wide".to_owned(), NodeId(2))]);
     }
     world.heal();
-    world.check_that_nothing_is_lost();
+    world.check_nothing_is_lost();
 }
 
-/// What a third node did for who gave the command landed in a region that its home took to be left alone.
+/// A third node executed a command for a node whose pairing had ended, in a region that its home took to be quiet.
 #[test]
-fn two_are_not_paired_anew_while_a_third_carries_out_a_command_of_their_last_pairing() {
+fn pairing_waits_for_commands_at_a_third_node() {
     let mut world = World::of(3);
     let fill = world.begin_a_slow_fill();
-    assert_eq!(world.cluster.copies_under_way(), 1, "host 1 is at it");
+    assert_eq!(world.cluster.copies_under_way(), 1, "host 1 executes it");
     world.part(&[0], &[2]);
     world.sleep(3);
     world.heal();
@@ -644,9 +644,9 @@ fn two_are_not_paired_anew_while_a_third_carries_out_a_command_of_their_last_pai
     assert!(world.cluster.has_ended(2, fill) && world.is_paired(0, 2));
 }
 
-/// The home did not hear of the command, and took nobody to be changing what it sealed.
+/// The home did not know of the command, and assumed that no node changed the sealed region.
 #[test]
-fn a_seal_waits_for_a_command_whose_answer_is_lost() {
+fn seals_wait_for_commands_with_lost_replies() {
     let mut world = World::of(3);
     let sealed = world.cluster.map_for(0, "wide", ALL);
     let fill = world.begin_a_slow_fill();
@@ -656,8 +656,8 @@ fn a_seal_waits_for_a_command_whose_answer_is_lost() {
     }
     let seal = world.cluster.submit(0, Command::RegionCommand(sealed, RegionCommand::Seal));
     world.cluster.sleep(LEASE_NS);
-    assert_eq!(world.cluster.copies_under_way(), 1, "host 1 is at it");
-    assert!(!world.cluster.has_ended(0, seal), "and host 2 knows that it may be");
+    assert_eq!(world.cluster.copies_under_way(), 1, "host 1 executes it");
+    assert!(!world.cluster.has_ended(0, seal), "host 2 knows that it may be running");
     world.cluster.slow_to_copy = false;
     world.cluster.finish_copies();
     world.sleep(1);
@@ -666,14 +666,14 @@ fn a_seal_waits_for_a_command_whose_answer_is_lost() {
     assert!(world.is_paired(1, 2));
 }
 
-/// The command had failed for who gave it, who gave others since, and was still being carried out.
+/// The command had failed for its requester, which issued others since, and was still being executed.
 #[test]
-fn two_are_not_paired_anew_while_one_carries_out_a_command_of_the_other() {
+fn pairing_waits_for_commands_of_the_peer() {
     let mut world = World::of(3);
     let fill = world.begin_a_slow_fill();
     world.part(&[1], &[2]);
     world.sleep(3);
-    assert!(world.cluster.has_ended(2, fill), "it has failed");
+    assert!(world.cluster.has_ended(2, fill), "the fill has failed");
     world.heal();
     assert!(!world.is_paired(1, 2));
     world.cluster.slow_to_copy = false;
@@ -682,14 +682,14 @@ fn two_are_not_paired_anew_while_one_carries_out_a_command_of_the_other() {
     assert!(world.is_paired(1, 2));
 }
 
-/// Nobody mapped it, nobody could, and its bytes were never free again.
+/// No node mapped it, none could, and its bytes were never freed.
 #[test]
-fn a_region_that_nobody_hears_of_is_not_kept() {
+fn regions_of_lost_requesters_are_freed() {
     let mut world = World::of(3);
     world.cluster.slow_to_populate = true;
     let Command::Alloc { len, chunk_bytes, everyone, .. } = common::allocation(None, 8, Placement::Local)
     else {
-        unreachable!("it allocates")
+        unreachable!("an allocation")
     };
     let placement = Placement::On(NodeId(1));
     let made = Command::Alloc { name: None, len, chunk_bytes, placement, everyone, populate: true };
@@ -697,18 +697,18 @@ fn a_region_that_nobody_hears_of_is_not_kept() {
     world.cluster.run();
     world.part(&[1], &[2]);
     world.sleep(3);
-    assert!(is_down(&world.cluster.outcome(2, given).expect("it has failed"), 1));
+    assert!(is_down(&world.cluster.outcome(2, given).expect("the command has failed"), 1));
     world.heal();
     assert!(world.is_paired(1, 2));
     world.cluster.slow_to_populate = false;
     world.cluster.populate();
     world.sleep(2);
-    world.check_that_nothing_is_lost();
+    world.check_nothing_is_lost();
 }
 
-/// The owner was not told of those that it had just told of, and held them until it ended.
+/// The owner did not learn of the release of chunks that it had just reported, and held them until it ended.
 #[test]
-fn chunks_that_are_freed_while_their_owner_tells_what_it_holds_are_given_back() {
+fn chunks_freed_during_a_held_report_are_returned() {
     const REGIONS: u64 = 1500;
     let mut cluster = Cluster::of(0);
     cluster.adapters = true;
@@ -722,7 +722,7 @@ fn chunks_that_are_freed_while_their_owner_tells_what_it_holds_are_given_back() 
     cluster.part(&[0], &[1]);
     cluster.sleep(2 * LEASE_NS);
     cluster.cut.clear();
-    // Those that were made first are told of first.
+    // Chunks made first are reported first.
     let mut left: Vec<u64> = (0..REGIONS).rev().collect();
     let (mut mapped, mut freed) = (Vec::new(), Vec::new());
     while freed.len() < REGIONS as usize {
@@ -745,9 +745,9 @@ fn chunks_that_are_freed_while_their_owner_tells_what_it_holds_are_given_back() 
     assert_eq!([0, 1].map(|host| cluster.memory(host)), [(0, 0); 2]);
 }
 
-/// The next home had taken it, and never heard that its last mapper had given it up.
+/// The next home had adopted it, and never learned that its last mapper had unmapped it.
 #[test]
-fn a_region_that_is_given_up_while_its_home_moves_and_the_link_breaks_is_freed() {
+fn unmaps_during_a_handover_with_a_broken_link_free() {
     for step in 0.. {
         let mut cluster = Cluster::of(3);
         cluster.adapters = true;
@@ -758,7 +758,7 @@ fn a_region_that_is_given_up_while_its_home_moves_and_the_link_breaks_is_freed()
             cluster.step();
         }
         if cluster.has_ended(2, moved) {
-            assert!(step > 10, "it was cut short everywhere");
+            assert!(step > 10, "cut at every step");
             break;
         }
         let given_up = cluster.submit(2, Command::Unmap(mapped));
@@ -774,27 +774,27 @@ fn a_region_that_is_given_up_while_its_home_moves_and_the_link_breaks_is_freed()
     }
 }
 
-/// It gave names away that regions had whose homes had yet to dial it.
+/// It granted names whose regions' homes had yet to dial it.
 #[test]
-fn a_directory_that_is_restarted_waits_for_all_whom_the_first_that_it_meets_knows() {
+fn restarted_directories_wait_for_reported_nodes() {
     let mut world = World::of(4);
     world.cluster.kill(0);
     world.sleep(1);
-    // It joins by way of host 1; the others dial it when they look for it next.
+    // It joins by way of host 1; the others dial it at their next attempt.
     world.part(&[4], &[2, 3]);
     let directory = world.join_by_way_of(1);
     world.cluster.run();
     let taken = |name: &str| common::allocation(Some(name), CHUNK_BYTES, Placement::Local);
     let asked = world.cluster.submit(directory, taken(&name_of(2)));
     world.cluster.run();
-    assert!(!world.cluster.has_ended(directory, asked), "host 2 may have that name");
+    assert!(!world.cluster.has_ended(directory, asked), "host 2 may have the name");
     world.cluster.cut.clear();
     world.sleep(2);
     assert_eq!(world.cluster.outcome(directory, asked), Some(Err(ErrorReply::NameTaken.into())));
 }
 
 #[test]
-fn a_directory_that_is_restarted_waits_a_lease_for_who_does_not_come() {
+fn restarted_directories_wait_at_most_a_lease() {
     let mut world = World::of(3);
     world.cluster.kill(0);
     world.sleep(1);
@@ -809,9 +809,9 @@ fn a_directory_that_is_restarted_waits_a_lease_for_who_does_not_come() {
     assert!(matches!(world.cluster.outcome(directory, asked), Some(Ok(Outcome::Mapped { .. }))));
 }
 
-/// Two sessions held one lock: its home and the node by which the directory joined had lost sight of each other.
+/// Two sessions held one lock: its home and the node by which the directory joined had lost contact.
 #[test]
-fn a_directory_that_is_restarted_waits_for_those_too_whom_that_node_does_not_see() {
+fn restarted_directories_wait_for_unreachable_nodes_too() {
     // Host 3 would tell host 2 at once where the directory is.
     let mut world = World::of(4);
     world.part(&[1], &[2]);
@@ -825,7 +825,7 @@ fn a_directory_that_is_restarted_waits_for_those_too_whom_that_node_does_not_see
     let taken = common::allocation(Some(&name_of(2)), CHUNK_BYTES, Placement::Local);
     let asked = world.cluster.submit(directory, taken);
     world.cluster.run();
-    assert!(!world.cluster.has_ended(directory, asked), "host 2 may have that name");
+    assert!(!world.cluster.has_ended(directory, asked), "host 2 may have the name");
     world.cluster.connect(2, directory);
     world.cluster.run();
     assert_eq!(world.cluster.outcome(directory, asked), Some(Err(ErrorReply::NameTaken.into())));

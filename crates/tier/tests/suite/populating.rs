@@ -1,4 +1,4 @@
-//! Stories of regions whose memory is taken from the system by the nodes that hold it, before anybody writes there.
+//! Scenarios of regions whose owners allocate their pages before the first write.
 
 use crate::common;
 
@@ -26,22 +26,22 @@ fn both() -> Placement {
 }
 
 #[test]
-fn a_populated_region_is_there_only_when_every_owner_has_its_memory() {
+fn populated_regions_exist_once_all_pages_do() {
     let mut cluster = Cluster::of(2);
     cluster.slow_to_populate = true;
     let op = cluster.submit(0, alloc("salt", both()));
     cluster.run();
-    assert!(!cluster.has_ended(0, op), "nobody has asked the system yet");
+    assert!(!cluster.has_ended(0, op), "the system was not asked yet");
     cluster.memory_left = LEN;
     cluster.populate();
     cluster.run();
-    let lh = slot(cluster.outcome(0, op).expect("all is there"));
-    assert_eq!(cluster.memory_left, 0, "each byte was asked for once");
+    let lh = slot(cluster.outcome(0, op).expect("the region exists"));
+    assert_eq!(cluster.memory_left, 0, "each byte was requested once");
     assert!(cluster.read(0, lh, 0, LEN as usize).iter().all(|byte| *byte == 0));
 }
 
 #[test]
-fn memory_that_the_system_refuses_is_an_error_that_keeps_nothing() {
+fn refused_memory_is_an_error_and_keeps_nothing() {
     let mut cluster = Cluster::of(2);
     cluster.memory_left = LEN / 2;
     let refused = cluster.command(0, alloc("salt", both()));
@@ -53,7 +53,7 @@ fn memory_that_the_system_refuses_is_an_error_that_keeps_nothing() {
 }
 
 #[test]
-fn a_region_that_may_be_anywhere_goes_where_the_system_has_memory() {
+fn anywhere_follows_available_memory() {
     let mut cluster = Cluster::of(2);
     cluster.slow_to_populate = true;
     let op = cluster.submit(0, alloc("salt", Placement::Anywhere));
@@ -68,14 +68,14 @@ fn a_region_that_may_be_anywhere_goes_where_the_system_has_memory() {
 }
 
 #[test]
-fn an_owner_frees_what_it_populates_for_a_home_that_dies() {
+fn owners_free_populations_of_dead_homes() {
     let mut cluster = Cluster::of(3);
     cluster.slow_to_populate = true;
     cluster.submit(0, alloc("salt", Placement::Spread(vec![NodeId(1), NodeId(2)])));
     cluster.run();
     cluster.kill(1);
     cluster.run();
-    // The driver of node 2 still touches that memory: it is not given out again yet.
+    // The driver of node 2 still touches that memory: it is not reused yet.
     assert!(cluster.memory(2).0 > 0);
     cluster.populate();
     cluster.run();

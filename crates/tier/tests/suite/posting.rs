@@ -1,4 +1,4 @@
-//! Stories of writes that are posted and not yet there, while their region changes: nobody may have the memory before.
+//! Scenarios of posted writes in flight while their region changes: its memory must not be reused before.
 
 use crate::common;
 
@@ -7,21 +7,21 @@ use halite_tier::effect::{Command, OpId, Placement};
 use halite_tier::ids::NodeId;
 use halite_tier::message::RegionCommand;
 
-/// A region is freed only when `write` has completed.
+/// Checks that a region is freed only when `write` has completed.
 #[track_caller]
 fn freed_after(cluster: &mut Cluster, free: OpId, write: u64) {
     cluster.run();
-    assert!(!cluster.has_ended(0, free), "the memory is given up while a write to it is under way");
+    assert!(!cluster.has_ended(0, free), "the memory is freed with a write in flight");
     cluster.complete(write);
     cluster.run();
-    cluster.outcome(0, free).expect("nothing is left to wait for").unwrap();
+    cluster.outcome(0, free).expect("no write is left").unwrap();
     for host in 0..cluster.hosts.len() {
-        assert_eq!(cluster.memory(host), (0, 0), "of host {host}");
+        assert_eq!(cluster.memory(host), (0, 0), "host {host}");
     }
 }
 
 #[test]
-fn a_region_is_freed_after_the_writes_of_a_node_that_is_about_to_unmap_it() {
+fn frees_wait_for_writes_of_an_unmapping_node() {
     let mut cluster = Cluster::reaching(3, true);
     let master = cluster.alloc(0, "salt", CHUNK_BYTES, Placement::On(NodeId(1)));
     let writer = cluster.map(2, "salt");
@@ -33,7 +33,7 @@ fn a_region_is_freed_after_the_writes_of_a_node_that_is_about_to_unmap_it() {
 }
 
 #[test]
-fn a_region_is_freed_after_the_writes_through_a_handle_that_came_and_went_while_it_changed() {
+fn frees_wait_for_writes_through_transient_handles() {
     let mut cluster = Cluster::reaching(4, true);
     let (first, second) = (NodeId(1), NodeId(2));
     let master = cluster.alloc(0, "salt", 2 * CHUNK_BYTES, Placement::Spread(vec![first, second]));
@@ -43,14 +43,15 @@ fn a_region_is_freed_after_the_writes_through_a_handle_that_came_and_went_while_
     let moved = cluster.submit(0, Command::RegionCommand(master, RegionCommand::Move { to: NodeId(0) }));
     cluster.run();
     assert_eq!(cluster.copies_under_way(), 1);
-    // A thread of host 3 is in the midst of an access: its older handle does not learn yet that the chunk is where it was.
+    // A thread of host 3 is in the middle of an access: its older handle does not learn yet that the chunk stayed in
+    // place.
     let path = cluster.hosts[3].path.clone();
     let access = path.pins().pin();
     cluster.fail_copies();
     cluster.run();
     cluster.outcome(0, moved).expect("the move has ended").unwrap_err();
 
-    // A younger one knows, is used, and given up.
+    // A younger handle knows, is used, and unmapped.
     let younger = cluster.map(3, "salt");
     let write = cluster.post(3, younger, 0, b"late");
     cluster.submit(3, Command::Unmap(younger));

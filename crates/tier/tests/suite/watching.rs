@@ -1,4 +1,4 @@
-//! Stories of watchers: who is on the list of a region's home, and where the list is.
+//! Scenarios of watchers: which ones a region's home lists, and where the list is.
 
 use crate::common;
 
@@ -12,17 +12,17 @@ use halite_tier::message::{ErrorReply, RegionCommand};
 use halite_tier::permissions::{Grantee, Permissions};
 
 const PORT: u32 = 7;
-/// About as many random steps as it takes to move a region of three chunks.
+/// About the number of random steps that a move of a three-chunk region takes.
 const MOVE_STEPS: u64 = 400;
 
 fn watch(cluster: &mut Cluster, host: usize, slot: SlotRef, port: u32) -> RegionId {
     match cluster.command(host, Command::Watch { slot, port }) {
         Ok(Outcome::Watching { region }) => region,
-        other => panic!("host {host} should watch: {other:?}"),
+        other => panic!("expected host {host} to watch, not {other:?}"),
     }
 }
 
-/// The hosts and ports that `host` is to tell.
+/// The hosts and ports that `host` has to notify.
 fn watchers(cluster: &mut Cluster, host: usize, slot: SlotRef) -> Vec<(usize, u32)> {
     match cluster.command(host, Command::ListWatchers(slot)) {
         Ok(Outcome::Watchers { watchers, .. }) => watchers
@@ -31,7 +31,7 @@ fn watchers(cluster: &mut Cluster, host: usize, slot: SlotRef) -> Vec<(usize, u3
                 (cluster.hosts.iter().position(|host| host.incarnation == incarnation).unwrap(), port)
             })
             .collect(),
-        other => panic!("host {host} should hear who watches: {other:?}"),
+        other => panic!("expected the watchers at host {host}, not {other:?}"),
     }
 }
 
@@ -40,14 +40,14 @@ fn move_to(cluster: &mut Cluster, host: usize, slot: SlotRef, to: u32) {
     assert_eq!(cluster.command(host, Command::RegionCommand(slot, order)), Ok(Outcome::Done));
 }
 
-/// A region at home at host 1, and the handles of hosts 1, 2 and 3.
+/// A region homed at host 1, and the handles of hosts 1, 2 and 3.
 fn salt(cluster: &mut Cluster) -> [SlotRef; 3] {
     let first = cluster.alloc(1, "salt", 3 * CHUNK_BYTES, Placement::Local);
     [first, cluster.map(2, "salt"), cluster.map(3, "salt")]
 }
 
 #[test]
-fn a_watcher_is_on_the_list_from_when_it_is_told_so_until_it_watches_no_more() {
+fn watchers_are_listed_from_grant_to_unwatch() {
     let mut cluster = Cluster::of(4);
     let [home, second, third] = salt(&mut cluster);
     assert_eq!(watchers(&mut cluster, 3, third), []);
@@ -56,13 +56,13 @@ fn a_watcher_is_on_the_list_from_when_it_is_told_so_until_it_watches_no_more() {
     watch(&mut cluster, 2, second, PORT + 1);
     watch(&mut cluster, 2, second, PORT);
     assert_eq!(watchers(&mut cluster, 3, third), [(2, PORT), (1, PORT), (2, PORT + 1)]);
-    assert_eq!(watchers(&mut cluster, 1, home).len(), 3, "the home hears the same");
+    assert_eq!(watchers(&mut cluster, 1, home).len(), 3, "the home lists the same");
     assert_eq!(cluster.command(2, Command::Unwatch { region, port: PORT }), Ok(Outcome::Done));
     assert_eq!(watchers(&mut cluster, 3, third), [(1, PORT), (2, PORT + 1)]);
 }
 
 #[test]
-fn the_list_moves_with_the_home_of_its_region() {
+fn watcher_lists_move_with_the_home() {
     let mut cluster = Cluster::of(4);
     let [home, second, third] = salt(&mut cluster);
     let region = watch(&mut cluster, 2, second, PORT);
@@ -71,10 +71,10 @@ fn the_list_moves_with_the_home_of_its_region() {
     assert_eq!(watchers(&mut cluster, 1, home), [(2, PORT), (3, PORT)]);
     cluster.command(2, Command::Unwatch { region, port: PORT }).unwrap();
     move_to(&mut cluster, 1, home, 1);
-    assert_eq!(watchers(&mut cluster, 2, second), [(3, PORT)], "nothing is left of what was there before");
+    assert_eq!(watchers(&mut cluster, 2, second), [(3, PORT)], "the former list is gone");
 }
 
-/// Whenever the watcher asks, a writer that asks for the list after the watcher was told that it watches finds it there.
+/// At any time: a writer that asks for the list after a watcher's request was granted finds it listed.
 #[test]
 fn no_watcher_is_lost_while_the_home_moves() {
     for seed in 1..2 * MOVE_STEPS {
@@ -105,7 +105,7 @@ fn no_watcher_is_lost_while_the_home_moves() {
 }
 
 #[test]
-fn who_dies_leaves_or_unmaps_the_region_is_off_the_list() {
+fn watchers_that_die_leave_or_unmap_are_removed() {
     let mut cluster = Cluster::of(5);
     let [home, second, third] = salt(&mut cluster);
     let fourth = cluster.map(4, "salt");
@@ -121,13 +121,13 @@ fn who_dies_leaves_or_unmaps_the_region_is_off_the_list() {
     cluster.command(4, Command::Unmap(fourth)).unwrap();
     assert_eq!(watchers(&mut cluster, 1, home), [(1, PORT)]);
     let again = cluster.map(4, "salt");
-    assert_eq!(watchers(&mut cluster, 4, again), [(1, PORT)], "what it asked for before is over");
+    assert_eq!(watchers(&mut cluster, 4, again), [(1, PORT)], "earlier watches are gone");
     cluster.add(2, common::ARENA_BYTES);
-    assert_eq!(watchers(&mut cluster, 1, home), [(1, PORT)], "the restarted node is another one");
+    assert_eq!(watchers(&mut cluster, 1, home), [(1, PORT)], "a restarted node is another incarnation");
 }
 
 #[test]
-fn who_dies_while_the_list_travels_is_not_on_it() {
+fn watchers_that_die_during_a_move_are_removed() {
     for seed in 1..2 * MOVE_STEPS {
         let mut cluster = Cluster::of(4);
         let [home, second, third] = salt(&mut cluster);
@@ -144,8 +144,8 @@ fn who_dies_while_the_list_travels_is_not_on_it() {
     }
 }
 
-/// A session of somebody else at a host, with a handle for reading and writing.
-fn stranger(cluster: &mut Cluster, host: usize) -> (SessionId, SlotRef) {
+/// A session of another principal at a host, with a handle for reading and writing.
+fn other_principal(cluster: &mut Cluster, host: usize) -> (SessionId, SlotRef) {
     let session = cluster.hosts[host].engine.open_session(Principal("bob".into())).unwrap();
     let wanted = Permissions::READ | Permissions::WRITE;
     let slot = common::slot(command_as(cluster, host, session, Command::Map { name: "salt".into(), wanted }));
@@ -168,10 +168,10 @@ fn denied(missing: Permissions) -> Result<Outcome, CommandError> {
 }
 
 #[test]
-fn only_readers_watch_and_only_writers_hear_who_does() {
+fn readers_watch_and_writers_list_watchers() {
     let mut cluster = Cluster::of(4);
     let [home, ..] = salt(&mut cluster);
-    let (bob, slot) = stranger(&mut cluster, 2);
+    let (bob, slot) = other_principal(&mut cluster, 2);
     command_as(&mut cluster, 2, bob, Command::Watch { slot, port: PORT }).unwrap();
     let mut revoke = |permissions| {
         let order = RegionCommand::Revoke { who: Grantee::Everyone, permissions };
@@ -183,15 +183,15 @@ fn only_readers_watch_and_only_writers_hear_who_does() {
     assert_eq!(refused, denied(Permissions::WRITE));
     let refused = command_as(&mut cluster, 2, bob, Command::Watch { slot, port: PORT + 1 });
     assert_eq!(refused, denied(Permissions::READ));
-    assert_eq!(watchers(&mut cluster, 1, home), [], "who may not read any more is not told any more");
+    assert_eq!(watchers(&mut cluster, 1, home), [], "watchers without READ are not notified");
 }
 
 #[test]
-fn a_freed_region_is_watched_by_nobody() {
+fn freed_regions_have_no_watchers() {
     let mut cluster = Cluster::of(4);
     let [home, second, third] = salt(&mut cluster);
     watch(&mut cluster, 2, second, PORT);
-    // A mapper that does not answer keeps the region from being gone at once.
+    // A mapper that does not answer delays the free.
     cluster.held.push((3, 1));
     let free = cluster.submit(1, Command::RegionCommand(home, RegionCommand::Free));
     let late = cluster.submit(2, Command::Watch { slot: second, port: PORT });
@@ -205,7 +205,7 @@ fn a_freed_region_is_watched_by_nobody() {
 }
 
 #[test]
-fn a_region_has_so_many_watchers_and_no_more() {
+fn watchers_of_a_region_are_bounded() {
     let mut cluster = Cluster::of(2);
     let slot = cluster.alloc(1, "salt", CHUNK_BYTES, Placement::Local);
     let mut region = None;

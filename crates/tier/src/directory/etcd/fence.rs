@@ -1,23 +1,23 @@
-//! The key by which a node fences its claims: written anew again and again, and mended where somebody else has written it.
+//! The key that fences this node's claims: rewritten periodically, and repaired after edits by others.
 
 use super::records::{HomeRecord, parse_incarnation};
 use super::store::{Compare, Pair, Step, Stored, Transaction};
 use super::tasks::{Task, first};
 use super::{EtcdDirectory, SHOWN_MAX};
-use crate::directory::Said;
+use crate::directory::DirectoryOutput;
 use crate::ids::NodeIncarnation;
 use crate::message::{ErrorReply, LossCause};
 use crate::news::News;
 
 impl EtcdDirectory {
-    /// Writes the key that fences our claims anew: those that were sent before fail if they come later.
+    /// Rewrites the fence: claims sent before fail if they arrive later.
     pub(super) fn begin_fencing(&mut self) {
         if self.is_leaving {
             return self.refuse_unfenced();
         }
         if !std::mem::replace(&mut self.is_fencing, true) {
             let (key, lives) = (self.keys.home(self.me), HomeRecord::Lives.emit());
-            // Where it is not as we have written it, the store has forgotten that, and what came after it.
+            // If it is not as last written, the store has lost that write, and all later ones.
             let compares = vec![match self.fence {
                 Some(written_at) => Compare::WrittenAt(key.clone(), written_at),
                 None => Compare::Holds(key.clone(), lives.clone()),
@@ -29,27 +29,27 @@ impl EtcdDirectory {
 
     pub(super) fn finish_fencing(&mut self, stored: &Stored) {
         if !stored.is_so {
-            return self.mend_fence(first(stored, 0), stored.revision);
+            return self.repair_fence(first(stored, 0), stored.revision);
         }
         self.is_fencing = false;
         self.ended_by = None;
-        // The key was written by this very transaction, so the revision of the store is its own.
+        // This transaction wrote the key, so its revision is the store's.
         self.fence = Some(stored.revision);
         let doubtful = self.doubtful.iter();
         let clears: Vec<Task> =
             doubtful.map(|(name, record)| Task::Clear { name: name.clone(), record: *record }).collect();
         self.repairs.extend(clears);
-        if !std::mem::replace(&mut self.has_succeeded, true) && !self.me.node.is_ephemeral() {
-            self.repairs.push_back(Task::Succeed);
+        if !std::mem::replace(&mut self.are_predecessors_ended, true) && !self.me.node.is_ephemeral() {
+            self.repairs.push_back(Task::EndPredecessors);
         }
         for waiting in std::mem::take(&mut self.unfenced) {
             self.begin(waiting);
         }
-        self.go_on();
+        self.start_repairs();
     }
 
-    /// The key that fences our claims is not as we have written it.
-    fn mend_fence(&mut self, found: Option<&Pair>, revision: u64) {
+    /// The fence is not as this node wrote it.
+    fn repair_fence(&mut self, found: Option<&Pair>, revision: u64) {
         if self.is_leaving {
             return;
         }
@@ -57,8 +57,8 @@ impl EtcdDirectory {
         let Some(found) = found else {
             if known.is_some() {
                 let key = self.keys.home(self.me);
-                self.said.push_back(Said::News(News::EtcdEdited { key, found: None }));
-                self.tell_anew(revision);
+                self.outputs.push_back(DirectoryOutput::News(News::EtcdEdited { key, found: None }));
+                self.reset_store_state(revision);
             }
             let (key, lives) = (self.keys.home(self.me), HomeRecord::Lives.emit());
             let (compares, then) = (vec![Compare::Absent(key.clone())], vec![Step::Put(key.clone(), lives)]);
@@ -68,40 +68,43 @@ impl EtcdDirectory {
             self.note_restored(revision);
         }
         match HomeRecord::parse(&found.value) {
-            // By what was sent before, and came late.
+            // Written by an earlier transaction that arrived late.
             Some(HomeRecord::Lives) => {
                 self.is_fencing = false;
                 self.fence = None;
                 self.begin_fencing();
             }
-            // Who has brought our names here has written it for us.
+            // Written on behalf of this node when its names were moved here.
             Some(HomeRecord::Awaited) => self.write_fence(found),
-            // Those who hear us would not say so, nor would we.
+            // Paired nodes would not write this, nor would this node itself.
             Some(HomeRecord::Ended { by: Some(by), .. }) if by != self.me && !self.paired.contains(&by) => {
-                self.begin(Task::Believe { by, found: found.clone() })
+                self.begin(Task::CheckEnding { by, found: found.clone() })
             }
-            _ => self.write_edited(found),
+            _ => self.overwrite_edited(found),
         }
     }
 
-    /// Who has written that we are over may know, if it lives: others may have given our names away.
-    pub(super) fn believe(&mut self, by: NodeIncarnation, found: &Pair, home: Option<&Pair>) {
+    /// A living node that recorded this node's end may be right, and its names may have been given away.
+    pub(super) fn check_ending(&mut self, by: NodeIncarnation, found: &Pair, home: Option<&Pair>) {
         if home.and_then(|pair| HomeRecord::parse(&pair.value)) != Some(HomeRecord::Lives) {
-            return self.write_edited(found);
+            return self.overwrite_edited(found);
         }
         self.is_fencing = false;
         if self.ended_by.replace(by) != Some(by) {
-            self.said.push_back(Said::News(News::EtcdEnded { key: found.key.clone(), by }));
+            self.outputs.push_back(DirectoryOutput::News(News::EtcdEnded { key: found.key.clone(), by }));
         }
         self.refuse_unfenced();
     }
 
-    /// By hand, whatever it says.
-    fn write_edited(&mut self, found: &Pair) {
+    /// Overwrites an edit by hand, whatever it says.
+    fn overwrite_edited(&mut self, found: &Pair) {
         let shown = found.value.chars().take(SHOWN_MAX).collect();
-        self.said.push_back(Said::News(News::EtcdEdited { key: found.key.clone(), found: Some(shown) }));
-        // Others may have believed it for a moment, and given our names away.
-        self.tell_all_of_ours();
+        self.outputs.push_back(DirectoryOutput::News(News::EtcdEdited {
+            key: found.key.clone(),
+            found: Some(shown),
+        }));
+        // Other nodes may have believed the edit, and given names away.
+        self.rewrite_own_names();
         self.write_fence(found);
     }
 
@@ -118,13 +121,13 @@ impl EtcdDirectory {
         }
     }
 
-    /// Those who had our number before are gone.  Who is not there when we come is none of them: an incarnation that comes after ours is to end us,
-    /// and not the other way round.
-    pub(super) fn succeed(&mut self, stored: &Stored) {
+    /// Records the end of earlier incarnations of this number.  Only those present at the start count: a later
+    /// incarnation is to end this one, not the reverse.
+    pub(super) fn end_predecessors(&mut self, stored: &Stored) {
         let prefix = self.keys.homes();
         let me = self.me;
         let pairs = stored.read.first().cloned().unwrap_or_default();
-        let before = self.before.get_or_insert_with(|| {
+        let predecessors = self.predecessors.get_or_insert_with(|| {
             let all = pairs.iter().filter_map(|pair| parse_incarnation(pair.key.strip_prefix(&prefix)?));
             all.filter(|other| other.node == me.node && *other != me).collect()
         });
@@ -135,10 +138,10 @@ impl EtcdDirectory {
             let incarnation = pair.key.strip_prefix(&prefix).and_then(parse_incarnation);
             let is_over =
                 matches!(HomeRecord::parse(&pair.value), Some(HomeRecord::Ended { by: Some(_), .. }));
-            if !is_over && incarnation.is_some_and(|incarnation| before.contains(&incarnation)) {
+            if !is_over && incarnation.is_some_and(|incarnation| predecessors.contains(&incarnation)) {
                 let compare = Compare::WrittenAt(pair.key.clone(), pair.written_at);
                 let put = Step::Put(pair.key, ended.clone());
-                self.repairs.push_back(Task::Note(Transaction::when(vec![compare], vec![put])));
+                self.repairs.push_back(Task::Unchecked(Transaction::when(vec![compare], vec![put])));
             }
         }
     }

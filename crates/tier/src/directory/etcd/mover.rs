@@ -1,16 +1,16 @@
-//! Brings all names from the directory that nodes keep by themselves to etcd, while that goes on giving and finding names.
+//! Moves all names from the embedded directory to etcd, while the embedded one keeps serving requests.
 //!
 //! ```text
-//!   look ── take ── clear what an earlier move has left ── copy, some names at a time ──┐
-//!                                                             ▲     what has changed ◄──┤
-//!                                                             └───── meanwhile ─────────┤
-//!                        few are left: questions wait ── copy the rest ── close ◄───────┘
+//!   look ── take ── clear leftovers of an earlier move ── copy, some names at a time ──┐
+//!                                                             ▲        names changed ◄──┤
+//!                                                             └───────── meanwhile ──────┤
+//!                          few are left: requests wait ── copy the rest ── close ◄───────┘
 //! ```
 //!
-//! A key marks the move.  Each transaction wants it as this move has written it: what an earlier one has sent and comes late does nothing, and of two clusters
-//! that move to one place, the one that takes the mark later wins.  Names of others are never written over: where a cluster has
-//! its names already, the key of one of its incarnations says that it lives, and those that a move writes say that they are awaited.
-//! One transaction is under way at a time, so that the last word on a name or a home is the last that was written.
+//! A key marks the move, and each transaction requires it as this move wrote it.  So late transactions of an earlier
+//! move have no effect, and of two clusters that move to one prefix, the later to take the mark wins.  Names of other
+//! clusters are never overwritten: there, the key of an incarnation says that it is alive, while a move writes it as
+//! awaited.  One transaction is in flight at a time, so the last record written for a name or home is final.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,31 +21,31 @@ use crate::members::Parting;
 
 /// Names in a transaction: each writes a name and perhaps a home, and etcd takes 128 steps.
 const BATCH: usize = 50;
-/// Most homes that are looked at.
+/// Maximum homes read at once.
 const HOMES_MAX: usize = 10_000;
 
-/// What a move needs to know.
+/// The parameters of a move.
 #[derive(Clone, Debug)]
 pub struct MoveJob {
     /// The node that moves its names.
     pub me: NodeIncarnation,
-    /// Below which the keys are to be.
+    /// The prefix of the keys.
     pub prefix: String,
-    /// The time of day, in ns since 1970, when the clock that tells us the time was at 0.
+    /// Time of day, in ns since 1970, at which the clock behind `now_ns` was 0.
     pub epoch_ns: u64,
-    /// All numbers of nodes below are taken.
+    /// All lower node numbers are taken.
     pub next_number: u32,
 }
 
-/// What a name is at present.
+/// The current state of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::directory) enum Told {
+pub(in crate::directory) enum NameState {
     Leads(NameRecord),
     Lost(NodeIncarnation, Parting),
     Free,
 }
 
-/// What comes next.
+/// The next step of a move.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(in crate::directory) enum Next {
     Send(Transaction),
@@ -53,38 +53,38 @@ pub(in crate::directory) enum Next {
     Failed(String),
 }
 
-/// See the header of this file.
+/// See the module's documentation.
 #[derive(Debug)]
 pub(in crate::directory) struct Mover {
     job: MoveJob,
     keys: Keys,
-    step: Doing,
-    /// At which revision the mark was written.
+    step: Phase,
+    /// The revision at which the mark was written.
     marked_at: u64,
-    /// Names of which the store does not know what they are.
-    untold: BTreeSet<Box<str>>,
+    /// Names whose current state the store lacks.
+    unwritten: BTreeSet<Box<str>>,
     is_frozen: bool,
-    /// How many names were written, and how many of those that were lost.
+    /// The numbers of names and of lost names written.
     pub(in crate::directory) count: (u64, u64),
 }
 
-/// What the transaction that is under way is for.
+/// The purpose of the transaction in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Doing {
+enum Phase {
     Looking,
     Taking,
-    ListingLeft,
+    ListingLeftovers,
     Clearing,
     Copying,
     Closing,
 }
 
 impl Mover {
-    /// `names` are all that there are, and all that were lost.
+    /// Creates a move of `names`: all that exist or were lost.
     pub(in crate::directory) fn new(job: MoveJob, names: BTreeSet<Box<str>>) -> Mover {
         let keys = Keys::new(&job.prefix);
-        let step = Doing::Looking;
-        Mover { job, keys, step, marked_at: 0, untold: names, is_frozen: false, count: (0, 0) }
+        let step = Phase::Looking;
+        Mover { job, keys, step, marked_at: 0, unwritten: names, is_frozen: false, count: (0, 0) }
     }
 
     /// The first transaction.
@@ -95,48 +95,48 @@ impl Mover {
         Transaction { then, ..Transaction::default() }
     }
 
-    /// Whether questions have to wait, so that it comes to an end.
+    /// Whether requests have to wait, so that the move terminates.
     pub(in crate::directory) fn is_frozen(&self) -> bool {
         self.is_frozen
     }
 
-    /// A name is not any more what the store was told.
+    /// The state of a name has changed.
     pub(in crate::directory) fn note_changed(&mut self, name: &str) {
-        self.untold.insert(name.into());
+        self.unwritten.insert(name.into());
     }
 
-    /// A transaction was carried out, by one branch or the other.
+    /// Handles the result of the transaction in flight.
     pub(in crate::directory) fn handle_stored(
         &mut self,
         stored: &Stored,
-        told: impl Fn(&str) -> Told,
+        state_of: impl Fn(&str) -> NameState,
     ) -> Next {
         match self.step {
-            Doing::Looking => self.take(stored),
+            Phase::Looking => self.take(stored),
             _ if !stored.is_so => Next::Failed(format!(
                 "another cluster is being moved to {} too, or its mark there was removed",
                 self.job.prefix
             )),
-            Doing::Taking => {
+            Phase::Taking => {
                 self.marked_at = stored.revision;
-                self.list_left()
+                self.list_leftovers()
             }
-            Doing::ListingLeft => self.clear(stored, told),
-            Doing::Clearing => self.list_left(),
-            Doing::Copying => self.copy(told),
-            // A cluster was founded there meanwhile.
-            Doing::Closing if stored.read.iter().flatten().any(lives) => self.taken(),
-            Doing::Closing if self.untold.is_empty() => Next::Moved,
-            // Something has changed meanwhile.
-            Doing::Closing => self.copy(told),
+            Phase::ListingLeftovers => self.clear(stored, state_of),
+            Phase::Clearing => self.list_leftovers(),
+            Phase::Copying => self.copy(state_of),
+            // Another cluster started there meanwhile.
+            Phase::Closing if stored.read.iter().flatten().any(is_alive) => self.refuse_taken(),
+            Phase::Closing if self.unwritten.is_empty() => Next::Moved,
+            // Names have changed meanwhile.
+            Phase::Closing => self.copy(state_of),
         }
     }
 
-    fn take(&mut self, looked: &Stored) -> Next {
-        let read = |step: usize| looked.read.get(step).map(Vec::as_slice).unwrap_or_default();
+    fn take(&mut self, found: &Stored) -> Next {
+        let read = |step: usize| found.read.get(step).map(Vec::as_slice).unwrap_or_default();
         let (mark, names, homes) = (read(0).first(), read(1), read(2));
-        if homes.iter().any(lives) || mark.is_none() && !(names.is_empty() && homes.is_empty()) {
-            return self.taken();
+        if homes.iter().any(is_alive) || mark.is_none() && !(names.is_empty() && homes.is_empty()) {
+            return self.refuse_taken();
         }
         let key = self.keys.mark();
         let compares = vec![match mark {
@@ -145,64 +145,64 @@ impl Mover {
         }];
         let mark = format!("moving {}", super::records::incarnation_text(self.job.me));
         self.send(
-            Doing::Taking,
+            Phase::Taking,
             Transaction { compares, then: vec![Step::Put(key, mark)], otherwise: Vec::new() },
         )
     }
 
-    fn taken(&self) -> Next {
+    fn refuse_taken(&self) -> Next {
         Next::Failed(format!(
-            "there are names of another cluster below {0}; choose another prefix, or remove them if nobody needs them (etcdctl del --prefix {0}/)",
+            "there are names of another cluster below {0}; choose another prefix, or remove them if they are not needed (etcdctl del --prefix {0}/)",
             self.job.prefix
         ))
     }
 
-    fn send(&mut self, step: Doing, transaction: Transaction) -> Next {
+    fn send(&mut self, step: Phase, transaction: Transaction) -> Next {
         self.step = step;
         Next::Send(transaction)
     }
 
-    fn as_marked(&self) -> Vec<Compare> {
+    fn mark_compares(&self) -> Vec<Compare> {
         vec![Compare::WrittenAt(self.keys.mark(), self.marked_at)]
     }
 
-    fn list_left(&mut self) -> Next {
+    fn list_leftovers(&mut self) -> Next {
         let list = |prefix| Step::List { prefix, after: None, limit: BATCH };
         let then = vec![list(self.keys.names()), list(self.keys.homes())];
-        let transaction = Transaction { compares: self.as_marked(), then, otherwise: Vec::new() };
-        self.send(Doing::ListingLeft, transaction)
+        let transaction = Transaction { compares: self.mark_compares(), then, otherwise: Vec::new() };
+        self.send(Phase::ListingLeftovers, transaction)
     }
 
-    fn clear(&mut self, listed: &Stored, told: impl Fn(&str) -> Told) -> Next {
+    fn clear(&mut self, listed: &Stored, state_of: impl Fn(&str) -> NameState) -> Next {
         let then: Vec<Step> =
             listed.read.iter().flatten().map(|pair| Step::Delete(pair.key.clone())).collect();
         if then.is_empty() {
-            return self.copy(told);
+            return self.copy(state_of);
         }
-        let transaction = Transaction { compares: self.as_marked(), then, otherwise: Vec::new() };
-        self.send(Doing::Clearing, transaction)
+        let transaction = Transaction { compares: self.mark_compares(), then, otherwise: Vec::new() };
+        self.send(Phase::Clearing, transaction)
     }
 
-    /// Writes some names that are not written, or closes the move.
-    fn copy(&mut self, told: impl Fn(&str) -> Told) -> Next {
-        self.is_frozen |= self.untold.len() <= BATCH;
+    /// Writes some of the remaining names, or closes the move.
+    fn copy(&mut self, state_of: impl Fn(&str) -> NameState) -> Next {
+        self.is_frozen |= self.unwritten.len() <= BATCH;
         let mut homes = BTreeMap::new();
         let mut then = Vec::new();
         for _ in 0..BATCH {
-            let Some(name) = self.untold.pop_first() else { break };
+            let Some(name) = self.unwritten.pop_first() else { break };
             let key = self.keys.name(&name);
-            let (record, home) = match told(&name) {
-                Told::Free => {
+            let (record, home) = match state_of(&name) {
+                NameState::Free => {
                     then.push(Step::Delete(key));
                     continue;
                 }
-                Told::Leads(record) => {
+                NameState::Leads(record) => {
                     self.count.0 += 1;
                     (record, HomeRecord::Awaited)
                 }
-                Told::Lost(home, parting) => {
+                NameState::Lost(home, parting) => {
                     self.count.1 += 1;
-                    // Of a region that there is not any more, nobody asks which it was.
+                    // The id of a lost region is never needed.
                     let region = RegionId { origin: Incarnation(0), serial: 0 };
                     let at_ns = self.job.epoch_ns.saturating_add_signed(parting.at_ns);
                     let record = NameRecord { region, home, epoch: Default::default() };
@@ -216,16 +216,16 @@ impl Mover {
             let next = self.job.next_number.to_string();
             then.push(Step::Put(self.keys.numbers(), next));
             then.push(Step::List { prefix: self.keys.homes(), after: None, limit: HOMES_MAX });
-            let transaction = Transaction { compares: self.as_marked(), then, otherwise: Vec::new() };
-            return self.send(Doing::Closing, transaction);
+            let transaction = Transaction { compares: self.mark_compares(), then, otherwise: Vec::new() };
+            return self.send(Phase::Closing, transaction);
         }
         then.extend(homes.into_iter().map(|(home, record)| Step::Put(self.keys.home(home), record.emit())));
-        let transaction = Transaction { compares: self.as_marked(), then, otherwise: Vec::new() };
-        self.send(Doing::Copying, transaction)
+        let transaction = Transaction { compares: self.mark_compares(), then, otherwise: Vec::new() };
+        self.send(Phase::Copying, transaction)
     }
 }
 
-/// Whether the incarnation has written itself that it lives, below a prefix that nobody had.
-fn lives(home: &Pair) -> bool {
+/// Whether the incarnation itself recorded that it is alive, below a prefix that was free.
+fn is_alive(home: &Pair) -> bool {
     HomeRecord::parse(&home.value) == Some(HomeRecord::Lives)
 }

@@ -1,20 +1,20 @@
-//! How names, the incarnations of homes, and numbers are written down in etcd.
+//! The records of names, incarnations and numbers in etcd.
 //!
 //! ```text
-//!  PREFIX/names/NAME            "ORIGIN.SERIAL NODE.INCARNATION EPOCH": region, home, and as of which change it is that
-//!  PREFIX/homes/NODE.INCARNATION  "lives", "awaited" or "ended CAUSE TIME by NODE.INCARNATION": an incarnation that has, or had, names;
-//!                               TIME in ns since 1970, and by whose word
-//!  PREFIX/numbers               the first number that may be given out
-//!  PREFIX/move                  "moving NODE.INCARNATION": by whom names were, or are, brought here that nodes kept by themselves
+//!  PREFIX/names/NAME            "ORIGIN.SERIAL NODE.INCARNATION EPOCH": region, home, and the epoch of that home
+//!  PREFIX/homes/NODE.INCARNATION  "lives", "awaited" or "ended CAUSE TIME by NODE.INCARNATION": an incarnation that
+//!                               has, or had, names; TIME in ns since 1970, and the reporting node
+//!  PREFIX/numbers               the first free number
+//!  PREFIX/move                  "moving NODE.INCARNATION": the node that moves, or moved, names here from the cluster
 //! ```
 //!
-//! Names hang on no lease: those of a home that is out of reach stay.  They are lost when its incarnation has ended, which one key says for all
-//! of them.  NUL, by which the names of locks and barriers begin, is as good in a key as any other byte.
+//! Names have no lease: those of an unreachable home stay.  They are lost when its incarnation has ended, which one key
+//! records for all of them.  NUL, the first byte of lock and barrier names, is valid in keys.
 
 use crate::ids::{Epoch, Incarnation, NodeId, NodeIncarnation, RegionId};
 use crate::message::LossCause;
 
-/// What a name stands for.
+/// The region behind a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::directory) struct NameRecord {
     pub(in crate::directory) region: RegionId,
@@ -28,7 +28,7 @@ impl NameRecord {
         format!("{:x}.{serial} {} {}", origin.0, incarnation_text(self.home), self.epoch.0)
     }
 
-    /// `None` if somebody else has written it.
+    /// `None` if no node has written it.
     pub(super) fn parse(text: &str) -> Option<NameRecord> {
         let [region, home, epoch] = text.split(' ').collect::<Vec<_>>()[..] else { return None };
         let (origin, serial) = region.split_once('.')?;
@@ -38,16 +38,16 @@ impl NameRecord {
     }
 }
 
-/// What has become of an incarnation.
+/// The state of an incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HomeRecord {
     Lives,
-    /// Its names were brought here, and it has not come to see to them yet.
+    /// Its names were moved here, and it has not connected to the store yet.
     Awaited,
     Ended {
         cause: LossCause,
         at_ns: u64,
-        /// Who says so; nobody where people have written it.
+        /// The reporting node; `None` if edited by hand.
         by: Option<NodeIncarnation>,
     },
 }
@@ -98,7 +98,7 @@ pub(super) fn parse_incarnation(text: &str) -> Option<NodeIncarnation> {
     Some(NodeIncarnation { node: NodeId(node.parse().ok()?), id: incarnation })
 }
 
-/// Where all that is.
+/// The keys below a prefix.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     prefix: String,
@@ -125,7 +125,7 @@ impl Keys {
         format!("{}/homes/{}", self.prefix, incarnation_text(incarnation))
     }
 
-    /// What a node that stays keeps there by a lease, for as long as it lives.
+    /// The key that a permanent node keeps under a lease while it is alive.
     pub(super) fn place(&self, node: NodeId) -> String {
         format!("{}{}", self.places(), node.0)
     }
@@ -148,14 +148,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_what_others_wrote_is_not_taken_for_ours() {
+    fn records_round_trip_and_foreign_ones_are_refused() {
         let home = NodeIncarnation { node: NodeId(3), id: Incarnation(u64::MAX) };
         let region = RegionId { origin: Incarnation(10), serial: 7 };
         let record = NameRecord { region, home, epoch: Epoch(2) };
         assert_eq!(record.emit(), "a.7 3.ffffffffffffffff 2");
         assert_eq!(NameRecord::parse(&record.emit()), Some(record));
-        for theirs in ["", "a", "a.7 3.f", "a.7 3.f 2 1", "g.7 3.f 2", "a.7 3 2", "a.-7 3.f 2"] {
-            assert_eq!(NameRecord::parse(theirs), None, "{theirs}");
+        for foreign in ["", "a", "a.7 3.f", "a.7 3.f 2 1", "g.7 3.f 2", "a.7 3 2", "a.-7 3.f 2"] {
+            assert_eq!(NameRecord::parse(foreign), None, "{foreign}");
         }
         for (cause, _) in CAUSES {
             for by in [None, Some(home)] {
@@ -166,8 +166,8 @@ mod tests {
         for record in [HomeRecord::Lives, HomeRecord::Awaited] {
             assert_eq!(HomeRecord::parse(&record.emit()), Some(record));
         }
-        for theirs in ["ended badly 5", "ended left", "ended left 5 by", "ended left 5 by nobody"] {
-            assert_eq!(HomeRecord::parse(theirs), None, "{theirs}");
+        for foreign in ["ended badly 5", "ended left", "ended left 5 by", "ended left 5 by nobody"] {
+            assert_eq!(HomeRecord::parse(foreign), None, "{foreign}");
         }
     }
 }

@@ -1,15 +1,15 @@
-//! What is asked of etcd, and what it says: transactions over keys, as its v3 interface has them.
+//! Requests to etcd and its replies: transactions over keys, as in its v3 interface.
 
-/// What is to be so, lest the other branch of a transaction is taken.
+/// A condition; if one fails, the transaction takes the other branch.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Compare {
-    /// There is no such key.
+    /// The key does not exist.
     Absent(String),
-    /// There is one.
+    /// The key exists.
     Present(String),
-    /// It was last written at that revision.
+    /// The key was last written at that revision.
     WrittenAt(String, u64),
-    /// It holds that.
+    /// The key holds that value.
     Holds(String, String),
 }
 
@@ -22,67 +22,67 @@ pub enum Step {
     Delete(String),
     /// Read it.
     Get(String),
-    /// Read keys that begin with `prefix`, in order, those behind `after` if that is given, at most `limit` of them.
+    /// Read keys that begin with `prefix`, in order, after `after` if given, at most `limit`.
     List {
-        /// How they begin.
+        /// The prefix.
         prefix: String,
-        /// Behind which, if not from the first.
+        /// The key to start after.
         after: Option<String>,
-        /// How many at most.
+        /// Maximum number.
         limit: usize,
     },
 }
 
-/// All of it happens, or nothing.
+/// An atomic transaction.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Transaction {
-    /// What is looked at.
+    /// The conditions.
     pub compares: Vec<Compare>,
-    /// What is done if all is so.
+    /// The steps if all conditions hold.
     pub then: Vec<Step>,
-    /// What is done if not.
+    /// The steps otherwise.
     pub otherwise: Vec<Step>,
 }
 
 impl Transaction {
-    /// Whether a branch takes room.
+    /// Whether a branch writes, and so needs space.
     pub fn writes(&self, is_so: bool) -> bool {
         let branch = if is_so { &self.then } else { &self.otherwise };
         branch.iter().any(|step| matches!(step, Step::Put(..)))
     }
 }
 
-/// A key with what it holds.
+/// A key and its value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pair {
     /// The key.
     pub key: String,
-    /// What it holds.
+    /// The value.
     pub value: String,
-    /// At which revision it was last written.
+    /// The revision of its last write.
     pub written_at: u64,
 }
 
-/// What has come of a transaction.
+/// The result of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Stored {
-    /// Whether all was as it should be.
+    /// Whether all conditions held.
     pub is_so: bool,
-    /// What each step of the branch has read.
+    /// What each step of the branch read.
     pub read: Vec<Vec<Pair>>,
     /// The revision of the store.
     pub revision: u64,
-    /// Which store it is.
+    /// The cluster id of the store.
     pub cluster: u64,
 }
 
-/// Why nothing is known of what has come of a transaction, or that nothing has.
+/// Why a transaction failed, or has an unknown result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoreFailure {
-    /// Whether it may have been carried out, or may yet be.
+    /// Whether it may have been executed, or may yet be.
     pub may_be_done: bool,
-    /// Whether the store has no room left: it can be read as before.
+    /// Whether the store is out of space: it can still be read.
     pub is_full: bool,
-    /// For people.
+    /// The cause, for display.
     pub reason: String,
 }

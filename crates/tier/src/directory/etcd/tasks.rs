@@ -1,38 +1,38 @@
-//! What is under way to etcd, step by step: what each transaction is for, and what follows from what it says.
+//! Tasks in etcd: the transactions of each, and how their results are handled.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::records::{HomeRecord, NameRecord, parse_incarnation};
 use super::store::{Compare, Pair, Step, Stored, Transaction};
-use super::{EtcdDirectory, QUESTIONS_MAX, Why};
-use crate::directory::{NAMES_PER_ANSWER_MAX, Said};
+use super::{EtcdDirectory, HomeQuery, REQUESTS_MAX};
+use crate::directory::{DirectoryOutput, NAMES_PER_ANSWER_MAX};
 use crate::ids::{NodeId, NodeIncarnation, RegionId, Requester};
 use crate::members::Parting;
 use crate::message::{ErrorReply, Loss, LostName, Reply, Request};
 use crate::names;
 
-/// Most incarnations of homes that are looked at with a page of names.
+/// Maximum incarnations read with a page of names.
 const HOMES_PER_PAGE_MAX: usize = 10_000;
-/// How many names are removed in one transaction: etcd takes 128 steps.
+/// Names removed in one transaction: etcd takes 128 steps.
 const SWEPT_AT_ONCE_MAX: usize = 100;
-/// How often a question is asked anew because something has changed while it was asked.
+/// Retries of a request that conflicts with concurrent changes.
 pub(super) const TRIES_MAX: u8 = 8;
 
-/// Behind all names of locks and barriers.
+/// Sorts after all names of locks and barriers.
 const LAST_RESERVED: &str = "\0\u{10ffff}";
 
-/// Something under way.
+/// A task in flight.
 #[derive(Clone, Debug)]
 pub(super) enum Task {
-    /// Somebody wants a name.
+    /// Claims a name.
     Claim {
         requester: Requester,
         name: Box<str>,
         region: RegionId,
         tries: u8,
     },
-    /// Another incarnation has that name: has it ended?
-    Judge {
+    /// The name is taken: reads whether its holder's incarnation has ended.
+    CheckHolder {
         requester: Requester,
         name: Box<str>,
         region: RegionId,
@@ -40,7 +40,7 @@ pub(super) enum Task {
         home: NodeIncarnation,
         tries: u8,
     },
-    /// A name is given up; `exactly` as it was read, if it was not what it was thought to be.
+    /// Releases a name; `exactly` is the revision if its record differed from the expected one.
     Release {
         requester: Option<Requester>,
         name: Box<str>,
@@ -51,36 +51,36 @@ pub(super) enum Task {
         requester: Requester,
         name: Box<str>,
     },
-    /// A name is found, and it is asked what has become of its home.
+    /// The name is found: reads the state of its home.
     FindHome {
         requester: Requester,
         name: Box<str>,
         record: NameRecord,
     },
-    /// Names, or those that were lost.
+    /// Lists names, or lost names.
     List {
         requester: Requester,
         after: Option<String>,
         lost: bool,
     },
-    /// Nobody misses a lost name any more.
+    /// Forgets a lost name.
     Forget {
         requester: Requester,
         name: Box<str>,
     },
-    /// The name is there: was it lost?
+    /// The name exists: reads whether it was lost.
     ForgetTaken {
         requester: Requester,
         taken: Pair,
         home: NodeIncarnation,
     },
-    /// Nobody knows its home: does a node of that number keep its place?
+    /// No node knows its home: reads whether a node of that number keeps its place.
     ForgetUnplaced {
         requester: Requester,
         taken: Pair,
         node: NodeId,
     },
-    /// The same, when it is known that it was lost.
+    /// The name is known to be lost: removes it.
     Remove {
         requester: Requester,
     },
@@ -88,89 +88,89 @@ pub(super) enum Task {
         requester: Requester,
         tries: u8,
     },
-    /// That number is given out: the next one is written.
+    /// Takes that number by writing the next one.
     Take {
         requester: Requester,
         number: u32,
         tries: u8,
     },
-    /// The key is written that fences our claims.
+    /// Writes the fence.
     Fence,
-    /// Our own key says that we are over, by that one's word: does that one live?
-    Believe {
+    /// The fence says that this incarnation has ended, according to `by`: reads whether that one is alive.
+    CheckEnding {
         by: NodeIncarnation,
         found: Pair,
     },
-    /// A name is cleared that may have been written for a region that there is not.
+    /// Clears a name that may have been written for a region that does not exist.
     Clear {
         name: Box<str>,
         record: NameRecord,
     },
-    /// A region has a name, or a home, of which the store may not know.
+    /// Reads the record of a region's name, in order to update it.
     Update {
         name: Box<str>,
         record: NameRecord,
     },
-    /// The same, when it is known what is there.
+    /// Writes that record.
     Write {
         name: Box<str>,
         record: NameRecord,
     },
-    /// Another region has the name: has its home ended?
-    Contest {
+    /// Another region has the name: reads whether its home has ended.
+    CheckRival {
         name: Box<str>,
         record: NameRecord,
         taken: Pair,
         home: NodeIncarnation,
     },
-    /// An incarnation that has names is over.
+    /// Records the end of an incarnation.
     End {
         incarnation: NodeIncarnation,
     },
-    /// Earlier incarnations of our number are over.
-    Succeed,
-    /// Is the store back?
-    Look,
-    /// We are over.
+    /// Records the ends of earlier incarnations of this number.
+    EndPredecessors,
+    /// Checks whether the store is back.
+    Probe,
+    /// Signs off a leaving node.
     SignOff,
-    /// Names that were lost with any incarnation of a node are forgotten: those behind `after`.  Who has asked for that is told when all are.
+    /// Forgets names after `after` that were lost with any incarnation of a node; then answers the requester, if any.
     Sweep {
         node: NodeId,
         after: Option<String>,
-        for_whom: Option<Requester>,
-        /// Whether there was anything of it.
+        reply_to: Option<Requester>,
+        /// Whether the node was known.
         was_known: bool,
     },
-    /// Those of a page that are: of names behind `after`, up to `last` if there are more.
-    SweepOut {
+    /// Removes those of a page: names after `after`, up to `last` if there are more.
+    SweepPage {
         node: NodeId,
         after: Option<String>,
         last: Option<String>,
-        for_whom: Option<Requester>,
+        reply_to: Option<Requester>,
     },
-    /// Of which incarnations do names tell?  Those found so far.
+    /// Collects the incarnations that names refer to.
     Tidy {
         after: Option<String>,
-        told_of: BTreeSet<NodeIncarnation>,
+        referenced: BTreeSet<NodeIncarnation>,
     },
-    /// All of them are found: what is written of others that are over goes.
+    /// Removes records of other incarnations that have ended.
     TidyHomes {
-        told_of: BTreeSet<NodeIncarnation>,
+        referenced: BTreeSet<NodeIncarnation>,
     },
-    /// No number below is given out.
+    /// Reads the first free number, in order to raise it.
     Raise {
-        least: u32,
+        number_min: u32,
     },
-    /// The same, when it is known what is written.
+    /// Raises it.
     RaiseFrom {
-        least: u32,
+        number_min: u32,
     },
-    /// What is written without looking at what comes of it.
-    Note(Transaction),
+    /// Writes something and ignores the result.
+    Unchecked(Transaction),
 }
 
 impl Task {
-    /// What is asked; `None` if it is no question for a directory.
+    /// The task of a request; `None` if it is none for a directory.
     pub(super) fn of(requester: Requester, question: Request) -> Option<Task> {
         let task = match question {
             Request::ClaimName { name, region } => {
@@ -186,30 +186,30 @@ impl Task {
             Request::ForgetName { name } => Task::Forget { requester, name: name.into() },
             Request::TakeNumber => Task::Number { requester, tries: 0 },
             Request::ForgetNode { node } => {
-                Task::Sweep { node, after: None, for_whom: Some(requester), was_known: false }
+                Task::Sweep { node, after: None, reply_to: Some(requester), was_known: false }
             }
             _ => return None,
         };
         Some(task)
     }
 
-    /// Whether it is done until it is done, and nobody waits for it.
+    /// Whether it is retried until it succeeds, without a requester.
     pub(super) fn is_repair(&self) -> bool {
         match self {
             Task::Release { requester, .. } => requester.is_none(),
-            Task::Sweep { for_whom, .. } | Task::SweepOut { for_whom, .. } => for_whom.is_none(),
+            Task::Sweep { reply_to, .. } | Task::SweepPage { reply_to, .. } => reply_to.is_none(),
             Task::Clear { .. }
             | Task::Update { .. }
             | Task::Write { .. }
-            | Task::Contest { .. }
+            | Task::CheckRival { .. }
             | Task::End { .. }
-            | Task::Succeed
-            | Task::Believe { .. }
+            | Task::EndPredecessors
+            | Task::CheckEnding { .. }
             | Task::Tidy { .. }
             | Task::TidyHomes { .. }
             | Task::Raise { .. }
             | Task::RaiseFrom { .. }
-            | Task::Note(_) => true,
+            | Task::Unchecked(_) => true,
             _ => false,
         }
     }
@@ -224,7 +224,7 @@ impl Task {
     pub(super) fn requester(&self) -> Option<Requester> {
         match self {
             Task::Claim { requester, .. }
-            | Task::Judge { requester, .. }
+            | Task::CheckHolder { requester, .. }
             | Task::Find { requester, .. }
             | Task::FindHome { requester, .. }
             | Task::List { requester, .. }
@@ -235,7 +235,7 @@ impl Task {
             | Task::Number { requester, .. }
             | Task::Take { requester, .. } => Some(*requester),
             Task::Release { requester, .. } => *requester,
-            Task::Sweep { for_whom, .. } | Task::SweepOut { for_whom, .. } => *for_whom,
+            Task::Sweep { reply_to, .. } | Task::SweepPage { reply_to, .. } => *reply_to,
             _ => None,
         }
     }
@@ -267,25 +267,25 @@ impl EtcdDirectory {
                 }
                 return self.claim(task);
             }
-            Task::Judge { home, .. } | Task::Contest { home, .. } | Task::ForgetTaken { home, .. } => {
-                Transaction::read(Step::Get(keys.home(*home)))
-            }
-            Task::Believe { by, .. } => Transaction::read(Step::Get(keys.home(*by))),
+            Task::CheckHolder { home, .. }
+            | Task::CheckRival { home, .. }
+            | Task::ForgetTaken { home, .. } => Transaction::read(Step::Get(keys.home(*home))),
+            Task::CheckEnding { by, .. } => Transaction::read(Step::Get(keys.home(*by))),
             Task::ForgetUnplaced { node, .. } => Transaction::read(Step::Get(keys.place(*node))),
             Task::Release { name, record, exactly, .. } => {
                 let key = keys.name(name);
-                let ours = self.ours.get(name).filter(|(region, _)| *region == record.region);
-                let epoch = ours.map_or(record.epoch, |(_, epoch)| *epoch);
-                let as_known = NameRecord { epoch, ..*record }.emit();
+                let own = self.own_names.get(name).filter(|(region, _)| *region == record.region);
+                let epoch = own.map_or(record.epoch, |(_, epoch)| *epoch);
+                let expected = NameRecord { epoch, ..*record }.emit();
                 let compare = match exactly {
                     Some(written_at) => Compare::WrittenAt(key.clone(), *written_at),
-                    None => Compare::Holds(key.clone(), as_known),
+                    None => Compare::Holds(key.clone(), expected),
                 };
                 let then = vec![Step::Delete(key.clone())];
                 let transaction =
                     Transaction { compares: vec![compare], then, otherwise: vec![Step::Get(key)] };
-                if ours.is_some() {
-                    self.ours.remove(name);
+                if own.is_some() {
+                    self.own_names.remove(name);
                 }
                 transaction
             }
@@ -325,8 +325,8 @@ impl EtcdDirectory {
                 };
                 Transaction::when(vec![compare], vec![Step::Put(key, ended.emit())])
             }
-            Task::Look => Transaction::read(Step::Get(keys.home(self.me))),
-            Task::Succeed => Transaction::read(Step::List {
+            Task::Probe => Transaction::read(Step::Get(keys.home(self.me))),
+            Task::EndPredecessors => Transaction::read(Step::List {
                 prefix: format!("{}{}.", keys.homes(), self.me.node),
                 after: None,
                 limit: SWEPT_AT_ONCE_MAX,
@@ -346,14 +346,14 @@ impl EtcdDirectory {
                 let (prefix, limit) = (keys.homes(), HOMES_PER_PAGE_MAX);
                 Transaction::read(Step::List { prefix, after: None, limit })
             }
-            Task::Note(transaction) => transaction.clone(),
-            // They are only sent when it is known what they write.
+            Task::Unchecked(transaction) => transaction.clone(),
+            // These are sent only with the result of an earlier transaction.
             Task::Remove { .. }
             | Task::Take { .. }
             | Task::Write { .. }
             | Task::RaiseFrom { .. }
             | Task::SignOff
-            | Task::SweepOut { .. } => return,
+            | Task::SweepPage { .. } => return,
         };
         self.send(task, transaction);
     }
@@ -361,7 +361,7 @@ impl EtcdDirectory {
     fn claim(&mut self, task: Task) {
         let Task::Claim { requester, name, region, .. } = &task else { return };
         let Some(fence) = self.fence else {
-            match self.unfenced.len() < QUESTIONS_MAX {
+            match self.unfenced.len() < REQUESTS_MAX {
                 true => self.unfenced.push(task),
                 false => self.answer(*requester, Err(ErrorReply::DirectoryOut)),
             }
@@ -377,20 +377,20 @@ impl EtcdDirectory {
         self.send(task, transaction);
     }
 
-    /// A transaction was carried out, by one branch or the other.
+    /// Handles the result of a transaction.
     pub(super) fn finish(&mut self, task: Task, stored: Stored) {
         match task {
             Task::Claim { requester, name, region, tries } => {
                 self.finish_claim((requester, name, region, tries), &stored)
             }
-            Task::Judge { requester, name, region, taken, home, tries } => {
+            Task::CheckHolder { requester, name, region, taken, home, tries } => {
                 match self.ending_of(home, first(&stored, 0)).is_some() && !self.is_elsewhere(&name, &taken) {
-                    true => self.take_over((requester, name, region, tries), &taken),
-                    // It may have been freed, and the store forgotten that.
+                    true => self.claim_lost((requester, name, region, tries), &taken),
+                    // The home may have freed it, and the store lost that.
                     false => match NameRecord::parse(&taken.value).map(|record| record.region) {
                         Some(its) => {
-                            let why = Why::Claim { requester, name: name.clone(), region, tries };
-                            self.ask_home(home, &name, its, why)
+                            let query = HomeQuery::Claim { requester, name: name.clone(), region, tries };
+                            self.ask_home(home, &name, its, query)
                         }
                         None => self.answer(requester, Err(ErrorReply::NameTaken)),
                     },
@@ -420,18 +420,18 @@ impl EtcdDirectory {
                 };
                 match NameRecord::parse(&taken.value) {
                     Some(record) => self.begin(Task::ForgetTaken { requester, taken, home: record.home }),
-                    // It leads nowhere.
+                    // A damaged record leads nowhere.
                     None => self.remove(requester, &taken),
                 }
             }
             Task::ForgetTaken { requester, taken, home } => {
-                // Who lives has a key; whose number another has, and who has none, is not there.
-                let is_none = first(&stored, 0).is_none() && self.has_other(home);
+                // A living node has a key; one without a key, whose number another holds, is gone.
+                let is_none = first(&stored, 0).is_none() && self.has_rival(home);
                 let lost = self.ending_of(home, first(&stored, 0));
                 let name = taken.key.strip_prefix(&self.keys.names()).map(str::to_owned);
                 match (lost, NameRecord::parse(&taken.value), name) {
                     (None, Some(record), Some(name)) if !is_none => {
-                        self.ask_home(home, &name, record.region, Why::Forget { requester, taken })
+                        self.ask_home(home, &name, record.region, HomeQuery::Forget { requester, taken })
                     }
                     _ => self.remove(requester, &taken),
                 }
@@ -445,7 +445,7 @@ impl EtcdDirectory {
                 self.answer(requester, body);
             }
             Task::Number { requester, tries } => {
-                let number = self.next_number(first(&stored, 0)).max(self.behind_all(&stored));
+                let number = self.next_number(first(&stored, 0)).max(self.first_above_all(&stored));
                 self.take_number(requester, number, first(&stored, 0), tries);
             }
             Task::Take { requester, number, .. } if stored.is_so => {
@@ -456,47 +456,47 @@ impl EtcdDirectory {
             }
             Task::Take { requester, .. } => self.answer(requester, Err(ErrorReply::DirectoryOut)),
             Task::Fence => self.finish_fencing(&stored),
-            Task::Believe { by, found } => self.believe(by, &found, first(&stored, 0)),
+            Task::CheckEnding { by, found } => self.check_ending(by, &found, first(&stored, 0)),
             Task::Clear { name, .. } => {
                 self.doubtful.remove(&name);
             }
             Task::Update { name, record } => self.update(name, record, first(&stored, 0)),
             Task::Write { name, record } if !stored.is_so => self.repair(Task::Update { name, record }),
-            Task::Contest { name, record, taken, home } => match self.ending_of(home, first(&stored, 0)) {
+            Task::CheckRival { name, record, taken, home } => match self.ending_of(home, first(&stored, 0)) {
                 Some(_) => self.write(name, record, Some(&taken)),
                 None if record.home == self.me => {
-                    self.ours.remove(&name);
+                    self.own_names.remove(&name);
                     let (home, region) = (self.me, record.region);
-                    self.said.push_back(Said::NameLost { home, name: name.into(), region });
+                    self.outputs.push_back(DirectoryOutput::NameLost { home, name: name.into(), region });
                 }
                 None => {}
             },
-            Task::Succeed => self.succeed(&stored),
-            Task::Sweep { node, after, for_whom, was_known } => {
-                self.sweep((node, after, for_whom, was_known), &stored)
+            Task::EndPredecessors => self.end_predecessors(&stored),
+            Task::Sweep { node, after, reply_to, was_known } => {
+                self.sweep((node, after, reply_to, was_known), &stored)
             }
-            Task::SweepOut { node, last: Some(last), for_whom, .. } if stored.is_so => {
-                self.begin(Task::Sweep { node, after: Some(last), for_whom, was_known: true })
+            Task::SweepPage { node, last: Some(last), reply_to, .. } if stored.is_so => {
+                self.begin(Task::Sweep { node, after: Some(last), reply_to, was_known: true })
             }
-            Task::SweepOut { node, after, for_whom, .. } if !stored.is_so => {
-                // One of them has been taken anew meanwhile.
-                self.begin(Task::Sweep { node, after, for_whom, was_known: true })
+            Task::SweepPage { node, after, reply_to, .. } if !stored.is_so => {
+                // One of the names was claimed meanwhile.
+                self.begin(Task::Sweep { node, after, reply_to, was_known: true })
             }
-            Task::SweepOut { for_whom, .. } => self.end_sweep(for_whom, Ok(Reply::Done)),
-            Task::Tidy { told_of, .. } => self.tidy(told_of, &stored),
-            Task::TidyHomes { told_of } => self.tidy_homes(&told_of, &stored),
-            Task::Raise { least } => self.raise(least, first(&stored, 0)),
-            Task::RaiseFrom { least } if !stored.is_so => self.repair(Task::Raise { least }),
+            Task::SweepPage { reply_to, .. } => self.end_sweep(reply_to, Ok(Reply::Done)),
+            Task::Tidy { referenced, .. } => self.tidy(referenced, &stored),
+            Task::TidyHomes { referenced } => self.tidy_homes(&referenced, &stored),
+            Task::Raise { number_min } => self.raise(number_min, first(&stored, 0)),
+            Task::RaiseFrom { number_min } if !stored.is_so => self.repair(Task::Raise { number_min }),
             Task::Write { .. }
             | Task::End { .. }
             | Task::RaiseFrom { .. }
-            | Task::Look
+            | Task::Probe
             | Task::SignOff
-            | Task::Note(_) => {}
+            | Task::Unchecked(_) => {}
         }
     }
 
-    /// A transaction was not carried out, or nobody knows.
+    /// A transaction failed, or its result is unknown.
     pub(super) fn fail(&mut self, task: Task, may_be_done: bool) {
         if let Some(requester) = task.requester() {
             self.answer(requester, Err(ErrorReply::DirectoryOut));
@@ -505,24 +505,24 @@ impl EtcdDirectory {
             Task::Claim { requester: _, name, region, .. } if may_be_done => {
                 let record = NameRecord { region, home: self.me, epoch: Default::default() };
                 self.doubtful.insert(name, record);
-                // Claims wait for the next one, and what was sent under this one is of no use any more.
+                // Claims wait for the next fence, which voids those sent under this one.
                 self.fence = None;
             }
             Task::Release { name, record, exactly, .. } => {
                 self.repairs.push_back(Task::Release { requester: None, name, record, exactly });
             }
-            Task::Fence | Task::Believe { .. } => {
+            Task::Fence | Task::CheckEnding { .. } => {
                 self.is_fencing = false;
                 self.fence = None;
                 self.refuse_unfenced();
             }
-            Task::RaiseFrom { least } => self.repairs.push_back(Task::Raise { least }),
-            // Who has asked for it was told so: the rest comes when it can.
-            Task::Sweep { node, after, .. } | Task::SweepOut { node, after, .. } => {
-                self.repairs.push_back(Task::Sweep { node, after, for_whom: None, was_known: true })
+            Task::RaiseFrom { number_min } => self.repairs.push_back(Task::Raise { number_min }),
+            // The requester was told of the failure; the rest is retried.
+            Task::Sweep { node, after, .. } | Task::SweepPage { node, after, .. } => {
+                self.repairs.push_back(Task::Sweep { node, after, reply_to: None, was_known: true })
             }
-            // It may have been written: what is there is looked at anew.
-            Task::Write { name, record } | Task::Contest { name, record, .. } => {
+            // It may have been written: read it again.
+            Task::Write { name, record } | Task::CheckRival { name, record, .. } => {
                 self.repairs.push_back(Task::Update { name, record });
             }
             task if task.is_repair() => self.repairs.push_back(task),
@@ -536,25 +536,25 @@ impl EtcdDirectory {
         stored: &Stored,
     ) {
         if stored.is_so {
-            self.ours.insert(name, (region, Default::default()));
+            self.own_names.insert(name, (region, Default::default()));
             return self.answer(requester, Ok(Reply::Done));
         }
         let (taken, home) = (first(stored, 0), first(stored, 1));
         let again = Task::Claim { requester, name: name.clone(), region, tries: tries + 1 };
         match taken {
             Some(taken) if NameRecord::parse(&taken.value).is_some_and(|record| record.region == region) => {
-                self.ours.insert(name, (region, Default::default()));
+                self.own_names.insert(name, (region, Default::default()));
                 self.answer(requester, Ok(Reply::Done));
             }
             Some(taken) => match NameRecord::parse(&taken.value) {
                 Some(record) => {
                     let (taken, home) = (taken.clone(), record.home);
-                    self.begin(Task::Judge { requester, name, region, taken, home, tries })
+                    self.begin(Task::CheckHolder { requester, name, region, taken, home, tries })
                 }
                 None => self.refuse_damaged(requester, &taken.key),
             },
             None if tries == TRIES_MAX => self.answer(requester, Err(ErrorReply::DirectoryOut)),
-            // The fence was written anew meanwhile, or somebody has removed it.
+            // The fence was rewritten or removed meanwhile.
             None => {
                 let is_as_written = home.map(|pair| pair.written_at) == self.fence;
                 if !is_as_written && !self.is_fencing {
@@ -567,13 +567,13 @@ impl EtcdDirectory {
         }
     }
 
-    /// Whether the region of a name was handed over by the home that is written there.
+    /// Whether the region of a name was handed over by its recorded home.
     fn is_elsewhere(&self, name: &str, taken: &Pair) -> bool {
         NameRecord::parse(&taken.value).is_some_and(|record| self.may_have(name, record.region))
     }
 
-    /// The name is one that was lost, and free for whom comes first.
-    fn take_over(
+    /// Claims a name whose region was lost.
+    fn claim_lost(
         &mut self,
         (requester, name, region, tries): (Requester, Box<str>, RegionId, u8),
         taken: &Pair,
@@ -594,7 +594,7 @@ impl EtcdDirectory {
         self.send(Task::Claim { requester, name, region, tries: tries + 1 }, transaction);
     }
 
-    /// Nobody has written it who would know where it leads.
+    /// Refuses a name whose record no node has written.
     fn refuse_damaged(&mut self, requester: Requester, key: &str) {
         self.note_damaged(key);
         self.answer(requester, Err(ErrorReply::NameDamaged { key: key.to_owned() }));
@@ -605,10 +605,11 @@ impl EtcdDirectory {
         self.send(Task::Remove { requester }, transaction);
     }
 
-    /// How an incarnation has ended, if it has, as we have heard, or as is written in `home`.  What we alone know is written down.
+    /// How an incarnation has ended, if so: by this node's knowledge, or by its record `home`.  Also records what only
+    /// this node knows.
     fn ending_of(&mut self, incarnation: NodeIncarnation, home: Option<&Pair>) -> Option<Loss> {
         if incarnation == self.me || self.paired.contains(&incarnation) {
-            // Whatever is written of it.
+            // It is alive, whatever its record says.
             return None;
         }
         match home.and_then(|pair| HomeRecord::parse(&pair.value)) {
@@ -616,11 +617,11 @@ impl EtcdDirectory {
                 let now_ns = self.epoch_ns.saturating_add(self.now_ns);
                 return Some(Loss { cause, age_ns: now_ns.saturating_sub(at_ns) });
             }
-            // What a hand has written proves nothing.
+            // A record edited by hand proves nothing.
             Some(HomeRecord::Ended { by: None, .. } | HomeRecord::Lives | HomeRecord::Awaited) | None => {}
         }
         let parting = *self.ended.get(&incarnation)?;
-        // Of who comes and goes nobody could tell later whether it is to be believed.
+        // Later nodes could not verify a record by an ephemeral node.
         if home.is_some() && !self.me.node.is_ephemeral() {
             self.repairs.push_back(Task::End { incarnation });
         }
@@ -635,7 +636,7 @@ impl EtcdDirectory {
     fn finish_find(&mut self, requester: Requester, name: Box<str>, found: Option<&Pair>) {
         let Some(pair) = found else { return self.answer(requester, Err(ErrorReply::NotFound)) };
         match NameRecord::parse(&pair.value) {
-            // Nobody else knows better.
+            // This node knows best.
             Some(record) if record.home == self.me => {
                 let body = Ok(Reply::Found { region: record.region, home: record.home.node });
                 self.answer(requester, body);
@@ -647,9 +648,9 @@ impl EtcdDirectory {
 
     fn found(&mut self, name: &str, record: NameRecord, home: Option<&Pair>) -> Result<Reply, ErrorReply> {
         match self.ending_of(record.home, home) {
-            // Its next home is known here, and not yet there.
+            // Its next home is known here, but not in the store yet.
             Some(_) if self.may_have(name, record.region) => Err(ErrorReply::DirectoryOut),
-            // Locks and barriers are made anew.
+            // Locks and barriers are recreated.
             Some(_) if names::is_reserved(name) => Err(ErrorReply::NotFound),
             Some(loss) => Err(ErrorReply::Lost { home: record.home, loss }),
             None => Ok(Reply::Found { region: record.region, home: record.home.node }),
@@ -683,7 +684,7 @@ impl EtcdDirectory {
         self.answer(requester, Ok(body));
     }
 
-    /// The incarnations that are over, of those that were read with names.
+    /// The ended incarnations among those read with names.
     fn endings(&mut self, stored: &Stored) -> BTreeMap<NodeIncarnation, Loss> {
         let prefix = self.keys.homes();
         let homes = stored.read.get(1).map(Vec::as_slice).unwrap_or_default();
@@ -704,14 +705,14 @@ impl EtcdDirectory {
         written.unwrap_or(0).max(NodeId::FIRST.0 + 1)
     }
 
-    /// Whether another incarnation of its node is heard.
-    fn has_other(&self, incarnation: NodeIncarnation) -> bool {
+    /// Whether another incarnation of its node is alive.
+    fn has_rival(&self, incarnation: NodeIncarnation) -> bool {
         let mut heard = self.paired.iter().chain([&self.me]);
         heard.any(|other| other.node == incarnation.node && *other != incarnation)
     }
 
-    /// The first number behind those of all nodes that stay and are told of: what is written may have been edited, removed or restored.
-    fn behind_all(&self, stored: &Stored) -> u32 {
+    /// The first number after all known permanent nodes: the written one may have been edited, removed or restored.
+    fn first_above_all(&self, stored: &Stored) -> u32 {
         let (homes, places) = (self.keys.homes(), self.keys.places());
         let told = stored.read.iter().skip(1).flatten().filter_map(|pair| {
             let home = pair.key.strip_prefix(&homes).and_then(parse_incarnation).map(|home| home.node);
@@ -730,10 +731,10 @@ impl EtcdDirectory {
         self.send(Task::Take { requester, number, tries }, transaction);
     }
 
-    fn raise(&mut self, least: u32, numbers: Option<&Pair>) {
-        if self.next_number(numbers) < least {
-            let transaction = self.numbers_up_to(least, numbers);
-            self.send(Task::RaiseFrom { least }, transaction);
+    fn raise(&mut self, number_min: u32, numbers: Option<&Pair>) {
+        if self.next_number(numbers) < number_min {
+            let transaction = self.numbers_up_to(number_min, numbers);
+            self.send(Task::RaiseFrom { number_min }, transaction);
         }
     }
 
@@ -746,16 +747,16 @@ impl EtcdDirectory {
         Transaction::when(vec![compare], vec![Step::Put(key, next.to_string())])
     }
 
-    /// Makes the store say what is so: of two homes of a region, the one that has seen more changes is right.
+    /// Updates a record: of two homes of a region, the one with the higher epoch wins.
     fn update(&mut self, name: Box<str>, record: NameRecord, found: Option<&Pair>) {
-        let is_ours = record.home == self.me;
-        if is_ours && self.ours.get(&name).is_none_or(|(region, _)| *region != record.region) {
-            // It was given up, or lost its name, meanwhile.
+        let is_own = record.home == self.me;
+        if is_own && self.own_names.get(&name).is_none_or(|(region, _)| *region != record.region) {
+            // It was released, or lost its name, meanwhile.
             return;
         }
         let Some(pair) = found else {
-            // Who has handed a region over does not know whether its next home has freed it.
-            if is_ours {
+            // A former home cannot know whether the next one has freed the region.
+            if is_own {
                 self.write(name, record, None);
             }
             return;
@@ -765,9 +766,9 @@ impl EtcdDirectory {
             Some(there) if there == record => {}
             Some(there) if there.region != record.region => {
                 let (taken, home) = (pair.clone(), there.home);
-                self.begin(Task::Contest { name, record, taken, home });
+                self.begin(Task::CheckRival { name, record, taken, home });
             }
-            // Or somebody has written what is no record.
+            // Also if the record is invalid.
             _ => self.write(name, record, Some(pair)),
         }
     }
@@ -787,10 +788,11 @@ impl EtcdDirectory {
         Transaction::when(vec![compare], vec![Step::Delete(pair.key.clone())])
     }
 
-    /// What is over goes, and all of a node that keeps no place there: one that does may live where nobody hears it.
+    /// Removes names of ended incarnations, and all names of a node that keeps no place: one that does may be alive
+    /// elsewhere.
     fn sweep(
         &mut self,
-        (node, after, for_whom, was_known): (NodeId, Option<String>, Option<Requester>, bool),
+        (node, after, reply_to, was_known): (NodeId, Option<String>, Option<Requester>, bool),
         stored: &Stored,
     ) {
         let endings = self.endings(stored);
@@ -799,11 +801,11 @@ impl EtcdDirectory {
         let is_over = |home: &NodeIncarnation| {
             endings.contains_key(home) || is_nowhere && *home != self.me && !self.paired.contains(home)
         };
-        let is_its = |pair: &&Pair| {
+        let is_of_node = |pair: &&Pair| {
             let record = NameRecord::parse(&pair.value);
             record.is_some_and(|record| record.home.node == node && is_over(&record.home))
         };
-        let lost: Vec<&Pair> = pairs.iter().filter(is_its).collect();
+        let lost: Vec<&Pair> = pairs.iter().filter(is_of_node).collect();
         let last = pairs.last().filter(|_| pairs.len() >= SWEPT_AT_ONCE_MAX);
         let last = last.and_then(|pair| pair.key.strip_prefix(&self.keys.names())).map(str::to_owned);
         match last {
@@ -811,17 +813,17 @@ impl EtcdDirectory {
                 let compare = |pair: &&Pair| Compare::WrittenAt(pair.key.clone(), pair.written_at);
                 let compares = lost.iter().map(compare).collect();
                 let then = lost.iter().map(|pair| Step::Delete(pair.key.clone())).collect();
-                let task = Task::SweepOut { node, after, last, for_whom };
+                let task = Task::SweepPage { node, after, last, reply_to };
                 self.send(task, Transaction::when(compares, then));
             }
-            Some(last) => self.begin(Task::Sweep { node, after: Some(last), for_whom, was_known }),
-            None if was_known => self.end_sweep(for_whom, Ok(Reply::Done)),
-            None => self.end_sweep(for_whom, Err(ErrorReply::UnknownNode(node))),
+            Some(last) => self.begin(Task::Sweep { node, after: Some(last), reply_to, was_known }),
+            None if was_known => self.end_sweep(reply_to, Ok(Reply::Done)),
+            None => self.end_sweep(reply_to, Err(ErrorReply::UnknownNode(node))),
         }
     }
 
-    fn end_sweep(&mut self, for_whom: Option<Requester>, body: Result<Reply, ErrorReply>) {
-        if let Some(requester) = for_whom {
+    fn end_sweep(&mut self, reply_to: Option<Requester>, body: Result<Reply, ErrorReply>) {
+        if let Some(requester) = reply_to {
             self.answer(requester, body);
         }
     }

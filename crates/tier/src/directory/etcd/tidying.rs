@@ -1,4 +1,4 @@
-//! What is written of incarnations, and that nobody asks for any more, goes.
+//! Removes records of incarnations that are no longer needed.
 
 use std::collections::BTreeSet;
 
@@ -9,31 +9,31 @@ use super::tasks::Task;
 use crate::directory::NAMES_PER_ANSWER_MAX;
 use crate::ids::NodeIncarnation;
 
-/// How long ago an incarnation has ended of which nothing comes to etcd any more: a request takes 3 s.
+/// Age of an ended incarnation after which none of its requests arrives at etcd any more: a request takes 3 s.
 const SETTLED_NS: u64 = 60_000_000_000;
 
 impl EtcdDirectory {
-    pub(super) fn tidy(&mut self, mut told_of: BTreeSet<NodeIncarnation>, stored: &Stored) {
+    pub(super) fn tidy(&mut self, mut referenced: BTreeSet<NodeIncarnation>, stored: &Stored) {
         let pairs = stored.read.first().map(Vec::as_slice).unwrap_or_default();
-        told_of.extend(pairs.iter().filter_map(|pair| Some(NameRecord::parse(&pair.value)?.home)));
+        referenced.extend(pairs.iter().filter_map(|pair| Some(NameRecord::parse(&pair.value)?.home)));
         let last = pairs.last().and_then(|pair| pair.key.strip_prefix(&self.keys.names()));
         match last.filter(|_| pairs.len() >= NAMES_PER_ANSWER_MAX) {
-            Some(last) => self.repair(Task::Tidy { after: Some(last.to_owned()), told_of }),
-            None => self.repair(Task::TidyHomes { told_of }),
+            Some(last) => self.repair(Task::Tidy { after: Some(last.to_owned()), referenced }),
+            None => self.repair(Task::TidyHomes { referenced }),
         }
     }
 
-    /// Nobody asks any more how those have ended of whom no name tells.  What an incarnation has begun in its last moments is done by the time.  Of others
-    /// that nobody hears, those go that have not written their keys anew since the last time, as all do that live.
-    pub(super) fn tidy_homes(&mut self, told_of: &BTreeSet<NodeIncarnation>, stored: &Stored) {
+    /// Removes records of ended incarnations that no name refers to, once their last requests must have arrived; and of
+    /// unheard ones that did not rewrite their keys since the last time, as all living nodes do.
+    pub(super) fn tidy_homes(&mut self, referenced: &BTreeSet<NodeIncarnation>, stored: &Stored) {
         let prefix = self.keys.homes();
         let now_ns = self.epoch_ns.saturating_add(self.now_ns);
         let before = std::mem::take(&mut self.unrenewed);
         let mut gone = Vec::new();
         for pair in stored.read.first().map(Vec::as_slice).unwrap_or_default() {
             let incarnation = pair.key.strip_prefix(&prefix).and_then(parse_incarnation);
-            let is_told_of = |incarnation: &NodeIncarnation| told_of.contains(incarnation);
-            let Some(incarnation) = incarnation.filter(|incarnation| !is_told_of(incarnation)) else {
+            let is_referenced = |incarnation: &NodeIncarnation| referenced.contains(incarnation);
+            let Some(incarnation) = incarnation.filter(|incarnation| !is_referenced(incarnation)) else {
                 continue;
             };
             let is_gone = match HomeRecord::parse(&pair.value) {
@@ -47,7 +47,7 @@ impl EtcdDirectory {
                 }
             };
             if is_gone {
-                gone.push(Task::Note(self.removal_of(pair)));
+                gone.push(Task::Unchecked(self.removal_of(pair)));
             }
         }
         if !self.unrenewed.is_empty() {

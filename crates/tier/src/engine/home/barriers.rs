@@ -1,8 +1,7 @@
-//! The home's side of barriers: who is there, and until when they wait.
+//! The home's side of barriers.
 //!
-//! The number of participants is that of the first to come in a round.  A round ends when all are there, or for
-//! all who are there when the first of them has waited for as long as it would: the home alone decides which, so that
-//! all learn the same.
+//! The first to arrive in a round sets the number of participants.  A round ends when all have arrived, or times out
+//! for all with the first arrival's deadline.  The home alone decides, so all participants learn the same result.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +10,17 @@ use crate::ids::{NodeIncarnation, Principal, RegionId, Requester};
 use crate::message::{ErrorReply, Reply, Request};
 use crate::names::Service;
 
-/// All barriers of this home at which somebody waits.
+/// Barriers of this home with waiting participants.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Barriers {
-    /// None is empty.
+    /// Never holds an empty round.
     rounds: BTreeMap<RegionId, Round>,
 }
 
 #[derive(Debug)]
 struct Round {
     participants: u32,
-    /// Fewer than participants.
+    /// Fewer than `participants`.
     waiting: Vec<Arrival>,
 }
 
@@ -33,7 +32,7 @@ struct Arrival {
 }
 
 impl Barriers {
-    /// When the first of all rounds breaks.
+    /// When the next round times out, in ns.
     pub(in crate::engine) fn deadline_ns(&self) -> u64 {
         self.rounds.values().map(Round::deadline_ns).min().unwrap_or(u64::MAX)
     }
@@ -76,7 +75,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// What those have asked who wait, to be asked anew: the barrier moves.
+    /// Takes the requests of waiting participants, to repeat at the next home.
     pub(super) fn take_arrivals(&mut self, region: RegionId) -> Vec<(Requester, Request)> {
         let Some(Round { participants, waiting }) = self.barriers.rounds.remove(&region) else {
             return Vec::new();
@@ -89,7 +88,7 @@ impl HomeSide<'_> {
         waiting.into_iter().map(again).collect()
     }
 
-    /// Answers all who wait.
+    /// Ends a round with one reply to all.
     pub(super) fn end_round(&mut self, region: RegionId, body: &Result<Reply, ErrorReply>) {
         let Some(round) = self.barriers.rounds.remove(&region) else { return };
         for arrival in round.waiting {
@@ -97,7 +96,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Ends the rounds of which somebody has waited for too long.
+    /// Ends the rounds whose deadline has passed.
     pub(in crate::engine) fn break_overdue_rounds(&mut self) {
         let now_ns = self.cx.now_ns();
         let rounds = self.barriers.rounds.iter();
@@ -108,10 +107,10 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Somebody does not wait any more.
+    /// A requester stops waiting.
     pub(in crate::engine) fn withdraw(&mut self, region: RegionId, requester: Requester) {
-        let is_one = |of, arrival: &Arrival| of == region && arrival.requester == requester;
-        if self.unpark(region, requester) || self.remove_arrivals(is_one) {
+        let is_selected = |of, arrival: &Arrival| of == region && arrival.requester == requester;
+        if self.unpark(region, requester) || self.remove_arrivals(is_selected) {
             self.cx.out().end_serving(requester);
         }
     }
@@ -120,12 +119,12 @@ impl HomeSide<'_> {
         self.remove_arrivals(|_, arrival| arrival.requester.incarnation == incarnation);
     }
 
-    /// Whether there were any.
-    fn remove_arrivals(&mut self, is_one: impl Fn(RegionId, &Arrival) -> bool) -> bool {
+    /// Returns true if any was removed.
+    fn remove_arrivals(&mut self, is_selected: impl Fn(RegionId, &Arrival) -> bool) -> bool {
         let mut removed = false;
         self.barriers.rounds.retain(|region, round| {
             let before = round.waiting.len();
-            round.waiting.retain(|arrival| !is_one(*region, arrival));
+            round.waiting.retain(|arrival| !is_selected(*region, arrival));
             removed |= round.waiting.len() < before;
             !round.waiting.is_empty()
         });

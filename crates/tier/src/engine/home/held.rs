@@ -1,4 +1,4 @@
-//! Chunks of other owners: what is given back to them, and what they say that they hold for us.
+//! Chunks of other owners: returns them, and compares what owners report to hold.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,8 @@ use crate::layout::{Extent, Extents};
 use crate::message::Notice;
 
 impl HomeSide<'_> {
-    /// Gives chunks back to their owners.  Those whom we do not reach now, or who have not told yet all that they hold for us, are
-    /// answered when they have.
+    /// Returns chunks to their owners.  Owners that are not connected, or have not reported all that they hold, receive
+    /// theirs after their report.
     pub(super) fn return_chunks(&mut self, extents: &[Extent]) {
         let mut by_owner: BTreeMap<NodeIncarnation, Extents> = BTreeMap::new();
         for extent in extents {
@@ -18,7 +18,7 @@ impl HomeSide<'_> {
         for (owner, extents) in by_owner {
             if owner == self.cx.incarnation() {
                 self.owner().release(extents, BTreeSet::new());
-            } else if self.cx.members().has_told_held(owner) {
+            } else if self.cx.members().has_reported_held(owner) {
                 self.cx.notify(owner.node, Notice::Return { extents });
             } else if self.cx.members().is_alive(owner) {
                 self.homes.freed_early.entry(owner).or_default().extend(extents);
@@ -35,8 +35,8 @@ impl HomeSide<'_> {
         let mut unknown = Extents::new();
         for (region, extents) in held {
             let used = self.chunks_of(region);
-            let theirs = extents.into_iter().filter(|extent| extent.owner == from && extent.is_sound());
-            theirs.for_each(|extent| unknown.extend(without(extent, &used)));
+            let reported = extents.into_iter().filter(|extent| extent.owner == from && extent.is_sound());
+            reported.for_each(|extent| unknown.extend(without(extent, &used)));
         }
         if let Some(freed) = self.homes.freed_early.remove(&from) {
             let left: Extents = freed.into_iter().flat_map(|extent| without(extent, &unknown)).collect();
@@ -52,7 +52,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// All chunks that we count as a region's.
+    /// All chunks that this home counts as a region's.
     fn chunks_of(&self, region: RegionId) -> Vec<Extent> {
         let homed = self.homes.regions.get(&region).into_iter().flat_map(|found| {
             let places = found.moving().into_iter().flat_map(|moving| moving.places.iter());
@@ -63,7 +63,7 @@ impl HomeSide<'_> {
     }
 }
 
-/// What is left of an extent without others.
+/// The parts of an extent outside all others.
 fn without(extent: Extent, others: &[Extent]) -> Extents {
     let mut rest: Extents = [extent].into_iter().collect();
     for other in others.iter().filter(|other| other.owner == extent.owner) {
@@ -90,7 +90,7 @@ mod tests {
     use crate::ids::{Incarnation, NodeId};
 
     #[test]
-    fn what_is_left_of_an_extent_is_all_that_nobody_else_has() {
+    fn without_removes_all_overlaps() {
         let owner = NodeIncarnation { node: NodeId(1), id: Incarnation(1) };
         let extent = |offset, len| Extent { owner, key: Key(0), offset, len };
         let left = |others: &[Extent]| without(extent(10, 10), others).to_vec();

@@ -1,21 +1,22 @@
-//! The home's side of locks: who waits, in order, and who is next.
+//! The home's side of locks: the queues of waiters.
 //!
 //! ```text
-//!   caller                         home                                    who waits
-//!     compare-swap 0 -> me           (knows nothing of it)
+//!   caller                         home                                    waiter
+//!     compare-swap 0 -> me           (not involved)
 //!                                    Lock: mark the word, queue  ◄──────────┘
 //!     compare-swap me -> 0 fails
-//!     Unlock ─────────────────────►  give the word to the first in the queue
+//!     Unlock ─────────────────────►  give the word to the head of the queue
 //!                                    Locked ──────────────────────────────►
 //! ```
 //!
-//! The word is marked exactly while the queue is not empty, so that nobody overtakes; see [`crate::lockword`].  What
-//! one session says about one lock arrives in order, and a session tries for a lock once at a time: so a word that holds
-//! its name was given to it for what it asked last, or taken by itself just before it asked.
+//! The word is marked exactly while the queue is not empty, so no session overtakes it; see [`crate::lockword`].
+//! Requests of one session for one lock arrive in order, and a session tries for a lock once at a time.  So a word with
+//! its name was granted for its latest request, or taken by the session just before.
 //!
-//! A holder that loses sight of the home knows by itself when its guard is over: a lease after it has said the last that the home
-//! has heard for sure ([`lock_is_kept_until_ns`](crate::engine::Engine::lock_is_kept_until_ns)).  The home counts from the last that it has heard, which is later, and waits
-//! for as much longer as two clocks may differ in a lease.  So neither needs the other's word, nor its time of day.
+//! A holder that loses contact knows when its guard expires: a lease after its last message that the home has
+//! acknowledged ([`lock_is_kept_until_ns`](crate::engine::Engine::lock_is_kept_until_ns)).  The home counts from the
+//! last message it received, which is later, and adds the maximum drift of two clocks in a lease.  So neither needs a
+//! message from the other, or its time of day.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -27,22 +28,22 @@ use crate::names::Service;
 use crate::permissions::Permissions;
 use crate::region::Stage;
 
-/// By no more than one part of so many do the clocks of two nodes run differently: 3 %, where a quartz has 0.01 %.
+/// Maximum drift between two clocks, as one part of so many: 3 %, where a quartz has 0.01 %.
 const DRIFT_PARTS: u64 = 32;
 
-/// All locks of this home for which somebody waits.
+/// The locks of this home.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Locks {
-    /// None is empty.  A session waits once for a lock, so that sessions bound the length.
+    /// Queues of waiters, none empty.  A session waits for a lock once, so the number of sessions bounds the length.
     queues: BTreeMap<RegionId, VecDeque<Waiter>>,
-    /// Locks that were given away as recovered: if they come back without having been used, the next must be told.
+    /// Locks granted as recovered: if they return unused, the next holder must be told.
     recovered: BTreeSet<RegionId>,
-    /// Incarnations that are cut off and may live, and until when they may take themselves for holders.
+    /// Incarnations that are cut off but may be alive, and until when they may consider themselves holders.
     lapsing: BTreeMap<NodeIncarnation, u64>,
 }
 
 impl Locks {
-    /// When the guards of somebody who is cut off are over.
+    /// When the guards of the next cut-off incarnation expire, in ns.
     pub(in crate::engine) fn deadline_ns(&self) -> u64 {
         self.lapsing.values().copied().min().unwrap_or(u64::MAX)
     }
@@ -55,7 +56,7 @@ impl Locks {
         self.recovered.insert(region);
     }
 
-    /// The lock has another home.
+    /// The lock has moved to another home.
     pub(super) fn forget_region(&mut self, region: RegionId) {
         self.recovered.remove(&region);
     }
@@ -64,19 +65,19 @@ impl Locks {
         self.lapsing.contains_key(&incarnation)
     }
 
-    /// Whether a holder is of an incarnation that is cut off here and may take itself for a holder.
-    pub(super) fn is_of_the_lapsing(&self, holder: Holder) -> bool {
+    /// Whether a holder belongs to a cut-off incarnation that may still consider itself the holder.
+    pub(super) fn is_lapsing(&self, holder: Holder) -> bool {
         self.lapsing.keys().any(|incarnation| holder.is_of(*incarnation))
     }
 
-    /// Those who wait ask anew, in their order.
+    /// Takes the waiting requests, in order, to repeat at the next home.
     pub(super) fn take_queue(&mut self, region: RegionId) -> Vec<(Requester, Request)> {
         let waiting = self.queues.remove(&region).unwrap_or_default();
         waiting.into_iter().map(|waiter| waiter.into_request(region)).collect()
     }
 }
 
-/// Who wants a lock.
+/// A session that waits for a lock.
 #[derive(Debug)]
 pub(in crate::engine) struct Waiter {
     requester: Requester,
@@ -99,7 +100,7 @@ impl Waiter {
         Holder::new(self.requester.incarnation, self.session)
     }
 
-    /// What it has asked, to be asked anew.
+    /// The request to repeat.
     fn into_request(self, region: RegionId) -> (Requester, Request) {
         let Waiter { requester, session, principal, base_ns } = self;
         (requester, Request::Lock { region, principal, session, wait: true, base_ns })
@@ -119,7 +120,7 @@ impl HomeSide<'_> {
         let is_gone = holder.is_some_and(|holder| self.is_gone(holder));
         if holder.is_none() || is_gone || holder == Some(waiter.holder()) {
             let contended = self.locks.queues.contains_key(&region);
-            self.give_lock(region, &words, &waiter, contended, is_gone);
+            self.grant_lock(region, &words, &waiter, contended, is_gone);
         } else if wait {
             self.locks.queues.entry(region).or_default().push_back(waiter);
         } else {
@@ -127,7 +128,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// The memory of a lock or barrier that is here, if `principal` (or anybody) may use it.
+    /// The memory of a lock or barrier homed here, if `principal` may use it; `None` checks no permissions.
     pub(super) fn served_region(
         &self,
         region: RegionId,
@@ -147,7 +148,7 @@ impl HomeSide<'_> {
         window.and_then(LockWords::new).ok_or(ErrorReply::Malformed)
     }
 
-    fn give_lock(
+    fn grant_lock(
         &mut self,
         region: RegionId,
         words: &LockWords,
@@ -164,8 +165,8 @@ impl HomeSide<'_> {
         self.cx.answer(waiter.requester, Ok(Reply::Locked { token, recovered }));
     }
 
-    /// Whether a holder can do nothing under its lock any more: its session has ended, or its node is cut off and knows that its
-    /// guards are over.
+    /// Whether a holder can do nothing under its lock any more: its session has ended, or its node is cut off and its
+    /// guards have expired.
     fn is_gone(&self, holder: Holder) -> bool {
         let alive =
             self.cx.members().peers().map(|(_, peer)| peer.incarnation).chain([self.cx.incarnation()]);
@@ -173,8 +174,8 @@ impl HomeSide<'_> {
         !alive.chain(self.cx.members().zombies()).chain(lapsing).any(|incarnation| holder.is_of(incarnation))
     }
 
-    /// The node of a holder if that was silent for a lease, and in another one could not be cut off: it may go on under its
-    /// lock when it wakes, and nobody knows when that is.
+    /// The node of a holder that was silent for a lease and could not be cut off within another: it may resume under
+    /// its lock at any time.
     fn silent_node_of(&self, holder: Holder) -> Option<NodeId> {
         let then_ns = self.cx.now_ns().checked_sub(self.cx.lease_ns())?;
         self.cx
@@ -184,11 +185,11 @@ impl HomeSide<'_> {
             .map(|incarnation| incarnation.node)
     }
 
-    /// Nobody waits for ever for who may be silent for ever.  The mark goes with those who waited: a holder that wakes
-    /// gives the lock up by itself.
-    pub(in crate::engine) fn refuse_those_behind_the_silent(&mut self) {
+    /// Refuses waiters behind a silent holder, which may never return.  Clears the mark with them: a holder that
+    /// resumes releases the lock by itself.
+    pub(in crate::engine) fn refuse_waiters_of_silent_holders(&mut self) {
         for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
-            if !self.is_on_the_move(region)
+            if !self.is_in_motion(region)
                 && let Ok(words) = self.served_region(region, Service::Lock, None)
                 && let Some(node) = words.holder().and_then(|holder| self.silent_node_of(holder))
             {
@@ -220,9 +221,9 @@ impl HomeSide<'_> {
 
     /// Gives the lock to the session that has waited longest.
     fn pass_on(&mut self, region: RegionId, words: &LockWords, recovered: bool) {
-        // Those who wait for a lock that is about to move ask again at its next home: nobody is told here any more that it
-        // is his, for who does not want it could not say so there.
-        let next = match self.is_on_the_move(region) {
+        // Waiters for a lock in motion repeat their requests at the next home.  A grant from here could not be refused
+        // there.
+        let next = match self.is_in_motion(region) {
             true => None,
             false => self.locks.queues.get_mut(&region).and_then(VecDeque::pop_front),
         };
@@ -231,15 +232,14 @@ impl HomeSide<'_> {
             self.locks.queues.remove(&region);
         }
         match next {
-            Some(waiter) => self.give_lock(region, words, &waiter, contended, recovered),
-            // The next to ask is to know that it is recovered.
-            None if recovered => words.give(Holder::NOBODY, false),
+            Some(waiter) => self.grant_lock(region, words, &waiter, contended, recovered),
+            // Tells the next requester that the lock is recovered.
+            None if recovered => words.give(Holder::ABANDONED, false),
             None => words.make_free(),
         }
     }
 
-    /// A request to lock is not wanted any more.  If it has been granted, the session that made it has not heard of
-    /// that, and will not.
+    /// Cancels a lock request.  If it was granted, the requesting session never hears of it.
     pub(in crate::engine) fn handle_cancelled(
         &mut self,
         from: NodeIncarnation,
@@ -253,7 +253,7 @@ impl HomeSide<'_> {
         {
             return self.cx.out().end_serving(requester);
         }
-        // Nobody is told that a lock is his once it is to be moved, so that who lets go of its bytes knows of each lock that is his.
+        // A lock in motion grants nothing, so that a mapper that lets go of its bytes knows all locks that it holds.
         if !self.is_parked(region)
             && let Ok(words) = self.served_region(region, Service::Lock, None)
             && words.holder() == Some(Holder::new(from, session))
@@ -263,11 +263,11 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Whether there were any.
-    fn remove_waiters(&mut self, region: RegionId, is_one: impl Fn(&Waiter) -> bool) -> bool {
+    /// Returns true if any was removed.
+    fn remove_waiters(&mut self, region: RegionId, is_selected: impl Fn(&Waiter) -> bool) -> bool {
         let Some(queue) = self.locks.queues.get_mut(&region) else { return false };
         let before = queue.len();
-        queue.retain(|waiter| !is_one(waiter));
+        queue.retain(|waiter| !is_selected(waiter));
         let (after, removed) = (queue.len(), queue.len() < before);
         if after == 0 {
             self.locks.queues.remove(&region);
@@ -278,7 +278,7 @@ impl HomeSide<'_> {
         removed
     }
 
-    /// A node has died: its sessions wait for nothing any more.
+    /// A node has died: its sessions wait no more.
     pub(in crate::engine) fn forget_waiters_of(&mut self, incarnation: NodeIncarnation) {
         for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
             self.remove_waiters(region, |waiter| waiter.requester.incarnation == incarnation);
@@ -286,8 +286,8 @@ impl HomeSide<'_> {
         self.forget_arrivals_of(incarnation);
     }
 
-    /// A node was cut off, and may live: it keeps its locks until it has seen by itself that its guards are over.
-    pub(in crate::engine) fn recover_locks_when_guards_are_over(
+    /// A node that may be alive was cut off: it keeps its locks until its guards expire.
+    pub(in crate::engine) fn recover_locks_after_guards(
         &mut self,
         incarnation: NodeIncarnation,
         heard_ns: u64,
@@ -298,29 +298,29 @@ impl HomeSide<'_> {
         self.recover_overdue_locks();
     }
 
-    /// A node is paired with us anew: its guards are over, all of them.
-    pub(in crate::engine) fn recover_locks_of_the_returned(&mut self, incarnation: NodeIncarnation) {
+    /// A node has paired again: all its guards have expired.
+    pub(in crate::engine) fn recover_locks_of_repaired(&mut self, incarnation: NodeIncarnation) {
         if self.locks.lapsing.contains_key(&incarnation) {
             self.recover_locks(incarnation);
         }
     }
 
-    /// Hands over what those held whose guards are over by now.
+    /// Recovers locks whose guards have expired.
     pub(in crate::engine) fn recover_overdue_locks(&mut self) {
         let now_ns = self.cx.now_ns();
         let lapsing = self.locks.lapsing.iter().filter(|(_, over_ns)| **over_ns <= now_ns);
-        let over: Vec<NodeIncarnation> = lapsing.map(|(incarnation, _)| *incarnation).collect();
-        over.into_iter().for_each(|incarnation| self.recover_locks(incarnation));
+        let expired: Vec<NodeIncarnation> = lapsing.map(|(incarnation, _)| *incarnation).collect();
+        expired.into_iter().for_each(|incarnation| self.recover_locks(incarnation));
     }
 
-    /// A node holds nothing any more: what it held goes to those who wait for it, or ask next.
+    /// A node holds nothing any more: its locks go to the waiters, or to the next requester.
     pub(in crate::engine) fn recover_locks(&mut self, incarnation: NodeIncarnation) {
         self.locks.lapsing.remove(&incarnation);
         let is_lock = |name: &str| Service::Lock.has(name);
         let named = self.homes.regions.iter().filter(|(_, found)| found.name.as_deref().is_some_and(is_lock));
         for region in named.map(|(region, _)| *region).collect::<Vec<_>>() {
-            // Whose bytes may be on their way: who asks for it next finds that its holder is gone.
-            if !self.is_on_the_move(region)
+            // The bytes may be moving: the next requester finds that the holder is gone.
+            if !self.is_in_motion(region)
                 && let Ok(words) = self.served_region(region, Service::Lock, None)
                 && words.holder().is_some_and(|holder| holder.is_of(incarnation))
             {

@@ -1,4 +1,4 @@
-//! Moving a region: one chunk at a time is frozen, copied by its new owner and placed; then the home follows.
+//! Moves a region: freezes one chunk at a time, has its new owner copy and place it; then moves the home.
 //!
 //! ```text
 //!  home                         mappers                     new owner
@@ -9,7 +9,7 @@
 //!               Place ---------->  (access at the new place)       the old place is released
 //!   Settle -------------------->  (has heard of all places)
 //!               <-------- Done
-//!   Adopt --------------------------------------------------> now the home, and says so to the mappers
+//!   Adopt --------------------------------------------------> now the home, and tells the mappers
 //! ```
 
 use std::collections::{BTreeMap, VecDeque};
@@ -21,14 +21,14 @@ use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, ErrorReply, Notice, Record, Reply, Request};
 use crate::region::{Busy, Moving, Region, Stage};
 
-/// So many regions that have moved away are remembered: the directory knows their homes by then, for who finds them by name.
+/// Moved regions to remember.  By then the directory knows their homes.
 const MOVED_MAX: usize = 16 << 10;
 
 /// Where regions are that were homed here.
 #[derive(Debug, Default)]
 pub(super) struct Moved {
     homes: BTreeMap<RegionId, NodeId>,
-    /// In the order in which they have moved.
+    /// In the order in which they moved.
     order: VecDeque<RegionId>,
 }
 
@@ -48,7 +48,7 @@ impl Moved {
         self.homes.insert(region, home);
     }
 
-    /// It is here again.
+    /// The region is back.
     fn forget(&mut self, region: RegionId) {
         if self.homes.remove(&region).is_some() {
             self.order.retain(|other| *other != region);
@@ -57,7 +57,7 @@ impl Moved {
 }
 
 impl HomeSide<'_> {
-    /// Brings all chunks to a node, and the home follows; or those of one owner that is not the home.
+    /// Moves all chunks to a node, followed by the home; or only the chunks of one owner `of` that is not the home.
     pub(super) fn start_moving(
         &mut self,
         requester: Requester,
@@ -69,13 +69,13 @@ impl HomeSide<'_> {
             Some(self.cx.incarnation())
         } else {
             let connected = self.cx.members().peer_of(to).map(|(_, peer)| peer.incarnation);
-            connected.or_else(|| self.cx.to_be_met(to))
+            connected.or_else(|| self.cx.unmet_member(to))
         };
         let Some(to) = incarnation else {
-            let refusal = self.cx.absence_of(to);
+            let refusal = self.cx.absence_error(to);
             return self.cx.answer(requester, Err(refusal));
         };
-        if of.is_none() && self.is_held_by_the_lapsing(region) {
+        if of.is_none() && self.is_holder_lapsing(region) {
             return self.cx.answer(requester, Err(ErrorReply::Held));
         }
         let moving = Moving::new(to, of);
@@ -116,11 +116,11 @@ impl HomeSide<'_> {
         moving.expect("only called while the region is being moved")
     }
 
-    /// Freezes the next chunk that is not at its new place; when there is none, hands the region over.
+    /// Freezes the next chunk that is not at its new place; if there is none, hands the region over.
     fn next_chunk(&mut self, region: RegionId) {
         let found = &self.homes.regions[&region];
         let moving = found.moving().expect("the region is being moved");
-        let Some(at) = next_elsewhere(&found.extents, moving, found.chunk_bytes()) else {
+        let Some(at) = next_chunk_elsewhere(&found.extents, moving, found.chunk_bytes()) else {
             return self.hand_over(region);
         };
         let len = (found.len - at).min(found.chunk_bytes());
@@ -128,7 +128,7 @@ impl HomeSide<'_> {
         let moving = self.moving_mut(region);
         (moving.at, moving.announced, moving.frozen) = (at, true, true);
         let to = moving.to;
-        self.tell_mappers(region, Change::Freeze { from: at, len, layout, to });
+        self.notify_mappers(region, Change::Freeze { from: at, len, layout, to });
     }
 
     /// All mappers have let go of the chunk.
@@ -140,7 +140,7 @@ impl HomeSide<'_> {
             return self.finish_region_command(region, Ok(Reply::Done));
         }
         if moving.closing {
-            return self.give_away(region);
+            return self.send_record(region);
         }
         let (from, to) = chunk_places(found, moving);
         self.cx.ask_incarnation(moving.to, Request::CopyChunk { from, to }, Purpose::CopyChunk(region));
@@ -176,8 +176,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Ends a move at where it is: somebody does not let go of the chunk under way, which stays where it was.
-    pub(super) fn take_back(&mut self, region: RegionId, why: ErrorReply) {
+    /// Aborts a move because a mapper does not let go of the current chunk, which stays in place.
+    pub(super) fn abort_move(&mut self, region: RegionId, why: ErrorReply) {
         let moving = self.moving_mut(region);
         match moving.frozen {
             true => self.handle_chunk_copied(region, Err(why)),
@@ -190,16 +190,16 @@ impl HomeSide<'_> {
         layout::slice(&moving.places, moving.used, layout::total_len(&moving.places))
     }
 
-    /// Nobody waits for this: the old place is free already, since all let go of it when it froze.
+    /// Sends new places without waiting: the old place is free, since all mappers let go of it at the freeze.
     fn place_for_mappers(&mut self, region: RegionId, from: u64, place: Extent) {
-        self.tell_without_waiting(region, Change::Place { from, place });
+        self.notify_mappers_without_waiting(region, Change::Place { from, place });
     }
 
     fn settle_mappers(&mut self, region: RegionId, home: NodeIncarnation) {
-        self.tell_without_waiting(region, Change::Settle { home });
+        self.notify_mappers_without_waiting(region, Change::Settle { home });
     }
 
-    fn tell_without_waiting(&mut self, region: RegionId, change: Change) {
+    fn notify_mappers_without_waiting(&mut self, region: RegionId, change: Change) {
         let found = self.homes.regions.get_mut(&region).expect("the region is here");
         found.epoch.0 += 1;
         let (epoch, mappers) = (found.epoch, found.mappers.clone());
@@ -209,29 +209,29 @@ impl HomeSide<'_> {
         }
     }
 
-    /// All chunks are there: now the home follows.
+    /// All chunks are moved: the home follows.
     fn hand_over(&mut self, region: RegionId) {
         let Moving { to, of, .. } = *self.moving_mut(region);
         if to == self.cx.incarnation() && of.is_none() {
             self.settle_mappers(region, to);
             return self.finish_region_command(region, Ok(Reply::Done));
         }
-        // What the next home says to mappers comes by other ways than what we said: it must not overtake it, or a
-        // late place would thaw a chunk that has been frozen again.  Nor must they hear of the end of an owner that
-        // vacates its part before they have heard where that is.
+        // The next home's messages take other paths, and must not overtake this home's: a late place would thaw a chunk
+        // that was frozen again.  Likewise, mappers must learn where a vacating owner's chunks are before they hear of
+        // its end.
         self.moving_mut(region).closing = true;
-        self.tell_mappers(region, Change::Settle { home: self.cx.incarnation() });
+        self.notify_mappers(region, Change::Settle { home: self.cx.incarnation() });
     }
 
-    /// All mappers have heard all that we had to say.
-    fn give_away(&mut self, region: RegionId) {
+    /// All mappers have received everything from this home: sends the record to the next.
+    fn send_record(&mut self, region: RegionId) {
         let to = self.moving_mut(region).to;
         self.moving_mut(region).adopting = self.cx.is_present(to);
         let mut record = Box::new(self.homes.regions[&region].record(region));
         record.watchers = self.watching.of(region).to_vec();
         record.recovered = self.locks.is_recovered(region);
         self.cx.ask_incarnation(to, Request::Adopt { record }, Purpose::Adopt(region));
-        // If it has taken the region already, it did so by an earlier record.
+        // An earlier record may have reached it, with these mappers still listed.
         for (mapper, upto) in self.moving_mut(region).unmapped.clone() {
             self.cx.notify(to.node, Notice::UnmappedBy { region, node: mapper, upto });
         }
@@ -245,15 +245,15 @@ impl HomeSide<'_> {
         };
         let may_live = self.cx.membership().pairings().may_live(to);
         let moving = self.moving_mut(region);
-        // Where the command was sent and is not answered, it is carried out or not: all of the region is there, and gone
-        // with that node or in its hands.  With a second home, nobody would know all mappers.
-        let is_open = moving.adopting && matches!(body, Err(ErrorReply::PeerDown(_)));
-        if is_open && may_live {
+        // An unanswered record may or may not have arrived: the region is at that node, or gone with it.  A second home
+        // would not know all mappers.
+        let is_unanswered = moving.adopting && matches!(body, Err(ErrorReply::PeerDown(_)));
+        if is_unanswered && may_live {
             moving.in_doubt = true;
             let parked = std::mem::take(&mut moving.parked);
             return self.leave_in_doubt(region, to, parked);
         }
-        let is_gone = is_open;
+        let is_gone = is_unanswered;
         if body.is_err() && !is_gone {
             return self.finish_region_command(region, body);
         }
@@ -263,10 +263,10 @@ impl HomeSide<'_> {
         self.watching.forget_region(region);
         self.locks.forget_region(region);
         if !is_gone {
-            self.tell_of_next_home(region, &found, to);
+            self.announce_next_home(region, &found, to);
         }
         if let Some(name) = found.name.filter(|_| is_gone) {
-            // The directory does not heed this if it has heard from the next home.
+            // The directory ignores this if the next home has reported in.
             self.cx.ask_directory(Request::ReleaseName { name: name.into(), region }, Purpose::OneWay);
         }
         let busy = found.busy.expect("it was being moved");
@@ -283,13 +283,14 @@ impl HomeSide<'_> {
         }
     }
 
-    /// The next home says so itself.  But who hears of our end before may not take the region for lost with us: so we say it too,
-    /// before all that we say of ourselves; to all, where names are outside and the store may be in the reach of others only.
-    fn tell_of_next_home(&mut self, region: RegionId, found: &Region, to: NodeIncarnation) {
+    /// Announces the next home, which also announces itself.  A node that hears of this node's end first must not take
+    /// the region for lost, so this goes out before anything else; to all nodes, if names are outside and only others
+    /// may reach the store.
+    fn announce_next_home(&mut self, region: RegionId, found: &Region, to: NodeIncarnation) {
         let epoch = Epoch(found.epoch.0 + 1);
         if let Some(name) = found.name.as_deref().map(str::to_owned) {
             let notice = Notice::Moved { name, region, epoch, to };
-            if self.cx.store_may_be_others() {
+            if self.cx.may_need_other_writers() {
                 self.cx.notify_all(&notice);
             }
             self.cx.notify_directory(notice);
@@ -300,14 +301,11 @@ impl HomeSide<'_> {
         }
     }
 
-    /// The next home will be asked again when it is reached again.  Until then nobody knows where the region is at home.
+    /// Without a reply from the next home, no node knows where the region is homed.  It is asked again when
+    /// reconnected.
     fn leave_in_doubt(&mut self, region: RegionId, to: NodeIncarnation, parked: Vec<(Requester, Request)>) {
-        let busy = self
-            .homes
-            .regions
-            .get_mut(&region)
-            .and_then(|found| found.busy.as_mut())
-            .expect("it is being moved");
+        let busy =
+            self.homes.regions.get_mut(&region).and_then(|found| found.busy.as_mut()).expect("being moved");
         let given =
             busy.requester.take().into_iter().chain(busy.queue.drain(..).map(|(requester, ..)| requester));
         let requesters: Vec<Requester> =
@@ -317,48 +315,49 @@ impl HomeSide<'_> {
             .for_each(|requester| self.cx.answer(requester, Err(ErrorReply::PeerDown(to.node))));
     }
 
-    /// A node to which regions were handed over is reached again, and says whether it has taken them.
+    /// A next home is reconnected: sends its records again, to learn whether it has adopted the regions.
     pub(in crate::engine) fn resume_adoption(&mut self, to: NodeIncarnation) {
         for region in self.in_doubt_of(to) {
             self.moving_mut(region).in_doubt = false;
-            self.give_away(region);
+            self.send_record(region);
         }
     }
 
-    /// A node to which regions were handed over is dead, and they are gone with it.
-    pub(in crate::engine) fn give_adoption_up(&mut self, to: NodeIncarnation) {
+    /// A next home is dead, and the regions with it.
+    pub(in crate::engine) fn end_adoption(&mut self, to: NodeIncarnation) {
         for region in self.in_doubt_of(to) {
             self.handle_adopted(region, Err(ErrorReply::PeerDown(to.node)));
         }
     }
 
     fn in_doubt_of(&self, to: NodeIncarnation) -> Vec<RegionId> {
-        let is_one = |found: &Region| found.moving().is_some_and(|moving| moving.in_doubt && moving.to == to);
-        let found = self.homes.regions.iter().filter(|(_, found)| is_one(found));
+        let is_selected =
+            |found: &Region| found.moving().is_some_and(|moving| moving.in_doubt && moving.to == to);
+        let found = self.homes.regions.iter().filter(|(_, found)| is_selected(found));
         found.map(|(region, _)| *region).collect()
     }
 
     pub(in crate::engine) fn serve_adopt(&mut self, requester: Requester, mut record: Record) {
         let me = self.cx.incarnation();
-        // It was asked before the two lost sight of each other.
-        let all_ours = record.extents.iter().all(|extent| extent.owner == me);
-        if all_ours
+        // It was sent before the two nodes lost contact, and is done.
+        let all_local = record.extents.iter().all(|extent| extent.owner == me);
+        if all_local
             && !record.extents.iter().any(|extent| self.owner.is_held_for(requester.incarnation, extent))
         {
             return self.cx.answer(requester, Ok(Reply::Done));
         }
-        let mut ours = record.extents.iter().filter(|extent| extent.owner == me);
+        let mut local = record.extents.iter().filter(|extent| extent.owner == me);
         let sound = layout::is_chunk_size(record.chunk_bytes)
             && layout::is_sound(&record.extents, record.len, record.chunk_bytes)
             && self.homes.regions.get(&record.region).is_none_or(|found| found.is_being_handed_over())
             && record.name.as_deref().is_none_or(crate::names::is_name)
-            && ours.all(|extent| self.owner.is_held_for(requester.incarnation, extent));
+            && local.all(|extent| self.owner.is_held_for(requester.incarnation, extent));
         if !sound {
             return self.cx.answer(requester, Err(ErrorReply::Malformed));
         }
         let id = record.region;
         if self.homes.regions.contains_key(&id) {
-            // It has come back before we have heard that it was taken.
+            // The region returned before its adoption was acknowledged.
             self.cx.out().forget_adoption(id);
             self.handle_adopted(id, Ok(Reply::Done));
         }
@@ -366,7 +365,7 @@ impl HomeSide<'_> {
         self.adopt_lock(&record);
         let mut region = Region::from(record);
         if let Some(name) = region.name.as_deref() {
-            // More than the former home can have seen: what it still says of the name is old.
+            // Higher than the former home can have seen, so its later words about the name are stale.
             region.epoch.0 += 1;
             let names = vec![(name.to_string(), id, region.epoch)];
             self.cx.notify_directory(Notice::Names { names, done: false });
@@ -379,25 +378,25 @@ impl HomeSide<'_> {
         let mappers: Vec<NodeIncarnation> =
             self.homes.regions[&id].mappers.iter().map(|mapper| mapper.incarnation).collect();
         mappers.iter().for_each(|mapper| self.note_early(id, *mapper));
-        // Who died since the record was written acknowledges nothing to us either.
+        // Mappers that died since the record was written never acknowledge a change.
         let dead: Vec<NodeIncarnation> =
             mappers.into_iter().filter(|incarnation| self.is_over(*incarnation)).collect();
         dead.into_iter().for_each(|incarnation| self.seek(id, incarnation));
         self.free_if_unreachable(id);
     }
 
-    // Mappers of a region that was handed to us, and that we are not paired with.
+    // Mappers of an adopted region that are not paired with this node.
     //
-    //   we, who choose              the mapper                 the former home
-    //    Welcome(pairing) ────────>  paired: lets go of all that it maps of us
-    //                                acknowledges ───────────>  the last change before the region comes here
+    //   this node (chooses)         the mapper                 the former home
+    //    Welcome(pairing) ────────>  paired: drops its mappings of regions homed at this node
+    //                                acknowledges ───────────>  the last change before the handover
     //    <──────────────────────────────────────────── Adopt
-    //    <──────── Paired(pairing)   maps it under this pairing
+    //    <──────── Paired(pairing)   maps the region under this pairing
     //
-    // What was here when the pairing was offered, the mapper has let go of once we hear that it is paired.  What came since, it maps, or
-    // says that it does not.
+    // The mapper has let go of regions that were here when the pairing was offered.  It still maps those that came
+    // since, unless it reports otherwise.
 
-    /// Notes a mapper of a region that has come, if it may be paired with us already, or is unheard of.
+    /// Records that a mapper of an adopted region may be paired already, or was never announced.
     fn note_early(&mut self, region: RegionId, mapper: NodeIncarnation) {
         if self.cx.is_present(mapper) {
             return;
@@ -407,7 +406,7 @@ impl HomeSide<'_> {
             self.homes.early.entry(mapper).or_default().insert(region);
         }
         if !membership.pairings().may_live(mapper) && !membership.pairings().has_ended(mapper) {
-            self.homes.unheard.insert(mapper);
+            self.homes.unannounced.insert(mapper);
         }
     }
 
@@ -415,27 +414,27 @@ impl HomeSide<'_> {
         self.homes.early.get(&mapper).is_some_and(|regions| regions.contains(&region))
     }
 
-    /// A pairing is offered, or an offer has come to nothing: a mapper that takes the next one up lets go of all that came before.
+    /// A pairing was offered, or an offer failed: accepting the next one lets go of all earlier regions.
     pub(in crate::engine) fn forget_early(&mut self, mapper: NodeIncarnation) {
         self.homes.early.remove(&mapper);
     }
 
-    /// A mapper is paired with us, or its incarnation is over.
-    pub(in crate::engine) fn note_heard_of(&mut self, mapper: NodeIncarnation) {
-        self.homes.unheard.remove(&mapper);
+    /// A mapper is paired, or its incarnation has ended.
+    pub(in crate::engine) fn note_announced(&mut self, mapper: NodeIncarnation) {
+        self.homes.unannounced.remove(&mapper);
     }
 
-    /// A mapper is paired with us: of the regions that it maps since it took the pairing up, it is told what it could not be told.
-    pub(in crate::engine) fn tell_of_early(&mut self, mapper: NodeIncarnation) {
+    /// A mapper is paired: sends it what it missed about regions that it maps since it accepted the pairing.
+    pub(in crate::engine) fn inform_early_mapper(&mut self, mapper: NodeIncarnation) {
         let me = self.cx.incarnation();
         for region in self.homes.early.remove(&mapper).unwrap_or_default() {
             let Some(found) = self.homes.regions.get(&region) else { continue };
             let epoch = found.epoch;
             let settle = Request::Change { region, epoch, change: Change::Settle { home: me } };
-            let under_way = found.busy.as_ref().filter(|busy| busy.awaited.contains(&mapper));
-            let under_way = under_way.and_then(|busy| Some((busy.epoch, change_under_way(found, busy, me)?)));
+            let in_flight = found.busy.as_ref().filter(|busy| busy.awaited.contains(&mapper));
+            let in_flight = in_flight.and_then(|busy| Some((busy.epoch, change_in_flight(found, busy, me)?)));
             self.cx.ask_incarnation(mapper, settle, Purpose::OneWay);
-            if let Some((epoch, change)) = under_way {
+            if let Some((epoch, change)) = in_flight {
                 let request = Request::Change { region, epoch, change };
                 self.cx.ask_incarnation(mapper, request, Purpose::Change(region, epoch));
             }
@@ -443,8 +442,8 @@ impl HomeSide<'_> {
     }
 }
 
-/// What mappers of a region are told of the command under way.
-fn change_under_way(found: &Region, busy: &Busy, me: NodeIncarnation) -> Option<Change> {
+/// The change that the command in flight sends to mappers.
+fn change_in_flight(found: &Region, busy: &Busy, me: NodeIncarnation) -> Option<Change> {
     match &busy.stage {
         Stage::Freeing => Some(Change::Drop),
         Stage::ChangingAccess => {
@@ -482,19 +481,19 @@ impl Moving {
     }
 }
 
-/// How many bytes are not at their new place.
+/// Bytes that are not at their new place.
 fn missing_bytes(extents: &[Extent], moving: &Moving) -> u64 {
-    extents.iter().filter(|extent| moving.concerns(extent)).map(|extent| extent.len).sum()
+    extents.iter().filter(|extent| moving.covers(extent)).map(|extent| extent.len).sum()
 }
 
-/// The first byte, from where the move is, of a chunk that is not at its new owner's.
-fn next_elsewhere(extents: &[Extent], moving: &Moving, chunk_bytes: u64) -> Option<u64> {
+/// Offset of the next chunk that is not at its new owner.
+fn next_chunk_elsewhere(extents: &[Extent], moving: &Moving, chunk_bytes: u64) -> Option<u64> {
     let mut start = 0;
     for extent in extents {
         let end = start + extent.len;
-        // A chunk that could not be brought over is not tried again: `at` only grows.
+        // A chunk that could not be copied is not tried again: `at` only grows.
         let from = start.max(if moving.announced { moving.at + chunk_bytes } else { 0 });
-        if moving.concerns(extent) && from < end {
+        if moving.covers(extent) && from < end {
             return Some(from);
         }
         start = end;
@@ -502,7 +501,7 @@ fn next_elsewhere(extents: &[Extent], moving: &Moving, chunk_bytes: u64) -> Opti
     None
 }
 
-/// The chunk under way: where it is, and where it will be.
+/// The current chunk: its old and its new place.
 fn chunk_places(region: &Region, moving: &Moving) -> (Extent, Extent) {
     let chunk_bytes = region.chunk_bytes();
     let from = layout::chunk_extent(&region.extents, chunk_bytes, moving.at / chunk_bytes);
@@ -516,7 +515,7 @@ mod tests {
     use crate::ids::Incarnation;
 
     #[test]
-    fn of_many_regions_that_have_moved_the_latest_are_remembered() {
+    fn latest_moved_regions_are_remembered() {
         let region = |serial| RegionId { origin: Incarnation(1), serial };
         let mut moved = Moved::default();
         let count = MOVED_MAX as u64 + 3;

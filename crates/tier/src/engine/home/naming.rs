@@ -1,4 +1,4 @@
-//! Names of the regions that are at home here, as the directory is told them and may take them away.
+//! Names of regions homed here: reports them to the directory, which may take them away.
 
 use super::HomeSide;
 use crate::directory::NAMES_PER_ANSWER_MAX;
@@ -8,12 +8,12 @@ use crate::names;
 use crate::news::News;
 
 impl HomeSide<'_> {
-    /// Tells the directory, which may have restarted, the names of our regions.
-    pub(in crate::engine) fn tell_names(&mut self) {
+    /// Reports the names of local regions to the directory, which may have restarted.
+    pub(in crate::engine) fn report_names(&mut self) {
         let homed = self.homes.regions.iter();
         let homed =
             homed.filter_map(|(id, region)| Some((region.name.as_deref()?.to_string(), *id, region.epoch)));
-        // Those that are being made have their names from the directory's former incarnation.
+        // Regions in the making have their names from the directory's former incarnation.
         let claimed =
             self.homes.making.iter().filter_map(|(id, making)| Some((making.claimed_name()?, *id, Epoch(0))));
         let named: Vec<(String, RegionId, Epoch)> = homed.chain(claimed).collect();
@@ -23,20 +23,20 @@ impl HomeSide<'_> {
         self.cx.notify_directory(Notice::Names { names: Vec::new(), done: true });
     }
 
-    /// Two homes that lost sight of each other, or of the directory, have given one name to two regions.
+    /// Two homes that lost contact with each other or the directory gave one name to two regions.
     pub(in crate::engine) fn lose_name(&mut self, name: &str, region: RegionId) {
         if let Some(making) = self.homes.making.get_mut(&region) {
             making.lose_name();
         }
         match self.homes.regions.get(&region) {
             Some(found) if found.name.as_deref() != Some(name) => {}
-            Some(_) if names::is_reserved(name) => self.end_for_its_name(region),
+            Some(_) if names::is_reserved(name) => self.free_for_lost_name(region),
             Some(_) => self.rename(region, name),
             None => {}
         }
     }
 
-    /// Another region has the name.  Nobody is to look for ours in vain, and it is not freed for that.
+    /// Renames a region whose name another has, so that it stays reachable and is not freed.
     fn rename(&mut self, region: RegionId, name: &str) {
         let alias = names::alias(name, self.cx.incarnation().node, self.cx.next_number());
         let found = self.homes.regions.get_mut(&region).expect("looked up just before");

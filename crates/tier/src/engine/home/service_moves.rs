@@ -1,4 +1,4 @@
-//! Locks and barriers that move: who waits for them asks again at the next home, and nobody is given a lock on the way.
+//! Moves of locks and barriers: waiters repeat their requests at the next home, and no lock is granted meanwhile.
 
 use super::HomeSide;
 use crate::ids::{RegionId, Requester};
@@ -7,8 +7,7 @@ use crate::names::Service;
 use crate::region::Moving;
 
 impl HomeSide<'_> {
-    /// Whether the request is not for this node to serve now: it waits for the end of a move, or is told where the lock or barrier
-    /// has gone.
+    /// Whether the request is not served now: it waits for the end of a move, or is redirected to the next home.
     pub(in crate::engine) fn defers(
         &mut self,
         requester: Requester,
@@ -20,7 +19,7 @@ impl HomeSide<'_> {
             home.into_iter().for_each(|home| self.cx.answer(requester, Ok(Reply::MovedTo { home })));
             return home.is_some();
         };
-        let Some(moving) = found.moving_mut().filter(|moving| moving.is_begun()) else { return false };
+        let Some(moving) = found.moving_mut().filter(|moving| moving.has_started()) else { return false };
         if moving.in_doubt {
             let next = moving.to.node;
             self.cx.answer(requester, Err(ErrorReply::PeerDown(next)));
@@ -30,8 +29,8 @@ impl HomeSide<'_> {
         true
     }
 
-    pub(super) fn is_on_the_move(&self, region: RegionId) -> bool {
-        self.moving(region).is_some_and(Moving::is_begun)
+    pub(super) fn is_in_motion(&self, region: RegionId) -> bool {
+        self.moving(region).is_some_and(Moving::has_started)
     }
 
     /// Whether the bytes of a lock may be at their next place already.
@@ -43,8 +42,8 @@ impl HomeSide<'_> {
         self.homes.regions.get(&region).and_then(|found| found.moving())
     }
 
-    /// Nobody touches the bytes any more.  Those who wait for the lock, or at the barrier, ask at its next home in the order in which
-    /// they came, or here if the move fails.
+    /// The bytes are frozen.  Waiters repeat their requests at the next home in order of arrival, or here if the move
+    /// fails.
     pub(super) fn park_waiters(&mut self, region: RegionId) {
         let name = self.homes.regions[&region].name.as_deref();
         let is_service = name.is_some_and(|name| Service::Lock.has(name) || Service::Barrier.has(name));
@@ -65,7 +64,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Somebody who is parked does not want what he asked for any more; whether there was one.
+    /// Drops a parked request; returns true if it was parked.
     pub(super) fn unpark(&mut self, region: RegionId, requester: Requester) -> bool {
         let found = self.homes.regions.get_mut(&region);
         let Some(moving) = found.and_then(|found| found.moving_mut()) else { return false };
@@ -74,15 +73,16 @@ impl HomeSide<'_> {
         moving.parked.len() < before
     }
 
-    /// Whether the holder of a lock is cut off here and may take itself for that still: only this home knows until when.
-    pub(super) fn is_held_by_the_lapsing(&self, region: RegionId) -> bool {
+    /// Whether the holder of a lock is cut off here and may still consider itself the holder: only this home knows
+    /// until when.
+    pub(super) fn is_holder_lapsing(&self, region: RegionId) -> bool {
         let words = self.served_region(region, Service::Lock, None).ok();
         let holder = words.and_then(|words| words.holder());
-        holder.is_some_and(|holder| self.locks.is_of_the_lapsing(holder))
+        holder.is_some_and(|holder| self.locks.is_lapsing(holder))
     }
 
-    /// A lock comes here with all that is known of it.  A mapper that we do not hear may hold it: it hears of us from the former home, or
-    /// hears nobody, and its guard is over in a lease at the latest.
+    /// Takes over a lock.  A mapper that is not connected may hold it: the former home tells it of this one, or its
+    /// guard expires within a lease.
     pub(super) fn adopt_lock(&mut self, record: &Record) {
         if !record.name.as_deref().is_some_and(|name| Service::Lock.has(name)) {
             return;
@@ -93,7 +93,7 @@ impl HomeSide<'_> {
         for incarnation in record.mappers.iter().map(|mapper| mapper.incarnation) {
             let has_ended = self.cx.membership().pairings().has_ended(incarnation);
             if !self.cx.is_present(incarnation) && !has_ended && !self.locks.has_lapsing(incarnation) {
-                self.recover_locks_when_guards_are_over(incarnation, self.cx.now_ns());
+                self.recover_locks_after_guards(incarnation, self.cx.now_ns());
             }
         }
     }

@@ -1,7 +1,7 @@
-//! The home's side of watching: who is to be told of what is written to a region with a notification.
+//! The home's side of watching: which nodes are notified of writes to a region.
 //!
-//! The home keeps the list only: the writer asks for it and tells all by messages.  So a notification never
-//! comes before its bytes, and a slow watcher holds up those who write, not the home.
+//! The home only keeps the list: the writer asks for it and sends the notifications.  So a notification never precedes
+//! its bytes, and a slow watcher delays writers, not the home.
 
 use std::collections::BTreeMap;
 
@@ -11,23 +11,23 @@ use crate::message::{ErrorReply, Reply, Request, Watcher};
 use crate::permissions::Permissions;
 use crate::region::{Busy, Region, Stage};
 
-/// Most watchers of a region: a write with a notification has so many to tell.
+/// Maximum watchers of a region, and so messages per write with a notification.
 pub const WATCHERS_MAX: usize = 4096;
 
-/// The watchers of all regions that are at home here.
+/// The watchers of all regions homed here.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Watching {
-    /// None is empty.
+    /// Never holds an empty list.
     lists: BTreeMap<RegionId, Vec<Watcher>>,
 }
 
 impl Watching {
-    /// The watchers of a region, in the order in which they came.
+    /// The watchers of a region, in order of arrival.
     pub(super) fn of(&self, region: RegionId) -> &[Watcher] {
         self.lists.get(&region).map_or(&[], Vec::as_slice)
     }
 
-    /// Lists a watcher, unless there are too many.  Who watches already is listed once.
+    /// Adds a watcher, or replaces its entry, unless there are too many.
     fn add(&mut self, region: RegionId, watcher: Watcher) -> Result<(), ErrorReply> {
         let list = self.lists.entry(region).or_default();
         let is_same =
@@ -44,7 +44,7 @@ impl Watching {
         self.retain_of(region, |watcher| (watcher.incarnation, watcher.port) != (incarnation, port));
     }
 
-    /// A node does not map the region any more: what it has asked for until then is over.
+    /// Removes a node's watches requested up to `upto`: it does not map the region any more.
     pub(super) fn forget_unmapped(
         &mut self,
         region: RegionId,
@@ -54,7 +54,7 @@ impl Watching {
         self.retain_of(region, |watcher| watcher.incarnation != incarnation || watcher.request > upto);
     }
 
-    /// The region is gone, or at home elsewhere.
+    /// The region is freed, or homed elsewhere.
     pub(super) fn forget_region(&mut self, region: RegionId) {
         self.lists.remove(&region);
     }
@@ -85,9 +85,9 @@ impl HomeSide<'_> {
             return self.cx.answer(requester, Err(ErrorReply::Malformed));
         };
         let Some(found) = self.homes.regions.get_mut(&region) else {
-            return self.answer_absent(requester, region);
+            return self.answer_unknown_region(requester, region);
         };
-        // The record on its way to the next home does not hear of this, and the next home may have heard of others.
+        // The record on its way to the next home lacks this request, and the next home may have served others.
         if let Some(moving) = found.moving_mut().filter(|moving| moving.adopting) {
             if moving.in_doubt {
                 let next = moving.to.node;
@@ -115,7 +115,7 @@ impl HomeSide<'_> {
         port: u32,
     ) -> Result<Reply, ErrorReply> {
         let found = self.permitted(region, &principal, Permissions::READ)?;
-        // Who has unmapped the region meanwhile, or died, would stay on the list for ever.
+        // A node that has unmapped the region or died would stay listed forever.
         if !found.mappers.iter().any(|mapper| mapper.incarnation == requester.incarnation) {
             return Err(ErrorReply::NotFound);
         }
@@ -126,7 +126,7 @@ impl HomeSide<'_> {
         Ok(Reply::Done)
     }
 
-    /// Those who may not read any more are left out.
+    /// Leaves out watchers that may no longer read.
     fn list_watchers(&self, region: RegionId, principal: &Principal) -> Result<Reply, ErrorReply> {
         let found = self.permitted(region, principal, Permissions::WRITE)?;
         let may_read = |watcher: &&Watcher| found.access.of(&watcher.principal).contains(Permissions::READ);
@@ -136,7 +136,7 @@ impl HomeSide<'_> {
         })
     }
 
-    /// A region that is at home here and not being freed, if `principal` has `wanted`.
+    /// A region homed here and not being freed, if `principal` has `wanted`.
     fn permitted(
         &self,
         region: RegionId,
@@ -151,11 +151,11 @@ impl HomeSide<'_> {
         if missing.is_empty() { Ok(found) } else { Err(ErrorReply::PermissionDenied { missing }) }
     }
 
-    /// Takes over the watchers of a region whose home we become.  Who has died since is left out.
+    /// Takes over the watchers of an adopted region, without those that died since.
     pub(super) fn adopt_watchers(&mut self, region: RegionId, watchers: Vec<Watcher>) {
         for watcher in watchers {
             if self.cx.is_present(watcher.incarnation) {
-                // More than there may be cannot come from a home that keeps to the protocol.
+                // A conforming home sends no more than the maximum.
                 let _ = self.watching.add(region, watcher);
             }
         }

@@ -1,16 +1,16 @@
-//! Incarnations that are over: nobody is paired with one again, whatever it says.
+//! Ended incarnations: no node pairs with one again.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::ids::{NodeId, NodeIncarnation};
 
-/// So many incarnations of each node that are over are remembered: a connection that was begun before may come about after that, and a
-/// node that was forgotten while it lived may come back.
+/// Ended incarnations kept per permanent node: a connection that began earlier may come up afterwards, and a node that
+/// was forgotten while alive may return.
 const ENDED_OF_NODE_MAX: usize = 8;
-/// The same of all nodes that come and go, whose numbers are never given out again.
+/// The same for all ephemeral nodes together, whose numbers are never reissued.
 const ENDED_EPHEMERAL_MAX: usize = 256;
 
-/// Incarnations that are over, of each node the latest last.
+/// Ended incarnations, per node, the latest last.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     permanent: BTreeMap<NodeId, VecDeque<NodeIncarnation>>,
@@ -51,7 +51,7 @@ mod tests {
     use crate::ids::Incarnation;
 
     #[test]
-    fn ends_of_nodes_that_stay_are_not_forgotten_for_those_of_nodes_that_pass() {
+    fn ephemeral_ends_do_not_evict_permanent_ones() {
         let incarnation = |node, id| NodeIncarnation { node: NodeId(node), id: Incarnation(id) };
         let mut ended = Ended::default();
         ended.insert(incarnation(3, 1));

@@ -1,16 +1,16 @@
-//! How two nodes come to one connection, even if both dial, and are paired by it.
+//! How two nodes establish one connection, even if both dial, and pair over it.
 //!
 //! ```text
 //!   lower number                                             higher number
-//!   the first, once it is ready ──── Welcome(pairing) ─────>  once it is ready, too: up, and all others are dropped
-//!   heard over it: up            <── Paired(pairing) ───────
-//!   any other: nothing is said over it                        nothing is heard over it
-//!   the end of the other         <── dropped ───────────────
+//!   first connection, once ready ── Welcome(pairing) ─────>  once ready: up; drops all other connections
+//!   first message over it: up    <── Paired(pairing) ───────
+//!   other connections: sends nothing                         receives nothing
+//!   their end                    <── dropped ───────────────
 //! ```
 //!
-//! A node is ready when nothing is left of its former pairing with that incarnation ([`super::pairing`]), and nobody else is known
-//! to have that number.  Over a connection that is not up nothing else is said, so nothing can be lost with it.
-//! (Decisions 015 and 016.)
+//! A node is ready when nothing is left of its former pairing with that incarnation ([`super::pairing`]), and it knows
+//! no other incarnation of that number.  A connection that is not up carries nothing else, so nothing can be lost with
+//! it.  (Decisions 015 and 016.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,18 +25,18 @@ use crate::members::Parting;
 use crate::message::{self, LossCause, Message, Notice};
 use crate::news::{News, Over};
 
-/// For so many leases a connection may be there and not be up: who is to wait for the lease of another is waited for.
+/// Leases that a connection may exist without being up: its node may wait for the lease of another.
 const PATIENCE_LEASES: u64 = 3;
 
 /// Connections that are not up.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Meeting {
     waiting: BTreeMap<PeerId, Candidate>,
-    /// Those that have ended, and over which something may come still.
+    /// Those that have ended but may still deliver.
     ended: BTreeMap<PeerId, NodeIncarnation>,
-    /// Peers of another version, and since when: who has dialled sees that as well, and hangs up knowing why.
+    /// Peers of another version, and since when.  A dialling peer sees the mismatch itself and hangs up.
     refused: BTreeMap<PeerId, u64>,
-    /// Connections to all who were there before us are being begun.
+    /// Connections to all earlier nodes are being started.
     pub(in crate::engine) is_joining: bool,
 }
 
@@ -46,9 +46,9 @@ struct Candidate {
     hello: Hello,
     since_ns: u64,
     assembler: Assembler,
-    /// The pairing that we have offered over it, if we choose.
+    /// The pairing offered over it, if this node chooses.
     offered: Option<u64>,
-    /// The one that we were offered, if the other end does.
+    /// The pairing received over it, if the peer chooses.
     welcomed: Option<u64>,
 }
 
@@ -58,46 +58,46 @@ impl Meeting {
         of.map(|(peer, waiting)| (*peer, waiting))
     }
 
-    /// Whether there is a connection to that incarnation that is not up.
+    /// Whether a connection to that incarnation exists that is not up.
     pub(in crate::engine) fn has(&self, incarnation: NodeIncarnation) -> bool {
         self.of(incarnation).next().is_some()
     }
 
-    /// Whether there is one to any incarnation of a node.
+    /// Whether one exists to any incarnation of a node.
     pub(in crate::engine) fn has_node(&self, node: NodeId) -> bool {
         self.waiting.values().any(|waiting| waiting.hello.incarnation.node == node)
     }
 
-    /// Whether that incarnation has offered us a pairing.
+    /// Whether that incarnation has offered a pairing.
     fn is_welcomed_by(&self, incarnation: NodeIncarnation) -> bool {
         self.of(incarnation).any(|(_, waiting)| waiting.welcomed.is_some())
     }
 
-    /// Whether the other end of a connection to that incarnation may take it to be up already, and use it.
+    /// Whether the peer may consider a connection to be up, and use it.
     pub(in crate::engine) fn may_be_used_by(&self, incarnation: NodeIncarnation) -> bool {
         self.has_offered(incarnation) || self.ended.values().any(|of| *of == incarnation)
     }
 
-    /// Whether that incarnation has been offered a pairing over a connection that is still there.
+    /// Whether a pairing was offered to that incarnation over a connection that still exists.
     pub(in crate::engine) fn has_offered(&self, incarnation: NodeIncarnation) -> bool {
         self.of(incarnation).any(|(_, waiting)| waiting.offered.is_some())
     }
 
-    /// Incarnations whose ends may take a connection to be up already.
+    /// Incarnations that may consider a connection to be up.
     pub(in crate::engine) fn offered(&self) -> impl Iterator<Item = NodeIncarnation> {
         let offered = self.waiting.values().filter(|waiting| waiting.offered.is_some());
         offered.map(|waiting| waiting.hello.incarnation)
     }
 
-    /// We were not listening: nobody was silent.
+    /// This node was not listening, so silence proves nothing.
     pub(in crate::engine) fn excuse_silence(&mut self, now_ns: u64) {
         self.waiting.values_mut().for_each(|waiting| waiting.since_ns = now_ns);
     }
 }
 
 impl Engine {
-    /// A connection has come about.  Of a peer that was there before us, if we are the directory, we shall hear the names of its
-    /// regions.
+    /// A connection was established.  If this node is the directory, a peer that was there first will report the names
+    /// of its regions.
     pub fn handle_connected(&mut self, now_ns: u64, connection: Connection, hello: &[u8]) {
         self.out.set_now(now_ns);
         match self.check_hello(hello) {
@@ -109,8 +109,8 @@ impl Engine {
                         self.membership.meeting.refused.insert(connection.peer, now_ns);
                     }
                     BadHello::Ended(_) => {
-                        self.say_early(connection.peer, connection.send_bytes_max, Notice::Over);
-                        // It hangs up when it has heard that.
+                        self.send_early(connection.peer, connection.send_bytes_max, Notice::Over);
+                        // It hangs up after reading that.
                         self.membership.meeting.refused.insert(connection.peer, now_ns);
                     }
                     _ => self.out.push(Effect::Disconnect(connection.peer)),
@@ -134,10 +134,10 @@ impl Engine {
         self.membership.pairings.note_address(incarnation, &hello.address);
         self.membership.pairings.note_dialled(&hello.address);
         if self.membership.members.is_alive(incarnation) {
-            // A node that chooses leaves it to the other end to drop what was not chosen.  One that is dialled anew has yet to
-            // hear that its pairing is over.
-            let is_one_too_many = self.membership.meeting.has(incarnation);
-            if !self.chooses_for(incarnation.node) || is_one_too_many {
+            // The choosing node leaves it to the peer to drop surplus connections.  A peer that dials again has yet to
+            // learn that its pairing is over.
+            let is_surplus = self.membership.meeting.has(incarnation);
+            if !self.chooses_for(incarnation.node) || is_surplus {
                 return self.out.push(Effect::Disconnect(peer));
             }
         }
@@ -148,12 +148,12 @@ impl Engine {
         self.pair(incarnation);
     }
 
-    /// Whether we say which connection to that node is the one.
+    /// Whether this node chooses the connection to that node.
     fn chooses_for(&self, node: NodeId) -> bool {
         self.out.incarnation().node < node
     }
 
-    /// Goes on with all who wait to be paired: one of them may be ready now.
+    /// Retries all candidates: one of them may be ready now.
     pub(in crate::engine) fn pair_all(&mut self) {
         let waiting: BTreeSet<NodeIncarnation> =
             self.membership.meeting.waiting.values().map(|waiting| waiting.hello.incarnation).collect();
@@ -161,7 +161,8 @@ impl Engine {
     }
 
     fn pair(&mut self, incarnation: NodeIncarnation) {
-        // Who has dialled us may have died since: before its word it says nothing against another incarnation of its number.
+        // A dialling peer may have died: until its first message, it proves nothing against another incarnation of its
+        // number.
         let is_asked =
             self.chooses_for(incarnation.node) || self.membership.meeting.is_welcomed_by(incarnation);
         if self.membership.is_leaving || self.membership.members.is_alive(incarnation) || !is_asked {
@@ -185,7 +186,7 @@ impl Engine {
             .of(incarnation)
             .find_map(|(peer, waiting)| Some((peer, waiting.welcomed?)));
         if let Some((peer, pairing)) = welcomed {
-            self.take_up(peer, pairing.max(last.saturating_add(1)));
+            self.bring_up(peer, pairing.max(last.saturating_add(1)));
             let others: Vec<PeerId> = self.membership.meeting.of(incarnation).map(|(peer, _)| peer).collect();
             others.into_iter().for_each(|peer| self.drop_waiting(peer));
         }
@@ -197,38 +198,38 @@ impl Engine {
         waiting.since_ns = self.out.now_ns();
         let incarnation = waiting.hello.incarnation;
         let send_bytes_max = waiting.connection.send_bytes_max;
-        self.say_early(peer, send_bytes_max, Notice::Welcome { pairing });
+        self.send_early(peer, send_bytes_max, Notice::Welcome { pairing });
         self.home_side().forget_early(incarnation);
     }
 
-    /// Says something over a connection that is not up.
-    fn say_early(&mut self, peer: PeerId, send_bytes_max: usize, notice: Notice) {
+    /// Sends a notice over a connection that is not up.
+    fn send_early(&mut self, peer: PeerId, send_bytes_max: usize, notice: Notice) {
         for bytes in link::frames(&message::encode(&Message::Notice(notice)), send_bytes_max) {
             self.out.push(Effect::Send { peer, bytes, solicited: true });
         }
     }
 
-    /// Something has arrived over a connection: if we have offered a pairing over it, the other end has taken it up.
+    /// Handles traffic on a connection: if a pairing was offered over it, the peer has accepted.
     pub fn handle_heard(&mut self, now_ns: u64, peer: PeerId) {
         let Some(pairing) = self.membership.meeting.waiting.get(&peer).and_then(|waiting| waiting.offered)
         else {
             return;
         };
         self.out.set_now(now_ns);
-        // Since the offer, another incarnation of that number may have been paired with us, or have become known.
+        // Since the offer, another incarnation of that number may have paired or become known.
         let incarnation = self.membership.meeting.waiting[&peer].hello.incarnation;
         match !self.membership.members.is_alive(incarnation) && self.is_ready_for(incarnation) {
-            true => self.take_up(peer, pairing),
+            true => self.bring_up(peer, pairing),
             false => self.drop_waiting(peer),
         }
         self.settle();
     }
 
-    /// A frame has arrived over a connection that is not up.
+    /// Handles a frame on a connection that is not up.
     pub(in crate::engine) fn handle_early_frame(&mut self, peer: PeerId, frame: &[u8]) {
         let Some(waiting) = self.membership.meeting.waiting.get_mut(&peer) else { return };
-        let Ok(whole) = waiting.assembler.handle_frame(frame) else { return self.drop_waiting(peer) };
-        match whole.map(|bytes| message::decode(&bytes)) {
+        let Ok(complete) = waiting.assembler.handle_frame(frame) else { return self.drop_waiting(peer) };
+        match complete.map(|bytes| message::decode(&bytes)) {
             None => {}
             Some(Ok(Message::Notice(Notice::Welcome { pairing }))) => {
                 let incarnation = waiting.hello.incarnation;
@@ -237,15 +238,15 @@ impl Engine {
             }
             Some(Ok(Message::Notice(Notice::Over))) => {
                 let by = waiting.hello.incarnation.node;
-                self.end_ourselves(by);
+                self.end_own_incarnation(by);
             }
             Some(_) => self.drop_waiting(peer),
         }
     }
 
-    /// Another node takes our incarnation for over, and would not be paired with it again: what we held for others is nobody's any more
-    /// there, and what we have of theirs may be gone.
-    pub(in crate::engine) fn end_ourselves(&mut self, by: NodeId) {
+    /// Another node considers this incarnation ended, and refuses to pair: what was held for others is freed there, and
+    /// what this node has of theirs may be gone.
+    pub(in crate::engine) fn end_own_incarnation(&mut self, by: NodeId) {
         if self.membership.is_leaving {
             return;
         }
@@ -254,30 +255,30 @@ impl Engine {
         self.out.push(Effect::End(over));
     }
 
-    /// Whether there are connections of which it is not known yet whether they stay.
+    /// Whether connections exist that are neither up nor dropped.
     pub fn awaits_first_words(&self) -> bool {
         !self.membership.meeting.waiting.is_empty()
     }
 
-    /// Whether others have said where the seat of the directory is, whose incarnation may live.
+    /// Whether other nodes have told where the directory's seat is, and its incarnation may be alive.
     pub fn is_told_of_seat(&self) -> bool {
         let seat = self.directory.seat();
         !self.membership.pairings.incarnations_of(seat).is_empty()
     }
 
-    /// Whether nobody is there with whom we are, or may come to be, paired.
+    /// Whether no peer is paired, or may come to be.
     pub fn is_alone(&self) -> bool {
         self.membership.members.peers().next().is_none() && self.membership.meeting.waiting.is_empty()
     }
 
-    /// Whether somebody whom we have dialled is there and not paired with us yet.
+    /// Whether a dialled peer is connected but not paired yet.
     pub fn is_meeting(&self) -> bool {
         let mut dialled =
             self.membership.meeting.waiting.values().filter(|waiting| waiting.connection.dialled);
         dialled.any(|waiting| !self.membership.members.is_alive(waiting.hello.incarnation))
     }
 
-    fn take_up(&mut self, peer: PeerId, pairing: u64) {
+    fn bring_up(&mut self, peer: PeerId, pairing: u64) {
         let waiting = self.membership.meeting.waiting.remove(&peer).expect("it waits");
         let Candidate { connection: Connection { dialled, send_bytes_max, .. }, hello, .. } = waiting;
         let incarnation = hello.incarnation;
@@ -289,34 +290,33 @@ impl Engine {
         if !self.chooses_for(incarnation.node) {
             self.cx().notify(incarnation.node, Notice::Paired { pairing });
         }
-        self.tell_of(
-            peer,
-            |who| if pairing > 1 { News::PairedAnew { who, pairing } } else { News::Joined(who) },
-        );
+        self.report_peer(peer, |who| {
+            if pairing > 1 { News::PairedAnew { who, pairing } } else { News::Joined(who) }
+        });
         self.begin_pairing(incarnation);
-        self.commands.await_none_of(incarnation);
-        self.say_what_was_held();
+        self.commands.forget_lost_replies_of(incarnation);
+        self.complete_deferred();
         self.expect_names(incarnation, dialled || self.membership.meeting.is_joining);
         if incarnation.node == self.directory.seat() && !self.directory.is_outside() {
-            self.home_side().tell_names();
+            self.home_side().report_names();
         }
-        self.tell_where_names_are(incarnation);
+        self.announce_names_store(incarnation);
         self.fail_dials_to_rivals_of(incarnation);
         self.resume_on_demand(incarnation);
         self.end_inquiry(incarnation.node);
         self.out.push(Effect::MembersChanged);
     }
 
-    /// The connection has ended, perhaps before it was up.
+    /// A connection has ended, perhaps before it was up.
     pub(in crate::engine) fn forget_met(&mut self, peer: PeerId) {
         self.membership.meeting.refused.remove(&peer);
         if let Some(waiting) = self.membership.meeting.waiting.remove(&peer) {
             self.membership.meeting.ended.insert(peer, waiting.hello.incarnation);
-            self.give_up_meeting(&waiting.hello);
+            self.end_meeting(&waiting.hello);
         }
     }
 
-    /// Nothing comes any more over a connection that was not up; whether that is so because the process of its other end has exited.
+    /// Nothing more arrives over a connection that was not up; `exited` if the peer's process has exited.
     pub(in crate::engine) fn note_met_cut_off(&mut self, peer: PeerId, exited: bool) {
         let Some(incarnation) = self.membership.meeting.ended.remove(&peer) else { return };
         if exited {
@@ -325,31 +325,31 @@ impl Engine {
         self.home_side().handle_reach_changed(incarnation);
     }
 
-    /// A connection is gone before it was up: if it was the only one, nobody waits for what its other end would say.
-    fn give_up_meeting(&mut self, hello: &Hello) {
+    /// A connection ended before it was up.  If it was the only one, nothing waits for its peer any more.
+    fn end_meeting(&mut self, hello: &Hello) {
         let incarnation = hello.incarnation;
         if !self.membership.members.is_alive(incarnation) && !self.membership.meeting.has(incarnation) {
             self.home_side().forget_early(incarnation);
-            self.tell_directory_of_parting(incarnation);
+            self.report_parting(incarnation);
             self.owner_side().abandon_sweeps_by(incarnation);
             self.home_side().handle_reach_changed(incarnation);
-            // Nobody else may know where it is, and what is known of its number may be where an earlier incarnation was.
-            let is_to_be_known = !incarnation.node.is_ephemeral() && !hello.address.is_empty();
-            if is_to_be_known && !self.chooses_for(incarnation.node) {
-                self.look_for(incarnation, &hello.address);
+            // No other node may know its address, and the known address of its number may be an earlier incarnation's.
+            let is_worth_retrying = !incarnation.node.is_ephemeral() && !hello.address.is_empty();
+            if is_worth_retrying && !self.chooses_for(incarnation.node) {
+                self.retry_if_unknown(incarnation, &hello.address);
             }
         }
         self.out.push(Effect::MembersChanged);
     }
 
-    /// An incarnation is over.
+    /// An incarnation has ended.
     pub(in crate::engine) fn drop_waiting_of(&mut self, incarnation: NodeIncarnation) {
         let of: Vec<PeerId> = self.membership.meeting.of(incarnation).map(|(peer, _)| peer).collect();
         of.into_iter().for_each(|peer| self.drop_waiting(peer));
     }
 
-    /// Who is not paired with us by now, whatever it waits for, begins anew.
-    pub(in crate::engine) fn drop_those_unheard_of(&mut self) {
+    /// Drops candidates that were not paired in time; they start over.
+    pub(in crate::engine) fn drop_late_candidates(&mut self) {
         let (now_ns, patience_ns) = (self.out.now_ns(), PATIENCE_LEASES * self.out.config().lease_ns);
         let is_late = |waiting: &Candidate| now_ns.saturating_sub(waiting.since_ns) > patience_ns;
         let late = self.membership.meeting.waiting.iter().filter(|(_, waiting)| is_late(waiting));
@@ -369,7 +369,7 @@ impl Engine {
     fn drop_waiting(&mut self, peer: PeerId) {
         if let Some(waiting) = self.membership.meeting.waiting.remove(&peer) {
             self.out.push(Effect::Disconnect(peer));
-            self.give_up_meeting(&waiting.hello);
+            self.end_meeting(&waiting.hello);
         }
     }
 }

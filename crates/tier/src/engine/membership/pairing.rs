@@ -1,16 +1,15 @@
-//! Pairings: what two nodes have between them, and what becomes of it when they lose sight of each other.
+//! Pairings: what two nodes share, and what follows when they lose contact.
 //!
 //! ```text
-//!               lease over, connection lost, the other has ended it
-//!   reachable ────────────────────────────────────────────────────> ending ── cut off, grace period over ──> unreachable
-//!       ▲                                                                                                  │
-//!       └──────────────────────────── paired anew, under the next number ──────────────────────────────────┘
-//!   any of them ── exit shown, left, forgotten, seen in a newer incarnation ──> dead
+//!               lease over, connection lost, or ended by the peer
+//!   reachable ─────────────────────────────────────────────> ending ── cut off, grace period over ──> unreachable
+//!       ▲                                                                                                 │
+//!       └──────────────────────────── paired again, under the next number ────────────────────────────────┘
+//!   any of them ── exit shown, left, forgotten, newer incarnation seen ──> dead
 //! ```
 //!
-//! The end of a pairing fails what is under way, cuts the other off from our memory, and retires what we map of its regions.
-//! It ends nothing else: our regions and names stay ours, and what we hold for the other stays held.  Only the end of a
-//! incarnation frees that.
+//! The end of a pairing fails what is in flight, cuts the peer off from memory here, and retires the mappings of its
+//! regions.  Regions and names stay, and chunks stay held for the peer until its incarnation ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +17,7 @@ use halite_fabric::PeerId;
 
 use super::Membership;
 use super::ended::Ended;
-use crate::directory::Word;
+use crate::directory::DirectoryEvent;
 use crate::effect::{Effect, Token};
 use crate::engine::Engine;
 use crate::engine::deferred::Unmapping;
@@ -27,47 +26,48 @@ use crate::layout::Extents;
 use crate::members::Parting;
 use crate::message::{LossCause, Member, NodeState, Notice};
 
-/// So many nodes that another one knows are heard of at once: more are not in a cluster.
-const SEEN_MAX: usize = 4096;
-/// So often, once in a lease, who joins looks for those whom it could not reach.
-const LOOKS_MAX: u32 = 256;
-/// Most runs of chunks that are told in one message.
+/// Maximum nodes accepted from one report: no cluster has more.
+const REPORTED_MAX: usize = 4096;
+/// Dials of an address that was unreachable at join, one per lease.
+const RETRIES_MAX: u32 = 256;
+/// Maximum runs of chunks in one message.
 const HELD_PER_NOTICE_MAX: usize = 1024;
 
-/// All incarnations that are not known to be over.
+/// All incarnations that are not known to have ended.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Pairings {
     by_incarnation: BTreeMap<NodeIncarnation, Pairing>,
     ended: Ended,
-    /// Where somebody was to be found when we joined and could not be reached; and how often we shall look again, and when.
+    /// Addresses that were unreachable when this node joined, with the dials left and the time of the next.
     strangers: BTreeMap<String, (u32, u64)>,
 }
 
-/// What we have with one incarnation.
+/// The relation to one incarnation.
 #[derive(Debug, Default)]
 struct Pairing {
-    /// Of the present pairing or the last; 0 before the first.
+    /// Number of the current or last pairing; 0 before the first.
     number: u64,
-    /// Where it is dialled; empty if that is not known.
+    /// Its address; empty if unknown.
     address: String,
     is_up: bool,
-    /// When it was lost sight of, since it was last up.
+    /// When contact was lost, since it was last up.
     lost: Option<Parting>,
-    /// Since when it is missed, as far as we dial at all.
+    /// Since when it is missing, as far as this node dials it.
     missed_ns: Option<u64>,
-    /// Accesses of ours under the last pairing that may be under way.
+    /// Grace periods of local accesses under the last pairing.
     grace_periods: BTreeSet<Token>,
     is_dialled: bool,
-    /// How often it was dialled since it was last up, or found at another address, and when it is dialled next at the earliest.
+    /// Dials since it was last up or changed its address, and the earliest time of the next.
     dials: u32,
     dial_due_ns: u64,
-    /// It is dialled when one of the two uses the other; until it has been once.
+    /// Dialled on first use; until the first dial.
     is_on_demand: bool,
-    /// The directory does not hear it either: nobody waits for it.
+    /// The directory does not hear it either: nothing waits for it.
     is_doubtful: bool,
-    /// Until when the directory, which has heard of it from others, waits for the names of its regions.
+    /// Until when the directory, which heard of it from other nodes, waits for the names of its regions.
     names_due_ns: Option<u64>,
-    /// Whether the directory says that the incarnation is over: it is so for us when we lose sight of it, or its number is claimed.
+    /// Whether the directory says that the incarnation has ended.  This node agrees once contact is lost, or the number
+    /// is claimed.
     is_succeeded: bool,
 }
 
@@ -79,16 +79,16 @@ impl Pairing {
         }
     }
 
-    /// It is dialled now, and not again for a while: after two attempts for two or three quarters of a lease, as chance has it, so that nodes
-    /// that lost each other at once do not dial at once for ever.  So two leases are enough to find each other again.
-    fn note_dial(&mut self, now_ns: u64, lease_ns: u64, chance: u64, is_theirs: bool) {
+    /// Records a dial.  After two attempts the next waits two or three quarters of a lease, at random, so that two
+    /// nodes that lost each other do not collide forever.  Two leases suffice to reconnect.
+    fn note_dial(&mut self, now_ns: u64, lease_ns: u64, chance: u64, is_peer_turn: bool) {
         let quarters = match self.dials {
-            // The other end comes more often, if it comes at all.
-            _ if is_theirs => 4 + chance % 4,
+            // The other end dials more often, if it lives.
+            _ if is_peer_turn => 4 + chance % 4,
             0 | 1 => 1,
             _ => 2 + chance % 2,
         };
-        // Who comes for a heartbeat comes a little early now and then.
+        // Heartbeat timers fire slightly early now and then.
         self.dial_due_ns = now_ns + quarters * lease_ns / 4 - lease_ns / 16;
         self.dials = self.dials.saturating_add(1);
         self.is_dialled = true;
@@ -96,12 +96,12 @@ impl Pairing {
 }
 
 impl Pairings {
-    /// Of the present pairing with an incarnation, or the last; 0 if there was none.
+    /// Number of the current or last pairing with an incarnation; 0 if there was none.
     pub(in crate::engine) fn number(&self, incarnation: NodeIncarnation) -> u64 {
         self.by_incarnation.get(&incarnation).map_or(0, |pairing| pairing.number)
     }
 
-    /// How many incarnations are not known to be over, but for this one.
+    /// Number of incarnations not known to have ended, without this one.
     pub(in crate::engine) fn len(&self) -> usize {
         self.by_incarnation.len()
     }
@@ -110,13 +110,14 @@ impl Pairings {
         self.ended.contains(incarnation)
     }
 
-    /// Whether an incarnation is known, and not known to be over.
+    /// Whether an incarnation is known, and not known to have ended.
     pub(in crate::engine) fn may_live(&self, incarnation: NodeIncarnation) -> bool {
         self.by_incarnation.contains_key(&incarnation)
     }
 
-    /// Whether an incarnation may have begun of which nobody has told yet: it is not over, and no other of its number is known.
-    pub(in crate::engine) fn may_be_unheard_of(&self, incarnation: NodeIncarnation) -> bool {
+    /// Whether an incarnation may exist that was not announced yet: it has not ended, and no other of its number is
+    /// known.
+    pub(in crate::engine) fn may_be_unannounced(&self, incarnation: NodeIncarnation) -> bool {
         let is_known = self.may_live(incarnation) || self.has_ended(incarnation);
         !is_known && self.rivals(incarnation).is_empty()
     }
@@ -127,12 +128,12 @@ impl Pairings {
         }
     }
 
-    /// Whether somebody is looked for there again and again.
+    /// Whether the address is being retried.
     pub(in crate::engine) fn is_stranger(&self, address: &str) -> bool {
         self.strangers.contains_key(address)
     }
 
-    /// A dial to that address has come about or failed.
+    /// A dial to that address succeeded or failed.
     pub(in crate::engine) fn note_dialled(&mut self, address: &str) {
         let at = self.by_incarnation.values_mut().filter(|pairing| pairing.address == address);
         at.for_each(|pairing| pairing.is_dialled = false);
@@ -147,17 +148,17 @@ impl Pairings {
         pairing.address = address.to_owned();
     }
 
-    /// Whether a member is not connected because neither has used the other.
+    /// Whether a member is not connected because neither node has used the other.
     pub(in crate::engine) fn is_on_demand(&self, incarnation: NodeIncarnation) -> bool {
         self.is(incarnation, |pairing| pairing.is_on_demand)
     }
 
-    /// The incarnation of a member that is connected when it is used.
+    /// The incarnation of a member that is connected on first use.
     pub(in crate::engine) fn unconnected(&self, node: NodeId) -> Option<NodeIncarnation> {
         self.incarnations_of(node).into_iter().find(|incarnation| self.is_on_demand(*incarnation))
     }
 
-    /// The other end says which number it is.
+    /// The other end reports the pairing's number.
     pub(in crate::engine) fn note_number(&mut self, incarnation: NodeIncarnation, number: u64) {
         if let Some(pairing) = self.by_incarnation.get_mut(&incarnation) {
             pairing.number = pairing.number.max(number);
@@ -175,25 +176,25 @@ impl Pairings {
         pairing.grace_periods.extend(grace_periods);
     }
 
-    /// The directory says that it is over, and we see that it is not.
+    /// The directory says that an incarnation has ended while it is connected here.
     fn note_succeeded(&mut self, incarnation: NodeIncarnation) {
         if let Some(pairing) = self.by_incarnation.get_mut(&incarnation) {
             pairing.is_succeeded = true;
         }
     }
 
-    /// Whether a pairing ends with that grace.
+    /// Whether a pairing ends with that grace period.
     pub(in crate::engine) fn awaits(&self, token: Token) -> bool {
         self.by_incarnation.values().any(|pairing| pairing.grace_periods.contains(&token))
     }
 
-    /// A grace period is over; whether somebody may be ready for that.
+    /// A grace period is over; returns true if an incarnation waited for it.
     pub(in crate::engine) fn note_quiescent(&mut self, token: Token) -> bool {
         let over = self.by_incarnation.values_mut().map(|pairing| pairing.grace_periods.remove(&token));
         over.fold(false, |any, is_over| any | is_over)
     }
 
-    /// Other incarnations of the same number that are not known to be over.
+    /// Other incarnations of the same number that are not known to have ended.
     fn rivals(&self, incarnation: NodeIncarnation) -> Vec<NodeIncarnation> {
         let others = self.by_incarnation.keys().copied().filter(|other| other.node == incarnation.node);
         others.filter(|other| other.id != incarnation.id).collect()
@@ -203,13 +204,13 @@ impl Pairings {
         self.by_incarnation.get(&incarnation).is_some_and(so)
     }
 
-    /// Where a node is dialled, if that is known.
+    /// Address of a node, if known.
     pub(in crate::engine) fn address_of(&self, node: NodeId) -> Option<&str> {
         let of = self.by_incarnation.iter().filter(|(incarnation, _)| incarnation.node == node);
         of.map(|(_, pairing)| pairing.address.as_str()).find(|address| !address.is_empty())
     }
 
-    /// Where an incarnation is dialled, if that is known.
+    /// Address of an incarnation, if known.
     pub(in crate::engine) fn address(&self, incarnation: NodeIncarnation) -> Option<&str> {
         self.by_incarnation
             .get(&incarnation)
@@ -217,12 +218,12 @@ impl Pairings {
             .filter(|address| !address.is_empty())
     }
 
-    /// Those of a node that are not known to be over.
+    /// Incarnations of a node that are not known to have ended.
     pub(in crate::engine) fn incarnations_of(&self, node: NodeId) -> Vec<NodeIncarnation> {
         self.by_incarnation.keys().copied().filter(|incarnation| incarnation.node == node).collect()
     }
 
-    /// Those of a node that are known to be over, the latest last.
+    /// Ended incarnations of a node, the latest last.
     pub(in crate::engine) fn ended_of(&self, node: NodeId) -> Vec<NodeIncarnation> {
         let ended = self.ended.of(node).into_iter().flatten();
         ended.copied().filter(|incarnation| incarnation.node == node).collect()
@@ -233,8 +234,8 @@ impl Pairings {
         self.by_incarnation.remove(&incarnation).is_some()
     }
 
-    /// An incarnation that may be there, and where it is dialled.  Whether it can be known: its number may be another's by now.  The directory alone says
-    /// whose it is next.
+    /// Records an incarnation that may exist, and its address.  Returns `None` if it has ended, or another holds its
+    /// number: only the directory decides on the next holder.
     fn note_known(
         &mut self,
         incarnation: NodeIncarnation,
@@ -255,9 +256,10 @@ impl Pairings {
 }
 
 impl Engine {
-    // The begin.
+    // The beginning.
 
-    /// Whether nothing is in the way of a pairing with that incarnation: nothing is left of the last, and no other incarnation has its number.
+    /// Whether a pairing with that incarnation can begin: nothing is left of the last one, and no other incarnation
+    /// holds its number.
     pub(in crate::engine) fn is_ready_for(&mut self, incarnation: NodeIncarnation) -> bool {
         let is_ending = self.membership.pairings.is(incarnation, |pairing| !pairing.grace_periods.is_empty());
         let is_left =
@@ -265,7 +267,7 @@ impl Engine {
         if is_ending || is_left || self.membership.pairings.has_ended(incarnation) {
             return false;
         }
-        // Who has a number in use waits until the lease of its holder is over, as the directory sees it.
+        // A claimant of a used number waits until the holder's lease is over, as the directory sees it.
         let is_judge =
             self.directory.seat() == self.out.incarnation().node || incarnation.node == self.directory.seat();
         let rivals = self.membership.pairings.rivals(incarnation);
@@ -288,37 +290,37 @@ impl Engine {
         true
     }
 
-    /// A pairing has begun, and both sides are done with what was before.
+    /// A pairing has begun; both sides have finished the last one.
     pub(in crate::engine) fn begin_pairing(&mut self, incarnation: NodeIncarnation) {
-        self.tell_held(incarnation);
-        self.owner_side().tell_what_was_swept(incarnation);
+        self.report_held(incarnation);
+        self.owner_side().report_swept(incarnation);
         if self.membership.draining.is_on() {
             self.cx().notify(incarnation.node, Notice::Draining { is_on: true });
         }
-        self.tell_who_is_there(incarnation);
-        // What we map of its regions, or in its memory, was cut off from changes.
+        self.introduce_members(incarnation);
+        // Mappings of its regions, and of its memory, missed changes.
         for (region, home, quiesce) in self.mapper.handle_up(incarnation) {
-            self.deferred.announce(&mut self.out, quiesce, Unmapping::unasked(region, home));
+            self.deferred.announce(&mut self.out, quiesce, Unmapping::without_command(region, home));
         }
-        self.home_side().recover_locks_of_the_returned(incarnation);
-        // It has let go of what it mapped of ours, and in our memory.
-        self.owner_side().clear_of_sweeps(incarnation);
+        self.home_side().recover_locks_of_repaired(incarnation);
+        // It has dropped its mappings of regions homed here, and of memory here.
+        self.owner_side().untaint_sweeps(incarnation);
         self.home_side().forget_evidence(incarnation);
-        self.home_side().note_heard_of(incarnation);
-        self.home_side().strike_off(incarnation);
-        self.home_side().tell_of_early(incarnation);
-        self.home_side().relay_anew(incarnation);
-        self.owner_side().sweep_with(incarnation);
+        self.home_side().note_announced(incarnation);
+        self.home_side().drop_mapper(incarnation);
+        self.home_side().inform_early_mapper(incarnation);
+        self.home_side().relay_again(incarnation);
+        self.owner_side().resume_sweeps_with(incarnation);
         self.home_side().resume_relays(incarnation);
         self.home_side().resume_adoption(incarnation);
     }
 
-    /// The directory says who is of the cluster; the others learn of who comes.
-    fn tell_who_is_there(&mut self, newcomer: NodeIncarnation) {
+    /// As the directory, introduces the newcomer and the members to each other.
+    fn introduce_members(&mut self, newcomer: NodeIncarnation) {
         if self.directory.seat() != self.out.incarnation().node {
             if self.directory.seat() == newcomer.node {
-                self.tell_where_the_directory_is(newcomer);
-                self.tell_whom_we_know();
+                self.announce_directory(newcomer);
+                self.report_known_members();
             }
             return;
         }
@@ -326,7 +328,7 @@ impl Engine {
         let of_newcomer: Vec<(Member, String)> =
             known.iter().filter(|(member, _)| member.incarnation == newcomer).cloned().collect();
         let (living, unreachable) =
-            known.into_iter().partition(|(member, _)| self.is_heard(member.incarnation));
+            known.into_iter().partition(|(member, _)| self.was_heard_recently(member.incarnation));
         let ended = self.membership.pairings.ended.all();
         let others: Vec<NodeId> = self
             .membership
@@ -343,7 +345,7 @@ impl Engine {
         }
     }
 
-    /// All that are not known to be dead, and where they are dialled.
+    /// All members not known to be dead, with their addresses.
     fn introductions(&self) -> Vec<(Member, String)> {
         let Membership { members, pairings, .. } = &self.membership;
         let described = members.described(self.out.now_ns()).map(|member| (member.incarnation, member));
@@ -355,8 +357,8 @@ impl Engine {
         pairings.by_incarnation.iter().map(introduced).collect()
     }
 
-    /// Whether it has just shown that it lives: heartbeats come every quarter of a lease.
-    fn is_heard(&self, incarnation: NodeIncarnation) -> bool {
+    /// Whether it was heard within half a lease: heartbeats come every quarter.
+    fn was_heard_recently(&self, incarnation: NodeIncarnation) -> bool {
         let peer = self
             .membership
             .members
@@ -367,8 +369,8 @@ impl Engine {
         })
     }
 
-    /// A node that lost sight of the directory before that was restarted would not find it.
-    fn tell_where_the_directory_is(&mut self, newcomer: NodeIncarnation) {
+    /// Tells peers where the restarted directory is: a node that lost it before would not find it.
+    fn announce_directory(&mut self, newcomer: NodeIncarnation) {
         let seat = self.seat().map(|(incarnation, address)| (Member::unseen(incarnation), address));
         let (living, unreachable, ended) = (seat.into_iter().collect(), Vec::new(), Vec::new());
         let known = Notice::Known { living, unreachable, ended };
@@ -381,8 +383,8 @@ impl Engine {
         others.collect::<Vec<_>>().into_iter().for_each(|node| self.cx().notify(node, known.clone()));
     }
 
-    /// The directory may have restarted, and know less than we do.  A newcomer has nothing to say.
-    fn tell_whom_we_know(&mut self) {
+    /// Tells the directory the members known here: it may have restarted without them.  A joining node skips this.
+    fn report_known_members(&mut self) {
         if self.membership.meeting.is_joining {
             return;
         }
@@ -400,8 +402,8 @@ impl Engine {
         self.cx().notify(seat, Notice::Seen { members, ended });
     }
 
-    /// Another node knows of these that they are there, or were, or that their incarnations are over.  Those that come will say which names their
-    /// regions have: as long as we have not heard that, a name that seems free may not be.
+    /// Handles another node's report of present, former and ended incarnations.  The present ones will report the names
+    /// of their regions; until then, a name that seems free may be taken.
     pub(in crate::engine) fn handle_seen(
         &mut self,
         members: Vec<(Member, String)>,
@@ -411,7 +413,7 @@ impl Engine {
             return;
         }
         self.note_ended(ended);
-        for (member, address) in members.into_iter().take(SEEN_MAX) {
+        for (member, address) in members.into_iter().take(REPORTED_MAX) {
             let incarnation = member.incarnation;
             if incarnation.node == self.out.incarnation().node
                 || self.membership.pairings.may_live(incarnation)
@@ -422,17 +424,17 @@ impl Engine {
                 continue;
             };
             pairing.is_doubtful = member.state != NodeState::Alive;
-            // Who is out of sight for that node may come to us all the same.
+            // A node that lost contact with the reporter may still connect here.
             pairing.names_due_ns = Some(self.out.now_ns() + self.out.config().lease_ns);
             self.membership.members.note_missing(member, self.out.now_ns());
-            self.tell_directory(Word::Expected(incarnation));
+            self.tell_directory(DirectoryEvent::Expected(incarnation));
         }
-        self.dial_the_unreachable();
+        self.dial_unreachable();
         self.out.push(Effect::MembersChanged);
     }
 
-    /// Who has not come for a lease is not waited for: what it calls as others do will be renamed.
-    pub(in crate::engine) fn expect_names_no_longer(&mut self) {
+    /// Stops waiting for the names of nodes that did not come within a lease; colliding names will be renamed.
+    pub(in crate::engine) fn expire_expected_names(&mut self) {
         let (now_ns, members) = (self.out.now_ns(), &self.membership.members);
         let is_over = |pairing: &Pairing| pairing.names_due_ns.is_some_and(|due_ns| due_ns < now_ns);
         let mut over = Vec::new();
@@ -444,24 +446,24 @@ impl Engine {
                 over.push(*incarnation);
             }
         }
-        over.into_iter().for_each(|incarnation| self.tell_directory_of_parting(incarnation));
+        over.into_iter().for_each(|incarnation| self.report_parting(incarnation));
     }
 
-    /// A connection has ended, or has come to nothing.
-    pub(in crate::engine) fn tell_directory_of_parting(&mut self, incarnation: NodeIncarnation) {
+    /// A connection has ended, or never came up.
+    pub(in crate::engine) fn report_parting(&mut self, incarnation: NodeIncarnation) {
         let is_expected = self.membership.pairings.is(incarnation, |pairing| pairing.names_due_ns.is_some());
-        self.tell_directory(Word::Parted { incarnation, is_expected });
+        self.tell_directory(DirectoryEvent::Parted { incarnation, is_expected });
     }
 
-    /// It has told all names of its regions.
-    pub(in crate::engine) fn note_names_told(&mut self, incarnation: NodeIncarnation) {
+    /// A node has reported all names of its regions.
+    pub(in crate::engine) fn note_names_reported(&mut self, incarnation: NodeIncarnation) {
         if let Some(pairing) = self.membership.pairings.by_incarnation.get_mut(&incarnation) {
             pairing.names_due_ns = None;
         }
-        self.membership.members.note_names_told(incarnation);
+        self.membership.members.note_names_reported(incarnation);
     }
 
-    /// Others say that these incarnations are over.  Who is paired with us is not dead on their word alone.
+    /// Handles reports that incarnations have ended.  A report alone does not end a connected one.
     fn note_ended(&mut self, ended: impl IntoIterator<Item = NodeIncarnation>) {
         for incarnation in ended {
             if self.membership.members.is_alive(incarnation) {
@@ -472,7 +474,7 @@ impl Engine {
         }
     }
 
-    /// Somebody has had them forgotten.
+    /// Handles a member's report that incarnations were forgotten.
     fn note_forgotten(&mut self, ended: Vec<NodeIncarnation>) {
         self.note_ended(ended.clone());
         for incarnation in
@@ -485,7 +487,7 @@ impl Engine {
         }
     }
 
-    /// The node that answers for the directory, and where it is dialled, if that is another node which we are paired with.
+    /// The directory's node and its address, if that is a connected peer.
     fn seat(&self) -> Option<(NodeIncarnation, String)> {
         let (_, seat) = self.membership.members.peer_of(self.directory.seat())?;
         let address = self
@@ -497,8 +499,8 @@ impl Engine {
         Some((seat.incarnation, address.unwrap_or_default()))
     }
 
-    /// The directory says who is there, and whose incarnation is over.  Nobody who is paired with us is dead on its word alone, unless
-    /// its number is claimed here by another.
+    /// Handles the directory's list of living and ended incarnations.  A report alone ends no connected incarnation,
+    /// unless another claims its number here.
     pub(in crate::engine) fn handle_known(
         &mut self,
         from: NodeIncarnation,
@@ -507,19 +509,19 @@ impl Engine {
         ended: Vec<NodeIncarnation>,
     ) {
         if from.node != self.directory.seat() {
-            // Without the directory's node a member may be asked to forget one, where names do not depend on that node.
+            // While the directory's node is away and names are outside, a member may have a node forgotten.
             if self.directory.is_outside() && !self.is_connected_to(self.directory.seat()) {
                 self.note_forgotten(ended);
             }
             let living = living.into_iter().map(|(member, address)| (member.incarnation, address));
             return self.note_directory(living.collect());
         }
-        // Of one that it does not hear, a directory that was restarted may know by hearsay, from who has missed its end: that says nothing
-        // against another of its number.
+        // A restarted directory may know an unreachable incarnation from a node that missed its end, which proves
+        // nothing against another of the same number.
         let known = living.iter().map(|(member, _)| member.incarnation);
         let known = known.filter(|incarnation| !self.membership.pairings.has_ended(*incarnation));
         let succeeded = known.flat_map(|incarnation| self.membership.pairings.rivals(incarnation));
-        // Of two that are both named as living here, neither has taken the other's number.
+        // If both are listed as living, neither has taken the other's number.
         let succeeded =
             succeeded.filter(|rival| !living.iter().any(|(member, _)| member.incarnation == *rival));
         let over: BTreeSet<NodeIncarnation> = succeeded.chain(ended).collect();
@@ -539,7 +541,7 @@ impl Engine {
                 new.extend((is_new || is_back).then_some(member));
             }
             if is_doubtful && self.is_full_mesh() {
-                // Nobody waits for it.
+                // Nothing waits for it.
                 self.fail_on_demand(incarnation);
             }
         }
@@ -547,12 +549,12 @@ impl Engine {
             true => new.into_iter().for_each(|member| self.meet_first(member)),
             false => self.leave_unconnected(new),
         }
-        self.dial_the_unreachable();
+        self.dial_unreachable();
         self.pair_all();
         self.out.push(Effect::MembersChanged);
     }
 
-    /// In a small cluster, one of whom we have just heard is met now, if the two can be: what needs it waits for that.
+    /// In a small cluster, meets a new member now, if possible; what needs it waits.
     fn meet_first(&mut self, member: Member) {
         let (own, incarnation) = (self.out.incarnation().node, member.incarnation);
         let Membership { members, pairings, .. } = &mut self.membership;
@@ -566,17 +568,17 @@ impl Engine {
         }
     }
 
-    /// In a large cluster, those of whom we have just heard are connected when they are used.
+    /// In a large cluster, new members are connected on first use.
     fn leave_unconnected(&mut self, new: Vec<Member>) {
         let (seat, Membership { members, pairings, .. }) = (self.directory.seat(), &mut self.membership);
         for member in new.into_iter().filter(|member| member.incarnation.node != seat) {
             let incarnation = member.incarnation;
             let Some(pairing) = pairings.by_incarnation.get_mut(&incarnation) else { continue };
-            // Also one that is being met: that may come to nothing, and then neither would dial the other.
+            // Even if it is being met: that may fail, and then neither node would dial the other.
             if !members.is_alive(incarnation) && pairing.number == 0 {
                 pairing.is_on_demand = true;
                 members.note_unconnected(member);
-                // Something may wait for it already.
+                // A request may be waiting for it already.
                 if self.out.is_awaited(incarnation.node) && !pairing.address.is_empty() {
                     self.out.push(Effect::Dial { address: pairing.address.clone() });
                 }
@@ -584,12 +586,12 @@ impl Engine {
         }
     }
 
-    /// Whether those who join are connected to all.
+    /// Whether a joining node connects to all nodes.
     pub(in crate::engine) fn is_full_mesh(&self) -> bool {
         self.out.config().is_full_mesh(self.membership.count())
     }
 
-    /// Another node says where the directory is.
+    /// Another node reports where the directory is.
     pub(in crate::engine) fn note_directory(&mut self, living: Vec<(NodeIncarnation, String)>) {
         let seat = self.directory.seat();
         for (incarnation, address) in living {
@@ -605,134 +607,134 @@ impl Engine {
                     .note_address(&address);
             }
         }
-        self.dial_the_unreachable();
+        self.dial_unreachable();
     }
 
-    /// The higher number dials, so that the two do not both do so: after two leases the lower does so as well, now and then, for the other
-    /// may take it for over, and would not come to say so.
-    pub(in crate::engine) fn dial_the_unreachable(&mut self) {
+    /// Dials nodes that are not connected.  The higher number dials, so that the two do not collide.  After two leases
+    /// the lower number dials too, rarely: the peer may think that it has ended, and would not come to report so.
+    pub(in crate::engine) fn dial_unreachable(&mut self) {
         if self.membership.is_leaving || self.membership.meeting.is_joining {
             return;
         }
-        self.look_for_strangers();
-        self.dial_the_listed();
+        self.dial_strangers();
+        self.dial_listed();
         let (own, now_ns, lease_ns) = (self.out.incarnation(), self.out.now_ns(), self.out.config().lease_ns);
-        // Who has no connection but to the directory does not hear that it is elsewhere now.
+        // A node connected to the directory alone does not hear that the directory has moved.
         let is_sought = own.node == self.directory.seat() && !self.is_full_mesh();
         for (incarnation, pairing) in &mut self.membership.pairings.by_incarnation {
             if pairing.is_up {
                 continue;
             }
             let missed_ns = now_ns - *pairing.missed_ns.get_or_insert(now_ns);
-            let is_theirs = incarnation.node > own.node && !is_sought;
-            // Who comes and goes has higher numbers than all who stay.
-            let is_ours = !is_theirs || missed_ns >= 2 * lease_ns && !incarnation.node.is_ephemeral();
-            let is_ours = is_ours && !pairing.is_on_demand;
-            let is_ours =
-                is_ours && !pairing.address.is_empty() && !self.membership.meeting.has(*incarnation);
+            let is_peer_turn = incarnation.node > own.node && !is_sought;
+            // Ephemeral numbers are higher than all permanent ones.
+            let is_own_turn = !is_peer_turn || missed_ns >= 2 * lease_ns && !incarnation.node.is_ephemeral();
+            let is_own_turn = is_own_turn && !pairing.is_on_demand;
+            let is_own_turn =
+                is_own_turn && !pairing.address.is_empty() && !self.membership.meeting.has(*incarnation);
             let is_due = pairing.dial_due_ns <= now_ns && !pairing.is_dialled;
-            if is_ours && is_due && pairing.grace_periods.is_empty() {
-                // Of both incarnations, so that it takes nothing from a stream of random numbers.
+            if is_own_turn && is_due && pairing.grace_periods.is_empty() {
+                // Derived from both incarnations, which consumes no random numbers.
                 let chance = (own.id.0 ^ incarnation.id.0).rotate_right(pairing.dials);
-                pairing.note_dial(now_ns, lease_ns, chance, is_theirs);
+                pairing.note_dial(now_ns, lease_ns, chance, is_peer_turn);
                 self.out.push(Effect::Dial { address: pairing.address.clone() });
             }
         }
     }
 
-    /// A dial that the engine asked for has failed.
+    /// A dial that the engine asked for failed.
     pub fn handle_dial_failed(&mut self, address: &str) {
         self.membership.pairings.note_dialled(address);
         self.fail_dials_to(address);
-        self.note_listed_in_vain(address);
+        self.note_listed_failure(address);
         self.settle();
     }
 
-    /// Nobody could be reached there when we joined: somebody may be there all the same, whom nobody else knows either.
+    /// No node answered at that address when this node joined.  A node may still be there that no other knows.
     pub fn handle_stranger(&mut self, address: &str) {
-        self.dial_again_and_again(address);
+        self.retry_address(address);
         self.fail_dials_to(address);
         self.settle();
     }
 
-    /// We have met an incarnation, and were not paired with it: unless it is dialled in any case, it is where it has said.
-    pub(in crate::engine) fn look_for(&mut self, incarnation: NodeIncarnation, address: &str) {
+    /// A node was met but not paired: retries its address, unless it is dialled anyway.
+    pub(in crate::engine) fn retry_if_unknown(&mut self, incarnation: NodeIncarnation, address: &str) {
         let pairings = &self.membership.pairings;
         if !pairings.may_live(incarnation) && !pairings.has_ended(incarnation) {
-            self.dial_again_and_again(address);
+            self.retry_address(address);
         }
     }
 
-    fn dial_again_and_again(&mut self, address: &str) {
+    fn retry_address(&mut self, address: &str) {
         let due_ns = self.out.now_ns() + self.out.config().lease_ns;
-        self.membership.pairings.strangers.insert(address.to_owned(), (LOOKS_MAX, due_ns));
+        self.membership.pairings.strangers.insert(address.to_owned(), (RETRIES_MAX, due_ns));
     }
 
-    /// Somebody has answered at an address that was dialled.  What it shows of itself may be another one.
+    /// A node answered at a dialled address, though perhaps not the expected one.
     pub fn handle_answered(&mut self, address: &str) {
         self.membership.pairings.strangers.remove(address);
     }
 
-    fn look_for_strangers(&mut self) {
+    fn dial_strangers(&mut self) {
         let (now_ns, lease_ns) = (self.out.now_ns(), self.out.config().lease_ns);
-        for (address, (looks, due_ns)) in &mut self.membership.pairings.strangers {
+        for (address, (retries, due_ns)) in &mut self.membership.pairings.strangers {
             if *due_ns <= now_ns {
-                (*looks, *due_ns) = (*looks - 1, now_ns + lease_ns);
+                (*retries, *due_ns) = (*retries - 1, now_ns + lease_ns);
                 self.out.push(Effect::Dial { address: address.clone() });
             }
         }
-        self.membership.pairings.strangers.retain(|_, (looks, _)| *looks > 0);
+        self.membership.pairings.strangers.retain(|_, (retries, _)| *retries > 0);
     }
 
     // The end.
 
-    /// We are not paired with a peer any more: what was under way to it fails.
+    /// Ends the pairing with a peer: what is in flight to it fails.
     pub(in crate::engine) fn lose(&mut self, peer: PeerId, state: NodeState, parting: Parting) {
         let Some(incarnation) = self.membership.members.remove(peer, state, parting, self.out.now_ns())
         else {
             return;
         };
-        // What a node that leaves still says to calls is heard; its connection ends by itself.
+        // Replies of a leaving node to calls still count; its connection ends by itself.
         if state != NodeState::Left {
-            self.say_down(peer);
+            self.report_down(peer);
         }
-        self.tell_directory_of_parting(incarnation);
+        self.report_parting(incarnation);
         let grace_periods = self.mapper.handle_down(incarnation);
         self.out.extend(grace_periods.into_iter().map(Effect::Quiesce));
         if self.commands.has_copies() {
-            // They may be of handles that are gone by now.
+            // They may use handles that are gone by now.
             let behind_them = self.mapper.quiesce();
             self.out.push(Effect::Quiesce(behind_them));
         }
-        // Also those of regions that were dropped before, of which it has not heard.
+        // Includes those of regions that were dropped before without its knowledge.
         self.membership.pairings.note_down(incarnation, parting, self.mapper.grace_periods());
         self.out.end_serving_all_of(incarnation);
-        self.owner.forget_what_is_asked_by(incarnation);
+        self.owner.forget_requests_of(incarnation);
         self.membership.draining.note(incarnation, false);
-        self.home_side().forget_what_is_asked_by(incarnation);
+        self.home_side().forget_requests_of(incarnation);
         self.owner.break_off_for(incarnation);
         self.home_side().forget_waiters_of(incarnation);
         self.home_side().forget_watcher(incarnation);
         self.owner_side().abandon_sweeps_by(incarnation);
         self.fail_requests_to(incarnation);
-        self.home_side().seek_for_commands_behind(incarnation);
+        self.home_side().seek_stalled_commands(incarnation);
         if self.membership.pairings.is(incarnation, |pairing| pairing.is_succeeded) {
             self.end_incarnation(incarnation, parting);
         }
         if state != NodeState::Left {
-            self.tell_of_loss(incarnation);
+            self.report_loss(incarnation);
         }
         self.out.push(Effect::MembersChanged);
     }
 
-    /// A grace period at the end of a pairing is over, and so are the commands that were given before.
+    /// The last grace period of a pairing is over, and so are the commands issued before.
     pub(in crate::engine) fn handle_parted(&mut self, token: Token) {
         if self.membership.pairings.note_quiescent(token) {
             self.pair_all();
         }
     }
 
-    /// Ends the pairing with an incarnation on our side, without a word against its process.
+    /// Ends the pairing with an incarnation on this side, without declaring its process dead.
     pub(in crate::engine) fn part(&mut self, incarnation: NodeIncarnation) {
         if let Some((peer, _)) = self
             .membership
@@ -745,44 +747,44 @@ impl Engine {
         }
     }
 
-    /// An incarnation is over: what we hold for it is nobody's any more.
+    /// An incarnation has ended: nothing is held for it any more.
     pub(in crate::engine) fn end_incarnation(&mut self, incarnation: NodeIncarnation, parting: Parting) {
         let is_news = !self.membership.pairings.has_ended(incarnation);
-        let parting = self.since_it_was_lost(incarnation, parting);
+        let parting = self.earliest_parting(incarnation, parting);
         let was_known = self.membership.pairings.end(incarnation);
-        self.home_side().note_heard_of(incarnation);
+        self.home_side().note_announced(incarnation);
         self.drop_waiting_of(incarnation);
         self.fail_on_demand(incarnation);
         if !was_known {
             if is_news {
-                // An owner may have spoken of its regions.
+                // An owner may have reported its regions.
                 self.mapper.handle_ended(incarnation);
-                // Regions that were handed to us may list it.
-                self.home_side().seek_all_behind(incarnation);
+                // Adopted regions may list it.
+                self.home_side().seek_all_mapped_by(incarnation);
             }
             if is_news && self.directory.seat() == self.out.incarnation().node {
-                self.tell_of_end(incarnation, parting);
+                self.announce_end(incarnation, parting);
             }
             return;
         }
         let state = if parting.cause == LossCause::Left { NodeState::Left } else { NodeState::Dead };
         self.membership.members.end(incarnation, state, parting);
         self.mapper.handle_ended(incarnation);
-        self.commands.await_none_of(incarnation);
-        self.say_what_was_held();
-        self.tell_directory(Word::Ended { incarnation, parting });
-        self.tell_of_end(incarnation, parting);
+        self.commands.forget_lost_replies_of(incarnation);
+        self.complete_deferred();
+        self.tell_directory(DirectoryEvent::Ended { incarnation, parting });
+        self.announce_end(incarnation, parting);
         self.owner_side().start_sweep(incarnation);
-        self.home_side().seek_all_behind(incarnation);
-        self.home_side().conclude_for_owner(incarnation);
-        self.home_side().give_adoption_up(incarnation);
+        self.home_side().seek_all_mapped_by(incarnation);
+        self.home_side().conclude_for_dead_owner(incarnation);
+        self.home_side().end_adoption(incarnation);
         self.pair_all();
         self.out.push(Effect::MembersChanged);
     }
 
-    /// Where nobody saw how an incarnation ended, what is known of when is that it was lost sight of, here or where we have heard of it, and
-    /// not that another has its number by now.
-    fn since_it_was_lost(&self, incarnation: NodeIncarnation, parting: Parting) -> Parting {
+    /// Dates an end that no node witnessed by the loss of contact, here or at the node that reported it, rather than by
+    /// the claim of its number.
+    fn earliest_parting(&self, incarnation: NodeIncarnation, parting: Parting) -> Parting {
         let pairing = self.membership.pairings.by_incarnation.get(&incarnation);
         let lost = pairing.and_then(|pairing| pairing.lost);
         let lost = lost.or_else(|| self.membership.members.parting_of(incarnation));
@@ -790,8 +792,9 @@ impl Engine {
         if parting.cause == LossCause::Unreachable { before.unwrap_or(parting) } else { parting }
     }
 
-    /// A directory that was restarted may not know of that incarnation, and nobody could say that it is to be forgotten.
-    fn tell_of_loss(&mut self, incarnation: NodeIncarnation) {
+    /// Reports a loss to the directory, which may have restarted without knowing that incarnation and could not forget
+    /// it.
+    fn report_loss(&mut self, incarnation: NodeIncarnation) {
         let lost = self
             .membership
             .members
@@ -807,8 +810,8 @@ impl Engine {
         }
     }
 
-    /// All hear of an end from the directory, which hears of it from a witness.
-    fn tell_of_end(&mut self, incarnation: NodeIncarnation, parting: Parting) {
+    /// Announces the end of an incarnation: a witness tells the directory, and the directory tells all nodes.
+    fn announce_end(&mut self, incarnation: NodeIncarnation, parting: Parting) {
         let seat = self.directory.seat();
         if seat == self.out.incarnation().node {
             self.cx().notify_all(&Notice::Known {
@@ -821,10 +824,10 @@ impl Engine {
         }
     }
 
-    // What one holds for the other.
+    // Held chunks.
 
-    /// Some of what we hold for a home it may never have heard of, or have given up while it could not tell us.
-    fn tell_held(&mut self, home: NodeIncarnation) {
+    /// Tells a home what this node holds for it: the home may not know, or may have freed it while disconnected.
+    fn report_held(&mut self, home: NodeIncarnation) {
         let held: Vec<(RegionId, Extents)> = self.owner.held_for(home);
         let (mut left, time_ns) = (&held[..], self.out.time_of_day_ns());
         while left.len() > HELD_PER_NOTICE_MAX {

@@ -1,8 +1,8 @@
-//! Populating: taking the memory of new chunks of ours from the system before anybody uses them.
+//! Populating: allocates the pages of new local chunks from the system before their first use.
 //!
-//! The system counts a page as taken by the process that touches it first.  Here that is this node, whose memory it is, and not
-//! the first writer to a region; and who is told of a region need not fear for its memory.  It is done
-//! in pieces, so that others have their turn, and stops when nobody waits for it any more.
+//! The system charges a page to the process that touches it first.  That should be this node, which owns the memory,
+//! not the first writer; and a requester that hears of its region need not fear for its memory.  Populating proceeds in
+//! pieces, so that others get their turn, and stops when the requester is gone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,29 +12,29 @@ use crate::ids::{NodeId, Requester};
 use crate::layout::{Extent, Extents};
 use crate::message::{ErrorReply, Reply};
 
-/// Bytes of one piece: about 1 ms.
+/// Maximum bytes of one piece: about 1 ms.
 const PIECE_BYTES_MAX: u64 = 4 << 20;
 
-/// All that is being populated.
+/// All populations in progress.
 #[derive(Debug, Default)]
 pub(super) struct Populations {
-    under_way: BTreeMap<Token, Populating>,
+    in_progress: BTreeMap<Token, Populating>,
 }
 
 impl Populations {
     /// Whether the driver still touches memory there.
     pub(super) fn touches(&self, extent: &Extent) -> bool {
-        let mut extents = self.under_way.values().flat_map(|populating| &populating.extents);
+        let mut extents = self.in_progress.values().flat_map(|populating| &populating.extents);
         extents.any(|other| other.touches(extent))
     }
 }
 
-/// Chunks of ours whose memory is being taken from the system.
+/// Local chunks that are being populated.
 #[derive(Debug)]
 struct Populating {
     requester: Requester,
     extents: Extents,
-    /// The extent under way, and how much of it is done.
+    /// The current extent, and the bytes of it done.
     at: usize,
     done: u64,
 }
@@ -60,7 +60,7 @@ impl Populating {
 }
 
 impl OwnerSide<'_> {
-    /// Populates chunks that have just been reserved, and answers when that is done.
+    /// Populates newly reserved chunks, then replies.
     pub(super) fn start_populating(&mut self, requester: Requester, extents: Extents) {
         let token = Token(self.cx.next_number());
         self.populate_next(token, Populating { requester, extents, at: 0, done: 0 });
@@ -70,22 +70,22 @@ impl OwnerSide<'_> {
         let Some(Extent { key, offset, len, .. }) = populating.piece() else {
             return self.cx.answer(populating.requester, Ok(Reply::Reserved { extents: populating.extents }));
         };
-        self.owner.populating.under_way.insert(token, populating);
+        self.owner.populating.in_progress.insert(token, populating);
         self.cx.push(Effect::Populate { token, key, offset, len });
     }
 
-    /// A piece has been populated, or the system refused.
+    /// A piece is populated, or the system refused.
     pub(in crate::engine) fn handle_populated(&mut self, token: Token, len: u64, is_done: bool) {
-        let Some(populating) = self.owner.populating.under_way.remove(&token) else { return };
+        let Some(populating) = self.owner.populating.in_progress.remove(&token) else { return };
         let requester = populating.requester;
-        // Where the requester has died, its chunks are freed with all that was held for it.
+        // If the requester has died, its chunks are freed with all that is held for it.
         if self.cx.is_present(requester.incarnation) {
             match is_done {
                 true => self.populate_next(token, populating),
                 false => self.refuse_populated(populating, len),
             }
         }
-        // Chunks may have been given up meanwhile, and have waited for the piece.
+        // Chunks released meanwhile may have waited for the piece.
         self.release_copied();
     }
 

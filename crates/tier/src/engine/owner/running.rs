@@ -1,5 +1,5 @@
-//! Commands on memory of ours: fills and copies that sessions of other nodes, or of this one, have asked for.  Each goes on step
-//! after step, so that others have their turn; see [`super::super::sessions`] for the side that asks.
+//! Commands on local memory: fills and copies requested by sessions of this node or others.  Each runs in steps, so
+//! that others get their turn; see [`super::super::sessions`] for the requesting side.
 
 use std::collections::BTreeMap;
 
@@ -12,33 +12,33 @@ use crate::ids::{NodeIncarnation, RegionId, Requester};
 use crate::layout::{Extent, Extents};
 use crate::message::{CopySegment, ErrorReply, Reply};
 
-/// Most bytes of one step, after which others have their turn: about 0.2 ms.
+/// Maximum bytes of one step: about 0.2 ms, after which others get their turn.
 const STEP_BYTES_MAX: u64 = 1 << 20;
 
-/// All of them.
+/// All commands in progress.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
-    under_way: BTreeMap<u64, Running>,
+    in_progress: BTreeMap<u64, Running>,
     steps: BTreeMap<Token, u64>,
 }
 
-/// A command on memory of ours.
+/// A command on local memory.
 #[derive(Debug)]
 struct Running {
     requester: Requester,
     work: Work,
     copy_segments: Vec<CopySegment>,
-    /// The copy segment under way, and how much of it is done.
+    /// The current copy segment, and the bytes of it done.
     at: usize,
     done: u64,
-    /// The pairing in which it was asked is over: the step under way is the last.
+    /// The pairing with the requester has ended: the current step is the last.
     is_broken_off: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Work {
     Fill(u8),
-    /// Each copy segment from its end, if its ends overlap so.
+    /// Copies each segment from its end if the overlap requires it.
     Copy {
         backward: bool,
     },
@@ -80,38 +80,38 @@ impl OwnerSide<'_> {
         }) {
             return self.cx.answer(requester, Err(ErrorReply::Malformed));
         }
-        // The requester may have died long ago, and what it speaks of may have been given to others since.
+        // The requester may have died long ago, and its extents may belong to others since.
         let me = self.cx.incarnation();
         let targets = copy_segments.iter().map(|segment| segment.to);
         let own_sources =
             copy_segments.iter().map(|segment| segment.from).filter(|extent| extent.owner == me);
-        if !self.are_of_region(to, targets) || !self.are_of_region(from, own_sources) {
+        if !self.belong_to_region(to, targets) || !self.belong_to_region(from, own_sources) {
             return self.cx.answer(requester, Err(ErrorReply::NotFound));
         }
         let id = self.cx.next_number();
         let running = Running { requester, work, copy_segments, at: 0, done: 0, is_broken_off: false };
-        self.owner.running.under_way.insert(id, running);
-        // Nobody can have broken it off.
+        self.owner.running.in_progress.insert(id, running);
+        // It cannot have been broken off yet.
         self.next_step(id);
     }
 
-    /// Whether all of these are memory of ours that belongs to `region` now.
-    fn are_of_region(&self, region: RegionId, mut extents: impl Iterator<Item = Extent>) -> bool {
+    /// Whether all extents are local memory that now belongs to `region`.
+    fn belong_to_region(&self, region: RegionId, mut extents: impl Iterator<Item = Extent>) -> bool {
         let Some(at_home) = self.homes.extents(&region) else {
-            return extents.all(|extent| self.owner.store.is_held_of(region, &extent));
+            return extents.all(|extent| self.owner.store.is_held_for_region(region, &extent));
         };
         // Sorted, since there may be thousands on both sides.
         let me = self.cx.incarnation();
-        let mut ours: Vec<(Key, u64, u64)> = (at_home.iter().filter(|extent| extent.owner == me))
+        let mut local: Vec<(Key, u64, u64)> = (at_home.iter().filter(|extent| extent.owner == me))
             .map(|extent| (extent.key, extent.offset, extent.len))
             .collect();
-        ours.sort_unstable();
-        extents.all(|extent| extent.owner == me && is_inside(&ours, &extent))
+        local.sort_unstable();
+        extents.all(|extent| extent.owner == me && is_inside(&local, &extent))
     }
 
-    /// Goes on with a command, or ends it: then see [`OwnerSide::handle_copied`].
+    /// Continues a command, or ends it: see [`OwnerSide::handle_copied`].
     pub(in crate::engine) fn next_step(&mut self, id: u64) -> Option<NodeIncarnation> {
-        let running = self.owner.running.under_way.get(&id)?;
+        let running = self.owner.running.in_progress.get(&id)?;
         let requester = running.requester;
         let Some(step) = running.step() else { return self.end_running(id, Ok(Reply::Done)) };
         if running.is_broken_off {
@@ -141,14 +141,14 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// A step of a command has been taken, if that is the token of one.
+    /// Handles the end of a step, if `token` belongs to one.
     pub(super) fn handle_step(
         &mut self,
         token: Token,
         failed: Option<CopyFailure>,
     ) -> Option<NodeIncarnation> {
         let id = self.owner.running.steps.remove(&token)?;
-        let running = self.owner.running.under_way.get_mut(&id)?;
+        let running = self.owner.running.in_progress.get_mut(&id)?;
         let source = running.copy_segments[running.at].from.owner.node;
         match failed {
             Some(why) => self.end_running(id, Err(self.refusal_of(why, source))),
@@ -159,13 +159,14 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Whose it was if that is not paired with us any more: what waits for the end has to be looked at before memory is released.
+    /// Ends a command.  Returns its requester if that is no longer paired: waiters for this end go first, before memory
+    /// is released.
     pub(in crate::engine) fn end_running(
         &mut self,
         id: u64,
         body: Result<Reply, ErrorReply>,
     ) -> Option<NodeIncarnation> {
-        let running = self.owner.running.under_way.remove(&id).expect("it is under way");
+        let running = self.owner.running.in_progress.remove(&id).expect("in flight");
         if running.is_broken_off {
             return Some(running.requester.incarnation);
         }
@@ -176,32 +177,32 @@ impl OwnerSide<'_> {
 }
 
 impl Owner {
-    /// Who asked for them is not paired with us any more, and takes them to have failed.
+    /// The requester's pairing has ended, and it takes its commands to have failed.
     pub(in crate::engine) fn break_off_for(&mut self, incarnation: NodeIncarnation) {
         let of = self
             .running
-            .under_way
+            .in_progress
             .values_mut()
             .filter(|running| running.requester.incarnation == incarnation);
         of.for_each(|running| running.is_broken_off = true);
     }
 
-    /// Whether a command under way was given by that incarnation.
+    /// Whether a command in progress was requested by that incarnation.
     pub(in crate::engine) fn is_running_for(&self, incarnation: NodeIncarnation) -> bool {
-        self.running.under_way.values().any(|running| running.requester.incarnation == incarnation)
+        self.running.in_progress.values().any(|running| running.requester.incarnation == incarnation)
     }
 }
 
 impl Commands {
-    /// Whether a command under way changes any of these bytes of ours.
+    /// Whether a command in progress changes any of these local bytes.
     pub(super) fn touches(&self, extent: &Extent) -> bool {
-        let mut copy_segments = self.under_way.values().flat_map(|running| &running.copy_segments);
+        let mut copy_segments = self.in_progress.values().flat_map(|running| &running.copy_segments);
         copy_segments.any(|segment| segment.to.touches(extent))
     }
 }
 
 impl Running {
-    /// What is to be done next.
+    /// The next step.
     fn step(&self) -> Option<CopySegment> {
         let segment = self.copy_segments.get(self.at)?;
         let missing = segment.to.len - self.done;
@@ -222,10 +223,10 @@ impl Running {
     }
 }
 
-/// Whether one of the stretches `ours`, which are sorted, holds all of `extent`.
-fn is_inside(ours: &[(Key, u64, u64)], extent: &Extent) -> bool {
-    let next = ours.partition_point(|(key, offset, _)| (*key, *offset) <= (extent.key, extent.offset));
-    let Some((key, offset, len)) = next.checked_sub(1).map(|index| ours[index]) else { return false };
+/// Whether one of the sorted ranges `local` contains all of `extent`.
+fn is_inside(local: &[(Key, u64, u64)], extent: &Extent) -> bool {
+    let next = local.partition_point(|(key, offset, _)| (*key, *offset) <= (extent.key, extent.offset));
+    let Some((key, offset, len)) = next.checked_sub(1).map(|index| local[index]) else { return false };
     let end = extent.offset.checked_add(extent.len);
     key == extent.key && end.is_some_and(|end| end <= offset + len)
 }
@@ -241,11 +242,11 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_partly_of_a_region_is_not_of_it() {
-        let ours = [(Key(0), 100, 10), (Key(0), 200, 10), (Key(1), 0, 10)];
-        assert!(is_inside(&ours, &extent(0, 203, 7)));
-        assert!(!is_inside(&ours, &extent(0, 203, 8)));
-        assert!(!is_inside(&ours, &extent(0, 99, 2)));
-        assert!(!is_inside(&ours, &extent(0, 5, u64::MAX)));
+    fn partial_overlap_is_not_inside() {
+        let local = [(Key(0), 100, 10), (Key(0), 200, 10), (Key(1), 0, 10)];
+        assert!(is_inside(&local, &extent(0, 203, 7)));
+        assert!(!is_inside(&local, &extent(0, 203, 8)));
+        assert!(!is_inside(&local, &extent(0, 99, 2)));
+        assert!(!is_inside(&local, &extent(0, 5, u64::MAX)));
     }
 }

@@ -1,22 +1,22 @@
-//! Where names led that sessions of this node have used: the homes of those regions are asked first, and the directory only where that
-//! has come to nothing.  Homes say which name a region has, so nobody is led astray by what is out of date.
+//! Where names of this node's sessions led.  Sessions ask the known home first, and the directory only if that fails.
+//! Homes verify the name of a region, so stale entries do no harm.
 
 use std::collections::BTreeMap;
 
 use crate::ids::{NodeId, RegionId};
 
-/// Most names that are known: at 255 bytes each, some 5 MB.
+/// Maximum known names: at 255 bytes each, about 5 MB.
 const KNOWN_NAMES_MAX: usize = 16_384;
 
 #[derive(Debug)]
 struct Entry {
     region: RegionId,
     home: NodeId,
-    /// In which order names were learnt.
+    /// Order of insertion.
     serial: u64,
 }
 
-/// See the header of this file.
+/// A bounded map from names to regions and homes.
 #[derive(Debug, Default)]
 pub(super) struct KnownNames {
     names: BTreeMap<Box<str>, Entry>,
@@ -54,7 +54,7 @@ mod tests {
     use crate::ids::Incarnation;
 
     #[test]
-    fn what_was_learnt_last_is_known_and_the_oldest_makes_room() {
+    fn latest_names_are_kept_oldest_evicted() {
         let mut known = KnownNames::default();
         let region = |index: usize| RegionId { origin: Incarnation(1), serial: index as u64 };
         for index in 0..=KNOWN_NAMES_MAX {

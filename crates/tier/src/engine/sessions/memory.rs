@@ -1,5 +1,5 @@
-//! Memory operations: fills and copies that loads and stores do not reach.  The command travels, not the data: each
-//! part is carried out by the node whose memory it changes, which reads what it copies by itself.
+//! Memory operations: fills and copies of memory that loads and stores do not reach.  The command travels, not the
+//! data: the node that owns the target executes each part, and reads the source by itself.
 //!
 //! ```text
 //!  node of the session             owner of the target                    owner of the source
@@ -7,9 +7,9 @@
 //!   ◄───────────────────────── Done ┘
 //! ```
 //!
-//! Nobody but its owner writes to memory by command, so an owner knows by itself how long it must keep memory back
-//! that was freed meanwhile, also after deaths.  What the session's node maps stays as it is until the answer has
-//! come: until then it acknowledges no change, and announces no unmapping.
+//! Only its owner writes to memory by command, so an owner knows how long to keep freed memory back, even after deaths.
+//! Until the reply arrives, the session's node keeps its mappings: it acknowledges no change and announces no
+//! unmapping.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,65 +22,65 @@ use crate::layout::{Extent, Extents};
 use crate::message::{CopySegment, ErrorReply, Reply, Request};
 use crate::permissions::Permissions;
 
-/// Most bytes of one command: about 3 ms, for which a change of the region has to wait.
+/// Maximum bytes of one command: about 3 ms, for which a change of the region has to wait.
 pub const COMMAND_BYTES_MAX: u64 = 16 << 20;
 
-/// Memory operations under way of sessions of ours.
+/// Memory operations in flight of this node's sessions.
 #[derive(Debug, Default)]
 pub(super) struct IssuedCopies {
-    given: BTreeMap<OpId, IssuedCopy>,
-    /// Commands that have failed because we lost sight of who carries them out: until when that node may be at it, in ns.
-    unheard: BTreeMap<(OpId, NodeIncarnation), u64>,
+    issued: BTreeMap<OpId, IssuedCopy>,
+    /// Commands that failed because contact with the executing node was lost; that node may continue until then, in ns.
+    lost: BTreeMap<(OpId, NodeIncarnation), u64>,
 }
 
 impl IssuedCopies {
-    /// The last command that is under way, or, with the `unheard`, may be.
-    fn last(&self, with_unheard: bool) -> Option<OpId> {
-        let given = self.given.keys().next_back().copied();
-        let unheard = self.unheard.keys().next_back().map(|(op, _)| *op);
-        given.max(unheard.filter(|_| with_unheard))
+    /// The last command in flight; `with_lost` includes commands whose replies are lost.
+    fn last(&self, with_lost: bool) -> Option<OpId> {
+        let issued = self.issued.keys().next_back().copied();
+        let lost = self.lost.keys().next_back().map(|(op, _)| *op);
+        issued.max(lost.filter(|_| with_lost))
     }
 
-    /// Whether a command up to that one is under way, or, with the `unheard`, may be.
-    fn has_any_upto(&self, upto: OpId, with_unheard: bool) -> bool {
-        let is_given = self.given.keys().next().is_some_and(|first| *first <= upto);
-        let is_unheard = self.unheard.keys().next().is_some_and(|(first, _)| *first <= upto);
-        is_given || is_unheard && with_unheard
+    /// Whether a command up to `upto` is in flight; `with_lost` includes commands whose replies are lost.
+    fn has_any_upto(&self, upto: OpId, with_lost: bool) -> bool {
+        let is_issued = self.issued.keys().next().is_some_and(|first| *first <= upto);
+        let is_lost = self.lost.keys().next().is_some_and(|(first, _)| *first <= upto);
+        is_issued || is_lost && with_lost
     }
 }
 
 impl Commands {
     /// See [`IssuedCopies::last`].
-    pub(in crate::engine) fn last_copy(&self, with_unheard: bool) -> Option<OpId> {
-        self.memory.last(with_unheard)
+    pub(in crate::engine) fn last_copy(&self, with_lost: bool) -> Option<OpId> {
+        self.memory.last(with_lost)
     }
 
     /// See [`IssuedCopies::has_any_upto`].
-    pub(in crate::engine) fn has_copies_upto(&self, upto: OpId, with_unheard: bool) -> bool {
-        self.memory.has_any_upto(upto, with_unheard)
+    pub(in crate::engine) fn has_copies_upto(&self, upto: OpId, with_lost: bool) -> bool {
+        self.memory.has_any_upto(upto, with_lost)
     }
 
-    /// Whether other nodes carry out commands of sessions of ours.
+    /// Whether other nodes execute commands for sessions of this node.
     pub(in crate::engine) fn has_copies(&self) -> bool {
-        !self.memory.given.is_empty()
+        !self.memory.issued.is_empty()
     }
 
-    /// A node has ended what it was asked before, or its incarnation is over.
-    pub(in crate::engine) fn await_none_of(&mut self, incarnation: NodeIncarnation) {
-        self.memory.unheard.retain(|(_, by), _| *by != incarnation);
+    /// A node has finished all earlier commands, or its incarnation has ended.
+    pub(in crate::engine) fn forget_lost_replies_of(&mut self, incarnation: NodeIncarnation) {
+        self.memory.lost.retain(|(_, by), _| *by != incarnation);
     }
 
-    /// Who has not heard us for a lease has broken off what we asked it for.
-    pub(in crate::engine) fn await_no_overdue(&mut self, now_ns: u64) {
-        self.memory.unheard.retain(|_, until_ns| now_ns < *until_ns);
+    /// A node that has not heard from this one for a lease has broken off its commands.
+    pub(in crate::engine) fn expire_lost_replies(&mut self, now_ns: u64) {
+        self.memory.lost.retain(|_, until_ns| now_ns < *until_ns);
     }
 }
 
-/// A command of a session of ours.
+/// A memory operation of a session.
 #[derive(Debug)]
 struct IssuedCopy {
     step: Step,
-    /// Requests that are to be sent one after the other, each when the one before is answered.
+    /// Requests to send in sequence, each after the reply to the one before.
     queue: VecDeque<(NodeId, Request)>,
     awaited: usize,
     failure: Option<CommandError>,
@@ -98,7 +98,7 @@ impl SessionSide<'_> {
             by_owner.entry(extent.owner.node).or_default().push(extent);
         }
         let request = |(node, parts)| (node, Request::FillBytes { region, parts, byte });
-        self.give(op, step, by_owner.into_iter().map(request).collect(), false);
+        self.issue(op, step, by_owner.into_iter().map(request).collect(), false);
     }
 
     pub(super) fn start_copy(
@@ -130,34 +130,33 @@ impl SessionSide<'_> {
         let (from, to, backward) = (source.0, target.0, step.backward);
         let request =
             |(node, copy_segments)| (node, Request::CopyBytes { to, from, copy_segments, backward });
-        self.give(op, step, groups.into_iter().map(request).collect(), overlap);
+        self.issue(op, step, groups.into_iter().map(request).collect(), overlap);
     }
 
     fn refuse_access(&mut self, op: OpId, side: CopySide, blocked: Blocked) {
         self.cx.finish(op, Err(CommandError::Access { side, blocked }));
     }
 
-    /// Sends a command's requests: all at once, or each when the one before is answered.
-    fn give(&mut self, op: OpId, step: Step, requests: VecDeque<(NodeId, Request)>, in_order: bool) {
+    /// Sends a command's requests, either all at once or in sequence.
+    fn issue(&mut self, op: OpId, step: Step, requests: VecDeque<(NodeId, Request)>, in_order: bool) {
         let at_once = if in_order { 1 } else { requests.len() };
         self.commands
             .memory
-            .given
+            .issued
             .insert(op, IssuedCopy { step, queue: requests, awaited: 0, failure: None });
         for _ in 0..at_once {
-            self.ask_next(op);
+            self.send_next(op);
         }
     }
 
-    fn ask_next(&mut self, op: OpId) {
-        let given = self.commands.memory.given.get_mut(&op).expect("it is under way");
-        let Some((node, request)) = given.queue.pop_front() else { return };
-        given.awaited += 1;
+    fn send_next(&mut self, op: OpId) {
+        let issued = self.commands.memory.issued.get_mut(&op).expect("in flight");
+        let Some((node, request)) = issued.queue.pop_front() else { return };
+        issued.awaited += 1;
         self.cx.ask(node, request, Purpose::Memory(op, node));
     }
 
-    /// What `node` was asked for is done, or is not; or its incarnation, which is `from`, is not heard any more.  Returns whether the
-    /// command is over by that.
+    /// Handles a reply of `node`, or the loss of its incarnation `from`.  Returns true if the command has ended.
     pub(in crate::engine) fn handle_memory_done(
         &mut self,
         op: OpId,
@@ -165,10 +164,10 @@ impl SessionSide<'_> {
         from: NodeIncarnation,
         body: Result<Reply, ErrorReply>,
     ) -> bool {
-        let Some(given) = self.commands.memory.given.get_mut(&op) else { return false };
-        given.awaited -= 1;
+        let Some(issued) = self.commands.memory.issued.get_mut(&op) else { return false };
+        issued.awaited -= 1;
         if body == Err(ErrorReply::PeerDown(node)) && from.node == node {
-            self.commands.memory.unheard.insert((op, from), self.cx.now_ns() + self.cx.lease_ns() / 2 * 3);
+            self.commands.memory.lost.insert((op, from), self.cx.now_ns() + self.cx.lease_ns() / 2 * 3);
         }
         let refusal = match body {
             Ok(Reply::Done) => None,
@@ -176,24 +175,24 @@ impl SessionSide<'_> {
             Err(refusal) => Some(refusal),
         };
         if let Some(refusal) = refusal {
-            // What is left would be copied on top of what is missing.
-            given.queue.clear();
-            given.failure.get_or_insert(broken(node, refusal));
+            // The rest would be copied over missing parts.
+            issued.queue.clear();
+            issued.failure.get_or_insert(broken(node, refusal));
         }
-        if given.awaited > 0 {
+        if issued.awaited > 0 {
             return false;
         }
-        if !given.queue.is_empty() {
-            self.ask_next(op);
+        if !issued.queue.is_empty() {
+            self.send_next(op);
             return false;
         }
-        let given = self.commands.memory.given.remove(&op).expect("looked up just before");
-        self.cx.finish(op, given.failure.map_or(Ok(Outcome::Stepped(given.step)), Err));
+        let issued = self.commands.memory.issued.remove(&op).expect("looked up just before");
+        self.cx.finish(op, issued.failure.map_or(Ok(Outcome::Stepped(issued.step)), Err));
         true
     }
 }
 
-/// Which side is to blame when `node`, which owns the target, does not do as it was asked.
+/// The side to blame when `node`, the owner of the target, fails.
 fn broken(node: NodeId, refusal: ErrorReply) -> CommandError {
     let side = match refusal {
         ErrorReply::PeerDown(down) if down != node => CopySide::Source,
@@ -202,7 +201,7 @@ fn broken(node: NodeId, refusal: ErrorReply) -> CommandError {
     CommandError::Broken { side, refusal }
 }
 
-/// Both lists, of the same length in bytes, cut where either of them is.
+/// Splits both lists, of equal length in bytes, at the boundaries of either.
 fn copy_segments(from: &[Extent], to: &[Extent]) -> Vec<CopySegment> {
     let (mut from, mut to) = (from.iter().copied(), to.iter().copied());
     let (mut source, mut target) = (from.next(), to.next());
@@ -216,7 +215,7 @@ fn copy_segments(from: &[Extent], to: &[Extent]) -> Vec<CopySegment> {
     copy_segments
 }
 
-/// Segments that follow each other and have one owner of their targets, in order.
+/// Groups consecutive segments by the owner of their targets, in order.
 fn runs_by_owner(copy_segments: Vec<CopySegment>) -> Vec<(NodeId, Vec<CopySegment>)> {
     let mut runs: Vec<(NodeId, Vec<CopySegment>)> = Vec::new();
     for segment in copy_segments {
@@ -228,7 +227,7 @@ fn runs_by_owner(copy_segments: Vec<CopySegment>) -> Vec<(NodeId, Vec<CopySegmen
     runs
 }
 
-/// All copy segments with one owner of their targets.
+/// Groups all segments by the owner of their targets.
 fn all_by_owner(copy_segments: Vec<CopySegment>) -> Vec<(NodeId, Vec<CopySegment>)> {
     let mut groups: BTreeMap<NodeId, Vec<CopySegment>> = BTreeMap::new();
     for segment in copy_segments {
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_cut_where_either_side_is() {
+    fn segments_split_at_both_boundaries() {
         let cut = copy_segments(&[extent(0, 0, 3), extent(1, 10, 5)], &[extent(2, 100, 6), extent(0, 50, 2)]);
         let expected = [
             CopySegment { from: extent(0, 0, 3), to: extent(2, 100, 3) },

@@ -1,58 +1,60 @@
-//! Asking nodes how they are: the directory's node says who there is, and each is asked by itself.
+//! The status of all nodes: the directory's node lists the members, and each member is asked.
 //!
-//! Nobody waits for long for one that is met for the first time and does not answer: it may have lost power since the directory heard it last.
+//! A member that is met for the first time and does not answer is awaited briefly: it may have lost power since the
+//! directory last heard it.
 //!
-//! Where the directory's node is out of reach, a member says whom it knows ([`Engine::membership_source`](super::super::Engine::membership_source)).  Of those that this node does not know itself that
-//! is hearsay, and shown as such: it connects to nobody, and makes nobody known here.
+//! If the directory's node is unreachable, another member lists those it knows
+//! ([`Engine::membership_source`](super::super::Engine::membership_source)).  Members that this node does not know
+//! itself are shown as hearsay: they are neither connected nor recorded.
 
 use std::collections::BTreeMap;
 
-use super::{Commands, SessionSide, UserStep, Whom};
+use super::{Commands, SessionSide, StatusScope, UserStep};
 use crate::effect::{OpId, Outcome};
 use crate::engine::context::{Context, Purpose};
 use crate::ids::{Incarnation, NodeId, NodeIncarnation};
 use crate::message::{ErrorReply, Member, NodeState, NodeStatus, Reply, Request};
 
-/// So long, in parts of a lease, a dial is waited for by who wants to know how all are: half a second, which is longer than a packet is under way there and back.
+/// Fraction of a lease to wait for a dial: half a second by default, longer than any round trip.
 const DIAL_PATIENCE_PER_LEASE: u64 = 10;
-/// So many times as long where somebody has been heard whose dial is under way: as long as a dial may take.  One that is far away takes several round trips.
-const DIAL_PATIENCE_OF_THE_HEARD: u64 = 4;
+/// Factor on that wait for peers that answered a dial: connecting to a distant peer takes several round trips.
+const DIAL_PATIENCE_FACTOR_MAX: u64 = 4;
 
-/// In so many parts: who is heard no more is waited for no longer.
-const WAITS_FOR_THE_HEARD: u64 = 40;
+/// Steps in which that wait is extended, each only if a dial was answered.
+const STATUS_WAIT_STEPS: u64 = 40;
 
-/// All answers that are waited for.
+/// Status commands in flight.
 #[derive(Debug, Default)]
 pub(super) struct Statuses(BTreeMap<OpId, Gathering>);
 
-/// What comes of one command.
+/// The replies to one command.
 #[derive(Debug)]
 struct Gathering {
     missing: Vec<NodeId>,
     found: Vec<NodeStatus>,
-    /// What is known by the word of another member alone.
+    /// Members known from another member only.
     hearsay: Vec<Member>,
     since_ns: u64,
-    /// Until when those are waited for that are being met, if only they are missing, and until when at most.
+    /// Until when to wait for members being met once only they are missing, and the latest such time.
     due_ns: u64,
-    most_ns: u64,
+    due_ns_max: u64,
 }
 
 impl Commands {
-    /// Whether somebody has been waited for long enough, unless something was heard of dials.
+    /// Whether a wait for members being met is over, unless a dial was answered.
     pub(in crate::engine) fn has_overdue_statuses(&self, now_ns: u64) -> bool {
-        self.statuses.0.values().any(|gathering| gathering.due_ns <= now_ns && now_ns < gathering.most_ns)
+        self.statuses.0.values().any(|gathering| gathering.due_ns <= now_ns && now_ns < gathering.due_ns_max)
     }
 
-    /// Something was heard: those who are being met may be far away.
-    pub(in crate::engine) fn wait_on_for_statuses(&mut self, now_ns: u64) {
+    /// A dial was answered: members being met may be distant.
+    pub(in crate::engine) fn extend_status_waits(&mut self, now_ns: u64) {
         for gathering in self.statuses.0.values_mut().filter(|gathering| gathering.due_ns <= now_ns) {
-            let pause_ns = (gathering.most_ns - gathering.since_ns) / WAITS_FOR_THE_HEARD;
-            gathering.due_ns = gathering.most_ns.min(now_ns.saturating_add(pause_ns));
+            let pause_ns = (gathering.due_ns_max - gathering.since_ns) / STATUS_WAIT_STEPS;
+            gathering.due_ns = gathering.due_ns_max.min(now_ns.saturating_add(pause_ns));
         }
     }
 
-    /// When somebody has been waited for long enough.
+    /// When the first wait for members being met is over, in ns.
     pub(in crate::engine) fn statuses_due_ns(&self) -> u64 {
         self.statuses.0.values().map(|gathering| gathering.due_ns).min().unwrap_or(u64::MAX)
     }
@@ -66,35 +68,36 @@ impl Context<'_> {
 }
 
 impl SessionSide<'_> {
-    pub(super) fn ask_for_members(&mut self, op: OpId, whom: Whom) {
-        self.cx.ask_directory(Request::ListMembers, Purpose::User(op, UserStep::Members(whom)))
+    pub(super) fn request_members(&mut self, op: OpId, scope: StatusScope) {
+        self.cx.ask_directory(Request::ListMembers, Purpose::User(op, UserStep::Members(scope)))
     }
 
-    /// Asks living nodes how they are, now that it was told who there is, in part by `hearsay`.  Without that, those that we know ourselves.
-    pub(in crate::engine) fn ask_for_statuses(&mut self, op: OpId, whom: Whom, hearsay: Vec<Member>) {
+    /// Asks living nodes for their status, given the list of members, in part `hearsay`; without a list, the members
+    /// known here.
+    pub(in crate::engine) fn request_statuses(&mut self, op: OpId, scope: StatusScope, hearsay: Vec<Member>) {
         let is_unconnected = |member: &Member| member.state == NodeState::Unconnected;
         let (unconnected, mut others): (Vec<Member>, Vec<Member>) =
             self.cx.members().described(self.cx.now_ns()).partition(is_unconnected);
-        // Nobody of a large cluster is connected for that.
+        // A status command connects no nodes of a large cluster.
         let mut found: Vec<NodeStatus> =
             unconnected.into_iter().map(|member| self.status_of(self.as_listed(member))).collect();
-        let by_word = self.known_by_word_alone(&hearsay);
-        let is_met = |member: &&Member| whom == Whom::Everybody && self.is_to_be_met(member);
-        let (met, told): (Vec<&Member>, Vec<&Member>) = by_word.iter().partition(is_met);
+        let hearsay_only = self.hearsay_members(&hearsay);
+        let is_dialled = |member: &&Member| scope == StatusScope::AllMembers && self.is_diallable(member);
+        let (dialled, told): (Vec<&Member>, Vec<&Member>) = hearsay_only.iter().partition(is_dialled);
         found.extend(told.into_iter().map(|member| self.status_of(member.clone())));
-        others.retain(|member| whom == Whom::Everybody || self.cx.is_present(member.incarnation));
-        let nodes = others.iter().chain(met).map(|member| member.incarnation.node).collect();
-        self.ask_for_status(op, nodes, found, by_word);
+        others.retain(|member| scope == StatusScope::AllMembers || self.cx.is_present(member.incarnation));
+        let nodes = others.iter().chain(dialled).map(|member| member.incarnation.node).collect();
+        self.request_status(op, nodes, found, hearsay_only);
     }
 
-    /// Whether one that is not known here is looked for where a list says that it is; not if another member misses it.
-    fn is_to_be_met(&self, member: &Member) -> bool {
+    /// Whether an unknown member can be dialled at its listed address; not if another member misses it.
+    fn is_diallable(&self, member: &Member) -> bool {
         let is_small = self.cx.config().is_full_mesh(self.cx.membership().count());
         let is_missed = matches!(member.state, NodeState::Unreachable | NodeState::Dead | NodeState::Left);
-        is_small && !is_missed && self.cx.membership().where_listed(member.incarnation.node).is_some()
+        is_small && !is_missed && self.cx.membership().listed_address(member.incarnation.node).is_some()
     }
 
-    /// Where the directory is away, a list outside of the cluster says whether one that is not connected is there.
+    /// While the directory is away, the outside list decides whether a member that is not connected exists.
     fn as_listed(&self, member: Member) -> Member {
         let (node, seat) = (member.incarnation.node, self.cx.seat());
         let is_away = seat != self.cx.incarnation().node && self.cx.members().peer_of(seat).is_none();
@@ -103,11 +106,11 @@ impl SessionSide<'_> {
         Member { state, ..member }
     }
 
-    /// Those that this node does not know: as another member sees them, and else as the list outside of the cluster has them.
-    fn known_by_word_alone(&self, hearsay: &[Member]) -> Vec<Member> {
+    /// Members unknown here: as another member sees them, or else as the outside list has them.
+    fn hearsay_members(&self, hearsay: &[Member]) -> Vec<Member> {
         let is_unknown = |node: NodeId| !self.cx.members().has(node);
         let told = hearsay.iter().filter(|member| is_unknown(member.incarnation.node)).map(|member| {
-            // It answers that one, and not this node.
+            // It answers that member, not this node.
             let state = if member.state.is_there() { NodeState::Unconnected } else { member.state };
             Member { state, ..member.clone() }
         });
@@ -120,23 +123,23 @@ impl SessionSide<'_> {
         known.into_values().collect()
     }
 
-    /// Asks that node alone.
-    pub(super) fn ask_one_for_status(&mut self, op: OpId, node: NodeId) {
-        self.ask_for_status(op, vec![node], Vec::new(), Vec::new());
+    /// Asks one node for its status.
+    pub(super) fn request_status_of(&mut self, op: OpId, node: NodeId) {
+        self.request_status(op, vec![node], Vec::new(), Vec::new());
     }
 
-    fn ask_for_status(&mut self, op: OpId, nodes: Vec<NodeId>, found: Vec<NodeStatus>, hearsay: Vec<Member>) {
+    fn request_status(&mut self, op: OpId, nodes: Vec<NodeId>, found: Vec<NodeStatus>, hearsay: Vec<Member>) {
         let (since_ns, missing) = (self.cx.now_ns(), nodes.clone());
-        self.commands
-            .statuses
-            .0
-            .insert(op, Gathering { missing, found, hearsay, since_ns, due_ns: u64::MAX, most_ns: u64::MAX });
+        self.commands.statuses.0.insert(
+            op,
+            Gathering { missing, found, hearsay, since_ns, due_ns: u64::MAX, due_ns_max: u64::MAX },
+        );
         for node in nodes {
             self.cx.ask(node, Request::Status, Purpose::User(op, UserStep::StatusOf(node)));
         }
     }
 
-    /// What is known here of a node that is not asked, or does not answer.
+    /// The status of a node that was not asked, or did not reply, as far as is known here.
     fn status_of(&self, member: Member) -> NodeStatus {
         NodeStatus {
             node: member.incarnation.node,
@@ -154,7 +157,7 @@ impl SessionSide<'_> {
         }
     }
 
-    /// The same of one that was asked in vain.
+    /// The same for a node that was asked in vain.
     fn status_of_silent(&self, node: NodeId, hearsay: &[Member]) -> Option<NodeStatus> {
         let known =
             self.cx.members().described(self.cx.now_ns()).find(|member| member.incarnation.node == node);
@@ -171,19 +174,19 @@ impl SessionSide<'_> {
             Ok(Reply::Status(status)) => gathering.found.push(*status),
             _ => gathering.found.extend(self.status_of_silent(node, &gathering.hearsay)),
         }
-        let is_all_but_met = gathering.missing.iter().all(|node| self.cx.is_awaited(*node));
+        let are_others_done = gathering.missing.iter().all(|node| self.cx.is_awaited(*node));
         if gathering.missing.is_empty() {
             return self.conclude_status(op, gathering);
         }
-        if is_all_but_met && gathering.due_ns == u64::MAX {
+        if are_others_done && gathering.due_ns == u64::MAX {
             let patience_ns = self.cx.lease_ns() / DIAL_PATIENCE_PER_LEASE;
             gathering.due_ns = gathering.since_ns.saturating_add(patience_ns);
-            gathering.most_ns = gathering.since_ns.saturating_add(DIAL_PATIENCE_OF_THE_HEARD * patience_ns);
+            gathering.due_ns_max = gathering.since_ns.saturating_add(DIAL_PATIENCE_FACTOR_MAX * patience_ns);
         }
         self.commands.statuses.0.insert(op, gathering);
     }
 
-    /// Those that are still being met have taken too long.
+    /// Ends waits for members being met that took too long.
     pub(in crate::engine) fn conclude_overdue_statuses(&mut self) {
         let now_ns = self.cx.now_ns();
         let overdue: Vec<(OpId, Gathering)> =

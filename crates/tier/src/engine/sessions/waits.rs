@@ -1,7 +1,6 @@
-//! Commands of sessions that wait for a lock or at a barrier, and those that give a lock up.
+//! Commands that wait for a lock or at a barrier, and commands that release a lock.
 //!
-//! Unlike others, they may take as long as somebody else pleases: so they end at once when they are withdrawn,
-//! and the home is told.
+//! Such a wait may last arbitrarily long, so it ends at once when withdrawn, and the home is told.
 
 use std::collections::BTreeMap;
 
@@ -12,15 +11,15 @@ use crate::engine::context::Purpose;
 use crate::ids::{NodeId, Principal, RegionId, RequestId, SessionId};
 use crate::message::{ErrorReply, Notice, Reply, Request};
 
-/// All that sessions of this node wait for.
+/// All waits of this node's sessions.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     waiting: BTreeMap<OpId, Wait>,
-    /// Locks of sessions that have ended: given up when what those posted is over.
+    /// Locks of ended sessions, to release after the grace period of their posted accesses.
     abandoned: BTreeMap<Token, (OpId, NodeId, Request)>,
 }
 
-/// What is asked of the home of a lock or barrier.
+/// A pending request to the home of a lock or barrier.
 #[derive(Debug)]
 struct Wait {
     id: RequestId,
@@ -30,7 +29,7 @@ struct Wait {
 }
 
 impl Wait {
-    /// How the home is told that nobody waits for it any more.
+    /// The notice that withdraws the request.
     fn withdrawal(&self) -> Option<Notice> {
         match self.request {
             Request::Lock { region, session, .. } => {
@@ -41,8 +40,8 @@ impl Wait {
         }
     }
 
-    /// The same, to be asked elsewhere: of the time to wait, what is left.
-    fn again(self, now_ns: u64) -> Request {
+    /// The request to repeat at another home, with the time that remains.
+    fn into_request(self, now_ns: u64) -> Request {
         let waited_ns = now_ns.saturating_sub(self.since_ns);
         match self.request {
             Request::Arrive { region, principal, participants, timeout_ns } => {
@@ -55,7 +54,7 @@ impl Wait {
 }
 
 impl SessionSide<'_> {
-    pub(super) fn ask_for_lock(
+    pub(super) fn request_lock(
         &mut self,
         op: OpId,
         session: SessionId,
@@ -63,7 +62,7 @@ impl SessionSide<'_> {
         wait: bool,
         base_ns: u64,
     ) {
-        let Some((region, home, principal)) = self.served(op, session, slot) else { return };
+        let Some((region, home, principal)) = self.resolve_service(op, session, slot) else { return };
         self.cx.out().note_time(base_ns);
         let base_ns = self.cx.out().time_of_day_ns();
         let request = Request::Lock { region, principal, session, wait, base_ns };
@@ -78,13 +77,14 @@ impl SessionSide<'_> {
         participants: u32,
         timeout_ns: u64,
     ) {
-        let Some((region, home, principal)) = self.served(op, session, slot) else { return };
+        let Some((region, home, principal)) = self.resolve_service(op, session, slot) else { return };
         let request = Request::Arrive { region, principal, participants, timeout_ns };
         self.wait_for(op, home, request);
     }
 
-    /// The region behind the handle of a lock or barrier, its home, and who asks; else ends the command.
-    fn served(
+    /// The region behind the handle of a lock or barrier, its home, and the requesting principal; ends the command if
+    /// the handle is stale.
+    fn resolve_service(
         &mut self,
         op: OpId,
         session: SessionId,
@@ -107,7 +107,7 @@ impl SessionSide<'_> {
         let wait = self.commands.waits.waiting.remove(&op);
         let outcome = match body {
             Ok(Reply::MovedTo { home }) if wait.as_ref().is_some_and(|wait| wait.home != home) => {
-                let request = wait.expect("looked at just before").again(self.cx.now_ns());
+                let request = wait.expect("looked up just before").into_request(self.cx.now_ns());
                 return self.wait_for(op, home, request);
             }
             Ok(Reply::Locked { token, recovered }) => Ok(Outcome::Locked { token, recovered }),
@@ -118,32 +118,32 @@ impl SessionSide<'_> {
         self.cx.finish(op, outcome);
     }
 
-    pub(super) fn give_lock_up(&mut self, op: OpId, session: SessionId, slot: SlotRef, release: Release) {
-        let Some((region, home, _)) = self.served(op, session, slot) else { return };
+    pub(super) fn release_lock(&mut self, op: OpId, session: SessionId, slot: SlotRef, release: Release) {
+        let Some((region, home, _)) = self.resolve_service(op, session, slot) else { return };
         let request = Request::Unlock { region, session, recover: release != Release::Used };
         if release != Release::Abandoned {
-            return self.ask_to_unlock(op, home, request, 0);
+            return self.request_unlock(op, home, request, 0);
         }
         let quiesce = self.mapper.quiesce();
         self.commands.waits.abandoned.insert(quiesce.token, (op, home, request));
         self.cx.push(Effect::Quiesce(quiesce));
     }
 
-    pub(in crate::engine) fn finish_abandoning(&mut self, token: Token) {
+    pub(in crate::engine) fn unlock_abandoned(&mut self, token: Token) {
         if let Some((op, home, request)) = self.commands.waits.abandoned.remove(&token) {
-            self.ask_to_unlock(op, home, request, 0);
+            self.request_unlock(op, home, request, 0);
         }
     }
 
-    pub(super) fn ask_to_unlock(&mut self, op: OpId, home: NodeId, request: Request, hops: u8) {
+    pub(super) fn request_unlock(&mut self, op: OpId, home: NodeId, request: Request, hops: u8) {
         let step = UserStep::Unlock { request: request.clone(), hops };
         self.cx.ask(home, request, Purpose::User(op, step));
     }
 
-    /// Ends a command, if it waits still, and tells the home.
+    /// Ends a waiting command, if it still waits, and tells the home.
     pub(super) fn withdraw(&mut self, op: OpId, waiting: OpId) {
         if let Some(wait) = self.commands.waits.waiting.remove(&waiting) {
-            self.cx.out().forget_asked(wait.id);
+            self.cx.out().forget_pending(wait.id);
             wait.withdrawal().into_iter().for_each(|withdrawal| self.cx.notify(wait.home, withdrawal));
             self.cx.finish(waiting, Err(CommandError::Withdrawn));
         }
