@@ -42,23 +42,3 @@ pub fn format(permissions: Permissions) -> String {
         .map(|(letter, _)| *letter)
         .collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn letters_are_read_in_any_order_and_written_in_one() {
-        assert_eq!(parse("wr"), Ok(Permissions::READ | Permissions::WRITE));
-        assert_eq!(format(parse("mawr").unwrap()), "rwam");
-        assert_eq!(parse("none"), Ok(Permissions::empty()));
-        assert_eq!(format(Permissions::empty()), "none");
-    }
-
-    #[test]
-    fn other_letters_are_refused() {
-        for text in ["", "x", "rwx", "R", "nonew"] {
-            assert!(parse(text).is_err(), "{text:?}");
-        }
-    }
-}

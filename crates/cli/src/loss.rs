@@ -71,31 +71,3 @@ fn when(moment: DateTime<Local>, now: DateTime<Local>) -> String {
     let is_today = moment.date_naive() == now.date_naive();
     moment.format(if is_today { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" }).to_string()
 }
-
-#[cfg(test)]
-mod tests {
-    use chrono::TimeZone;
-    use halite::NodeId;
-
-    use super::*;
-
-    #[test]
-    fn a_moment_of_another_day_is_told_with_its_day() {
-        let at = |day, hour| Local.with_ymd_and_hms(2026, 1, day, hour, 3, 11).unwrap();
-        assert_eq!(when(at(30, 14), at(30, 18)), "14:03:11");
-        assert_eq!(when(at(29, 14), at(30, 18)), "2026-01-29 14:03:11");
-    }
-
-    #[test]
-    fn an_age_that_nobody_can_have_is_no_panic() {
-        assert!(in_short(LossCause::Exited, Duration::MAX).starts_with("exited 19"));
-    }
-
-    #[test]
-    fn what_is_proven_is_told_otherwise_than_what_is_not() {
-        let lost = |cause| in_words(&Lost { node: NodeId(2), incarnation: 7, cause, age: Duration::ZERO });
-        assert!(lost(LossCause::Killed).starts_with("lost with node 2 (exited "));
-        assert!(lost(LossCause::Killed).ends_with(", killed)"));
-        assert!(lost(LossCause::Unreachable).starts_with("node 2 is unreachable since "));
-    }
-}

@@ -46,19 +46,3 @@ impl MetricsAt {
         Some(MetricsAt(Some(address)))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_node_of_a_host_has_a_port_of_its_own_unless_the_system_chooses() {
-        let of = |text: &str, id| MetricsAt::of_node(text.parse().unwrap(), id).map(|at| at.to_string());
-        assert_eq!(of("127.0.0.1:9464", 0).unwrap(), "127.0.0.1:9464");
-        assert_eq!(of("[::1]:9464", 3).unwrap(), "[::1]:9467");
-        assert_eq!(of("127.0.0.1:65535", 1), None);
-        assert_eq!(of("127.0.0.1:0", 1).unwrap(), "127.0.0.1:0");
-        assert_eq!(of("none", 1).unwrap(), "none");
-        assert_eq!("localhost".parse::<MetricsAt>(), Err(MetricsAtError));
-    }
-}

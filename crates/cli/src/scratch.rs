@@ -101,22 +101,3 @@ fn owner(name: &str) -> Option<Pid> {
 fn exists(pid: Pid) -> bool {
     test_kill_process(pid) != Err(rustix::io::Errno::SRCH)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_directory_of_a_run_that_was_killed_is_removed_by_the_next() {
-        let mut child = std::process::Command::new("true").spawn().unwrap();
-        child.wait().unwrap();
-        let dir = |pid| std::env::temp_dir().join(format!("{PREFIX}{pid}-0"));
-        let (dead, alive) = (dir(child.id()), dir(std::process::id()));
-        for dir in [&dead, &alive] {
-            std::fs::create_dir(dir).unwrap();
-        }
-        remove_residue();
-        assert_eq!((dead.exists(), alive.exists()), (false, true));
-        std::fs::remove_dir(alive).unwrap();
-    }
-}

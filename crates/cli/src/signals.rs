@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signal_that_comes_with_another_is_the_same_wish_and_one_that_comes_later_a_second() {
+    fn signals_that_come_together_count_once() {
         let (mut wishes, begin) = (Wishes::default(), Instant::now());
         let mut is_second = |after_ms| wishes.is_second(begin + Duration::from_millis(after_ms));
         assert_eq!([0, 0, 3, 199, 200, 5000].map(&mut is_second), [false, false, false, false, true, true]);

@@ -42,15 +42,3 @@ fn tell(states: &[NotifyState<'_>]) {
         tracing::warn!("the supervisor cannot be told: {error}");
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_watchdog_is_told_twice_in_its_time_and_one_without_patience_never() {
-        assert_eq!(interval(Some(Duration::from_secs(20))), Some(Duration::from_secs(10)));
-        assert_eq!(interval(Some(Duration::ZERO)), None);
-        assert_eq!(interval(None), None);
-    }
-}

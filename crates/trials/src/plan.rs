@@ -245,7 +245,7 @@ pub enum PlanError {
         what: &'static str,
     },
     /// None of the tree has that name.
-    #[error("there is no plan {name:?}; known are {}", Plan::names().collect::<Vec<_>>().join(", "))]
+    #[error("there is no plan {name:?}; there are {}", Plan::names().collect::<Vec<_>>().join(", "))]
     Unknown {
         /// What was asked for.
         name: String,

@@ -345,39 +345,11 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::layout::class_of;
     use super::*;
 
     fn units(free: &Free) -> u64 {
         let units = |(class, places): (usize, &Vec<u32>)| units_of(class as u8) * places.len() as u64;
         free.blocks.iter().enumerate().map(units).sum()
-    }
-
-    #[test]
-    fn short_blocks_side_by_side_become_long_ones_within_their_part() {
-        let mut free = Free::new();
-        // The last of one part, and the first of the next, in another order.
-        for place in (PART_UNITS - 8..PART_UNITS + 8).rev() {
-            free.give_back(Block { place: place as u32, class: 0 });
-        }
-        free.put_together();
-        let eight = class_of(8 * UNIT as usize).unwrap();
-        let mut places = [(); 2].map(|()| u64::from(free.find(eight, 0).unwrap().place));
-        places.sort_unstable();
-        assert_eq!((places, units(&free)), ([PART_UNITS - 8, PART_UNITS], 0));
-    }
-
-    #[test]
-    fn what_is_low_is_divided_first_so_that_later_parts_stay_empty() {
-        let mut free = Free::new();
-        // Of lengths of which something is left over beside the largest blocks.
-        for part in 0..3 {
-            free.add(Run { place: part * PART_UNITS, units: 1000 });
-        }
-        free.put_together();
-        let places: Vec<u32> = (0..2000).map(|_| free.divide(0).unwrap().place).collect();
-        assert!(places.is_sorted() && u64::from(places[1999]) == PART_UNITS + 999, "{}", places[1999]);
-        assert_eq!(free.units_in(2 * PART_UNITS, 1000), 1000);
     }
 
     proptest! {

@@ -211,30 +211,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_rise_by_a_quarter_at_most_and_hold_the_longest_entry() {
-        let units: Vec<u64> = (0..CLASSES).map(units_of).collect();
-        assert_eq!(units[..13], [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20]);
-        assert!(units[4..].windows(2).all(|pair| pair[1] * 4 <= pair[0] * 5));
-        let longest = Entry::bytes(KEY_BYTES_MAX, VALUE_BYTES_MAX);
-        assert_eq!(class_of(longest), Some(CLASSES - 1));
-        assert!(units_of(CLASSES - 1) <= PART_UNITS);
-        assert_eq!(class_of(64), Some(0));
-        assert_eq!(class_of(65), Some(1));
-    }
-
-    #[test]
-    fn slots_come_back_as_they_went() {
-        let slot = Slot { place: 5 * PART_UNITS as u32 + 7, class: 3, tag: TAG_MAX };
-        assert_eq!(Slot::decode(slot.encode()), Some(slot));
-        assert_eq!((slot.part(), slot.offset(), slot.bytes()), (5, 448, 256));
-        assert_eq!((Slot::decode(0), Slot::decode(MOVED)), (None, None));
-        // A block that reaches beyond its part is none.
-        let beyond = Slot { place: PART_UNITS as u32 - 1, class: 1, tag: 0 };
-        assert_eq!(Slot::decode(beyond.encode()), None);
-    }
-
-    #[test]
-    fn an_entry_with_another_bit_or_in_another_place_is_none() {
+    fn an_entry_with_a_changed_bit_is_refused() {
         let entry = Entry { expires_ms: 7, key: b"key", value: b"value" };
         let mut bytes = Vec::new();
         entry.encode(9, &mut bytes);

@@ -736,18 +736,4 @@ mod tests {
             assert_eq!(store.get(KEY).await.unwrap().as_deref(), Some(&b"second"[..]));
         });
     }
-
-    #[test]
-    fn an_entry_that_is_being_written_is_not_taken_for_a_value() {
-        look_with(async |mut shard, mut store| {
-            set(&mut shard, b"whole").await;
-            let (slot, at) = slot_of(&mut store).await;
-            let mut entry = Vec::new();
-            Entry { expires_ms: 0, key: KEY, value: b"whole" }.encode(slot.place, &mut entry);
-            *entry.last_mut().unwrap() = b'-';
-            let write = shard.heap().write_of(Block::from(slot), &entry);
-            store.session.write_batch(&[write]).await.unwrap();
-            assert_eq!(store.follow(0, at, slot, KEY).await.unwrap(), Look::Again);
-        });
-    }
 }

@@ -174,25 +174,3 @@ impl Word {
 pub(crate) fn checksum(record: &[u8]) -> u32 {
     xxhash_rust::xxh3::xxh3_64(record) as u32
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_are_what_they_were() {
-        for word in [Word::Open, Word::Void, Word::of(b"", false), Word::of(b"salt", true)] {
-            assert_eq!(Word::decode(word.encode()), word);
-        }
-        assert_eq!(Word::decode(2), Word::Void, "nobody waits for what nobody writes");
-    }
-
-    #[test]
-    fn the_pieces_of_a_record_leave_the_words_alone() {
-        let layout = Layout::new(24, 10).unwrap();
-        let pieces: Vec<_> = layout.pieces(33).collect();
-        assert_eq!(pieces, [(0..16, 8), (16..32, 32), (32..33, 56)]);
-        assert_eq!(layout.pieces(0).collect::<Vec<_>>(), [(0..0, 8)]);
-        assert_eq!(layout.record_bytes_max(), 160);
-    }
-}

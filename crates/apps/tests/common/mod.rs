@@ -1,7 +1,5 @@
 //! What the stories of several applications need: nodes of this process, and stores over them.
 
-#![allow(dead_code, reason = "no story needs all of it")]
-
 pub mod redis;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

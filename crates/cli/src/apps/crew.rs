@@ -300,18 +300,3 @@ fn failure(worker: &mut Coworker) -> Option<Failure> {
     }
     None
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn regions_of_others_are_no_parts_of_a_run() {
-        for region in ["run", "run.progress", "run/0", "run/0/t1"] {
-            assert!(is_part(region, "run"), "{region}");
-        }
-        for region in ["run.backup", "run.progress.old", "running", "my/run"] {
-            assert!(!is_part(region, "run"), "{region}");
-        }
-    }
-}

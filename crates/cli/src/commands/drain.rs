@@ -95,32 +95,3 @@ fn leftover(left: &Leftover) -> String {
     };
     format!("{what}, {}: {}", ByteCount(left.bytes), left.cause)
 }
-
-#[cfg(test)]
-mod tests {
-    use halite::LeftoverCause;
-    use halite_tier::ids::{Incarnation, RegionId};
-
-    use super::*;
-
-    #[test]
-    fn what_is_left_is_said_with_the_reason() {
-        let region = RegionId { origin: Incarnation(255), serial: 7 };
-        let of = |name: Option<&str>| Leftover {
-            region,
-            name: name.map(str::to_owned),
-            bytes: 4096,
-            cause: LeftoverCause::NoOtherNode,
-        };
-        let left = vec![of(Some("a")), of(Some("\0lb")), of(None)];
-        let drained = Drained { moved: 1, moved_bytes: 4096, left, left_count: 5 };
-        let lines = leftovers(&drained);
-        assert_eq!(lines.len(), 4);
-        assert_eq!(lines[0], "\"a\", 4.0 KiB: no other node with memory stays");
-        assert!(
-            lines[1].starts_with("lock \"b\"") && lines[2].starts_with("region ff.7 without"),
-            "{lines:?}"
-        );
-        assert_eq!(lines[3], "and 2 more");
-    }
-}

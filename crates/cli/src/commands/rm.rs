@@ -61,23 +61,3 @@ fn remove_alias(client: &Client, name: &str, its: &str) -> anyhow::Result<()> {
 fn forgotten(name: &str, lost: &Lost) -> String {
     format!("{name:?}: {}; its name is forgotten", loss::in_words(lost))
 }
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use halite::{LossCause, NodeId};
-
-    use super::*;
-
-    #[test]
-    fn why_a_name_is_forgotten_is_told_in_whole_sentences_whatever_became_of_the_node() {
-        let told =
-            |cause| forgotten("r2", &Lost { node: NodeId(2), incarnation: 7, cause, age: Duration::ZERO });
-        let unreachable = told(LossCause::Unreachable);
-        assert!(unreachable.starts_with(r#""r2": node 2 is unreachable since "#), "{unreachable}");
-        let left = told(LossCause::Left);
-        assert!(left.starts_with(r#""r2": lost with node 2 (left "#), "{left}");
-        assert!([unreachable, left].iter().all(|told| told.ends_with("; its name is forgotten")));
-    }
-}

@@ -210,68 +210,20 @@ pub(super) fn await_ends(
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::process::{Child, Command, Stdio};
+    use std::process::{Command, Stdio};
 
     use super::*;
 
-    /// A shell that runs `script`, which says a line when its traps are set; gone with the test.
-    struct Shell(Child);
-
-    impl Shell {
-        fn start(script: &str) -> Shell {
-            // Jobs in the background of a shell begin with the signal ignored, and hand that on.
-            let mut command = Command::new("env");
-            command
-                .args(["--default-signal=INT", "sh", "-c", script])
-                .stdin(Stdio::piped())
-                .stdout(Stdio::piped());
-            let mut child = command.spawn().unwrap();
-            child.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
-            Shell(child)
-        }
-
-        fn target(&self, node: u32) -> Target {
-            Target::of_child(node, self.0.id()).unwrap().unwrap()
-        }
-    }
-
-    impl Drop for Shell {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
-        }
-    }
-
-    #[track_caller]
-    fn check(targets: Vec<Target>, grace: Duration, expected: &[(u32, Outcome)]) {
-        let stopped = stop(targets, grace).unwrap();
-        let outcomes: Vec<(u32, Outcome)> =
-            stopped.iter().map(|(target, outcome)| (target.node, *outcome)).collect();
-        assert_eq!(outcomes, expected);
-    }
-
-    // Each shell's `read` ends with its pipe, so that none outlives its test.
-
     #[test]
-    fn who_leaves_when_asked_is_not_killed() {
-        let shells = [(); 3].map(|()| Shell::start("trap 'exit 0' INT; echo up; read line"));
-        let targets = shells.iter().zip(0..).map(|(shell, node)| shell.target(node)).collect();
-        let left = |node| (node, Outcome::Left);
-        check(targets, Duration::from_secs(600), &[left(0), left(1), left(2)]);
-    }
-
-    #[test]
-    fn who_does_not_leave_in_time_is_killed() {
-        let stubborn = Shell::start("trap '' INT; echo up; read line");
-        check(vec![stubborn.target(1)], Duration::ZERO, &[(1, Outcome::Killed)]);
-    }
-
-    #[test]
-    fn a_process_that_has_been_waited_for_is_no_target() {
-        let mut child = Command::new("true").spawn().unwrap();
-        child.wait().unwrap();
-        assert!(Target::of_child(1, child.id()).unwrap().is_none());
-        assert!(Target::of_child(1, 0).is_err());
-        assert!(Target::of_child(1, u32::MAX).is_err());
+    fn a_process_that_does_not_leave_in_time_is_killed() {
+        // Its `read` ends with its pipe, so that it does not outlive this test.
+        let mut stubborn = Command::new("sh");
+        stubborn.args(["-c", "trap '' INT; echo up; read line"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut stubborn = stubborn.spawn().unwrap();
+        stubborn.stdout.as_mut().unwrap().read_exact(&mut [0; 3]).unwrap();
+        let target = Target::of_child(1, stubborn.id()).unwrap().unwrap();
+        let stopped = stop(vec![target], Duration::ZERO).unwrap();
+        stubborn.wait().unwrap();
+        assert_eq!((stopped[0].0.node, stopped[0].1), (1, Outcome::Killed));
     }
 }

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_may_be_wrong_with_etcd_is_found_and_one_that_is_well_is_told() {
+    fn each_fault_of_etcd_is_found() {
         check(|_| (), Severity::Ok, "version 3.4.23");
         let silent = || Err(EtcdError { fault: EtcdFault::Unreachable, reason: "refused".to_owned() });
         check(|facts| facts.endpoints[1].1 = silent(), Severity::Warning, "b:2379 cannot be asked");

@@ -65,38 +65,3 @@ impl Gate {
         self.opened.notify_all();
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    use super::*;
-
-    #[test]
-    fn nobody_passes_before_all_have_come() {
-        let arrived = AtomicU32::new(0);
-        std::thread::scope(|scope| {
-            for participant in participants(3) {
-                let arrived = &arrived;
-                scope.spawn(move || {
-                    for round in 1..=100 {
-                        // SeqCst: the test is about the gate, not about orderings.
-                        arrived.fetch_add(1, Ordering::SeqCst);
-                        participant.wait();
-                        assert_eq!(arrived.load(Ordering::SeqCst), 3 * round);
-                        participant.wait();
-                    }
-                });
-            }
-        });
-    }
-
-    #[test]
-    fn who_leaves_is_not_waited_for() {
-        std::thread::scope(|scope| {
-            for (participant, rounds) in participants(3).into_iter().zip([0, 2, 5]) {
-                scope.spawn(move || (0..rounds).for_each(|_| participant.wait()));
-            }
-        });
-    }
-}

@@ -131,24 +131,3 @@ impl Arrivals {
         self.next
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn calls_come_as_often_as_they_should_and_no_two_threads_at_the_same_times() {
-        let mean = Duration::from_millis(8);
-        let last = |thread| {
-            (0..100_000).fold((Arrivals::new(mean, thread), Duration::ZERO), |(mut all, _), _| {
-                let next = all.next();
-                (all, next)
-            })
-        };
-        let (one, other) = (last(0).1, last(1).1);
-        for end in [one, other] {
-            assert!((792.0..808.0).contains(&end.as_secs_f64()), "{end:?}");
-        }
-        assert_ne!(one, other);
-    }
-}

@@ -262,39 +262,7 @@ fn cpu(clock: ClockId) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use anyhow::anyhow;
-
-    use super::super::gate;
     use super::*;
-
-    #[test]
-    fn quick_operations_are_timed_in_batches_and_slow_ones_singly() {
-        assert_eq!(batch(100_000, 5.0), 256);
-        assert_eq!(batch(100_000, 300.0), 64);
-        assert_eq!(batch(100_000, 5000.0), 1);
-        assert_eq!(batch(70, 5.0), 10);
-        assert_eq!(batch(3, 5.0), 1);
-    }
-
-    #[test]
-    fn rounds_add_up_whatever_the_number_of_operations() {
-        for operations in [1, 2, 6, 7, 8, 1000, 1_000_003] {
-            let rounds: Vec<u64> = rounds(operations).collect();
-            assert_eq!(rounds.iter().sum::<u64>(), operations);
-            assert!(rounds.len() <= ROUNDS as usize && rounds.iter().all(|round| *round > 0));
-        }
-    }
-
-    #[test]
-    fn as_many_operations_are_done_as_partners_are_told() {
-        for operations in [1, 7, 100, 12_345] {
-            let timer = Timer { participant: gate::participants(1).pop().unwrap(), operations };
-            let mut done = 0;
-            let counted = sure(|| done += 1);
-            timer.halves(counted).unwrap();
-            assert_eq!(done, warm_up(operations) + operations);
-        }
-    }
 
     #[test]
     fn figures_follow_from_the_times_that_batches_report() {
@@ -308,41 +276,5 @@ mod tests {
         assert_eq!(series.rates, [1e6, 125e3]);
         assert!((series.rate - 10.0 / 17e-6).abs() < 1.0, "{}", series.rate);
         assert_eq!(series.rate_max(), 1e6);
-    }
-
-    #[test]
-    fn threads_add_their_rates_round_by_round() {
-        let round = |micros| {
-            let mut series = Series::default();
-            series.round(1, 1, &mut |_| Ok(Duration::from_micros(micros))).unwrap();
-            series
-        };
-        let mut both = round(1);
-        both.merge(&round(2));
-        assert_eq!((both.operations, both.rates.as_slice()), (2, [1.5e6].as_slice()));
-        assert_eq!(both.histogram.len(), 2);
-    }
-
-    #[test]
-    fn a_failure_ends_the_measurement_but_keeps_no_other_thread_waiting() {
-        let mut timers =
-            gate::participants(2).into_iter().map(|participant| Timer { participant, operations: 70 });
-        let (one, two) = (timers.next().unwrap(), timers.next().unwrap());
-        let nothing = || Ok(());
-        let measured = std::thread::scope(|scope| {
-            let failing = scope.spawn(move || {
-                let mut left = 15;
-                let fails_later = || {
-                    left -= 1;
-                    if left == 0 { Err(anyhow!("gone")) } else { Ok(()) }
-                };
-                one.operations(fails_later, Some(nothing))
-            });
-            let other = scope.spawn(move || two.operations(nothing, Some(nothing)));
-            (failing.join().unwrap(), other.join().unwrap())
-        });
-        assert_eq!(measured.0.unwrap_err().to_string(), "gone");
-        let other = measured.1.unwrap();
-        assert_eq!((other.ours.operations, other.bare.map(|bare| bare.operations)), (70, Some(70)));
     }
 }

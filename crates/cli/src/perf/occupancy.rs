@@ -167,28 +167,3 @@ fn candidates(count: usize) -> Vec<usize> {
     ends.dedup();
     ends
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_left_free_at_the_end_of_a_lap_counts() {
-        // Four laps of a ring of 4096 bytes hold four requests of 1000 bytes each, and 96 bytes of nothing but the last.
-        let usage = in_ring(4096, &[1000; 16]);
-        assert_eq!(usage, Usage { sent: 16_000, taken: 16_000 + 3 * 96 });
-        // Requests that fill it leave nothing.
-        assert_eq!(in_ring(4096, &[1024; 16]), Usage { sent: 16_384, taken: 16_384 });
-        // What is too long for it takes nothing.
-        assert_eq!(in_ring(4096, &[1025]), Usage { sent: 0, taken: 0 });
-    }
-
-    #[test]
-    fn more_queues_waste_less() {
-        assert_eq!(in_queues(3, &[10, 10, 10, 100]), [130.0 / 400.0, 1.0, 1.0]);
-        assert_eq!(in_queues(1, &[7]), [1.0]);
-        let lengths: Vec<u64> = (1..=2000).map(|n| n * n).collect();
-        let shares = in_queues(4, &lengths);
-        assert!(shares.is_sorted() && shares[0] < 0.34 && shares[3] < 1.0, "{shares:?}");
-    }
-}

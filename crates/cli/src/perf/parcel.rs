@@ -74,34 +74,3 @@ pub fn stamp_of(bytes: &[u8]) -> u64 {
     stamp[..front].copy_from_slice(&bytes[..front]);
     u64::from_le_bytes(stamp)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_parcel_is_known_by_its_length_and_by_both_of_its_stamps() {
-        for len in [1, 7, 8, 9, 15, 16, 100] {
-            let mut parcel = Parcel::new(len, 3);
-            parcel.stamp(0x0102_0304_0506_0708);
-            let good = parcel.bytes().to_vec();
-            assert!(parcel.resembles(&good));
-            assert!(!parcel.resembles(&good[1..]), "{len}");
-            for at in [0, good.len() - 1] {
-                let mut bad = good.clone();
-                bad[at] ^= 1;
-                assert!(!parcel.resembles(&bad), "{len} {at}");
-            }
-        }
-    }
-
-    #[test]
-    fn the_stamp_is_read_back_as_far_as_it_fits() {
-        let mut parcel = Parcel::new(2, 0);
-        parcel.stamp(0x0102_0304);
-        assert_eq!(stamp_of(parcel.bytes()), 0x0304);
-        let mut parcel = Parcel::new(20, 0);
-        parcel.stamp(0x0102_0304);
-        assert_eq!(stamp_of(parcel.bytes()), 0x0102_0304);
-    }
-}

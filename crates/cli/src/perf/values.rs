@@ -34,31 +34,3 @@ fn key_bytes(quantile: f64) -> f64 {
 fn value_bytes(quantile: f64) -> f64 {
     VALUE_SCALE / VALUE_SHAPE * ((1.0 - quantile).powf(-VALUE_SHAPE) - 1.0)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantiles_are_those_of_the_distributions() {
-        // exp(-(1 + k (x - mu) / sigma)^(-1/k)) and 1 - (1 + k x / sigma)^(-1/k).
-        for quantile in [0.01_f64, 0.5, 0.99] {
-            let key = (key_bytes(quantile) - KEY_LOCATION) / KEY_SCALE;
-            let keys = (-(1.0 + KEY_SHAPE * key).powf(-1.0 / KEY_SHAPE)).exp();
-            let value = value_bytes(quantile) / VALUE_SCALE;
-            let values = 1.0 - (1.0 + VALUE_SHAPE * value).powf(-1.0 / VALUE_SHAPE);
-            assert!((keys - quantile).abs() < 1e-9 && (values - quantile).abs() < 1e-9, "{keys} {values}");
-        }
-    }
-
-    #[test]
-    fn the_means_are_those_of_the_distributions() {
-        let mut random = Rng::with_seed(1);
-        let drawn: Vec<(u64, u64)> = (0..100_000).map(|_| draw(&mut random)).collect();
-        let mean = |of: fn(&(u64, u64)) -> u64| drawn.iter().map(of).sum::<u64>() as f64 / drawn.len() as f64;
-        // mu + sigma (Gamma(1 - k) - 1) / k, and sigma / (1 - k).
-        let (keys, values) = (mean(|sizes| sizes.0), mean(|sizes| sizes.1));
-        assert!((keys - 36.1).abs() < 0.3, "{keys}");
-        assert!((values - 329.1).abs() < 12.0, "{values}");
-    }
-}

@@ -68,9 +68,6 @@ pub const WORD_BYTES: u64 = 8;
 /// What a test is going to do.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The workload's type.
-    #[cfg(test)]
-    pub workload: &'static str,
     /// Measures one row.
     pub measure: fn(&mut Bench) -> anyhow::Result<Row>,
     /// What headings say.
@@ -109,8 +106,6 @@ impl Plan {
     /// The usual one: a word, or up to 64 MiB if the user says, by one thread, beside bare copies.
     pub fn of<W: Workload>(what: &'static str) -> Plan {
         Plan {
-            #[cfg(test)]
-            workload: std::any::type_name::<W>(),
             measure: measure::<W>,
             what,
             bare: MEMCPY,

@@ -67,37 +67,3 @@ fn is_name(said: &str) -> bool {
 fn read(path: &str) -> Result<String, SourceError> {
     std::fs::read_to_string(path).map_err(|cause| SourceError::File { path: path.to_owned(), cause })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_plan_is_found_by_its_name() {
-        let storm = Source::find("storm", None).unwrap();
-        assert_eq!(
-            (storm.plan.name.as_str(), storm.again(7).as_str()),
-            ("storm", "halite sim run storm --seed 7")
-        );
-    }
-
-    #[test]
-    fn a_plan_over_other_hardware_is_repeated_over_that() {
-        let storm = Source::find("storm", Some("roce-100g")).unwrap();
-        assert_eq!(
-            (storm.plan.profile.as_str(), storm.again(7).as_str()),
-            ("roce-100g", "halite sim run storm --seed 7 --profile roce-100g")
-        );
-        // Its nodes stand on hosts, which only adapters connect.
-        let refusal = |said, profile| Source::find(said, Some(profile)).unwrap_err().to_string();
-        assert!(refusal("mixed", "local").contains("must be of adapters"));
-        assert!(refusal("storm", "token-ring").contains("known are local"));
-    }
-
-    #[test]
-    fn what_is_not_found_is_told_with_a_way_on() {
-        let refusal = |said: &str| Source::find(said, None).unwrap_err().to_string();
-        assert!(refusal("picnic").contains("known are calm, storm"));
-        assert!(refusal("plans/picnic.toml").contains("cannot read plan plans/picnic.toml"));
-    }
-}

@@ -46,23 +46,3 @@ impl FromStr for Seeds {
 fn seed(text: &str) -> Result<u64, SeedsError> {
     text.parse().map_err(|cause| SeedsError::Seed { text: text.to_owned(), cause })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn seeds_are_a_range_with_or_without_an_end() {
-        assert_eq!("3..17".parse(), Ok(Seeds(3..17)));
-        assert_eq!("3..".parse(), Ok(Seeds(3..u64::MAX)));
-    }
-
-    #[test]
-    fn what_is_no_range_is_refused_with_the_reason() {
-        let refusal = |text: &str| text.parse::<Seeds>().unwrap_err().to_string();
-        assert!(refusal("17").contains("0..5000"));
-        assert!(refusal("a..17").contains("\"a\" is no seed"));
-        assert!(refusal("-1..17").contains("\"-1\""));
-        assert!(refusal("17..17").contains("from 17"));
-    }
-}

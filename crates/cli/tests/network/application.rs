@@ -1,8 +1,5 @@
 //! Applications that join the cluster of their host, knowing no more than its directory.  Each is this program again.
 
-use std::fs::File;
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
@@ -102,11 +99,6 @@ impl Application {
 #[ignore = "it is what other tests run on their hosts"]
 fn application() {
     let Ok(task) = std::env::var(TASK) else { return };
-    match task.split_whitespace().collect::<Vec<_>>()[..] {
-        ["receive", port, path] => return receive(port, path),
-        ["send", address, path] => return send(address, path),
-        _ => {}
-    }
     let clock_offset_s = std::env::var(CLOCK_OFFSET).unwrap().parse().unwrap();
     let arena_bytes = if task == "hold" { 64 << 20 } else { 0 };
     let node = Node::embedded(Config { arena_bytes, clock_offset_s, ..Config::default() }).unwrap();
@@ -164,23 +156,6 @@ fn application() {
         }
         _ => panic!("no such task: {task}"),
     }
-}
-
-/// A bare copy over TCP, for comparison.
-fn receive(port: &str, path: &str) {
-    let listener = TcpListener::bind(format!("0.0.0.0:{port}")).unwrap();
-    println!("\nready as node 0");
-    let (mut stream, _) = listener.accept().unwrap();
-    std::io::copy(&mut stream, &mut File::create(path).unwrap()).unwrap();
-    stream.write_all(b"!").unwrap();
-}
-
-fn send(address: &str, path: &str) {
-    let mut stream = TcpStream::connect(address).unwrap();
-    std::io::copy(&mut File::open(path).unwrap(), &mut stream).unwrap();
-    stream.shutdown(Shutdown::Write).unwrap();
-    // All of it is there.
-    stream.read_exact(&mut [0]).unwrap();
 }
 
 /// Writes, reads and counts on another node, until it is told to stop; nothing of that may fail, get lost or be done twice.

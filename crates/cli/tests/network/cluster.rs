@@ -91,21 +91,12 @@ fn by(world: &World, index: usize) -> Option<&str> {
 
 /// Starts node `number` on a host, by a node at the address `join`.
 pub fn start(host: &Host, number: usize, join: Option<&str>) -> Running {
-    start_at(host, number, &host.address, join)
-}
-
-/// The same, where others are to dial it at `address`.
-pub fn start_at(host: &Host, number: usize, address: &str, join: Option<&str>) -> Running {
-    host.start(&line_at(number, address, join), "ready")
+    host.start(&line(host, number, join), "ready")
 }
 
 /// The command that does so.
 pub fn line(host: &Host, number: usize, join: Option<&str>) -> String {
-    line_at(number, &host.address, join)
-}
-
-fn line_at(number: usize, address: &str, join: Option<&str>) -> String {
     let join = join.map(|address| format!(" --join {address}:7000")).unwrap_or_default();
-    let listen = format!("--listen {address}:7000 --secret-file {SECRET}");
+    let listen = format!("--listen {}:7000 --secret-file {SECRET}", host.address);
     format!("halite node --id {number} --arena 2G {listen}{join}")
 }

@@ -1,10 +1,7 @@
 //! Clusters of several hosts whose names are in an etcd: the main job, and what fails between hosts, or between them and etcd.
 
-use serde_json::Value;
-
 use crate::application::Application;
 use crate::cluster::{Cluster, SECRET, share_secret};
-use crate::faults::a_host_loses_power;
 use crate::jobs::files_locks_and_calls_go_from_host_to_host;
 use crate::support::{Running, bytes, eventually};
 use crate::world::{Host, Processes, World, is_installed};
@@ -39,19 +36,13 @@ fn put(cluster: &Cluster, host: usize, name: &str) -> bool {
 }
 
 #[test]
-fn files_locks_and_calls_go_between_three_hosts_with_names_in_etcd() {
+fn files_locks_and_calls_go_between_hosts_with_etcd() {
     files_locks_and_calls_go_from_host_to_host(with_etcd(3, Processes::Shared));
-}
-
-#[test]
-#[ignore = "slow: .ci/deep slow"]
-fn files_locks_and_calls_go_between_five_hosts_of_their_own_processes_with_names_in_etcd() {
-    files_locks_and_calls_go_from_host_to_host(with_etcd(5, Processes::Own));
 }
 
 /// As a supervisor starts them all: with one line, which names no host and no number.
 #[test]
-fn of_hosts_that_start_at_once_one_founds_and_the_others_join_it() {
+fn one_of_many_hosts_at_once_founds_the_cluster() {
     let Some(world) = world_with_etcd(3, Processes::Shared) else { return };
     share_secret(&world);
     let start = |host: &Host| {
@@ -78,7 +69,7 @@ fn of_hosts_that_start_at_once_one_founds_and_the_others_join_it() {
 
 /// Each is told to be the first: they would be two clusters that end each other's incarnations once they meet.
 #[test]
-fn of_two_hosts_that_start_at_once_as_node_0_one_founds_and_the_other_is_told_by_whom() {
+fn one_of_two_nodes_0_at_once_founds_the_cluster() {
     let Some(world) = world_with_etcd(2, Processes::Shared) else { return };
     share_secret(&world);
     let start = |host: &Host| {
@@ -95,7 +86,7 @@ fn of_two_hosts_that_start_at_once_as_node_0_one_founds_and_the_other_is_told_by
 }
 
 #[test]
-fn names_go_on_while_node_0_has_no_power_and_what_it_held_is_told_as_lost() {
+fn names_in_etcd_go_on_without_node_0() {
     let Some(mut cluster) = cluster(3) else { return };
     cluster.put(0, "model", &bytes(100_000), 2);
     cluster.put(0, "gone", &bytes(100_000), 0);
@@ -116,41 +107,10 @@ fn names_go_on_while_node_0_has_no_power_and_what_it_held_is_told_as_lost() {
     assert!(counting.stop(cluster.host(1)).contains("counted to"));
 }
 
-#[test]
-#[ignore = "slow: .ci/deep slow"]
-fn what_was_on_a_host_that_lost_power_is_missed_in_etcd_until_it_is_put_anew() {
-    a_host_loses_power(cluster(3));
-}
-
-/// Both halves go on with what they have mapped; the one that has etcd goes on naming.
-#[test]
-#[ignore = "slow: .ci/deep slow"]
-fn half_of_a_cluster_without_etcd_finds_the_other_half_and_its_names_again() {
-    let Some(cluster) = cluster(5) else { return };
-    for node in 0..5 {
-        cluster.put(node, &format!("model-{node}"), &bytes(10_000), node);
-    }
-    cluster.world.split(3);
-    let sees = |host: usize, other: u32, state: &str| cluster.host(host).state(other) == state;
-    eventually(|| sees(0, 3, "unreachable") && sees(0, 4, "unreachable") && sees(2, 4, "unreachable"));
-    assert!(sees(0, 1, "alive") && sees(1, 2, "alive"));
-    assert!(cluster.get(1, "model-2") == bytes(10_000));
-    assert!(put(&cluster, 1, "new"));
-    let complaint = cluster.host(4).fails("halite get model-3");
-    assert!(complaint.contains("etcd"), "{complaint}");
-    cluster.world.join();
-    eventually(|| cluster.is_whole());
-    for node in 0..5 {
-        eventually(|| cluster.host(4 - node).run(&format!("halite get model-{node}")).status.success());
-        assert!(cluster.get(4 - node, &format!("model-{node}")) == bytes(10_000));
-    }
-    assert!(cluster.get(4, "new") == b"words");
-}
-
 /// All hosts reach each other, and two of four do not reach etcd.
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn nodes_that_etcd_does_not_reach_lose_new_names_alone_until_it_does() {
+fn nodes_without_etcd_lose_new_names_only() {
     let Some(cluster) = cluster(4) else { return };
     for node in 0..4 {
         cluster.put(node, &format!("model-{node}"), &bytes(10_000), node);
@@ -185,39 +145,9 @@ fn nodes_that_etcd_does_not_reach_lose_new_names_alone_until_it_does() {
     }
 }
 
-/// Only a word of where it is dialled hangs on a lease, and it is said again.
-#[test]
-#[ignore = "slow: .ci/deep slow"]
-fn a_node_whose_lease_is_lost_lives_and_says_again_where_it_is() {
-    let Some(cluster) = cluster(3) else { return };
-    cluster.put(0, "model", &bytes(10_000), 2);
-    let members = || cluster.world.etcdctl("get --prefix /names/members/ --print-value-only");
-    assert_eq!(members().lines().count(), 3, "{}", members());
-    let leases = || -> Vec<String> {
-        let list = cluster.world.etcdctl("lease list -w json");
-        let list: Value = serde_json::from_str(&list).unwrap();
-        let leases = list["leases"].as_array().cloned().unwrap_or_default();
-        leases.iter().map(|lease| format!("{:x}", lease["id"].as_u64().unwrap())).collect()
-    };
-    // The one by which node 0 has founded the cluster ends by itself.
-    eventually(|| leases().len() == 3);
-    let before = leases();
-    before.iter().for_each(|lease| drop(cluster.world.etcdctl(&format!("lease revoke {lease}"))));
-    assert!(cluster.get(1, "model") == bytes(10_000), "names hang on no lease");
-    assert!(put(&cluster, 1, "new"));
-    eventually(|| members().lines().count() == 3 && leases().len() == 3);
-    assert!(leases().iter().all(|lease| !before.contains(lease)));
-    assert!(cluster.is_whole(), "{:?}", cluster.states());
-    // By what is said again, others find them: node 9 is told of no host.
-    cluster.host(2).ok("mkdir -m 700 elsewhere");
-    let line = "halite node --id 9 --arena 64M --listen 10.0.0.3:7001 --secret-file /tmp/secret";
-    let _ninth = cluster.host(2).start(&format!("env HALITE_DIR=/tmp/elsewhere {line}"), "ready");
-    eventually(|| cluster.host(0).state(9) == "alive");
-}
-
 /// It would take the other's nodes for earlier ones of its own.
 #[test]
-fn a_cluster_with_another_secret_at_the_same_place_is_refused() {
+fn a_cluster_with_another_secret_is_refused() {
     let Some(world) = world_with_etcd(2, Processes::Own) else { return };
     world.hosts().iter().for_each(|host| drop(host.ok("halite secret new /tmp/secret")));
     let line = |host: &str| format!("halite node --arena 64M --listen {host}:7000 --secret-file /tmp/secret");

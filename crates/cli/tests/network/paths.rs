@@ -2,7 +2,7 @@
 
 use crate::application::Application;
 use crate::cluster::{Cluster, SECRET, share_secret, start};
-use crate::support::{Running, bytes, eventually};
+use crate::support::{bytes, eventually};
 use crate::world::{Host, Processes, World};
 
 /// Frames that take packets of 4096 bytes.
@@ -31,14 +31,7 @@ fn is_reached_by(cluster: &Cluster, mtu: u32) -> bool {
 }
 
 #[test]
-fn long_packets_are_used_where_they_come_through() {
-    let Some(cluster) = two_hosts(None) else { return };
-    cluster.put(0, "model", &bytes(1_000_000), 1);
-    assert!(is_reached_by(&cluster, 4096));
-}
-
-#[test]
-fn hosts_meet_and_work_over_a_path_that_swallows_what_both_ends_take_for_short_enough() {
+fn hosts_meet_over_a_path_that_swallows_long_packets() {
     let Some(cluster) = two_hosts(Some(LET_THROUGH)) else { return };
     cluster.put(0, "model", &bytes(1_000_000), 1);
     assert!(cluster.get(1, "model") == bytes(1_000_000));
@@ -47,33 +40,16 @@ fn hosts_meet_and_work_over_a_path_that_swallows_what_both_ends_take_for_short_e
 }
 
 #[test]
-fn nobody_hears_of_a_path_that_begins_to_swallow_long_packets() {
+fn a_path_may_begin_to_swallow_long_packets() {
     let Some(cluster) = two_hosts(None) else { return };
     cluster.put(0, "model", &bytes(1_000_000), 1);
+    assert!(is_reached_by(&cluster, 4096));
     let counting = Application::start(cluster.host(0), "count 1");
     cluster.world.swallow(LET_THROUGH);
     assert!(cluster.get(0, "model") == bytes(1_000_000));
     cluster.put(0, "other", &bytes(1_000_000), 1);
     assert!(counting.stop(cluster.host(0)).contains("counted to"));
     assert!(cluster.is_whole(), "{:?}", cluster.states());
-}
-
-/// What a node of that host is told: that it listens at both of its addresses, that of IPv4 first.
-fn both(host: &Host) -> String {
-    format!("--listen '{}:7000,[{}]:7000' --secret-file {SECRET}", host.address, host.address_6)
-}
-
-fn start_at_both(host: &Host, number: u32, join: &str) -> Running {
-    host.start(&format!("halite node --id {number} --arena 256M {} {join}", both(host)), "ready")
-}
-
-/// Hosts with the secret, of which the last hears nothing that comes from the one before it by IPv4.
-fn deaf_hosts(count: usize) -> Option<World> {
-    let world = World::new(count, Processes::Shared)?;
-    share_secret(&world);
-    let [.., other, deaf] = world.hosts() else { panic!("two hosts at least") };
-    deaf.drop_arrivals(&format!("ip saddr {}", other.address));
-    Some(world)
 }
 
 /// Where `status` of a host says that a node is dialled.
@@ -84,22 +60,17 @@ fn dialled(host: &Host, node: u32) -> String {
 }
 
 #[test]
-fn a_node_is_joined_by_its_second_address_where_the_first_is_out_of_reach() {
-    let Some(world) = deaf_hosts(2) else { return };
-    let _first = start_at_both(world.host(0), 0, "");
-    let _second = start_at_both(world.host(1), 1, "--join '10.0.0.1:7000,[fd00::1]:7000'");
-    eventually(|| world.hosts().iter().all(|host| host.state(0) == "alive" && host.state(1) == "alive"));
-    world.host(0).write("/tmp/salt", b"salt");
-    world.host(0).ok("halite put salt /tmp/salt --node 1");
-    assert_eq!(world.host(1).ok("halite get salt"), "salt");
-    assert_eq!(dialled(world.host(1), 0), "[fd00::1]:7000", "the one that was chosen");
-}
-
-#[test]
-fn who_is_out_of_reach_by_the_first_address_is_reached_by_the_second_and_by_others_as_before() {
-    let Some(world) = deaf_hosts(3) else { return };
-    let _nodes = [(0, ""), (1, "--join 10.0.0.1:7000"), (2, "--join 10.0.0.1:7000")]
-        .map(|(number, join)| start_at_both(world.host(number), number as u32, join));
+fn each_pair_of_hosts_uses_the_address_that_works() {
+    let Some(world) = World::new(3, Processes::Shared) else { return };
+    share_secret(&world);
+    world.host(2).drop_arrivals("ip saddr 10.0.0.2");
+    let start = |(number, join): (usize, &str)| {
+        let host = world.host(number);
+        let listen = format!("--listen '{}:7000,[{}]:7000'", host.address, host.address_6);
+        let line = format!("halite node --id {number} --arena 256M {listen} --secret-file {SECRET} {join}");
+        host.start(&line, "ready")
+    };
+    let _nodes = [(0, ""), (1, "--join 10.0.0.1:7000"), (2, "--join 10.0.0.1:7000")].map(start);
     let all_live = |host: &Host| (0..3).all(|node| host.state(node) == "alive");
     eventually(|| world.hosts().iter().all(all_live));
     world.host(2).write("/tmp/salt", b"salt");

@@ -5,7 +5,7 @@ use crate::support::{Running, eventually};
 use crate::world::{Processes, World};
 
 #[test]
-fn what_the_readme_says_of_several_machines_is_so() {
+fn the_readme_works_on_several_machines() {
     if let Some(world) = World::new(2, Processes::Own) {
         follow(&world, |line| line.to_owned());
     }
@@ -13,7 +13,7 @@ fn what_the_readme_says_of_several_machines_is_so() {
 
 /// Nobody is told to join anybody: etcd says who is there.
 #[test]
-fn what_the_readme_says_of_several_machines_is_so_with_names_in_etcd() {
+fn the_readme_works_on_several_machines_with_etcd() {
     if let Some(world) = world_with_etcd(2, Processes::Own) {
         follow(&world, |line| line.replace("--join 10.0.0.1:7000", ""));
         assert_eq!(world.etcdctl("get --prefix /names/names/ --keys-only").trim(), "/names/names/salt");

@@ -9,7 +9,7 @@ use crate::world::{Processes, World};
 /// Its number is 0 to whom it meets, so that no signal could be meant for it: by the descriptor of its process its end is seen all the same.
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn a_silent_node_of_a_sibling_pid_namespace_is_killed_by_nobody_and_what_it_reaches_is_kept_until_it_ends() {
+fn memory_of_a_silent_sibling_is_kept_until_it_ends() {
     let Some(world) = World::new(1, Processes::Shared) else { return };
     let host = world.host(0);
     let _first = host.start(&format!("{APART} halite node --id 0 --arena 64M"), "ready");

@@ -161,19 +161,6 @@ impl World {
         let some = format!("iifname cable meta l4proto udp numgen random mod {one_of} == 0");
         self.hosts.iter().for_each(|host| host.drop_arrivals(&some));
     }
-
-    /// From that host on, all are on a switch of their own.
-    pub fn split(&self, from: usize) {
-        self.switch.must("ip link add other type bridge");
-        self.switch.must("ip link set other up");
-        (from..self.hosts.len())
-            .for_each(|index| self.switch.must(&format!("ip link set port{index} master other")));
-    }
-
-    /// They are on the same one again.
-    pub fn join(&self) {
-        (0..self.hosts.len()).for_each(|index| self.plug(index));
-    }
 }
 
 impl Host {
@@ -247,12 +234,6 @@ impl Host {
         std::fs::read(self.path(path)).unwrap()
     }
 
-    /// Whether a file holds what one of another host does.
-    pub fn holds_same(&self, path: &str, other: &Host, other_path: &str) -> bool {
-        let compared = Command::new("cmp").args([self.path(path), other.path(other_path)]).status();
-        compared.unwrap().success()
-    }
-
     /// Nothing of UDP comes to it from now on, and nobody is told; TCP goes on.
     pub fn mute_packets(&self) {
         self.drop_arrivals("iifname cable meta l4proto udp");
@@ -263,30 +244,15 @@ impl Host {
         self.drop_arrivals(&format!("ip saddr {ETCD}"));
     }
 
-    /// What comes to it and is this, in words of nftables, vanishes from now on, and nobody is told.
+    /// Packets that arrive and match, in words of nftables, vanish from now on.
     pub fn drop_arrivals(&self, what: &str) {
-        self.filter("arrivals", "input", &format!("{what} drop"));
+        self.ok("nft add table inet arrivals");
+        self.ok("nft 'add chain inet arrivals packets { type filter hook input priority 0; }'");
+        self.ok(&format!("nft 'add rule inet arrivals packets {what} drop'"));
     }
 
     pub fn let_all_arrive(&self) {
         self.ok("nft delete table inet arrivals");
-    }
-
-    /// It counts from now on how often it tries to reach others by TCP, repetitions included, where this holds too.
-    pub fn count_dials(&self, where_to: &str) {
-        self.filter("dials", "output", &format!("{where_to} tcp flags & (syn|ack) == syn counter"));
-    }
-
-    pub fn dials(&self) -> u64 {
-        let said = self.ok("nft list table inet dials");
-        let (_, counter) = said.split_once("counter packets ").unwrap_or_else(|| panic!("{said}"));
-        counter.split(' ').next().unwrap().parse().unwrap()
-    }
-
-    fn filter(&self, table: &str, hook: &str, rule: &str) {
-        self.ok(&format!("nft add table inet {table}"));
-        self.ok(&format!("nft 'add chain inet {table} packets {{ type filter hook {hook} priority 0; }}'"));
-        self.ok(&format!("nft 'add rule inet {table} packets {rule}'"));
     }
 
     /// A file from another host that only its owner may read, by a way that one trusts.

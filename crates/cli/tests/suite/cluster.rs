@@ -6,22 +6,14 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Stdio;
 
 use rustix::process::Signal;
-use support::{MARKER, Process, Running, Scratch, eventually};
+use support::{MARKER, Process, Running, Scratch};
 
 #[test]
-fn a_detached_cluster_stays_until_it_is_taken_down_and_leaves_its_logs() {
+fn a_detached_cluster_stays_until_down() {
     let scratch = Scratch::new("detached");
     let printed = scratch.ok("up --nodes 3 --arena 64M --detach");
     assert!(printed.contains("halite down"), "{printed}");
     assert_eq!(scratch.states(), ["alive"; 3]);
-    let nodes = scratch.nodes();
-    for (node, row) in nodes.iter().enumerate() {
-        assert_eq!((row["node"].as_u64(), row["provider"].as_str()), (Some(node as u64), Some("shm")));
-        assert!(row["bytes_total"].as_u64().unwrap() >= 64 << 20, "{row}");
-        assert_eq!(row["bytes_quarantined"], 0);
-        let incarnation = u64::from_str_radix(row["incarnation"].as_str().unwrap(), 16);
-        assert!(incarnation.unwrap() > 0 && row["bytes_used"].is_u64(), "{row}");
-    }
     let processes: Vec<Process> = (0..3).map(|node| Process::open(scratch.pid(node))).collect();
     let printed = scratch.ok("down");
     assert_eq!(printed.lines().filter(|line| line.ends_with("stopped")).count(), 3, "{printed}");
@@ -34,15 +26,12 @@ fn a_detached_cluster_stays_until_it_is_taken_down_and_leaves_its_logs() {
     // The next one replaces them.
     scratch.ok("up --nodes 1 --arena 64M --detach");
     assert_eq!(logs(), 1);
-    scratch.ok("down");
-    let _up = scratch.up(1);
-    assert_eq!(logs(), 0);
 }
 
 #[test]
-fn of_many_that_start_a_cluster_at_once_one_does_and_keeps_its_logs() {
+fn only_one_of_many_ups_at_once_starts_a_cluster() {
     let scratch = Scratch::new("at-once");
-    for _ in 0..5 {
+    for _ in 0..2 {
         let up = || scratch.command("up --nodes 2 --arena 64M --detach");
         let started: Vec<_> =
             (0..6).map(|_| up().stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()).collect();
@@ -76,7 +65,7 @@ fn ctrl_c_stops_a_cluster_in_the_foreground() {
 }
 
 #[test]
-fn killing_up_leaves_no_process_and_the_next_up_cleans_the_rest() {
+fn a_killed_up_leaves_no_process() {
     let scratch = Scratch::new("killed");
     let mut up = scratch.up(2);
     let nodes = [0, 1].map(|node| Process::open(scratch.pid(node)));
@@ -89,28 +78,7 @@ fn killing_up_leaves_no_process_and_the_next_up_cleans_the_rest() {
 }
 
 #[test]
-fn a_killed_node_is_shown_as_dead_until_it_is_restarted() {
-    let scratch = Scratch::new("restart");
-    let _up = scratch.up(2);
-    let before = scratch.nodes()[1]["incarnation"].clone();
-    Process::open(scratch.pid(1)).kill();
-    eventually(|| scratch.states() == ["alive", "dead"]);
-
-    let restart = format!("node --id 1 --arena 64M --parent {}", std::process::id());
-    let mut node = Running::start(&scratch, &restart);
-    assert!(node.line().starts_with("node 1 ready"));
-    assert_eq!(scratch.states(), ["alive", "alive"]);
-    assert_ne!(scratch.nodes()[1]["incarnation"], before);
-
-    // It is asked to leave, and leaves no trace.
-    node.signal(Signal::TERM);
-    assert!(node.wait().success());
-    assert_eq!(scratch.states()[0], "alive");
-    assert!(!scratch.states().contains(&"dead".to_owned()));
-}
-
-#[test]
-fn status_works_from_the_files_when_the_first_node_is_dead() {
+fn status_works_when_the_first_node_is_dead() {
     let scratch = Scratch::new("first");
     let _up = scratch.up(2);
     Process::open(scratch.pid(0)).kill();
@@ -123,7 +91,7 @@ fn status_works_from_the_files_when_the_first_node_is_dead() {
 }
 
 #[test]
-fn applications_outlive_the_cluster_unless_they_are_to_end_too() {
+fn applications_outlive_down_but_not_down_all() {
     let scratch = Scratch::new("applications");
     scratch.ok("up --nodes 2 --arena 64M --detach");
     let text = scratch.write("text", "salt\n".repeat(1 << 20).as_bytes());
@@ -147,7 +115,7 @@ fn applications_outlive_the_cluster_unless_they_are_to_end_too() {
 }
 
 #[test]
-fn a_second_cluster_in_the_same_directory_is_refused() {
+fn a_second_cluster_in_a_directory_is_refused() {
     let scratch = Scratch::new("second");
     let _up = scratch.up(1);
     let complaint = scratch.fails("up --nodes 1", 1);
@@ -158,26 +126,7 @@ fn a_second_cluster_in_the_same_directory_is_refused() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_used_is_named_with_the_reason() {
-    let scratch = Scratch::new("directory");
-    for command in ["status", "down", "ls"] {
-        let complaint = scratch.fails(command, 1);
-        assert!(complaint.contains("cluster"), "{complaint}");
-    }
-    // Nobody, not even root, can make a directory there.
-    let mut command = scratch.command("up --nodes 1 --dir /proc/halite");
-    let output = command.output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot use /proc/halite"), "{output:?}");
-
-    scratch.write("cluster", b"a file");
-    let complaint = scratch.fails("up --nodes 1", 1);
-    assert_eq!(complaint.matches("not a directory").count(), 1, "{complaint}");
-    std::fs::remove_file(scratch.cluster()).unwrap();
-}
-
-#[test]
-fn up_tells_once_why_a_node_cannot_start_and_where() {
+fn up_says_once_why_a_node_cannot_start() {
     let scratch = Scratch::new("reason");
     // No host has this address, which is one for documents.
     for line in ["up --nodes 1", "up --nodes 1 --detach"] {
@@ -192,21 +141,8 @@ fn up_tells_once_why_a_node_cannot_start_and_where() {
     }
 }
 
-/// The kernel takes 107 bytes for the path of a socket.
 #[test]
-fn a_cluster_may_be_in_a_directory_with_a_long_path() {
-    for fabric in ["shm", "roce"] {
-        let scratch = Scratch::new(&format!("{fabric}-{}", "d".repeat(150)));
-        scratch.ok(&format!("up --nodes 2 --fabric {fabric} --arena 64M --detach"));
-        let bytes = scratch.write("bytes", &[7; 5000]);
-        scratch.ok(&format!("put kept {}", bytes.display()));
-        assert!(scratch.ok("ls").contains("kept"));
-        scratch.ok("down");
-    }
-}
-
-#[test]
-fn what_happens_is_told_with_time_and_level_to_the_log_of_a_detached_node_and_to_commands_that_ask() {
+fn logs_have_time_and_level_and_commands_are_quiet() {
     let scratch = Scratch::new("told");
     scratch.ok("up --nodes 1 --arena 64M --detach");
     let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
@@ -222,37 +158,4 @@ fn what_happens_is_told_with_time_and_level_to_the_log_of_a_detached_node_and_to
     let output = command.env("HALITE_LOG", "halite=info").output().unwrap();
     assert!(String::from_utf8_lossy(&output.stderr).contains(" INFO "), "{output:?}");
     assert!(scratch.fails("ls --log halite=much", 2).contains("halite=much"));
-}
-
-/// A cluster in which a command is run each second would have two lines a second in the log of each node.
-#[test]
-fn commands_that_come_and_go_are_no_news_of_a_log_unless_asked_for() {
-    for (flags, passes) in [("", None), (" --log debug", Some("DEBUG"))] {
-        let scratch = Scratch::new("passing");
-        scratch.ok(&format!("up --nodes 2 --arena 64M --detach{flags}"));
-        scratch.ok("ls");
-        // Both have heard the last of it when its number is not told of any more.
-        scratch.ok("down");
-        let log = std::fs::read_to_string(scratch.cluster().join("logs/node-0.log")).unwrap();
-        let level = |what: &str| {
-            let line = log.lines().find(|line| line.contains(what))?;
-            line.split_whitespace().nth(1).map(str::to_owned)
-        };
-        assert_eq!(level("node 1 (process").as_deref(), Some("INFO"), "{log}");
-        for what in ["has joined", "has left"] {
-            let of_command = log.lines().find(|line| line.contains("node 100") && line.contains(what));
-            let level = of_command.and_then(|line| line.split_whitespace().nth(1));
-            assert_eq!(level, passes, "{what}: {log}");
-        }
-    }
-}
-
-#[test]
-fn nonsense_has_exit_status_2() {
-    let scratch = Scratch::new("nonsense");
-    for line in
-        ["up", "up --nodes none", "fly", "grant a b c", "perf write_lat --regions 3", "perf read_lat -s 1T"]
-    {
-        scratch.fails(line, 2);
-    }
 }

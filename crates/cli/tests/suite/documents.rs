@@ -2,11 +2,10 @@
 
 use crate::support;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use support::Scratch;
+use support::{Scratch, inventory};
 
 /// Blocks behind `<!-- run: NAME -->` that are run elsewhere: the gate runs the README's two commands as an ordinary
 /// user; people run those that build or take minutes.
@@ -74,19 +73,6 @@ fn all_blocks(language: &str) -> Vec<Block> {
     documents().iter().flat_map(of).collect()
 }
 
-/// Every file below `root` with what it holds.
-fn inventory(root: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    for entry in std::fs::read_dir(root).unwrap() {
-        let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => found.extend(inventory(&path)),
-            false => drop(found.insert(path.clone(), std::fs::read(&path).unwrap())),
-        }
-    }
-    found
-}
-
 /// A folder with files of the user's whose names a careless document would use.
 fn folder_with_baits(scratch: &Scratch) -> PathBuf {
     let folder = scratch.file("folder");
@@ -95,13 +81,8 @@ fn folder_with_baits(scratch: &Scratch) -> PathBuf {
         std::fs::write(folder.join(bait), format!("the user's {bait}")).unwrap();
     }
     // What blocks may name, as it is in a fresh clone.
-    for plan in std::fs::read_dir(root().join("plans")).unwrap() {
-        let plan = plan.unwrap().path();
-        if plan.is_file() {
-            std::fs::create_dir_all(folder.join("plans")).unwrap();
-            std::fs::copy(&plan, folder.join("plans").join(plan.file_name().unwrap())).unwrap();
-        }
-    }
+    let copied = Command::new("cp").arg("-r").arg(root().join("plans")).arg(&folder).status().unwrap();
+    assert!(copied.success());
     folder
 }
 
@@ -167,7 +148,7 @@ until ETCDCTL_API=3 etcdctl endpoint health >/dev/null 2>&1; do sleep 0.1; done
 
 #[test]
 #[ignore = "slow: .ci/deep slow"]
-fn blocks_that_name_ports_or_an_etcd_can_be_pasted_whole_in_a_network_of_their_own() {
+fn blocks_run_as_pasted_in_a_network_of_their_own() {
     let mut blocks = all_blocks("sh");
     blocks.retain(|block| block.marker.as_deref() == Some(OWN_NETWORK));
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -179,31 +160,4 @@ fn blocks_that_name_ports_or_an_etcd_can_be_pasted_whole_in_a_network_of_their_o
         return println!("left out: networks need root, and {missing:?}");
     }
     paste("documents-network", &["unshare", "--net", "sh"], HOST_WITH_ETCD, &blocks);
-}
-
-#[test]
-fn commands_to_be_typed_stand_in_blocks_that_say_so() {
-    for block in all_blocks("").into_iter().chain(all_blocks("text")) {
-        let is_command = |line: &&str| line.starts_with("cargo ") || line.starts_with("halite ");
-        // The document of benchmarks lists what was run, for people to compare.
-        if !block.place.starts_with("docs/benchmarks.md") {
-            assert_eq!(block.text.lines().find(is_command), None, "{}", block.place);
-        }
-    }
-    assert!(all_blocks("bash").is_empty() && all_blocks("console").is_empty());
-}
-
-#[test]
-fn placeholders_stand_in_no_block_of_shell() {
-    for block in all_blocks("sh").iter().filter(|block| block.marker.is_none()) {
-        let is_placeholder = |word: &&str| {
-            let is_named = word.chars().any(|letter| letter.is_ascii_uppercase());
-            word.len() > 1
-                && is_named
-                && word.chars().all(|letter| letter.is_ascii_uppercase() || letter == '|')
-        };
-        let commands = block.text.lines().map(|line| line.split_once(" #").map_or(line, |(code, _)| code));
-        let found = commands.flat_map(str::split_whitespace).find(is_placeholder);
-        assert_eq!(found, None, "{}", block.place);
-    }
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use cgroup::Cgroup;
 use halite::{AllocOptions, Config, Node, NodeId, Placement};
-use support::{Running, Scratch, after, bytes, check_ok};
+use support::{Running, Scratch, after, bytes};
 
 const MIB: u64 = 1 << 20;
 
@@ -22,7 +22,7 @@ fn resident(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_populated_region_is_taken_from_the_system_by_its_node_and_others_only_as_they_are_used() {
+fn only_populated_regions_take_memory_at_once() {
     let scratch = Scratch::new("resident");
     let _up = scratch.up(2);
     let client = Node::embedded(Config { dir: scratch.cluster(), arena_bytes: 0, ..Config::default() });
@@ -39,24 +39,6 @@ fn a_populated_region_is_taken_from_the_system_by_its_node_and_others_only_as_th
     session.write(populated, 0, &bytes(64 << 20)).unwrap();
     assert!(resident(owner) < 68 * MIB, "nothing was left for the writer to take: {}", resident(owner));
     session.free(lazy).unwrap();
-}
-
-#[test]
-#[ignore = "slow: .ci/deep slow"]
-fn a_put_from_a_group_with_little_memory_counts_where_the_bytes_are() {
-    let scratch = Scratch::new("cgroup");
-    let Some(group) = Cgroup::limited("put", 48 * MIB) else {
-        return println!("skipped: this user cannot limit the memory of processes");
-    };
-    let _up = scratch.up(2);
-    let content = bytes(128 << 20);
-    let from = scratch.write("from", &content);
-    for flags in ["--node 1", "--spread"] {
-        let put = format!("put region {} {flags}", from.display());
-        check_ok(&put, &group.wrap(&scratch.command(&put)).output().unwrap());
-        assert!(scratch.run("get region").stdout == content);
-        scratch.ok("rm region");
-    }
 }
 
 /// A cluster that is started after this line of a shell.
@@ -76,7 +58,7 @@ fn put_on_node_1(scratch: &Scratch, content: &[u8]) -> PathBuf {
 }
 
 #[test]
-fn a_node_with_few_addresses_has_a_smaller_arena_and_says_so() {
+fn a_node_with_few_addresses_has_a_smaller_arena() {
     let scratch = Scratch::new("addresses");
     let _up = up_after(&scratch, "ulimit -v 1500000", "--nodes 2 --arena 4G");
     let content = bytes(100 << 20);
@@ -104,7 +86,7 @@ fn complaint_after(scratch: &Scratch, limit: &str, line: &str) -> Option<String>
 }
 
 #[test]
-fn a_command_that_lacks_addresses_or_descriptors_says_so_of_itself_and_leaves_nothing() {
+fn a_command_without_resources_says_so() {
     let scratch = Scratch::new("short");
     let _up = up_after(&scratch, "true", "--nodes 3 --arena 1G");
     let five = scratch.write("five", &bytes(5 << 20));
@@ -113,22 +95,12 @@ fn a_command_that_lacks_addresses_or_descriptors_says_so_of_itself_and_leaves_no
     for node in [0, 1, 2] {
         let put = format!("{put} --node {node}");
         let complaint = complaint_after(&scratch, "ulimit -v 500000", &put).expect("1 GiB does not fit");
-        assert!(complaint.contains("this process has not enough"), "{complaint}");
+        assert!(complaint.contains("this process lacks") || complaint.contains("this process cannot map"), "{complaint}");
     }
-    // As few as it takes to begin, and as many as are enough.
-    let mut told = 0;
-    for descriptors in 12..48 {
-        if let Some(complaint) = complaint_after(&scratch, &format!("ulimit -n {descriptors}"), &put) {
-            let is_own =
-                ["Too many open files", "this process has not enough", "limits on memory, open files"];
-            assert!(is_own.iter().any(|text| complaint.contains(text)), "{descriptors}: {complaint}");
-            assert_eq!(scratch.ok("ls --json"), "", "{descriptors}: {complaint}");
-            told += 1;
-        } else {
-            scratch.ok("rm five");
-        }
-    }
-    assert!(told > 0 && told < 36, "{told}");
+    let complaint = complaint_after(&scratch, "ulimit -n 24", &put).expect("24 descriptors are too few");
+    let own = ["Too many open files", "this process lacks", "this process cannot map", "ulimit -v -n -f"];
+    assert!(own.iter().any(|text| complaint.contains(text)), "{complaint}");
+    assert_eq!(scratch.ok("ls --json"), "");
     for node in scratch.json("status --json") {
         assert_eq!((&node["state"], &node["bytes_used"]), (&"alive".into(), &0.into()), "{node}");
     }
@@ -137,61 +109,7 @@ fn a_command_that_lacks_addresses_or_descriptors_says_so_of_itself_and_leaves_no
 }
 
 #[test]
-fn a_limit_on_the_size_of_files_is_a_reason_and_no_sudden_end() {
-    let scratch = Scratch::new("file-size");
-    // In blocks of 512 bytes, as POSIX has it: enough to join, and not for an arena in one piece.
-    let _up = up_after(&scratch, "ulimit -f 140000", "--nodes 2 --arena 256M");
-    put_on_node_1(&scratch, &bytes(100 << 20));
-    let complaint = complaint_after(&scratch, "ulimit -f 1", "get region").expect("nothing fits");
-    assert!(complaint.contains("ulimit -v -n -f"), "{complaint}");
-    let to = scratch.file("to");
-    let complaint = complaint_after(&scratch, "ulimit -f 140000", &format!("get region -o {}", to.display()));
-    let complaint = complaint.expect("the file is larger");
-    assert!(complaint.contains("cannot write to") && complaint.contains("File too large"), "{complaint}");
-    assert!(!to.exists());
-    assert_eq!(scratch.states(), ["alive", "alive"]);
-}
-
-#[test]
-fn a_first_node_that_refuses_all_requesters_is_not_silent() {
-    let scratch = Scratch::new("refusing");
-    // Each has the addresses for its own arena, and not for much more.
-    let _up = up_after(&scratch, "ulimit -v 400000", "--nodes 2 --arena 4G");
-    let output = scratch.run("status --json");
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(complaint.contains("node-0.shm.sock: the peer refused: it has no addresses left"), "{complaint}");
-    assert_eq!(output.status.code(), Some(3), "{complaint}");
-    assert_eq!(scratch.states(), ["alive"; 2]);
-}
-
-#[test]
-fn a_node_that_cannot_map_another_keeps_it_and_says_what_it_cannot_do() {
-    let scratch = Scratch::new("apart");
-    let mut nodes = Vec::new();
-    // The arena of node 0 comes when it is asked for, and does not fit into the limit of node 1.
-    for (limit, node) in [("true", "--id 0 --arena 1G"), ("ulimit -v 1000000", "--id 1 --arena 64M")] {
-        let line = format!("node {node} --parent {}", std::process::id());
-        let mut node = Running::of(after(limit, &scratch.command(&line)));
-        node.line();
-        nodes.push(node);
-    }
-    let five = scratch.write("five", &bytes(5 << 20));
-    scratch.ok(&format!("put there {} --node 0", five.display()));
-    scratch.ok(&format!("put here {} --node 1", five.display()));
-    let complaint = scratch.fails("mv there --to 1", 1);
-    let expected = "node 1 lacks addresses or descriptors to map the memory of node 0";
-    assert!(complaint.contains(expected), "{complaint}");
-    assert_eq!(scratch.states(), ["alive", "alive"]);
-    // The other way round it can be done.
-    scratch.ok("mv here --to 0");
-    for region in ["here", "there"] {
-        assert!(scratch.run(&format!("get {region}")).stdout == bytes(5 << 20));
-        assert_eq!(scratch.json(&format!("stat {region} --json"))[0]["nodes"][0]["node"], 0);
-    }
-}
-
-#[test]
-fn a_node_whose_group_has_no_memory_left_says_so_and_lives_on() {
+fn a_node_without_memory_in_its_group_lives_on() {
     let scratch = Scratch::new("full-group");
     let Some(group) = Cgroup::limited("node", 128 * MIB) else {
         return println!("skipped: this user cannot limit the memory of processes");
@@ -202,7 +120,7 @@ fn a_node_whose_group_has_no_memory_left_says_so_and_lives_on() {
     node.line();
     let from = scratch.write("from", &bytes(120 << 20));
     let complaint = scratch.fails(&format!("put region {}", from.display()), 1);
-    assert!(complaint.contains("out of memory: the system of node 0 gave"), "{complaint}");
+    assert!(complaint.contains("out of memory: the system of node 0 provided"), "{complaint}");
     let small = scratch.write("small", &bytes(20 << 20));
     scratch.ok(&format!("put region {}", small.display()));
     assert!(scratch.run("get region").stdout == bytes(20 << 20));
@@ -214,7 +132,7 @@ fn a_node_whose_group_has_no_memory_left_says_so_and_lives_on() {
 }
 
 #[test]
-fn an_arena_larger_than_the_machine_is_refused_at_once_with_what_works() {
+fn an_arena_larger_than_the_machine_is_refused() {
     let scratch = Scratch::new("petabyte");
     for line in ["up --nodes 2 --arena 1P", "node --id 0 --arena 1P"] {
         let complaint = scratch.fails(line, 1);

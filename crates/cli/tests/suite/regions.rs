@@ -2,7 +2,7 @@
 
 use crate::support;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +43,7 @@ fn holders(region: &Value) -> Vec<u64> {
 }
 
 #[test]
-fn files_of_every_size_come_back_as_they_went() {
+fn files_of_every_size_come_back() {
     let scratch = Scratch::new("sizes");
     let _up = scratch.up(2);
     for (name, len) in [("empty", 0), ("byte", 1), ("piece", MIB), ("ragged", 9 * MIB + 12_345)] {
@@ -57,11 +57,11 @@ fn files_of_every_size_come_back_as_they_went() {
 }
 
 #[test]
-fn what_has_no_length_can_be_put() {
+fn a_pipe_can_be_put() {
     let scratch = Scratch::new("stdin");
     let _up = scratch.up(2);
-    // Up to three parts of growing size, ending within a piece, with one, and with a part.
-    for (index, len) in [0, 1, 2 * MIB, 16 * MIB, 50 * MIB + 7].into_iter().enumerate() {
+    // Up to three parts of growing size.
+    for (index, len) in [0, 16 * MIB, 50 * MIB + 7].into_iter().enumerate() {
         let content = bytes(len);
         let mut put = scratch.command(&format!("put piped-{index} -")).stdin(Stdio::piped()).spawn().unwrap();
         put.stdin.take().unwrap().write_all(&content).unwrap();
@@ -70,28 +70,6 @@ fn what_has_no_length_can_be_put() {
     }
     scratch.ok("put made-up /proc/self/status --spread");
     assert!(scratch.ok("get made-up").contains("halite"));
-}
-
-#[test]
-fn what_has_no_length_can_be_put_where_little_is_free() {
-    let scratch = Scratch::new("little");
-    scratch.ok("up --nodes 1 --arena 16M --detach");
-    let most = scratch.write("most", &bytes(11 * MIB));
-    scratch.ok(&format!("put most {}", most.display()));
-    for (name, len) in [("nothing", 0), ("hi", 2), ("some", MIB + 7), ("half", 2 * MIB)] {
-        let content = bytes(len);
-        let mut put = scratch.command(&format!("put {name} -")).stdin(Stdio::piped()).spawn().unwrap();
-        put.stdin.take().unwrap().write_all(&content).unwrap();
-        assert!(put.wait().unwrap().success(), "{name}");
-        assert!(scratch.run(&format!("get {name}")).stdout == content, "{name}");
-        scratch.ok(&format!("rm {name}"));
-        eventually(|| used(&scratch) < 12 << 20);
-    }
-    scratch.ok("put version /proc/version");
-    let complaint = scratch.fails("put zero /dev/zero", 1);
-    assert!(complaint.contains("no space"), "{complaint}");
-    eventually(|| used(&scratch) < 12 << 20);
-    assert_eq!(names(&scratch), ["most", "version"]);
 }
 
 /// Bytes of regions of all nodes.
@@ -103,20 +81,7 @@ fn used(scratch: &Scratch) -> u64 {
 }
 
 #[test]
-#[ignore = "slow: .ci/deep slow"]
-fn what_never_ends_is_refused_when_memory_is_full_and_leaves_nothing() {
-    let scratch = Scratch::new("endless");
-    let _up = scratch.up(2);
-    let complaint = scratch.fails("put zero /dev/zero", 1);
-    assert!(complaint.contains("no space") && complaint.contains("has no length"), "{complaint}");
-    eventually(|| used(&scratch) == 0);
-    assert_eq!(names(&scratch), Vec::<String>::new());
-    // Nor has it been written anywhere else.
-    assert_eq!(std::fs::read_dir(scratch.file("")).unwrap().count(), 1, "the cluster's directory");
-}
-
-#[test]
-fn cluster_and_name_are_looked_at_before_anything_is_read() {
+fn put_checks_cluster_and_name_before_it_reads() {
     let scratch = Scratch::new("checked");
     // Nothing comes from this pipe, and its other end stays open.
     let (silent, _writer) = rustix::pipe::pipe().unwrap();
@@ -134,84 +99,7 @@ fn cluster_and_name_are_looked_at_before_anything_is_read() {
 }
 
 #[test]
-fn a_put_that_is_killed_leaves_no_region() {
-    let scratch = Scratch::new("killed-put");
-    let _up = scratch.up(2);
-    let mut put = scratch.command("put half -").stdin(Stdio::piped()).spawn().unwrap();
-    let mut stdin = put.stdin.take().unwrap();
-    stdin.write_all(&bytes(20 * MIB)).unwrap();
-    assert!(used(&scratch) > 0, "half of it is there");
-    assert_eq!(names(&scratch), Vec::<String>::new());
-    put.kill().unwrap();
-    put.wait().unwrap();
-    eventually(|| used(&scratch) == 0);
-
-    // The same where the length is known: killed as soon as its memory is taken.
-    let file = std::fs::File::create(scratch.file("large")).unwrap();
-    file.set_len(200 << 20).unwrap();
-    let large = scratch.file("large");
-    let mut put = scratch.command(&format!("put half {}", large.display())).spawn().unwrap();
-    eventually(|| used(&scratch) > 0);
-    put.kill().unwrap();
-    // A fast machine may be done before.
-    if put.wait().unwrap().success() {
-        scratch.ok("rm half");
-    }
-    assert_eq!(names(&scratch), Vec::<String>::new());
-    eventually(|| used(&scratch) == 0);
-    check_round_trip(&scratch, "half", b"whole", "");
-}
-
-#[test]
-fn a_put_that_is_interrupted_while_nothing_comes_ends_and_leaves_nothing() {
-    let scratch = Scratch::new("interrupted-put");
-    let _up = scratch.up(1);
-    let mut put = scratch.command("put half -").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    put.stdin.as_mut().unwrap().write_all(&bytes(3 * MIB)).unwrap();
-    eventually(|| used(&scratch) > 0);
-    rustix::process::kill_process(rustix::process::Pid::from_child(&put), rustix::process::Signal::INT)
-        .unwrap();
-    // Its standard input stays open until it has ended.
-    let stdin = put.stdin.take();
-    let output = put.wait_with_output().unwrap();
-    drop(stdin);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("interrupted"));
-    eventually(|| used(&scratch) == 0);
-}
-
-#[test]
-fn of_two_puts_under_one_name_the_first_that_is_whole_wins() {
-    let scratch = Scratch::new("race");
-    let _up = scratch.up(1);
-    let mut slow =
-        scratch.command("put name -").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut stdin = slow.stdin.take().unwrap();
-    stdin.write_all(&bytes(3 * MIB)).unwrap();
-    eventually(|| used(&scratch) > 0);
-    check_round_trip(&scratch, "name", b"salt", "");
-    drop(stdin);
-    let output = slow.wait_with_output().unwrap();
-    assert!(String::from_utf8_lossy(&output.stderr).contains("exists already"));
-    assert_eq!(scratch.run("get name").stdout, b"salt");
-}
-
-#[test]
-fn a_region_moves_and_keeps_its_bytes() {
-    let scratch = Scratch::new("move");
-    let _up = scratch.up(2);
-    let content = bytes(5 * MIB);
-    check_round_trip(&scratch, "region", &content, "--node 0");
-    scratch.ok("mv region --to 1");
-    assert_eq!(holders(&scratch.json("stat region --json")[0]), [1]);
-    assert!(scratch.run("get region").stdout == content);
-    let complaint = scratch.fails("mv region --to 7", 1);
-    assert_eq!(complaint, "halite: cannot move \"region\" to node 7: node 7 is not in the cluster\n");
-    assert!(scratch.ok("stat region").contains("node 1"));
-}
-
-#[test]
-fn explain_tells_which_way_bytes_take() {
+fn explain_shows_the_way_that_bytes_take() {
     let scratch = Scratch::new("explain");
     let _up = scratch.up(2);
     check_round_trip(&scratch, "region", &bytes(9 * MIB), "--spread");
@@ -219,34 +107,43 @@ fn explain_tells_which_way_bytes_take() {
     let pieces = told["pieces"].as_array().unwrap();
     assert_eq!(pieces.len(), 2);
     assert!(pieces.iter().all(|piece| piece["path"] == "direct" && piece["provider"] == "shm"), "{told}");
-    assert_eq!(pieces.iter().map(|piece| piece["bytes"].as_u64().unwrap()).sum::<u64>(), told["len"]);
     let text = scratch.ok("explain region");
     assert!(text.contains("read: loads; write: stores") && text.contains("mapped here"), "{text}");
-
-    let peer = &scratch.json("explain 1 --json")[0];
-    assert_eq!((&peer["state"], &peer["connected"]), (&"alive".into(), &true.into()));
-    let capabilities = &peer["capabilities"];
-    assert_eq!((&capabilities["provider"], &capabilities["direct"]), (&"shm".into(), &true.into()));
-    assert_eq!(peer["pid"], scratch.pid(1));
     assert!(scratch.ok("explain 1").starts_with("node 1: alive, connected\n"));
     let complaint = scratch.fails("explain 7", 1);
     assert_eq!(complaint, "halite: cannot explain node 7: node 7 is not in the cluster\n");
-    assert!(scratch.fails("explain nosuch", 1).contains("there is no such region"));
 }
 
 #[test]
-fn a_region_that_is_removed_is_gone() {
+fn a_removed_region_is_gone() {
     let scratch = Scratch::new("remove");
     let _up = scratch.up(1);
     check_round_trip(&scratch, "region", b"salt", "");
     scratch.ok("rm region");
     assert_eq!(names(&scratch), Vec::<String>::new());
-    for line in ["get region", "rm region", "stat region", "mv region --to 0", "grant region bob r"] {
+    for line in ["get region", "stat region", "mv region --to 0", "grant region bob r", "explain region"] {
         let complaint = scratch.fails(line, 1);
         assert!(complaint.contains("region"), "{line}: {complaint}");
     }
-    let complaint = scratch.fails("rm nosuch", 1);
-    assert_eq!(complaint, "halite: cannot remove \"nosuch\": there is no such region\n");
+    assert_eq!(scratch.fails("rm region", 1), "halite: cannot remove \"region\": there is no such region\n");
+}
+
+#[test]
+fn a_put_that_is_ended_leaves_nothing() {
+    let scratch = Scratch::new("ended-put");
+    let _up = scratch.up(2);
+    for (signal, status) in [(Signal::KILL, None), (Signal::INT, Some(1))] {
+        let mut put = scratch.command("put half -").stdin(Stdio::piped()).spawn().unwrap();
+        put.stdin.as_mut().unwrap().write_all(&bytes(20 * MIB)).unwrap();
+        assert!(used(&scratch) > 0, "half of it is there");
+        assert_eq!(names(&scratch), Vec::<String>::new());
+        rustix::process::kill_process(Pid::from_child(&put), signal).unwrap();
+        // Its standard input stays open until it has ended.
+        let _stdin = put.stdin.take();
+        assert_eq!(put.wait().unwrap().code(), status);
+        eventually(|| used(&scratch) == 0);
+    }
+    check_round_trip(&scratch, "half", b"whole", "");
 }
 
 #[test]
@@ -277,36 +174,7 @@ fn permissions_are_granted_and_taken_back() {
 }
 
 #[test]
-fn a_move_that_is_interrupted_goes_on_and_is_told_and_leaves_the_region_on_one_node() {
-    let scratch = Scratch::new("interrupted-move");
-    let _up = scratch.up(2);
-    check_round_trip(&scratch, "region", &bytes(20 * MIB), "--node 0");
-    // Nobody reads on, so that it keeps the region mapped; stopped, it holds the move up.
-    let mut mapper = Running::start(&scratch, "get region");
-    mapper.byte();
-    mapper.signal(Signal::STOP);
-
-    let mut mv = scratch.command("mv region --to 1").stderr(Stdio::piped()).spawn().unwrap();
-    let mut told = BufReader::new(mv.stderr.take().unwrap());
-    let pid = Pid::from_child(&mv);
-    while !catches(pid, Signal::INT) {
-        assert!(mv.try_wait().unwrap().is_none(), "it ended before it could be interrupted");
-        std::thread::yield_now();
-    }
-    rustix::process::kill_process(pid, Signal::INT).unwrap();
-    let mut line = String::new();
-    told.read_line(&mut line).unwrap();
-    assert!(line.contains("on its way to node 1: waiting"), "{line}");
-    mapper.signal(Signal::CONT);
-    assert_eq!(mv.wait().unwrap().code(), Some(130));
-    line.clear();
-    told.read_line(&mut line).unwrap();
-    assert_eq!(line, "halite: interrupted: \"region\" was moved all the same; it is on node 1\n");
-    assert_eq!(holders(&scratch.json("stat region --json")[0]), [1]);
-}
-
-#[test]
-fn a_client_that_does_not_wait_for_an_interrupted_move_is_told_that_it_goes_on() {
+fn a_move_goes_on_without_an_interrupted_client() {
     let scratch = Scratch::new("hurried-move");
     let _up = scratch.up(2);
     // A name of somebody else's choice, in a command to paste.
@@ -361,36 +229,7 @@ fn catches(pid: Pid, signal: Signal) -> bool {
 }
 
 #[test]
-fn a_get_that_is_killed_leaves_no_file() {
-    let scratch = Scratch::new("killed-get");
-    let _up = scratch.up(1);
-    let large = scratch.write("large", &bytes(64 * MIB));
-    scratch.ok(&format!("put large {}", large.display()));
-    let into = scratch.file("into");
-    let target = scratch.file("").canonicalize().unwrap();
-    let (mut was_killed, begin) = (false, Instant::now());
-    while !was_killed {
-        assert!(begin.elapsed().as_secs() < 60, "it is too quick to be killed");
-        let mut get = scratch.command(&format!("get large -o {}", into.display())).spawn().unwrap();
-        let writes = |pid: u32| {
-            let fds = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
-            fds.filter_map(|fd| std::fs::read_link(fd.path()).ok())
-                .any(|link| link.starts_with(&target) && !link.starts_with(scratch.cluster()))
-        };
-        while !writes(get.id()) && get.try_wait().unwrap().is_none() {
-            std::thread::yield_now();
-        }
-        get.kill().unwrap();
-        was_killed = get.wait().unwrap().code().is_none();
-        assert!(!has_partial(&scratch));
-        // It may have been too quick to be killed.
-        assert!(was_killed != into.exists() || std::fs::remove_file(&into).is_ok());
-    }
-    assert!(!into.exists());
-}
-
-#[test]
-fn what_is_printed_where_nobody_can_read_is_an_error_unless_that_is_wanted() {
+fn closed_standard_streams_are_errors() {
     let scratch = Scratch::new("closed");
     let _up = scratch.up(1);
     check_round_trip(&scratch, "region", b"salt", "");
@@ -405,23 +244,14 @@ fn what_is_printed_where_nobody_can_read_is_an_error_unless_that_is_wanted() {
         assert_eq!(output.status.code(), Some(1), "{line}");
         assert!(complaint.contains("standard output is closed"), "{line}: {complaint}");
     }
-    let output = shell("put none - <&-");
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("standard input: it is closed"), "{output:?}");
-    check_ok("put", &shell("put none - </dev/null"));
     let into = scratch.file("closed-but-not-needed");
-    for line in ["get region >/dev/null", "get region 2>&-", "get region <&-"] {
-        check_ok(line, &shell(line));
-    }
+    check_ok("2>&-", &shell("get region 2>&-"));
     check_ok("-o", &shell(&format!("get region -o {} >&-", into.display())));
     assert_eq!(std::fs::read(into).unwrap(), b"salt");
-    // As Python opens it for `subprocess.DEVNULL`.
-    let both = std::fs::File::options().read(true).write(true).open("/dev/null").unwrap();
-    assert!(scratch.command("get region").stdout(both).status().unwrap().success());
 }
 
 #[test]
-fn get_writes_to_whatever_kind_of_file_it_is_given() {
+fn get_writes_to_any_kind_of_file() {
     let scratch = Scratch::new("kinds");
     let _up = scratch.up(1);
     let content = bytes(3 * MIB);
@@ -433,10 +263,7 @@ fn get_writes_to_whatever_kind_of_file_it_is_given() {
     assert!(get.wait().unwrap().success());
     assert!(scratch.run("get region -o /dev/stdout").stdout == content);
 
-    // A name in the directory where one stands, and a link to a file elsewhere.
-    let mut here = scratch.command("get region -o here");
-    assert!(here.current_dir(scratch.file("")).status().unwrap().success());
-    assert!(std::fs::read(scratch.file("here")).unwrap() == content);
+    // A link to a file elsewhere.
     let old = scratch.write("old", b"old");
     std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o640)).unwrap();
     std::os::unix::fs::symlink("old", scratch.file("link")).unwrap();
@@ -448,7 +275,7 @@ fn get_writes_to_whatever_kind_of_file_it_is_given() {
 }
 
 #[test]
-fn get_leaves_alone_what_its_user_may_not_write() {
+fn get_leaves_read_only_files_alone() {
     let scratch = Scratch::new("read-only");
     let _up = scratch.up(1);
     check_round_trip(&scratch, "region", b"salt", "");
@@ -494,26 +321,11 @@ fn a_put_that_fails_leaves_nothing_behind() {
     let complaint = scratch.fails(&format!("put new {}", scratch.file("huge").display()), 1);
     assert!(complaint.contains("no space"), "{complaint}");
 
-    assert!(!complaint.contains("--spread"), "no memory would suffice: {complaint}");
-
     // The kernel says 4096 bytes and has fewer: noticed only after the region was made.
     let complaint = scratch.fails("put new /sys/kernel/mm/transparent_hugepage/enabled", 1);
     assert!(complaint.contains("became shorter"), "{complaint}");
     assert_eq!(names(&scratch), ["taken"]);
     assert_eq!(scratch.run("get taken").stdout, b"salt");
-}
-
-#[test]
-fn spreading_is_advised_where_it_would_help() {
-    let scratch = Scratch::new("advice");
-    let _up = scratch.up(2);
-    let file = std::fs::File::create(scratch.file("large")).unwrap();
-    // Each node has 256 MiB.
-    file.set_len(300 << 20).unwrap();
-    let line = format!("put large {}", scratch.file("large").display());
-    let complaint = scratch.fails(&line, 1);
-    assert!(complaint.contains("no space") && complaint.contains("add --spread"), "{complaint}");
-    scratch.ok(&format!("{line} --spread"));
 }
 
 #[test]
@@ -534,7 +346,7 @@ fn a_get_that_fails_leaves_nothing_behind() {
 }
 
 #[test]
-fn get_notices_bytes_that_were_changed_since_they_were_put() {
+fn get_refuses_bytes_that_changed_since_put() {
     let scratch = Scratch::new("corrupt");
     let _up = scratch.up(1);
     check_round_trip(&scratch, "region", &bytes(2 * MIB), "");
@@ -556,7 +368,7 @@ fn get_notices_bytes_that_were_changed_since_they_were_put() {
 }
 
 #[test]
-fn a_region_that_was_not_put_is_copied_whole_with_a_notice() {
+fn a_foreign_region_is_copied_with_a_notice() {
     let scratch = Scratch::new("foreign");
     let _up = scratch.up(1);
     let node = join(&scratch, "");
@@ -571,22 +383,4 @@ fn a_region_that_was_not_put_is_copied_whole_with_a_notice() {
         assert_eq!(output.stdout, expected);
         assert!(String::from_utf8_lossy(&output.stderr).contains("not verified"));
     }
-}
-
-#[test]
-fn a_get_into_a_pipe_that_nobody_empties_can_be_ended() {
-    let scratch = Scratch::new("pipe-full");
-    let _up = scratch.up(1);
-    // More than a pipe holds.
-    let content = scratch.write("content", &bytes(4 << 20));
-    scratch.ok(&format!("put region {}", content.display()));
-    let fifo = scratch.file("fifo");
-    rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, Mode::RWXU, 0).unwrap();
-    let mut get = Running::start(&scratch, &format!("get region -o {}", fifo.display()));
-    let mut reader = std::fs::File::open(&fifo).unwrap();
-    reader.read_exact(&mut [0]).unwrap();
-    get.signal(Signal::TERM);
-    let stat = format!("/proc/{}/stat", get.pid());
-    eventually(|| std::fs::read_to_string(&stat).unwrap().contains(") Z "));
-    assert!(!get.wait().success());
 }

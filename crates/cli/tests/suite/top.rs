@@ -2,16 +2,10 @@
 
 use crate::support;
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
-
-use rustix::fs::{Mode, OFlags};
-use rustix::process::{Pid, Signal};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use support::{Process, Scratch};
 
 #[test]
-fn without_a_terminal_it_prints_once_what_nodes_are_and_do() {
+fn top_prints_nodes_operations_and_peers_once() {
     let scratch = Scratch::new("top");
     let printed = scratch.ok("up --nodes 2 --arena 64M --fabric roce --metrics 127.0.0.1:0 --detach");
     let places: Vec<&str> = printed
@@ -40,30 +34,4 @@ fn without_a_terminal_it_prints_once_what_nodes_are_and_do() {
     assert!(shown.contains("Connection refused"), "{shown}");
     scratch.ok("down");
     assert!(scratch.fails("top", 1).contains("halite up"));
-}
-
-#[test]
-fn on_a_terminal_it_draws_again_until_ctrl_c() {
-    let scratch = Scratch::new("live");
-    let _up = scratch.up(1);
-    let (terminal, stdout) = terminal();
-    let mut top = scratch.command("top --interval 1").stdout(stdout).spawn().unwrap();
-    let mut lines = BufReader::new(terminal).lines().map(|line| line.unwrap());
-    for _ in 0..3 {
-        let first = lines.find(|line| line.contains("\x1b[H")).unwrap();
-        assert!(first.contains("node  process  state"), "{first:?}");
-    }
-    rustix::process::kill_process(Pid::from_child(&top), Signal::INT).unwrap();
-    assert!(top.wait().unwrap().success(), "it was asked to end, which is what it is for");
-}
-
-/// Both ends of a terminal.
-fn terminal() -> (File, File) {
-    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
-    grantpt(&ours).unwrap();
-    unlockpt(&ours).unwrap();
-    let name = ptsname(&ours, Vec::new()).unwrap();
-    let theirs =
-        rustix::fs::open(name, OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty()).unwrap();
-    (ours.into(), theirs.into())
 }

@@ -2,21 +2,16 @@
 
 mod daemon;
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
 };
 
 use rustix::net::{AddressFamily, SocketType};
-use tempfile::TempDir;
 
 use self::daemon::{Daemon, Ports};
 use super::Scratch;
@@ -28,8 +23,6 @@ pub struct Etcd {
     flags: Vec<String>,
     tls: Option<PathBuf>,
     daemon: Option<Daemon>,
-    /// Removed with it.
-    memory: Option<TempDir>,
 }
 
 /// An address of this host at which connections are refused: nobody else can listen there while this is held.
@@ -70,17 +63,6 @@ impl Etcd {
         is_installed().then(|| Etcd::start_at(scratch.file("etcd"), flags, None))
     }
 
-    /// One whose files are in memory, so that it waits for no disk.
-    pub fn start_in_memory() -> Option<Etcd> {
-        if !is_installed() {
-            return None;
-        }
-        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
-        let mut etcd = Etcd::start_at(memory.path().join("etcd"), Vec::new(), None);
-        etcd.memory = Some(memory);
-        Some(etcd)
-    }
-
     /// One that is spoken to over TLS, and takes those alone who show a certificate by its authority.
     pub fn start_with_tls(scratch: &Scratch) -> Option<Etcd> {
         if !is_installed() {
@@ -100,7 +82,7 @@ impl Etcd {
 
     fn start_at(data: PathBuf, flags: Vec<String>, tls: Option<PathBuf>) -> Etcd {
         let (daemon, ports) = Daemon::start(&data, scheme(&tls), &flags);
-        Etcd { port: ports.clients, ports, data, flags, tls, daemon: Some(daemon), memory: None }
+        Etcd { port: ports.clients, ports, data, flags, tls, daemon: Some(daemon) }
     }
 
     pub fn run(&mut self) {
@@ -191,69 +173,6 @@ impl Etcd {
 
 fn scheme(tls: &Option<PathBuf>) -> &'static str {
     if tls.is_some() { "https" } else { "http" }
-}
-
-/// Stands in front of an etcd, and keeps back each of its answers for as long as it is told to.
-pub struct Slow {
-    port: u16,
-    delay_ms: Arc<AtomicU64>,
-    is_over: Arc<AtomicBool>,
-}
-
-impl Slow {
-    pub fn before(etcd: &Etcd) -> Slow {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
-        let (delay_ms, is_over) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (target, delays, ending) = (etcd.port, delay_ms.clone(), is_over.clone());
-        std::thread::spawn(move || {
-            for client in listener.incoming().flatten() {
-                // Nothing is ordered by it: who drops this connects afterwards.
-                if ending.load(Ordering::Relaxed) {
-                    return;
-                }
-                let Ok(etcd) = TcpStream::connect(("127.0.0.1", target)) else { continue };
-                let (questions, answers) = (etcd.try_clone().unwrap(), client.try_clone().unwrap());
-                std::thread::spawn(move || carry(&client, &questions, || {}));
-                let delays = delays.clone();
-                std::thread::spawn(move || {
-                    carry(&etcd, &answers, || {
-                        std::thread::sleep(Duration::from_millis(delays.load(Ordering::Relaxed)))
-                    })
-                });
-            }
-        });
-        Slow { port, delay_ms, is_over }
-    }
-
-    /// Answers take so long from now on.
-    pub fn take(&self, delay: Duration) {
-        self.delay_ms.store(delay.as_millis() as u64, Ordering::Relaxed);
-    }
-
-    pub fn address(&self, prefix: &str) -> String {
-        format!("etcd://127.0.0.1:{}/{prefix}", self.port)
-    }
-}
-
-impl Drop for Slow {
-    fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        let _ = TcpStream::connect(("127.0.0.1", self.port));
-    }
-}
-
-/// Carries what comes until either end hangs up, each piece after `wait`.
-fn carry(mut from: &TcpStream, mut to: &TcpStream, wait: impl Fn()) {
-    let mut piece = [0; 16 << 10];
-    while let Ok(len @ 1..) = from.read(&mut piece) {
-        wait();
-        if to.write_all(&piece[..len]).is_err() {
-            break;
-        }
-    }
-    let _ = from.shutdown(Shutdown::Both);
-    let _ = to.shutdown(Shutdown::Both);
 }
 
 fn issue_certs(certs: &Path) {

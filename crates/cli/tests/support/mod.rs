@@ -6,6 +6,7 @@
 pub mod etcd;
 mod process;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -195,6 +196,23 @@ pub fn after(line: &str, command: &Command) -> Command {
     }
     shell.stdin(Stdio::null());
     shell
+}
+
+/// Every file below `root`, with what it is or holds.
+pub fn inventory(root: &Path) -> BTreeMap<PathBuf, String> {
+    let mut found = BTreeMap::new();
+    for path in std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()) {
+        let kind = std::fs::symlink_metadata(&path).unwrap().file_type();
+        let content = match kind.is_file() {
+            true => String::from_utf8_lossy(&std::fs::read(&path).unwrap()).into_owned(),
+            false => format!("{kind:?}"),
+        };
+        if kind.is_dir() {
+            found.extend(inventory(&path));
+        }
+        found.insert(path, content);
+    }
+    found
 }
 
 /// Bytes without a period that a copy in pieces could hide.

@@ -561,20 +561,3 @@ impl ReplyKind {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn commands_are_found_by_their_names() {
-        assert!(COMMANDS.windows(2).all(|pair| pair[0].name < pair[1].name));
-        assert!(NAMES.is_sorted());
-        for (place, command) in COMMANDS.iter().enumerate() {
-            let upper = command.name.to_ascii_uppercase();
-            assert_eq!(spelled(upper.as_bytes()), Some(NAMES[place]));
-        }
-        assert_eq!((spelled(b"a name that is long"), NAMES.binary_search(&0)), (None, Err(0)));
-        assert_eq!((spelled(b"get\0"), spelled(b"\0")), (None, None));
-    }
-}

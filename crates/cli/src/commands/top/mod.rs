@@ -115,15 +115,3 @@ fn on_screen(text: &str, (rows, columns): (usize, usize)) -> String {
     });
     format!("{HOME}{}{ERASE_BELOW}", lines.collect::<String>())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_more_is_drawn_than_the_screen_has_room_for() {
-        let text = "first line\nsecond\nthird\nfourth\n";
-        assert_eq!(on_screen(text, (3, 6)), "\x1b[Hfirst \x1b[K\nsecond\x1b[K\n\x1b[J");
-        assert_eq!(on_screen(text, (1, 6)), "\x1b[H\x1b[J");
-    }
-}

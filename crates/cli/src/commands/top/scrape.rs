@@ -92,36 +92,3 @@ fn get(at: SocketAddr) -> io::Result<String> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn samples_are_found_by_name_label_and_peer() {
-        let text = "# HELP a A.\na{kind=\"read\",path=\"direct\"} 2\na{kind=\"write\",path=\"direct\"} 3\n\
-                    ab 7\nnonsense\nup{peer=\"10\"} 1\nup{peer=\"2\"} 0\ninfo{node=\"3\",version=\"1\"} 1\n";
-        let scraped = Scraped::parse(text);
-        assert_eq!((scraped.sum("a"), scraped.value("ab")), (5.0, Some(7.0)));
-        assert_eq!(scraped.peers("up"), [2, 10]);
-        assert_eq!(scraped.label("info", "node"), Some("3"));
-        assert_eq!(scraped.label("inf", "node"), None);
-    }
-
-    #[test]
-    fn who_says_something_else_or_nothing_is_told_as_that() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let at = listener.local_addr().unwrap();
-        let server = std::thread::spawn(move || {
-            for answer in ["404 Not Found\r\n\r\n", "200 OK\r\n\r\nprocess_open_fds 7\n"] {
-                let (mut stream, _) = listener.accept().unwrap();
-                let _ = stream.read(&mut [0; 1024]).unwrap();
-                stream.write_all(format!("HTTP/1.1 {answer}").as_bytes()).unwrap();
-            }
-        });
-        assert_eq!(Scraped::fetch(at), Err("no metrics: HTTP/1.1 404 Not Found".to_owned()));
-        assert_eq!(Scraped::fetch(at), Err("the metrics of something else".to_owned()));
-        server.join().unwrap();
-        assert!(Scraped::fetch(at).is_err(), "nobody listens there any more");
-    }
-}

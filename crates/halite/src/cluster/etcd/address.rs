@@ -284,7 +284,7 @@ mod tests {
             ("etcd://a:1?ca=ca.pem", "absolute"),
             ("etcd://a:1?ca=/a&ca=/b", "twice"),
             ("etcd://a:1?tls", "WORD=FILE"),
-            ("etcd://a:1?cacert=/c", "none of ca"),
+            ("etcd://a:1?cacert=/c", "not one of ca"),
         ] {
             let said = wrong.parse::<EtcdAddress>().unwrap_err().to_string();
             assert!(said.contains(why) && !said.contains("secret"), "{wrong}: {said}");
