@@ -264,13 +264,6 @@ impl<T> Slots<T> {
         }
         (index, slot)
     }
-
-    /// Bytes taken from the system for slots, used or not.
-    #[cfg(all(test, not(loom)))]
-    fn bytes_reserved(&self) -> usize {
-        let made = self.blocks.iter().take_while(|block| !block.load(Relaxed).is_null()).count();
-        (0..made).map(|block| block_slots(block) * size_of::<Slot<T>>()).sum()
-    }
 }
 
 // SAFETY: the table owns its values and moves them between threads, hence T: Send.

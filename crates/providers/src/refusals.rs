@@ -40,25 +40,3 @@ impl Refusals {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_flood_is_a_few_lines_and_a_count_and_who_comes_later_is_told_again() {
-        let (mut refusals, mut lines) = (Refusals::default(), 0);
-        let begin = 5 * SPAN_NS;
-        for index in 0..1_000_000 {
-            refusals.tell(begin + index, || lines += 1);
-        }
-        assert_eq!((lines, refusals.left_out), (LINES_MAX, 1_000_000 - u64::from(LINES_MAX)));
-        assert_eq!(refusals.due_ns(), begin + SPAN_NS);
-        refusals.tell_left_out(begin + SPAN_NS - 1);
-        assert_ne!(refusals.left_out, 0, "the span is not over");
-        refusals.tell_left_out(begin + SPAN_NS);
-        assert_eq!((refusals.left_out, refusals.due_ns()), (0, u64::MAX));
-        refusals.tell(begin + SPAN_NS, || lines += 1);
-        assert_eq!(lines, LINES_MAX + 1);
-    }
-}

@@ -42,26 +42,3 @@ fn scheduling() -> io::Result<libc::sched_attr> {
     let failed = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) };
     if failed == 0 { Ok(attributes) } else { Err(io::Error::last_os_error()) }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_asks_for_short_slices_keeps_all_else() {
-        // A thread of its own: others of the test are not concerned.
-        let asked = std::thread::spawn(|| {
-            let before = scheduling().expect("one may look at oneself");
-            ask_for_short_slices().expect("nobody needs a privilege for it");
-            (before, scheduling().expect("one may look at oneself"))
-        });
-        let (before, after) = asked.join().expect("it does not panic");
-        let unchanged =
-            |it: &libc::sched_attr| (it.sched_policy, it.sched_flags, it.sched_nice, it.sched_priority);
-        assert_eq!(unchanged(&before), unchanged(&after));
-        // Older kernels know of no slices.
-        assert!([0, SLICE_NS].contains(&after.sched_runtime), "{} ns", after.sched_runtime);
-        let other = std::thread::spawn(|| scheduling().expect("one may look at oneself").sched_runtime);
-        assert_ne!(other.join().expect("it does not panic"), SLICE_NS, "it is of that thread alone");
-    }
-}

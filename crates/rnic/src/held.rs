@@ -42,22 +42,3 @@ impl<T> Held<T> {
         self.held.get(index).and_then(Option::as_ref).ok_or(Refused)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_continue_after_completed_requests_and_wrap() {
-        let mut held = Held { first: u32::MAX, held: VecDeque::new() };
-        let keys = ["one", "two", "three"].map(|name| {
-            let key = held.next_key();
-            held.push((name != "two").then_some(name));
-            key
-        });
-        assert_eq!(keys, [u32::MAX, 0, 1]);
-        held.keep_last(2);
-        assert_eq!([u32::MAX, 0, 1, 2].map(|key| held.get(key).ok()), [None, None, Some(&"three"), None]);
-        assert_eq!(held.next_key(), 2);
-    }
-}

@@ -134,14 +134,6 @@ mod tests {
     }
 
     #[test]
-    fn bitmap_of_the_longest_span_fits_the_smallest_packet() {
-        let mut kept = Kept::default();
-        assert!(kept.keep(7 + SPAN_MAX, &PACKET));
-        assert_eq!((kept.bits(7).len() as u64, span(u32::MAX), span(0)), (SPAN_MAX / 8, SPAN_MAX, 4));
-        assert_eq!(kept_sequences(7, &kept.bits(7)).collect::<Vec<_>>(), [7 + SPAN_MAX]);
-    }
-
-    #[test]
     fn packets_numbered_inside_a_read_are_dropped() {
         let mut kept = Kept::default();
         (2..5).for_each(|sequence| assert!(kept.keep(sequence, &PACKET)));

@@ -103,26 +103,6 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn payload_of_one_packet_is_one_message_at_any_address() {
-        for (address, len) in [(0, 0), (5, 0), (5, 256), (0, 256), (7, 1)] {
-            let layout = Layout::new(256, address, len, u32::MAX);
-            assert_eq!(layout.packets(), 1);
-            let piece = layout.piece(0);
-            assert!(piece.is_first && piece.is_last() && piece.is_end && piece.len == len);
-        }
-    }
-
-    #[test]
-    fn aligning_message_ends_on_a_word_boundary() {
-        let layout = Layout::new(256, 5, 600, u32::MAX);
-        assert_eq!(layout.packets(), 3);
-        let lens = [0, 1, 2].map(|index| layout.piece(index).len);
-        assert_eq!(lens, [251, 256, 93]);
-        assert!(layout.piece(0).is_last() && layout.piece(1).is_first && !layout.piece(0).is_end);
-        assert_eq!(layout.piece(1).message_rest, 349);
-    }
-
     proptest! {
         #[test]
         fn packets_hold_each_byte_once_and_split_no_word(

@@ -146,20 +146,3 @@ impl Drop for Sleep {
         self.cancel();
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_alarm_is_set_to_the_first_instant_that_will_do() {
-        for drift_ppm in [-300_000, -7, 0, 13, 450_000] {
-            let rate = Rate { true_ns: 1_000, local_ns: 77, drift_ppm };
-            for local_ns in [77, 78, 1_000, 123_456_789] {
-                let due = rate.true_ns_at(local_ns);
-                assert!(rate.local_ns_at(due) >= local_ns, "{drift_ppm} {local_ns}");
-                assert!(due == 1_000 || rate.local_ns_at(due - 1) < local_ns, "{drift_ppm} {local_ns}");
-            }
-        }
-    }
-}

@@ -83,15 +83,4 @@ mod tests {
         assert_ne!(first(1, "wire"), first(2, "wire"));
         assert_ne!(first(1, "wire"), first(1, "order"));
     }
-
-    #[test]
-    fn bounds_hold_and_all_numbers_within_are_drawn() {
-        let mut random = Random::new(7, "bounds");
-        let mut drawn = [0; 6];
-        for _ in 0..1000 {
-            drawn[random.between(2, 7) as usize - 2] += 1;
-        }
-        assert!(drawn.iter().all(|count| *count > 100), "{drawn:?}");
-        assert!(!random.chance_ppm(0) && random.chance_ppm(1_000_000));
-    }
 }

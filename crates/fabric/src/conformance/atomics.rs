@@ -1,8 +1,8 @@
 //! Words that are changed in one piece.
 
-use super::node::{Node, Pair, connect, quiet, request};
+use super::node::{Node, Pair, connect, quiet};
 use super::{Harness, leave_out};
-use crate::{Atomics, CompletionKind, Operation, PostCause, Status};
+use crate::{Atomics, CompletionKind, Operation, Status};
 
 /// Whether there are any; else says so.
 fn are_offered(pair: &Pair<'_>) -> bool {
@@ -14,7 +14,7 @@ fn are_offered(pair: &Pair<'_>) -> bool {
 }
 
 /// Whether they change it or not.
-pub fn they_return_what_the_word_held_before(harness: &dyn Harness) {
+pub fn atomics_return_the_previous_value(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     if !are_offered(&pair) {
         return;
@@ -45,7 +45,7 @@ pub fn they_return_what_the_word_held_before(harness: &dyn Harness) {
 }
 
 /// Of two that post to one word at a time, together with the word's owner where processors carry them out.
-pub fn none_of_many_is_lost(harness: &dyn Harness) {
+pub fn concurrent_atomics_are_all_done(harness: &dyn Harness) {
     const EACH: u64 = 50;
     let mut pair = Pair::new(harness);
     if !are_offered(&pair) {
@@ -71,21 +71,4 @@ pub fn none_of_many_is_lost(harness: &dyn Harness) {
     }
     let by = if with_owner { 3 } else { 2 };
     assert_eq!(pair.target.1.load_u64(16), Ok(by * EACH));
-}
-
-/// A caller that overlooks it learns of it, and nothing is done.
-pub fn where_there_are_none_they_are_malformed(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    if pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None {
-        return leave_out("the provider has atomics");
-    }
-    let remote = pair.at(16);
-    for operation in
-        [Operation::FetchAdd { remote, add: 1 }, Operation::CompareSwap { remote, expected: 0, new: 1 }]
-    {
-        let error = pair.one.try_post(pair.to_two, &[request(1, operation)]).expect_err("there are none");
-        assert_eq!((error.posted, error.cause), (0, PostCause::Malformed));
-    }
-    pair.one.expect_nothing();
-    assert_eq!(pair.target.1.load_u64(16), Ok(0));
 }

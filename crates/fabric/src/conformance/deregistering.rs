@@ -19,7 +19,7 @@ fn taken_back(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
 }
 
 /// Whatever a peer posts is refused as with a wrong key, and nothing is done.
-pub fn a_key_that_was_taken_back_leads_nowhere(harness: &dyn Harness) {
+pub fn a_withdrawn_key_leads_nowhere(harness: &dyn Harness) {
     type Post = fn(&Pair<'_>) -> Operation<'static>;
     let operations: [(&str, Post); 6] = [
         ("write", |pair| Operation::Write { local: Local::Inline(b"late"), remote: pair.at(8) }),
@@ -59,7 +59,7 @@ pub fn a_key_that_was_taken_back_leads_nowhere(harness: &dyn Harness) {
 }
 
 /// Those who meet later find it gone, and keys go on counting.
-pub fn a_key_is_never_given_again_and_others_are_reached_as_before(harness: &dyn Harness) {
+pub fn keys_are_never_reused(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let later = pair.two.register(4096);
     let (gone, kept) = (pair.target.0, later.0);
@@ -88,24 +88,8 @@ pub fn a_key_is_never_given_again_and_others_are_reached_as_before(harness: &dyn
     pair.one.expect_nothing();
 }
 
-/// Nor is one told twice.
-pub fn what_is_no_key_is_not_taken_back(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    pair.two.fabric.deregister(Key(77));
-    pair.two.expect_nothing();
-    let key = pair.target.0;
-    taken_back(&mut pair.two, &mut pair.one, key);
-    pair.two.fabric.deregister(key);
-    pair.two.expect_nothing();
-    let mut alone = Node::open(harness, "alone");
-    let (key, _) = alone.register(4096);
-    alone.fabric.deregister(key);
-    assert_eq!(alone.event(), Event::Deregistered { key });
-    alone.expect_nothing();
-}
-
 /// As soon as nobody has a window of it.
-pub fn the_provider_lets_go_of_memory_that_was_taken_back(harness: &dyn Harness) {
+pub fn withdrawn_memory_is_released(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let segment = Segment::create("story", 4096, PagePolicy::Normal).expect("a segment can be made");
     let key = pair.two.fabric.register(segment.clone()).expect("it can be registered");
@@ -119,7 +103,7 @@ pub fn the_provider_lets_go_of_memory_that_was_taken_back(harness: &dyn Harness)
 }
 
 /// They are carried out as if it were there, and no more can be posted.
-pub fn what_was_posted_with_a_key_of_ours_ends_before_its_memory_goes(harness: &dyn Harness) {
+pub fn posted_work_ends_before_its_memory_goes(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let segment = Segment::create("story", 100_000, PagePolicy::Normal).expect("a segment can be made");
     let window = segment.window(0, 100_000).expect("the whole segment");
@@ -149,25 +133,4 @@ pub fn what_was_posted_with_a_key_of_ours_ends_before_its_memory_goes(harness: &
     assert_eq!(bytes_of(&pair.target.1, 0, 50_000), vec![7; 50_000]);
     assert_eq!(bytes_of(&window, 50_000, 50_000), vec![9; 50_000]);
     pair.one.expect_nothing();
-}
-
-/// Though nobody gets another, and what is posted is refused.
-pub fn who_holds_a_window_of_memory_that_was_taken_back_keeps_it(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    let key = pair.target.0;
-    let Some(held) = pair.one.fabric.direct(pair.to_two, key) else {
-        return leave_out("loads and stores do not reach the peer's memory");
-    };
-    taken_back(&mut pair.two, &mut pair.one, key);
-    assert!(pair.one.fabric.direct(pair.to_two, key).is_none());
-    held.write(8, b"held").expect("it is inside");
-    assert_eq!(bytes_of(&pair.target.1, 8, 4), b"held");
-    // So it counts until it is dropped.
-    pair.one.fabric.disconnect(pair.to_two);
-    assert_eq!(pair.one.event(), Event::Disconnected { peer: pair.to_two });
-    let cut_off = Event::CutOff { peer: pair.to_one, exited: false };
-    let before = pair.two.rest();
-    assert!(!before.contains(&cut_off), "the peer can still write there");
-    drop(held);
-    while pair.two.event() != cut_off {}
 }

@@ -26,7 +26,7 @@ pub fn disconnecting_cuts_both_ends_off(harness: &dyn Harness) {
 }
 
 /// And is in place by then.
-pub fn what_was_posted_before_a_close_arrives_before_the_end(harness: &dyn Harness) {
+pub fn posted_work_arrives_before_a_close(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for imm in 0..20 {
         pair.one.send(pair.to_two, b"last words", imm);
@@ -46,37 +46,8 @@ pub fn what_was_posted_before_a_close_arrives_before_the_end(harness: &dyn Harne
     pair.two.expect_nothing();
 }
 
-/// The quiet ones if they failed, each with the reason that it is the peer's end.
-pub fn each_request_completes_once_before_the_end(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    let operation = |id: u64| match id % 3 {
-        0 => Operation::Write { local: pair.local(0, 60_000), remote: pair.at(0) },
-        1 => Operation::Read { local: pair.local(0, 60_000), remote: pair.at(0) },
-        _ => Operation::Send { bytes: b"message", imm: 0 },
-    };
-    for id in 0..60 {
-        let mut request = quiet(id, operation(id));
-        request.signalled = id % 2 == 0;
-        pair.one.try_post(pair.to_two, &[request]).expect("it fits");
-    }
-    pair.two.fabric.disconnect(pair.to_one);
-    let (ended, end) = pair.one.ended_until_end();
-    assert_eq!(end, Event::Disconnected { peer: pair.to_two });
-    for id in 0..60 {
-        use Status::{Flushed, PeerGone, RetryExceeded, Success};
-        match ended.get(&id) {
-            Some(Success) => assert!(id % 2 == 0, "{id} was not to be told"),
-            Some(PeerGone | RetryExceeded | Flushed) => {}
-            Some(status) => panic!("{id}: {status:?}"),
-            None => assert!(id % 2 == 1, "{id} has not ended"),
-        }
-    }
-    assert_eq!(pair.one.event(), Event::CutOff { peer: pair.to_two, exited: false });
-    pair.one.expect_nothing();
-}
-
 /// From when it is said to be done, or the event tells: not one byte, though much is on its way.
-pub fn who_is_cut_off_writes_nothing_any_more(harness: &dyn Harness) {
+pub fn a_peer_that_is_cut_off_writes_nothing(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.source.1.fill(0, SEGMENT_BYTES, 7).expect("it is inside");
     let write = quiet(1, Operation::Write { local: pair.local(0, SEGMENT_BYTES), remote: pair.at(0) });
@@ -106,7 +77,7 @@ pub fn who_is_cut_off_writes_nothing_any_more(harness: &dyn Harness) {
 }
 
 /// Where memory is reached by loads and stores: it must not be used for something else as long, whichever end leaves.
-pub fn who_still_holds_a_window_is_not_cut_off_yet(harness: &dyn Harness) {
+pub fn a_held_window_delays_the_cut_off(harness: &dyn Harness) {
     for holder_leaves in [false, true] {
         let names = [format!("one-{holder_leaves}"), format!("two-{holder_leaves}")];
         let mut pair = Pair::between(harness, [&names[0], &names[1]]);
@@ -134,35 +105,4 @@ pub fn who_still_holds_a_window_is_not_cut_off_yet(harness: &dyn Harness) {
         assert_eq!(heard, ends);
         assert_eq!(pair.one.event(), Event::CutOff { peer: to_two, exited: false });
     }
-}
-
-/// However much of it there is to be polled.
-pub fn what_succeeds_quietly_hides_no_end(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    let write = quiet(1, Operation::Write { local: Local::Inline(b"x"), remote: pair.at(0) });
-    let _ = pair.one.try_post(pair.to_two, &[write; 1000]);
-    pair.one.fabric.disconnect(pair.to_two);
-    loop {
-        match pair.one.event() {
-            Event::Completed(completion) => assert_ne!(completion.status, Status::Success),
-            event => break assert_eq!(event, Event::Disconnected { peer: pair.to_two }),
-        }
-    }
-}
-
-/// A peer that has left is gone.
-pub fn leaving_twice_changes_nothing(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    for _ in 0..2 {
-        pair.one.fabric.disconnect(pair.to_two);
-        pair.two.fabric.disconnect(pair.to_one);
-    }
-    pair.one.gone(pair.to_two);
-    pair.two.gone(pair.to_one);
-    for _ in 0..2 {
-        pair.one.fabric.disconnect(pair.to_two);
-        pair.one.fabric.close();
-    }
-    pair.one.expect_nothing();
-    pair.two.expect_nothing();
 }

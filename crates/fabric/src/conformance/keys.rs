@@ -8,15 +8,6 @@ fn write_to(key: Key) -> Operation<'static> {
     Operation::Write { local: Local::Inline(b"salt"), remote: RemoteAddress { key, offset: 8 } }
 }
 
-/// From 0, with or without peers: so they are the same in each provider of a node.
-pub fn keys_count_registrations(harness: &dyn Harness) {
-    let mut one = Node::open(harness, "one");
-    let mut two = Node::open(harness, "two");
-    assert_eq!([one.register(4096).0, one.register(8192).0], [Key(0), Key(1)]);
-    connect(&mut two, &mut one, "one");
-    assert_eq!([one.register(4096).0, two.register(4096).0], [Key(2), Key(0)]);
-}
-
 /// Who is told of it asks nobody.
 pub fn a_key_mentioned_in_a_message_can_be_used_at_once(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
@@ -38,7 +29,7 @@ pub fn a_key_mentioned_in_a_message_can_be_used_at_once(harness: &dyn Harness) {
 }
 
 /// Before the answer to a dial, and just after it, at either end.
-pub fn memory_registered_while_a_connection_comes_about_is_reached(harness: &dyn Harness) {
+pub fn memory_registered_while_connecting_is_reached(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     one.fabric.connect(&harness.address("two"), b"");
     let ours = one.register(4096);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
 use super::{Harness, leave_out};
-use crate::{Class, CompletionKind, Event, Lane, Local, Operation, PostCause, Status};
+use crate::{Class, Event, Lane, Local, Operation, PostCause, Status};
 
 const SMALL: Lane = Lane::FIRST;
 const LONG: Lane = Lane { number: 1, class: Class::Bulk };
@@ -60,7 +60,7 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
 }
 
 /// What is behind a long write in its own lane waits for it, and what is in another overtakes it.
-pub fn small_requests_overtake_long_ones_of_another_lane_and_none_of_their_own(harness: &dyn Harness) {
+pub fn small_requests_overtake_only_other_lanes(harness: &dyn Harness) {
     if harness.moves_by_itself() {
         return leave_out("the long one may have ended before the small one is posted");
     }
@@ -84,7 +84,7 @@ pub fn small_requests_overtake_long_ones_of_another_lane_and_none_of_their_own(h
 }
 
 /// So who needs an order between two lanes waits for the first.
-pub fn what_has_completed_stands_before_what_is_posted_then_in_any_lane(harness: &dyn Harness) {
+pub fn completed_work_precedes_later_posts_in_any_lane(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for (round, [first, then]) in (1..).zip([[LONG, SMALL], [SMALL, LONG]]) {
         pair.source.1.fill(0, SEGMENT_BYTES, round).expect("it is inside");
@@ -155,18 +155,5 @@ pub fn a_connection_ends_with_all_of_its_lanes(harness: &dyn Harness) {
             assert_eq!(refused.cause, PostCause::NotConnected);
         }
         pair.one.expect_nothing();
-    }
-}
-
-/// And its bytes are there by then.
-pub fn a_write_with_immediate_is_told_in_every_lane(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    for (imm, lane) in [(1, SMALL), (2, LONG)] {
-        let at = u64::from(imm) * 8;
-        let write = Operation::WriteImm { local: Local::Inline(b"salt"), remote: pair.at(at), imm };
-        pair.one.post_in(pair.to_two, lane, &[request(imm.into(), write)]);
-        assert_eq!(pair.two.completion().kind, CompletionKind::Notified { imm });
-        assert_eq!(bytes_of(&pair.target.1, at, 4), b"salt");
-        assert_eq!(pair.one.ended(), (imm.into(), Status::Success));
     }
 }

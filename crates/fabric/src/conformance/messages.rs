@@ -38,38 +38,8 @@ pub fn a_write_with_immediate_has_landed_when_it_is_told(harness: &dyn Harness) 
     assert_eq!(bytes_of(&pair.target.1, 0, 3), [0; 3]);
 }
 
-/// Short ones and long ones, inline and fetched.
-pub fn all_kinds_arrive_in_the_order_of_their_list(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    let longest = pair.one.fabric.capabilities(pair.to_two).inline_bytes_max.min(1000);
-    pair.source.1.fill(0, 100_000, 7).expect("it is inside");
-    let bytes = vec![7; 1000];
-    let remote = pair.at(2000);
-    let operation = |imm: u32| match imm % 5 {
-        0 => Operation::WriteImm { local: pair.local(0, 60_000), remote, imm },
-        1 => Operation::Send { bytes: &bytes[..imm as usize], imm },
-        2 => Operation::WriteImm { local: Local::Inline(b""), remote, imm },
-        3 => Operation::WriteImm { local: Local::Inline(&bytes[..longest]), remote, imm },
-        _ => Operation::WriteImm { local: Local::Inline(b"\x07"), remote, imm },
-    };
-    let requests: Vec<_> = (0..40).map(|imm| quiet(0, operation(imm))).collect();
-    pair.one.try_post(pair.to_two, &requests).expect("all fit");
-    for expected in 0..40 {
-        let kind = pair.two.completion().kind;
-        match (expected % 5, kind) {
-            (1, CompletionKind::Received { bytes, imm }) => {
-                assert_eq!((bytes, imm), (vec![7; expected as usize], expected));
-            }
-            (_, CompletionKind::Notified { imm }) => assert_eq!(imm, expected),
-            (_, kind) => panic!("expected {expected}, got {kind:?}"),
-        }
-    }
-    assert_eq!(bytes_of(&pair.target.1, 2000, 60_001), [vec![7; 60_000], vec![0]].concat());
-    pair.one.expect_nothing();
-}
-
 /// However many polls it takes, it is not more than a few hundred.
-pub fn who_talks_without_end_does_not_silence_the_others(harness: &dyn Harness) {
+pub fn an_endless_sender_does_not_starve_others(harness: &dyn Harness) {
     let mut hub = Node::open(harness, "hub");
     let mut others: Vec<_> = (0..6)
         .map(|number| {

@@ -36,12 +36,7 @@ enum Phase {
 impl<'h> Node<'h> {
     /// Opens a fabric, which says of itself that it is `name`.
     pub fn open(harness: &'h dyn Harness, name: &str) -> Node<'h> {
-        Node::showing(harness, name, name.as_bytes())
-    }
-
-    /// Opens one that says something else of itself.
-    pub fn showing(harness: &'h dyn Harness, name: &str, hello: &[u8]) -> Node<'h> {
-        let fabric = harness.open(name, hello);
+        let fabric = harness.open(name, name.as_bytes());
         Node { harness, fabric, events: VecDeque::new(), peers: BTreeMap::new() }
     }
 

@@ -1,8 +1,8 @@
 //! Reads, writes, and when they complete.
 
-use super::node::{Pair, SEGMENT_BYTES, bytes_of, own, quiet, request};
+use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
 use super::{Harness, leave_out};
-use crate::{Event, Key, Local, Operation, PeerId, Status};
+use crate::{Key, Local, Operation, PeerId, Status};
 
 const DONE: Status = Status::Success;
 
@@ -51,44 +51,6 @@ pub fn inline_sources_are_copied_before_the_post_returns(harness: &dyn Harness) 
     }
 }
 
-/// The last one wins, though they have different lengths and sources.
-pub fn what_is_posted_to_one_place_is_done_in_its_order(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    pair.source.1.fill(0, 50_000, 1).expect("it is inside");
-    let long = quiet(1, Operation::Write { local: pair.local(0, 50_000), remote: pair.at(0) });
-    let short = quiet(2, Operation::Write { local: Local::Inline(b"second"), remote: pair.at(40_000) });
-    let last = request(3, Operation::Write { local: Local::Inline(b"third"), remote: pair.at(40_001) });
-    pair.one.try_post(pair.to_two, &[long, short, last]).expect("they can be posted");
-    assert_eq!(pair.one.ended(), (3, DONE));
-    assert_eq!(bytes_of(&pair.target.1, 39_999, 8), b"\x01sthird\x01");
-}
-
-/// Though nobody has waited for the write.
-pub fn a_read_sees_what_was_written_before_it(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    pair.source.1.fill(0, 50_000, 1).expect("it is inside");
-    let write = quiet(1, Operation::Write { local: pair.local(0, 50_000), remote: pair.at(0) });
-    let read = request(2, Operation::Read { local: pair.local(100_000, 50_000), remote: pair.at(0) });
-    pair.one.try_post(pair.to_two, &[write, read]).expect("they can be posted");
-    assert_eq!(pair.one.ended(), (2, DONE));
-    assert_eq!(bytes_of(&pair.source.1, 100_000, 50_000), vec![1; 50_000]);
-}
-
-/// An empty list is nothing; an empty access is one.
-pub fn requests_without_bytes_complete_too(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    pair.one.try_post(pair.to_two, &[]).expect("there is nothing to refuse");
-    pair.one.post(pair.to_two, 1, Operation::Write { local: Local::Inline(b""), remote: pair.at(8) });
-    pair.one.post(pair.to_two, 2, Operation::Write { local: pair.local(8, 0), remote: pair.at(8) });
-    pair.one.post(pair.to_two, 3, Operation::Read { local: pair.local(8, 0), remote: pair.at(8) });
-    pair.one.post(pair.to_two, 4, Operation::Send { bytes: b"", imm: 4 });
-    for id in 1..=4 {
-        assert_eq!(pair.one.ended(), (id, DONE));
-    }
-    assert_eq!(pair.two.received(), (vec![], 4));
-    pair.one.expect_nothing();
-}
-
 /// What succeeds unasked is not told.
 pub fn only_signalled_requests_complete(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
@@ -98,27 +60,6 @@ pub fn only_signalled_requests_complete(harness: &dyn Harness) {
     pair.one.try_post(pair.to_two, &[write(1), send(2), write(3), send(4), last]).expect("all fit");
     assert_eq!(pair.one.ended(), (5, DONE));
     pair.one.expect_nothing();
-}
-
-/// Names need not differ, and come back in the order of the requests.
-pub fn each_request_completes_once_under_its_own_name(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    let operation = |id: u64| match id % 4 {
-        0 => Operation::Write { local: Local::Inline(b"inline"), remote: pair.at(8 * id) },
-        1 => Operation::Read { local: pair.local(8 * id, 3000), remote: pair.at(8 * id) },
-        2 => Operation::Send { bytes: b"message", imm: 0 },
-        _ => Operation::WriteImm { local: pair.local(8 * id, 3000), remote: pair.at(8 * id), imm: 0 },
-    };
-    let requests: Vec<_> = (0..100).map(|number| request(number % 50, operation(number))).collect();
-    pair.one.try_post(pair.to_two, &requests).expect("all fit");
-    for number in 0..100 {
-        assert_eq!(pair.one.ended(), (number % 50, DONE));
-    }
-    pair.one.expect_nothing();
-    let arrived = pair.two.rest();
-    assert_eq!(arrived.len(), 50);
-    let is_arrival = |event: Event| event.into_completion().is_ok_and(|it| own(&it).is_none());
-    assert!(arrived.into_iter().all(is_arrival));
 }
 
 /// And what is not, is not lent.

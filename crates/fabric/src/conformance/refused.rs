@@ -1,8 +1,8 @@
 //! What is not done: by the target, or at once.
 
 use super::Harness;
-use super::node::{Node, Pair, SEGMENT_BYTES, bytes_of, quiet, request};
-use crate::{Atomics, CutOff, Key, Local, Operation, PeerId, PostCause, RemoteAddress, Status};
+use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
+use crate::{Atomics, Key, Local, Operation, PostCause, RemoteAddress, Status};
 
 /// Requests of 4 bytes, of a word, or of several packets, that lead nowhere at `remote`, or leave there.
 fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
@@ -26,7 +26,7 @@ fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
 }
 
 /// What came before is done.  Where the provider is a network, the connection ends with it, else it fails alone.
-pub fn a_wrong_key_or_range_is_refused_and_nothing_is_done(harness: &dyn Harness) {
+pub fn a_wrong_key_or_range_is_refused(harness: &dyn Harness) {
     let key = |key| RemoteAddress { key: Key(key), offset: 0 };
     let offset = |offset| RemoteAddress { key: Key(0), offset };
     let places =
@@ -73,20 +73,6 @@ fn expect_refused(pair: &mut Pair<'_>, operation: Operation<'_>) {
     assert!(memory == expected, "{operation:?} changed something");
 }
 
-/// A failure is always told.
-pub fn what_is_refused_completes_even_if_nobody_asked(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    let write =
-        |id, offset| quiet(id, Operation::Write { local: Local::Inline(b"x"), remote: pair.at(offset) });
-    pair.one.try_post(pair.to_two, &[write(1, 0), write(2, SEGMENT_BYTES), write(3, 1)]).expect("all fit");
-    assert_eq!(pair.one.ended(), (2, Status::RemoteAccess));
-    if harness.refusal_ends_connection() {
-        assert_eq!(pair.one.ended(), (3, Status::Flushed));
-        pair.one.gone(pair.to_two);
-    }
-    pair.one.expect_nothing();
-}
-
 /// The requests before are posted, those behind are not, and the connection goes on.
 pub fn requests_that_could_never_be_posted_are_malformed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
@@ -116,29 +102,6 @@ pub fn requests_that_could_never_be_posted_are_malformed(harness: &dyn Harness) 
     for _ in &bad {
         assert_eq!(pair.two.received(), (b"fine".to_vec(), 0));
     }
-    pair.one.expect_nothing();
-    pair.two.expect_nothing();
-}
-
-/// A peer that was never met, or is gone.
-pub fn there_is_no_posting_to_strangers(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    let refused = |node: &Node<'_>, peer| {
-        let fine = request(1, Operation::Send { bytes: b"fine", imm: 0 });
-        let error = node.try_post(peer, &[fine, fine]).expect_err("there is no such peer");
-        assert_eq!((error.peer, error.posted, error.cause), (peer, 0, PostCause::NotConnected));
-        assert!(node.fabric.direct(peer, Key(0)).is_none());
-    };
-    for stranger in [PeerId(0), PeerId(99), PeerId(u32::MAX)] {
-        refused(&pair.one, stranger);
-        pair.one.fabric.disconnect(stranger);
-        assert_eq!(pair.one.fabric.cut_off(stranger), CutOff::Done);
-    }
-    pair.two.fabric.close();
-    pair.one.gone(pair.to_two);
-    pair.two.gone(pair.to_one);
-    refused(&pair.one, pair.to_two);
-    refused(&pair.two, pair.to_one);
     pair.one.expect_nothing();
     pair.two.expect_nothing();
 }

@@ -1,7 +1,7 @@
 //! Queues that are full, and have room again.
 
 use super::Harness;
-use super::node::{Node, Pair, quiet, request};
+use super::node::{Node, Pair, quiet};
 use crate::{CompletionKind, Event, Operation, PeerId, PostCause};
 
 const MESSAGE: [u8; 1000] = [7; 1000];
@@ -91,7 +91,7 @@ fn fill(node: &Node<'_>, peer: PeerId) -> u32 {
 }
 
 /// Though nothing of its own completes.
-pub fn who_found_a_queue_full_is_woken_when_there_is_room(harness: &dyn Harness) {
+pub fn room_in_a_full_queue_wakes_the_poster(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for round in 0..3 {
         let posted = fill(&pair.one, pair.to_two);
@@ -109,42 +109,5 @@ pub fn who_found_a_queue_full_is_woken_when_there_is_room(harness: &dyn Harness)
         heard += pair.two.rest().len() as u32;
         assert_eq!(heard, posted + 1);
     }
-    pair.one.expect_nothing();
-}
-
-/// And who asked hears it once.
-pub fn nobody_hears_of_room_who_did_not_ask(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    let posted = fill(&pair.one, pair.to_two);
-    assert_eq!(fill(&pair.one, pair.to_two), 0);
-    let mut heard = 0;
-    let mut rooms = 0;
-    for _ in 0..100 {
-        heard += pair.two.rest().len() as u32;
-        rooms += pair.one.rest().len();
-    }
-    assert_eq!((heard, rooms), (posted, 1));
-    let sends = [quiet(0, Operation::Send { bytes: &MESSAGE, imm: 0 }); 3];
-    pair.one.try_post(pair.to_two, &sends).expect("there is room");
-    assert_eq!(pair.two.rest().len(), 3);
-    pair.one.expect_nothing();
-}
-
-/// Who waits for it hears that, also where it takes long until the peer is cut off.
-pub fn there_is_no_more_room_once_the_peer_is_gone(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    let held = pair.two.fabric.direct(pair.to_one, pair.source.0);
-    fill(&pair.one, pair.to_two);
-    pair.one.fabric.disconnect(pair.to_two);
-    // Requests that fail are told, though they were posted quietly.
-    while pair.one.event() != (Event::Disconnected { peer: pair.to_two }) {}
-    let rest = pair.one.rest();
-    assert!(!rest.contains(&Event::Room { peer: pair.to_two }));
-    drop(held);
-    if rest.is_empty() {
-        assert!(matches!(pair.one.event(), Event::CutOff { .. }));
-    }
-    let error = pair.one.try_post(pair.to_two, &[request(1, Operation::Send { bytes: b"", imm: 0 })]);
-    assert_eq!(error.expect_err("it is gone").cause, PostCause::NotConnected);
     pair.one.expect_nothing();
 }

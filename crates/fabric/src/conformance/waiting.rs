@@ -16,7 +16,7 @@ fn send(imm: u32, solicited: bool) -> WorkRequest<'static> {
 }
 
 /// In its place among the others.
-pub fn an_unsolicited_message_wakes_nobody_and_is_found_by_the_next_who_polls(harness: &dyn Harness) {
+pub fn an_unsolicited_message_wakes_nobody(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();
     pair.two.expect_nothing();
@@ -33,20 +33,8 @@ pub fn an_unsolicited_message_wakes_nobody_and_is_found_by_the_next_who_polls(ha
     }
 }
 
-/// What comes is found by who polls.
-pub fn a_doorbell_that_is_not_armed_stays_silent(harness: &dyn Harness) {
-    let mut pair = Pair::new(harness);
-    pair.one.expect_nothing();
-    pair.two.expect_nothing();
-    pair.two.fabric.arm(None);
-    let seen = pair.two.fabric.doorbell();
-    pair.one.try_post(pair.to_two, &[send(1, true), send(2, true)]).expect("they fit");
-    assert_eq!(pair.two.rest().len(), 2);
-    assert_eq!(pair.two.fabric.doorbell(), seen);
-}
-
 /// Arm, poll once more, sleep: what comes between any two of these is heard.
-pub fn what_comes_before_the_last_poll_is_not_slept_over(harness: &dyn Harness) {
+pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let send_one = |imm| pair.one.try_post(pair.to_two, &[send(imm, true)]).expect("it fits");
     for moment in 0..3 {
@@ -70,24 +58,8 @@ pub fn what_comes_before_the_last_poll_is_not_slept_over(harness: &dyn Harness) 
     pair.two.expect_nothing();
 }
 
-/// Who has seen an older number does not sleep.
-pub fn waking_rings_even_if_nothing_is_armed(harness: &dyn Harness) {
-    let pair = Pair::new(harness);
-    let fabric = &pair.one.fabric;
-    for sleeper in [None, Some(Sleeper::Caller), Some(Sleeper::Progress)] {
-        fabric.arm(sleeper);
-        let seen = fabric.doorbell();
-        fabric.wake();
-        assert_ne!(fabric.doorbell(), seen);
-        let by = sleeper.unwrap_or(Sleeper::Progress);
-        fabric.wait(by, seen, None);
-        // Nothing comes, and time does end.
-        fabric.wait(by, fabric.doorbell(), Some(Duration::from_millis(1)));
-    }
-}
-
 /// Who sleeps for several fabrics watches the descriptors of its kind.
-pub fn a_descriptor_has_edges_for_the_sleeper_that_is_armed_and_no_other(harness: &dyn Harness) {
+pub fn only_the_armed_sleeper_has_edges(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();
     pair.two.expect_nothing();

@@ -1,7 +1,4 @@
-//! Middleware and composites over scripted fabrics.
+//! Several fabrics as one.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod composite;
-mod fault;
-mod trace;
+mod scripted;

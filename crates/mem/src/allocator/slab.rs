@@ -198,28 +198,3 @@ impl Slabs {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_object_costs_at_most_sixteen_bytes_of_ours() {
-        // The slab itself, its entry in a list, and its entry in the allocator's map (key, value and tree).
-        let bytes = size_of::<Slab>() + size_of::<SlabId>() + 2 * 32;
-        assert!(bytes / 16 <= 16, "{bytes} bytes for 16 objects");
-    }
-
-    #[test]
-    fn classes_hold_what_they_are_for_and_waste_a_fifth_at_most() {
-        let slabs = Slabs::new(64);
-        for len in 1..=OBJECT_BYTES_MAX {
-            let class = slabs.class_of(len).unwrap();
-            let rounded = len.next_multiple_of(64);
-            assert!(class.bytes() >= rounded && class.bytes() * 4 <= rounded * 5, "{len}: {class:?}");
-        }
-        assert!(slabs.class_of(0).is_none());
-        assert!(slabs.class_of(OBJECT_BYTES_MAX + 1).is_none());
-        assert!(Slabs::new(8192).class_of(1).is_none());
-    }
-}

@@ -64,25 +64,3 @@ impl Header {
         }
     }
 }
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headers_come_back_as_they_were_packed() {
-        for (kind, imm, len) in [(0, 0, 0), (KINDS - 1, u32::MAX, LEN_MAX as u32), (3, 1 << 31, 1)] {
-            let header = Header { kind, imm, len };
-            let lap = Lap::of(64, 64);
-            let word = header.pack(lap);
-            assert_eq!(Header::unpack(word), header);
-            assert!(lap.is_of(word));
-            assert!(!Lap::of(0, 64).is_of(word) && !Lap::of(128, 64).is_of(word));
-        }
-    }
-
-    #[test]
-    fn fresh_memory_is_of_no_lap() {
-        assert!((0..9).all(|lap| !Lap::of(lap * 64, 64).is_of(0)));
-    }
-}

@@ -562,7 +562,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_that_was_retired_stays_so_while_its_file_cannot_be_read() {
+    fn a_retired_secret_stays_retired() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         let write = |digit: &str| {

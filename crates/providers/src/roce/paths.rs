@@ -27,35 +27,3 @@ impl Paths {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::net::Ipv4Addr;
-
-    use super::*;
-
-    fn host(number: u32) -> IpAddr {
-        Ipv4Addr::from_bits(number).into()
-    }
-
-    #[test]
-    fn less_than_was_agreed_on_is_remembered_until_all_comes_through() {
-        let mut paths = Paths::default();
-        assert_eq!(paths.to(host(1)), None);
-        paths.note(host(1), Mtu::Bytes1024, Mtu::Bytes4096);
-        assert_eq!((paths.to(host(1)), paths.to(host(2))), (Some(Mtu::Bytes1024), None));
-        paths.note(host(1), Mtu::Bytes512, Mtu::Bytes4096);
-        assert_eq!(paths.to(host(1)), Some(Mtu::Bytes512));
-        paths.note(host(1), Mtu::Bytes1024, Mtu::Bytes1024);
-        assert_eq!(paths.to(host(1)), None);
-    }
-
-    #[test]
-    fn of_many_hosts_the_first_are_remembered() {
-        let mut paths = Paths::default();
-        (0..2000).for_each(|number| paths.note(host(number), Mtu::Bytes256, Mtu::Bytes4096));
-        assert_eq!(paths.0.len(), HOSTS_MAX);
-        paths.note(host(5), Mtu::Bytes512, Mtu::Bytes4096);
-        assert_eq!((paths.to(host(5)), paths.to(host(1999))), (Some(Mtu::Bytes512), None));
-    }
-}

@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_receiver_has_a_peer_before_any_has_more_than_another_also_when_some_have_left() {
+    fn peers_are_spread_among_receivers() {
         let config = RoceConfig { receivers: 2, peers_per_socket: 2, ..RoceConfig::new("", "") };
         let ports = Ports::open(&config).unwrap();
         let meet = |count| (0..count).map(|_| ports.port_use().0).collect::<Vec<_>>();

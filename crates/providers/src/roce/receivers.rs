@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_receiver_that_panics_ends_the_fabric_for_who_polls() {
+    fn a_panic_of_a_receiver_ends_the_fabric() {
         let dir = tempfile::tempdir().unwrap();
         let config = RoceConfig { receivers: 1, ..RoceConfig::new(dir.path().join("cluster"), "one") };
         let core = Core::open(config).unwrap();

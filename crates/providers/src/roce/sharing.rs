@@ -88,20 +88,3 @@ impl Sharing {
         due
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_begins_waits_for_its_share_only_where_many_have_theirs() {
-        let sharing = Sharing::new(Room::new(1 << 20));
-        sharing.shared_ns.store(7, Relaxed);
-        for peer in 0..FEW as u32 {
-            lock(&sharing.members).insert(PeerId(peer), Weak::new());
-        }
-        assert_eq!(sharing.note_begun(), 0);
-        lock(&sharing.members).insert(PeerId(FEW as u32), Weak::new());
-        assert_eq!(sharing.note_begun(), 7 + BEGIN_NS);
-    }
-}

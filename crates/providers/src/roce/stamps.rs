@@ -32,23 +32,3 @@ impl Clock {
         waited.map_or(now_ns, |waited| own_ns.saturating_sub(waited.as_nanos() as u64))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_has_waited_came_before_and_a_clock_that_was_set_says_nothing() {
-        let clock = Clock(Some((5_000_000, Duration::from_secs(100))));
-        let arrived = |stamp: Option<Duration>| {
-            let mut meta = RecvMeta::default();
-            meta.timestamp = stamp;
-            clock.arrived_ns(&meta, 4_000_000)
-        };
-        assert_eq!(arrived(Some(Duration::from_millis(99_998))), 3_000_000);
-        assert_eq!(arrived(None), 4_000_000, "the system has said nothing");
-        for set in [98_000, 100_001] {
-            assert_eq!(arrived(Some(Duration::from_millis(set))), 4_000_000, "the clock was set");
-        }
-    }
-}

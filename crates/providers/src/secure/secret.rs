@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_secret_is_read_from_its_file_which_nobody_else_may_read() {
+    fn a_secret_file_is_readable_by_its_owner_only() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         let secret = Secret::new().unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn two_secrets_are_the_most_and_what_is_none_is_told_without_showing_it() {
+    fn a_bad_secret_file_is_refused_without_showing_it() {
         let [one, two] = ["0".repeat(64), "aB".repeat(32)];
         let parsed = Secrets::parse(&format!("# since May\n{one}\n\n  {two}\n")).unwrap();
         assert_eq!(parsed.0, [Secret([0; 32]), Secret([0xab; 32])]);

@@ -47,19 +47,3 @@ pub(super) fn unpack(word: u64) -> RemoteAddress {
     let key = Key((word >> OFFSET_BITS) as u32);
     RemoteAddress { key, offset: word & ((1 << OFFSET_BITS) - 1) }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_come_back_or_are_not_packed() {
-        let address = |key, offset| RemoteAddress { key: Key(key), offset };
-        for (key, offset) in [(0, 0), (1, 2), (u16::MAX.into(), (1 << 48) - 1)] {
-            let address = address(key, offset);
-            assert_eq!(pack(address).map(unpack), Some(address));
-        }
-        assert_eq!(pack(address(1 << 16, 0)), None);
-        assert_eq!(pack(address(0, 1 << 48)), None);
-    }
-}

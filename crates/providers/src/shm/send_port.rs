@@ -63,29 +63,3 @@ pub(super) fn with_send_port<T>(
     // A thread that is ending remembers nothing any more.
     entered.unwrap_or_else(|_| find().map(|send_port| enter(&send_port)))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_send_port_is_looked_up_once_and_never_mistaken_for_another() {
-        let fabrics = [FabricNumber::new(), FabricNumber::new()];
-        let send_ports: Vec<Arc<SendPort>> = (0..4).map(|_| Arc::default()).collect();
-        let enter = |fabric: usize, peer, finds: Option<usize>| {
-            let find = || finds.map(|send_port| send_ports[send_port].clone());
-            let which =
-                |send_port: &SendPort| send_ports.iter().position(|each| std::ptr::eq(&**each, send_port));
-            with_send_port(fabrics[fabric], PeerId(peer), find, which).flatten()
-        };
-        assert_eq!(enter(0, 1, None), None);
-        assert_eq!(enter(0, 1, Some(0)), Some(0));
-        assert_eq!(enter(0, 2, Some(1)), Some(1));
-        // Both are known now, and nothing is asked.
-        assert_eq!((enter(0, 1, None), enter(0, 2, None)), (Some(0), Some(1)));
-        assert_eq!(enter(1, 1, Some(2)), Some(2), "it is another fabric's");
-        // Those that share a place displace each other.
-        assert_eq!(enter(0, 2 + SEND_PORTS_MAX as u32, Some(3)), Some(3));
-        assert_eq!(enter(0, 2, None), None);
-    }
-}

@@ -88,3 +88,34 @@ fn u16_at(bytes: &[u8], at: usize) -> u16 {
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
 }
+
+/// The ICRC of a datagram, computed bit by bit from its IP header on; the four bytes at its end, where the ICRC stands, may have any value.
+pub fn icrc_of(ip: &[u8]) -> u32 {
+    let mut masked = ip.to_vec();
+    let transport = match ip[0] >> 4 {
+        4 => {
+            // Service, hops and checksum.
+            [1, 8, 10, 11].into_iter().for_each(|at| masked[at] = 0xff);
+            28
+        }
+        _ => {
+            // Class, label and hops.
+            [1, 2, 3, 7].into_iter().for_each(|at| masked[at] = 0xff);
+            masked[0] |= 0x0f;
+            48
+        }
+    };
+    // The checksum of UDP, and the marks of congestion.
+    masked[transport - 2..transport].fill(0xff);
+    masked[transport + 4] = 0xff;
+    let covered = [0xff; 8].iter().chain(&masked[..masked.len() - 4]);
+    let mut register = u32::MAX;
+    for byte in covered {
+        register ^= u32::from(*byte);
+        for _ in 0..8 {
+            let feedback = if register & 1 == 1 { 0xedb8_8320 } else { 0 };
+            register = register >> 1 ^ feedback;
+        }
+    }
+    !register
+}

@@ -36,71 +36,49 @@ fn with_rule(rule: &str, singly: bool) -> Option<[(u64, Dropped); 2]> {
     Some([0, 1].map(|side| (changed[side], dropped(&pair)[side])))
 }
 
-/// Each packet that is changed is refused, and nothing else is.
-fn all_changed_are_refused(rule: &str) {
-    let Some(sides) = with_rule(rule, true) else { return };
+/// Each packet that is changed is refused, or counted as a stranger's, and nothing else is.
+fn check_damage(rule: &str, singly: bool, is_stranger: bool) {
+    let Some(sides) = with_rule(rule, singly) else { return };
     for (changed, dropped) in sides {
         assert!(changed > 10, "{changed} packets were changed");
-        assert_eq!((dropped.refused, dropped.strangers, dropped.malformed), (changed, 0, 0));
+        let expected = if is_stranger { (0, changed) } else { (changed, 0) };
+        assert_eq!((dropped.refused, dropped.strangers, dropped.malformed), (expected.0, expected.1, 0));
     }
 }
 
 #[test]
-fn a_byte_that_changes_in_a_payload_reaches_nobody() {
+fn a_changed_payload_is_refused() {
     // No byte of a payload is above 0x7f.
-    all_changed_are_refused("udp length > 200 numgen random mod 6 == 0 @th,1000,8 set 0xee counter");
+    let rule = "udp length > 200 numgen random mod 6 == 0 @th,1000,8 set 0xee udp checksum set 0 counter";
+    check_damage(rule, true, false);
 }
 
 #[test]
-fn a_byte_that_changes_in_a_payload_without_a_checksum_reaches_nobody() {
-    all_changed_are_refused(
-        "udp length > 200 numgen random mod 6 == 0 @th,1000,8 set 0xee udp checksum set 0 counter",
-    );
-}
-
-#[test]
-fn a_byte_that_changes_in_a_train_reaches_nobody() {
+fn a_changed_train_is_refused() {
     // Of each train the first packet, where it is the first or only one of a long write, by its RETH.
     let rule =
         "@th,64,8 { 0x06, 0x0a } @th,256,32 > 1000 numgen random mod 3 == 0 @th,1000,8 set 0xee counter";
-    let Some(sides) = with_rule(rule, false) else { return };
-    for (changed, dropped) in sides {
-        assert!(changed > 10, "{changed} trains were changed");
-        assert_eq!((dropped.refused, dropped.strangers, dropped.malformed), (changed, 0, 0));
-    }
+    check_damage(rule, false, false);
 }
 
 #[test]
-fn an_opcode_that_changes_changes_nothing() {
-    // Nothing here writes with another one than these, so that it is another one: of a send with an invalidation.
-    all_changed_are_refused("udp length > 8 numgen random mod 12 == 0 @th,64,8 set 0x16 counter");
-}
-
-#[test]
-fn a_packet_number_that_changes_changes_nothing() {
+fn a_changed_packet_number_is_refused() {
     // One in 2^16 was as it is now.
-    all_changed_are_refused("udp length > 8 numgen random mod 12 == 0 @th,144,16 set 0x5aa5 counter");
+    check_damage("udp length > 8 numgen random mod 12 == 0 @th,144,16 set 0x5aa5 counter", true, false);
 }
 
 #[test]
-fn a_packet_for_a_queue_pair_that_is_not_there_is_counted_as_a_strangers() {
-    let rule = "udp length > 8 numgen random mod 12 == 0 @th,104,16 set 0x5aa5 counter";
-    let Some(sides) = with_rule(rule, true) else { return };
-    for (changed, dropped) in sides {
-        assert!(changed > 10, "{changed} packets were changed");
-        assert_eq!((dropped.strangers, dropped.refused, dropped.malformed), (changed, 0, 0));
-    }
+fn an_unknown_queue_pair_counts_as_a_stranger() {
+    check_damage("udp length > 8 numgen random mod 12 == 0 @th,104,16 set 0x5aa5 counter", true, true);
 }
 
 #[test]
-fn what_routers_may_change_costs_nothing() {
+fn changes_that_routers_may_make_cost_nothing() {
     // Service, marks of congestion, hops and the identification, which a network may rewrite where fragments are forbidden.
     let rule = "udp length > 8 ip dscp set cs5 ip ecn set ce ip ttl set 3 ip id set 0x1234 counter";
-    for singly in [true, false] {
-        let Some(sides) = with_rule(rule, singly) else { return };
-        for (changed, dropped) in sides {
-            assert!(changed > 100, "{changed} packets were changed");
-            assert_eq!(dropped, Dropped::default());
-        }
+    let Some(sides) = with_rule(rule, false) else { return };
+    for (changed, dropped) in sides {
+        assert!(changed > 100, "{changed} packets were changed");
+        assert_eq!(dropped, Dropped::default());
     }
 }

@@ -1,164 +1,125 @@
-//! All operations between two processes, as they are on the wire.
+//! What Wireshark reads in the packets of a fabric.
 
-use halite_providers::Mtu;
+use std::path::Path;
+use std::process::Command;
+
+use halite_providers::RoceConfig;
+use halite_rnic::wire::{Headers, Packet};
 
 use crate::common::Cluster;
 use crate::common::pcap::{Datagram, datagrams};
-use crate::outside::{Listening, Row, decode};
-use crate::roles::{self, STEPS};
+use crate::traffic::Traffic;
 use crate::world::Network;
-use crate::{checks, story};
 
-/// All that is known of what went over the wire.
-#[derive(Clone)]
-struct Seen {
-    wire: Vec<Datagram>,
-    rows: Vec<Row>,
-    /// What each end has written down of what it sent.
-    traces: [Vec<Datagram>; 2],
-    mtu: Mtu,
-    has_checksums: bool,
+/// Compared fields, without "infiniband.".
+const FIELDS: [&str; 16] = [
+    "bth.opcode",
+    "bth.se",
+    "bth.padcnt",
+    "bth.destqp",
+    "bth.a",
+    "bth.psn",
+    "reth.va",
+    "reth.r_key",
+    "reth.dmalen",
+    "atomiceth.swapdt",
+    "atomiceth.cmpdt",
+    "aeth.syndrome",
+    "aeth.msn",
+    "atomicacketh.origremdt",
+    "immdt",
+    "invariant.crc",
+];
+
+type Values = [Option<u64>; FIELDS.len()];
+
+/// Decodes a capture as RoCEv2 where it is from or to this port.
+fn decode(capture: &Path, port: u16) -> Vec<Values> {
+    let mut command = Command::new("tshark");
+    command.arg("-n").arg("-r").arg(capture);
+    command.args(["-d", &format!("udp.port=={port},infiniband"), "-Y", &format!("udp.port=={port}")]);
+    // Payloads are not what they may look like.
+    command.args(["--disable-heuristic", "eth_over_ib", "--disable-heuristic", "mellanox_eoib"]);
+    command.args(["-T", "fields", "-E", "separator=/t", "-E", "occurrence=f", "-e", "_ws.malformed"]);
+    command.args(FIELDS.map(|field| format!("-einfiniband.{field}")));
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let row = |line: &str| {
+        let mut columns = line.split('\t');
+        assert_eq!(columns.next(), Some(""), "malformed: {line}");
+        let values = columns.zip(FIELDS).map(|(text, field)| number(field, text));
+        values.collect::<Vec<_>>().try_into().unwrap()
+    };
+    String::from_utf8(output.stdout).unwrap().lines().map(row).collect()
 }
 
-impl Seen {
-    /// Has two processes do all that there is to do, and listens.
-    fn new(network: &Network, mtu: Mtu, family: &str, has_checksums: bool) -> Seen {
-        let cluster = Cluster::new();
-        let listening = Listening::start(network, 0);
-        roles::play(network, &cluster, mtu, family);
-        let file = cluster.0.join("wire.pcap");
-        listening.end(&file);
-        let traces = [0, 1].map(|side| {
-            let all = datagrams(&roles::trace(&cluster, side));
-            let is_sent = |datagram: &Datagram| datagram.source.ip() == roles::address(family, side);
-            all.into_iter().filter(is_sent).collect::<Vec<_>>()
-        });
-        let [one, two] = traces.each_ref().map(|trace| trace[0].source);
-        let is_theirs = |datagram: &Datagram| {
-            [datagram.source, datagram.target].iter().all(|end| [one, two].contains(end))
-        };
-        let wire = datagrams(&file).into_iter().filter(is_theirs).collect();
-        let rows = decode(&file, one.port());
-        Seen { wire, rows, traces, mtu, has_checksums }
+fn number(field: &str, text: &str) -> Option<u64> {
+    match (text.strip_prefix("0x"), text) {
+        (_, "") => None,
+        (_, "True") => Some(1),
+        (_, "False") => Some(0),
+        (Some(hex), _) => Some(u64::from_str_radix(hex, 16).unwrap()),
+        // Shown as bytes.
+        (None, hex) if field == "immdt" => Some(u64::from_str_radix(hex, 16).unwrap()),
+        (None, decimal) => Some(decimal.parse().unwrap()),
     }
+}
 
-    fn sent_by(&self, side: usize) -> Vec<&Row> {
-        let source = self.traces[side][0].source.ip().to_string();
-        self.rows.iter().filter(|row| row.source == source).collect()
-    }
-
-    fn findings(&self) -> Vec<String> {
-        let mut findings = checks::checksums(&self.wire);
-        findings.extend(checks::about_path(&self.wire));
-        findings.extend(checks::about_losses(&self.wire).0);
-        for side in 0..2 {
-            let (trace, rows) = (&self.traces[side], self.sent_by(side));
-            let is_sent = |datagram: &&Datagram| datagram.source == trace[0].source;
-            let wire: Vec<Datagram> = self.wire.iter().filter(is_sent).cloned().collect();
-            findings.extend(checks::bytes(&wire, trace, self.has_checksums));
-            findings.extend(checks::fields(&rows, trace));
-            let peers = self.sent_by(1 - side);
-            let requests: Vec<&Row> = rows.into_iter().filter(|row| story::is_request(row)).collect();
-            let answers: Vec<&Row> = peers.into_iter().filter(|row| story::is_answer(row)).collect();
-            findings.extend(story::findings(&requests, &answers, self.mtu.bytes().into(), &STEPS));
+/// The fields of a packet; `None` for Halite's own opcodes, of which Wireshark knows only the transport header.
+fn meant(sent: &Datagram) -> Option<Values> {
+    let (body, icrc) = sent.payload().split_last_chunk::<4>().unwrap();
+    let packet = Packet::parse(body).unwrap();
+    let (mut reth, mut words, mut aeth, mut old, mut imm) = ([None; 3], [None; 2], [None; 2], None, None);
+    match packet.headers {
+        Headers::Missing(_) | Headers::Probe(_) | Headers::ProbeAnswer(_) | Headers::Part(_) => return None,
+        Headers::WriteFirst(eth) | Headers::WriteOnly { reth: eth, .. } | Headers::ReadRequest(eth) => {
+            reth = [eth.address, eth.rkey.into(), eth.len.into()].map(Some);
         }
-        findings
+        Headers::CompareSwap(eth) | Headers::FetchAdd(eth) => {
+            reth = [Some(eth.address), Some(eth.rkey.into()), None];
+            words = [eth.swap_or_add, eth.compare].map(Some);
+        }
+        Headers::ReadResponseFirst(eth)
+        | Headers::ReadResponseLast(eth)
+        | Headers::ReadResponseOnly(eth)
+        | Headers::Acknowledge(eth)
+        | Headers::AtomicAcknowledge { aeth: eth, .. } => {
+            aeth = [eth.syndrome.byte().into(), eth.msn.into()].map(Some);
+        }
+        _ => {}
     }
-
-    #[track_caller]
-    fn check(&self) {
-        let findings = self.findings();
-        let shown = findings.iter().take(20).map(String::as_str).collect::<Vec<_>>().join("\n");
-        assert!(findings.is_empty(), "{} findings:\n{shown}", findings.len());
+    match packet.headers {
+        Headers::SendLast { imm: own }
+        | Headers::SendOnly { imm: own }
+        | Headers::WriteLast { imm: own }
+        | Headers::WriteOnly { imm: own, .. } => imm = own.map(u64::from),
+        Headers::AtomicAcknowledge { old: own, .. } => old = Some(own),
+        _ => {}
     }
-}
-
-/// Trains are cut by the kernel before they are on the wire.
-fn of_trains(mtu: Mtu, family: &str) -> Option<Seen> {
-    let network = Network::new()?;
-    network.cut_trains();
-    Some(Seen::new(&network, mtu, family, false))
-}
-
-#[test]
-fn packets_of_trains_mean_to_others_what_was_sent() {
-    let Some(seen) = of_trains(Mtu::Bytes4096, "4") else { return };
-    assert!(seen.wire.iter().any(|packet| packet.identification() > 1), "there were no trains");
-    seen.check();
+    let pad = packet.payload.len().wrapping_neg() & 3;
+    let opcode = packet.headers.opcode() as u64;
+    let bth = [opcode, packet.solicited.into(), pad as u64, packet.dest_qp.value().into()];
+    let bth = bth.into_iter().chain([packet.ack_request.into(), packet.psn.value().into()]).map(Some);
+    // Wireshark shows the ICRC as its bytes come.
+    let rest = [old, imm, Some(u32::from_be_bytes(*icrc).into())];
+    let values = bth.chain(reth).chain(words).chain(aeth).chain(rest);
+    values.collect::<Vec<_>>().try_into().ok()
 }
 
 #[test]
-fn packets_over_ipv6_mean_to_others_what_was_sent() {
-    let Some(seen) = of_trains(Mtu::Bytes1024, "6") else { return };
-    seen.check();
-}
-
-#[test]
-fn packets_that_leave_one_by_one_mean_to_others_what_was_sent() {
+fn wireshark_reads_what_was_sent() {
     let Some(network) = Network::new() else { return };
-    network.cut_trains();
-    network.without_checksums();
-    Seen::new(&network, Mtu::Bytes1024, "4", true).check();
-}
-
-/// What is told of what went over the wire if somebody makes one mistake.
-#[track_caller]
-fn expect_finding(seen: &Seen, mistake: impl FnOnce(&mut Seen), expected: &str) {
-    let mut wrong = seen.clone();
-    mistake(&mut wrong);
-    let findings = wrong.findings();
-    assert!(findings.iter().any(|finding| finding.contains(expected)), "{expected}: {findings:#?}");
-}
-
-#[test]
-fn no_mistake_is_overlooked() {
-    let Some(seen) = of_trains(Mtu::Bytes4096, "4") else { return };
-    seen.check();
-    let opcode = |row: &Row| row.fields["infiniband.bth.opcode"];
-    let at = |wanted: u64| seen.rows.iter().position(|row| opcode(row) == wanted).unwrap();
-    let set = |wanted: usize, name: &'static str, value| {
-        move |seen: &mut Seen| {
-            *seen.rows[wanted].fields.get_mut(name).unwrap() = value;
+    let cluster = Cluster::new();
+    let capture = cluster.0.join("one.pcap");
+    let one = RoceConfig { pcap: Some(capture.clone()), ..network.config(&cluster, 0) };
+    let mut pair = network.connect([one, network.config(&cluster, 1)]);
+    Traffic::new(&pair, 4).run(&mut pair, 60);
+    pair.settle();
+    let (sent, rows) = (datagrams(&capture), decode(&capture, pair.ends[0].fabric.local_address().port()));
+    assert!(sent.len() > 200 && sent.len() == rows.len(), "{} packets, {} rows", sent.len(), rows.len());
+    for (index, (sent, row)) in sent.iter().zip(&rows).enumerate() {
+        if let Some(meant) = meant(sent) {
+            assert_eq!(*row, meant, "packet {index} of {FIELDS:?}");
         }
-    };
-    // Of the sender's own trace: the number of a packet, and its ICRC.
-    let change = |byte: fn(usize) -> usize| {
-        move |seen: &mut Seen| {
-            let is_known = |sent: &&mut Datagram| sent.payload()[0] < 0x20;
-            let ip = &mut seen.traces[0].iter_mut().find(is_known).unwrap().ip;
-            let at = byte(ip.len());
-            ip[at] ^= 1;
-        }
-    };
-    expect_finding(&seen, change(|_| 28 + 11), "infiniband.bth.psn");
-    expect_finding(&seen, change(|_| 28 + 11), "another than was sent");
-    expect_finding(&seen, change(|len| len - 1), "infiniband.invariant.crc");
-    // On the wire: a byte of a payload, of a header, and of the checksum.
-    for byte in [|len| len - 8, |_| 28 + 5, |len| len - 1] as [fn(usize) -> usize; 3] {
-        let damage = |seen: &mut Seen| {
-            let ip = &mut seen.wire[at(1)].ip;
-            let at = byte(ip.len());
-            ip[at] ^= 0x40;
-        };
-        expect_finding(&seen, damage, "a wrong ICRC");
     }
-    expect_finding(&seen, |seen| drop(seen.wire.remove(5)), "packets on the wire");
-    // Of what is about the path: a length, and an answer.
-    let longer = |seen: &mut Seen| {
-        let probe = seen.wire.iter_mut().find(|datagram| datagram.payload()[0] == 0xd0).unwrap();
-        probe.ip.extend([0; 4]);
-    };
-    expect_finding(&seen, longer, "no probe");
-    let unanswered = |seen: &mut Seen| seen.wire.retain(|datagram| datagram.payload()[0] != 0xd1);
-    expect_finding(&seen, unanswered, "are answered by");
-    // In what others read: lengths, messages without begin or end, and a packet that is missing.
-    expect_finding(&seen, set(at(10), "infiniband.reth.dmalen", 4095), "no message of one packet");
-    expect_finding(&seen, set(at(1), "data.len", 4092), "a payload of 4092");
-    expect_finding(&seen, set(at(0), "infiniband.bth.opcode", 1), "belongs to no message");
-    expect_finding(&seen, set(at(3), "infiniband.bth.opcode", 1), "in the middle of a message");
-    let (missing, number) = (&seen.rows[at(11)], "infiniband.bth.psn");
-    let forget = |seen: &mut Seen| {
-        seen.rows.retain(|row| row.source != missing.source || row.fields[number] != missing.fields[number]);
-    };
-    expect_finding(&seen, forget, "are missing");
 }

@@ -4,15 +4,14 @@
 //!   side 0: left, 10.77.0.1, fd77::1  ◄── veth pair ──►  side 1: right, 10.77.0.2, fd77::2
 //! ```
 //!
-//! They have no names: the kernel removes them, and all in them, with the last descriptor and process, however a test ends.  What is
-//! started in one dies with the thread of the test.
+//! They have no names: the kernel removes them, and all in them, with the last descriptor and process, however a test ends.
 
 use std::fs::File;
 use std::io::Write;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use halite_providers::{RoceConfig, RoceFabric};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
@@ -24,7 +23,7 @@ use crate::common::pair::Pair;
 const REQUIRED: &str = "HALITE_NETWORK";
 /// What carries a packet of 4096 bytes of payload with all headers.
 const MTU: u32 = 4200;
-const TOOLS: [&str; 7] = ["ip", "tc", "nft", "ethtool", "dumpcap", "tshark", "setpriv"];
+const TOOLS: [&str; 4] = ["ip", "nft", "ethtool", "tshark"];
 /// The names of the wire's ends.
 pub const DEVICES: [&str; 2] = ["left", "right"];
 
@@ -96,25 +95,10 @@ impl Network {
         self.run(side, line).unwrap()
     }
 
-    /// Starts a program that ends with the test, however that ends.
-    pub fn start(&self, side: usize, words: &[&str]) -> Running {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL"]).args(words);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        Running(self.inside(side, || command.spawn()).unwrap())
-    }
-
     /// The kernel cuts trains before they are on the wire, so that each packet is there, and may get lost, by itself.
     pub fn cut_trains(&self) {
         for (side, device) in DEVICES.into_iter().enumerate() {
             self.must(side, &format!("ethtool -K {device} tx-udp-segmentation off gso off gro off"));
-        }
-    }
-
-    /// Devices compute no checksum, so that the kernel does, and refuses trains or cuts them early.
-    pub fn without_checksums(&self) {
-        for (side, device) in DEVICES.into_iter().enumerate() {
-            self.must(side, &format!("ethtool -K {device} tx off rx off"));
         }
     }
 
@@ -151,16 +135,6 @@ impl Network {
         Pair::connect(
             configs.map(|config| self.inside(sides.next().unwrap(), || RoceFabric::open(config).unwrap())),
         )
-    }
-}
-
-/// A program that is killed with its value.
-pub struct Running(pub Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

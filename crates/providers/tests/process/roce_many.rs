@@ -2,20 +2,17 @@
 
 use crate::common;
 
-use std::os::fd::AsRawFd;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::alone;
-use common::pair::Pair;
-use common::{Cluster, Node, Role, bytes_of, inline, remote, role_dir, until};
+use common::{Cluster, Node, bytes_of, remote, until};
 use halite_fabric::{
     Completion, CompletionKind, Event, Fabric, Key, Lane, Local, Operation, PeerId, Status, WorkId,
     WorkRequest,
 };
 use halite_mem::{PagePolicy, Segment, Window};
 use halite_providers::{RoceConfig, RoceFabric};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Turns a hang into a failure; no story is meant to come anywhere near.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -138,7 +135,7 @@ fn stock(config: RoceConfig) -> RoceConfig {
 
 #[test]
 #[ignore = "measures: .ci/deep slow"]
-fn what_sixty_four_write_at_once_fits_into_the_buffers_of_a_stock_kernel() {
+fn sixty_four_writers_overflow_no_stock_buffer() {
     for _ in 0..CROWDS_MAX {
         let mut crowd = Crowd::new(64, stock);
         assert_eq!(crowd.ports().iter().map(|(_, count)| *count).collect::<Vec<_>>(), [16; 4]);
@@ -161,7 +158,7 @@ fn times_preempted() -> u64 {
 }
 
 #[test]
-fn what_sixty_four_write_at_once_to_one_socket_is_lost_in_part_and_lands_all_the_same() {
+fn sixty_four_writers_to_one_socket_all_land() {
     let mut crowd = Crowd::new(64, |config| RoceConfig { sockets_max: 1, ..stock(config) });
     assert_eq!(crowd.ports().len(), 1);
     let before = crowd.overflowed();
@@ -190,16 +187,13 @@ fn sockets_come_with_peers_and_go_with_them() {
 }
 
 #[test]
-fn who_sleeps_is_woken_by_what_comes_to_any_socket() {
-    wake_by_three(0);
+fn packets_to_any_socket_wake_a_sleeper() {
+    check_wakes(0);
+    check_wakes(2);
 }
 
-#[test]
-fn who_sleeps_is_woken_by_what_threads_of_the_fabric_have_received() {
-    wake_by_three(2);
-}
-
-fn wake_by_three(receivers: usize) {
+/// Three peers with a socket each wake one who sleeps, whose packets this many threads receive.
+fn check_wakes(receivers: usize) {
     let _alone = alone();
     let cluster = Cluster::new();
     let config =
@@ -240,23 +234,6 @@ fn wake_by_three(receivers: usize) {
     assert!(sleeper.local_addresses().len() <= 3);
 }
 
-/// Each has a socket before any has two peers, and peers go where there are fewest.
-#[test]
-fn peers_are_spread_among_the_threads_that_receive() {
-    let mut crowd = Crowd::new(7, |config| RoceConfig { receivers: 3, ..stock(config) });
-    let mut peers: Vec<usize> = crowd.ports().into_iter().map(|(_, count)| count).collect();
-    peers.sort_unstable();
-    assert_eq!(peers, [2, 2, 3]);
-    crowd.write_at_once();
-}
-
-#[test]
-fn what_sixty_four_write_at_once_lands_by_threads_that_receive() {
-    let mut crowd = Crowd::new(64, |config| RoceConfig { receivers: 2, ..stock(config) });
-    assert_eq!(crowd.ports().iter().map(|(_, count)| *count).collect::<Vec<_>>(), [16; 4]);
-    crowd.write_at_once();
-}
-
 /// And a peer that has met it.
 fn one_who_receives_by_a_thread(cluster: &Cluster) -> (Node, Node, PeerId) {
     // Nobody is to be woken by that.
@@ -278,7 +255,7 @@ fn one_who_receives_by_a_thread(cluster: &Cluster) -> (Node, Node, PeerId) {
 
 /// What peers ask is carried out and answered though no thread of the node's own does anything.
 #[test]
-fn threads_that_receive_serve_peers_while_nobody_polls() {
+fn receivers_serve_peers_while_nobody_polls() {
     let _alone = alone();
     let cluster = Cluster::new();
     let (busy, mut peer, to_busy) = one_who_receives_by_a_thread(&cluster);
@@ -302,7 +279,7 @@ fn threads_that_receive_serve_peers_while_nobody_polls() {
 
 /// Messages that wake nobody, and are so many that nothing more is received, have who sleeps make room.
 #[test]
-fn who_sleeps_is_woken_when_threads_that_receive_have_no_room() {
+fn receivers_without_room_wake_a_sleeper() {
     let _alone = alone();
     let cluster = Cluster::new();
     let (mut busy, mut peer, to_busy) = one_who_receives_by_a_thread(&cluster);
@@ -357,22 +334,6 @@ fn flood(peer: &mut Node, to_busy: PeerId) -> u32 {
     sent
 }
 
-/// Messages that nobody takes wait at their sender, as if they were not received, and all of them come when somebody does.
-#[test]
-fn threads_that_receive_wait_for_who_polls() {
-    let _alone = alone();
-    let cluster = Cluster::new();
-    let (mut busy, mut peer, to_busy) = one_who_receives_by_a_thread(&cluster);
-    let sent = flood(&mut peer, to_busy);
-    let heard: Vec<u32> = (0..sent)
-        .map(|_| {
-            let _ = peer.try_event();
-            busy.received().1
-        })
-        .collect();
-    assert!(heard.iter().copied().eq(0..sent), "in order, and each once");
-}
-
 #[test]
 fn a_fabric_ends_though_its_threads_wait_for_room() {
     let _alone = alone();
@@ -387,125 +348,4 @@ fn a_fabric_ends_though_its_threads_wait_for_room() {
         say_done.send(()).unwrap();
     });
     done.recv_timeout(PATIENCE).expect("it waits for who polls");
-}
-
-/// Of what is left to be said, acknowledgements bring the rest on its way: they are received though nobody has taken what waits.
-#[test]
-fn what_is_said_last_is_heard_though_threads_that_receive_wait_for_room() {
-    const LAST: usize = 64;
-    let _alone = alone();
-    let cluster = Cluster::new();
-    let (busy, mut peer, to_busy) = one_who_receives_by_a_thread(&cluster);
-    flood(&mut peer, to_busy);
-    let long = vec![7; 60_000];
-    for number in 0..LAST {
-        busy.send(PeerId(1), &long, number as u32).unwrap();
-    }
-    std::thread::scope(|scope| {
-        scope.spawn(move || drop(busy));
-        for number in 0..LAST {
-            let (bytes, imm) = peer.received();
-            assert_eq!((imm, bytes == long), (number as u32, true));
-        }
-    });
-}
-
-#[test]
-fn a_fabric_ends_with_its_threads() {
-    let _alone = alone();
-    let threads = || {
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-        let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
-        names.filter(|name| name.starts_with("receiver-")).count()
-    };
-    // A thread has its name, and is gone, a moment later.
-    let wait_for = |count| until(|| threads() == count);
-    let cluster = Cluster::new();
-    let config = |receivers| RoceConfig { receivers, ..RoceConfig::new(&cluster.0, "one") };
-    let fabric = RoceFabric::open(config(3)).unwrap();
-    wait_for(3);
-    drop(fabric);
-    wait_for(0);
-    // Nor are threads left, or the name taken, where it cannot be opened after all.
-    let nowhere = RoceConfig { pcap: Some("/proc/nowhere/packets.pcap".into()), ..config(3) };
-    RoceFabric::open(nowhere).unwrap_err();
-    wait_for(0);
-    drop(RoceFabric::open(config(0)).unwrap());
-    let error = RoceFabric::open(config(65)).unwrap_err();
-    assert_eq!(error.to_string(), "cannot open a roce fabric with 65 threads that receive: at most 64");
-}
-
-#[test]
-#[ignore = "a role"]
-fn poor() {
-    let Some(dir) = role_dir() else { return };
-    let fabric =
-        RoceFabric::open(RoceConfig { peers_per_socket: 1, ..RoceConfig::new(dir, "poor") }).unwrap();
-    let mut node = Node::of(fabric.clone());
-    node.fabric.connect("rich.sock", b"poor");
-    let rich = node.connected();
-    loop {
-        let (order, _) = node.received();
-        let answer = match &order[..] {
-            // One for the Unix socket by which somebody meets us, and none for a socket of its own.
-            b"one descriptor" => {
-                let free = std::fs::File::open("/dev/null").unwrap().as_raw_fd() as u64;
-                limit(Some(free + 1))
-            }
-            b"many descriptors" => limit(getrlimit(Resource::Nofile).maximum),
-            b"sockets" => fabric.local_addresses().len().to_string(),
-            order => panic!("{order:?} is no order"),
-        };
-        node.send(rich, answer.as_bytes(), 0).unwrap();
-    }
-}
-
-fn limit(current: Option<u64>) -> String {
-    setrlimit(Resource::Nofile, Rlimit { current, ..getrlimit(Resource::Nofile) }).unwrap();
-    "limited".to_owned()
-}
-
-#[test]
-fn who_has_no_descriptors_for_a_further_socket_lets_peers_share_the_first() {
-    let _alone = alone();
-    let cluster = Cluster::new();
-    let open = |name| Node::of(RoceFabric::open(RoceConfig::new(&cluster.0, name)).unwrap());
-    let mut rich = open("rich");
-    let _role = Role::start(&cluster, "roce_many::poor");
-    let role = rich.connected();
-    let mut ask = |order: &str| {
-        rich.send(role, order.as_bytes(), 0).unwrap();
-        String::from_utf8(rich.received().0).unwrap()
-    };
-    assert_eq!(ask("one descriptor"), "limited");
-    let mut second = open("second");
-    second.fabric.connect("poor.sock", b"");
-    let there = second.connected();
-    assert_eq!(ask("sockets"), "1");
-    let (status, _) = second.run(there, Operation::Write { local: inline(b""), remote: remote(Key(7), 0) });
-    assert_eq!(status, Status::RemoteAccess, "it is heard: there is no such key");
-    assert_eq!(ask("many descriptors"), "limited");
-    let mut third = open("third");
-    third.fabric.connect("poor.sock", b"");
-    third.connected();
-    assert_eq!(ask("sockets"), "2", "from now on there is one");
-}
-
-/// A read has no bytes on its way there, so a reader was granted one packet for good, and waited for each answer before it asked for the next.
-#[test]
-fn who_only_reads_has_many_packets_under_way() {
-    const READ_BYTES: u64 = 1 << 18;
-    let _alone = alone();
-    let cluster = Cluster::new();
-    let mut pair = Pair::open(RoceConfig::new(&cluster.0, "one"), RoceConfig::new(&cluster.0, "two"));
-    let [(own, landed), (key, held)] = [0, 1].map(|end| pair.ends[end].register(READ_BYTES));
-    held.write(READ_BYTES - 4, b"salt").unwrap();
-    let local = Local::Registered { key: own, offset: 0, len: READ_BYTES };
-    // Where packets come late, the window is small for a while.
-    until(|| {
-        pair.run(0, Operation::Read { local, remote: remote(key, 0) });
-        assert_eq!(bytes_of(&landed, READ_BYTES - 4, 4), b"salt");
-        let path = pair.ends[0].fabric.path(pair.ends[0].peer).expect("they are connected");
-        path.window_packets[0] > 8
-    });
 }

@@ -23,7 +23,7 @@ fn threads() -> usize {
 }
 
 #[test]
-fn fabrics_leave_no_descriptor_mapping_thread_or_file_behind() {
+fn fabrics_leave_nothing_behind() {
     let _alone = crate::alone();
     let cluster = Cluster::new();
     until(|| threads() == 0);

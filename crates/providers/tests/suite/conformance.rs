@@ -1,5 +1,4 @@
-//! The conformance suite of providers: over shared memory, as it is, as middleware shows it, and as a part of a composite; and over
-//! UDP.
+//! The conformance suite of providers: over shared memory, direct or posted, as a part of a composite, and over UDP.
 
 use crate::common;
 
@@ -9,8 +8,6 @@ use std::time::{Duration, Instant};
 use common::Cluster;
 use common::roce::Roce;
 use halite_fabric::conformance::Harness;
-use halite_fabric::fault::{FaultInjector, FaultPlan};
-use halite_fabric::trace::Tracer;
 use halite_fabric::{Composite, Fabric, Sleeper};
 use halite_providers::{RoceConfig, ShmConfig, ShmFabric, Sleep};
 
@@ -85,38 +82,6 @@ mod posted {
     halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| open(config)));
 }
 
-mod direct_on_descriptors {
-    use super::*;
-
-    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| on_descriptors(config)));
-}
-
-mod traced {
-    use super::*;
-
-    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| Arc::new(Tracer::new(shm(config), 100))));
-}
-
-mod injected_without_atomics {
-    use super::*;
-
-    fn open(config: ShmConfig) -> Arc<dyn Fabric> {
-        Arc::new(FaultInjector::new(shm(config), FaultPlan::new(1)).without_atomics())
-    }
-
-    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| open(config)));
-}
-
-mod composite_of_one {
-    use super::*;
-
-    fn open(config: ShmConfig) -> Arc<dyn Fabric> {
-        Arc::new(Composite::new(vec![("shm", shm(config))]).unwrap())
-    }
-
-    halite_fabric::fabric_conformance_suite!(Shm::new(|config, _| open(config)));
-}
-
 /// Peers are reached by the second of two parts.
 mod composite_of_two {
     use super::*;
@@ -135,42 +100,11 @@ mod over_udp {
     halite_fabric::fabric_conformance_suite!(Roce::new(|config| config));
 }
 
-/// Each peer has a socket of its own.
-mod over_udp_apart {
-    use super::*;
-
-    halite_fabric::fabric_conformance_suite!(Roce::new(|config| RoceConfig {
-        peers_per_socket: 1,
-        ..config
-    }));
-}
-
 /// Two threads of each fabric's own receive.
 mod over_udp_by_receivers {
     use super::*;
 
     halite_fabric::fabric_conformance_suite!(Roce::new(|config| RoceConfig { receivers: 2, ..config }));
-}
-
-mod over_udp_in_small_packets {
-    use super::*;
-
-    halite_fabric::fabric_conformance_suite!(Roce::new(Roce::small_packets_over_ipv6));
-}
-
-mod between_hosts_over_udp {
-    use super::*;
-
-    halite_fabric::fabric_conformance_suite!(Roce::between_hosts(|config| config));
-}
-
-mod between_hosts_by_receivers {
-    use super::*;
-
-    halite_fabric::fabric_conformance_suite!(Roce::between_hosts(|config| RoceConfig {
-        receivers: 2,
-        ..config
-    }));
 }
 
 mod between_hosts_over_udp_and_ipv6 {

@@ -6,7 +6,6 @@ mod conformance;
 mod roce_capture;
 mod roce_hostile;
 mod roce_hosts;
-mod shm_composite;
 mod shm_hostile;
 mod shm_pair;
 mod shm_processes;

@@ -4,8 +4,8 @@
 
 use crate::common;
 
-use common::{Cluster, Node, Role, connect, role_dir};
-use halite_fabric::{ConnectFailure, ConnectTrouble, CutOff, Event, PeerId, PostCause};
+use common::{Cluster, Node, Role, role_dir};
+use halite_fabric::{CutOff, Event, PeerId, PostCause};
 use halite_providers::{Fence, ShmConfig};
 use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
 
@@ -72,23 +72,15 @@ fn expect_gone(tester: &mut Node, peer: PeerId) {
 }
 
 #[test]
-fn messages_cross_processes_while_both_sleep_in_between() {
-    let cluster = Cluster::new();
-    let mut tester = cluster.open("tester");
-    let (_role, peer) = start_echo(&cluster, &mut tester);
-    for imm in 0..1000u32 {
-        tester.send(peer, &imm.to_le_bytes(), imm).unwrap();
-        assert_eq!(tester.received(), (imm.to_le_bytes().to_vec(), imm));
-    }
-}
-
-#[test]
 fn a_killed_peer_is_disconnected_and_cut_off() {
     let cluster = Cluster::new();
     let mut tester = cluster.open("tester");
     let (mut role, peer) = start_echo(&cluster, &mut tester);
+    let window = tester.fabric.direct(peer, halite_fabric::Key(0)).unwrap();
     role.0.kill().unwrap();
     expect_gone(&mut tester, peer);
+    window.store_u64(0, 3).unwrap();
+    assert_eq!(window.load_u64(0), Ok(3), "its memory can still be touched");
     // Its name is free again: the next one replaces what the dead one left in the directory.
     assert_eq!(cluster.listeners(), ["tester.sock"]);
     let (_again, next) = start_echo(&cluster, &mut tester);
@@ -96,7 +88,7 @@ fn a_killed_peer_is_disconnected_and_cut_off() {
 }
 
 #[test]
-fn processes_of_sibling_pid_namespaces_share_memory_and_see_each_other_end() {
+fn sibling_pid_namespaces_see_each_other_end() {
     let cluster = Cluster::new();
     let Some(mut tester) = Role::start_in_namespace(&cluster, "shm_processes::tester_in_a_namespace") else {
         println!("left out: making a pid namespace takes root, and the programs setpriv and unshare");
@@ -109,18 +101,6 @@ fn processes_of_sibling_pid_namespaces_share_memory_and_see_each_other_end() {
     }
     let _echo = Role::start_in_namespace(&cluster, "shm_processes::echo").expect("one could be made before");
     assert!(tester.0.wait().unwrap().success());
-}
-
-#[test]
-fn a_window_of_a_killed_peer_can_still_be_touched() {
-    let cluster = Cluster::new();
-    let mut tester = cluster.open("tester");
-    let (mut role, peer) = start_echo(&cluster, &mut tester);
-    let window = tester.fabric.direct(peer, halite_fabric::Key(0)).unwrap();
-    role.0.kill().unwrap();
-    expect_gone(&mut tester, peer);
-    window.store_u64(0, 3).unwrap();
-    assert_eq!(window.load_u64(0), Ok(3));
 }
 
 #[test]
@@ -148,7 +128,7 @@ fn where_killing_is_forbidden_a_peer_is_only_watched() {
 }
 
 #[test]
-fn a_disconnected_stopped_peer_is_cut_off_when_it_dies() {
+fn a_stopped_peer_is_cut_off_when_it_dies() {
     let cluster = Cluster::new();
     let mut tester = cluster.open("tester");
     let (mut role, peer) = start_echo(&cluster, &mut tester);
@@ -162,27 +142,7 @@ fn a_disconnected_stopped_peer_is_cut_off_when_it_dies() {
 }
 
 #[test]
-fn a_stopped_process_fails_a_connect_and_stops_nobody() {
-    let cluster = Cluster::new();
-    let mut tester = cluster.open("tester");
-    let (role, _) = start_echo(&cluster, &mut tester);
-    stop(&role);
-    let mut config = cluster.config("impatient");
-    config.handshake_timeout = std::time::Duration::from_secs(5);
-    let mut impatient = Node::open(config);
-    impatient.fabric.connect("echo.sock", b"");
-    let Event::ConnectFailed(ConnectFailure { address, reason, trouble: ConnectTrouble::Theirs }) =
-        impatient.event()
-    else {
-        panic!("a stopped process cannot have answered");
-    };
-    assert_eq!(address, "echo.sock");
-    assert!(reason.contains("no answer"), "{reason}");
-    connect(&mut impatient, &mut tester, "tester.sock");
-}
-
-#[test]
-fn a_peer_that_stops_reading_cannot_hang_a_registration() {
+fn a_stopped_peer_cannot_block_a_registration() {
     let cluster = Cluster::new();
     let mut config = cluster.config("tester");
     config.handshake_timeout = std::time::Duration::from_secs(5);

@@ -59,32 +59,17 @@ impl Psn {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
 
     #[test]
-    fn numbers_expand_on_both_sides_of_the_wrap() {
+    fn numbers_expand_to_the_nearest_in_the_window() {
         let near = (1 << 24) + 1;
         assert_eq!(Psn::new(1).expand(near), Some(near));
         assert_eq!(Psn::new(MASK).expand(near), Some(near - 2));
-        assert_eq!(Psn::new(5).expand((1 << 25) - 3), Some((1 << 25) + 5));
-    }
-
-    #[test]
-    fn distant_numbers_are_rejected() {
         let near = 1 << 40;
         assert_eq!(Psn::of(near + SEQUENCE_WINDOW).expand(near), None);
         assert_eq!(Psn::of(near - SEQUENCE_WINDOW).expand(near), None);
         assert_eq!(Psn::of(near + SEQUENCE_WINDOW - 1).expand(near), Some(near + SEQUENCE_WINDOW - 1));
         assert_eq!(Psn::new(MASK).expand(0), None, "before number 0");
-    }
-
-    proptest! {
-        #[test]
-        fn nearby_numbers_round_trip(near in (1u64 << 24)..(1 << 60), offset in 1 - (1i64 << 22)..(1 << 22)) {
-            let sequence = near.checked_add_signed(offset).unwrap();
-            prop_assert_eq!(Psn::of(sequence).expand(near), Some(sequence));
-        }
     }
 }

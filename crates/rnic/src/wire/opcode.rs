@@ -150,14 +150,4 @@ mod tests {
         assert!(known.into_iter().all(|(opcode, byte)| opcode as u8 == byte));
         assert_eq!(Opcode::FetchAdd as u8, 0x14);
     }
-
-    #[test]
-    fn extensions_are_in_the_manufacturers_range() {
-        assert_eq!(Range::of(0x1f), Range::ReliableConnection);
-        assert_eq!(Range::of(0x20), Range::Other);
-        assert_eq!(Range::of(Opcode::Missing as u8), Range::SelectiveRepeat);
-        assert_eq!(Range::of(0xcf), Range::SelectiveRepeat);
-        assert_eq!(Range::of(Opcode::Part as u8), Range::Path);
-        assert_eq!(Range::of(0xff), Range::Stateless);
-    }
 }

@@ -3,7 +3,7 @@
 use halite_rnic::wire::{
     AethRepr, AtomicEthRepr, Credit, Headers, Nak, Packet, Psn, Qpn, RethRepr, Syndrome,
 };
-use halite_rnic::{Cause, Event, Mtu, QueuePair, State, Status};
+use halite_rnic::{Cause, Event, Mtu, State, Status};
 use proptest::prelude::*;
 
 use crate::pair::*;
@@ -42,16 +42,7 @@ fn check_unharmed(then: impl FnOnce(&mut Pair)) -> Pair {
 }
 
 #[test]
-fn packet_for_another_queue_pair_is_counted_and_dropped() {
-    let mut pair = check_unharmed(|pair| {
-        let psn = pair.psn(A, 1);
-        pair.forge(B, &packet(Qpn::new(1), psn, write_only(KEY, 4), b"evil"));
-    });
-    assert_eq!(pair.b().qp.counters().misdirected, 1);
-}
-
-#[test]
-fn outdated_and_distant_packets_are_dropped_with_any_key() {
+fn outdated_and_distant_packets_are_dropped() {
     let mut pair = check_unharmed(|pair| {
         for key in [KEY, 99] {
             let (past, replayed) = (pair.psn(A, 0), Psn::new(pair.psn(A, 0).value().wrapping_sub(1 << 23)));
@@ -90,27 +81,6 @@ fn unsolicited_responses_are_dropped() {
     });
     assert_eq!(pair.a().qp.counters().out_of_window, 15);
     assert_eq!(pair.a().qp.counters().stale, 5);
-}
-
-#[test]
-fn response_of_a_wrong_kind_or_length_is_dropped_and_requested_again() {
-    let mut pair = Pair::new();
-    pair.a().write(200, b"first");
-    pair.run();
-    pair.b().memory.put(0, b"right");
-    let aeth = AethRepr { syndrome: Syndrome::Ack(Credit::UNLIMITED), msn: 1 };
-    pair.a().read(0, 0, 5);
-    pair.a().fetch_add(64, 3);
-    let now = pair.now_ns;
-    pair.run_until(now + 1);
-    let [first, second] = [1, 2].map(|after| pair.psn(A, after));
-    pair.forge(A, &packet(TO_A, first, Headers::ReadResponseOnly(aeth), b"wrong length"));
-    pair.forge(A, &packet(TO_A, first, Headers::AtomicAcknowledge { aeth, old: 7 }, b""));
-    pair.forge(A, &packet(TO_A, second, Headers::ReadResponseOnly(aeth), b"wrong"));
-    pair.run();
-    assert_eq!(pair.a().memory.get(0, 12), b"right\0\0\0\0\0\0\0");
-    assert_eq!(pair.a().fetched(), [0]);
-    assert_eq!(pair.a().qp.counters().malformed, 3);
 }
 
 #[test]
@@ -188,7 +158,7 @@ fn duplicate_reads_share_one_pending_response() {
 }
 
 #[test]
-fn repeated_pieces_of_old_reads_leave_room_for_new_reads() {
+fn repeated_old_reads_leave_room_for_new_ones() {
     let mut pair = Pair::new();
     let mut read = |after: u32, len| {
         let reth = RethRepr { address: 0, rkey: KEY, len };
@@ -209,62 +179,6 @@ fn repeated_pieces_of_old_reads_leave_room_for_new_reads() {
     };
     (40..57u32).for_each(&mut read);
     assert_eq!(pair.b().qp.state(), State::Error);
-}
-
-#[test]
-fn repeated_responses_precede_those_of_later_requests() {
-    let mut pair = Pair::new();
-    let request = |after: u32| {
-        let reth = RethRepr { address: 0, rkey: KEY, len: 4 };
-        packet(TO_B, Psn::new(0x11 + after), Headers::ReadRequest(reth), b"")
-    };
-    for after in [0, 1] {
-        pair.forge(B, &request(after));
-        pair.run();
-    }
-    pair.log.clear();
-    for after in [2, 0, 1] {
-        pair.forge(B, &request(after));
-    }
-    pair.run();
-    assert_eq!(pair.log, [0, 1, 2].map(|psn| format!("b ReadResponseOnly {psn}")));
-}
-
-#[test]
-fn each_quarter_of_the_grant_is_acknowledged_without_a_request() {
-    let mut pair = Pair::new();
-    for after in 0..16 {
-        assert!(pair.log.is_empty());
-        let mut silent = packet(TO_B, Psn::new(0x11 + after), write_only(KEY, 4), b"bulk");
-        silent.ack_request = false;
-        pair.forge(B, &silent);
-        let now = pair.now_ns;
-        pair.run_until(now);
-    }
-    assert_eq!(pair.log, ["b Acknowledge 15"]);
-}
-
-#[test]
-fn closed_queue_pair_stays_silent() {
-    let mut pair = Pair::new();
-    pair.forge(B, &packet(TO_B, Psn::new(0x13), write_only(KEY, 4), b"gap!"));
-    pair.b().qp.close();
-    pair.run();
-    pair.forge(B, &packet(TO_B, Psn::new(0x11), write_only(KEY, 4), b"late"));
-    pair.run();
-    assert!(pair.log.is_empty(), "{:?}", pair.log);
-    assert_eq!(pair.b().memory.get(0, 4), [0; 4]);
-}
-
-#[test]
-fn packets_are_dropped_before_the_peer_is_set() {
-    let mut qp = QueuePair::new(Default::default(), TO_B, Psn::new(5));
-    let mut pair = Pair::new();
-    let memory = &pair.b().memory;
-    qp.handle_packet(0, &packet(TO_B, Psn::new(0), write_only(KEY, 4), b"evil"), memory);
-    qp.handle_packet(0, &packet(TO_B, Psn::new(4), ack(Syndrome::Nak(Nak::RemoteAccess)), b""), memory);
-    assert_eq!((qp.counters().misdirected, qp.state(), qp.poll_event()), (2, State::Init, None));
-    assert_eq!(memory.get(0, 4), [0; 4]);
 }
 
 fn any_headers() -> impl Strategy<Value = Headers> {

@@ -1,9 +1,7 @@
 //! Transport tests: queue pairs in virtual time, over links that lose, duplicate, delay and damage chosen packets.
 
 mod breaking;
-mod emulator;
 mod hostile;
-mod incast;
 mod pair;
 mod paths;
 mod repairing;

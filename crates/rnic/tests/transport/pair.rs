@@ -1,6 +1,6 @@
 //! Two queue pairs and a link in virtual time: packets take 10 us, and a filter decides the fate of each.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -49,6 +49,7 @@ pub struct Sent {
     pub repetition: usize,
     /// Length from the transport header on.
     pub bytes: usize,
+    pub at_ns: u64,
 }
 
 type Filter = Box<dyn FnMut(&Sent) -> Fate>;
@@ -56,14 +57,12 @@ type Filter = Box<dyn FnMut(&Sent) -> Fate>;
 /// Registered memory by key.
 pub struct TestMemory {
     keys: RefCell<BTreeMap<u32, Vec<u8>>>,
-    /// Remaining reads until all keys are deregistered.
-    reads_left: Cell<Option<usize>>,
 }
 
 impl TestMemory {
     pub fn new() -> TestMemory {
         let keys = [KEY, READ_ONLY].map(|key| (key, vec![0; MEMORY_BYTES]));
-        TestMemory { keys: RefCell::new(keys.into()), reads_left: Cell::new(None) }
+        TestMemory { keys: RefCell::new(keys.into()) }
     }
 
     fn with<R>(
@@ -95,11 +94,6 @@ impl TestMemory {
     pub fn deregister(&self, key: u32) {
         self.keys.borrow_mut().remove(&key);
     }
-
-    /// Deregisters all keys after this many reads of a packet's payload.
-    pub fn deregister_after_reads(&self, reads: usize) {
-        self.reads_left.set(Some(reads));
-    }
 }
 
 impl Memory for TestMemory {
@@ -111,11 +105,6 @@ impl Memory for TestMemory {
     }
 
     fn read(&self, key: u32, address: u64, target: &mut [u8]) -> Result<(), Refused> {
-        let left = self.reads_left.get();
-        self.reads_left.set(left.map(|left| left.saturating_sub(1)));
-        if left == Some(0) {
-            self.keys.borrow_mut().clear();
-        }
         self.with(key, address, target.len(), |bytes| target.copy_from_slice(bytes))
     }
 
@@ -167,10 +156,6 @@ pub struct Pair {
     /// Until when each end's process is descheduled: it neither receives nor sends.
     descheduled_until_ns: [u64; 2],
     sent_counts: BTreeMap<(usize, u8, u32), usize>,
-    /// Grants in acknowledgements, in order.
-    pub granted: Vec<Option<u32>>,
-    /// Waits reported in acknowledgements, in order.
-    pub waits_ns: Vec<u64>,
     /// All sent packets, in order: `a WriteOnly 0`.
     pub log: Vec<String>,
 }
@@ -230,8 +215,6 @@ impl Pair {
             filter: Box::new(|_| Fate::Delivered),
             descheduled_until_ns: [0; 2],
             sent_counts: BTreeMap::new(),
-            granted: Vec::new(),
-            waits_ns: Vec::new(),
             log: Vec::new(),
         }
     }
@@ -258,6 +241,15 @@ impl Pair {
         self.end(B)
     }
 
+    /// Time of the next arrival or timer.
+    pub fn next_ns(&self) -> Option<u64> {
+        let arrival = self.in_transit.keys().next().map(|(at, _)| *at);
+        let idle = self.descheduled_until_ns;
+        let timeouts =
+            self.ends.iter().zip(idle).filter_map(|(end, until)| Some(end.qp.poll_timeout()?.max(until)));
+        timeouts.chain(arrival).min()
+    }
+
     /// Runs until no packet is in transit and no timer is set.
     pub fn run(&mut self) {
         self.run_until(u64::MAX);
@@ -269,11 +261,7 @@ impl Pair {
             for side in [A, B] {
                 self.pump(side);
             }
-            let arrival = self.in_transit.keys().next().map(|(at, _)| *at);
-            let idle = self.descheduled_until_ns;
-            let timeouts =
-                self.ends.iter().zip(idle).filter_map(|(end, until)| Some(end.qp.poll_timeout()?.max(until)));
-            let Some(next) = timeouts.chain(arrival).min().filter(|at| *at <= until_ns) else { break };
+            let Some(next) = self.next_ns().filter(|at| *at <= until_ns) else { break };
             assert!(self.sent < 1_000_000, "packet storm");
             self.steps += 1;
             assert!(self.steps < 1_000_000, "the run makes no progress");
@@ -285,7 +273,7 @@ impl Pair {
                 let (to, bytes) = entry.remove();
                 self.arrive(to, &bytes);
             }
-            for (end, until) in self.ends.iter_mut().zip(idle) {
+            for (end, until) in self.ends.iter_mut().zip(self.descheduled_until_ns) {
                 if self.now_ns >= until {
                     end.qp.handle_timeout(self.now_ns);
                 }
@@ -323,18 +311,15 @@ impl Pair {
         let counting = if opcode.is_response() { from.other() } else { from };
         let psn = packet.psn.value().wrapping_sub(self.ends[counting as usize].first_psn) & 0xff_ffff;
         let sent_counts = self.sent_counts.entry((from as usize, opcode as u8, psn)).or_default();
-        let sent = Sent { from, opcode, psn, repetition: *sent_counts, bytes: bytes.len() };
+        let sent =
+            Sent { from, opcode, psn, repetition: *sent_counts, bytes: bytes.len(), at_ns: self.now_ns };
         *sent_counts += 1;
         let fate = (self.filter)(&sent);
         let name = if from == A { "a" } else { "b" };
         let lost = if fate == Fate::Lost { " lost" } else { "" };
         let nak = match packet.headers {
             halite_rnic::wire::Headers::Acknowledge(aeth) => match aeth.syndrome {
-                halite_rnic::wire::Syndrome::Ack(credit) => {
-                    self.granted.push(credit.packets());
-                    self.waits_ns.push(aeth.waited_ns());
-                    String::new()
-                }
+                halite_rnic::wire::Syndrome::Ack(_) => String::new(),
                 halite_rnic::wire::Syndrome::RnrNak(_) => " rnr".into(),
                 halite_rnic::wire::Syndrome::Nak(nak) => format!(" {nak:?}"),
             },
@@ -464,6 +449,7 @@ pub fn lease_ms(milliseconds: u64) -> Config {
 }
 
 /// Pseudo-random numbers from a seed (splitmix64).
+#[derive(Clone)]
 pub struct Random(pub u64);
 
 impl Random {

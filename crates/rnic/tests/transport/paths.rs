@@ -53,10 +53,6 @@ fn path_mtus(pair: &mut Pair) -> [Mtu; 2] {
     [A, B].map(|side| pair.end(side).qp.path_mtu())
 }
 
-fn count(pair: &Pair, opcode: &str) -> usize {
-    pair.log.iter().filter(|line| line.contains(opcode) && !line.contains("lost")).count()
-}
-
 /// Checks writes, reads, sends and an atomic of each side.
 fn check_all_operations(pair: &mut Pair) {
     let text = pattern(50_000, 3);
@@ -87,35 +83,7 @@ fn check_all_operations(pair: &mut Pair) {
 }
 
 #[test]
-fn answered_probe_opens_the_first_window() {
-    for (limits, first) in [(both(Mtu::Bytes4096), 16), (both(Mtu::Bytes1024), 1)] {
-        let mut pair = pair_over(&limits);
-        assert_eq!(pair.a().qp.window_packets(), 1, "the path is unknown");
-        discover(&mut pair);
-        assert_eq!(pair.a().qp.window_packets(), first, "the answer grants it if the longest packets pass");
-        assert!(pair.b().qp.take_has_begun(), "a probe announces requests");
-        for _ in 0..20 {
-            pair.a().send(b"word", None);
-        }
-        run_ms(&mut pair, 400);
-        assert_eq!(pair.b().received().len(), 20);
-        assert_eq!(pair.a().qp.window_packets(), 64, "acknowledgements carry the grant");
-    }
-}
-
-#[test]
-fn discovery_of_an_unrestricted_path_costs_two_probes_per_end() {
-    let mut pair = pair_over(&both(Mtu::Bytes4096));
-    discover(&mut pair);
-    assert_eq!(pair.log.len(), 8, "{:?}", pair.log);
-    assert_eq!(path_mtus(&mut pair), [Mtu::Bytes4096; 2]);
-    assert_eq!([A, B].map(|side| pair.end(side).qp.poll_timeout()), [None; 2], "a timer is set");
-    check_all_operations(&mut pair);
-    assert_eq!(count(&pair, " Part "), 0);
-}
-
-#[test]
-fn path_mtu_is_found_and_longer_packets_are_sent_in_parts() {
+fn longer_packets_are_sent_in_parts() {
     for mtu in [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048] {
         let mut pair = pair_over(&both(mtu));
         discover(&mut pair);
@@ -132,37 +100,6 @@ fn path_mtu_is_found_and_longer_packets_are_sent_in_parts() {
 }
 
 #[test]
-fn expected_path_mtu_avoids_losses_during_discovery() {
-    for (mtu, expected) in [(Mtu::Bytes1024, Mtu::Bytes1024), (Mtu::Bytes2048, Mtu::Bytes512)] {
-        let mut pair = pair_over(&both(mtu));
-        for side in [A, B] {
-            let now_ns = pair.now_ns;
-            pair.end(side).qp.expect_path(now_ns, expected);
-        }
-        assert_eq!(path_mtus(&mut pair), [expected; 2]);
-        let now_ns = pair.now_ns;
-        [A, B].into_iter().for_each(|side| pair.end(side).qp.find_path(now_ns));
-        // Requests do not wait for the search.
-        check_all_operations(&mut pair);
-        let lost = pair.log.iter().filter(|line| line.contains("lost"));
-        assert!(lost.clone().all(|line| line.contains("Probe")), "{:?}", lost.collect::<Vec<_>>());
-        assert_eq!([A, B].map(|side| pair.end(side).qp.counters().timeouts), [0; 2]);
-        // The first search finds a larger MTU.
-        assert_eq!(path_mtus(&mut pair), [mtu; 2]);
-    }
-}
-
-#[test]
-fn both_ends_use_the_smaller_mtu_of_the_two_directions() {
-    for limits in [[longest(Mtu::Bytes1024), 5000], [5000, longest(Mtu::Bytes1024)]] {
-        let mut pair = pair_over(&Rc::new(Cell::new(limits)));
-        discover(&mut pair);
-        assert_eq!(path_mtus(&mut pair), [Mtu::Bytes1024; 2]);
-        check_all_operations(&mut pair);
-    }
-}
-
-#[test]
 fn shrinking_path_mtu_breaks_no_operation_in_flight() {
     for limits in
         [[longest(Mtu::Bytes1024); 2], [longest(Mtu::Bytes512), 5000], [5000, longest(Mtu::Bytes512)]]
@@ -175,51 +112,6 @@ fn shrinking_path_mtu_breaks_no_operation_in_flight() {
         check_all_operations(&mut pair);
         assert!(path_mtus(&mut pair).into_iter().max() < Some(Mtu::Bytes2048), "{:?}", path_mtus(&mut pair));
     }
-}
-
-#[test]
-fn shrinking_path_mtu_is_found_within_a_hundred_milliseconds() {
-    let path = both(Mtu::Bytes4096);
-    let mut pair = pair_over(&path);
-    discover(&mut pair);
-    path.set([longest(Mtu::Bytes1024); 2]);
-    pair.a().write(0, &pattern(20_000, 5));
-    run_ms(&mut pair, 100);
-    assert_eq!(pair.a().completions(), [(0, Status::Success)]);
-}
-
-#[test]
-fn reader_finds_a_shrinking_mtu_of_the_response_direction() {
-    let path = both(Mtu::Bytes4096);
-    let mut pair = pair_over(&path);
-    discover(&mut pair);
-    path.set([5000, longest(Mtu::Bytes1024)]);
-    pair.b().memory.put(0, &pattern(20_000, 5));
-    pair.a().read(0, 0, 20_000);
-    run_ms(&mut pair, 100);
-    assert_eq!(
-        (pair.a().completions(), pair.a().memory.get(0, 20_000)),
-        (vec![(0, Status::Success)], pattern(20_000, 5))
-    );
-    assert_eq!(pair.b().qp.path_mtu(), Mtu::Bytes1024, "B did not learn the new MTU");
-}
-
-#[test]
-fn link_down_does_not_change_the_path_mtu() {
-    let path = both(Mtu::Bytes4096);
-    let mut pair = pair_over(&path);
-    discover(&mut pair);
-    path.set([0; 2]);
-    pair.log.clear();
-    pair.a().write(0, &pattern(20_000, 5));
-    run_ms(&mut pair, 3000);
-    assert!(pair.log.len() < 100, "packet storm: {}", pair.log.len());
-    path.set([5000; 2]);
-    run_ms(&mut pair, 2000);
-    assert_eq!(
-        (pair.a().completions(), path_mtus(&mut pair)),
-        (vec![(0, Status::Success)], [Mtu::Bytes4096; 2])
-    );
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,11 +12,6 @@ use halite_fabric::{
 };
 use halite_mem::{Segment, Window};
 
-use super::{bell, ring};
-
-/// Events of one poll.
-pub const BATCH: usize = 4;
-
 pub struct Scripted {
     name: &'static str,
     events: Mutex<VecDeque<Event>>,
@@ -24,18 +19,22 @@ pub struct Scripted {
     segments: Mutex<Vec<Arc<Segment>>>,
     /// Whether no segment can be registered now.
     pub refuses: AtomicBool,
-    /// The first key that it gives.
-    first_key: u32,
     is_silent: bool,
-    /// After how long it wants to be polled.
-    pub poll_timeout: Mutex<Option<Duration>>,
-    /// What it has taken in.
-    pub traffic: AtomicU64,
     rings: AtomicU32,
     /// By the places of sleepers.
     bells: [OwnedFd; 2],
     /// How often each was told that its edges have come.
     edges_taken: [AtomicU32; 2],
+}
+
+/// A descriptor that becomes readable with each ring.
+fn bell() -> OwnedFd {
+    let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+    rustix::event::eventfd(0, flags).unwrap()
+}
+
+fn ring(bell: &OwnedFd) {
+    rustix::io::write(bell, &1u64.to_ne_bytes()).unwrap();
 }
 
 impl Scripted {
@@ -46,18 +45,11 @@ impl Scripted {
             asked: Mutex::default(),
             segments: Mutex::default(),
             refuses: AtomicBool::new(false),
-            first_key: 0,
             is_silent: false,
-            poll_timeout: Mutex::default(),
-            traffic: AtomicU64::new(0),
             rings: AtomicU32::new(0),
             bells: [bell(), bell()],
             edges_taken: Default::default(),
         }
-    }
-
-    pub fn with_first_key(self, first_key: u32) -> Scripted {
-        Scripted { first_key, ..self }
     }
 
     /// Something comes for one kind of sleeper.
@@ -99,13 +91,13 @@ impl Fabric for Scripted {
         vec![self.name]
     }
 
-    fn capabilities(&self, peer: PeerId) -> Capabilities {
+    fn capabilities(&self, _: PeerId) -> Capabilities {
         Capabilities {
             provider: self.name,
             direct: false,
             atomics: Atomics::None,
             lanes: 1,
-            send_bytes_max: peer.0 as usize,
+            send_bytes_max: 0,
             inline_bytes_max: 0,
         }
     }
@@ -116,7 +108,7 @@ impl Fabric for Scripted {
         }
         let mut segments = self.segments.lock().unwrap();
         segments.push(segment);
-        Ok(Key(self.first_key + segments.len() as u32 - 1))
+        Ok(Key(segments.len() as u32 - 1))
     }
 
     fn deregister(&self, key: Key) {
@@ -127,61 +119,31 @@ impl Fabric for Scripted {
         self.note(format!("connect {address} {}", hello.escape_ascii()));
     }
 
-    fn post(&self, peer: PeerId, _: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
-        self.note(format!("post {} to {}", requests.len(), peer.0));
-        Err(PostError { peer, posted: requests.len() - 1, cause: PostCause::QueueFull })
+    fn post(&self, peer: PeerId, _: Lane, _: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        Err(PostError { peer, posted: 0, cause: PostCause::QueueFull })
     }
 
     fn poll(&self, events: &mut Vec<Event>) -> usize {
-        let mut waiting = self.events.lock().unwrap();
-        let count = waiting.len().min(BATCH);
-        events.extend(waiting.drain(..count));
-        count
+        let before = events.len();
+        events.extend(self.events.lock().unwrap().drain(..));
+        events.len() - before
     }
 
-    fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
-        self.note(format!("direct {} {}", peer.0, key.0));
+    fn direct(&self, _: PeerId, _: Key) -> Option<Window> {
         None
     }
 
-    fn cut_off(&self, peer: PeerId) -> CutOff {
-        self.note(format!("cut off {}", peer.0));
+    fn cut_off(&self, _: PeerId) -> CutOff {
         CutOff::Started
     }
 
-    fn warn(&self, peer: PeerId, text: &str) {
-        self.note(format!("warn {}: {text}", peer.0));
-    }
+    fn disconnect(&self, _: PeerId) {}
 
-    fn disconnect(&self, peer: PeerId) {
-        self.note(format!("disconnect {}", peer.0));
-    }
-
-    fn arm(&self, sleeper: Option<Sleeper>) {
-        self.note(format!("arm {sleeper:?}"));
-    }
+    fn arm(&self, _: Option<Sleeper>) {}
 
     fn wait(&self, sleeper: Sleeper, _: u32, timeout: Option<Duration>) {
         assert_eq!(timeout, Some(Duration::ZERO), "of several, none is waited for alone");
         self.edges_taken[sleeper.place()].fetch_add(1, SeqCst);
-    }
-
-    fn poll_timeout(&self) -> Option<Duration> {
-        *self.poll_timeout.lock().unwrap()
-    }
-
-    fn traffic(&self) -> u64 {
-        self.traffic.load(SeqCst)
-    }
-
-    fn heard(&self, peer: PeerId) -> Option<Duration> {
-        self.note(format!("heard {}", peer.0));
-        Some(Duration::from_micros(7))
-    }
-
-    fn round_trip(&self, peer: PeerId) -> Option<Duration> {
-        self.note(format!("round trip {}", peer.0));
-        Some(Duration::from_micros(9))
     }
 
     fn doorbell(&self) -> u32 {
@@ -197,7 +159,5 @@ impl Fabric for Scripted {
         (!self.is_silent).then(|| self.bells[sleeper.place()].as_fd())
     }
 
-    fn close(&self) {
-        self.note("close".to_owned());
-    }
+    fn close(&self) {}
 }

@@ -1,0 +1,55 @@
+//! When requests are acknowledged, and when a peer was heard last.
+
+use crate::common;
+
+use common::{Pair, pair, pass, remote};
+use halite_fabric::{Class, Fabric, Lane, Local, Operation, WorkRequest};
+use halite_sim::Profile;
+
+fn small_write(pair: &Pair) -> Operation<'static> {
+    Operation::Write { local: Local::Inline(b"12345678"), remote: remote(pair.two.key, 0) }
+}
+
+/// What is short goes together, or an acknowledgement, which comes last, would wait behind message after message.
+#[test]
+fn acknowledgements_do_not_wait_behind_bulk() {
+    // A packet takes 264 us, and a message is posted each 250.
+    let slow = Profile { bandwidth_bytes_per_us: 16, ..Profile::rnic_100g() };
+    let Pair { world, one, two } = &pair(1, slow);
+    let bulk = Lane { number: 1, class: Class::Bulk };
+    let write = Operation::Write { local: one.source(256 << 10), remote: remote(two.key, 0) };
+    one.fabric.post(one.peer, bulk, &[common::request(0, write)]).unwrap();
+    let mut newest = 0;
+    for id in 1..30 {
+        one.post(id, Operation::Send { bytes: b"beside it", imm: 0 });
+        two.post(id, Operation::Send { bytes: b"towards it", imm: 0 });
+        pass(world, 250_000);
+        newest = two.ended().last().map_or(newest, |(ended, _)| *ended);
+        assert!(newest + 3 >= id, "{id} was posted, and {newest} is the newest that is acknowledged");
+    }
+    assert_eq!(world.counters().retransmitted, 0);
+}
+
+#[test]
+fn an_acknowledgement_renews_when_a_peer_was_heard() {
+    let pair = pair(1, Profile::roce_100g());
+    let Pair { world, one, two } = &pair;
+    let heard_us = |side: &common::Side| side.fabric.heard(side.peer).expect("it is connected").as_micros();
+    pass(world, 1_000_000);
+    assert!(heard_us(one) >= 1000 && heard_us(two) >= 1000);
+    one.post(1, small_write(&pair));
+    pass(world, 500_000);
+    assert!((490..500).contains(&heard_us(one)) && (490..500).contains(&heard_us(two)));
+    // Quietly, so that nobody is told, and it may be acknowledged half a millisecond later.
+    let quiet = WorkRequest { signalled: false, ..common::request(2, small_write(&pair)) };
+    one.fabric.post(one.peer, Lane::FIRST, &[quiet]).unwrap();
+    pass(world, 600_000);
+    assert!((90..100).contains(&heard_us(one)));
+    world.pause(two.host);
+    one.post(3, small_write(&pair));
+    pass(world, 1_000_000);
+    assert!(heard_us(one) >= 1090, "it stands still");
+    world.resume(two.host);
+    pass(world, 10_000);
+    assert!(heard_us(one) < 10);
+}
