@@ -50,7 +50,7 @@ fn a_rolling_restart_under_load_fails_nothing() {
 #[test]
 fn a_rolling_restart_with_etcd_fails_no_name() {
     let scratch = Scratch::new("rolling-etcd");
-    let Some(etcd) = Etcd::start(&scratch) else { return };
+    let Some(etcd) = Etcd::start() else { return };
     roll(&scratch, Some(&etcd.address("rolling")));
 }
 

@@ -28,7 +28,7 @@ fn node(dir: &Path, id: u32, directory: Option<&str>) -> Node {
 /// A cluster of detached nodes whose names are at `prefix` of an etcd of their own, and a file that holds `words`; `None` where there is no etcd.
 fn cluster(prefix: &str, nodes: u32) -> Option<(Scratch, Etcd, String)> {
     let scratch = Scratch::new(prefix);
-    let etcd = Etcd::start(&scratch)?;
+    let etcd = Etcd::start()?;
     let file = scratch.write("file", b"words").display().to_string();
     scratch.ok(&format!("up --nodes {nodes} --arena 64M --detach --directory {}", etcd.address(prefix)));
     Some((scratch, etcd, file))
@@ -179,8 +179,7 @@ fn wrong_certificates_users_and_files_are_told_apart() {
     check(format!("etcd://{at}/halite/one?{good}"), EtcdFault::User, "user name is empty");
     // Without TLS, where it is expected, and the other way round.
     check(format!("etcd://salt:pass:word@{at}/halite/one"), EtcdFault::Unreachable, "?ca=FILE");
-    let plain = Scratch::new("etcd-plain");
-    let plain = Etcd::start(&plain).unwrap();
+    let plain = Etcd::start().unwrap();
     check(format!("etcd://127.0.0.1:{}/one?{good}", plain.port), EtcdFault::Unreachable, "without TLS");
 }
 
@@ -188,7 +187,7 @@ fn wrong_certificates_users_and_files_are_told_apart() {
 #[test]
 fn faults_of_etcd_are_told_once_with_a_remedy() {
     let scratch = Scratch::new("etcd-once");
-    let Some(etcd) = Etcd::start(&scratch) else { return };
+    let Some(etcd) = Etcd::start() else { return };
     let at = ClosedPort::new();
     let asked = [
         (format!("etcd://{at}/x"), "does not answer", "Connection refused", "check that etcd runs"),
@@ -198,12 +197,7 @@ fn faults_of_etcd_are_told_once_with_a_remedy() {
             "not enabled",
             "check the user",
         ),
-        (
-            format!("etcd://{at}/x?ca=/nowhere"),
-            "needs a file",
-            "/nowhere: No such file",
-            "provide the file",
-        ),
+        (format!("etcd://{at}/x?ca=/nowhere"), "needs a file", "/nowhere: No such file", "provide the file"),
     ];
     for (address, fault, why, remedy) in asked {
         for line in ["node --id 0", "up --nodes 1 --detach"] {
@@ -225,7 +219,7 @@ fn faults_of_etcd_are_told_once_with_a_remedy() {
 #[ignore = "slow: .ci/deep slow"]
 fn a_node_of_etcd_that_hangs_is_passed_over() {
     let scratch = Scratch::new("etcd-passed-over");
-    let Some(etcd) = Etcd::start(&scratch) else { return };
+    let Some(etcd) = Etcd::start() else { return };
     // Whose connections the system takes, and nobody reads.
     let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let mute_port = mute.local_addr().unwrap().port();
@@ -242,7 +236,7 @@ fn a_node_of_etcd_that_hangs_is_passed_over() {
 #[test]
 fn names_move_to_etcd_under_load() {
     let scratch = Scratch::new("etcd-move");
-    let Some(etcd) = Etcd::start(&scratch) else { return };
+    let Some(etcd) = Etcd::start() else { return };
     scratch.ok("up --nodes 3 --arena 64M --detach");
     let file = scratch.write("file", b"words").display().to_string();
     scratch.ok(&format!("put before {file} --node 1"));
@@ -294,7 +288,7 @@ fn names_move_to_etcd_under_load() {
 #[test]
 fn names_stay_at_node_0_if_etcd_cannot_take_them() {
     let scratch = Scratch::new("etcd-stay");
-    let Some(etcd) = Etcd::start(&scratch) else { return };
+    let Some(etcd) = Etcd::start() else { return };
     scratch.ok("up --nodes 2 --arena 64M --detach");
     scratch.write("file", b"words");
     let file = scratch.file("file").display().to_string();
@@ -327,7 +321,7 @@ fn doctor(scratch: &Scratch, address: &str) -> (String, String) {
 #[test]
 fn a_full_etcd_is_found_and_costs_new_names_only() {
     let scratch = Scratch::new("etcd-doctor");
-    let Some(mut etcd) = Etcd::start_with(&scratch, &["--quota-backend-bytes=200000"]) else { return };
+    let Some(mut etcd) = Etcd::start_with(&["--quota-backend-bytes=200000"]) else { return };
     let (severity, found) = doctor(&scratch, &etcd.address("well"));
     assert!(severity == "ok" && found.contains("version 3."), "{severity}: {found}");
     // It fills up, and a cluster that is there is told so: what is mapped goes on.
@@ -363,7 +357,7 @@ fn a_full_etcd_is_found_and_costs_new_names_only() {
 #[ignore = "slow: .ci/deep slow"]
 fn an_etcd_that_hangs_costs_new_names_only() {
     let scratch = Scratch::new("etcd-hangs");
-    let Some(etcd) = Etcd::start(&scratch) else { return };
+    let Some(etcd) = Etcd::start() else { return };
     let nodes = [0, 1].map(|id| node(&scratch.cluster(), id, Some(&etcd.address("hangs"))));
     let session = nodes[0].blocking_session();
     let lh = session.alloc(Some("mapped"), 4096, Placement::On(NodeId(1)), ANYBODY).unwrap();

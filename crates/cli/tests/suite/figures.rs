@@ -52,7 +52,7 @@ fn rate(nodes: &[Node], threads: usize) -> f64 {
 #[ignore = "measures: .ci/deep figures"]
 fn figures_of_names_in_etcd_beside_node_0() {
     let scratch = Scratch::new("figures");
-    let Some(etcd) = Etcd::start(&scratch) else { return };
+    let Some(etcd) = Etcd::start() else { return };
     println!(
         "| directory | threads of each of 8 nodes | names per second | processor time per name: nodes, us | etcd, us |"
     );

@@ -23,7 +23,7 @@ impl Hosting {
     /// `None` where there is no etcd.
     fn new(name: &str) -> Option<Hosting> {
         let scratch = Scratch::new(name);
-        let etcd = Etcd::start(&scratch)?;
+        let etcd = Etcd::start()?;
         let secret = scratch.file("secret");
         scratch.ok(&format!("secret new {}", secret.display()));
         Some(Hosting { scratch, etcd, secret })

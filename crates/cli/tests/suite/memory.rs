@@ -95,7 +95,10 @@ fn a_command_without_resources_says_so() {
     for node in [0, 1, 2] {
         let put = format!("{put} --node {node}");
         let complaint = complaint_after(&scratch, "ulimit -v 500000", &put).expect("1 GiB does not fit");
-        assert!(complaint.contains("this process lacks") || complaint.contains("this process cannot map"), "{complaint}");
+        assert!(
+            complaint.contains("this process lacks") || complaint.contains("this process cannot map"),
+            "{complaint}"
+        );
     }
     let complaint = complaint_after(&scratch, "ulimit -n 24", &put).expect("24 descriptors are too few");
     let own = ["Too many open files", "this process lacks", "this process cannot map", "ulimit -v -n -f"];

@@ -207,8 +207,9 @@ fn flags_of_an_own_cluster_are_refused_over_another() {
     for app in ["log", "ycsb", "kv --listen 127.0.0.1:0"] {
         for flag in ["--fabric roce", "--arena 1G"] {
             let name = flag.split(' ').next().unwrap();
-            let expected =
-                format!("{name} configures a cluster of the application's own, but --dir or HALITE_DIR names the cluster in");
+            let expected = format!(
+                "{name} configures a cluster of the application's own, but --dir or HALITE_DIR names the cluster in"
+            );
             let complaint = scratch.fails(&format!("run {app} {flag}"), 2);
             assert!(complaint.contains(&expected), "{complaint}");
         }

@@ -11,7 +11,7 @@ use support::{Running, Scratch, eventually};
 #[ignore = "slow: .ci/deep slow"]
 fn a_log_waits_for_etcd_and_is_whole_afterwards() {
     let scratch = Scratch::new("etcd-log");
-    let Some(mut etcd) = Etcd::start(&scratch) else { return };
+    let Some(mut etcd) = Etcd::start() else { return };
     scratch.ok(&format!("up --nodes 2 --arena 256M --detach --directory {}", etcd.address("log")));
     let mut command = scratch.command("run log --json --seconds 4");
     command.stderr(std::fs::File::create(scratch.file("said")).unwrap());

@@ -12,6 +12,7 @@ use rcgen::{
 };
 
 use rustix::net::{AddressFamily, SocketType};
+use tempfile::TempDir;
 
 use self::daemon::{Daemon, Ports};
 use super::Scratch;
@@ -19,6 +20,9 @@ use super::Scratch;
 pub struct Etcd {
     pub port: u16,
     ports: Ports,
+    /// In memory: etcd syncs each change, and a busy disk takes seconds for that.
+    #[expect(dead_code, reason = "removed when dropped")]
+    memory: TempDir,
     data: PathBuf,
     flags: Vec<String>,
     tls: Option<PathBuf>,
@@ -53,14 +57,14 @@ fn is_installed() -> bool {
 
 impl Etcd {
     /// `None` where there is no etcd.
-    pub fn start(scratch: &Scratch) -> Option<Etcd> {
-        Etcd::start_with(scratch, &[])
+    pub fn start() -> Option<Etcd> {
+        Etcd::start_with(&[])
     }
 
     /// With flags of its own.
-    pub fn start_with(scratch: &Scratch, flags: &[&str]) -> Option<Etcd> {
+    pub fn start_with(flags: &[&str]) -> Option<Etcd> {
         let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
-        is_installed().then(|| Etcd::start_at(scratch.file("etcd"), flags, None))
+        is_installed().then(|| Etcd::start_at(flags, None))
     }
 
     /// One that is spoken to over TLS, and takes those alone who show a certificate by its authority.
@@ -77,12 +81,14 @@ impl Etcd {
             [("--cert-file", "server.pem"), ("--key-file", "server.key"), ("--trusted-ca-file", "ca.pem")];
         let mut flags: Vec<String> = flags.map(|(flag, name)| format!("{flag}={}", file(name))).into();
         flags.push("--client-cert-auth".to_owned());
-        Some(Etcd::start_at(scratch.file("etcd"), flags, Some(certs)))
+        Some(Etcd::start_at(flags, Some(certs)))
     }
 
-    fn start_at(data: PathBuf, flags: Vec<String>, tls: Option<PathBuf>) -> Etcd {
+    fn start_at(flags: Vec<String>, tls: Option<PathBuf>) -> Etcd {
+        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let data = memory.path().join("data");
         let (daemon, ports) = Daemon::start(&data, scheme(&tls), &flags);
-        Etcd { port: ports.clients, ports, data, flags, tls, daemon: Some(daemon) }
+        Etcd { port: ports.clients, ports, memory, data, flags, tls, daemon: Some(daemon) }
     }
 
     pub fn run(&mut self) {
