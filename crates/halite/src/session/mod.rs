@@ -194,7 +194,7 @@ impl Session {
     ) -> Session {
         let (path, locks) = (driver.shared.path.clone(), Locks::new(Holder::new(incarnation, id)));
         let barriers = Barriers::default();
-        let principal_number = driver.shared.rpc.number_of(&principal);
+        let principal_number = driver.shared.rpc.client.number_of(&principal);
         let inner =
             Inner { path, id, tag, driver, principal, principal_number, chunk_bytes, locks, barriers };
         Session { inner: Arc::new(inner) }
