@@ -666,11 +666,11 @@ fn drive(driver: &Driver, poller: &mut Poller, hand: &mut Hand<'_>, wakes: &mut 
         poller.handle_new_peers(driver, wakes);
         poller.handle_unlocked(&driver.shared.rpc, &driver.shared.posted, wakes);
     }
-    if arrived && driver.shared.rpc.take_ring_waiters() {
+    if arrived && driver.shared.rpc.client.take_ring_waiters() {
         // What has arrived may have made room.
         driver.shared.posted.retry(wakes);
     }
-    if !poller.events.is_empty() || driver.shared.rpc.is_dirty() {
+    if !poller.events.is_empty() || driver.shared.rpc.poster.is_dirty() {
         wakes.append(driver.change(|runner, now| poller.hand_over(runner, now)).1);
     }
     arrived || has_lines

@@ -67,7 +67,7 @@ impl Driver {
             // Both before the attempt, so that room that is made during it is not missed.
             let seen = self.shared.posted.progress_count();
             if waits {
-                self.shared.rpc.set_ring_waiters();
+                self.shared.rpc.client.set_ring_waiters();
             }
             match self.try_post_request(node, &request) {
                 Err(None) if !waits => {
@@ -155,6 +155,18 @@ impl Driver {
             Err(NotPosted::Closed) => Err(Some(PostFailure::NodeClosed)),
         }
     }
+
+    /// Does something with calls, and lets the runner settle if that is needed.
+    #[inline]
+    pub(crate) fn with_calls<R>(&self, change: impl FnOnce(&Rpc, &mut Wakes) -> R) -> R {
+        let mut wakes = Wakes::default();
+        let result = change(&self.shared.rpc, &mut wakes);
+        wakes.wake_all();
+        if self.shared.rpc.poster.is_dirty() {
+            self.settle();
+        }
+        result
+    }
 }
 
 impl<'c> Pending<'c> {
@@ -190,13 +202,13 @@ impl<'c> Pending<'c> {
         }
     }
 
-    /// Whether the answer may have come since [`Rpc::arrivals`] was `seen`.
+    /// Whether the answer may have come since `Client::arrivals` was `seen`.
     #[inline]
     pub(crate) fn is_worth_a_look(&self, seen: u64) -> bool {
         let rpc = &self.driver.shared.rpc;
         match self.posted.by_line {
-            Some(_) => rpc.has_line(self.posted.slot),
-            None => rpc.arrivals() != seen,
+            Some(_) => rpc.client.has_line(self.posted.slot),
+            None => rpc.client.arrivals() != seen,
         }
     }
 
@@ -205,8 +217,8 @@ impl<'c> Pending<'c> {
     pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, ReplyState> {
         let rpc = &self.driver.shared.rpc;
         let reply = match self.posted.by_line {
-            Some(_) => rpc.try_take_line(self.posted.slot, into).ok_or(ReplyState::Waiting)?,
-            None => rpc.try_take(self.posted.slot, into)?,
+            Some(_) => rpc.client.try_take_line(self.posted.slot, into).ok_or(ReplyState::Waiting)?,
+            None => rpc.client.try_take(self.posted.slot, into)?,
         };
         self.open = reply.needs_slot();
         Ok(reply)
@@ -219,7 +231,7 @@ impl<'c> Pending<'c> {
         let driver = self.driver;
         for _ in 0..LOOKS_MAX {
             // Read before the look, so that what arrives after it is not missed.
-            let seen = driver.shared.rpc.arrivals();
+            let seen = driver.shared.rpc.client.arrivals();
             match self.try_take(into.reborrow()) {
                 Ok(reply) => return Spun::Taken(reply),
                 Err(ReplyState::Waiting) => {
@@ -244,7 +256,7 @@ impl<'c> Pending<'c> {
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<ReplyState> {
         let Posted { slot, target, by_line } = self.posted;
         let Some(by_line) = by_line else { return self.poll_table(context) };
-        if self.driver.shared.rpc.has_line(slot) {
+        if self.driver.shared.rpc.client.has_line(slot) {
             return Poll::Ready(ReplyState::Replied);
         }
         self.posted.by_line = None;
@@ -259,7 +271,8 @@ impl<'c> Pending<'c> {
     fn poll_table(&self, context: &mut Context<'_>) -> Poll<ReplyState> {
         // Wakers are cloned and dropped outside of the lock, for they may run anything.
         let mut waker = Some(context.waker().clone());
-        let look = self.driver.shared.rpc.wait_for(self.posted.slot, || self.driver.now_ns(), &mut waker);
+        let look =
+            self.driver.shared.rpc.client.wait_for(self.posted.slot, || self.driver.now_ns(), &mut waker);
         match look {
             ReplyState::Waiting => Poll::Pending,
             look => Poll::Ready(look),
@@ -271,8 +284,8 @@ impl<'c> Pending<'c> {
         let rpc = &self.driver.shared.rpc;
         let slot = self.posted.slot;
         let reply = match self.posted.by_line {
-            Some(_) => rpc.try_take_line(slot, into).expect("it has arrived"),
-            None => rpc.take_reply(slot, into),
+            Some(_) => rpc.client.try_take_line(slot, into).expect("it has arrived"),
+            None => rpc.client.take_reply(slot, into),
         };
         self.open = reply.needs_slot();
         reply
@@ -288,19 +301,5 @@ impl Drop for Pending<'_> {
                 None => rpc.abandon(self.posted.slot, wakes),
             });
         }
-    }
-}
-
-impl Driver {
-    /// Does something with calls, and lets the runner settle if that is needed.
-    #[inline]
-    pub(crate) fn with_calls<R>(&self, change: impl FnOnce(&Rpc, &mut Wakes) -> R) -> R {
-        let mut wakes = Wakes::default();
-        let result = change(&self.shared.rpc, &mut wakes);
-        wakes.wake_all();
-        if self.shared.rpc.is_dirty() {
-            self.settle();
-        }
-        result
     }
 }

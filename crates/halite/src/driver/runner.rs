@@ -414,11 +414,11 @@ impl Runner {
         self.refusals.tell_left_out(now);
         if self.retry_ns.is_some_and(|due| due <= now) {
             self.retry_ns = None;
-            self.shared.rpc.end_shortage();
+            self.shared.rpc.poster.end_shortage();
             self.shared.posted.retry(&mut self.wakes);
         }
-        if self.shared.rpc.next_deadline_ns() <= now {
-            self.shared.rpc.handle_time(now, &mut self.wakes);
+        if self.shared.rpc.client.next_deadline_ns() <= now {
+            self.shared.rpc.client.handle_time(now, &mut self.wakes);
         }
         loop {
             while let Some(effect) = self.engine.as_mut().and_then(Engine::poll_effect) {
@@ -431,7 +431,7 @@ impl Runner {
             }
         }
         self.settle_calls();
-        if self.shared.rpc.is_short() {
+        if self.shared.rpc.poster.is_short() {
             self.look_again_soon(now);
         }
         let Shared { fabric, rpc, .. } = &*self.shared;
@@ -440,9 +440,9 @@ impl Runner {
 
     fn settle_calls(&mut self) {
         let rpc = &self.shared.rpc;
-        if rpc.take_dirty() || rpc.is_stuck() {
+        if rpc.poster.take_dirty() || rpc.poster.is_stuck() {
             rpc.retry();
-            for (peer, control) in rpc.take_controls() {
+            for (peer, control) in rpc.poster.take_controls() {
                 // Who is down needs none.
                 if self.shared.peers.is_up(peer) {
                     let (bytes, counts) = (control.emit(), control.is_ordered());
@@ -510,7 +510,7 @@ impl Runner {
             Effect::NamesAt(at) => self.settle_names_at(&at),
             Effect::Draining { is_on } => {
                 tracing::info!("{}", if is_on { "this node is being drained" } else { "it goes on" });
-                self.shared.rpc.set_draining(is_on);
+                self.shared.rpc.server.set_draining(is_on);
             }
             Effect::Drained { left } => self.shared.drained.set(left),
             Effect::MembersChanged => self.shared.member_changes.happen(&mut self.wakes),
@@ -604,7 +604,7 @@ impl Runner {
         }
         let timeout = self.engine.as_ref().and_then(Engine::poll_timeout).unwrap_or(u64::MAX);
         let grace = if self.grace_periods.is_empty() { u64::MAX } else { now + GRACE_LOOK_NS };
-        let overdue = self.shared.rpc.next_deadline_ns();
+        let overdue = self.shared.rpc.client.next_deadline_ns();
         let timer = self.timers.next_ns().unwrap_or(u64::MAX);
         let retry = self.retry_ns.unwrap_or(u64::MAX);
         timeout.min(grace).min(retry).min(overdue).min(timer).min(self.refusals.due_ns())

@@ -116,7 +116,7 @@ impl Metrics {
             "halite_calls_under_way",
             "Calls and messages without an answer, those given up among them for as long as one may come.",
         )
-        .is(rpc.all_under_way());
+        .is(rpc.client.all_under_way());
     }
 
     fn add_times(&mut self, driver: &Driver, times: &CommandTimes) {

@@ -1,15 +1,15 @@
-//! The peer table: who is or was connected to this node, and what its parts keep of each.
+//! The peer table: the peers that are or were connected to this node, and what calls keep of each.
 //!
 //! ```text
 //!   Effect::PeerUp ──> Up ── Effect::PeerDown ──> Down ── Effect::PeerCutOff ──> CutOff
 //!                       └───────── Event::Disconnected: nothing comes any more ─────┴──> forgotten
 //! ```
 //!
-//! Who is up is served and asked.  Who is down may still write to our memory: the ring that it writes to, and the slots that
-//! it was to reply to, stay reserved until it is cut off.  The engine decides, the runner tells all parts, once and in one
-//! place ([`crate::driver::runner`]), and no part draws conclusions of its own from what the fabric refuses.
+//! A peer that is up is served and asked.  One that is down may still write to this node's memory: the ring that it writes to, and
+//! the slots that it was to reply to, stay reserved until it is cut off.  The engine decides; the runner tells all parts, once and
+//! in one place ([`crate::driver::runner`]); no part draws conclusions of its own from what the fabric refuses.
 //!
-//! What peers may ask for stands under the same lock, since each request needs both.
+//! The services and the arena that peers may ask for are under the same lock, since each request needs both.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,20 +22,21 @@ use halite_mem::Window;
 use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::rpc::{AtomicAnswer, CutOffYet};
 
-use super::{Link, Services};
+use super::server::Services;
+use super::shared::Link;
 use crate::runtime::locks::{self, Held, ranked};
 
-/// So many that were forgotten last are known by name still: an access that was under way to one asks for it when it is woken.
+/// Number of forgotten peers whose incarnations stay known: an access that was under way to one asks for it when it is woken.
 const GONE_MAX: usize = 256;
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    /// Of no other value in this process.
+    /// A number that no other table in this process has.
     number: u64,
     own: Arc<Link>,
     table: RwLock<Table>,
-    /// How often the table may have changed.
+    /// Number of changes that the table may have had.
     version: AtomicU64,
 }
 
@@ -55,13 +56,13 @@ ranked! {
     VecDeque<AtomicAnswer> => Atomics;
 }
 
-/// What the lock of [`Peers`] guards.
+/// The state under the lock of [`Peers`].
 #[derive(Debug)]
 pub(crate) struct Table {
     peers: BTreeMap<PeerId, Peer>,
-    /// Who was behind connections that are forgotten, the oldest first.
+    /// The incarnations behind forgotten connections, the oldest first.
     gone: VecDeque<(PeerId, NodeIncarnation)>,
-    /// To those that are up, and to this node itself.
+    /// The links to nodes that are up, and to this one.
     links: BTreeMap<NodeId, Arc<Link>>,
     /// The functions and ports of this node.
     pub(crate) services: Services,
@@ -74,7 +75,7 @@ pub(crate) struct Table {
 pub(crate) struct Peer {
     incarnation: NodeIncarnation,
     state: PeerState,
-    /// Whether the fabric has told the connection's end.
+    /// Whether the fabric has reported the connection's end.
     is_closed: bool,
     /// What calls need; `None` if there was no memory for it.
     pub(crate) link: Option<Arc<Link>>,
@@ -89,7 +90,7 @@ enum PeerState {
     CutOff,
 }
 
-/// What a peer has become that was something else before.
+/// What a transition of a peer leaves to be done.
 #[derive(Debug)]
 pub(crate) struct Became {
     /// What calls keep of it.
@@ -97,7 +98,7 @@ pub(crate) struct Became {
 }
 
 impl Peers {
-    /// Those of `node`, which has met nobody yet.
+    /// The table of `node`, which has no peers yet.
     pub(crate) fn new(node: NodeId) -> Peers {
         let own = Arc::new(Link::own(node));
         let links = [(node, own.clone())].into();
@@ -118,8 +119,7 @@ impl Peers {
         &self.own
     }
 
-    /// Not to be asked for again by a thread that has it: a writer in between would wait for the first, and the second
-    /// for the writer.
+    /// A thread that has it must not ask for it again: a writer in between would wait for the first, and the second for the writer.
     #[inline]
     pub(crate) fn read(&self) -> Held<RwLockReadGuard<'_, Table>> {
         locks::read(&self.table)
@@ -127,13 +127,13 @@ impl Peers {
 
     pub(crate) fn write(&self) -> Held<RwLockWriteGuard<'_, Table>> {
         let table = locks::write(&self.table);
-        // Before the change, so that who sees this number waits for the lock, and sees the change.  Pairs with the Acquire in
-        // version().
+        // Before the change, so that a thread that sees this number waits for the lock, and sees the change.  Pairs with the Acquire
+        // in version().
         self.version.fetch_add(1, Release);
         table
     }
 
-    /// A number that changes with the table: who has seen it before has seen the table as it is, or is just being changed.
+    /// A number that changes with the table: while it stays the same, a copy of the table is current, or a change is just being made.
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         // Pairs with the Release in write().
@@ -173,12 +173,12 @@ impl Peers {
         self.read().up(peer)?.link.clone()
     }
 
-    /// Whether a peer is up.
+    /// Returns true if the peer is up.
     pub(crate) fn is_up(&self, peer: PeerId) -> bool {
         self.read().up(peer).is_some()
     }
 
-    /// Who is, or was, behind a connection, unless that was long ago.
+    /// The incarnation that is or was behind a connection, unless that was long ago.
     pub(crate) fn incarnation_of(&self, peer: PeerId) -> Option<NodeIncarnation> {
         let table = self.read();
         let gone = || table.gone.iter().rev().find(|(gone, _)| *gone == peer).map(|(_, who)| *who);
@@ -222,7 +222,7 @@ impl Peers {
         Some(became)
     }
 
-    /// The connection has ended; whether it was that of somebody known.
+    /// The connection has ended.  Returns true if it was that of a known peer.
     pub(crate) fn set_closed(&self, peer: PeerId) -> bool {
         let mut table = self.write();
         let Some(row) = table.peers.get_mut(&peer) else { return false };
@@ -251,7 +251,7 @@ impl Table {
         up.filter_map(|(peer, row)| Some((*peer, row.link.as_ref()?)))
     }
 
-    /// Whether a peer is down, and if so whether it is cut off.
+    /// `None` if a peer is up; otherwise whether it is cut off.
     pub(crate) fn is_down(&self, peer: PeerId) -> Option<CutOffYet> {
         match self.peers.get(&peer).map(|row| row.state) {
             Some(PeerState::Up) => None,
@@ -260,7 +260,7 @@ impl Table {
         }
     }
 
-    /// What failed for the peer's end is explained by who it was.
+    /// Forgets a peer that is cut off and disconnected, but keeps its incarnation, which explains what failed.
     fn forget_if_over(&mut self, peer: PeerId) {
         let is_over = |row: &&Peer| row.state == PeerState::CutOff && row.is_closed;
         let Some(row) = self.peers.get(&peer).filter(is_over) else { return };

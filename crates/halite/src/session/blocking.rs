@@ -100,6 +100,57 @@ impl Session {
     }
 }
 
+/// Bytes.
+impl Session {
+    /// See [`crate::Session::read`].
+    #[inline]
+    pub fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
+        match self.session.inner.read_now(lh, offset, into) {
+            Some(done) if done == into.len() => Ok(()),
+            done => self.finish_read(lh, offset, into, done.unwrap_or(0)),
+        }
+    }
+
+    /// See [`crate::Session::write`].
+    #[inline]
+    pub fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        match self.session.inner.write_now(lh, offset, from) {
+            Some(done) if done == from.len() => Ok(()),
+            done => self.finish_write(lh, offset, from, done.unwrap_or(0)),
+        }
+    }
+
+    forward! {
+        fn read_vectored(lh: Lh, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<(), AccessError>;
+        fn write_vectored(lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError>;
+        fn read_batch(batch: &mut [ReadOp<'_>]) -> Result<(), BatchError>;
+        fn write_batch(batch: &[WriteOp<'_>]) -> Result<(), BatchError>;
+        fn compare_swap_while(lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError>;
+    }
+
+    /// See [`crate::Session::read_owned`].
+    pub fn read_owned(&self, lh: Lh, offset: u64, mut into: Vec<u8>) -> (Vec<u8>, Result<(), AccessError>) {
+        let done = self.read(lh, offset, &mut into);
+        (into, done)
+    }
+
+    /// See [`crate::Session::write_owned`].
+    pub fn write_owned(&self, lh: Lh, offset: u64, from: Vec<u8>) -> (Vec<u8>, Result<(), AccessError>) {
+        let done = self.write(lh, offset, &from);
+        (from, done)
+    }
+
+    #[cold]
+    fn finish_read(&self, lh: Lh, offset: u64, into: &mut [u8], done: usize) -> Result<(), AccessError> {
+        self.block_on(self.session.inner.read(lh, offset, into, done))
+    }
+
+    #[cold]
+    fn finish_write(&self, lh: Lh, offset: u64, from: &[u8], done: usize) -> Result<(), AccessError> {
+        self.block_on(self.session.inner.write(lh, offset, from, done))
+    }
+}
+
 /// Calls and messages.
 impl Session {
     /// See [`crate::Session::serve`].
@@ -309,56 +360,5 @@ impl Mailbox {
     /// See [`crate::Mailbox::close`].
     pub fn close(&self) {
         self.mailbox.close();
-    }
-}
-
-/// Bytes.
-impl Session {
-    /// See [`crate::Session::read`].
-    #[inline]
-    pub fn read(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
-        match self.session.inner.read_now(lh, offset, into) {
-            Some(done) if done == into.len() => Ok(()),
-            done => self.finish_read(lh, offset, into, done.unwrap_or(0)),
-        }
-    }
-
-    /// See [`crate::Session::write`].
-    #[inline]
-    pub fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
-        match self.session.inner.write_now(lh, offset, from) {
-            Some(done) if done == from.len() => Ok(()),
-            done => self.finish_write(lh, offset, from, done.unwrap_or(0)),
-        }
-    }
-
-    forward! {
-        fn read_vectored(lh: Lh, offset: u64, into: &mut [IoSliceMut<'_>]) -> Result<(), AccessError>;
-        fn write_vectored(lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError>;
-        fn read_batch(batch: &mut [ReadOp<'_>]) -> Result<(), BatchError>;
-        fn write_batch(batch: &[WriteOp<'_>]) -> Result<(), BatchError>;
-        fn compare_swap_while(lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError>;
-    }
-
-    /// See [`crate::Session::read_owned`].
-    pub fn read_owned(&self, lh: Lh, offset: u64, mut into: Vec<u8>) -> (Vec<u8>, Result<(), AccessError>) {
-        let done = self.read(lh, offset, &mut into);
-        (into, done)
-    }
-
-    /// See [`crate::Session::write_owned`].
-    pub fn write_owned(&self, lh: Lh, offset: u64, from: Vec<u8>) -> (Vec<u8>, Result<(), AccessError>) {
-        let done = self.write(lh, offset, &from);
-        (from, done)
-    }
-
-    #[cold]
-    fn finish_read(&self, lh: Lh, offset: u64, into: &mut [u8], done: usize) -> Result<(), AccessError> {
-        self.block_on(self.session.inner.read(lh, offset, into, done))
-    }
-
-    #[cold]
-    fn finish_write(&self, lh: Lh, offset: u64, from: &[u8], done: usize) -> Result<(), AccessError> {
-        self.block_on(self.session.inner.write(lh, offset, from, done))
     }
 }

@@ -336,9 +336,7 @@ impl Session {
             reason: peer_reason(&known, is_self),
         })
     }
-}
 
-impl Session {
     /// What is known of the path to a peer; of one that has just been met, waits a little until that is found out.
     async fn path_to(&self, peer: Option<PeerId>) -> Option<Path> {
         let driver = &self.inner.driver;

@@ -194,7 +194,7 @@ impl Session {
     ) -> Session {
         let (path, locks) = (driver.shared.path.clone(), Locks::new(Holder::new(incarnation, id)));
         let barriers = Barriers::default();
-        let principal_number = driver.shared.rpc.number_of(&principal);
+        let principal_number = driver.shared.rpc.client.number_of(&principal);
         let inner =
             Inner { path, id, tag, driver, principal, principal_number, chunk_bytes, locks, barriers };
         Session { inner: Arc::new(inner) }
@@ -230,6 +230,91 @@ impl Session {
     /// The same session for threads.
     pub fn blocking(&self) -> blocking::Session {
         blocking::Session::new(self.clone())
+    }
+}
+
+/// Bytes.  Aligned words of up to 8 bytes are read and written in one piece; longer accesses may be seen half
+/// done by others.  A future that is dropped may have written any part of its bytes.
+impl Session {
+    /// Reads from `offset`, as many bytes as `into` takes.
+    pub fn read(
+        &self,
+        lh: Lh,
+        offset: u64,
+        into: &mut [u8],
+    ) -> impl Future<Output = Result<(), AccessError>> {
+        self.inner.read_all(lh, offset, into)
+    }
+
+    /// Writes `from` at `offset`.
+    pub fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> impl Future<Output = Result<(), AccessError>> {
+        self.inner.write_all(lh, offset, from)
+    }
+
+    /// Reads consecutive bytes from `offset` into several slices.  Nothing is read unless all of it may be.
+    pub async fn read_vectored(
+        &self,
+        lh: Lh,
+        offset: u64,
+        into: &mut [IoSliceMut<'_>],
+    ) -> Result<(), AccessError> {
+        let len = into.iter().map(|slice| slice.len() as u64).sum();
+        self.inner.check("read", lh, Permissions::READ, offset, len).await?;
+        let mut at = offset;
+        let ops = into.iter_mut().map(|slice| {
+            let op = ReadOp { lh, offset: at, into: slice };
+            at += op.into.len() as u64;
+            op
+        });
+        let mut ops: Vec<_> = ops.collect();
+        self.inner.read_each(&mut ops).await.map_err(|error| of_vector(error, offset, len))
+    }
+
+    /// Writes several slices one behind the other at `offset`.  Nothing is written unless all of it may be.
+    pub async fn write_vectored(&self, lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError> {
+        let len = from.iter().map(|slice| slice.len() as u64).sum();
+        self.inner.check("write", lh, Permissions::WRITE, offset, len).await?;
+        let mut at = offset;
+        let ops = from.iter().map(|slice| {
+            let op = WriteOp { lh, offset: at, from: slice };
+            at += op.from.len() as u64;
+            op
+        });
+        let ops: Vec<_> = ops.collect();
+        self.inner.write_each(&ops).await.map_err(|error| of_vector(error, offset, len))
+    }
+
+    /// Makes several reads, and stops at the first that fails.  Those that must be posted are under way together.
+    pub async fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
+        self.inner.read_each(batch).await
+    }
+
+    /// Makes several writes, and stops at the first that fails.  Those that must be posted are under way together: of
+    /// two that overlap, and lie on one node, the later one stays.
+    pub async fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
+        self.inner.write_each(batch).await
+    }
+
+    /// Reads into a buffer that goes along, as many bytes as it has; for tasks that cannot lend one.
+    pub async fn read_owned(
+        &self,
+        lh: Lh,
+        offset: u64,
+        mut into: Vec<u8>,
+    ) -> (Vec<u8>, Result<(), AccessError>) {
+        let done = self.read(lh, offset, &mut into).await;
+        (into, done)
+    }
+
+    /// Writes a buffer that goes along.
+    pub async fn write_owned(
+        &self,
+        lh: Lh,
+        offset: u64,
+        from: Vec<u8>,
+    ) -> (Vec<u8>, Result<(), AccessError>) {
+        let done = self.write(lh, offset, &from).await;
+        (from, done)
     }
 }
 
@@ -469,94 +554,7 @@ impl Session {
     pub fn len(&self, lh: Lh) -> Result<u64, AccessError> {
         self.inner.len(lh)
     }
-}
 
-/// Bytes.  Aligned words of up to 8 bytes are read and written in one piece; longer accesses may be seen half
-/// done by others.  A future that is dropped may have written any part of its bytes.
-impl Session {
-    /// Reads from `offset`, as many bytes as `into` takes.
-    pub fn read(
-        &self,
-        lh: Lh,
-        offset: u64,
-        into: &mut [u8],
-    ) -> impl Future<Output = Result<(), AccessError>> {
-        self.inner.read_all(lh, offset, into)
-    }
-
-    /// Writes `from` at `offset`.
-    pub fn write(&self, lh: Lh, offset: u64, from: &[u8]) -> impl Future<Output = Result<(), AccessError>> {
-        self.inner.write_all(lh, offset, from)
-    }
-
-    /// Reads consecutive bytes from `offset` into several slices.  Nothing is read unless all of it may be.
-    pub async fn read_vectored(
-        &self,
-        lh: Lh,
-        offset: u64,
-        into: &mut [IoSliceMut<'_>],
-    ) -> Result<(), AccessError> {
-        let len = into.iter().map(|slice| slice.len() as u64).sum();
-        self.inner.check("read", lh, Permissions::READ, offset, len).await?;
-        let mut at = offset;
-        let ops = into.iter_mut().map(|slice| {
-            let op = ReadOp { lh, offset: at, into: slice };
-            at += op.into.len() as u64;
-            op
-        });
-        let mut ops: Vec<_> = ops.collect();
-        self.inner.read_each(&mut ops).await.map_err(|error| of_vector(error, offset, len))
-    }
-
-    /// Writes several slices one behind the other at `offset`.  Nothing is written unless all of it may be.
-    pub async fn write_vectored(&self, lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError> {
-        let len = from.iter().map(|slice| slice.len() as u64).sum();
-        self.inner.check("write", lh, Permissions::WRITE, offset, len).await?;
-        let mut at = offset;
-        let ops = from.iter().map(|slice| {
-            let op = WriteOp { lh, offset: at, from: slice };
-            at += op.from.len() as u64;
-            op
-        });
-        let ops: Vec<_> = ops.collect();
-        self.inner.write_each(&ops).await.map_err(|error| of_vector(error, offset, len))
-    }
-
-    /// Makes several reads, and stops at the first that fails.  Those that must be posted are under way together.
-    pub async fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
-        self.inner.read_each(batch).await
-    }
-
-    /// Makes several writes, and stops at the first that fails.  Those that must be posted are under way together: of
-    /// two that overlap, and lie on one node, the later one stays.
-    pub async fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
-        self.inner.write_each(batch).await
-    }
-
-    /// Reads into a buffer that goes along, as many bytes as it has; for tasks that cannot lend one.
-    pub async fn read_owned(
-        &self,
-        lh: Lh,
-        offset: u64,
-        mut into: Vec<u8>,
-    ) -> (Vec<u8>, Result<(), AccessError>) {
-        let done = self.read(lh, offset, &mut into).await;
-        (into, done)
-    }
-
-    /// Writes a buffer that goes along.
-    pub async fn write_owned(
-        &self,
-        lh: Lh,
-        offset: u64,
-        from: Vec<u8>,
-    ) -> (Vec<u8>, Result<(), AccessError>) {
-        let done = self.write(lh, offset, &from).await;
-        (from, done)
-    }
-}
-
-impl Session {
     async fn order(&self, operation: &'static str, lh: Lh, order: RegionCommand) -> Result<(), RegionError> {
         self.own(operation, lh)?;
         self.done(operation, lh, Command::RegionCommand(lh.slot, order)).await

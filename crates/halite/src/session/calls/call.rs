@@ -149,8 +149,8 @@ const COPIED_BYTES_PER_NS: u64 = 8;
 /// A call that is being made.
 #[derive(Clone, Copy)]
 pub(crate) struct Calling<'s> {
-    session: &'s Session,
-    terms: Terms,
+    pub(super) session: &'s Session,
+    pub(super) terms: Terms,
 }
 
 /// Whom a call is for, and what its caller takes.
@@ -181,12 +181,6 @@ impl<'s> Calling<'s> {
             timeout_ns: u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX),
             deadline_ns: u64::MAX,
         };
-        Calling { session, terms }
-    }
-
-    /// One that has been posted, and kept meanwhile.
-    #[inline]
-    pub(super) fn resumed(session: &'s Session, terms: Terms) -> Calling<'s> {
         Calling { session, terms }
     }
 

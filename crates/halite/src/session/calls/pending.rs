@@ -36,7 +36,7 @@ impl PendingCall {
     fn resume(&mut self) -> (Calling<'_>, Pending<'_>) {
         let session = &self.kept.session;
         let posted = self.kept.posted.take().expect("a call is resumed once");
-        (Calling::resumed(session, self.terms), Pending::new(&session.inner.driver, posted))
+        (Calling { session, terms: self.terms }, Pending::new(&session.inner.driver, posted))
     }
 
     /// Waits for the answer.

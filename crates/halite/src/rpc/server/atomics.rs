@@ -1,26 +1,24 @@
-//! Atomics by call, at the owner of the words and back at who asked; [`halite_tier::rpc::atomic`] says how they travel.
+//! Atomics that peers call for: carried out at the owner of the words; [`halite_tier::rpc::atomic`] says how they travel.
 //!
-//! The poller carries them out, without the runner's lock.  What arrives of a peer that is not connected, or not any
-//! more, changes nothing.
+//! The poller carries them out, without the runner's lock.  A call from a peer that is not connected changes nothing.
 
 use std::collections::VecDeque;
 
-use halite_fabric::{Operation, PeerId, PostCause, Status, WorkRequest};
+use halite_fabric::{Operation, PeerId, PostCause, WorkRequest};
 use halite_tier::rpc::atomic::{ATOMIC_ANSWER_IMM, ATOMICS_UNDER_WAY_MAX};
 use halite_tier::rpc::{AtomicAnswer, AtomicCall, Violation};
 
-use super::{Attempt, CALL_WORK, Rpc};
-use crate::posted::Ended;
+use crate::rpc::Rpc;
+use crate::rpc::shared::{Attempt, CALL_WORK};
 use crate::runtime::locks::lock;
-use crate::runtime::wait::Wakes;
 
 impl Rpc {
-    /// A peer calls for an atomic.
+    /// Carries out an atomic that a peer calls for.
     pub(crate) fn handle_atomic(&self, peer: PeerId, bytes: &[u8]) {
         let Ok(call) = AtomicCall::parse(bytes) else {
-            return self.enforce(peer, Err(Violation("not a call of an atomic")));
+            return self.poster.enforce(peer, Err(Violation("not a call of an atomic")));
         };
-        // Held until the word is changed: when a peer is down, nothing of it is half done.
+        // Held until the word is changed: when a peer is down, no atomic of it is half done.
         let table = self.peers.read();
         let Some(caller) = table.up(peer) else { return };
         let old = table.arena.get(&call.word.key).and_then(|segment| call.apply(segment));
@@ -29,18 +27,20 @@ impl Rpc {
         self.answer_atomics(peer, owed, Attempt::First);
     }
 
-    /// Answers in order as much as the fabric takes.
+    /// Posts answers in order, as many as the fabric takes.
     fn answer_atomics(&self, peer: PeerId, owed: &mut VecDeque<AtomicAnswer>, attempt: Attempt) {
         while let Some(answer) = owed.front() {
             match self.post_atomic_answer(peer, answer) {
                 Err(PostCause::QueueFull) if owed.len() > ATOMICS_UNDER_WAY_MAX => {
-                    return self.enforce(peer, Err(Violation("more calls of atomics than one may have")));
+                    return self
+                        .poster
+                        .enforce(peer, Err(Violation("more calls of atomics than one may have")));
                 }
                 Err(PostCause::QueueFull) => {
-                    lock(&self.late_atomics).insert(peer);
-                    return self.set_stuck(attempt);
+                    lock(&self.server.late_atomics).insert(peer);
+                    return self.poster.set_stuck(attempt);
                 }
-                // Who is gone needs none.
+                // A peer that is gone needs none.
                 _ => owed.pop_front(),
             };
         }
@@ -48,27 +48,16 @@ impl Rpc {
 
     fn post_atomic_answer(&self, peer: PeerId, answer: &AtomicAnswer) -> Result<(), PostCause> {
         let operation = Operation::Send { bytes: &answer.emit(), imm: ATOMIC_ANSWER_IMM };
-        self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
+        self.poster.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
     }
 
     /// Tries again to post the answers that the fabric did not take.
-    pub(super) fn retry_atomics(&self) {
-        // Taken before the loop, whose head would hold the lock while it runs.
-        let late = std::mem::take(&mut *lock(&self.late_atomics));
+    pub(in crate::rpc) fn retry_atomics(&self) {
+        // Taken before the loop, whose head would hold the lock while the loop runs.
+        let late = std::mem::take(&mut *lock(&self.server.late_atomics));
         let table = self.peers.read();
         for (peer, caller) in late.into_iter().filter_map(|peer| Some((peer, table.up(peer)?))) {
             self.answer_atomics(peer, &mut lock(&caller.atomics), Attempt::Again);
-        }
-    }
-
-    /// A peer has answered.
-    pub(crate) fn handle_atomic_answer(&self, peer: PeerId, bytes: &[u8], wakes: &mut Wakes) {
-        match AtomicAnswer::parse(bytes) {
-            Ok(AtomicAnswer { id, old }) => {
-                let status = if old.is_some() { Status::Success } else { Status::RemoteAccess };
-                self.posted.answer(peer, id, Ended { status, old: old.unwrap_or(0) }, wakes);
-            }
-            Err(_) => self.enforce(peer, Err(Violation("not an answer to an atomic"))),
         }
     }
 }
@@ -154,7 +143,7 @@ mod tests {
         set_up(&rpc);
         (0..3).for_each(|_| rpc.handle_atomic(PEER, &add(ARENA, 0)));
         assert_eq!(owed(), Some(vec![Some(0), Some(1), Some(2)]));
-        assert!(rpc.is_stuck());
+        assert!(rpc.poster.is_stuck());
         rpc.retry_atomics();
         assert_eq!(owed().map(|owed| owed.len()), Some(3));
         rpc.retry_atomics();

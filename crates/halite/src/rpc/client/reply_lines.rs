@@ -1,16 +1,16 @@
-//! Reply lines of this node, one for each default slot, and the slots that are lent: whose uses begin and end without a lock that
-//! threads share.
+//! The reply lines of this node, one for each default slot, and the owners of lent slots, which are taken and freed without a lock
+//! that threads share.
 //!
-//! A lent slot is used by one link, again and again.  It is taken under that link's outbound lock, and is given back by the
-//! thread that has its answer, with a store:
+//! A lent slot serves one link again and again.  The link takes it under its outbound lock; the thread that has the reply
+//! frees it with a store:
 //!
 //! ```text
-//!   owner word   | borrower u32 | generation u16 | busy u16 |        0: lent to nobody
+//!   owner word   | borrower u32 | generation u16 | busy u16 |        0: not lent
 //!
 //!            lend          take                             free
-//!   nobody ───────> free ───────> busy (generation g) ────────────> free (g + 1)
+//!   none ─────────> free ───────> busy (generation g) ────────────> free (g + 1)
 //!     ^               │             │
-//!     └── take back ──┴── adopt ────┘    from then on the table of slots sees to it
+//!     └── take back ──┴── adopt ────┘    from then on the table of slots has it
 //! ```
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -26,8 +26,8 @@ use halite_mem::Window;
 use halite_tier::rpc::SlotId;
 use halite_tier::rpc::line::{REPLY_WORDS, reply_mark};
 
-use super::DEFAULT_SLOTS;
-use super::memory::Block;
+use super::slots::DEFAULT_SLOTS;
+use crate::rpc::shared::Block;
 
 /// See the header of this file.
 pub(super) struct ReplyLines {
@@ -53,7 +53,7 @@ impl Owners {
     }
 
     fn lend(&self, slot: SlotId, borrower: u32) {
-        // The borrower's outbound lock orders it for who takes it.
+        // The borrower's outbound lock orders this before take().
         self.of(slot.index).store(owned(borrower, slot.generation), Relaxed);
     }
 
@@ -81,7 +81,7 @@ impl Owners {
     }
 
     fn leave(&self, slot: SlotId) {
-        // The lock of the table orders it for the next borrower; to the last one it is a hint.
+        // The lock of the table orders this for the next borrower; for the last one it is a hint.
         self.of(slot.index).store(0, Relaxed);
     }
 
@@ -99,9 +99,9 @@ impl Owners {
     }
 }
 
-/// Bytes of all of them.
+/// Length of all reply lines, in bytes.
 pub(super) const REPLY_LINES_BYTES: u64 = DEFAULT_SLOTS as u64 * LINE_BYTES as u64;
-/// Where a caller says that it is to be told.
+/// Where in its line a caller asks for a notice.
 const WANTS_NOTICE_OFFSET: u64 = ((LINE_WORDS - 1) * size_of::<u64>()) as u64;
 
 impl ReplyLines {
@@ -111,7 +111,7 @@ impl ReplyLines {
         ReplyLines { block, owners: Owners::new(DEFAULT_SLOTS) }
     }
 
-    /// Where peers find them.
+    /// The address at which peers find the lines.
     pub(super) fn address(&self) -> RemoteAddress {
         self.block.address()
     }
@@ -120,7 +120,7 @@ impl ReplyLines {
         self.block.window()
     }
 
-    /// A slot is lent: its line holds nothing of earlier uses.  Under the borrower's outbound lock.
+    /// Lends a slot, and clears its line of earlier uses.  Under the borrower's outbound lock.
     pub(super) fn lend(&self, slot: SlotId, borrower: u32) {
         self.window().publish_words(offset(slot), &[0; LINE_WORDS]).expect("each default slot has a line");
         self.owners.lend(slot, borrower);
@@ -132,26 +132,26 @@ impl ReplyLines {
         self.owners.take(index, borrower)
     }
 
-    /// A use that is over ends; the next one will have another generation.
+    /// Ends a use; the next one has another generation.
     #[inline]
     pub(super) fn free(&self, slot: SlotId) {
         self.owners.free(slot);
     }
 
-    /// The slot is seen to by the table from now on.
+    /// Leaves the slot to the table of slots.
     pub(super) fn leave(&self, slot: SlotId) {
         self.owners.leave(slot);
     }
 
-    /// How many slots that are lent to `borrower`, or to anybody, are in use.
+    /// Number of slots in use that are lent to `borrower`, or to any link.
     pub(super) fn busy(&self, borrower: Option<u32>) -> usize {
         self.owners.busy(borrower)
     }
 
-    /// Whether the reply to this use is here.
+    /// Returns true if the reply to this use has arrived.
     #[inline]
     pub(super) fn has_arrived(&self, slot: SlotId) -> bool {
-        // Pairs with the Release of who has put the line: with the mark comes the sight of the rest.
+        // Pairs with the Release with which the server puts the line: a thread that sees the mark sees the rest.
         let first = self.window().load_u64(offset(slot)).expect("each default slot has a line");
         first as u16 == reply_mark(slot)
     }
@@ -162,15 +162,15 @@ impl ReplyLines {
         self.window().load_words(offset(slot)).expect("each default slot has a line")
     }
 
-    /// The output in a line, where it lies.
+    /// The output in a line, in place.
     pub(super) fn output(&self, slot: SlotId, len: u64) -> Option<Window> {
         self.window().slice(offset(slot) + size_of::<u64>() as u64, len)
     }
 
-    /// From now on the server tells when the reply is there.  The caller looks once more.
+    /// Asks the server for a notice when the reply is there.  The caller has to look once more.
     pub(super) fn ask_for_notice(&self, slot: SlotId) {
         self.window().store_u64(offset(slot) + WANTS_NOTICE_OFFSET, 1).expect("each default slot has a line");
-        // Pairs with the fence behind the line, where answers are put: either the server sees the wish, or we see the line.
+        // Pairs with the server's fence behind the line: either the server sees the wish, or this thread sees the line.
         fence(SeqCst);
     }
 }
@@ -215,7 +215,7 @@ mod tests {
     }
 }
 
-/// The next use of a slot begins when the reply to the last one has been read, and who waits sees its reply or is told.
+/// The next use of a slot begins when the reply to the last one has been read, and a waiting caller sees its reply or gets a notice.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use loom::sync::Arc;

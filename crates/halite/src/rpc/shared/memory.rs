@@ -8,8 +8,8 @@ use halite_mem::{Allocator, PagePolicy, Segment, Window};
 
 use crate::runtime::locks::{lock, ranked};
 
-/// By how much the memory grows at least: 230 rings, beside the slots.  Untouched pages cost nothing, but each time it
-/// grows costs a descriptor, here and at every peer.
+/// Smallest growth of the memory, in bytes: 230 rings beside the slots.  Untouched pages cost nothing, but each growth
+/// costs a descriptor, here and at every peer.
 const GROWTH_BYTES_MIN: u64 = 64 << 20;
 /// Blocks from this length on are given back to the system, which costs as much as a copy of them would.
 const GIVE_BACK_BYTES_MIN: u64 = 64 << 20;

@@ -1,14 +1,13 @@
 //! Rows of reply lines in the memory of peers, which threads that answer find without a lock.
 //!
-//! A row goes when its peer is down, and with it what is mapped of that peer, once no thread that has found it still stores into it.
+//! When its peer is down, a row is retired.  It is dropped, with what is mapped of the peer, once no thread stores into it any more.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, Mutex};
 
 use halite_mem::{GracePeriod, Lookup, Pins, Slots};
 
-use super::link::Row;
+use crate::rpc::shared::{Row, RowRef};
 use crate::runtime::locks::{lock, ranked};
 
 ranked! {
@@ -16,31 +15,27 @@ ranked! {
 }
 
 /// All rows of a node.
-pub(super) struct ReplyRows {
+pub(in crate::rpc) struct ReplyRows {
     pins: Arc<Pins>,
     rows: Slots<Row>,
-    /// Those that have gone, and may still be in use.
+    /// Retired rows, which threads may still use.
     gone: Mutex<Vec<(u32, GracePeriod)>>,
 }
 
-/// Which row a link has: `| generation u32 | index u32 |`, or 0.
-#[derive(Debug, Default)]
-pub(super) struct RowRef(AtomicU64);
-
 impl ReplyRows {
-    /// None yet, for threads that pin `pins`.
+    /// No rows yet.  Threads pin `pins` while they use one.
     pub(super) fn new(pins: Arc<Pins>) -> ReplyRows {
         ReplyRows { rows: Slots::new(pins.clone()), pins, gone: Mutex::default() }
     }
 
-    /// From now on it is the row of the link whose `at` this is.
-    pub(super) fn open(&self, at: &RowRef, row: Row) {
+    /// Makes `row` the row of the link that `at` belongs to.
+    pub(in crate::rpc) fn open(&self, at: &RowRef, row: Row) {
         let (index, generation) = self.rows.insert(row);
         self.replace(at, u64::from(generation) << 32 | u64::from(index));
     }
 
-    /// From now on the link has none.
-    pub(super) fn close(&self, at: &RowRef) {
+    /// Takes the row away from the link.
+    pub(in crate::rpc) fn close(&self, at: &RowRef) {
         self.replace(at, 0);
     }
 
@@ -56,7 +51,7 @@ impl ReplyRows {
         self.collect();
     }
 
-    /// Lets go of rows that nobody uses any more.
+    /// Drops the retired rows that no thread uses any more.
     pub(super) fn collect(&self) {
         let mut gone = lock(&self.gone);
         let is_over = |(index, grace): &mut (u32, GracePeriod)| {
@@ -67,7 +62,7 @@ impl ReplyRows {
         gone.extract_if(.., is_over).for_each(drop);
     }
 
-    /// Calls `enter`, which must not wait, with the row of a link that has one.
+    /// Calls `enter`, which must not wait, with the row of the link; `None` if it has none.
     #[inline]
     pub(super) fn with<T>(&self, at: &RowRef, enter: impl FnOnce(&Row) -> T) -> Option<T> {
         let pin = self.pins.pin();

@@ -1,0 +1,190 @@
+//! Replies that arrive: their callers are woken, or they are dropped.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use halite_fabric::{PeerId, Status};
+use halite_tier::rpc::{Arrival, AtomicAnswer, ReplySlots, SlotId, Target, Violation};
+
+use super::Client;
+use super::slots::SlotResources;
+use crate::posted::Ended;
+use crate::rpc::Rpc;
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
+
+impl Rpc {
+    pub(in crate::rpc) fn handle_replies(
+        &self,
+        from: Target,
+        batch: impl Iterator<Item = SlotId>,
+        wakes: &mut Wakes,
+    ) -> Result<(), Violation> {
+        let mut batch = batch.peekable();
+        if batch.peek().is_none() {
+            return Ok(());
+        }
+        let mut late = Vec::new();
+        let handled = {
+            let mut slots = lock(&self.client.slots);
+            let handled = batch.try_for_each(|slot| {
+                match slots.handle_reply(from, slot)? {
+                    Arrival::Expected(waker) => wakes.add(waker),
+                    Arrival::Late => late.push(slot),
+                    Arrival::Posthumous => {}
+                }
+                Ok(())
+            });
+            self.client.arrived(&slots);
+            handled
+        };
+        for slot in late {
+            self.drop_reply(from, slot, wakes);
+        }
+        handled
+    }
+
+    /// The second part, under no lock: wakes the caller, or drops the reply.
+    pub(in crate::rpc) fn handle_arrival(
+        &self,
+        from: Target,
+        slot: SlotId,
+        arrival: Arrival,
+        wakes: &mut Wakes,
+    ) {
+        match arrival {
+            Arrival::Expected(waker) => wakes.add(waker),
+            Arrival::Late => self.drop_reply(from, slot, wakes),
+            Arrival::Posthumous => {}
+        }
+    }
+
+    /// A peer has answered an atomic.
+    pub(crate) fn handle_atomic_answer(&self, peer: PeerId, bytes: &[u8], wakes: &mut Wakes) {
+        match AtomicAnswer::parse(bytes) {
+            Ok(AtomicAnswer { id, old }) => {
+                let status = if old.is_some() { Status::Success } else { Status::RemoteAccess };
+                self.poster.posted.answer(peer, id, Ended { status, old: old.unwrap_or(0) }, wakes);
+            }
+            Err(_) => self.poster.enforce(peer, Err(Violation("not an answer to an atomic"))),
+        }
+    }
+}
+
+impl Client {
+    /// The first part of handling one reply, which may be done under a link's lock.
+    pub(in crate::rpc) fn arrive(&self, from: Target, slot: SlotId) -> Result<Arrival, Violation> {
+        let mut slots = lock(&self.slots);
+        let arrival = slots.handle_reply(from, slot)?;
+        if let Arrival::Expected(_) = arrival {
+            self.arrived(&slots);
+        }
+        Ok(arrival)
+    }
+
+    /// Makes callers that spin look again.  Counted under the lock of the slots.
+    pub(super) fn arrived(&self, _: &ReplySlots<SlotResources>) {
+        // Pairs with the Acquire in arrivals(): a thread that sees the count finds the reply.
+        self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
+    }
+
+    /// Number of replies that have arrived.
+    pub(crate) fn arrivals(&self) -> u64 {
+        // Pairs with the Release in arrived().
+        self.arrivals.load(Acquire)
+    }
+}
+
+/// A reply is found by a caller that sleeps, by one that spins, and by one that gives up at the same moment.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::task::Poll;
+
+    use halite_fabric::PeerId;
+    use halite_tier::rpc::{Abandoned, Arrival, ReplySlots, ReplyState, SlotId, Target};
+    use loom::sync::atomic::AtomicU64;
+    use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+    use loom::sync::{Arc, Mutex};
+
+    const SERVER: Target = Target::Peer(PeerId(1));
+
+    /// What [`super::Client`] has of slots, with the count of arrivals that spinning callers look at.
+    struct Node {
+        slots: Mutex<ReplySlots<()>>,
+        arrivals: AtomicU64,
+    }
+
+    impl Node {
+        fn new() -> (Arc<Node>, SlotId) {
+            let mut slots = ReplySlots::new(1, 1);
+            let slot = slots.open(SERVER).unwrap();
+            (Arc::new(Node { slots: Mutex::new(slots), arrivals: AtomicU64::new(0) }), slot)
+        }
+
+        /// As `Rpc::handle_replies` does with each, for the polling thread.
+        fn reply(&self, slot: SlotId) {
+            let mut slots = self.slots.lock().unwrap();
+            let waker = match slots.handle_reply(SERVER, slot).unwrap() {
+                Arrival::Expected(waker) => waker,
+                Arrival::Late => {
+                    slots.free(slot);
+                    None
+                }
+                Arrival::Posthumous => unreachable!("nobody goes down"),
+            };
+            self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
+            drop(slots);
+            waker.map(|waker| waker.wake());
+        }
+    }
+
+    fn with_reply(caller: impl Fn(&Node, SlotId) + Sync + Send + 'static) {
+        loom::model(move || {
+            let (node, slot) = Node::new();
+            let poller = {
+                let node = node.clone();
+                loom::thread::spawn(move || node.reply(slot))
+            };
+            caller(&node, slot);
+            poller.join().unwrap();
+            assert_eq!(node.slots.lock().unwrap().used(), 0, "the slot is free again, and once");
+        });
+    }
+
+    #[test]
+    fn loom_a_caller_that_sleeps_is_woken() {
+        with_reply(|node, slot| {
+            let look = loom::future::block_on(std::future::poll_fn(|context| {
+                match node.slots.lock().unwrap().wait(slot, 0, &mut Some(context.waker().clone())) {
+                    ReplyState::Waiting => Poll::Pending,
+                    look => Poll::Ready(look),
+                }
+            }));
+            assert_eq!(look, ReplyState::Replied);
+            node.slots.lock().unwrap().free(slot);
+        });
+    }
+
+    #[test]
+    fn loom_a_caller_that_spins_sees_the_count_and_then_the_reply() {
+        with_reply(|node, slot| {
+            let seen = node.arrivals.load(Acquire);
+            if node.slots.lock().unwrap().look(slot, 0) == ReplyState::Waiting {
+                while node.arrivals.load(Acquire) == seen {
+                    loom::thread::yield_now();
+                }
+                assert_eq!(node.slots.lock().unwrap().look(slot, 0), ReplyState::Replied);
+            }
+            node.slots.lock().unwrap().free(slot);
+        });
+    }
+
+    #[test]
+    fn loom_a_caller_that_gives_up_leaves_the_slot_to_the_reply_or_frees_it() {
+        with_reply(|node, slot| {
+            let mut slots = node.slots.lock().unwrap();
+            if let Abandoned::Replied = slots.abandon(slot) {
+                slots.free(slot);
+            }
+        });
+    }
+}

@@ -1,0 +1,79 @@
+//! Requests that their callers give up, and replies that come too late.
+
+use halite_tier::rpc::{Abandoned, CallControl, ReplySlots, SlotId, Status, Target};
+
+use super::slots::SlotResources;
+use crate::rpc::Rpc;
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
+
+impl Rpc {
+    /// The caller of a request gives up.
+    pub(crate) fn abandon(&self, slot: SlotId, wakes: &mut Wakes) {
+        let abandoned = lock(&self.client.slots).abandon(slot);
+        match abandoned {
+            Abandoned::Cancel(Target::Own, waker) => {
+                drop(waker);
+                self.cancel(self.peers.own(), slot);
+            }
+            Abandoned::Cancel(Target::Peer(peer), waker) => {
+                drop(waker);
+                let (index, generation) = (slot.index, slot.generation);
+                self.poster.send_control(peer, CallControl::Cancel { index, generation });
+            }
+            Abandoned::Replied => {
+                let target = lock(&self.client.slots).target(slot);
+                self.drop_reply(target, slot, wakes);
+            }
+            Abandoned::Freed(held) => drop(held),
+            Abandoned::Kept => {}
+        }
+    }
+
+    /// Drops a reply that came too late, and declines what it offers.
+    pub(super) fn drop_reply(&self, from: Target, slot: SlotId, wakes: &mut Wakes) {
+        let held = |slots: &ReplySlots<SlotResources>| slots.held(slot).map(|held| (held.port, held.by_line));
+        let (port, by_line) = held(&lock(&self.client.slots)).unwrap_or_default();
+        let status = if by_line { self.client.line_status(slot) } else { self.client.slot_status(slot) };
+        self.decline_offer(from, slot, status, port, wakes);
+        self.client.free_slot(slot);
+    }
+
+    /// Declines what a reply offers: an output to fetch, or room in a port.
+    pub(super) fn decline_offer(
+        &self,
+        from: Target,
+        slot: SlotId,
+        status: Option<Status>,
+        port: Option<u32>,
+        wakes: &mut Wakes,
+    ) {
+        match (status, port) {
+            (Some(Status::DoneAt(_)), _) => self.release_output(from, slot),
+            (Some(Status::Granted(grant)), Some(port)) => self.decline_room(from, port, grant, wakes),
+            _ => {}
+        }
+    }
+
+    /// Lets the server release an output that it keeps for this node.
+    pub(super) fn release_output(&self, from: Target, slot: SlotId) {
+        match from {
+            // Outputs of this node itself are in the memory of their slots.
+            Target::Own => {}
+            Target::Peer(peer) => {
+                self.poster.send_control(
+                    peer,
+                    CallControl::Release { index: slot.index, generation: slot.generation },
+                );
+            }
+        }
+    }
+
+    /// Declines the room that a port keeps for a message of this node.
+    pub(crate) fn decline_room(&self, at: Target, port: u32, grant: u32, wakes: &mut Wakes) {
+        match at {
+            Target::Own => self.decline(port, Target::Own, grant, wakes),
+            Target::Peer(peer) => self.poster.send_control(peer, CallControl::Decline { port, grant }),
+        }
+    }
+}

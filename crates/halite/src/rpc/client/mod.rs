@@ -1,0 +1,165 @@
+//! Calls and messages as their caller's node makes them: requests go out, replies are waited for and taken.
+//!
+//! ```text
+//!   request ──> ring or lines ──> (the server) ──> slot or line ──> reply
+//!      └── cancelled ──> the slot stays in use until the server has acknowledged that
+//! ```
+//!
+//! `Client` is the state: the reply slots, the lines that replies to short requests come in, and the principals of this node.
+
+mod arrivals;
+mod batch;
+mod cancel;
+mod lent_slots;
+mod lines;
+mod reply;
+mod reply_lines;
+mod request;
+mod ring;
+mod short_replies;
+mod slots;
+
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+use halite_fabric::{PeerId, RemoteAddress};
+use halite_tier::ids::Principal;
+use halite_tier::rpc::line::PRINCIPALS_MAX;
+use halite_tier::rpc::{ReplySlots, SlotId, Target};
+
+use self::reply_lines::{REPLY_LINES_BYTES, ReplyLines};
+use self::slots::{SLOTS_MAX, SlotResources};
+use super::shared::{Block, Link, Poster};
+use crate::runtime::locks::{lock, ranked};
+use crate::runtime::wait::Wakes;
+
+pub(crate) use self::reply::{Into, Lent, Reply};
+pub(crate) use self::request::{NotPosted, Posted, Request};
+pub(super) use self::slots::{DEFAULT_SLOT_BYTES, DEFAULT_SLOTS};
+
+ranked! {
+    ReplySlots<SlotResources> => Slots;
+    Vec<(u16, u32)> => Orphans;
+    Vec<Principal> => HeldBack;
+}
+
+/// See the header of this file.
+pub(crate) struct Client {
+    /// The default slots.
+    default_slots: Block,
+    slots: Mutex<ReplySlots<SlotResources>>,
+    reply_lines: ReplyLines,
+    /// Slots that were lent to links that have ended, and the borrowers.
+    orphans: Mutex<Vec<(u16, u32)>>,
+    /// Number of links so far that borrow slots.
+    borrowers: AtomicU32,
+    /// Principals of this node, by their numbers.
+    principals: Mutex<Vec<Principal>>,
+    /// Number of replies that have arrived.
+    arrivals: AtomicU64,
+    /// A request waits for room in a ring.
+    ring_waiters: AtomicBool,
+}
+
+impl Client {
+    /// `None` if the system has no memory for the slots.
+    pub(super) fn new(poster: &Poster) -> Option<Client> {
+        let default_slots = poster.allocate(u64::from(DEFAULT_SLOTS) * DEFAULT_SLOT_BYTES)?;
+        Some(Client {
+            default_slots,
+            slots: Mutex::new(ReplySlots::new(usize::from(DEFAULT_SLOTS), SLOTS_MAX)),
+            reply_lines: ReplyLines::new(poster.allocate(REPLY_LINES_BYTES)?),
+            orphans: Mutex::default(),
+            borrowers: AtomicU32::new(0),
+            principals: Mutex::default(),
+            arrivals: AtomicU64::new(0),
+            ring_waiters: AtomicBool::new(false),
+        })
+    }
+
+    /// Where peers find the default slots, and the lines of replies.
+    pub(super) fn addresses(&self) -> (RemoteAddress, RemoteAddress) {
+        (self.default_slots.address(), self.reply_lines.address())
+    }
+
+    /// A number for a link that borrows slots, which no other link ever has.
+    pub(super) fn new_borrower(&self) -> u32 {
+        1 + self.borrowers.fetch_add(1, Relaxed)
+    }
+
+    /// The number that stands for a principal of this node in lines; `None` if there are too many.
+    pub(crate) fn number_of(&self, principal: &Principal) -> Option<u16> {
+        let mut principals = lock(&self.principals);
+        let known = principals.iter().position(|known| known == principal);
+        let number = known.unwrap_or(principals.len());
+        if number >= usize::from(PRINCIPALS_MAX) {
+            return None;
+        }
+        if known.is_none() {
+            principals.push(principal.clone());
+        }
+        Some(number as u16)
+    }
+
+    /// A peer is down, but may still write to this node's memory.
+    pub(super) fn handle_down(&self, peer: PeerId, wakes: &mut Wakes) {
+        let mut slots = lock(&self.slots);
+        wakes.extend(slots.handle_down(peer));
+        self.arrived(&slots);
+    }
+
+    /// A peer can no longer touch this node's memory.
+    pub(super) fn handle_cut_off(&self, peer: PeerId) {
+        let held = lock(&self.slots).handle_cut_off(peer);
+        drop(held);
+    }
+
+    /// A server will write nothing to a slot of this node any more.
+    pub(super) fn handle_cancelled(&self, from: Target, slot: SlotId) {
+        let held = lock(&self.slots).handle_cancelled(from, slot);
+        drop(held);
+    }
+
+    /// The node ends: so does all waiting.
+    pub(super) fn close(&self, wakes: &mut Wakes) {
+        let mut slots = lock(&self.slots);
+        wakes.extend(slots.close());
+        self.arrived(&slots);
+    }
+
+    /// How many slots are in use for replies that come by `link`.
+    pub(super) fn under_way(&self, link: &Link) -> usize {
+        // One lock after the other: both at once would be taken in the wrong order.
+        let borrower =
+            lock(&link.outbound).as_ref().and_then(|o| o.lines.as_ref()).map(|lines| lines.borrower);
+        let short = borrower.map_or(0, |borrower| self.reply_lines.busy(Some(borrower)));
+        lock(&self.slots).in_use(link.target) + short
+    }
+
+    /// Number of reply slots that are in use.
+    pub(crate) fn all_under_way(&self) -> usize {
+        lock(&self.slots).all_in_use() + self.reply_lines.busy(None)
+    }
+
+    /// The earliest deadline of a call.
+    pub(crate) fn next_deadline_ns(&self) -> u64 {
+        lock(&self.slots).next_deadline_ns()
+    }
+
+    /// Time has passed: ends the calls that are overdue.
+    pub(crate) fn handle_time(&self, now_ns: u64, wakes: &mut Wakes) {
+        wakes.extend(lock(&self.slots).handle_time(now_ns));
+    }
+
+    /// Notes that a request waits for room in a ring.
+    pub(crate) fn set_ring_waiters(&self) {
+        self.ring_waiters.store(true, Relaxed);
+    }
+
+    /// Returns true if a request waits for room in a ring, and clears the flag.
+    pub(crate) fn take_ring_waiters(&self) -> bool {
+        // The ring's lock orders this: a waiter sets the flag before it looks into the ring.
+        self.ring_waiters.load(Relaxed) && self.ring_waiters.swap(false, Relaxed)
+    }
+}

@@ -1,0 +1,154 @@
+//! Requests, and which way each goes: to this node itself, by line, or by ring.
+
+use std::sync::Arc;
+
+use halite_fabric::{PostCause, RemoteAddress};
+use halite_tier::ids::{NodeId, Principal};
+use halite_tier::rpc::{Input, Kind, RequestHeader, SlotId, Target};
+
+use crate::rpc::Rpc;
+use crate::rpc::shared::{Link, Outbound};
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
+
+/// A request to be posted.
+#[derive(Clone, Copy)]
+pub(crate) struct Request<'a> {
+    /// The connection that must lead to the server; `None` for any.  A request that waits for room waits for one incarnation of a
+    /// node, and not for the next.
+    pub(crate) to: Option<Target>,
+    pub(crate) kind: Kind,
+    pub(crate) number: u32,
+    pub(crate) principal: &'a Principal,
+    /// The number that stands for the principal in lines.
+    pub(crate) principal_number: Option<u16>,
+    pub(crate) input: &'a [u8],
+    /// Longest reply that the caller takes, in bytes.
+    pub(crate) reply_bytes_max: u32,
+    /// Whether memory for the longest reply is reserved; otherwise a long one is fetched.
+    pub(crate) reply_in_place: bool,
+    pub(crate) deadline_ns: u64,
+}
+
+/// Why a request was not posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum NotPosted {
+    /// There is no room now, in the ring or in the fabric's queue; or the server's node is not ready yet.
+    Full,
+    /// There is no link to the node.
+    NoLink,
+    /// The server's node is gone.
+    Gone,
+    NoMemory,
+    TooManyCalls,
+    /// This node has left.
+    Closed,
+}
+
+impl From<PostCause> for NotPosted {
+    #[inline]
+    fn from(cause: PostCause) -> NotPosted {
+        match cause {
+            PostCause::QueueFull => NotPosted::Full,
+            PostCause::NotConnected => NotPosted::Gone,
+            PostCause::Malformed => unreachable!("requests keep to the fabric's limits"),
+        }
+    }
+}
+
+impl Request<'_> {
+    /// The port of a message; `None` for a call.
+    #[inline]
+    pub(super) fn port(&self) -> Option<u32> {
+        (self.kind != Kind::Call).then_some(self.number)
+    }
+}
+
+/// A request that has been posted, and the slot that its reply goes to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Posted {
+    pub(crate) target: Target,
+    pub(crate) slot: SlotId,
+    /// Set while the reply comes by line and the table of slots does not know of it.
+    pub(crate) by_line: Option<LineUse>,
+}
+
+/// What the table of slots needs to take over a lent slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LineUse {
+    pub(super) port: Option<u32>,
+    pub(crate) deadline_ns: u64,
+}
+
+impl Rpc {
+    /// Posts a request.  On an error nothing has happened.
+    #[inline]
+    pub(crate) fn try_request(
+        &self,
+        node: NodeId,
+        request: &Request<'_>,
+        wakes: &mut Wakes,
+    ) -> Result<Posted, NotPosted> {
+        let post = |link: &Arc<Link>| {
+            let target = link.target;
+            if request.to.is_some_and(|to| to != target) {
+                return Err(NotPosted::Gone);
+            }
+            match target {
+                Target::Own => {
+                    let slot = self.deliver_own(link, &self.peers.read().services, request, wakes)?;
+                    Ok(Posted { target, slot, by_line: None })
+                }
+                Target::Peer(_) => self.post_request(link, request),
+            }
+        };
+        self.peers.with_link_to(node, post).unwrap_or(Err(NotPosted::NoLink))
+    }
+
+    #[inline]
+    fn post_request(&self, link: &Arc<Link>, request: &Request<'_>) -> Result<Posted, NotPosted> {
+        let input = self.place_input(link, request)?;
+        let mut outbound = lock(&link.outbound);
+        let Some(outbound) = outbound.as_mut() else {
+            return Err(if link.is_gone() { NotPosted::Gone } else { NotPosted::Full });
+        };
+        if !link.has_sent_handshake() {
+            return Err(NotPosted::Full);
+        }
+        if let Some(posted) = self.post_line(link, outbound, request) {
+            return posted;
+        }
+        let at = input.as_ref().map(|block| block.address());
+        let (slot, reply_at) = self.open_slot(link.target, request, input)?;
+        let header = header_of(outbound, request, slot, reply_at, at);
+        let posted = match header.request_bytes() <= outbound.ring.request_bytes_max() {
+            true => self.post_into_ring(link, outbound, request, &header),
+            // The peer's ring was not known yet when the input was placed: the caller tries again.
+            false => Err(NotPosted::Full),
+        };
+        if posted.is_err() {
+            self.client.free_slot(slot);
+        }
+        posted.map(|()| Posted { target: link.target, slot, by_line: None })
+    }
+}
+
+pub(super) fn header_of(
+    outbound: &Outbound,
+    request: &Request<'_>,
+    slot: SlotId,
+    reply_at: Option<(RemoteAddress, u32)>,
+    input_at: Option<RemoteAddress>,
+) -> RequestHeader {
+    RequestHeader {
+        kind: request.kind,
+        number: request.number,
+        slot,
+        reply_at,
+        reply_bytes_max: request.reply_bytes_max,
+        input_bytes: request.input.len() as u32,
+        input: input_at.map_or(Input::InRing, Input::At),
+        name_bytes: request.principal.0.len() as u8,
+        principal: request.principal_number.filter(|_| outbound.lines.is_some()),
+    }
+}

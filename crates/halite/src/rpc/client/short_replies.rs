@@ -1,0 +1,155 @@
+//! Replies to short requests: the caller looks for them in the line of its slot.
+//!
+//! A caller that stops looking says so in its line, and is notified: see `server::short_answers` for the order of both sides.
+
+use halite_tier::rpc::line::{REPLY_WORDS, address_of, output_of};
+use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
+use halite_tier::rpc::{Arrival, ReplyLine, SlotId, Status, Target, Violation};
+
+use super::Client;
+use super::reply::{Into, Reply};
+use super::request::{LineUse, Posted};
+use super::slots::{DEFAULT_SLOT_BYTES, DEFAULT_SLOTS, SlotResources, default_offset};
+use crate::rpc::Rpc;
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
+
+impl Client {
+    /// Returns true if the reply to a short request has arrived.
+    #[inline]
+    pub(crate) fn has_line(&self, slot: SlotId) -> bool {
+        self.reply_lines.has_arrived(slot)
+    }
+
+    /// Takes the reply to a short request, if it has arrived, and frees the slot unless it is needed longer.
+    #[inline]
+    pub(crate) fn try_take_line(&self, slot: SlotId, into: Into<'_>) -> Option<Reply> {
+        if !self.reply_lines.has_arrived(slot) {
+            return None;
+        }
+        let reply = self.read_line(slot, into);
+        if !reply.needs_slot() {
+            self.reply_lines.free(slot);
+        }
+        Some(reply)
+    }
+
+    /// Reads the reply to a short request, which has arrived.
+    pub(super) fn read_line(&self, slot: SlotId, into: Into<'_>) -> Reply {
+        let words = self.reply_lines.read(slot);
+        match ReplyLine::parse(words[0]) {
+            Ok(ReplyLine { status: Status::Done(len), is_here: true }) => {
+                self.take_output(slot, &words, len as usize, into)
+            }
+            // Nothing behind the slot is read, whatever the server says.
+            Ok(ReplyLine { status: Status::Done(len), .. })
+                if REPLY_HEADER_BYTES as u64 + u64::from(len) > DEFAULT_SLOT_BYTES =>
+            {
+                Reply::NotUnderstood
+            }
+            Ok(ReplyLine { status: Status::Done(len), is_here: false }) => {
+                let at = default_offset(slot) + REPLY_HEADER_BYTES as u64;
+                into.read(self.default_slots.window(), at, len as usize)
+            }
+            Ok(ReplyLine { status: Status::DoneAt(len), is_here: true }) => match address_of(&words) {
+                Ok(address) => Reply::DoneAt(len as usize, address),
+                Err(_) => Reply::NotUnderstood,
+            },
+            Ok(ReplyLine { status: Status::DoneAt(_), .. }) | Err(_) => Reply::NotUnderstood,
+            Ok(ReplyLine { status, .. }) => Reply::Refused(status),
+        }
+    }
+
+    #[inline]
+    fn take_output(&self, slot: SlotId, words: &[u64; REPLY_WORDS], len: usize, mut into: Into<'_>) -> Reply {
+        let output = output_of(words);
+        let Some(output) = output.get(..len) else { return Reply::NotUnderstood };
+        if let Into::Lent(_) = into {
+            let lent = self.reply_lines.output(slot, len as u64);
+            return into.lend(lent, len);
+        }
+        match into.prepare(len) {
+            Ok(target) => {
+                target.copy_from_slice(output);
+                Reply::Done(len)
+            }
+            Err(refused) => refused,
+        }
+    }
+
+    /// The status in a line that has arrived.
+    pub(super) fn line_status(&self, slot: SlotId) -> Option<Status> {
+        ReplyLine::parse(self.reply_lines.read(slot)[0]).ok().map(|line| line.status)
+    }
+}
+
+impl Rpc {
+    /// Hands the slot of a short request to the table of slots, to wait by waker or to give up.
+    pub(crate) fn adopt(&self, posted: Posted, by_line: LineUse) {
+        let Target::Peer(peer) = posted.target else { unreachable!("this node itself needs no lines") };
+        let table = self.peers.read();
+        let is_down = table.is_down(peer);
+        let mut slots = lock(&self.client.slots);
+        let before = slots.next_deadline_ns();
+        slots.adopt(posted.slot, by_line.deadline_ns, is_down);
+        slots.hold(posted.slot, SlotResources { port: by_line.port, by_line: true, ..Default::default() });
+        self.client.reply_lines.leave(posted.slot);
+        if slots.next_deadline_ns() < before {
+            // The thread that sleeps until the next deadline has to sleep less.
+            self.poster.set_dirty();
+        }
+    }
+
+    /// The caller of a short request gives up.
+    pub(crate) fn abandon_line(&self, posted: Posted, by_line: LineUse, wakes: &mut Wakes) {
+        if self.client.reply_lines.has_arrived(posted.slot) {
+            let status = self.client.line_status(posted.slot);
+            self.decline_offer(posted.target, posted.slot, status, by_line.port, wakes);
+            self.client.reply_lines.free(posted.slot);
+            return;
+        }
+        self.adopt(posted, by_line);
+        self.abandon(posted.slot, wakes);
+    }
+
+    /// Asks the server for a notice of the reply to a short request, and takes in a reply that came before.
+    pub(crate) fn await_notice(&self, from: Target, slot: SlotId, wakes: &mut Wakes) {
+        self.client.reply_lines.ask_for_notice(slot);
+        if self.client.reply_lines.has_arrived(slot) {
+            self.look_at_line(from, slot.index, wakes);
+        }
+    }
+
+    /// Takes in a reply that the table waits for, if it is in its line.
+    pub(in crate::rpc) fn look_at_line(&self, from: Target, index: u16, wakes: &mut Wakes) {
+        let found = {
+            let mut slots = lock(&self.client.slots);
+            let slot = slots.awaited(index).filter(|slot| {
+                slots.held(*slot).is_some_and(|held| held.by_line)
+                    && self.client.reply_lines.has_arrived(*slot)
+            });
+            let arrival = slot.and_then(|slot| slots.handle_reply(from, slot).ok());
+            if let Some(Arrival::Expected(_)) = arrival {
+                self.client.arrived(&slots);
+            }
+            slot.zip(arrival)
+        };
+        if let Some((slot, arrival)) = found {
+            self.handle_arrival(from, slot, arrival, wakes);
+        }
+    }
+
+    /// Handles a notice that a line holds a reply, which may have been taken already.
+    pub(in crate::rpc) fn handle_look(
+        &self,
+        from: Target,
+        index: u16,
+        wakes: &mut Wakes,
+    ) -> Result<(), Violation> {
+        if index >= DEFAULT_SLOTS {
+            return Err(Violation("a reply in no line"));
+        }
+        self.look_at_line(from, index, wakes);
+        Ok(())
+    }
+}

@@ -1,0 +1,206 @@
+//! Answers: from a handler, or from the node itself, into the slot that the caller named.
+
+use std::iter::once;
+use std::sync::Arc;
+
+use halite_fabric::{PostCause, RemoteAddress};
+use halite_tier::rpc::wire::{REPLY_HEADER_BYTES, emit_output_address};
+use halite_tier::rpc::{CallControl, Imm, ReplyHeader, ServedId, SlotId, Status, Target};
+
+use crate::rpc::Rpc;
+use crate::rpc::shared::{Attempt, Caller, Link};
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
+
+/// Where an answer goes.
+#[derive(Clone, Debug)]
+pub(crate) struct ReplyTo {
+    pub(crate) caller: Arc<Caller>,
+    /// [`Link::cancels`] when the request arrived.
+    pub(crate) cancels: u32,
+    pub(crate) id: ServedId,
+    /// Address and length of the slot.
+    pub(crate) at: RemoteAddress,
+    pub(crate) room: u32,
+    /// Longest output that the caller takes, in bytes.
+    pub(crate) bytes_max: u32,
+    /// Whether the answer ends with a line.
+    pub(crate) by_line: bool,
+}
+
+impl ReplyTo {
+    #[inline]
+    pub(crate) fn link(&self) -> &Arc<Link> {
+        &self.caller.link
+    }
+
+    #[inline]
+    pub(crate) fn target(&self) -> Target {
+        self.link().target
+    }
+
+    /// Returns true if the caller still waits for the answer.
+    #[inline]
+    pub(crate) fn is_wanted(&self) -> bool {
+        let untouched = || self.link().cancels() == self.cancels;
+        !self.link().is_gone() && (untouched() || self.link().served.is_open(self.id))
+    }
+}
+
+/// An answer that the fabric did not take yet.  Its call stays busy, so that a cancel waits for it.
+#[derive(Debug)]
+pub(crate) struct DeferredReply {
+    to: ReplyTo,
+    status: Status,
+    output: Vec<u8>,
+}
+
+/// What became of an answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Answered {
+    /// It is on its way.
+    Sent,
+    /// The caller has gone, or has lost interest.
+    Unwanted,
+    /// It is longer than what the caller takes, which gets an error.
+    TooLong,
+    /// There is no memory to keep it in for the caller, which gets an error.
+    NoMemory,
+}
+
+/// Longer outputs, in bytes, are not written where only an adapter reaches: the caller reads them in slices, and small messages have
+/// their turn between the slices.
+const WRITTEN_BYTES_MAX: usize = 64 << 10;
+
+impl Rpc {
+    /// Answers with a status and nothing else.
+    pub(crate) fn refuse(&self, to: &ReplyTo, status: Status, wakes: &mut Wakes) {
+        self.send_answer(to, status, &[], wakes);
+    }
+
+    /// Answers with the output of a handler.
+    #[inline]
+    pub(crate) fn answer(&self, to: &ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
+        if output.len() > to.bytes_max as usize {
+            let len = output.len().min(u32::MAX as usize) as u32;
+            self.send_answer(to, Status::TooLong(len), &[], wakes);
+            return Answered::TooLong;
+        }
+        if output.len() + REPLY_HEADER_BYTES > to.room as usize || self.is_better_read(to, output) {
+            return self.answer_from_here(to, output, wakes);
+        }
+        self.send_answer(to, Status::Done(output.len() as u32), output, wakes)
+    }
+
+    /// Returns true if a write of the output would delay all that is sent to the caller's node, heartbeats included.
+    fn is_better_read(&self, to: &ReplyTo, output: &[u8]) -> bool {
+        let is_posted = || match to.target() {
+            Target::Own => false,
+            Target::Peer(peer) => !self.poster.fabric.capabilities(peer).direct,
+        };
+        output.len() > WRITTEN_BYTES_MAX && is_posted()
+    }
+
+    /// Keeps the output here until the caller's node has read it.
+    fn answer_from_here(&self, to: &ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
+        if to.target() == Target::Own {
+            return self.answer_in_own_block(to, output, wakes);
+        }
+        let Some(block) = self.poster.allocate(output.len() as u64) else {
+            self.refuse(to, Status::NoMemory, wakes);
+            return Answered::NoMemory;
+        };
+        block.window().write(0, output).expect("the block is as long");
+        let address = emit_output_address(block.address());
+        {
+            let mut inbound = lock(&to.link().inbound);
+            if !to.link().served.is_open(to.id) {
+                return Answered::Unwanted;
+            }
+            inbound.kept.insert(to.id.slot, block);
+        }
+        let answered = self.send_answer(to, Status::DoneAt(output.len() as u32), &address, wakes);
+        if answered == Answered::Unwanted {
+            lock(&to.link().inbound).kept.remove(&to.id.slot);
+        }
+        answered
+    }
+
+    #[inline]
+    pub(in crate::rpc) fn send_answer(
+        &self,
+        to: &ReplyTo,
+        status: Status,
+        output: &[u8],
+        wakes: &mut Wakes,
+    ) -> Answered {
+        if to.by_line {
+            return self.send_line_answer(to, status, output);
+        }
+        if to.link().is_gone() || !to.link().served.begin(to.id) {
+            return Answered::Unwanted;
+        }
+        if to.target() == Target::Own {
+            return self.send_own_answer(to, status, output, wakes);
+        }
+        let posted = self.write_answer(to, status, output);
+        if posted == Err(PostCause::QueueFull) {
+            self.hold_back(to, status, output);
+            return Answered::Sent;
+        }
+        self.end_answers(to.link(), once(to));
+        if posted == Err(PostCause::NotConnected) { Answered::Unwanted } else { Answered::Sent }
+    }
+
+    fn write_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Result<(), PostCause> {
+        if to.by_line {
+            return self.retry_line_answer(to, status, output);
+        }
+        let header = ReplyHeader { status }.emit();
+        self.poster.post_parts(to.link(), to.at, [&header, &[]], output, Imm::Reply(to.id.slot).emit())
+    }
+
+    /// Ends answers that have been posted, or are for a peer that is gone.
+    #[inline]
+    pub(super) fn end_answers<'r>(&self, link: &Link, ended: impl Iterator<Item = &'r ReplyTo>) {
+        let cancelled = ended.filter(|to| link.served.end(to.id, true));
+        cancelled.for_each(|to| self.acknowledge(link, to.id.slot));
+    }
+
+    /// Tells the caller that nothing will be written to its slot any more.
+    pub(crate) fn acknowledge(&self, link: &Link, slot: SlotId) {
+        match link.target {
+            Target::Own => {
+                self.client.handle_cancelled(Target::Own, slot);
+            }
+            Target::Peer(peer) => {
+                self.poster.send_control(
+                    peer,
+                    CallControl::Cancelled { index: slot.index, generation: slot.generation },
+                );
+            }
+        }
+    }
+
+    /// Keeps an answer that the fabric did not take until it does.
+    pub(super) fn hold_back(&self, to: &ReplyTo, status: Status, output: &[u8]) {
+        self.owe(DeferredReply { to: to.clone(), status, output: output.to_vec() }, Attempt::First);
+    }
+
+    fn owe(&self, deferred: DeferredReply, attempt: Attempt) {
+        lock(&self.server.deferred).push(deferred);
+        self.poster.set_stuck(attempt);
+    }
+
+    /// Tries again to post the answers that the fabric did not take.
+    pub(in crate::rpc) fn retry_deferred(&self) {
+        // Taken before the loop, whose head would hold the lock while the loop runs.
+        let all = std::mem::take(&mut *lock(&self.server.deferred));
+        for deferred in all {
+            match self.write_answer(&deferred.to, deferred.status, &deferred.output) {
+                Err(PostCause::QueueFull) => self.owe(deferred, Attempt::Again),
+                _ => self.end_answers(deferred.to.link(), once(&deferred.to)),
+            }
+        }
+    }
+}

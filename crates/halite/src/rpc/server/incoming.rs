@@ -1,0 +1,132 @@
+//! A request on its way to a handler.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use halite_fabric::RemoteAddress;
+use halite_tier::rpc::{Kind, ServedId};
+
+use super::answer::ReplyTo;
+use super::input::{Bytes, Payload};
+use crate::rpc::shared::Caller;
+
+/// A request on its way to a handler.  It stays in its box, for it is too large to be moved at each step.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    /// The caller, and where the answer goes.
+    pub(crate) to: ReplyTo,
+    /// Whether the sender has its answer, as that of a message has once it is queued.
+    pub(crate) answered: bool,
+    pub(crate) input: Payload,
+}
+
+/// What a request in a line says of its answer.
+pub(super) struct LineTerms {
+    pub(super) cancels: u32,
+    pub(super) id: ServedId,
+    pub(super) at: RemoteAddress,
+    pub(super) room: u32,
+    pub(super) bytes_max: u32,
+}
+
+/// Most finished requests whose memory a thread keeps.
+const SPARES_MAX: usize = 16;
+
+thread_local! {
+    /// A spare may refer to a node that has ended, but holds none of its memory.
+    #[expect(clippy::vec_box, reason = "requests stay where they are put first")]
+    static SPARES: RefCell<Vec<Box<Incoming>>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Incoming {
+    /// A request that is not answered yet.
+    #[inline]
+    pub(crate) fn new(to: ReplyTo, input: Payload) -> Box<Incoming> {
+        Box::new(Incoming { to, answered: false, input })
+    }
+
+    /// A short request from `caller`, in the memory of a finished one if this thread has a spare.  If that was of the same caller, as it
+    /// mostly was, no reference is counted.
+    #[inline]
+    pub(super) fn of(caller: &Arc<Caller>, terms: LineTerms, input: Payload) -> Box<Incoming> {
+        let LineTerms { cancels, id, at, room, bytes_max } = terms;
+        let spare = SPARES.try_with(|spares| spares.borrow_mut().pop()).ok().flatten();
+        let Some(mut spare) = spare else {
+            let to = ReplyTo { caller: caller.clone(), cancels, id, at, room, bytes_max, by_line: true };
+            return Incoming::new(to, input);
+        };
+        let to = &mut spare.to;
+        if !Arc::ptr_eq(&to.caller, caller) {
+            to.caller = caller.clone();
+        }
+        (to.cancels, to.id, to.at, to.room) = (cancels, id, at, room);
+        (to.bytes_max, to.by_line) = (bytes_max, true);
+        spare.answered = false;
+        spare.input = input;
+        spare
+    }
+
+    /// The request is finished: the thread keeps the memory of a short one for its next.
+    #[inline]
+    pub(crate) fn recycle(self: Box<Incoming>) {
+        if let Payload::Here(Bytes::Short(..)) = self.input {
+            // A thread that is ending keeps nothing any more.
+            let _ = SPARES.try_with(|spares| {
+                let spares = &mut *spares.borrow_mut();
+                if spares.len() < SPARES_MAX {
+                    spares.push(self);
+                }
+            });
+        }
+    }
+
+    pub(super) fn is_here(&self) -> bool {
+        matches!(self.input, Payload::Here(_))
+    }
+
+    pub(super) fn is_wanted(&self) -> bool {
+        self.answered || self.to.is_wanted()
+    }
+
+    /// The answer for the sender of a message, which waits for its place in the queue only, unless its bytes have yet to be read.
+    #[inline]
+    pub(super) fn accept(&mut self, kind: Kind) -> Option<ReplyTo> {
+        match (kind, &self.input) {
+            (Kind::Call, _) | (_, Payload::There { .. }) => None,
+            (_, Payload::Here(_)) => {
+                self.answered = true;
+                Some(self.to.clone())
+            }
+        }
+    }
+}
+
+/// A request that has been read out of its ring or line.
+#[derive(Debug)]
+pub(crate) struct DecodedRequest {
+    pub(in crate::rpc) kind: Kind,
+    pub(in crate::rpc) number: u32,
+    pub(in crate::rpc) incoming: Box<Incoming>,
+}
+
+impl DecodedRequest {
+    pub(super) fn service(&self) -> ServiceId {
+        ServiceId::of(self.kind, self.number)
+    }
+}
+
+/// A function or a port, by number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum ServiceId {
+    Function(u32),
+    Port(u32),
+}
+
+impl ServiceId {
+    pub(crate) fn of(kind: Kind, number: u32) -> ServiceId {
+        match kind {
+            Kind::Call => ServiceId::Function(number),
+            Kind::Send | Kind::TrySend | Kind::GrantedSend(_) | Kind::Publish => ServiceId::Port(number),
+        }
+    }
+}

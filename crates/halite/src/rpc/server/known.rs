@@ -1,0 +1,133 @@
+//! What the polling thread remembers of the tables that all threads share, until those change.
+
+use std::sync::Arc;
+
+use halite_fabric::{LINE_BYTES, PeerId};
+use halite_tier::rpc::line::{index_of, request_mark};
+use halite_tier::rpc::{Kind, RequestLine};
+
+use super::incoming::{DecodedRequest, Incoming, LineTerms, ServiceId};
+use super::input::{Bytes, Payload};
+use super::service::Service;
+use crate::rpc::peers::Peers;
+use crate::rpc::shared::{Block, Caller, Inbound, Link, PeerParameters};
+use crate::runtime::locks::lock;
+
+/// Requests on their way to their queues.  The polling thread keeps it, to use its memory again.
+#[derive(Debug, Default)]
+pub(crate) struct ReceiveBatch {
+    pub(super) requests: Vec<DecodedRequest>,
+    pub(super) known: Known,
+}
+
+/// The polling thread's copy of the tables that all threads share, valid until these change.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    version: u64,
+    pub(super) rows: Vec<KnownRow>,
+    services: Vec<(ServiceId, Arc<Service>)>,
+}
+
+/// A row into which a peer writes.
+#[derive(Debug)]
+pub(super) struct KnownRow {
+    pub(super) peer: PeerId,
+    pub(super) link: Arc<Link>,
+    lines: Arc<Block>,
+    /// The peer's handshake, once it has arrived.
+    theirs: Option<PeerParameters>,
+    /// The callers, by number, as far as they were introduced.
+    callers: Vec<Option<Arc<Caller>>>,
+}
+
+impl Known {
+    #[inline]
+    pub(super) fn look(&mut self, peers: &Peers) {
+        if self.version != peers.version() {
+            self.look_again(peers);
+        }
+    }
+
+    #[cold]
+    fn look_again(&mut self, peers: &Peers) {
+        // Read before the tables: a change meanwhile makes this thread look once more.
+        self.version = peers.version();
+        let table = peers.read();
+        self.services = table.services.all().map(|service| (service.id, service.clone())).collect();
+        self.rows.clear();
+        for (peer, link) in table.links_up() {
+            let inbound = lock(&link.inbound);
+            if let Some(lines) = inbound.lines.clone() {
+                let (theirs, callers) = (inbound.theirs, inbound.all_introduced().to_vec());
+                self.rows.push(KnownRow { peer, link: link.clone(), lines, theirs, callers });
+            }
+        }
+    }
+
+    /// The services are in the order of their numbers.
+    #[inline]
+    pub(super) fn service(&self, id: ServiceId) -> Option<&Arc<Service>> {
+        match &self.services[..] {
+            [(known, service)] => (*known == id).then_some(service),
+            all => all.binary_search_by_key(&id, |(known, _)| *known).ok().map(|place| &all[place].1),
+        }
+    }
+}
+
+impl KnownRow {
+    /// Returns true if a request may have come.
+    #[inline]
+    pub(super) fn has_more(&self) -> bool {
+        let next = self.link.reader.position();
+        first_word(&self.lines, next) as u16 == request_mark(next)
+    }
+
+    /// Returns true if the copy has all that the peer has told.
+    pub(super) fn knows_all(&self, inbound: &Inbound) -> bool {
+        let known = self.callers.iter().filter(|caller| caller.is_some()).count();
+        let told = inbound.all_introduced().iter().filter(|caller| caller.is_some()).count();
+        self.theirs.is_some() == inbound.theirs.is_some() && known == told
+    }
+
+    /// Copies what the peer has told meanwhile.
+    #[cold]
+    pub(super) fn refresh(&mut self, inbound: &Inbound) {
+        self.theirs = inbound.theirs;
+        self.callers = inbound.all_introduced().to_vec();
+    }
+
+    /// Reads the next request without a lock, if it is one of `service` that may bypass the queue.
+    #[inline]
+    pub(super) fn request_for(&mut self, service: &Service) -> Option<Box<Incoming>> {
+        let (link, theirs) = (&self.link, self.theirs.as_ref()?);
+        let position = link.reader.position();
+        let words = self.lines.window().load_words(offset_of(position)).expect("the row has that line");
+        let line = RequestLine::parse(&words).ok()?;
+        let is_of = ServiceId::of(line.kind, line.number) == service.id;
+        // The service finds a grant by its number, under its lock.
+        let is_granted = matches!(line.kind, Kind::GrantedSend(_));
+        if !is_of || is_granted || line.posted_before != link.reader.heard() {
+            return None;
+        }
+        let caller = self.callers.get(usize::from(line.principal))?.as_ref()?;
+        let (at, room) = theirs.slot(line.slot).ok()?;
+        if !service.admits(&caller.principal) {
+            return None;
+        }
+        let id = link.served.open(line.slot).ok()?;
+        link.reader.advance();
+        let input = Payload::Here(Bytes::Short(line.input_bytes, line.input));
+        let terms = LineTerms { cancels: link.cancels(), id, at, room, bytes_max: line.reply_bytes_max };
+        Some(Incoming::of(caller, terms, input))
+    }
+}
+
+#[inline]
+pub(super) fn offset_of(position: u64) -> u64 {
+    u64::from(index_of(position)) * LINE_BYTES as u64
+}
+
+#[inline]
+fn first_word(lines: &Block, position: u64) -> u64 {
+    lines.window().load_u64(offset_of(position)).expect("the row has that line")
+}

@@ -1,0 +1,33 @@
+//! Receivers of a service that wait for a request.
+
+use std::collections::VecDeque;
+use std::task::Waker;
+
+/// Tasks that wait for a request.
+#[derive(Debug, Default)]
+pub(super) struct Receivers {
+    last: u64,
+    pub(super) asleep: VecDeque<(u64, Waker)>,
+    /// Number of threads that look again by themselves before they sleep.
+    pub(super) awake: usize,
+}
+
+impl Receivers {
+    #[inline]
+    pub(super) fn push(&mut self, waker: Waker) -> u64 {
+        self.last += 1;
+        self.asleep.push_back((self.last, waker));
+        self.last
+    }
+
+    pub(super) fn pop(&mut self) -> Option<Waker> {
+        self.asleep.pop_front().map(|(_, waker)| waker)
+    }
+
+    /// Returns true if the waiter was still asleep.
+    pub(super) fn forget(&mut self, id: u64) -> bool {
+        let before = self.asleep.len();
+        self.asleep.retain(|(other, _)| *other != id);
+        self.asleep.len() < before
+    }
+}

@@ -1,0 +1,110 @@
+//! Requests of peers in the rings of this node: copied out, then parsed.
+
+use std::sync::Arc;
+
+use halite_fabric::PeerId;
+use halite_tier::rpc::line::REQUEST_LINES;
+use halite_tier::rpc::{Input, RequestHeader, Violation};
+
+use super::answer::ReplyTo;
+use super::hand::Hand;
+use super::incoming::{DecodedRequest, Incoming};
+use super::input::{Bytes, Payload};
+use super::known::ReceiveBatch;
+use crate::rpc::Rpc;
+use crate::rpc::shared::{Attempt, Inbound, Link};
+use crate::runtime::locks::lock;
+use crate::runtime::wait::Wakes;
+
+/// Bytes of a request that are read first: header, name and input of a small one.
+const FIRST_LOOK_BYTES: usize = 64;
+
+impl Rpc {
+    pub(in crate::rpc) fn handle_requests(
+        &self,
+        peer: PeerId,
+        batch: impl Iterator<Item = u64>,
+        received: &mut ReceiveBatch,
+        wakes: &mut Wakes,
+    ) -> Result<(), Violation> {
+        let mut batch = batch.peekable();
+        if batch.peek().is_none() {
+            return Ok(());
+        }
+        let table = self.peers.read();
+        let Some(peer_entry) = table.up(peer) else {
+            // A peer that was refused or disconnected may still send.
+            batch.for_each(drop);
+            return Ok(());
+        };
+        // Only peers with a link may write to rings.
+        let link = peer_entry.link.as_ref().ok_or(Violation("a request without a ring"))?;
+        let read = {
+            let inbound = &mut *lock(&link.inbound);
+            let read = batch.try_for_each(|offset| {
+                // Lines that were posted before it have landed before it.
+                self.read_lines(peer, link, inbound, &mut received.requests, REQUEST_LINES)?;
+                received.requests.push(read_request(link, inbound, offset)?);
+                Ok(())
+            });
+            if let Some(head) = inbound.poll_head() {
+                self.return_head(peer, head, Attempt::First);
+            }
+            read
+        };
+        self.deliver(|id| table.services.get(id), received.requests.drain(..), &mut Hand::default(), wakes);
+        read
+    }
+}
+
+/// Copies a request out of its ring and parses the copy, for the peer may still change the ring.
+fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<DecodedRequest, Violation> {
+    let (reader, ring) = inbound.ring.as_mut().ok_or(Violation("a request after the end"))?;
+    let bytes_max = reader.arrive(offset)?;
+    let mut look = [0; FIRST_LOOK_BYTES];
+    let look = &mut look[..FIRST_LOOK_BYTES.min(bytes_max as usize)];
+    ring.window().read(offset, look).expect("the reader keeps inside the ring");
+    let header = RequestHeader::parse(look).map_err(|_| Violation("not a request"))?;
+    let len = header.request_bytes();
+    if len > bytes_max {
+        return Err(Violation("a request longer than its place"));
+    }
+    let (name_at, name_bytes) = (header.len_bytes(), usize::from(header.name_bytes));
+    let input_at = name_at + name_bytes;
+    let mut long_name = Vec::new();
+    let is_here = header.input == Input::InRing;
+    let input_bytes = if is_here { header.input_bytes as usize } else { 0 };
+    let name = match look.get(name_at..input_at) {
+        Some(name) => name,
+        None => {
+            long_name.resize(name_bytes, 0);
+            ring.window().read(offset + name_at as u64, &mut long_name).expect("the request is in the ring");
+            &long_name
+        }
+    };
+    let input = match look.get(input_at..input_at + input_bytes) {
+        Some(bytes) => Bytes::from(bytes),
+        None => {
+            let mut bytes = Bytes::zeroed(input_bytes);
+            let from = offset + input_at as u64;
+            ring.window().read(from, bytes.as_mut_slice()).expect("the request is in the ring");
+            bytes
+        }
+    };
+    reader.advance(len);
+    let caller = inbound.caller(link, name)?;
+    link.reader.hear();
+    if let Some(principal) = header.principal {
+        inbound.introduce(principal, &caller)?;
+    }
+    let id = link.served.open(header.slot)?;
+    let theirs = inbound.theirs.ok_or(Violation("a request before the handshake"))?;
+    let (at, room) = header.reply_at.map_or_else(|| theirs.slot(header.slot), Ok)?;
+    let bytes_max = header.reply_bytes_max;
+    let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max, by_line: false };
+    let input = match header.input {
+        Input::InRing => Payload::Here(input),
+        Input::At(address) => Payload::There { address, len: header.input_bytes },
+    };
+    Ok(DecodedRequest { kind: header.kind, number: header.number, incoming: Incoming::new(to, input) })
+}

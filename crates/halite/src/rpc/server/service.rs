@@ -1,0 +1,337 @@
+//! A function or port of this node: a bounded queue, the receivers that wait for a request, and the senders that wait for room.
+//!
+//! A full function refuses calls.  At a full port senders wait in order, without their messages; the port keeps room for each
+//! sender that it tells to send again.  Published messages wait in the same order, with their bytes; their sender is told when
+//! they are queued.
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, Waker};
+
+use halite_tier::ids::Principal;
+use halite_tier::rpc::{Kind, Status, Target};
+
+use super::admission::{Admission, Closed, Ended, Promoted, Taken};
+use super::incoming::{DecodedRequest, Incoming, ServiceId};
+use super::queue::{Parked, QueueState};
+use crate::runtime::locks::lock;
+
+/// How a function or port is served.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServeOptions {
+    /// Most requests that wait for a handler; more are refused, or for a port wait at their sender.
+    pub requests_max: usize,
+    /// Most bytes of inputs that wait; longer inputs than a quarter of a ring stay with their callers and do not count.
+    pub bytes_max: usize,
+    /// The principals that may call, beside the one that serves; `None` for everyone.
+    pub callers: Option<Vec<String>>,
+}
+
+impl Default for ServeOptions {
+    fn default() -> ServeOptions {
+        ServeOptions { requests_max: 4096, bytes_max: 16 << 20, callers: None }
+    }
+}
+
+/// One function or port.
+#[derive(Debug)]
+pub(crate) struct Service {
+    pub(crate) id: ServiceId,
+    pub(crate) owner: Principal,
+    options: ServeOptions,
+    state: Mutex<QueueState>,
+    /// Number of requests in the queue, to be read without the lock.
+    waiting: AtomicUsize,
+    /// Whether a sender waits for room, or has a grant; to be read without the lock.
+    crowded: AtomicBool,
+    /// Whether the service has ended; to be read without the lock.
+    ended: AtomicBool,
+}
+
+impl Service {
+    #[inline]
+    pub(crate) fn new(id: ServiceId, owner: Principal, options: ServeOptions) -> Service {
+        let state = Mutex::new(QueueState::with_server());
+        let (crowded, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Service { id, owner, options, state, waiting: AtomicUsize::new(0), crowded, ended }
+    }
+
+    /// Returns true if the principal may use the service.
+    #[inline]
+    pub(super) fn admits(&self, principal: &Principal) -> bool {
+        match &self.options.callers {
+            None => true,
+            Some(names) => *principal == self.owner || names.iter().any(|name| **name == *principal.0),
+        }
+    }
+
+    /// Queues or refuses a batch of requests.  Returns those for which something is left to be done.
+    pub(crate) fn push_all(&self, batch: impl Iterator<Item = DecodedRequest>) -> Vec<Admission> {
+        let mut state = lock(&self.state);
+        batch.map(|asked| self.push(&mut state, asked)).filter(|admission| !admission.is_all()).collect()
+    }
+
+    #[inline]
+    fn push(
+        &self,
+        state: &mut QueueState,
+        DecodedRequest { kind, mut incoming, .. }: DecodedRequest,
+    ) -> Admission {
+        if !self.admits(&incoming.to.caller.principal) {
+            return Admission::Refused(incoming.to, Status::Denied);
+        }
+        let target = incoming.to.target();
+        let granted = matches!(kind, Kind::GrantedSend(grant) if state.use_grant(grant, target));
+        if !state.closed && (granted || self.has_room(state, kind, &incoming)) {
+            let accepted = incoming.accept(kind);
+            return Admission::Queued { waker: self.enqueue(state, incoming), accepted };
+        }
+        let bytes = incoming.input.bytes_here();
+        match kind {
+            _ if state.closed => Admission::Refused(incoming.to, Status::Unknown),
+            Kind::Call => Admission::Refused(incoming.to, Status::Busy),
+            Kind::Publish if !state.keeps_more(target, bytes) => {
+                Admission::Refused(incoming.to, Status::WouldBlock)
+            }
+            Kind::TrySend => Admission::Refused(incoming.to, Status::WouldBlock),
+            Kind::Send | Kind::GrantedSend(_) | Kind::Publish => {
+                let reply = incoming.to.clone();
+                let message = (kind == Kind::Publish).then_some(incoming);
+                state.park(Parked { reply, bytes, message });
+                self.crowded.store(true, Relaxed);
+                Admission::Parked
+            }
+        }
+    }
+
+    #[inline]
+    fn has_room(&self, state: &mut QueueState, kind: Kind, incoming: &Incoming) -> bool {
+        let more = incoming.input.bytes_here();
+        if !self.fits(state, more) && state.may_be_unwanted(incoming.to.link().drops()) {
+            // Unwanted requests must take no room from others.
+            state.forget_cancelled();
+            self.waiting.store(state.queue.len(), Relaxed);
+        }
+        // Senders that wait are not overtaken.
+        let in_turn = kind == Kind::Call || state.parked.is_empty();
+        in_turn && self.fits(state, more)
+    }
+
+    /// A single request always fits into an empty queue, however long it is.
+    #[inline]
+    fn fits(&self, state: &QueueState, more: usize) -> bool {
+        let promised = state.queue.len() + state.grants.len();
+        let bytes = state.bytes + state.granted_bytes + more;
+        let has_bytes = promised == 0 || bytes <= self.options.bytes_max;
+        promised < self.options.requests_max.max(1) && has_bytes
+    }
+
+    #[inline]
+    fn enqueue(&self, state: &mut QueueState, incoming: Box<Incoming>) -> Option<Waker> {
+        state.bytes += incoming.input.bytes_here();
+        state.queue.push_back(incoming);
+        self.waiting.store(state.queue.len(), Relaxed);
+        // Threads that are awake take one each; for the rest, a receiver must be woken.
+        if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
+    }
+
+    /// Number of requests in the queue.
+    pub(crate) fn waiting(&self) -> usize {
+        // A figure: it orders nothing.
+        self.waiting.load(Relaxed)
+    }
+
+    /// Returns true if a request is queued; a hint, read without the lock.
+    #[inline]
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.waiting.load(Relaxed) > 0
+    }
+
+    /// Returns true if messages take their turn with those that wait for room; a hint, as above.
+    #[inline]
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded.load(Relaxed)
+    }
+
+    /// Returns true if the service has ended; a hint, as above.
+    #[inline]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.load(Relaxed)
+    }
+
+    /// The thread that looked has found a request elsewhere.  Returns the receiver to wake for what it leaves behind.
+    pub(crate) fn stop_looking(&self) -> Option<Waker> {
+        let mut state = lock(&self.state);
+        state.receivers.awake -= 1;
+        if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
+    }
+
+    /// Takes the next request that is still wanted.  `Err` once the service has ended.
+    pub(crate) fn try_take(&self) -> Result<Option<Taken>, Closed> {
+        self.take(&mut lock(&self.state))
+    }
+
+    /// Takes at most `max` requests, from the front up to the first whose input has yet to be read.  For functions, where no sender
+    /// waits for the room that this makes.
+    #[expect(clippy::vec_box, reason = "requests stay where they are put first")]
+    pub(crate) fn take_batch(&self, max: usize) -> Vec<Box<Incoming>> {
+        let mut state = lock(&self.state);
+        let mut batch = Vec::with_capacity(max.min(state.queue.len()));
+        while batch.len() < max
+            && let Some(next) = state.queue.pop_front_if(|next| next.is_here())
+        {
+            state.bytes -= next.input.bytes_here();
+            batch.extend(Some(next).filter(|next| next.is_wanted()));
+        }
+        self.waiting.store(state.queue.len(), Relaxed);
+        batch
+    }
+
+    /// As [`Service::try_take`]; if the queue is empty, this thread now looks by itself.
+    pub(crate) fn take_or_look(&self) -> Result<Option<Taken>, Closed> {
+        let mut state = lock(&self.state);
+        let taken = self.take(&mut state)?;
+        state.receivers.awake += usize::from(taken.is_none());
+        Ok(taken)
+    }
+
+    /// The thread that looked stops looking.  Also returns the receiver to wake for what it leaves behind.
+    pub(crate) fn take_after_look(&self) -> (Result<Option<Taken>, Closed>, Option<Waker>) {
+        let mut state = lock(&self.state);
+        state.receivers.awake -= 1;
+        let taken = self.take(&mut state);
+        let heir = if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None };
+        (taken, heir)
+    }
+
+    /// Inlined, which saves a move of the request.
+    #[inline(always)]
+    fn take(&self, state: &mut QueueState) -> Result<Option<Taken>, Closed> {
+        let found = state.pop_open();
+        self.waiting.store(state.queue.len(), Relaxed);
+        if found.is_none() && state.closed {
+            return Err(Closed);
+        }
+        let taken = Taken { incoming: found, promoted: self.promote(state) };
+        if self.is_crowded() {
+            self.crowded.store(!(state.parked.is_empty() && state.grants.is_empty()), Relaxed);
+        }
+        Ok(Some(taken).filter(|taken| taken.incoming.is_some() || !taken.promoted.is_empty()))
+    }
+
+    /// Puts back in front what the receiver that took it could not accept.  `Err` once the service has ended.
+    pub(crate) fn requeue(&self, incoming: Box<Incoming>) -> Result<Option<Waker>, Box<Incoming>> {
+        let mut state = lock(&self.state);
+        if state.closed {
+            return Err(incoming);
+        }
+        state.bytes += incoming.input.bytes_here();
+        state.queue.push_front(incoming);
+        self.waiting.store(state.queue.len(), Relaxed);
+        Ok(state.receivers.pop())
+    }
+
+    /// As [`Service::try_take`]; if the queue is empty, the next request wakes the task of `context`.  `id` is the waiter's, from one
+    /// poll to the next.
+    pub(crate) fn poll_take(
+        &self,
+        id: &mut Option<u64>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Taken, Closed>> {
+        let mut state = lock(&self.state);
+        if let Some(id) = id.take() {
+            state.receivers.forget(id);
+        }
+        match self.take(&mut state) {
+            Ok(Some(taken)) => Poll::Ready(Ok(taken)),
+            Ok(None) => {
+                *id = Some(state.receivers.push(context.waker().clone()));
+                Poll::Pending
+            }
+            Err(closed) => Poll::Ready(Err(closed)),
+        }
+    }
+
+    /// A waiter gives up.  If it was woken for a request, returns another receiver to wake for that.
+    pub(crate) fn stop_waiting(&self, id: u64) -> Option<Waker> {
+        let mut state = lock(&self.state);
+        let woken = !state.receivers.forget(id);
+        if woken && state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
+    }
+
+    /// A sender declines its grant.
+    pub(crate) fn decline(&self, from: Target, grant: u32) -> Vec<Promoted> {
+        let mut state = lock(&self.state);
+        state.use_grant(grant, from);
+        self.promote(&mut state)
+    }
+
+    /// A peer is down: drops its senders that wait, and its grants.
+    pub(crate) fn handle_down(&self, peer: Target) -> Vec<Promoted> {
+        let mut state = lock(&self.state);
+        state.grants.retain(|_, grant| grant.target != peer);
+        state.granted_bytes = state.grants.values().map(|grant| grant.bytes).sum();
+        state.parked.retain(|parked| parked.reply.target() != peer);
+        state.published.remove(&peer);
+        self.promote(&mut state)
+    }
+
+    /// Gives room to the senders that wait for it, in order.
+    fn promote(&self, state: &mut QueueState) -> Vec<Promoted> {
+        let mut promoted = Vec::new();
+        while let Some(Parked { bytes, .. }) = state.parked.front()
+            && self.fits(state, *bytes)
+            && let Some(Parked { reply, bytes, message }) = state.unpark()
+        {
+            match message {
+                Some(mut incoming) => {
+                    let accepted = incoming.accept(Kind::Publish);
+                    let waker = self.enqueue(state, incoming);
+                    promoted.push(Promoted::Admitted(Admission::Queued { waker, accepted }));
+                }
+                None => promoted.extend(state.grant(reply, bytes)),
+            }
+        }
+        promoted
+    }
+
+    // Servers come and go.
+
+    /// Adds a server to the service.  Returns false if it has ended.
+    pub(crate) fn join(&self) -> bool {
+        let mut state = lock(&self.state);
+        state.servers += usize::from(!state.closed);
+        !state.closed
+    }
+
+    /// A server is dropped; the last one ends the service.
+    pub(crate) fn leave(&self) -> Option<Ended> {
+        let mut state = lock(&self.state);
+        state.servers -= 1;
+        (state.servers == 0 && !state.closed).then(|| self.end(&mut state))
+    }
+
+    /// Ends the service.  Returns the receivers and callers that have to learn of it; `None` if it had ended before.
+    pub(crate) fn close(&self) -> Option<Ended> {
+        let mut state = lock(&self.state);
+        (!state.closed).then(|| self.end(&mut state))
+    }
+
+    fn end(&self, state: &mut QueueState) -> Ended {
+        state.closed = true;
+        self.ended.store(true, Relaxed);
+        self.waiting.store(0, Relaxed);
+        state.bytes = 0;
+        state.grants.clear();
+        state.granted_bytes = 0;
+        let waiting = state.queue.drain(..).filter(|incoming| !incoming.answered).map(|incoming| incoming.to);
+        state.published.clear();
+        let unanswered = waiting.chain(state.parked.drain(..).map(|parked| parked.reply)).collect();
+        Ended { wakers: state.receivers.asleep.drain(..).map(|(_, waker)| waker).collect(), unanswered }
+    }
+}
+
+#[cfg(test)]
+mod tests;

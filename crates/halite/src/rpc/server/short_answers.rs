@@ -1,0 +1,177 @@
+//! Answers to short requests: put into the line of the caller's slot, where the caller looks for them.
+//!
+//! A long output goes to the slot first.  A caller that stops looking says so in its line, and gets a notice:
+//!
+//! ```text
+//!   server                           caller
+//!     put the line                     say that it wants a notice
+//!     fence                            fence
+//!     does it want a notice?           look at the line
+//! ```
+//!
+//! One of the two sees what the other has done.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::fence;
+
+use halite_fabric::{Local, Operation, PeerId, PostCause, WorkRequest};
+use halite_tier::rpc::line::OUTPUT_BYTES_MAX;
+use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
+use halite_tier::rpc::{Imm, ReplyLine, SlotId, Status};
+
+use super::answer::{Answered, ReplyTo};
+use crate::rpc::Rpc;
+use crate::rpc::shared::{Attempt, CALL_WORK, Link, Row, beyond};
+use crate::runtime::locks::lock;
+
+/// What is left to be done when an answer has ended.
+struct EndedLine {
+    acknowledge: bool,
+    notify: bool,
+}
+
+impl Rpc {
+    /// Answers a short request.
+    #[inline]
+    pub(super) fn send_line_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Answered {
+        let link = &**to.link();
+        if link.is_gone() || !link.served.begin(to.id) {
+            return Answered::Unwanted;
+        }
+        let written = if output.len() > OUTPUT_BYTES_MAX { self.write_output(to, output) } else { Ok(()) };
+        if let Ok(()) = written
+            && let Some(ended) = self.put_and_end(link, to, status, output)
+        {
+            self.follow_end(link, to.id.slot, ended);
+            return Answered::Sent;
+        }
+        let put = written.and_then(|()| self.put_reply(link, to, status, output));
+        if put == Err(PostCause::QueueFull) {
+            self.hold_back(to, status, output);
+            return Answered::Sent;
+        }
+        if link.served.end(to.id, true) {
+            self.acknowledge(link, to.id.slot);
+        }
+        if put.is_ok() { Answered::Sent } else { Answered::Unwanted }
+    }
+
+    /// Stores a reply into its line, and ends the answer; `None` if stores do not reach the line.
+    #[inline]
+    fn put_and_end(&self, link: &Link, to: &ReplyTo, status: Status, output: &[u8]) -> Option<EndedLine> {
+        let slot = to.id.slot;
+        let put_and_end = |row: &Row| {
+            let lines = row.direct.as_ref()?;
+            let (words, used) = ReplyLine::emit(status, slot, output);
+            lines.put(u32::from(slot.index), &words[..used]);
+            let acknowledge = link.served.end(to.id, true);
+            // The end of the answer is the fence between the line and this look: see the header of this file.
+            Some(EndedLine { acknowledge, notify: lines.last_word(u32::from(slot.index)) != 0 })
+        };
+        self.server.reply_rows.with(&link.replies, put_and_end).flatten()
+    }
+
+    #[inline]
+    fn follow_end(&self, link: &Link, slot: SlotId, ended: EndedLine) {
+        if ended.acknowledge {
+            self.acknowledge(link, slot);
+        }
+        if ended.notify {
+            self.notify(link, slot.index, Attempt::First);
+        }
+    }
+
+    /// Tries again to answer.
+    pub(super) fn retry_line_answer(
+        &self,
+        to: &ReplyTo,
+        status: Status,
+        output: &[u8],
+    ) -> Result<(), PostCause> {
+        if output.len() > OUTPUT_BYTES_MAX {
+            self.write_output(to, output)?;
+        }
+        let link = to.link();
+        self.put_reply(link, to, status, output)?;
+        // Pairs with the fence of a caller that asks for a notice: see the header of this file.
+        fence(SeqCst);
+        if self.last_word(link, to.id.slot) != 0 {
+            self.notify(link, to.id.slot.index, Attempt::Again);
+        }
+        Ok(())
+    }
+
+    /// Answers short requests that came over the same link, as far as the outputs are short; `None` for the others.
+    pub(super) fn answer_lines(&self, batch: &[(&ReplyTo, &[u8])]) -> Vec<Option<Answered>> {
+        let answer = |(to, output): &(&ReplyTo, &[u8])| {
+            let is_short = output.len() <= OUTPUT_BYTES_MAX.min(to.bytes_max as usize);
+            is_short.then(|| self.send_line_answer(to, Status::Done(output.len() as u32), output))
+        };
+        batch.iter().map(answer).collect()
+    }
+
+    #[inline]
+    fn put_reply(&self, link: &Link, to: &ReplyTo, status: Status, output: &[u8]) -> Result<(), PostCause> {
+        let slot = to.id.slot;
+        let (words, used) = ReplyLine::emit(status, slot, output);
+        let (words, index) = (&words[..used], u32::from(slot.index));
+        let posted_at = self.server.reply_rows.with(&link.replies, |row| match &row.direct {
+            Some(lines) => {
+                lines.put(index, words);
+                None
+            }
+            None => Some(row.at),
+        });
+        match posted_at {
+            Some(None) => Ok(()),
+            Some(Some(at)) => self.poster.post_to_row(link, at, index, words, Imm::Look(slot.index)),
+            None => Err(PostCause::NotConnected),
+        }
+    }
+
+    /// Not 0 if the caller wants a notice of the line that has just been put.  A line that is posted brings one anyway.
+    #[inline]
+    fn last_word(&self, link: &Link, slot: SlotId) -> u64 {
+        let word = self.server.reply_rows.with(&link.replies, |row| {
+            row.direct.as_ref().map_or(0, |lines| lines.last_word(u32::from(slot.index)))
+        });
+        word.unwrap_or(0)
+    }
+
+    /// Writes a long output to the slot, behind the place of the header of other replies.
+    fn write_output(&self, to: &ReplyTo, output: &[u8]) -> Result<(), PostCause> {
+        let Some(peer) = to.link().peer() else { unreachable!("this node itself needs no lines") };
+        let source = self.poster.source(to.link(), peer, output)?;
+        let operation =
+            Operation::Write { local: source.local, remote: beyond(to.at, REPLY_HEADER_BYTES as u64) };
+        let signalled = source.id != CALL_WORK;
+        let written =
+            self.poster.post(peer, &[WorkRequest { id: source.id, operation, signalled, solicited: true }]);
+        written.inspect_err(|_| self.poster.give_back(&source))
+    }
+
+    /// Sends a notice to a caller that does not look by itself.
+    pub(super) fn notify(&self, link: &Link, index: u16, attempt: Attempt) {
+        let Some(peer) = link.peer() else { unreachable!("this node itself needs no lines") };
+        let at = self.server.reply_rows.with(&link.replies, |row| row.at);
+        // A peer that is down needs no notice.
+        let Some(at) = at else { return };
+        let (local, remote) = (Local::Inline(&[]), at);
+        let operation = Operation::WriteImm { local, remote, imm: Imm::Look(index).emit() };
+        let request = WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true };
+        if self.poster.post(peer, &[request]) == Err(PostCause::QueueFull) {
+            lock(&self.server.notices).push((peer, index));
+            self.poster.set_stuck(attempt);
+        }
+    }
+
+    /// Tries again to send the notices that the fabric did not take.
+    pub(in crate::rpc) fn retry_notices(&self) {
+        let notices: Vec<(PeerId, u16)> = std::mem::take(&mut *lock(&self.server.notices));
+        for (peer, index) in notices {
+            if let Some(link) = self.peers.link_of(peer) {
+                self.notify(&link, index, Attempt::Again);
+            }
+        }
+    }
+}

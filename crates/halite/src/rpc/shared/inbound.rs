@@ -1,0 +1,127 @@
+//! The inbound side of a link: what its peer writes to this node, and what it has told of itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use halite_fabric::RemoteAddress;
+use halite_tier::ids::Principal;
+use halite_tier::rpc::{LineReader, RingReader, SlotId, Violation};
+
+use super::lines::LINE_HEAD_OFFSET;
+use super::link::{Link, LinkMemory};
+use super::memory::Block;
+use super::parameters::PeerParameters;
+use crate::runtime::locks::ranked;
+
+ranked! {
+    Inbound => Inbound;
+}
+
+/// What the peer writes here, and what its answers need.
+#[derive(Debug)]
+pub(crate) struct Inbound {
+    /// The word in which the peer writes how far it has read this node's requests.
+    pub(crate) head: Option<Block>,
+    /// This node's ring, into which the peer writes.
+    pub(crate) ring: Option<(RingReader, Block)>,
+    /// The peer's handshake, once it has arrived.
+    pub(crate) theirs: Option<PeerParameters>,
+    /// This node's row of lines, into which the peer writes short requests.
+    pub(in crate::rpc) lines: Option<Arc<Block>>,
+    /// The callers, by the numbers that lines carry.
+    callers: Vec<Option<Arc<Caller>>>,
+    /// Outputs that wait for the peer to read them.
+    pub(crate) kept: BTreeMap<SlotId, Block>,
+    /// The last caller: most requests come from one principal.  It refers to this link, and is dropped with it.
+    caller: Option<Arc<Caller>>,
+}
+
+/// A principal at the other end of a link.  Its requests share it, and count one reference each.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    pub(crate) link: Arc<Link>,
+    pub(crate) principal: Principal,
+}
+
+impl Inbound {
+    pub(super) fn new(memory: Option<LinkMemory>) -> Inbound {
+        let (ring, head, lines) = match memory {
+            Some(LinkMemory { ring, head, lines }) => (Some(ring), Some(head), Some(Arc::new(lines))),
+            None => (None, None, None),
+        };
+        let (callers, kept) = (Vec::new(), BTreeMap::new());
+        Inbound { head, ring, theirs: None, lines, callers, kept, caller: None }
+    }
+
+    /// Drops the references to the link itself.
+    pub(super) fn forget_callers(&mut self) {
+        self.caller = None;
+        self.callers = Vec::new();
+    }
+
+    /// The caller of that name at the other end of `link`, whose inbound side this is.
+    pub(crate) fn caller(&mut self, link: &Arc<Link>, name: &[u8]) -> Result<Arc<Caller>, Violation> {
+        match &self.caller {
+            Some(caller) if caller.principal.0.as_bytes() == name => Ok(caller.clone()),
+            _ => {
+                let name = std::str::from_utf8(name).map_err(|_| Violation("a name that is no text"))?;
+                let caller = Arc::new(Caller { link: link.clone(), principal: Principal(name.into()) });
+                Ok(self.caller.insert(caller).clone())
+            }
+        }
+    }
+
+    /// Lets a number stand for `caller`.
+    pub(in crate::rpc) fn introduce(
+        &mut self,
+        principal: u16,
+        caller: &Arc<Caller>,
+    ) -> Result<(), Violation> {
+        let place = usize::from(principal);
+        if self.callers.len() <= place {
+            self.callers.resize(place + 1, None);
+        }
+        match &self.callers[place] {
+            Some(known) if known.principal != caller.principal => {
+                Err(Violation("a number for two principals"))
+            }
+            // The polling thread may have cached the caller.
+            Some(_) => Ok(()),
+            None => {
+                self.callers[place] = Some(caller.clone());
+                Ok(())
+            }
+        }
+    }
+
+    /// The caller that a number stands for.
+    #[inline]
+    pub(in crate::rpc) fn introduced(&self, principal: u16) -> Option<&Arc<Caller>> {
+        self.callers.get(usize::from(principal))?.as_ref()
+    }
+
+    /// All callers, by number.
+    pub(in crate::rpc) fn all_introduced(&self) -> &[Option<Arc<Caller>>] {
+        &self.callers
+    }
+
+    /// The head of the ring and where to write it, if the peer should learn it now.
+    pub(crate) fn poll_head(&mut self) -> Option<(RemoteAddress, u64)> {
+        let (reader, _) = self.ring.as_mut()?;
+        reader.poll_head()?;
+        self.told_head()
+    }
+
+    /// The last head that the peer should have learnt, and where to write it.
+    pub(crate) fn told_head(&self) -> Option<(RemoteAddress, u64)> {
+        let (reader, _) = self.ring.as_ref()?;
+        self.theirs.map(|theirs| (theirs.head, reader.told()))
+    }
+
+    /// The last head of the lines, which `reader` reads, and where to write it.
+    pub(in crate::rpc) fn told_line_head(&self, reader: &LineReader) -> Option<(RemoteAddress, u64)> {
+        self.lines.as_ref()?;
+        let at = self.theirs?.head;
+        Some((RemoteAddress { offset: at.offset + LINE_HEAD_OFFSET, ..at }, reader.told()))
+    }
+}

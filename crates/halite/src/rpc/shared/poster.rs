@@ -1,0 +1,273 @@
+//! Posts to peers, and remembers what the runner has to settle later.
+//!
+//! Posting never waits.  The runner settles what is rare: control messages, and what a full queue did not take.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
+use std::sync::{Arc, Mutex};
+
+use halite_fabric::{Fabric, Local, Operation, PeerId, PostCause, RemoteAddress, WorkId, WorkRequest};
+use halite_tier::rpc::{CallControl, Imm, Target, Violation};
+
+use super::link::Link;
+use super::memory::{Block, Pool};
+use crate::posted::InFlight;
+use crate::runtime::lanes::CALLS;
+use crate::runtime::locks::{lock, ranked};
+
+/// The id of work requests whose completions are ignored.
+pub(crate) const CALL_WORK: WorkId = WorkId(0);
+
+/// Requests and replies up to this many bytes are copied together and posted as one write.
+pub(crate) const PART_BYTES_MAX: usize = 512;
+
+/// What fits into a cache line, in bytes, together with its header and address where the fabric has these.
+pub(in crate::rpc) const LINE_BYTES: usize = 64;
+
+ranked! {
+    Vec<(PeerId, CallControl)> => HeldBack;
+}
+
+/// See the header of this file.
+pub(crate) struct Poster {
+    pub(in crate::rpc) fabric: Arc<dyn Fabric>,
+    pub(in crate::rpc) posted: Arc<InFlight>,
+    pool: Arc<Pool>,
+    controls: Mutex<Vec<(PeerId, CallControl)>>,
+    /// The runner should settle.
+    dirty: AtomicBool,
+    /// An answer, a head, a notice or a handshake may be held back.
+    stuck: AtomicBool,
+    /// A post waits for memory.
+    short: AtomicBool,
+}
+
+/// Whether something is posted for the first time, or is tried again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::rpc) enum Attempt {
+    First,
+    Again,
+}
+
+/// Bytes to be posted, and the id of the work request.
+pub(in crate::rpc) struct Source<'b> {
+    pub(in crate::rpc) id: WorkId,
+    pub(in crate::rpc) local: Local<'b>,
+}
+
+impl Poster {
+    pub(in crate::rpc) fn new(fabric: Arc<dyn Fabric>, posted: Arc<InFlight>) -> Poster {
+        Poster {
+            fabric,
+            posted,
+            pool: Arc::default(),
+            controls: Mutex::default(),
+            dirty: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
+            short: AtomicBool::new(false),
+        }
+    }
+
+    /// Registered memory; `None` if the system has none.
+    #[inline]
+    pub(in crate::rpc) fn allocate(&self, len: u64) -> Option<Block> {
+        self.pool.allocate(&*self.fabric, len)
+    }
+
+    pub(crate) fn post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostCause> {
+        self.fabric.post(peer, CALLS, requests).map_err(|error| error.cause)
+    }
+
+    /// Writes `head`, and `rest` behind it, to `at`: as one write if both together are short.
+    pub(crate) fn post_parts(
+        &self,
+        link: &Link,
+        at: RemoteAddress,
+        head: [&[u8]; 2],
+        rest: &[u8],
+        imm: u32,
+    ) -> Result<(), PostCause> {
+        let Target::Peer(peer) = link.target else { unreachable!("this node itself needs no fabric") };
+        let len = head[0].len() + head[1].len() + rest.len();
+        if len <= LINE_BYTES && len <= link.inline_bytes_max {
+            return self.post_whole(peer, at, [0; LINE_BYTES], [head[0], head[1], rest], imm);
+        }
+        if len <= PART_BYTES_MAX && len <= link.inline_bytes_max {
+            return self.post_whole(peer, at, [0; PART_BYTES_MAX], [head[0], head[1], rest], imm);
+        }
+        self.post_apart(link, peer, at, &head.concat(), rest, imm)
+    }
+
+    /// Posts `rest` first, and then `head`, with the immediate.
+    fn post_apart(
+        &self,
+        link: &Link,
+        peer: PeerId,
+        at: RemoteAddress,
+        head: &[u8],
+        rest: &[u8],
+        imm: u32,
+    ) -> Result<(), PostCause> {
+        let payload = self.source(link, peer, rest)?;
+        let notice = self.source(link, peer, head).inspect_err(|_| self.give_back(&payload))?;
+        let request = |source: &Source<'_>, operation| WorkRequest {
+            id: source.id,
+            operation,
+            signalled: source.id != CALL_WORK,
+            solicited: true,
+        };
+        let to_rest = Operation::Write { local: payload.local, remote: beyond(at, head.len() as u64) };
+        let to_head = Operation::WriteImm { local: notice.local, remote: at, imm };
+        let requests = [request(&payload, to_rest), request(&notice, to_head)];
+        // An empty `rest` needs no write.
+        let first = usize::from(rest.is_empty());
+        self.fabric.post(peer, CALLS, &requests[first..]).map_err(|error| {
+            [payload, notice][first + error.posted..].iter().for_each(|source| self.give_back(source));
+            error.cause
+        })
+    }
+
+    /// Posts `parts` as one write, copied together in `whole`.  That is as small as most writes, for clearing more takes time.
+    #[inline]
+    fn post_whole<const N: usize>(
+        &self,
+        peer: PeerId,
+        at: RemoteAddress,
+        mut whole: [u8; N],
+        parts: [&[u8]; 3],
+        imm: u32,
+    ) -> Result<(), PostCause> {
+        let mut len = 0;
+        for part in parts {
+            whole[len..len + part.len()].copy_from_slice(part);
+            len += part.len();
+        }
+        let operation = Operation::WriteImm { local: Local::Inline(&whole[..len]), remote: at, imm };
+        self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
+    }
+
+    /// Posts a line to a row that stores do not reach.
+    pub(in crate::rpc) fn post_to_row(
+        &self,
+        link: &Link,
+        at: RemoteAddress,
+        index: u32,
+        words: &[u64],
+        imm: Imm,
+    ) -> Result<(), PostCause> {
+        let Some(peer) = link.peer() else { unreachable!("this node itself needs no lines") };
+        let mut bytes = [0; LINE_BYTES];
+        for (bytes, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
+            *bytes = word.to_le_bytes();
+        }
+        let local = Local::Inline(&bytes[..size_of_val(words)]);
+        let remote = beyond(at, u64::from(index) * LINE_BYTES as u64);
+        let operation = Operation::WriteImm { local, remote, imm: imm.emit() };
+        self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
+    }
+
+    /// Makes `bytes` ready to be posted: inline, or if too long for that in registered memory, which is kept until the completion.
+    pub(in crate::rpc) fn source<'b>(
+        &self,
+        link: &Link,
+        peer: PeerId,
+        bytes: &'b [u8],
+    ) -> Result<Source<'b>, PostCause> {
+        if bytes.len() <= link.inline_bytes_max {
+            return Ok(Source { id: CALL_WORK, local: Local::Inline(bytes) });
+        }
+        let Some(block) = self.allocate(bytes.len() as u64) else {
+            self.set_short();
+            return Err(PostCause::QueueFull);
+        };
+        block.window().write(0, bytes).expect("the block is as long");
+        let local = block.local();
+        Ok(Source { id: self.posted.keep(peer, Box::new(block)), local })
+    }
+
+    /// Releases the memory of a source that was not posted.
+    pub(in crate::rpc) fn give_back(&self, source: &Source<'_>) {
+        if source.id != CALL_WORK {
+            self.posted.release(source.id);
+        }
+    }
+
+    /// Disconnects a peer that violates the protocol.
+    pub(in crate::rpc) fn enforce(&self, peer: PeerId, handled: Result<(), Violation>) {
+        if handled.is_err() {
+            self.fabric.disconnect(peer);
+        }
+    }
+
+    // What the runner settles.
+
+    pub(in crate::rpc) fn send_control(&self, peer: PeerId, control: CallControl) {
+        lock(&self.controls).push((peer, control));
+        self.set_dirty();
+    }
+
+    /// The control messages that the runner has to send.
+    pub(crate) fn take_controls(&self) -> Vec<(PeerId, CallControl)> {
+        std::mem::take(&mut *lock(&self.controls))
+    }
+
+    pub(in crate::rpc) fn set_dirty(&self) {
+        // Pairs with the AcqRel in take_dirty().
+        self.dirty.store(true, Release);
+    }
+
+    /// Whether the runner should settle.
+    #[inline]
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.dirty.load(Relaxed)
+    }
+
+    /// As [`Poster::is_dirty`], and clears the flag.
+    pub(crate) fn take_dirty(&self) -> bool {
+        // Pairs with the Release in set_dirty(): what made it dirty is seen.
+        self.is_dirty() && self.dirty.swap(false, AcqRel)
+    }
+
+    /// Has the runner try again what a full queue did not take, when the fabric reports room.
+    pub(in crate::rpc) fn set_stuck(&self, attempt: Attempt) {
+        self.stuck.store(true, Relaxed);
+        match attempt {
+            // The fabric may have reported it already: the runner looks once.
+            Attempt::First => self.set_dirty(),
+            // The thread that gets the report waits for the runner's lock, which this one holds.
+            Attempt::Again => {}
+        }
+    }
+
+    /// Clears the flag: only what is held back from now on sets it.
+    pub(in crate::rpc) fn clear_stuck(&self) {
+        self.stuck.store(false, Relaxed);
+    }
+
+    /// Returns true if something may be held back.
+    pub(crate) fn is_stuck(&self) -> bool {
+        // A hint: a thread that sets it also makes the runner settle, which looks again.
+        self.stuck.load(Relaxed)
+    }
+
+    /// There is no memory for a post.  No event reports free memory, so that the runner tries again after a while.
+    pub(crate) fn set_short(&self) {
+        self.short.store(true, Relaxed);
+        self.set_dirty();
+    }
+
+    /// Returns true if a post waits for memory.
+    pub(crate) fn is_short(&self) -> bool {
+        self.short.load(Relaxed)
+    }
+
+    /// Clears the flag: posts that wait for memory are tried again.
+    pub(crate) fn end_shortage(&self) {
+        self.short.store(false, Relaxed);
+    }
+}
+
+#[inline]
+pub(crate) fn beyond(at: RemoteAddress, bytes: u64) -> RemoteAddress {
+    RemoteAddress { offset: at.offset + bytes, ..at }
+}

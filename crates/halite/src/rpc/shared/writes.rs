@@ -1,0 +1,56 @@
+//! Batches: requests, or answers, that go to one node together.
+//!
+//! A post has fixed costs: locks, the fence before the doorbell, the wait for the peer's cache lines.  A batch pays them once.
+//! Only short requests and answers go in a batch; the others are posted one by one.
+
+use halite_fabric::{Fabric, Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
+use halite_tier::rpc::Imm;
+
+use super::poster::{CALL_WORK, LINE_BYTES};
+use crate::runtime::lanes::CALLS;
+
+/// Longest batch: it is posted under a lock, and its peer sees it only little by little.
+pub(crate) const BATCH_MAX: usize = 16;
+
+/// Writes with immediates that are posted together, in order.
+pub(in crate::rpc) struct Writes {
+    bytes: Vec<u8>,
+    /// Of each write the end of its bytes, its remote address and its immediate.
+    writes: Vec<(usize, RemoteAddress, u32)>,
+}
+
+impl Writes {
+    /// Room for `count` writes of a cache line each; it grows for longer ones.
+    pub(in crate::rpc) fn new(count: usize) -> Writes {
+        Writes { bytes: Vec::with_capacity(count * LINE_BYTES), writes: Vec::with_capacity(count) }
+    }
+
+    pub(in crate::rpc) fn push(&mut self, parts: &[&[u8]], at: RemoteAddress, imm: Imm) {
+        parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
+        self.writes.push((self.bytes.len(), at, imm.emit()));
+    }
+
+    pub(in crate::rpc) fn len(&self) -> usize {
+        self.writes.len()
+    }
+
+    /// Posts all.  Returns how many were posted, and why the others were not.
+    pub(in crate::rpc) fn post(&self, fabric: &dyn Fabric, peer: PeerId) -> (usize, Result<(), PostCause>) {
+        if self.writes.is_empty() {
+            return (0, Ok(()));
+        }
+        let mut begin = 0;
+        let requests: Vec<_> = (self.writes.iter())
+            .map(|(end, at, imm)| {
+                let local = Local::Inline(&self.bytes[begin..*end]);
+                begin = *end;
+                let operation = Operation::WriteImm { local, remote: *at, imm: *imm };
+                WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }
+            })
+            .collect();
+        match fabric.post(peer, CALLS, &requests) {
+            Ok(()) => (requests.len(), Ok(())),
+            Err(error) => (error.posted, Err(error.cause)),
+        }
+    }
+}
