@@ -144,8 +144,8 @@ fn check_both_say_so(log: &Log, joined: Result<Node, JoinError>, founds: u16, co
         Err(error @ JoinError::OtherVersion { theirs, .. }) => {
             assert_eq!(theirs, seen_by(comes, founds));
             let text = error.to_string();
-            assert!(text.contains(&format!("version {theirs} of")), "{text}");
-            assert!(text.contains(&format!("this one version {ours}")), "{text}");
+            let said = format!("speaks protocol version {theirs}, this node version {ours}");
+            assert!(text.contains(&said), "{text}");
         }
         other => panic!("{founds} and {comes}: {other:?}"),
     }
