@@ -32,7 +32,7 @@ fn an_address_that_goes_for_a_while_costs_sight_only() {
         assert!(complaint.contains("node 2 is down"), "{complaint}");
     }
     let complaint = host.fails("halite get model-2");
-    let expected = format!("no longer has the address that its nodes use: {}", host.address);
+    let expected = format!("lost the address that its nodes use: {}", host.address);
     assert!(complaint.contains(&expected), "{complaint}");
 
     host.ok(&format!("ip addr add {}/24 dev cable", host.address));
