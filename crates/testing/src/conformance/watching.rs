@@ -285,7 +285,7 @@ pub fn a_writer_whose_node_leaves_may_have_told(h: &dyn Harness) {
     let error = blocking.block_on(held_up).unwrap_err();
     let (node, cause) = (NodeId(0), SendCause::NodeClosed);
     assert_eq!(error.cause, NotifyCause::Telling { node, cause, may_have_arrived: true });
-    assert!(error.is_written() && error.to_string().contains("may not have been told"), "{error}");
+    assert!(error.is_written() && error.to_string().contains("may not have been notified"), "{error}");
 }
 
 /// The bytes are gone with it.
