@@ -51,6 +51,7 @@
 //! | fills, copies and atomics where the bytes are | [`Session::fill`], [`Session::copy`], [`Session::fetch_add`], [`Session::compare_swap`] |
 //! | calls | [`Session::serve`], [`Session::call`], [`Session::post_calls`], [`Session::call_many`], with values instead of bytes [`typed`] |
 //! | messages, and news of writes | [`Session::open_port`], [`Session::send`], [`Session::sender`], [`Session::write_notify`], [`Session::watch`] |
+//! | waiting for a word that a peer writes | [`Session::wait_until`], [`Session::progress`] |
 //! | locks and barriers | [`Session::lock`], [`Session::barrier`] |
 //! | threads instead of tasks | [`blocking`] |
 //!

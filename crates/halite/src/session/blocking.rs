@@ -94,6 +94,16 @@ impl Session {
         fn status() -> Result<Vec<NodeStatus>, RegionError>;
     }
 
+    /// See [`crate::Session::wait_until`].
+    pub fn wait_until(
+        &self,
+        lh: Lh,
+        offset: u64,
+        is_reached: impl FnMut(u64) -> bool,
+    ) -> Result<u64, AccessError> {
+        self.block_on(self.session.wait_until(lh, offset, is_reached))
+    }
+
     /// See [`crate::Session::len`].
     pub fn len(&self, lh: Lh) -> Result<u64, AccessError> {
         self.session.len(lh)

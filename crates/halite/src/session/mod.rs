@@ -16,6 +16,7 @@ pub(crate) mod explain;
 pub(crate) mod lock;
 mod memory;
 pub mod typed;
+mod wait;
 pub(crate) mod watch;
 
 use std::fmt;

@@ -40,6 +40,7 @@ pub mod session;
 pub mod sharing;
 pub mod sim;
 pub mod turns;
+pub mod waiting;
 pub mod watching;
 
 pub use cluster::{Cluster, Harness};
@@ -208,6 +209,13 @@ macro_rules! conformance_cases {
                 a_writer_whose_node_leaves_may_have_told
                 a_watch_ends_with_its_home
                 ports_of_watches_are_reserved
+            }
+            waiting {
+                a_wait_ends_with_the_word_and_shows_what_came_before
+                a_notification_ends_a_wait
+                a_wait_ends_with_its_region
+                a_wait_ends_with_the_right_to_read
+                only_aligned_words_inside_are_waited_for
             }
             batch {
                 a_vectored_write_lays_its_pieces_end_to_end

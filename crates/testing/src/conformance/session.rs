@@ -189,6 +189,7 @@ same! { Session, [&] self, either:
     fn fetch_add(lh: Lh, offset: u64, add: u64) -> Result<u64, AccessError>;
     fn compare_swap(lh: Lh, offset: u64, expected: u64, new: u64) -> Result<u64, AccessError>;
     fn compare_swap_while(lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError>;
+    fn wait_until(lh: Lh, offset: u64, is_reached: impl FnMut(u64) -> bool) -> Result<u64, AccessError>;
     fn write_notify(lh: Lh, offset: u64, from: &[u8], value: u64) -> Result<(), NotifyError>;
     fn call(node: NodeId, function: Function, input: &[u8], timeout: Duration) -> Result<Vec<u8>, CallError>;
     fn call_into(node: NodeId, function: Function, input: &[u8], output: &mut [u8], timeout: Duration) -> Result<usize, CallError>;

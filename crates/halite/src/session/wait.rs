@@ -1,0 +1,84 @@
+//! Waiting for a word: the session looks at it, moves the node forward, and looks again at growing intervals.
+
+use std::future::pending;
+use std::time::Duration;
+
+use halite_tier::access::WORD_BYTES;
+
+use crate::error::{AccessCause, AccessError};
+use crate::session::{Lh, Session};
+
+/// Looks before the first pause: about 10 us of direct reads, which a peer on another core often answers within.
+const LOOKS_AT_ONCE: u32 = 256;
+const PAUSE_MIN: Duration = Duration::from_micros(10);
+const PAUSE_MAX: Duration = Duration::from_millis(1);
+
+/// Waiting for words.
+impl Session {
+    /// Waits until `is_reached` accepts the word at `offset`, and returns that word.  Needs [`READ`](crate::Permissions::READ).
+    ///
+    /// A store through shared memory and an RDMA write raise no event: the word is read again and again, first without a pause,
+    /// then every 10 us, and at last every millisecond.  A [`Session::write_notify`] to the region ends a pause at once.  What
+    /// the writing session wrote to the region before the word is visible when this returns.
+    ///
+    /// Fails as [`Session::read`] does: also when the region is freed, the permission revoked or the owner down meanwhile.  The
+    /// offset must be a multiple of 8.
+    ///
+    /// ```
+    /// # use halite::{Config, Node, NodeId, Permissions, Placement};
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-wait-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// let session = node.blocking_session();
+    /// let flag = session.alloc(Some("flag"), 8, Placement::Local, Permissions::all())?;
+    /// # let peer = node.blocking_session();
+    /// # let peers_flag = peer.map("flag", Permissions::WRITE)?;
+    /// # let raising = std::thread::spawn(move || peer.write(peers_flag, 0, &7u64.to_ne_bytes()));
+    /// assert_eq!(session.wait_until(flag, 0, |word| word != 0)?, 7);
+    /// # raising.join().unwrap()?;
+    /// # drop(node);
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub async fn wait_until(
+        &self,
+        lh: Lh,
+        offset: u64,
+        mut is_reached: impl FnMut(u64) -> bool,
+    ) -> Result<u64, AccessError> {
+        if !offset.is_multiple_of(WORD_BYTES) {
+            let cause = AccessCause::Unaligned { alignment: WORD_BYTES };
+            return Err(self.inner.access_error("wait for", lh, offset, WORD_BYTES, cause));
+        }
+        for _ in 0..LOOKS_AT_ONCE {
+            let word = self.word(lh, offset).await?;
+            if is_reached(word) {
+                return Ok(word);
+            }
+            self.progress();
+        }
+        // Best effort: where the region has too many watchers, pauses end by time alone.
+        let mut watch = self.watch(lh).await.ok();
+        let mut pause = PAUSE_MIN;
+        loop {
+            let word = self.word(lh, offset).await?;
+            if is_reached(word) {
+                return Ok(word);
+            }
+            let driver = &self.inner.driver;
+            let is_over = match &watch {
+                Some(watch) => driver.within(pause, watch.recv()).await.is_some_and(|told| told.is_err()),
+                None => driver.within(pause, pending::<()>()).await.is_some(),
+            };
+            if is_over {
+                watch = None;
+            }
+            pause = (2 * pause).min(PAUSE_MAX);
+        }
+    }
+
+    async fn word(&self, lh: Lh, offset: u64) -> Result<u64, AccessError> {
+        let mut word = [0; WORD_BYTES as usize];
+        self.read(lh, offset, &mut word).await?;
+        Ok(u64::from_ne_bytes(word))
+    }
+}

@@ -1,0 +1,104 @@
+//! Waiting for words: a wait ends when the word is there, and with what keeps it from coming.
+
+use halite::{AccessCause, NodeId, Permissions, Who};
+
+use super::cluster::{Cluster, Harness, everyone, shared};
+use super::refused;
+use super::turns::{pause_again, scope};
+
+/// Long enough for a wait to begin to pause.
+fn linger() {
+    (0..20).for_each(pause_again);
+}
+
+/// Writes of one session to one region are seen in order.
+pub fn a_wait_ends_with_the_word_and_shows_what_came_before(h: &dyn Harness) {
+    const ROUNDS: u64 = 20;
+    let cluster = Cluster::new(h, 3);
+    let (reader, writer) = (cluster.session(1), cluster.session(2));
+    shared(&cluster.session(0), "board", 4096 + 8);
+    scope(|scope| {
+        scope.spawn(|| {
+            let board = writer.map("board", everyone()).unwrap();
+            for round in 1..=ROUNDS {
+                writer.write(board, 0, &[round as u8; 4096]).unwrap();
+                writer.write(board, 4096, &round.to_ne_bytes()).unwrap();
+                // Some words come at once, others after the reader has begun to pause.
+                if round % 10 == 0 {
+                    linger();
+                }
+            }
+        });
+        let board = reader.map("board", everyone()).unwrap();
+        let mut round = 0;
+        while round < ROUNDS {
+            let before = round;
+            round = reader.wait_until(board, 4096, |word| word > before).unwrap();
+            let mut bytes = [0; 4096];
+            reader.read(board, 0, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| u64::from(*byte) >= round), "round {round}");
+        }
+    });
+}
+
+/// Also where the word is there already.
+pub fn a_notification_ends_a_wait(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let (reader, writer) = (cluster.session(0), cluster.session(1));
+    let board = shared(&reader, "board", 16);
+    scope(|scope| {
+        let waiting = scope.spawn(|| reader.wait_until(board, 8, |word| word == 7));
+        linger();
+        let lh = writer.map("board", everyone()).unwrap();
+        writer.write_notify(lh, 8, &7u64.to_ne_bytes(), 1).unwrap();
+        assert_eq!(waiting.join().unwrap(), Ok(7));
+    });
+    assert_eq!(reader.wait_until(board, 8, |word| word == 7), Ok(7));
+}
+
+/// Freed by its master, or lost with its owner.
+pub fn a_wait_ends_with_its_region(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 2);
+    let (reader, owner) = (cluster.session(0), cluster.session(1));
+    let freed = shared(&owner, "freed", 8);
+    shared(&owner, "lost", 8);
+    let [to_be_freed, to_be_lost] =
+        ["freed", "lost"].map(|name| reader.map(name, Permissions::READ).unwrap());
+    let wait = |lh| reader.wait_until(lh, 0, |word| word != 0);
+    scope(|scope| {
+        let waiting = scope.spawn(|| wait(to_be_freed));
+        linger();
+        owner.free(freed).unwrap();
+        refused!(waiting.join().unwrap(), AccessCause::Stale);
+    });
+    drop(owner);
+    scope(|scope| {
+        let waiting = scope.spawn(|| wait(to_be_lost));
+        linger();
+        cluster.leave(1);
+        refused!(waiting.join().unwrap(), AccessCause::PeerDown(NodeId(1)) | AccessCause::Stale);
+    });
+}
+
+/// The handle is revoked while the wait pauses.
+pub fn a_wait_ends_with_the_right_to_read(h: &dyn Harness) {
+    let cluster = Cluster::of_principals(h, &["ada", "bob"]);
+    let (master, reader) = (cluster.session(0), cluster.session(1));
+    let board = shared(&master, "board", 8);
+    let lh = reader.map("board", Permissions::READ).unwrap();
+    scope(|scope| {
+        let waiting = scope.spawn(|| reader.wait_until(lh, 0, |word| word != 0));
+        linger();
+        master.revoke(board, Who::Everyone, Permissions::READ).unwrap();
+        refused!(waiting.join().unwrap(), AccessCause::PermissionDenied { .. });
+    });
+}
+
+/// Refused at once.
+pub fn only_aligned_words_inside_are_waited_for(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 1);
+    let session = cluster.session(0);
+    let board = shared(&session, "board", 16);
+    refused!(session.wait_until(board, 4, |_| true), AccessCause::Unaligned { alignment: 8 });
+    refused!(session.wait_until(board, 16, |_| true), AccessCause::OutOfRange { region_len: 16 });
+}
