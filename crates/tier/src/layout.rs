@@ -202,13 +202,6 @@ mod tests {
     }
 
     #[test]
-    fn one_byte_is_one_chunk() {
-        assert_eq!(chunk_count(1, CHUNK), 1);
-        assert_eq!(chunk_len(1, CHUNK, 0), 1);
-        assert_eq!(chunk_len(1, CHUNK, 1), 0);
-    }
-
-    #[test]
     fn extents_that_do_not_add_up_are_refused() {
         assert!(is_sound(&[extent(0, 0, CHUNK), extent(1, 0, 5)], CHUNK + 5, CHUNK));
         assert!(!is_sound(&[extent(0, 0, 5), extent(1, 0, CHUNK)], CHUNK + 5, CHUNK));

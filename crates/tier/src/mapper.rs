@@ -438,11 +438,6 @@ impl Mapper {
         disowned.collect::<Vec<_>>().into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    #[cfg(test)]
-    pub(crate) fn disowned_count(&self) -> usize {
-        self.disowned.len()
-    }
-
     /// A node is unreachable, with what it owns or is home of.  Returns the grace periods to wait for.
     pub fn handle_down(&mut self, incarnation: NodeIncarnation) -> Vec<Quiesce> {
         self.dead.insert(incarnation);
@@ -717,27 +712,6 @@ mod tests {
             moving_to: None,
         };
         mapper.insert(&reply, session, Permissions::all(), &AllPosted)
-    }
-
-    #[test]
-    fn changes_report_their_regions_handles_only() {
-        let path = Arc::new(DataPath::default());
-        let mut mapper = Mapper::new(path.clone());
-        let session = mapper.open_session(Principal("ada".into())).expect("the first session");
-        let home = NodeIncarnation { node: NodeId(1), id: Incarnation(1) };
-        let [one, same, other] = [1, 1, 2].map(|serial| map(&mut mapper, session, home, serial).index);
-        let end = |mapper: &mut Mapper, token| {
-            let grace = path.pins().start_grace_period();
-            let elapsed = grace.elapsed(path.pins()).expect("no thread is pinned");
-            mapper.handle_quiescent(token, elapsed, &AllPosted)
-        };
-        let region = RegionId { origin: home.id, serial: 1 };
-        let frozen = mapper.change(region, Change::Freeze { from: 0, len: 64, layout: None, to: home });
-        assert_eq!(end(&mut mapper, frozen.expect("a valid change").token), [one, same]);
-        let (_, _, quiesce) = mapper.remove(other).expect("mapped");
-        assert_eq!(end(&mut mapper, quiesce.token), [other]);
-        let nothing = mapper.quiesce();
-        assert!(end(&mut mapper, nothing.token).is_empty());
     }
 
     #[test]

@@ -121,35 +121,3 @@ impl AccessList {
         self.named.binary_search_by(|(named, _)| named.cmp(principal))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn principal(name: &str) -> Principal {
-        Principal(name.into())
-    }
-
-    #[test]
-    fn grants_extend_the_default() {
-        let mut list = AccessList::new(principal("ada"), Permissions::READ);
-        list.grant(&Grantee::Principal(principal("bob")), Permissions::WRITE);
-        assert_eq!(list.of(&principal("bob")), Permissions::READ | Permissions::WRITE);
-        assert_eq!(list.of(&principal("eve")), Permissions::READ);
-        assert_eq!(list.of(&principal("ada")), Permissions::all());
-    }
-
-    #[test]
-    fn revoking_from_everyone_spares_named_principals() {
-        let mut list = AccessList::new(principal("ada"), Permissions::READ);
-        list.grant(&Grantee::Principal(principal("bob")), Permissions::WRITE);
-        list.revoke(&Grantee::Everyone, Permissions::READ);
-        assert_eq!(list.of(&principal("eve")), Permissions::empty());
-        assert!(list.of(&principal("bob")).contains(Permissions::READ));
-    }
-
-    #[test]
-    fn permissions_print_as_letters() {
-        assert_eq!((Permissions::READ | Permissions::ATOMIC).to_string(), "r-a-");
-    }
-}

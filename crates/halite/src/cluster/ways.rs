@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_shared_where_both_have_one_directory_of_one_host() {
+    fn memory_is_shared_within_one_directory() {
         let here = ways(&[Shm, Roce], Some("boot/1/2"));
         let shown = here.shown("10.0.0.2:7000", NodeId(3));
         assert_eq!(here.to(&shown), ["node-3.shm.sock", "roce:10.0.0.2:7000"]);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_in_any_other_form_is_dialled_as_it_stands_and_nothing_outside_of_the_directory() {
+    fn paths_outside_the_directory_are_not_dialled() {
         let here = ways(&[Shm, Roce], Some("boot/1/2"));
         for shown in ["node-3.shm.sock", "roce:10.0.0.2:7000", "roce:node-3.roce.sock"] {
             assert_eq!(here.to(shown), [shown]);
@@ -176,47 +176,5 @@ mod tests {
         }
         assert!(here.to(" ../node-3.shm.sock@boot/1/2").is_empty() && here.to("").is_empty());
         assert_eq!(here.to("[fd00::2]:7000 "), ["roce:[fd00::2]:7000"]);
-    }
-
-    #[test]
-    fn nodes_of_one_host_with_different_networks_dial_each_other_by_one_that_both_have() {
-        let shown = |providers| Ways::on_one_host(providers).shown_in_directory(NodeId(3));
-        assert_eq!(shown(&[Shm]), "node-3.shm.sock");
-        for (ours, theirs, expected) in [
-            (&[Shm, Roce][..], &[Roce][..], &["roce:node-3.roce.sock"][..]),
-            (&[Roce], &[Shm, Roce], &["node-3.roce.sock"]),
-            (&[Shm, Roce], &[Shm, Roce], &["node-3.shm.sock", "roce:node-3.roce.sock"]),
-        ] {
-            assert_eq!(Ways::on_one_host(ours).to(&shown(theirs)), expected);
-        }
-        let outside = Ways::on_one_host(&[Shm]).to("../node-3.shm.sock,node-4.shm.sock");
-        assert_eq!(outside, ["node-4.shm.sock"]);
-    }
-
-    #[test]
-    fn who_is_of_this_cluster_directory_is_told_from_who_is_elsewhere() {
-        let here = ways(&[Shm, Roce], Some("boot/1/2"));
-        for (place, is_here) in [("boot/1/2", true), ("boot/1/3", false), ("other/1/2", false)] {
-            let shown = ways(&[Shm], Some(place)).shown("10.0.0.2:7000", NodeId(3));
-            assert_eq!(here.is_here(&shown), is_here, "{shown}");
-        }
-        assert!(!here.is_here("10.0.0.2:7000") && !here.is_here(""), "it does not say");
-        let alone = Ways::on_one_host(&[Shm, Roce]);
-        assert!(alone.is_here(&alone.shown_in_directory(NodeId(3))));
-    }
-
-    #[test]
-    fn why_a_network_was_chosen_is_told() {
-        let here = ways(&[Shm, Roce], Some("boot/1/2"));
-        for (provider, place, words) in [
-            ("shm", "boot/1/2", "in this cluster directory"),
-            ("roce", "boot/1/2", "could not be shared"),
-            ("roce", "boot/1/3", "another cluster directory"),
-            ("roce", "other/1/2", "on another host"),
-        ] {
-            let shown = ways(&[Shm], Some(place)).shown("10.0.0.2:7000", NodeId(3));
-            assert!(here.why(provider, &shown).unwrap().contains(words), "{words}");
-        }
-        assert_eq!(Ways::default().why("shm", "node-3.shm.sock"), None);
     }
 }

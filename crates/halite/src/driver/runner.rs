@@ -703,23 +703,3 @@ impl Runner {
         self.shared.handle_changes.happen(&mut self.wakes);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_of_several_dials_to_one_address_is_answered_once() {
-        let mut dialling = Dialling::default();
-        let wanted = || Dial::Wanted(Dialled { shown: "one".to_owned(), ways: VecDeque::new() });
-        dialling.begin("one".to_owned(), wanted());
-        dialling.begin("one".to_owned(), Dial::Joining);
-        dialling.begin("two".to_owned(), wanted());
-        assert!(matches!(dialling.take("one"), Some(Dial::Wanted(_))));
-        assert!(dialling.is_joining(), "the other one is under way");
-        assert!(dialling.take("three").is_none());
-        assert!(matches!(dialling.take("one"), Some(Dial::Joining)));
-        assert!(!dialling.is_joining(), "who joins does not wait for those that the engine wants");
-        assert!(dialling.take("one").is_none() && dialling.take("two").is_some());
-    }
-}

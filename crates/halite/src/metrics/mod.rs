@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_is_what_prometheus_reads() {
+    fn metrics_are_text_for_prometheus() {
         let mut metrics = Metrics::default();
         metrics.counter("halite_words_total", "Words.").of(&[("of", "a\"b\\c\n"), ("to", "d")], 2_u64);
         metrics.gauge("halite_salt_seconds", "Salt.").is(0.25);
@@ -216,21 +216,5 @@ mod tests {
              # TYPE halite_salt_seconds gauge\n\
              halite_salt_seconds 0.25\n"
         );
-    }
-
-    #[test]
-    fn a_histogram_has_its_bounds_in_order_a_sum_and_a_count() {
-        let histogram = Histogram::default();
-        histogram.note(900);
-        histogram.note(2_000_000_000);
-        let mut metrics = Metrics::default();
-        metrics.histogram("halite_salt_seconds", "Salt.").times(&[("kind", "read")], &histogram);
-        let text = metrics.to_string();
-        assert!(text.contains("halite_salt_seconds_bucket{kind=\"read\",le=\"0.00000025\"} 0\n"), "{text}");
-        assert!(text.contains("halite_salt_seconds_bucket{kind=\"read\",le=\"0.000001\"} 1\n"), "{text}");
-        assert!(text.contains("halite_salt_seconds_bucket{kind=\"read\",le=\"+Inf\"} 2\n"), "{text}");
-        assert!(text.contains("halite_salt_seconds_sum{kind=\"read\"} 2.0000009\n"), "{text}");
-        assert!(text.contains("halite_salt_seconds_count{kind=\"read\"} 2\n"), "{text}");
-        assert_eq!(metrics.families()[0].value(&[("kind", "read")]), Some(2.0));
     }
 }

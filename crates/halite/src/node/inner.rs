@@ -298,14 +298,3 @@ impl Reach for FabricReach {
         self.0.direct(peer, key)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_joins_waits_a_lease_for_the_first_node_and_as_long_as_a_dial_at_least() {
-        let patience = |lease_ms| first_patience(Duration::from_millis(lease_ms)).as_millis();
-        assert_eq!([5_000, 3_000, 100, 60_000].map(patience), [5_000, 3_000, 2_000, 10_000]);
-    }
-}

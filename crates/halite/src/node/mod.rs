@@ -636,14 +636,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_joins_by_etcd_dials_all_others_of_a_small_cluster_and_a_few_of_a_large_one() {
-        let members = |count: u32| (0..count).map(|node| (NodeId(node), format!("at {node}"))).collect();
-        assert_eq!(to_dial_by_etcd(members(3), NodeId(1), 64), ["at 0", "at 2"]);
-        assert_eq!(to_dial_by_etcd(members(64), NodeId(0), 64), ["at 1", "at 2", "at 3"]);
-    }
-
-    #[test]
-    fn a_node_whose_threads_do_not_get_on_says_so_and_is_well_again_when_they_do() {
+    fn a_node_says_when_its_threads_stand_still() {
         let dir = crate::runtime::scratch();
         let config =
             |node| Config { dir: dir.path().to_owned(), node: Some(NodeId(node)), ..Config::default() };

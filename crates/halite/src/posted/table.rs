@@ -440,21 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_ends_by_the_answer_of_its_peer_and_nothing_else_does() {
-        let (posted, wakes) = (InFlight::new(1), &mut Wakes::default());
-        let (read, call) = (posted.begin(PEER), posted.begin_call(PEER).unwrap());
-        posted.answer(PEER, read.id(), DONE, wakes);
-        posted.answer(PeerId(2), call.id(), DONE, wakes);
-        posted.answer(PEER, WorkId(u64::MAX), DONE, wakes);
-        assert!(is_under_way(&posted, read.id()) && is_under_way(&posted, call.id()));
-        posted.answer(PEER, call.id(), DONE, wakes);
-        assert!(!is_under_way(&posted, call.id()));
-        posted.handle_closed(PEER, wakes);
-        assert!(is_under_way(&posted, read.id()), "the fabric tells its end");
-    }
-
-    #[test]
-    fn who_waits_for_a_peer_that_is_down_is_told_but_changes_wait_until_its_connection_has_ended() {
+    fn changes_wait_until_a_lost_connection_has_ended() {
         let (posted, wakes) = (InFlight::new(1), &mut Wakes::default());
         let mut context = Context::from_waker(Waker::noop());
         let [mut waiting, unpolled, answered] = [(); 3].map(|()| posted.begin_call(PEER).unwrap());
@@ -471,23 +457,5 @@ mod tests {
         assert!(posted.is_over(&mut mark));
         drop(unpolled);
         assert!(ids.iter().all(|id| !is_under_way(&posted, *id)));
-    }
-
-    #[test]
-    fn calls_have_a_window_that_their_ends_open_again() {
-        let (posted, wakes) = (InFlight::new(1), &mut Wakes::default());
-        let calls: Vec<_> = (0..CALLS_PER_SHARD_MAX).map(|_| posted.begin_call(PEER).unwrap()).collect();
-        assert!(posted.begin_call(PEER).is_none());
-        let other = posted.begin_call(PeerId(2)).expect("those to others take none of its room");
-        posted.answer(PEER, calls[3].id(), DONE, wakes);
-        let late = posted.begin_call(PEER).expect("one has ended");
-        assert!(posted.begin_call(PEER).is_none());
-        posted.handle_closed(PEER, wakes);
-        assert!(is_under_way(&posted, other.id()), "it is another's");
-        drop((calls, late));
-        let again: Vec<_> = (0..CALLS_PER_SHARD_MAX).map(|_| posted.begin_call(PEER).unwrap()).collect();
-        assert!(posted.begin_call(PEER).is_none());
-        drop((again, other));
-        assert!(posted.begin_call(PEER).is_some(), "what was not posted has ended");
     }
 }

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_wants_to_run_is_the_fourth_number_before_its_slash() {
+    fn running_threads_are_read_from_loadavg() {
         assert_eq!(running("0.20 0.18 0.12 3/80 11206\n"), Some(3));
         for other in ["", "0.20 0.18 0.12", "0.20 0.18 0.12 380 11206", "0.20 0.18 0.12 x/80 11206"] {
             assert_eq!(running(other), None, "{other}");
@@ -77,30 +77,5 @@ mod tests {
         // This thread runs.
         let here = read_to_string("/proc/loadavg").expect("Linux");
         assert!(running(&here).is_some_and(|running| running >= 1), "{here}");
-    }
-
-    #[test]
-    fn two_ends_that_spin_and_their_progress_threads_are_no_crowd() {
-        assert!(!is_crowd(4, 2));
-        assert!(is_crowd(5, 2));
-    }
-
-    #[test]
-    fn processors_are_listed_by_ranges() {
-        for (list, expected) in [("0\n", 1), ("0-1\n", 2), ("0-3,8", 5), ("1,3,5-7", 5)] {
-            assert_eq!(count(list), Some(expected), "{list}");
-        }
-        for other in ["", "x", "3-1", "0-", "0,"] {
-            assert_eq!(count(other), None, "{other}");
-        }
-    }
-
-    #[test]
-    fn what_was_seen_holds_for_a_tick() {
-        let crowd = Crowd::default();
-        assert!(crowd.is_there(0, || true), "nothing was seen yet");
-        assert!(crowd.is_there(SEEN_FOR_NS - 1, || unreachable!("it is not asked so soon")));
-        assert!(!crowd.is_there(SEEN_FOR_NS + 1, || false));
-        assert!(!crowd.is_there(SEEN_FOR_NS + 2, || unreachable!("it is not asked so soon")));
     }
 }

@@ -272,7 +272,6 @@ mod tests {
     }
 
     const PROGRESS: Option<Sleeper> = Some(Sleeper::Progress);
-    const CALLER: Option<Sleeper> = Some(Sleeper::Caller);
 
     fn take_turns(turns: &PollToken<()>, bell: &Told, ends_ns: impl IntoIterator<Item = u64>) {
         for end in ends_ns {
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_isolated_turn_leaves_the_doorbell_armed_and_the_progress_thread_asleep() {
+    fn isolated_turns_do_not_wake_the_progress_thread() {
         let (turns, bell) = (PollToken::new(()), Told::default());
         assert_eq!(look(&turns, &bell, 0), NextPoll::WhenRung);
         take_turns(&turns, &bell, (1..1000).map(|turn| turn * CLOSE_NS));
@@ -301,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn close_turns_wake_the_progress_thread_once_and_then_leave_the_doorbell_alone() {
+    fn close_turns_wake_the_progress_thread_once() {
         let (turns, bell) = hot();
         assert_eq!(bell.armed.get(), None);
         assert_eq!(bell.rings.get(), 1);
@@ -314,92 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_progress_thread_counts_turns_only_when_it_is_time() {
-        let (turns, bell) = hot();
-        let now = u64::from(HOT_AFTER) * 1000;
-        assert_eq!(look(&turns, &bell, now + 1), NextPoll::Within(WATCH_NS), "it was woken early");
-        assert_eq!(bell.armed.get(), None);
-        assert_eq!(look(&turns, &bell, now + WATCH_NS), NextPoll::WhenRung, "there were none");
-        assert_eq!(bell.armed.get(), PROGRESS);
-    }
-
-    /// Looks after `watch_ns`, in which so many turns were taken per [`WATCH_NS`].
-    fn watch(turns: &PollToken<()>, bell: &Told, now_ns: &mut u64, watch_ns: u64, rate: u32) -> NextPoll {
-        let count = u64::from(rate) * watch_ns / WATCH_NS;
-        take_turns(turns, bell, (0..count).map(|_| *now_ns));
-        *now_ns += watch_ns;
-        look(turns, bell, *now_ns)
-    }
-
-    #[test]
-    fn the_progress_thread_looks_less_and_less_often_while_turns_are_frequent() {
-        let (turns, bell) = hot();
-        let mut now = u64::from(HOT_AFTER) * 1000;
-        let mut watch_ns = WATCH_NS;
-        for _ in 0..6 {
-            let look = watch(&turns, &bell, &mut now, watch_ns, HOT_TURNS_MIN);
-            watch_ns = WATCH_NS_MAX.min(2 * watch_ns);
-            assert_eq!(look, NextPoll::Within(watch_ns));
-            assert_eq!(bell.armed.get(), None);
-        }
-        assert_eq!(watch_ns, WATCH_NS_MAX);
-    }
-
-    #[test]
-    fn a_node_that_is_hot_again_is_looked_at_soon() {
-        let (turns, bell) = hot();
-        let mut now = u64::from(HOT_AFTER) * 1000;
-        assert_eq!(watch(&turns, &bell, &mut now, WATCH_NS, HOT_TURNS_MIN), NextPoll::Within(2 * WATCH_NS));
-        assert_eq!(watch(&turns, &bell, &mut now, 2 * WATCH_NS, 0), NextPoll::WhenRung);
-        take_turns(&turns, &bell, (0..=u64::from(HOT_AFTER)).map(|turn| now + turn * 1000));
-        assert_eq!(look(&turns, &bell, now + 9000), NextPoll::Within(WATCH_NS));
-    }
-
-    #[test]
-    fn a_look_that_finds_few_turns_makes_the_node_cold_however_rare_looks_have_become() {
-        let (turns, bell) = hot();
-        let mut now = u64::from(HOT_AFTER) * 1000;
-        let first = watch(&turns, &bell, &mut now, WATCH_NS, HOT_TURNS_MIN);
-        assert_eq!(first, NextPoll::Within(2 * WATCH_NS));
-        let second = watch(&turns, &bell, &mut now, 2 * WATCH_NS, HOT_TURNS_MIN - 1);
-        assert_eq!((second, bell.armed.get()), (NextPoll::WhenRung, PROGRESS));
-    }
-
-    #[test]
-    fn a_thread_that_goes_to_sleep_leaves_the_doorbell_armed_also_while_the_node_is_hot() {
-        let (turns, bell) = hot();
-        turns.try_take(&bell).unwrap().rest(&bell, |()| false);
-        assert_eq!(bell.armed.get(), PROGRESS);
-        take_turns(&turns, &bell, [0]);
-        assert_eq!(bell.armed.get(), None, "it is hot still");
-    }
-
-    #[test]
-    fn while_a_caller_leads_each_turn_leaves_the_doorbell_armed_for_it_also_while_the_node_is_hot() {
-        let (turns, bell) = hot();
-        bell.led.set(true);
-        take_turns(&turns, &bell, [0]);
-        assert_eq!(bell.armed.get(), CALLER);
-        let now = u64::from(HOT_AFTER) * 1000;
-        assert!(matches!(look(&turns, &bell, now + 1), NextPoll::Within(_)), "it is hot still");
-        assert_eq!(bell.armed.get(), CALLER);
-        assert_eq!(look(&turns, &bell, now + WATCH_NS), NextPoll::WhenRung);
-        assert_eq!(bell.armed.get(), CALLER);
-        bell.led.set(false);
-        turns.try_take(&bell).unwrap().rest(&bell, |()| false);
-        assert_eq!(bell.armed.get(), PROGRESS);
-    }
-
-    #[test]
-    fn a_turn_that_makes_the_node_hot_leaves_a_leader_its_doorbell() {
-        let (turns, bell) = (PollToken::new(()), Told::default());
-        bell.led.set(true);
-        take_turns(&turns, &bell, (1..=u64::from(HOT_AFTER)).map(|turn| turn * 1000));
-        assert_eq!((bell.armed.get(), bell.rings.get()), (CALLER, 1));
-    }
-
-    #[test]
-    fn arrivals_without_end_are_left_to_the_progress_thread() {
+    fn endless_arrivals_go_to_the_progress_thread() {
         let (turns, bell) = (PollToken::new(()), Told::default());
         turns.try_take(&bell).unwrap().rest(&bell, |()| true);
         assert_eq!(bell.rings.get(), 1);

@@ -351,20 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_innermost_wait_of_a_thread_is_known_to_what_it_moves_forward_alone() {
-        let (one, other) = (1, 2);
-        assert!(!BlockingWait::moves(&one));
-        let outer = BlockingWait::begin(&one);
-        let inner = BlockingWait::begin(&other);
-        assert!(BlockingWait::moves(&other) && !BlockingWait::moves(&one));
-        drop(inner);
-        assert!(BlockingWait::moves(&one) && !BlockingWait::moves(&other));
-        drop(outer);
-        assert!(!BlockingWait::moves(&one));
-    }
-
-    #[test]
-    fn a_wait_within_a_wait_does_not_swallow_its_wake_up() {
+    fn a_nested_wait_keeps_the_outer_wake_up() {
         let outer = Parking::take();
         outer.waker().wake_by_ref();
         let inner = Parking::take();
@@ -377,15 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_waits_with_the_same_parker_again() {
-        let first = Parking::take();
-        let parker = first.parker.clone();
-        first.give_back();
-        assert!(Arc::ptr_eq(&parker, &Parking::take().parker));
-    }
-
-    #[test]
-    fn waits_that_outlast_the_spin_make_it_short_and_one_that_does_not_makes_it_long_again() {
+    fn long_waits_make_the_spin_short() {
         let mut patience = AdaptiveSpin::NEW;
         for _ in 0..LONG_WAITS_MAX {
             assert_eq!(patience.spin_ns(), SPIN_LONG_NS);
@@ -396,75 +375,6 @@ mod tests {
         patience.note_spin(SPIN_SHORT_NS);
         patience.note_wait(SPIN_LONG_NS - SPIN_SHORT_NS);
         assert_eq!(patience.spin_ns(), SPIN_LONG_NS);
-    }
-
-    #[test]
-    fn a_wait_for_much_work_is_spun_through_and_not_called_long() {
-        let mut patience = AdaptiveSpin::NEW;
-        for _ in 0..2 * LONG_WAITS_MAX {
-            patience.expect_work(3 * SPIN_LONG_NS);
-            assert_eq!(patience.spin_ns(), 4 * SPIN_LONG_NS);
-            patience.note_wait(4 * SPIN_LONG_NS);
-        }
-        assert_eq!(patience.spin_ns(), SPIN_LONG_NS, "what was expected of one wait is not of the next");
-    }
-
-    #[test]
-    fn waits_for_a_distant_peer_are_slept_through_and_those_for_a_near_one_are_judged_by_themselves() {
-        let mut patience = AdaptiveSpin::NEW;
-        for _ in 0..2 * LONG_WAITS_MAX {
-            patience.expect_round_trip(Duration::from_millis(1));
-            assert_eq!(patience.spin_ns(), SPIN_SHORT_NS);
-            patience.note_wait(20 * SPIN_LONG_NS);
-        }
-        patience.expect_round_trip(Duration::from_micros(10));
-        assert_eq!(patience.spin_ns(), SPIN_LONG_NS);
-    }
-
-    #[test]
-    fn what_comes_by_packets_is_spun_for_longer() {
-        let mut patience = AdaptiveSpin::NEW;
-        patience.set_by_packets(true);
-        for _ in 0..2 * LONG_WAITS_MAX {
-            patience.expect_round_trip(Duration::from_nanos(SPIN_PACKETS_NS));
-            assert_eq!(patience.spin_ns(), SPIN_PACKETS_NS);
-            patience.note_wait(SPIN_PACKETS_NS);
-        }
-        patience.set_by_packets(false);
-        assert_eq!(patience.spin_ns(), SPIN_LONG_NS);
-    }
-
-    #[test]
-    fn a_thread_whose_waits_are_long_tries_a_long_spin_now_and_then() {
-        let mut patience = AdaptiveSpin::NEW;
-        let long_spins = (0..10 * PROBE_EVERY).filter(|_| {
-            patience.note_wait(2 * SPIN_LONG_NS);
-            patience.spin_ns() == SPIN_LONG_NS
-        });
-        assert_eq!(long_spins.count() as u32, 10 + LONG_WAITS_MAX - 1);
-    }
-
-    #[test]
-    fn who_meets_a_crowd_sleeps_and_tries_to_spin_again_more_and_more_seldom() {
-        let mut patience = AdaptiveSpin::NEW;
-        let mut slept = |crowd| {
-            let mut slept = 0;
-            if crowd {
-                patience.note_crowd();
-                patience.note_wait(1);
-            }
-            while patience.spin_ns() == 0 {
-                slept += 1;
-                patience.note_wait(1);
-            }
-            slept
-        };
-        assert_eq!([true; 9].map(&mut slept), [16, 32, 64, 128, 256, 512, 1024, 1024, 1024]);
-        // A wait that is spun through ends that.
-        assert_eq!(slept(false), 0);
-        patience.note_wait(1);
-        patience.note_crowd();
-        assert_eq!(patience.crowded_waits.0, CROWDED_WAITS.0);
     }
 
     #[test]

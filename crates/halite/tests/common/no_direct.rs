@@ -1,14 +1,12 @@
 //! A fabric from whose peers' memory loads and stores are kept, as if their processes had just died.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use halite::{Config, Node};
-use halite_fabric::{
-    Event, Fabric, Key, Lane, Middleware, PeerId, PostError, RegisterError, Sleeper, WorkRequest,
-};
+use halite_fabric::{Fabric, Key, Lane, Middleware, PeerId, PostError, RegisterError, WorkRequest};
 use halite_mem::{Segment, Window};
 
 use super::Dir;
@@ -19,18 +17,6 @@ pub struct NoDirect {
     registered_bytes: AtomicU64,
     posts: AtomicU64,
     posted: AtomicU64,
-    polls: AtomicU64,
-    timing: Mutex<Timing>,
-    /// Somebody goes to sleep.
-    sleeping: Condvar,
-}
-
-/// When it wants to be polled, and how that is heeded.
-#[derive(Default)]
-struct Timing {
-    poll_timeout: Option<Duration>,
-    /// How long each sleep may last that has begun since, and how often was polled before.
-    sleeps: Vec<(Option<Duration>, u64)>,
 }
 
 /// A node of whose peers no memory is reached by loads and stores, and its fabric.
@@ -56,9 +42,6 @@ impl NoDirect {
             registered_bytes: AtomicU64::new(0),
             posts: AtomicU64::new(0),
             posted: AtomicU64::new(0),
-            polls: AtomicU64::new(0),
-            timing: Mutex::default(),
-            sleeping: Condvar::new(),
         }
     }
 
@@ -79,25 +62,6 @@ impl NoDirect {
     }
 }
 
-/// Time.
-impl NoDirect {
-    /// From now on it wants to be polled so soon after each poll.
-    pub fn poll_within(&self, timeout: Option<Duration>) {
-        *self.timing.lock().unwrap() = Timing { poll_timeout: timeout, sleeps: Vec::new() };
-        self.inner.wake();
-    }
-
-    /// Waits until so many sleeps have begun since then: how long each may last, and how often was polled before.
-    pub fn sleeps(&self, count: usize) -> Vec<(Option<Duration>, u64)> {
-        let timing = self.timing.lock().unwrap();
-        let are_fewer = |timing: &mut Timing| timing.sleeps.len() < count;
-        let waited = self.sleeping.wait_timeout_while(timing, Duration::from_secs(60), are_fewer);
-        let (timing, timeout) = waited.unwrap();
-        assert!(!timeout.timed_out(), "it does not sleep");
-        timing.sleeps[..count].to_vec()
-    }
-}
-
 impl Middleware for NoDirect {
     fn inner(&self) -> &dyn Fabric {
         &*self.inner
@@ -114,22 +78,7 @@ impl Middleware for NoDirect {
         self.inner.post(peer, lane, requests)
     }
 
-    fn poll(&self, events: &mut Vec<Event>) -> usize {
-        self.polls.fetch_add(1, Relaxed);
-        self.inner.poll(events)
-    }
-
     fn direct(&self, peer: PeerId, key: Key) -> Option<Window> {
         self.inner.direct(peer, key).filter(|_| !self.is_hidden.load(Relaxed))
-    }
-
-    fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
-        self.timing.lock().unwrap().sleeps.push((timeout, self.polls.load(Relaxed)));
-        self.sleeping.notify_all();
-        self.inner.wait(sleeper, seen, timeout);
-    }
-
-    fn poll_timeout(&self) -> Option<Duration> {
-        self.timing.lock().unwrap().poll_timeout
     }
 }

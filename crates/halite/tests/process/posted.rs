@@ -17,10 +17,8 @@ const ROUNDS: u64 = 2000;
 /// Heartbeats are posted and allocate meanwhile; a busy machine has time for some of them.
 const OTHERS_MAX: u64 = ROUNDS / 10;
 
-/// One test, since all tests of a file share the allocator.
 #[test]
-fn posted_operations_allocate_nothing_and_those_of_a_batch_are_one_post() {
-    let _alone = crate::alone();
+fn posted_operations_allocate_nothing() {
     let dir = Dir::new();
     let ((here, fabric), _there) = (join(&dir, 0), join(&dir, 1));
     let session = here.blocking_session();

@@ -1,22 +1,15 @@
-//! The library as applications use it: nodes of one process, and processes that are killed.
+//! The library as applications use it, where the conformance suite (crates/testing) does not show it: nodes of one process.
 
 mod batches;
 mod calls;
 mod calls_found;
 #[path = "../common/mod.rs"]
 mod common;
-mod composite;
-mod dials;
 mod joining;
-mod killed;
 mod leaving;
 mod lifetimes;
 mod owned;
-#[path = "../../../cli/tests/support/process.rs"]
-mod process;
-mod provider_time;
 mod readme;
-mod sharing;
 mod typed;
+mod versions;
 mod waiting;
-mod windows;

@@ -26,7 +26,7 @@ fn reversed(mut order: Order) -> Result<Order, String> {
 }
 
 #[test]
-fn values_go_there_and_back_whole() {
+fn values_arrive_whole() {
     let dir = Dir::new();
     let (first, second) = (dir.join(0), dir.join(1));
     let (here, there) = (first.blocking_session(), second.blocking_session());
@@ -54,23 +54,6 @@ fn values_go_there_and_back_whole() {
     assert_eq!(gone.cause, CallCause::UnknownFunction);
 }
 
-#[test]
-fn an_input_of_another_type_is_given_up_and_the_server_goes_on() {
-    let dir = Dir::new();
-    let node = dir.join(0);
-    let session = node.blocking_session();
-    let words: typed::Function<String, u64> = typed::Function::new(3);
-    let server = session.serve_typed(words, ServeOptions::default()).unwrap();
-    std::thread::scope(|scope| {
-        scope.spawn(|| server.recv().unwrap().reply(&1).unwrap());
-        for nonsense in [&[5, b's'][..], &[1, 0xFF], &[1, b's', b'?'], &[]] {
-            let given_up = session.call(NodeId(0), Function(3), nonsense, PATIENCE).unwrap_err();
-            assert_eq!(given_up.cause, CallCause::NoReply, "{nonsense:?}");
-        }
-        assert_eq!(session.call_typed(NodeId(0), words, &"salt".into(), PATIENCE), Ok(1));
-    });
-}
-
 /// Has no encoding.
 #[derive(Deserialize)]
 struct Unspeakable;
@@ -82,7 +65,7 @@ impl Serialize for Unspeakable {
 }
 
 #[test]
-fn values_that_cannot_be_told_are_errors_where_they_are() {
+fn values_without_an_encoding_are_errors() {
     let dir = Dir::new();
     let node = dir.join(0);
     let session = node.blocking_session();

@@ -2,14 +2,14 @@
 
 use crate::common;
 
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::task::{Context, Wake, Waker};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::Duration;
 
 use common::Dir;
 use common::threads::{number_of_this_thread, wait_until_asleep};
-use halite::{CallError, Config, Function, Node, NodeId, ServeOptions, blocking};
+use halite::{CallError, Config, Function, Node, NodeId, ServeOptions};
 
 /// Long enough for any call that is answered at all.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -62,7 +62,7 @@ fn call_asleep<'s>(
 
 /// The doorbell stayed armed for a caller that did not sleep any more.
 #[test]
-fn a_task_is_told_of_its_answer_when_a_thread_that_slept_on_the_fabric_has_gone() {
+fn a_task_is_woken_after_a_sleeping_thread_has_gone() {
     let dir = Dir::new();
     let [here, there] = quiet_nodes(&dir);
     let (soon, late) = (Function(1), Function(2));
@@ -82,37 +82,4 @@ fn a_task_is_told_of_its_answer_when_a_thread_that_slept_on_the_fabric_has_gone(
         told.recv_timeout(PATIENCE).expect("the answer has come");
         assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_ready());
     }
-}
-
-/// Calls when it is woken, in the middle of another thread's wait.
-struct CallOnWake(Mutex<mpsc::Sender<Result<Vec<u8>, CallError>>>, blocking::Session);
-
-impl Wake for CallOnWake {
-    fn wake(self: Arc<Self>) {
-        let answer = self.1.call(NodeId(1), Function(3), b"", PATIENCE);
-        let _ = self.0.lock().expect("nobody panics").send(answer);
-    }
-}
-
-/// The thread that was to be rung was busy with that call.
-#[test]
-fn a_waker_may_wait_for_the_node_that_calls_it() {
-    let dir = Dir::new();
-    let [here, there] = quiet_nodes(&dir);
-    let (soon, late, nested) = (Function(1), Function(2), Function(3));
-    let tells = [soon, late, nested].map(|function| serve_when_told(&there, function));
-    let session = here.session();
-    let mut task = Box::pin(session.call(NodeId(1), soon, b"", PATIENCE));
-    let (tell, told) = mpsc::channel();
-    let waker = Waker::from(Arc::new(CallOnWake(Mutex::new(tell), here.blocking_session())));
-    assert!(task.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    thread::scope(|scope| {
-        let caller = call_asleep(scope, &here, late);
-        tells[2].send(()).expect("it serves");
-        tells[0].send(()).expect("it serves");
-        let answer = told.recv_timeout(2 * PATIENCE).expect("the waker was called");
-        assert_eq!(answer.expect("it is answered"), b"answer");
-        tells[1].send(()).expect("it serves");
-        caller.join().expect("it does not panic").expect("it is answered");
-    });
 }

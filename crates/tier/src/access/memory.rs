@@ -147,25 +147,3 @@ impl View {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn higher_overlapping_targets_copy_backward() {
-        let backward = |same, to, from, len| Step::of_copy(same, to, from, len, 10).backward;
-        assert!(backward(true, 101, 100, 2));
-        assert!(!backward(true, 102, 100, 2), "they only touch");
-        assert!(!backward(true, 100, 101, 2), "the target lies lower");
-        assert!(!backward(true, 100, 100, 2), "nothing changes");
-        assert!(!backward(false, 101, 100, 2), "other memory altogether");
-    }
-
-    #[test]
-    fn steps_are_bounded_and_skip_the_rest() {
-        assert_eq!(Step::of_copy(true, 1, 0, 25, 10).skip(25), 15);
-        assert_eq!(Step::of_copy(true, 0, 1, 25, 10).skip(25), 0);
-        assert_eq!(Step::of_copy(true, 0, 1, 5, 10).len, 5);
-    }
-}

@@ -439,18 +439,6 @@ mod tests {
     }
 
     #[test]
-    fn names_have_one_region_until_released() {
-        let mut table = Table::default();
-        assert!(table.claim("a", region(1), incarnation(1), Epoch(0)));
-        assert!(!table.claim("a", region(2), incarnation(1), Epoch(9)));
-        table.release("a", region(2), incarnation(1));
-        table.release("a", region(1), incarnation(2));
-        assert_eq!(table.find("a"), Some((region(1), incarnation(1))));
-        table.release("a", region(1), incarnation(1));
-        assert!(table.claim("a", region(2), incarnation(2), Epoch(0)));
-    }
-
-    #[test]
     fn moved_regions_claim_for_the_new_home() {
         let mut table = Table::default();
         table.claim("a", region(1), incarnation(1), Epoch(0));
@@ -485,19 +473,5 @@ mod tests {
         assert!(!more);
         assert_eq!(first.len() + second.len(), count);
         assert!(first.last().unwrap().0 < second[0].0);
-    }
-
-    #[test]
-    fn names_stay_lost_until_reclaimed() {
-        let mut table = Table::default();
-        for name in ["a", "b", "\0lock"] {
-            table.claim(name, region(1), incarnation(1), Epoch(0));
-        }
-        table.lose_home(incarnation(1), PARTING);
-        assert_eq!((table.find("a"), table.lost.find("a")), (None, Some((incarnation(1), PARTING))));
-        assert_eq!(table.lost.find("\0lock"), None);
-        assert!(table.claim("a", region(2), incarnation(2), Epoch(0)));
-        assert_eq!(table.lost.find("a"), None);
-        assert!(table.lost.remove("b") && !table.lost.remove("b"));
     }
 }

@@ -130,16 +130,4 @@ mod tests {
         assert!(lost.find("2").is_some() && lost.find("new").is_some());
         assert_eq!((lost.names.len(), lost.by_serial.len()), (LOST_NAMES_MAX, LOST_NAMES_MAX));
     }
-
-    #[test]
-    fn forgetting_a_node_forgets_its_names_only() {
-        let mut lost = LostNames::default();
-        lost.insert("a".into(), incarnation(1), PARTING);
-        lost.insert("b".into(), incarnation(2), PARTING);
-        assert!(lost.remove_node(NodeId(1)));
-        assert!(!lost.remove_node(NodeId(1)));
-        assert_eq!((lost.find("a"), lost.by_serial.len()), (None, 1));
-        assert!(lost.remove("b") && !lost.remove("b"));
-        assert!(lost.by_serial.is_empty());
-    }
 }

@@ -702,24 +702,3 @@ fn interleave(
     }
     Some(result)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_add_up_and_differ_by_one_chunk_at_most() {
-        let nodes: Vec<NodeId> = (0..3).map(NodeId).collect();
-        for len in [1, 4096, 4097, 8192, 12_288, 12_289, 40_960, 50_001] {
-            let shares = shares(len, 4096, &nodes);
-            assert_eq!(shares.iter().map(|(_, len)| len).sum::<u64>(), len);
-            let most = shares.iter().map(|(_, len)| len.div_ceil(4096)).max().unwrap();
-            let least = if shares.len() < 3 {
-                0
-            } else {
-                shares.iter().map(|(_, l)| l.div_ceil(4096)).min().unwrap()
-            };
-            assert!(most - least <= 1, "{shares:?}");
-        }
-    }
-}

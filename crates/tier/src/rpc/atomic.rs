@@ -140,21 +140,6 @@ mod tests {
     }
 
     #[test]
-    fn calls_and_answers_round_trip() {
-        for atomic in
-            [Atomic::FetchAdd { add: u64::MAX }, Atomic::CompareSwap { expected: 1 << 63, new: u64::MAX }]
-        {
-            let call = call(1 << 40, atomic);
-            assert_eq!(AtomicCall::parse(&call.emit()), Ok(call));
-            assert!(AtomicCall::parse(&call.emit()[..ATOMIC_CALL_BYTES - 1]).is_err(), "truncated");
-        }
-        for old in [None, Some(0), Some(u64::MAX)] {
-            let answer = AtomicAnswer { id: WorkId(u64::MAX), old };
-            assert_eq!(AtomicAnswer::parse(&answer.emit()), Ok(answer));
-        }
-    }
-
-    #[test]
     fn invalid_words_are_not_changed() {
         let segment = Segment::create("halite-test", 64, PagePolicy::Normal).unwrap();
         let window = segment.window(0, 64).unwrap();

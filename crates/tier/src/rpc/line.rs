@@ -291,35 +291,6 @@ mod tests {
 
     use super::*;
 
-    fn request(kind: Kind, input_bytes: u8) -> RequestLine {
-        let (number, principal, posted_before) = (u32::MAX - 7, 1023, 65_535);
-        let mut input = [0; INPUT_BYTES_MAX];
-        input[..usize::from(input_bytes)].fill(9);
-        let slot = SlotId { index: 1000, generation: 0x7fff };
-        let reply_bytes_max = if kind == Kind::Call { u32::MAX } else { 0 };
-        RequestLine { kind, number, slot, principal, posted_before, reply_bytes_max, input_bytes, input }
-    }
-
-    #[test]
-    fn requests_and_replies_round_trip() {
-        for kind in [Kind::Call, Kind::Send, Kind::TrySend, Kind::GrantedSend(77), Kind::Publish] {
-            for len in [0, 8, INPUT_BYTES_MAX as u8] {
-                let line = request(kind, len);
-                assert_eq!(RequestLine::parse(&line.emit(MARK | 5)), Ok(line));
-            }
-        }
-        let slot = SlotId { index: 3, generation: 4 };
-        for status in [Status::Done(8), Status::DoneAt(u32::MAX), Status::Busy, Status::Granted(u32::MAX)] {
-            let (words, len) = ReplyLine::emit(status, slot, &[7; 9]);
-            assert_eq!((words[0] as u16, len), (reply_mark(slot), 3));
-            assert_eq!(ReplyLine::parse(words[0]), Ok(ReplyLine { status, is_here: true }));
-            assert_eq!(output_of(&words)[..9], [7; 9]);
-        }
-        let long = ReplyLine::emit(Status::Done(49), slot, &[7; 49]);
-        assert_eq!(ReplyLine::parse(long.0[0]), Ok(ReplyLine { status: Status::Done(49), is_here: false }));
-        assert_eq!(long.1, 1);
-    }
-
     #[test]
     fn places_are_reused_after_reading_with_new_marks() {
         let (mut writer, reader) = (LineWriter::default(), LineReader::default());

@@ -233,57 +233,6 @@ mod tests {
     const ID: SlotId = SlotId { index: 3, generation: 7 };
 
     #[test]
-    fn cancelled_calls_are_never_answered() {
-        let served = Served::default();
-        let call = served.open(ID).unwrap();
-        assert_eq!(served.cancel(ID), Cancelling::Acknowledge);
-        assert!(!served.begin(call));
-        // Its slot may be reused at once.
-        served.open(SlotId { generation: 8, ..ID }).unwrap();
-        assert!(!served.begin(call));
-    }
-
-    #[test]
-    fn cancelled_calls_survive_generation_reuse() {
-        let served = Served::default();
-        let old = served.open(ID).unwrap();
-        served.cancel(ID);
-        let new = served.open(ID).unwrap();
-        assert!(!served.begin(old));
-        assert!(served.begin(new));
-    }
-
-    #[test]
-    fn cancels_wait_for_a_busy_answer() {
-        let served = Served::default();
-        let call = served.open(ID).unwrap();
-        assert!(served.begin(call));
-        assert_eq!(served.cancel(ID), Cancelling::Later);
-        assert!(served.end(call, true));
-    }
-
-    #[test]
-    fn reading_input_keeps_calls_open_unless_cancelled() {
-        let served = Served::default();
-        let call = served.open(ID).unwrap();
-        assert!(served.begin(call));
-        assert!(!served.end(call, false));
-        assert!(served.begin(call));
-        assert_eq!(served.cancel(ID), Cancelling::Later);
-        assert!(served.end(call, false));
-        assert!(!served.is_open(call));
-    }
-
-    #[test]
-    fn cancels_after_the_answer_are_acknowledged() {
-        let served = Served::default();
-        let call = served.open(ID).unwrap();
-        assert!(served.begin(call));
-        assert!(!served.end(call, true));
-        assert_eq!(served.cancel(ID), Cancelling::Acknowledge);
-    }
-
-    #[test]
     fn callers_may_reuse_slots_before_end() {
         let next = SlotId { generation: 8, ..ID };
         for cancelled in [false, true] {

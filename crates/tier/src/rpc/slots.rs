@@ -441,49 +441,6 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_reused_with_another_generation() {
-        let mut slots = slots();
-        let first = open(&mut slots);
-        assert!(matches!(slots.handle_reply(SERVER, first), Ok(Arrival::Expected(None))));
-        assert_eq!(slots.look(first, 0), ReplyState::Replied);
-        assert_eq!(slots.free(first), Some("memory"));
-        let second = open(&mut slots);
-        assert_eq!((second.index, second.generation), (first.index, 1));
-        assert!(slots.handle_reply(SERVER, first).is_err());
-        assert!(slots.handle_reply(Target::Peer(PeerId(6)), second).is_err());
-        assert!(slots.handle_reply(Target::Own, second).is_err());
-    }
-
-    #[test]
-    fn preferred_slots_are_reused_first() {
-        let mut slots: ReplySlots<()> = ReplySlots::new(2, 4);
-        let all = [(); 4].map(|()| slots.open(SERVER).unwrap());
-        assert!(slots.open(SERVER).is_none());
-        for id in [all[1], all[3], all[0], all[2]] {
-            slots.abandon(id);
-            slots.handle_cancelled(SERVER, id);
-        }
-        assert_eq!(slots.used(), 0);
-        let again = [(); 4].map(|()| slots.open(SERVER).unwrap().index);
-        assert_eq!(again, [0, 1, 2, 3]);
-        assert_eq!(slots.used(), 4);
-    }
-
-    #[test]
-    fn abandoned_slots_wait_for_acknowledgement() {
-        let mut slots = slots();
-        let id = open(&mut slots);
-        assert!(matches!(slots.abandon(id), Abandoned::Cancel(SERVER, None)));
-        let other = open(&mut slots);
-        assert!(slots.open(SERVER).is_none(), "both are in use");
-        assert_eq!(slots.handle_cancelled(Target::Own, id), None, "another server");
-        assert_eq!(slots.handle_cancelled(SERVER, id), Some("memory"));
-        assert_eq!(slots.handle_cancelled(SERVER, id), None, "acknowledged before");
-        assert_eq!(slots.handle_cancelled(SERVER, other), None, "not abandoned");
-        assert_eq!(open(&mut slots).index, id.index);
-    }
-
-    #[test]
     fn late_replies_free_slots_without_acknowledgement() {
         let mut slots = slots();
         let id = open(&mut slots);
@@ -509,52 +466,5 @@ mod tests {
         assert!(slots.open(SERVER).is_none());
         assert_eq!(slots.handle_cut_off(PEER), ["memory", "memory"]);
         assert_eq!(slots.used(), 0);
-    }
-
-    #[test]
-    fn waiters_free_slots_after_cut_off() {
-        let mut slots = slots();
-        let id = open(&mut slots);
-        slots.handle_down(PEER);
-        assert!(slots.handle_cut_off(PEER).is_empty());
-        assert_eq!(slots.look(id, 0), ReplyState::Down);
-        assert!(matches!(slots.abandon(id), Abandoned::Freed(Some("memory"))));
-        assert_eq!(slots.used(), 0);
-    }
-
-    #[test]
-    fn only_overdue_waiters_are_woken() {
-        let mut slots = slots();
-        let (soon, later) = (open(&mut slots), open(&mut slots));
-        slots.set_deadline(soon, 10);
-        slots.set_deadline(later, 20);
-        for id in [soon, later] {
-            assert_eq!(slots.wait(id, 0, &mut Some(Waker::noop().clone())), ReplyState::Waiting);
-        }
-        assert!(slots.handle_time(9).is_empty());
-        assert_eq!(slots.handle_time(10).len(), 1);
-        assert_eq!(slots.next_deadline_ns(), 20);
-        assert_eq!(slots.look(soon, 10), ReplyState::Overdue);
-        assert_eq!(slots.look(later, 10), ReplyState::Waiting);
-    }
-
-    #[test]
-    fn unused_wakers_are_handed_back() {
-        let mut slots = slots();
-        let id = open(&mut slots);
-        let mut waker = Some(Waker::noop().clone());
-        slots.wait(id, 0, &mut waker);
-        assert!(waker.is_none());
-        slots.wait(id, 0, &mut waker);
-        assert!(waker.is_some(), "the old waker is replaced");
-        slots.wait(id, 0, &mut waker);
-        assert!(matches!(slots.abandon(id), Abandoned::Cancel(SERVER, Some(_))));
-    }
-
-    #[test]
-    fn closed_slots_cannot_be_opened() {
-        let mut slots = slots();
-        slots.close();
-        assert!(slots.open(SERVER).is_none() && slots.is_closed());
     }
 }

@@ -126,13 +126,4 @@ mod tests {
         growth.handle_granted();
         assert!(!growth.is_refused());
     }
-
-    #[test]
-    fn useless_lengths_are_not_requested() {
-        let mut growth = Growth::new(16 * MIB);
-        assert_eq!(requested(&mut growth, 0, 6 * MIB), [16 * MIB, 8 * MIB, 6 * MIB]);
-        let mut growth = Growth::new(MIB);
-        assert_eq!(growth.request(4 * MIB, 1, u64::MAX), Some(4 * MIB), "a whole chunk");
-        assert_eq!(growth.request(4 * MIB, 1, u64::MAX), None, "one is in flight");
-    }
 }

@@ -17,8 +17,9 @@ use halite_tier::effect::{
 use halite_tier::engine::{Connection, Engine, EngineConfig};
 use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation, Principal, SessionId};
 use halite_tier::layout::{self, Extent};
+use halite_tier::link;
 use halite_tier::mapper::Reach;
-use halite_tier::message::{NamesAt, RegionCommand};
+use halite_tier::message::{self, Message, RegionCommand, RegionInfo};
 use halite_tier::news::News;
 use halite_tier::permissions::Permissions;
 
@@ -113,12 +114,11 @@ pub struct Host {
 }
 
 /// Several nodes and the wires between them.
+#[derive(Default)]
 pub struct Cluster {
     pub hosts: Vec<Host>,
     pub now_ns: u64,
     pub wires: BTreeMap<(usize, usize), VecDeque<Vec<u8>>>,
-    /// Messages that rang a doorbell.
-    pub rings: usize,
     /// Time of day on the clocks of nodes at the beginning, in ns; else 0.
     pub epochs_ns: BTreeMap<u32, u64>,
     /// Wires that deliver nothing for now.
@@ -129,10 +129,6 @@ pub struct Cluster {
     pub directory_of: Option<DirectoryOf>,
     /// Transactions for the outside store, by host.
     pub store: Vec<(usize, u64, Transaction)>,
-    /// Stores that hosts cannot reach.
-    pub out_of_reach: Vec<(usize, String)>,
-    /// The places of names that hosts have persisted, in order.
-    pub written_down: Vec<(usize, NamesAt)>,
     /// Whether cut-offs succeed, as by a kill, or leave zombies.
     pub kills: bool,
     /// Whether adapters connect hosts: they cut off without a kill, and can reconnect.
@@ -156,14 +152,6 @@ pub struct Cluster {
     /// Whether drivers clean freed memory slowly; and the memory not cleaned yet.
     pub slow_to_clean: bool,
     uncleaned: Vec<(usize, Token, Key, u64, u64)>,
-    /// Length of segments, the length that systems grant, and how many more they grant.
-    pub segment_bytes: u64,
-    pub segment_bytes_given: u64,
-    pub segments_given: u64,
-    /// Memory that the systems of all hosts still grant; and requests not made yet.
-    pub memory_left: u64,
-    pub slow_to_populate: bool,
-    unpopulated: Vec<(usize, Token, Key, u64, u64)>,
     /// The wire whose frames are recorded, and those frames.
     recording: Option<(usize, usize)>,
     kept: Vec<Vec<u8>>,
@@ -187,42 +175,7 @@ impl Cluster {
 
     /// As [`Cluster::of`]; with `posted`, nodes reach each other's memory by posting only.
     pub fn reaching(count: usize, posted: bool) -> Cluster {
-        let mut cluster = Cluster {
-            hosts: Vec::new(),
-            now_ns: 0,
-            wires: BTreeMap::new(),
-            rings: 0,
-            epochs_ns: BTreeMap::new(),
-            held: Vec::new(),
-            arenas: Arenas::default(),
-            posted,
-            directory_of: None,
-            store: Vec::new(),
-            out_of_reach: Vec::new(),
-            written_down: Vec::new(),
-            kills: true,
-            adapters: false,
-            full_mesh_nodes_max: 64,
-            silent_dials: false,
-            slow_to_dial: false,
-            undialled: Vec::new(),
-            cut: BTreeSet::new(),
-            slow_wire: None,
-            slow_to_copy: false,
-            copies: Vec::new(),
-            writes: BTreeMap::new(),
-            last_write: 0,
-            slow_to_clean: false,
-            uncleaned: Vec::new(),
-            segment_bytes: ARENA_BYTES / 4,
-            segment_bytes_given: u64::MAX,
-            segments_given: u64::MAX,
-            memory_left: u64::MAX,
-            slow_to_populate: false,
-            unpopulated: Vec::new(),
-            recording: None,
-            kept: Vec::new(),
-        };
+        let mut cluster = Cluster { posted, kills: true, full_mesh_nodes_max: 64, ..Cluster::default() };
         for index in 0..count {
             cluster.add(index as u32, ARENA_BYTES);
         }
@@ -257,7 +210,7 @@ impl Cluster {
             pid: index as u32,
             lease_ns: LEASE_NS,
             bytes_total,
-            segment_bytes: self.segment_bytes,
+            segment_bytes: ARENA_BYTES / 4,
             epoch_ns: self.epochs_ns.get(&node).copied().unwrap_or(0),
             address: index.to_string(),
             provider: "test".to_owned(),
@@ -331,13 +284,12 @@ impl Cluster {
             progress = true;
             let (now_ns, host) = (self.now_ns, &mut self.hosts[index]);
             match effect {
-                Effect::Send { peer, bytes, solicited } => {
+                Effect::Send { peer, bytes, .. } => {
                     assert_ne!(
                         host.peers.get(&peer),
                         Some(&PeerState::Down),
                         "a message to {peer:?}, which is down"
                     );
-                    self.rings += usize::from(solicited);
                     let way = (index, peer.0 as usize - 1);
                     if !self.cut.contains(&way) {
                         self.wires.entry(way).or_default().push_back(bytes)
@@ -367,23 +319,13 @@ impl Cluster {
                 | Effect::Draining { .. }
                 | Effect::Drained { .. }
                 | Effect::NumbersTaken { .. }
+                | Effect::NamesAt(_)
                 | Effect::OpenStore(_) => {}
-                Effect::TryStore { requester, at } => {
-                    let result = match self.out_of_reach.contains(&(index, at.address)) {
-                        true => Err("test failure".to_owned()),
-                        false => Ok(()),
-                    };
-                    host.engine.handle_tried(now_ns, requester, result);
-                }
-                Effect::NamesAt(at) => self.written_down.push((index, at)),
+                Effect::TryStore { requester, .. } => host.engine.handle_tried(now_ns, requester, Ok(())),
                 Effect::News(news) => host.news.push(news),
                 Effect::End(_) => host.running = false,
                 Effect::Store { id, transaction } => self.store.push((index, id, transaction)),
-                Effect::Grow { len } if len > self.segment_bytes_given || self.segments_given == 0 => {
-                    host.engine.handle_grown(now_ns, None)
-                }
                 Effect::Grow { len } => {
-                    self.segments_given -= 1;
                     let key = Key(host.segments);
                     host.segments += 1;
                     let segment = Segment::create("test", len, PagePolicy::Normal).unwrap();
@@ -418,8 +360,8 @@ impl Cluster {
                         None => host.engine.handle_copy_failed(now_ns, token, CopyFailure::PeerGone),
                     }
                 }
-                Effect::Populate { token, key, offset, len } => {
-                    self.unpopulated.push((index, token, key, offset, len));
+                Effect::Populate { token, len, .. } => {
+                    host.engine.handle_populated(now_ns, token, len, true);
                 }
                 Effect::Discard { token, key, offset, len } => {
                     self.uncleaned.push((index, token, key, offset, len));
@@ -434,9 +376,6 @@ impl Cluster {
         }
         if !self.slow_to_clean {
             self.clean();
-        }
-        if !self.slow_to_populate {
-            self.populate();
         }
         let cut_offs = std::mem::take(&mut self.hosts[index].cut_offs);
         for address in dialled {
@@ -459,11 +398,15 @@ impl Cluster {
     pub fn disconnect(&mut self, one: usize, other: usize) {
         self.wires.remove(&(one, other));
         self.wires.remove(&(other, one));
-        for (host, peer) in [(one, other), (other, one)] {
-            let peer = PeerId(peer as u32 + 1);
-            self.hosts[host].engine.handle_disconnected(self.now_ns, peer);
-            self.hosts[host].engine.handle_cut_off(self.now_ns, peer, false);
-        }
+        self.lose(one, other, false);
+        self.lose(other, one, false);
+    }
+
+    /// A host sees the end of its connection to another, and perhaps of the other's process.
+    pub fn lose(&mut self, host: usize, other: usize, has_exited: bool) {
+        let (engine, peer) = (&mut self.hosts[host].engine, PeerId(other as u32 + 1));
+        engine.handle_disconnected(self.now_ns, peer);
+        engine.handle_cut_off(self.now_ns, peer, has_exited);
     }
 
     /// Ends a connection at one end, and at the other if the news arrives.
@@ -473,9 +416,7 @@ impl Cluster {
         let heard =
             [(from, to), (to, from)].into_iter().take(if self.cut.contains(&(from, to)) { 1 } else { 2 });
         for (host, peer) in heard.filter(|(host, _)| self.hosts[*host].running).collect::<Vec<_>>() {
-            let peer = PeerId(peer as u32 + 1);
-            self.hosts[host].engine.handle_disconnected(self.now_ns, peer);
-            self.hosts[host].engine.handle_cut_off(self.now_ns, peer, false);
+            self.lose(host, peer, false);
         }
     }
 
@@ -492,16 +433,6 @@ impl Cluster {
         }
         self.hang_up(to, from);
         self.connect(from, to);
-    }
-
-    /// Number of dials in flight.
-    pub fn dials_under_way(&self) -> usize {
-        self.undialled.len()
-    }
-
-    /// Number of dials in flight from a host.
-    pub fn dials_of(&self, host: usize) -> usize {
-        self.undialled.iter().filter(|(from, _)| *from == host).count()
     }
 
     /// Completes or fails the dials in flight from one host to another.
@@ -565,19 +496,6 @@ impl Cluster {
         }
     }
 
-    /// Populates all memory that drivers were asked to.
-    pub fn populate(&mut self) {
-        for (index, token, key, offset, len) in std::mem::take(&mut self.unpopulated) {
-            let window = &self.arenas.lock().unwrap()[&(index, key)];
-            assert!(window.slice(offset, len).is_some(), "a place of its own");
-            let is_done = len <= self.memory_left;
-            self.memory_left -= if is_done { len } else { 0 };
-            if self.hosts[index].running {
-                self.hosts[index].engine.handle_populated(self.now_ns, token, len, is_done);
-            }
-        }
-    }
-
     /// Performs one action, chosen by `pick`: the effects of a node, or one message of one wire.
     pub fn step_one(&mut self, pick: u64) -> bool {
         let wires: Vec<(usize, usize)> =
@@ -623,8 +541,7 @@ impl Cluster {
         self.wires.retain(|(from, to), _| *from != index && *to != index);
         for other in 0..self.hosts.len() {
             if other != index && self.hosts[other].running {
-                self.hosts[other].engine.handle_disconnected(self.now_ns, PeerId(index as u32 + 1));
-                self.hosts[other].engine.handle_cut_off(self.now_ns, PeerId(index as u32 + 1), true);
+                self.lose(other, index, true);
             }
         }
     }
@@ -648,6 +565,13 @@ impl Cluster {
         self.now_ns += duration_ns;
         for host in self.hosts.iter_mut().filter(|host| host.running) {
             host.engine.handle_timeout(self.now_ns);
+        }
+    }
+
+    /// Delivers a message to a host, as if another had sent it, whatever its state.
+    pub fn forge(&mut self, from: usize, to: usize, message: &Message) {
+        for frame in link::frames(&message::encode(message), 1 << 20) {
+            self.hosts[to].engine.handle_message(self.now_ns, PeerId(from as u32 + 1), &frame);
         }
     }
 
@@ -690,6 +614,13 @@ impl Cluster {
     /// Maps a region for more or fewer permissions.
     pub fn map_for(&mut self, host: usize, name: &str, wanted: Permissions) -> SlotRef {
         slot(self.command(host, Command::Map { name: name.into(), wanted }))
+    }
+
+    pub fn info(&mut self, host: usize, name: &str) -> RegionInfo {
+        match self.command(host, Command::Stat(name.to_owned())) {
+            Ok(Outcome::Info(info)) => *info,
+            other => panic!("{name}: {other:?}"),
+        }
     }
 
     /// Starts to free a region on node 1 that node 2 maps; node 2 is stopped and cannot be killed.

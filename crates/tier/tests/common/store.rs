@@ -115,13 +115,9 @@ impl World {
         World { cluster, etcd: Etcd::new(), late: Vec::new() }
     }
 
-    /// Moves the names by a session of that host, with `fate` deciding on transactions.
-    pub fn move_names(
-        &mut self,
-        host: usize,
-        fate: impl FnMut(&Transaction) -> Fate,
-    ) -> Result<Outcome, CommandError> {
-        self.command_with(host, Command::MoveNames(names_at("/halite/test")), fate)
+    /// Moves the names, as a session of that host requests.
+    pub fn move_names(&mut self, host: usize) -> Result<Outcome, CommandError> {
+        self.command(host, Command::MoveNames(names_at("/halite/test")))
     }
 
     pub fn run(&mut self) {
@@ -204,12 +200,8 @@ impl World {
 
     /// Advances time, so that a recovered store is noticed.
     pub fn pass(&mut self, duration_ns: u64) {
-        self.pass_with(duration_ns, |_| Fate::Done);
-    }
-
-    pub fn pass_with(&mut self, duration_ns: u64, fate: impl FnMut(&Transaction) -> Fate) {
         self.cluster.pass(duration_ns);
-        self.run_with(fate);
+        self.run();
     }
 
     pub fn write_late(&mut self) {

@@ -62,10 +62,8 @@ fn new_handles_at_the_end_of_a_move_keep_old_ones_valid() {
 /// Two nodes lose contact, and no other node is told.
 fn lose_sight(c: &mut Cluster, a: usize, b: usize) {
     c.kills = false;
-    for (one, other) in [(a, b), (b, a)] {
-        c.hosts[one].engine.handle_disconnected(c.now_ns, PeerId(other as u32 + 1));
-        c.hosts[one].engine.handle_cut_off(c.now_ns, PeerId(other as u32 + 1), false);
-    }
+    c.lose(a, b, false);
+    c.lose(b, a, false);
     c.run();
 }
 
@@ -145,8 +143,7 @@ fn unanswered_handovers_leave_one_home() {
     c.run();
     assert!(!c.has_ended(1, moving), "the next home has not answered");
     c.kills = false;
-    c.hosts[1].engine.handle_disconnected(c.now_ns, PeerId(3));
-    c.hosts[1].engine.handle_cut_off(c.now_ns, PeerId(3), false);
+    c.lose(1, 2, false);
     c.run();
     assert_eq!(c.outcome(1, moving), Some(Err(ErrorReply::PeerDown(NodeId(2)).into())));
     c.held = vec![];

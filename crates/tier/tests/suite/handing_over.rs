@@ -2,12 +2,11 @@
 
 use crate::common;
 
-use common::{CHUNK_BYTES, Cluster, LEASE_NS, allocation, slot};
+use common::{CHUNK_BYTES, Cluster, LEASE_NS};
 use halite_tier::access::SlotRef;
 use halite_tier::effect::{Command, OpId, Outcome, Placement};
 use halite_tier::ids::NodeId;
 use halite_tier::message::{ErrorReply, RegionCommand};
-use halite_tier::permissions::Permissions;
 
 fn move_to(lh: SlotRef, node: u32) -> Command {
     Command::RegionCommand(lh, RegionCommand::Move { to: NodeId(node) })
@@ -51,41 +50,4 @@ fn regions_return_before_the_handover_is_acknowledged() {
     assert_eq!(cluster.read(0, lh, 0, 8), b"granules");
     assert_eq!(cluster.extents(3, theirs)[0].owner.node, NodeId(1));
     assert_eq!((cluster.memory(2).0, cluster.memory(3).0), (0, 0));
-}
-
-#[test]
-fn unnamed_regions_end_if_unmapped_while_in_doubt() {
-    let mut cluster = Cluster::of(4);
-    cluster.adapters = true;
-    let lh = slot(cluster.command(3, allocation(None, CHUNK_BYTES, Placement::On(NodeId(1)))));
-    adopted_unacknowledged(&mut cluster, 3, lh, &[(2, 1), (2, 3)]);
-    cluster.part(&[1], &[2]);
-    cluster.disconnect(1, 2);
-    // The mapper and the former home lose contact and pair again: the mapper lets go of what it mapped there.
-    cluster.disconnect(1, 3);
-    cluster.sleep(LEASE_NS / 2);
-    cluster.held.clear();
-    cluster.run();
-    assert!(cluster.hosts[3].engine.known_region(cluster.hosts[3].session, lh).is_none());
-    cluster.cut.clear();
-    cluster.sleep(2 * LEASE_NS);
-    assert_eq!((cluster.memory(1).0, cluster.memory(2).0), (0, 0), "no node maps it");
-}
-
-#[test]
-fn refused_maps_during_unmap_leave_no_mapper() {
-    let mut cluster = Cluster::of(3);
-    let lh = cluster.alloc(0, "salt", CHUNK_BYTES, Placement::On(NodeId(1)));
-    let theirs = cluster.map_for(2, "salt", Permissions::READ);
-    assert_eq!(cluster.command(0, Command::RegionCommand(lh, RegionCommand::Seal)), Ok(Outcome::Done));
-    cluster.held = vec![(1, 2)];
-    let map = Command::Map { name: "salt".into(), wanted: Permissions::WRITE };
-    let refused = cluster.submit(2, map);
-    cluster.run();
-    assert_eq!(cluster.command(2, Command::Unmap(theirs)), Ok(Outcome::Done));
-    cluster.held.clear();
-    cluster.run();
-    assert_eq!(cluster.outcome(2, refused), Some(Err(ErrorReply::Sealed.into())));
-    let Ok(Outcome::Info(info)) = cluster.command(0, Command::StatHandle(lh)) else { panic!("no info") };
-    assert_eq!(info.mappers, [NodeId(0)]);
 }

@@ -41,10 +41,7 @@ fn other_nodes_cannot_move_local_regions() {
     let place = Extent { owner, key: Key(0), offset: 9 * CHUNK_BYTES, len: CHUNK_BYTES };
     for change in [Change::Place { from: 0, place }, Change::Drop] {
         let body = Request::Change { region, epoch: Epoch(2), change };
-        let forged = message::encode(&Message::Request { id: RequestId(1), body });
-        for frame in link::frames(&forged, 4096) {
-            cluster.hosts[0].engine.handle_message(cluster.now_ns, PeerId(2), &frame);
-        }
+        cluster.forge(1, 0, &Message::Request { id: RequestId(1), body });
         cluster.run();
     }
     let mut read = [0; 12];
@@ -62,26 +59,20 @@ fn unbounded_requests_are_refused() {
     let Ok(Outcome::Info(info)) = cluster.command(0, Command::StatHandle(slot)) else { panic!("no info") };
     let home = info.home.0 as usize;
     let requester = 1 - home;
-    let send_message = |cluster: &mut Cluster, message: &Message| {
-        for frame in link::frames(&message::encode(message), 4096) {
-            let (now_ns, peer) = (cluster.now_ns, PeerId(requester as u32 + 1));
-            cluster.hosts[home].engine.handle_message(now_ns, peer, &frame);
-        }
-    };
     // It waits for participants that never arrive, and repeats an id, which is not another request.
     let ids = (0..REQUESTS_OF_NODE_MAX as u64 + 3).chain([0]).map(|id| RequestId(1 << 40 | id));
     for id in ids {
         let (participants, timeout_ns) = (u32::MAX, u64::MAX / 2);
         let principal = Principal("ada".into());
         let body = Request::Arrive { region, principal, participants, timeout_ns };
-        send_message(&mut cluster, &Message::Request { id, body });
+        cluster.forge(requester, home, &Message::Request { id, body });
     }
     let figures = |cluster: &Cluster| cluster.hosts[home].engine.figures(cluster.now_ns).requests_served;
     assert_eq!(figures(&cluster), REQUESTS_OF_NODE_MAX as u64);
     let request = RequestId(1 << 40);
-    send_message(&mut cluster, &Message::Notice(Notice::Withdraw { region, request }));
+    cluster.forge(requester, home, &Message::Notice(Notice::Withdraw { region, request }));
     // A withdrawn request cannot be withdrawn again.
-    send_message(&mut cluster, &Message::Notice(Notice::Withdraw { region, request }));
+    cluster.forge(requester, home, &Message::Notice(Notice::Withdraw { region, request }));
     assert_eq!(figures(&cluster), REQUESTS_OF_NODE_MAX as u64 - 1);
     cluster.record(home, requester);
     cluster.run();

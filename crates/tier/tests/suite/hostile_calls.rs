@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use halite_fabric::PeerId;
-use halite_tier::rpc::{Abandoned, Arrival, ReplySlots, ReplyState, Served, SlotId, Target};
+use halite_tier::rpc::{Abandoned, Arrival, ReplySlots, ReplyState, SlotId, Target};
 use proptest::prelude::*;
 
 const PEER: PeerId = PeerId(1);
@@ -100,32 +100,5 @@ proptest! {
         }
         slots.handle_cut_off(PEER);
         prop_assert_eq!(slots.used(), 0, "slots are lost");
-    }
-
-    /// Handlers begin and end in any order; each end affects its own begin, or nothing.
-    #[test]
-    fn random_cancels_harm_no_handler(
-        steps in prop::collection::vec((0..4_u8, slot(), any::<bool>()), 1..200),
-    ) {
-        let served = Served::default();
-        let (mut open, mut busy) = (Vec::new(), Vec::new());
-        for (kind, slot, answered) in steps {
-            match kind {
-                0 => open.extend(served.open(slot)),
-                1 => drop(served.cancel(slot)),
-                2 => {
-                    let Some(call) = open.pop() else { continue };
-                    if served.begin(call) {
-                        prop_assert!(!served.begin(call), "calls begin once");
-                        busy.push(call);
-                    }
-                }
-                _ => {
-                    if let Some(call) = busy.pop() {
-                        served.end(call, answered);
-                    }
-                }
-            }
-        }
     }
 }

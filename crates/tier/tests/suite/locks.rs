@@ -1,4 +1,4 @@
-//! Scenarios of locks and barriers: the order of grants, and deaths.
+//! Scenarios of locks: withdrawals, silence and clocks.
 
 use crate::common;
 
@@ -14,48 +14,39 @@ use halite_tier::permissions::Permissions;
 /// A name whose hash selects the home of these tests.
 const NAME: &str = "lock";
 
-fn anchor(cluster: &mut Cluster, host: usize, service: Service) -> SlotRef {
-    let name = NAME.to_string();
+fn anchor(cluster: &mut Cluster, host: usize) -> SlotRef {
+    let (service, name) = (Service::Lock, NAME.to_string());
     common::slot(cluster.command(host, Command::Anchor { service, name, everyone: Permissions::ATOMIC }))
 }
 
 /// Handles of the lock at all nodes, and its home.
-fn lock_of_all(cluster: &mut Cluster) -> (Vec<SlotRef>, usize) {
-    handles_of_all(cluster, Service::Lock)
-}
-
-fn handles_of_all(cluster: &mut Cluster, service: Service) -> (Vec<SlotRef>, usize) {
-    let first = anchor(cluster, 0, service);
+pub fn lock_of_all(cluster: &mut Cluster) -> (Vec<SlotRef>, usize) {
+    let first = anchor(cluster, 0);
     let Ok(Outcome::Info(info)) = cluster.command(0, Command::StatHandle(first)) else { panic!("no info") };
     let mut slots = vec![first];
     for host in 1..cluster.hosts.len() {
-        let map = Command::Map { name: service.region_name(NAME), wanted: Permissions::ATOMIC };
-        slots.push(common::slot(cluster.command(host, map)));
+        slots.push(cluster.map_for(host, &Service::Lock.region_name(NAME), Permissions::ATOMIC));
     }
     (slots, info.home.0 as usize)
 }
 
-fn lock(slot: SlotRef) -> Command {
+pub fn lock(slot: SlotRef) -> Command {
     Command::Lock { slot, wait: true, base_ns: 0 }
 }
 
-fn unlock(slot: SlotRef) -> Command {
+pub fn unlock(slot: SlotRef) -> Command {
     Command::Unlock { slot, release: Release::Used }
 }
 
-fn arrive(slot: SlotRef, participants: u32, timeout_ns: u64) -> Command {
-    Command::Arrive { slot, participants, timeout_ns }
-}
-
 /// The token, and whether the lock was recovered.
-fn locked(cluster: &mut Cluster, host: usize, op: OpId) -> (u64, bool) {
+pub fn locked(cluster: &mut Cluster, host: usize, op: OpId) -> (u64, bool) {
     match cluster.outcome(host, op) {
         Some(Ok(Outcome::Locked { token, recovered })) => (token, recovered),
         other => panic!("expected host {host} to hold the lock, not {other:?}"),
     }
 }
 
-fn submit_and_run(cluster: &mut Cluster, host: usize, command: Command) -> OpId {
+pub fn submit_and_run(cluster: &mut Cluster, host: usize, command: Command) -> OpId {
     let op = cluster.submit(host, command);
     cluster.run();
     op
@@ -83,8 +74,7 @@ fn only_the_holding_session_can_unlock() {
     let waiting = submit_and_run(&mut cluster, 1, lock(slots[1]));
     cluster.hosts[2].session = cluster.hosts[2].engine.open_session(Principal("ada".into())).unwrap();
     let wanted = Permissions::ATOMIC;
-    let map = Command::Map { name: Service::Lock.region_name(NAME), wanted };
-    let theirs = common::slot(cluster.command(2, map));
+    let theirs = cluster.map_for(2, &Service::Lock.region_name(NAME), wanted);
     for release in [Release::Used, Release::Unused, Release::Abandoned] {
         let refused = cluster.command(2, Command::Unlock { slot: theirs, release });
         assert_eq!(refused, Err(ErrorReply::NotHeld.into()), "{release:?}");
@@ -94,60 +84,6 @@ fn only_the_holding_session_can_unlock() {
     assert_eq!(holder(&cluster, 2), before);
     assert_eq!(cluster.command(2, unlock(slots[2])), Ok(Outcome::Done));
     locked(&mut cluster, 1, waiting);
-}
-
-#[test]
-fn locks_are_granted_in_order_without_overtaking() {
-    let mut cluster = Cluster::of(4);
-    let (slots, _) = lock_of_all(&mut cluster);
-    let ops: Vec<OpId> =
-        [2, 0, 3, 1].map(|host| submit_and_run(&mut cluster, host, lock(slots[host]))).to_vec();
-    let mut before = 0;
-    for (turn, host) in [2, 0, 3, 1].into_iter().enumerate() {
-        let (token, recovered) = locked(&mut cluster, host, ops[turn]);
-        assert!(token > before && !recovered);
-        before = token;
-        for (later, other) in [2, 0, 3, 1].into_iter().enumerate().skip(turn + 1) {
-            assert!(!cluster.has_ended(other, ops[later]), "{other} waits for {host}");
-        }
-        assert_ne!(swap(&cluster, 1, slots[1], 0, 7), 0, "a new session cannot take it alone");
-        assert_eq!(cluster.command(host, unlock(slots[host])), Ok(Outcome::Done));
-    }
-    assert_eq!(swap(&cluster, 3, slots[3], 0, holder(&cluster, 3)), 0, "the lock is free");
-}
-
-#[test]
-fn homes_pass_on_locks_taken_by_the_word() {
-    let mut cluster = Cluster::of(3);
-    let (slots, _) = lock_of_all(&mut cluster);
-    let me = holder(&cluster, 1);
-    assert_eq!(swap(&cluster, 1, slots[1], 0, me), 0);
-    let op = submit_and_run(&mut cluster, 2, lock(slots[2]));
-    assert_ne!(swap(&cluster, 1, slots[1], me, 0), me, "contended, so the home must be asked");
-    assert_eq!(cluster.command(1, unlock(slots[1])), Ok(Outcome::Done));
-    locked(&mut cluster, 2, op);
-    assert_eq!(
-        cluster.command(1, unlock(slots[1])),
-        Err(CommandError::Refused(ErrorReply::NotHeld)),
-        "released once"
-    );
-}
-
-#[test]
-fn locks_of_dead_holders_are_recovered_after_cut_off() {
-    let mut cluster = Cluster::of(4);
-    cluster.kills = false;
-    let (slots, home) = lock_of_all(&mut cluster);
-    let others: Vec<usize> = (0..4).filter(|host| *host != home && *host != 0).collect();
-    let (dead, next) = (others[0], others[1]);
-    submit_and_run(&mut cluster, dead, lock(slots[dead]));
-    let op = submit_and_run(&mut cluster, next, lock(slots[next]));
-    cluster.stop(dead);
-    cluster.sleep(2 * LEASE_NS);
-    assert!(!cluster.has_ended(next, op), "dead for all nodes, but may still write");
-    cluster.kill(dead);
-    cluster.run();
-    assert!(locked(&mut cluster, next, op).1, "recovered");
 }
 
 #[test]
@@ -243,40 +179,10 @@ fn tokens_rise_across_clocks_hours_apart() {
     // The node with the fastest clock dies; a later node with a slower one has learned the time from others.
     cluster.kill(1);
     let late = cluster.add(5, 0);
-    let anew = anchor(&mut cluster, late, Service::Lock);
+    let anew = anchor(&mut cluster, late);
     let op = submit_and_run(&mut cluster, late, lock(anew));
     let (token, _) = locked(&mut cluster, late, op);
     assert!(token > before, "{token} after {before}");
-}
-
-#[test]
-fn dead_holders_are_found_by_the_next_request() {
-    let mut cluster = Cluster::of(4);
-    let (slots, home) = lock_of_all(&mut cluster);
-    let others: Vec<usize> = (0..4).filter(|host| *host != home && *host != 0).collect();
-    submit_and_run(&mut cluster, others[0], lock(slots[others[0]]));
-    cluster.kill(others[0]);
-    cluster.run();
-    let try_lock = Command::Lock { slot: slots[others[1]], wait: false, base_ns: 0 };
-    let op = submit_and_run(&mut cluster, others[1], try_lock);
-    assert!(locked(&mut cluster, others[1], op).1, "recovered");
-}
-
-#[test]
-fn dead_and_withdrawn_waiters_are_skipped() {
-    let mut cluster = Cluster::of(4);
-    let (slots, home) = lock_of_all(&mut cluster);
-    let others: Vec<usize> = (1..4).filter(|host| *host != home).collect();
-    submit_and_run(&mut cluster, home, lock(slots[home]));
-    submit_and_run(&mut cluster, others[0], lock(slots[others[0]]));
-    let quitter = submit_and_run(&mut cluster, 0, lock(slots[0]));
-    let last = submit_and_run(&mut cluster, others[1], lock(slots[others[1]]));
-    cluster.kill(others[0]);
-    cluster.submit(0, Command::Withdraw(quitter));
-    cluster.run();
-    assert_eq!(cluster.outcome(0, quitter), Some(Err(CommandError::Withdrawn)));
-    assert_eq!(cluster.command(home, unlock(slots[home])), Ok(Outcome::Done));
-    assert!(!locked(&mut cluster, others[1], last).1);
 }
 
 #[test]
@@ -298,96 +204,4 @@ fn grants_that_cross_a_withdrawal_are_returned() {
     assert!(!cluster.has_ended(quitter, again), "the late grant does not answer the new request");
     assert_eq!(cluster.command(next, unlock(slots[next])), Ok(Outcome::Done));
     locked(&mut cluster, quitter, again);
-}
-
-#[test]
-fn unused_recovered_locks_stay_recovered() {
-    let mut cluster = Cluster::of(4);
-    let (slots, home) = lock_of_all(&mut cluster);
-    let others: Vec<usize> = (0..4).filter(|host| *host != home).collect();
-    submit_and_run(&mut cluster, others[2], lock(slots[others[2]]));
-    let quitter = submit_and_run(&mut cluster, others[0], lock(slots[others[0]]));
-    let last = submit_and_run(&mut cluster, others[1], lock(slots[others[1]]));
-    cluster.held = vec![(home, others[0])];
-    cluster.kill(others[2]);
-    cluster.run();
-    cluster.submit(others[0], Command::Withdraw(quitter));
-    cluster.run();
-    assert!(locked(&mut cluster, others[1], last).1, "recovered");
-}
-
-#[test]
-fn waiters_learn_of_the_end_of_home_or_lock() {
-    let mut cluster = Cluster::of(4);
-    let (slots, home) = lock_of_all(&mut cluster);
-    let others: Vec<usize> = (0..4).filter(|host| *host != home).collect();
-    submit_and_run(&mut cluster, others[0], lock(slots[others[0]]));
-    let op = submit_and_run(&mut cluster, others[1], lock(slots[others[1]]));
-    assert_eq!(cluster.command(0, Command::RegionCommand(slots[0], RegionCommand::Free)), Ok(Outcome::Done));
-    assert_eq!(cluster.outcome(others[1], op), Some(Err(CommandError::Refused(ErrorReply::NotFound))));
-
-    let (slots, home) = lock_of_all(&mut cluster);
-    submit_and_run(&mut cluster, others[0], lock(slots[others[0]]));
-    let op = submit_and_run(&mut cluster, others[1], lock(slots[others[1]]));
-    let down = cluster.hosts[home].incarnation.node;
-    cluster.kill(home);
-    cluster.run();
-    assert_eq!(cluster.outcome(others[1], op), Some(Err(CommandError::Refused(ErrorReply::PeerDown(down)))));
-}
-
-#[test]
-fn ended_sessions_leave_recovered_locks() {
-    let mut cluster = Cluster::of(3);
-    let (slots, _) = lock_of_all(&mut cluster);
-    submit_and_run(&mut cluster, 1, lock(slots[1]));
-    let unlock = Command::Unlock { slot: slots[1], release: Release::Abandoned };
-    assert_eq!(cluster.command(1, unlock), Ok(Outcome::Done));
-    assert_ne!(swap(&cluster, 2, slots[2], 0, holder(&cluster, 2)), 0, "the next must learn of the recovery");
-    let op = submit_and_run(&mut cluster, 2, lock(slots[2]));
-    assert!(locked(&mut cluster, 2, op).1);
-}
-
-#[test]
-fn barriers_release_all_and_count_rounds() {
-    let mut cluster = Cluster::of(3);
-    let (slots, _) = handles_of_all(&mut cluster, Service::Barrier);
-    for round in 1..4 {
-        let early = [0, 1].map(|host| submit_and_run(&mut cluster, host, arrive(slots[host], 3, LEASE_NS)));
-        assert!(!cluster.has_ended(0, early[0]) && !cluster.has_ended(1, early[1]));
-        let passed = Ok(Outcome::Passed { round });
-        assert_eq!(cluster.command(2, arrive(slots[2], 3, LEASE_NS)), passed);
-        assert_eq!(cluster.outcome(0, early[0]), Some(passed.clone()));
-        assert_eq!(cluster.outcome(1, early[1]), Some(passed));
-    }
-}
-
-#[test]
-fn the_first_timeout_ends_the_round_for_all() {
-    let mut cluster = Cluster::of(3);
-    let (slots, _) = handles_of_all(&mut cluster, Service::Barrier);
-    let patient = submit_and_run(&mut cluster, 0, arrive(slots[0], 3, 100 * LEASE_NS));
-    let hasty = submit_and_run(&mut cluster, 1, arrive(slots[1], 3, 2 * LEASE_NS));
-    cluster.sleep(LEASE_NS);
-    assert!(!cluster.has_ended(0, patient) && !cluster.has_ended(1, hasty));
-    cluster.sleep(2 * LEASE_NS);
-    let timeout = Some(Err(CommandError::Refused(ErrorReply::Timeout)));
-    assert_eq!((cluster.outcome(0, patient), cluster.outcome(1, hasty)), (timeout.clone(), timeout));
-}
-
-#[test]
-fn dead_and_withdrawn_participants_do_not_count() {
-    let mut cluster = Cluster::of(4);
-    let (slots, home) = handles_of_all(&mut cluster, Service::Barrier);
-    let others: Vec<usize> = (1..4).filter(|host| *host != home).collect();
-    submit_and_run(&mut cluster, others[0], arrive(slots[others[0]], 2, 100 * LEASE_NS));
-    cluster.kill(others[0]);
-    let waiting = submit_and_run(&mut cluster, home, arrive(slots[home], 2, 100 * LEASE_NS));
-    assert!(!cluster.has_ended(home, waiting), "dead participants do not count");
-    cluster.submit(home, Command::Withdraw(waiting));
-    let waiting = submit_and_run(&mut cluster, 0, arrive(slots[0], 2, 100 * LEASE_NS));
-    assert!(!cluster.has_ended(0, waiting), "participants that left do not count");
-    let refused = Err(CommandError::Refused(ErrorReply::Participants { expected: 2 }));
-    assert_eq!(cluster.command(others[1], arrive(slots[others[1]], 3, LEASE_NS)), refused);
-    let passed = cluster.command(others[1], arrive(slots[others[1]], 2, LEASE_NS));
-    assert_eq!(passed, Ok(Outcome::Passed { round: 1 }));
 }

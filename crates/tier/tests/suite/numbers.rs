@@ -4,38 +4,15 @@
 use crate::common;
 
 use common::{ARENA_BYTES, CHUNK_BYTES, Cluster};
-use halite_fabric::PeerId;
 use halite_tier::effect::{Command, Outcome, Placement};
 use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation};
-use halite_tier::link;
-use halite_tier::message::{self, ErrorReply, Member, Message, Notice};
+use halite_tier::message::{ErrorReply, Member, Message, Notice};
 
 fn take(cluster: &mut Cluster, host: usize) -> u32 {
     match cluster.command(host, Command::TakeNumber) {
         Ok(Outcome::Number(number)) => number.0,
         other => panic!("{other:?}"),
     }
-}
-
-#[test]
-fn numbers_are_issued_once() {
-    let mut cluster = Cluster::of(3);
-    assert_eq!([0, 1, 2, 1].map(|host| take(&mut cluster, host)), [3, 4, 5, 6]);
-    cluster.add(40, 0);
-    assert_eq!(take(&mut cluster, 1), 41);
-    cluster.kill(3);
-    cluster.run();
-    assert_eq!(take(&mut cluster, 1), 42, "even if its node is dead");
-}
-
-#[test]
-fn restarted_directories_continue_numbers() {
-    let mut cluster = Cluster::of(2);
-    assert_eq!(take(&mut cluster, 1), 2);
-    cluster.hosts[0].engine.restore_numbers(700);
-    assert_eq!(take(&mut cluster, 1), 700);
-    cluster.hosts[0].engine.restore_numbers(5);
-    assert_eq!(take(&mut cluster, 1), 701, "numbers never go back");
 }
 
 const LAST: u32 = NodeId::EPHEMERAL_MIN.0 - 1;
@@ -71,9 +48,6 @@ fn numbers_run_out_if_none_is_given_up() {
     // The store reports members of all other numbers, though none is connected now.
     let member = |node| Member::unseen(NodeIncarnation { node: NodeId(node), id: Incarnation(9) });
     let members = (2..=LAST).map(|node| (member(node), String::new())).collect();
-    let seen = message::encode(&Message::Notice(Notice::Seen { members, ended: Vec::new() }));
-    for frame in link::frames(&seen, 1 << 20) {
-        cluster.hosts[0].engine.handle_message(cluster.now_ns, PeerId(2), &frame);
-    }
+    cluster.forge(1, 0, &Message::Notice(Notice::Seen { members, ended: Vec::new() }));
     assert_eq!(cluster.command(1, Command::TakeNumber), Err(ErrorReply::NoNumbers.into()));
 }

@@ -21,18 +21,6 @@ fn freed_after(cluster: &mut Cluster, free: OpId, write: u64) {
 }
 
 #[test]
-fn frees_wait_for_writes_of_an_unmapping_node() {
-    let mut cluster = Cluster::reaching(3, true);
-    let master = cluster.alloc(0, "salt", CHUNK_BYTES, Placement::On(NodeId(1)));
-    let writer = cluster.map(2, "salt");
-    let write = cluster.post(2, writer, 0, b"late");
-    cluster.submit(2, Command::Unmap(writer));
-    cluster.run();
-    let free = cluster.submit(0, Command::RegionCommand(master, RegionCommand::Free));
-    freed_after(&mut cluster, free, write);
-}
-
-#[test]
 fn frees_wait_for_writes_through_transient_handles() {
     let mut cluster = Cluster::reaching(4, true);
     let (first, second) = (NodeId(1), NodeId(2));

@@ -42,18 +42,7 @@ fn take(dir: &ClusterDir, node: Option<u32>) -> NodeLock {
 }
 
 #[test]
-fn a_node_is_present_while_its_lock_is_held() {
-    let (_scratch, dir) = Scratch::founded();
-    let lock = NodeLock::take(&dir, Some(NodeId(3)), Incarnation(0xabc)).unwrap();
-    let pid = std::process::id();
-    let expected = Presence { node: NodeId(3), pid, incarnation: 0xabc, alive: true };
-    assert_eq!(dir.nodes().unwrap(), [expected]);
-    drop(lock);
-    assert_eq!(dir.nodes().unwrap(), []);
-}
-
-#[test]
-fn a_number_that_was_given_out_is_not_given_out_again_while_the_cluster_lives() {
+fn a_living_cluster_issues_each_number_once() {
     let (scratch, dir) = Scratch::founded();
     let first = take(&dir, Some(0));
     let (one, two) = (take(&dir, None), take(&dir, None));
@@ -73,7 +62,7 @@ fn a_number_that_was_given_out_is_not_given_out_again_while_the_cluster_lives() 
 }
 
 #[test]
-fn what_the_dead_left_is_removed_and_the_living_are_left_alone() {
+fn only_files_of_dead_nodes_are_removed() {
     let (scratch, dir) = Scratch::founded();
     let _living = take(&dir, Some(1));
     let _sockets = ["node-1.shm.sock", "node-2.shm.sock", "node-5.shm.sock"]
@@ -89,33 +78,7 @@ fn what_the_dead_left_is_removed_and_the_living_are_left_alone() {
 }
 
 #[test]
-fn a_directory_that_is_not_there_or_empty_has_no_nodes_and_stays_so() {
-    let scratch = Scratch::new();
-    let missing = scratch.0.path().join("missing");
-    for dir in [&missing, scratch.0.path()] {
-        assert_eq!(nodes(dir).unwrap(), []);
-        assert!(matches!(ClusterDir::open(dir), Err(ClusterDirError::NoCluster { .. })));
-    }
-    assert_eq!(scratch.names(), [""; 0]);
-}
-
-#[test]
-fn a_directory_with_other_things_in_it_is_refused_untouched() {
-    let scratch = Scratch::new();
-    for theirs in ["node-3.lock", "node-3.py", "join.lock"] {
-        std::fs::write(scratch.0.path().join(theirs), "theirs").unwrap();
-    }
-    std::fs::create_dir(scratch.0.path().join("logs")).unwrap();
-    let before = scratch.names();
-    for refused in [ClusterDir::open(scratch.0.path()), ClusterDir::found(scratch.0.path())] {
-        let error = refused.unwrap_err();
-        assert!(matches!(&error, ClusterDirError::NotOurs { dir } if *dir == scratch.0.path()), "{error}");
-    }
-    assert_eq!(scratch.names(), before);
-}
-
-#[test]
-fn a_directory_that_others_may_enter_or_a_link_to_one_is_refused() {
+fn open_directories_and_links_are_refused() {
     let scratch = Scratch::new();
     let (dir, link) = (scratch.0.path().join("dir"), scratch.0.path().join("link"));
     std::fs::create_dir(&dir).unwrap();
@@ -160,7 +123,7 @@ const BAITS: [Bait; 5] = [
 ];
 
 #[test]
-fn whatever_bears_the_name_of_a_file_of_ours_is_neither_opened_nor_removed() {
+fn foreign_files_are_neither_opened_nor_removed() {
     for name in [
         MARKER,
         JOIN_LOCK,
@@ -219,79 +182,9 @@ fn whatever_bears_the_name_of_a_file_of_ours_is_neither_opened_nor_removed() {
 }
 
 #[test]
-fn a_lock_file_may_say_anything_and_be_as_long_as_it_likes() {
-    let (scratch, dir) = Scratch::founded();
-    let lock = take(&dir, Some(1));
-    let path = scratch.0.path().join("node-1.lock");
-    for text in ["", "-1 -1", "0 0", "99999999999999999999 zz", "\0\u{fffd}\n\n", "1 "] {
-        std::fs::write(&path, text).unwrap();
-        assert_eq!(ids(&dir), [(1, true)], "{text:?}");
-    }
-    std::fs::write(&path, [0xff; 64]).unwrap();
-    std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
-    assert_eq!(ids(&dir), [(1, true)]);
-    drop(lock);
-    assert_eq!(scratch.names(), [MARKER]);
-}
-
-#[test]
-fn logs_of_an_earlier_cluster_are_replaced_and_other_files_beside_them_stay() {
-    let (scratch, dir) = Scratch::founded();
-    dir.create_log(NodeId(0)).unwrap().write_all(b"first").unwrap();
-    dir.create_log(NodeId(1)).unwrap();
-    std::fs::write(scratch.0.path().join("logs/notes"), "theirs").unwrap();
-    dir.clean().unwrap();
-    assert_eq!(
-        std::fs::read(scratch.0.path().join("logs/node-0.log")).unwrap(),
-        b"first",
-        "cleaning keeps them"
-    );
-    dir.clean_logs().unwrap();
-    dir.create_log(NodeId(0)).unwrap();
-    assert_eq!(std::fs::read(scratch.0.path().join("logs/node-0.log")).unwrap(), b"");
-    assert!(!scratch.0.path().join("logs/node-1.log").exists());
-    assert_eq!(std::fs::read(scratch.0.path().join("logs/notes")).unwrap(), b"theirs");
-}
-
-#[test]
-fn who_waits_too_long_for_another_to_join_learns_its_process() {
+fn a_join_that_times_out_names_the_joining_process() {
     let (_scratch, dir) = Scratch::founded();
     let _joining = JoinLock::take(&dir, Incarnation(1), Duration::ZERO).unwrap();
     let refused = JoinLock::take(&dir, Incarnation(2), Duration::ZERO).unwrap_err();
     assert!(matches!(refused, JoinError::JoinTimeout { pid, .. } if pid == std::process::id()));
-}
-
-#[test]
-fn the_process_of_a_node_is_the_one_that_listens_and_not_what_a_file_says() {
-    let (scratch, dir) = Scratch::founded();
-    std::fs::write(scratch.0.path().join("node-1.lock"), "1 1\n").unwrap();
-    assert!(dir.process_of(NodeId(1)).unwrap().is_none());
-    let name = |provider| format!("node-1.{provider}");
-    let shm = halite_providers::ShmConfig::new(scratch.0.path(), name(Provider::Shm));
-    let roce = halite_providers::RoceConfig::new(scratch.0.path(), name(Provider::Roce));
-    let open: [&dyn Fn() -> std::sync::Arc<dyn halite_fabric::Fabric>; 2] =
-        [&|| halite_providers::ShmFabric::open(shm.clone()).unwrap(), &|| {
-            halite_providers::RoceFabric::open(roce.clone()).unwrap()
-        }];
-    for open in open {
-        listens_and_is_found(&scratch, &dir, open);
-    }
-}
-
-fn listens_and_is_found(
-    scratch: &Scratch,
-    dir: &ClusterDir,
-    open: &dyn Fn() -> std::sync::Arc<dyn halite_fabric::Fabric>,
-) {
-    std::fs::write(scratch.0.path().join("node-1.lock"), "1 1\n").unwrap();
-    let fabric = open();
-    let found = dir.process_of(NodeId(1)).unwrap().unwrap();
-    assert_eq!(u32::try_from(found.pid).unwrap(), std::process::id());
-    assert_eq!(ids(dir), [(1, true)], "the lock of its fabric is held, and tells that it lives");
-    assert!(matches!(
-        NodeLock::take(dir, Some(NodeId(1)), Incarnation(1)),
-        Err(JoinError::AlreadyRunning { .. })
-    ));
-    drop(fabric);
-    assert!(dir.process_of(NodeId(1)).unwrap().is_none());
 }

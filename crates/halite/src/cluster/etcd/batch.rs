@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_of_several_names_go_together_and_none_with_what_it_depends_on() {
+    fn dependent_claims_share_no_batch() {
         let mut batch = Batch::default();
         assert!(batch.take(&claim("a")) && batch.take(&claim("b")));
         assert!(!batch.take(&claim("a")), "etcd takes no key twice");
@@ -91,16 +91,5 @@ mod tests {
         assert!(!batch.take(&reading(Step::Get("b".to_owned()))));
         assert!(batch.take(&reading(Step::Get("c".to_owned()))));
         assert!(!batch.take(&claim("c")), "somebody looks at what is before");
-    }
-
-    #[test]
-    fn lists_go_alone_and_a_batch_is_no_longer_than_etcd_takes() {
-        let list = reading(Step::List { prefix: "names/".to_owned(), after: None, limit: 1 });
-        let mut batch = Batch::default();
-        assert!(batch.take(&list) && !batch.take(&list) && !batch.take(&claim("a")));
-        let mut batch = Batch::default();
-        assert!(batch.take(&claim("a")) && !batch.take(&list));
-        let taken = (0..100).filter(|index| batch.take(&claim(&index.to_string()))).count();
-        assert_eq!(taken, MEMBERS_MAX - 1);
     }
 }

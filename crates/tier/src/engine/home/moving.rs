@@ -508,26 +508,3 @@ fn chunk_places(region: &Region, moving: &Moving) -> (Extent, Extent) {
     let to = layout::slice(&moving.places, moving.used, moving.used + from.len);
     (from, to[0])
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ids::Incarnation;
-
-    #[test]
-    fn latest_moved_regions_are_remembered() {
-        let region = |serial| RegionId { origin: Incarnation(1), serial };
-        let mut moved = Moved::default();
-        let count = MOVED_MAX as u64 + 3;
-        (0..count).for_each(|serial| moved.insert(region(serial), NodeId(7)));
-        assert_eq!((moved.homes.len(), moved.order.len()), (MOVED_MAX, MOVED_MAX));
-        assert_eq!(
-            [0, 2, 3, count - 1].map(|serial| moved.home_of(region(serial)).is_some()),
-            [false, false, true, true]
-        );
-        moved.insert(region(5), NodeId(8));
-        moved.forget(region(6));
-        assert_eq!([5, 6].map(|serial| moved.home_of(region(serial))), [Some(NodeId(8)), None]);
-        assert_eq!(moved.homes.len(), moved.order.len());
-    }
-}

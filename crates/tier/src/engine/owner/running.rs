@@ -230,23 +230,3 @@ fn is_inside(local: &[(Key, u64, u64)], extent: &Extent) -> bool {
     let end = extent.offset.checked_add(extent.len);
     key == extent.key && end.is_some_and(|end| end <= offset + len)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ids::{Incarnation, NodeId, NodeIncarnation};
-
-    fn extent(node: u32, offset: u64, len: u64) -> Extent {
-        let owner = NodeIncarnation { node: NodeId(node), id: Incarnation(1) };
-        Extent { owner, key: Key(0), offset, len }
-    }
-
-    #[test]
-    fn partial_overlap_is_not_inside() {
-        let local = [(Key(0), 100, 10), (Key(0), 200, 10), (Key(1), 0, 10)];
-        assert!(is_inside(&local, &extent(0, 203, 7)));
-        assert!(!is_inside(&local, &extent(0, 203, 8)));
-        assert!(!is_inside(&local, &extent(0, 99, 2)));
-        assert!(!is_inside(&local, &extent(0, 5, u64::MAX)));
-    }
-}

@@ -47,26 +47,3 @@ impl KnownNames {
         self.names.get(name).map(|entry| (entry.region, entry.home))
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::ids::Incarnation;
-
-    #[test]
-    fn latest_names_are_kept_oldest_evicted() {
-        let mut known = KnownNames::default();
-        let region = |index: usize| RegionId { origin: Incarnation(1), serial: index as u64 };
-        for index in 0..=KNOWN_NAMES_MAX {
-            known.note(&index.to_string(), region(index), NodeId(1));
-        }
-        assert_eq!(known.find("0"), None);
-        assert_eq!(known.find("1"), Some((region(1), NodeId(1))));
-        known.note("1", region(7), NodeId(2));
-        known.note("another", region(8), NodeId(2));
-        assert_eq!((known.find("1"), known.find("2")), (Some((region(7), NodeId(2))), None));
-        known.forget("1");
-        assert_eq!(known.find("1"), None);
-        assert_eq!((known.names.len(), known.by_serial.len()), (KNOWN_NAMES_MAX - 1, KNOWN_NAMES_MAX - 1));
-    }
-}

@@ -235,29 +235,3 @@ fn all_by_owner(copy_segments: Vec<CopySegment>) -> Vec<(NodeId, Vec<CopySegment
     }
     groups.into_iter().collect()
 }
-
-#[cfg(test)]
-mod tests {
-    use halite_fabric::Key;
-
-    use super::*;
-    use crate::ids::{Incarnation, NodeIncarnation};
-
-    fn extent(node: u32, offset: u64, len: u64) -> Extent {
-        let owner = NodeIncarnation { node: NodeId(node), id: Incarnation(1) };
-        Extent { owner, key: Key(0), offset, len }
-    }
-
-    #[test]
-    fn segments_split_at_both_boundaries() {
-        let cut = copy_segments(&[extent(0, 0, 3), extent(1, 10, 5)], &[extent(2, 100, 6), extent(0, 50, 2)]);
-        let expected = [
-            CopySegment { from: extent(0, 0, 3), to: extent(2, 100, 3) },
-            CopySegment { from: extent(1, 10, 3), to: extent(2, 103, 3) },
-            CopySegment { from: extent(1, 13, 2), to: extent(0, 50, 2) },
-        ];
-        assert_eq!(cut, expected);
-        let runs: Vec<usize> = runs_by_owner(cut).iter().map(|(_, run)| run.len()).collect();
-        assert_eq!(runs, [2, 1]);
-    }
-}

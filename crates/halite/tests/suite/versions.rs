@@ -1,0 +1,79 @@
+//! Nodes whose versions of the protocol are one apart refuse each other, and who joins is told both versions.
+
+use crate::common;
+
+use std::sync::Arc;
+
+use common::Dir;
+use halite::{JoinError, Node};
+use halite_fabric::Fabric;
+use halite_fabric::middleware::Middleware;
+use halite_tier::hello::PROTOCOL_VERSION;
+
+/// A fabric whose node is taken for one of another version, and takes others for what they would be to that.
+struct Speaks {
+    version: u16,
+    inner: Arc<dyn Fabric>,
+}
+
+impl Middleware for Speaks {
+    fn inner(&self) -> &dyn Fabric {
+        &*self.inner
+    }
+
+    fn connect(&self, address: &str, hello: &[u8]) {
+        self.inner.connect(address, &as_of(self.version, hello));
+    }
+
+    fn poll(&self, events: &mut Vec<halite_fabric::Event>) -> usize {
+        let begin = events.len();
+        let count = self.inner.poll(events);
+        for event in &mut events[begin..] {
+            if let halite_fabric::Event::Connected { hello, .. } = event {
+                hello[0] = seen_by(self.version, u16::from(hello[0])).try_into().unwrap();
+            }
+        }
+        count
+    }
+}
+
+/// All are built from one source: to a node that stands for one of `version`, others are as far from ours as they are from that.
+fn seen_by(version: u16, theirs: u16) -> u16 {
+    PROTOCOL_VERSION + theirs - version
+}
+
+/// The same hello of another version: that is its first byte, as long as it is below 128.
+fn as_of(version: u16, hello: &[u8]) -> Vec<u8> {
+    let mut hello = hello.to_vec();
+    assert_eq!(u16::from(hello[0]), PROTOCOL_VERSION);
+    hello[0] = u8::try_from(version).unwrap();
+    hello
+}
+
+/// A node that stands for one of `version`: its hello is changed on the way, in both directions.
+fn join(dir: &Dir, node: u32, version: u16) -> Result<Node, JoinError> {
+    Node::wrap(dir.config(node), |inner| Arc::new(Speaks { version, inner }))
+}
+
+#[test]
+fn neighbouring_versions_refuse_each_other() {
+    let ours = PROTOCOL_VERSION;
+    for (founds, comes) in [(ours, ours - 1), (ours, ours + 1)] {
+        let dir = Dir::new();
+        let _first = join(&dir, 0, founds).expect("it founds a cluster");
+        match join(&dir, 1, comes) {
+            Err(error @ JoinError::OtherVersion { theirs, .. }) => {
+                assert_eq!(theirs, seen_by(comes, founds));
+                let text = error.to_string();
+                assert!(
+                    text.contains(&format!("speaks protocol version {theirs}, this node version {ours}")),
+                    "{text}"
+                );
+            }
+            other => panic!("{founds} and {comes}: {other:?}"),
+        }
+    }
+    // As before, those of one version meet.
+    let dir = Dir::new();
+    let _nodes = [0, 1].map(|node| join(&dir, node, ours).unwrap());
+}
