@@ -18,7 +18,6 @@ pub mod middleware;
 mod path;
 pub mod request;
 mod sleepers;
-pub mod trace;
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use halite::{Config, Env, JoinError, Node, NodeId};
 use halite_fabric::Fabric;
+use halite_fabric::fault::{FaultInjector, FaultPlan};
 use tempfile::TempDir;
 
 /// A cluster directory that is not there yet, and goes away with the test.
@@ -46,7 +47,7 @@ impl Dir {
     /// A node that reaches others only by posting.
     pub fn join_posted(&self, node: u32) -> Node {
         let wrap = |fabric: Arc<dyn Fabric>| -> Arc<dyn Fabric> {
-            Arc::new(halite_fabric::trace::Tracer::new(fabric, 16))
+            Arc::new(FaultInjector::new(fabric, FaultPlan::new(0)))
         };
         Node::wrap(self.config(node), wrap).expect("the node joins")
     }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use halite::{Config, Fence, JoinError, Node, NodeId, Provider};
 use halite_fabric::fault::{FaultInjector, FaultPlan};
-use halite_fabric::trace::Tracer;
 
 use super::cluster::{Harness, Nodes, Place, Sessions};
 
@@ -34,7 +33,7 @@ impl Harness for Posted {
 
     fn found(&self) -> Box<dyn Place> {
         Box::new(Embedded::new(|config| {
-            Node::wrap(config, |fabric| Arc::new(Tracer::new(fabric, TRACE_RECORDS_MAX)))
+            Node::wrap(config, |fabric| Arc::new(FaultInjector::new(fabric, FaultPlan::new(0))))
         }))
     }
 }
@@ -76,9 +75,6 @@ const KILLS_ITSELF: &str = "all nodes are this very process, which would end its
 pub(super) fn cannot(case: &str) -> Option<&'static str> {
     super::killed::CASES.contains(&case).then_some(KILLS_ITSELF)
 }
-
-/// Nobody reads the trace here.
-const TRACE_RECORDS_MAX: usize = 16;
 
 /// Nodes of this process, in a directory of their own.  Dropping it makes them leave, the first one last.
 pub(super) struct Embedded {
