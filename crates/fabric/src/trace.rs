@@ -1,7 +1,7 @@
-//! Middleware that remembers what passed through a fabric: the last so many steps, and counts of all.
+//! Middleware that records the last steps of a fabric, and counts all of them.
 //!
-//! A [`Tracer`] wraps any fabric and changes nothing, but hides direct access, which it could not see.  It
-//! keeps no payloads and knows no clock unless it is given one.
+//! A [`Tracer`] wraps any fabric and changes nothing, except that it hides direct access, which it could not see. It
+//! keeps no payloads, and has a clock only if it is given one.
 
 mod record;
 
@@ -21,7 +21,7 @@ use crate::{
     RegisterError, Status, WorkRequest,
 };
 
-/// A fabric that remembers.
+/// A fabric that records its steps.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -58,37 +58,37 @@ struct Tally {
     bytes: AtomicU64,
 }
 
-/// How much passed through a fabric.
+/// Totals of a fabric's traffic.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Counters {
-    /// Requests posted, by kind, in the order of [`OperationKind::ALL`].
+    /// Posted requests by kind, in the order of [`OperationKind::ALL`].
     pub operations: [(OperationKind, Count); OperationKind::ALL.len()],
-    /// Messages and immediates that arrived.
+    /// Arrived messages and immediates.
     pub arrivals: Count,
-    /// Completions that were not successes.
+    /// Completions without success.
     pub failures: u64,
-    /// Posts that ended with an error.
+    /// Posts that failed.
     pub refused: u64,
 }
 
-/// How often, and how many bytes in all.
+/// A number of operations, and their bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Count {
-    /// How often.
+    /// Number of operations.
     pub count: u64,
-    /// Payload bytes; an atomic counts as 8.
+    /// Payload in bytes; an atomic counts as 8.
     pub bytes: u64,
 }
 
 impl Counters {
-    /// The requests of one kind.
+    /// Returns the requests of one kind.
     pub fn of(&self, kind: OperationKind) -> Count {
         self.operations[kind as usize].1
     }
 }
 
 impl Tracer {
-    /// Wraps `inner` and remembers the last `records_max` steps.
+    /// Wraps `inner` and records the last `records_max` steps.
     pub fn new(inner: Arc<dyn Fabric>, records_max: usize) -> Tracer {
         Tracer {
             inner,
@@ -101,13 +101,13 @@ impl Tracer {
         }
     }
 
-    /// Notes with each step what `clock` says, in nanoseconds since whenever it likes.
+    /// Adds the time of `clock` to each step, in nanoseconds from any start.
     pub fn with_clock(mut self, clock: impl Fn() -> u64 + Send + Sync + 'static) -> Tracer {
         self.clock = Some(Box::new(clock));
         self
     }
 
-    /// The steps remembered, oldest first, one per line: number, time if there is a clock, step.
+    /// Returns the recorded steps, oldest first, one per line: number, time if there is a clock, step.
     pub fn dump(&self) -> String {
         use fmt::Write;
         let mut lines = String::new();
@@ -117,7 +117,7 @@ impl Tracer {
         lines
     }
 
-    /// Counts of everything since the tracer was made.
+    /// Returns totals since the tracer was made.
     pub fn counters(&self) -> Counters {
         Counters {
             operations: OperationKind::ALL.map(|kind| (kind, self.operations[kind as usize].count())),
@@ -178,7 +178,7 @@ impl Tracer {
 
 impl Tally {
     fn add(&self, bytes: u64) {
-        // Counters order nothing.
+        // The counters order nothing.
         self.count.fetch_add(1, Relaxed);
         self.bytes.fetch_add(bytes, Relaxed);
     }

@@ -1,4 +1,4 @@
-//! One remembered step, and how it reads.
+//! One recorded step, and its text.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::{ConnectFailure, CutOff, Event, Key, Lane, PeerId, PostCause, Status,
 
 #[derive(Debug)]
 pub(super) struct Record {
-    /// How many steps went before, remembered or not.
+    /// Number of earlier steps, recorded or not.
     pub(super) number: u64,
     pub(super) time_ns: Option<u64>,
     pub(super) step: Step,
@@ -41,7 +41,7 @@ pub(super) enum Step {
         id: WorkId,
         status: Status,
     },
-    /// `bytes` is absent for the immediate of a write.
+    /// `bytes` is `None` for the immediate of a write.
     Arrive {
         peer: PeerId,
         imm: u32,
