@@ -1,9 +1,9 @@
-//! Applications on the public interface, small enough to be read in one go, and of use beyond a demonstration.
+//! Applications on the public interface: small enough to read in one go, and of practical use.
 //!
-//! - [`kv`]: values by key, read from the memory of others, and changed by its owner.
-//! - [`log`]: many append, many follow, and nobody serves them.
+//! - [`kv`]: a key-value store; clients read the owner's memory, and the owner makes changes.
+//! - [`log`]: a log with many writers and many followers, and no server.
 //!
-//! `halite run` starts them over a cluster, measures and verifies them.
+//! `halite run` starts them on a cluster, measures and verifies them.
 
 #![forbid(unsafe_code)]
 

@@ -1,61 +1,61 @@
-//! Completions: what polling returns.
+//! Completions of requests, and arrivals.
 
 use crate::{PeerId, WorkId};
 
-/// How a work request ended, in verbs' words.
+/// How a work request ended, as in verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// Done.
+    /// The request succeeded.
     Success,
-    /// The key or range is not one that the peer registered.  Nothing was done, or a part, if the key was taken back meanwhile.
-    /// Where the provider is a network, the connection ends with it; else what was posted behind it goes on.
+    /// The peer has no such key, or the range exceeds its segment. Nothing was done, or a part if the key was
+    /// deregistered meanwhile. Over a network the connection ends; otherwise later requests continue.
     RemoteAccess,
-    /// The key is one that the peer registered, and that this process lacked the means to map.  Nothing was done.
+    /// This process lacked the resources to map the key's segment. Nothing was done.
     Unmapped,
-    /// The peer went away.  The request may have been done in part or in whole.
+    /// The peer is gone. The request may have been done in part or in whole.
     PeerGone,
-    /// Retries ran out (networks only).  The request may have been done in part or in whole.
+    /// Retries ran out (networks only). The request may have been done in part or in whole.
     RetryExceeded,
-    /// Given up because an earlier request of the same queue failed.  Nothing was done.
+    /// The request was dropped because an earlier one in the same queue failed. Nothing was done.
     Flushed,
 }
 
-/// What completed.
+/// What a completion reports.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CompletionKind {
-    /// One of our requests without a result of its own.
+    /// A request without a result ended.
     Done {
         /// The request.
         id: WorkId,
     },
-    /// One of our atomics; `old` is what the word held before.
+    /// An atomic ended; `old` is valid if it succeeded.
     Atomic {
         /// The request.
         id: WorkId,
-        /// The word's value before.
+        /// Value of the word before the atomic.
         old: u64,
     },
-    /// A message of the peer arrived.
+    /// A message from the peer arrived.
     Received {
-        /// Its bytes: a private copy.
+        /// The message, as a private copy.
         bytes: Vec<u8>,
-        /// Its immediate.
+        /// The immediate.
         imm: u32,
     },
-    /// A write with immediate of the peer has landed.
+    /// The peer's write with immediate has landed.
     Notified {
-        /// Its immediate.
+        /// The immediate.
         imm: u32,
     },
 }
 
-/// One entry of a completion queue.
+/// An entry of a completion queue.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Completion {
-    /// At whom the request was aimed, or from whom the message came.
+    /// The target of the request, or the sender of the arrival.
     pub peer: PeerId,
-    /// How it ended; arrivals are always [`Status::Success`].
+    /// How the request ended; arrivals are always [`Status::Success`].
     pub status: Status,
-    /// What ended.
+    /// The request or the arrival.
     pub kind: CompletionKind,
 }

@@ -1,7 +1,7 @@
-//! Several fabrics as one, so that a node reaches each peer by the network that suits it.
+//! Several fabrics as one, so that a node reaches each peer over the most suitable network.
 //!
-//! Which of them reaches a peer is fixed when the pair connects, and stands in the peer's number: what is posted
-//! finds its way, and what happens is renumbered, by arithmetic alone.
+//! The network of a peer is fixed when the pair connects, and encoded in the peer's number, so posting and polling only
+//! compute and need no table.
 //!
 //! ```text
 //!   PeerId   31  30 | 29 ........................ 0
@@ -11,8 +11,7 @@
 //!            node-3.sock          by the first part
 //! ```
 //!
-//! A key is the ordinal of its registration, the same in all parts: who is told a key need not know by which
-//! network it will be used.
+//! A key is the ordinal of its registration, the same in all parts, so a key is valid whichever network its user has.
 
 mod keys;
 
@@ -32,59 +31,59 @@ use crate::{
     PeerId, PostCause, PostError, RegisterError, RemoteAddress, WorkRequest,
 };
 
-/// Most fabrics that one composite is made of.
+/// Maximum number of fabrics in a composite.
 pub const PARTS_MAX: usize = 4;
 
-/// Peers that each part may number, from zero: a thousand connections a second, for twelve days.
+/// Maximum number of peers per part: a thousand connections a second for twelve days.
 const PEERS_MAX: u32 = 1 << PEER_BITS;
 const PEER_BITS: u32 = u32::BITS - (PARTS_MAX as u32 - 1).count_ones();
 
-/// See the header of this file.
+/// Several fabrics as one; see the header of this file.
 pub struct Composite {
     parts: Vec<Part>,
     keys: Mutex<Keys>,
-    /// Connections that no part was asked for, until they are polled.
+    /// Failed connections that reached no part, until they are polled.
     failures: Mutex<Vec<ConnectFailure>>,
     has_failures: AtomicBool,
-    /// By the places of their kinds.  `None` where there is one part, which sleeps as it likes.
+    /// By kind of sleeper. `None` if there is one part, which has its own way to sleep.
     sleepers: Option<[Sleepers; 2]>,
 }
 
-/// One of the fabrics that a composite is made of.
+/// One of the fabrics of a composite.
 struct Part {
     name: &'static str,
     fabric: Arc<dyn Fabric>,
 }
 
-/// Why fabrics cannot be made one.
+/// Cause of a failed composition.
 #[derive(Debug, thiserror::Error)]
 pub enum CompositeError {
-    /// None, or too many.
-    #[error("cannot make one fabric of {parts}: from 1 to {PARTS_MAX} are needed")]
+    /// The number of parts is 0 or too high.
+    #[error("cannot combine {parts} fabrics; the number must be from 1 to {PARTS_MAX}")]
     Parts {
-        /// How many.
+        /// Number of parts.
         parts: usize,
     },
-    /// A name that addresses cannot begin with, or that two parts have.
-    #[error("cannot make one fabric of several: {name:?} is no name of its own without a colon")]
+    /// A part's name has a colon, is empty, or is used twice.
+    #[error("cannot combine fabrics: the name {name:?} is empty, has a colon, or is used twice")]
     Name {
-        /// Which.
+        /// The name.
         name: &'static str,
     },
-    /// It shows no descriptor, so nobody can sleep for it and for others at once.
-    #[error("cannot make one fabric of several: {name} shows no descriptor to sleep on")]
+    /// A part has no descriptor, so a thread cannot sleep on it and on others at once.
+    #[error("cannot combine fabrics: {name} has no descriptor to sleep on")]
     NoDescriptor {
-        /// Which part.
+        /// The part.
         name: &'static str,
     },
     /// The operating system refused.
-    #[error("cannot make one fabric of several: {0}")]
+    #[error("cannot combine fabrics: {0}")]
     Io(#[from] io::Error),
 }
 
 impl Composite {
-    /// Makes one fabric of `parts`, which are new and known to nobody else, by the names that addresses call them.
-    /// Where there are several, each shows a descriptor.
+    /// Makes one fabric of `parts`, which are new and not in use, under the names that addresses use. If there are
+    /// several, each needs a descriptor to sleep on.
     pub fn new(parts: Vec<(&'static str, Arc<dyn Fabric>)>) -> Result<Composite, CompositeError> {
         let parts: Vec<Part> = parts.into_iter().map(|(name, fabric)| Part { name, fabric }).collect();
         if parts.is_empty() || parts.len() > PARTS_MAX {
@@ -110,14 +109,14 @@ impl Composite {
         })
     }
 
-    /// The part that reaches `peer`, and what that calls it.
+    /// Returns the part that reaches `peer`, and the part's number for it.
     #[inline]
     fn route(&self, peer: PeerId) -> Option<(&Part, PeerId)> {
         let part = self.parts.get((peer.0 >> PEER_BITS) as usize)?;
         Some((part, PeerId(peer.0 % PEERS_MAX)))
     }
 
-    /// The part that reaches `address`, and what that calls it; or the name that no part has.
+    /// Returns the part for `address`, and the address within it; or the unknown name.
     fn find<'a>(&self, address: &'a str) -> Result<(&Part, &'a str), &'a str> {
         let Some((name, rest)) = address.split_once(':') else {
             return Ok((&self.parts[0], address));
@@ -126,7 +125,7 @@ impl Composite {
         part.map(|part| (part, rest)).ok_or(name)
     }
 
-    /// Makes `event` of the part at `index` one of ours.  `false` if nobody is to hear of it.
+    /// Translates an event of the part at `index`; returns false if the event is to be dropped.
     fn adopt(&self, index: usize, event: &mut Event) -> bool {
         let peer = match event {
             Event::ConnectFailed(failure) => {
@@ -153,14 +152,14 @@ impl Composite {
         self.turn_away(index, event)
     }
 
-    /// A peer for which no number is left was never here.
+    /// Disconnects a peer for which no number is left, as if it had never connected.
     fn turn_away(&self, index: usize, event: &mut Event) -> bool {
         let Event::Connected { peer, dialled, .. } = event else {
             return false;
         };
         let (peer, dialled) = (*peer, dialled.take());
         self.parts[index].fabric.disconnect(peer);
-        // Who dialled us is not told of.
+        // An incoming connection is dropped silently.
         let Some(address) = dialled else { return false };
         *event = Event::ConnectFailed(ConnectFailure {
             address: self.address(index, &address),
@@ -180,7 +179,7 @@ impl Composite {
     }
 
     fn take_failures(&self, events: &mut Vec<Event>) {
-        // Pairs with the Release in fail(), whose ring comes later: who misses it looks again.
+        // Pairs with the Release in fail(), whose ring follows: a poller that misses the flag polls again.
         if self.has_failures.load(Acquire) {
             let mut failures = self.failures.lock().expect(POISONED);
             self.has_failures.store(false, Relaxed);
@@ -188,7 +187,7 @@ impl Composite {
         }
     }
 
-    /// Makes what a part has added to `events` from `begin` on ours.
+    /// Translates the events that a part appended from `begin` on.
     fn adopt_all(&self, index: usize, begin: usize, events: &mut Vec<Event>) {
         let mut at = 0;
         events.retain_mut(|event| {
@@ -197,7 +196,7 @@ impl Composite {
         });
     }
 
-    /// What we call what the part at `index` calls `address`.
+    /// Returns the composite's form of an address of the part at `index`.
     fn address(&self, index: usize, address: &str) -> String {
         match index {
             0 => address.to_owned(),
@@ -206,19 +205,19 @@ impl Composite {
     }
 }
 
-/// Nothing panics while it holds the lock.
+/// No code that holds the lock panics.
 const POISONED: &str = "a thread panicked while it held the failures of a composite fabric";
 
 fn lock_keys(keys: &Mutex<Keys>) -> MutexGuard<'_, Keys> {
     keys.lock().expect("a part panicked while it registered a segment")
 }
 
-/// What we call the peer that the part at `index` calls `peer`.
+/// Returns the composite's number of a part's peer.
 fn number(index: usize, peer: PeerId) -> PeerId {
     PeerId((index as u32) << PEER_BITS | peer.0)
 }
 
-/// Those of a kind, who sleep for all of `parts`.
+/// Returns the sleepers of one kind for all of `parts`.
 fn sleepers<'a>(parts: &'a [Part], kind: Sleeper) -> Result<Sleepers, CompositeError> {
     let descriptor =
         |part: &'a Part| part.fabric.descriptor(kind).ok_or(CompositeError::NoDescriptor { name: part.name });
@@ -232,7 +231,7 @@ impl Fabric for Composite {
     }
 
     fn capabilities(&self, peer: PeerId) -> Capabilities {
-        // The first part will do for a number that is nobody's.
+        // For an unknown number, the first part's answer will do.
         let (part, peer) = self.route(peer).unwrap_or((&self.parts[0], peer));
         part.fabric.capabilities(peer)
     }
@@ -243,14 +242,14 @@ impl Fabric for Composite {
 
     fn deregister(&self, key: Key) {
         let is_ours = lock_keys(&self.keys).deregister(key, self.parts.len());
-        // Not under the lock, which is taken when parts tell.
+        // Outside the lock, which is also taken when parts deliver events.
         if is_ours {
             self.parts.iter().for_each(|part| part.fabric.deregister(key));
         }
     }
 
-    /// `address` is `name:address`, of which the part of that name gets the rest, or the first part's.  A failure names it
-    /// as `name:address`, and as the first part has it where it is that one's.
+    /// Connects to `name:address` over the part of that name, or to `address` over the first part. A failure reports
+    /// the address as `name:address`, or without a name for the first part.
     fn connect(&self, address: &str, hello: &[u8]) {
         match self.find(address) {
             Ok((part, address)) => part.fabric.connect(address, hello),
@@ -274,7 +273,7 @@ impl Fabric for Composite {
         part.fabric.post(theirs, lane, requests).map_err(|error| PostError { peer, ..error })
     }
 
-    /// Each part has its turn in each poll, and says itself how much it tells at a time.
+    /// Polls every part; each limits its own batch.
     fn poll(&self, events: &mut Vec<Event>) -> usize {
         let before = events.len();
         self.take_failures(events);
@@ -298,7 +297,7 @@ impl Fabric for Composite {
     }
 
     fn cut_off(&self, peer: PeerId) -> CutOff {
-        // Who was never connected reaches nothing.
+        // A peer that was never connected reaches nothing.
         self.route(peer).map_or(CutOff::Done, |(part, peer)| part.fabric.cut_off(peer))
     }
 
@@ -325,7 +324,7 @@ impl Fabric for Composite {
             None => self.parts[0].fabric.wait(sleeper, seen, timeout),
             Some(sleepers) => {
                 sleepers[sleeper.place()].sleep(timeout, || self.doorbell() != seen);
-                // A part that watches for one edge at a time is to know that it has come.
+                // The zero wait tells each part that watches for one edge at a time that it has come.
                 for part in &self.parts {
                     part.fabric.wait(sleeper, part.fabric.doorbell(), Some(Duration::ZERO));
                 }
@@ -333,7 +332,7 @@ impl Fabric for Composite {
         }
     }
 
-    /// The least of all.
+    /// Returns the least timeout of all parts.
     fn poll_timeout(&self) -> Option<Duration> {
         self.parts.iter().filter_map(|part| part.fabric.poll_timeout()).min()
     }
@@ -365,7 +364,7 @@ impl Fabric for Composite {
         self.parts.iter().map(|part| part.fabric.traffic()).fold(0, u64::wrapping_add)
     }
 
-    /// One doorbell that rings makes another sum of all.
+    /// Returns the sum over all parts, which changes if one of them rings.
     fn doorbell(&self) -> u32 {
         self.parts.iter().map(|part| part.fabric.doorbell()).fold(0, u32::wrapping_add)
     }
@@ -374,7 +373,7 @@ impl Fabric for Composite {
         self.parts[0].fabric.wake();
     }
 
-    /// Only of a single part: nobody needs one of several yet.
+    /// Returns the descriptor of a single part; that of several is not needed yet.
     fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
         match &self.sleepers {
             None => self.parts[0].fabric.descriptor(sleeper),

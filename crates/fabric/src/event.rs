@@ -1,72 +1,74 @@
-//! Events: what polling returns.
+//! Events of a fabric.
 
 use crate::{Completion, Key, PeerId};
 
-/// What has happened.  The events of a peer come in this order: `Connected`, completions, `Disconnected`, `CutOff`.
+/// An event. The events of a peer come in this order: `Connected`, completions, `Disconnected`, `CutOff`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A request of ours has ended, or something has arrived.
+    /// A request ended, or a message or write arrived.
     Completed(Completion),
     /// Both ends can post to each other from now on.
     Connected {
         /// The new peer.
         peer: PeerId,
-        /// What it said about itself.
+        /// The peer's hello.
         hello: Vec<u8>,
-        /// Where we dialled it; `None` if it dialled us.
+        /// The address that was dialled; `None` if the peer dialled.
         dialled: Option<String>,
     },
-    /// A connection that we started did not come about.
+    /// A connection attempt of this end failed.
     ConnectFailed(ConnectFailure),
-    /// No posted request of a peer reaches the segment of this key of ours any more.
+    /// No posted request of a peer reaches the segment of this local key any more.
     Deregistered {
-        /// Which was taken back.
+        /// The deregistered key.
         key: Key,
     },
-    /// The queue of a lane to a peer, which refused a request as [`crate::PostCause::QueueFull`], has room again.  The event does not
-    /// name the lane: a poster tries again, and a queue that is still full refuses and tells again.
+    /// A lane's queue to a peer, which refused a request with [`crate::PostCause::QueueFull`], has room again. The
+    /// event does not name the lane: if another lane's queue is still full, the next post is refused, and another event
+    /// follows.
     Room {
-        /// For whom.
+        /// The peer whose queue has room.
         peer: PeerId,
     },
-    /// The peer is gone or has left.  Work posted to it has completed, with [`crate::Status::PeerGone`] where that is why.
+    /// The peer is gone or has left. All work posted to it has completed, with [`crate::Status::PeerGone`] if that was
+    /// the cause.
     Disconnected {
-        /// Who.
+        /// The peer.
         peer: PeerId,
     },
-    /// From now on the peer can no longer touch our memory.  Follows `Disconnected`, at once or later.
+    /// The peer can no longer touch this end's memory. Follows `Disconnected`, at once or later.
     CutOff {
-        /// Who.
+        /// The peer.
         peer: PeerId,
-        /// Whether that is so because its process has exited, as the fabric knows for certain.
+        /// Whether the fabric knows for certain that the peer's process has exited.
         exited: bool,
     },
 }
 
-/// Why a connection did not come about.
+/// A failed connection attempt.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectFailure {
-    /// Where it was tried.
+    /// The address that was dialled.
     pub address: String,
-    /// What went wrong, for a person to read.
+    /// The failure, as text.
     pub reason: String,
-    /// At which end.
+    /// The end that caused it.
     pub trouble: ConnectTrouble,
 }
 
-/// At which end it is that a connection does not come about.
+/// The end that caused a failed connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConnectTrouble {
-    /// This process lacks what a connection takes, such as addresses or descriptors.
+    /// This process lacks a resource, such as addresses or descriptors.
     Ours,
-    /// The other end is not there, does not answer, or refuses.
+    /// The other end does not exist, does not answer, or refuses.
     Theirs,
-    /// The other end is of another cluster: it does not know our secret, or we do not know its.
+    /// The other end belongs to another cluster: the secrets differ.
     Stranger,
 }
 
 impl Event {
-    /// The completion that it is, or itself.
+    /// Returns the completion, or the event if it is another.
     pub fn into_completion(self) -> Result<Completion, Event> {
         match self {
             Event::Completed(completion) => Ok(completion),
@@ -75,13 +77,13 @@ impl Event {
     }
 }
 
-/// What became of the wish to cut a peer off.
+/// The result of a request to cut a peer off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CutOff {
-    /// It is cut off already.
+    /// The peer is cut off already.
     Done,
-    /// Under way: its process is being killed, and an event will tell.
+    /// In progress: the peer's process is being killed, and an event follows.
     Started,
-    /// It may not be done here: what the peer could reach must stay quarantined until it ends by itself.
+    /// Not permitted: memory that the peer could reach must stay in quarantine until the peer ends by itself.
     NotPermitted,
 }

@@ -1,8 +1,8 @@
-//! Middleware that makes things go wrong, on purpose and repeatably.
+//! Middleware that injects faults, repeatably.
 //!
-//! A [`FaultInjector`] wraps any fabric.  It follows rules, and draws the rest from a seed, so a run with the
-//! same seed and the same sequence of calls goes wrong in the same way.  It hides direct access, so that nothing
-//! passes it by.  It does not corrupt data: fabrics promise that much.
+//! A [`FaultInjector`] wraps any fabric. It follows rules and draws the rest from a seed, so the same seed and the same
+//! sequence of calls give the same faults. It hides direct access, so that no access bypasses it. It does not corrupt
+//! data, because fabrics guarantee integrity.
 
 mod plan;
 
@@ -22,7 +22,7 @@ use crate::{
     PostError, Status, WorkId, WorkRequest,
 };
 
-/// A fabric that fails as its plan says.
+/// A fabric that fails according to a plan.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -37,7 +37,7 @@ use crate::{
 /// ```
 pub struct FaultInjector {
     inner: Arc<dyn Fabric>,
-    /// Takes none where the inner fabric does.
+    /// Offers no atomics, even if the inner fabric does.
     without_atomics: bool,
     state: Mutex<FaultState>,
 }
@@ -45,16 +45,16 @@ pub struct FaultInjector {
 #[derive(Debug)]
 struct FaultState {
     plan: FaultPlan,
-    /// Requests posted to the inner fabric under names of our own, since theirs need not be unique.
+    /// Requests at the inner fabric, under unique ids of the injector: callers' ids need not be unique.
     pending: BTreeMap<WorkId, Pending>,
     next_id: u64,
     polls: u64,
-    /// Events withheld, in order; those behind a delayed one of the same peer wait with it, as they would on a queue
-    /// pair: here all lanes are one, for nobody can tell in which of them a message arrived.
+    /// Withheld events, in order. Those behind a delayed event of the same peer wait with it, as on a queue pair; all
+    /// lanes count as one, because an arrival does not tell its lane.
     held: BTreeMap<PeerId, VecDeque<Withheld>>,
 }
 
-/// What becomes of a request's completion.
+/// The fate of a request's completion.
 #[derive(Debug)]
 struct Pending {
     id: WorkId,
@@ -71,7 +71,7 @@ enum Fate {
 
 #[derive(Debug)]
 struct Withheld {
-    /// The number of the poll that may return it.
+    /// Number of the poll from which it may be returned.
     due: u64,
     event: Event,
 }
@@ -92,7 +92,7 @@ impl FaultInjector {
         }
     }
 
-    /// Offers no atomics, whatever the inner fabric does: one that is posted is malformed.
+    /// Offers no atomics, whatever the inner fabric does; a posted atomic is malformed.
     pub fn without_atomics(self) -> FaultInjector {
         FaultInjector { without_atomics: true, ..self }
     }
@@ -135,7 +135,7 @@ impl FaultInjector {
         self.inner.wake();
     }
 
-    /// What is refused as full is tried again after the next poll.
+    /// Reports room for a peer after the next poll.
     fn promise_room(&self, peer: PeerId) {
         self.lock().hold(peer, Event::Room { peer }, 0);
         self.inner.wake();
@@ -148,7 +148,7 @@ impl FaultInjector {
         request: &WorkRequest<'_>,
         fate: Fate,
     ) -> Result<(), PostCause> {
-        // Entered before it is posted, for another thread may poll its completion at once.
+        // Entered before posting, because another thread may poll the completion at once.
         let ours = self.lock().enter(request, fate);
         let renamed = WorkRequest { id: ours, signalled: true, ..*request };
         self.inner.post(peer, lane, &[renamed]).map_err(|error| {
@@ -167,7 +167,7 @@ impl FaultState {
         ours
     }
 
-    /// Takes an event of the inner fabric.
+    /// Handles an event of the inner fabric.
     fn take(&mut self, event: Event, events: &mut Vec<Event>) {
         match event {
             Event::Completed(completion) => self.take_completion(completion),
@@ -179,7 +179,7 @@ impl FaultState {
         }
     }
 
-    /// Decides what becomes of a completion of the inner fabric.
+    /// Decides the fate of a completion of the inner fabric.
     fn take_completion(&mut self, mut completion: Completion) {
         let ours = match completion.kind {
             CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => id,
@@ -220,7 +220,7 @@ impl FaultState {
         self.held.entry(peer).or_default().push_back(Withheld { due, event });
     }
 
-    /// Moves what is due to `events`.
+    /// Moves due events to `events`.
     fn release(&mut self, events: &mut Vec<Event>) {
         let polls = self.polls;
         for held in self.held.values_mut() {
@@ -254,7 +254,7 @@ impl Middleware for FaultInjector {
         let before = events.len();
         self.lock().polls += 1;
         let mut happened = Vec::new();
-        // Of a whole batch nothing may be for the caller, who would sleep over what is behind it.
+        // A batch may hold nothing for the caller, which must not sleep while more events wait behind it.
         while events.len() == before && self.inner.poll(&mut happened) > 0 {
             let mut state = self.lock();
             for event in happened.drain(..) {
@@ -272,12 +272,12 @@ impl Middleware for FaultInjector {
         None
     }
 
-    /// None, for it knows nothing of what is withheld: who sleeps, does so in [`Fabric::wait`].
+    /// None, because a descriptor would not show withheld events; threads sleep in [`Fabric::wait`].
     fn descriptor(&self, _: Sleeper) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Does not sleep while something is withheld: only further polls release it.
+    /// Does not sleep while events are withheld: only further polls release them.
     fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
         if self.lock().held.is_empty() {
             self.inner.wait(sleeper, seen, timeout);

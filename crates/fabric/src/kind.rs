@@ -1,8 +1,8 @@
-//! The kinds of operations, for those who count or choose among them.
+//! Kinds of operations, to count them or choose among them.
 
 use crate::Operation;
 
-/// What an [`Operation`] does, without its operands.
+/// The kind of an [`Operation`], without operands.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum OperationKind {
     /// [`Operation::Read`].
@@ -20,12 +20,12 @@ pub enum OperationKind {
 }
 
 impl OperationKind {
-    /// Whether it changes a word in one piece.
+    /// Returns whether it is an atomic.
     pub fn is_atomic(self) -> bool {
         matches!(self, OperationKind::FetchAdd | OperationKind::CompareSwap)
     }
 
-    /// All of them, in the order of their values.
+    /// All kinds, in the order of their values.
     pub const ALL: [OperationKind; 6] = [
         OperationKind::Read,
         OperationKind::Write,
@@ -35,7 +35,7 @@ impl OperationKind {
         OperationKind::CompareSwap,
     ];
 
-    /// What `operation` is.
+    /// Returns the kind of `operation`.
     pub fn of(operation: &Operation<'_>) -> OperationKind {
         match operation {
             Operation::Read { .. } => OperationKind::Read,
@@ -47,7 +47,7 @@ impl OperationKind {
         }
     }
 
-    /// Lower-case words, as in logs.
+    /// Returns the name in lower case, as in logs.
     pub fn name(self) -> &'static str {
         match self {
             OperationKind::Read => "read",
@@ -60,7 +60,7 @@ impl OperationKind {
     }
 }
 
-/// How many bytes `operation` moves; 8 for atomics.
+/// Returns the number of bytes that `operation` moves; 8 for atomics.
 pub fn payload_bytes(operation: &Operation<'_>) -> u64 {
     match operation {
         Operation::Read { local, .. }

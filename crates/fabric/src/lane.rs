@@ -1,4 +1,4 @@
-//! Lanes: orders in which requests to a peer are carried out, beside each other.
+//! Lanes: independent ordered channels to a peer.
 //!
 //! ```text
 //!                  ┌ lane 0: small requests ──────────────> in order among themselves
@@ -6,37 +6,37 @@
 //!                  └ lane 1: slices of long accesses ─────> in order among themselves
 //! ```
 //!
-//! What is posted in one lane lands, arrives and completes in its order.  Nothing is promised between lanes, except that what has
-//! completed with success stands before all that is posted after its completion was polled, whatever the lanes: so who needs an order
-//! between two waits for the first.  A connection ends as a whole: what is under way in all lanes completes before
-//! [`Event::Disconnected`](crate::Event::Disconnected).
+//! Requests in one lane land, arrive and complete in order. Between lanes there is one guarantee: an operation that
+//! completed with success takes effect before any operation that is posted after its completion was polled. A caller
+//! that needs an order between two lanes therefore waits for the first operation. A connection ends as a whole:
+//! requests in all lanes complete before [`Event::Disconnected`](crate::Event::Disconnected).
 //!
-//! A provider has as many orders to a peer as it likes, one or more ([`Capabilities::lanes`](crate::Capabilities::lanes)); those who name
-//! more lanes than there are share them.
+//! A provider has one or more lanes per peer ([`Capabilities::lanes`](crate::Capabilities::lanes)); callers that name
+//! more lanes share them.
 
-/// In which order a request stands, and what its like are for.
+/// The lane of a request, and the class of its traffic.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Lane {
-    /// Which one.  Those of one peer that have the same number are one lane, and of one class.
+    /// Number of the lane. Requests of one lane to a peer have the same class.
     pub number: u8,
-    /// What the requests in it are, so that a provider can treat them accordingly.
+    /// Class of its requests, by which a provider may treat them.
     pub class: Class,
 }
 
-/// What requests are, as traffic classes of networks have it.
+/// Traffic class of requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Class {
-    /// Small ones, for which somebody waits.
+    /// Short requests that a caller waits for.
     Latency,
-    /// Those that fill a wire.
+    /// Bulk data.
     Bulk,
 }
 
 impl Lane {
-    /// The lane of those who need one only.
+    /// The lane of callers that need only one.
     pub const FIRST: Lane = Lane { number: 0, class: Class::Latency };
 
-    /// Which of `orders` it takes, from 0; there is at least one.
+    /// Returns its index among `orders` lanes of a provider, at least one.
     #[inline]
     pub fn order_among(self, orders: usize) -> usize {
         usize::from(self.number) % orders.max(1)

@@ -1,8 +1,8 @@
-//! The verbs-shaped vocabulary that every network under Halite speaks.
+//! The verbs-shaped trait of all networks under Halite.
 //!
-//! A [`Fabric`] moves bytes between the registered memory of connected peers.  It knows peers, keys, work
-//! requests and completions; it does not know names, permissions, regions or clusters: those live in the
-//! tier above.  A provider implements the trait; [`middleware`] wraps any provider.
+//! A [`Fabric`] moves bytes between the registered memory of connected peers. It knows peers, keys, work requests and
+//! completions. It knows no names, permissions, regions or clusters, which belong to the tier above. A provider
+//! implements the trait; [`middleware`] wraps any provider.
 
 mod atomics;
 pub mod completion;
@@ -37,183 +37,196 @@ pub use path::Path;
 pub use request::{Local, Operation, RemoteAddress, WorkRequest};
 pub use sleepers::Sleepers;
 
-/// A connected peer, as one fabric instance numbers it.  Never reused within that instance.
+/// Number of a connected peer within one fabric instance. Never reused there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PeerId(pub u32);
 
-/// The key of a registered segment (verbs' rkey).  Means something only together with the peer that
-/// registered it.
+/// Key of a registered segment (verbs' rkey), valid together with the peer that registered it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Key(pub u32);
 
-/// What the issuer calls a work request; comes back in its completion.
+/// The poster's id of a work request, returned in its completion.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkId(pub u64);
 
-/// What the provider that reaches a peer can do for it, so that callers choose and tests skip with a reason.
+/// Capabilities of the provider that reaches a peer, by which callers choose operations, and tests skip with a reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Capabilities {
-    /// The name that users see: `shm`, `roce`, `verbs`, `sim`.
+    /// Name for users: `shm`, `roce`, `verbs`, `sim`.
     pub provider: &'static str,
-    /// Peers' memory can be reached by loads and stores, through [`Fabric::direct`].
+    /// Whether loads and stores reach peers' memory, through [`Fabric::direct`].
     pub direct: bool,
-    /// Which one-sided atomics it offers.
+    /// One-sided atomics on peers' memory.
     pub atomics: Atomics,
-    /// How many orders of requests there are, at least one: see [`Lane`].
+    /// Number of lanes per peer, at least one; see [`Lane`].
     pub lanes: usize,
-    /// Largest payload of one [`Operation::Send`], in bytes.
+    /// Maximum payload of one [`Operation::Send`], in bytes.
     pub send_bytes_max: usize,
-    /// Largest inline source of a write, in bytes: at least 8, a word.
+    /// Maximum inline source of a write, in bytes; at least 8, a word.
     pub inline_bytes_max: usize,
 }
 
 /// One network, as one node sees it.
 ///
-/// All methods may be called from any thread.  `poll` hands each event to
-/// exactly one caller; the tier lets one thread at a time poll (the holder of the poll token).
+/// All methods may be called from any thread. `poll` returns each event to exactly one caller; in the tier, only the
+/// holder of the poll token polls.
 pub trait Fabric: Send + Sync {
-    /// The names of the providers, as users see them.
+    /// Returns the names of the providers.
     fn providers(&self) -> Vec<&'static str>;
 
-    /// What can be done for `peer`.  It is the same from its [`Event::Connected`] on, and of no meaning before.
+    /// Returns the capabilities for `peer`. They are fixed from its [`Event::Connected`] on, and undefined before.
     fn capabilities(&self, peer: PeerId) -> Capabilities;
 
-    /// Makes `segment` reachable by all connected peers, now and later, and returns its key.  Keys count from 0, and a provider has so many
-    /// of them in all: one that is taken back makes no room for another.
-    /// A peer to which the key is mentioned afterwards in a message can use it at once.
+    /// Makes `segment` reachable by all present and future peers, and returns its key.
+    ///
+    /// Keys count from 0 and are never reused, so a provider's number of keys bounds all registrations together. A peer
+    /// that learns the key from a later message can use it at once.
     fn register(&self, segment: Arc<Segment>) -> Result<Key, RegisterError>;
 
-    /// Takes back a key of ours, which is never given again.  [`Event::Deregistered`] tells, at once or when all peers have answered, that from
-    /// then on no posted request of a peer reaches its segment: such requests end as those with a wrong key do, of which a part may have been done.
-    /// The provider then holds the segment no more.  Windows that peers have of it ([`Fabric::direct`]) stay mapped for as long as they hold
-    /// them.  What we have posted with it as our own end is carried out as if it were there, and holds it; nothing more can be posted.
-    /// A key that is not registered is none to take back, and nothing is told.
+    /// Deregisters a local key.
+    ///
+    /// [`Event::Deregistered`] follows, at once or when all peers have answered; from then on no posted request of a
+    /// peer reaches the segment. Such requests end like those with a wrong key, and a part may have been done. The
+    /// provider then releases the segment. Windows that peers have of it ([`Fabric::direct`]) stay mapped as long as
+    /// the peers hold them. Requests that this end posted with the key as their local end are carried out and keep the
+    /// segment until then; further ones are refused. Has no effect for a key that is not registered.
     fn deregister(&self, key: Key);
 
-    /// Starts connecting to the peer at `address`; [`Event::Connected`] or [`Event::ConnectFailed`] follows, also if this fabric
-    /// is closed meanwhile.
-    /// The peer is shown `hello`, at most [`HELLO_BYTES_MAX`] bytes that the fabric does not interpret.
+    /// Starts a connection to the peer at `address`.
+    ///
+    /// [`Event::Connected`] or [`Event::ConnectFailed`] follows, even if this fabric is closed meanwhile. The peer
+    /// receives `hello`, at most [`HELLO_BYTES_MAX`] bytes that the fabric does not interpret.
     fn connect(&self, address: &str, hello: &[u8]);
 
-    /// Posts requests to `peer`, in order behind those of the same `lane`, and in no order with those of others (see [`Lane`]).  On an
-    /// error the requests before `posted` are posted, the rest are not.
-    /// Every posted and signalled request completes exactly once, with an error status if the peer goes away.
-    /// Where the queue of the lane was full, [`Event::Room`] follows when there is room again, or [`Event::Disconnected`].
+    /// Posts requests to `peer`, in order within `lane`, and without order relative to other lanes (see [`Lane`]).
+    ///
+    /// On an error, the requests before `posted` are posted and the rest are not. Every posted and signalled request
+    /// completes exactly once, with an error status if the peer goes away. After [`PostCause::QueueFull`],
+    /// [`Event::Room`] or [`Event::Disconnected`] follows.
     fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError>;
 
-    /// Appends what has happened (at most a provider-chosen batch) and returns how many events that are.  A peer that sends
-    /// without end does not keep others from being heard.
+    /// Appends a batch of events, of a size that the provider chooses, and returns their number. A peer that sends
+    /// continuously does not starve others.
     fn poll(&self, events: &mut Vec<Event>) -> usize;
 
-    /// The memory behind `key` of `peer`, where loads and stores can reach it (see [`Capabilities::direct`]).
-    /// `None` where they cannot, or the peer or key is unknown or gone.
+    /// Returns the memory behind `key` of `peer`, where loads and stores reach it (see [`Capabilities::direct`]).
+    /// `None` if they do not, or if the peer or the key is unknown or gone.
     fn direct(&self, peer: PeerId, key: Key) -> Option<Window>;
 
-    /// The `count` lines at `at` in the memory of `peer`, where stores reach them.  `None` where they do not, or there are no such lines:
-    /// then a line is posted as an inline write with immediate.
+    /// Returns `count` lines at `at` in the memory of `peer`, where stores reach them. `None` if they do not, or if
+    /// there are no such lines; a line is then posted as an inline write with immediate.
     fn lines(&self, _peer: PeerId, _at: RemoteAddress, _count: u32) -> Option<Box<dyn Lines>> {
         None
     }
 
-    /// Starts to cut `peer` off, so that it can no longer touch our memory.  [`Event::CutOff`] follows when
-    /// it is so; it may be at once, or never where [`CutOff::NotPermitted`] is returned.
+    /// Starts to cut `peer` off, so that it can no longer touch this end's memory. [`Event::CutOff`] follows, possibly
+    /// at once; never if [`CutOff::NotPermitted`] is returned.
     fn cut_off(&self, peer: PeerId) -> CutOff;
 
-    /// Tells the person at the terminal of `peer`'s process, or its log, why it is about to be cut off: where that can be
-    /// done without waiting and without harm, and not where cutting it off is not permitted.
+    /// Writes the reason for a cut-off to the terminal or log of `peer`'s process, if that is possible without waiting
+    /// and without harm. Does nothing where a cut-off is not permitted.
     fn warn(&self, _peer: PeerId, _text: &str) {}
 
-    /// Drops the connection to `peer` on our side: gives up its memory, fails outstanding work.
+    /// Ends the connection to `peer` on this side: unmaps its memory and fails outstanding work.
     fn disconnect(&self, peer: PeerId);
 
-    /// Says whom arrivals wake; nobody, while a thread polls anyway.
-    /// After arming, the caller polls once more before it sleeps, or a wake-up could be lost.  One wake-up may use it up: who sleeps
-    /// again arms again.
+    /// Sets which sleeper arrivals wake; `None` while a thread polls anyway.
+    ///
+    /// After arming, the caller polls once more before it sleeps; otherwise a wake-up could be lost. One wake-up may
+    /// use the arming up, so a sleeper arms again before each sleep.
     fn arm(&self, sleeper: Option<Sleeper>);
 
-    /// Sleeps, as `sleeper`, until the doorbell rings for it, `timeout` passes, or [`Fabric::wake`] is called.  May wake early.
-    /// Who sleeps on [`Fabric::descriptor`] instead says so by a wait of no time once that has had an edge.
-    /// `seen` is the value of [`Fabric::doorbell`] that was read before the last poll.
+    /// Sleeps as `sleeper` until the doorbell rings for it, `timeout` passes, or [`Fabric::wake`] is called. May wake
+    /// early.
+    ///
+    /// `seen` is the value of [`Fabric::doorbell`] before the last poll. A thread that sleeps on [`Fabric::descriptor`]
+    /// calls this with a timeout of zero after each edge.
     fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>);
 
-    /// The longest time after which [`Fabric::poll`] is to be called again though nothing arrives, for what the provider does by time:
-    /// retransmission, delayed acknowledgements.  [`Sleeper::Progress`] asks before each sleep; where the time becomes shorter meanwhile, the
-    /// provider wakes it when that is over, or before.  `None` where nothing is due.
+    /// Returns the maximum time until the next [`Fabric::poll`], even without arrivals, for the provider's timers:
+    /// retransmission, delayed acknowledgements.
+    ///
+    /// [`Sleeper::Progress`] asks before each sleep; if the time becomes shorter, the provider wakes it in time. `None`
+    /// if no timer runs.
     fn poll_timeout(&self) -> Option<Duration> {
         None
     }
 
-    /// How long ago the process of `peer` last gave a sign of life, be it a bare acknowledgement.  `None` where there is nothing to go
-    /// by: where the operating system tells of ends, or an adapter acknowledges even while its process stands still.
+    /// Returns the time since the process of `peer` last gave a sign of life, which may be a bare acknowledgement.
+    /// `None` if the provider has no such sign: the operating system reports ends, or an adapter acknowledges even
+    /// while its process is stopped.
     fn heard(&self, _peer: PeerId) -> Option<Duration> {
         None
     }
 
-    /// How long a round trip to `peer` takes, smoothed: for about that long it pays to spin for an answer.  `None` where the provider
-    /// has not measured any, or there is nothing to measure.
+    /// Returns the smoothed round trip to `peer`; a caller may spin about that long for an answer. `None` if the
+    /// provider has measured none.
     fn round_trip(&self, _peer: PeerId) -> Option<Duration> {
         None
     }
 
-    /// Whether somebody whom this end dials has been heard, be it by the network alone, and is not connected yet: who is far away, or slow, is there.  True where
-    /// that cannot be told.
+    /// Returns whether a peer that this end dials has answered, if only by the network, and is not connected yet: such
+    /// a peer exists, but is far away or slow. True if the provider cannot tell.
     fn is_being_answered(&self) -> bool {
         true
     }
 
-    /// What is known of the way to `peer`, where that is made of packets that a provider counts.
+    /// Returns the state of the path to `peer`, if the provider counts packets.
     fn path(&self, _peer: PeerId) -> Option<Path> {
         None
     }
 
-    /// Whether a poll that finds nothing takes a call of the system, and so some hundreds of nanoseconds: who polls may as well look at the
-    /// clock each time.
+    /// Returns whether a poll without events takes a system call, and so some hundreds of nanoseconds; a poller may
+    /// then as well read the clock each time.
     fn polls_by_system_calls(&self) -> bool {
         false
     }
 
-    /// A number that changes with each poll that takes something of a peer in, be it an event or not: bytes that it writes, a request to
-    /// read.  Who polls on for what follows closely goes by it.  It stays where peers reach memory without a poll.
+    /// Returns a number that changes with each poll that processes traffic of a peer, with or without an event: written
+    /// bytes, or a read request. A poller uses it to decide whether to continue. Constant where peers reach memory
+    /// without a poll.
     fn traffic(&self) -> u64 {
         0
     }
 
-    /// A number that changes with every ring of the doorbell.
+    /// Returns a number that changes with every ring of the doorbell.
     fn doorbell(&self) -> u32;
 
-    /// Rings our own doorbell for all sleepers, from any thread.
+    /// Rings this end's doorbell for all sleepers; may be called from any thread.
     fn wake(&self);
 
-    /// What becomes readable with each ring of the doorbell that `sleeper` is armed for, and each [`Fabric::wake`], for those who sleep in
-    /// epoll as such.  It is watched for edges: it may stay readable, and is never read by who sleeps.  `None` where there is none.
+    /// Returns a descriptor that becomes readable with each ring of the doorbell that `sleeper` is armed for, and with
+    /// each [`Fabric::wake`], for threads that sleep in epoll. It is watched for edges, may stay readable, and is never
+    /// read by the sleeper. `None` if the provider has none.
     fn descriptor(&self, _sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Leaves: unmaps all peers' memory and tells them that we can no longer reach theirs.
+    /// Leaves: unmaps all peers' memory, and tells them that they are out of reach.
     fn close(&self);
 }
 
-/// Most bytes of a hello.
+/// Maximum length of a hello, in bytes.
 pub const HELLO_BYTES_MAX: usize = 1024;
 
-/// Why a segment could not be registered.
+/// Cause of a failed registration.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// The provider's table of keys is full.
+    /// The provider's keys are used up.
     #[error("cannot register a segment: all {max} keys have been used")]
     TooManyKeys {
-        /// How many keys there are.
+        /// Number of keys.
         max: usize,
     },
-    /// Of several providers, one gave another key than the others: its own fault, and no segment can be registered after that.
-    #[error("cannot register a segment: {provider} calls it {given:?}, where {expected:?} was to come")]
+    /// One of several providers returned another key than the others. This is a bug of the provider, and no segment can
+    /// be registered any more.
+    #[error("cannot register a segment: {provider} returned {given:?} instead of {expected:?}")]
     Mismatch {
-        /// Which provider.
+        /// The provider.
         provider: &'static str,
-        /// The key that the others gave.
+        /// The key of the others.
         expected: Key,
-        /// The key that it gave.
+        /// Its key.
         given: Key,
     },
     /// The operating system refused.
@@ -221,28 +234,28 @@ pub enum RegisterError {
     Io(#[from] std::io::Error),
 }
 
-/// Why a list of requests was not posted whole.
+/// A list of requests was posted only in part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("only {posted} requests posted to peer {peer:?}: {cause}")]
 pub struct PostError {
-    /// To whom.
+    /// The peer.
     pub peer: PeerId,
-    /// How many of the requests were posted before the error.
+    /// Number of requests posted before the error.
     pub posted: usize,
-    /// Why the next one was not.
+    /// Cause for the first request that was not posted.
     pub cause: PostCause,
 }
 
-/// See [`PostError`].
+/// Cause of a refused post.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostCause {
     /// The queue to this peer is full; try again after [`Event::Room`].
     #[error("queue full")]
     QueueFull,
-    /// No such peer, or its connection is down.
+    /// The peer does not exist, or its connection is down.
     #[error("not connected")]
     NotConnected,
-    /// A request that could never be posted: too long for inline, a local key that is not registered.
+    /// The request is invalid: too long for inline, or with a local key that is not registered.
     #[error("malformed request")]
     Malformed,
 }

@@ -1,6 +1,7 @@
-//! A fabric around another one, of which only what it does differently is written down.
+//! Middleware: a fabric around another one that defines only its differences.
 //!
-//! It has no lines that stores reach ([`Fabric::lines`]), lest they pass it by: those that use lines post them.
+//! Middleware has no lines that stores reach ([`Fabric::lines`]), because those would bypass it; callers post lines
+//! instead.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -12,15 +13,15 @@ use crate::{
     Capabilities, CutOff, Event, Fabric, Key, Lane, Path, PeerId, PostError, RegisterError, WorkRequest,
 };
 
-/// Makes of each method of [`Fabric`] listed below those of [`Middleware`] and once as a fabric's.
+/// Generates the methods of [`Middleware`] and those of its [`Fabric`] from one list.
 macro_rules! forward {
     ($(fn $method:ident(&self $(, $argument:ident: $type:ty)*) $(-> $output:ty)?;)*) => {
         /// A fabric around another one.
         ///
-        /// A type that implements it is a [`Fabric`]: each method is the inner fabric's, unless the type writes its own.
-        /// Import one of the two traits, not both: their methods have the same names.
+        /// A type that implements this is a [`Fabric`]: each method is the inner fabric's, unless the type defines its
+        /// own. Import only one of the two traits, because their methods have the same names.
         pub trait Middleware: Send + Sync {
-            /// The fabric that does the work.
+            /// Returns the wrapped fabric.
             fn inner(&self) -> &dyn Fabric;
 
             $(

@@ -1,33 +1,33 @@
-//! What a network knows of the way to a peer.
+//! The state of the network path to a peer.
 
 use std::net::SocketAddr;
 
-/// Packets to a peer and from it, since it was connected, and how many may be under way.
+/// Packets to and from a peer since it was connected, and the windows of its lanes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Path {
-    /// Most payload of a packet that comes through, in bytes (verbs' path MTU).
+    /// Maximum payload of a packet, in bytes (verbs' path MTU).
     pub mtu_bytes: u32,
-    /// Whether that was found out yet: it takes a moment when two have met.
+    /// Whether the MTU is known yet; probing takes a moment after connecting.
     pub is_known: bool,
-    /// Packets that were sent, repetitions included.
+    /// Packets sent, including repetitions.
     pub sent: u64,
-    /// Of these, those that had been sent before: at least so many were lost, or late.
+    /// Packets sent again; at least this many were lost or late.
     pub repeated: u64,
-    /// Whether both ends repeat single packets; else all behind one that is lost is sent again.
+    /// Whether both ends repeat single packets; otherwise all packets behind a lost one are sent again.
     pub repeats_single: bool,
-    /// Packets that came before others that were lost or late, and were kept until those had come.
+    /// Packets that arrived ahead of a lost or late one, and were kept.
     pub kept: u64,
-    /// How often an answer was waited for in vain.
+    /// Retransmission timeouts.
     pub timeouts: u64,
-    /// Packets that arrived.
+    /// Packets received.
     pub arrived: u64,
-    /// Of these, those that had arrived before.
+    /// Received packets that had arrived before.
     pub duplicates: u64,
-    /// Packets that may be under way to the peer now, in each lane.
+    /// Packets that may be in flight to the peer now, per lane.
     pub window_packets: Vec<u32>,
-    /// From where to where they go: this end's address, and the peer's.
+    /// Addresses of the packets: this end's, and the peer's.
     pub ends: (SocketAddr, SocketAddr),
-    /// From where packets of the peer came besides, and how many, all of which were refused: an address is translated on the way, or somebody repeats
-    /// what it has seen.
+    /// Another source address of the peer's packets, and the number of those packets, all of which were refused: an
+    /// address is translated on the way, or packets are replayed.
     pub elsewhere: Option<(SocketAddr, u64)>,
 }

@@ -1,34 +1,34 @@
-//! Work requests: what is posted to a peer.
+//! Work requests.
 
 use crate::{Key, WorkId};
 
 /// A place in a peer's registered memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RemoteAddress {
-    /// The segment.
+    /// Key of the segment.
     pub key: Key,
-    /// Bytes from its start.
+    /// Offset in the segment, in bytes.
     pub offset: u64,
 }
 
-/// Where a request takes its bytes from, or puts them, on our side.
+/// The local source or destination of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Local<'a> {
-    /// In a segment that we registered.
+    /// In a locally registered segment.
     Registered {
-        /// The segment.
+        /// Key of the segment.
         key: Key,
-        /// Bytes from its start.
+        /// Offset in the segment, in bytes.
         offset: u64,
-        /// How many bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// Copied out of this slice before `post` returns.  Sources only, up to the inline limit.
+    /// Copied before `post` returns. Sources only, up to the inline limit.
     Inline(&'a [u8]),
 }
 
 impl Local<'_> {
-    /// How many bytes it names.
+    /// Returns the length in bytes.
     pub fn len_bytes(&self) -> u64 {
         match self {
             Local::Registered { len, .. } => *len,
@@ -37,56 +37,56 @@ impl Local<'_> {
     }
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation<'a> {
-    /// Copies from the peer's memory into ours.
+    /// Copies from the peer's memory to local memory.
     Read {
         /// Destination; must be registered.
         local: Local<'a>,
         /// Source.
         remote: RemoteAddress,
     },
-    /// Copies from our memory into the peer's.
+    /// Copies from local memory to the peer's.
     Write {
         /// Source.
         local: Local<'a>,
         /// Destination.
         remote: RemoteAddress,
     },
-    /// A write, after which the peer receives a completion with `imm`.
+    /// Writes, and gives the peer a completion with `imm`.
     ///
-    /// The bytes are in place when the peer has polled that completion.  Until then they may be or not be, whatever
-    /// our own completion says, and other accesses to the same bytes are in no order with them.
+    /// The bytes are in place when the peer has polled that completion. Before that they may or may not be, whatever
+    /// the local completion says, and other accesses to the same bytes are not ordered with them.
     WriteImm {
         /// Source.
         local: Local<'a>,
         /// Destination.
         remote: RemoteAddress,
-        /// What the peer is told.
+        /// Immediate for the peer's completion.
         imm: u32,
     },
-    /// A message: the peer receives a completion with these bytes and `imm`.
+    /// Sends a message; the peer receives a completion with the bytes and `imm`.
     Send {
         /// The message, at most [`crate::Capabilities::send_bytes_max`].
         bytes: &'a [u8],
-        /// Told along with it.
+        /// Immediate for the peer's completion.
         imm: u32,
     },
     /// Adds to an aligned 8-byte word; the completion carries the old value.
     FetchAdd {
         /// The word.
         remote: RemoteAddress,
-        /// What is added, wrapping.
+        /// Addend; the sum wraps.
         add: u64,
     },
     /// Replaces an aligned 8-byte word if it holds `expected`; the completion carries the old value.
     CompareSwap {
         /// The word.
         remote: RemoteAddress,
-        /// What it must hold.
+        /// Value that the word must hold.
         expected: u64,
-        /// What it then becomes.
+        /// Value that replaces it.
         new: u64,
     },
 }
@@ -94,13 +94,13 @@ pub enum Operation<'a> {
 /// One entry of a send queue.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkRequest<'a> {
-    /// Comes back in the completion.
+    /// Id that the completion returns.
     pub id: WorkId,
-    /// What to do.
+    /// The operation.
     pub operation: Operation<'a>,
-    /// Whether a completion is wanted on success.  Failures always complete.
+    /// Whether success produces a completion. Failures always do.
     pub signalled: bool,
-    /// Whether a message or an immediate rings the peer's doorbell (verbs' solicited event).  One that does not is
-    /// found by the peer's next poll, however late that is.
+    /// Whether a message or an immediate rings the peer's doorbell (verbs' solicited event). Otherwise the peer finds
+    /// it in its next poll, however late that is.
     pub solicited: bool,
 }

@@ -1,16 +1,16 @@
 //! Threads that sleep until one of several descriptors becomes readable.
 //!
-//! One of them watches all descriptors in epoll, the others sleep until it tells them: each ring wakes all, as a
-//! futex would, and each is watched for once.  One that rings for some only is watched for when it is asked for.  The descriptors
-//! are watched for edges, so nobody has to empty them.  What they watch can be watched in turn, by who sleeps for more than they do.
+//! One of them watches all descriptors in epoll and the others sleep until it wakes them. Each ring wakes all, as on a
+//! futex. A descriptor that rings for some sleepers only is watched on request. Descriptors are watched for edges, so
+//! they need not be read. The epoll itself can be watched by a thread that sleeps for more descriptors.
 //!
 //! ```text
-//!   ringer --> descriptor --edge--> epoll --> the one who watches --> the others
-//!                                             times out           --> one of them, who watches next
+//!   ringer --> descriptor --edge--> epoll --> the watcher --> the others
+//!                                             times out   --> one of them, which watches next
 //! ```
 //!
-//! An edge that comes while nobody watches is kept by epoll, and ends the next watch at once.  A sleeper that had it taken away
-//! by another one sees that the doorbell has moved, which it does before the descriptor becomes readable.
+//! epoll keeps an edge that comes without a watcher, and it ends the next watch at once. A sleeper whose edge was taken
+//! by another sees that the doorbell has changed, which happens before the descriptor becomes readable.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -23,27 +23,27 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::time::Timespec;
 
-/// See the header of this file.
+/// Threads that sleep on several descriptors; see the header of this file.
 #[derive(Debug)]
 pub struct Sleepers {
     epoll: OwnedFd,
     watch: Mutex<Watch>,
     told: Condvar,
-    /// A bit for each descriptor that had an edge which was taken.
+    /// A bit per descriptor with an edge that was taken.
     edges: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Watch {
-    /// Whether somebody sleeps in epoll.
+    /// Whether a thread sleeps in epoll.
     is_kept: bool,
-    /// How often something was seen there.
+    /// Number of watches that ended with an edge.
     rings: u64,
-    /// How many others sleep: to tell nobody is a call of the system, too.
+    /// Number of other sleepers; notifying without one would cost a system call too.
     others: usize,
 }
 
-/// Edges that are taken at a time; the rest waits.
+/// Maximum number of edges taken at a time; the rest waits.
 const EDGES_MAX: usize = 8;
 
 impl AsFd for Sleepers {
@@ -54,7 +54,7 @@ impl AsFd for Sleepers {
 }
 
 impl Sleepers {
-    /// Those who sleep until one of `descriptors`, at most 64 of which all outlive the value, becomes readable anew.
+    /// Makes the sleepers of `descriptors`, at most 64, which must outlive them.
     pub fn new<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>) -> io::Result<Sleepers> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (index, descriptor) in descriptors.into_iter().enumerate() {
@@ -65,28 +65,28 @@ impl Sleepers {
         Ok(Sleepers { epoll, watch: Mutex::default(), told: Condvar::new(), edges: AtomicU64::new(0) })
     }
 
-    /// Watches one of the descriptors, the one of that place, for one edge more, or for none.  One that is readable counts as having become so.
+    /// Watches the descriptor at `place` for one more edge, or for none. A readable descriptor counts as an edge.
     pub fn watch_once(&self, place: usize, descriptor: BorrowedFd<'_>, is_watched: bool) {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET | epoll::EventFlags::ONESHOT;
         let flags = if is_watched { edge } else { epoll::EventFlags::empty() };
-        // It fails for none of those that the value was made of.
+        // Cannot fail for a descriptor that was passed to `new`.
         let _ = epoll::modify(&self.epoll, descriptor, epoll::EventData::new_u64(place as u64), flags);
     }
 
-    /// Of which of the descriptors an edge was taken since this was last asked, as a bit for each place.
+    /// Returns the descriptors with an edge since the last call, as a bit per place.
     pub fn take_edges_seen(&self) -> u64 {
         // Pairs with the Release in take_edges().
         self.edges.swap(0, AcqRel)
     }
 
-    /// Sleeps until a descriptor becomes readable or `timeout` passes, and not while `is_rung`.  May wake early.  In no time, it takes
-    /// away the edges that are there.
+    /// Sleeps until a descriptor becomes readable or `timeout` passes, unless `is_rung`. May wake early. With a timeout
+    /// of zero, it only takes the edges that are there.
     pub fn sleep(&self, timeout: Option<Duration>, is_rung: impl Fn() -> bool) {
         if timeout == Some(Duration::ZERO) {
             self.take_edges();
             return;
         }
-        // A time beyond what the clock can tell never comes.
+        // A deadline beyond the clock's range never comes.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut watch = self.lock();
         let rings = watch.rings;
@@ -123,7 +123,8 @@ impl Sleepers {
         }
     }
 
-    /// A sleeper that goes leaves somebody on watch, if anybody sleeps: the one who was told to may be the one who goes.
+    /// A sleeper that leaves wakes another one to watch, if any sleeps: the one that was woken may be the one that
+    /// leaves.
     fn leave(&self, watch: &Watch) {
         if !watch.is_kept && watch.others > 0 {
             self.told.notify_one();
@@ -134,7 +135,7 @@ impl Sleepers {
         let Some(timeout) = timeout.and_then(|timeout| Timespec::try_from(timeout).ok()) else {
             return self.take_edges_within(None);
         };
-        // Not by epoll alone, which counts in milliseconds.  Every error means: look again.
+        // epoll alone counts in milliseconds. On every error the caller checks again.
         let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&timeout));
         self.take_edges()
     }
@@ -157,5 +158,5 @@ impl Sleepers {
     }
 }
 
-/// Nothing panics while it holds the lock.
+/// No code that holds the lock panics.
 const POISONED: &str = "a thread panicked while it held the lock of those who sleep";

@@ -1,4 +1,4 @@
-//! What can go wrong, one enum per family of operations.
+//! Errors: one enum per family of operations.
 //!
 //! An error names the attempted operation, its object, the cause, and what to do next.  The operation was not done,
 //! unless the cause says "maybe done".
@@ -33,15 +33,15 @@ pub use watch::{NotifyCause, NotifyError};
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot {operation} {object}: {cause}")]
 pub struct RegionError {
-    /// What was attempted: `alloc`, `map`, `free`, ...
+    /// The operation: `alloc`, `map`, `free`, ...
     pub operation: &'static str,
-    /// On what: the region's name, or its handle.
+    /// The region's name, or its handle.
     pub object: String,
-    /// Why it failed.
+    /// The cause.
     pub cause: RegionCause,
 }
 
-/// Why an operation on a region failed.
+/// Cause of a failed operation on a region.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionCause {
@@ -57,42 +57,42 @@ pub enum RegionCause {
         /// Its length in bytes.
         len: usize,
     },
-    /// The name is not text.  Only names that come from bytes can be so, such as file names.
+    /// The name is not text, as names that come from bytes, such as file names, can be.
     #[error("the name is not UTF-8")]
     NameNotUtf8,
-    /// Names that begin with NUL are kept for locks and barriers.
+    /// The name begins with NUL; locks and barriers use such names.
     #[error("the name begins with NUL; such names are reserved")]
     NameReserved,
     /// The name is empty.
     #[error("the name is empty; pass `None` for a region without a name")]
     NameEmpty,
-    /// A region has at least one byte.
+    /// The length is 0; a region has at least one byte.
     #[error("a region must have at least one byte")]
     ZeroLength,
-    /// Not enough free memory.
+    /// Too little free memory.
     #[error("no space: {wanted} bytes do not fit, {available} are free; free regions or use a larger arena")]
     NoSpace {
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: u64,
-        /// Bytes free on that node, perhaps in pieces.
+        /// Bytes free on that node, possibly in pieces.
         available: u64,
     },
-    /// The arena has room, but the system has no memory behind it now; nothing was kept.
+    /// The arena has room, but the system cannot provide the memory now. Nothing was allocated.
     #[error(
         "out of memory: the system of node {node} provided {given} of {wanted} bytes; free memory there, or raise the limit of its process"
     )]
     OutOfMemory {
         /// The node that was to hold the bytes.
         node: NodeId,
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: u64,
-        /// Bytes that it could get.
+        /// Bytes that the system provided.
         given: u64,
     },
-    /// No region has the name, or it was freed.
+    /// No region has the name, or the region was freed.
     #[error("there is no such region")]
     NotFound,
-    /// The region that had the name was lost with the node that was its home.
+    /// The region was lost with its home.
     #[error("the region was lost with {0}")]
     Lost(Lost),
     /// A node cannot map the memory that it was to read, for lack of addresses or descriptors.
@@ -100,64 +100,64 @@ pub enum RegionCause {
         "node {node} lacks addresses or descriptors to map the memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
     )]
     Unmapped {
-        /// Who was to read.
+        /// The node that was to read.
         node: NodeId,
-        /// Whose memory it is.
+        /// The owner of the memory.
         owner: NodeId,
     },
-    /// All numbers of nodes that stay have been given out, and no node has given its own up.
+    /// All numbers of permanent nodes are in use.
     #[error(
         "all node numbers are in use; reuse one with `--id`, or, without etcd, release the number of a dead node with `halite forget NODE`"
     )]
     NoNumbers,
-    /// This node waits for as many answers of the region's home, or of an owner, as it may.
+    /// This node has the maximum number of requests waiting at the region's home or an owner.
     #[error("{max} requests of this node wait for answers there, the maximum; try again later")]
     TooManyRequests {
-        /// How many may wait.
+        /// Maximum number of waiting requests.
         max: u64,
     },
-    /// A node that lives is not forgotten.
+    /// The node is alive and therefore cannot be forgotten.
     #[error("node {0} is alive; only a dead node can be forgotten")]
     NodeLives(NodeId),
-    /// The principal lacks these permissions, or the handle was not mapped for them.
+    /// The principal lacks these permissions, or the handle was not mapped with them.
     #[error(
         "permission denied (missing: {missing}); a master can grant it, and the handle must be mapped with it"
     )]
     PermissionDenied {
-        /// What is lacking.
+        /// The missing permissions.
         missing: Permissions,
     },
     /// No node of that number is in the cluster.
     #[error("node {0} is not in the cluster")]
     UnknownNode(NodeId),
-    /// The node died before it answered: maybe done.
+    /// The node died before it answered; the operation may have been done.
     #[error("node {0} is down; the operation may have been done")]
     PeerDown(NodeId),
-    /// The handle was valid once: its region was freed, or the node that held it was restarted.
+    /// The handle was valid once; its region was freed, or the node that held it was restarted.
     #[error("the handle is stale: the region was freed, or its node was restarted; map it again")]
     Stale,
     /// The handle was made by another session.
     #[error("the handle belongs to another session; map the region in this one")]
     ForeignHandle,
-    /// The handle is not one of this session's.
+    /// The session has no such handle.
     #[error("the session has no such handle")]
     UnknownHandle,
     /// No node of the cluster contributes memory.
     #[error("no node of the cluster contributes memory; start one with an arena")]
     NoMemoryNode,
-    /// The first node, which hosts the directory of names, is down.
+    /// Node 0, which has the directory of names, is down.
     #[error("the directory of names is down; restart node 0")]
     DirectoryDown,
-    /// The region would be larger than can be described.
+    /// The region would exceed [`REGION_BYTES_MAX`](crate::REGION_BYTES_MAX).
     #[error("{len} bytes exceed the maximum length of a region")]
     TooLarge {
-        /// Bytes asked for.
+        /// Bytes requested.
         len: u64,
     },
     /// The chunk size is not a power of two, or too small.
     #[error("the chunk size {chunk_bytes} is not a power of two of at least 4096")]
     BadChunkSize {
-        /// Bytes per chunk that were configured.
+        /// Configured bytes per chunk.
         chunk_bytes: u64,
     },
     /// The name of a principal is empty or too long.
@@ -169,35 +169,35 @@ pub enum RegionCause {
     /// The region is immutable.
     #[error("the region is sealed")]
     Sealed,
-    /// Too many pieces: a description of the region would be too long.
+    /// The region has too many pieces to be described in a message.
     #[error("the region would have {pieces} pieces; the maximum is {max}; use larger chunks")]
     TooManyPieces {
-        /// How many it would have.
+        /// Pieces that it would have.
         pieces: u64,
-        /// How many are allowed.
+        /// Maximum number of pieces.
         max: u64,
     },
-    /// Too many watch the region already.
+    /// The region has the maximum number of watchers.
     #[error("the region already has {max} watchers, the maximum; let some watchers forward notifications")]
     TooManyWatchers {
-        /// How many may.
+        /// Maximum number of watchers.
         max: u64,
     },
-    /// Nobody would be left who may free the region, or grant anything.
+    /// The region would be left without a master.
     #[error("the region would have no master left; add another master first")]
     LastMaster,
-    /// The session's own node leaves or has left.
+    /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
     /// A table of the node is full.
     #[error("{0}")]
     TableFull(&'static str),
-    /// The directory of names is outside of the cluster, and does not answer, or had no room for more questions.
+    /// The directory of names is in etcd, which does not answer or has too many requests waiting.
     #[error(
         "etcd, which holds the names, does not answer or refuses (see the node's log); mapped regions stay usable"
     )]
     DirectoryOut,
-    /// Names are in etcd, and what leads to the region of that name was written over by somebody.
+    /// The directory of names is in etcd, and the value of this name's key was overwritten.
     #[error(
         "the key {key:?} of this name in etcd holds a foreign value; `halite rm` removes it and frees the name"
     )]
@@ -205,19 +205,19 @@ pub enum RegionCause {
         /// The key.
         key: String,
     },
-    /// The names could not be brought elsewhere: they are where they were, and are given and found there as before.
+    /// The names could not be moved; they stay where they are and keep working.
     #[error("the names were not moved: {0}")]
     NamesNotMoved(String),
-    /// The node takes nothing new, for it is about to leave.
+    /// The node is draining and accepts no new work.
     #[error("node {0} is draining; choose another node, or try again when it is back")]
     Draining(NodeId),
-    /// Another node did not understand the request: it runs another version.
+    /// Another node did not understand the request, because it runs another version.
     #[error("another node does not know this request; run the same version on all nodes")]
     NotUnderstood,
 }
 
 impl RegionError {
-    /// Why it failed.
+    /// Returns the cause.
     pub fn cause(&self) -> &RegionCause {
         &self.cause
     }
@@ -233,7 +233,7 @@ impl From<CommandError> for RegionCause {
             CommandError::Broken { refusal, .. } => refusal.into(),
             CommandError::Access { .. } => unreachable!("only memory operations are refused so"),
             CommandError::TableFull(table) => RegionCause::TableFull(table),
-            CommandError::Withdrawn => unreachable!("nobody waits for what was withdrawn"),
+            CommandError::Withdrawn => unreachable!("a withdrawn command has no waiter"),
         }
     }
 }
@@ -252,7 +252,7 @@ impl From<ErrorReply> for RegionCause {
             ErrorReply::UnknownNode(node) => RegionCause::UnknownNode(node),
             ErrorReply::PeerDown(node) => RegionCause::PeerDown(node),
             ErrorReply::Malformed => RegionCause::NotUnderstood,
-            // Answers of locks and barriers, which their callers look at first.
+            // Results of locks and barriers, which their callers handle first.
             ErrorReply::Held
             | ErrorReply::HeldBySilent(_)
             | ErrorReply::NotHeld
@@ -281,26 +281,27 @@ impl From<ErrorReply> for RegionCause {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot {operation} {} at offset {offset} of {region}: {cause}{}", bytes(*len), half_way(*partly))]
 pub struct AccessError {
-    /// What was attempted: `read`, `write`, ...
+    /// The operation: `read`, `write`, ...
     pub operation: &'static str,
-    /// Of which region.
+    /// The region.
     pub region: String,
-    /// From where, in bytes.
+    /// Offset in bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Why it failed.
+    /// The cause.
     pub cause: AccessCause,
-    /// Whether some of its bytes may have been accessed before it failed; of an atomic, whether it may have been done.
+    /// Whether some of its bytes may have been accessed before it failed; for an atomic, whether it may have taken
+    /// effect.
     pub partly: bool,
 }
 
-/// A number of bytes, as text.
+/// Formats a number of bytes.
 fn bytes(len: u64) -> String {
     if len == 1 { "1 byte".to_owned() } else { format!("{len} bytes") }
 }
 
-/// The end of a message about an operation that may have been done in part.
+/// Ends the message of an operation that may have been done in part.
 fn half_way(partly: bool) -> &'static str {
     if partly { " (part of it may have been done)" } else { "" }
 }
@@ -309,26 +310,26 @@ fn half_way(partly: bool) -> &'static str {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot copy {} from {from} to {to}: {side}: {cause}{}", bytes(*len), half_way(*partly))]
 pub struct CopyError {
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Where from.
+    /// Source.
     pub from: CopyEnd,
-    /// Where to.
+    /// Target.
     pub to: CopyEnd,
-    /// Which of them failed.
+    /// The side that failed.
     pub side: CopySide,
-    /// Why.
+    /// The cause.
     pub cause: AccessCause,
-    /// Whether some bytes may have been copied before.
+    /// Whether some bytes may have been copied before it failed.
     pub partly: bool,
 }
 
-/// An end of a copy.
+/// One end of a copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CopyEnd {
     /// The region.
     pub region: String,
-    /// From where on, in bytes.
+    /// Offset in bytes.
     pub offset: u64,
 }
 
@@ -339,17 +340,17 @@ impl std::fmt::Display for CopyEnd {
 }
 
 impl CopyError {
-    /// Why it failed.
+    /// Returns the cause.
     pub fn cause(&self) -> &AccessCause {
         &self.cause
     }
 }
 
-/// Why an access failed.
+/// Cause of a failed access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessCause {
-    /// Beyond the end of the region; nothing was touched.
+    /// The access exceeds the end of the region; nothing was touched.
     #[error("the region has {}", bytes(*region_len))]
     OutOfRange {
         /// The region's length in bytes.
@@ -358,25 +359,25 @@ pub enum AccessCause {
     /// Offset and length together exceed 64 bits; nothing was touched.
     #[error("offset plus length exceeds 64 bits")]
     Overflow,
-    /// The handle was valid once: its region was freed, or the node that held it was restarted.
+    /// The handle was valid once; its region was freed, or the node that held it was restarted.
     #[error("the handle is stale: the region was freed, or its node was restarted; map it again")]
     Stale,
     /// The handle was made by another session; nothing was touched.
     #[error("the handle belongs to another session; map the region in this one")]
     ForeignHandle,
-    /// The handle is not one of this session's; nothing was touched.
+    /// The session has no such handle; nothing was touched.
     #[error("the session has no such handle")]
     UnknownHandle,
-    /// The principal lacks these permissions, or the handle was not mapped for them; nothing was touched, unless they were
-    /// revoked half way.
+    /// The principal lacks these permissions, or the handle was not mapped with them. Nothing was touched, unless they
+    /// were revoked during the access.
     #[error(
         "permission denied (missing: {missing}); a master can grant it, and the handle must be mapped with it"
     )]
     PermissionDenied {
-        /// What is lacking.
+        /// The missing permissions.
         missing: Permissions,
     },
-    /// The node that holds the bytes is down, or out of reach: maybe done.
+    /// The node that holds the bytes is down or unreachable; the access may have been done.
     #[error(
         "node {0}, which holds the bytes, is down or unreachable; if its process has ended, its regions are lost"
     )]
@@ -384,32 +385,32 @@ pub enum AccessCause {
     /// The region is immutable.
     #[error("the region is sealed")]
     Sealed,
-    /// An atomic aims at an offset that is not a multiple of the size of its word; nothing was touched.
+    /// The offset of an atomic is not a multiple of its word's size; nothing was touched.
     #[error("the word is unaligned; its offset must be a multiple of {alignment}")]
     Unaligned {
-        /// Bytes of which the offset must be a multiple.
+        /// Required alignment in bytes.
         alignment: u64,
     },
-    /// The session's own node leaves or has left.
+    /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
-    /// This process cannot map the memory that the bytes are in, for lack of addresses or descriptors; nothing was touched.
+    /// This process cannot map the memory of the bytes, for lack of addresses or descriptors. Nothing was touched.
     #[error(
         "this process lacks addresses or descriptors to map the memory of node {0}; raise its limits (`ulimit -v`, `ulimit -n`)"
     )]
     Unmapped(NodeId),
-    /// The node that was to copy the bytes cannot map the memory that they are in.
+    /// The node that was to copy the bytes cannot map their memory.
     #[error(
         "node {node}, the target of the copy, lacks addresses or descriptors to map the memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
     )]
     UnmappedBy {
-        /// Who was to copy.
+        /// The node that was to copy.
         node: NodeId,
-        /// Whose memory it is.
+        /// The owner of the memory.
         owner: NodeId,
     },
-    /// This node cannot register the memory that such an access goes through, or as many accesses as may go to one node at once
-    /// (32 MiB of first slices, 1024 of which have 32 KiB) are under way to it.
+    /// This node cannot register staging memory for the access, or the accesses in progress to that node already use
+    /// its maximum of 32 MiB of staging memory.
     #[error(
         "no staging memory: 1024 long accesses to that node are outstanding, or memory could not be registered; see `ulimit -v -n -f`"
     )]
@@ -417,26 +418,26 @@ pub enum AccessCause {
 }
 
 impl AccessError {
-    /// Why it failed.
+    /// Returns the cause.
     pub fn cause(&self) -> &AccessCause {
         &self.cause
     }
 }
 
-/// One access of a batch failed; those before it are done, and it is not (or, where its error says so, in part).
+/// One access of a batch failed. Those before it are done; it is not done, or only in part if its error says so.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("operation {index} of the batch: {source}")]
 pub struct BatchError {
-    /// Which one, counted from 0.
+    /// Index of the failed access, from 0.
     pub index: usize,
-    /// What happened to it.
+    /// Its error.
     pub source: AccessError,
-    /// Whether some of those after it have been done, or may have been: what is posted is under way together.
+    /// Whether later accesses of the batch may have been done too: posted accesses are outstanding together.
     pub later: bool,
 }
 
 impl BatchError {
-    /// Why it failed.
+    /// Returns the cause.
     pub fn cause(&self) -> &AccessCause {
         &self.source.cause
     }
@@ -446,17 +447,17 @@ impl BatchError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
-    /// A living process is that node already.
+    /// A live process runs as that node.
     #[error("cannot join as node {node} in {}: process {pid} runs as that node; choose another number or stop it", dir.display())]
     AlreadyRunning {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// The process that is it, as far as its lock file says; 0 if that is being written.
+        /// Its process id, from its lock file; 0 while that is being written.
         pid: u32,
         /// The cluster directory.
         dir: PathBuf,
     },
-    /// Others could enter the cluster directory, and with it all memory of the cluster.
+    /// Other users could enter the cluster directory, and reach all memory of the cluster.
     #[error("cannot join: {}", DirError::NotPrivate { dir: dir.clone(), mode: *mode, uid: *uid, uid_wanted: *uid_wanted })]
     NotPrivate {
         /// The cluster directory.
@@ -465,58 +466,58 @@ pub enum JoinError {
         mode: u32,
         /// Its owner.
         uid: u32,
-        /// Who its owner should be.
+        /// The user that should own it.
         uid_wanted: u32,
     },
-    /// The operating system refused.
+    /// The operating system refused an operation on a path.
     #[error("cannot join: {}: {source}", path.display())]
     Io {
-        /// What was touched.
+        /// The path.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
     /// The cluster directory, or something in it, cannot be used.
     #[error("cannot join: {0}")]
     Directory(ClusterDirError),
-    /// Packets are to be written down, and its networks have none.
+    /// A packet capture is configured, and no network of the node has packets.
     #[error("cannot join: a packet capture needs the roce network")]
     NoPackets,
-    /// This host has none of the addresses that its nodes listen at any more.
+    /// This host no longer has any of the addresses that its nodes use.
     #[error(
         "cannot join: this host lost the address that its nodes use: {0}; restore it, or restart the nodes with another one (--listen)"
     )]
     AddressGone(String),
-    /// The first node does not run.
+    /// Node 0 does not run.
     #[error("cannot join in {}: node 0 is not running; start it first", dir.display())]
     NoCluster {
         /// The cluster directory.
         dir: PathBuf,
     },
-    /// Another process is joining and does not get on with it.
+    /// Another process is joining and does not finish.
     #[error("cannot join in {}: process {pid} has been joining for more than {waited_ms} ms; check whether it is stopped", dir.display())]
     JoinTimeout {
         /// The cluster directory.
         dir: PathBuf,
-        /// Who holds up others, as far as its lock file says.
+        /// The process that blocks the join, from its lock file.
         pid: u32,
-        /// How long was waited, in milliseconds.
+        /// Time waited, in milliseconds.
         waited_ms: u64,
     },
-    /// The arena would be larger than the memory that this node can have.
+    /// The arena exceeds the memory that this node can have.
     #[error(
         "cannot join: an arena of {wanted} bytes exceeds {limit}; the maximum is {} MiB",
         most >> 20
     )]
     ArenaTooLarge {
-        /// Bytes asked for.
+        /// Bytes requested.
         wanted: u64,
-        /// Bytes that it could have.
+        /// Maximum in bytes.
         most: u64,
-        /// What sets the limit.
+        /// The limit that applies.
         limit: String,
     },
-    /// The system has no memory for what calls need.
+    /// The system has no memory for the buffers of calls.
     #[error("cannot join: memory could not be registered; see `ulimit -v -n -f`")]
     NoMemory,
     /// The configuration cannot be used.
@@ -525,89 +526,90 @@ pub enum JoinError {
     /// The fabric could not be opened.
     #[error("cannot join: {0}")]
     Fabric(Box<dyn std::error::Error + Send + Sync>),
-    /// This process lacks what a connection to a node takes: addresses, descriptors, or memory that it may lock.
+    /// This process lacks a resource that a connection takes: addresses, descriptors, or lockable memory.
     #[error("cannot join in {}: this process cannot map the memory of {address}: {lack}", dir.display())]
     Shortage {
         /// The cluster directory.
         dir: PathBuf,
-        /// Whose memory did not fit.
+        /// The node whose memory could not be mapped.
         address: String,
-        /// What is missing, and which limit that is.
+        /// The missing resource and its limit.
         lack: String,
     },
-    /// The first node is to found the cluster where no other host runs a node of it, and is told of no other host.
+    /// The first node is to found the cluster only if no other host runs a node of it, but other hosts are not
+    /// configured.
     #[error(
         "cannot join: --found needs the other hosts, which must run no node; name all of them (--join), or omit --found to found the cluster without this check"
     )]
     FoundsBlindly,
-    /// The directory gives out no number.
+    /// The directory assigns no number.
     #[error("the cluster assigns no node number: {source}")]
     NoNumber {
-        /// What it said.
+        /// Its error.
         source: RegionError,
     },
-    /// Metrics cannot be asked for where the configuration says.
+    /// The node cannot listen at the configured address for metrics.
     #[error("cannot serve metrics at {address}: {source}")]
     Metrics {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// etcd, which is to have the names, does not answer, or not as it should.
+    /// etcd, which is to hold the names, does not answer, or not as expected.
     #[error("cannot join with the names in {address}: {source}")]
     Etcd {
-        /// Where it is, without a password.
+        /// Its address, without a password.
         address: String,
-        /// What is wrong with it.
+        /// Its error.
         source: EtcdError,
     },
-    /// Another host is founding the cluster whose names are to be there.
+    /// Another host is founding the cluster with names in the same etcd.
     #[error(
         "cannot join: the host at {by} is founding the cluster with the names in {address} as node 0 (key PREFIX/founding, for 15 s); start this node again with another number or none"
     )]
     Founding {
-        /// Where the names are to be, without a password.
+        /// The address of etcd, without a password.
         address: String,
-        /// Where that host is dialled.
+        /// The address of that host.
         by: String,
     },
-    /// A node of another cluster lives that has its names there.
+    /// Another cluster has a live node and keeps its names at the same place in etcd.
     #[error(
         "cannot join: another cluster has its names at {address}: its node {node} was alive within the last 15 s (key PREFIX/places/{node}); use another prefix for one of them (etcd://HOST:PORT/PREFIX)"
     )]
     EtcdTaken {
-        /// Where, without a password.
+        /// The address of etcd, without a password.
         address: String,
-        /// Which node it is there.
+        /// That cluster's node.
         node: NodeId,
     },
-    /// A node of another host has that number, and lives.
+    /// A node of another host has that number and is alive.
     #[error("node {node} is already running: process {pid} at {address}; choose another number")]
     NumberInUse {
-        /// Its number.
+        /// The number.
         node: NodeId,
-        /// Its process, on its host.
+        /// Its process id, on its host.
         pid: u32,
-        /// Where it is dialled.
+        /// The address at which it is dialled.
         address: String,
     },
-    /// Nodes of the cluster are of another version.
+    /// Nodes of the cluster speak another version of the protocol.
     #[error("cannot join in {}: a node there speaks protocol version {theirs}, this node version {PROTOCOL_VERSION}; run the same version on all nodes", dir.display())]
     OtherVersion {
         /// The cluster directory.
         dir: PathBuf,
-        /// The version that the node there speaks.
+        /// The version of the node there.
         theirs: u16,
     },
-    /// A node of the cluster is there, and the first node is not met by it.
+    /// A node of the cluster answers, but node 0 is unreachable.
     #[error("cannot join in {}: {address} is there, but node 0, which holds the names, is unreachable{}", dir.display(), or_a_rival(*node))]
     NoFirst {
         /// The cluster directory.
         dir: PathBuf,
-        /// Where the other node is.
+        /// The address of the node that answers.
         address: String,
-        /// Which node would have joined.
+        /// The node that was to join.
         node: NodeId,
     },
     /// Nodes of the cluster could not be reached.
@@ -615,14 +617,14 @@ pub enum JoinError {
     Unreachable {
         /// The cluster directory.
         dir: PathBuf,
-        /// Where.
+        /// The address.
         address: String,
-        /// What went wrong.
+        /// The failure.
         reason: String,
     },
 }
 
-/// A number that was chosen may have been taken by another node a moment ago; those of applications and commands are nobody else's.
+/// A permanent number may have been taken by another node a moment ago; ephemeral numbers are unique.
 fn or_a_rival(node: NodeId) -> String {
     match node.is_ephemeral() {
         true => String::new(),

@@ -1,7 +1,7 @@
-//! Named, permissioned, movable memory that processes share.
+//! Named, permissioned, movable memory, shared between processes.
 //!
-//! A [`Node`] joins a cluster directory; its [`Session`]s make regions, map them by name and copy bytes in and
-//! out, wherever those are.
+//! A [`Node`] joins the cluster of a directory. Its [`Session`]s allocate regions, map them by name, and read and write
+//! their bytes on any node of the cluster.
 //!
 //! ```
 //! use std::time::Duration;
@@ -55,7 +55,7 @@
 //! | locks and barriers | [`Session::lock`], [`Session::barrier`] |
 //! | threads instead of tasks | [`blocking`] |
 //!
-//! Bytes die with the node that holds them: replication belongs to the application.
+//! A region's bytes die with the node that holds them; applications replicate what must survive.
 
 #![forbid(unsafe_code)]
 

@@ -1,60 +1,60 @@
-//! What can go wrong with a store.
+//! Errors of a store.
 
 use halite::{AccessError, CallError, RegionError, ServeError};
 
-/// Why something was not done.
+/// Cause of a failed operation on a store.
 #[derive(Debug, thiserror::Error)]
 pub enum KvError {
-    /// The options, or what stands in the region of that name, describe no store.
+    /// The options are invalid, or the region of that name holds no store.
     #[error("{what} is {value}; it must be {wanted}")]
     NotAStore {
-        /// Which part.
+        /// The invalid property.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         value: u64,
-        /// What it may be.
+        /// The valid values.
         wanted: &'static str,
     },
-    /// A key or a value is longer than any may be.
+    /// A key or a value exceeds the maximum length.
     #[error("the {what} has {len} bytes; the maximum is {max}")]
     TooLong {
-        /// Which of both.
+        /// `key` or `value`.
         what: &'static str,
-        /// Its length in bytes.
+        /// Length in bytes.
         len: usize,
-        /// The longest.
+        /// Maximum length in bytes.
         max: usize,
     },
     /// The node of the shard has no memory left; nothing was changed.
     #[error("the node that holds the key's shard is out of memory")]
     Full,
-    /// The directory of names does not answer, and without it the store gets no more memory; nothing was changed.
+    /// The directory of names does not answer, so the store gets no more memory. Nothing was changed.
     #[error("the directory of names does not answer, so the shard cannot get more memory")]
     NoDirectory,
-    /// The value is to be a number of 64 bits in decimal, and is none; nothing was changed.
+    /// The value is not a 64-bit number in decimal; nothing was changed.
     #[error("the value is not a 64-bit integer")]
     NotANumber,
-    /// The sum would be no number of 64 bits; nothing was changed.
+    /// The sum exceeds 64 bits; nothing was changed.
     #[error("the result exceeds 64 bits")]
     Overflow,
     /// The owner of a shard has ended; its node may serve another store by now.
     #[error("the shard is no longer served")]
     Ended,
-    /// What a shard answers makes no sense, or entries that nobody changes are damaged.
+    /// A shard's answer is malformed, or entries are damaged without a change in progress.
     #[error("shard {shard} {what}")]
     Damaged {
-        /// Which.
+        /// The shard.
         shard: usize,
-        /// What is wrong.
+        /// The damage.
         what: &'static str,
     },
-    /// A region could not be made, found or freed; or was lost with its node.
+    /// A region could not be allocated, mapped or freed, or was lost with its node.
     #[error(transparent)]
     Region(#[from] RegionError),
     /// A region could not be read or written.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// The owner of a shard could not be asked.  What was to be changed may have been, or not.
+    /// The call to the owner of a shard failed. The change may have been made.
     #[error(transparent)]
     Call(#[from] CallError),
     /// A shard could not be served.

@@ -1,7 +1,7 @@
-//! Where a shard keeps its entries: regions that are divided into blocks, of one class each.
+//! Memory of a shard's entries: regions that are divided into blocks of several classes.
 //!
-//! Blocks that nothing leads to serve for entries of their class, or are divided for shorter ones.  Now and then those that are side by side are
-//! put together for longer ones.  A reader that comes late to a block sees that by the slot, whatever has become of the block.
+//! Free blocks serve entries of their class, or are split for shorter ones. From time to time adjacent free blocks are
+//! merged. A reader that reaches a block too late notices by its slot, whatever the block holds by then.
 
 use halite::{AllocOptions, Lh, Permissions, RegionCause, Session, WriteOp};
 
@@ -9,56 +9,58 @@ use super::error::KvError;
 use super::layout::{CLASSES, FIRST_PART_UNITS, PART_UNITS, Slot, UNIT, part_of, units_of};
 use crate::directory::is_without_directory;
 
-/// How many larger classes are looked through for a block before the heap grows: one of them has twice the length.
+/// Number of larger classes that are searched for a free block before the heap grows; the largest of them has twice the
+/// length.
 const LARGER: u8 = 4;
-/// Blocks are put together when one of so many units has been given back since they were; or, where the heap cannot grow, one of so many.
+/// Free blocks are merged once this fraction of all units was freed since the last merge; the second value applies if
+/// the heap cannot grow.
 const PUT_TOGETHER_OF: u64 = 8;
 const LAST_RESORT_OF: u64 = 64;
-/// A part for which there is no room is made as much smaller.
+/// If there is no room for a part, its size is halved, down to this fraction.
 const SMALLER_PARTS: u64 = 8;
 
-/// The owner's side of it.
+/// The owner's state of the heap.
 pub(super) struct Heap {
     session: Session,
     name: String,
     shard: usize,
     everyone: Permissions,
     parts: Vec<Part>,
-    /// Units of all parts, and of the last, and those of that which have been given out once.
+    /// Units of all parts; units of the last part, and how many of those were ever allocated.
     all_units: u64,
     units: u64,
     used: u64,
     free: Free,
-    /// Something was given back since the heap was last looked through for empty parts.
+    /// Set when a block is freed; cleared when the heap is searched for empty parts.
     may_shrink: bool,
-    /// Regions that are no part of it any more, and that are freed when the directory of names answers again.
+    /// Regions that are no longer part of the heap, to be freed when the directory of names answers again.
     unfreed: Vec<Lh>,
 }
 
-/// A region of it.
+/// A region of the heap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Part {
     lh: Lh,
     units: u64,
 }
 
-/// What nothing leads to.
+/// Free blocks.
 #[derive(Debug)]
 struct Free {
     /// Blocks by class.
     blocks: Vec<Vec<u32>>,
-    /// Units that were given back since blocks were put together.
+    /// Units freed since the last merge.
     given_back: u64,
 }
 
-/// Units side by side, of one part.
+/// Adjacent units of one part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Run {
     place: u64,
     units: u64,
 }
 
-/// A block that nothing leads to yet.
+/// A block that no slot leads to yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub(super) place: u32,
@@ -85,12 +87,12 @@ impl Heap {
         Heap { session, name, shard, everyone, parts, all_units, units, used, free, may_shrink, unfreed }
     }
 
-    /// A block of a class, or of a larger one.
+    /// Takes a free block of `class`, or of a larger class.
     pub(super) async fn take(&mut self, class: u8) -> Result<Block, KvError> {
         if let Some(block) = self.free.find(class, LARGER) {
             return Ok(block);
         }
-        // What has been given back since then pays for it.
+        // The blocks freed since the last merge pay for this one.
         if self.free.given_back * PUT_TOGETHER_OF > self.all_units {
             self.free.put_together();
         }
@@ -99,7 +101,7 @@ impl Heap {
         }
         match Box::pin(self.grow(units_of(class))).await {
             Ok(()) => self.find(class).ok_or(KvError::Full),
-            // It takes longer than is good, and is better than none.
+            // A merge this early is slow, but better than a failure.
             Err(lack @ (KvError::Full | KvError::NoDirectory))
                 if self.free.given_back * LAST_RESORT_OF >= self.all_units =>
             {
@@ -116,7 +118,7 @@ impl Heap {
     }
 
     fn find(&mut self, class: u8) -> Option<Block> {
-        // What is low first, so that the last parts come to be empty.
+        // Low blocks first, so that the last parts become empty.
         if let Some(block) = self.free.find(class, LARGER).or_else(|| self.free.divide(class)) {
             return Some(block);
         }
@@ -128,14 +130,14 @@ impl Heap {
         None
     }
 
-    /// By a part in which a block of so many units has room.
+    /// Adds a part that has room for a block of `units_min` units.
     async fn grow(&mut self, units_min: u64) -> Result<(), KvError> {
         let (number, most) = (self.parts.len(), u64::from(u32::MAX) / PART_UNITS);
         if number as u64 >= most {
             return Err(KvError::Full);
         }
         let name = part_of(&self.name, self.shard, number);
-        // What is left to be freed is no reason to do without more.
+        // If these regions still cannot be freed, the heap grows nevertheless.
         let _ = self.free_left().await;
         let mut units = usual_units(number).max(units_min);
         let least = units_min.max(units / SMALLER_PARTS);
@@ -145,7 +147,7 @@ impl Heap {
                 made => break made?,
             }
         };
-        // What is left of the part before serves for shorter entries.
+        // The rest of the previous part serves shorter entries.
         if let Some(last) = (self.parts.len() as u64).checked_sub(1) {
             self.free.add(Run { place: last * PART_UNITS + self.used, units: self.units - self.used });
         }
@@ -155,7 +157,7 @@ impl Heap {
         Ok(())
     }
 
-    /// What writes a block.
+    /// Returns the write of a block.
     pub(super) fn write_of<'a>(&self, block: Block, bytes: &'a [u8]) -> WriteOp<'a> {
         let slot = block.slot(0);
         WriteOp { lh: self.parts[slot.part()].lh, offset: slot.offset(), from: bytes }
@@ -166,9 +168,9 @@ impl Heap {
         Ok(self.session.read(self.parts[slot.part()].lh, slot.offset(), into).await?)
     }
 
-    /// Frees parts that nothing leads to, as far as they are the last; whether there were any.
+    /// Frees empty parts at the end of the heap; returns whether there were any.
     pub(super) async fn shrink(&mut self) -> Result<bool, KvError> {
-        // Who sets values in a store that is full asks again and again.
+        // Writers of a full store ask for this again and again.
         if !std::mem::take(&mut self.may_shrink) {
             return Ok(false);
         }
@@ -182,7 +184,7 @@ impl Heap {
             self.free.forget(first, part.units);
             self.parts.pop();
             self.all_units -= part.units;
-            // Of the part before, all has been given out once.
+            // All units of the previous part have been allocated once.
             self.units = self.parts.last().map_or(0, |part| part.units);
             self.used = self.units;
             self.free_region(part.lh).await?;
@@ -191,7 +193,7 @@ impl Heap {
         Ok(is_smaller)
     }
 
-    /// Frees all of it.
+    /// Frees the whole heap.
     pub(super) async fn clear(&mut self) -> Result<(), KvError> {
         self.free = Free::new();
         (self.all_units, self.units, self.used) = (0, 0, 0);
@@ -202,7 +204,7 @@ impl Heap {
         freed
     }
 
-    /// Frees a region of the shard: later, if the directory of names does not answer.
+    /// Frees a region of the shard; later, if the directory of names does not answer.
     pub(super) async fn free_region(&mut self, lh: Lh) -> Result<(), KvError> {
         match free(&self.session, lh).await {
             Err(KvError::Region(error)) if is_without_directory(error.cause()) => {
@@ -213,7 +215,7 @@ impl Heap {
         }
     }
 
-    /// Frees what could not be freed before.
+    /// Frees regions that could not be freed before.
     pub(super) async fn free_left(&mut self) -> Result<(), KvError> {
         while let Some(lh) = self.unfreed.pop() {
             if let Err(error) = free(&self.session, lh).await {
@@ -225,7 +227,7 @@ impl Heap {
     }
 }
 
-/// Units of a part, unless a block is longer that has to have room in it.
+/// Units of a new part, unless it must hold a longer block.
 fn usual_units(part: usize) -> u64 {
     (FIRST_PART_UNITS << part.min(PART_UNITS.ilog2() as usize)).min(PART_UNITS)
 }
@@ -240,13 +242,13 @@ impl Free {
         self.blocks[usize::from(block.class)].push(block.place);
     }
 
-    /// A block of a class, or of one of some `larger` ones.
+    /// Takes a free block of `class`, or of up to `larger` larger classes.
     fn find(&mut self, class: u8, larger: u8) -> Option<Block> {
         (class..CLASSES.min(class.saturating_add(larger + 1)))
             .find_map(|class| Some(Block { place: self.blocks[usize::from(class)].pop()?, class }))
     }
 
-    /// A block of a class, out of a larger one: of those at hand, the one that is lowest.
+    /// Takes the lowest block that is larger than `class`, and splits it.
     fn divide(&mut self, class: u8) -> Option<Block> {
         let lowest = |class: &u8| self.blocks[usize::from(*class)].last().copied();
         let whole = (class..CLASSES).filter(|class| lowest(class).is_some()).min_by_key(lowest)?;
@@ -256,7 +258,7 @@ impl Free {
         Some(Block { place, class })
     }
 
-    /// Takes up units, in blocks that are as large as may be.
+    /// Adds free units, in blocks as large as possible.
     fn add(&mut self, mut run: Run) {
         while let Some(class) = (0..CLASSES).rev().find(|class| units_of(*class) <= run.units) {
             self.blocks[usize::from(class)].push(run.place as u32);
@@ -264,7 +266,7 @@ impl Free {
         }
     }
 
-    /// How many of those units there are.
+    /// Returns the number of free units in the range.
     fn units_in(&self, first: u64, units: u64) -> u64 {
         let in_range = |place: &&u32| (first..first + units).contains(&u64::from(**place));
         let of_class = |(class, places): (usize, &Vec<u32>)| {
@@ -273,13 +275,13 @@ impl Free {
         self.blocks.iter().enumerate().map(of_class).sum()
     }
 
-    /// Those units are not there any more.
+    /// Removes all free units in the range.
     fn forget(&mut self, first: u64, units: u64) {
         let is_elsewhere = |place: &u32| !(first..first + units).contains(&u64::from(*place));
         self.blocks.iter_mut().for_each(|places| places.retain(is_elsewhere));
     }
 
-    /// Puts blocks together that are side by side, and divides what comes of it into blocks that are as large as may be.
+    /// Merges adjacent free blocks, and splits the result into blocks as large as possible.
     fn put_together(&mut self) {
         self.given_back = 0;
         let mut runs: Vec<Run> = Vec::new();
@@ -289,17 +291,17 @@ impl Free {
         }
         runs.sort_unstable_by_key(|run| run.place);
         runs.dedup_by(|run, whole| {
-            // No block is in two parts.
+            // No block spans two parts.
             let is_next = run.place == whole.place + whole.units && !run.place.is_multiple_of(PART_UNITS);
             whole.units += if is_next { run.units } else { 0 };
             is_next
         });
-        // The lowest comes last, and is taken first.
+        // The lowest run is added last, and taken first.
         runs.into_iter().rev().for_each(|run| self.add(run));
     }
 }
 
-/// Frees a region of a shard.  One that was lost with its node is as good as freed.
+/// Frees a region of a shard. A region that was lost with its node counts as freed.
 pub(super) async fn free(session: &Session, lh: Lh) -> Result<(), KvError> {
     match session.free(lh).await {
         Err(error) if !is_lost(error.cause()) => Err(error.into()),
@@ -314,7 +316,7 @@ fn is_lost(cause: &RegionCause) -> bool {
     )
 }
 
-/// Makes a region of a shard.  Where that fails for want of memory or of the directory of names, the store goes on without.
+/// Allocates a region of a shard. Without memory, or without the directory of names, the store continues as it is.
 pub(super) async fn make(
     session: &Session,
     name: &str,

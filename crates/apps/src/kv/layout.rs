@@ -1,56 +1,56 @@
-//! Where things stand in the regions of a store.
+//! Layout of a store's regions.
 //!
 //! ```text
-//!   NAME            | magic | shards | function | node of shard 0 | node of shard 1 | ...       all words of 8 bytes
-//!   NAME/S          | generation | buckets |                                                      the root of shard S
-//!   NAME/S/tG       | bucket of 16 slots | bucket | ...                                           its table, generation G
-//!   NAME/S/hN       | entry | entry | ...                                                         part N of its heap
+//!   NAME            | magic | shards | function | node of shard 0 | node of shard 1 | ...      words of 8 bytes
+//!   NAME/S          | generation | buckets |                                             the root of shard S
+//!   NAME/S/tG       | bucket of 16 slots | bucket | ...                                  its table, generation G
+//!   NAME/S/hN       | entry | entry | ...                                                part N of its heap
 //!
-//!   slot            63 ......... 32 | 31 ....... 24 | 23 ......... 0        0: empty; all ones: the table has moved
+//!   slot            63 ......... 32 | 31 ....... 24 | 23 ......... 0       0: empty; all ones: the table has moved
 //!                   place in units  | class + 1     | tag of the key
 //!
 //!   entry           checksum u64 | expiry u64 | key bytes u32 | value bytes u32 | key | value
 //! ```
 //!
-//! An entry never changes while a slot leads to it: a value that is set is written elsewhere, and then the slot is.
+//! An entry never changes while a slot leads to it: a new value is written elsewhere, then the slot is changed.
 
 use std::ops::Range;
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// Most bytes of a key, and of a value.
+/// Maximum length of a key, in bytes.
 pub const KEY_BYTES_MAX: usize = 64 << 10;
-/// See [`KEY_BYTES_MAX`].
+/// Maximum length of a value, in bytes.
 pub const VALUE_BYTES_MAX: usize = 1 << 20;
-/// Most shards of a store.
+/// Maximum number of shards of a store.
 pub const SHARDS_MAX: usize = 61;
 
 pub(super) const WORD: u64 = 8;
-/// What the head begins with.
+/// First word of the head.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"halikv_1");
 pub(super) const HEAD_WORDS: usize = 3 + SHARDS_MAX;
 pub(super) const ROOT_BYTES: u64 = 2 * WORD;
 
 pub(super) const BUCKET_SLOTS: usize = 16;
 pub(super) const BUCKET_BYTES: u64 = BUCKET_SLOTS as u64 * WORD;
-/// Most buckets of a table.
+/// Maximum number of buckets of a table.
 pub(super) const BUCKETS_MAX: u64 = 1 << 32;
 
-/// In a slot of a table that has moved.
+/// Value of the slots of a table that was replaced.
 pub(super) const MOVED: u64 = u64::MAX;
-/// Bytes of the unit that the heap is divided into.
+/// Bytes per unit of the heap.
 pub(super) const UNIT: u64 = 64;
-/// Units by which the parts of the heap are numbered, and the most that one has.
+/// Maximum number of units per part; parts are numbered by it.
 pub(super) const PART_UNITS: u64 = 1 << 16;
-/// Units of the first part; each other one has twice as many as the one before, so that a store of a few keys is small.
+/// Units of the first part. Each further part has twice as many, so that a store of few keys is small.
 pub(super) const FIRST_PART_UNITS: u64 = 1 << 10;
 pub(super) const PART_BYTES: u64 = PART_UNITS * UNIT;
 const HEADER_BYTES: usize = 24;
 
-/// Blocks have 1, 2, 3 or 4 units, or 5 to 8 of them doubled as often as need be.
+/// Number of block classes: 1, 2, 3 or 4 units, or 5 to 8 units times a power of two.
 pub(super) const CLASSES: u8 = 53;
 
-/// How many units a block of a class has.
+/// Returns the units of a block of `class`.
 pub(super) fn units_of(class: u8) -> u64 {
     match class {
         0..4 => u64::from(class) + 1,
@@ -58,13 +58,13 @@ pub(super) fn units_of(class: u8) -> u64 {
     }
 }
 
-/// The smallest class of which a block holds so many bytes; `None` if none does.
+/// Returns the smallest class whose blocks hold `bytes`; `None` if there is none.
 pub(super) fn class_of(bytes: usize) -> Option<u8> {
     let units = (bytes as u64).div_ceil(UNIT);
     (0..CLASSES).find(|class| units_of(*class) >= units)
 }
 
-/// Where a key belongs.
+/// Hash of a key, which determines its shard, bucket and tag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Hash(u64);
 
@@ -73,33 +73,33 @@ impl Hash {
         Hash(xxh3_64(key))
     }
 
-    /// One of so many shards.
+    /// Returns the shard, out of `shards`.
     pub(super) fn shard(self, shards: usize) -> usize {
         ((u128::from(self.0) * shards as u128) >> u64::BITS) as usize
     }
 
-    /// The bits that buckets are numbered by.
+    /// Returns the bits that determine the bucket.
     pub(super) fn low(self) -> u32 {
         self.0 as u32
     }
 
-    /// Tells keys of one bucket apart, but for one pair in 16 million.
+    /// Returns the tag, which distinguishes the keys of a bucket, except one pair in 16 million.
     pub(super) fn tag(self) -> u32 {
         (self.0 >> 32) as u32 & TAG_MAX
     }
 }
 
-/// One of so many buckets, a power of two.
+/// Returns the bucket, out of `buckets`, a power of two.
 pub(super) fn bucket_of(low: u32, buckets: u64) -> u64 {
     u64::from(low) & (buckets - 1)
 }
 
 const TAG_MAX: u32 = (1 << 24) - 1;
 
-/// What a slot leads to.
+/// Content of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Slot {
-    /// In units from the begin of the heap.
+    /// Place of the entry, in units from the start of the heap.
     pub(super) place: u32,
     pub(super) class: u8,
     pub(super) tag: u32,
@@ -110,26 +110,26 @@ impl Slot {
         u64::from(self.place) << 32 | (u64::from(self.class) + 1) << 24 | u64::from(self.tag)
     }
 
-    /// `None` for words that lead nowhere.
+    /// Decodes a word; `None` if it leads to no entry.
     pub(super) fn decode(word: u64) -> Option<Slot> {
         let class = ((word >> 24) as u8).checked_sub(1)?;
         let slot = Slot { place: (word >> 32) as u32, class, tag: word as u32 & TAG_MAX };
         (class < CLASSES && slot.offset() + slot.bytes() <= PART_BYTES).then_some(slot)
     }
 
-    /// As [`Slot::decode`], of those that may lead to a key.
+    /// As [`Slot::decode`], but `None` unless the slot may lead to the key of `hash`.
     #[inline]
     pub(super) fn decode_of(word: u64, hash: Hash) -> Option<Slot> {
-        // Nearly all lead elsewhere.
+        // Nearly all slots lead to other keys.
         if word as u32 & TAG_MAX == hash.tag() { Slot::decode(word) } else { None }
     }
 
-    /// Which part of the heap it is in.
+    /// Returns the part of the heap.
     pub(super) fn part(self) -> usize {
         (u64::from(self.place) / PART_UNITS) as usize
     }
 
-    /// Where in that part, in bytes.
+    /// Returns the offset in the part, in bytes.
     pub(super) fn offset(self) -> u64 {
         u64::from(self.place) % PART_UNITS * UNIT
     }
@@ -139,17 +139,17 @@ impl Slot {
     }
 }
 
-/// An entry, as it was read.
+/// An entry as read from memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Entry<'a> {
-    /// In ms of the clock of the shard's owner; 0 for never.
+    /// Expiry in ms of the owner's clock; 0 for never.
     pub(super) expires_ms: u64,
     pub(super) key: &'a [u8],
     pub(super) value: &'a [u8],
 }
 
 impl<'a> Entry<'a> {
-    /// How many bytes it takes.
+    /// Returns the length of an entry, in bytes.
     pub(super) fn bytes(key: usize, value: usize) -> usize {
         HEADER_BYTES + key + value
     }
@@ -166,7 +166,8 @@ impl<'a> Entry<'a> {
         into[..8].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// `None` if the bytes are not those of one entry that was written there: somebody is at it, or they are damaged.
+    /// Decodes a block; `None` if it does not hold one entry that was written to `place`: it is being changed, or
+    /// damaged.
     pub(super) fn decode(block: &'a [u8], place: u32) -> Option<Entry<'a>> {
         let (header, rest) = block.split_first_chunk::<HEADER_BYTES>()?;
         let word = |range: Range<usize>| u64::from_le_bytes(header[range].try_into().expect("8 bytes"));
@@ -180,7 +181,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// The words of a head, which says where shards are.
+/// Encodes the words of a head, which has the nodes of the shards.
 pub(super) fn encode_words(words: impl IntoIterator<Item = u64>) -> Vec<u8> {
     words.into_iter().flat_map(u64::to_le_bytes).collect()
 }
@@ -189,7 +190,7 @@ pub(super) fn decode_words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")))
 }
 
-/// The number of a store, by which owners know requests that are for them.
+/// Returns the number of a store, by which owners recognise requests to it.
 pub(super) fn number_of_store(name: &str) -> u64 {
     xxh3_64(name.as_bytes())
 }

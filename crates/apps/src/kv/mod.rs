@@ -1,15 +1,15 @@
-//! A key-value store: readers read the memory of others by themselves; changes are calls to the owner of the shard.
+//! A key-value store: clients read the owner's memory directly, and send changes to the owner as calls.
 //!
 //! ```text
-//!   reader --bucket--> table of the shard --entry, and the slot once more--> heap         two reads, and no thread of the owner
-//!   writer --call--> owner: writes an entry elsewhere, then the slot that leads to it
+//!   reader --bucket--> table of the shard --entry, then slot again--> heap      two reads, no thread of the owner
+//!   writer --call--> owner: writes the entry elsewhere, then the slot that leads to it
 //! ```
 //!
-//! What a slot led to before and after an entry was read was there in between, so that reads are linearizable, and an entry whose
-//! memory is used anew meanwhile is not taken for a value: its checksum, its key or its slot is another.
-//! A table that is three quarters full is replaced by one of twice the length; readers of the old one are led on.
+//! If a slot is the same before and after the read of its entry, the entry was valid in between, so reads are
+//! linearizable. A reused block is not taken for a value: its checksum, its key or its slot differs. A table that is
+//! three quarters full is replaced by one of twice the length, and readers of the old table find the new one.
 //!
-//! Keys expire by the clock of their owner, which is asked for those that do.
+//! Keys expire by the clock of their owner, so clients ask the owner for keys with an expiry.
 
 mod error;
 mod heap;

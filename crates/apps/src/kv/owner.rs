@@ -9,18 +9,18 @@ use super::layout::number_of_store;
 use super::shard::Shard;
 use super::wire::{Answer, Request, parts, push_part};
 
-/// Calls that are answered together.
+/// Maximum number of calls that are answered together.
 const CALLS_MAX: usize = 32;
 
-/// Why an owner serves no more.
+/// Why an owner ends.
 enum End {
-    /// Somebody has closed the store, or stopped this owner.
+    /// The store was closed, or this owner was stopped.
     Asked,
     /// The node leaves, and the memory with it.
     Left,
 }
 
-/// Serves one shard of a store, whose memory is at its node.
+/// Serves one shard of a store, in memory of its node.
 pub struct Owner {
     shard: Local,
     number: usize,
@@ -29,21 +29,21 @@ pub struct Owner {
     server: Server,
 }
 
-/// A shard of this process, which threads beside its owner's use without a call, and one at a time.
+/// A shard of this process, which other threads of the process use without a call, one at a time.
 #[derive(Clone)]
 pub struct Local(Arc<Mutex<Option<Shard>>>);
 
-/// The shard as long as a thread uses it; `None` when its owner has ended.
+/// The shard, while a thread uses it; `None` once its owner has ended.
 type LocalGuard<'a> = MutexGuard<'a, Option<Shard>>;
 
 impl Local {
     fn hold(&self) -> LocalGuard<'_> {
-        // What panicked in the middle of a change leaves entries that are whole, for those are never changed.
+        // A panic during a change leaves all entries intact, because entries never change.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries out a request, and writes the answer into `answer`.  A thread blocks on this, and not on the owner, or both would
-    /// wait for each other.
+    /// Executes a request and writes the answer into `answer`. A thread waits for this future alone; if it waited for
+    /// the owner too, both could wait for each other.
     #[expect(
         clippy::await_holding_lock,
         reason = "each thread has one future, and what it waits for needs no shard"
@@ -58,7 +58,7 @@ impl Local {
         held.as_mut().ok_or(KvError::Ended)?.perform_or_refuse(now_ms, request, answer).await
     }
 
-    /// Removes some of what has expired.
+    /// Removes some expired keys.
     #[expect(clippy::await_holding_lock, reason = "see perform")]
     pub(super) async fn sweep_some(&self, now_ms: u64) -> Result<(), KvError> {
         match &mut *self.hold() {
@@ -68,20 +68,21 @@ impl Local {
     }
 }
 
-/// Ends an owner from elsewhere.
+/// Stops an owner from another thread.
 #[derive(Clone)]
 pub struct Stopper(Server);
 
 impl Stopper {
-    /// The owner frees what it has made, and serves no more.
+    /// Asks the owner to free its memory and end.
     pub fn stop(&self) {
         self.0.close();
     }
 }
 
 impl Owner {
-    /// Makes shard `number` of the store `name`, for [`Store::create`](super::Store::create) to put together with others.  Principals
-    /// other than the session's may do what `everyone` says: read; and if they may write, have everything changed.
+    /// Makes shard `number` of the store `name`, for [`Store::create`](super::Store::create) to combine with others.
+    /// `everyone` applies to principals other than the session's: READ lets them read, WRITE lets them request all
+    /// changes.
     pub async fn create(
         session: &Session,
         name: &str,
@@ -91,25 +92,25 @@ impl Owner {
     ) -> Result<Owner, KvError> {
         let callers = if everyone.contains(Permissions::WRITE) { None } else { Some(Vec::new()) };
         let server = session.serve(function, ServeOptions { callers, ..ServeOptions::default() })?;
-        // Nobody but the owner writes into its memory.
+        // Only the owner writes to its memory.
         let everyone = everyone & Permissions::READ;
         let shard = Shard::make(session.clone(), name, number, everyone).await?;
         let shard = Local(Arc::new(Mutex::new(Some(shard))));
         Ok(Owner { shard, number, store: number_of_store(name), server })
     }
 
-    /// Which shard it is, and what uses it without a call.
+    /// Returns the shard's number, and its handle for other threads of the process.
     pub fn local(&self) -> (usize, Local) {
         (self.number, self.shard.clone())
     }
 
-    /// What ends it from elsewhere.
+    /// Returns a handle that stops the owner.
     pub fn stopper(&self) -> Stopper {
         Stopper(self.server.clone())
     }
 
-    /// Does what clients ask for, until it is stopped or one [closes](super::Store::close) the store, and frees the memory then.  `now_ms` is the time by which
-    /// keys expire, of any clock that does not go back.
+    /// Serves clients until it is stopped or a client [closes](super::Store::close) the store; then frees the memory.
+    /// `now_ms` is the clock for expiry, any monotonic clock in ms.
     pub async fn run(mut self, now_ms: impl Fn() -> u64) -> Result<(), KvError> {
         let done = self.serve(now_ms).await;
         self.server.close();
@@ -124,7 +125,7 @@ impl Owner {
         done.map(|_| ()).and(freed)
     }
 
-    /// Carries out several requests, each of which is answered by itself.
+    /// Executes several requests; each gets its own answer.
     async fn perform_together(
         &self,
         now_ms: u64,
@@ -169,7 +170,7 @@ impl Owner {
                 }
                 answers.push((call, answer));
             }
-            // A caller that has gone waits for nothing.
+            // A caller that has gone waits for no answer.
             self.server.reply_all(answers);
             if is_last {
                 return Ok(End::Asked);

@@ -1,7 +1,7 @@
-//! A shard, as its owner has it: the table that others read, and what becomes of requests.
+//! A shard at its owner: the table that clients read, and the execution of requests.
 //!
-//! The owner alone writes.  It keeps a copy of the slots for itself, and believes nothing that stands in memory which others reach
-//! but what its checksum vouches for.
+//! Only the owner writes. It keeps a private copy of the slots, and trusts memory that others reach only if a checksum
+//! matches.
 
 use std::collections::BTreeSet;
 
@@ -17,21 +17,21 @@ use super::wire::{Answer, Expires, Only, Request, When, push_part};
 
 /// Buckets of a new table.
 const BUCKETS_MIN: u64 = 8;
-/// Of so many slots, three are used before the table grows.
+/// The table grows when three quarters of its slots are used.
 const QUARTERS: u64 = 4;
-/// A table that would have more slots than so many for each key does not grow: a bucket is full all the same where somebody has chosen keys for
-/// that, and such a key is refused.
+/// Maximum number of slots per key. A sparser table does not grow: a full bucket then means that keys were chosen to
+/// collide, and the key is refused.
 const SPARSE: u64 = 32;
-/// How many keys that have expired go at a time.
+/// Maximum number of expired keys that are removed at a time.
 const SWEEP_MAX: usize = 64;
-/// Most keys that one answer to a scan looks for.
+/// Maximum number of keys per answer to a scan.
 const SCAN_MAX: u64 = 10_000;
-/// Most bytes of keys that one answer to a scan gathers, but for those of its last bucket.
+/// Maximum bytes of keys per answer to a scan, except those of its last bucket.
 const SCAN_BYTES_MAX: usize = 1 << 20;
-/// Bytes that are written at a time over a table that is cleared, or has moved.
+/// Bytes per write when a table is overwritten.
 const WIPE_BYTES: usize = 64 << 10;
 
-/// A shard and its owner's bookkeeping.
+/// A shard, and its owner's state.
 pub(super) struct Shard {
     session: Session,
     name: String,
@@ -41,9 +41,9 @@ pub(super) struct Shard {
     table: Table,
     heap: Heap,
     keys: u64,
-    /// What expires, with its time in ms.
+    /// Expiring keys, with their time in ms.
     expiring: BTreeSet<(u64, Box<[u8]>)>,
-    /// The last entry that was read, and the last that was written.
+    /// The last entry read, and the last written.
     entry: Vec<u8>,
     written: Vec<u8>,
 }
@@ -52,12 +52,12 @@ struct Table {
     lh: Lh,
     generation: u64,
     buckets: u64,
-    /// What stands there, and the bits by which each is placed.
+    /// The slots, and the hash bits that place each.
     slots: Vec<u64>,
     lows: Vec<u32>,
 }
 
-/// An entry that was found, whose bytes are in the shard's buffer.
+/// An entry that was found; its bytes are in the shard's buffer.
 #[derive(Clone, Copy, Debug)]
 struct Found {
     index: usize,
@@ -91,7 +91,7 @@ impl Table {
         self.indices(low).find(|index| self.slots[*index] == 0)
     }
 
-    /// Places all slots in one of twice the length.
+    /// Copies all slots to a table of twice the length.
     fn copy_to(&self, other: &mut Table) {
         for (word, low) in self.slots.iter().zip(&self.lows).filter(|(word, _)| **word != 0) {
             let free = other.empty(*low).expect("its buckets have slots of one bucket each");
@@ -122,17 +122,17 @@ impl Shard {
         Ok(Shard { session, name, number, everyone, root, table, heap, keys: 0, expiring, entry, written })
     }
 
-    /// Frees all that it has made.
+    /// Frees all memory of the shard.
     pub(super) async fn free(mut self) -> Result<(), KvError> {
         let mut freed = self.heap.clear().await.and(self.heap.free_left().await);
         for lh in [self.table.lh, self.root] {
-            // What is left is tried, whatever has failed.
+            // Continues after a failure.
             freed = freed.and(heap::free(&self.session, lh).await);
         }
         freed
     }
 
-    /// Carries out a request at `now_ms`, and writes the answer into `answer`.  Fails only if the shard can go on no more.
+    /// Executes a request at `now_ms` and writes the answer into `answer`. Fails only if the shard cannot continue.
     pub(super) async fn perform_or_refuse(
         &mut self,
         now_ms: u64,
@@ -173,7 +173,7 @@ impl Shard {
                     Only::IfAbsent => found.is_none(),
                     Only::IfPresent => found.is_some(),
                 };
-                // The old value is in the buffer now, and not for long.
+                // The buffer holds the old value until the next read.
                 match found.filter(|_| returns_old) {
                     Some(found) => self.answer_value(found, answer),
                     None if holds && !returns_old => Answer::Number(1).encode(answer),
@@ -210,7 +210,7 @@ impl Shard {
                 }
                 None => Answer::Nothing,
             },
-            // Rarer, and longer: kept apart, so that what gets and sets is short to begin.
+            // Rarer and longer, so boxed: the futures of get and set stay small.
             Request::Append { key, value } => Box::pin(self.append(now_ms, key, value)).await?,
             Request::Add { key, number } => Box::pin(self.add(now_ms, key, number)).await?,
             Request::Expire { key, expires, when } => match self.find(now_ms, key).await? {
@@ -237,26 +237,26 @@ impl Shard {
                 Answer::Number(1)
             }
             Request::Close => Answer::Number(1),
-            // Its owner takes it apart.
+            // The owner splits these first.
             Request::Together { .. } => Answer::Malformed,
         };
         outcome.encode(answer);
         Ok(())
     }
 
-    /// For tests of those that read it.
+    /// For tests of readers.
     #[cfg(test)]
     pub(super) fn heap(&self) -> &Heap {
         &self.heap
     }
 
-    /// Removes some of what has expired.
+    /// Removes some expired keys.
     pub(super) async fn sweep(&mut self, now_ms: u64, most: usize) -> Result<(), KvError> {
         for _ in 0..most {
             let Some((_, key)) = self.expiring.first().filter(|(at, _)| *at <= now_ms).cloned() else {
                 break;
             };
-            // Looking for it is what removes it.
+            // `find` removes an expired key.
             self.find(now_ms, &key).await?;
         }
         Ok(())
@@ -275,7 +275,7 @@ impl Shard {
         Answer::Bytes(expires_ms, self.value(found)).encode(answer);
     }
 
-    /// The entry of a key, unless it has expired.
+    /// Returns the entry of a key, unless it has expired.
     async fn find(&mut self, now_ms: u64, key: &[u8]) -> Result<Option<Found>, KvError> {
         let hash = Hash::of(key);
         for index in self.table.indices(hash.low()) {
@@ -304,7 +304,7 @@ impl Shard {
         KvError::Damaged { shard: self.number, what: "has an entry that is damaged" }
     }
 
-    /// Writes an entry in place of what was found under its key, if anything.
+    /// Writes an entry, in place of the one found under its key, if any.
     async fn put(
         &mut self,
         key: &[u8],
@@ -324,7 +324,8 @@ impl Shard {
             None => self.table.empty(hash.low()).expect("room has been made"),
         };
         let word = block.slot(hash.tag()).encode();
-        // Both are of this node, where they are made in this order: who sees the slot sees the entry.
+        // Both regions are on this node, where writes take effect in this order: a reader that sees the slot sees the
+        // entry.
         let slot = WriteOp { lh: self.table.lh, offset: index as u64 * WORD, from: &word.to_le_bytes() };
         let writes = [self.heap.write_of(block, &self.written), slot];
         self.session.write_batch(&writes).await.map_err(|error| error.source)?;
@@ -342,7 +343,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Writes what was found anew, to expire then; one that expires now needs no memory for that.
+    /// Writes the found entry again with a new expiry. One that expires now takes no memory.
     async fn set_expiry(
         &mut self,
         now_ms: u64,
@@ -365,7 +366,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Gives back a block that no slot leads to any more.  A reader that is at it sees by the slot that it was too late.
+    /// Frees a block that no slot leads to any more. A reader of it notices by the slot.
     fn forget(&mut self, key: &[u8], found: Found) {
         self.heap.give_back(Block::from(found.slot));
         if found.expires_ms != 0 {
@@ -403,8 +404,8 @@ impl Shard {
         Ok(Answer::Number(sum))
     }
 
-    /// Keys of some buckets, each with its length in front.  A client that goes on where the answer says sees each key that stays at least
-    /// once, also if the table grows meanwhile: buckets are gone through by their bits from the highest, reversed.
+    /// Returns keys of some buckets, each behind its length. A client that continues at the returned cursor sees each
+    /// key that stays at least once, even if the table grows: buckets are visited in the order of their reversed bits.
     async fn scan(
         &mut self,
         now_ms: u64,
@@ -439,7 +440,8 @@ impl Shard {
     }
 
     async fn clear(&mut self) -> Result<(), KvError> {
-        // Nobody who has seen that a key is gone finds it again: so all are, before readers come to look elsewhere.
+        // A client that has seen a key gone must not find it again, so all slots are cleared before readers look
+        // elsewhere.
         self.fill(self.table.lh, self.table.slots.len(), 0).await?;
         self.table.slots.fill(0);
         self.keys = 0;
@@ -449,24 +451,24 @@ impl Shard {
             return Ok(());
         }
         match self.make_table(self.table.generation + 1, BUCKETS_MIN).await {
-            // The larger one serves, too.
+            // The larger table serves as well.
             Err(KvError::Full | KvError::NoDirectory) => Ok(()),
             made => self.take_up(made?).await,
         }
     }
 
-    /// Sees to it that a key that is placed by `low` finds an empty slot.
+    /// Makes sure that a key placed by `low` finds an empty slot.
     async fn make_room(&mut self, low: u32) -> Result<(), KvError> {
         while self.table.empty(low).is_none()
             || (self.keys + 1) * QUARTERS > self.table.slots.len() as u64 * (QUARTERS - 1)
         {
-            // Rare, and long: kept apart, so that what sets a value is short to begin.
+            // Rare and long, so boxed: the future of set stays small.
             Box::pin(self.grow()).await?;
         }
         Ok(())
     }
 
-    /// Puts a table of twice the length in place of this one.
+    /// Replaces the table by one of twice the length.
     async fn grow(&mut self) -> Result<(), KvError> {
         let (buckets, generation) = (2 * self.table.buckets, self.table.generation + 1);
         let is_sparse = (self.keys + 1) * SPARSE < buckets * BUCKET_SLOTS as u64;
@@ -474,21 +476,21 @@ impl Shard {
             return Err(KvError::Full);
         }
         let mut table = match self.make_table(generation, buckets).await {
-            // Values have had the memory, and may have left it.
+            // Values have used the memory, and may have freed it.
             Err(KvError::Full) if self.heap.shrink().await? => self.make_table(generation, buckets).await?,
             made => made?,
         };
-        // In a store that is full it has ended by now.
+        // In a full store, the old table's region has been freed by now.
         self.table.copy_to(&mut table);
         self.session.write(table.lh, 0, &encode_words(table.slots.iter().copied())).await?;
         self.take_up(table).await
     }
 
-    /// Puts a table in place of this one, of which all is written.
+    /// Replaces the table by one whose slots are all written.
     async fn take_up(&mut self, table: Table) -> Result<(), KvError> {
         self.session.write(self.root, 0, &encode_words([table.generation, table.buckets])).await?;
         let old = std::mem::replace(&mut self.table, table);
-        // From here on, readers of the old one look for the new one.
+        // From here on, readers of the old table look for the new one.
         self.fill(old.lh, old.slots.len(), MOVED as u8).await?;
         self.heap.free_region(old.lh).await
     }
@@ -507,12 +509,12 @@ impl Shard {
     }
 }
 
-/// Numbers of so many digits have no 64 bits.
+/// Numbers with at most this many digits fit into 64 bits.
 const SHORT_DIGITS: usize = 18;
 
-/// A number as it is written in decimal, without anything that could be left out.
+/// Parses a decimal number in its shortest form.
 pub(super) fn number_of(text: &[u8]) -> Option<i64> {
-    // As lengths are, which are read most often.
+    // Lengths, the most frequent numbers, take this form.
     if let [b'1'..=b'9', rest @ ..] = text
         && rest.len() < SHORT_DIGITS
     {
@@ -529,7 +531,7 @@ pub(super) fn number_of(text: &[u8]) -> Option<i64> {
     begins_well.then_some(number)
 }
 
-/// Whether what goes at `old_ms` may go at `new_ms`.
+/// Returns whether the condition allows a change of expiry from `old_ms` to `new_ms`.
 fn holds(when: When, old_ms: u64, new_ms: u64) -> bool {
     let rank = |ms| if ms == 0 { u64::MAX } else { ms };
     match when {
@@ -546,12 +548,12 @@ fn has_expired(expires_ms: u64, now_ms: u64) -> bool {
     expires_ms != 0 && expires_ms <= now_ms
 }
 
-/// When something goes that is set now.
+/// Returns the expiry of a value that is set now.
 fn expiry(now_ms: u64, expires: Expires, found: Option<Found>) -> u64 {
     match expires {
         Expires::Never => 0,
         Expires::Unchanged => found.map_or(0, |found| found.expires_ms),
-        // Not for ever, however it adds up.
+        // Saturates, but below "never".
         Expires::After { ms } => now_ms.saturating_add(ms).clamp(1, i64::MAX as u64),
     }
 }

@@ -15,16 +15,16 @@ use super::layout::{
 };
 use super::wire::{Answer, Expires, Only, Request, When, parts, push_part, together_bytes_max};
 
-/// Keys that are looked for together.
+/// Maximum number of keys that are looked up together.
 const KEYS_TOGETHER_MAX: usize = 128;
-/// How often a key that changes all the time is read before its owner is asked.
+/// Number of reads of a key that keeps changing before the owner is asked.
 const ATTEMPTS_MAX: usize = 16;
 
-/// A store, as one session sees it.  Each thread has one of its own.
+/// A session's handle of a store. Each thread has its own.
 pub struct Store {
     session: Session,
     name: String,
-    /// By which owners know what is for them.
+    /// The number by which owners recognise requests to this store.
     pub(super) number: u64,
     shards: Vec<Seen>,
     timeout: Duration,
@@ -32,7 +32,7 @@ pub struct Store {
     block: Vec<u8>,
 }
 
-/// What is at hand of a shard.
+/// Mapped regions of a shard.
 #[derive(Clone, Debug)]
 struct Seen {
     node: NodeId,
@@ -41,51 +41,52 @@ struct Seen {
     heap: Vec<Option<Lh>>,
 }
 
-/// What a client learns from one look at a key.
+/// Result of one look at a key.
 #[derive(PartialEq, Eq, Debug)]
 enum Look {
     Value(usize, usize),
     Nothing,
-    /// Its slot leads to the entry of another key.
+    /// The slot leads to the entry of another key.
     AnotherKey,
-    /// It changes just now.
+    /// The entry is being changed.
     Again,
-    /// The table is another by now.
+    /// The table was replaced.
     Moved,
-    /// It expires at some time of the owner's clock.
+    /// The key has an expiry, by the owner's clock.
     Ask,
 }
 
-/// What one look at a key shows, among others.
+/// Result of one look at several keys, for one of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Glance {
     Value(Option<Vec<u8>>),
-    /// There is no room for its value.
+    /// There is no room for the value.
     NoRoom,
-    /// Not enough, and there is room for its value.
+    /// The look was not conclusive, and there is room for the value.
     More,
-    /// Nothing at all.
+    /// The look showed nothing.
     Nothing,
 }
 
-/// What becomes of a key whose value is read where there is room.
+/// Result of reading a key if there is room.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Got {
     Value(Option<Vec<u8>>),
     NoRoom,
 }
 
-/// What becomes of a value that is set.
+/// Options for setting a value.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SetOptions {
-    /// On which condition.
+    /// Condition of the change.
     pub only: Only,
-    /// Until when.
+    /// Expiry of the value.
     pub expires: Expires,
 }
 
 impl Store {
-    /// Puts shards together that [`Owner`](super::Owner)s have made: shard `i` is served at `nodes[i]`, by `function` and `i` more.
+    /// Combines shards of [`Owner`](super::Owner)s into a store: shard `i` is served at `nodes[i]`, by function number
+    /// `function` + `i`.
     pub async fn create(
         session: &Session,
         name: &str,
@@ -100,7 +101,7 @@ impl Store {
         let options = AllocOptions { everyone: everyone & Permissions::READ, ..AllocOptions::default() };
         let lh = session.alloc_with(None, HEAD_WORDS as u64 * WORD, options).await?;
         session.write(lh, 0, &encode_words(words)).await?;
-        // It has its name when all of it stands there.
+        // The head is named only when it is complete.
         if let Err(error) = session.set_name(lh, name).await {
             session.free(lh).await?;
             return Err(error.into());
@@ -108,7 +109,7 @@ impl Store {
         Store::open(session, name).await
     }
 
-    /// Opens a store that somebody has made.
+    /// Opens an existing store.
     pub async fn open(session: &Session, name: &str) -> Result<Store, KvError> {
         let lh = session.map(name, Permissions::READ).await?;
         let len = session.len(lh)?;
@@ -143,12 +144,12 @@ impl Store {
         })
     }
 
-    /// Waits so long for what an owner answers, in place of 5 s.
+    /// Sets the timeout of calls to owners, by default 5 s.
     pub fn with_timeout(self, timeout: Duration) -> Store {
         Store { timeout, ..self }
     }
 
-    /// The same store, for a task beside those that use this one.
+    /// Returns another handle of the same store, for a concurrent task.
     pub(super) fn again(&self) -> Store {
         let fresh = |seen: &Seen| Seen { table: None, heap: Vec::new(), ..*seen };
         Store {
@@ -162,33 +163,33 @@ impl Store {
         }
     }
 
-    /// How many shards it has.
+    /// Returns the number of shards.
     pub fn shards(&self) -> usize {
         self.shards.len()
     }
 
-    // Reading, which the owner has no part in.
+    // Reading, without the owner's thread.
 
-    /// The value of a key.  Takes two reads of remote memory, one behind the other, and a call where the key expires at some time.
+    /// Returns the value of a key. Takes two remote reads one after the other, and a call if the key has an expiry.
     pub async fn get(&mut self, key: &[u8]) -> Result<Option<Vec<u8>>, KvError> {
         let mut value = Vec::new();
         Ok(self.get_into(key, &mut value).await?.then_some(value))
     }
 
-    /// As [`Store::get`], into a buffer, which becomes as long as the value; whether there is one.
+    /// As [`Store::get`], into a buffer that becomes as long as the value; returns whether there is a value.
     pub async fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, KvError> {
         check_len("key", key.len(), KEY_BYTES_MAX)?;
         let hash = Hash::of(key);
         let shard = hash.shard(self.shards.len());
         match self.get_at_hand(shard, hash, key, value).await {
             Some(is_there) => Ok(is_there),
-            // Rare, and long: kept apart, so that what reads is short to begin.
+            // Rare and long, so boxed: the future of reading stays small.
             None => Box::pin(self.get_again(shard, hash, key, value)).await,
         }
     }
 
-    /// What one look shows by what is at hand, as most often; `None` where it does not show enough, or fails: what goes wrong here goes wrong
-    /// again.
+    /// Looks once with the mapped regions, which usually suffices; `None` if the look is not conclusive or fails. An
+    /// error recurs in the longer path.
     async fn get_at_hand(
         &mut self,
         shard: usize,
@@ -220,7 +221,7 @@ impl Store {
         }
     }
 
-    /// Looks again and again, and asks the owner of the key where that does not tell.
+    /// Looks repeatedly, and asks the owner if that is not conclusive.
     async fn get_again(
         &mut self,
         shard: usize,
@@ -231,7 +232,7 @@ impl Store {
         for _ in 0..ATTEMPTS_MAX {
             let looked = match self.look(shard, hash, key).await {
                 Err(KvError::Access(error)) if is_gone(&error) => Look::Moved,
-                // Its table has grown while we looked for it.
+                // The table grew during the look.
                 Err(KvError::Region(error)) if *error.cause() == RegionCause::NotFound => Look::Moved,
                 looked => looked?,
             };
@@ -259,14 +260,15 @@ impl Store {
         }
     }
 
-    /// The values of several keys, each as [`Store::get`] has it.  Takes two reads of remote memory, one behind the other, for all of them.
+    /// Returns the values of several keys, as [`Store::get`] does. Takes two remote reads one after the other for all
+    /// of them.
     pub async fn get_many(&mut self, keys: &[&[u8]]) -> Result<Vec<Option<Vec<u8>>>, KvError> {
         let got = self.get_some(keys, &mut |_, _| true).await?;
         Ok(got.into_iter().map(|got| if let Got::Value(value) = got { value } else { None }).collect())
     }
 
-    /// As [`Store::get_many`], but leaves out those values for whose bytes there is no room: `has_room` is asked for each once, by the index of
-    /// its key, and may be told of more bytes than there are.
+    /// As [`Store::get_many`], without values that do not fit: `has_room` is asked once per value, with the index of
+    /// its key and an upper bound of its length.
     pub(super) async fn get_some(
         &mut self,
         keys: &[&[u8]],
@@ -280,7 +282,7 @@ impl Store {
                 values.push(match glance {
                     Glance::Value(value) => Got::Value(value),
                     Glance::NoRoom => Got::NoRoom,
-                    // It takes more than that.
+                    // This key takes more than one look.
                     Glance::More => Got::Value(self.get(key).await?),
                     Glance::Nothing if has_room(values.len(), VALUE_BYTES_MAX) => {
                         Got::Value(self.get(key).await?)
@@ -292,7 +294,7 @@ impl Store {
         Ok(values)
     }
 
-    /// What one look at several keys shows.
+    /// Looks once at several keys.
     async fn glance(
         &mut self,
         keys: &[&[u8]],
@@ -304,7 +306,7 @@ impl Store {
             check_len("key", key.len(), KEY_BYTES_MAX)?;
             let hash = Hash::of(key);
             let shard = hash.shard(self.shards.len());
-            // What goes wrong here goes wrong again where the key is looked for alone.
+            // An error recurs when the key is looked up alone.
             let Ok(Some((table, buckets))) = self.table(shard).await else { continue };
             sought.push((index, shard, hash, table, bucket_of(hash.low(), buckets) * BUCKET_BYTES));
         }
@@ -371,7 +373,7 @@ impl Store {
         Ok(Look::Nothing)
     }
 
-    /// What a slot led to when it was read, of the table and the offset `at`.
+    /// Reads the entry of a slot that was read from the table and offset `at`.
     async fn follow(&mut self, shard: usize, at: (Lh, u64), slot: Slot, key: &[u8]) -> Result<Look, KvError> {
         let heap = self.part(shard, slot.part()).await?;
         self.block.resize(slot.bytes() as usize, 0);
@@ -384,10 +386,10 @@ impl Store {
         Ok(look_at(&self.block, again, slot, key))
     }
 
-    /// The table of a shard, and how many buckets it has; `None` if it changes just now.
+    /// Returns the table of a shard, and its number of buckets; `None` if it is being replaced.
     async fn table(&mut self, shard: usize) -> Result<Option<(Lh, u64)>, KvError> {
         match self.shards[shard].table {
-            // Rare, and long: kept apart, so that what reads is short to begin.
+            // Rare and long, so boxed: the future of reading stays small.
             None => Box::pin(self.map_table(shard)).await,
             table => Ok(table),
         }
@@ -404,7 +406,7 @@ impl Store {
         let lh = self.session.map(&table_of(&self.name, shard, generation), Permissions::READ).await?;
         let is_sound = buckets.is_power_of_two() && buckets <= BUCKETS_MAX;
         if !is_sound || self.session.len(lh)? != buckets * BUCKET_BYTES {
-            // The root has two words, and the table grows between them.
+            // The root has two words, and the table may grow between reading them.
             self.session.unmap(lh).await?;
             return Ok(None);
         }
@@ -423,26 +425,26 @@ impl Store {
         Ok(lh)
     }
 
-    /// What is at hand leads nowhere any more.
+    /// Drops stale handles of a shard.
     async fn forget(&mut self, shard: usize) {
         let table = self.shards[shard].table.take().map(|(lh, _)| lh);
         let heap = std::mem::take(&mut self.shards[shard].heap);
         for lh in table.into_iter().chain(heap.into_iter().flatten()) {
-            // It may have been freed.
+            // The region may have been freed.
             let _ = Box::pin(self.session.unmap(lh)).await;
         }
     }
 
-    // Changing, which the owner does.
+    // Changes, executed by the owner.
 
-    /// Sets a value; whether the condition held.
+    /// Sets a value; returns whether the condition held.
     pub async fn set(&mut self, key: &[u8], value: &[u8], options: SetOptions) -> Result<bool, KvError> {
         let SetOptions { only, expires } = options;
         let request = Request::Set { key, value, only, expires, returns_old: false };
         Ok(self.number(key, Some(value), request).await?.is_some())
     }
 
-    /// As [`Store::set`]; returns the value before, whether or not the condition held.
+    /// As [`Store::set`]; returns the old value, whether or not the condition held.
     pub async fn swap(
         &mut self,
         key: &[u8],
@@ -461,41 +463,41 @@ impl Store {
         }
     }
 
-    /// Removes a key; whether it was there.
+    /// Removes a key; returns whether it existed.
     pub async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         Ok(self.number(key, None, Request::Delete { key }).await?.is_some())
     }
 
-    /// Appends to a value, which is empty if there is none; returns its length.
+    /// Appends to a value, empty if there is none; returns its new length.
     pub async fn append(&mut self, key: &[u8], value: &[u8]) -> Result<u64, KvError> {
         let len = self.number(key, Some(value), Request::Append { key, value }).await?;
         Ok(len.unwrap_or(0) as u64)
     }
 
-    /// Adds to a number in decimal, which is 0 if there is none; returns the sum.
+    /// Adds to a decimal number, 0 if there is none; returns the sum.
     pub async fn add(&mut self, key: &[u8], number: i64) -> Result<i64, KvError> {
         Ok(self.number(key, None, Request::Add { key, number }).await?.unwrap_or(0))
     }
 
-    /// Changes until when a key is kept; whether it is there.
+    /// Sets the expiry of a key; returns whether the key exists.
     pub async fn expire(&mut self, key: &[u8], expires: Expires) -> Result<bool, KvError> {
         self.expire_when(key, expires, When::Always).await
     }
 
-    /// As [`Store::expire`], on a condition; whether the key is there, and the condition held.
+    /// As [`Store::expire`], on a condition; returns whether the key exists and the condition held.
     pub async fn expire_when(&mut self, key: &[u8], expires: Expires, when: When) -> Result<bool, KvError> {
         Ok(self.number(key, None, Request::Expire { key, expires, when }).await?.is_some())
     }
 
-    /// For how many ms a key is still kept: `Some(None)` for ever, `None` if it is not there.
+    /// Returns the time in ms until a key expires: `Some(None)` if never, `None` if the key does not exist.
     pub async fn time_left(&mut self, key: &[u8]) -> Result<Option<Option<u64>>, KvError> {
         let left = self.number(key, None, Request::TimeLeft { key }).await?;
         Ok(left.map(|ms| u64::try_from(ms).ok()))
     }
 
-    // Of all shards.
+    // Operations on all shards.
 
-    /// How many keys there are.
+    /// Returns the number of keys.
     pub async fn count(&mut self) -> Result<u64, KvError> {
         let mut sum = 0;
         for shard in 0..self.shards.len() {
@@ -504,7 +506,8 @@ impl Store {
         Ok(sum)
     }
 
-    /// Some keys, about `count` of them, and where to go on, which is 0 at the end and at the begin.  A key that stays is seen once at least.
+    /// Returns some keys, about `count`, and the cursor to continue at; a scan starts and ends with cursor 0. A key
+    /// that stays is returned at least once.
     pub async fn scan(&mut self, from: u64, count: u64) -> Result<(u64, Vec<Vec<u8>>), KvError> {
         let (shard, from) = split_cursor(from);
         if shard >= self.shards.len() {
@@ -519,7 +522,7 @@ impl Store {
         }
     }
 
-    /// Where a scan goes on that has come to `next` in a shard.
+    /// Returns the cursor of a scan that continues at `next` in a shard.
     pub(super) fn join_cursor(&self, shard: usize, next: u64) -> u64 {
         match next {
             0 if shard + 1 == self.shards.len() => 0,
@@ -536,7 +539,7 @@ impl Store {
         Ok(())
     }
 
-    /// Ends all owners, who free what they have made, and frees the head.
+    /// Ends all owners, which free their memory, and frees the head.
     pub async fn close(mut self) -> Result<(), KvError> {
         for shard in 0..self.shards.len() {
             self.number_of(shard, Request::Close).await?;
@@ -549,7 +552,7 @@ impl Store {
         Hash::of(key).shard(self.shards.len())
     }
 
-    /// A number that the owner of a key answers; none if the key is not there, or the condition does not hold.
+    /// Returns a number from the owner of a key; `None` if the key does not exist or the condition does not hold.
     async fn number(
         &mut self,
         key: &[u8],
@@ -574,14 +577,14 @@ impl Store {
         self.call(shard, &self.request).await
     }
 
-    /// What the owner of a shard answers to a request that is encoded already.
+    /// Sends an encoded request to the owner of a shard; returns the answer.
     pub(super) async fn call(&self, shard: usize, request: &[u8]) -> Result<Vec<u8>, KvError> {
         let Seen { node, function, .. } = self.shards[shard];
         Ok(self.session.call(node, function, request, self.timeout).await?)
     }
 
-    /// Has the owner of a shard carry out requests, in their order, each of which [is answered shortly](Request::is_answered_shortly), by one call:
-    /// [`Answer::each`] has the answers.
+    /// Sends several requests, each [with a short answer](Request::is_answered_shortly), to the owner of a shard in one
+    /// call; the owner executes them in order. [`Answer::each`] returns the answers.
     pub(super) async fn post_together(
         &self,
         shard: usize,
@@ -595,7 +598,7 @@ impl Store {
         self.session.post_call(node, function, &request, answer_bytes_max, self.timeout).await
     }
 
-    /// Why an answer is none.
+    /// Returns the error of a refusal or malformed answer.
     pub(super) fn refused(&self, shard: usize, answer: Option<Answer<'_>>) -> KvError {
         match answer {
             Some(Answer::Full) => KvError::Full,
@@ -603,7 +606,7 @@ impl Store {
             Some(Answer::NotANumber) => KvError::NotANumber,
             Some(Answer::Overflow) => KvError::Overflow,
             Some(Answer::AnotherStore) => KvError::Ended,
-            // The key's length has been checked here.
+            // This client has checked the key's length.
             Some(Answer::TooLong) => {
                 KvError::TooLong { what: "value", len: VALUE_BYTES_MAX + 1, max: VALUE_BYTES_MAX }
             }
@@ -612,10 +615,10 @@ impl Store {
     }
 }
 
-/// Below it, a cursor of a shard; above it, which one.
+/// Bits of a cursor within a shard; the bits above hold the shard.
 const SHARD_SHIFT: u32 = 40;
 
-/// The shard that a scan has come to, and where it goes on there.
+/// Returns the shard of a cursor, and the cursor within it.
 pub(super) fn split_cursor(cursor: u64) -> (usize, u64) {
     ((cursor >> SHARD_SHIFT) as usize, cursor & ((1 << SHARD_SHIFT) - 1))
 }
@@ -636,7 +639,8 @@ fn check_len(what: &'static str, len: usize, max: usize) -> Result<(), KvError> 
     if len <= max { Ok(()) } else { Err(KvError::TooLong { what, len, max }) }
 }
 
-/// The only slot of a bucket that may lead to a key, and which it is; `None` if there are several, or the table has moved.
+/// Returns the only slot of a bucket that may lead to a key, with its index; `None` if there are several, or the table
+/// was replaced.
 fn only_slot_of(bucket: &[u8], hash: Hash) -> Option<Option<(usize, Slot)>> {
     let mut found = None;
     for (index, word) in decode_words(bucket).enumerate() {
@@ -652,7 +656,8 @@ fn only_slot_of(bucket: &[u8], hash: Hash) -> Option<Option<(usize, Slot)>> {
     Some(found)
 }
 
-/// What the block shows that a slot leads to.  The slot is read `again` behind the block: what it leads to then was there all the time, or has just come.
+/// Interprets the block of a slot, which was read `again` after the block: an unchanged slot led to the entry all the
+/// time.
 fn look_at(block: &[u8], again: [u8; WORD as usize], slot: Slot, key: &[u8]) -> Look {
     if u64::from_le_bytes(again) != slot.encode() {
         return Look::Again;
@@ -667,12 +672,13 @@ fn look_at(block: &[u8], again: [u8; WORD as usize], slot: Slot, key: &[u8]) -> 
     }
 }
 
-/// Whether a slot leads to that entry, and not only to its place: the slot may lead there again, after the entry of another key.
+/// Returns whether a slot leads to that entry, and not only to its place: after a change of the key, the same place may
+/// hold another entry.
 fn is_led_to(slot: Slot, entry: &Entry<'_>) -> bool {
     Hash::of(entry.key).tag() == slot.tag
 }
 
-/// Whether a handle leads nowhere any more; mapping the region again tells why.
+/// Returns whether a handle is stale; mapping the region again tells why.
 fn is_gone(error: &AccessError) -> bool {
     matches!(error.cause(), AccessCause::Stale)
 }

@@ -1,13 +1,13 @@
-//! What clients and the owners of shards say to each other, by calls.
+//! Requests to owners of shards and their answers, as the contents of calls.
 //!
 //! ```text
-//!   request   op u8 | store u64 | number i64 | number i64 | key bytes u32 | key | value        numbers as the operation has them
-//!             store: the hash of its name, since another may be served where one was
+//!   request   op u8 | store u64 | number i64 | number i64 | key bytes u32 | key | value        numbers by operation
+//!             store: hash of its name, because another store may be served at the same place later
 //!   answer    kind u8 | number i64 | bytes
-//!   together  len u32 | request | len u32 | request ...     as the value of a request; its answer has the answers as bytes, likewise
+//!   together  len u32 | request | len u32 | request ...     as a request's value; its answer holds the answers
 //! ```
 
-/// What a client asks for.
+/// A client's request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Request<'a> {
     Get {
@@ -23,127 +23,127 @@ pub(super) enum Request<'a> {
     Delete {
         key: &'a [u8],
     },
-    /// Answers the value, and removes it.
+    /// Returns the value and removes it.
     Take {
         key: &'a [u8],
     },
-    /// Answers the value, and changes until when it is kept.
+    /// Returns the value and sets its expiry.
     GetAndExpire {
         key: &'a [u8],
         expires: Expires,
     },
-    /// Answers the new length.
+    /// Returns the new length.
     Append {
         key: &'a [u8],
         value: &'a [u8],
     },
-    /// Answers the new number.
+    /// Returns the new number.
     Add {
         key: &'a [u8],
         number: i64,
     },
-    /// Answers whether there is such a key, and the condition held.
+    /// Returns whether the key exists and the condition held.
     Expire {
         key: &'a [u8],
         expires: Expires,
         when: When,
     },
-    /// Answers the time that is left, in ms; -1 if it is for ever.
+    /// Returns the time left in ms; -1 if the key never expires.
     TimeLeft {
         key: &'a [u8],
     },
-    /// Answers some keys, and where to go on.
+    /// Returns some keys, and the cursor to continue at.
     Scan {
         from: u64,
         count: u64,
     },
     Count,
     Clear,
-    /// The owner ends, and what it has made goes.
+    /// Ends the owner and frees its memory.
     Close,
-    /// Several, each of which [is answered by a number](Request::is_answered_shortly) at most.
+    /// Several requests, each [with a short answer](Request::is_answered_shortly).
     Together {
         requests: &'a [u8],
     },
 }
 
-/// On which condition something is set.
+/// Condition of setting a value.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Only {
-    /// On none.
+    /// No condition.
     #[default]
     Always,
-    /// If there is no such key.
+    /// The key must not exist.
     IfAbsent,
-    /// If there is one.
+    /// The key must exist.
     IfPresent,
 }
 
-/// Until when a key is kept.
+/// Expiry of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Expires {
-    /// For ever.
+    /// Never.
     #[default]
     Never,
-    /// As long as it would have been.
+    /// As before.
     Unchanged,
-    /// For so many ms, from when the owner hears of it.
+    /// This many ms after the owner receives the request.
     After {
-        /// How many; none makes it go at once.
+        /// Time in ms; 0 removes the key at once.
         ms: u64,
     },
 }
 
-/// On which condition it changes until when a key is kept.  What is kept for ever goes later than all that expires.
+/// Condition of a change of expiry. "Never" counts as later than every time.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum When {
-    /// On none.
+    /// No condition.
     #[default]
     Always,
-    /// If it is kept for ever.
+    /// The key has no expiry.
     KeptForEver,
-    /// If it expires at some time.
+    /// The key has an expiry.
     Expiring,
-    /// If it goes later by that.
+    /// The new expiry is later.
     Later,
-    /// If it goes sooner by that.
+    /// The new expiry is sooner.
     Sooner,
-    /// If it expires at some time, and goes sooner by that.
+    /// The key has an expiry, and the new one is sooner.
     SoonerIfExpiring,
 }
 
-/// What the owner answers.
+/// An owner's answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Answer<'a> {
-    /// Done; or a number that was asked for.
+    /// Success, or the requested number.
     Number(i64),
-    /// A value that was asked for, or keys.
+    /// The requested value, or keys.
     Bytes(i64, &'a [u8]),
-    /// There is no such key, or the condition does not hold.
+    /// The key does not exist, or the condition does not hold.
     Nothing,
     Full,
     NotANumber,
-    /// The sum would have more than 64 bits.
+    /// The sum exceeds 64 bits.
     Overflow,
     TooLong,
-    /// The request makes no sense.
+    /// The request is malformed.
     Malformed,
-    /// The request is for another store than is served here.
+    /// The request is for another store.
     AnotherStore,
-    /// The directory of names does not answer, and there is no room without it.
+    /// The directory of names does not answer, and the shard has no room without it.
     NoDirectory,
 }
 
-/// Longest answer that is no value and no keys.
+/// Maximum length of an answer without a value or keys.
 const SHORT_ANSWER_BYTES: usize = 9;
 
-/// Puts bytes behind others, for [`parts`] to tell them apart.
+/// Appends bytes behind their length, for [`parts`].
 pub(super) fn push_part(into: &mut Vec<u8>, part: &[u8]) {
     into.extend((part.len() as u32).to_le_bytes());
     into.extend(part);
 }
 
-/// Bytes that were put one behind the other, up to the first that are cut.
+/// Splits bytes written by [`push_part`]; ends at the first incomplete part.
 pub(super) fn parts(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let (len, after) = bytes.split_first_chunk()?;
@@ -153,13 +153,14 @@ pub(super) fn parts(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// How long the answer to so many requests may be that are asked together.
+/// Maximum length of the answer to `count` requests sent together.
 pub(super) fn together_bytes_max(count: usize) -> usize {
     SHORT_ANSWER_BYTES + count * (size_of::<u32>() + SHORT_ANSWER_BYTES)
 }
 
 impl<'a> Request<'a> {
-    /// Whether it may be asked together with others: however many they are, their answers are no longer than they.
+    /// Returns whether the answer has no value, so that the request may go together with others: the answers are never
+    /// longer than the requests.
     pub(super) fn is_answered_shortly(&self) -> bool {
         match self {
             Request::Set { returns_old, .. } => !returns_old,
@@ -172,7 +173,7 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// For the store of that number.
+    /// Encodes the request to the store with that number.
     pub(super) fn encode(&self, store: u64, into: &mut Vec<u8>) {
         let none = (0, 0, &[][..], &[][..]);
         let (op, (one, two, key, value)) = match *self {
@@ -210,7 +211,7 @@ impl<'a> Request<'a> {
         into.extend(value);
     }
 
-    /// For which store it is, and what it asks for; `None` for what is no request.
+    /// Decodes the store's number and the request; `None` if malformed.
     pub(super) fn decode(bytes: &'a [u8]) -> Option<(u64, Request<'a>)> {
         let (&op, rest) = bytes.split_first()?;
         let (store, rest) = rest.split_first_chunk()?;
@@ -296,7 +297,7 @@ impl<'a> Answer<'a> {
         into.extend(bytes);
     }
 
-    /// Those to requests that were asked together, one behind the other; if these were not looked at, what was answered to all.
+    /// Returns the answers to requests that were sent together; if they were refused as a whole, the one refusal.
     pub(super) fn each(bytes: &'a [u8]) -> impl Iterator<Item = Option<Answer<'a>>> {
         let whole = Answer::decode(bytes);
         let mut answers = match whole {

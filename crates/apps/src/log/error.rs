@@ -1,75 +1,77 @@
-//! What can go wrong with a log.
+//! Errors of a log.
 
 use halite::{AccessError, NodeId, RegionError};
 
 use crate::directory::is_without_directory;
 
-/// Why something was not done.
+/// Cause of a failed operation on a log.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// The options, or what stands in the region of that name, describe no log.
+    /// The options are invalid, or the region of that name holds no log.
     #[error("{what} is {value}; it must be {wanted}")]
     NotALog {
-        /// Which part.
+        /// The invalid property.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         value: u64,
-        /// What it may be.
+        /// The valid values.
         wanted: &'static str,
     },
     /// A record does not fit into a segment; nothing was appended.
     #[error("the record takes {len} bytes; a segment of this log holds at most {max} contiguous bytes")]
     TooLong {
-        /// Its length in bytes, with what frames the records of a transaction.
+        /// Length in bytes, including the framing of a transaction's records.
         len: u64,
-        /// The longest.
+        /// Maximum length in bytes.
         max: u64,
     },
-    /// There is no memory for another segment; nothing was appended.  It can be tried again once old ones have been freed, if the log
-    /// [begins](super::Log::start) before `first`, or once others have left memory.
+    /// There is no memory for another segment; nothing was appended.
+    ///
+    /// A retry can succeed once old segments are freed, if the log [begins](super::Log::start) before `first`, or once
+    /// there is memory again.
     #[error("no memory for another segment; trim the log or use larger arenas")]
     Full {
-        /// The first position of the segment.
+        /// First position of the segment.
         first: u64,
     },
-    /// Followers have taken this writer for dead again and again while it appended; nothing was appended.
+    /// Followers took this writer for dead and skipped each attempt; nothing was appended.
     #[error(
-        "others have skipped this record {attempts} times, for it took longer than their patience to write it"
+        "followers have skipped this record {attempts} times, because writing it took longer than their patience"
     )]
     Outpaced {
-        /// How often it was tried.
+        /// Number of attempts.
         attempts: u32,
     },
     /// The position has been freed.
     #[error("the log begins at {first}; earlier records were trimmed")]
     Trimmed {
-        /// The first position that is kept.
+        /// First position of the log.
         first: u64,
     },
     /// A segment was lost with the node that held it.
     #[error("segment {segment} of the log was lost with node {node}")]
     Lost {
-        /// Which.
+        /// Number of the segment.
         segment: u64,
-        /// With whom.
+        /// The lost node.
         node: NodeId,
-        /// The first position after it.
+        /// First position after the segment.
         next: u64,
     },
-    /// A record is visible, and its bytes are not those that were appended.
+    /// The bytes of a visible record do not match its checksum.
     #[error("the record at {position} is damaged: its checksum does not match")]
     Damaged {
-        /// Where.
+        /// Position of the record.
         position: u64,
     },
-    /// The directory of names does not answer, and without it no segment is found, made or freed that is not at hand.  Nothing was appended;
-    /// it can be tried again, and goes on where it was once the directory is back.
+    /// The directory of names does not answer, so a segment that is not mapped yet can be neither found nor made nor
+    /// freed. Nothing was appended. A retry continues once the directory is back.
     #[error("the directory of names does not answer, so the log's next segment is unreachable: {0}")]
     NoDirectory(#[source] RegionError),
-    /// A region could not be made, found or freed.
+    /// A region could not be allocated, mapped or freed.
     #[error(transparent)]
     Region(RegionError),
-    /// A region could not be read or written.  Of an append: maybe done.
+    /// A region could not be read or written. An append may have been done.
     #[error(transparent)]
     Access(#[from] AccessError),
 }

@@ -1,4 +1,4 @@
-//! Followers.
+//! Followers of a log.
 
 use halite::Lh;
 
@@ -6,24 +6,25 @@ use super::error::LogError;
 use super::handle::{Log, is_gone};
 use super::layout::{LEN_BYTES, Layout, WORD, Word, checksum};
 
-/// How many bytes are read at once, unless a slot is longer: few, where a follower waits for what comes next, and twice as many as
-/// before wherever all of them were there.
+/// Bytes per read, unless a slot is longer. Short while a follower waits for new records; doubled, up to the maximum,
+/// whenever a read shows only settled slots.
 const READ_BYTES: u64 = 4096;
 const READ_BYTES_MAX: u64 = 64 << 10;
-/// How long a follower waits for a slot before it looks whether that is reserved, and again before it skips it, in ns.
+/// Time in ns that a follower waits for a slot before it checks whether the slot is reserved, and again before it skips
+/// the slot.
 const PATIENCE_NS: u64 = 500_000;
 
 /// A record, or the records of a transaction.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry<'a> {
-    /// Where it stands: positions rise.
+    /// Its position; positions rise.
     pub position: u64,
     bytes: &'a [u8],
     is_many: bool,
 }
 
 impl<'a> Entry<'a> {
-    /// Its records, in their order.
+    /// Returns its records in order.
     pub fn records(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let (mut rest, is_many) = (Some(self.bytes), self.is_many);
         std::iter::from_fn(move || {
@@ -39,16 +40,16 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Why a follower does not get on.
+/// Why a follower makes no progress.
 #[derive(Clone, Copy, Debug)]
 enum Stall {
-    /// Nothing has come since then.
+    /// No record has come since then.
     Since(u64),
-    /// Slots up to `end` were reserved then, at the latest.
+    /// Slots up to `end` have been reserved since then at the latest.
     Reserved { since_ns: u64, end: u64 },
 }
 
-/// Reads a log from some position on.
+/// Reads a log from a position on.
 pub struct Follower {
     log: Log,
     next: u64,
@@ -56,50 +57,52 @@ pub struct Follower {
     buffer: Vec<u8>,
     record: Vec<u8>,
     patience_ns: u64,
-    /// How many bytes are read next.
+    /// Bytes of the next read.
     read_bytes: u64,
 }
 
 impl Follower {
-    /// From the first record that is kept.
+    /// Starts at the first record of the log.
     pub async fn from_start(log: Log) -> Result<Follower, LogError> {
         let start = log.start().await?;
         Ok(Follower::from(log, start))
     }
 
-    /// From the first record that is appended after this.
+    /// Starts at the first record appended after this call.
     pub async fn from_end(log: Log) -> Result<Follower, LogError> {
         let end = log.end().await?;
         Ok(Follower::from(log, end))
     }
 
-    /// From a position on that some follower has come to.
+    /// Starts at a position that a follower has reached.
     pub fn from(log: Log, position: u64) -> Follower {
         let (buffer, record) = (Vec::new(), Vec::new());
         let (patience_ns, read_bytes) = (PATIENCE_NS, READ_BYTES);
         Follower { log, next: position, stall: None, buffer, record, patience_ns, read_bytes }
     }
 
-    /// With another patience: after `patience_ns` twice, a slot that is reserved and not used is skipped.
+    /// Sets the patience, in ns: a slot that is reserved and not settled is skipped after twice this time.
     pub fn with_patience(self, patience_ns: u64) -> Follower {
         Follower { patience_ns, ..self }
     }
 
-    /// The position of the next record, or of a slot before it.
+    /// Returns the position of the next record, or of a slot before it.
     pub fn position(&self) -> u64 {
         self.next
     }
 
-    /// Takes up a later position, of records that are not to be seen.
+    /// Moves to a later position, without the records before it.
     pub fn skip_to(&mut self, position: u64) {
         self.next = self.next.max(position);
         self.stall = None;
     }
 
-    /// Hands over the records that have become visible, as far as one read shows them; returns how many slots they took.
-    /// `now_ns` is the time of any clock that does not go back.  Fails with [`LogError::Trimmed`] if they have been freed, and with
-    /// [`LogError::Full`] where the next slots are reserved and not used, and there is no memory to skip them in; or with
-    /// [`LogError::NoDirectory`] where the next segment is not at hand.  Both can be tried again.
+    /// Passes visible records to `take`, as far as one read shows them; returns the number of slots they occupy.
+    ///
+    /// `now_ns` is the time of any monotonic clock. Fails with [`LogError::Trimmed`] if the records have been freed,
+    /// with [`LogError::Full`] if the next slots are abandoned and there is no memory to skip them, and with
+    /// [`LogError::NoDirectory`] if the next segment is not mapped and the directory of names is away. The last two can
+    /// be retried.
     pub async fn poll(&mut self, now_ns: u64, mut take: impl FnMut(Entry<'_>)) -> Result<u64, LogError> {
         let begin = self.next;
         let mut has_seen = false;
@@ -122,14 +125,14 @@ impl Follower {
         Ok(self.next - begin)
     }
 
-    /// Whether the next slot was left with those that have just been skipped: each is not waited for by itself.
+    /// Returns whether the next slot was abandoned with the slots that were just skipped; such slots share one wait.
     fn is_skipping(&self) -> bool {
         matches!(self.stall, Some(Stall::Reserved { end, .. }) if self.next < end)
     }
 
     async fn read(&mut self, mut take: impl FnMut(Entry<'_>)) -> Result<(), LogError> {
         let layout = self.log.layout;
-        // Nobody makes a segment by looking into it.
+        // Reading a position makes no segment.
         let Some(lh) = self.log.segment_if_made(self.next).await? else {
             return self.log.expect_kept_at(self.next).await;
         };
@@ -163,7 +166,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Collects the bytes of a record whose word has been seen.
+    /// Collects the bytes of a record whose word is visible.
     async fn gather(&mut self, lh: Lh, found: Found) -> Result<(), LogError> {
         let layout = self.log.layout;
         let damaged = LogError::Damaged { position: self.next };
@@ -178,14 +181,15 @@ impl Follower {
                 return Ok(());
             }
         }
-        // It is longer than what was read, or was read before its word was.  All of it has been there since.
+        // The record is longer than the read, or was read before its word. By now all of it is in place.
         let mut whole = vec![0; bytes];
         self.log.session.read(lh, layout.offset_of(self.next), &mut whole).await?;
         collect(&mut self.record, &whole, layout, found.len);
         if checksum(&self.record) == found.sum { Ok(()) } else { Err(damaged) }
     }
 
-    /// Nothing has come: after some time looks why, and skips what a writer has left.
+    /// Handles a poll without records: after some time, checks whether the next slot is reserved, and skips abandoned
+    /// slots.
     async fn wait_or_skip(&mut self, now_ns: u64) -> Result<(), LogError> {
         let is_over = |since_ns| now_ns.saturating_sub(since_ns) >= self.patience_ns;
         match self.stall {
@@ -206,14 +210,15 @@ impl Follower {
         Ok(())
     }
 
-    /// Skips open slots up to `end`, all of which were reserved long ago; the next poll sees to what was settled meanwhile.
+    /// Skips open slots up to `end`, all of which were reserved long ago. The next poll reads those that were settled
+    /// meanwhile.
     async fn skip(&mut self, end: u64) -> Result<(), LogError> {
         let end = end.min(self.next + self.log.layout.room_at(self.next));
         let slots_max = (READ_BYTES / self.log.layout.slot_bytes()).max(1);
         for position in self.next..end.min(self.next + slots_max) {
             match self.log.void(position).await {
                 Ok(true) => {}
-                // Its writer, or another follower, has settled it.
+                // Settled by its writer or skipped by another follower.
                 Ok(false) => break,
                 Err(error) => return Err(error),
             }
@@ -222,7 +227,7 @@ impl Follower {
     }
 }
 
-/// A record in the buffer: where its slot begins, and what its word says.
+/// A record in the buffer: the start of its slot, and the content of its word.
 #[derive(Clone, Copy, Debug)]
 struct Found {
     slot: usize,
@@ -231,7 +236,7 @@ struct Found {
 }
 
 impl Found {
-    /// Its bytes, where they are in one slot and all of them have been read, as most are.
+    /// Returns its bytes if they are in one slot and in the buffer, as for most records.
     fn at_hand(self, buffer: &[u8], layout: Layout) -> Option<&[u8]> {
         if self.len > layout.payload_bytes() {
             return None;

@@ -1,4 +1,4 @@
-//! A log as one session sees it: its head, and the segments that it has at hand.
+//! A session's view of a log: its head, and the mapped segments.
 
 use halite::{
     AccessCause, AccessError, AllocOptions, Lh, NodeId, Permissions, Placement, RegionCause, RegionError,
@@ -9,31 +9,31 @@ use super::error::LogError;
 use super::layout::{HEAD_BYTES, KEPT_AT, Layout, MAGIC, NODES_MAX, POSITION_MAX, RESERVED_AT, WORD};
 use crate::directory::is_without_directory;
 
-/// What writers and followers do in a segment: followers skip.
+/// Rights to a segment for writers and followers; followers need to write because they skip.
 const USE: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
 
-/// How a log is to be made.
+/// Options of a new log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Bytes of a slot, of which 8 are its word: a multiple of 8.  A record takes as many slots as it needs; most should take
-    /// one.
+    /// Bytes per slot, of which 8 are its word: a multiple of 8. A record takes as many slots as it needs; choose a
+    /// size at which most records take one.
     pub slot_bytes: u64,
-    /// Slots of a segment, which is freed as a whole; no record is longer.
+    /// Slots per segment. A segment is freed as a whole, and no record is longer.
     pub segment_slots: u64,
-    /// Nodes that take the segments in turn, at most 24.  None: wherever there is room.
+    /// Nodes that hold the segments in turn, at most 24. Empty: any node with room.
     pub nodes: Vec<NodeId>,
-    /// What principals other than the session's may do.
+    /// Permissions of all principals except the session's own.
     pub everyone: Permissions,
 }
 
 impl Default for Options {
-    /// Slots of 64 bytes, segments of 4 MiB wherever there is room, for this principal alone.
+    /// Slots of 64 bytes, segments of 4 MiB on any node with room, no permissions for other principals.
     fn default() -> Options {
         Options { slot_bytes: 64, segment_slots: 1 << 16, nodes: Vec::new(), everyone: Permissions::empty() }
     }
 }
 
-/// A log of one session.  Each writer, follower and cleaner has one of its own.
+/// A session's handle of a log. Each writer, follower and cleaner has its own.
 pub struct Log {
     pub(crate) session: Session,
     pub(crate) layout: Layout,
@@ -41,14 +41,14 @@ pub struct Log {
     head: Lh,
     nodes: Vec<NodeId>,
     everyone: Permissions,
-    /// The one in use, and the one before or after it.
+    /// The segment in use, and the one before or after it.
     mapped: [Option<(u64, Lh)>; 2],
-    /// Regions of which it is not known whether they are those segments: the directory of names did not say.
+    /// Regions that may or may not be those segments, because the directory of names did not answer.
     in_doubt: Vec<(u64, Lh)>,
 }
 
 impl Clone for Log {
-    /// One that has no segment at hand yet.
+    /// Clones the handle without mapped segments.
     fn clone(&self) -> Log {
         let (session, name, nodes) = (self.session.clone(), self.name.clone(), self.nodes.clone());
         Log { session, name, nodes, mapped: [None; 2], in_doubt: Vec::new(), ..*self }
@@ -56,7 +56,7 @@ impl Clone for Log {
 }
 
 impl Log {
-    /// Makes a log.  Fails with [`RegionCause::NameTaken`] if there is a region of that name.
+    /// Creates a log. Fails with [`RegionCause::NameTaken`] if a region has that name.
     pub async fn create(session: &Session, name: &str, options: &Options) -> Result<Log, LogError> {
         let layout = Layout::new(options.slot_bytes, options.segment_slots)?;
         let placement = match options.nodes.as_slice() {
@@ -72,7 +72,7 @@ impl Log {
         let bytes: Vec<u8> = head.iter().flat_map(|word| word.to_le_bytes()).collect();
         let lh = session.alloc(None, HEAD_BYTES, placement, options.everyone).await?;
         session.write(lh, 0, &bytes).await?;
-        // It has its name when all of it stands there.
+        // The head is named only when it is complete.
         if let Err(error) = session.set_name(lh, name).await {
             session.free(lh).await?;
             return Err(error.into());
@@ -89,7 +89,7 @@ impl Log {
         })
     }
 
-    /// Opens a log that somebody has made.
+    /// Opens an existing log.
     pub async fn open(session: &Session, name: &str) -> Result<Log, LogError> {
         let head = session.map(name, USE).await?;
         let mut bytes = [0; RESERVED_AT as usize];
@@ -117,17 +117,17 @@ impl Log {
         Ok(Log { session, layout, name, head, nodes, everyone, mapped: [None; 2], in_doubt: Vec::new() })
     }
 
-    /// Bytes of the longest record.
+    /// Returns the maximum length of a record, in bytes.
     pub fn record_bytes_max(&self) -> u64 {
         self.layout.record_bytes_max()
     }
 
-    /// The first position that nobody has reserved.
+    /// Returns the first unreserved position.
     pub async fn end(&self) -> Result<u64, LogError> {
         self.counter(RESERVED_AT).await
     }
 
-    /// The first position that is kept.
+    /// Returns the first position of the log.
     pub async fn start(&self) -> Result<u64, LogError> {
         let kept = self.counter(KEPT_AT).await?;
         Ok(kept.saturating_mul(self.layout.segment_slots()))
@@ -144,7 +144,7 @@ impl Log {
         sound(first)
     }
 
-    /// Reserves all that nobody has reserved before `position`, for nobody.
+    /// Reserves all free slots before `position`, without a writer.
     pub(crate) async fn reserve_up_to(&self, position: u64) -> Result<(), LogError> {
         self.raise(RESERVED_AT, position).await
     }
@@ -161,14 +161,14 @@ impl Log {
         Ok(())
     }
 
-    /// The segment that a position is in, if it is the one in use.
+    /// Returns the segment of a position, if it is the one in use.
     #[inline]
     pub(crate) fn segment_at_hand(&self, position: u64) -> Option<Lh> {
         let (found, lh) = self.mapped[0]?;
         (found == self.layout.segment_of(position)).then_some(lh)
     }
 
-    /// The segment that a position is in; made if nobody has made it.
+    /// Returns the segment of a position, and makes it if necessary.
     pub(crate) async fn segment_at(&mut self, position: u64) -> Result<Lh, LogError> {
         let segment = self.layout.segment_of(position);
         match self.mapped {
@@ -177,12 +177,12 @@ impl Log {
                 self.mapped.swap(0, 1);
                 Ok(lh)
             }
-            // Rare, and long: kept apart, so that what appends or follows is short to begin.
+            // Rare and long, so boxed: the futures of appending and following stay small.
             _ => Box::pin(self.take_up(segment)).await,
         }
     }
 
-    /// As [`Log::segment_at`], but makes none.
+    /// As [`Log::segment_at`], without making one.
     pub(crate) async fn segment_if_made(&mut self, position: u64) -> Result<Option<Lh>, LogError> {
         let segment = self.layout.segment_of(position);
         if let Some((_, lh)) = self.mapped.iter().flatten().find(|(found, _)| *found == segment) {
@@ -212,14 +212,14 @@ impl Log {
 
     async fn note(&mut self, segment: u64, lh: Lh) -> Lh {
         if let Some((_, oldest)) = self.mapped[1].replace((segment, lh)) {
-            // It may have been freed.
+            // The region may have been freed.
             let _ = self.session.unmap(oldest).await;
         }
         self.mapped.swap(0, 1);
         lh
     }
 
-    /// What is mapped of a segment leads nowhere any more.
+    /// Drops the stale handle of a segment.
     pub(crate) async fn forget_segment_at(&mut self, position: u64) {
         let segment = self.layout.segment_of(position);
         for mapped in &mut self.mapped {
@@ -243,7 +243,7 @@ impl Log {
         }
     }
 
-    /// Makes a segment, unless somebody else just has.
+    /// Makes a segment; `None` if another session has just made it.
     async fn make(&mut self, segment: u64) -> Result<Option<Lh>, LogError> {
         if let Err(error) = self.expect_kept(segment).await {
             self.free_doubtful(segment).await;
@@ -257,7 +257,7 @@ impl Log {
             Ok(lh) => lh,
             Err(error) => return self.unless_full(segment, error),
         };
-        // A cleaner may have passed since we looked.
+        // A cleaner may have freed the segment since the last check.
         if let Err(error) = self.expect_kept(segment).await {
             self.session.free(lh).await?;
             return Err(error);
@@ -265,7 +265,7 @@ impl Log {
         Ok(Some(lh))
     }
 
-    /// What comes of a segment that could not be made.
+    /// Handles the failure to make a segment.
     fn unless_full(&self, segment: u64, error: RegionError) -> Result<Option<Lh>, LogError> {
         match error.cause() {
             RegionCause::NameTaken => Ok(None),
@@ -285,7 +285,7 @@ impl Log {
 
     async fn make_anew(&mut self, segment: u64) -> Result<Lh, RegionError> {
         match self.make_at(segment, self.placement_of(segment)).await {
-            // Whose turn it is has gone.
+            // The node whose turn it is has gone.
             Err(error) if matches!(error.cause(), RegionCause::UnknownNode(_) | RegionCause::PeerDown(_)) => {
                 self.make_at(segment, Placement::Anywhere).await
             }
@@ -296,7 +296,8 @@ impl Log {
     async fn make_at(&mut self, segment: u64, placement: Placement) -> Result<Lh, RegionError> {
         let options = AllocOptions { placement, everyone: self.everyone, ..AllocOptions::default() };
         let lh = self.session.alloc_with(None, self.layout.segment_bytes(), options).await?;
-        // Not with its name at once: what is made by a call that is given up is freed, and others may use it by then.
+        // Named in a second step: an allocation whose future is dropped is freed, and others could be using the segment
+        // by then.
         self.name_segment(segment, lh).await
     }
 
@@ -304,7 +305,7 @@ impl Log {
         match self.session.set_name(lh, &self.name_of(segment)).await {
             Ok(()) => Ok(lh),
             Err(error) if is_without_directory(error.cause()) => {
-                // It may have been given: then others append to it, and it is to be this one.
+                // The name may have been recorded. Others then append to this region, so it must become the segment.
                 self.in_doubt.push((segment, lh));
                 Err(error)
             }
@@ -315,11 +316,11 @@ impl Log {
         }
     }
 
-    /// Tries again to make that region the segment whose name is in doubt; `None` if there is none.
+    /// Retries to name the segment's region whose name is in doubt; `None` if there is none.
     async fn name_doubtful(&mut self, segment: u64) -> Option<Result<Lh, RegionError>> {
         let lh = self.take_doubtful(segment)?;
         match self.name_segment(segment, lh).await {
-            // It went with its node.
+            // The region was lost with its node.
             Err(error) if matches!(error.cause(), RegionCause::Stale | RegionCause::Lost(_)) => None,
             named => Some(named),
         }
@@ -330,10 +331,10 @@ impl Log {
         Some(self.in_doubt.swap_remove(at).1)
     }
 
-    /// The segment is gone, or is to go.
+    /// Frees the region in doubt of a segment that is gone or is to go.
     async fn free_doubtful(&mut self, segment: u64) {
         if let Some(lh) = self.take_doubtful(segment) {
-            // Without a name it ends with this session at the latest.
+            // An unnamed region ends with this session at the latest.
             let _ = self.session.free(lh).await;
         }
     }
@@ -347,7 +348,7 @@ impl Log {
         if segment < self.layout.segment_of(first) { Err(LogError::Trimmed { first }) } else { Ok(()) }
     }
 
-    /// Frees one segment; whether it was there.
+    /// Frees a segment; returns whether it existed.
     pub(crate) async fn free_segment(&mut self, segment: u64) -> Result<bool, LogError> {
         let position = segment.saturating_mul(self.layout.segment_slots());
         self.forget_segment_at(position).await;
@@ -359,14 +360,14 @@ impl Log {
         };
         match self.session.free(lh).await {
             Ok(()) => Ok(true),
-            // Another cleaner has.
+            // Another cleaner has freed it.
             Err(error) if matches!(error.cause(), RegionCause::NotFound) => Ok(false),
             Err(error) => Err(error.into()),
         }
     }
 
     pub(crate) async fn free_head(self) -> Result<(), LogError> {
-        // It need not have been opened by a master.
+        // The handle of the log may have been opened without master's rights.
         let head = self.session.map(&self.name, Permissions::MASTER).await?;
         Ok(self.session.free(head).await?)
     }
@@ -376,7 +377,7 @@ impl Log {
     }
 }
 
-/// Whether a handle leads nowhere any more; mapping the region again tells why.
+/// Returns whether a handle is stale; mapping the region again tells why.
 pub(crate) fn is_gone(error: &AccessError) -> bool {
     matches!(error.cause(), AccessCause::Stale | AccessCause::PeerDown(_))
 }

@@ -1,31 +1,32 @@
-//! Where things stand in the regions of a log.
+//! Layout of a log's regions.
 
 use std::ops::Range;
 
 use super::error::LogError;
 
-/// Bytes of a word.
+/// Bytes per word.
 pub(crate) const WORD: u64 = 8;
 /// Bytes of the length before each record of a transaction.
 pub(crate) const LEN_BYTES: usize = 4;
-/// What the head begins with.
+/// First word of the head.
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"halilog1");
-/// Where the head counts the slots that are reserved, on a cache line of their own.
+/// Offset of the counter of reserved slots, on a cache line of its own.
 pub(crate) const RESERVED_AT: u64 = 256;
-/// The first segment that is kept; and the first that has not been freed, which is that one unless somebody is at it.
+/// Offset of the number of the first kept segment; behind it, the number of the first segment that has not been freed.
+/// The two differ only during a trim.
 pub(crate) const KEPT_AT: u64 = 320;
 pub(crate) const FREED_AT: u64 = 328;
 /// Bytes of the head.
 pub(crate) const HEAD_BYTES: u64 = 384;
-/// How many nodes take segments in turn, at most.
+/// Maximum number of nodes that hold segments in turn.
 pub(crate) const NODES_MAX: usize = 24;
-/// No log gets as far: a counter beyond it is damaged.
+/// No log reaches this position, so a counter beyond it is damaged.
 pub(crate) const POSITION_MAX: u64 = 1 << 62;
 
 const SLOT_BYTES_MAX: u64 = 1 << 20;
 const SEGMENT_BYTES_MAX: u64 = 1 << 40;
 
-/// The lengths of a log.
+/// The sizes of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Layout {
     slot_bytes: u64,
@@ -77,37 +78,37 @@ impl Layout {
         position / self.segment_slots
     }
 
-    /// Where a slot begins in its segment.
+    /// Returns the offset of a slot in its segment.
     #[inline]
     pub fn offset_of(self, position: u64) -> u64 {
         position % self.segment_slots * self.slot_bytes
     }
 
-    /// How many slots there are from here to the end of the segment.
+    /// Returns the number of slots from here to the end of the segment.
     #[inline]
     pub fn room_at(self, position: u64) -> u64 {
         self.segment_slots - position % self.segment_slots
     }
 
-    /// How many slots a record of `len` bytes takes; even an empty one takes one.
+    /// Returns the number of slots of a record of `len` bytes; an empty one takes one slot.
     #[inline]
     pub fn slots_of(self, len: usize) -> u64 {
-        // As most do, without a division.
+        // The common case, without a division.
         if len <= self.payload_bytes() { 1 } else { len.div_ceil(self.payload_bytes()) as u64 }
     }
 
-    /// Whether a writer of these slots has passed the middle of their segment.
+    /// Returns whether a writer of these slots passes the middle of their segment.
     pub fn passes_middle(self, written: Range<u64>) -> bool {
         let next = written.start + self.room_at(written.start);
         self.segment_slots > 1 && written.contains(&(next - self.segment_slots / 2))
     }
 
-    /// How long a record may be.
+    /// Returns the maximum length of a record.
     pub fn record_bytes_max(self) -> u64 {
         (self.segment_slots * self.payload_bytes() as u64).min(LEN_MAX)
     }
 
-    /// The pieces of a record, one for each of its slots: its bytes, and where the slot has them, from the first slot.
+    /// Returns the pieces of a record, one per slot: the range of its bytes, and their offset from the first slot.
     pub fn pieces(self, len: usize) -> impl Iterator<Item = (Range<usize>, usize)> {
         let payload = self.payload_bytes();
         (0..self.slots_of(len) as usize).map(move |slot| {
@@ -122,17 +123,17 @@ const IS_MANY: u64 = 1 << 62;
 const LEN_MAX: u64 = (1 << 30) - 1;
 const VOID: u64 = 1;
 
-/// What stands at the head of a slot: 0 until the slot is settled.
+/// The word of a slot: 0 until the slot is settled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Word {
-    /// Nobody has settled it yet.
+    /// Not settled.
     Open,
-    /// Its writer is given up: the next slot follows.
+    /// Skipped: the next slot follows.
     Void,
-    /// A record begins here.
+    /// A record starts here.
     Entry {
         len: u32,
-        /// It holds several records, each behind its length.
+        /// The entry holds several records, each behind its length.
         is_many: bool,
         sum: u32,
     },
@@ -156,7 +157,7 @@ impl Word {
         }
     }
 
-    /// What is neither open nor a record is void, so that nobody waits for it.
+    /// Decodes a word. An invalid word counts as void, so that no follower waits for it.
     pub fn decode(word: u64) -> Word {
         match word {
             0 => Word::Open,
@@ -169,7 +170,7 @@ impl Word {
     }
 }
 
-/// By which a follower knows that it has seen all bytes of a record.
+/// Checksum by which a follower knows that it has all bytes of a record.
 #[inline]
 pub(crate) fn checksum(record: &[u8]) -> u32 {
     xxhash_rust::xxh3::xxh3_64(record) as u32

@@ -1,4 +1,4 @@
-//! A log that many append to and many follow, all by one-sided operations: no thread of anybody serves it.
+//! A log with many writers and many followers, all by one-sided operations; no thread serves it.
 //!
 //! ```text
 //!  NAME      | slot and segment lengths, nodes | reserved (a fetch-add) | first kept, first not freed |
@@ -6,12 +6,12 @@
 //!  NAME/1    | word, record |    0         |                                              on each node in turn
 //! ```
 //!
-//! A writer reserves slots by a fetch-add, writes its record behind their words, and makes it visible by a compare-swap of
-//! the first word from 0.  A follower reads slots in their order.  Where it has waited in vain for a slot that was
-//! reserved, it swaps 0 to *void* and goes on: the writer finds that and reserves anew, so that no skipped record appears
-//! later.  [`Log::trim`] frees the segments that everybody is done with.
+//! A writer reserves slots by a fetch-add, writes its record behind their words, and makes it visible by a compare-swap
+//! of the first word from 0. A follower reads slots in order. If a reserved slot stays at 0 for too long, the follower
+//! swaps it to *void* and continues; the writer finds that and reserves again, so no skipped record appears later.
+//! [`Log::trim`] frees segments that are no longer needed.
 //!
-//! A record is visible when [`Writer::append`] returns: followers see records in one order, each once.
+//! A record is visible when [`Writer::append`] returns. All followers see the records in the same order, each once.
 //! Records die with the node that holds their segment; there is no second copy.
 //!
 //! ```

@@ -1,4 +1,4 @@
-//! Appending several records by one call, each of which is visible by itself.
+//! Appending several records in one call, each visible by itself.
 
 use halite::{AccessCause, AccessError, BatchError, Lh, SwapOp, WriteOp};
 
@@ -7,13 +7,16 @@ use super::handle::is_gone;
 use super::layout::{WORD, Word};
 use super::writer::{ATTEMPTS_MAX, Writer};
 
-/// Slots that one reservation takes for records of one call, at most: others wait no longer than these take to be written.
+/// Maximum number of slots that one reservation takes for the records of one call; other records wait at most until
+/// these are written.
 const SLOTS_MAX: u64 = 256;
 
 impl Writer {
-    /// Appends several records, in their order.  They are reserved and written together, and each becomes visible by itself; all are
-    /// when this returns.  `positions` gets the position of each that is visible, one behind the other.  On an error of access, the
-    /// one behind these may be there; on all others it is not, and nothing behind it ever is.
+    /// Appends several records in order.
+    ///
+    /// They are reserved and written together, and each becomes visible by itself; all are visible when this returns.
+    /// `positions` receives the position of each visible record. On an access error, the first record without a
+    /// position may be visible; on other errors it is not. Later records never are.
     pub async fn append_each(&mut self, records: &[&[u8]], positions: &mut Vec<u64>) -> Result<(), LogError> {
         let max = self.log.record_bytes_max();
         if let Some(record) = records.iter().find(|record| record.len() as u64 > max) {
@@ -32,7 +35,7 @@ impl Writer {
             }
             let begin = match self.place_at_hand(slots) {
                 Some(begin) => begin,
-                // Rare, and long: kept apart, so that what appends is short to begin.
+                // Rare and long, so boxed: the future of appending stays small.
                 None => Box::pin(self.place_for_some(slots, wanted.max(slots))).await?,
             };
             let count = self.append_run(begin, rest, positions).await?;
@@ -42,8 +45,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends the first of some records, as many as have room in what is reserved from `begin` on in one segment; how many of
-    /// them are visible then.
+    /// Appends the first records, as many as fit into the slots reserved from `begin` on in one segment; returns how
+    /// many of them are visible.
     async fn append_run(
         &mut self,
         begin: u64,
@@ -55,18 +58,18 @@ impl Writer {
             None => Box::pin(self.segment_for(begin)).await?,
         };
         let Some(lh) = found else {
-            // It was skipped with all of its segment.
+            // Skipped with its whole segment.
             self.reserved = 0..0;
             return Ok(0);
         };
         let (pieces, slots) = self.lay_out(lh, begin, records);
-        // As in appending one: whatever becomes of it, nothing else is written there.
+        // As in `append`: nothing else is ever written to these slots.
         self.reserved.start = begin + slots;
         let written = self.log.session.write_batch(&pieces).await;
         drop(pieces);
         let (count, failed) = match written {
             Ok(()) => self.make_visible(lh, begin).await,
-            // Nobody has seen anything of it.
+            // Nothing was visible yet.
             Err(error) if is_gone(&error.source) => {
                 self.log.forget_segment_at(begin).await;
                 (0, None)
@@ -82,7 +85,8 @@ impl Writer {
             return Err(error.into());
         }
         if count < self.swaps.len() {
-            // Somebody took us for dead; see `append`.  The rest has its order only behind what is appended next.
+            // A follower took this writer for dead; see `append`. The remaining records stay in order only behind the
+            // next append.
             self.reserved = 0..0;
         }
         if self.log.layout.passes_middle(begin..begin + slots) {
@@ -91,8 +95,8 @@ impl Writer {
         Ok(count)
     }
 
-    /// Makes visible what has been written from `begin` on, one record behind the other until one was skipped; how many, and why no more
-    /// where that is unknown.
+    /// Makes written records visible from `begin` on, in order, until one was skipped; returns how many, and the error
+    /// that leaves the next one uncertain.
     async fn make_visible(&mut self, lh: Lh, begin: u64) -> (usize, Option<AccessError>) {
         match self.log.session.compare_swap_while(lh, &self.swaps).await {
             Ok(count) => (count, None),
@@ -104,8 +108,8 @@ impl Writer {
         }
     }
 
-    /// What writes the first of some records from `begin` on, as many as have room there, and how many slots these take; what makes them
-    /// visible is in `swaps`.
+    /// Returns the writes of the first records from `begin` on, as many as fit, and the number of their slots. `swaps`
+    /// receives the compare-swaps that make them visible.
     fn lay_out<'r>(&mut self, lh: Lh, begin: u64, records: &[&'r [u8]]) -> (Vec<WriteOp<'r>>, u64) {
         let layout = self.log.layout;
         let room = (self.reserved.end - begin).min(layout.room_at(begin));

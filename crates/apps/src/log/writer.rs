@@ -1,4 +1,4 @@
-//! Writers.
+//! Writers of a log.
 
 use std::ops::Range;
 
@@ -8,38 +8,38 @@ use super::error::LogError;
 use super::handle::{Log, is_gone};
 use super::layout::{LEN_BYTES, WORD, Word};
 
-/// How often a record is tried that others skip: each time costs them their patience.
+/// Maximum number of attempts for a record that followers skip; each costs them their patience.
 pub(super) const ATTEMPTS_MAX: u32 = 64;
 
-/// Appends records.
+/// Appends records to a log.
 pub struct Writer {
     pub(super) log: Log,
-    /// Slots that are ours and not used yet.
+    /// Reserved slots that are not used yet.
     pub(super) reserved: Range<u64>,
     pub(super) batch: u64,
-    /// What makes records of one call visible, one behind the other.
+    /// Compare-swaps that make the records of one call visible, in order.
     pub(super) swaps: Vec<SwapOp>,
 }
 
 impl Writer {
-    /// Reserves `batch` slots at a time, at least one.  Many take fewer round trips; what is left over for
-    /// longer than the followers' patience is skipped by them.
+    /// Makes a writer that reserves `batch` slots at a time, at least one. A larger batch takes fewer round trips;
+    /// followers skip unused slots after their patience.
     pub fn new(log: Log, batch: u64) -> Writer {
         Writer { log, reserved: 0..0, batch: batch.max(1), swaps: Vec::new() }
     }
 
-    /// The log, as this writer sees it.
+    /// Returns the writer's handle of the log.
     pub fn log(&self) -> &Log {
         &self.log
     }
 
-    /// Appends a record, which is visible when this returns; returns its position.  On an error of access it may be
-    /// there, on all others it is not.
+    /// Appends a record, which is visible when this returns; returns its position. On an access error the record may be
+    /// visible; on other errors it is not.
     pub async fn append(&mut self, record: &[u8]) -> Result<u64, LogError> {
         self.append_entry(record, false).await
     }
 
-    /// Appends several records, which become visible together or not at all; returns the position that they share.
+    /// Appends several records, which become visible together or not at all; returns their common position.
     pub async fn append_all(&mut self, records: &[&[u8]]) -> Result<u64, LogError> {
         let mut entry = Vec::with_capacity(records.iter().map(|record| LEN_BYTES + record.len()).sum());
         for record in records {
@@ -50,7 +50,7 @@ impl Writer {
         self.append_entry(&entry, true).await
     }
 
-    /// Gives back what was reserved and is not used, so that no follower has to wait for it.
+    /// Skips reserved slots that are not used, so that no follower waits for them.
     pub async fn close(mut self) -> Result<(), LogError> {
         self.void_up_to(self.reserved.end).await
     }
@@ -63,18 +63,18 @@ impl Writer {
         if record.len() > self.log.layout.payload_bytes() {
             return Box::pin(self.append_again(record, word)).await;
         }
-        // Most go to one slot of the segment that is in use: a fetch-add, a write, a compare-swap, and nothing else.
+        // The common case, a slot of the segment in use: a fetch-add, a write, a compare-swap, and nothing else.
         if self.reserved.is_empty() {
             self.reserve(1).await?;
         }
         let position = self.reserved.start;
         if let Some(lh) = self.log.segment_at_hand(position) {
-            // Whatever becomes of it, nothing else is written there: bytes of it may be on their way, and be made visible yet.
+            // Nothing else is ever written to this slot: bytes of this record may still arrive, and become visible.
             self.reserved.start = position + 1;
             let at = self.log.layout.offset_of(position);
             let is_visible = match self.log.session.write(lh, at + WORD, record).await {
                 Ok(()) => self.commit(lh, position, word).await?,
-                // Nobody has seen anything of it.
+                // Nothing was visible yet.
                 Err(error) if is_gone(&error) => {
                     Box::pin(self.log.forget_segment_at(position)).await;
                     false
@@ -87,13 +87,13 @@ impl Writer {
                 }
                 return Ok(position);
             }
-            // Somebody took us for dead, or the segment has gone; see below.
+            // A follower took this writer for dead, or the segment is gone; see below.
             self.reserved = 0..0;
         }
         Box::pin(self.append_again(record, word)).await
     }
 
-    /// Appends a record of any length, wherever it has room.
+    /// Appends a record of any length, at the next place with room.
     async fn append_again(&mut self, record: &[u8], word: u64) -> Result<u64, LogError> {
         let slots = self.log.layout.slots_of(record.len());
         for _ in 0..ATTEMPTS_MAX {
@@ -104,7 +104,7 @@ impl Writer {
             self.reserved.start = position + slots;
             let settled = self.settle(position, record, word).await;
             if matches!(settled, Err(LogError::Full { .. } | LogError::NoDirectory(_))) {
-                // There is no segment there: nothing was written, and followers need not skip the place.
+                // The segment does not exist, so nothing was written, and followers need not skip the place.
                 self.reserved.start = position;
             }
             if settled? {
@@ -113,7 +113,7 @@ impl Writer {
                 }
                 return Ok(position);
             }
-            // Somebody took us for dead, and others may have read on: none of what we had reserved counts any more.
+            // A follower took this writer for dead, and others may have read on: the whole reservation is void.
             self.reserved = 0..0;
         }
         Err(LogError::Outpaced { attempts: ATTEMPTS_MAX })
@@ -123,7 +123,7 @@ impl Writer {
         LogError::TooLong { len, max: self.log.record_bytes_max() }
     }
 
-    /// The first of so many slots of ours in one segment, if they are reserved.
+    /// Returns the first of `slots` reserved slots in one segment, if there are that many.
     pub(super) fn place_at_hand(&self, slots: u64) -> Option<u64> {
         let Range { start, end } = self.reserved;
         (slots <= (end - start).min(self.log.layout.room_at(start))).then_some(start)
@@ -136,7 +136,8 @@ impl Writer {
         Ok(())
     }
 
-    /// The first of so many slots of ours in one segment.  Where it reserves anew, it does so for `wanted` slots, which may go on in other segments.
+    /// Returns the first of `slots` reserved slots in one segment. A new reservation takes `wanted` slots, which may
+    /// extend into other segments.
     pub(super) async fn place_for_some(&mut self, slots: u64, wanted: u64) -> Result<u64, LogError> {
         loop {
             if self.reserved.end - self.reserved.start < slots {
@@ -151,12 +152,12 @@ impl Writer {
         }
     }
 
-    /// Writes a record and makes it visible; not if its place was skipped.
+    /// Writes a record and makes it visible; returns false if its place was skipped.
     async fn settle(&mut self, position: u64, record: &[u8], word: u64) -> Result<bool, LogError> {
         let at = self.log.layout.offset_of(position);
         let Some(lh) = self.segment_for(position).await? else { return Ok(false) };
         match self.write(lh, at, record).await {
-            // Nobody has seen anything of it.
+            // Nothing was visible yet.
             Err(LogError::Access(error)) if is_gone(&error) => {
                 self.log.forget_segment_at(position).await;
                 return Ok(false);
@@ -166,7 +167,7 @@ impl Writer {
         self.commit(lh, position, word).await
     }
 
-    /// The segment of a place of ours; none if that has been skipped with all of it.
+    /// Returns the segment of a reserved place; `None` if the whole segment has been skipped.
     pub(super) async fn segment_for(&mut self, position: u64) -> Result<Option<Lh>, LogError> {
         match self.log.segment_at(position).await {
             Err(LogError::Trimmed { .. }) => Ok(None),
@@ -178,7 +179,7 @@ impl Writer {
         }
     }
 
-    /// Makes visible what has been written behind a word; not if its place was skipped.
+    /// Makes a written record visible; returns false if its place was skipped.
     pub(super) async fn commit(&mut self, lh: Lh, position: u64, word: u64) -> Result<bool, LogError> {
         let at = self.log.layout.offset_of(position);
         match self.log.session.compare_swap(lh, at, Word::Open.encode(), word).await {
@@ -205,19 +206,19 @@ impl Writer {
         Box::pin(session.write_batch(&pieces)).await.map_err(|error| LogError::Access(error.source))
     }
 
-    /// Takes up the segment behind that of `position`, before anybody waits for it.
+    /// Maps or makes the segment after that of `position`, before it is needed.
     pub(super) async fn prepare_next(&mut self, position: u64) {
         let next = position + self.log.layout.room_at(position);
-        // What goes wrong goes wrong again when it is needed; the record is there in any case.
+        // An error recurs when the segment is needed; this record is appended in any case.
         let _ = Box::pin(self.log.segment_at(next)).await;
     }
 
-    /// Skips slots of ours.  Where there is no segment for them, followers skip them later.
+    /// Skips reserved slots. If their segment does not exist, followers skip them later.
     async fn void_up_to(&mut self, end: u64) -> Result<(), LogError> {
         while self.reserved.start < end {
             match self.log.void(self.reserved.start).await {
                 Ok(_) => self.reserved.start += 1,
-                // So it is for the rest of the segment.
+                // The same holds for the rest of the segment.
                 Err(
                     LogError::Trimmed { .. }
                     | LogError::Lost { .. }
@@ -235,7 +236,7 @@ impl Writer {
 }
 
 impl Log {
-    /// Skips a slot; not if it was settled already.
+    /// Skips a slot; returns false if it was settled already.
     pub(crate) async fn void(&mut self, position: u64) -> Result<bool, LogError> {
         let lh = self.segment_at(position).await?;
         let at = self.layout.offset_of(position);

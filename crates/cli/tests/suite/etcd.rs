@@ -211,7 +211,7 @@ fn faults_of_etcd_are_told_once_with_a_remedy() {
     assert!(said.contains("is no etcd://"), "{said}");
     let _first = node(&scratch.cluster(), 0, None);
     let said = scratch.fails(&format!("node --id 1 --arena 64M --directory etcd://{at}/x"), 1);
-    assert!(said.contains("keep their names by themselves"), "{said}");
+    assert!(said.contains("keep their names at node 0"), "{said}");
 }
 
 /// One of several that takes questions and never answers, or whose name leads nowhere, is passed over.

@@ -63,7 +63,7 @@ fn a_refused_join_says_why() {
     assert!(complaint.contains("cannot read the secret in /nowhere"), "{complaint}");
     let complaint =
         join(&format!("--join {} --fabric shm --secret-file {}", first.address, secret.display()));
-    assert!(complaint.contains("nodes of several hosts need roce: shm ends at the host"), "{complaint}");
+    assert!(complaint.contains("nodes of several hosts need roce; shm is for one host"), "{complaint}");
     first.node.signal(Signal::INT);
     assert!(first.node.wait().success());
 }

@@ -1,9 +1,9 @@
 //! One numbering of keys for all parts of a composite.
 //!
-//! All parts register the same segments in the same order, so all give the same ordinals.  A part that refuses makes
-//! the whole refuse, but what the parts before it have registered cannot be taken back.  So their ordinal is used up: the segment
-//! stays registered with them, under a key that nobody is ever told, and the parts that lack it get it, too, before they get the
-//! next one.  While they go on refusing, nothing is registered anywhere, so one segment at most is held in vain.
+//! All parts register the same segments in the same order, so all return the same ordinals. If a part refuses, the
+//! registration fails, but parts before it have already used the ordinal. The segment then stays registered there,
+//! under a key that is never published, and the parts that lack it register it before the next one. While they refuse,
+//! all registrations fail, so at most one segment is kept in vain.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,19 +13,19 @@ use halite_mem::Segment;
 use super::Part;
 use crate::{Key, RegisterError};
 
-/// What has been registered so far.
+/// The keys registered so far.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     /// The next ordinal.
     next: u32,
     gap: Option<Gap>,
-    /// Keys that were taken back, and how many parts have not told so yet.
+    /// Deregistered keys, with the number of parts that have not confirmed yet.
     deregistered: BTreeMap<Key, usize>,
-    /// The first key that was not the one that was to come; the ordinals of the parts cannot be the same after that.
+    /// The first unexpected key, after which the ordinals of the parts can no longer agree.
     mismatch: Option<Mismatch>,
 }
 
-/// A segment that has its ordinal in the parts before `index` only.
+/// A segment that has its ordinal only in the parts before `index`.
 #[derive(Debug)]
 struct Gap {
     segment: Arc<Segment>,
@@ -50,7 +50,7 @@ impl Keys {
         self.register_from(0, parts, segment)
     }
 
-    /// A key is taken back of `parts` parts.  `false` if it is none of ours, or was taken back before.
+    /// Starts to deregister a key at `parts` parts; returns false if it is not registered.
     pub(super) fn deregister(&mut self, key: Key, parts: usize) -> bool {
         let is_new = key.0 < self.next && !self.deregistered.contains_key(&key);
         if is_new {
@@ -59,7 +59,7 @@ impl Keys {
         is_new
     }
 
-    /// A part has told so; whether it is the last one.
+    /// Counts a part's confirmation; returns whether it was the last.
     pub(super) fn handle_deregistered(&mut self, key: Key) -> bool {
         let left = self.deregistered.get_mut(&key).filter(|left| **left > 0);
         let Some(left) = left else { return false };
@@ -67,7 +67,7 @@ impl Keys {
         *left == 0
     }
 
-    /// Registers `segment` in the parts from `index` on; those before have it.
+    /// Registers `segment` in the parts from `index` on; earlier ones have it.
     fn register_from(
         &mut self,
         index: usize,

@@ -1,10 +1,10 @@
-//! Words that are changed in one piece.
+//! Atomics.
 
 use super::node::{Node, Pair, connect, quiet};
 use super::{Harness, leave_out};
 use crate::{Atomics, CompletionKind, Operation, Status};
 
-/// Whether there are any; else says so.
+/// Returns whether the provider has atomics; prints the skip otherwise.
 fn are_offered(pair: &Pair<'_>) -> bool {
     let offered = pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None;
     if !offered {
@@ -13,7 +13,7 @@ fn are_offered(pair: &Pair<'_>) -> bool {
     offered
 }
 
-/// Whether they change it or not.
+/// Both when the word is changed and when it is not.
 pub fn atomics_return_the_previous_value(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     if !are_offered(&pair) {
@@ -44,7 +44,7 @@ pub fn atomics_return_the_previous_value(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Of two that post to one word at a time, together with the word's owner where processors carry them out.
+/// Two posters change one word, together with its owner where processors execute the atomics.
 pub fn concurrent_atomics_are_all_done(harness: &dyn Harness) {
     const EACH: u64 = 50;
     let mut pair = Pair::new(harness);

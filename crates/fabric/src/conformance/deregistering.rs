@@ -1,4 +1,4 @@
-//! Keys that are taken back.
+//! Deregistered keys.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::node::{Node, Pair, bytes_of, connect, request};
 use super::{Harness, leave_out};
 use crate::{Atomics, CompletionKind, Event, Key, Local, Operation, PostCause, RemoteAddress, Status};
 
-/// Waits until it is told that nobody reaches `key` any more; the other end answers meanwhile.
+/// Waits for the event that `key` is deregistered, while the other end answers.
 fn taken_back(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
     node.fabric.deregister(key);
     let told = node.until(|node| {
@@ -18,7 +18,7 @@ fn taken_back(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
     assert_eq!(told, Event::Deregistered { key });
 }
 
-/// Whatever a peer posts is refused as with a wrong key, and nothing is done.
+/// Every request is refused as with a wrong key, and nothing is done.
 pub fn a_withdrawn_key_leads_nowhere(harness: &dyn Harness) {
     type Post = fn(&Pair<'_>) -> Operation<'static>;
     let operations: [(&str, Post); 6] = [
@@ -58,7 +58,7 @@ pub fn a_withdrawn_key_leads_nowhere(harness: &dyn Harness) {
     }
 }
 
-/// Those who meet later find it gone, and keys go on counting.
+/// Later peers do not find it, and keys continue to count.
 pub fn keys_are_never_reused(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let later = pair.two.register(4096);
@@ -88,7 +88,7 @@ pub fn keys_are_never_reused(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// As soon as nobody has a window of it.
+/// As soon as no peer has a window of it.
 pub fn withdrawn_memory_is_released(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let segment = Segment::create("story", 4096, PagePolicy::Normal).expect("a segment can be made");
@@ -102,7 +102,7 @@ pub fn withdrawn_memory_is_released(harness: &dyn Harness) {
     assert_eq!(Arc::strong_count(&segment), 1);
 }
 
-/// They are carried out as if it were there, and no more can be posted.
+/// Posted requests are carried out as if the key were valid, and no more can be posted.
 pub fn posted_work_ends_before_its_memory_goes(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let segment = Segment::create("story", 100_000, PagePolicy::Normal).expect("a segment can be made");

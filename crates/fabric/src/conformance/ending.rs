@@ -1,10 +1,10 @@
-//! How connections end, and what is over with them.
+//! The end of a connection, and of the work posted on it.
 
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet};
 use super::{Harness, leave_out};
 use crate::{CompletionKind, CutOff, Event, Local, Operation, PostCause, Status};
 
-/// Whichever end it is that does.
+/// Whichever end disconnects.
 pub fn disconnecting_cuts_both_ends_off(harness: &dyn Harness) {
     for is_one in [true, false] {
         let names = [format!("one-{is_one}"), format!("two-{is_one}")];
@@ -25,7 +25,7 @@ pub fn disconnecting_cuts_both_ends_off(harness: &dyn Harness) {
     }
 }
 
-/// And is in place by then.
+/// The bytes are in place by then.
 pub fn posted_work_arrives_before_a_close(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for imm in 0..20 {
@@ -46,7 +46,7 @@ pub fn posted_work_arrives_before_a_close(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// From when it is said to be done, or the event tells: not one byte, though much is on its way.
+/// From the cut-off or its event on, not one byte arrives, although many are in flight.
 pub fn a_peer_that_is_cut_off_writes_nothing(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.source.1.fill(0, SEGMENT_BYTES, 7).expect("it is inside");
@@ -76,7 +76,7 @@ pub fn a_peer_that_is_cut_off_writes_nothing(harness: &dyn Harness) {
     assert!(bytes_of(&pair.target.1, 0, SEGMENT_BYTES as usize).iter().all(|byte| *byte == 1));
 }
 
-/// Where memory is reached by loads and stores: it must not be used for something else as long, whichever end leaves.
+/// Where loads and stores reach memory: it must not be reused that long, whichever end leaves.
 pub fn a_held_window_delays_the_cut_off(harness: &dyn Harness) {
     for holder_leaves in [false, true] {
         let names = [format!("one-{holder_leaves}"), format!("two-{holder_leaves}")];

@@ -8,7 +8,7 @@ fn write_to(key: Key) -> Operation<'static> {
     Operation::Write { local: Local::Inline(b"salt"), remote: RemoteAddress { key, offset: 8 } }
 }
 
-/// Who is told of it asks nobody.
+/// A peer that learns the key needs no further message.
 pub fn a_key_mentioned_in_a_message_can_be_used_at_once(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for round in 0..100u32 {
@@ -47,7 +47,8 @@ pub fn memory_registered_while_connecting_is_reached(harness: &dyn Harness) {
     }
 }
 
-/// More than fit into one message to a peer, before and after it is one.  Those that are looked at have memory of their own.
+/// More segments than one message announces, before and after connecting. The ones that are checked have memory of
+/// their own.
 pub fn hundreds_of_segments_are_reached_at_once(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     let register = |node: &Node<'_>| {

@@ -1,4 +1,4 @@
-//! Lines: found whole by who looks, or told of.
+//! Lines, found by polling or reported by a completion.
 
 use halite_mem::Window;
 
@@ -9,7 +9,7 @@ use crate::{LINE_BYTES, LINE_WORDS, Lines};
 const ROW: u64 = 64 << 10;
 const COUNT: u32 = 64;
 
-/// The lines at the other end, unless stores do not reach it.
+/// Returns lines at the other end, unless stores do not reach it.
 fn lines(pair: &Pair<'_>) -> Option<Box<dyn Lines>> {
     let lines = pair.one.fabric.lines(pair.to_two, pair.at(ROW), COUNT);
     if lines.is_none() {
@@ -22,7 +22,7 @@ fn line_at(window: &Window, index: u32) -> [u64; LINE_WORDS] {
     window.load_words(ROW + u64::from(index) * LINE_BYTES as u64).expect("it is inside")
 }
 
-/// Each is in its place, and leaves what it does not fill as it was.
+/// Each line is in its place, and words beyond it keep their values.
 pub fn a_line_that_is_put_is_found_whole(harness: &dyn Harness) {
     let pair = Pair::new(harness);
     let Some(lines) = lines(&pair) else { return };
@@ -38,7 +38,7 @@ pub fn a_line_that_is_put_is_found_whole(harness: &dyn Harness) {
     }
 }
 
-/// Who sleeps is woken by a ring, and finds what was put before it.
+/// A ring wakes a sleeper, which finds the line that was put before.
 pub fn a_ring_wakes_who_looks_for_lines(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let Some(lines) = lines(&pair) else { return };

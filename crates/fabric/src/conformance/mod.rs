@@ -1,12 +1,12 @@
-//! The conformance suite of providers: what each of them owes to the tier above, as stories.
+//! The conformance suite of providers: the duties of a fabric to the tier above, as stories.
 //!
-//! A story is a function named after what is expected, over a [`Harness`]: the way in which fabrics of one kind are opened,
-//! and in which things happen to them.  The tests of a provider, or of middleware around one, tell them all with
-//! [`fabric_conformance_suite!`].  Stories know what the doc comments of [`Fabric`] promise and nothing else; what a
-//! provider says it cannot do ([`crate::Capabilities`]), they leave out with a printed reason.
+//! A story is a function named after what it expects. It runs over a [`Harness`], which opens fabrics of one kind and
+//! lets time pass. The tests of a provider, or of middleware, run all stories with [`fabric_conformance_suite!`].
+//! Stories rely only on the doc comments of [`Fabric`]; if [`crate::Capabilities`] lack something, a story is skipped
+//! with a printed reason.
 //!
-//! All run in one thread, so that they can be told in virtual time.  Whatever is polled is also checked for the order that
-//! [`crate::Event`] promises, see [`node::Node`].
+//! All stories run in one thread, so that they also run in virtual time. Each poll also checks the order of
+//! [`crate::Event`], see [`node::Node`].
 //!
 //! [`fabric_conformance_suite!`]: crate::fabric_conformance_suite
 
@@ -28,36 +28,36 @@ use std::sync::Arc;
 
 use crate::Fabric;
 
-/// How fabrics of one kind are opened that can reach each other, and how things happen to them.
+/// Opens fabrics of one kind that can reach each other, and lets time pass for them.
 pub trait Harness {
-    /// Opens a fabric of that name, which shows `hello` to those who connect to it.
+    /// Opens a fabric of that name, which sends `hello` to peers.
     fn open(&self, name: &str, hello: &[u8]) -> Arc<dyn Fabric>;
 
-    /// What others connect to, to reach the fabric of that name.
+    /// Returns the address of the fabric of that name.
     fn address(&self, name: &str) -> String;
 
-    /// Lets things happen until the doorbell of `fabric` is no longer at `seen`, or earlier.  `false` if that is never going
-    /// to be, or takes too long.
+    /// Lets time pass until the doorbell of `fabric` is no longer at `seen`, or less; returns false if that never
+    /// happens, or takes too long.
     fn sleep(&self, fabric: &dyn Fabric, seen: u32) -> bool;
 
-    /// Lets what is under way come to its end, as far as it does so by itself and the harness can know.
+    /// Lets work in progress finish, as far as it does by itself and the harness can tell.
     fn settle(&self);
 
-    /// Whether a request that the target refuses ends the connection, as on networks.
+    /// Returns whether a request that the target refuses ends the connection, as on networks.
     fn refusal_ends_connection(&self) -> bool;
 
-    /// Whether what is posted goes on while nobody polls, in threads of the fabrics' own: then nothing says when.
+    /// Returns whether posted work continues without polls, in threads of the fabrics, and so at unknown times.
     fn moves_by_itself(&self) -> bool {
         false
     }
 }
 
-/// Says why a story is not told, or not whole.
+/// Prints why a story is skipped, in whole or in part.
 pub(crate) fn leave_out(why: &str) {
     println!("left out: {why}");
 }
 
-/// Turns every story into a `#[test]` for the harness that the expression gives.
+/// Turns every story into a `#[test]` over the harness that the expression returns.
 #[macro_export]
 macro_rules! fabric_conformance_suite {
     ($harness:expr) => {

@@ -1,4 +1,4 @@
-//! A fabric and what was polled from it, as stories see it.
+//! A fabric in a story, with the events polled from it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::{
 /// Bytes of the segment that each end of a [`Pair`] registers.
 pub const SEGMENT_BYTES: u64 = 1 << 20;
 
-/// A fabric, and what was polled from it but not asked for yet.  Fails as soon as events of a peer come in another order
-/// than they may.
+/// A fabric, and events polled from it that the story has not asked for yet. Panics if a peer's events come in a wrong
+/// order.
 pub struct Node<'h> {
-    /// How things happen to it.
+    /// Lets time pass.
     pub harness: &'h dyn Harness,
-    /// The fabric itself.
+    /// The fabric.
     pub fabric: Arc<dyn Fabric>,
     events: VecDeque<Event>,
     peers: BTreeMap<PeerId, Phase>,
 }
 
-/// How far a connection has come.
+/// State of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Connected,
@@ -34,13 +34,13 @@ enum Phase {
 }
 
 impl<'h> Node<'h> {
-    /// Opens a fabric, which says of itself that it is `name`.
+    /// Opens a fabric with `name` as its hello.
     pub fn open(harness: &'h dyn Harness, name: &str) -> Node<'h> {
         let fabric = harness.open(name, name.as_bytes());
         Node { harness, fabric, events: VecDeque::new(), peers: BTreeMap::new() }
     }
 
-    /// The next event, if it has happened.
+    /// Returns the next event, if there is one.
     pub fn try_event(&mut self) -> Option<Event> {
         if self.events.is_empty() {
             let mut polled = Vec::new();
@@ -68,7 +68,7 @@ impl<'h> Node<'h> {
         assert_eq!(known, Some(before), "{event:?} came out of order");
     }
 
-    /// Asks that arrivals ring, polls once more, and sleeps, until `find` finds something.
+    /// Arms the doorbell, polls once more, and sleeps, until `find` returns something.
     pub fn until<T>(&mut self, mut find: impl FnMut(&mut Node<'h>) -> Option<T>) -> T {
         self.fabric.arm(Some(Sleeper::Progress));
         loop {
@@ -81,17 +81,17 @@ impl<'h> Node<'h> {
         }
     }
 
-    /// The next event, waited for.
+    /// Waits for the next event.
     pub fn event(&mut self) -> Event {
         self.until(Node::try_event)
     }
 
-    /// The next event, which is a completion.
+    /// Waits for the next event, a completion.
     pub fn completion(&mut self) -> Completion {
         self.event().into_completion().unwrap_or_else(|event| panic!("expected a completion, got {event:?}"))
     }
 
-    /// How each of our requests ends, once, until something else happens; and that.
+    /// Waits until another event than the end of a request, and returns the ends before it, and the event.
     pub fn ended_until_end(&mut self) -> (BTreeMap<u64, Status>, Event) {
         let mut ended = BTreeMap::new();
         loop {
@@ -105,13 +105,13 @@ impl<'h> Node<'h> {
         }
     }
 
-    /// The next event, which is the end of a request of ours.
+    /// Waits for the next event, the end of a request.
     pub fn ended(&mut self) -> (u64, Status) {
         let completion = self.completion();
         own(&completion).unwrap_or_else(|| panic!("expected an end of a request, got {completion:?}"))
     }
 
-    /// The next event, which is a message.
+    /// Waits for the next event, a message.
     pub fn received(&mut self) -> (Vec<u8>, u32) {
         match self.completion().kind {
             CompletionKind::Received { bytes, imm } => (bytes, imm),
@@ -119,7 +119,7 @@ impl<'h> Node<'h> {
         }
     }
 
-    /// The next event, which is a connection.
+    /// Waits for the next event, a connection.
     pub fn connected(&mut self) -> PeerId {
         match self.event() {
             Event::Connected { peer, .. } => peer,
@@ -127,70 +127,70 @@ impl<'h> Node<'h> {
         }
     }
 
-    /// The next events, which are the end of `peer`, by no death of a process.
+    /// Waits for the end of `peer`, without the death of a process.
     pub fn gone(&mut self, peer: PeerId) {
         assert_eq!(self.event(), Event::Disconnected { peer });
         assert_eq!(self.event(), Event::CutOff { peer, exited: false });
     }
 
-    /// What comes without being asked for.
+    /// Returns the events that come by themselves.
     pub fn rest(&mut self) -> Vec<Event> {
         self.harness.settle();
         std::iter::from_fn(|| self.try_event()).collect()
     }
 
-    /// Nothing comes without being asked for.
+    /// Expects that no event comes by itself.
     pub fn expect_nothing(&mut self) {
         assert_eq!(self.rest(), []);
     }
 
-    /// Registers a segment of its own.
+    /// Registers a new segment.
     pub fn register(&self, len: u64) -> (Key, Window) {
         let segment = Segment::create("story", len, PagePolicy::Normal).expect("a segment can be made");
         let window = segment.window(0, len).expect("the whole segment");
         (self.fabric.register(segment).expect("it can be registered"), window)
     }
 
-    /// Registers the segment of `window` under one more key, which takes no descriptor.
+    /// Registers the segment of `window` under one more key, without another descriptor.
     pub fn register_again(&self, window: &Window) -> (Key, Window) {
         (self.fabric.register(window.segment().clone()).expect("it can be registered"), window.clone())
     }
 
-    /// Posts one request in the first lane, that is signalled and solicited, and must be taken.
+    /// Posts one request in the first lane, signalled and solicited; it must be accepted.
     pub fn post(&self, peer: PeerId, id: u64, operation: Operation<'_>) {
         self.try_post(peer, &[request(id, operation)]).expect("it can be posted");
     }
 
-    /// Posts a list in a lane, which must be taken.
+    /// Posts a list of requests in a lane; all must be accepted.
     pub fn post_in(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) {
         self.fabric.post(peer, lane, requests).expect("they can be posted");
     }
 
-    /// Posts a list in the first lane.
+    /// Posts a list of requests in the first lane.
     pub fn try_post(&self, peer: PeerId, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         self.fabric.post(peer, Lane::FIRST, requests)
     }
 
-    /// Sends a message that is solicited, and does not complete.
+    /// Sends a solicited message without a completion.
     pub fn send(&self, peer: PeerId, bytes: &[u8], imm: u32) {
         let send = quiet(0, Operation::Send { bytes, imm });
         self.try_post(peer, &[send]).expect("it can be posted");
     }
 }
 
-/// Two fabrics that are connected, and a segment of each.
+/// Two connected fabrics, with a segment of each.
 pub struct Pair<'h> {
-    /// Who connected.
+    /// The fabric that dialled.
     pub one: Node<'h>,
-    /// To whom.
+    /// The fabric that was dialled.
     pub two: Node<'h>,
-    /// What `one` calls `two`.
+    /// `two`, as `one` numbers it.
     pub to_two: PeerId,
-    /// What `two` calls `one`.
+    /// `one`, as `two` numbers it.
     pub to_one: PeerId,
-    /// What `one` has registered.
+    /// The key of `one`'s segment.
     pub source: (Key, Window),
-    /// What `two` has.
+    /// The key of `two`'s segment.
     pub target: (Key, Window),
 }
 
@@ -200,7 +200,7 @@ impl<'h> Pair<'h> {
         Pair::between(harness, ["one", "two"])
     }
 
-    /// The same by other names, for who needs several.
+    /// As `open`, with other names, for stories with several pairs.
     pub fn between(harness: &'h dyn Harness, names: [&str; 2]) -> Pair<'h> {
         let [mut one, mut two] = names.map(|name| Node::open(harness, name));
         let (source, target) = (one.register(SEGMENT_BYTES), two.register(SEGMENT_BYTES));
@@ -208,34 +208,34 @@ impl<'h> Pair<'h> {
         Pair { one, two, to_two, to_one, source, target }
     }
 
-    /// A place in the memory of `two`.
+    /// Returns a place in the memory of `two`.
     pub fn at(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { key: self.target.0, offset }
     }
 
-    /// A part of the memory of `one`.
+    /// Returns a part of the memory of `one`.
     pub fn local(&self, offset: u64, len: u64) -> Local<'static> {
         Local::Registered { key: self.source.0, offset, len }
     }
 }
 
-/// Connects `one` to `two`, whose name is given; returns what each calls the other.
+/// Connects `one` to `two`, at the given name; returns each one's number for the other.
 pub fn connect(one: &mut Node<'_>, two: &mut Node<'_>, name: &str) -> (PeerId, PeerId) {
     one.fabric.connect(&one.harness.address(name), b"");
     (one.connected(), two.connected())
 }
 
-/// A request that is signalled and solicited.
+/// Returns a signalled and solicited request.
 pub fn request(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
     WorkRequest { id: WorkId(id), operation, signalled: true, solicited: true }
 }
 
-/// A request that is solicited, and completes only if it fails.
+/// Returns a solicited request that completes only if it fails.
 pub fn quiet(id: u64, operation: Operation<'_>) -> WorkRequest<'_> {
     WorkRequest { signalled: false, ..request(id, operation) }
 }
 
-/// Which request of ours ended, and how; `None` for arrivals.
+/// Returns the id and status of an ended request; `None` for arrivals.
 pub fn own(completion: &Completion) -> Option<(u64, Status)> {
     match completion.kind {
         CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => Some((id.0, completion.status)),
@@ -243,7 +243,7 @@ pub fn own(completion: &Completion) -> Option<(u64, Status)> {
     }
 }
 
-/// What a window holds.
+/// Returns the content of a window.
 pub fn bytes_of(window: &Window, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     window.read(offset, &mut bytes).expect("it is inside");

@@ -1,4 +1,4 @@
-//! Reads, writes, and when they complete.
+//! Reads and writes, and their completions.
 
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
 use super::{Harness, leave_out};
@@ -6,7 +6,7 @@ use crate::{Key, Local, Operation, PeerId, Status};
 
 const DONE: Status = Status::Success;
 
-/// Inline or registered, short or long, there and back.
+/// Inline or registered, short or long, in both directions.
 pub fn writes_and_reads_reach_the_other_ends_memory(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let (_, source) = pair.source.clone();
@@ -36,7 +36,7 @@ pub fn writes_and_reads_reach_the_other_ends_memory(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Up to the longest, the writer may use the bytes for something else at once.
+/// Up to the maximum length, the writer may reuse the bytes at once.
 pub fn inline_sources_are_copied_before_the_post_returns(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     // Where no limit, this is long.
@@ -51,7 +51,7 @@ pub fn inline_sources_are_copied_before_the_post_returns(harness: &dyn Harness) 
     }
 }
 
-/// What succeeds unasked is not told.
+/// Unsignalled requests that succeed do not complete.
 pub fn only_signalled_requests_complete(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let write = |id| quiet(id, Operation::Write { local: Local::Inline(b"x"), remote: pair.at(id) });
@@ -62,7 +62,7 @@ pub fn only_signalled_requests_complete(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// And what is not, is not lent.
+/// Otherwise the fabric lends no window.
 pub fn loads_and_stores_reach_what_is_said_to_be_direct(harness: &dyn Harness) {
     let pair = Pair::new(harness);
     let Pair { one, two, to_two, to_one, .. } = &pair;

@@ -1,10 +1,10 @@
-//! What is not done: by the target, or at once.
+//! Requests that are refused, by the target or at once.
 
 use super::Harness;
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
 use crate::{Atomics, Key, Local, Operation, PostCause, RemoteAddress, Status};
 
-/// Requests of 4 bytes, of a word, or of several packets, that lead nowhere at `remote`, or leave there.
+/// Requests of 4 bytes, of a word, or of several packets, to an invalid range at `remote`.
 fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
     let mut operations = vec![
         Operation::Write { local: Local::Inline(b"1234"), remote },
@@ -25,7 +25,7 @@ fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
     operations
 }
 
-/// What came before is done.  Where the provider is a network, the connection ends with it, else it fails alone.
+/// Earlier requests are done. Over a network the connection ends; otherwise only this request fails.
 pub fn a_wrong_key_or_range_is_refused(harness: &dyn Harness) {
     let key = |key| RemoteAddress { key: Key(key), offset: 0 };
     let offset = |offset| RemoteAddress { key: Key(0), offset };
@@ -73,7 +73,7 @@ fn expect_refused(pair: &mut Pair<'_>, operation: Operation<'_>) {
     assert!(memory == expected, "{operation:?} changed something");
 }
 
-/// The requests before are posted, those behind are not, and the connection goes on.
+/// Earlier requests are posted, later ones are not, and the connection continues.
 pub fn requests_that_could_never_be_posted_are_malformed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let capabilities = pair.one.fabric.capabilities(pair.to_two);

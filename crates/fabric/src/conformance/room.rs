@@ -1,14 +1,14 @@
-//! Queues that are full, and have room again.
+//! Full queues, and room in them.
 
 use super::Harness;
 use super::node::{Node, Pair, quiet};
 use crate::{CompletionKind, Event, Operation, PeerId, PostCause};
 
 const MESSAGE: [u8; 1000] = [7; 1000];
-/// More than any queue takes.
+/// More than any queue holds.
 const MANY: u32 = 8000;
 
-/// One end of a flood: posts while it may, and hears what comes.
+/// One end of a flood: posts while it may, and polls.
 struct Flood<'a, 'h> {
     node: &'a mut Node<'h>,
     peer: PeerId,
@@ -36,7 +36,7 @@ impl Flood<'_, '_> {
         }
     }
 
-    /// Whether anything had happened.
+    /// Polls; returns whether there were events.
     fn hear(&mut self) -> bool {
         let mut is_any = false;
         while let Some(event) = self.node.try_event() {
@@ -60,7 +60,7 @@ impl Flood<'_, '_> {
     }
 }
 
-/// Who posts only after [`Event::Room`] gets everything through, in order, once.
+/// Posting only after [`Event::Room`] delivers everything, in order, once.
 pub fn a_flood_both_ways_loses_nothing(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let flood = |node, peer| Flood { node, peer, posted: 0, heard: 0, may_post: true, refused: 0 };
@@ -78,7 +78,7 @@ pub fn a_flood_both_ways_loses_nothing(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Posts until nothing more is taken; returns how many were.
+/// Posts until the queue is full; returns the number of posted requests.
 fn fill(node: &Node<'_>, peer: PeerId) -> u32 {
     for posted in 0..MANY {
         let send = quiet(0, Operation::Send { bytes: &MESSAGE, imm: posted });
@@ -90,7 +90,7 @@ fn fill(node: &Node<'_>, peer: PeerId) -> u32 {
     panic!("the queue takes whatever is posted")
 }
 
-/// Though nothing of its own completes.
+/// Even if no request of its own completes.
 pub fn room_in_a_full_queue_wakes_the_poster(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for round in 0..3 {

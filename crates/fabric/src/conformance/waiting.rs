@@ -1,4 +1,4 @@
-//! The doorbell: who rings it, and who is woken.
+//! The doorbell and sleepers.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,7 +33,7 @@ pub fn an_unsolicited_message_wakes_nobody(harness: &dyn Harness) {
     }
 }
 
-/// Arm, poll once more, sleep: what comes between any two of these is heard.
+/// Arm, poll once more, sleep: an arrival between any two of these is seen.
 pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let send_one = |imm| pair.one.try_post(pair.to_two, &[send(imm, true)]).expect("it fits");
@@ -58,7 +58,7 @@ pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Who sleeps for several fabrics watches the descriptors of its kind.
+/// A thread that sleeps for several fabrics watches the descriptors of its kind.
 pub fn only_the_armed_sleeper_has_edges(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();

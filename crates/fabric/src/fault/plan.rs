@@ -1,42 +1,42 @@
-//! What is to go wrong, and when.
+//! Plans of faults.
 
 use fastrand::Rng;
 
 use crate::kind::OperationKind;
 use crate::{PeerId, Status};
 
-/// Rules, and the seed from which chance is drawn.
+/// Rules, and the seed of their chances.
 #[derive(Clone, Debug)]
 pub struct FaultPlan {
     rules: Vec<Counted>,
     random: Rng,
 }
 
-/// When something may go wrong.
+/// When a fault may happen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Moment {
-    /// A request of this kind is posted.
+    /// When a request of this kind is posted.
     Post(OperationKind),
-    /// A request of whatever kind is posted.
+    /// When any request is posted.
     AnyPost,
-    /// A message, or the immediate of a write, has arrived.
+    /// When a message, or the immediate of a write, arrives.
     Arrival,
 }
 
-/// What goes wrong.
+/// What happens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// The request's completion, or the arrival, is returned that many polls late.  What comes from or was
-    /// posted to the same peer later waits behind it.
+    /// The request's completion, or the arrival, is delivered this many polls late. Later events of the same peer wait
+    /// behind it.
     Delay {
-        /// How many.
+        /// Number of polls.
         polls: u64,
     },
-    /// The request fails.  Posts only.
+    /// The request fails. For posts only.
     Fail {
-        /// How.
+        /// Status of the completion.
         status: Status,
-        /// Whether it is carried out all the same, as may happen when the acknowledgement is lost.
+        /// Whether the request is carried out nevertheless, as when an acknowledgement is lost.
         done: bool,
     },
     /// The arrival is lost.
@@ -47,7 +47,7 @@ pub enum Fault {
     Disconnect,
 }
 
-/// One thing that goes wrong.
+/// A fault, and when it happens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rule {
     moment: Moment,
@@ -59,11 +59,12 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// `fault` happens at every `moment`, unless narrowed down by the methods below.
+    /// Makes a rule: `fault` happens at every `moment`, unless the methods below restrict it.
     ///
     /// # Panics
-    /// If `fault` cannot happen at that moment: only arrivals are dropped, and they are dropped or delayed only;
-    /// or if a failure is to be a success.
+    ///
+    /// If `fault` cannot happen at that moment (only arrivals can be dropped, and arrivals can only be dropped or
+    /// delayed), or if a failure has the status success.
     pub fn new(moment: Moment, fault: Fault) -> Rule {
         let possible = match (moment, fault) {
             (_, Fault::Delay { .. }) => true,
@@ -75,23 +76,23 @@ impl Rule {
         Rule { moment, fault, peer: None, one_in: 1, skip: 0, times_max: u64::MAX }
     }
 
-    /// Only where `peer` is at the other end.
+    /// Restricts the rule to `peer`.
     pub fn peer(self, peer: PeerId) -> Rule {
         Rule { peer: Some(peer), ..self }
     }
 
-    /// Only with a chance of one in `n`, at least 1.
+    /// Restricts the rule to a chance of one in `n`, at least 1.
     pub fn one_in(self, n: u64) -> Rule {
         let one_in = n.max(1);
         Rule { one_in, ..self }
     }
 
-    /// Only after the first `n` moments have passed unharmed.
+    /// Skips the first `n` moments.
     pub fn after(self, n: u64) -> Rule {
         Rule { skip: n, ..self }
     }
 
-    /// At most `n` times.
+    /// Limits the rule to `n` faults.
     pub fn times(self, n: u64) -> Rule {
         Rule { times_max: n, ..self }
     }
@@ -102,7 +103,7 @@ impl Rule {
     }
 }
 
-/// A rule, and how often it applied and struck.
+/// A rule, with its counts of moments and faults.
 #[derive(Clone, Debug)]
 struct Counted {
     rule: Rule,
@@ -111,21 +112,21 @@ struct Counted {
 }
 
 impl FaultPlan {
-    /// Nothing goes wrong until rules are added.
+    /// Makes a plan without rules.
     pub fn new(seed: u64) -> FaultPlan {
         FaultPlan { rules: Vec::new(), random: Rng::with_seed(seed) }
     }
 
-    /// Adds a rule; where several strike, the first one added does.
+    /// Adds a rule; if several apply, the first one added does.
     pub fn rule(mut self, rule: Rule) -> FaultPlan {
         self.rules.push(Counted { rule, applied: 0, struck: 0 });
         self
     }
 
-    /// What goes wrong now.
+    /// Returns the fault of this moment, if any.
     pub(super) fn draw(&mut self, moment: Moment, peer: PeerId) -> Option<Fault> {
         let mut strikes = None;
-        // Every rule counts every moment, so that adding one does not shift the others.
+        // Every rule counts every moment, so that a new rule does not shift the others.
         for counted in &mut self.rules {
             if !counted.rule.applies(moment, peer) {
                 continue;

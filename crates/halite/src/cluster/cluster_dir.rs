@@ -1,25 +1,25 @@
-//! The cluster directory: who is there, and what the dead have left behind.
+//! The cluster directory: which nodes are there, and what dead nodes have left behind.
 //!
 //! ```text
 //!  DIR (0700)
-//!    halite-cluster       says that the directory is ours; made first, and never removed by us; held while a cluster is
+//!    halite-cluster       marks the directory as Halite's; made first, never removed; held while a cluster is started
 //!                         started
 //!    join.lock            held while a node joins, so that no two miss each other
-//!    next-number          the number of the next node that has none of its own
-//!    next-member          the number of the next node that stays and has none of its own, where there are several hosts
+//!    next-number          the next ephemeral node number
+//!    next-member          with several hosts: the next permanent number that the cluster assigns
 //!    hosts                how nodes of other hosts are met, if there are any
-//!    directory            where etcd is, if that has the names
+//!    directory            the address of etcd, if that has the names
 //!    node-3.lock          held while node 3 lives; "PID INCARNATION"
-//!    node-3.shm.sock      where its shm fabric listens; node-3.roce.sock, where its roce fabric does
+//!    node-3.shm.sock      where its shm fabric listens; node-3.roce.sock for its roce fabric
 //!    node-3.shm.lock      held while it does
-//!    logs/node-3.log      what node 3 said when it ran detached, until the next cluster is started here
+//!    logs/node-3.log      output of node 3 when it ran detached, until the next cluster is started here
 //! ```
 //!
-//! Nothing else in it is ours: it is neither opened nor removed, and a directory without the marker is left alone
-//! altogether.  Locks are flocks: the kernel lets go of them when their holder dies, however it dies.  What the files
-//! say is for people; who lives is told by locks, and who a process is by the other end of its socket.
+//! Halite neither opens nor removes other files, and leaves a directory without the marker alone. Locks are flocks,
+//! which the kernel releases when their holder dies in any way. Only locks prove that a node lives, and only the other
+//! end of a socket proves a process; the content of files is for people.
 //!
-//! This file knows no protocol, and of fabrics only what their files are called.
+//! This file knows no protocol, and only the names of fabrics' files.
 
 mod directory;
 mod hosts;
@@ -51,28 +51,28 @@ use names::{
 pub(crate) use names::{node_name, socket_name};
 pub(crate) use numbers::TakenNumbers;
 
-/// What the marker says to people.
+/// Content of the marker, for people.
 const MARKER_TEXT: &str = "This directory belongs to a Halite cluster: nodes make and remove files here.\n";
 
 /// A node that is or was in the directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Presence {
-    /// Which node.
+    /// The node.
     pub node: NodeId,
-    /// Its process, 0 if its lock file does not say.
+    /// Its process id; 0 if its lock file has none.
     pub pid: u32,
-    /// Its incarnation, 0 if its lock file does not say.
+    /// Its incarnation; 0 if its lock file has none.
     pub incarnation: u64,
-    /// Whether that process lives.
+    /// Whether its process is alive.
     pub alive: bool,
 }
 
-/// Where a living node can be connected to.
+/// The fabrics of a live node in the directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Listeners {
-    /// Which node.
+    /// The node.
     pub(crate) node: NodeId,
-    /// By which providers, those that are to be preferred first.
+    /// Its providers, in order of preference.
     pub(crate) providers: Vec<Provider>,
 }
 
@@ -82,12 +82,12 @@ pub struct ClusterDir {
     dir: Arc<PrivateDir>,
 }
 
-/// Held by the node that starts a cluster, so that no other takes its first files for an earlier cluster's.
+/// A lock of the process that starts a cluster, so that no other takes its first files for those of an earlier cluster.
 #[derive(Debug)]
 pub struct Starting(#[allow(dead_code, reason = "it is held")] NameLock);
 
-/// The nodes that are in `dir`, and those that died there and were not replaced or cleaned up, in order.
-/// A directory that does not exist, or is empty, has none.
+/// Returns the nodes in `dir`, and those that died there and were not replaced or cleaned up, in order. A directory
+/// that does not exist, or is empty, has none.
 pub fn nodes(dir: &Path) -> Result<Vec<Presence>, ClusterDirError> {
     match ClusterDir::open(dir) {
         Err(ClusterDirError::NoCluster { .. }) => Ok(Vec::new()),
@@ -95,19 +95,19 @@ pub fn nodes(dir: &Path) -> Result<Vec<Presence>, ClusterDirError> {
     }
 }
 
-/// Whether nodes in `dir` meet those of other hosts: then the first node may be on another one.
+/// Returns whether nodes in `dir` meet other hosts; then the first node may be on another host.
 pub fn has_hosts(dir: &Path) -> bool {
     ClusterDir::open(dir).is_ok_and(|dir| dir.hosts().is_ok_and(|hosts| hosts.is_some()))
 }
 
-/// Where nodes in `dir` have their secret from, if they meet those of other hosts.
+/// Returns the secret file of the nodes in `dir`, if they meet other hosts.
 pub fn secret_file(dir: &Path) -> Option<PathBuf> {
     Some(ClusterDir::open(dir).ok()?.hosts().ok()??.secret_file)
 }
 
 /// Finding and founding.
 impl ClusterDir {
-    /// Opens a directory that was made for a cluster; changes nothing.
+    /// Opens a cluster's directory; changes nothing.
     pub fn open(path: &Path) -> Result<ClusterDir, ClusterDirError> {
         let dir = match PrivateDir::open(path) {
             Ok(dir) => dir,
@@ -124,44 +124,44 @@ impl ClusterDir {
         })
     }
 
-    /// As [`ClusterDir::open`], but makes the directory if need be, and takes an empty one.
+    /// As [`ClusterDir::open`], but creates the directory if necessary, and accepts an empty one.
     pub fn found(path: &Path) -> Result<ClusterDir, ClusterDirError> {
         match ClusterDir::open(path) {
             Err(ClusterDirError::NoCluster { .. }) => {}
             opened => return opened,
         }
         let dir = PrivateDir::open_or_create(path)?;
-        // Others may found it at the same time: the second finds the marker.
+        // Another process may found it at the same time; the second one finds the marker.
         if !dir.entries()?.is_empty() && !dir.has(MARKER, Kind::File)? {
             return Err(ClusterDirError::NotOurs { dir: path.to_owned() });
         }
         let mut marker = dir.file(MARKER, Create::Yes)?;
-        // It is there, and that is what counts.
+        // The content does not matter.
         let _ = marker.write_all(MARKER_TEXT.as_bytes());
         Ok(ClusterDir { dir: Arc::new(dir) })
     }
 
-    /// Keeps others from starting a cluster here until the result is dropped.
+    /// Prevents other processes from starting a cluster here, until the result is dropped.
     pub fn start(&self) -> Result<Starting, ClusterDirError> {
-        // The marker is there as long as the directory, and nobody else locks it.
+        // The marker exists as long as the directory, and only this function locks it.
         let lock = NameLock::take(&self.dir, MARKER, Create::No)?;
         lock.map(Starting).ok_or_else(|| ClusterDirError::Starting { dir: self.path().to_owned() })
     }
 
-    /// Where it is.
+    /// Returns the path.
     pub fn path(&self) -> &Path {
         self.dir.path()
     }
 }
 
-/// Looking.
+/// Queries.
 impl ClusterDir {
-    /// The nodes that are here, and those that died here and were not replaced or cleaned up, in order.
+    /// Returns the nodes here, and those that died here and were not replaced or cleaned up, in order.
     pub fn nodes(&self) -> Result<Vec<Presence>, ClusterDirError> {
         let mut found = Vec::new();
         for (node, names) in self.names_of_nodes()? {
             let presence = self.presence(node)?;
-            // Sockets of the dead are residue of nodes that are remembered by their lock, or by nothing.
+            // Sockets of a dead node without a lock file are residue.
             if presence.alive || names.contains(&Name::NodeLock(node)) {
                 found.push(presence);
             }
@@ -169,7 +169,7 @@ impl ClusterDir {
         Ok(found)
     }
 
-    /// Where all members but `node` can be connected to, in their order.
+    /// Returns the fabrics of all nodes but `node`, in order.
     pub(crate) fn listeners_but(&self, node: NodeId) -> Result<Vec<Listeners>, ClusterDirError> {
         let mut found: BTreeMap<NodeId, Vec<Provider>> = BTreeMap::new();
         for name in listeners(&self.dir)? {
@@ -190,19 +190,19 @@ impl ClusterDir {
         let alive = self.is_alive(node)?;
         let (pid, incarnation) = match self.dir.file(&lock_name(node), Create::No) {
             Ok(mut file) => read_owner(&mut file),
-            // One that has just left, or whose lock somebody removed.
+            // The node has just left, or its lock file was removed.
             Err(error) if is_missing(&error) => (0, 0),
             Err(error) => return Err(error.into()),
         };
         Ok(Presence { node, pid, incarnation, alive })
     }
 
-    /// Either lock will do: somebody may have removed the other.
+    /// Returns whether a node is alive; either lock suffices, because the other may have been removed.
     fn is_alive(&self, node: NodeId) -> Result<bool, ClusterDirError> {
         Ok(NameLock::is_held(&self.dir, &lock_name(node))? || self.is_alive_without_lock(node)?)
     }
 
-    /// Whether a fabric of it lives.
+    /// Returns whether a fabric of the node is alive.
     fn is_alive_without_lock(&self, node: NodeId) -> Result<bool, ClusterDirError> {
         for provider in Provider::ALL {
             if NameLock::is_held(&self.dir, &socket_lock_name(node, provider))? {
@@ -212,7 +212,7 @@ impl ClusterDir {
         Ok(false)
     }
 
-    /// The process that is `node`, as the kernel knows it; `None` if nobody listens at any of the node's sockets.
+    /// Returns the process of `node`, as the kernel knows it; `None` if none of the node's sockets has a listener.
     pub fn process_of(&self, node: NodeId) -> Result<Option<Listening>, ClusterDirError> {
         for provider in Provider::ALL {
             let name = socket_name(node, provider);
@@ -229,7 +229,7 @@ impl ClusterDir {
         Ok(None)
     }
 
-    /// All numbers of which there is a file, each with its files.
+    /// Returns all node numbers with files, each with its files.
     fn names_of_nodes(&self) -> Result<BTreeMap<NodeId, Vec<Name>>, ClusterDirError> {
         let mut nodes: BTreeMap<NodeId, Vec<Name>> = BTreeMap::new();
         for name in self.dir.entries()?.iter().filter_map(|name| Name::parse(name)) {
@@ -241,14 +241,14 @@ impl ClusterDir {
 
 /// Cleaning.
 impl ClusterDir {
-    /// Removes what dead nodes left, and, unless a node lives or joins, what they shared.  The marker and the logs
+    /// Removes the files of dead nodes and, unless a node lives or joins, the shared files. The marker and the logs
     /// stay.
     pub fn clean(&self) -> Result<(), ClusterDirError> {
-        // Who joins meanwhile cleans, too, and must not lose what it has just made.
+        // A node that joins meanwhile cleans too, and must not lose its new files.
         let Some(join) = NameLock::take_patiently(&self.dir, JOIN_LOCK)? else { return Ok(()) };
         self.clean_some(|_| true)?;
         if !self.nodes()?.iter().any(|node| node.alive) {
-            // The next to join belongs to another cluster, and may begin to count anew.
+            // The next node founds another cluster and may count from the start.
             self.dir.remove(NEXT_NUMBER, Kind::File)?;
             self.dir.remove(NEXT_MEMBER, Kind::File)?;
             self.dir.remove(HOSTS, Kind::File)?;
@@ -258,8 +258,8 @@ impl ClusterDir {
         Ok(())
     }
 
-    /// Removes what dead nodes left, but the lock files of nodes that have a number of their own: they tell that such
-    /// a node was there, until it is restarted.  The caller holds the join lock.
+    /// Removes the files of dead nodes, except the lock files of permanent nodes, which show that such a node was there
+    /// until it is restarted. The caller holds the join lock.
     pub(crate) fn clean_residue(&self) -> Result<(), ClusterDirError> {
         if !self.nodes()?.iter().any(|node| node.alive) {
             self.dir.remove(HOSTS, Kind::File)?;
@@ -268,7 +268,7 @@ impl ClusterDir {
         self.clean_some(|node| node.0 >= EPHEMERAL_NODE_MIN)
     }
 
-    /// Removes what a dead node left, its lock file too; returns whether it is dead.
+    /// Removes all files of a dead node, including its lock file; returns whether the node is dead.
     pub fn forget(&self, node: NodeId) -> Result<bool, ClusterDirError> {
         match NameLock::take(&self.dir, &lock_name(node), Create::No) {
             Ok(Some(lock)) if !self.is_alive_without_lock(node)? => {
@@ -287,7 +287,7 @@ impl ClusterDir {
             if self.is_alive(node)? {
                 continue;
             }
-            // If it is missing, somebody removed it.
+            // If it is missing, it was removed by hand.
             let is_remembered = names.contains(&Name::NodeLock(node));
             let create = if is_remembered { Create::No } else { Create::Yes };
             match NameLock::take(&self.dir, &lock_name(node), create) {
@@ -297,9 +297,9 @@ impl ClusterDir {
                         lock.remove();
                     }
                 }
-                // Somebody looks at it, and the next node cleans.
+                // Another process looks at it; the next node cleans.
                 Ok(None) => {}
-                // It has just left.
+                // The node has just left.
                 Err(error) if is_missing(&error) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -307,7 +307,7 @@ impl ClusterDir {
         Ok(())
     }
 
-    /// Removes all files of a dead node but its lock, which the caller holds.
+    /// Removes all files of a dead node except its lock, which the caller holds.
     fn remove_files_of(&self, node: NodeId) -> Result<(), ClusterDirError> {
         for provider in Provider::ALL {
             self.dir.remove(&socket_name(node, provider), Kind::Socket)?;
@@ -334,16 +334,16 @@ impl ClusterDir {
         Ok(())
     }
 
-    /// Makes the file to which a detached node's standard error goes.
+    /// Creates the file for a detached node's standard error.
     pub fn create_log(&self, node: NodeId) -> Result<File, ClusterDirError> {
         Ok(self.dir.subdirectory(LOGS, Create::Yes)?.replace(&log_name(node))?)
     }
 }
 
-/// "PID INCARNATION", or zeros where it is not (yet) there.
+/// Reads "PID INCARNATION"; returns zeros if that is not (yet) there.
 fn read_owner(file: &mut File) -> (u32, u64) {
     let mut text = Vec::new();
-    // No more than was ever written there, even if the file was replaced.
+    // At most what a node writes there, even if the file was replaced.
     let _: io::Result<usize> = file.take(64).read_to_end(&mut text);
     let text = String::from_utf8_lossy(&text);
     let mut words = text.split_whitespace();

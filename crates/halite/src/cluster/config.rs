@@ -1,6 +1,7 @@
-//! How a node is to be set up.
+//! Configuration of a node.
 //!
-//! Every field has a default, and nothing else in this crate looks at the environment.
+//! Every field has a default. Environment variables are read for the default of [`Config::dir`] only, nowhere else in
+//! this crate.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -16,13 +17,14 @@ pub use halite_providers::Fence;
 pub use halite_providers::roce::Congestion;
 pub use halite_tier::ids::NodeId;
 
-/// First of the numbers that nodes without one of their own are given.
+/// First ephemeral node number: nodes without a configured number get numbers from here on.
 pub const EPHEMERAL_NODE_MIN: u32 = NodeId::EPHEMERAL_MIN.0;
 
-/// At 64 nodes, each hears 51 heartbeats a second (63 peers, every quarter of 5 s), and holds 63 connections.
+/// A node in a cluster of 64 receives 51 heartbeats a second (63 peers, one every quarter of 5 s) and has 63
+/// connections.
 const FULL_MESH_NODES_MAX: usize = 64;
 
-/// How a node is to be set up.
+/// Configuration of a node.
 ///
 /// ```
 /// use halite::{Config, NodeId};
@@ -31,73 +33,82 @@ const FULL_MESH_NODES_MAX: usize = 64;
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// The cluster directory, which only its owner may enter and which holds nothing else.  By default `$HALITE_DIR`, else
-    /// `$XDG_RUNTIME_DIR/halite`, else `/tmp/halite-UID`.
+    /// The cluster directory, which only its owner may enter and which holds nothing else. By default `$HALITE_DIR`,
+    /// else `$XDG_RUNTIME_DIR/halite`, else `/tmp/halite-UID`.
     pub dir: PathBuf,
-    /// Which node to be, below [`EPHEMERAL_NODE_MIN`].  `NodeId(0)` is the first node: it hosts the directory of names.
-    /// `None` joins a cluster that is there, under a number from [`EPHEMERAL_NODE_MIN`] on that nobody had before.
+    /// The node's number, below [`EPHEMERAL_NODE_MIN`]. `NodeId(0)` is the first node: it has the directory of names.
+    /// `None` joins an existing cluster under an ephemeral number, which is never reused.
     pub node: Option<NodeId>,
-    /// The networks that it uses.  It reaches each other node by the first that both have, in the order of [`Provider`].  None stands
-    /// for those of the first node that is there, and for shared memory where it is the first itself.
+    /// Networks of the node. It reaches each peer over the first network that both have, in the order of [`Provider`].
+    /// If empty, the node uses the networks of the lowest-numbered node in the cluster directory, or shared memory if
+    /// there is none.
     pub providers: Vec<Provider>,
-    /// From which address of this host its packets leave, and to which they come, where it uses [`Provider::Roce`].
+    /// Address of this host for packets in both directions, with [`Provider::Roce`].
     pub address: IpAddr,
-    /// The file to which it writes all packets that it sends and receives, at most 1 GiB, where it uses [`Provider::Roce`].
+    /// File for a capture of all packets in both directions, at most 1 GiB, with [`Provider::Roce`].
     pub pcap: Option<PathBuf>,
-    /// What bounds how much it has under way to other hosts by [`Provider::Roce`], besides what they have room for: each node chooses for what it sends.
+    /// Congestion control of the node's own packets to other hosts, with [`Provider::Roce`]; it acts besides the
+    /// receivers' grants.
     pub congestion: Congestion,
-    /// Threads of its own, at most 64, that receive and answer packets where it uses [`Provider::Roce`]; with 0, the thread that polls does.
+    /// Number of threads that receive and answer packets, at most 64, with [`Provider::Roce`]; with 0, the polling
+    /// thread does.
     pub receivers: usize,
-    /// How it meets nodes of other hosts; `None` where there are none, or where the nodes of this host say.
+    /// How the node meets nodes of other hosts; `None` if there are none, or to use what nodes of this host have
+    /// recorded.
     pub hosts: Option<Hosts>,
-    /// Whether the first node founds the cluster where each address of [`Hosts::join`] refuses to be dialled: their hosts are there, and run no
-    /// node.  It founds nothing where one is silent, which may be a network that is out.  So a first node is founded and comes back by one configuration,
-    /// as long as `join` names all other hosts; without `join`, and without names in etcd, that is an error.  Other nodes found nothing, and log that they are
-    /// told to.
+    /// Whether the first node founds the cluster if each address of [`Hosts::join`] refuses the connection, which shows
+    /// that those hosts are up and run no node.
+    ///
+    /// The first node does not found it if an address is silent, because the network may be down. So one configuration
+    /// serves both its first start and its restarts, if `join` names all other hosts. Without `join` and without names
+    /// in etcd, `found` is an error. Other nodes ignore it and log a warning.
     pub found: bool,
-    /// Where the directory of names is, if it is in etcd.  `None` is where the nodes of the cluster directory say, and else at node 0.
+    /// Address of etcd, if it has the directory of names. `None` uses what nodes of the cluster directory have
+    /// recorded, otherwise node 0.
     pub directory: Option<EtcdAddress>,
-    /// Most bytes of memory that this node contributes, taken from the system only as they are used; 0 to
-    /// contribute none.
+    /// Maximum memory that this node contributes, in bytes. It is taken from the system as it is used; 0 contributes
+    /// none.
     pub arena_bytes: u64,
-    /// Bytes of each segment that the arena grows by.  A region larger than this lies in several pieces.
+    /// Bytes per segment by which the arena grows. A larger region lies in several pieces.
     pub segment_bytes: u64,
-    /// Bytes per chunk of the regions made by this node's sessions: a power of two of at least 4096.  A region is
-    /// spread over nodes, and moved, chunk by chunk.
+    /// Bytes per chunk of regions that this node's sessions allocate: a power of two of at least 4096. Regions are
+    /// distributed over nodes, and moved, by chunks.
     pub chunk_bytes: u64,
-    /// Bytes of each ring by which this node sends to a peer: a power of two of at least 4096.
+    /// Bytes per ring from this node to a peer: a power of two of at least 4096.
     pub ring_bytes: usize,
-    /// Bytes of the ring that each peer gets here for its calls: a power of two of at least 4096.  It is read from one
-    /// end to the other, so a larger one takes more room in the processor's cache; a quarter of it bounds what travels
-    /// in it, and longer inputs are read from their caller's memory.
+    /// Bytes of the ring that each peer gets at this node for its calls: a power of two of at least 4096. Inputs longer
+    /// than a quarter of the ring are read from the caller's memory instead. The ring is used from end to end, so a
+    /// larger one takes more of the processor's cache.
     pub request_ring_bytes: u64,
-    /// How long a silent node is taken to be alive.
+    /// How long a silent node counts as alive.
     pub lease: Duration,
-    /// Up to so many nodes of a cluster are connected each to each.  In a larger one, a node connects to the first node, and to each other when
-    /// one of the two first uses the other.  One number for all nodes.
+    /// Maximum number of nodes that are all connected to each other. In a larger cluster, a node connects to the first
+    /// node, and to each other node on first use. Must be the same on all nodes.
     pub full_mesh_nodes_max: usize,
-    /// What may be done to a node that does not answer but could still write to our memory.
+    /// What the node may do to a silent peer that could still write to its memory.
     pub fence: Fence,
-    /// As whom this node's sessions act; by default the name of the Unix user.
+    /// Principal of this node's sessions; by default the name of the Unix user.
     pub principal: Option<String>,
-    /// By how many seconds this node takes its clock of day to be ahead of that of the host, behind if negative.  For trials of clusters
-    /// whose clocks differ, and 0 else: only the fencing tokens of locks begin at the time of day.
+    /// Offset of this node's time of day from the host's, in seconds, for trials of clusters whose clocks differ;
+    /// otherwise 0. Only the fencing tokens of locks depend on the time of day.
     pub clock_offset_s: i64,
-    /// Where Prometheus may ask for the node's [`Metrics`](crate::Metrics), at `/metrics` over HTTP; port 0 has the system choose.  Who
-    /// reaches that address may ask: they are told numbers, and no names but those of nodes.
+    /// Address at which the node serves its [`Metrics`](crate::Metrics) over HTTP, at `/metrics`; the system chooses
+    /// port 0. Every client that reaches the address is served; the answer holds numbers, and no names except those of
+    /// nodes.
     pub metrics: Option<SocketAddr>,
 }
 
-/// How a node meets those of other hosts, which it talks to by [`Provider::Roce`].
+/// How a node meets nodes of other hosts, over [`Provider::Roce`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hosts {
-    /// Where they may dial it, over TCP; port 0 has the system choose.  They try these in that order, each for two seconds.  Packets go
-    /// by the same address, unless [`Config::address`] is another than this host's own.  Empty for a node that only dials others.
+    /// Addresses at which other hosts may dial the node, over TCP; the system chooses port 0. They try the addresses in
+    /// this order, each for two seconds. Packets use the same address, unless [`Config::address`] is not a loopback
+    /// address. Empty for a node that only dials others.
     pub listen: Vec<SocketAddr>,
-    /// Where any node of the cluster may be dialled, tried in that order; empty for the first node, and where there is one in the cluster
-    /// directory.
+    /// Addresses of any nodes of the cluster, tried in this order. Empty for the first node, and where a node runs in
+    /// the cluster directory.
     pub join: Vec<SocketAddr>,
-    /// The file of the secret that they share, as `halite secret new` writes it.
+    /// File with the secret that the hosts share, as `halite secret new` writes it.
     pub secret_file: PathBuf,
 }
 
@@ -130,8 +141,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether this process could be set up so, as far as that can be told beforehand: the arena must not be larger than
-    /// the memory of the machine, nor than what a control group around the process may have.
+    /// Checks the arena against the limits of this process: the machine's memory, and the limits of control groups
+    /// around the process. Other limits show only when the node joins.
     pub fn check(&self) -> Result<(), JoinError> {
         match headroom::most() {
             Some(most) if self.arena_bytes > most.bytes => {
@@ -141,7 +152,7 @@ impl Config {
         }
     }
 
-    /// Whether the settings for other hosts are consistent.
+    /// Checks that the settings for other hosts are consistent.
     pub fn check_hosts(&self) -> Result<(), JoinError> {
         let Some(hosts) = &self.hosts else { return Ok(()) };
         MetHosts::providers(self)?;
@@ -152,7 +163,7 @@ impl Config {
         }
     }
 
-    /// The principal as whom sessions act.
+    /// Returns the principal of sessions.
     pub fn principal(&self) -> String {
         self.principal.clone().unwrap_or_else(unix_user)
     }
@@ -172,8 +183,8 @@ fn non_empty(variable: &str) -> Option<PathBuf> {
     std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// The user's name by `/etc/passwd`, else `uid-1000`.  Names that come from a network are not looked up: that
-/// could take seconds, and a node would change its principal when the network is down.
+/// Returns the user's name from `/etc/passwd`, else `uid-1000`. Names from the network are not looked up: that could
+/// take seconds, and a node would change its principal when the network is down.
 fn unix_user() -> String {
     let uid = rustix::process::getuid().as_raw();
     let passwd = std::fs::read_to_string("/etc/passwd").unwrap_or_default();

@@ -1,10 +1,10 @@
-//! The directory in etcd, as nodes reach it: where it is, and who carries transactions to it.
+//! The directory in etcd as nodes reach it: its address, and the threads that carry transactions to it.
 //!
 //! ```text
 //!   engine ── Effect::Store ──► Carriers (a queue and a few threads) ── HTTP and JSON ──► etcd
 //!          ◄── handle_stored ──
-//!          ◄── handle_listed ── Watch ◄── etcd says by itself who comes and goes
-//!                               Enrolment ──► that this node is there, and where
+//!          ◄── handle_listed ── Watch ◄── etcd reports members that come and go
+//!                               Enrolment ──► this node's own entry
 //! ```
 
 mod address;
@@ -33,27 +33,27 @@ pub use address::{BadEtcdAddress, EtcdAddress};
 pub(crate) use enrolment::Announcement;
 pub use health::EtcdHealth;
 
-/// So many requests of a node are on their way at a time, each with all that waited when it was sent.
+/// Maximum number of concurrent requests of a node, each with all transactions that waited when it was sent.
 const CARRIERS: usize = 4;
-/// How long one node alone may found a cluster; another may if it has not by then.
+/// Time for which a node has the exclusive right to found the cluster.
 const FOUNDING: Duration = Duration::from_secs(15);
-/// After so long, a node that comes and goes is not there for a single command, and hears of members.
+/// Age from which an ephemeral node counts as more than a single command, and watches members.
 const EPHEMERAL_AFTER: Duration = Duration::from_secs(2);
 
 impl EtcdAddress {
-    /// The addresses of members of several hosts; an error if etcd does not answer.
+    /// Returns the members of several hosts with their addresses; fails if etcd does not answer.
     pub(crate) fn members(&self) -> Result<Vec<(NodeId, String)>, EtcdError> {
         let members = self.keys_of_nodes("members")?;
-        // Somebody may have written one by hand.
+        // Keys may have been written by hand.
         Ok(members.into_iter().filter(|(_, hosts)| watch::is_hosts(hosts)).collect())
     }
 
-    /// The cluster that each living node belongs to (`ways::cluster_of`).
+    /// Returns the cluster of each live node (`ways::cluster_of`).
     pub(crate) fn places(&self) -> Result<Vec<(NodeId, String)>, EtcdError> {
         self.keys_of_nodes("places")
     }
 
-    /// The values of the keys `PREFIX/HEADING/NODE`, but those that are empty.
+    /// Returns the values of the keys `PREFIX/HEADING/NODE`, except empty ones.
     fn keys_of_nodes(&self, heading: &str) -> Result<Vec<(NodeId, String)>, EtcdError> {
         let (gateway, prefix) = (Gateway::new(self), self.heading(heading));
         let member = |pair: Pair| {
@@ -63,14 +63,14 @@ impl EtcdAddress {
         Ok(gateway.list(&prefix)?.into_iter().filter_map(member).collect())
     }
 
-    /// Who founds the cluster instead, if this node, which others dial there, may not: of several that come at once, one may, for as long as it may
-    /// take until it is listed.
+    /// Returns the host that founds the cluster, if this node, which others dial at `hosts`, may not. Of several that
+    /// start at once, one may, for as long as it can take until it is listed.
     pub(crate) fn founder_but(&self, hosts: &str) -> Result<Option<String>, EtcdError> {
         let founder = Gateway::new(self).create(&format!("{}/founding", self.prefix()), hosts, FOUNDING)?;
         Ok(founder.filter(|founder| founder != hosts))
     }
 
-    /// What the keys `PREFIX/HEADING/...` begin with.
+    /// Returns the prefix of the keys `PREFIX/HEADING/...`.
     fn heading(&self, heading: &str) -> String {
         format!("{}/{heading}/", self.prefix())
     }
@@ -78,29 +78,29 @@ impl EtcdAddress {
 
 type Job = (u64, Transaction);
 
-/// What is heard of etcd.
+/// A message from etcd.
 #[derive(Debug)]
 pub(crate) enum Heard {
-    /// What has come of a transaction.
+    /// The result of a transaction.
     Stored(u64, Result<Stored, StoreFailure>),
-    /// Whether an etcd is reached from here, for who asks; why not, if not.
+    /// Whether etcd is reached from here, for a requester; if not, the reason.
     Tried(Requester, Result<(), String>),
-    /// Which members are there.
+    /// The current members.
     Listing(Listing),
 }
 
-/// Hands over what is heard; whether the node is there still.
+/// Delivers a message; returns whether the node still exists.
 type Deliver = dyn Fn(Heard) -> bool + Send + Sync;
 
-/// What waits to be carried.
+/// Transactions that wait for a carrier.
 struct Jobs {
     queue: Receiver<Job>,
-    /// One that could not go with those before it.
+    /// A transaction that did not fit into the previous batch.
     left: Option<Job>,
 }
 
 impl Jobs {
-    /// What can be sent together of what waits, once something does; `None` when nothing will come any more.
+    /// Waits for a transaction, and returns it with all others that can be sent together; `None` at the end.
     fn next_batch(&mut self) -> Option<(Vec<u64>, Vec<Transaction>)> {
         let mut batch = Batch::default();
         let (mut ids, mut transactions) = (Vec::new(), Vec::new());
@@ -121,7 +121,7 @@ impl Jobs {
     }
 }
 
-/// What a node has of etcd: the threads that carry its transactions there and their outcomes back, and its presence there.
+/// A node's connection to etcd: the threads that carry its transactions, and its presence there.
 #[derive(Default)]
 pub(crate) struct Carriers {
     deliver: OnceLock<Arc<Deliver>>,
@@ -129,17 +129,17 @@ pub(crate) struct Carriers {
     presence: Mutex<Presence>,
 }
 
-/// What a node registers in etcd of itself, and the watch by which it hears of others.
+/// A node's entries in etcd, and its watch of others.
 #[derive(Default)]
 struct Presence {
-    /// Once it has joined.
+    /// Set once the node has joined.
     who: Option<Announcement>,
-    /// The names are there.
+    /// Address of etcd, once the names are there.
     at: Option<EtcdAddress>,
     kept: Option<Kept>,
 }
 
-/// What a node has to do with members in etcd for as long as it is there.
+/// What a node keeps running in etcd.
 #[expect(dead_code, reason = "it is held")]
 enum Kept {
     Announces(Enrolment),
@@ -147,7 +147,7 @@ enum Kept {
 }
 
 impl Carriers {
-    /// To whom all is told; before anything is opened.
+    /// Sets the receiver of all messages; called before anything is opened.
     pub(crate) fn tell<T: Send + Sync + 'static>(
         &self,
         node: Weak<T>,
@@ -162,7 +162,7 @@ impl Carriers {
         }));
     }
 
-    /// Transactions go there from now on.  The threads end when this is dropped, or others take their place.
+    /// Opens the connection for transactions. Its threads end when it is dropped or replaced.
     pub(crate) fn open(&self, address: &EtcdAddress) -> std::io::Result<()> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(deliver) = self.deliver.get() else { return Ok(()) };
@@ -191,33 +191,34 @@ impl Carriers {
         Ok(())
     }
 
-    /// As [`Carriers::open`], by an address that another node has told: where it is none, all transactions fail for that.
+    /// As [`Carriers::open`], with an address from another node; if it is not valid, all transactions fail.
     pub(crate) fn open_told(&self, text: &str) {
         let opened = text
             .parse::<EtcdAddress>()
             .map_err(|error| error.to_string())
             .and_then(|address| self.open(&address).map_err(|error| error.to_string()));
         if let Err(reason) = opened {
-            tracing::warn!("names cannot be asked for at {text:?}: {reason}");
+            tracing::warn!("cannot use etcd at {text:?} for names: {reason}");
             *self.open.lock().unwrap_or_else(PoisonError::into_inner) = None;
         }
     }
 
-    /// The node has joined: from now on it says in etcd that it is there, if it stays, and hears of others; once the names are there.
+    /// Announces the node, which has joined, in etcd if it is permanent, and watches other members; starts once the
+    /// names are there.
     pub(crate) fn announce(&self, who: Announcement) -> std::io::Result<()> {
         let mut presence = self.presence();
         presence.who = Some(who);
         self.enrol(&mut presence)
     }
 
-    /// The names are there: so it is where members say that they are.
+    /// Sets the address of etcd, now that the names are there, so that members announce themselves there.
     pub(crate) fn settle_at(&self, address: &EtcdAddress) -> std::io::Result<()> {
         let mut presence = self.presence();
         presence.at = Some(address.clone());
         self.enrol(&mut presence)
     }
 
-    /// The node is about to leave.
+    /// Withdraws the node's entries before it leaves.
     pub(crate) fn withdraw(&self) {
         *self.presence() = Presence::default();
     }
@@ -237,16 +238,16 @@ impl Carriers {
                 let listener = Listener { of, again: None, deliver, after: EPHEMERAL_AFTER };
                 Some(Kept::Listens(Watch::begin(at, listener)?))
             }
-            // It hears of all others by its cluster directory.
+            // The cluster directory shows it all other nodes.
             (true, None) => None,
         };
         Ok(())
     }
 
-    /// Each transaction is answered once; after the node is gone, by nobody.
+    /// Carries a transaction. Each one is answered once, unless the node is gone.
     pub(crate) fn carry(&self, id: u64, transaction: Transaction) {
         let sent = match &*self.open.lock().unwrap_or_else(PoisonError::into_inner) {
-            // The threads are there for as long as the queue is.
+            // The threads live as long as the queue.
             Some((_, queue)) => queue.send((id, transaction)).is_ok(),
             None => false,
         };
@@ -257,7 +258,7 @@ impl Carriers {
         }
     }
 
-    /// Says later whether that etcd is reached from here.
+    /// Checks whether that etcd is reached from here, and delivers the result later.
     pub(crate) fn probe(&self, requester: Requester, text: String) {
         self.aside(move || {
             let address = text.parse::<EtcdAddress>().map_err(|error| error.to_string());
@@ -266,14 +267,14 @@ impl Carriers {
         });
     }
 
-    /// What takes long, or is told to who holds a lock now, has a thread of its own.
+    /// Runs slow work, or a delivery to a caller that holds a lock, on a thread of its own.
     fn aside(&self, hear: impl FnOnce() -> Heard + Send + 'static) {
         let Some(deliver) = self.deliver.get().cloned() else { return };
         let tell = move || {
             deliver(hear());
         };
         if let Err(error) = std::thread::Builder::new().name("halite-etcd-once".to_owned()).spawn(tell) {
-            tracing::warn!("no thread could be started to ask etcd: {error}");
+            tracing::warn!("cannot start a thread for a request to etcd: {error}");
         }
     }
 }

@@ -1,26 +1,26 @@
-//! How long a node that joins waits for others that join before it.
+//! How long a joining node waits for others that join before it.
 
 use std::time::{Duration, Instant};
 
-/// A wait for one joiner after the other: each may take its time, but none may keep all others out.
+/// A wait for one joiner after the other, each with its own time limit, so that none can block the queue.
 #[derive(Debug)]
 pub(crate) struct JoinQueue<H> {
     begin: Instant,
     patience: Duration,
-    /// Who joins, and since when.
+    /// The joiner at the front, and since when.
     current: Option<(H, Instant)>,
 }
 
 impl<H: PartialEq> JoinQueue<H> {
-    /// Waits for `patience` at most for each joiner.
+    /// Starts a wait with a limit of `patience` per joiner.
     pub(crate) fn new(now: Instant, patience: Duration) -> JoinQueue<H> {
         JoinQueue { begin: now, patience, current: None }
     }
 
-    /// After how long to look again, while `holder` joins; `None` once it has been joining for too long.
+    /// Returns the time until the next check while `holder` joins; `None` if it has been joining for too long.
     ///
-    /// The longer the queue, the less often each looks: hundreds that look every millisecond would take the processor
-    /// from the one that joins.
+    /// The longer the queue, the longer the interval: hundreds of nodes that check every millisecond would take the
+    /// processor from the joining one.
     pub(crate) fn next_look(&mut self, now: Instant, holder: H) -> Option<Duration> {
         let since = match &self.current {
             Some((current, since)) if *current == holder => *since,
@@ -34,7 +34,7 @@ impl<H: PartialEq> JoinQueue<H> {
     }
 }
 
-/// A joiner alone takes milliseconds.
+/// A single joiner takes milliseconds.
 const LOOK_MIN: Duration = Duration::from_millis(1);
 const LOOK_MAX: Duration = Duration::from_millis(50);
 

@@ -1,7 +1,7 @@
-//! The cluster, as files, addresses and configuration: what a node finds there, and what it leaves behind.
+//! The cluster's files, addresses and configuration.
 //!
-//! Files of the cluster and environment variables are read here and nowhere else.  It calls [`crate::error`] and [`crate::runtime`] alone; its
-//! locks are those of files, and those by which its own threads reach etcd, which nest with no other.
+//! Only this folder reads files of the cluster and environment variables. It calls [`crate::error`] and
+//! [`crate::runtime`] only. Its locks are locks of files, and those of its threads for etcd, which nest with no other.
 
 pub mod cluster_dir;
 pub(crate) mod config;

@@ -1,6 +1,6 @@
-//! Providers: which networks a node uses, how their fabrics are opened, and by which of them it reaches another.
+//! Networks: the providers that a node uses, their fabrics, and the choice of one for each peer.
 //!
-//! A node with several prefers the first of them that the other node has, too.
+//! Two nodes use the first provider that both have.
 
 use std::fmt;
 use std::io;
@@ -17,27 +17,27 @@ use crate::cluster::config::{Config, Hosts};
 use crate::cluster::ways;
 use crate::error::JoinError;
 
-/// What a fabric must know of the node that it is opened for.
+/// Properties of a node for the fabric that it opens.
 #[derive(Clone, Debug)]
 pub struct NodeIdentity {
-    /// Which node.
+    /// The node's number.
     pub node: NodeId,
     /// A name that no other node has.
     pub name: String,
-    /// What peers who connect are to be shown.
+    /// The hello for peers.
     pub hello: Vec<u8>,
-    /// How other hosts are met, if they are.
+    /// How the node meets other hosts, if it does.
     pub(crate) hosts: Option<MetHosts>,
 }
 
 impl NodeIdentity {
-    /// The name under which its fabric of that provider listens in the cluster directory.
+    /// Returns the name under which the node's fabric of that provider listens in the cluster directory.
     pub fn name_of(&self, provider: Provider) -> String {
         format!("{}.{provider}", self.name)
     }
 }
 
-/// A network that nodes can use.
+/// A network between nodes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Provider {
     /// Shared memory between the processes of one host.
@@ -47,10 +47,10 @@ pub enum Provider {
 }
 
 impl Provider {
-    /// All of them, those that are to be preferred first.
+    /// All providers, in order of preference.
     pub const ALL: [Provider; 2] = [Provider::Shm, Provider::Roce];
 
-    /// As users, results and files name it.
+    /// Returns the name for users, results and files.
     pub fn name(self) -> &'static str {
         match self {
             Provider::Shm => "shm",
@@ -58,7 +58,7 @@ impl Provider {
         }
     }
 
-    /// What it is, in half a line.
+    /// Returns a short description.
     pub fn summary(self) -> &'static str {
         match self {
             Provider::Shm => "Shared memory between the processes of one host",
@@ -73,8 +73,7 @@ impl fmt::Display for Provider {
     }
 }
 
-/// The providers that a node of `config` uses: those that it names, in the order in which all nodes prefer them, else those of the cluster
-/// that it finds.
+/// Returns the providers of a node: those of `config`, in order of preference, or those of the cluster that it joins.
 pub(crate) fn chosen(config: &Config, others: &[Listeners]) -> Vec<Provider> {
     let mut chosen = match (config.providers.is_empty(), others.first()) {
         (false, _) => config.providers.clone(),
@@ -97,7 +96,7 @@ pub(crate) fn open(
     }
     let mut parts = Vec::new();
     for provider in providers {
-        // Who uses one network sleeps as that likes best.
+        // With one network, threads use its preferred way to sleep.
         let sleep = if providers.len() > 1 { Sleep::Descriptor } else { Sleep::Futex };
         parts.push((provider.name(), open_one(config, *provider, identity, sleep)?));
     }
@@ -149,12 +148,13 @@ fn roce_config(config: &Config, name: String, hosts: Option<&MetHosts>) -> RoceC
 #[derive(Clone, Debug)]
 pub(crate) struct MetHosts {
     hosts: halite_providers::Hosts,
-    /// What nodes of this host that are not told may know.
+    /// Facts for nodes of this host that have no configuration of their own.
     pub(crate) known: KnownHosts,
 }
 
 impl MetHosts {
-    /// As `config` says, else as another node of this host was told; `None` if there are no other hosts.
+    /// Returns the settings of `config`, or those that another node of this host has recorded; `None` if there are no
+    /// other hosts.
     pub(crate) fn of(config: &Config, dir: &ClusterDir) -> Result<Option<MetHosts>, JoinError> {
         let (listen, known) = match &config.hosts {
             Some(Hosts { listen, secret_file, .. }) => {
@@ -162,10 +162,10 @@ impl MetHosts {
                 let secret_file = std::path::absolute(secret_file).map_err(JoinError::io(secret_file))?;
                 (listen.clone(), KnownHosts { addresses, secret_file })
             }
-            // Who has a number of its own is told by its operator.
+            // A node with a configured number gets its settings from its operator.
             None if config.node.is_some() => return Ok(None),
             None => match dir.hosts()? {
-                // Applications of two hosts meet, too.
+                // Applications of two hosts connect to each other too.
                 Some(known) => {
                     let known = KnownHosts { addresses: those_here(&known.addresses)?, ..known };
                     (known.addresses.iter().map(|address| SocketAddr::new(*address, 0)).collect(), known)
@@ -187,29 +187,30 @@ impl MetHosts {
         Ok(Some(MetHosts { hosts, known }))
     }
 
-    /// Where others dial the node; empty if they cannot.
+    /// Returns the addresses at which other hosts dial the node; empty if they cannot.
     pub(crate) fn address(&self) -> String {
         let mut addresses = self.hosts.addresses();
         if let [only] = &mut addresses[..] {
-            // It may listen at all addresses of its host.
+            // The node may listen at all addresses of its host.
             only.set_ip(self.known.addresses[0]);
         }
         ways::list(&addresses)
     }
 
-    /// The networks of a node that meets other hosts.
+    /// Returns the networks of a node that meets other hosts.
     pub(crate) fn providers(config: &Config) -> Result<Vec<Provider>, JoinError> {
         match config.providers[..] {
             [] => Ok(Provider::ALL.to_vec()),
             _ if config.providers.contains(&Provider::Roce) => Ok(chosen(config, &[])),
             _ => {
-                Err(JoinError::BadConfig("nodes of several hosts need roce: shm ends at the host".to_owned()))
+                Err(JoinError::BadConfig("nodes of several hosts need roce; shm is for one host".to_owned()))
             }
         }
     }
 }
 
-/// By which addresses of this host packets go, at least one: those where it is dialled, unless another one is said.
+/// Returns the addresses of this host for packets, at least one: those at which it listens, unless `config.address` is
+/// not a loopback address.
 fn addresses_of_packets(config: &Config, listen: &[SocketAddr]) -> Result<Vec<IpAddr>, JoinError> {
     let mut addresses = Vec::new();
     if config.address.is_loopback() {
@@ -230,7 +231,7 @@ fn addresses_of_packets(config: &Config, listen: &[SocketAddr]) -> Result<Vec<Ip
     }
 }
 
-/// The addresses of a node that its host has at this moment, at least one: an ephemeral node uses those that are left.
+/// Returns the addresses that the host still has, at least one; an ephemeral node uses the remaining ones.
 fn those_here(addresses: &[IpAddr]) -> Result<Vec<IpAddr>, JoinError> {
     let is_gone = |address: &IpAddr| {
         UdpSocket::bind((*address, 0)).is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)
@@ -247,10 +248,10 @@ fn failed(error: impl std::error::Error + Send + Sync + 'static) -> JoinError {
     JoinError::Fabric(Box::new(error))
 }
 
-/// Where a node with `providers` dials another one, as the fabric that [`open`] returns calls it; `None` if they have none in common.
+/// Returns the address of another node for the fabric that [`open`] returns; `None` if the two share no network.
 pub(crate) fn address(providers: &[Provider], other: &Listeners) -> Option<String> {
     let index = providers.iter().position(|provider| other.providers.contains(provider))?;
     let socket = socket_name(other.node, providers[index]);
-    // The first of several is who is meant where no name is said, as where there is one.
+    // An address without a name means the first network.
     Some(if index == 0 { socket } else { format!("{}:{socket}", providers[index]) })
 }

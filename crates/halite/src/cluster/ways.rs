@@ -1,14 +1,14 @@
-//! Ways to a node: what it shows of where it is, and how that is dialled from here.
+//! Ways to a node: the address that a node announces, and how other nodes dial it.
 //!
 //! ```text
 //!   10.0.0.2:7000                                     over UDP, from any host
-//!   10.0.0.2:7000 node-3.shm.sock@BOOT/DEVICE/INODE   over shared memory, too, by who has that cluster directory of that host
-//!   10.0.0.2:7000,[fd00::2]:7000                      by either of these, the first if that can be
-//!   node-3.shm.sock,node-3.roce.sock                  in its cluster directory, by each of its networks; there are no other hosts
+//!   10.0.0.2:7000 node-3.shm.sock@BOOT/DEVICE/INODE   also over shared memory, from that cluster directory
+//!   10.0.0.2:7000,[fd00::2]:7000                      at either address, the first if it works
+//!   node-3.shm.sock,node-3.roce.sock                  in its cluster directory, over either network; no other hosts
 //! ```
 //!
-//! Shared memory is tried first.  Where it cannot be had, say because the two are in different namespaces for processes, the next
-//! way is.  What is shown in any other form is dialled as it stands.
+//! Shared memory is tried first. Where it fails, for example because the two nodes are in different process namespaces,
+//! the next way is tried. An address in any other form is dialled as it stands.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
@@ -20,34 +20,34 @@ use crate::cluster::networks::Provider;
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// See the module's documentation.  By default, whatever is shown is dialled as it stands.
+/// A node's view of the ways to others. By default, an address is dialled as it stands.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ways {
     providers: Vec<Provider>,
-    /// This cluster directory of this host; `None` where no memory is shared with others.
+    /// Identity of the cluster directory on this host; `None` if the node shares no memory.
     place: Option<String>,
 }
 
 impl Ways {
-    /// Of a node with these networks that meets those of its cluster directory.
+    /// Returns the ways of a node with these networks that meets the nodes of its cluster directory.
     pub(crate) fn on_one_host(providers: &[Provider]) -> Ways {
         Ways { providers: providers.to_vec(), place: None }
     }
 
-    /// Of a node with these networks that meets other hosts.
+    /// Returns the ways of a node with these networks that meets other hosts.
     pub(crate) fn between_hosts(dir: &ClusterDir, providers: &[Provider]) -> Ways {
-        // Who cannot tell where it is shares no memory with those of whom it hears.
+        // A node that cannot identify its directory shares no memory.
         let place = providers.contains(&Provider::Shm).then(|| place(dir)).flatten();
         Ways { providers: providers.to_vec(), place }
     }
 
-    /// What that node, which others dial in the cluster directory alone, shows.
+    /// Returns the address that a node without other hosts announces.
     pub(crate) fn shown_in_directory(&self, node: NodeId) -> String {
         let sockets: Vec<String> = self.providers.iter().map(|network| socket_name(node, *network)).collect();
         sockets.join(",")
     }
 
-    /// What that node, which other hosts dial at `host`, shows.
+    /// Returns the address that a node announces which other hosts dial at `host`.
     pub(crate) fn shown(&self, host: &str, node: NodeId) -> String {
         match &self.place {
             Some(place) => format!("{host} {}@{place}", socket_name(node, Provider::Shm)),
@@ -55,7 +55,7 @@ impl Ways {
         }
     }
 
-    /// How who shows that is dialled, the best way first, as the fabric has it.
+    /// Returns the addresses to dial for an announced one, best first, as the fabric expects them.
     pub(crate) fn to(&self, shown: &str) -> Vec<String> {
         let in_directory = self.in_directory(shown);
         if !in_directory.is_empty() {
@@ -68,27 +68,28 @@ impl Ways {
         shared.into_iter().chain(over_udp).collect()
     }
 
-    /// By the sockets of a cluster directory that are shown, those of our own networks.
+    /// Returns the sockets in the cluster directory that belong to this node's networks.
     fn in_directory(&self, shown: &str) -> Vec<String> {
         let of = |(index, provider): (usize, &Provider)| {
             let is_of = |socket: &&str| {
                 socket.ends_with(&format!(".{provider}.sock")) && !socket.contains([':', '/'])
             };
             let socket = shown.split(',').find(is_of)?;
-            // Who is dialled by no word of a network is dialled by the first.
+            // An address without the name of a network means the first network.
             Some(if index == 0 { socket.to_owned() } else { format!("{provider}:{socket}") })
         };
         self.providers.iter().enumerate().filter_map(of).collect()
     }
 
     fn to_host(&self, host: &str) -> String {
-        // Who is dialled by no word of a network is dialled by the first.
+        // An address without the name of a network means the first network.
         let is_second = !matches!(self.providers[..], [] | [Provider::Roce, ..]);
         let is_address = host.split(',').all(|address| address.parse::<SocketAddr>().is_ok());
         if is_second && is_address { format!("{}:{host}", Provider::Roce) } else { host.to_owned() }
     }
 
-    /// Whether who shows that is of our own cluster directory; of who shares no memory that cannot be told.
+    /// Returns whether the address belongs to this node's cluster directory; false for nodes that share no memory,
+    /// where it is unknown.
     pub(crate) fn is_here(&self, shown: &str) -> bool {
         let sockets = |shown: &str| {
             shown.split(',').all(|socket| socket.ends_with(".sock") && !socket.contains([':', '/']))
@@ -99,7 +100,7 @@ impl Ways {
         }
     }
 
-    /// Why a node that shows that is reached by that network; `None` where there is no choice.
+    /// Returns why a node with that address is reached over that network; `None` if there was no choice.
     pub(crate) fn why(&self, provider: &str, shown: &str) -> Option<&'static str> {
         let ours = self.place.as_deref()?;
         let theirs = shown.split_once('@').map(|(_, place)| place);
@@ -114,19 +115,19 @@ impl Ways {
     }
 }
 
-/// Where the host of a node that shows that is dialled, the best way first.
+/// Returns the addresses at which other hosts dial the node, best first.
 pub(crate) fn hosts_of(shown: &str) -> Vec<SocketAddr> {
     let host = shown.split(' ').next().unwrap_or_default();
     host.split(',').filter_map(|host| host.parse().ok()).collect()
 }
 
-/// As a node shows them.
+/// Formats addresses as a node announces them.
 pub(crate) fn list(hosts: &[SocketAddr]) -> String {
     hosts.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// Tells clusters apart that use one etcd: the nodes of one host share their cluster directory.  Nodes of several hosts are told apart by their secret
-/// when they meet.
+/// Returns an identity that distinguishes clusters with the same etcd: their cluster directory for nodes of one host.
+/// Clusters of several hosts are distinguished by their secret on connecting.
 pub(crate) fn cluster_of(dir: &ClusterDir, is_spread: bool) -> String {
     match place(dir) {
         Some(place) if !is_spread => place,
@@ -134,7 +135,7 @@ pub(crate) fn cluster_of(dir: &ClusterDir, is_spread: bool) -> String {
     }
 }
 
-/// What two directories have in common only if they are one.
+/// Returns the identity of the directory: equal for two paths only if they are the same directory.
 fn place(dir: &ClusterDir) -> Option<String> {
     let boot = std::fs::read_to_string(BOOT_ID).ok()?;
     let of = std::fs::metadata(dir.path()).ok()?;

@@ -1,8 +1,8 @@
-//! Whether a node has been drained: for the thread that is to let it leave then, and has nothing else to do with it.
+//! Waiting for the end of a drain, for the thread that lets the node leave.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-/// To wait until a node has been drained; it may be gone by then.
+/// A handle to wait until a node has been drained. It may outlive the node.
 #[derive(Clone, Default, Debug)]
 pub struct DrainedNode(Arc<Latch>);
 
@@ -13,7 +13,7 @@ struct Latch {
 }
 
 impl DrainedNode {
-    /// Sleeps until all that was on the node has been brought to others, or could not be.  Returns how many regions are left.
+    /// Blocks until the drain is over. Returns the number of regions that could not be moved.
     pub fn wait(&self) -> u64 {
         let mut left = self.0.left.lock().unwrap_or_else(PoisonError::into_inner);
         loop {

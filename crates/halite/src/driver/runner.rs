@@ -509,7 +509,14 @@ impl Runner {
             Effect::TryStore { requester, at } => self.shared.carriers.probe(requester, at.address),
             Effect::NamesAt(at) => self.settle_names_at(&at),
             Effect::Draining { is_on } => {
-                tracing::info!("{}", if is_on { "this node is being drained" } else { "it goes on" });
+                tracing::info!(
+                    "{}",
+                    if is_on {
+                        "this node is being drained"
+                    } else {
+                        "the drain has ended; this node continues"
+                    }
+                );
                 self.shared.rpc.server.set_draining(is_on);
             }
             Effect::Drained { left } => self.shared.drained.set(left),

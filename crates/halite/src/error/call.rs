@@ -1,20 +1,20 @@
-//! What can go wrong with calls and messages, for the person who reads it.
+//! Errors of calls and messages.
 
 use super::bytes;
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::PAYLOAD_BYTES_MAX;
 
-/// A call has no answer.
+/// A call failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot call function {function} at node {node}: {cause}{}", carried_out(*cause, *may_have_run))]
 pub struct CallError {
-    /// Of which node.
+    /// The server's node.
     pub node: NodeId,
-    /// Which function.
+    /// The function's number.
     pub function: u32,
-    /// Why not.
+    /// The cause.
     pub cause: CallCause,
-    /// Whether the handler may have run, or may still run.  If not, to call again cannot do anything twice.
+    /// Whether the handler may have run or may still run. If false, repeating the call cannot run it twice.
     pub may_have_run: bool,
 }
 
@@ -27,76 +27,77 @@ fn carried_out(cause: CallCause, may_have_run: bool) -> &'static str {
 }
 
 impl CallError {
-    /// Why it failed.
+    /// Returns the cause.
     pub fn cause(&self) -> &CallCause {
         &self.cause
     }
 }
 
-/// Why a call has no answer; whether its handler may have run says [`CallError::may_have_run`].
+/// Cause of a failed call; [`CallError::may_have_run`] tells whether its handler may have run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallCause {
     /// No node of that number is in the cluster.
     #[error("the cluster has no such node; try again when it has joined")]
     UnknownNode,
-    /// The server's node is down, or died or left before there was an answer.  A call ends with the incarnation of the node
-    /// that it was sent to: to call again is to call the node that has the number then, a successor that was given it or
-    /// nobody.  Numbers that nodes were given when they joined ([`EPHEMERAL_NODE_MIN`](crate::EPHEMERAL_NODE_MIN) and
-    /// more) go to no other while the cluster lives.
+    /// The server's node is down, or died or left before it answered.
+    ///
+    /// A call ends with the incarnation of the node that it was sent to. A repeated call goes to the node that has the
+    /// number then, which may be a successor or none. Ephemeral numbers
+    /// ([`EPHEMERAL_NODE_MIN`](crate::EPHEMERAL_NODE_MIN) and up) are never reused while the cluster lives.
     #[error("the node is down")]
     PeerDown,
-    /// The time is over.  A late answer is dropped.
+    /// The timeout passed. A late answer is dropped.
     #[error("no reply within the deadline")]
     Timeout,
-    /// Nobody serves the function there.
+    /// No server serves the function at that node.
     #[error("the node does not serve this function; try again when its server has started")]
     UnknownFunction,
-    /// So many calls wait for a handler that one more was refused; try again later.
+    /// The function's queue is full; try again later.
     #[error("the queue of the function is full; try again later")]
     Busy,
-    /// The principal may not call it.
+    /// The principal may not call the function.
     #[error("permission denied; the server lists the principals that may call")]
     PermissionDenied,
-    /// The handler ran, but its answer is longer than the caller takes.
+    /// The handler ran, but its answer is longer than the caller accepts.
     #[error("the reply has {len} bytes; the caller's buffer has {max}")]
     ReplyTooLong {
-        /// Length of the answer in bytes.
+        /// Length of the answer, in bytes.
         len: u64,
-        /// What the caller takes at most.
+        /// Maximum that the caller accepts, in bytes.
         max: u64,
     },
-    /// Longer than any input.
+    /// The input exceeds the maximum length of inputs.
     #[error("the input has {len} bytes; the maximum is {PAYLOAD_BYTES_MAX}")]
     InputTooLong {
         /// Its length in bytes.
         len: u64,
     },
-    /// The handler took the call and gave it up.
+    /// The handler took the call and dropped it.
     #[error("the handler dropped the call without a reply")]
     NoReply,
-    /// The server ended while the call waited for it.
+    /// The server closed while the call was queued.
     #[error("the server closed before it received the call")]
     ServerClosed,
-    /// The node is about to leave, and takes no call any more; what it took before, it answers.
+    /// The node is draining and takes no new calls; it answers those that it took before.
     #[error("the node is draining; call another")]
     Draining,
-    /// There is no registered memory for a payload of this length, here or there.
+    /// There is no registered memory for a payload of this length, at the caller or the server.
     #[error("no registered memory for a payload of this length")]
     NoMemory,
-    /// Too many calls are under way.
+    /// The node has the maximum number of outstanding calls.
     #[error("too many calls of this node are outstanding; try again later")]
     TooManyCalls,
-    /// The session's own node leaves or has left.
+    /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
-    /// What came back is no answer.
+    /// The answer is malformed.
     #[error("the reply is malformed; run the same version on all nodes")]
     NotUnderstood,
 }
 
 impl CallCause {
-    /// Whether the handler of a call that was posted and ended like this may have run.
+    /// Returns whether the handler of a posted call that ended with this cause may have run.
     pub(crate) fn may_have_run_once_posted(self) -> bool {
         match self {
             CallCause::PeerDown
@@ -122,15 +123,15 @@ impl CallCause {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot send {} to port {port} at node {node}: {cause}{}", bytes(*len), received(*may_have_arrived))]
 pub struct SendError {
-    /// To which node.
+    /// The receiver's node.
     pub node: NodeId,
-    /// To which port.
+    /// The receiver's port.
     pub port: u32,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Why not.
+    /// The cause.
     pub cause: SendCause,
-    /// Whether it may have been received.  If not, it never will be.
+    /// Whether the message may have been received. If false, it never will be.
     pub may_have_arrived: bool,
 }
 
@@ -139,122 +140,122 @@ fn received(may_have_arrived: bool) -> &'static str {
 }
 
 impl SendError {
-    /// Why it failed.
+    /// Returns the cause.
     pub fn cause(&self) -> &SendCause {
         &self.cause
     }
 }
 
-/// Why a message was not sent.
+/// Cause of a failed message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SendCause {
     /// No node of that number is in the cluster.
     #[error("the cluster has no such node; try again when it has joined")]
     UnknownNode,
-    /// The receiver's node is down, or died or left before it had answered.
+    /// The receiver's node is down, or died or left before it answered.
     #[error("the node is down")]
     PeerDown,
-    /// Nobody has opened the port.
+    /// The port is not open.
     #[error("the port is not open there")]
     UnknownPort,
-    /// Ports of such numbers are kept for watching.
+    /// The port's number is reserved for watching.
     #[error("ports from 2^31 on are reserved for watches; use `write_notify`")]
     Reserved,
-    /// The receiver is slow, and its queue is full.
+    /// The receiver's queue is full.
     #[error("the port is full; `send` waits until there is room")]
     WouldBlock,
-    /// The principal may not.
+    /// The principal may not send to the port.
     #[error("permission denied; the port's owner lists the principals that may send")]
     PermissionDenied,
-    /// Longer than any message.
+    /// The message exceeds the maximum length.
     #[error("the message exceeds the maximum of {PAYLOAD_BYTES_MAX} bytes")]
     TooLong,
     /// There is no registered memory for a message of this length.
     #[error("no registered memory for a message of this length")]
     NoMemory,
-    /// Too many calls and messages are under way.
+    /// The node has the maximum number of outstanding calls and messages.
     #[error("too many calls and messages of this node are outstanding; try again later")]
     TooManyCalls,
-    /// The session's own node leaves or has left.
+    /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
-    /// What came back is no answer.
+    /// The answer is malformed.
     #[error("the reply is malformed; run the same version on all nodes")]
     NotUnderstood,
 }
 
-/// A function or port cannot be served, or not any longer.
+/// A function or port cannot be served, or no longer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot serve {what}: {cause}")]
 pub struct ServeError {
     /// `function 7`, or `port 7`.
     pub what: String,
-    /// Why not.
+    /// The cause.
     pub cause: ServeCause,
 }
 
 impl ServeError {
-    /// Why it failed.
+    /// Returns the cause.
     pub fn cause(&self) -> &ServeCause {
         &self.cause
     }
 }
 
-/// Why a function or port cannot be served.
+/// Cause of a failure to serve.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeCause {
-    /// Somebody serves it at this node; clone that server to have several receivers.
+    /// The function or port is already served at this node; clone that server for several receivers.
     #[error("{owner} already serves it at this node")]
     Taken {
-        /// The principal that does.
+        /// The principal that serves it.
         owner: String,
     },
-    /// Ports of such numbers are kept for watching.
+    /// The port's number is reserved for watching.
     #[error("ports from 2^31 on are reserved for watches; use `watch`")]
     Reserved,
-    /// It was closed.
+    /// The server was closed.
     #[error("it was closed")]
     Closed,
-    /// The session's own node leaves or has left.
+    /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
 }
 
-/// An answer did not reach its caller, who has been told so unless it has gone.
+/// An answer did not reach its caller. The caller fails too, unless it has gone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot reply to the caller at node {node} with {}: {cause}", bytes(*len))]
 pub struct ReplyError {
     /// The caller's node.
     pub node: NodeId,
-    /// Length of the answer in bytes.
+    /// Length of the answer, in bytes.
     pub len: u64,
-    /// Why not.
+    /// The cause.
     pub cause: ReplyCause,
 }
 
 impl ReplyError {
-    /// Why it failed.
+    /// Returns the cause.
     pub fn cause(&self) -> &ReplyCause {
         &self.cause
     }
 }
 
-/// Why an answer did not reach its caller.
+/// Cause of a failed answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplyCause {
-    /// Its time was over, it lost interest, or its node is down.
+    /// The call timed out or was abandoned, or the caller's node is down.
     #[error("the caller no longer waits")]
     CallerGone,
-    /// It is longer than what the caller takes.
+    /// The answer is longer than the caller accepts.
     #[error("the caller's buffer has {max} bytes")]
     TooLong {
-        /// What the caller takes at most, in bytes.
+        /// Maximum that the caller accepts, in bytes.
         max: u64,
     },
-    /// There is no registered memory to keep it in until the caller has read it.
+    /// There is no registered memory to keep the answer in until the caller has read it.
     #[error("no registered memory for a reply of this length")]
     NoMemory,
 }

@@ -1,4 +1,4 @@
-//! Why a cluster directory cannot be used.
+//! Errors of the cluster directory.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 use halite_providers::private_dir::DirError;
 use halite_tier::ids::NodeId;
 
-/// Says that a directory is a cluster's.
+/// File that marks a directory as a cluster's.
 pub(crate) const MARKER: &str = "halite-cluster";
 
-/// A cluster directory, or something in it, cannot be used.  Nothing in it was changed.
+/// A cluster directory, or something in it, cannot be used. Nothing in it was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClusterDirError {
-    /// Nobody has made a cluster there: the directory does not exist, or is empty.
+    /// There is no cluster: the directory does not exist, or is empty.
     #[error("there is no cluster in {}", dir.display())]
     NoCluster {
-        /// Where.
+        /// The directory.
         dir: PathBuf,
     },
-    /// Somebody keeps other things there.
+    /// The directory holds files of other programs.
     #[error(
         "{} is not a cluster's directory: it holds other files and no `{}`; choose one that is empty or does not exist",
         dir.display(), MARKER
@@ -28,32 +28,32 @@ pub enum ClusterDirError {
         /// The directory.
         dir: PathBuf,
     },
-    /// Somebody else is starting a cluster there in this moment.
+    /// Another process is starting a cluster there.
     #[error("another process is starting a cluster in {}", dir.display())]
     Starting {
         /// The directory.
         dir: PathBuf,
     },
-    /// The directory is not private, or something in it is not what it should be, or cannot be read.
+    /// The directory is not private, or something in it is damaged or unreadable.
     #[error(transparent)]
     Dir(#[from] DirError),
     /// The process of a node cannot be found.
     #[error("cannot tell which process is node {node}: {}: {source}", socket.display())]
     Unreachable {
-        /// Which node.
+        /// The node.
         node: NodeId,
-        /// Where it should listen.
+        /// The socket at which it should listen.
         socket: PathBuf,
-        /// What went wrong.
+        /// The system's error.
         source: io::Error,
     },
-    /// Nobody can tell which numbers are used.
+    /// The counter of used numbers is damaged.
     #[error("{} does not hold a number; stop the cluster (`halite down`) to start anew", path.display())]
     BadCounter {
-        /// The file that counts.
+        /// The counter's file.
         path: PathBuf,
     },
-    /// Every number that a node without one of its own can have was given out.
+    /// All ephemeral node numbers have been used.
     #[error("all ephemeral node numbers in {} are used; stop the cluster (`halite down`) to start anew", dir.display())]
     NumbersExhausted {
         /// The cluster directory.
@@ -70,7 +70,7 @@ impl ClusterDirError {
     }
 }
 
-/// Whether what was to be opened does not exist.
+/// Returns whether the object does not exist.
 pub(crate) fn is_missing(error: &DirError) -> bool {
     matches!(error, DirError::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
 }

@@ -1,27 +1,28 @@
-//! What may be wrong with an etcd, as one who is to mend it tells it apart.
+//! Faults of an etcd, grouped by remedy.
 
 use std::fmt;
 
-/// What is wrong with an etcd.
+/// Kind of fault of an etcd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum EtcdFault {
-    /// Nobody answers at its address, or not in time.
+    /// etcd does not answer at its address, or not in time.
     Unreachable,
-    /// Its certificate is not by the authorities that are named, is out of date or another host's; or it does not take ours.
+    /// The certificate of etcd is not signed by the given authorities, is out of date or another host's; or etcd
+    /// rejects this node's certificate.
     Certificate,
-    /// It does not know the user, or the password is wrong, or the user may not do that.
+    /// etcd does not know the user, the password is wrong, or the user lacks the right.
     User,
-    /// It has no room left.
+    /// etcd has no room left.
     Full,
-    /// Who answers is no etcd of 3.4 or newer, or speaks TLS where none is expected, or the other way round.
+    /// The server is not an etcd 3.4 or newer, or only one of the two ends uses TLS.
     Foreign,
-    /// A file that the address names is not to be read, or holds something else.
+    /// A file that the address names cannot be read, or has other content.
     File,
 }
 
 impl EtcdFault {
-    /// As the middle of a sentence about it.
+    /// Returns the fault as the middle of a sentence about etcd.
     pub fn as_str(self) -> &'static str {
         match self {
             EtcdFault::Unreachable => "does not answer",
@@ -33,7 +34,7 @@ impl EtcdFault {
         }
     }
 
-    /// What who looks after it may do, as the end of a sentence.
+    /// Returns the remedy, as the end of a sentence.
     pub fn remedy(self) -> &'static str {
         match self {
             EtcdFault::Unreachable => {
@@ -56,12 +57,12 @@ impl EtcdFault {
     }
 }
 
-/// What is wrong with an etcd, in its own words or those of the system, and what to do.
+/// A fault of an etcd: its kind, the details, and a remedy.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub struct EtcdError {
-    /// What it is.
+    /// The kind.
     pub fault: EtcdFault,
-    /// In detail.
+    /// Details, as etcd or the system reports them.
     pub reason: String,
 }
 

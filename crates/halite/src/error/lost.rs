@@ -1,4 +1,4 @@
-//! What is known of regions that were lost with their homes.
+//! Regions that were lost with their homes.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,16 +6,16 @@ use std::time::Duration;
 use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::message::{Loss, LossCause, LostName, RegionInfo};
 
-/// With whom a region was lost, and what has become of that node.
+/// The loss of a region with its home.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Lost {
     /// The node that was its home.
     pub node: NodeId,
-    /// In which incarnation.
+    /// Its incarnation.
     pub incarnation: u64,
     /// How the node was lost.
     pub cause: LossCause,
-    /// How long ago it was lost; if it is merely unreachable, how long ago it was heard for the last time.
+    /// Time since the loss; for an unreachable node, time since it was last heard.
     pub age: Duration,
 }
 
@@ -24,28 +24,28 @@ pub struct Lost {
 pub struct LostRegion {
     /// The name, which is free.
     pub name: String,
-    /// What has become of its home.
+    /// The loss of its home.
     pub lost: Lost,
 }
 
-/// A name whose region is there, but not its home.
+/// A name whose region exists, but whose home is not reached.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UnreachableRegion {
     /// The name, which is taken.
     pub name: String,
-    /// The home of the region.
+    /// The region's home.
     pub home: NodeId,
 }
 
-/// All regions that have names.
+/// All names of the cluster that are taken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListedRegions {
-    /// Those whose homes answer.
+    /// Regions whose homes answer.
     pub regions: Vec<RegionInfo>,
-    /// Those whose homes are not reached now.
+    /// Regions whose homes are not reached now.
     pub unreachable: Vec<UnreachableRegion>,
-    /// Names in etcd by which nobody finds a region: somebody has written over what led to it.  [`Session::forget_name`](crate::Session::forget_name)
-    /// makes such a name free.
+    /// Names in etcd whose entries were overwritten, so that they lead to no region.
+    /// [`Session::forget_name`](crate::Session::forget_name) frees such a name.
     pub damaged: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong with locks and barriers.
+//! Errors of locks and barriers.
 
 use halite_tier::effect::CommandError;
 use halite_tier::ids::NodeId;
@@ -10,53 +10,53 @@ use super::RegionCause;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot {operation} lock {name:?}: {cause}")]
 pub struct LockError {
-    /// What was attempted: `take`, `give up`, ...
+    /// The operation: `take`, `give up`, ...
     pub operation: &'static str,
-    /// On which lock.
+    /// The lock's name.
     pub name: String,
-    /// Why it failed.
+    /// The cause.
     pub cause: LockCause,
 }
 
 impl LockError {
-    /// Why it failed.
+    /// Returns the cause.
     pub fn cause(&self) -> &LockCause {
         &self.cause
     }
 }
 
-/// Why an operation on a lock failed.
+/// Cause of a failed operation on a lock.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LockCause {
-    /// Another session holds it, and it was not to be waited for.
+    /// Another session holds the lock, and the caller does not wait.
     #[error("another session holds the lock")]
     Held,
-    /// This session holds it already, or waits for it: a session is the unit that excludes others.
+    /// This session already holds the lock or waits for it; sessions exclude each other, threads of one session do not.
     #[error("this session already holds the lock or waits for it; use one session per thread")]
     AlreadyHeld,
-    /// This session does not hold it, or has lost it.
+    /// This session does not hold the lock, or has lost it.
     #[error("this session does not hold the lock")]
     NotHeld,
-    /// It was held, and its home may have given it to another: that has heard nothing of this node for a lease, as far as is known
-    /// here, or is not the same any more.
+    /// The lock was held, but its home may have passed it on: as far as this node knows, the home has not heard it for
+    /// a lease, or the home was restarted.
     #[error(
         "the lease lapsed: the lock's home has not confirmed this node within it, and may have passed the lock on"
     )]
     Lapsed,
-    /// It did not become free in time.
+    /// The lock was not released in time.
     #[error("the lock was not released in time")]
     Timeout,
-    /// Its holder's node has not been heard for a lease, and cannot be cut off: it may go on under the lock if it wakes, so that
-    /// nobody else can have it, and nobody knows when that will be.
+    /// The holder's node has been silent for a lease and cannot be cut off. It may continue under the lock when it
+    /// resumes, so no other session can have the lock until then.
     #[error(
         "the holder's node {0} is silent and cannot be cut off; end its process, or wait until it resumes"
     )]
     HeldBySilent(NodeId),
-    /// The node that the lock lives on is down, and the lock with it: its holder no longer excludes others.
+    /// The lock's home is down, and the lock with it; its holder no longer excludes others.
     #[error("node {0}, the lock's home, is down; the next lock call creates the lock anew")]
     PeerDown(NodeId),
-    /// The region behind the lock could not be had, or refuses.
+    /// An operation on the lock's region failed.
     #[error(transparent)]
     Region(RegionCause),
 }
@@ -65,39 +65,39 @@ pub enum LockCause {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot pass barrier {name:?}: {cause}")]
 pub struct BarrierError {
-    /// Which barrier.
+    /// The barrier's name.
     pub name: String,
-    /// Why it failed.
+    /// The cause.
     pub cause: BarrierCause,
 }
 
 impl BarrierError {
-    /// Why it failed.
+    /// Returns the cause.
     pub fn cause(&self) -> &BarrierCause {
         &self.cause
     }
 }
 
-/// Why a barrier was not passed.
+/// Cause of a failed barrier.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BarrierCause {
-    /// Not all participants were there before the first of them had waited for too long.
+    /// The first waiter's timeout passed before all participants had arrived.
     #[error("not all participants arrived in time")]
     Timeout,
-    /// Those who wait expect another number of participants.
+    /// The waiting participants expect another number.
     #[error("the waiting participants expect {expected} participants")]
     Size {
-        /// How many they expect.
+        /// The number that they expect.
         expected: u32,
     },
-    /// A barrier has at least one participant.
+    /// The number of participants is 0; a barrier has at least one.
     #[error("a barrier must have at least one participant")]
     NoParticipants,
-    /// The node that the barrier lives on is down: maybe others have passed.
+    /// The barrier's home is down; other participants may have passed.
     #[error("node {0}, the barrier's home, is down; the next participant creates the barrier anew")]
     PeerDown(NodeId),
-    /// The region behind the barrier could not be had, or refuses.
+    /// An operation on the barrier's region failed.
     #[error(transparent)]
     Region(RegionCause),
 }

@@ -1,59 +1,59 @@
-//! What can go wrong with telling those who watch a region.  Watching itself fails with
-//! [`RegionError`](super::RegionError).
+//! Errors of writes that notify watchers. Watching itself fails with [`RegionError`](super::RegionError).
 
 use halite_tier::ids::NodeId;
 
 use super::{AccessCause, RegionCause, SendCause, bytes, half_way};
 
-/// Bytes were not written, or not all who watch them were told.
+/// A write failed, or the notification of some watchers.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot write {} at offset {offset} of {region} and notify its watchers: {cause}", bytes(*len))]
 pub struct NotifyError {
-    /// Of which region.
+    /// The region.
     pub region: String,
-    /// From where, in bytes.
+    /// Offset in bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Why it failed.
+    /// The cause.
     pub cause: NotifyCause,
 }
 
 impl NotifyError {
-    /// Why it failed.
+    /// Returns the cause.
     pub fn cause(&self) -> &NotifyCause {
         &self.cause
     }
 
-    /// Whether all bytes are written, and only the telling failed.
+    /// Returns whether all bytes are written, so that only notifications failed.
     pub fn is_written(&self) -> bool {
         !matches!(self.cause, NotifyCause::Write { .. })
     }
 }
 
-/// Why a write with a notification failed, and how far it got.
+/// Cause and progress of a failed write with notification.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotifyCause {
-    /// The write failed; nobody was told.
+    /// The write failed; no watcher was notified.
     #[error("{cause}{}", half_way(*partly))]
     Write {
-        /// Why.
+        /// The cause.
         cause: AccessCause,
-        /// Whether some of its bytes may have been written before it failed.
+        /// Whether some bytes may have been written before it failed.
         partly: bool,
     },
-    /// All is written, but who watches could not be found out; nobody was told.
+    /// All bytes are written, but the watchers could not be listed; none was notified.
     #[error("the bytes are written, but the watchers are unknown: {0}")]
     Watchers(RegionCause),
-    /// All is written, but this watcher was not told, or perhaps not; others were, unless the same befell them.
+    /// All bytes are written, but this watcher was not notified, or possibly not. Other watchers were, unless their
+    /// notification failed too.
     #[error("the bytes are written, but a watcher at node {node} {} notified: {cause}", was_not(*may_have_arrived))]
     Telling {
-        /// Where the watcher is; the first one, if there are several.
+        /// Node of the watcher; the first one, if several failed.
         node: NodeId,
-        /// Why.
+        /// The cause.
         cause: SendCause,
-        /// Whether it may have been told all the same.
+        /// Whether the watcher may have been notified after all.
         may_have_arrived: bool,
     },
 }

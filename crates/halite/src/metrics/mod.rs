@@ -1,7 +1,8 @@
-//! Metrics: what a node has counted and how it is, as Prometheus reads it.
+//! Metrics: counters and state of a node, in Prometheus' format.
 //!
-//! `timings` has histograms, which are fed where things end; [`crate::node`] gathers all there is for one moment, and answers
-//! scrapers.  Nothing else of this crate is called here, and no lock taken.  What is counted on the way to bytes is [`halite_tier::access::Count`]'s.  Names are documented in `docs/operations.md`.
+//! `timings` has the histograms, fed where operations end; [`crate::node`] collects all metrics and answers scrapers.
+//! This folder calls nothing else of this crate and takes no lock. [`halite_tier::access::Count`] counts the data path.
+//! `docs/operations.md` documents the names.
 
 pub(crate) mod timings;
 
@@ -9,25 +10,25 @@ use std::fmt;
 
 pub(crate) use timings::{Histogram, Timed, Timings};
 
-/// What a family's samples mean.
+/// Kind of a family's samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MetricKind {
     /// A number that only rises while the node lives.
     Counter,
-    /// A number of this moment.
+    /// A current value.
     Gauge,
-    /// How often something took at most so long: `_bucket`, `_sum` and `_count`.
+    /// Durations by upper bound: `_bucket`, `_sum` and `_count`.
     Histogram,
 }
 
 /// All samples of one name.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Family {
-    /// Its name, which stays the same from version to version.
+    /// The name, stable across versions.
     pub name: &'static str,
-    /// What it means, in a line.
+    /// The meaning, in one line.
     pub help: &'static str,
-    /// What its samples mean.
+    /// Kind of the samples.
     pub kind: MetricKind,
     samples: Vec<Sample>,
 }
@@ -39,7 +40,7 @@ struct Sample {
     value: f64,
 }
 
-/// The metrics of a node at one moment.  Printed, they are the text that Prometheus reads (version 0.0.4).
+/// The metrics of a node at one moment. Its `Display` output is Prometheus' text format (version 0.0.4).
 ///
 /// ```
 /// # use halite::{Config, Node, NodeId, Permissions, Placement};
@@ -60,7 +61,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// All that there are: a family is there even while it has no samples.
+    /// Returns all families; a family is present even without samples.
     pub fn families(&self) -> &[Family] {
         &self.families
     }
@@ -84,7 +85,7 @@ impl Metrics {
 }
 
 impl Family {
-    /// The value of the sample with exactly these labels, if there is one.  Of a histogram, how often it has happened.
+    /// Returns the value of the sample with exactly these labels; for a histogram, its count.
     pub fn value(&self, labels: &[(&str, &str)]) -> Option<f64> {
         let suffix = if self.kind == MetricKind::Histogram { "_count" } else { "" };
         let is_same = |sample: &&Sample| {
@@ -120,7 +121,7 @@ impl Family {
     }
 }
 
-/// What waits in the runner.
+/// Lengths of the runner's queues.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Queues {
     pub(crate) commands: usize,
@@ -129,14 +130,14 @@ pub(crate) struct Queues {
     pub(crate) message_bytes: usize,
 }
 
-/// Functions or ports.
+/// Number of functions or ports, and their waiting requests.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct ServiceFigures {
     pub(crate) services: usize,
     pub(crate) waiting: usize,
 }
 
-/// Numbers that are precise enough as floating-point numbers, which is what Prometheus keeps.
+/// Numbers that a floating-point number, as in Prometheus, represents precisely enough.
 pub(crate) trait Number: Copy {
     fn to_f64(self) -> f64;
 }

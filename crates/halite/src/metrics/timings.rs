@@ -1,17 +1,18 @@
-//! How long things take: histograms that any thread feeds, and whose reader stops nobody.
+//! Histograms of durations: any thread feeds them, and reading them stops no thread.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What is at most so long falls into the first bucket, in ns; each next one reaches four times as far.
+/// Upper bound of the first bucket, in ns; each next bound is four times as high.
 const FIRST_BOUND_NS: u64 = 250;
-/// Bounds: the last is 16.8 s, and what is longer has a bucket of its own.
+/// Number of bounds. The last one is 16.8 s; longer durations have a bucket of their own.
 const BOUNDS: u32 = 14;
 
-/// One of so many calls, and of accesses that are posted, is timed: reading the clock twice takes a tenth of the time of a short call.
+/// One of this many calls and posted accesses is timed, because reading the clock twice takes a tenth of the time of a
+/// short call.
 const ONE_IN: u64 = 16;
 
-/// What is timed by threads of the application.
+/// Durations that application threads measure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Timed {
     Call,
@@ -23,7 +24,7 @@ pub(crate) enum Timed {
 impl Timed {
     pub(crate) const ALL: [Timed; 4] = [Timed::Call, Timed::Read, Timed::Write, Timed::Atomic];
 
-    /// Its name in a label.
+    /// Returns the label.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Timed::Call => "call",
@@ -33,13 +34,13 @@ impl Timed {
         }
     }
 
-    /// Whether one is timed that is behind so many of its thread.
+    /// Returns whether a thread times its next operation, after `before` earlier ones.
     pub(crate) fn is_next(before: u64) -> bool {
         before.is_multiple_of(ONE_IN)
     }
 }
 
-/// All that is timed by threads of the application.
+/// All durations that application threads measure.
 #[derive(Debug, Default)]
 pub(crate) struct Timings([Histogram; Timed::ALL.len()]);
 
@@ -49,7 +50,7 @@ impl Timings {
     }
 }
 
-/// How often something took how long.  On cache lines of its own.
+/// A histogram, on cache lines of its own.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct Histogram {
@@ -57,10 +58,10 @@ pub(crate) struct Histogram {
     sum_ns: AtomicU64,
 }
 
-/// What a histogram held at one moment.
+/// A snapshot of a histogram.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    /// How often it took at most so many seconds; `None` for any.
+    /// Number of durations up to each bound in seconds; `None` for all.
     pub(crate) at_most: Vec<(Option<f64>, u64)>,
     pub(crate) sum_s: f64,
     pub(crate) count: u64,
@@ -75,7 +76,7 @@ impl Clone for Histogram {
 
 impl Histogram {
     pub(crate) fn note(&self, ns: u64) {
-        // The numbers order nothing, and need not be of one moment.
+        // The counters order nothing, and a snapshot may mix moments.
         self.buckets[bucket_of(ns)].fetch_add(1, Relaxed);
         self.sum_ns.fetch_add(ns, Relaxed);
     }

@@ -1,7 +1,8 @@
-//! What a node knows of itself at one moment, as metrics.
+//! Collects a node's metrics.
 //!
-//! Looks once under the runner's lock, and asks nobody.  Series are bounded: those by peer are of nodes that stay, with numbers
-//! below [`EPHEMERAL_NODE_MIN`], of which a cluster has a few hundred at most; applications and commands are only counted.
+//! Looks once under the runner's lock, and sends no message. The number of series is bounded: series by peer exist only
+//! for permanent nodes, with numbers below [`EPHEMERAL_NODE_MIN`], of which a cluster has a few hundred at most.
+//! Applications and commands are only counted.
 
 use halite_fabric::Path;
 use halite_tier::access::{Count, Counts};
@@ -14,7 +15,7 @@ use crate::driver::ticket::CommandTimes;
 use crate::metrics::{Metrics, Queues, Timed};
 
 impl Metrics {
-    /// Those of a node.  One that has left tells only what its threads have counted.
+    /// Collects the metrics of a node. After it has left, only the counters of its threads remain.
     pub(crate) fn collect(driver: &Driver) -> Metrics {
         let mut metrics = Metrics::default();
         let now_ns = driver.now_ns();
@@ -36,7 +37,7 @@ impl Metrics {
     }
 
     fn add_node(&mut self, driver: &Driver, figures: Option<&Figures>, now_ns: u64) {
-        let info = self.gauge("halite_info", "Always 1; which node this is, in its labels.");
+        let info = self.gauge("halite_info", "Always 1; the labels identify the node.");
         if let Some(Figures { status, .. }) = figures {
             let (node, incarnation) = (status.node.to_string(), format!("{:016x}", status.incarnation));
             let version = env!("CARGO_PKG_VERSION");
@@ -48,8 +49,9 @@ impl Metrics {
             ];
             info.of(&labels, 1_u64);
         }
-        self.gauge("halite_uptime_seconds", "For how long the node has run.").is(now_ns as f64 / 1e9);
-        self.gauge("halite_closed", "1 if the node is leaving or has failed.").is(driver.is_closed());
+        self.gauge("halite_uptime_seconds", "Time since the node started.").is(now_ns as f64 / 1e9);
+        self.gauge("halite_closed", "1 if the node is leaving or has failed, and serves no requests.")
+            .is(driver.is_closed());
     }
 
     fn add_accesses(&mut self, counts: &Counts) {
@@ -74,7 +76,7 @@ impl Metrics {
         ];
         let family = self.counter(
             "halite_accesses_total",
-            "Accesses to regions by sessions of this node, in pieces of at most 256 KiB where they are direct, and 32 KiB where posted.",
+            "Accesses to regions by sessions of this node, in pieces of at most 256 KiB (direct) or 120 KiB (posted).",
         );
         for (kind, path, count) in ops {
             family.of(&[("kind", kind), ("path", path)], counts.of(count));
@@ -90,31 +92,31 @@ impl Metrics {
     fn add_calls(&mut self, counts: &Counts, driver: &Driver) {
         let rpc = &driver.shared.rpc;
         let counters = [
-            ("halite_calls_total", "Calls that sessions of this node have posted.", Count::Calls),
+            ("halite_calls_total", "Calls posted by sessions of this node.", Count::Calls),
             ("halite_call_bytes_total", "Bytes of their inputs.", Count::CallBytes),
             ("halite_call_failures_total", "Calls that ended with an error.", Count::CallFailures),
             (
                 "halite_calls_received_total",
-                "Calls that functions of this node have received.",
+                "Calls received by functions of this node.",
                 Count::CallsReceived,
             ),
             ("halite_call_received_bytes_total", "Bytes of their inputs.", Count::CallBytesReceived),
-            ("halite_messages_total", "Messages that sessions of this node have posted.", Count::Messages),
-            ("halite_message_bytes_total", "Bytes of these.", Count::MessageBytes),
+            ("halite_messages_total", "Messages posted by sessions of this node.", Count::Messages),
+            ("halite_message_bytes_total", "Bytes of these messages.", Count::MessageBytes),
             ("halite_message_failures_total", "Messages that could not be sent.", Count::MessageFailures),
             (
                 "halite_messages_received_total",
-                "Messages that were taken from ports of this node.",
+                "Messages received from ports of this node.",
                 Count::MessagesReceived,
             ),
-            ("halite_message_received_bytes_total", "Bytes of these.", Count::MessageBytesReceived),
+            ("halite_message_received_bytes_total", "Bytes of these messages.", Count::MessageBytesReceived),
         ];
         for (name, help, count) in counters {
             self.counter(name, help).is(counts.of(count));
         }
         self.gauge(
             "halite_calls_under_way",
-            "Calls and messages without an answer, those given up among them for as long as one may come.",
+            "Calls and messages without an answer, including abandoned ones whose answer may still arrive.",
         )
         .is(rpc.client.all_under_way());
     }
@@ -123,19 +125,19 @@ impl Metrics {
         let timings = &driver.shared.timings;
         self.histogram(
             "halite_call_seconds",
-            "Duration of synchronous calls; one in 16 of each thread is sampled.",
+            "Duration of calls whose caller waited at once; samples one call in 16 per thread.",
         )
         .times(&[], timings.of(Timed::Call));
         let family = self.histogram(
             "halite_posted_access_seconds",
-            "How long accesses took of which something was posted, or had to wait; one in 16 of each thread.",
+            "Duration of accesses that were posted at least in part, or had to wait; samples one in 16 per thread.",
         );
         for timed in Timed::ALL.into_iter().filter(|timed| *timed != Timed::Call) {
             family.times(&[("kind", timed.name())], timings.of(timed));
         }
         let family = self.histogram(
             "halite_command_seconds",
-            "How long commands took: all that a session does to regions, locks and barriers but access them.",
+            "Duration of commands: all operations on regions, locks and barriers except accesses.",
         );
         for (command, (taken, _)) in times.all() {
             family.times(&[("command", command)], taken);
@@ -149,19 +151,22 @@ impl Metrics {
     fn add_queues(&mut self, driver: &Driver, queues: &Queues) {
         let (functions, ports) = driver.shared.rpc.services();
         self.gauge("halite_commands_under_way", "Commands that have not ended.").is(queues.commands);
-        self.gauge("halite_posted_under_way", "Accesses that were posted and have not completed.")
+        self.gauge("halite_posted_under_way", "Posted accesses that have not completed.")
             .is(driver.shared.posted.under_way());
-        self.gauge("halite_services", "Functions that are served, and ports that are open.")
+        self.gauge("halite_services", "Functions that are served, and open ports.")
             .of(&[("kind", "function")], functions.services)
             .of(&[("kind", "port")], ports.services);
-        self.gauge("halite_service_requests_waiting", "Calls and messages in queues.")
-            .of(&[("kind", "function")], functions.waiting)
-            .of(&[("kind", "port")], ports.waiting);
-        self.gauge("halite_jobs_waiting", "Copies, fills and growth that no thread has begun.")
+        self.gauge(
+            "halite_service_requests_waiting",
+            "Calls and messages in service queues that no thread has received yet.",
+        )
+        .of(&[("kind", "function")], functions.waiting)
+        .of(&[("kind", "port")], ports.waiting);
+        self.gauge("halite_jobs_waiting", "Copies, fills and arena growth that no thread has started.")
             .is(queues.jobs);
-        self.gauge("halite_outbox_messages", "Control messages that the network has not taken yet.")
+        self.gauge("halite_outbox_messages", "Control messages that the network has not accepted yet.")
             .is(queues.messages);
-        self.gauge("halite_outbox_bytes", "Bytes of these.").is(queues.message_bytes);
+        self.gauge("halite_outbox_bytes", "Bytes of these messages.").is(queues.message_bytes);
     }
 
     fn add_memory(&mut self, figures: Option<&Figures>) {
@@ -170,15 +175,15 @@ impl Metrics {
             figures.into_iter().for_each(|figures| family.is(value(figures)));
         };
         gauge("halite_arena_limit_bytes", "Memory that the node may contribute.", |f| f.status.bytes_total);
-        gauge("halite_arena_bytes", "Of that, what its arena has grown to.", |f| f.bytes_grown);
-        gauge("halite_arena_used_bytes", "Of the arena, what belongs to regions.", |f| f.status.bytes_used);
-        gauge("halite_arena_free_bytes", "Of the arena, what can be given out at once.", |f| f.bytes_free);
+        gauge("halite_arena_bytes", "Size to which the arena has grown.", |f| f.bytes_grown);
+        gauge("halite_arena_used_bytes", "Arena memory that belongs to regions.", |f| f.status.bytes_used);
+        gauge("halite_arena_free_bytes", "Arena memory that can be allocated at once.", |f| f.bytes_free);
         gauge(
             "halite_arena_quarantined_bytes",
-            "Arena bytes in quarantine: a node that is not cut off may still write to them.",
+            "Arena memory held back because a node that is not cut off may still write to it.",
             |f| f.status.bytes_quarantined,
         );
-        gauge("halite_arena_refused_bytes", "Of the limit, what the system has refused.", |f| {
+        gauge("halite_arena_refused_bytes", "Part of the limit that the system has refused.", |f| {
             f.status.bytes_refused
         });
         gauge("halite_regions", "Regions whose home is this node.", |f| f.status.regions);
@@ -189,44 +194,43 @@ impl Metrics {
         let directory = figures.and_then(|figures| figures.directory.as_ref());
         let family = self.gauge(
             "halite_directory_ready",
-            "1 if the directory of names answers. Node 0 alone has it, or each node where names are in etcd.",
+            "1 if the directory of names answers. Exported by node 0, or by every node if names are in etcd.",
         );
         directory.into_iter().for_each(|directory| family.is(directory.is_ready));
         let family = self.gauge(
             "halite_directory_names",
-            "Names of regions; with names in etcd, of regions whose home is this node.",
+            "Names of existing regions; if names are in etcd, only of regions whose home is this node.",
         );
         directory.into_iter().for_each(|directory| family.is(directory.names));
         let family = self.gauge(
             "halite_directory_lost_names",
-            "Names that were lost with their nodes. Not exported where names are in etcd: halite ls lists them.",
+            "Names that were lost with their nodes. Not exported if names are in etcd: use halite ls.",
         );
         let lost = directory.and_then(|directory| directory.lost);
         lost.into_iter().for_each(|lost| family.is(lost));
         let family = self.gauge(
             "halite_directory_requests_waiting",
-            "Questions about names that are not answered yet: until all nodes have told theirs, or etcd has answered.",
+            "Directory requests that wait until all nodes have announced their names, or for etcd.",
         );
         directory.into_iter().for_each(|directory| family.is(directory.waiting));
     }
 
     fn add_members(&mut self, figures: Option<&Figures>) {
-        let lease = self.gauge("halite_lease_seconds", "How long a silent node is taken to be alive.");
+        let lease = self.gauge("halite_lease_seconds", "Silence after which a node gives a peer up.");
         figures.into_iter().for_each(|figures| lease.is(figures.lease_ns as f64 / 1e9));
         let requests = self.gauge(
             "halite_requests_under_way",
-            "Control requests that have no answer yet, to this node among others.",
+            "Control requests without an answer, including those to this node.",
         );
         figures.into_iter().for_each(|figures| requests.is(figures.requests_under_way));
-        let family = self.gauge("halite_nodes", "Other nodes that stay, by what this one believes of them.");
+        let family = self.gauge("halite_nodes", "Other permanent nodes, by state as seen from this node.");
         for state in NodeState::ALL {
             let count = permanent(figures).filter(|(peer, _)| peer.state == state).count();
             family.of(&[("state", state.name())], count);
         }
         let ephemeral = figures.into_iter().flat_map(|figures| &figures.peers);
         let ephemeral = ephemeral.filter(|(known, _)| is_ephemeral(known) && known.peer.is_some()).count();
-        self.gauge("halite_applications", "Applications and commands that are connected to this node.")
-            .is(ephemeral);
+        self.gauge("halite_applications", "Applications and commands connected to this node.").is(ephemeral);
     }
 
     fn add_peers(&mut self, driver: &Driver, figures: Option<&Figures>) {
@@ -245,7 +249,7 @@ impl Metrics {
         });
         gauge(
             "halite_peer_silence_seconds",
-            "For how long nothing was heard of the peer; at halite_lease_seconds it is given up.",
+            "Time since the peer was last heard; at halite_lease_seconds it is given up.",
             &|known, _| {
                 let heard_ns =
                     known.peer.and_then(|peer| fabric.heard(peer)).map(|ago| ago.as_nanos() as u64);
@@ -254,12 +258,12 @@ impl Metrics {
         );
         gauge(
             "halite_peer_pairing",
-            "Number of the pairing with the peer: it rises when the two have lost sight of each other.",
+            "Number of the pairing with the peer; it rises each time the pairing is renewed.",
             &|_, pairing| Some(pairing as f64),
         );
         gauge(
             "halite_peer_quarantined_bytes",
-            "Memory of this node that is kept back because the peer could still write to it.",
+            "Memory of this node held back because the peer could still write to it.",
             &|known, _| Some(known.bytes_quarantined as f64),
         );
         gauge(
@@ -269,7 +273,7 @@ impl Metrics {
         );
         gauge(
             "halite_peer_round_trip_seconds",
-            "What a round trip to the peer takes, smoothed, where the network measures it.",
+            "Smoothed round trip to the peer, if the network measures it.",
             &|known, _| Some(fabric.round_trip(known.peer?)?.as_secs_f64()),
         );
     }
@@ -279,28 +283,24 @@ impl Metrics {
             .filter_map(|peer| Some((Peer::new(peer).node, driver.shared.fabric.path(peer.0.peer?)?)))
             .collect();
         let counters: [(_, _, OfPath); 6] = [
-            ("halite_peer_packets_sent_total", "Packets to the peer, repetitions included.", |path| {
+            ("halite_peer_packets_sent_total", "Packets sent to the peer, including repetitions.", |path| {
                 path.sent
             }),
             (
                 "halite_peer_packets_repeated_total",
-                "Of these, those that had been sent before: at least so many were lost, or late.",
+                "Packets sent again. At least this many were lost or late.",
                 |path| path.repeated,
             ),
-            ("halite_peer_packets_received_total", "Packets of the peer.", |path| path.arrived),
-            ("halite_peer_packets_duplicate_total", "Of these, those that had come before.", |path| {
+            ("halite_peer_packets_received_total", "Packets received from the peer.", |path| path.arrived),
+            ("halite_peer_packets_duplicate_total", "Received packets that had arrived before.", |path| {
                 path.duplicates
             }),
             (
                 "halite_peer_packets_early_total",
-                "Of these, those that came before others that were lost or late.",
+                "Received packets that arrived ahead of a lost or late one.",
                 |path| path.kept,
             ),
-            (
-                "halite_peer_timeouts_total",
-                "How often an answer of the peer was waited for in vain.",
-                |path| path.timeouts,
-            ),
+            ("halite_peer_timeouts_total", "Retransmission timeouts towards the peer.", |path| path.timeouts),
         ];
         for (name, help, value) in counters {
             let family = self.counter(name, help);
@@ -309,7 +309,7 @@ impl Metrics {
             }
         }
         let family =
-            self.gauge("halite_peer_mtu_bytes", "Most payload of a packet that comes through to the peer.");
+            self.gauge("halite_peer_mtu_bytes", "Largest packet payload that the path to the peer carries.");
         for (node, path) in &paths {
             family.of(&[("peer", node)], u64::from(path.mtu_bytes));
         }
@@ -324,7 +324,7 @@ impl Metrics {
     }
 }
 
-/// A number of a path.
+/// Reads a counter of a path.
 type OfPath = fn(&Path) -> u64;
 
 struct Peer<'f> {

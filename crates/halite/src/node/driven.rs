@@ -1,4 +1,4 @@
-//! Driven nodes: moved forward by their owner, and not by a thread of their own.
+//! Driven nodes: moved forward by their owner, without a thread of their own.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -15,14 +15,12 @@ use crate::node::inner::{self, Checked, NodeInner};
 use crate::runtime::env::{Env, NodeEnv};
 use crate::session::Session;
 
-/// One node of a cluster that has no thread, looks at no clock and touches no file: for simulated time, and for
-/// programs with an event loop of their own.
+/// A node without threads, clock or files, for simulated time and for programs with an event loop of their own.
 ///
-/// Its owner calls [`Driven::step`] whenever the fabric's doorbell has rung and when the time that the last step
-/// returned has come.  Its sessions are used by tasks of the owner's; a blocking session would wait for ever, since
-/// nobody else moves the node.
+/// Its owner calls [`Driven::step`] when the fabric's doorbell rings, and at the time that the last step returned.
+/// Tasks of the owner use its sessions; a blocking session would wait for ever, because no other thread moves the node.
 ///
-/// Dropped without having left, it is a node that has crashed: nobody is told, and its sessions' operations end with
+/// Dropping it without leaving acts as a crash: no other node is told, and its sessions' operations end with
 /// `NodeClosed`.
 pub struct Driven {
     inner: NodeInner,
@@ -35,18 +33,18 @@ impl std::fmt::Debug for Driven {
     }
 }
 
-/// What a driven node wants next.
+/// What a driven node waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Another step, when the doorbell rings or at this time on its clock, in nanoseconds.
+    /// Another step, when the doorbell rings or at this time on the node's clock, in nanoseconds.
     Next(u64),
-    /// Nothing: it has left.
+    /// Nothing: the node has left.
     Left,
 }
 
 impl Driven {
-    /// A node of `config`, whose `node` must be given and whose `dir` only names the cluster in errors, over the fabric
-    /// that `open` opens.  It is alone until [`Driven::join`].
+    /// Makes a node of `config` over the fabric that `open` returns. `config.node` is required; `config.dir` only names
+    /// the cluster in errors. The node is alone until [`Driven::join`].
     pub fn new(
         config: Config,
         env: Arc<dyn Env>,
@@ -65,7 +63,7 @@ impl Driven {
         Ok(Driven { inner, leaving: RefCell::new(None) })
     }
 
-    /// Joins the other members of the cluster, which are at `addresses` of the fabric.
+    /// Connects to the other members of the cluster, at `addresses` of the fabric.
     pub async fn join(&self, config: &Config, addresses: &[String]) -> Result<(), JoinError> {
         if !self.inner.meet_all(addresses, Vec::new()).await {
             return Err(JoinError::NoCluster { dir: config.dir.clone() });
@@ -74,7 +72,7 @@ impl Driven {
         Ok(())
     }
 
-    /// Moves the node forward by all that can be done now.
+    /// Does everything that can be done now, and returns what to wait for.
     pub fn step(&self) -> Step {
         let driver = &self.inner.driver;
         let next_ns = driver.step();
@@ -85,34 +83,34 @@ impl Driven {
         }
     }
 
-    /// Which node this is.
+    /// Returns the node's number.
     pub fn id(&self) -> NodeId {
         self.inner.incarnation.node
     }
 
-    /// Whether that node is connected, as far as this one knows.
+    /// Returns whether this node is connected to `node`.
     pub fn is_connected_to(&self, node: NodeId) -> bool {
         self.inner.driver.look(|runner| runner.is_connected_to(node))
     }
 
-    /// Whether that node is a member to which this one connects when one of the two first uses the other.
+    /// Returns whether `node` is a member to which this node connects on first use.
     pub fn is_unconnected_to(&self, node: NodeId) -> bool {
         self.inner.driver.look(|runner| runner.engine().is_some_and(|engine| engine.is_unconnected(node)))
     }
 
-    /// How many calls to a node are under way, and how many answers are kept for it: what
-    /// [`Session::explain_peer`] tells, without asking anybody.
+    /// Returns the number of calls in progress to a node and of answers kept for it, as [`Session::explain_peer`] does,
+    /// without a message.
     pub fn under_way(&self, node: NodeId) -> (usize, usize) {
         self.inner.driver.shared.rpc.under_way(node)
     }
 
-    /// The memory that accesses of this node may touch now: the region that it is taken to belong to, and where it is.  For
-    /// those who look whether two nodes take the same memory for parts of different regions.
+    /// Returns the memory that accesses of this node may touch now, with the region that it belongs to, for checks that
+    /// no two nodes take the same memory for parts of different regions.
     pub fn reached(&self) -> Vec<(RegionId, Extent)> {
         self.inner.driver.look(|runner| runner.engine().map_or_else(Vec::new, |engine| engine.reached()))
     }
 
-    /// Whether `other` may touch memory of this node, as far as this one knows.
+    /// Returns whether `other` may touch memory of this node, as far as this node knows.
     pub fn is_reached_by(&self, other: &Driven) -> bool {
         let incarnation = other.inner.incarnation;
         self.inner
@@ -120,29 +118,29 @@ impl Driven {
             .look(|runner| runner.engine().is_some_and(|engine| engine.is_reached_by(incarnation)))
     }
 
-    /// A new session, which acts as the node's principal.  Panics when 65,536 are open.
+    /// Opens a session that acts as the node's principal. Panics if 65,536 sessions are open.
     pub fn session(&self) -> Session {
         self.inner.session(None)
     }
 
-    /// A new session that acts as `principal`: the owner of a driven node is trusted to say for whom it works.
+    /// Opens a session that acts as `principal`; the owner of a driven node is trusted with the choice.
     pub fn session_of(&self, principal: &str) -> Result<Session, JoinError> {
         Ok(self.inner.session(Some(inner::principal(principal)?)))
     }
 
-    /// Has the home of a lock told that `session` gives it up, although it does not hold it.  A session knows better; its
-    /// home has the last word, and this asks for it.
+    /// Asks the home of a lock to release it for `session`, which does not hold it. For trials: a session refuses this
+    /// itself, and here the home must.
     pub async fn unlock_unheld(&self, session: &Session, name: &str) -> Result<(), LockError> {
         session.unlock_unheld(name).await
     }
 
-    /// Begins to leave the cluster; further steps end with [`Step::Left`].
+    /// Starts to leave the cluster; further steps end with [`Step::Left`].
     pub fn begin_to_leave(&self) {
         self.leaving.borrow_mut().get_or_insert_with(|| Leaving::begin(&self.inner.driver));
     }
 }
 
-/// How often it is looked whether leaving can go on.
+/// Interval between checks whether leaving can continue.
 const LEAVING_LOOK_NS: u64 = 200_000;
 
 impl Drop for Driven {

@@ -1,4 +1,4 @@
-//! What nodes with a thread of their own and driven ones have in common.
+//! The common part of [`Node`](super::Node) and [`Driven`](super::Driven).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,38 +31,38 @@ use crate::runtime::env::NodeEnv;
 use crate::runtime::event::Event;
 use crate::session::Session;
 
-/// How long the first node may take to be met by a node that stays and does without it: as long as one connection may take.
+/// Maximum wait for the first node by a permanent node that can do without it: the maximum time of one connection.
 pub(crate) const TOLD_PATIENCE: Duration = Duration::from_secs(2);
-/// The most that anybody waits for it.
+/// Maximum wait for the first node by any node.
 const FIRST_PATIENCE_MAX: Duration = Duration::from_secs(10);
 
-/// How long the first node, on another host, may take to be met, from when the others are dialled: a lease, in which others that have lost
-/// sight of it meet it again, or know that it is gone.
+/// Returns how long a joining node waits for a first node on another host, from the start of dialling: a lease. Within
+/// that time, nodes that lost sight of it meet it again, or know that it is gone.
 pub(crate) fn first_patience(lease: Duration) -> Duration {
     lease.clamp(TOLD_PATIENCE, FIRST_PATIENCE_MAX)
 }
 
-/// How long it may take where that is not needed, and nothing is heard of it: a tenth of a lease, longer than a packet is under way there and back.
+/// Returns how long an observer waits for a silent first node: a tenth of a lease, more than a round trip.
 pub(crate) fn observer_patience(lease: Duration) -> Duration {
     (lease / 10).min(TOLD_PATIENCE)
 }
 
-/// Whether the first node is needed to join, and how long it may take to be met.
+/// Whether a node needs the first node to join, and how long it waits for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FirstNode {
     Required(Duration),
-    /// Who is there without it will do.
+    /// Any connected node suffices.
     Optional(Duration),
 }
 
-/// A configuration that has been checked.
+/// A configuration that passed its checks.
 #[derive(Debug)]
 pub(crate) struct Checked {
     pub(crate) config: Config,
     principal: Principal,
 }
 
-/// What a node knows by files of its host, and where those are; nothing, for a node that touches none.
+/// A node's knowledge from files of its host; empty for a node without files.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
     pub(crate) ways: Ways,
@@ -71,7 +71,7 @@ pub(crate) struct Files {
     pub(crate) dir: Option<PathBuf>,
 }
 
-/// See the module's documentation.
+/// The common part of all nodes.
 pub(crate) struct NodeInner {
     pub(crate) driver: Arc<Driver>,
     pub(crate) incarnation: NodeIncarnation,
@@ -86,7 +86,7 @@ impl Checked {
         Ok(Checked { config, principal })
     }
 
-    /// What peers who connect are to be shown; `address` is where they dial the node when they have lost sight of it.
+    /// Returns the hello for peers. `address` is where they dial the node after losing sight of it.
     pub(crate) fn hello(&self, incarnation: NodeIncarnation, env: &NodeEnv, address: &str) -> Vec<u8> {
         let bytes_total = self.config.arena_bytes;
         let address = address.to_owned();
@@ -94,13 +94,13 @@ impl Checked {
     }
 }
 
-/// Tells this incarnation of a node from its others.
+/// Returns a random id that distinguishes this run of a node from its others.
 pub(crate) fn new_incarnation(env: &NodeEnv) -> Incarnation {
     Incarnation(env.random().max(1))
 }
 
 impl NodeInner {
-    /// Knows nobody yet.
+    /// Makes a node without peers.
     pub(crate) fn new(
         checked: &Checked,
         incarnation: NodeIncarnation,
@@ -169,7 +169,7 @@ impl NodeInner {
         })
     }
 
-    /// A new session, which acts as the node's principal.  Panics when 65,536 are open.
+    /// Opens a session that acts as `principal`, or as the node's. Panics if 65,536 sessions are open.
     pub(crate) fn session(&self, principal: Option<Principal>) -> Session {
         let principal = principal.unwrap_or_else(|| self.principal.clone());
         let id = self.driver.with(|runner, _| runner.open_session(principal.clone()));
@@ -178,8 +178,8 @@ impl NodeInner {
         Session::new(self.driver.clone(), self.incarnation, id, principal, random, self.chunk_bytes)
     }
 
-    /// Connects to all other members, which are at `addresses`; whether the first node is among them, or this is it.  Those that are `listed` in
-    /// etcd are known by that.
+    /// Connects to all members at `addresses`; returns whether the first node is among them, or is this node. Members
+    /// that are `listed` in etcd are recorded.
     pub(crate) async fn meet_all(&self, addresses: &[String], listed: Vec<(NodeId, String)>) -> bool {
         self.driver.with(|runner, _| runner.begin_to_meet(addresses));
         let hello = self.driver.look(|runner| runner.hello());
@@ -197,23 +197,25 @@ impl NodeInner {
         self.incarnation.node == NodeId::FIRST || self.driver.look(is_joined)
     }
 
-    /// Waits until the first node is met, of which others tell where it is; whether it is in time.
+    /// Waits until the first node is connected, at the address that other nodes tell; returns whether that happened in
+    /// time.
     pub(crate) async fn meet_first(&self, patience: Duration) -> bool {
         let is_over = |runner: &Runner| runner.is_connected_to(NodeId::FIRST) || runner.is_alone();
         self.driver.within(patience, self.until(is_over)).await;
         self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))
     }
 
-    /// The same where the node is joined without it: only if those who are met say where it is, as they do unless they miss it.
+    /// As `meet_first`, if the node can join without it: waits only if connected nodes tell the first node's address,
+    /// as they do unless they have lost it.
     pub(crate) async fn meet_first_if_told(&self, patience: Duration) {
         if self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST)) {
             return;
         }
-        // What they say first comes before their answers.
+        // Their first messages come before their answers.
         self.be_known().await;
         if self.driver.look(Runner::is_told_of_first) {
             let is_met = self.meet_first(patience).await;
-            // It may be far away.
+            // The peer may be far away.
             let awaits_words = self.driver.look(Runner::awaits_first_words);
             if !is_met && (awaits_words || self.driver.shared.fabric.is_being_answered()) {
                 self.meet_first(TOLD_PATIENCE.saturating_sub(patience)).await;
@@ -225,7 +227,7 @@ impl NodeInner {
         self.until(|runner| runner.has_met_all()).await;
     }
 
-    /// Waits until something is so, or the node is closed.
+    /// Waits until `is_so`, or until the node is closed.
     async fn until(&self, is_so: impl Fn(&Runner) -> bool) {
         let changes = &self.driver.shared.member_changes;
         loop {
@@ -237,8 +239,9 @@ impl NodeInner {
         }
     }
 
-    /// Waits until the directory has taken us in, and all others who are paired with us: who answers may be asked for our memory from then
-    /// on.  Others are met when they are needed.  A node that dies meanwhile is no reason not to join.
+    /// Waits until the directory has admitted this node and all paired nodes have answered. A node that has answered
+    /// can handle requests about this node's memory. Other nodes are met on first use, and a node that dies meanwhile
+    /// does not prevent the join.
     pub(crate) async fn be_known(&self) {
         self.session(None).greet().await;
     }
@@ -250,7 +253,7 @@ fn check_request_ring(config: &Config) -> Result<(), JoinError> {
         return Ok(());
     }
     Err(JoinError::BadConfig(format!(
-        "request rings of {bytes} bytes: a power of two from {RING_BYTES_MIN} to {RING_BYTES_MAX} is needed"
+        "request rings have {bytes} bytes; the size must be a power of two from {RING_BYTES_MIN} to {RING_BYTES_MAX}"
     )))
 }
 
@@ -258,7 +261,7 @@ fn checked_principal(config: &Config) -> Result<Principal, JoinError> {
     principal(&config.principal())
 }
 
-/// The principal of that name.
+/// Parses a principal's name.
 pub(crate) fn principal(name: &str) -> Result<Principal, JoinError> {
     match name.len() {
         0 => Err(JoinError::BadConfig("the principal's name is empty".to_owned())),
@@ -290,7 +293,7 @@ fn engine_config(
     }
 }
 
-/// Peers' memory, as the fabric reaches it.
+/// Reaches peers' memory through the fabric.
 struct FabricReach(Arc<dyn Fabric>);
 
 impl Reach for FabricReach {

@@ -1,7 +1,8 @@
-//! Nodes: joining the cluster of a directory, and leaving it.
+//! Nodes: joining a cluster, and leaving it.
 //!
-//! Everything of a node is put together here: its files and networks ([`crate::cluster`]), what moves it ([`crate::driver`]), and what
-//! it is asked for ([`crate::session`], metrics).  Nothing of this crate calls back.  The only locks are those of files.
+//! This folder assembles a node: its files and networks ([`crate::cluster`]), its driver ([`crate::driver`]), its
+//! sessions ([`crate::session`]) and its metrics. No other folder of this crate calls back into it. Its only locks are
+//! locks of files.
 
 mod collect;
 pub(crate) mod driven;
@@ -35,27 +36,27 @@ use crate::metrics::Metrics;
 use crate::runtime::env::NodeEnv;
 use crate::session::Session;
 
-/// Numbers of ephemeral nodes where there are other hosts have it, and are random else.
+/// Set in the random numbers of ephemeral nodes that meet other hosts.
 const EPHEMERAL_NODE_BIT: u32 = 1 << 31;
 
-/// So many nodes, of those with the lowest numbers on its host, a node asks where the first one is, if that is not among them.
+/// Number of nodes of its host, the lowest-numbered, that a node asks for the first node if that is not among them.
 const GUIDES: usize = 3;
 
-/// Where names are, and the members of several hosts that are listed there, with their addresses.
+/// The address of etcd, and the members of several hosts that are listed there, with their addresses.
 type InEtcd = (EtcdAddress, Vec<(NodeId, String)>);
 
-/// How long others may take to join: each of their connections has two seconds to come about.
+/// Maximum wait for another node's join: each of its connections may take two seconds.
 const JOIN_PATIENCE: Duration = Duration::from_secs(10);
-/// How long, and how often, it is looked whether the node that founds the cluster is there.
+/// Maximum wait for the node that founds the cluster, and the interval between checks.
 const FOUNDER_PATIENCE: Duration = Duration::from_secs(60);
 const FOUNDER_PAUSE: Duration = Duration::from_millis(100);
 
-/// One node of the cluster, in this process.  Leaves when dropped.
+/// A node of the cluster, in this process. Dropping it leaves the cluster.
 ///
-/// A process that embeds a node is trusted by all nodes of its cluster directory.
+/// All nodes of the cluster directory trust a process that embeds a node.
 pub struct Node {
     inner: NodeInner,
-    /// Both are there until the node leaves; in this order.
+    /// Both exist until the node leaves; dropped in this order.
     progress_thread: Option<ProgressThread>,
     lock: Option<NodeLock>,
     responder: Option<Responder>,
@@ -69,7 +70,7 @@ impl std::fmt::Debug for Node {
     }
 }
 
-/// Whether others ask a node for something from the moment on at which it has joined.
+/// Whether other nodes may send requests to a node as soon as it has joined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Role {
     Member,
@@ -83,8 +84,8 @@ impl Node {
         Node::wrap(config, |fabric| fabric)
     }
 
-    /// A number for a node of `config`, which is to stay and meets other hosts: the directory gives each out once, so none is taken for a
-    /// node that this host could not run.
+    /// Takes a number for a permanent node of `config` that meets other hosts. The directory gives out each number
+    /// once, so the configuration is checked first, and a node that this host could not run takes none.
     pub fn take_number(config: &Config) -> Result<NodeId, JoinError> {
         let mut config = config.clone();
         config.check()?;
@@ -93,7 +94,7 @@ impl Node {
             MetHosts::of(&config, &ClusterDir::found(&config.dir)?)?;
         }
         let begin = Instant::now();
-        // Nobody is there yet: of those who come, one founds, and the others join it.
+        // No node is listed yet: one of the nodes that start now founds the cluster, and the others join it.
         while config.directory.is_some() && !join_by_etcd(&mut config)? && lacks_join(&config) {
             if founder_but(&config)?.is_none() {
                 return Ok(NodeId::FIRST);
@@ -118,27 +119,29 @@ impl Node {
         Node::join(config, first, Role::Member, open)
     }
 
-    /// As [`Node::embedded`], for who asks others and is asked for nothing, as most commands: on another host than node 0's it does not wait until all
-    /// others know it, which costs two round trips.  So a number that it tells somebody by another way may be unknown there for a moment.
+    /// As [`Node::embedded`], for a process that uses other nodes and serves none, as most commands. On another host
+    /// than node 0's, it does not wait until all nodes know it, which saves two round trips; those nodes may not know
+    /// its number for a moment.
     pub fn client(config: Config) -> Result<Node, JoinError> {
         let first = FirstNode::Required(first_patience(config.lease));
         Node::join(config, first, Role::Client, networks::open)
     }
 
-    /// As [`Node::client`], for who wants to know how nodes are ([`Session::status`]): also where the first node is out of reach, which costs a tenth of a
-    /// lease at most.  [`Node::membership_source`] tells who says then who there is.  Regions have no names then, unless these are in etcd.
+    /// As [`Node::client`], for a process that observes nodes ([`Session::status`]). It also joins if the first node is
+    /// out of reach, which takes at most a tenth of a lease. Then [`Node::membership_source`] is the node that lists
+    /// the members, and regions have no names, unless these are in etcd.
     pub fn observer(config: Config) -> Result<Node, JoinError> {
         let first = FirstNode::Optional(observer_patience(config.lease));
         Node::join(config, first, Role::Client, networks::open)
     }
 
-    /// As [`Node::embedded`], but what others say of where the first node is must come true in that time.
+    /// As [`Node::client`], with a limit on the wait for the first node.
     pub(crate) fn embedded_within(config: Config, first_patience: Duration) -> Result<Node, JoinError> {
         Node::join(config, FirstNode::Required(first_patience), Role::Client, networks::open)
     }
 
-    /// As [`Node::embedded`], over the fabric that `open` opens.  It listens for the networks of `config`, of which the first
-    /// is meant where an address says none.
+    /// As [`Node::embedded`], over the fabric that `open` returns. The fabric listens for the networks of `config`; an
+    /// address without the name of a network means the first.
     pub fn with_fabric(
         config: Config,
         open: impl FnOnce(&NodeIdentity) -> Result<Arc<dyn Fabric>, JoinError>,
@@ -154,7 +157,7 @@ impl Node {
         open: impl FnOnce(&Config, &[Provider], &NodeIdentity) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Node, JoinError> {
         config.check()?;
-        // Before anybody knows of the node: an address that cannot be had is an error that costs nobody anything.
+        // First, because an unavailable address should fail before any other node knows of this one.
         let bound = metrics_port(&config)?;
         let mut checked = Checked::new(config)?;
         checked.config.check_hosts()?;
@@ -167,7 +170,7 @@ impl Node {
         }
         let mut join = config.hosts.as_ref().map(|hosts| hosts.join.clone()).unwrap_or_default();
         let found = match (&config.hosts, config.node) {
-            // The first node is what others would be asked about.
+            // The first node is the one that others would be asked for.
             (Some(hosts), Some(NodeId::FIRST)) if !join.is_empty() => {
                 match scout::look_for_first(config, hosts) {
                     Err(_) if config.found && scout::is_nobody_at(&join) => join.clear(),
@@ -181,7 +184,7 @@ impl Node {
         let dir = match config.node {
             Some(node) if node.0 >= EPHEMERAL_NODE_MIN => return Err(not_to_be_chosen(node)),
             Some(_) => ClusterDir::found(&config.dir)?,
-            // Who comes to join leaves a place where nobody is as it is.
+            // A joining node does not create the cluster directory.
             None => ClusterDir::open(&config.dir)?,
         };
         let env = NodeEnv::process(config.clock_offset_s);
@@ -194,12 +197,12 @@ impl Node {
         if let (Some(etcd), Some(_)) = (&etcd, config.node) {
             refuse_if_taken(etcd, &place)?;
         }
-        // Of several hosts none can count for all: a number that nobody else has is one of many.
+        // No counter covers several hosts, so the number is random.
         let ephemeral = hosts.as_ref().map(|_| NodeId(env.random() as u32 | EPHEMERAL_NODE_BIT));
         let lock = NodeLock::take(&dir, config.node.or(ephemeral), incarnation)?;
         let incarnation = NodeIncarnation { node: lock.node(), id: incarnation };
         let name = cluster_dir::node_name(incarnation.node);
-        // Nobody else joins or leaves its number meanwhile.
+        // Under the join lock, so no other node joins or releases its number meanwhile.
         let others = dir.listeners_but(incarnation.node)?;
         let providers = match &hosts {
             Some(_) => MetHosts::providers(config)?,
@@ -222,7 +225,8 @@ impl Node {
             let is_joined = |at: &str| at.parse().is_ok_and(|at| join.contains(&at));
             let mut members = by_etcd.unwrap_or_default();
             members.retain(|(node, at)| !is_known(*node) && !at.split(',').any(is_joined));
-            // Who passes by has members of its own host, and waits for others when it needs them: one may have lost power a moment ago.
+            // An ephemeral node has the members of its own host, and connects to others on first use: one of those may
+            // have lost power a moment ago.
             let told = match incarnation.node.is_ephemeral() && !others.is_empty() {
                 true => Vec::new(),
                 false => to_dial_by_etcd(members, incarnation.node, config.full_mesh_nodes_max),
@@ -260,13 +264,13 @@ impl Node {
             lease: config.lease,
             addresses: dialled,
         };
-        // From here on, dropping the node is leaving.
+        // From here on, dropping `node` leaves the cluster.
         let begin_ns = node.inner.driver.now_ns();
         let mut is_joined = node.inner.driver.block_on(node.inner.meet_all(&addresses, listed));
-        // Where names are kept outside, a node may be alone, or find node 0 away.
+        // With names in etcd, a node may be alone, or node 0 may be away.
         is_joined |= etcd.is_some();
         if !is_joined && is_spread {
-            // Whom we have met tells where the first node is.
+            // Connected nodes tell the address of the first node.
             let waited = Duration::from_nanos(node.inner.driver.now_ns() - begin_ns);
             is_joined = match first_node {
                 FirstNode::Required(patience) => {
@@ -280,13 +284,13 @@ impl Node {
             };
         }
         if etcd.is_some() && is_spread {
-            // Who passes by needs node 0 for little, and goes on to dial it.
+            // An ephemeral node needs node 0 for little, and continues to dial it.
             let passes = incarnation.node.is_ephemeral();
             let patience = if passes { observer_patience(config.lease) } else { TOLD_PATIENCE };
             node.inner.driver.block_on(node.inner.meet_first_if_told(patience));
         }
-        // A part of the cluster may be out of reach, but not because of what this process lacks: the next one to be
-        // asked for memory would be that part.
+        // Parts of the cluster may be out of reach, but not for lack of this process's own resources: the next node to
+        // be asked for memory would be in that part.
         if let Some(lack) = node.shortage() {
             return Err(JoinError::Shortage {
                 dir: dir.path().to_owned(),
@@ -294,12 +298,12 @@ impl Node {
                 lack: lack.reason,
             });
         }
-        // Where names are kept outside, who meets nobody is no part of a cluster whose nodes it could not talk to.
+        // With names in etcd, a node that meets no other must not join a cluster with whose nodes it cannot talk.
         let is_apart = !is_joined || node.inner.driver.look(Runner::is_alone);
         if let Some(theirs) = node.inner.driver.look(|runner| runner.other_version).filter(|_| is_apart) {
             return Err(JoinError::OtherVersion { dir: dir.path().to_owned(), theirs });
         }
-        // The first node that was told to join founds nothing: the node that is there has a cluster.
+        // A first node with addresses to join founds nothing: the node that is there has a cluster.
         let failed = node.failed(&node.ways_to(&join));
         let has_lost = incarnation.node == NodeId::FIRST && failed.is_some();
         // A member that does not answer may be gone; one with another secret belongs to another cluster.
@@ -311,7 +315,8 @@ impl Node {
             let first = greeted.iter().position(|other| other.node == NodeId::FIRST);
             return Err(node.why_alone(&dir, first.map(|index| &addresses[index])));
         }
-        // What a client asks for comes behind what makes it known, at node 0 and at each whom it dials.
+        // A client's requests follow its hello, at node 0 and at each node that it dials, so node 0's connection
+        // suffices.
         let is_enough = role == Role::Client && is_spread && etcd.is_none();
         if !(is_enough && node.inner.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))) {
             node.inner.driver.block_on(node.inner.be_known());
@@ -328,10 +333,10 @@ impl Node {
         Ok(node)
     }
 
-    /// Why it has not joined a cluster of several hosts, by these addresses or by those of this host.
+    /// Returns why the node did not join a cluster of several hosts by these addresses, or by those of this host.
     fn why_apart(&self, dir: &ClusterDir, join: &[SocketAddr]) -> JoinError {
         if join.is_empty() {
-            let met = "it has the directory of names, and is not met from here";
+            let met = "it has the directory of names and is unreachable from here";
             let reason = match self.inner.driver.look(|runner| runner.dialling.unmet.clone()) {
                 Some(ConnectFailure { address, reason, .. }) => format!("{met} ({address}: {reason})"),
                 None => met.to_owned(),
@@ -355,21 +360,22 @@ impl Node {
         self.inner.driver.shared.ways.to(&ways::list(hosts))
     }
 
-    /// A connection to one of these that has not come about.
+    /// Returns a failed connection to one of `ways`, if any.
     fn failed(&self, ways: &[String]) -> Option<ConnectFailure> {
         self.inner.driver.look(|runner| {
             runner.dialling.failed.iter().find(|failed| ways.contains(&failed.address)).cloned()
         })
     }
 
-    /// What this process lacked to connect to all.
+    /// Returns the connection that failed for lack of this process's own resources, if any.
     fn shortage(&self) -> Option<ConnectFailure> {
         self.inner.driver.look(|runner| {
             runner.dialling.failed.iter().find(|failed| failed.trouble == ConnectTrouble::Ours).cloned()
         })
     }
 
-    /// A node that cannot be reached now must not keep others from joining, unless it is the first, which is at that address.
+    /// Returns why the node joined no cluster of one host. Only an unreachable first node prevents a join; `first` is
+    /// its address.
     fn why_alone(&self, dir: &ClusterDir, first: Option<&String>) -> JoinError {
         let nodes = match dir.nodes() {
             Ok(nodes) => nodes,
@@ -377,7 +383,7 @@ impl Node {
         };
         let runs = nodes.iter().any(|presence| presence.node == NodeId::FIRST && presence.alive);
         let failed = self.inner.driver.look(|runner| {
-            // Others may have failed, too, and sooner: the first node is the one that counts.
+            // Other connections may have failed earlier; the first node's failure is the one that counts.
             let failed = &runner.dialling.failed;
             failed.iter().find(|failed| Some(&failed.address) == first).or(failed.first()).cloned()
         });
@@ -389,8 +395,8 @@ impl Node {
     }
 }
 
-/// Those of this host whom a node dials that joins: all, or in a large cluster the first node, which tells of the others, and some who know
-/// where that is.  The first node itself is to find all.
+/// Returns the nodes of this host that a joining node dials: all, or in a large cluster the first node, which lists the
+/// others, and some that know its address. The first node itself dials all.
 fn to_dial(others: &[Listeners], own: NodeId, full_mesh_nodes_max: usize) -> Vec<Listeners> {
     if own == NodeId::FIRST || others.len() < full_mesh_nodes_max {
         return others.to_vec();
@@ -402,14 +408,14 @@ fn lacks_join(config: &Config) -> bool {
     config.hosts.as_ref().is_none_or(|hosts| hosts.join.is_empty())
 }
 
-/// Who founds the cluster by the same etcd, if this node may not; another host alone could.
+/// Returns the host that founds the cluster with names in the same etcd, if this node may not.
 fn founder_but(config: &Config) -> Result<Option<String>, JoinError> {
     let (Some(etcd), Some(hosts)) = (&config.directory, &config.hosts) else { return Ok(None) };
     let own: Vec<String> = hosts.listen.iter().map(ToString::to_string).collect();
     etcd.founder_but(&own.join(",")).map_err(|error| not_to_be_asked(etcd, error))
 }
 
-/// Two hosts that are both told to be node 0 would found two clusters.
+/// Refuses to found a second cluster: two hosts may both be configured as node 0.
 fn refuse_if_founded(config: &Config) -> Result<(), JoinError> {
     match (founder_but(config)?, &config.directory) {
         (Some(by), Some(etcd)) => Err(JoinError::Founding { address: format!("{etcd:?}"), by }),
@@ -417,7 +423,7 @@ fn refuse_if_founded(config: &Config) -> Result<(), JoinError> {
     }
 }
 
-/// A node that is told of no other host asks etcd, if it knows that; whether any is there.
+/// Fills the addresses to join from etcd, if the node has etcd's address and no other; returns whether there are any.
 fn join_by_etcd(config: &mut Config) -> Result<bool, JoinError> {
     let Some(etcd) = config.directory.as_ref().filter(|_| config.hosts.is_some() && lacks_join(config))
     else {
@@ -428,7 +434,7 @@ fn join_by_etcd(config: &mut Config) -> Result<bool, JoinError> {
     let mut join: Vec<SocketAddr> = addresses.collect();
     let mut is_any = false;
     if let Some(hosts) = &mut config.hosts {
-        // What was listed of an earlier incarnation of this node may still stand there.
+        // The entry of an earlier incarnation of this node may still be there.
         join.retain(|at| !hosts.listen.contains(at));
         is_any = !join.is_empty();
         hosts.join = join;
@@ -436,13 +442,13 @@ fn join_by_etcd(config: &mut Config) -> Result<bool, JoinError> {
     Ok(is_any)
 }
 
-/// Where metrics are asked for, if they are to be.
+/// Binds the address for metrics, if configured.
 fn metrics_port(config: &Config) -> Result<Option<Bound>, JoinError> {
     let bind = |address| Bound::at(address).map_err(|source| JoinError::Metrics { address, source });
     config.metrics.map(bind).transpose()
 }
 
-/// Nodes that found nothing may be told the same as the first: one configuration serves all hosts.
+/// Warns if `found` has no effect; one configuration may serve all hosts.
 fn tell_if_found_is_without_effect(config: &Config) {
     match config.node {
         Some(node) if config.found && node != NodeId::FIRST => {
@@ -455,7 +461,7 @@ fn tell_if_found_is_without_effect(config: &Config) {
     }
 }
 
-/// One list of all hosts serves each of them: a node does not join itself.
+/// Removes this node from the addresses to join, so that one list serves all hosts.
 fn leave_out_own(config: &mut Config) -> Result<(), JoinError> {
     let Some(hosts) = &mut config.hosts else { return Ok(()) };
     let is_told = !hosts.join.is_empty();
@@ -466,8 +472,8 @@ fn leave_out_own(config: &mut Config) -> Result<(), JoinError> {
     }
 }
 
-/// Where the names are, if they are in etcd, which answers then: as the node is told, or as others of this host have written down.  And which
-/// nodes say there where they are dialled.
+/// Returns the address of etcd, from the configuration or as recorded in the cluster directory, and the members listed
+/// there; `None` if the names are not in etcd.
 fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<InEtcd>, JoinError> {
     let known = match dir.nodes()?.iter().any(|presence| presence.alive) {
         true => dir.etcd()?,
@@ -476,13 +482,13 @@ fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<InEtcd>, JoinErro
     let etcd = match (&config.directory, known) {
         (Some(told), Some(known)) if *told != known => {
             return Err(JoinError::BadConfig(format!(
-                "the nodes in {} have their names at {known:?}, and not at {told:?}",
+                "the nodes in {} have their names at {known:?}, not at {told:?}",
                 dir.path().display()
             )));
         }
         (Some(told), None) if dir.nodes()?.iter().any(|presence| presence.alive) => {
             return Err(JoinError::BadConfig(format!(
-                "the nodes in {} keep their names by themselves, and not at {told:?}",
+                "the nodes in {} keep their names at node 0, not at {told:?}",
                 dir.path().display()
             )));
         }
@@ -493,13 +499,14 @@ fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<InEtcd>, JoinErro
     Ok(Some((etcd, members)))
 }
 
-/// The members in etcd that a joining node dials, since node 0, which announces members, may be away.
+/// Returns the members in etcd that a joining node dials, because node 0, which announces members, may be away.
 fn to_dial_by_etcd(members: Vec<(NodeId, String)>, own: NodeId, full_mesh_nodes_max: usize) -> Vec<String> {
     let most = if members.len() < full_mesh_nodes_max { usize::MAX } else { GUIDES };
     members.into_iter().filter(|(node, _)| *node != own).map(|(_, address)| address).take(most).collect()
 }
 
-/// Two clusters with one prefix would take each other's nodes for earlier incarnations of their own, and the regions of those for lost.
+/// Refuses an etcd prefix that another cluster uses: each of the two would take the other's nodes for earlier
+/// incarnations of its own, and their regions for lost.
 fn refuse_if_taken(etcd: &EtcdAddress, place: &str) -> Result<(), JoinError> {
     let places = etcd.places().map_err(|error| not_to_be_asked(etcd, error))?;
     match places.into_iter().find(|(_, other)| other != place) {
@@ -512,7 +519,8 @@ fn not_to_be_asked(etcd: &EtcdAddress, source: EtcdError) -> JoinError {
     JoinError::Etcd { address: format!("{etcd:?}"), source }
 }
 
-/// Where the others are dialled.  Who shares no network with one of them would be in a cluster of which it reaches a part.
+/// Returns the addresses of the other nodes. Fails if this node shares no network with one of them, because it would
+/// reach only a part of the cluster.
 fn addresses(
     dir: &ClusterDir,
     providers: &[Provider],
@@ -526,7 +534,7 @@ fn addresses(
             JoinError::Unreachable {
                 dir: dir.path().to_owned(),
                 address: format!("node {}", other.node),
-                reason: format!("it uses {}, and this node {}", names(&other.providers), names(providers)),
+                reason: format!("it uses {}, this node uses {}", names(&other.providers), names(providers)),
             }
         })
     };
@@ -535,80 +543,84 @@ fn addresses(
 
 fn not_to_be_chosen(node: NodeId) -> JoinError {
     JoinError::BadConfig(format!(
-        "as node {node}: numbers from {EPHEMERAL_NODE_MIN} on are given out, each once, to nodes that ask for none"
+        "as node {node}: numbers from {EPHEMERAL_NODE_MIN} on are reserved for nodes without a configured number"
     ))
 }
 
-/// Using.
+/// Using a node.
 impl Node {
-    /// Which node this is.
+    /// Returns the node's number.
     pub fn id(&self) -> NodeId {
         self.inner.incarnation.node
     }
 
-    /// Where nodes of other hosts dial it, if they can; the first that they try.
+    /// Returns the address at which other hosts dial the node first, if they can.
     pub fn address(&self) -> Option<SocketAddr> {
         self.addresses().first().copied()
     }
 
-    /// Where nodes of other hosts dial it, if they can, in the order in which they try.
+    /// Returns the addresses at which other hosts dial the node, in the order in which they try them.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Who says to this node who there is: the first node; where that is out of reach, the lowest that stays of this one and those who are connected.
+    /// Returns the node that lists the members for this node: the first node, or, if that is out of reach, the lowest
+    /// permanent one of this node and its peers.
     pub fn membership_source(&self) -> NodeId {
         self.inner.driver.look(|runner| runner.engine().map_or(NodeId::FIRST, Engine::membership_source))
     }
 
-    /// What it has counted and how it is, at this moment.
+    /// Returns the node's metrics at this moment.
     pub fn metrics(&self) -> Metrics {
         Metrics::collect(&self.inner.driver)
     }
 
-    /// Whether it gets on: false once it has failed, and while what was due a lease ago has not been seen to, as where its
-    /// threads have no processor, or one of them hangs.  Others take it for silent then.  Waits for nobody: for watchdogs.
+    /// Returns whether the node makes progress, for watchdogs; does not wait.
+    ///
+    /// False once the node has failed, and while work that was due a lease ago has not run, for example because its
+    /// threads get no processor or one of them hangs. Other nodes then take it for silent.
     pub fn is_well(&self) -> bool {
         let driver = &self.inner.driver;
         !driver.is_closed() && driver.overdue() < self.lease
     }
 
-    /// Why its incarnation is over, if another node has said so: it serves nobody any more, and all that its sessions ask for fails as where a node
-    /// has left.  [`Node::drained`] is told then, too.
+    /// Returns why the node's incarnation is over, if another node has said so. Its operations then fail as if it had
+    /// left, and [`Node::drained`] returns.
     pub fn over(&self) -> Option<Over> {
         self.inner.driver.look(|runner| runner.over)
     }
 
-    /// To hear when somebody has had this node drained ([`Session::drain`]), or its incarnation is over ([`Node::over`]): it is to leave then.
+    /// Returns a handle to wait until the node has been drained ([`Session::drain`]) or its incarnation is over
+    /// ([`Node::over`]). Its process should then let it leave.
     pub fn drained(&self) -> DrainedNode {
         self.inner.driver.shared.drained.clone()
     }
 
-    /// Where Prometheus may ask for its metrics, if [`Config::metrics`] says so.
+    /// Returns the address of the node's metrics, if [`Config::metrics`] is set.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.responder.as_ref().map(Responder::address)
     }
 
-    /// A new session, which acts as the node's principal.
+    /// Opens a session that acts as the node's principal.
     ///
-    /// Panics when 65,536 sessions are open.
+    /// Panics if 65,536 sessions are open.
     pub fn session(&self) -> Session {
         self.inner.session(None)
     }
 
-    /// A new session for threads.
+    /// As [`Node::session`], for threads.
     pub fn blocking_session(&self) -> blocking::Session {
         self.session().blocking()
     }
 
-    /// Where a node of another host is dialled, if that is known.
+    /// Returns the addresses of a node of another host, if known.
     pub(crate) fn addresses_of(&self, node: NodeId) -> Vec<SocketAddr> {
         let shown = |runner: &Runner| runner.engine()?.address_of(node).map(ways::hosts_of);
         self.inner.driver.look(shown).unwrap_or_default()
     }
 
-    /// Leaves the cluster.  Its sessions' operations then end with `NodeClosed`, and the regions whose bytes are
-    /// on this node are lost, unless it is drained before ([`Session::drain`]).
+    /// Leaves the cluster. Operations of its sessions fail with `NodeClosed`, and the regions whose bytes are on this
+    /// node are lost unless it was drained ([`Session::drain`]).
     pub fn leave(self) {
         drop(self);
     }
@@ -616,7 +628,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        tracing::info!("node {} leaves", self.inner.incarnation.node);
+        tracing::info!("node {} is leaving the cluster", self.inner.incarnation.node);
         self.responder = None;
         let driver = &self.inner.driver;
         driver.shared.carriers.withdraw();

@@ -1,8 +1,8 @@
-//! Answers scrapers: `GET /metrics` over HTTP, and nothing else.
+//! Serves metrics: `GET /metrics` over HTTP, and nothing else.
 //!
-//! One thread serves all connections, which strangers may open: no more than [`CONNECTIONS_MAX`] at a time, each for
-//! [`PATIENCE`] in all, with one request of at most [`REQUEST_BYTES_MAX`].  A client that connects when there is no room waits in the
-//! system's queue until there is, which is no longer than that.
+//! One thread serves all connections. Clients are untrusted: at most [`CONNECTIONS_MAX`] connections at a time, each
+//! for at most [`PATIENCE`] and with one request of at most [`REQUEST_BYTES_MAX`]. Further clients wait in the system's
+//! queue, no longer than that.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -16,16 +16,16 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use crate::driver::Driver;
 use crate::metrics::Metrics;
 
-/// Most connections that are served at a time.
+/// Maximum number of connections at a time.
 const CONNECTIONS_MAX: usize = 16;
-/// Longest request, with its headers.
+/// Maximum length of a request with its headers, in bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
-/// How long a connection may take from its beginning to its end.
+/// Maximum lifetime of a connection.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// How long nobody is accepted after the system had no descriptor for one.
+/// Pause of accepting after the system ran out of descriptors.
 const SHORTAGE: Duration = Duration::from_millis(100);
 
-/// What is served, by whom and where.  Ends when dropped.
+/// The thread that serves metrics. Ends when dropped.
 #[derive(Debug)]
 pub(crate) struct Responder {
     address: SocketAddr,
@@ -33,7 +33,7 @@ pub(crate) struct Responder {
     thread: Option<JoinHandle<()>>,
 }
 
-/// An address that is listened at, before there is anything to serve.
+/// A bound address, before the node exists.
 #[derive(Debug)]
 pub(crate) struct Bound {
     listener: TcpListener,
@@ -41,7 +41,7 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// Listens there; port 0 has the system choose.
+    /// Binds the address; the system chooses port 0.
     pub(crate) fn at(address: SocketAddr) -> io::Result<Bound> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -49,7 +49,7 @@ impl Bound {
         Ok(Bound { listener, address })
     }
 
-    /// Answers with the metrics of a node from here on.
+    /// Starts to serve the metrics of a node.
     pub(crate) fn serve(self, driver: Arc<Driver>) -> io::Result<Responder> {
         self.serve_with(move || Metrics::collect(&driver).to_string())
     }
@@ -66,7 +66,7 @@ impl Bound {
 }
 
 impl Responder {
-    /// Where it is asked.
+    /// Returns the address.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -74,10 +74,10 @@ impl Responder {
 
 impl Drop for Responder {
     fn drop(&mut self) {
-        // The count of an eventfd that was written to once has room.
+        // Cannot block: an eventfd that was written to once has room.
         let _ = rustix::io::write(&*self.end, &1_u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // It has said why on standard error if it panicked.
+            // A panic of the thread is already on standard error.
             let _ = thread.join();
         }
     }
@@ -86,7 +86,7 @@ impl Drop for Responder {
 struct Server<T> {
     listener: TcpListener,
     connections: Vec<Connection>,
-    /// Until when nobody is accepted, if the system was short of something.
+    /// No connection is accepted before this time, after a shortage of resources.
     not_before: Option<Instant>,
     text: T,
 }
@@ -99,14 +99,14 @@ struct Connection {
 
 enum ConnectionState {
     Reading(Vec<u8>),
-    /// What is left to be written.
+    /// The rest of a response, and how much of it is written.
     Writing(Vec<u8>, usize),
-    /// All is written; the other end has yet to close, or its last words would cost it the answer.
+    /// All is written. Closing before the client does could cost it the answer.
     Closing,
 }
 
 impl<T: Fn() -> String> Server<T> {
-    /// Waits for something to do and does it; false when the end is asked for.
+    /// Waits for an event and handles it; returns false when the responder ends.
     fn turn(&mut self, end: &OwnedFd) -> bool {
         let now = Instant::now();
         let accepts = self.accepts(now);
@@ -120,7 +120,7 @@ impl<T: Fn() -> String> Server<T> {
         let timeout = timeout.map(|left| Timespec::try_from(left).expect("seconds are valid"));
         match poll(&mut wanted, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // Without memory for that there is nothing to be done but to look again.
+            // The poll lacked memory: only another try can help.
             Err(_) => std::thread::sleep(SHORTAGE),
         }
         let is_ended = !wanted[0].revents().is_empty();
@@ -161,7 +161,7 @@ impl<T: Fn() -> String> Server<T> {
     }
 }
 
-/// A connection is over.
+/// The connection is over.
 struct Over;
 
 impl Connection {
@@ -203,7 +203,7 @@ impl Connection {
     }
 }
 
-/// How many bytes, unless it was for nothing.
+/// Number of bytes; `None` if the call would have blocked.
 fn some(done: io::Result<usize>) -> Result<Option<usize>, Over> {
     match done {
         Ok(len) => Ok(Some(len)),
@@ -212,7 +212,7 @@ fn some(done: io::Result<usize>) -> Result<Option<usize>, Over> {
     }
 }
 
-/// What is said to a request; `None` while it is not all there.
+/// Returns the response to a request; `None` while the request is incomplete.
 fn answer(request: &[u8], text: impl Fn() -> String) -> Option<String> {
     let end = request.windows(4).position(|four| four == b"\r\n\r\n");
     let Some(end) = end.filter(|end| end + 4 <= REQUEST_BYTES_MAX) else {

@@ -1,7 +1,7 @@
-//! Looking at a cluster of several hosts before a node joins it under a number that stays.
+//! A look at a cluster of several hosts, before a node joins it under a permanent number.
 //!
-//! A node of that number may live, and only the directory tells where the first node is, however the cluster was found.  So a
-//! node that is ephemeral, whose number nobody else has, asks first.
+//! A live node may have that number, and only the directory knows the first node's address, however the cluster was
+//! found. So an ephemeral node, whose number is unique, joins first and asks.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -16,36 +16,37 @@ use crate::error::JoinError;
 use crate::node::Node;
 use crate::node::inner::first_patience;
 
-/// How long a first node is looked for whose number we are to have: as long as a dial takes, and a little more.
+/// Maximum search for a first node whose number this node is to have: a little more than a dial takes.
 const HOLDER_PATIENCE: Duration = Duration::from_secs(3);
 
-/// What was found.
+/// Result of a look.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    /// Where the first node is dialled, if it can be.
+    /// Addresses of the first node, if it can be dialled.
     pub(crate) first: Vec<SocketAddr>,
 }
 
-/// Looks at the cluster that `config` is to join as `node`, of which no living one may have that number.
+/// Looks at the cluster that `config` is to join as `node`. Fails if a live node has that number.
 pub(crate) fn look(config: &Config, hosts: &Hosts, node: NodeId) -> Result<Found, JoinError> {
     look_by(&send(config, hosts, first_patience(config.lease))?, node)
 }
 
-/// Looks whether the first node lives, of the cluster that `config` is to join as that.
+/// Fails if the cluster that `config` is to join as the first node has a live first node.
 pub(crate) fn look_for_first(config: &Config, hosts: &Hosts) -> Result<(), JoinError> {
     match send(config, hosts, HOLDER_PATIENCE) {
         Ok(scout) => look_by(&scout, NodeId::FIRST).map(drop),
-        // A node is there, and lacks a first node.
+        // A node is there, but no first node.
         Err(error @ JoinError::NoFirst { .. }) => {
-            tracing::debug!("no living node 0 is found: {error}");
+            tracing::debug!("found no live node 0: {error}");
             Ok(())
         }
-        // Nobody is there, or may let us in: to go on would be to found a cluster of our own.
+        // No node is there, or none lets this one in: continuing would found a separate cluster.
         Err(error) => Err(error),
     }
 }
 
-/// Whether hosts are there at all of these addresses, and refuse to be dialled: so no node runs there.  Of one that is silent nothing is known.
+/// Returns whether all of these addresses refuse the connection: their hosts are up, and run no node. Of a silent host
+/// nothing is known.
 pub(crate) fn is_nobody_at(addresses: &[SocketAddr]) -> bool {
     let refuses = |address: &SocketAddr| {
         let dialled = TcpStream::connect_timeout(address, HOLDER_PATIENCE);
@@ -53,14 +54,14 @@ pub(crate) fn is_nobody_at(addresses: &[SocketAddr]) -> bool {
     };
     let is_nobody = addresses.iter().all(refuses);
     if is_nobody {
-        tracing::info!("node 0 founds the cluster: no node runs at {}", ways::list(addresses));
+        tracing::info!("node 0 is founding the cluster: no node runs at {}", ways::list(addresses));
     }
     is_nobody
 }
 
 fn look_by(scout: &Node, node: NodeId) -> Result<Found, JoinError> {
     let session = scout.blocking_session();
-    // Who asks again when it joins hears better why nobody answers.
+    // If there is no answer, the join that follows reports a better reason.
     let holder = session.block_on(session.as_async().status_of(node));
     match holder.filter(|status| status.state.is_there()) {
         Some(holder) => {
@@ -75,7 +76,7 @@ fn look_by(scout: &Node, node: NodeId) -> Result<Found, JoinError> {
 pub(crate) fn take_number(config: &Config) -> Result<NodeId, JoinError> {
     let hosts = config.hosts.as_ref().filter(|hosts| !hosts.join.is_empty());
     let hosts = hosts.ok_or_else(|| {
-        let what = "the cluster assigns node numbers, and no cluster to join was named";
+        let what = "the cluster assigns node numbers, but no cluster to join was given";
         JoinError::BadConfig(what.to_owned())
     })?;
     let scout = send(config, hosts, first_patience(config.lease))?;

@@ -1,6 +1,6 @@
-//! What a node takes from its environment: the time, the date, random numbers, and a number for people to see.
+//! A node's environment: the time, the time of day, random numbers, and a process id for display.
 //!
-//! Nothing else in a node comes from outside of what its fabric and its sessions tell it.
+//! A node has no other inputs besides its fabric and its sessions.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -13,31 +13,31 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use crate::runtime::crowd::is_host_crowded;
 use crate::runtime::headroom;
 
-/// The environment of a [`crate::Driven`] node, which may be made up: the same environment and the same fabric make the same node do
-/// the same.
+/// The environment of a [`crate::Driven`] node, real or simulated. With the same environment and the same fabric, a
+/// node does the same.
 pub trait Env: Send + Sync {
-    /// Nanoseconds on the node's clock.  Never runs backwards.
+    /// Nanoseconds on the node's clock, which never runs backwards.
     fn now_ns(&self) -> u64;
 
-    /// Nanoseconds since 1970, as well as the host knows: locks that are made anew count their tokens from there.
+    /// Nanoseconds since 1970 by the host's clock; the tokens of new locks start there.
     fn since_1970_ns(&self) -> u64;
 
-    /// A number that nobody else is given.
+    /// A random number, different from those of all other nodes.
     fn random(&self) -> u64;
 
-    /// What `halite status` shows as the node's process.
+    /// Process id that `halite status` shows.
     fn pid(&self) -> u32;
 
-    /// Where the node's fabric is dialled by others, who do so when they have lost sight of it; empty if it cannot be.
+    /// Address at which peers dial the node's fabric after losing sight of it; empty if they cannot.
     fn address(&self) -> String {
         String::new()
     }
 }
 
-/// The environment of a node, of which the usual one costs no look-up.
+/// A node's environment; the usual one costs no dynamic dispatch.
 #[derive(Clone)]
 pub(crate) enum NodeEnv {
-    /// This process, since it began, with a clock of day that is so far ahead.
+    /// This process since its start, with an offset of its time of day.
     Process {
         begin: Instant,
         clock_offset_s: i64,
@@ -72,7 +72,7 @@ impl NodeEnv {
         }
     }
 
-    /// How many threads run at once.
+    /// Returns the number of threads that can run at once.
     pub(crate) fn parallelism(&self) -> usize {
         match self {
             NodeEnv::Process { .. } => thread::available_parallelism().map_or(1, NonZeroUsize::get),
@@ -80,12 +80,12 @@ impl NodeEnv {
         }
     }
 
-    /// Whether a thread of the node's own looks now and then, though nobody rings.
+    /// Returns whether the node's own thread polls from time to time, even without a doorbell.
     pub(crate) fn has_progress_thread(&self) -> bool {
         matches!(self, NodeEnv::Process { .. })
     }
 
-    /// Whether more threads want to run than can.
+    /// Returns whether more threads want to run than can.
     pub(crate) fn is_crowded(&self) -> bool {
         match self {
             NodeEnv::Process { .. } => is_host_crowded(),
@@ -93,7 +93,7 @@ impl NodeEnv {
         }
     }
 
-    /// Whether the system could give `len` bytes of memory now.
+    /// Returns whether the system could provide `len` bytes of memory now.
     pub(crate) fn has_free(&self, len: u64) -> bool {
         match self {
             NodeEnv::Process { .. } => headroom::has_free(len),
@@ -101,7 +101,7 @@ impl NodeEnv {
         }
     }
 
-    /// Whether a segment of `len` bytes leaves enough addresses for others.
+    /// Returns whether a segment of `len` bytes leaves enough addresses for peers' segments.
     pub(crate) fn has_addresses(&self, len: u64) -> bool {
         match self {
             NodeEnv::Process { .. } => headroom::has_addresses(len),
@@ -109,7 +109,7 @@ impl NodeEnv {
         }
     }
 
-    /// Where others dial the node, if its environment say.
+    /// Returns the address at which peers dial the node, if its environment has one.
     pub(crate) fn address(&self) -> String {
         match self {
             NodeEnv::Process { .. } => String::new(),

@@ -102,7 +102,7 @@ impl Arena {
 
     fn try_growing(&self, len: u64, fabric: &dyn Fabric, env: &NodeEnv) -> Result<(Key, Window), String> {
         if !env.has_addresses(len) {
-            return Err("the limit on address space (ulimit -v) leaves too little for it".to_owned());
+            return Err("the limit on address space (ulimit -v) leaves too little".to_owned());
         }
         let segment = Segment::create("halite-arena", len, PagePolicy::Huge);
         let segment = segment.map_err(|error| error.to_string())?;
@@ -117,7 +117,7 @@ impl Arena {
         // It would rather end some process, this one perhaps, than say that there is no more.
         let asks = len >= HEADROOM_BYTES_MIN;
         if asks && !env.has_free(len) {
-            tracing::warn!("the system has no {len} bytes of memory left for a region");
+            tracing::warn!("the system lacks {len} bytes of free memory for a region");
             return false;
         }
         let populated = self.segment(key).populate(offset, len);

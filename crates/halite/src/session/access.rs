@@ -1,7 +1,7 @@
-//! Accesses: from a handle to bytes, through whatever is in between.
+//! Accesses: from a handle to bytes, by any path.
 //!
-//! What loads and stores reach is copied on the caller's own thread, without waiting.  The rest waits here: for a
-//! region that is changing, or for the completion of what had to be posted.
+//! Accesses by loads and stores are copied on the caller's own thread, without waiting. Others wait here, for a region
+//! that is changing or for the completion of posted requests.
 
 use halite_fabric::{PeerId, Status};
 use halite_tier::access::{Blocked, Count, SlotRef, WORD_BYTES};
@@ -27,10 +27,10 @@ pub(crate) struct Writes<'w, 'b> {
 
 /// Accesses of a session to its regions.
 pub(crate) trait Accesses: Transfer {
-    /// What they are called in errors.
+    /// Returns the name of the operation for errors.
     fn operation(&self) -> &'static str;
 
-    /// The handle and the offset of one of them.
+    /// Returns the handle and the offset of one access.
     fn place(&self, index: usize) -> (Lh, u64);
 }
 
@@ -45,7 +45,7 @@ impl Transfer for Reads<'_, '_> {
 
     fn step(&mut self, at: Cursor) -> Result<usize, Blocked> {
         let ReadOp { lh, offset, into } = &mut self.ops[at.index];
-        // The sum cannot overflow: bytes were copied there already, or nothing is added.
+        // Cannot overflow: `done` bytes are copied already, or `done` is 0.
         let offset = *offset + at.done as u64;
         self.inner.path.read(self.inner.id, lh.slot, offset, &mut into[at.done..])
     }
@@ -80,7 +80,6 @@ impl Transfer for Writes<'_, '_> {
 
     fn step(&mut self, at: Cursor) -> Result<usize, Blocked> {
         let WriteOp { lh, offset, from } = &self.ops[at.index];
-        // As in reading.
         self.inner.path.write(self.inner.id, lh.slot, offset + at.done as u64, &from[at.done..])
     }
 
@@ -123,7 +122,7 @@ impl Accesses for Writes<'_, '_> {
     }
 }
 
-/// Why an access ended, and whether the part of it that was under way may have been done.
+/// Cause of an access's end, and whether the part in progress may have been done.
 #[derive(Debug)]
 pub(crate) struct Stopped {
     pub(crate) cause: AccessCause,
@@ -136,22 +135,22 @@ impl From<AccessCause> for Stopped {
     }
 }
 
-/// Accesses as tasks make them.  What loads and stores reach is done here; the rest is kept apart, in memory of its own, since a
-/// future is as long as the longest way through it and is copied when it begins.
+/// Accesses by tasks. Loads and stores happen here; the slower paths are boxed, because a future is as large as its
+/// longest path and is copied when it starts.
 impl Inner {
-    /// Reads what loads reach from there on; how many bytes that is, if they may be read.
+    /// Reads as many bytes as loads reach from the offset; returns their number if the read is allowed.
     #[inline]
     pub(crate) fn read_now(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Option<usize> {
         if self.owns(lh) { self.path.read(self.id, lh.slot, offset, into).ok() } else { None }
     }
 
-    /// Writes what stores reach from there on; how many bytes that is, if they may be written.
+    /// Writes as many bytes as stores reach from the offset; returns their number if the write is allowed.
     #[inline]
     pub(crate) fn write_now(&self, lh: Lh, offset: u64, from: &[u8]) -> Option<usize> {
         if self.owns(lh) { self.path.write(self.id, lh.slot, offset, from).ok() } else { None }
     }
 
-    /// Makes a read.
+    /// Makes one read.
     #[inline]
     pub(crate) async fn read_all(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
         let done = match self.read_now(lh, offset, into) {
@@ -168,7 +167,7 @@ impl Inner {
         Box::pin(self.read(lh, offset, into, done)).await
     }
 
-    /// Makes a write.
+    /// Makes one write.
     #[inline]
     pub(crate) async fn write_all(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
         let done = match self.write_now(lh, offset, from) {
@@ -220,7 +219,7 @@ impl Inner {
 }
 
 impl Inner {
-    /// Makes the read whose first `done` bytes are there already.
+    /// Continues a read of which `done` bytes are copied.
     pub(crate) async fn read(
         &self,
         lh: Lh,
@@ -232,7 +231,7 @@ impl Inner {
         self.read_from(ops, done).await.map_err(|error| error.source)
     }
 
-    /// Makes the write whose first `done` bytes are there already.
+    /// Continues a write of which `done` bytes are copied.
     pub(crate) async fn write(
         &self,
         lh: Lh,
@@ -243,7 +242,7 @@ impl Inner {
         self.write_from(&[WriteOp { lh, offset, from }], done).await.map_err(|error| error.source)
     }
 
-    /// Makes reads, of whose first one `done` bytes are there already.
+    /// Makes reads; the first has `done` bytes copied.
     pub(crate) async fn read_from(&self, ops: &mut [ReadOp<'_>], done: usize) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
         self.make(&mut Reads { inner: self, ops: &mut ops[..own] }, done).await?;
@@ -253,7 +252,7 @@ impl Inner {
         }
     }
 
-    /// Makes writes, of whose first one `done` bytes are there already.
+    /// Makes writes; the first has `done` bytes copied.
     pub(crate) async fn write_from(&self, ops: &[WriteOp<'_>], done: usize) -> Result<(), BatchError> {
         let own = ops.iter().take_while(|op| self.owns(op.lh)).count();
         self.make(&mut Writes { inner: self, ops: &ops[..own] }, done).await?;
@@ -263,12 +262,12 @@ impl Inner {
         }
     }
 
-    /// Posts an access from `at` on, if that is a single part and need not wait before it begins; else does nothing.
+    /// Posts an access from `at` on if it is a single part and need not wait first; else does nothing.
     pub(crate) fn post_alone<A: Accesses>(&self, access: &A, at: Cursor) -> Option<Alone<'_>> {
         if self.owns(access.place(0).0) { self.driver.post_alone(access, at) } else { None }
     }
 
-    /// What was posted alone has ended.
+    /// Finishes an access that was posted alone.
     pub(crate) fn land_alone<A: Accesses>(
         &self,
         access: &mut A,
@@ -279,7 +278,7 @@ impl Inner {
         landed.map_err(|failed| self.batch_error(access, failed).source)
     }
 
-    /// Makes accesses, of whose first one `done` bytes are there already.
+    /// Makes accesses; the first has `done` bytes copied.
     pub(crate) async fn make<A: Accesses>(&self, accesses: &mut A, done: usize) -> Result<(), BatchError> {
         let at = Cursor { index: 0, done };
         let carried = match self.driver.post_alone(accesses, at) {
@@ -307,7 +306,7 @@ impl Inner {
         BatchError { index, source: AccessError { partly: partly || maybe_done, ..source }, later }
     }
 
-    /// What it means for an access to `len` bytes from `offset` on.
+    /// Translates a stop into the end of an access to `len` bytes from `offset`.
     pub(crate) fn stopped(&self, stop: Stop, offset: u64, len: u64) -> Stopped {
         match stop {
             Stop::Blocked(blocked) => self.cause_of(blocked, offset, len).into(),
@@ -318,7 +317,7 @@ impl Inner {
         }
     }
 
-    /// Checks the right to an access as a whole before any part of it is made.
+    /// Checks rights and bounds of a whole access before any part of it is made.
     pub(crate) async fn check(
         &self,
         operation: &'static str,
@@ -341,7 +340,7 @@ impl Inner {
         }
     }
 
-    /// Waits until a handle has changed, if none has since so many changes were seen.
+    /// Waits until a handle changes, unless one has since the count was `seen`.
     pub(crate) async fn wait_for_change(&self, seen: u64, lh: Lh) -> Result<(), AccessCause> {
         if self.driver.is_closed() {
             return Err(AccessCause::NodeClosed);
@@ -350,16 +349,16 @@ impl Inner {
         Ok(())
     }
 
-    /// What the status of a request that failed means.
+    /// Translates the status of a failed request.
     pub(crate) fn stopped_by(&self, peer: PeerId, status: Status) -> Stopped {
         let (cause, maybe_done) = match status {
             Status::Success => unreachable!("it did not fail"),
-            // The peer does not know the segment any more: it was given up between the look-up and the copy.
+            // The peer no longer knows the segment: it was released between the lookup and the copy.
             Status::RemoteAccess => (AccessCause::Stale, false),
             Status::Unmapped => (self.cause_of_unmapped(peer), false),
             Status::Flushed if self.driver.is_closed() => (AccessCause::NodeClosed, false),
             Status::Flushed => (self.cause_of_peer(peer), false),
-            // Others may reach the peer that we do not reach, and see what was done there.
+            // Other nodes may reach the peer and see what this node did there.
             Status::PeerGone | Status::RetryExceeded if self.driver.is_closed() => {
                 (AccessCause::NodeClosed, true)
             }
@@ -372,7 +371,7 @@ impl Inner {
     pub(crate) fn cause_of_peer(&self, peer: PeerId) -> AccessCause {
         match self.driver.shared.peers.incarnation_of(peer) {
             Some(incarnation) => self.cause_of_down(incarnation),
-            // Many have come and gone since.
+            // Many nodes have come and gone since.
             None => AccessCause::Stale,
         }
     }
@@ -382,7 +381,7 @@ impl Inner {
         incarnation.map_or(AccessCause::Stale, |incarnation| AccessCause::Unmapped(incarnation.node))
     }
 
-    /// A node that was restarted has lost what it held; one that is down may only be out of reach.
+    /// A restarted node has lost its chunks; one that is down may only be unreachable.
     fn cause_of_down(&self, incarnation: NodeIncarnation) -> AccessCause {
         match self.driver.look(|runner| runner.incarnation_of(incarnation.node)) {
             Some(current) if current != incarnation => AccessCause::Stale,
@@ -419,7 +418,7 @@ impl Inner {
         AccessError { operation, region: self.describe(lh), offset, len, cause, partly: false }
     }
 
-    /// Length in bytes of the region behind a handle.
+    /// Returns the length in bytes of the region behind a handle.
     pub(crate) fn len(&self, lh: Lh) -> Result<u64, AccessError> {
         let failed = |cause| self.access_error("len", lh, 0, 0, cause);
         if !self.owns(lh) {

@@ -1,9 +1,9 @@
-//! Atomics: changes of aligned 8-byte words in one piece, whatever else changes them.
+//! Atomics: indivisible changes of aligned 8-byte words.
 //!
-//! What loads and stores reach is changed on the caller's own thread.  The rest is posted; where what the fabric offers would
-//! not be in one piece with what the owner's processors do, a call is posted, which the owner's processor carries out
-//! ([`halite_tier::rpc::atomic`]).  An atomic is never repeated: one whose completion or answer was lost fails, and has
-//! happened or not.
+//! Words within reach of loads and stores are changed on the caller's own thread. Other atomics are posted, or, where
+//! the fabric's atomics are not coherent with the owner's processors, sent as a call that the owner's processor
+//! executes ([`halite_tier::rpc::atomic`]). An atomic is never repeated: if its completion or answer is lost, it fails
+//! and may have taken effect.
 
 use halite_tier::access::{Atomic, Blocked, SlotRef, WORD_BYTES};
 use halite_tier::permissions::Permissions;
@@ -15,10 +15,12 @@ use crate::posted::Cursor;
 use crate::session::access::Accesses;
 use crate::session::{Inner, Lh, Session, SwapOp};
 
-/// Atomics.  They order what their caller did before with what others do after they have seen the new value.  A
-/// future that is dropped may have changed the word.
+/// Atomics.
+///
+/// They order their caller's earlier accesses before the accesses of any session that has seen the new value. A dropped
+/// future may have changed the word.
 impl Session {
-    /// Adds to the 8-byte word at `offset`, wrapping; returns what it held before.  Needs
+    /// Adds to the 8-byte word at `offset`, wrapping; returns its old value. Needs
     /// [`ATOMIC`](crate::Permissions::ATOMIC).
     ///
     /// ```
@@ -40,8 +42,8 @@ impl Session {
         self.inner.change(lh, offset, Atomic::FetchAdd { add })
     }
 
-    /// Replaces the 8-byte word at `offset` by `new` if it holds `expected`; returns what it held before, so that
-    /// it was replaced exactly if that equals `expected`.  Needs [`ATOMIC`](crate::Permissions::ATOMIC).
+    /// Replaces the 8-byte word at `offset` by `new` if it holds `expected`; returns its old value, which equals
+    /// `expected` exactly if it was replaced. Needs [`ATOMIC`](crate::Permissions::ATOMIC).
     pub fn compare_swap(
         &self,
         lh: Lh,
@@ -52,9 +54,10 @@ impl Session {
         self.inner.change(lh, offset, Atomic::CompareSwap { expected, new })
     }
 
-    /// Makes compare-swaps on words of a region, in order, as long as each finds what it expects; returns how many did.  The one behind
-    /// these changed nothing, and those behind that were not tried.  Where loads and stores reach the words, all of them cost little more than
-    /// their changes; elsewhere each waits for the one before.
+    /// Makes compare-swaps in order while each finds its expected value; returns how many succeeded.
+    ///
+    /// The first that fails changes nothing, and later ones are not tried. By loads and stores, all of them cost little
+    /// more than their changes; elsewhere each waits for the one before.
     pub async fn compare_swap_while(&self, lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError> {
         let mut index = 0;
         while let Some(&SwapOp { offset, expected, new }) = swaps.get(index) {
@@ -104,21 +107,21 @@ impl blocking::Session {
 }
 
 impl Inner {
-    /// Changes a word that loads and stores reach, if it may be changed; what it held before.
+    /// Changes a word within reach of loads and stores, if allowed; returns its old value.
     #[inline]
     fn atomic_now(&self, lh: Lh, offset: u64, atomic: Atomic) -> Option<u64> {
         if self.owns(lh) { self.path.atomic(self.id, lh.slot, offset, atomic).ok() } else { None }
     }
 
-    /// Makes compare-swaps, as long as loads and stores reach the words and these hold what is expected: how many, and whether one held
-    /// something else.
+    /// Makes compare-swaps by loads and stores while they succeed; returns how many did, and whether one found another
+    /// value.
     #[inline]
     fn swap_now(&self, lh: Lh, swaps: &[SwapOp]) -> (usize, bool) {
         let swaps = swaps.iter().map(|swap| (swap.offset, swap.expected, swap.new));
         if self.owns(lh) { self.path.swap_while(self.id, lh.slot, swaps) } else { (0, false) }
     }
 
-    /// Changes a word for a task; see [`Inner::read_all`] for why the longer way is kept apart.
+    /// Changes a word for a task; [`Inner::read_all`] explains why the slower path is boxed.
     #[inline]
     async fn change(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
         if let Some(old) = self.atomic_now(lh, offset, atomic) {
@@ -132,7 +135,7 @@ impl Inner {
         Box::pin(self.atomic(lh, offset, atomic)).await
     }
 
-    /// Changes a word, waiting where it must.
+    /// Changes a word, and waits if necessary.
     pub(crate) async fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
         if !self.owns(lh) {
             let cause = AccessCause::ForeignHandle;
@@ -150,7 +153,7 @@ struct Change<'i> {
     lh: Lh,
     offset: u64,
     atomic: Atomic,
-    /// What the word held before.
+    /// Old value of the word.
     old: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Barriers: sessions that wait until all of them are there.
+//! Barriers: sessions that wait for each other.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -17,15 +17,16 @@ ranked! {
     BTreeMap<Box<str>, Lh> => SessionBarriers;
 }
 
-/// Handles of the regions behind the barriers that a session has used.
+/// Handles of the regions of the barriers that a session has used.
 pub(crate) type Barriers = Mutex<BTreeMap<Box<str>, Lh>>;
 
-/// Barriers.  A barrier comes about when somebody first comes to it, and may be used again and again.
+/// Barriers. A barrier is created by its first participant and may be used any number of times.
 impl Session {
-    /// Waits until `participants` wait at the barrier `name`; returns how often it has been passed by now.
+    /// Waits until `participants` sessions wait at the barrier `name`; returns how many times the barrier has been
+    /// passed so far.
     ///
-    /// All must name the same number.  When the first of those who wait has waited for `timeout`, none of them passes. Who
-    /// drops this future, or dies, is not counted any more.
+    /// All participants must give the same number. If the first waiter has waited for `timeout`, all current waiters
+    /// fail. A participant that dies, or drops this future, is no longer counted.
     pub async fn barrier(
         &self,
         name: &str,
@@ -44,7 +45,7 @@ impl Session {
             match Commanded::new(&self.inner, arrive).await {
                 Ok(Outcome::Passed { round }) => return Ok(round),
                 Ok(_) => unreachable!("a round was asked for"),
-                // It was freed, or its home was restarted, since it was opened.
+                // The barrier was freed, or its home restarted, since it was opened.
                 Err(CommandError::Stale | CommandError::Refused(ErrorReply::NotFound)) => {
                     self.forget_barrier(name, lh)
                 }
@@ -58,7 +59,7 @@ impl Session {
         }
     }
 
-    /// Gives up what a barrier takes in memory: 64 bytes, and its name.  Who comes next makes a new one.  Needs
+    /// Frees a barrier's memory (64 bytes) and its name; the next participant creates a new one. Needs
     /// [`Permissions::MASTER`], which the first participant has.
     pub async fn free_barrier(&self, name: &str) -> Result<(), BarrierError> {
         let failed = |cause| BarrierError { name: name.to_owned(), cause };
@@ -79,7 +80,7 @@ impl Session {
         }
         let lh = self.open(Service::Barrier, name, Permissions::ATOMIC).await?;
         let other = lock(&self.inner.barriers).insert(name.into(), lh);
-        // Another thread of this session may have been faster; one handle is enough, but both are good.
+        // Another thread of this session may have opened it first; both handles are valid, and one is enough.
         if let Some(other) = other {
             self.forget(other);
         }

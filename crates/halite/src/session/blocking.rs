@@ -1,9 +1,9 @@
-//! The same sessions for threads.
+//! Sessions for threads.
 //!
-//! A thread that waits moves its node forward itself for a moment before it sleeps, so that an answer from an
-//! awake peer needs no switch to another thread.  What needs no waiting does not come near any of that.
+//! A waiting thread polls its node for a moment before it sleeps, so that an answer from an awake peer needs no thread
+//! switch. Operations that need no waiting never enter that code.
 
-/// Methods that wait on this thread for those of the same name and arguments of [`crate::Session`].
+/// Generates methods that block on the [`crate::Session`] method of the same name and arguments.
 macro_rules! forward {
     ($(fn $method:ident($($argument:ident: $type:ty),*) -> $output:ty;)*) => {
         $(
@@ -37,8 +37,7 @@ use crate::session::{self, AllocOptions, Lh, NamesMoved, Placement, ReadOp, Swap
 pub use sync::Guard;
 pub use watch::Watch;
 
-/// A session whose methods return when they are done.  See [`crate::Session`], whose every method is here under
-/// the same name.
+/// A session whose methods block until they are done. It has every method of [`crate::Session`] under the same name.
 #[derive(Clone, Debug)]
 pub struct Session {
     session: session::Session,
@@ -49,7 +48,7 @@ impl Session {
         Session { session }
     }
 
-    /// The same session for tasks.
+    /// Returns the same session for tasks.
     pub fn as_async(&self) -> &session::Session {
         &self.session
     }
@@ -59,10 +58,10 @@ impl Session {
         self.session.progress();
     }
 
-    /// Runs any future on this thread, which helps to move the node forward while it waits.
+    /// Runs a future on this thread, which polls the node while it waits.
     #[inline]
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
-        // Where it is made, as far as the compiler sees to it, and not copied on its way to where it is polled.
+        // Pinned where it is made, so that the compiler need not copy it before it is polled.
         self.session.inner.driver.block_on(std::pin::pin!(future))
     }
 }
@@ -110,7 +109,7 @@ impl Session {
     }
 }
 
-/// Bytes.
+/// Reads and writes.
 impl Session {
     /// See [`crate::Session::read`].
     #[inline]
@@ -251,7 +250,7 @@ impl Session {
     }
 }
 
-/// Messages to one port that are not waited for, for threads; see [`crate::Sender`].
+/// A sender of messages to one port, for threads; see [`crate::Sender`].
 #[derive(Debug)]
 pub struct Sender {
     sender: calls::Sender,
@@ -270,7 +269,7 @@ impl Sender {
     }
 }
 
-/// A call that has been posted, for threads; see [`crate::PendingCall`].
+/// A posted call, for threads; see [`crate::PendingCall`].
 #[derive(Debug)]
 pub struct PendingCall {
     pending: calls::PendingCall,
@@ -296,14 +295,14 @@ impl PendingCall {
     }
 }
 
-/// A function that is served, for threads; see [`crate::Server`].
+/// A served function, for threads; see [`crate::Server`].
 #[derive(Clone, Debug)]
 pub struct Server {
     server: calls::Server,
 }
 
 impl Server {
-    /// The same server for tasks.
+    /// Returns the same server for tasks.
     pub fn as_async(&self) -> &calls::Server {
         &self.server
     }
@@ -344,14 +343,14 @@ impl Server {
     }
 }
 
-/// A port that is open, for threads; see [`crate::Mailbox`].
+/// An open port, for threads; see [`crate::Mailbox`].
 #[derive(Clone, Debug)]
 pub struct Mailbox {
     mailbox: calls::Mailbox,
 }
 
 impl Mailbox {
-    /// The same port for tasks.
+    /// Returns the same port for tasks.
     pub fn as_async(&self) -> &calls::Mailbox {
         &self.mailbox
     }

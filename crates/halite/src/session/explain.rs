@@ -1,4 +1,4 @@
-//! Explanations: which path the bytes of a region take, what stands between this node and another, and why.
+//! Explanations: the path to a region's bytes, the connection to another node, and the reasons for both.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,11 +19,11 @@ use crate::cluster::ways;
 use crate::error::{RegionCause, RegionError};
 use crate::session::{Commanded, Lh, Session};
 
-/// How long what comes through to a peer is waited for, and how often that is looked at.
+/// Maximum wait until a peer's path is known, and the interval between checks.
 const PATH_PATIENCE: Duration = Duration::from_millis(500);
 const PATH_LOOK: Duration = Duration::from_millis(5);
 
-/// Which way accesses of this node take to some bytes.
+/// How accesses of this node reach bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AccessPath {
@@ -33,9 +33,9 @@ pub enum AccessPath {
     Direct,
     /// One-sided operations, posted to a peer.
     Posted,
-    /// None for now: the bytes are on their way to another node, and accesses wait.
+    /// Accesses wait: the bytes are being moved to another node.
     Frozen,
-    /// None: the node that held the bytes, or ordered their changes, is down.
+    /// Accesses fail: the node that held the bytes, or the region's home, is down.
     Down,
 }
 
@@ -63,168 +63,169 @@ impl AccessPath {
     }
 }
 
-/// What a read, a write, an atomic and a copy to these bytes come down to.
+/// The operations that carry out a read, a write, an atomic and a copy of these bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Verbs {
-    /// Of `Session::read`.
+    /// For `Session::read`.
     pub read: &'static str,
-    /// Of `Session::write`.
+    /// For `Session::write`.
     pub write: &'static str,
-    /// Of `Session::fetch_add` and its like.
+    /// For `Session::fetch_add` and `Session::compare_swap`.
     pub atomic: &'static str,
-    /// Of `Session::copy` into these bytes, and of `Session::fill`.
+    /// For `Session::copy` into these bytes, and for `Session::fill`.
     pub copy: &'static str,
 }
 
-/// Bytes of a region that are reached in the same way.
+/// Pieces of a region that one node holds and that are reached in the same way.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PieceExplained {
-    /// The node that holds them.
+    /// The node that holds the bytes.
     pub node: u32,
-    /// How many bytes.
+    /// Length in bytes, of all pieces together.
     pub bytes: u64,
-    /// In how many pieces.
+    /// Number of pieces.
     pub pieces: u64,
-    /// Where the first of them starts.
+    /// Offset of the first piece, in bytes.
     pub offset: u64,
-    /// The fabric in between, if there is one.
+    /// The network to the owner, if it is another node.
     pub provider: Option<&'static str>,
-    /// The way to them.
+    /// How accesses reach the bytes.
     pub path: AccessPath,
-    /// What accesses come down to.
+    /// The operations that carry out accesses.
     pub verbs: Verbs,
-    /// Why, for people.
+    /// Reason, as text.
     pub reason: &'static str,
 }
 
-/// How this session reaches a region, and why so.
+/// How this session reaches a region, and why.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct RegionExplained {
-    /// Its name, if it has one and its home answers.
+    /// The region's name, if it has one and its home answers.
     pub name: Option<String>,
-    /// Its identity.
+    /// The region's identity.
     pub region: String,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// The node that orders its changes.
+    /// The region's home.
     pub home: u32,
-    /// How often it changed, if its home answers.
+    /// The region's epoch, if its home answers.
     pub epoch: Option<u64>,
-    /// What this handle may be used for.
+    /// What this handle allows.
     #[serde(serialize_with = "as_letters")]
     pub permissions: Permissions,
-    /// Whether it is immutable.
+    /// Whether the region is immutable.
     pub sealed: bool,
-    /// Its bytes, by where they are and how they are reached.
+    /// The region's bytes, by owner and path.
     pub pieces: Vec<PieceExplained>,
 }
 
-/// What the fabric between two nodes can do.
+/// Capabilities of the network between two nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct PeerCapabilities {
-    /// Its name.
+    /// Name of the provider.
     pub provider: &'static str,
-    /// Whether loads and stores reach the other's memory.
+    /// Whether loads and stores reach the peer's memory.
     pub direct: bool,
-    /// Which atomics it offers on the other's memory; where they are not coherent with processors, ours travel as calls.
+    /// Atomics on the peer's memory; where they are not coherent with its processors, sessions' atomics travel as
+    /// calls.
     #[serde(serialize_with = "as_text")]
     pub atomics: Atomics,
-    /// How many orders of requests there are between the two: messages and calls take one, accesses another if there is another.
+    /// Number of lanes: messages and calls use one, accesses another if there are two.
     pub lanes: usize,
-    /// Longest message that it takes in one piece, in bytes.
+    /// Maximum length of a message, in bytes.
     pub send_bytes_max: u64,
-    /// Longest write out of memory that is not registered, in bytes; `None` where any is taken.
+    /// Maximum length of a write from unregistered memory, in bytes; `None` if there is no limit.
     pub inline_bytes_max: Option<u64>,
 }
 
-/// The packets between this node and another.
+/// Packets between this node and another, since they connected.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PathExplained {
-    /// Most payload of a packet, in bytes (path MTU).
+    /// Maximum payload of a packet, in bytes (path MTU).
     pub mtu_bytes: u32,
-    /// Packets that were sent, repetitions included.
+    /// Packets sent, including repetitions.
     pub sent: u64,
-    /// Of these, those that had been sent before: at least so many were lost, or late.
+    /// Packets sent again; at least this many were lost or late.
     pub repeated: u64,
-    /// Whether both ends repeat single packets; else all behind one that is lost is sent again.
+    /// Whether both ends repeat single packets; otherwise all packets behind a lost one are sent again.
     pub repeats_single: bool,
-    /// Packets that came before others that were lost or late, and were kept until those had come.
+    /// Packets that arrived ahead of a lost or late one, and were kept.
     pub kept: u64,
-    /// How often an answer was waited for in vain.
+    /// Retransmission timeouts.
     pub timeouts: u64,
-    /// Packets that arrived.
+    /// Packets received.
     pub arrived: u64,
-    /// Of these, those that had arrived before.
+    /// Received packets that had arrived before.
     pub duplicates: u64,
-    /// Packets that may be under way to it now, in each lane.
+    /// Packets that may be in flight to the peer now, per lane.
     pub window_packets: Vec<u32>,
-    /// From which address and port of this end they go.
+    /// Local address and port of the packets.
     pub from: SocketAddr,
-    /// To which of the other's.
+    /// The peer's address and port.
     pub to: SocketAddr,
-    /// From where packets of the other came besides, if any did: they are refused.
+    /// Another source address of the peer's packets, if any; such packets are refused.
     pub refused_from: Option<SocketAddr>,
-    /// How many these were.
+    /// Number of refused packets.
     pub refused: u64,
 }
 
-/// What stands between this node and another.
+/// The connection between this node and another.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PeerExplained {
-    /// Which node.
+    /// The other node.
     pub node: u32,
-    /// Its incarnation, in hexadecimal: numbers of 64 bits do not survive every reader of JSON.
+    /// Its incarnation, in hexadecimal: some readers of JSON lose digits of 64-bit numbers.
     pub incarnation: String,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// Whether it lives, as far as is known here.
+    /// Its state, as far as this node knows.
     #[serde(serialize_with = "as_word")]
     pub state: NodeState,
     /// Whether this node is connected to it.
     pub connected: bool,
-    /// Why it is reached by that fabric, if there was a choice.
+    /// Why this network was chosen, if there was a choice.
     pub provider_reason: Option<&'static str>,
-    /// What the fabric in between can do, if it is connected.
+    /// Capabilities of the network in between, if it is connected.
     pub capabilities: Option<PeerCapabilities>,
-    /// For how long nothing was heard of it, in ms, if it is connected.
+    /// Time since it was last heard, in ms, if it is connected.
     pub silent_ms: Option<u64>,
-    /// What a round trip to it takes, in ns, if it is connected over a network that has measured it.
+    /// Round trip, in ns, if it is connected over a network that measures it.
     pub round_trip_ns: Option<u64>,
-    /// What has become of packets to it and from it, if it is connected over a network that counts them.
+    /// Packets to it and from it, if it is connected over a network that counts them.
     pub path: Option<PathExplained>,
-    /// Calls and messages to it that have no answer yet, those given up among them for as long as it may still answer.
+    /// Calls and messages to it without an answer, including abandoned ones whose answer may still arrive.
     pub calls_under_way: usize,
     /// Long answers to it that are kept until it has read them.
     pub answers_kept: usize,
-    /// Bytes of this node's memory that are kept back because it could still reach them.
+    /// Bytes of this node's memory in quarantine because the other node could still reach them.
     pub bytes_quarantined_here: u64,
-    /// Bytes that it keeps back itself because of others, if it answers.
+    /// Bytes of its own memory that it keeps in quarantine, if it answers.
     pub bytes_quarantined_there: Option<u64>,
-    /// Nodes with memory that say that it is cut off from theirs: nothing of it lands there ([`Session::reach`]).
+    /// Nodes with memory that report it as cut off: none of its operations lands there ([`Session::reach`]).
     pub cut_off_at: Vec<u32>,
-    /// Why it is as it is, for people.
+    /// Reason for its state, as text.
     pub reason: String,
 }
 
-/// How this session's node sees another now.
+/// How this session's node sees another node now.
 #[derive(Clone, PartialEq, Debug)]
 pub struct PeerSeen {
-    /// Where other hosts dial it, if they do.
+    /// Address at which other hosts dial it, if they can.
     pub address: Option<SocketAddr>,
-    /// Whether it says that it is of this node's cluster directory, so a process of this host; other nodes are on other hosts, in other
-    /// directories, or share no memory and do not say.
+    /// Whether it announces this node's cluster directory, and so is a process of this host. Other nodes are on other
+    /// hosts, in other directories, or share no memory and do not announce one.
     pub is_here: bool,
-    /// For how long nothing was heard of it, if it is connected.
+    /// Time since it was last heard, if it is connected.
     pub silent: Option<Duration>,
-    /// What a round trip to it takes, if the network in between has measured it.
+    /// Round trip, if the network in between measures it.
     pub round_trip: Option<Duration>,
-    /// Which part of the packets to it had to be sent again, if the network in between counts them.
+    /// Share of the packets to it that had to be sent again, if the network in between counts them.
     pub repeated: Option<f64>,
 }
 
 /// Explanations.
 impl Session {
-    /// Tells how this node sees another, without asking anybody; `None` if it has never heard of it.
+    /// Returns how this node sees another, without a message; `None` if it has never heard of it.
     pub fn seen(&self, node: NodeId) -> Option<PeerSeen> {
         let driver = &self.inner.driver;
         let now = driver.now_ns();
@@ -246,7 +247,7 @@ impl Session {
         })
     }
 
-    /// Tells where the bytes of a region are, which way accesses take to them, and why.  Works as well where its home
+    /// Explains where the bytes of a region are, how accesses reach them, and why. Also works while the region's home
     /// is down.
     pub async fn explain(&self, lh: Lh) -> Result<RegionExplained, RegionError> {
         self.own("explain", lh)?;
@@ -283,10 +284,10 @@ impl Session {
         })
     }
 
-    /// Tells what stands between this session's node and another, and why.
+    /// Explains the connection between this session's node and another.
     pub async fn explain_peer(&self, node: NodeId) -> Result<PeerExplained, RegionError> {
         let failed = |cause| RegionError { operation: "explain", object: format!("node {node}"), cause };
-        // The directory knows of nodes that this one has never met.
+        // The directory knows nodes that this one has never met.
         let asked = Commanded::new(&self.inner, Command::Status).await;
         let statuses = match asked.map_err(|error| failed(error.into()))? {
             halite_tier::effect::Outcome::Status(statuses) => statuses,
@@ -337,7 +338,7 @@ impl Session {
         })
     }
 
-    /// What is known of the path to a peer; of one that has just been met, waits a little until that is found out.
+    /// Returns the state of the path to a peer; waits a little if the path of a new peer is not known yet.
     async fn path_to(&self, peer: Option<PeerId>) -> Option<Path> {
         let driver = &self.inner.driver;
         let looks = PATH_PATIENCE.as_millis() / PATH_LOOK.as_millis();
@@ -370,7 +371,7 @@ impl blocking::Session {
     }
 }
 
-/// The pieces of a region, those alike taken together, in the order of their first bytes.
+/// Groups the pieces of a region by owner and path, in the order of their first bytes.
 fn pieces(
     known: &Known,
     me: NodeIncarnation,
@@ -409,7 +410,7 @@ fn path_to(owner: NodeIncarnation, place: &Place, me: NodeIncarnation) -> Access
     }
 }
 
-/// What operations come down to, unless this handle may not be used for them.
+/// Returns the operations behind accesses, unless this handle does not allow them.
 fn verbs(path: AccessPath, known: &Known, coherent: bool) -> Verbs {
     let [read, write, atomic, copy] = match path {
         AccessPath::Local | AccessPath::Direct => {
@@ -440,7 +441,7 @@ fn answer_of(node: NodeId, statuses: &[NodeStatus]) -> Option<&NodeStatus> {
     statuses.iter().find(|status| status.node == node && answers(status.state))
 }
 
-/// Who is said to be alive but does not answer is silent.
+/// A node that counts as alive but does not answer is silent.
 fn state(known: &KnownPeer, statuses: &[NodeStatus], is_self: bool) -> NodeState {
     match known.state {
         NodeState::Alive if !is_self && answer_of(known.incarnation.node, statuses).is_none() => {
@@ -453,13 +454,13 @@ fn state(known: &KnownPeer, statuses: &[NodeStatus], is_self: bool) -> NodeState
 fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
     let what = match (known.state, known.peer) {
         _ if is_self => "this is the node that was asked".to_owned(),
-        (_, Some(_)) => "each has heard the handshake of the other, and it is heard".to_owned(),
+        (_, Some(_)) => "both handshakes have arrived, and the node is heard".to_owned(),
         (NodeState::Alive | NodeState::Draining | NodeState::Silent, None) => {
             "alive in the directory, but not connected: stopped or joining".to_owned()
         }
         (NodeState::Unconnected, None) => "alive in the directory; the nodes connect on first use".to_owned(),
         (NodeState::Unreachable | NodeState::Dead, None) => reason_of_death(known.loss),
-        (NodeState::Left, None) => "it said goodbye".to_owned(),
+        (NodeState::Left, None) => "it left the cluster".to_owned(),
     };
     match known.is_zombie {
         true => format!("{what}; it is not cut off yet, so memory that it could reach is kept back"),
@@ -473,11 +474,11 @@ fn reason_of_death(loss: Option<Loss>) -> String {
     };
     let age_s = age_ns / 1_000_000_000;
     match cause {
-        LossCause::Left => format!("it said goodbye {age_s} s ago"),
-        LossCause::Exited => format!("its process exited {age_s} s ago, without a goodbye"),
+        LossCause::Left => format!("it left the cluster {age_s} s ago"),
+        LossCause::Exited => format!("its process exited {age_s} s ago, without leaving the cluster"),
         LossCause::Killed => format!("it was killed {age_s} s ago, silent for longer than its lease"),
         LossCause::Unreachable => {
-            format!("it has been unreachable for {age_s} s; that its process has ended is not proven")
+            format!("it has been unreachable for {age_s} s; its process may still run")
         }
     }
 }
@@ -496,7 +497,7 @@ fn as_letters<S: serde::Serializer>(permissions: &Permissions, serializer: S) ->
 
 impl fmt::Display for RegionExplained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Names come from other users: a terminal must not take them for commands.
+        // Names come from other users and must not reach the terminal as commands.
         let name = self.name.as_ref().map_or("a region".to_owned(), |name| format!("region {name:?}"));
         writeln!(f, "{name} ({}): {} bytes", self.region, self.len)?;
         let epoch =
@@ -579,7 +580,7 @@ impl fmt::Display for PathExplained {
         let repairs = if self.repeats_single {
             "single packets are repeated"
         } else {
-            "all behind a lost one is repeated"
+            "all packets behind a lost one are repeated"
         };
         let percent = 100.0 * *repeated as f64 / (*sent).max(1) as f64;
         let windows: Vec<String> = window_packets.iter().map(u32::to_string).collect();
@@ -605,13 +606,13 @@ impl fmt::Display for PeerCapabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let reach = if self.direct { "loads and stores reach its memory" } else { "accesses are posted" };
         let atomics = match self.atomics {
-            Atomics::None => "no atomics, so that ours travel as calls",
-            Atomics::Processor => "atomics as by its processor",
-            Atomics::Adapter => "atomics by its adapter alone, so that ours travel as calls",
+            Atomics::None => "no atomics, so sessions' atomics travel as calls",
+            Atomics::Processor => "atomics coherent with its processor",
+            Atomics::Adapter => "atomics by its adapter alone, so sessions' atomics travel as calls",
         };
         let sends = self.send_bytes_max;
         let lanes = match self.lanes {
-            1 => "one lane for all".to_owned(),
+            1 => "one lane".to_owned(),
             lanes => format!("{lanes} lanes"),
         };
         write!(f, "provider {}: {reach}; {atomics}; {lanes}; ", self.provider)?;

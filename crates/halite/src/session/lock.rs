@@ -1,14 +1,14 @@
-//! Locks: one session of the cluster at a time.
+//! Locks: each is held by one session of the cluster at a time.
 //!
 //! ```text
 //!  Idle ── lock ──> Busy ── free, or granted ──> Held ── unlock, or the guard's drop ──> Busy ──> Idle
 //!                     └─ dropped, timeout, error: Idle
 //! ```
 //!
-//! A lock is a word in a region that users do not see (`halite_tier::lockword`).  Where loads and stores reach it, a free
-//! lock is taken and given up by one compare-swap each, and nobody else hears of it.  Otherwise its home is asked, which
-//! knows who waits: over a queue that is one round trip, where two posted atomics would be two, and a future that is
-//! dropped leaves nothing behind that nobody knows of.
+//! A lock is a word in a hidden region (`halite_tier::lockword`). Within reach of loads and stores, a free lock is
+//! taken and released by one compare-swap each, without a message. Otherwise the session asks the home, which keeps the
+//! queue of waiters: one round trip, where two posted atomics would take two, and the home knows of every request that
+//! a dropped future leaves behind.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,7 +39,7 @@ impl Locks {
     }
 }
 
-/// A lock as one session knows it.
+/// A session's view of one lock.
 #[derive(Debug)]
 struct Named {
     name: Box<str>,
@@ -53,24 +53,24 @@ ranked! {
 
 #[derive(Debug)]
 struct LockUse {
-    /// Of the region that the lock lives in.
+    /// Handle of the region that holds the lock.
     lh: Option<Lh>,
     usage: Usage,
-    /// The home may not have heard yet that an earlier request is not wanted any more.  So the next goes there too,
-    /// behind that news, rather than straight to the word.
+    /// The home may not have processed the cancel of an earlier request. The next request therefore goes to the home
+    /// too, behind the cancel, and not directly to the word.
     detour: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Usage {
     Idle,
-    /// Somebody of this session tries to take it, or gives it up.
+    /// A thread of this session is taking or releasing it.
     Busy,
-    /// With this token.
+    /// Held, with this token.
     Held(u64),
 }
 
-/// A lock that is held.  Dropping the guard gives the lock up, without waiting.
+/// A held lock. Dropping the guard releases the lock, without waiting.
 ///
 /// ```
 /// # use halite::{Config, LockCause, Node, NodeId};
@@ -104,36 +104,38 @@ impl fmt::Debug for Guard {
 }
 
 impl Guard {
-    /// A number that rises with every acquisition of this lock.  What is protected by the lock can refuse who comes with a
-    /// lower token than it has seen: a holder that was stopped for so long that others took it for dead.
+    /// Returns the fencing token, which rises with every acquisition of this lock.
+    ///
+    /// A resource behind the lock can reject tokens lower than the highest that it has seen: they belong to a holder
+    /// that paused for so long that it was taken for dead.
     pub fn token(&self) -> u64 {
         self.token
     }
 
-    /// Whether the holder before died without giving the lock up: what it protects may be half changed.
+    /// Returns whether the previous holder died with the lock: the protected data may be half changed.
     pub fn recovered(&self) -> bool {
         self.recovered
     }
 
-    /// Whether it is still held for sure, as of now; else fails with [`LockCause::Lapsed`].
+    /// Checks that the lock is still held; fails with [`LockCause::Lapsed`] otherwise.
     ///
-    /// A holder that loses sight of the node on which the lock lives does not keep others out for ever: it is held for a lease
-    /// ([`Config::lease`](crate::Config)) after the last heartbeat of this node that was acknowledged, by the clock of this node alone, and is given to
-    /// another only after that.  Who is about to do what nobody else may do at the same time asks before, each time; it costs a lock
-    /// of this process, and no message.  What it then does takes time, too: what it has begun may still land at third nodes when another
-    /// has the lock, so that those who must not see that compare [tokens](Guard::token).
+    /// A guard expires a lease ([`Config::lease`](crate::Config)) after this node's last acknowledged heartbeat to the
+    /// lock's home, measured by this node's clock. The home gives the lock to another session only after that. Call
+    /// this before each step that needs exclusion; it costs a lock of this process and no message. Accesses that have
+    /// begun may still land at third nodes when another session has the lock; where that matters, compare
+    /// [tokens](Guard::token).
     pub fn check(&self) -> Result<(), LockError> {
         let kept = self.session.inner.check_kept(&self.named, Some(self.token));
         kept.map_err(|cause| failed("keep", &self.named.name, cause))
     }
 
-    /// Gives the lock up, and waits until that is so.
+    /// Releases the lock and waits for the release.
     pub async fn unlock(mut self) -> Result<(), LockError> {
         self.is_over = true;
         self.session.inner.unlock(&self.named, Some(self.token)).await
     }
 
-    /// Keeps the lock beyond the guard, until [`Session::unlock`] or the end of the session.  Returns the token.
+    /// Keeps the lock beyond the guard, until [`Session::unlock`] or the end of the session. Returns the token.
     pub fn keep(mut self) -> u64 {
         self.is_over = true;
         self.token
@@ -142,24 +144,28 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // A node that has left, or failed, holds nothing.
+        // A node that has left or failed holds no locks.
         if !self.is_over && !self.session.inner.driver.is_closed() {
-            // What must be said to the home is said when this returns; that is enough.
+            // The message to the home is queued when this returns; that is enough.
             let _ = self.session.inner.begin_unlock(&self.named, Some(self.token));
         }
     }
 }
 
-/// Locks.  A lock has a name of its own kind, and comes about when it is first wanted, on a node that stays.  A session is
-/// what excludes others: threads that are to exclude each other use sessions of their own.
+/// Locks.
 ///
-/// A lock whose holder died goes to the next who waits or asks, once that holder can touch nothing any more; that of a holder that is
-/// unreachable, once it [knows that it is over](Guard::check).  A lock
-/// whose home died is made anew by the next session that wants it: then it no longer excludes who held it before, but its tokens are
-/// still higher than before: they begin at the time of day, by the fastest clock of which the cluster has heard.
+/// Locks have names of their own. A lock is created on a permanent node when it is first used. Sessions exclude each
+/// other; threads that are to exclude each other use a session each.
+///
+/// If a holder dies, the lock goes to the next session that waits or asks, once the holder is cut off. If a holder is
+/// unreachable, the lock passes on once the holder's guard [has expired](Guard::check). If the home dies, the next
+/// session creates the lock anew: it no longer excludes the old holder, but its tokens are still higher, because they
+/// start at the time of day by the fastest clock that the cluster has heard of.
 impl Session {
-    /// Takes a lock; those who wait get it in the order in which they asked.  That takes as long as others hold it, but where a
-    /// holder's node is silent and cannot be cut off, this fails with [`LockCause::HeldBySilent`] within three leases.
+    /// Takes a lock; waiters get it in the order of their requests.
+    ///
+    /// Waits as long as others hold it, except that it fails with [`LockCause::HeldBySilent`] within three leases if a
+    /// holder's node is silent and cannot be cut off.
     pub async fn lock(&self, name: &str) -> Result<Guard, LockError> {
         Attempt::begin(self, name)?.taken(true).await
     }
@@ -169,30 +175,30 @@ impl Session {
         Attempt::begin(self, name)?.taken(false).await
     }
 
-    /// Takes a lock, or fails with [`LockCause::Timeout`].
+    /// Takes a lock, or fails with [`LockCause::Timeout`] after `timeout`.
     pub async fn lock_within(&self, name: &str, timeout: Duration) -> Result<Guard, LockError> {
         let driver = &self.inner.driver;
         let taken = driver.within(timeout, self.lock(name)).await;
-        // A node that leaves rings all timers.
+        // A node that leaves fires all timers.
         let late = || {
             if driver.is_closed() { LockCause::Region(RegionCause::NodeClosed) } else { LockCause::Timeout }
         };
         taken.unwrap_or_else(|| Err(failed("take", name, late())))
     }
 
-    /// [`Guard::check`] of a lock that this session holds, whether its guard is still there or was [kept](Guard::keep).
+    /// As [`Guard::check`], for a lock that this session holds by a guard or has [kept](Guard::keep).
     pub fn check_lock(&self, name: &str) -> Result<(), LockError> {
         let kept = self.inner.named(name).and_then(|named| self.inner.check_kept(&named, None));
         kept.map_err(|cause| failed("keep", name, cause))
     }
 
-    /// Gives up a lock that this session holds, whether its guard is still there or was [kept](Guard::keep).
+    /// Releases a lock that this session holds by a guard or has [kept](Guard::keep).
     pub async fn unlock(&self, name: &str) -> Result<(), LockError> {
         let named = self.inner.named(name).map_err(|cause| failed("give up", name, cause))?;
         self.inner.unlock(&named, None).await
     }
 
-    /// Asks the home to take a lock from this session, whatever the session knows of it.
+    /// Asks the home to take a lock from this session, even if the session does not hold it.
     pub(crate) async fn unlock_unheld(&self, name: &str) -> Result<(), LockError> {
         let failed = |cause| failed("give up", name, cause);
         check_name(name).map_err(|cause| failed(cause.into()))?;
@@ -204,8 +210,8 @@ impl Session {
         ended.map(|_| ()).map_err(|error| failed(error.into()))
     }
 
-    /// Makes a lock that others may take only if `everyone` has [`Permissions::ATOMIC`], or if they are
-    /// [granted](Session::grant_lock) it.  A lock that comes about by being taken may be taken by everyone.
+    /// Creates a lock that other principals may take only if `everyone` has [`Permissions::ATOMIC`], or if they are
+    /// [granted](Session::grant_lock) it. A lock that is created by its first use is open to all principals.
     pub async fn create_lock(&self, name: &str, everyone: Permissions) -> Result<(), LockError> {
         let failed = |cause| failed("create", name, cause);
         let named = self.inner.named(name).map_err(failed)?;
@@ -214,24 +220,25 @@ impl Session {
         Ok(())
     }
 
-    /// Lets `who` take a lock, if `permissions` has [`Permissions::ATOMIC`].  Needs [`Permissions::MASTER`], which
-    /// the maker of the lock has.
+    /// Lets `who` take a lock, if `permissions` has [`Permissions::ATOMIC`]. Needs [`Permissions::MASTER`], which the
+    /// creator of the lock has.
     pub async fn grant_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
         let master = self.lock_master("grant", name).await?;
         let granted = self.grant(master.lh, who, permissions).await;
         granted.map_err(|error| failed("grant", name, error.cause.into()))
     }
 
-    /// Takes permissions for a lock away.  Who holds it keeps it.  Needs [`Permissions::MASTER`].
+    /// Revokes permissions for a lock; a current holder keeps it. Needs [`Permissions::MASTER`].
     pub async fn revoke_lock(&self, name: &str, who: Who, permissions: Permissions) -> Result<(), LockError> {
         let master = self.lock_master("revoke", name).await?;
         let revoked = self.revoke(master.lh, who, permissions).await;
         revoked.map_err(|error| failed("revoke", name, error.cause.into()))
     }
 
-    /// Gives up what a lock takes in memory: 64 bytes, and its name.  Who wants it next makes a new one, even while
-    /// somebody holds the old one, which does not keep anybody out any more: the new one's tokens are higher.  Needs
-    /// [`Permissions::MASTER`].
+    /// Frees a lock's memory (64 bytes) and its name.
+    ///
+    /// The next session to use the name creates a new lock, even while the old one is held; the old one then excludes
+    /// no session, and the new tokens are higher. Needs [`Permissions::MASTER`].
     pub async fn free_lock(&self, name: &str) -> Result<(), LockError> {
         let master = self.lock_master("free", name).await?;
         let freed = self.free(master.lh).await;
@@ -249,9 +256,9 @@ fn failed(operation: &'static str, name: &str, cause: LockCause) -> LockError {
     LockError { operation, name: name.to_owned(), cause }
 }
 
-/// The regions behind locks and barriers.
+/// Regions of locks and barriers.
 impl Session {
-    /// Maps the region behind a lock or barrier, and makes it if there is none.
+    /// Maps the region of a lock or barrier, and creates it if there is none.
     pub(crate) async fn open(
         &self,
         service: Service,
@@ -265,14 +272,14 @@ impl Session {
                 other => return other,
             }
             match self.anchor(service, name, Permissions::ATOMIC).await {
-                // Somebody else was faster.
+                // Another session created it first.
                 Err(RegionCause::NameTaken) => {}
                 other => return other,
             }
         }
     }
 
-    /// The same, to give orders to it: a handle that was opened to use it gives none.
+    /// As `open`, with master's rights; the handles of `open` have none.
     pub(crate) async fn open_master(&self, service: Service, name: &str) -> Result<Master, RegionCause> {
         let lh = self.open(service, name, Permissions::MASTER).await?;
         Ok(Master { session: self.clone(), lh })
@@ -289,13 +296,13 @@ impl Session {
         }
     }
 
-    /// Gives up a handle that leads nowhere any more, without waiting.
+    /// Drops a stale handle, without waiting.
     pub(crate) fn forget(&self, lh: Lh) {
         drop(Commanded::submitted(&self.inner, Command::Unmap(lh.slot)));
     }
 }
 
-/// A handle of the region behind a lock or barrier for a single order.
+/// A handle to the region of a lock or barrier for a single master's operation.
 pub(crate) struct Master {
     session: Session,
     pub(crate) lh: Lh,
@@ -307,7 +314,7 @@ impl Drop for Master {
     }
 }
 
-/// A session's only attempt, for now, to take a lock.
+/// An attempt to take a lock; a session has at most one at a time.
 pub(crate) struct Attempt {
     session: Session,
     named: Arc<Named>,
@@ -317,7 +324,7 @@ pub(crate) struct Attempt {
 impl Attempt {
     pub(crate) fn begin(session: &Session, name: &str) -> Result<Attempt, LockError> {
         let begun = session.inner.named(name).and_then(|named| {
-            // A node that has left does not learn what became of former attempts.
+            // A node that has left does not learn the outcome of earlier attempts.
             if session.inner.driver.is_closed() {
                 return Err(LockCause::Region(RegionCause::NodeClosed));
             }
@@ -332,7 +339,7 @@ impl Attempt {
         begun.map_err(|cause| failed("take", name, cause))
     }
 
-    /// Takes the lock if it is free, and in reach of loads and stores.
+    /// Takes the lock if it is free and within reach of loads and stores.
     pub(crate) fn take_free(&mut self) -> Option<Guard> {
         let inner = &*self.session.inner;
         let mut state = lock(&self.named.state);
@@ -349,12 +356,12 @@ impl Attempt {
             _ => return None,
         }
         drop(state);
-        // If this fails, the home is asked, which sees that the word is ours.
+        // If this fails, the home is asked, and sees that this session holds the word.
         let token = inner.next_token(lh)?;
         Some(self.succeed(token, false))
     }
 
-    /// Takes the lock, waiting for it only if told to.
+    /// Takes the lock; waits for it only if `wait`.
     pub(crate) async fn taken(mut self, wait: bool) -> Result<Guard, LockError> {
         let taken = self.take(wait).await;
         taken.map_err(|cause| failed("take", &self.named.name, cause))
@@ -381,7 +388,7 @@ impl Attempt {
             match Commanded::new(&self.session.inner, ask).await {
                 Ok(Outcome::Locked { token, recovered }) => return Ok(self.succeed(token, recovered)),
                 Ok(_) => unreachable!("a lock was asked for"),
-                // It was freed, or its home was restarted, since it was opened.
+                // The lock was freed, or its home restarted, since it was opened.
                 Err(CommandError::Stale | CommandError::Refused(ErrorReply::NotFound)) => self.forget(lh),
                 Err(error) => {
                     if let CommandError::Refused(ErrorReply::PeerDown(_)) = error {
@@ -429,7 +436,7 @@ impl Inner {
         Ok(named)
     }
 
-    /// The token of a lock that was just taken; `None` if it cannot be had at once.
+    /// Returns the token of a lock that was just taken; `None` if loads and stores do not reach the counter now.
     fn next_token(&self, lh: Lh) -> Option<u64> {
         let add = |add| self.path.atomic(self.id, lh.slot, TOKENS_OFFSET, Atomic::FetchAdd { add }).ok();
         let last = add(1)?;
@@ -452,10 +459,11 @@ impl Inner {
         ended.map_err(|cause| failed("give up", &named.name, cause))
     }
 
-    /// Gives the lock up if it is held, and by the guard of that token if one is given; what remains to be waited for,
-    /// if anything.  Until the word has changed or the home has been asked, no thread of this session may try again.
+    /// Starts to release the lock if it is held, and by the guard of `token` if one is given; returns what remains to
+    /// be waited for. Until the word has changed or the home has been asked, no thread of this session may try to take
+    /// it again.
     fn begin_unlock(&self, named: &Named, token: Option<u64>) -> Result<Option<Commanded<'_>>, LockCause> {
-        // A node that leaves has given up all that it held.
+        // A node that leaves has released all its locks.
         if self.driver.is_closed() {
             return Err(LockCause::Region(RegionCause::NodeClosed));
         }
@@ -472,7 +480,7 @@ impl Inner {
         given_up
     }
 
-    /// Whether it is held for sure, and by the guard of that token if one is given.
+    /// Checks that the lock is still held, and by the guard of `token` if one is given.
     fn check_kept(&self, named: &Named, token: Option<u64>) -> Result<(), LockCause> {
         if self.driver.is_closed() {
             return Err(LockCause::Region(RegionCause::NodeClosed));
@@ -502,7 +510,7 @@ impl Inner {
         }
     }
 
-    /// The session ends.
+    /// Releases all locks at the end of the session.
     pub(crate) fn abandon_locks(&self) {
         if self.driver.is_closed() {
             return;

@@ -1,7 +1,8 @@
-//! Memory operations: filling and copying, wherever the bytes are.
+//! Memory operations: fill and copy, executed where the bytes are.
 //!
-//! What loads and stores reach is done on the caller's own thread, and no data travels.  Else the command travels
-//! (`halite_tier::engine`), a part at a time, and this goes on with what is left.
+//! Bytes within reach of loads and stores are changed on the caller's own thread. Otherwise a command goes to the owner
+//! (`halite_tier::engine`), one part at a time, without moving data over the network; this module continues with the
+//! rest.
 
 use halite_tier::access::{Blocked, CopySide, DataPath, RegionOffset, Step};
 use halite_tier::effect::{Command, CommandError, Outcome};
@@ -12,17 +13,19 @@ use crate::blocking;
 use crate::error::{AccessCause, AccessError, CopyEnd, CopyError};
 use crate::session::{Commanded, Inner, Lh, Session};
 
-/// Memory operations.  All checks of the whole are made before a byte is touched.  A future that is dropped may have
-/// done any part of its work, and goes no further than the part under way.
+/// Memory operations.
+///
+/// All rights and bounds are checked before a byte changes. A dropped future may have done any part of its work, and
+/// goes no further than the part in progress.
 impl Session {
-    /// Sets `len` bytes from `offset` to `byte`.  Needs [`Permissions::WRITE`](crate::Permissions::WRITE).
+    /// Sets `len` bytes from `offset` to `byte`. Needs [`Permissions::WRITE`](crate::Permissions::WRITE).
     pub async fn fill(&self, lh: Lh, offset: u64, len: u64, byte: u8) -> Result<(), AccessError> {
         self.inner.finish_fill(Filling { at: region_offset(lh, offset), len, byte }, lh, offset, len).await
     }
 
-    /// Copies `len` bytes from one place to another, of the same region or another one.  Needs
-    /// [`Permissions::READ`](crate::Permissions::READ) there and [`Permissions::WRITE`](crate::Permissions::WRITE)
-    /// here.  The two may overlap: the result is as if the bytes had gone through a buffer.
+    /// Copies `len` bytes within a region or between two. Needs [`Permissions::READ`](crate::Permissions::READ) on the
+    /// source and [`Permissions::WRITE`](crate::Permissions::WRITE) on the target. The two ranges may overlap, as with
+    /// `memmove`.
     pub async fn copy(
         &self,
         to: Lh,
@@ -72,21 +75,21 @@ fn region_offset(lh: Lh, offset: u64) -> RegionOffset {
     RegionOffset { slot: lh.slot, offset }
 }
 
-/// What is left of a memory operation.
+/// The rest of a memory operation.
 trait Bulk {
-    /// How many bytes.
+    /// Length in bytes.
     fn len(&self) -> u64;
 
-    /// From where on in the region of that side.
+    /// Offset in the region of that side.
     fn offset(&self, side: CopySide) -> u64;
 
-    /// Does some of it by loads and stores.
+    /// Does a part of it by loads and stores.
     fn step(&self, path: &DataPath, session: SessionId) -> Result<Step, (CopySide, Blocked)>;
 
-    /// What the engine is told where that does not go.
+    /// Returns the command for the engine where loads and stores do not reach.
     fn command(&self) -> Command;
 
-    /// Some of it is done.
+    /// Advances past a completed part.
     fn advance(&mut self, step: Step);
 }
 
@@ -155,7 +158,7 @@ impl Bulk for Copying {
     }
 }
 
-/// Why a memory operation failed, at which of its regions, and whether some of it is done.
+/// Cause of a failure, the region that failed, and whether a part is done.
 struct Failure {
     side: CopySide,
     cause: AccessCause,
@@ -184,13 +187,13 @@ impl Failure {
 }
 
 impl Inner {
-    /// Fills what is missing of `len` bytes, waiting where it must.
+    /// Fills the rest of `len` bytes, and waits where necessary.
     async fn finish_fill(&self, filling: Filling, lh: Lh, offset: u64, len: u64) -> Result<(), AccessError> {
         let filled = self.carry_out(filling, &[(CopySide::Target, lh)], len).await;
         filled.map_err(|failure| failure.of_fill(self, lh, offset, len))
     }
 
-    /// Copies what is missing of `len` bytes, waiting where it must.
+    /// Copies the rest of `len` bytes, and waits where necessary.
     async fn finish_copy(
         &self,
         copying: Copying,
@@ -203,7 +206,7 @@ impl Inner {
         copied.map_err(|failure| failure.of_copy(self, to, from, len))
     }
 
-    /// Does what is left of an operation on `whole` bytes.
+    /// Does the rest of an operation on `whole` bytes.
     async fn carry_out<B: Bulk>(
         &self,
         mut bulk: B,
@@ -215,7 +218,7 @@ impl Inner {
             return Err(Failure { side: *side, cause: AccessCause::ForeignHandle, partly: false });
         }
         loop {
-            // Read before the attempt, so that a change during it is not missed.
+            // Read before the attempt, so that no change during it is missed.
             let seen = self.driver.shared.handle_changes.count();
             let stopped = match self.step_on(bulk) {
                 Ok(()) => return Ok(()),
@@ -242,7 +245,7 @@ impl Inner {
         }
     }
 
-    /// Does all that can be done without waiting.
+    /// Does everything that needs no waiting.
     fn step_on<B: Bulk>(&self, bulk: &mut B) -> Result<(), (CopySide, Blocked)> {
         loop {
             let step = bulk.step(&self.path, self.id)?;
@@ -272,7 +275,7 @@ impl Inner {
     }
 }
 
-/// Why a memory operation does not go on.
+/// Cause of an interruption.
 enum Stop {
     Access(CopySide, Blocked),
     HalfWay(CopySide, AccessCause),
@@ -283,7 +286,7 @@ fn cause_of_refusal(refusal: ErrorReply) -> AccessCause {
         ErrorReply::PeerDown(node) | ErrorReply::UnknownNode(node) => AccessCause::PeerDown(node),
         ErrorReply::NodeClosed => AccessCause::NodeClosed,
         ErrorReply::Unmapped { node, owner } => AccessCause::UnmappedBy { node, owner },
-        // The owner of the bytes knows nothing of the region any more.
+        // The owner of the bytes no longer knows the region.
         _ => AccessCause::Stale,
     }
 }

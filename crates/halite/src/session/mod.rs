@@ -1,11 +1,11 @@
-//! Sessions: one application's attachment to its node, acting as one principal.
+//! Sessions: an application's attachment to a node, acting as one principal.
 //!
-//! Everything here is `async` and runs on any executor; [`crate::blocking`] is the same for threads.  A future
-//! may be dropped at any time: what it began is then undone or has no effect on memory that the caller owns.
+//! All operations are `async` and run on any executor; [`crate::blocking`] has the same operations for threads. A
+//! future may be dropped at any time: its operation is then undone, or has no effect on the caller's memory.
 //!
-//! It calls the driver, [`crate::rpc`] and [`crate::posted`], and reads from [`crate::cluster`] which way a peer is reached; [`crate::node`] hands it
-//! out.  Reads, writes and atomics that loads and stores reach take no lock.  A session's own locks (which locks it holds, which barriers
-//! it knows) are held for no call of anything else.
+//! The session calls the driver, [`crate::rpc`] and [`crate::posted`], and asks [`crate::cluster`] for the path to a
+//! peer; [`crate::node`] creates sessions. Reads, writes and atomics by loads and stores take no lock. A session's own
+//! locks (its tables of locks and barriers) are never held across a call into another module.
 
 mod access;
 mod atomic;
@@ -47,14 +47,14 @@ use crate::session::lock::Locks;
 
 pub use halite_tier::effect::Placement;
 
-/// Longest region, in bytes: as much as a process can address.
+/// Maximum length of a region, in bytes: the address space of a process.
 pub const REGION_BYTES_MAX: u64 = 1 << 47;
 
-/// A handle: a capability to a region that means something only in the session that got it.
+/// A handle: a capability to a region, valid only in the session that mapped it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Lh {
     pub(crate) slot: SlotRef,
-    /// Random per session, so that other sessions' handles are recognised.
+    /// Random per session, so that handles of other sessions are recognised.
     pub(crate) session: u64,
 }
 
@@ -64,16 +64,16 @@ impl fmt::Debug for Lh {
     }
 }
 
-/// What was brought to etcd.
+/// The names that [`Session::move_names`] moved to etcd.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NamesMoved {
-    /// How many names; 0 if they were there already.
+    /// Number of names; 0 if they were in etcd already.
     pub names: u64,
-    /// How many of lost regions, which stay lost.
+    /// Number of names of lost regions, which stay lost.
     pub lost: u64,
 }
 
-/// For whom a permission is granted or revoked.
+/// The principals of a grant or revocation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Who {
     /// One principal, by name.
@@ -82,21 +82,21 @@ pub enum Who {
     Everyone,
 }
 
-/// How a region is to be made.
+/// Options of an allocation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AllocOptions {
-    /// On which nodes.
+    /// The nodes that hold the region.
     pub placement: Placement,
-    /// What principals other than the session's may do.
+    /// Permissions of all principals except the session's own.
     pub everyone: Permissions,
-    /// Whether the nodes that hold the region take its memory from the system before it is there.  It then counts as
-    /// theirs and not the writers', and cannot run out under a writer; making the region takes about 0.3 s per GiB.
-    /// Otherwise each page is taken, and accounted for, by the process that touches it first, which costs nothing here.
+    /// Whether the owners take the region's memory from the system before the region exists. The memory is then charged
+    /// to the owners, not to writers, and cannot run out under a writer; the allocation takes about 0.3 s per GiB.
+    /// Otherwise each page is taken by, and charged to, the process that touches it first.
     pub populate: bool,
 }
 
 impl Default for AllocOptions {
-    /// Here if there is room, else where there is; for this principal alone; not populated.
+    /// On this node if there is room, else on another; no permissions for other principals; not populated.
     fn default() -> AllocOptions {
         AllocOptions { placement: Placement::Anywhere, everyone: Permissions::empty(), populate: false }
     }
@@ -105,39 +105,40 @@ impl Default for AllocOptions {
 /// One read of a batch.
 #[derive(Debug)]
 pub struct ReadOp<'a> {
-    /// From which region.
+    /// The region.
     pub lh: Lh,
-    /// From where in it, in bytes.
+    /// Offset in the region, in bytes.
     pub offset: u64,
-    /// To where, and how much.
+    /// Destination; its length is the number of bytes to read.
     pub into: &'a mut [u8],
 }
 
 /// One write of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteOp<'a> {
-    /// To which region.
+    /// The region.
     pub lh: Lh,
-    /// To where in it, in bytes.
+    /// Offset in the region, in bytes.
     pub offset: u64,
-    /// What, and how much.
+    /// The bytes to write.
     pub from: &'a [u8],
 }
 
-/// One compare-swap of several on the words of a region.
+/// One compare-swap on a word of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SwapOp {
-    /// Of which word, in bytes: a multiple of 8.
+    /// Offset of the word, in bytes: a multiple of 8.
     pub offset: u64,
-    /// What it must hold.
+    /// Value that the word must hold.
     pub expected: u64,
-    /// What it then becomes.
+    /// Value that replaces it.
     pub new: u64,
 }
 
-/// An application's attachment to its node.  Clones are the same session; the last one's drop ends it, and with
-/// it all its handles.  What it gives out borrows nothing: guards, watches, calls under way and answers that are lent each count
-/// as a clone.
+/// An application's attachment to its node.
+///
+/// Clones are the same session. Dropping the last one ends the session and all its handles. Guards, watches, posted
+/// calls and borrowed answers each count as a clone, so none of them borrows the session.
 ///
 /// ```
 /// # use halite::{Config, Node, NodeId, Permissions, Placement};
@@ -169,7 +170,7 @@ impl fmt::Debug for Session {
     }
 }
 
-/// What the clones of a session share.  Aligned, so that counting clones takes no cache line from accesses.
+/// State that the clones of a session share. Aligned, so that counting clones takes no cache line from accesses.
 #[repr(align(64))]
 pub(crate) struct Inner {
     pub(crate) path: Arc<DataPath>,
@@ -177,7 +178,7 @@ pub(crate) struct Inner {
     pub(crate) tag: u64,
     pub(crate) driver: Arc<Driver>,
     pub(crate) principal: Principal,
-    /// By which links may know it.
+    /// Number by which links may know the principal.
     pub(crate) principal_number: Option<u16>,
     chunk_bytes: u64,
     pub(crate) locks: Locks,
@@ -201,9 +202,10 @@ impl Session {
         Session { inner: Arc::new(inner) }
     }
 
-    /// Moves the node forward by what has arrived, on this thread, unless another one is at it: for threads that look at memory again and
-    /// again until a peer has written it.  Where the peer's stores do not reach, this node takes the bytes in, and who looks
-    /// keeps its progress thread from the processor.  It waits for nothing, and returns at once where nothing has come.
+    /// Polls the node once on this thread, unless another thread is polling. Returns at once if nothing has arrived.
+    ///
+    /// For threads that poll memory until a peer has written it: where the peer's stores do not reach this node, the
+    /// node itself must receive the bytes, and the polling thread may keep the progress thread off the processor.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement};
@@ -228,16 +230,18 @@ impl Session {
         self.inner.driver.poll_once();
     }
 
-    /// The same session for threads.
+    /// Returns the same session for threads.
     pub fn blocking(&self) -> blocking::Session {
         blocking::Session::new(self.clone())
     }
 }
 
-/// Bytes.  Aligned words of up to 8 bytes are read and written in one piece; longer accesses may be seen half
-/// done by others.  A future that is dropped may have written any part of its bytes.
+/// Reads and writes.
+///
+/// Aligned words of up to 8 bytes are read and written in one piece; others may see part of a longer access. A dropped
+/// future may have written any part of its bytes.
 impl Session {
-    /// Reads from `offset`, as many bytes as `into` takes.
+    /// Reads `into.len()` bytes from `offset`.
     pub fn read(
         &self,
         lh: Lh,
@@ -252,7 +256,7 @@ impl Session {
         self.inner.write_all(lh, offset, from)
     }
 
-    /// Reads consecutive bytes from `offset` into several slices.  Nothing is read unless all of it may be.
+    /// Reads consecutive bytes from `offset` into several slices. Nothing is read unless the whole range may be read.
     pub async fn read_vectored(
         &self,
         lh: Lh,
@@ -271,7 +275,7 @@ impl Session {
         self.inner.read_each(&mut ops).await.map_err(|error| of_vector(error, offset, len))
     }
 
-    /// Writes several slices one behind the other at `offset`.  Nothing is written unless all of it may be.
+    /// Writes several slices consecutively from `offset`. Nothing is written unless the whole range may be written.
     pub async fn write_vectored(&self, lh: Lh, offset: u64, from: &[IoSlice<'_>]) -> Result<(), AccessError> {
         let len = from.iter().map(|slice| slice.len() as u64).sum();
         self.inner.check("write", lh, Permissions::WRITE, offset, len).await?;
@@ -285,18 +289,18 @@ impl Session {
         self.inner.write_each(&ops).await.map_err(|error| of_vector(error, offset, len))
     }
 
-    /// Makes several reads, and stops at the first that fails.  Those that must be posted are under way together.
+    /// Makes several reads and stops at the first that fails. Posted reads are outstanding together.
     pub async fn read_batch(&self, batch: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
         self.inner.read_each(batch).await
     }
 
-    /// Makes several writes, and stops at the first that fails.  Those that must be posted are under way together: of
-    /// two that overlap, and lie on one node, the later one stays.
+    /// Makes several writes and stops at the first that fails. Posted writes are outstanding together; where two writes
+    /// to one node overlap, the later one stays.
     pub async fn write_batch(&self, batch: &[WriteOp<'_>]) -> Result<(), BatchError> {
         self.inner.write_each(batch).await
     }
 
-    /// Reads into a buffer that goes along, as many bytes as it has; for tasks that cannot lend one.
+    /// Reads into an owned buffer, as many bytes as it has, and returns it; for tasks that cannot lend one.
     pub async fn read_owned(
         &self,
         lh: Lh,
@@ -307,7 +311,7 @@ impl Session {
         (into, done)
     }
 
-    /// Writes a buffer that goes along.
+    /// Writes an owned buffer and returns it.
     pub async fn write_owned(
         &self,
         lh: Lh,
@@ -321,8 +325,8 @@ impl Session {
 
 /// Regions.
 impl Session {
-    /// Makes a region of `len` bytes, all zero, and maps it.  The session's principal gets all permissions,
-    /// `everyone` is for the others.  A region without a name is reached by its handle only.
+    /// Allocates a region of `len` bytes, all zero, and maps it. The session's principal gets all permissions, other
+    /// principals get `everyone`. A region without a name is reached by its handle only.
     pub async fn alloc(
         &self,
         name: Option<&str>,
@@ -333,7 +337,7 @@ impl Session {
         self.alloc_with(name, len, AllocOptions { placement, everyone, populate: false }).await
     }
 
-    /// As [`Session::alloc`], with more to choose.
+    /// As [`Session::alloc`], with more options.
     pub async fn alloc_with(
         &self,
         name: Option<&str>,
@@ -349,64 +353,65 @@ impl Session {
         self.handle("alloc", object, command).await
     }
 
-    /// Maps a region by name.  Fails unless its principal has all of `wanted`, and may then be used for just that: even a
-    /// master's handle that was mapped for reading neither writes nor frees.  What is granted later is for handles that
-    /// are mapped later.
+    /// Maps a region by name, with the permissions `wanted`.
+    ///
+    /// Fails unless the principal has all of `wanted`. The handle allows nothing else: a handle that a master mapped
+    /// for reading neither writes nor frees. Later grants apply to handles that are mapped later.
     pub async fn map(&self, name: &str, wanted: Permissions) -> Result<Lh, RegionError> {
         let object = Object::Name(name);
         check_name(name).map_err(|cause| object.failed("map", cause))?;
         self.handle("map", object, Command::Map { name: name.to_owned(), wanted }).await
     }
 
-    /// Gives a handle up.
+    /// Unmaps a handle.
     pub async fn unmap(&self, lh: Lh) -> Result<(), RegionError> {
         self.own("unmap", lh)?;
         self.done("unmap", lh, Command::Unmap(lh.slot)).await
     }
 
-    /// Gives the region and its memory up, for all who map it.  Needs a handle with [`Permissions::MASTER`], as all orders
-    /// do.
+    /// Frees the region and its memory, for all sessions that map it. Needs a handle with [`Permissions::MASTER`], as
+    /// do all operations that change a region.
     pub async fn free(&self, lh: Lh) -> Result<(), RegionError> {
         self.order("free", lh, RegionCommand::Free).await
     }
 
-    /// Adds to what `who` may do.  Needs [`Permissions::MASTER`].
+    /// Grants permissions to `who`. Needs [`Permissions::MASTER`].
     pub async fn grant(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
         let who = self.who("grant", lh, who)?;
         self.order("grant", lh, RegionCommand::Grant { who, permissions }).await
     }
 
-    /// Takes away from what `who` may do; when this returns, no access that it permitted is under way any more.
-    /// Needs [`Permissions::MASTER`].
+    /// Revokes permissions of `who`. When this returns, no access that they permitted is in progress. Needs
+    /// [`Permissions::MASTER`].
     pub async fn revoke(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
         let who = self.who("revoke", lh, who)?;
         self.order("revoke", lh, RegionCommand::Revoke { who, permissions }).await
     }
 
-    /// Makes another principal a master too.  Needs [`Permissions::MASTER`].
+    /// Makes another principal a master too. Needs [`Permissions::MASTER`].
     pub async fn add_master(&self, lh: Lh, who: &str) -> Result<(), RegionError> {
         self.grant(lh, Who::Principal(who.to_owned()), Permissions::MASTER).await
     }
 
-    /// Makes the region immutable for ever.  Needs [`Permissions::MASTER`].
+    /// Makes the region immutable, permanently. Needs [`Permissions::MASTER`].
     pub async fn seal(&self, lh: Lh) -> Result<(), RegionError> {
         self.order("seal", lh, RegionCommand::Seal).await
     }
 
-    /// Brings all bytes of the region, and its home, to another node.  Accesses go on meanwhile; each waits
-    /// while its own chunk is under way.  Needs [`Permissions::MASTER`].
+    /// Moves all bytes of the region, and its home, to another node. Accesses continue meanwhile; each waits while its
+    /// own chunk is being moved. Needs [`Permissions::MASTER`].
     pub async fn move_to(&self, lh: Lh, node: NodeId) -> Result<(), RegionError> {
         self.order("move", lh, RegionCommand::Move { to: node }).await
     }
 
-    /// Gives a region that has no name the name by which others map it, so that they find it only when it is ready.
-    /// It then lives on when nobody maps it.  Needs [`Permissions::MASTER`].
+    /// Names a region that has no name, so that others find it only once it is ready. A named region stays when no
+    /// session maps it. Needs [`Permissions::MASTER`].
     pub async fn set_name(&self, lh: Lh, name: &str) -> Result<(), RegionError> {
         check_name(name).map_err(|cause| self.failed_on("name", lh, cause))?;
         self.order("name", lh, RegionCommand::SetName { name: name.to_owned() }).await
     }
 
-    /// Describes a region.
+    /// Describes the region of a name.
     pub async fn stat(&self, name: &str) -> Result<RegionInfo, RegionError> {
         let object = Object::Name(name);
         check_name(name).map_err(|cause| object.failed("stat", cause))?;
@@ -426,12 +431,13 @@ impl Session {
         }
     }
 
-    /// Describes all named regions of the cluster whose homes answer, ordered by name.  [`Session::list_all`] tells of the others, too.
+    /// Lists all named regions of the cluster whose homes answer, ordered by name. [`Session::list_all`] lists the
+    /// others too.
     pub async fn list(&self) -> Result<Vec<RegionInfo>, RegionError> {
         self.list_all().await.map(|listed| listed.regions)
     }
 
-    /// All names of the cluster that are taken, each list ordered by name.
+    /// Lists all names of the cluster that are taken, each list ordered by name.
     pub async fn list_all(&self) -> Result<ListedRegions, RegionError> {
         match self.command("list", Object::All("regions"), Command::List).await? {
             Outcome::List { regions, unreachable, damaged } => {
@@ -443,9 +449,11 @@ impl Session {
         }
     }
 
-    /// Names all regions of the cluster that were lost with their homes, ordered by name: until somebody makes a region of
-    /// that name, or forgets the name or the node.  Node 0 remembers 10,000 of them, those lost last, and none from before
-    /// it was restarted.
+    /// Lists the names of all regions that were lost with their homes, ordered by name.
+    ///
+    /// A name leaves the list when a region of that name is allocated, or when [`Session::forget_name`] or
+    /// [`Session::forget_node`] removes it. Node 0 remembers the last 10,000 lost names, and none from before its own
+    /// restart.
     pub async fn list_lost(&self) -> Result<Vec<LostRegion>, RegionError> {
         match self.command("list", Object::All("lost regions"), Command::ListLost).await? {
             Outcome::Lost(names) => Ok(names.into_iter().map(LostRegion::from).collect()),
@@ -453,23 +461,26 @@ impl Session {
         }
     }
 
-    /// Has a name forgotten whose region was lost: it is then as if it had never been.  Anybody may.
+    /// Forgets the name of a lost region, as if it had never existed. Needs no permission.
     pub async fn forget_name(&self, name: &str) -> Result<(), RegionError> {
         let object = Object::Name(name);
         check_name(name).map_err(|cause| object.failed("forget", cause))?;
         self.command("forget", object, Command::ForgetName(name.to_owned())).await.map(|_| ())
     }
 
-    /// Has a dead node forgotten, with all names that were lost with it.  Fails with [`RegionCause::NodeLives`] if it lives.
+    /// Forgets a dead node and all names that were lost with it. Fails with [`RegionCause::NodeLives`] if it lives.
     pub async fn forget_node(&self, node: NodeId) -> Result<(), RegionError> {
         self.command("forget", Object::Node(node), Command::ForgetNode(node)).await.map(|_| ())
     }
 
-    /// Has all that is on a node brought to other living nodes that stay: regions with their homes, parts of regions, locks and barriers;
-    /// for at most that long.  From the beginning the node takes nothing new: allocations there fail with [`RegionCause::Draining`], and calls
-    /// with [`CallCause::Draining`](crate::CallCause::Draining).  Then it leaves, where something holds [`Node::drained`](crate::Node::drained)
-    /// and does so, as `halite node` does; what could not be brought away says [`Drained::left`], and is lost with it.  If it `stays`, it
-    /// leaves only if nothing is left, and goes on as before otherwise.
+    /// Moves everything on a node to other live permanent nodes, in at most `within`: regions with their homes, parts
+    /// of regions, locks and barriers.
+    ///
+    /// From the start, the node refuses allocations with [`RegionCause::Draining`] and calls with
+    /// [`CallCause::Draining`](crate::CallCause::Draining). Afterwards its process lets it leave if it waits for
+    /// [`Node::drained`](crate::Node::drained), as `halite node` does; [`Drained::left`] lists regions that could not
+    /// be moved, which are lost with the node. With `stays`, the node leaves only if nothing is left, and continues as
+    /// before otherwise.
     pub async fn drain(&self, node: NodeId, within: Duration, stays: bool) -> Result<Drained, RegionError> {
         let within_ns = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
         match self.command("drain", Object::Node(node), Command::Drain { node, within_ns, stays }).await? {
@@ -478,10 +489,13 @@ impl Session {
         }
     }
 
-    /// Has all names, and the numbers of nodes, brought from node 0 to etcd, while regions are made, mapped and freed by name as before; all nodes
-    /// ask for them there from then on, and who joins is told.  Fails with [`RegionCause::NamesNotMoved`] where the names stay at node 0: a node does not
-    /// reach that etcd, or another cluster has its names there.  It can be repeated: a move that was interrupted leaves nothing in the way of
-    /// the next, and one that is done is done.
+    /// Moves all names and the node numbers from node 0 to etcd, while regions are allocated, mapped and freed by name
+    /// as before.
+    ///
+    /// From then on all nodes look names up in etcd, and joining nodes are told so. Fails with
+    /// [`RegionCause::NamesNotMoved`], and the names stay at node 0, if a node does not reach that etcd or if another
+    /// cluster has its names there. The call may be repeated: an interrupted move does not block the next, and a
+    /// completed one stays done.
     pub async fn move_names(&self, to: &EtcdAddress) -> Result<NamesMoved, RegionError> {
         let object = Object::All("names");
         if to.has_password() {
@@ -494,7 +508,7 @@ impl Session {
         }
     }
 
-    /// A number for a node that is to stay: one that no other had, and that is given to no other.
+    /// Takes a number for a permanent node; the directory gives out each number once.
     pub(crate) async fn take_number(&self) -> Result<NodeId, RegionError> {
         match self.command("number", Object::All("nodes"), Command::TakeNumber).await? {
             Outcome::Number(number) => Ok(number),
@@ -502,9 +516,11 @@ impl Session {
         }
     }
 
-    /// Whether what a node has begun may still land in the memory of another, `owner`, as that says.  Each node speaks for its own memory: who
-    /// has lost sight of a writer, and is to take over what that wrote, asks each node that holds a part of it, until the writer is cut off
-    /// there, or paired under a higher number than before.  Neither locks nor the word of any other node stand for that.
+    /// Returns whether operations of `node` may still land in the memory of `owner`, as `owner` reports.
+    ///
+    /// Each node answers for its own memory only. A successor of a writer that lost contact asks each owner of the
+    /// region until the writer is cut off there, or paired under a higher number than before. Neither locks nor the
+    /// word of any other node replace that.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId};
@@ -518,8 +534,8 @@ impl Session {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// Fails with [`RegionCause::UnknownNode`] where no node of that number has been in the cluster, as far as the owner knows, and with
-    /// [`RegionCause::PeerDown`] where the owner itself is not reached.
+    /// Fails with [`RegionCause::UnknownNode`] if the owner knows of no node of that number in the cluster, and with
+    /// [`RegionCause::PeerDown`] if the owner is not reached.
     pub async fn reach(&self, node: NodeId, owner: NodeId) -> Result<Reach, RegionError> {
         match self.command("ask for the reach of", Object::Node(node), Command::Reach { node, owner }).await?
         {
@@ -528,9 +544,12 @@ impl Session {
         }
     }
 
-    /// Describes all nodes of the cluster, in order.  One that is met for the first time and does not answer is silent
-    /// ([`NodeState`](halite_tier::message::NodeState)) after a tenth of a lease.  Where the first node is out of reach, another says who there is
-    /// ([`Node::membership_source`](crate::Node::membership_source)); those of whom this node has heard nothing else are not asked: they are unconnected, or as that node says.
+    /// Describes all nodes of the cluster, in order.
+    ///
+    /// A node that is met for the first time and does not answer counts as silent
+    /// ([`NodeState`](halite_tier::message::NodeState)) after a tenth of a lease. If the first node is out of reach,
+    /// another node lists the members ([`Node::membership_source`](crate::Node::membership_source)); members of which
+    /// this node has heard nothing else are not asked, and are unconnected or as that node reports.
     pub async fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
         match self.command("status", Object::All("nodes"), Command::Status).await? {
             Outcome::Status(nodes) => Ok(nodes),
@@ -538,7 +557,7 @@ impl Session {
         }
     }
 
-    /// Describes one node; `None` if nothing is known of it.
+    /// Describes one node; `None` if it is unknown.
     pub(crate) async fn status_of(&self, node: NodeId) -> Option<NodeStatus> {
         match self.command("status", Object::Node(node), Command::StatusOf(node)).await {
             Ok(Outcome::Status(nodes)) => nodes.into_iter().next(),
@@ -546,12 +565,12 @@ impl Session {
         }
     }
 
-    /// Waits until the directory, and all who are paired with this node, have answered or are lost.
+    /// Waits until the directory and all paired nodes have answered or are lost.
     pub(crate) async fn greet(&self) {
         let _ = self.command("greet", Object::All("nodes"), Command::Greet).await;
     }
 
-    /// Length in bytes of the region behind a handle.
+    /// Returns the length in bytes of the region behind a handle.
     pub fn len(&self, lh: Lh) -> Result<u64, AccessError> {
         self.inner.len(lh)
     }
@@ -583,7 +602,7 @@ impl Session {
         object: Object<'_>,
         command: Command,
     ) -> Result<Outcome, RegionError> {
-        // Named regions and lists are found through the first node, whatever node they are on.
+        // Named regions and lists are found through the first node, wherever they are.
         let by_name = matches!(
             &command,
             Command::Alloc { name: Some(_), .. }
@@ -630,20 +649,20 @@ impl Session {
     }
 }
 
-/// The error of a vector of accesses that follow each other, `len` bytes from `offset` on.
+/// Turns the error of consecutive accesses into that of one access of `len` bytes from `offset`.
 fn of_vector(error: BatchError, offset: u64, len: u64) -> AccessError {
     let BatchError { index, source, later } = error;
     AccessError { offset, len, partly: source.partly || index > 0 || later, ..source }
 }
 
 impl Inner {
-    /// Whether the handle was made by this session.
+    /// Returns whether this session made the handle.
     #[inline]
     pub(crate) fn owns(&self, lh: Lh) -> bool {
         lh.session == self.tag
     }
 
-    /// What errors call a handle's region.
+    /// Returns the text that errors use for a handle's region.
     pub(crate) fn describe(&self, lh: Lh) -> String {
         let pin = self.path.pins().pin();
         match self.path.slots().get(&pin, lh.slot.index, lh.slot.generation) {
@@ -660,7 +679,7 @@ impl Drop for Inner {
     }
 }
 
-/// What errors say that an operation was attempted on.
+/// Object of an operation, for errors.
 enum Object<'a> {
     Name(&'a str),
     Unnamed(u64),
@@ -712,7 +731,7 @@ fn check_alloc(name: Option<&str>, len: u64, chunk_bytes: u64) -> Result<(), Reg
     Ok(())
 }
 
-/// A command: submitted when first polled, and undone when dropped before its end.
+/// A command: submitted on its first poll, withdrawn if dropped before its end.
 pub(crate) struct Commanded<'s> {
     inner: &'s Inner,
     command: Option<Command>,
@@ -724,7 +743,7 @@ impl<'s> Commanded<'s> {
         Commanded { inner, command: Some(command), op: None }
     }
 
-    /// One that is submitted already.
+    /// Wraps a command and submits it at once.
     pub(crate) fn submitted(inner: &'s Inner, command: Command) -> Commanded<'s> {
         let undo = Undo::of(&command);
         Commanded { inner, command: None, op: inner.driver.submit(inner.id, command, undo) }
@@ -746,7 +765,7 @@ impl Future for Commanded<'_> {
             self.op = None;
         }
         ending.map(|ending| match ending {
-            // A node that leaves makes all handles stale, also for what was submitted just before.
+            // A node that leaves makes all handles stale, including those of commands that were just submitted.
             Err(CommandError::Stale) if driver.is_closed() => Err(crate::driver::ticket::node_closed()),
             ending => ending,
         })

@@ -1,8 +1,7 @@
-//! Calls with values instead of bytes: a thin layer over [`Session::call`] and [`Session::serve`], which serde and
-//! postcard encode for.
+//! Typed calls: a thin layer over [`Session::call`] and [`Session::serve`] that encodes values with serde and postcard.
 //!
-//! Both sides agree on a [`Function`], which carries the types.  Nothing checks that they do, except that bytes which
-//! are no encoding of the type are refused: a server gives such a call up and goes on, so that its caller learns
+//! A [`Function`] carries the types of input and output. Both sides must declare the same types; nothing checks this,
+//! but bytes that do not decode are refused: the server drops such a call and continues, and the caller fails with
 //! [`CallCause::NoReply`](crate::CallCause::NoReply).
 //!
 //! ```
@@ -42,14 +41,14 @@ use serde::de::DeserializeOwned;
 use crate::session::{Session, calls};
 use crate::{ServeError, ServeOptions};
 
-/// A function from `I` to `O`, by its number at a node.
+/// A function from `I` to `O`, identified by its number at a node.
 pub struct Function<I, O> {
     function: calls::Function,
     types: PhantomData<fn(I) -> O>,
 }
 
 impl<I, O> Function<I, O> {
-    /// The function of this number, which must have these types at both sides.
+    /// Returns the function of this number; both sides must use the same types.
     pub const fn new(number: u32) -> Function<I, O> {
         Function { function: calls::Function(number), types: PhantomData }
     }
@@ -69,33 +68,33 @@ impl<I, O> fmt::Debug for Function<I, O> {
     }
 }
 
-/// A typed call has no answer.
+/// A typed call failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
-    /// The input has no encoding; nothing was sent.
+    /// The input cannot be encoded; nothing was sent.
     #[error("cannot call function {function} at node {node}: its input cannot be encoded: {cause}")]
     Encode {
-        /// Of which node.
+        /// The server's node.
         node: NodeId,
-        /// Which function.
+        /// The function's number.
         function: u32,
-        /// What postcard says.
+        /// The error of postcard.
         cause: postcard::Error,
     },
     /// The call failed.
     #[error(transparent)]
     Call(#[from] crate::CallError),
-    /// What came back is no encoding of the type: the handler ran, and serves another function than was thought.
+    /// The answer cannot be decoded: the handler ran, but with other types.
     #[error(
         "cannot decode the answer of function {function} of node {node}: {cause}; do both sides agree on its types?"
     )]
     Decode {
-        /// Of which node.
+        /// The server's node.
         node: NodeId,
-        /// Which function.
+        /// The function's number.
         function: u32,
-        /// What postcard says.
+        /// The error of postcard.
         cause: postcard::Error,
     },
 }
@@ -111,19 +110,19 @@ impl CallError {
     }
 }
 
-/// An answer did not reach its caller.
+/// A typed answer did not reach its caller.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplyError {
-    /// The output has no encoding; the caller is told that there is no answer.
+    /// The output cannot be encoded; the caller is told that there is no answer.
     #[error("cannot answer: the output cannot be encoded: {0}")]
     Encode(postcard::Error),
-    /// It could not be sent.
+    /// The answer could not be sent.
     #[error(transparent)]
     Reply(#[from] crate::ReplyError),
 }
 
-/// A function that is served; see [`crate::Server`].
+/// A served function; see [`crate::Server`].
 pub struct Server<I, O> {
     server: calls::Server,
     types: PhantomData<fn(I) -> O>,
@@ -142,7 +141,7 @@ impl<I, O> fmt::Debug for Server<I, O> {
 }
 
 impl<I: DeserializeOwned, O: Serialize> Server<I, O> {
-    /// The next call whose input can be decoded.
+    /// Receives the next call whose input can be decoded.
     pub async fn recv(&self) -> Result<Call<I, O>, ServeError> {
         loop {
             if let Some(call) = Call::decode(self.server.recv().await?) {
@@ -151,13 +150,13 @@ impl<I: DeserializeOwned, O: Serialize> Server<I, O> {
         }
     }
 
-    /// See [`crate::Server::close`].
+    /// As [`crate::Server::close`].
     pub fn close(&self) {
         self.server.close();
     }
 }
 
-/// A call to be answered; see [`crate::Call`].
+/// A call to answer; see [`crate::Call`].
 pub struct Call<I, O> {
     call: calls::Call,
     input: I,
@@ -171,42 +170,42 @@ impl<I: fmt::Debug, O> fmt::Debug for Call<I, O> {
 }
 
 impl<I: DeserializeOwned, O: Serialize> Call<I, O> {
-    /// `None` if the input is no encoding of its type; then the call is given up, and its caller told so.
+    /// Decodes the input; `None` if it does not decode, and the call is then dropped, so that its caller fails.
     fn decode(call: calls::Call) -> Option<Call<I, O>> {
         let input = decode(call.input()).ok()?;
         Some(Call { call, input, types: PhantomData })
     }
 
-    /// What the caller sent.
+    /// Returns the caller's input.
     pub fn input(&self) -> &I {
         &self.input
     }
 
-    /// As whom the caller acts.
+    /// Returns the caller's principal.
     pub fn caller(&self) -> &str {
         self.call.caller()
     }
 
-    /// The caller's node.
+    /// Returns the caller's node.
     pub fn node(&self) -> NodeId {
         self.call.node()
     }
 
-    /// See [`crate::Call::is_wanted`].
+    /// As [`crate::Call::is_wanted`].
     pub fn is_wanted(&self) -> bool {
         self.call.is_wanted()
     }
 
-    /// Answers.  Does not wait.
+    /// Answers the call, without waiting.
     pub fn reply(self, output: &O) -> Result<(), ReplyError> {
         let output = postcard::to_stdvec(output).map_err(ReplyError::Encode)?;
         Ok(self.call.reply(&output)?)
     }
 }
 
-/// Calls with values.
+/// Typed calls.
 impl Session {
-    /// See [`Session::serve`].
+    /// As [`Session::serve`], with types.
     pub fn serve_typed<I: DeserializeOwned, O: Serialize>(
         &self,
         function: Function<I, O>,
@@ -215,7 +214,7 @@ impl Session {
         Ok(Server { server: self.serve(function.function, options)?, types: PhantomData })
     }
 
-    /// See [`Session::call`].
+    /// As [`Session::call`], with types.
     pub async fn call_typed<I: Serialize, O: DeserializeOwned>(
         &self,
         node: NodeId,
@@ -241,7 +240,7 @@ impl<I: Serialize, O: DeserializeOwned> Function<I, O> {
     }
 }
 
-/// All of the bytes must be of the value: what is left over was meant as something else.
+/// Decodes all of the bytes; a rest means that the types differ.
 fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, postcard::Error> {
     let (value, rest) = postcard::take_from_bytes(bytes)?;
     if rest.is_empty() { Ok(value) } else { Err(postcard::Error::DeserializeBadEncoding) }

@@ -1,4 +1,4 @@
-//! Watching: a write that tells the watchers of the region.
+//! Watching: writes that notify the watchers of a region.
 //!
 //! ```text
 //!   writer                      home of the region              watcher
@@ -9,7 +9,7 @@
 //!   message to each port ───────────────────────────────────────> recv
 //! ```
 //!
-//! The bytes have landed before the first message leaves.  A watch lives as long as the handle that it was begun with.
+//! The bytes have landed before the first message leaves. A watch ends with the handle that it was made from.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -34,30 +34,29 @@ use crate::runtime::wait::join_all;
 use crate::session::calls::{Mailbox, Message, Port};
 use crate::session::{Commanded, Inner, Lh, Session};
 
-/// Most notifications that wait for the receiver of a watch; then those who write wait for it.
+/// Maximum number of notifications in a watch's queue; beyond it, writers wait.
 pub const NOTIFICATIONS_MAX: usize = 256;
 
-/// How long a watcher's node is waited for that is not known here, unless the lease is shorter.  A connection is noticed
-/// within microseconds; the rest is for nodes that have died and been forgotten here, until the region's home has noticed
-/// as well.
+/// Maximum wait for a watcher's node that is unknown here, unless the lease is shorter. A connection is noticed within
+/// microseconds; the rest covers nodes that died and were forgotten here before the region's home noticed.
 const ACQUAINTANCE_MAX: Duration = Duration::from_secs(1);
 
-/// Somebody has written to a region.
+/// A write to a watched region.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Notification {
-    /// From where on, in bytes.
+    /// Offset of the written bytes.
     pub offset: u64,
-    /// How many bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// What the writer says about it.
+    /// The writer's value.
     pub value: u64,
-    /// As whom the writer acts.
+    /// The writer's principal.
     pub from: String,
     /// The writer's node.
     pub node: NodeId,
 }
 
-/// A notification as it travels.
+/// A notification on the wire.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 struct Written {
     region: RegionId,
@@ -66,7 +65,7 @@ struct Written {
     value: u64,
 }
 
-/// A region that is watched.  Dropped, it is watched no more, and what nobody has received is gone.
+/// A watched region. Dropping it ends the watch and discards notifications that were not received.
 ///
 /// ```
 /// # use halite::{Config, Node, NodeId, Permissions, Placement};
@@ -94,7 +93,7 @@ pub struct Watch {
 
 /// Watching.
 impl Session {
-    /// Watches a region: from when this returns, each [`Session::write_notify`] tells it.  Needs
+    /// Watches a region: once this returns, each [`Session::write_notify`] sends it a notification. Needs
     /// [`READ`](crate::Permissions::READ).
     pub async fn watch(&self, lh: Lh) -> Result<Watch, RegionError> {
         let failed = |cause| self.failed_on("watch", lh, cause);
@@ -111,13 +110,14 @@ impl Session {
         }
     }
 
-    /// Writes `from` at `offset`, and then tells all who watch the region, with a `value` that means whatever the two
-    /// sides agree on.  Returns when it is in the queue of each, so that a slow watcher holds up who writes; one that
-    /// has gone away is none.  Needs [`WRITE`](crate::Permissions::WRITE).
+    /// Writes `from` at `offset`, then notifies all watchers of the region, with a `value` whose meaning the
+    /// application defines. Needs [`WRITE`](crate::Permissions::WRITE).
     ///
-    /// Notifications that one writer sends one after the other are received in that order.  Costs the write and a request
-    /// to the region's home, even if nobody watches: a list that was kept here would not know who has just begun to.
-    /// A future that is dropped may have written any part, and told some.  A thread that receives from a watch of its
+    /// Returns when the notification is in every watcher's queue, so a slow watcher delays the writer; a watcher that
+    /// has gone away is ignored. Notifications of one writer that follow each other arrive in that order. Costs the
+    /// write and one request to the region's home, even without watchers: a cached list would miss new ones. A dropped
+    /// future may have written any part, and notified some watchers. A thread that receives from its own watch should
+    /// not fill that watch's queue alone.
     /// own should not fill that by itself.
     pub async fn write_notify(
         &self,
@@ -143,7 +143,7 @@ impl Session {
         };
         let written = postcard::to_stdvec(&Written { region, offset, len, value });
         let bytes = written.expect("numbers can be encoded");
-        // All at once: a slow one holds up who writes, but not the others.
+        // All at once: a slow watcher delays the writer, but not the other watchers.
         let telling =
             watchers.into_iter().map(|(incarnation, port)| self.tell(incarnation, Port(port), &bytes));
         match join_all(telling).await.into_iter().find_map(Result::err) {
@@ -159,7 +159,7 @@ impl Session {
         let lease_ns = driver.look(|runner| runner.engine().map_or(0, Engine::lease_ns));
         let patience = ACQUAINTANCE_MAX.min(Duration::from_nanos(lease_ns));
         if !driver.within(patience, self.meets(incarnation)).await.unwrap_or(false) {
-            // It went away since it was listed, and so did what watched there; or it is out of reach of this node.
+            // The node left since it was listed, and its watches with it; or it is out of this node's reach.
             return Ok(());
         }
         match self.send_to_any_port(incarnation.node, port, bytes).await {
@@ -171,8 +171,8 @@ impl Session {
         }
     }
 
-    /// Waits until a node is connected, or known to be gone: a node that has just joined may watch already, although its
-    /// connection to this one has not been noticed here.
+    /// Waits until a node is connected or known to be gone: a node that has just joined may watch before this node has
+    /// noticed its connection.
     async fn meets(&self, incarnation: NodeIncarnation) -> bool {
         let driver = &self.inner.driver;
         let is_unconnected =
@@ -195,7 +195,7 @@ impl Session {
     fn open_watch_port(&self) -> Result<(Port, Mailbox), ServeError> {
         let options = ServeOptions { requests_max: NOTIFICATIONS_MAX, ..ServeOptions::default() };
         loop {
-            // Not counted: that would be a global.  A number comes again once in 2^31 times.
+            // Random, since a counter would be global state; a number repeats once in 2^31 times.
             let port = Port(Port::RESERVED_MIN.0 | self.inner.driver.env().random() as u32);
             match self.open_any_port(port, options.clone()) {
                 Err(ServeError { cause: ServeCause::Taken { .. }, .. }) => {}
@@ -205,7 +205,7 @@ impl Session {
     }
 }
 
-/// Whether a node is connected; `None` if it is neither that nor known to be out of reach.
+/// Returns whether a node is connected; `None` if it is neither connected nor known to be out of reach.
 fn has_met(engine: &Engine, incarnation: NodeIncarnation) -> Option<bool> {
     if engine.incarnation_of(incarnation.node) == Some(incarnation) {
         return Some(true);
@@ -218,14 +218,14 @@ fn has_met(engine: &Engine, incarnation: NodeIncarnation) -> Option<bool> {
 }
 
 impl Watch {
-    /// The next notification.  The region can be read as its writer left it, or as others did since.
+    /// Receives the next notification. A read of the region then returns the writer's bytes, or later ones.
     ///
-    /// Fails when the watch has ended, after what was received before: the region was freed, its handle was unmapped, its
-    /// home is down, or the right to read it was revoked.  A node that leaves takes with it what was not received.  A
-    /// future that is dropped loses nothing.
+    /// Fails when the watch has ended, after all earlier notifications: the region was freed, its handle was unmapped,
+    /// its home is down, or the right to read was revoked. If the node leaves, pending notifications are lost. A
+    /// dropped future loses nothing.
     pub async fn recv(&self) -> Result<Notification, RegionError> {
         loop {
-            // Read before the look, so that a change during it is not missed.
+            // Read before the check, so that no change during the check is missed.
             let seen = self.inner().driver.shared.handle_changes.count();
             if let Some(notification) = self.try_recv()? {
                 return Ok(notification);
@@ -238,7 +238,7 @@ impl Watch {
         }
     }
 
-    /// The next notification if one is here, `None` if none is.  Fails as [`Watch::recv`] does.
+    /// Receives the next notification if one is queued; `None` otherwise. Fails as [`Watch::recv`] does.
     pub fn try_recv(&self) -> Result<Option<Notification>, RegionError> {
         while let Some(message) = self.mailbox.try_recv().map_err(|error| self.closed(error))? {
             if let Some(notification) = self.understand(message) {
@@ -248,7 +248,7 @@ impl Watch {
         self.check().map(|()| None)
     }
 
-    /// The next message, or `None` if the handle has changed first.
+    /// Returns the next message, or `None` if the handle changes first.
     async fn message_or_change(&self, seen: u64) -> Option<Result<Message, RegionError>> {
         let mut message = pin!(self.mailbox.recv());
         let mut change = pin!(self.inner().driver.shared.handle_changes.after_of(seen, self.lh.slot.index));
@@ -259,7 +259,7 @@ impl Watch {
         .await
     }
 
-    /// `None` for nonsense, which only a node that does not keep to the protocol sends.
+    /// Decodes a notification; `None` for a malformed one, which only a faulty node sends.
     fn understand(&self, message: Message) -> Option<Notification> {
         let Message { from, node, bytes } = message;
         let written: Written = postcard::from_bytes(&bytes).ok()?;
@@ -267,7 +267,7 @@ impl Watch {
         (region == self.region).then_some(Notification { offset, len, value, from, node })
     }
 
-    /// Whether the handle still leads to a region that may be read.
+    /// Checks that the handle still leads to a readable region.
     fn check(&self) -> Result<(), RegionError> {
         let inner = self.inner();
         match inner.path.locate(inner.id, self.lh.slot, Permissions::READ, 0, 1) {
@@ -277,7 +277,7 @@ impl Watch {
     }
 
     fn closed(&self, _: ServeError) -> RegionError {
-        // Nobody else has this port, so only the end of the node can close it.
+        // The port is this watch's alone, so only the end of the node can close it.
         self.failed(RegionCause::NodeClosed)
     }
 
@@ -294,7 +294,7 @@ impl Watch {
     }
 }
 
-/// Why a region cannot be watched, where an access to none of its bytes fails.
+/// Translates the failure of an access to no bytes into that of a watch.
 fn region_cause(cause: AccessCause) -> RegionCause {
     match cause {
         AccessCause::Stale => RegionCause::Stale,
@@ -315,11 +315,11 @@ fn region_cause(cause: AccessCause) -> RegionCause {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // A node that has left, or failed, is on no list.
+        // A node that has left or failed is on no list of watchers.
         if self.inner().driver.is_closed() {
             return;
         }
-        // First, so that nobody waits for room in a queue that nobody empties.
+        // First, so that no writer waits for room in a queue that is no longer read.
         self.mailbox.close();
         let unwatch = Command::Unwatch { region: self.region, port: self.port.0 };
         drop(Commanded::submitted(&self.session.inner, unwatch));

@@ -1,5 +1,5 @@
-//! How plans are carried out: in a shard of this process at once; in another one at once too, where loads reach its memory, and
-//! otherwise by a task, with what other clients want of that shard.
+//! Execution of plans: at once in a shard of this process, or in another shard whose memory loads reach; otherwise by a
+//! task, together with other clients' requests to that shard.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -14,47 +14,47 @@ use super::commands::{Query, ReplyKind, Total};
 use super::reply::Replies;
 use super::task::{Batch, Operation, REPLY_BYTES_MAX, Recipient, Sum, Task, all_of, refusal};
 
-/// The time by which the shards of this process have their keys expire, in ms.
+/// Clock for the expiry of keys in this process's shards, in ms.
 pub type Clock = Arc<dyn Fn() -> u64 + Send + Sync>;
 
-/// The shards of this process, and what is about to be asked of others.
+/// The shards of this process, and the batches for others.
 pub(super) struct Backend {
     /// The number of the store.
     number: u64,
     locals: Vec<Option<Local>>,
     clock: Clock,
-    /// What it said last.
+    /// Last reading of the clock.
     now_ms: u64,
-    /// What was answered last.
+    /// Last answer.
     answer: Vec<u8>,
-    /// For each shard, whether its memory was within reach of loads when it was read last.
+    /// Whether loads reached the memory of each shard at the last read.
     is_near: Vec<bool>,
-    /// For each shard.
+    /// The next batch of each shard.
     batches: Vec<Batch>,
     operations: Vec<(Recipient, Operation)>,
 }
 
-/// What a client waits for.
+/// The work that a client waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Queued {
-    /// Reads in the batch of a shard, which is not begun yet.
+    /// Reads in the batch of a shard, which has not started yet.
     Reads(usize),
-    /// Other requests there, which that shard does in their order.
+    /// Other requests in the batch of a shard, which executes them in order.
     Changes(usize),
-    /// What is under way, or about to be.
+    /// Work in progress, or about to start.
     UnderWay,
 }
 
-/// What has become of a plan.
+/// Result of a plan.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
     /// The reply is written.
     Done,
-    /// It is done elsewhere, and the reply comes from there.
+    /// The work is queued, and the reply follows later.
     Queued(Queued),
-    /// It has to wait for what is done elsewhere.
+    /// The plan must wait for queued work.
     Waits,
-    /// It has to wait until the batch has begun.
+    /// The batch is full; the plan must wait until it has started.
     IsFull,
 }
 
@@ -72,12 +72,12 @@ impl Backend {
         Backend { number: store.number, locals, clock, now_ms: 0, answer, is_near, batches, operations }
     }
 
-    /// Looks at the clock, once for all that is ready.
+    /// Reads the clock, once per turn of the loop.
     pub(super) fn look_at_clock(&mut self) {
         self.now_ms = (self.clock)();
     }
 
-    /// Removes some of what has expired in the shards of this process.
+    /// Removes some expired keys from this process's shards.
     pub(super) async fn sweep(&self) -> Result<(), KvError> {
         for local in self.locals.iter().flatten() {
             local.sweep_some(self.now_ms).await?;
@@ -85,7 +85,7 @@ impl Backend {
         Ok(())
     }
 
-    /// A task that is to begin, if there is one.
+    /// Returns the next task to start, if any.
     pub(super) fn next_task(&mut self) -> Option<Task> {
         if let Some((to, operation)) = self.operations.pop() {
             return Some(Task::ForClient(to, operation));
@@ -94,12 +94,12 @@ impl Backend {
         Some(Task::Batch(std::mem::replace(&mut self.batches[shard], Batch::new(shard))))
     }
 
-    /// Whether values of a shard were there without waiting.
+    /// Records whether values of a shard were read without waiting.
     pub(super) fn note_near(&mut self, shard: usize, is_near: bool) {
         self.is_near[shard] = is_near;
     }
 
-    /// Carries out what a client has asked for who waits for what is `queued`, if anything.
+    /// Executes the plan of a client that waits for the work `queued`, if any.
     pub(super) async fn carry_out(
         &mut self,
         plan: Query<'_>,
@@ -107,7 +107,7 @@ impl Backend {
         store: &mut Store,
         replies: &mut Replies,
     ) -> Step {
-        // What a client asks for is done in its order, as far as others can see.
+        // A client's requests take effect in order, as far as others can see.
         let done = match plan {
             Query::Get(key, reply_kind) => self.get(key, reply_kind, (to, queued), store, replies).await,
             Query::Ask(key, ref request, reply_kind) => {
@@ -115,7 +115,7 @@ impl Backend {
             }
             _ if queued.is_some() => return Step::Waits,
             Query::AskAll(requests, total) => {
-                // Rarer, and longer: kept apart, as below, so that a request is short to begin.
+                // Rarer and longer, so boxed, here and below: the future of a short request stays small.
                 Box::pin(self.ask_all(&requests, total, to, store, replies)).await
             }
             Query::GetAll(args) => {
@@ -135,7 +135,7 @@ impl Backend {
         })
     }
 
-    /// Has something done elsewhere for one client, who waits for nothing else.
+    /// Queues an operation for a client that waits for nothing else.
     pub(super) fn operation(&mut self, to: Recipient, operation: Operation) -> Step {
         self.operations.push((to, operation));
         Step::Queued(Queued::UnderWay)
@@ -216,7 +216,7 @@ impl Backend {
         bytes
     }
 
-    /// Asks the owners of several keys; the first thing that goes wrong is told, and the rest is done nevertheless.
+    /// Asks the owners of several keys. Reports the first error, and executes the rest nevertheless.
     async fn ask_all(
         &mut self,
         requests: &[(&[u8], Request<'_>)],
@@ -246,7 +246,7 @@ impl Backend {
         Ok(Step::Done)
     }
 
-    /// The values of several keys; those of other processes are read together.
+    /// Returns the values of several keys; those of other processes are read together.
     async fn get_all(
         &mut self,
         keys: Vec<&[u8]>,
@@ -272,7 +272,7 @@ impl Backend {
             };
             bytes += values[place].as_ref().map_or(0, Vec::len);
             if bytes > REPLY_BYTES_MAX {
-                // Which is said, whatever the others are.
+                // This error is the reply, whatever the other values are.
                 others.clear();
                 break;
             }

@@ -1,4 +1,4 @@
-//! What a connection is asked about itself and about the server, and not about keys.
+//! Commands about a connection and about the server, without keys.
 
 use std::net::SocketAddr;
 use std::time::{Instant, SystemTime};
@@ -10,7 +10,7 @@ use super::glob;
 use super::reply::{OK, Protocol, Reply, shown};
 use super::request::Args;
 
-/// The version of Redis whose replies are followed.
+/// Version of Redis whose replies are followed.
 const REDIS_VERSION: &str = "7.0.15";
 
 /// The client of a connection.
@@ -24,7 +24,7 @@ pub(super) struct Client {
     library_version: Box<[u8]>,
 }
 
-/// What is known of the server as a whole.
+/// Facts about the server as a whole.
 #[derive(Clone, Debug)]
 pub(super) struct About {
     pub(super) address: SocketAddr,
@@ -36,7 +36,7 @@ pub(super) struct About {
     pub(super) commands: u64,
 }
 
-/// What becomes of the connection.
+/// Consequence for the connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Then {
     GoesOn,
@@ -49,7 +49,7 @@ impl Client {
         Client { id, address, since: Instant::now(), name, library, library_version }
     }
 
-    /// Replies to a command that is not about keys.
+    /// Replies to a command without keys.
     pub(super) fn perform<'a>(
         &mut self,
         command: &Command,
@@ -159,7 +159,7 @@ impl Client {
             }
             "setinfo" => self.set_info(arg(2), arg(3)),
             "info" => Reply::Text(self.line(protocol, about)),
-            // Nothing is evicted here, and no command counts as a touch.
+            // There is no eviction, and commands do not change any access time.
             "no-evict" | "no-touch" if is(arg(2), "on") || is(arg(2), "off") => OK,
             "reply" if is(arg(2), "on") => OK,
             _ => Reply::error("ERR syntax error"),
@@ -195,12 +195,12 @@ impl Client {
     }
 }
 
-/// Whether a text is of one word that can be shown.
+/// Returns whether a text is one printable word.
 fn is_plain(text: &[u8]) -> bool {
     text.len() <= NAME_BYTES_MAX && text.iter().all(|byte| (b'!'..=b'~').contains(byte))
 }
 
-/// Most bytes of the name of a client, which is kept as long as that is connected.
+/// Maximum length of a client's name, which is kept while it is connected.
 const NAME_BYTES_MAX: usize = 1024;
 
 fn bad_name() -> Reply<'static> {
@@ -279,10 +279,10 @@ fn config<'a>(args: Args<'a>, about: &mut About) -> Reply<'a> {
     }
 }
 
-/// Most arguments of `COMMAND INFO`: a reply has a hundred times their bytes.
+/// Maximum number of arguments of `COMMAND INFO`: a reply has a hundred times their bytes.
 const INFO_NAMES_MAX: usize = 1024;
 
-/// `COMMAND`: what commands there are.
+/// `COMMAND`: lists the commands.
 fn commands(args: Args<'_>) -> Reply<'_> {
     let known = || COMMANDS.iter().filter(|command| command.does != Does::Absent);
     let Some(subcommand) = args.get(1) else {
@@ -300,7 +300,7 @@ fn commands(args: Args<'_>) -> Reply<'_> {
     } else if is(subcommand, "list") {
         Reply::Array(known().map(|command| Reply::Bulk(command.name.as_bytes())).collect())
     } else if is(subcommand, "docs") {
-        // There is no documentation of any.
+        // Commands have no documentation here.
         Reply::Map(Vec::new())
     } else if is(subcommand, "info") && args.len() == 2 {
         Reply::Array(known().map(describe).collect())
@@ -333,7 +333,7 @@ fn describe(command: &'static Command) -> Reply<'static> {
         Reply::Integer(first),
         Reply::Integer(last),
         Reply::Integer(step),
-        // Categories, tips, specifications of keys and subcommands.
+        // No categories, tips, key specifications or subcommands.
         none(),
         none(),
         none(),
@@ -341,7 +341,7 @@ fn describe(command: &'static Command) -> Reply<'static> {
     ])
 }
 
-/// `INFO`, for the sections that are asked for.
+/// `INFO`, for the requested sections.
 pub(super) fn info(asked: &[Vec<u8>], about: &About, keys: i64) -> Reply<'static> {
     let uptime = about.since.elapsed().as_secs();
     let sections = [

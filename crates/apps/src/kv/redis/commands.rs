@@ -1,4 +1,4 @@
-//! Which commands there are, and what each of them asks of the store.
+//! The commands, and their operations on the store.
 
 use std::fmt::Write;
 
@@ -7,17 +7,17 @@ use super::super::wire::{Answer, Expires, Only, Request, When};
 use super::reply::{OK, Reply, shown};
 use super::request::Args;
 
-/// What is known of a command.
+/// Description of a command.
 pub(super) struct Command {
     pub(super) name: &'static str,
-    /// How many arguments it has with its name; at least so many, if negative.
+    /// Number of arguments including the name; if negative, the minimum.
     pub(super) arity: i64,
-    /// The first key, the last, and how far they are apart.
+    /// First key, last key, and the step between keys.
     pub(super) keys: (i64, i64, i64),
     pub(super) does: Does,
 }
 
-/// Commands by what they do.
+/// Kinds of commands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Does {
     Append,
@@ -44,7 +44,7 @@ pub(super) enum Does {
     Increment,
     IncrementBy,
     Info,
-    /// It is known, and not served.
+    /// Known, but not served.
     Absent,
     Keys,
     GetMany,
@@ -76,7 +76,7 @@ const NO_KEY: (i64, i64, i64) = (0, 0, 0);
 const ONE_KEY: (i64, i64, i64) = (1, 1, 1);
 const ALL_KEYS: (i64, i64, i64) = (1, -1, 1);
 
-/// All of them, in the order of their names.
+/// All commands, ordered by name.
 pub(super) const COMMANDS: &[Command] = &[
     command("append", 3, ONE_KEY, Does::Append),
     command("auth", -2, NO_KEY, Does::Auth),
@@ -130,61 +130,61 @@ pub(super) const COMMANDS: &[Command] = &[
     command("watch", -2, ALL_KEYS, Does::Absent),
 ];
 
-/// What a command asks of the store.
+/// Operation of a command on the store.
 #[derive(Clone, Debug)]
 pub(super) enum Query<'a> {
-    /// The value of a key, or something about it.
+    /// Reads the value of a key, or a property of it.
     Get(&'a [u8], ReplyKind),
-    /// Something of the owner of a key.
+    /// Sends a request to the owner of a key.
     Ask(&'a [u8], Request<'a>, ReplyKind),
-    /// Something of the owners of several keys, one behind the other.
+    /// Sends requests to the owners of several keys, one after the other.
     AskAll(Vec<(&'a [u8], Request<'a>)>, Total),
-    /// The values of several keys.
+    /// Reads the values of several keys.
     GetAll(Args<'a>),
-    /// Some keys, about `count` of them, of those that are as the pattern says.
+    /// Returns some keys, about `count`, that match the pattern.
     Scan { cursor: u64, count: u64, pattern: Option<&'a [u8]>, is_of_strings: bool },
-    /// All keys that are so.
+    /// Returns all keys that match the pattern.
     Keys(&'a [u8]),
-    /// How many keys there are.
+    /// Returns the number of keys.
     Count,
-    /// That there is none any more.
+    /// Removes all keys.
     Clear,
 }
 
-/// What is told of what an owner answers.
+/// How an owner's answer becomes a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReplyKind {
-    /// The value, or nothing.
+    /// The value, or nil.
     Value,
-    /// What is wrong with the request; or nothing, if there is no value.
+    /// An error about the request, or nil if the key does not exist.
     Complaint(&'static str),
-    /// The length of the value, which is 0 where there is none.
+    /// The length of the value; 0 if there is none.
     Length,
-    /// That it is done; or nothing, if it is not.
+    /// OK, or nil.
     Done,
     /// 1 or 0.
     Flag,
     /// The number.
     Number,
-    /// For how long the key is kept, in such units.
+    /// The time until the key expires, in units of this many ms.
     TimeLeft(i64),
-    /// What kind of value it is.
+    /// The type of the value.
     Type,
 }
 
-/// What is told of several answers.
+/// How several answers become a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Total {
-    /// How many are something.
+    /// The number of positive answers.
     Count,
-    /// That it is done.
+    /// OK.
     Done,
 }
 
 const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 const SYNTAX: &str = "ERR syntax error";
 
-/// The command that a request names, if it has as many arguments as that takes.
+/// Returns the command of a request, if its number of arguments is valid.
 pub(super) fn find<'a>(args: Args<'a>) -> Result<&'static Command, Reply<'a>> {
     let found = spelled(&args[0]).and_then(|name| NAMES.binary_search(&name).ok());
     let Some(command) = found.map(|index| &COMMANDS[index]) else { return Err(unknown(args)) };
@@ -192,10 +192,10 @@ pub(super) fn find<'a>(args: Args<'a>) -> Result<&'static Command, Reply<'a>> {
     Ok(command)
 }
 
-/// No command has a longer name.
+/// Maximum length of a command's name.
 const NAME_BYTES_MAX: usize = 16;
 
-/// The names of all, as numbers that are quick to compare.
+/// All names as numbers, for fast comparison.
 static NAMES: [u128; COMMANDS.len()] = {
     let (mut names, mut at) = ([0; COMMANDS.len()], 0);
     while at < COMMANDS.len() {
@@ -205,8 +205,8 @@ static NAMES: [u128; COMMANDS.len()] = {
     names
 };
 
-/// A name in lower case as a number, which is the larger the later the name stands in a dictionary; `None` if it is longer than any, or
-/// has a NUL, which would be the end of a shorter one.
+/// Returns a name in lower case as a number in dictionary order; `None` if it is too long, or contains NUL, which would
+/// end a shorter name.
 const fn spelled(name: &[u8]) -> Option<u128> {
     if name.len() > NAME_BYTES_MAX {
         return None;
@@ -222,7 +222,7 @@ const fn spelled(name: &[u8]) -> Option<u128> {
     Some(u128::from_be_bytes(bytes))
 }
 
-/// Whether a command has as many arguments as it takes.
+/// Checks the number of a command's arguments.
 pub(super) fn check_arity(name: &str, arity: i64, args: Args<'_>) -> Result<(), Reply<'static>> {
     let (count, wanted) = (args.len(), arity.unsigned_abs() as usize);
     let fits = if arity < 0 { count >= wanted } else { count == wanted };
@@ -233,7 +233,7 @@ fn wrong_number(name: &str) -> Reply<'static> {
     Reply::error(format!("ERR wrong number of arguments for '{name}' command"))
 }
 
-/// How much of a command and of its arguments is told where it is not known.
+/// Maximum number of bytes of an unknown command and its arguments in the reply.
 const SHOWN_BYTES_MAX: usize = 128;
 
 fn unknown(args: Args<'_>) -> Reply<'static> {
@@ -246,13 +246,13 @@ fn unknown(args: Args<'_>) -> Reply<'static> {
         if left == 0 {
             break;
         }
-        // Writing into a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(text, "'{}' ", cut(arg, left));
     }
     Reply::error(text)
 }
 
-/// What a command asks of the store, if anything: the others are no matter of that.
+/// Returns a command's operation on the store, if it has one.
 pub(super) fn plan<'a>(
     command: &Command,
     args: Args<'a>,
@@ -332,7 +332,7 @@ pub(super) fn plan<'a>(
     }
 }
 
-/// Whether an argument is a word, in whatever case.
+/// Returns whether an argument is `word`, in any case.
 pub(super) fn is(arg: &[u8], word: &str) -> bool {
     arg.eq_ignore_ascii_case(word.as_bytes())
 }
@@ -366,7 +366,8 @@ fn set_with_options<'a>(args: Args<'a>, unix_ms: fn() -> i64) -> Result<Query<'a
     Ok(Query::Ask(key, Request::Set { key, value, only, expires, returns_old }, reply_kind))
 }
 
-/// The time that an option says, and its unit.  The same option may be repeated, and the last is meant; another may not.
+/// Parses an option with a time. The same option may be repeated, and the last one applies; a different one is an
+/// error.
 fn told_time<'a>(
     option: &[u8],
     options: &mut impl Iterator<Item = &'a [u8]>,
@@ -376,7 +377,7 @@ fn told_time<'a>(
     Some((options.next()?, unit))
 }
 
-/// Until when `GETEX` lets a key be kept; or what is wrong with that if there is such a key.
+/// Returns the expiry that `GETEX` sets, or an error for the case that the key exists.
 fn get_options(
     args: Args<'_>,
     unix_ms: fn() -> i64,
@@ -399,13 +400,13 @@ fn get_options(
     Ok(time_of(number, unit, "getex", unix_ms()).map_err(|_| invalid))
 }
 
-/// The unit of an option that says a time, in ms, and whether that is a time of day.
+/// Returns the unit in ms of an option with a time, and whether the option is a time of day.
 fn unit_of(option: &[u8]) -> Option<(i64, bool)> {
     let units = [("ex", (1000, false)), ("px", (1, false)), ("exat", (1000, true)), ("pxat", (1, true))];
     units.into_iter().find(|(name, _)| is(option, name)).map(|(_, unit)| unit)
 }
 
-/// What such an option says.
+/// Returns the expiry of such an option.
 fn time_of(
     number: &[u8],
     (unit_ms, is_absolute): (i64, bool),
@@ -424,7 +425,7 @@ fn invalid_time(command: &str) -> Reply<'static> {
     Reply::error(format!("ERR invalid expire time in '{command}' command"))
 }
 
-/// For how long a value that is set is kept, which is no time that is over.
+/// Returns the expiry of a value that is set; it must not be in the past.
 fn time_to_live(number: i64, unit_ms: i64, command: &str, unix_ms: i64) -> Result<Expires, Reply<'static>> {
     if number <= 0 {
         return Err(invalid_time(command));
@@ -432,7 +433,7 @@ fn time_to_live(number: i64, unit_ms: i64, command: &str, unix_ms: i64) -> Resul
     expiry(number, unit_ms, unix_ms, command, unix_ms)
 }
 
-/// Until when something is kept, so many units from `begin_ms` on.
+/// Returns the expiry `number` units after `begin_ms`.
 fn expiry(
     number: i64,
     unit_ms: i64,
@@ -445,7 +446,7 @@ fn expiry(
     Ok(Expires::After { ms: u64::try_from(end_ms.saturating_sub(unix_ms)).unwrap_or(0) })
 }
 
-/// The condition of `EXPIRE` and its like.
+/// Returns the condition of `EXPIRE` and similar commands.
 fn condition(args: Args<'_>) -> Result<When, Reply<'static>> {
     let [mut nx, mut xx, mut gt, mut lt] = [false; 4];
     for option in args.iter().skip(3) {
@@ -463,7 +464,7 @@ fn condition(args: Args<'_>) -> Result<When, Reply<'static>> {
         }
         (_, _, true, true) => Err(Reply::error("ERR GT and LT options at the same time are not compatible")),
         (true, ..) => Ok(When::KeptForEver),
-        // What is kept for ever goes later than everything, so that what is made to go later expires already.
+        // "Never" counts as the latest time, so GT applies only to keys with an expiry.
         (_, _, true, _) => Ok(When::Later),
         (_, true, _, true) => Ok(When::SoonerIfExpiring),
         (_, _, _, true) => Ok(When::Sooner),
@@ -472,7 +473,7 @@ fn condition(args: Args<'_>) -> Result<When, Reply<'static>> {
     }
 }
 
-/// How many keys a scan looks for, where it does not say.
+/// Default number of keys of a scan.
 const SCAN_COUNT: i64 = 10;
 
 fn scan<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
@@ -498,7 +499,7 @@ fn scan<'a>(args: Args<'a>) -> Result<Query<'a>, Reply<'static>> {
     Ok(Query::Scan { cursor, count: count as u64, pattern, is_of_strings })
 }
 
-/// A cursor, as Redis reads it: by `strtoul`, but for spaces.
+/// Parses a cursor as Redis does, by `strtoul` but without spaces.
 fn cursor_of(text: &[u8]) -> Option<u64> {
     let (is_negative, digits) = match text {
         [] => return Some(0),
@@ -514,7 +515,7 @@ fn cursor_of(text: &[u8]) -> Option<u64> {
 }
 
 impl ReplyKind {
-    /// The reply to the value of a key.
+    /// Returns the reply for the value of a key.
     pub(super) fn of_value(self, value: Option<&[u8]>) -> Reply<'_> {
         match (self, value) {
             (ReplyKind::Length, Some(value)) => Reply::Integer(value.len() as i64),
@@ -525,7 +526,7 @@ impl ReplyKind {
         }
     }
 
-    /// The reply to what an owner answers.
+    /// Returns the reply for an owner's answer.
     pub(super) fn of<'a>(self, answer: Option<Answer<'a>>) -> Reply<'a> {
         let is_there = !matches!(answer, Some(Answer::Nothing));
         match answer {

@@ -1,4 +1,4 @@
-//! A connection: what has come in and is not done yet, and what is told and not sent yet.
+//! A connection: input that is not processed yet, and output that is not sent yet.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
@@ -15,44 +15,44 @@ use super::reply::{Replies, Reply};
 use super::request::{Args, Parser, REQUEST_BYTES_MAX};
 use super::task::{Left, Operation, Recipient};
 
-/// What a client has not read of its replies; with more than that, nothing else is done for it.
+/// Maximum number of unsent bytes of replies; beyond it, the client's requests wait.
 pub(super) const UNSENT_BYTES_MAX: usize = 256 << 10;
-/// How many values that were left are asked for at once.
+/// Maximum number of postponed values that are requested at once.
 const LEFT_TOGETHER: usize = 16;
-/// What a client still says that has made a mistake is taken, up to so many bytes, so that it comes to read what that was.
+/// Maximum number of bytes still read after a protocol error, so that the client gets to read the error.
 const LAST_BYTES_MAX: usize = REQUEST_BYTES_MAX;
-/// Room for what is read at a time.
+/// Bytes of room for a read.
 const READ_BYTES: usize = 16 << 10;
-/// A request that has begun and is no longer than this waits in a buffer of its length for what is still to come.
+/// An incomplete request up to this length waits in a buffer of its own length.
 const BEGUN_BYTES: usize = 2 << 10;
 
-/// A client's connection.  One that is idle has no buffers.
+/// A client's connection. An idle one has no buffers.
 pub(super) struct Connection {
     pub(super) stream: TcpStream,
     pub(super) replies: Replies,
-    /// What this client waits for.
+    /// Work that this client waits for.
     pub(super) queued: Option<Queued>,
-    /// What is waited for.
+    /// Events that are watched.
     pub(super) watched: EventFlags,
     client: Client,
     input: Option<Box<Input>>,
     sent: usize,
-    /// Values that it has asked for, and that are read when it has read others.
+    /// Values that the client has requested and that are read once it has read others.
     left: VecDeque<Left>,
-    /// Requests are there, and are not looked at before the client has read.
+    /// Requests are pending that are not processed before the client has read its replies.
     is_held_back: bool,
     is_closing: bool,
     has_erred: bool,
-    /// How many bytes are still taken of a client that has made a mistake, and to whom nothing else is said.
+    /// Number of bytes still read after a protocol error; no replies follow.
     last_bytes: Option<usize>,
-    /// The client says no more.
+    /// The client sends no more.
     has_ended: bool,
 }
 
-/// What has come in.
+/// Input of a connection.
 pub(super) struct Input {
     bytes: Vec<u8>,
-    /// What stands there and is not done.
+    /// Start of the input that is not processed yet.
     begin: usize,
     end: usize,
     parser: Parser,
@@ -67,8 +67,8 @@ impl Input {
         self.end - self.begin
     }
 
-    /// Makes room behind what stands there: about as much as that, if the request is so long, so that nobody takes memory by
-    /// announcing what never comes.
+    /// Makes room behind the unprocessed input, about as much as there is already if the request is that long. A client
+    /// thus cannot take memory by announcing input that never comes.
     fn make_room(&mut self) {
         let missing = self.parser.len_min().saturating_sub(self.len());
         let room = missing.min(self.len()).max(READ_BYTES);
@@ -83,7 +83,7 @@ impl Input {
     }
 }
 
-/// Buffers that no connection needs just now.
+/// Buffers that no connection needs now.
 #[derive(Default)]
 #[expect(
     clippy::vec_box,
@@ -94,7 +94,7 @@ pub(super) struct Buffers {
     outputs: Vec<Vec<u8>>,
 }
 
-/// How many of them are kept, and how long they are at most.
+/// Maximum number of spare buffers, and maximum length of each.
 const KEPT_MAX: usize = 64;
 const KEPT_BYTES_MAX: usize = 64 << 10;
 
@@ -118,20 +118,20 @@ impl Buffers {
     }
 }
 
-/// Why a connection does not go on.
+/// Why a connection pauses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pause {
-    /// All that has come is done.
+    /// All input is processed.
     Idle,
-    /// What is done elsewhere has to come to its end first.
+    /// Queued work must finish first.
     UnderWay,
-    /// The batch of a shard is full, and has to begin first.
+    /// The batch of a shard is full and must start first.
     Batch,
-    /// The client has to read its replies first.
+    /// The client must read its replies first.
     Unsent,
 }
 
-/// Whether a web page has its browser speak to us: what it says could have commands in its lines.
+/// Returns whether a browser was tricked into connecting: its request could contain commands in its lines.
 fn is_http(args: Args<'_>) -> bool {
     args.get(0).is_some_and(|name| name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:"))
 }
@@ -159,7 +159,7 @@ impl Connection {
         }
     }
 
-    /// Reads some of what has come; whether the connection goes on.
+    /// Reads available input; returns whether the connection continues.
     pub(super) fn read(&mut self, buffers: &mut Buffers) -> io::Result<bool> {
         if !self.is_read() {
             return Ok(true);
@@ -184,7 +184,7 @@ impl Connection {
         self.keep(input, buffers);
         match read {
             Ok(0) => {
-                // What it has said before is done nevertheless, and told.
+                // Earlier requests are still executed and answered.
                 self.has_ended = true;
                 Ok(true)
             }
@@ -194,7 +194,7 @@ impl Connection {
         }
     }
 
-    /// Does what has come, as long as nothing has to be waited for.
+    /// Processes input until something must be waited for.
     pub(super) async fn advance(
         &mut self,
         number: usize,
@@ -230,7 +230,7 @@ impl Connection {
                 Ok(Some(len)) => {
                     let args = input.parser.args(there);
                     match self.perform(args, number, backend, store, about).await {
-                        // It is looked at once more then.
+                        // The plan is tried again then.
                         Step::Waits => break Pause::UnderWay,
                         Step::IsFull => break Pause::Batch,
                         Step::Queued(queued) => self.queued = Some(queued),
@@ -252,13 +252,13 @@ impl Connection {
         pause
     }
 
-    /// Says no more than that.
+    /// Sends an error, and processes no more input.
     fn refuse(&mut self, why: &str) {
         self.replies.push(&Reply::error(format!("ERR Protocol error: {why}")));
         (self.is_closing, self.has_erred) = (true, true);
     }
 
-    /// Asks for some of the values that were left.
+    /// Requests some of the postponed values.
     async fn take_up_left(&mut self, number: usize, backend: &mut Backend, store: &mut Store) -> Pause {
         let to = Recipient { number, id: self.client.id, protocol: self.replies.protocol };
         let mut queued = 0;
@@ -284,18 +284,18 @@ impl Connection {
         Pause::Idle
     }
 
-    /// Takes a value that it has to be asked for again, before those that are left already.
+    /// Postpones a value again, before the others that are postponed.
     pub(super) fn leave(&mut self, left: Left) {
         self.left.push_front(left);
     }
 
-    /// Begins to take leave of a client that has made a mistake and been told so; not if there is nobody to take leave of.
+    /// Starts to close the connection after a protocol error; returns false if it is closed already.
     pub(super) fn take_leave(&mut self) -> bool {
         let begins = self.has_erred && self.last_bytes.is_none() && !self.has_ended;
         if begins {
             self.last_bytes = Some(LAST_BYTES_MAX);
         }
-        // The client reads the end of what is said to it while it may still be speaking.
+        // The client reads the end of the output while it may still be sending.
         begins && self.stream.shutdown(Shutdown::Write).is_ok()
     }
 
@@ -326,7 +326,7 @@ impl Connection {
         }
         about.commands += 1;
         match (found, plan) {
-            (Err(_), _) if is_http(args) => self.refuse("this is no server of HTTP"),
+            (Err(_), _) if is_http(args) => self.refuse("this is not an HTTP server"),
             (Err(reply), _) | (_, Err(reply)) => self.replies.push(&reply),
             (Ok(command), _) if command.does == Does::Info => {
                 let sections = args.iter().skip(1).map(<[u8]>::to_vec).collect();
@@ -342,12 +342,12 @@ impl Connection {
         Step::Done
     }
 
-    /// Whether it is that one, and not another one in its place.
+    /// Returns whether the connection has this id, and not a later one in its place.
     pub(super) fn is(&self, id: u64) -> bool {
         self.client.id == id
     }
 
-    /// Sends what the system takes of the replies.
+    /// Sends as much output as the system accepts.
     pub(super) fn flush(&mut self, buffers: &mut Buffers) -> io::Result<()> {
         while self.unsent() > 0 {
             match self.stream.write(&self.replies.bytes[self.sent..]) {
@@ -368,23 +368,24 @@ impl Connection {
         Ok(())
     }
 
-    /// What has to happen next.
+    /// Returns the events to wait for.
     pub(super) fn wanted(&self) -> EventFlags {
         let mut wanted = EventFlags::empty();
         wanted.set(EventFlags::IN, self.is_read());
-        // What was held back goes on by an event, also if its replies have left meanwhile: others have their turn first.
+        // Held-back input continues by an event even if all replies have been sent, so that other connections get their
+        // turn.
         wanted.set(EventFlags::OUT, self.unsent() > 0 || self.is_held_back);
         wanted
     }
 
-    /// Whether all is told, and nothing more is heard.
+    /// Returns whether all output is sent and no input follows.
     pub(super) fn is_over(&self) -> bool {
         let has_all = self.queued.is_none() && !self.is_held_back && self.left.is_empty();
         let is_done = self.is_closing || self.has_ended && has_all;
         is_done && self.last_bytes.is_none() && self.unsent() == 0
     }
 
-    /// Who waits says no more than fits beside what it waits with.
+    /// A waiting client is read only as far as its waiting input leaves room.
     fn is_read(&self) -> bool {
         if self.last_bytes.is_some() {
             return true;
@@ -398,7 +399,7 @@ impl Connection {
         self.replies.bytes.len() - self.sent
     }
 
-    /// Keeps what is not done, in as little memory as that takes.
+    /// Keeps unprocessed input in as little memory as possible.
     fn keep(&mut self, mut input: Box<Input>, buffers: &mut Buffers) {
         if input.len() == 0 {
             return buffers.give_back_input(input);

@@ -1,4 +1,4 @@
-//! An executor for what waits for owners elsewhere, on the thread of the event loop, which goes on meanwhile.
+//! An executor for tasks that wait for owners elsewhere, on the thread of the event loop, which continues meanwhile.
 //!
 //! ```text
 //!   backend -> task: a future, polled once when it begins, and again when its waker was called -> completion: replies
@@ -18,7 +18,7 @@ use rustix::fd::OwnedFd;
 use super::super::store::Store;
 use super::task::{Completion, Task};
 
-/// The tasks that are to be polled, and what wakes the loop for them.
+/// The runnable tasks, and the event that wakes the loop for them.
 pub(super) struct RunQueue {
     event: OwnedFd,
     state: Mutex<RunState>,
@@ -26,7 +26,7 @@ pub(super) struct RunQueue {
 
 #[derive(Default)]
 struct RunState {
-    /// Each at most once.
+    /// Each task at most once.
     runnable: Vec<usize>,
     /// Whether the loop sleeps, or is about to.
     is_asleep: bool,
@@ -38,14 +38,14 @@ impl RunQueue {
         Ok(Arc::new(RunQueue { event, state: Mutex::default() }))
     }
 
-    /// Becomes readable when a task becomes runnable while the loop sleeps.
+    /// Returns the event, which becomes readable when a task becomes runnable while the loop sleeps.
     pub(super) fn event(&self) -> &OwnedFd {
         &self.event
     }
 
     /// Makes the event unreadable.
     pub(super) fn reset_event(&self) {
-        // Nothing is there to read if it has been reset before.
+        // There is nothing to read if it was reset before.
         let _ = rustix::io::read(&self.event, &mut [0; 8]);
     }
 
@@ -53,14 +53,14 @@ impl RunQueue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The loop is about to sleep; whether it may, or a task is runnable already.
+    /// Marks the loop as about to sleep; returns false if a task is runnable already.
     fn prepare_sleep(&self) -> bool {
         let mut state = self.state();
         state.is_asleep = state.runnable.is_empty();
         state.is_asleep
     }
 
-    /// The loop is awake, and takes the tasks that are runnable.
+    /// Marks the loop as awake, and takes the runnable tasks.
     fn take(&self) -> Vec<usize> {
         let mut state = self.state();
         state.is_asleep = false;
@@ -73,7 +73,7 @@ impl RunQueue {
         let is_asleep = take(&mut state.is_asleep);
         drop(state);
         if is_asleep {
-            // It fails only if it has been written 2^64 times unread.
+            // Fails only after 2^64 unread writes.
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
@@ -83,7 +83,7 @@ impl RunQueue {
 struct TaskWaker {
     queue: Arc<RunQueue>,
     task: usize,
-    /// Whether the task stands in the queue.
+    /// Whether the task is in the queue.
     is_queued: AtomicBool,
 }
 
@@ -93,29 +93,29 @@ impl Wake for TaskWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Release pairs with the Acquire in Executor::poll(): the poll that follows sees what was done before this.
+        // Release pairs with the Acquire in Executor::poll(): the next poll sees everything that was done before.
         if !self.is_queued.swap(true, Ordering::AcqRel) {
             self.queue.push(self.task);
         }
     }
 }
 
-/// A task that has begun.
+/// A task that has started.
 struct Running {
-    /// Gives back what it has used of the store.
+    /// Returns its handle of the store at the end.
     future: Pin<Box<dyn Future<Output = (Completion, Store)>>>,
     waker: Arc<TaskWaker>,
 }
 
-/// All tasks that wait.  Each is for connections that wait for it alone, so that there are no more tasks than connections.
+/// All waiting tasks. Each serves connections that wait for it alone, so there are no more tasks than connections.
 pub(super) struct Executor {
     queue: Arc<RunQueue>,
     tasks: Vec<Option<Running>>,
-    /// Places where no task is.
+    /// Free places for tasks.
     free: Vec<usize>,
-    /// What tasks have used of the store, with what they have mapped, for those that are still to come.
+    /// Handles of the store from ended tasks, with their mappings, for later tasks.
     spare: Vec<Store>,
-    /// From which others are made.
+    /// The handle from which others are made.
     origin: Store,
 }
 
@@ -124,7 +124,7 @@ impl Executor {
         Executor { queue, tasks: Vec::new(), free: Vec::new(), spare: Vec::new(), origin }
     }
 
-    /// The store, as no task uses it just now.
+    /// Returns a handle of the store that no task uses.
     pub(super) fn store(&mut self) -> &mut Store {
         match self.spare.last_mut() {
             Some(store) => store,
@@ -136,12 +136,12 @@ impl Executor {
         self.free.len() == self.tasks.len()
     }
 
-    /// Whether the loop may sleep, until a client or the [event](RunQueue::event) wakes it.
+    /// Returns whether the loop may sleep until a client or the [event](RunQueue::event) wakes it.
     pub(super) fn may_sleep(&self) -> bool {
         self.is_idle() || self.queue.prepare_sleep()
     }
 
-    /// Begins a task; what it leads to, if it need not wait.
+    /// Starts a task; returns its completion if it need not wait.
     pub(super) fn spawn(&mut self, task: Task) -> Option<Completion> {
         let mut store = self.spare.pop().unwrap_or_else(|| self.origin.again());
         let future = Box::pin(async move {
@@ -158,7 +158,7 @@ impl Executor {
         self.poll(number)
     }
 
-    /// Polls the tasks that are runnable; what those lead to that have come to their end.
+    /// Polls the runnable tasks; returns the completions of those that ended.
     pub(super) fn run(&mut self) -> Vec<Completion> {
         if self.is_idle() {
             return Vec::new();

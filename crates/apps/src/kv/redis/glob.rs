@@ -1,10 +1,10 @@
-//! Patterns of names, as `KEYS` and `SCAN` have them.
+//! Patterns of names for `KEYS` and `SCAN`.
 
-/// Whether a name is as a pattern says: `*` stands for any bytes, `?` for one, `[a-c]` for one of some and `[^a-c]` for one of the others;
-/// a backslash takes the next byte as it is.  Takes no longer than one is long times the other.
+/// Returns whether a name matches a pattern: `*` matches any bytes, `?` one byte, `[a-c]` one byte of a set and
+/// `[^a-c]` one byte outside; a backslash quotes the next byte. Takes time of at most the product of both lengths.
 pub(super) fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut pattern_at, mut name_at) = (0, 0);
-    // Where to go on if what follows the last star does not fit: behind it, with one byte more taken by it.
+    // Where to continue if the part after the last star does not match: behind the star, which takes one byte more.
     let mut again: Option<(usize, usize)> = None;
     loop {
         if pattern.get(pattern_at) == Some(&b'*') {
@@ -28,7 +28,7 @@ pub(super) fn matches(pattern: &[u8], name: &[u8]) -> bool {
     }
 }
 
-/// How much of the pattern stands for a byte; `None` if it stands for others.
+/// Returns the length of the pattern's first element if it matches the byte; `None` otherwise.
 fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     match pattern {
         [b'?', ..] => Some(1),
@@ -42,7 +42,8 @@ fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     }
 }
 
-/// How long a set is with its bracket, and whether a byte is meant by it.  One that is not closed ends with the pattern.
+/// Returns the length of a set with its brackets, and whether it contains the byte. An unclosed set ends with the
+/// pattern.
 fn look_up(set: &[u8], byte: u8) -> (usize, bool) {
     let is_inverted = set.first() == Some(&b'^');
     let mut at = usize::from(is_inverted);

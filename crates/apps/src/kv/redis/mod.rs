@@ -1,15 +1,15 @@
-//! Serves a store to clients of Redis, in the second and third version of its protocol.
+//! Serves a store to Redis clients, in versions 2 and 3 of the protocol.
 //!
 //! ```text
-//!   sockets -> request: bounded parser -> commands: plan -> backend -> a shard of this process, at once, under its lock
+//!   sockets -> request: bounded parser -> commands: plan -> backend -> a shard of this process, under its lock
 //!      ^                                                      |     -> memory of another owner, where loads reach it
-//!      |                                                      |     -> task -> executor: calls, and reads that are posted
+//!      |                                                      |     -> task -> executor: calls, and posted reads
 //!      +------- reply <---------------------------------------+-----------------+
 //! ```
 //!
-//! One thread serves all connections, and waits for no owner: who wants something of one that is silent waits alone.  What a client asks
-//! for is done in its order; what several ask of one shard in one turn of the loop goes there in one row of calls.  Each command about one key is atomic, at the owner of the key; one about several keys is
-//! so for each of them.
+//! One thread serves all connections and never waits for an owner: only the clients of a silent owner wait. A client's
+//! requests are executed in order; requests of several clients to one shard in one turn of the loop travel together. A
+//! command about one key is atomic, at the owner of the key; a command about several keys is atomic for each key.
 
 mod backend;
 mod client;

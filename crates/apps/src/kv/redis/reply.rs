@@ -1,9 +1,9 @@
-//! Replies, in the second and the third version of the protocol, as crate `redis-protocol` encodes them.
+//! Replies in versions 2 and 3 of the protocol, encoded by crate `redis-protocol`.
 
 use redis_protocol::error::RedisProtocolError;
 use redis_protocol::{resp2, resp3};
 
-/// The version of the protocol that a connection speaks.
+/// Version of the protocol that a connection speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) enum Protocol {
     #[default]
@@ -11,7 +11,7 @@ pub(super) enum Protocol {
     Resp3,
 }
 
-/// What a client is told.
+/// A reply.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Reply<'a> {
     Status(&'a str),
@@ -21,11 +21,11 @@ pub(super) enum Reply<'a> {
     Text(String),
     Null,
     Array(Vec<Reply<'a>>),
-    /// Keys and values in turn, where the second version has them so.
+    /// A map; in version 2, an array of keys and values in turn.
     Map(Vec<(Reply<'a>, Reply<'a>)>),
 }
 
-/// Where replies are written, and how.
+/// The output of a connection, and its protocol version.
 #[derive(Debug, Default)]
 pub(super) struct Replies {
     pub(super) protocol: Protocol,
@@ -33,24 +33,24 @@ pub(super) struct Replies {
 }
 
 impl Replies {
-    /// Adds one behind the others.
+    /// Appends a reply.
     pub(super) fn push(&mut self, reply: &Reply<'_>) {
         reply.write(self.protocol, &mut self.bytes);
     }
 }
 
-/// That it is done.
+/// The reply OK.
 pub(super) const OK: Reply<'static> = Reply::Status("OK");
 
 impl Reply<'_> {
-    /// An error, which has one line.
+    /// Returns an error, reduced to one line.
     pub(super) fn error(text: impl Into<String>) -> Reply<'static> {
         let text: String = text.into();
         let is_clean = !text.contains(['\r', '\n']);
         Reply::Error(if is_clean { text } else { text.replace(['\r', '\n'], " ") })
     }
 
-    /// Writes it behind what stands there.
+    /// Appends the encoded reply to `out`.
     pub(super) fn write(&self, protocol: Protocol, out: &mut Vec<u8>) {
         match protocol {
             Protocol::Resp2 => self.write_resp2(out),
@@ -60,7 +60,7 @@ impl Reply<'_> {
 
     fn write_resp2(&self, out: &mut Vec<u8>) {
         use resp2::types::{BorrowedFrame, Resp2Frame};
-        // Most replies to what changes something.
+        // The most frequent reply to changes.
         if matches!(self, Reply::Status("OK")) {
             return out.extend_from_slice(b"+OK\r\n");
         }
@@ -140,7 +140,7 @@ impl Reply<'_> {
     }
 }
 
-/// What a client has said, as errors repeat it: bytes that are no text are told by their numbers.
+/// Formats a client's bytes for an error; bytes that are not text appear as numbers.
 pub(super) fn shown(said: &[u8]) -> String {
     let mut text = String::new();
     for chunk in said.utf8_chunks() {
@@ -150,7 +150,8 @@ pub(super) fn shown(said: &[u8]) -> String {
     text
 }
 
-/// Has `encode` fill up to `len` bytes behind what stands there.  The crate counts a digit too many of some numbers from 999,999,999,999,998 on.
+/// Appends what `encode` writes, at most `len` bytes. The crate counts one digit too many for some numbers from
+/// 999,999,999,999,998 on.
 fn append(
     out: &mut Vec<u8>,
     len: usize,

@@ -1,52 +1,53 @@
-//! Requests, as they come in pieces: an array of bulk strings, or a line.
+//! An incremental parser of requests: an array of bulk strings, or a line.
 //!
-//! The decoder of crate `redis-protocol` is not used here.  It says of a bulk string that more bytes are needed, whatever length that
-//! announces, so that nothing could be refused before it has come; and it goes as deep as a client nests arrays, which requests never are.
+//! The decoder of crate `redis-protocol` is not suitable: for a bulk string it asks for more bytes whatever length is
+//! announced, so that nothing could be refused before it has arrived, and it follows nested arrays to any depth, which
+//! requests never have.
 
 use std::ops::Range;
 
 use super::super::layout::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 
-/// Most arguments of a request, the command among them.
+/// Maximum number of arguments of a request, including the command.
 pub const ARGS_MAX: usize = 1 << 20;
-/// Most bytes of one argument.
+/// Maximum length of an argument, in bytes.
 pub const ARG_BYTES_MAX: usize = VALUE_BYTES_MAX;
-/// Most bytes of a request that is a line, and of a line that announces a length.
+/// Maximum length of a request in one line, and of a line that announces a length, in bytes.
 pub const LINE_BYTES_MAX: usize = KEY_BYTES_MAX;
-/// Most bytes of a whole request.
+/// Maximum length of a request, in bytes.
 pub const REQUEST_BYTES_MAX: usize = 64 << 20;
 
-/// What is no request.
+/// A malformed request.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProtocolError {
-    /// A line does not end.
+    /// A line or the request is too long.
     #[error("{0}")]
     TooLong(&'static str),
-    /// The number of arguments is none, or too many.
+    /// The number of arguments is invalid or too high.
     #[error("invalid multibulk length")]
     Count,
-    /// An argument does not begin as a bulk string does.
+    /// An argument does not start as a bulk string.
     #[error("expected '$', got '{}'", .0.escape_ascii())]
     NoBulk(u8),
-    /// The length of an argument is none, or too long.
+    /// The length of an argument is invalid or too high.
     #[error("invalid bulk length")]
     Length,
-    /// A line has a quote that is not closed, or is not followed by a space.
+    /// A line has an unclosed quote, or a quote that no space follows.
     #[error("unbalanced quotes in request")]
     Quotes,
 }
 
-/// Reads one request behind the other, and goes on where it was when more bytes have come.
+/// Parses one request after the other, and continues when more bytes have arrived.
 #[derive(Clone, Debug, Default)]
 pub struct Parser {
-    /// How far it has come in the request.
+    /// Offset in the request.
     at: usize,
-    /// How long the request is at least.
+    /// Minimum length of the request.
     len_min: usize,
-    /// How many arguments are still to come, in an array.
+    /// Number of arguments of an array that are still to come.
     left: Option<usize>,
     args: Vec<Range<usize>>,
-    /// The arguments of a line that has quotes, one behind the other, in place of its bytes.
+    /// Arguments of a line with quotes, in place of its bytes.
     unquoted: Vec<u8>,
     is_line: bool,
 }
@@ -59,22 +60,22 @@ pub struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
-    /// How many there are.
+    /// Returns their number.
     pub fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Whether there are none, which is a request that asks for nothing.
+    /// Returns whether there are none; such a request asks for nothing.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// One of them.
+    /// Returns one argument.
     pub fn get(&self, index: usize) -> Option<&'a [u8]> {
         self.ranges.get(index).map(|range| &self.bytes[range.clone()])
     }
 
-    /// All of them, in their order.
+    /// Returns all arguments in order.
     pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let bytes = self.bytes;
         self.ranges.iter().map(move |range| &bytes[range.clone()])
@@ -90,8 +91,8 @@ impl std::ops::Index<usize> for Args<'_> {
 }
 
 impl Parser {
-    /// Reads on in `bytes`, which begin as they did when it was asked last, or with another request.  How many bytes the request has that
-    /// they begin with, once it is all there; its [arguments](Parser::args) are at hand then.
+    /// Continues to parse `bytes`, which start with the same bytes as in the last call, or with a new request. Returns
+    /// the length of the first request once it is complete; its [arguments](Parser::args) are available then.
     pub fn parse(&mut self, bytes: &[u8]) -> Result<Option<usize>, ProtocolError> {
         if self.at == 0 {
             self.args.clear();
@@ -112,12 +113,12 @@ impl Parser {
         Ok(done)
     }
 
-    /// The arguments of the request that `bytes` begin with, and that has been read.
+    /// Returns the arguments of the parsed request at the start of `bytes`.
     pub fn args<'a>(&'a self, bytes: &'a [u8]) -> Args<'a> {
         Args { bytes: if self.is_line { &self.unquoted } else { bytes }, ranges: &self.args }
     }
 
-    /// How many bytes the request has at least that has begun, as far as that is known.
+    /// Returns the minimum length of the current request, as far as known.
     pub fn len_min(&self) -> usize {
         self.len_min
     }
@@ -134,7 +135,7 @@ impl Parser {
                     return Err(ProtocolError::Count);
                 }
                 self.at = end;
-                // None, or fewer, ask for nothing.
+                // No arguments, or a negative number, ask for nothing.
                 usize::try_from(count).unwrap_or(0)
             }
         };
@@ -149,7 +150,7 @@ impl Parser {
             };
             let len = number_of(line).and_then(|len| usize::try_from(len).ok());
             let len = len.filter(|len| *len <= ARG_BYTES_MAX).ok_or(ProtocolError::Length)?;
-            // What stands behind the bytes is passed over, as Redis does.
+            // The two bytes after an argument are skipped unchecked, as in Redis.
             let end = begin + len + 2;
             if end > REQUEST_BYTES_MAX {
                 return Err(ProtocolError::TooLong("too big request"));
@@ -180,7 +181,8 @@ impl Parser {
         Ok(Some(len + 1))
     }
 
-    /// Splits a line at its spaces; within quotes are none, and in double ones, `\n`, `\x0a` and the like stand for one byte.
+    /// Splits a line at spaces outside of quotes; in double quotes, `\n`, `\x0a` and similar escapes stand for one
+    /// byte.
     fn split(&mut self, line: &[u8]) -> Result<(), ProtocolError> {
         let mut rest = line;
         loop {
@@ -194,7 +196,7 @@ impl Parser {
         }
     }
 
-    /// Takes the first argument of a line; returns what is left of that.
+    /// Takes the first argument of a line; returns the rest.
     fn unquote<'a>(&mut self, mut rest: &'a [u8]) -> Result<&'a [u8], ProtocolError> {
         let mut quote = None;
         loop {
@@ -227,7 +229,7 @@ impl Parser {
     }
 }
 
-/// What stands from `begin` to the end of its line, and where the next begins.
+/// Returns the line from `begin`, and the start of the next.
 fn line_of<'a>(
     bytes: &'a [u8],
     begin: usize,
@@ -236,17 +238,17 @@ fn line_of<'a>(
     let rest = &bytes[begin..];
     let looked_through = &rest[..rest.len().min(NUMBER_BYTES_MAX)];
     match looked_through.iter().position(|byte| *byte == b'\r') {
-        // The line feed is passed over with it.
+        // The line feed is skipped too.
         Some(len) if rest.len() > len + 1 => Ok(Some((&rest[..len], begin + len + 2))),
         None if rest.len() >= NUMBER_BYTES_MAX => Err(ProtocolError::TooLong(too_long)),
         _ => Ok(None),
     }
 }
 
-/// No number that is taken has so many digits.
+/// Maximum number of digits of an accepted number.
 const NUMBER_BYTES_MAX: usize = 32;
 
-/// A number as it is written in decimal, without anything that could be left out.
+/// Parses a decimal number in its shortest form.
 pub fn number_of(text: &[u8]) -> Option<i64> {
     super::super::shard::number_of(text)
 }

@@ -1,4 +1,5 @@
-//! The loop that serves all connections: reads what has come, does it, and writes what is told, once each for all that is ready.
+//! The event loop of all connections: reads input, executes it, and writes output, once per turn for all that are
+//! ready.
 
 use std::io::{self, ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -21,39 +22,39 @@ use super::connection::{Buffers, Connection, Pause};
 use super::executor::{Executor, RunQueue};
 use super::task::{Completion, Task};
 
-/// Most connections at a time, where the caller does not say.
+/// Default maximum number of connections.
 pub const CLIENTS_MAX: usize = 20_000;
-/// How many clients wait to be let in, at most; as Redis has it.
+/// Maximum number of clients that wait to be accepted; as in Redis.
 const BACKLOG: i32 = 511;
-/// Events that are handled together.
+/// Maximum number of events per turn.
 const EVENTS_MAX: usize = 1024;
-/// Marks of what is no connection.
+/// Marks of events that belong to no connection.
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 const RUNNABLE: u64 = u64::MAX - 2;
-/// How long nobody is let in after the system had no descriptor left for somebody.
+/// Pause of accepting after the system ran out of descriptors.
 const PAUSE: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// How long a client says nothing before the system looks whether its host is there still; as Redis has it.
+/// Silence of a client after which the system probes its host; as in Redis.
 const VANISHED: Duration = Duration::from_secs(300);
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// Why a server does not serve.
+/// Cause of a server's end.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The system refuses something that the server cannot do without.
+    /// The system refused an operation that the server depends on.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was to be done.
+        /// The operation.
         what: &'static str,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A shard of this process can go on no more.
+    /// A shard of this process cannot continue.
     #[error(transparent)]
     Store(#[from] KvError),
 }
 
-/// Serves a store to clients of Redis.
+/// Serves a store to Redis clients.
 pub struct Server {
     session: blocking::Session,
     listener: TcpListener,
@@ -64,21 +65,21 @@ pub struct Server {
     backend: Backend,
     about: About,
     connections: Vec<Option<Connection>>,
-    /// Places of connections that are closed.
+    /// Places of closed connections.
     free: Vec<usize>,
     buffers: Buffers,
     last_id: u64,
     is_paused: bool,
 }
 
-/// Ends a server from elsewhere.
+/// Stops a server from another thread.
 #[derive(Clone, Debug)]
 pub struct ServerStopper(Arc<OwnedFd>);
 
 impl ServerStopper {
-    /// The server closes all connections, and returns.
+    /// Asks the server to close all connections and return.
     pub fn stop(&self) {
-        // It fails only if it has been asked 2^64 times before.
+        // Fails only after 2^64 requests.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 }
@@ -88,8 +89,8 @@ fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> ServerErr
 }
 
 impl Server {
-    /// Prepares to serve a store, on the thread of `session`, to up to `clients_max` that connect to `listener`.  Shards that are owned by this process are
-    /// used without calls, by the `clock` of their owners, which run on other threads.
+    /// Prepares to serve a store on the thread of `session`, to up to `clients_max` clients of `listener`. Shards of
+    /// this process, whose owners run on other threads, are used without calls, by the owners' `clock`.
     pub fn new(
         session: blocking::Session,
         listener: TcpListener,
@@ -99,7 +100,7 @@ impl Server {
         clients_max: usize,
     ) -> Result<Server, ServerError> {
         listener.set_nonblocking(true).map_err(system("listen without waiting"))?;
-        // Clients may come faster than they are let in.
+        // Clients may arrive faster than they are accepted.
         rustix::net::listen(&listener, BACKLOG).map_err(system("listen with a longer queue"))?;
         let address = listener.local_addr().map_err(system("see the address that is listened on"))?;
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
@@ -138,17 +139,17 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address of the listener.
     pub fn address(&self) -> SocketAddr {
         self.about.address
     }
 
-    /// What ends it from elsewhere.
+    /// Returns a handle that stops the server.
     pub fn stopper(&self) -> ServerStopper {
         ServerStopper(self.stop.clone())
     }
 
-    /// Serves until it is stopped.
+    /// Serves until stopped.
     pub fn run(mut self) -> Result<(), ServerError> {
         let session = self.session.clone();
         let mut executor = Executor::new(self.queue.clone(), self.store.again());
@@ -173,7 +174,7 @@ impl Server {
         }
     }
 
-    /// Does what has come with some events, and goes on with the tasks that are runnable.
+    /// Processes the input of some events, and runs the runnable tasks.
     async fn handle(&mut self, events: &[Event], executor: &mut Executor) -> Result<(), ServerError> {
         let mut active = Vec::with_capacity(events.len());
         for event in events {
@@ -205,7 +206,7 @@ impl Server {
                     Pause::Batch => again.push(number),
                     Pause::Unsent => {
                         let flushed = connection.flush(buffers);
-                        // Otherwise the client has to read first, and an event tells when it has.
+                        // Otherwise the client must read first, and an event follows when it has.
                         if flushed.is_ok() && connection.wanted().contains(EventFlags::IN) {
                             again.push(number);
                         }
@@ -224,7 +225,7 @@ impl Server {
         Ok(self.backend.sweep().await?)
     }
 
-    /// Begins a task; who has its replies already goes on.
+    /// Starts a task; connections that already have their replies continue.
     fn begin(&mut self, task: Task, executor: &mut Executor, active: &mut Vec<usize>) {
         let read_of = match &task {
             Task::ForClient(..) => None,
@@ -246,7 +247,7 @@ impl Server {
         }
     }
 
-    /// Hands out replies; who has got some goes on.
+    /// Distributes replies; connections that received some continue.
     fn deliver(&mut self, completion: Completion, active: &mut Vec<usize>) {
         let mut begin = 0;
         for (to, end) in completion.parts {
@@ -259,7 +260,7 @@ impl Server {
             }
             begin = end;
         }
-        // From the last to the first: what was left before was asked for after all of these.
+        // In reverse, because values that were postponed earlier were requested after all of these.
         for (to, left) in completion.left.into_iter().rev() {
             let connection = self.connections[to.number].as_mut().filter(|connection| connection.is(to.id));
             if let Some(connection) = connection {
@@ -271,20 +272,20 @@ impl Server {
         }
     }
 
-    /// Takes what a connection is ready for; whether it goes on.
+    /// Handles the events of a connection; returns whether it continues.
     fn hear(&mut self, number: usize, flags: EventFlags) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return true };
         if flags.contains(EventFlags::OUT) && connection.flush(&mut self.buffers).is_err() {
             return false;
         }
-        // Nobody reads there any more.
+        // The client no longer reads.
         if flags.intersects(EventFlags::ERR | EventFlags::HUP) {
             return false;
         }
         !flags.contains(EventFlags::IN) || connection.read(&mut self.buffers).unwrap_or(false)
     }
 
-    /// Sends what there is to send, and waits for what comes next.
+    /// Sends output, and watches for the next events.
     fn settle(&mut self, number: usize) -> Result<(), ServerError> {
         let Some(connection) = &mut self.connections[number] else { return Ok(()) };
         if connection.flush(&mut self.buffers).is_err() || connection.is_over() && !connection.take_leave() {
@@ -309,11 +310,11 @@ impl Server {
                 {
                     continue;
                 }
-                // There is no descriptor left, or no memory: those that are here come first.
+                // The system lacks descriptors or memory: existing clients take precedence.
                 Err(_) => return self.pause(true),
             };
             if self.about.clients >= self.about.clients_max {
-                // The client sees this, or only that it is not let in.
+                // The client sees this error, or only that it is not accepted.
                 let _ = stream.set_nonblocking(true);
                 let _ = stream.write(b"-ERR max number of clients reached\r\n");
                 continue;
@@ -342,7 +343,7 @@ impl Server {
         }
     }
 
-    /// Closes a connection, which is watched no more then.
+    /// Closes a connection and stops watching it.
     fn close(&mut self, number: usize) -> Result<(), ServerError> {
         if self.connections[number].take().is_some() {
             self.free.push(number);

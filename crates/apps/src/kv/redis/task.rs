@@ -1,5 +1,5 @@
-//! What owners elsewhere are asked for: by calls, or by reading their memory.  Nothing here uses a shard of this process but as any
-//! other, since a task may wait, and a holder of a shard must not.
+//! Tasks for owners elsewhere, by calls or by reading their memory. A task treats shards of this process like any
+//! other, because a task may wait and a holder of a shard must not.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,59 +15,59 @@ use super::connection::UNSENT_BYTES_MAX;
 use super::glob;
 use super::reply::{OK, Protocol, Replies, Reply};
 
-/// Most bytes of one reply, which is put together before it is written.
+/// Maximum length of a reply, in bytes; a reply is assembled before it is written.
 pub const REPLY_BYTES_MAX: usize = 64 << 20;
-/// How many keys one request lists where a client wants all.
+/// Number of keys per request when a client asks for all.
 const KEYS_AT_A_TIME: u64 = 1_000;
-/// Requests that are under way together, and their bytes.
+/// Maximum number of requests in a batch, and of their bytes.
 pub(super) const BATCH_MAX: usize = 256;
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
-/// A connection that is told something.
+/// The connection that receives a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Recipient {
     /// Its place.
     pub(super) number: usize,
-    /// Which one it is there.
+    /// Its id, since places are reused.
     pub(super) id: u64,
     pub(super) protocol: Protocol,
 }
 
-/// Something that is carried out elsewhere.
+/// Work that is executed elsewhere.
 pub(super) enum Task {
-    /// What many clients want of one shard.
+    /// Requests of many clients to one shard.
     Batch(Batch),
-    /// What one client wants.
+    /// An operation of one client.
     ForClient(Recipient, Operation),
 }
 
-/// What one client wants that is not about one key alone, or is answered by a value.
+/// An operation of one client that concerns several keys or shards, or returns a value.
 pub(super) enum Operation {
-    /// One request to the owner of a shard, as it is encoded.
+    /// An encoded request to the owner of a shard.
     Ask { shard: usize, request: Vec<u8>, reply_kind: ReplyKind },
-    /// Requests to owners, and what is known already.
+    /// Requests to owners, and the sum of the known answers.
     AskAll { requests: Vec<(usize, Vec<u8>)>, sum: Sum, total: Total },
-    /// The values of keys, whose places are among those that are known already.
+    /// Values of keys, to be added to the known ones at their places.
     GetAll { values: Vec<Option<Vec<u8>>>, others: Vec<(usize, Vec<u8>)> },
-    /// Some keys, about `count` of them, of those that are as the pattern says.
+    /// Some keys, about `count`, that match the pattern.
     Scan { cursor: u64, count: u64, pattern: Vec<u8>, is_of_strings: bool },
-    /// All keys that are so.
+    /// All keys that match the pattern.
     Keys(Vec<u8>),
-    /// How many keys there are.
+    /// The number of keys.
     Count,
-    /// That there is none any more.
+    /// Removes all keys.
     Clear,
-    /// What is told of the server, for these sections.
+    /// Facts about the server, for these sections.
     Info(Vec<Vec<u8>>, About),
 }
 
-/// Replies, and whose they are.
+/// Replies with their recipients.
 #[derive(Default)]
 pub(super) struct Completion {
     pub(super) bytes: Vec<u8>,
-    /// With the end of each.
+    /// The end of each reply.
     pub(super) parts: Vec<(Recipient, usize)>,
-    /// What could not be read yet, for its client has to read first what has been.
+    /// Values that were not read, because their client must read other replies first.
     pub(super) left: Vec<(Recipient, Left)>,
 }
 
@@ -89,9 +89,9 @@ impl Completion {
     }
 }
 
-/// What each of those who read values may still be given, by their entries.
+/// Room for the values of each client that reads, by its entries.
 struct Rooms {
-    /// For each entry, where in `taken` its client is.
+    /// For each entry, the index of its client in `taken`.
     clients: Vec<usize>,
     taken: Vec<usize>,
 }
@@ -108,7 +108,7 @@ impl Rooms {
         Rooms { clients, taken: vec![0; places.len()] }
     }
 
-    /// Whether a client may be given so much more, as it may while less is there than it may leave unread.
+    /// Takes room for a client's value; allowed while the client's unread bytes are below the limit.
     fn take(&mut self, index: usize, bytes: usize) -> bool {
         let taken = &mut self.taken[self.clients[index]];
         let has_room = *taken < UNSENT_BYTES_MAX;
@@ -117,11 +117,11 @@ impl Rooms {
     }
 }
 
-/// What is known of the answers to several requests.
+/// Sum of the answers to several requests.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Sum {
     count: i64,
-    /// The first thing that went wrong.
+    /// The first error.
     failed: Option<String>,
 }
 
@@ -146,7 +146,7 @@ impl Sum {
 /// Requests of many clients to one shard.
 pub(super) struct Batch {
     shard: usize,
-    /// Requests, or keys that are read.
+    /// Requests, or keys to read.
     bytes: Vec<u8>,
     entries: Vec<Entry>,
     request: Vec<u8>,
@@ -172,17 +172,17 @@ impl Batch {
         self.entries.len() >= BATCH_MAX || self.bytes.len() >= BATCH_BYTES_MAX
     }
 
-    /// The shard, if nothing else is wanted of it but values.
+    /// Returns the shard if the batch only reads values.
     pub(super) fn reads_of(&self) -> Option<usize> {
         self.entries.iter().all(|entry| entry.is_read).then_some(self.shard)
     }
 
-    /// Who is told something.
+    /// Returns the recipients of replies.
     pub(super) fn recipients(&self) -> impl Iterator<Item = Recipient> {
         self.entries.iter().map(|entry| entry.to)
     }
 
-    /// What is answered by no value.
+    /// Adds a request whose answer has no value.
     pub(super) fn ask(&mut self, to: Recipient, store: u64, request: &Request<'_>, reply_kind: ReplyKind) {
         request.encode(store, &mut self.request);
         let begin = self.bytes.len();
@@ -190,14 +190,14 @@ impl Batch {
         self.entries.push(Entry { to, range: begin..self.bytes.len(), reply_kind, is_read: false });
     }
 
-    /// The value of a key.
+    /// Adds a read of a key.
     pub(super) fn read(&mut self, to: Recipient, key: &[u8], reply_kind: ReplyKind) {
         let begin = self.bytes.len();
         self.bytes.extend_from_slice(key);
         self.entries.push(Entry { to, range: begin..self.bytes.len(), reply_kind, is_read: true });
     }
 
-    /// The bytes of those that are read, or of the others.
+    /// Returns the bytes of the reads, or of the other requests.
     fn some(&self, is_read: bool) -> Vec<&[u8]> {
         let some = self.entries.iter().filter(|entry| entry.is_read == is_read);
         some.map(|entry| &self.bytes[entry.range.clone()]).collect()
@@ -210,7 +210,7 @@ impl Batch {
             false => Some(store.post_together(self.shard, &asked).await),
         };
         let mut completion = Completion::default();
-        // Those who read wait for those who change something, and the other way round: both are of the same owner.
+        // Reads and changes wait for each other, because both go to the same owner.
         let mut rooms = Rooms::of(&self.entries);
         let mut has_room = |index, bytes| rooms.take(index, bytes);
         let mut values = store.get_some(&self.some(true), &mut has_room).await.map(Vec::into_iter);
@@ -220,7 +220,7 @@ impl Batch {
             if entry.is_read {
                 match &mut values {
                     Ok(values) => match values.next().expect("there is one for each") {
-                        // Replies come in the order of requests.
+                        // Replies keep the order of requests.
                         Got::Value(value) if !completion.has_left(entry.to) => {
                             completion.push(entry.to, &entry.reply_kind.of_value(value.as_deref()));
                         }
@@ -243,7 +243,7 @@ impl Batch {
 }
 
 impl Task {
-    /// Does it, and waits for owners where that takes it.
+    /// Executes the batch, and waits for owners if necessary.
     pub(super) async fn carry_out(self, store: &mut Store) -> Completion {
         match self {
             Task::Batch(batch) => batch.carry_out(store).await,
@@ -323,7 +323,7 @@ impl Operation {
     }
 }
 
-/// What an owner has answered to requests that were posted together; nothing if none were.
+/// Returns an owner's answer to requests that were posted together; empty if none were.
 async fn answers_of(posted: Option<Result<PendingCall, CallError>>) -> Result<Vec<u8>, KvError> {
     match posted {
         None => Ok(Vec::new()),
@@ -332,7 +332,7 @@ async fn answers_of(posted: Option<Result<PendingCall, CallError>>) -> Result<Ve
     }
 }
 
-/// The first thing that goes wrong is told, and the rest is done nevertheless.
+/// Executes requests. Reports the first error, and executes the rest nevertheless.
 async fn ask_all(store: &mut Store, requests: &[(usize, Vec<u8>)], sum: &mut Sum) {
     let mut begin = 0;
     while begin < requests.len() {
@@ -362,7 +362,7 @@ async fn ask_all(store: &mut Store, requests: &[(usize, Vec<u8>)], sum: &mut Sum
     }
 }
 
-/// Some keys that are as a pattern says, of about `count` that are looked at, and where to go on.
+/// Returns keys that match a pattern, out of about `count` keys, and the cursor to continue at.
 async fn scan(
     store: &mut Store,
     mut cursor: u64,
@@ -386,14 +386,14 @@ async fn scan(
             }
         }
         cursor = store.join_cursor(shard, next as u64);
-        // The next shard may have the rest; within one, its owner has said that it is enough.
+        // The next shard may have the rest; within a shard, its owner has decided that this is enough.
         if cursor == 0 || next != 0 || looked_at >= count {
             return Ok((cursor, found));
         }
     }
 }
 
-/// All values, unless they are too long together.
+/// Returns all values, unless they are too long together.
 pub(super) fn all_of(values: &[Option<Vec<u8>>]) -> Reply<'_> {
     if values.iter().flatten().map(Vec::len).sum::<usize>() > REPLY_BYTES_MAX {
         return too_long();
@@ -401,7 +401,7 @@ pub(super) fn all_of(values: &[Option<Vec<u8>>]) -> Reply<'_> {
     Reply::Array(values.iter().map(|value| value.as_deref().map_or(Reply::Null, Reply::Bulk)).collect())
 }
 
-/// What a client is told of what went wrong here.
+/// Returns the reply for an error here.
 pub(super) fn refusal(error: &KvError) -> Reply<'static> {
     match error {
         KvError::Full => ReplyKind::Done.of(Some(Answer::Full)),

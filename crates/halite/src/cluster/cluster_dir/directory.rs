@@ -1,4 +1,4 @@
-//! Where etcd is that has the names, for those of this host that do not say.
+//! The recorded address of etcd, for nodes of this host without a configured one.
 
 use std::io::{Read, Seek, Write};
 
@@ -8,11 +8,11 @@ use super::names::DIRECTORY;
 use super::{ClusterDir, ClusterDirError};
 use crate::cluster::etcd::EtcdAddress;
 
-/// Longest file that is read, in bytes.
+/// Maximum length of the file, in bytes.
 const BYTES_MAX: u64 = 8192;
 
 impl ClusterDir {
-    /// Writes it down for others.  The caller holds the join lock.
+    /// Records the address for others. The caller holds the join lock.
     pub(crate) fn write_etcd(&self, address: &EtcdAddress) -> Result<(), ClusterDirError> {
         let io = |source| DirError::Io { path: self.path().join(DIRECTORY), source };
         let text = format!("{address}\n");
@@ -21,7 +21,7 @@ impl ClusterDir {
         Ok(written.and_then(|()| file.set_len(text.len() as u64)).map_err(io)?)
     }
 
-    /// What another node has written down; `None` if the nodes keep the names by themselves.
+    /// Returns the address that another node has recorded; `None` if node 0 has the names.
     pub fn etcd(&self) -> Result<Option<EtcdAddress>, ClusterDirError> {
         if !self.dir.has(DIRECTORY, Kind::File)? {
             return Ok(None);
@@ -29,7 +29,7 @@ impl ClusterDir {
         let mut text = String::new();
         let io = |source| DirError::Io { path: self.path().join(DIRECTORY), source };
         self.dir.file(DIRECTORY, Create::No)?.take(BYTES_MAX).read_to_string(&mut text).map_err(io)?;
-        // Half a line is that of a node that died while it wrote.
+        // A node that died while it wrote may have left half a line.
         Ok(text.strip_suffix('\n').and_then(|line| line.parse().ok()))
     }
 }

@@ -1,7 +1,7 @@
-//! How nodes of other hosts are met, for those of this host that do not say: applications and commands join with no word but the
-//! directory.
+//! The recorded settings for meeting other hosts, for nodes of this host without their own: applications and commands
+//! join with the directory alone.
 //!
-//! A node that was told writes it down: `ADDRESS,ADDRESS SECRET-FILE`, the second to the end of the line.
+//! A configured node records `ADDRESS,ADDRESS SECRET-FILE`; the file's name extends to the end of the line.
 
 use std::io::{Read, Seek, Write};
 use std::net::IpAddr;
@@ -12,19 +12,19 @@ use halite_providers::private_dir::{Create, DirError, Kind};
 use super::names::HOSTS;
 use super::{ClusterDir, ClusterDirError};
 
-/// Longest file that is read, in bytes.
+/// Maximum length of the file, in bytes.
 const BYTES_MAX: u64 = 8192;
 
-/// What is written down.
+/// The recorded settings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct KnownHosts {
-    /// The addresses of this host that others reach, at least one.
+    /// Addresses of this host that other hosts reach, at least one.
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) secret_file: PathBuf,
 }
 
 impl ClusterDir {
-    /// Writes down for others how hosts are met.  The caller holds the join lock.
+    /// Records the settings for others. The caller holds the join lock.
     pub(crate) fn write_hosts(&self, hosts: &KnownHosts) -> Result<(), ClusterDirError> {
         let io = |source| DirError::Io { path: self.path().join(HOSTS), source };
         let addresses: Vec<String> = hosts.addresses.iter().map(IpAddr::to_string).collect();
@@ -34,7 +34,7 @@ impl ClusterDir {
         Ok(written.and_then(|()| file.set_len(text.len() as u64)).map_err(io)?)
     }
 
-    /// What another node has written down; `None` if none was told.
+    /// Returns the settings that another node has recorded, if any.
     pub(crate) fn hosts(&self) -> Result<Option<KnownHosts>, ClusterDirError> {
         if !self.dir.has(HOSTS, Kind::File)? {
             return Ok(None);
@@ -47,7 +47,7 @@ impl ClusterDir {
             let addresses = addresses.split(',').map(str::parse).collect::<Result<_, _>>().ok()?;
             Some(KnownHosts { addresses, secret_file: PathBuf::from(file) })
         });
-        // Half a line is that of a node that died while it wrote.
+        // A node that died while it wrote may have left half a line.
         Ok(known)
     }
 }

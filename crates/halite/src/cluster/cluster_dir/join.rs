@@ -1,4 +1,4 @@
-//! The locks that a node takes when it joins.
+//! The locks of a joining node.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -19,7 +19,7 @@ pub(crate) struct JoinLock {
 }
 
 impl JoinLock {
-    /// Waits until nobody else joins, for `patience` at most with each who does.
+    /// Waits until no other node joins, at most `patience` for each.
     pub(crate) fn take(
         dir: &ClusterDir,
         incarnation: Incarnation,
@@ -36,13 +36,13 @@ impl JoinLock {
                 let waited_ms = patience.as_millis() as u64;
                 return Err(JoinError::JoinTimeout { dir: dir.path().to_owned(), pid: holder.0, waited_ms });
             };
-            // flock offers no deadline.
+            // flock has no deadline.
             std::thread::sleep(pause);
         }
     }
 }
 
-/// Held while its node lives.  Dropping it removes all of the node's files.
+/// Held while its node lives. Dropping it removes all files of the node.
 #[derive(Debug)]
 pub(crate) struct NodeLock {
     dir: ClusterDir,
@@ -51,7 +51,7 @@ pub(crate) struct NodeLock {
 }
 
 impl NodeLock {
-    /// Becomes `node`, or one that has never been.  The caller holds the join lock.
+    /// Takes the lock of `node`, or of a new ephemeral number. The caller holds the join lock.
     pub(crate) fn take(
         dir: &ClusterDir,
         node: Option<NodeId>,

@@ -1,4 +1,4 @@
-//! How the files of a cluster directory are called.  A name that is spelt in any other way is somebody else's.
+//! Names of the files in a cluster directory. Files with other names are not Halite's.
 
 use std::ffi::OsStr;
 
@@ -9,13 +9,13 @@ pub(super) use crate::error::cluster_dir::MARKER;
 
 /// Held while a node joins.
 pub(super) const JOIN_LOCK: &str = "join.lock";
-/// The number of the next node that has none of its own.
+/// Holds the next ephemeral number.
 pub(super) const NEXT_NUMBER: &str = "next-number";
-/// The first number that no node which stays has had.
+/// Holds the first number that no permanent node has had.
 pub(super) const NEXT_MEMBER: &str = "next-member";
-/// How nodes of other hosts are met.
+/// Holds the settings for meeting other hosts.
 pub(super) const HOSTS: &str = "hosts";
-/// Where the directory of names is, if it is outside.
+/// Holds the address of etcd, if that has the names.
 pub(super) const DIRECTORY: &str = "directory";
 /// The directory of logs.
 pub(super) const LOGS: &str = "logs";
@@ -23,18 +23,18 @@ pub(super) const LOGS: &str = "logs";
 const NODE_LOCK_SUFFIX: &str = ".lock";
 const LOG_SUFFIX: &str = ".log";
 
-/// A file that belongs to one node.
+/// A file of one node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Name {
     NodeLock(NodeId),
-    /// Where its fabric of that provider listens.
+    /// The socket of its fabric of that provider.
     Socket(NodeId, Provider),
-    /// Held while it does.
+    /// Held while that fabric listens.
     SocketLock(NodeId, Provider),
 }
 
 impl Name {
-    /// `None` for what is not ours, or belongs to no single node.
+    /// Parses a file name; `None` if it is not Halite's, or belongs to no single node.
     pub(super) fn parse(name: &OsStr) -> Option<Name> {
         let of_provider = |provider: Provider| {
             let socket = parse_node(name, &socket_suffix(provider)).map(|node| Name::Socket(node, provider));
@@ -51,7 +51,7 @@ impl Name {
     }
 }
 
-/// The name of a node among others.
+/// Returns the name of a node.
 pub(crate) fn node_name(node: NodeId) -> String {
     with_suffix(node, "")
 }
@@ -60,7 +60,7 @@ pub(super) fn lock_name(node: NodeId) -> String {
     with_suffix(node, NODE_LOCK_SUFFIX)
 }
 
-/// The socket at which a node's fabric of that provider listens, as both fabrics call it.
+/// Returns the name of the socket of a node's fabric, as fabrics form it.
 pub(crate) fn socket_name(node: NodeId, provider: Provider) -> String {
     with_suffix(node, &socket_suffix(provider))
 }
@@ -81,7 +81,7 @@ pub(super) fn log_name(node: NodeId) -> String {
     with_suffix(node, LOG_SUFFIX)
 }
 
-/// Whose log has that name.
+/// Returns the node whose log has that name.
 pub(super) fn parse_log(name: &OsStr) -> Option<NodeId> {
     parse_node(name, LOG_SUFFIX)
 }
@@ -93,7 +93,7 @@ fn with_suffix(node: NodeId, suffix: &str) -> String {
 fn parse_node(name: &OsStr, suffix: &str) -> Option<NodeId> {
     let name = name.to_str()?;
     let number = name.strip_prefix("node-")?.strip_suffix(suffix)?.parse().ok().map(NodeId)?;
-    // "node-03.lock" and "node-+3.lock" are numbers, too, and not as we write them.
+    // "node-03.lock" and "node-+3.lock" parse as numbers too, but Halite does not write them.
     (with_suffix(number, suffix) == name).then_some(number)
 }
 

@@ -1,7 +1,7 @@
-//! Numbers for nodes that have none of their own, none of which is given out twice in a cluster's life.
+//! Ephemeral numbers, each of which is given out once in a cluster's life.
 //!
-//! The file holds the next one in ten digits, and is rewritten in place by one write of those: a killed process has
-//! done it or not.  Only those who hold the join lock come here.
+//! The file holds the next number in ten digits and is rewritten in place by a single write, which a killed process has
+//! done or not. Callers hold the join lock.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -15,7 +15,7 @@ use super::names::{NEXT_MEMBER, NEXT_NUMBER};
 use crate::cluster::config::EPHEMERAL_NODE_MIN;
 use crate::error::ClusterDirError;
 
-/// Takes the next number.  It is used up, whatever becomes of the node.
+/// Takes the next number, which is used up whatever becomes of the node.
 pub(super) fn take_next(dir: &PrivateDir) -> Result<NodeId, ClusterDirError> {
     let path = || dir.path().join(NEXT_NUMBER);
     let io = |source| halite_providers::private_dir::DirError::Io { path: path(), source };
@@ -33,7 +33,7 @@ pub(super) fn take_next(dir: &PrivateDir) -> Result<NodeId, ClusterDirError> {
     Ok(NodeId(number))
 }
 
-/// All have the same length, so that a longer one leaves nothing behind.
+/// Formats a number; all have the same length, so that a longer one leaves nothing behind.
 fn format(next: u64) -> String {
     format!("{next:010}\n")
 }
@@ -44,17 +44,17 @@ fn parse(text: &[u8]) -> Option<u64> {
     is_ours.then_some(next)
 }
 
-/// Which numbers of nodes that stay are taken, as the first node of several hosts gives them out; it has to know that when it is
-/// restarted.
+/// The used numbers of permanent nodes. The first node of several hosts gives them out and must know them after a
+/// restart.
 #[derive(Debug)]
 pub(crate) struct TakenNumbers {
     file: Mutex<File>,
-    /// All below were taken when the file was opened.
+    /// All lower numbers were taken when the file was opened.
     pub(crate) next: u32,
 }
 
 impl TakenNumbers {
-    /// The caller holds the join lock.
+    /// Opens the file. The caller holds the join lock.
     pub(crate) fn open(dir: &ClusterDir) -> Result<TakenNumbers, ClusterDirError> {
         let path = || dir.path().join(NEXT_MEMBER);
         let mut file = dir.dir.file(NEXT_MEMBER, Create::Yes)?;
@@ -69,7 +69,7 @@ impl TakenNumbers {
         Ok(TakenNumbers { file: Mutex::new(file), next })
     }
 
-    /// All numbers below are taken from now on, also if this host loses power.
+    /// Records durably that all lower numbers are taken.
     pub(crate) fn note(&self, next: u32) {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let text = format(next.into());
@@ -77,7 +77,7 @@ impl TakenNumbers {
             file.rewind().and_then(|()| file.write_all(text.as_bytes())).and_then(|()| file.sync_data())
         {
             tracing::warn!(
-                "which numbers are taken cannot be written down, and is forgotten when node 0 ends: {error}"
+                "cannot record which node numbers are in use; node 0 forgets them when it ends: {error}"
             );
         }
     }

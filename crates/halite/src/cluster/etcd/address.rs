@@ -1,4 +1,4 @@
-//! Where etcd is, and by what it and its users are known, as one line of a configuration says it.
+//! The address of etcd, with the credentials of both sides, as one line of configuration.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -7,16 +7,17 @@ use std::str::FromStr;
 use halite_tier::message::NamesAt;
 
 const PREFIX: &str = "/halite";
-/// What the keys of a cluster are headed by, behind its prefix.
+/// The first parts of a cluster's keys, after its prefix.
 const HEADINGS: [&str; 7] = ["founding", "homes", "members", "move", "names", "numbers", "places"];
 const FORM: &str = "etcd://[USER[:PASSWORD]@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE]";
 
-/// Where the directory of names is, if it is in etcd:
+/// Address of etcd, if it has the directory of names:
 /// `etcd://[USER[:PASSWORD]@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE]`.
 ///
-/// Clusters with different prefixes do not see each other; the default is `/halite`.  With `ca`, a PEM file of the authorities that etcd's
-/// certificate is to be by, it is spoken to over TLS; `cert` and `key` are what etcd is shown where it asks for that.  Paths are absolute,
-/// since commands read the same files as nodes, and are read again when a connection fails.
+/// Clusters with different prefixes do not see each other; the default is `/halite`. `ca`, a PEM file with the
+/// authorities for etcd's certificate, turns on TLS; `cert` and `key` are the node's own certificate, if etcd asks for
+/// one. Paths are absolute, because commands read the same files as nodes. Files are read again when a connection
+/// fails.
 #[derive(Clone, PartialEq, Eq)]
 pub struct EtcdAddress {
     endpoints: Vec<String>,
@@ -25,14 +26,14 @@ pub struct EtcdAddress {
     tls: Option<TlsFiles>,
 }
 
-/// As whom etcd is asked.
+/// The user for requests to etcd.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct User {
     pub(super) name: String,
     pub(super) password: Password,
 }
 
-/// Where its password is.
+/// The source of the password.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Password {
     Plain(String),
@@ -40,15 +41,15 @@ pub(super) enum Password {
     File(PathBuf),
 }
 
-/// The files by which etcd is known, and this side to etcd.
+/// The files for TLS.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct TlsFiles {
     pub(super) ca: PathBuf,
-    /// A certificate, and its key.
+    /// The node's certificate, and its key.
     pub(super) own: Option<(PathBuf, PathBuf)>,
 }
 
-/// Why a text is no address of etcd.  It says no more of the text than is no secret.
+/// An invalid address of etcd. The error repeats no secret of the text.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{text:?} is no {FORM}: {reason}")]
 pub struct BadEtcdAddress {
@@ -66,7 +67,7 @@ impl FromStr for EtcdAddress {
 
 fn parse(text: &str) -> Result<EtcdAddress, String> {
     let rest = text.strip_prefix("etcd://").ok_or("it does not begin with etcd://")?;
-    // A password may contain any of the marks that come later.
+    // A password may contain any of the separators that follow.
     let (user, rest) = match rest.rsplit_once('@') {
         Some((user, rest)) => (Some(user), rest),
         None => (None, rest),
@@ -96,10 +97,10 @@ fn parse(text: &str) -> Result<EtcdAddress, String> {
     let user = user_of(user, files.password)?;
     let tls = match (files.ca, files.cert, files.key) {
         (None, None, None) => None,
-        (None, ..) => return Err("a cert or a key is of no use without the ca".to_owned()),
+        (None, ..) => return Err("cert and key need ca".to_owned()),
         (Some(ca), Some(cert), Some(key)) => Some(TlsFiles { ca, own: Some((cert, key)) }),
         (Some(ca), None, None) => Some(TlsFiles { ca, own: None }),
-        (Some(_), ..) => return Err("cert and key go together".to_owned()),
+        (Some(_), ..) => return Err("cert and key need each other".to_owned()),
     };
     Ok(EtcdAddress { endpoints, user, prefix, tls })
 }
@@ -117,7 +118,7 @@ fn user_of(user: Option<&str>, file: Option<PathBuf>) -> Result<Option<User>, St
         };
     };
     let (name, password) = match (user.split_once(':'), file) {
-        (Some(_), Some(_)) => return Err("it has a password and a password-file".to_owned()),
+        (Some(_), Some(_)) => return Err("it has both a password and a password-file".to_owned()),
         (Some((name, password)), None) => (name, Password::Plain(password.to_owned())),
         (None, Some(file)) => (user, Password::File(file)),
         (None, None) => return Err("its user has no password and no password-file".to_owned()),
@@ -160,7 +161,7 @@ impl Files {
     }
 }
 
-/// An address as it was given, for people: who stands before the host may have a password.
+/// Returns an address for display, without the password.
 fn without_password(text: &str) -> String {
     let Some((before, host)) = text.rsplit_once('@') else { return text.to_owned() };
     let user = before.strip_prefix("etcd://").unwrap_or(before);
@@ -168,7 +169,7 @@ fn without_password(text: &str) -> String {
     format!("etcd://{name}:...@{host}")
 }
 
-/// With the password, as it is written down where only the owner may read it.
+/// Formats the address with the password, for a file that only its owner reads.
 impl fmt::Display for EtcdAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let user = self.user.as_ref().map(|user| match &user.password {
@@ -179,7 +180,7 @@ impl fmt::Display for EtcdAddress {
     }
 }
 
-/// Without the password, for people.
+/// Formats the address without the password.
 impl fmt::Debug for EtcdAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write(f, "")
@@ -205,22 +206,22 @@ impl EtcdAddress {
         Ok(())
     }
 
-    /// Whether it holds a password, which is not to be told over the network.
+    /// Returns whether it holds a password, which must not be sent over the network.
     pub fn has_password(&self) -> bool {
         matches!(&self.user, Some(User { password: Password::Plain(_), .. }))
     }
 
-    /// As nodes tell each other.
+    /// Returns the address in the form that nodes send each other.
     pub(crate) fn told(&self) -> NamesAt {
         NamesAt { address: self.to_string(), prefix: self.prefix.clone() }
     }
 
-    /// Under which keys all is.
+    /// Returns the prefix of all keys.
     pub(crate) fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// The same with one endpoint.
+    /// Returns the same address with one endpoint.
     pub(super) fn only(&self, endpoint: &str) -> EtcdAddress {
         EtcdAddress { endpoints: vec![endpoint.to_owned()], ..self.clone() }
     }

@@ -1,16 +1,16 @@
-//! Transactions that are sent as one: they wait for one write of etcd's disk, and cost one request.
+//! Transactions that are sent as one: one request, and one write to etcd's disk.
 //!
-//! etcd looks at all compares of a transaction before it writes anything, also at those of transactions inside.  So those alone go together of
-//! which none writes what another looks at: then it is as if they had come one behind the other.
+//! etcd evaluates all comparisons of a transaction, including those of nested ones, before it writes. So a batch holds
+//! only transactions of which none writes what another compares; the result is then the same as one after the other.
 
 use std::collections::BTreeSet;
 
 use halite_tier::directory::{Compare, Step, Transaction};
 
-/// Most in a batch: etcd takes 128 steps.
+/// Maximum number of transactions per batch; etcd's limit is 128 operations.
 const MEMBERS_MAX: usize = 64;
 
-/// What a batch touches so far.
+/// The keys that a batch touches so far.
 #[derive(Default)]
 pub(super) struct Batch {
     written: BTreeSet<String>,
@@ -19,10 +19,10 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// Whether the transaction may go with those that are in it, and is in it now.
+    /// Adds the transaction if it may go with the others; returns whether it did.
     pub(super) fn take(&mut self, transaction: &Transaction) -> bool {
         let Some((written, seen)) = touched(transaction) else {
-            // It goes alone, or not with these.
+            // It goes alone, or not in this batch.
             let is_first = self.count == 0;
             self.count += if is_first { MEMBERS_MAX } else { 0 };
             return is_first;
@@ -39,7 +39,8 @@ impl Batch {
     }
 }
 
-/// Keys that a transaction may write, and those that it looks at; `None` if it looks at more than single keys.
+/// Returns the keys that a transaction may write and those that it compares; `None` if it compares more than single
+/// keys.
 fn touched(transaction: &Transaction) -> Option<(Vec<&String>, Vec<&String>)> {
     let mut seen: Vec<&String> = transaction
         .compares

@@ -1,7 +1,7 @@
-//! What a node that stays says of itself in etcd, for as long as it is there: which cluster it is of, and where other hosts dial it.
+//! A permanent node's entries in etcd: its cluster, and the addresses at which other hosts dial it.
 //!
-//! The keys hang on a lease, and nothing else does: they say who seems to be there, and nobody is taken for dead by them.  A key that somebody has
-//! removed, or written over by hand, is written again.
+//! Only these keys depend on a lease. They are hints about live nodes; no node is declared dead by them. A key that was
+//! removed or overwritten by hand is written again.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -13,44 +13,44 @@ use super::gateway::Gateway;
 use super::watch::{Listener, Watch};
 use super::{Deliver, EtcdAddress};
 
-/// How long the key of a member that says nothing stays.
+/// Lifetime of a silent member's key.
 const MEMBER_TTL: Duration = Duration::from_secs(15);
 
-/// What a node says of itself.
+/// The entries of a node.
 #[derive(Clone, Debug)]
 pub(crate) struct Announcement {
     pub(crate) node: NodeId,
-    /// The cluster that it belongs to (`ways::cluster_of`).
+    /// The node's cluster (`ways::cluster_of`).
     pub(crate) place: String,
-    /// Where other hosts dial it; `None` where nodes of one host meet, and nothing is to be heard of them.
+    /// Addresses for other hosts; `None` for a node without other hosts, which watches no members.
     pub(crate) hosts: Option<String>,
 }
 
-/// Somebody has to do with what a node has said.
+/// A command for the thread that keeps the entries.
 enum Word {
     Again,
     Over,
 }
 
-/// The word of a node that stands in etcd for as long as this is kept.
+/// A node's entries in etcd, kept until this is dropped.
 #[derive(Debug)]
 pub(super) struct Enrolment {
     words: Sender<Word>,
 }
 
-/// Has the word of a node written again.
+/// Requests that a node's entries be written again.
 #[derive(Clone, Debug)]
 pub(super) struct SayAgain(Sender<Word>);
 
 impl SayAgain {
     pub(super) fn say_again(&self) {
-        // Who is about to leave says nothing.
+        // If the node is leaving, its entries are not wanted any more.
         let _ = self.0.send(Word::Again);
     }
 }
 
 impl Enrolment {
-    /// The node says that it is there, and then hears of others.
+    /// Writes the node's entries, and then watches other members.
     pub(super) fn begin(
         address: &EtcdAddress,
         of: Announcement,
@@ -67,7 +67,7 @@ impl Enrolment {
             let listener = Listener { of, again: Some(again), deliver, after: Duration::ZERO };
             let watch = Watch::begin(&address, listener);
             if let Err(error) = &watch {
-                tracing::warn!("no thread could be started to hear of members: {error}");
+                tracing::warn!("cannot start a thread to watch members: {error}");
             }
             keep(&gateway, &pairs, lease, &heard);
         };
@@ -89,7 +89,7 @@ fn keep(gateway: &Gateway, pairs: &[(String, String)], mut lease: Option<String>
             Ok(Word::Again) => true,
             Ok(Word::Over) | Err(RecvTimeoutError::Disconnected) => return gateway.revoke(lease),
         };
-        // A lease that was lost is only a sign of life that was late: another takes its place.
+        // The node is alive even if its lease was lost: a new lease replaces it.
         lease = gateway.keep(lease, pairs, MEMBER_TTL, is_again);
     }
 }

@@ -1,4 +1,4 @@
-//! etcd's v3 interface as JSON over HTTP, as the gateway of etcd 3.4 and newer has it.
+//! etcd's v3 interface as JSON over HTTP, as the gateway of etcd 3.4 and newer offers it.
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,42 +15,42 @@ use super::address::{Password, User};
 use super::tls;
 use crate::error::{EtcdError, EtcdFault};
 
-/// How long a connection, and a whole request, may take.  An etcd that takes longer is as good as none.
+/// Maximum time of connecting, and of a whole request. A slower etcd counts as unreachable.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Most bytes of an answer: a page of names is some 300 KiB.
+/// Maximum length of an answer; a page of names takes about 300 KiB.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
-const NOT_UNDERSTOOD: &str = "what it says is not understood";
-/// Most members that are asked for.
+const NOT_UNDERSTOOD: &str = "its answer is malformed";
+/// Maximum number of members in an answer.
 const MEMBERS_MAX: usize = 1000;
 
-/// A way to etcd, for one thread at a time.
+/// A connection to etcd, for one thread at a time.
 pub(super) struct Gateway {
     address: EtcdAddress,
-    /// Made when it is needed, and anew where the files of TLS may have changed.
+    /// Made on first use, and again when the files of TLS may have changed.
     agent: Mutex<Option<ureq::Agent>>,
-    /// Which endpoint answered last.
+    /// Index of the endpoint that answered last.
     at: AtomicUsize,
     token: Mutex<Option<String>>,
-    /// The date in the last answer.
+    /// Date of the last answer.
     date: Mutex<String>,
     is_closed: AtomicBool,
 }
 
 type Request = ureq::RequestBuilder<ureq::typestate::WithBody>;
 
-/// Answers to one request, which come when there is something to say.
+/// A stream of answers to one request.
 pub(super) struct Answers {
     reader: BufReader<ureq::BodyReader<'static>>,
     line: Vec<u8>,
 }
 
-/// A key as it is told of, untrusted.
+/// A key in an answer, untrusted.
 pub(super) struct Entry {
     pub(super) key: String,
-    /// `None` if it is no text, or the key is gone.
+    /// `None` if it is not text, or the key is gone.
     pub(super) value: Option<String>,
-    /// Whether it goes when its lease ends.
+    /// Whether the key depends on a lease.
     pub(super) is_leased: bool,
 }
 
@@ -62,16 +62,16 @@ impl Entry {
 }
 
 impl Answers {
-    /// The next one; `None` when nothing has come for as long as may be.
+    /// Waits for the next answer; `None` if none came in time.
     pub(super) fn next(&mut self) -> Result<Option<Value>, EtcdError> {
         let failed = |fault, reason: &str| EtcdError { fault, reason: reason.to_owned() };
         self.line.clear();
         match self.reader.by_ref().take(ANSWER_BYTES_MAX).read_until(b'\n', &mut self.line) {
             Ok(_) if self.line.ends_with(b"\n") => {}
             Ok(_) if self.line.len() as u64 == ANSWER_BYTES_MAX => {
-                return Err(failed(EtcdFault::Foreign, "it says more at once than anybody needs"));
+                return Err(failed(EtcdFault::Foreign, "its answer exceeds the maximum length"));
             }
-            Ok(_) => return Err(failed(EtcdFault::Unreachable, "it has ended the connection")),
+            Ok(_) => return Err(failed(EtcdFault::Unreachable, "it closed the connection")),
             Err(error) => {
                 return match ureq::Error::from(error) {
                     ureq::Error::Timeout(_) => Ok(None),
@@ -84,20 +84,20 @@ impl Answers {
     }
 }
 
-/// Why there is no answer.
+/// Cause of a missing answer.
 struct Failure {
     is_done: Done,
     error: EtcdError,
 }
 
-/// What has become of a request without an answer.
+/// Fate of a request without an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Done {
-    /// It did not arrive: others may be asked.
+    /// It did not arrive; another endpoint may be asked.
     NotSent,
-    /// etcd says that it is not done.
+    /// etcd reports that it was not executed.
     Refused,
-    /// It is not done, and who we are has to be said anew.
+    /// It was not executed, and the user has to authenticate again.
     Stranger,
     Unknown,
 }
@@ -107,7 +107,7 @@ impl Failure {
         Failure { is_done, error: EtcdError { fault, reason } }
     }
 
-    /// Before anything was sent.
+    /// Makes a failure that happened before anything was sent.
     fn before(error: EtcdError) -> Failure {
         Failure { is_done: Done::Refused, error }
     }
@@ -134,7 +134,7 @@ impl Gateway {
             return Err(Failure::new(
                 Done::Refused,
                 EtcdFault::Unreachable,
-                "it is not asked any more".to_owned(),
+                "the connection to it was closed here".to_owned(),
             ));
         }
         let config = ureq::Agent::config_builder()
@@ -150,13 +150,13 @@ impl Gateway {
         Ok(agent.insert(config.build().into()).clone())
     }
 
-    /// Carries a transaction out, or says whether that may yet happen.
+    /// Executes a transaction; on failure, tells whether it may still be executed.
     pub(super) fn carry_out(&self, transaction: &Transaction) -> Result<Stored, StoreFailure> {
         let answer = self.ask("kv/txn", &encode(transaction)).map_err(StoreFailure::from)?;
         decode(transaction, &answer).ok_or_else(malformed)
     }
 
-    /// Carries out several that do not depend on each other, by one request.
+    /// Executes several independent transactions by one request.
     pub(super) fn carry_out_all(&self, transactions: &[Transaction]) -> Vec<Result<Stored, StoreFailure>> {
         let each = || transactions.iter().map(|transaction| self.carry_out(transaction)).collect();
         if transactions.len() == 1 {
@@ -166,13 +166,13 @@ impl Gateway {
             transactions.iter().map(|transaction| json!({ "request_txn": encode(transaction) })).collect();
         match self.ask("kv/txn", &json!({ "success": steps })) {
             Ok(answer) => decode_all(transactions, &answer),
-            // It may be because of one of them.
+            // One of the transactions may be the cause.
             Err(failure) if failure.is_done == Done::Refused => each(),
             Err(failure) => vec![Err(failure.into()); transactions.len()],
         }
     }
 
-    /// The keys that begin so.
+    /// Returns the keys with this prefix.
     pub(super) fn list(&self, prefix: &str) -> Result<Vec<Pair>, EtcdError> {
         let step = Step::List { prefix: prefix.to_owned(), after: None, limit: MEMBERS_MAX };
         let transaction = Transaction { then: vec![step], ..Transaction::default() };
@@ -182,7 +182,7 @@ impl Gateway {
         Ok(stored.read.into_iter().next().unwrap_or_default())
     }
 
-    /// All that begins so, as it is now, and the revision as of which it is that.
+    /// Returns all keys with these prefixes, and the revision of this snapshot.
     pub(super) fn entries(&self, prefixes: &[String]) -> Result<(Vec<Entry>, u64), EtcdError> {
         let range = |prefix: &String| {
             let (from, to) = range_of(prefix);
@@ -199,7 +199,7 @@ impl Gateway {
         Ok((kvs.flatten().filter_map(Entry::of).collect(), revision))
     }
 
-    /// Asks what is answered again and again, until [`Gateway::close`] or an error; nothing may come for `quiet`.
+    /// Starts a stream of answers, until [`Gateway::close`] or an error. `quiet` is the maximum time without an answer.
     pub(super) fn stream(&self, what: &str, body: String, quiet: Duration) -> Result<Answers, EtcdError> {
         let answered = self.try_each(true, || {
             let token = self.token_if_needed()?;
@@ -223,15 +223,16 @@ impl Gateway {
         Ok(Answers { reader: BufReader::new(reader), line: Vec::new() })
     }
 
-    /// Nothing is asked any more, and who waits for an answer waits no longer.
+    /// Stops all requests, and wakes threads that wait for answers.
     pub(super) fn close(&self) {
         let mut agent = self.agent.lock().unwrap_or_else(PoisonError::into_inner);
-        // Read under the lock of the agent: nobody makes another one.
+        // Read under the agent's lock, so that no other agent is made.
         self.is_closed.store(true, Ordering::Relaxed);
         agent.take().into_iter().for_each(|agent| agent.shutdown());
     }
 
-    /// Keeps keys for that time from now on; under a new lease, if the one that they had is over.  They are written anew in any case if `is_again`.
+    /// Keeps keys alive for `ttl` from now on, under a new lease if theirs is over. Writes them again in any case if
+    /// `is_again`.
     pub(super) fn keep(
         &self,
         lease: Option<String>,
@@ -258,8 +259,8 @@ impl Gateway {
         Some(id)
     }
 
-    /// Makes a key that goes after so long, unless it is there; what it holds in that case.  One that would never go was written by
-    /// hand, and is written over.
+    /// Creates a key that expires after `ttl`, unless it exists; then returns its value. A key without a lease was
+    /// written by hand, and is overwritten.
     pub(super) fn create(&self, key: &str, value: &str, ttl: Duration) -> Result<Option<String>, EtcdError> {
         let (lease, encoded) = (self.grant(ttl)?, text(key));
         let create_if = |compare: Value| {
@@ -275,7 +276,7 @@ impl Gateway {
         let mut found = create_if(json!({ "key": encoded, "target": "CREATE", "create_revision": "0" }))?;
         if let Some(by_hand) = found.as_ref().filter(|pair| number(&pair["lease"]).is_none_or(|id| id == 0)) {
             let written_at = number(&by_hand["mod_revision"]).unwrap_or_default();
-            tracing::warn!("{key} was written by hand, for it has no lease; it is written over");
+            tracing::warn!("overwriting {key} in etcd, which has no lease and so was written by hand");
             found = create_if(
                 json!({ "key": encoded, "target": "MOD", "mod_revision": written_at.to_string() }),
             )?;
@@ -285,7 +286,7 @@ impl Gateway {
         Ok(Some(plain(&found["value"]).unwrap_or_default()))
     }
 
-    /// A lease for that time.
+    /// Grants a lease of `ttl`.
     fn grant(&self, ttl: Duration) -> Result<String, EtcdError> {
         let granted = self.ask("lease/grant", &json!({ "TTL": ttl.as_secs().to_string() }));
         let granted = granted.map_err(|failure| failure.error)?;
@@ -293,25 +294,25 @@ impl Gateway {
         Ok(granted["ID"].as_str().ok_or_else(foreign)?.to_owned())
     }
 
-    /// The member is gone.
+    /// Revokes the lease of a member that is gone.
     pub(super) fn revoke(&self, lease: Option<String>) {
-        // Where that fails, the lease ends by itself.
+        // If that fails, the lease expires by itself.
         lease.into_iter().for_each(|id| drop(self.ask("lease/revoke", &json!({ "ID": id }))));
     }
 
-    /// Asks something, and tells what the clock of who answers shows.
+    /// Sends a request; also returns the date of the answering server.
     pub(super) fn ask_dated(&self, what: &str, body: &Value) -> Result<(Value, String), EtcdError> {
         let answer = self.ask(what, body).map_err(|failure| failure.error)?;
         let date = self.date.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok((answer, date))
     }
 
-    /// Asks the endpoint that answered last, and others where nothing arrives.
+    /// Sends a request to the endpoint that answered last, and to others if it does not arrive.
     fn ask(&self, what: &str, body: &Value) -> Result<Value, Failure> {
         self.try_each(false, || self.post(what, body, self.token_if_needed()?.as_deref()))
     }
 
-    /// The same, and others also where nobody knows whether it arrived: it does no harm to ask it again.
+    /// As `ask`, but also tries others if the request may have arrived: it is harmless to repeat.
     fn read(&self, what: &str, body: &Value) -> Result<Value, Failure> {
         self.try_each(true, || self.post(what, body, self.token_if_needed()?.as_deref()))
     }
@@ -330,7 +331,7 @@ impl Gateway {
             match failure.is_done {
                 Done::NotSent => drop(self.at.fetch_add(1, Ordering::Relaxed)),
                 Done::Stranger => *self.token.lock().unwrap_or_else(PoisonError::into_inner) = None,
-                // What hangs is asked no more where there is another.
+                // An endpoint that hangs is not asked again if there is another.
                 Done::Unknown if failure.error.fault == EtcdFault::Unreachable => {
                     self.at.fetch_add(1, Ordering::Relaxed);
                     if !may_repeat || tried >= count {
@@ -356,19 +357,19 @@ impl Gateway {
         let password = password(user).map_err(Failure::before)?;
         let answer =
             self.post("auth/authenticate", &json!({ "name": user.name, "password": password }), None);
-        // Nothing else was sent yet.
+        // Nothing else has been sent yet.
         let refused = |failure: Failure| match failure.error.fault {
             EtcdFault::Unreachable => Failure { is_done: Done::NotSent, ..failure },
             _ if failure.is_done == Done::NotSent => failure,
             _ => Failure::before(failure.error),
         };
         let answer = answer.map_err(refused)?;
-        let none = || Failure::new(Done::Refused, EtcdFault::Foreign, "it gives no token".to_owned());
+        let none = || Failure::new(Done::Refused, EtcdFault::Foreign, "it returned no token".to_owned());
         let given = answer["token"].as_str().ok_or_else(none)?;
         Ok(token.insert(given.to_owned()).clone())
     }
 
-    /// A request to the endpoint whose turn it is, without its body.
+    /// Returns a request to the current endpoint, without its body.
     fn request(&self, what: &str, token: Option<&str>) -> Result<(&str, Request), Failure> {
         let endpoints = self.address.endpoints();
         let endpoint = &endpoints[self.at.load(Ordering::Relaxed) % endpoints.len()];
@@ -391,7 +392,7 @@ impl Gateway {
         let text = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_string();
         let text = text.map_err(|error| self.failure_of(endpoint, error))?;
         let foreign = |_| {
-            // A server that has no such interface has done nothing.
+            // A server without this interface has done nothing.
             let is_done = if status.is_client_error() { Done::Refused } else { Done::Unknown };
             let what = text.trim().lines().next().unwrap_or_default();
             let text = format!("{endpoint} answers {status}: {}", what.chars().take(120).collect::<String>());
@@ -436,11 +437,11 @@ impl Gateway {
         }
     }
 
-    /// A connection has ended while it was used: what the server says of its end, where that is about certificates.
+    /// Handles the end of a connection in use; finds the server's reason, if it concerns certificates.
     fn ended(&self, endpoint: &str, mut text: String) -> Failure {
         let said = self.address.tls().and_then(|files| tls::why_ended(files, endpoint, CONNECT_PATIENCE));
         if let Some(error) = said {
-            // A connection that was there before may have been taken, and what it carried be done.
+            // An earlier connection may have been reused, and its request executed.
             return Failure { is_done: Done::Unknown, ..tls_failure(endpoint, &error) };
         }
         text += match self.address.tls() {
@@ -451,7 +452,7 @@ impl Gateway {
     }
 }
 
-/// Whether its name has no address: the standard library says so by its words alone.
+/// Returns whether a name has no address, which the standard library reports only in the text of its error.
 fn is_lookup(error: &std::io::Error) -> bool {
     error.to_string().starts_with("failed to lookup address information")
 }
@@ -465,16 +466,17 @@ fn password(user: &User) -> Result<String, EtcdError> {
     match &user.password {
         Password::Plain(password) => Ok(password.clone()),
         Password::File(file) => {
-            let text = String::from_utf8(tls::read(file)?).map_err(|_| tls::bad(file, "it is no text"))?;
+            let text = String::from_utf8(tls::read(file)?).map_err(|_| tls::bad(file, "it is not text"))?;
             match text.lines().next() {
                 Some(line) if !line.is_empty() => Ok(line.to_owned()),
-                _ => Err(tls::bad(file, "its first line must be the password, and is empty")),
+                _ => Err(tls::bad(file, "its first line is empty; it must be the password")),
             }
         }
     }
 }
 
-/// Nothing is done of what comes over a connection on which the two do not agree; but one that breaks later may have carried something.
+/// Returns the failure of a TLS connection. Nothing was executed if the handshake failed; a later break may have
+/// carried a request.
 fn tls_failure(endpoint: &str, error: &rustls::Error) -> Failure {
     let text = format!("{endpoint}: {error}");
     match error {
@@ -482,15 +484,16 @@ fn tls_failure(endpoint: &str, error: &rustls::Error) -> Failure {
         | rustls::Error::AlertReceived(_)
         | rustls::Error::NoCertificatesPresented
         | rustls::Error::UnsupportedNameType => Failure::new(Done::NotSent, EtcdFault::Certificate, text),
-        // What is no TLS.
+        // Not TLS.
         rustls::Error::InvalidMessage(_) => Failure::new(Done::NotSent, EtcdFault::Foreign, text),
         _ => Failure::new(Done::Unknown, EtcdFault::Certificate, text),
     }
 }
 
-/// What etcd says of itself; of what is not known here, nobody knows whether it is done.
+/// Returns the failure that etcd reports. For unknown errors it is unknown whether the request was executed.
 fn refusal(endpoint: &str, answer: &Value) -> Failure {
-    let said = answer["error"].as_str().or(answer["message"].as_str()).unwrap_or("an error without words");
+    let said =
+        answer["error"].as_str().or(answer["message"].as_str()).unwrap_or("an error without a message");
     let is = |known: &[&str]| known.iter().any(|known| said.contains(known));
     let (is_done, fault) = match () {
         () if is(&["invalid auth token", "revision of auth store is old"]) => {
@@ -557,9 +560,9 @@ fn step(step: &Step) -> Value {
     }
 }
 
-/// The first key that begins so, and what comes behind all that do.
+/// Returns the range of all keys with this prefix: the first, and the one after the last.
 pub(super) fn range_of(prefix: &str) -> (String, String) {
-    // Prefixes end with a slash, before which comes no other.
+    // Prefixes end with a slash, and the next character follows the range.
     let end = match prefix.strip_suffix('/') {
         Some(rest) => format!("{rest}0"),
         None => format!("{prefix}\u{10ffff}"),
@@ -577,26 +580,26 @@ impl From<Failure> for StoreFailure {
     }
 }
 
-/// What was answered is not what etcd answers.
+/// Returns the failure for a malformed answer.
 fn malformed() -> StoreFailure {
     StoreFailure { may_be_done: true, is_full: false, reason: NOT_UNDERSTOOD.to_owned() }
 }
 
-/// What has come of each of several.
+/// Decodes the result of each transaction.
 fn decode_all(transactions: &[Transaction], answer: &Value) -> Vec<Result<Stored, StoreFailure>> {
     let decode_one = |(index, transaction): (usize, &Transaction)| {
         let mut inner = answer["responses"][index]["response_txn"].clone();
         if !inner.is_object() {
             return Err(malformed());
         }
-        // Only the whole says which store it is, and at which revision.
+        // Only the whole answer has the cluster and the revision.
         inner["header"] = answer["header"].clone();
         decode(transaction, &inner).ok_or_else(malformed)
     };
     transactions.iter().enumerate().map(decode_one).collect()
 }
 
-/// Untrusted: of what is not as it should be, nothing is taken.
+/// Decodes a result; `None` if it is malformed. Results are untrusted.
 fn decode(transaction: &Transaction, answer: &Value) -> Option<Stored> {
     let is_so = answer["succeeded"].as_bool().unwrap_or(false);
     let branch = if is_so { &transaction.then } else { &transaction.otherwise };
@@ -615,7 +618,8 @@ fn decode(transaction: &Transaction, answer: &Value) -> Option<Stored> {
     })
 }
 
-/// What is no text was written by somebody else: it is shown as far as it is one, and means nothing, but does not hide the others.
+/// Decodes text lossily: bytes that are not text come from another writer, mean nothing, and must not hide the other
+/// keys.
 fn shown(encoded: &Value) -> Option<String> {
     let bytes = STANDARD.decode(encoded.as_str().unwrap_or_default()).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())

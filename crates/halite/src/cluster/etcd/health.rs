@@ -1,4 +1,4 @@
-//! How an etcd is, for who looks after it.
+//! Health of an etcd, for its operator.
 
 use serde_json::json;
 
@@ -6,31 +6,31 @@ use super::EtcdAddress;
 use super::gateway::Gateway;
 use crate::error::EtcdError;
 
-/// What one endpoint says of itself.
+/// Status of one endpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EtcdHealth {
-    /// As `3.4.23`.
+    /// The version, such as `3.4.23`.
     pub version: String,
-    /// Bytes of its database, and those of them that hold something.
+    /// Size of the database, in bytes.
     pub db_bytes: u64,
-    /// The rest of them a defragmentation gives back.
+    /// Bytes of the database in use; a defragmentation releases the rest.
     pub db_bytes_in_use: u64,
-    /// Whether it knows a leader: nothing is written without one.
+    /// Whether the endpoint knows a leader, without which nothing is written.
     pub has_leader: bool,
-    /// What it complains of, as `NOSPACE`.
+    /// Active alarms, such as `NOSPACE`.
     pub alarms: Vec<String>,
-    /// The time of day by its clock, as HTTP has it; empty if it does not say.
+    /// Time of day by its clock, as in HTTP; empty if unknown.
     pub date: String,
 }
 
 impl EtcdAddress {
-    /// How each of its endpoints is.
+    /// Returns the status of each endpoint.
     pub fn examine(&self) -> Vec<(String, Result<EtcdHealth, EtcdError>)> {
         let endpoints = self.endpoints().iter();
         endpoints.map(|endpoint| (endpoint.clone(), self.only(endpoint).health())).collect()
     }
 
-    /// Whether names can be looked at there, with the certificates and as the user that the address names.
+    /// Checks that names can be read, with the certificates and the user of the address.
     pub fn check(&self) -> Result<(), EtcdError> {
         self.members().map(|_| ())
     }
@@ -38,7 +38,7 @@ impl EtcdAddress {
     fn health(&self) -> Result<EtcdHealth, EtcdError> {
         let gateway = Gateway::new(self);
         let (status, date) = gateway.ask_dated("maintenance/status", &json!({}))?;
-        // Users may not be allowed to ask for them.
+        // The user may lack the right to read alarms.
         let alarms = gateway.ask_dated("maintenance/alarm", &json!({ "action": "GET" }));
         let alarms = alarms.map(|(answer, _)| answer).unwrap_or_default();
         let alarms = alarms["alarms"].as_array().cloned().unwrap_or_default();

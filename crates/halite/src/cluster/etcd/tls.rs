@@ -1,5 +1,5 @@
-//! The files of TLS: read anew whenever a connection is to be made by them that has failed before, so that certificates can be replaced under
-//! a node that runs.
+//! The files of TLS, read again before a connection that has failed is made anew, so that certificates can be replaced
+//! under a running node.
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::Path;
@@ -15,12 +15,12 @@ use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsPr
 use super::address::TlsFiles;
 use crate::error::{EtcdError, EtcdFault};
 
-/// Most bytes of a file that is read.
+/// Maximum bytes read from a file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What the files say, as `ureq` takes it.
+/// Returns the configuration from the files, for `ureq`.
 pub(super) fn config(files: &TlsFiles) -> Result<TlsConfig, EtcdError> {
-    // A key of another certificate is found here: `ureq` takes what it is given for good.
+    // Finds a key of another certificate here, because `ureq` does not check.
     client_config(files)?;
     let shown = |all: Vec<CertificateDer<'static>>| -> Vec<Certificate<'static>> {
         all.iter().map(|der| Certificate::from_der(der).to_owned()).collect()
@@ -40,8 +40,8 @@ pub(super) fn config(files: &TlsFiles) -> Result<TlsConfig, EtcdError> {
         .build())
 }
 
-/// Why a server ends connections that have just come about, if it says so: of a certificate that it does not take it tells behind the handshake, when
-/// what is written may be refused already.
+/// Returns why a server ends new connections, if it says so: it rejects a certificate only after the handshake, when
+/// writing may fail already.
 pub(super) fn why_ended(files: &TlsFiles, endpoint: &str, patience: Duration) -> Option<rustls::Error> {
     let (host, _) = endpoint.rsplit_once(':')?;
     let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).ok()?;
@@ -78,7 +78,7 @@ fn client_config(files: &TlsFiles) -> Result<ClientConfig, EtcdError> {
     builder.with_client_auth_cert(certificates(cert)?, private).map_err(not_its)
 }
 
-/// What is in a file; of a longer one than anybody needs, the beginning.
+/// Reads a file, at most up to the maximum, which no valid file exceeds.
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, EtcdError> {
     use std::io::Read;
     let mut bytes = Vec::new();

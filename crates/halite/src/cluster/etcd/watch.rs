@@ -1,16 +1,16 @@
-//! What etcd tells by itself of who is there: each node watches the keys of members, and of places, and asks for them only where it may have missed
-//! something.
+//! A watch of the members in etcd: each node watches the keys of members and places, and reads all of them only if it
+//! may have missed a change.
 //!
 //! ```text
-//!   ask for all ──► watch from the next revision on ──► members come and go
+//!   read all ─────► watch from the next revision on ──► members come and go
 //!     ▲   ▲               │  ▲                │
 //!     │   │               │  └─ quiet for a minute: the same connection may be dead
 //!     │   └─ after a pause ── it breaks, etcd is away or was restored
 //!     └────── what comes next was compacted away
 //! ```
 //!
-//! What is heard is not trusted: of a key or value that no node has written nothing is taken, and what is taken says no more than where somebody may be.
-//! One request stands for as long as nothing goes wrong, and one a minute where nothing happens.  (Decision 021.)
+//! Keys and values are untrusted: malformed ones are ignored, and valid ones are only hints where a node may be. There
+//! is one request for as long as nothing fails, and one a minute while nothing changes (decision 021).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
@@ -28,29 +28,29 @@ use super::gateway::{Answers, Entry, Gateway, number, range_of};
 use super::{Deliver, EtcdAddress, Heard};
 use crate::error::{EtcdError, EtcdFault};
 
-/// A connection over which nothing has come for so long is not waited for any more: its other end may have lost power.
+/// Maximum silence of a connection; its other end may have lost power.
 const QUIET: Duration = Duration::from_secs(60);
-/// How long is waited after the first failure, and how long at most; at random half of it, so that many do not come back at once.
+/// Pause after the first failure, and its maximum; half of it is random, so that many nodes do not return at once.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Most addresses of a member.
+/// Maximum number of addresses of a member.
 const HOSTS_MAX: usize = 16;
-/// Of so many keys at most people are told that they are not as they should be.
+/// Maximum number of malformed keys that are logged.
 const NOTED_MAX: usize = 64;
 
-/// Hears of members for as long as it is kept.
+/// Watches members until it is dropped.
 pub(super) struct Watch {
     gateway: Arc<Gateway>,
     _end: Sender<()>,
 }
 
-/// Who listens, and to what.
+/// The receiver of a watch.
 pub(super) struct Listener {
     pub(super) of: Announcement,
-    /// Has what the node says of itself written again, if it says something.
+    /// Has the node's own entries written again when needed, if it has any.
     pub(super) again: Option<SayAgain>,
     pub(super) deliver: Arc<Deliver>,
-    /// When it begins: who is there for a moment needs none of it.
+    /// Delay of the start; a short-lived process needs no watch.
     pub(super) after: Duration,
 }
 
@@ -70,13 +70,13 @@ impl Drop for Watch {
     }
 }
 
-/// Why nothing is heard any more.
+/// Cause of the end of a watch.
 enum Over {
-    /// Nobody wants to hear.
+    /// The node is gone.
     NodeGone,
-    /// All is to be asked for again.
+    /// All keys must be read again after a pause.
     Broken(EtcdError),
-    /// The same at once: what was said meanwhile is forgotten.
+    /// All keys must be read again at once, because the history was compacted.
     Compacted,
 }
 
@@ -89,13 +89,13 @@ impl From<EtcdError> for Over {
 struct Watcher {
     gateway: Arc<Gateway>,
     listener: Listener,
-    /// What the keys of members, and of places, begin with.
+    /// Prefixes of the keys of members, and of places.
     members: String,
     places: String,
     ended: Receiver<()>,
-    /// Keys of which people were told that they are not as they should be.
+    /// Malformed keys that were logged.
     noted: BTreeSet<String>,
-    /// How long nothing may come.
+    /// Maximum time without an answer.
     quiet: Duration,
 }
 
@@ -112,7 +112,7 @@ impl Watcher {
             pause = match self.listen(&mut failures) {
                 Over::NodeGone => return,
                 Over::Compacted => {
-                    tracing::info!("etcd has compacted the history of members; reading all members again");
+                    tracing::info!("etcd has compacted the history of members; reading all of them again");
                     Duration::ZERO
                 }
                 Over::Broken(error) => {
@@ -124,7 +124,7 @@ impl Watcher {
         }
     }
 
-    /// Asks for all, and hears what comes next.
+    /// Reads all keys, and watches changes.
     fn listen(&mut self, failures: &mut u32) -> Over {
         let mut known = match self.list() {
             Ok(revision) => vec![revision; self.prefixes().len()],
@@ -137,13 +137,13 @@ impl Watcher {
         }
     }
 
-    /// What is watched: the members of several hosts, and the places, if this node says where it is.
+    /// Returns the watched prefixes: members of several hosts, and places if this node announces its own.
     fn prefixes(&self) -> Vec<String> {
         let members = self.listener.of.hosts.as_ref().map(|_| self.members.clone());
         members.into_iter().chain(self.listener.again.as_ref().map(|_| self.places.clone())).collect()
     }
 
-    /// The revision as of which all is known.
+    /// Reads all keys; returns the revision of the snapshot.
     fn list(&mut self) -> Result<u64, Over> {
         let (entries, revision) = self.gateway.entries(&self.prefixes())?;
         let mut all = BTreeMap::new();
@@ -169,7 +169,7 @@ impl Watcher {
         Ok(revision)
     }
 
-    /// Hears all of each prefix that is behind the revision that is known of it, until nothing has come for long.
+    /// Watches each prefix from the revision after the known one, until a failure or silence.
     fn watch_from(&mut self, known: &mut [u64], failures: &mut u32) -> Result<(), Over> {
         let prefixes = self.prefixes();
         let requests = prefixes.iter().zip(known.iter()).enumerate().map(|(index, (prefix, known))| {
@@ -187,7 +187,7 @@ impl Watcher {
             let id = number(&answer["watch_id"]).and_then(|id| usize::try_from(id).ok());
             let known = id.and_then(|id| known.get_mut(id.checked_sub(1)?)).ok_or_else(not_understood)?;
             if at < *known {
-                return Err(failed("it was restored to what it was before"));
+                return Err(failed("it was restored to an earlier state"));
             }
             if answer["created"].as_bool() == Some(true) {
                 *failures = 0;
@@ -215,13 +215,13 @@ impl Watcher {
         }
     }
 
-    /// What a key, and what it holds, mean to this node; people are told of what cannot mean anything.
+    /// Interprets a key and its value; logs malformed ones.
     fn meaning(&mut self, entry: &Entry) -> Meaning {
         let of = &self.listener.of;
         let is_member = entry.key.starts_with(&self.members);
         let heading = if is_member { &self.members } else { &self.places };
         let Some(node) = entry.key.strip_prefix(heading).and_then(number_of_member) else {
-            self.note(entry, "it names no node that stays");
+            self.note(entry, "it names no permanent node");
             return Meaning::None;
         };
         if node == of.node {
@@ -234,26 +234,26 @@ impl Watcher {
         };
         if !is_member {
             if *value != of.place {
-                let text = "it is of a node of another cluster, which would take nodes of this one for earlier ones of its own; give each cluster a prefix of its own";
+                let text = "it belongs to a node of another cluster, which would take this cluster's nodes for its own earlier ones; give each cluster its own prefix";
                 self.note(entry, text);
             }
             return Meaning::None;
         }
         if !is_hosts(value) {
-            self.note(entry, "it is not where a node is dialled");
+            self.note(entry, "it is not the address of a node");
             return Meaning::Member(Listing::Gone(node));
         }
         Meaning::Member(Listing::Is(node, value.clone()))
     }
 
-    /// What this node says of itself was removed, or written over.
+    /// Repairs this node's own entry, which was removed or overwritten.
     fn mend_own(&mut self, entry: &Entry) {
         match (&entry.value, entry.is_leased) {
             (Some(_), true) => self.note(
                 entry,
                 "another node has the number of this one; give each cluster a prefix of its own",
             ),
-            // By hand.
+            // It was changed by hand.
             _ => self.say_again(),
         }
     }
@@ -262,12 +262,12 @@ impl Watcher {
         self.listener.again.iter().for_each(SayAgain::say_again);
     }
 
-    /// Tells people once of a key.
+    /// Logs a malformed key once.
     fn note(&mut self, entry: &Entry, what: &str) {
-        // Somebody who writes ever new keys is told of no more than so many.
+        // Bounds the log if keys keep being written.
         let is_news = self.noted.len() < NOTED_MAX && self.noted.insert(entry.key.clone());
         if is_news {
-            tracing::warn!("the key {:?} in etcd means nothing here: {what}", entry.key);
+            tracing::warn!("ignoring the key {:?} in etcd: {what}", entry.key);
         }
     }
 
@@ -279,9 +279,9 @@ impl Watcher {
     }
 }
 
-/// What a key is to a node.
+/// Meaning of a key for a node.
 enum Meaning {
-    /// What the node says of itself, or should.
+    /// This node's own entry, present or missing.
     Own {
         is_ours: bool,
     },
@@ -289,13 +289,13 @@ enum Meaning {
     None,
 }
 
-/// What comes next; `None` where nothing has come for long.
+/// Waits for the next answer; `None` after a long silence.
 fn next(answers: &mut Answers) -> Result<Option<Value>, Over> {
     let Some(mut answer) = answers.next()? else { return Ok(None) };
     match answer.get_mut("result") {
         Some(result) => Ok(Some(result.take())),
         None => {
-            let said = answer["error"]["message"].as_str().unwrap_or("what it says is not understood");
+            let said = answer["error"]["message"].as_str().unwrap_or("its answer is malformed");
             Err(failed(said))
         }
     }
@@ -304,7 +304,7 @@ fn next(answers: &mut Answers) -> Result<Option<Value>, Over> {
 fn canceled(answer: &Value) -> Over {
     match number(&answer["compact_revision"]) {
         Some(1..) => Over::Compacted,
-        _ => failed(answer["cancel_reason"].as_str().unwrap_or("it ends the watch without a reason")),
+        _ => failed(answer["cancel_reason"].as_str().unwrap_or("it ended the watch without a reason")),
     }
 }
 
@@ -313,16 +313,16 @@ fn failed(reason: &str) -> Over {
 }
 
 fn not_understood() -> Over {
-    failed("what it says of members is not understood")
+    failed("its answer about members is malformed")
 }
 
-/// The node whose key ends so, if its own word would.
+/// Returns the node whose key ends with `text`, in the form that a node writes.
 fn number_of_member(text: &str) -> Option<NodeId> {
     let node = NodeId(text.parse().ok()?);
     (!node.is_ephemeral() && node.0.to_string() == text).then_some(node)
 }
 
-/// Whether a node writes down so where other hosts dial it.
+/// Returns whether `text` has the form in which a node announces its addresses.
 pub(super) fn is_hosts(text: &str) -> bool {
     let is_address = |host: &str| {
         let address = host.parse::<SocketAddr>();
@@ -331,10 +331,10 @@ pub(super) fn is_hosts(text: &str) -> bool {
     text.split(',').count() <= HOSTS_MAX && text.split(',').all(is_address)
 }
 
-/// After so many failures one behind the other.
+/// Returns the pause after this many consecutive failures.
 fn pause_after(failures: u32) -> Duration {
     let whole = PAUSE_MAX.min(PAUSE_MIN * 2_u32.pow(failures.saturating_sub(1).min(6)));
-    // Nobody else has these keys.
+    // A random number: each instance has its own hash keys.
     let chance = RandomState::new().hash_one(failures) % 1024;
     whole / 2 + whole * chance as u32 / 2048
 }

@@ -9,7 +9,7 @@ use crate::error::{BarrierError, LockError};
 use crate::session::Who;
 use crate::session::lock::{self, Attempt};
 
-/// A lock that is held by a thread's session.  See [`crate::Guard`].
+/// A held lock, for threads; see [`crate::Guard`].
 #[derive(Debug)]
 #[must_use = "the lock is given up when its guard is dropped"]
 pub struct Guard {

@@ -5,14 +5,14 @@ use crate::error::{NotifyError, RegionError};
 use crate::session::Lh;
 use crate::session::watch::{self, Notification};
 
-/// A region that is watched, for threads; see [`crate::Watch`].
+/// A watched region, for threads; see [`crate::Watch`].
 #[derive(Debug)]
 pub struct Watch {
     watch: watch::Watch,
 }
 
 impl Watch {
-    /// The same watch for tasks.
+    /// Returns the same watch for tasks.
     pub fn as_async(&self) -> &watch::Watch {
         &self.watch
     }

@@ -1,4 +1,4 @@
-//! The same for threads.
+//! Typed calls for threads.
 
 use std::marker::PhantomData;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::{Call, CallError, Function};
 use crate::session::blocking::{self, Session};
 use crate::{ServeError, ServeOptions};
 
-/// A function that is served, for threads; see [`super::Server`].
+/// A served function, for threads; see [`super::Server`].
 #[derive(Debug)]
 pub struct Server<I, O> {
     server: blocking::Server,
@@ -40,7 +40,7 @@ impl<I: DeserializeOwned, O: Serialize> Server<I, O> {
     }
 }
 
-/// Calls with values.
+/// Typed calls.
 impl Session {
     /// See [`crate::Session::serve_typed`].
     pub fn serve_typed<I: DeserializeOwned, O: Serialize>(
