@@ -34,7 +34,7 @@ pub enum LogError {
     },
     /// Followers have taken this writer for dead again and again while it appended; nothing was appended.
     #[error(
-        "others have skipped this record {attempts} times, for it took longer than their patience to write it"
+        "append failed after {attempts} attempts: followers skipped the record because writing it exceeded their timeout; nothing was appended"
     )]
     Outpaced {
         /// How often it was tried.

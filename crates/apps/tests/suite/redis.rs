@@ -89,7 +89,7 @@ fn requests_of_browsers_are_refused() {
         client.send(format!("{begin}\r\n\r\nset owned yes\r\nflushall\r\n"));
         let mut heard = String::new();
         client.0.read_to_string(&mut heard).unwrap();
-        assert!(heard.ends_with("-ERR Protocol error: this is no server of HTTP\r\n"), "{heard}");
+        assert!(heard.ends_with("-ERR Protocol error: this is not an HTTP server\r\n"), "{heard}");
     }
     served.client().say("exists owned", ":0\r\n");
     served.end();

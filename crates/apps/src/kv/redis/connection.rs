@@ -326,7 +326,7 @@ impl Connection {
         }
         about.commands += 1;
         match (found, plan) {
-            (Err(_), _) if is_http(args) => self.refuse("this is no server of HTTP"),
+            (Err(_), _) if is_http(args) => self.refuse("this is not an HTTP server"),
             (Err(reply), _) | (_, Err(reply)) => self.replies.push(&reply),
             (Ok(command), _) if command.does == Does::Info => {
                 let sections = args.iter().skip(1).map(<[u8]>::to_vec).collect();
