@@ -41,7 +41,7 @@ impl Client {
 
     /// The nodes that are alive and contribute memory, in their order.
     pub fn memory_nodes(&self) -> anyhow::Result<Vec<NodeId>> {
-        let nodes = self.session.status().context("cannot ask which nodes there are")?;
+        let nodes = self.session.status().context("cannot list the nodes")?;
         let gives = nodes.into_iter().filter(|node| node.state.is_there() && node.bytes_total > 0);
         Ok(gives.map(|node| node.node).collect())
     }
@@ -83,7 +83,7 @@ fn explain(error: JoinError, dir: &Path) -> anyhow::Error {
             anyhow!(no_cluster(dir))
         }
         JoinError::Unreachable { ref address, .. } if address == FIRST && cluster_dir::has_hosts(dir) => {
-            anyhow!("{error}; where it does not run any more, {}", restart_advice(dir))
+            anyhow!("{error}; if it has ended, {}", restart_advice(dir))
         }
         other => other.into(),
     }

@@ -85,11 +85,11 @@ impl Coworker {
     /// Waits for the next thing that it says.
     pub fn receive<T: DeserializeOwned>(&mut self) -> anyhow::Result<T> {
         let mut line = String::new();
-        self.stdout.read_line(&mut line).with_context(|| format!("cannot hear {}", self.what))?;
+        self.stdout.read_line(&mut line).with_context(|| format!("cannot read from {}", self.what))?;
         if line.is_empty() {
             return Err(self.how_ended());
         }
-        serde_json::from_str(&line).with_context(|| format!("{} says {line:?}", self.what))
+        serde_json::from_str(&line).with_context(|| format!("invalid answer from {}: {line:?}", self.what))
     }
 
     /// Its standard output, if nothing of that has been read and not heard.
@@ -126,14 +126,16 @@ impl Coworker {
     pub fn how_ended(&mut self) -> anyhow::Error {
         match self.child.wait() {
             Ok(status) => anyhow!("{} has ended: {status}", self.what),
-            Err(error) => anyhow::Error::from(error).context(format!("cannot see how {} ended", self.what)),
+            Err(error) => {
+                anyhow::Error::from(error).context(format!("cannot get the exit status of {}", self.what))
+            }
         }
     }
 
     /// Asks it to end, and waits until it has.
     pub fn stop(mut self) -> anyhow::Result<()> {
         control::stop(Target::of_child(0, self.child.id())?.into_iter().collect(), GRACE)?;
-        self.child.wait().with_context(|| format!("cannot see how {} ended", self.what))?;
+        self.child.wait().with_context(|| format!("cannot get the exit status of {}", self.what))?;
         Ok(())
     }
 
@@ -143,8 +145,9 @@ impl Coworker {
         self.stdin = None;
         let mut said = String::new();
         // It closes its standard output by ending.
-        self.stdout.read_to_string(&mut said).with_context(|| format!("cannot hear {}", self.what))?;
-        let status = self.child.wait().with_context(|| format!("cannot see how {} ended", self.what))?;
+        self.stdout.read_to_string(&mut said).with_context(|| format!("cannot read from {}", self.what))?;
+        let status =
+            self.child.wait().with_context(|| format!("cannot get the exit status of {}", self.what))?;
         if !status.success() {
             bail!("{} has ended: {status}", self.what);
         }

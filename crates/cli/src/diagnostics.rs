@@ -39,7 +39,7 @@ pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
         LogFormat::Json => events.with(lines.json().flatten_event(true)).init(),
         LogFormat::Journald => {
             let journal =
-                tracing_journald::layer().context("journald cannot be told (--log-format journald)")?;
+                tracing_journald::layer().context("cannot log to journald (--log-format journald)")?;
             events.with(journal.with_syslog_identifier("halite".to_owned())).init();
         }
     }

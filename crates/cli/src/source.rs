@@ -32,7 +32,7 @@ impl Source {
         let label = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
         let opened = if is_stdin { duplicate_stdin() } else { File::open(path) };
         let mut file = opened.with_context(|| format!("cannot open {label}"))?;
-        let metadata = file.metadata().with_context(|| format!("cannot look at {label}"))?;
+        let metadata = file.metadata().with_context(|| format!("cannot read the file status of {label}"))?;
         if metadata.is_dir() {
             bail!("cannot put {label}: it is a directory");
         }
@@ -40,7 +40,9 @@ impl Source {
         let len = match metadata.is_file() && metadata.len() > 0 {
             true => {
                 // Standard input redirected from a file may be past its first bytes already.
-                let position = file.stream_position().with_context(|| format!("cannot look at {label}"))?;
+                let position = file
+                    .stream_position()
+                    .with_context(|| format!("cannot read the file status of {label}"))?;
                 Some(metadata.len().saturating_sub(position))
             }
             false => None,

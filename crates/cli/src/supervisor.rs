@@ -39,6 +39,6 @@ fn interval(patience: Option<Duration>) -> Option<Duration> {
 
 fn tell(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!("the supervisor cannot be told: {error}");
+        tracing::warn!("cannot notify the supervisor: {error}");
     }
 }

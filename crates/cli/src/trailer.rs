@@ -30,13 +30,13 @@ pub struct Trailer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TrailerError {
     /// Made by a later version of this program.
-    #[error("its trailer has version {0}, of which this program knows nothing")]
+    #[error("the trailer has version {0}, which this program does not support")]
     Version(u32),
     /// The state is none that there is.
-    #[error("its trailer is damaged (state {0})")]
+    #[error("the trailer is damaged (state {0})")]
     State(u32),
     /// The trailer belongs to a file of another length.
-    #[error("its trailer speaks of {claimed} bytes, but {present} bytes precede it")]
+    #[error("the trailer records a file of {claimed} bytes, but {present} bytes precede it")]
     Length {
         /// What the trailer says.
         claimed: u64,

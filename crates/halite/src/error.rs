@@ -412,7 +412,7 @@ pub enum AccessCause {
     /// This node cannot register staging memory for the access, or the accesses in progress to that node already use
     /// its maximum of 32 MiB of staging memory.
     #[error(
-        "no staging memory: 1024 long accesses to that node are outstanding, or memory could not be registered; see `ulimit -v -n -f`"
+        "no staging memory: 32 MiB of accesses to that node are outstanding, or memory could not be registered; see `ulimit -v -n -f`"
     )]
     NoStaging,
 }

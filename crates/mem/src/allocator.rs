@@ -1,8 +1,8 @@
-//! The allocator: which bytes of the segments are whose.
+//! Allocates byte ranges of segments.
 //!
-//! It deals in offsets only and touches no memory, so that its owner may keep it private although others write to the
-//! segments.  Up to 4 KiB come from slabs of equal objects, more from free extents kept in order of size and of
-//! address; both take a time that does not depend on the size.  It is not shared between threads: lock it.
+//! The allocator works on offsets only and never touches memory, so its state can be private although other processes
+//! write to the segments. Objects of up to 4 KiB come from slabs of equal objects, larger ones from free extents
+//! ordered by size and by address. The time for either does not depend on the size. It is not thread-safe: lock it.
 
 mod extents;
 mod slab;
@@ -15,26 +15,26 @@ use slab::{SLAB_BYTES, Slab, SlabId, Slabs};
 /// A contiguous piece of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Extent {
-    /// The segment's number, as [`Allocator::add_segment`] returned it.
+    /// Segment number, as returned by [`Allocator::add_segment`].
     pub segment: u32,
-    /// First byte, counted from the start of the segment.
+    /// Offset of the first byte from the start of the segment.
     pub offset: u64,
-    /// Bytes, exactly as many as were asked for.
+    /// Length in bytes, exactly as requested.
     pub len: u64,
 }
 
-/// Something was freed that is not allocated; nothing was changed.
+/// The freed extent is not allocated; the allocator is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "cannot free {} bytes at offset {} of segment {}: no such extent is allocated",
     .extent.len, .extent.offset, .extent.segment
 )]
 pub struct BadFree {
-    /// What was to be freed.
+    /// The extent that was to be freed.
     pub extent: Extent,
 }
 
-/// Allocates extents of a growing list of segments.
+/// Allocates extents from a growing list of segments.
 ///
 /// ```
 /// # use halite_mem::Allocator;
@@ -68,8 +68,8 @@ enum Block {
 }
 
 impl Allocator {
-    /// An allocator without memory.  All offsets will be multiples of `alignment` bytes: a power of two that is
-    /// at least 64, a cache line, so that no two objects share one.
+    /// Creates an allocator without memory. All offsets will be multiples of `alignment` bytes: a power of two of at
+    /// least 64 (a cache line), so that no two objects share a cache line.
     pub fn new(alignment: u64) -> Allocator {
         assert!(alignment.is_power_of_two() && alignment >= 64, "alignment of {alignment} bytes");
         Allocator {
@@ -83,7 +83,8 @@ impl Allocator {
         }
     }
 
-    /// Adds a segment of `len` bytes (a ragged end is not used) and returns its number, counted from 0.
+    /// Adds a segment of `len` bytes and returns its number, counted from 0. A remainder below the alignment stays
+    /// unused.
     pub fn add_segment(&mut self, len: u64) -> u32 {
         let segment = self.segments;
         self.segments += 1;
@@ -96,14 +97,15 @@ impl Allocator {
         segment
     }
 
-    /// Allocates `len` contiguous bytes; `None` if there is no room for them, or if `len` is zero.
+    /// Allocates `len` contiguous bytes. Returns `None` if no free extent is large enough, or if `len` is zero.
     pub fn allocate(&mut self, len: u64) -> Option<Extent> {
         // Where no slab fits any more, there may still be room for a single small object.
         self.allocate_small(len).or_else(|| self.allocate_extent(len))
     }
 
-    /// Allocates a part of something that may be cut into pieces: `len_max` bytes if they are available in one
-    /// piece, else the largest piece whose length is a multiple of `multiple_of`, unless it is below `len_min`.
+    /// Allocates one piece of a range that may be split. Returns `len_max` bytes if they are free in one piece;
+    /// otherwise the largest free piece, rounded down to a multiple of `multiple_of`, or `None` if that is below
+    /// `len_min`.
     pub fn allocate_run(&mut self, len_min: u64, len_max: u64, multiple_of: u64) -> Option<Extent> {
         assert!(multiple_of > 0, "a run cannot be a multiple of zero bytes");
         assert!(len_min <= len_max, "a run of at least {len_min} and at most {len_max} bytes");
@@ -114,8 +116,8 @@ impl Allocator {
         })
     }
 
-    /// Gives back what was allocated, whole.  The length may differ from the allocated one only for a small
-    /// object, and only if it is rounded up to the same size.
+    /// Frees a whole extent. Its length must be the allocated one; for small objects, any length that rounds up to the
+    /// same size class is accepted.
     pub fn free(&mut self, extent: Extent) -> Result<(), BadFree> {
         let place = (extent.segment, extent.offset);
         let below = self.used.range(..=place).next_back();
@@ -130,9 +132,9 @@ impl Allocator {
         Ok(())
     }
 
-    /// Gives back a range that may be part of an allocated extent, or several that touch; its borders inside of
-    /// an extent must be aligned.  Small objects are given back whole: only the last of a range may have been asked
-    /// for with less than the size of its class.
+    /// Frees a range: part of an allocated extent, or several adjacent extents. A boundary inside an extent must be
+    /// aligned. Small objects are freed whole; only the last one of a range may have been requested with less than its
+    /// class size.
     pub fn free_range(&mut self, range: Extent) -> Result<(), BadFree> {
         let mut parts = Vec::new();
         let mut offset = range.offset;
@@ -179,18 +181,18 @@ impl Allocator {
         }
     }
 
-    /// Bytes that are not allocated, counting what is lost to rounding as allocated.  They need not be in one
-    /// piece, nor be available to every size.
+    /// Returns the bytes that are not allocated. Bytes lost to rounding count as allocated. The free bytes may be in
+    /// several pieces, and not all of them can serve every size.
     pub fn bytes_free(&self) -> u64 {
         self.bytes_free
     }
 
-    /// Bytes of all segments, without ragged ends.
+    /// Returns the bytes of all segments, without their unused remainders.
     pub fn bytes_total(&self) -> u64 {
         self.bytes_total
     }
 
-    /// Length in bytes of the largest free extent, not counting room inside slabs.
+    /// Returns the length in bytes of the largest free extent; free objects inside slabs do not count.
     pub fn largest_free(&self) -> u64 {
         self.free.largest()
     }

@@ -1,14 +1,14 @@
 //! A doorbell in shared memory: wakes a process that sleeps until something arrives.
 //!
-//! It says that something may have arrived, never what; the sleeper polls its rings to find out.  It is not a
-//! lock, and spurious rings are allowed.
+//! A ring says that something may have arrived, not what; the woken thread polls its rings to find out. A doorbell is
+//! not a lock, and spurious rings are allowed.
 //!
 //! ```text
 //!   offset 0      4      8
 //!          | seq  | armed |       seq: changes with every ring, the futex; written by ringers
-//!                                 armed: who is to be rung, and how; written by the sleepers
+//!                                 armed: the sleeper to wake, and how; written by the sleepers
 //!
-//!   armed   0 nobody
+//!   armed   0 no sleeper
 //!           1 the progress thread, by the futex
 //!           2 the progress thread, by its descriptor, an eventfd that both ends have, for sleepers in epoll
 //!           3 a caller, by the futex
@@ -21,15 +21,15 @@
 //!     wait(seen), or epoll, unless seq moved
 //! ```
 //!
-//! Two may sleep on it: a caller that waits for something, and the thread that sees to arrivals when no caller does.  An
-//! arrival is to wake the one whom it concerns, at once and alone.  So both sleep on the futex under different bits of its
-//! mask, or on a descriptor each, and whom rings wake is changed by a store.
+//! Two threads may sleep on one doorbell: a caller that waits for a completion, and the progress thread, which handles
+//! arrivals while no caller sleeps. A ring must wake the right one at once, and only that one. So each sleeps on the
+//! futex under its own bit of the mask, or on its own descriptor; a store to `armed` selects which one is woken.
 //!
-//! Both fences are sequentially consistent, so either the ringer sees `armed`, or the sleeper's poll sees the
-//! message; a ring between `seq()` and `wait()` moves `seq`, and `wait` returns at once.  A hostile process
-//! that maps the doorbell can suppress or multiply rings and nothing else, which is why sleepers that cannot
-//! afford to miss one pass a timeout.  The same holds for the descriptor, whose kind its receiver has to check: nobody
-//! reads it but a ringer who finds it full, and the sleeper watches for edges.
+//! Both fences are sequentially consistent, so either the ringer sees `armed`, or the sleeper's poll sees the message;
+//! after a ring between `seq()` and `wait()`, `wait` returns at once. A hostile process that maps the doorbell can
+//! suppress or multiply rings and nothing else, so sleepers that must not miss one pass a timeout. The same holds for
+//! the descriptor, whose kind its receiver has to check. Only a ringer that finds it full reads it; the sleeper watches
+//! for edges.
 
 mod memory;
 
@@ -41,7 +41,7 @@ use memory::{Bell, Memory, fence};
 
 use crate::{AccessError, Window};
 
-/// Bytes of shared memory that a doorbell takes.
+/// Shared memory that a doorbell takes, in bytes.
 pub const DOORBELL_BYTES: u64 = 8;
 
 /// Values of the word.
@@ -51,20 +51,20 @@ const PROGRESS_BY_DESCRIPTOR: u32 = 2;
 const CALLER_BY_FUTEX: u32 = 3;
 const CALLER_BY_DESCRIPTOR: u32 = 4;
 
-/// Who sleeps.
+/// The thread that sleeps on a doorbell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sleeper {
-    /// A thread that waits for what is to arrive.
+    /// A thread that waits for its own completion or message.
     Caller,
-    /// The thread that sees to arrivals when no caller sleeps.
+    /// The thread that handles arrivals while no caller sleeps.
     Progress,
 }
 
 impl Sleeper {
-    /// Both kinds, in the order of their places.
+    /// Both kinds, in the order of [`Sleeper::place`].
     pub const KINDS: [Sleeper; 2] = [Sleeper::Progress, Sleeper::Caller];
 
-    /// The place of this kind in an array that has one for each.
+    /// Returns the index of this kind in arrays with one entry per kind.
     pub fn place(self) -> usize {
         match self {
             Sleeper::Progress => 0,
@@ -84,7 +84,7 @@ impl Sleeper {
 /// Both.
 const ALL: NonZeroU32 = NonZeroU32::MAX;
 
-/// One end of a doorbell, whether it is to be rung or waited for.
+/// One end of a doorbell, for the ringer or for the sleeper.
 ///
 /// ```
 /// # use halite_mem::{Doorbell, PagePolicy, Segment, Sleeper, doorbell::DOORBELL_BYTES};
@@ -104,25 +104,27 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// The doorbell in `window`.  Fails if that is shorter than [`DOORBELL_BYTES`] or not aligned to 4 bytes.
+    /// Opens the doorbell in `window`. Fails if the window is shorter than [`DOORBELL_BYTES`] or not aligned to 4
+    /// bytes.
     pub fn new(window: Window) -> Result<Doorbell, AccessError> {
         let memory = Memory::new(window)?;
         Ok(Doorbell { memory, bells: None })
     }
 
-    /// As [`Doorbell::new`], with the descriptors that are rung, one for each kind of sleeper by its [`Sleeper::place`]: eventfds
-    /// that do not block.
+    /// Opens a doorbell that also wakes through descriptors: one non-blocking eventfd per kind of sleeper, ordered by
+    /// [`Sleeper::place`]. Fails as [`Doorbell::new`] does.
     pub fn with_descriptors(window: Window, eventfds: [OwnedFd; 2]) -> Result<Doorbell, AccessError> {
         let memory = Memory::new(window)?;
         Ok(Doorbell { memory, bells: Some(eventfds.map(Bell::new)) })
     }
 
-    /// What such a sleeper watches in epoll, for edges.
+    /// Returns the descriptor that this kind of sleeper watches in epoll, edge-triggered; `None` for a doorbell without
+    /// descriptors.
     pub fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
         self.bells.as_ref().and_then(|bells| bells[sleeper.place()].descriptor())
     }
 
-    /// Wakes who asked for that.  Call it after publishing what it should find.
+    /// Wakes the armed sleeper, if any. Call it after publishing the message.
     #[inline]
     pub fn ring(&self) {
         // Pairs with the fence in arm(): see the header of this file.
@@ -133,7 +135,7 @@ impl Doorbell {
         }
     }
 
-    /// Wakes all sleepers, whether they asked for that or not.
+    /// Wakes all sleepers, armed or not.
     pub fn wake(&self) {
         // First, so that who is woken, or finds no edge any more, sees that it has rung.
         self.memory.advance();
@@ -156,7 +158,8 @@ impl Doorbell {
         }
     }
 
-    /// Says who is to be rung.  After arming, poll once more before waiting.
+    /// Selects the kind of sleeper that rings wake; `None` wakes no thread. After arming, poll once more before
+    /// waiting.
     pub fn arm(&self, sleeper: Option<Sleeper>) {
         self.memory.set_armed(match (sleeper, &self.bells) {
             (None, _) => UNARMED,
@@ -171,13 +174,13 @@ impl Doorbell {
         }
     }
 
-    /// A number that changes with every ring that wakes.
+    /// Returns a number that changes with every ring that wakes.
     pub fn seq(&self) -> u32 {
         self.memory.seq()
     }
 
-    /// Sleeps, as `sleeper`, until that is rung after [`Doorbell::seq`] was `seen`, or `timeout` passes; may return early.
-    /// A doorbell with descriptors is waited for by these.
+    /// Blocks until the doorbell rings for `sleeper` after [`Doorbell::seq`] returned `seen`, or until `timeout`; may
+    /// return early. A doorbell with descriptors blocks on the descriptor, otherwise on the futex.
     pub fn wait(&self, sleeper: Sleeper, seen: u32, timeout: Option<Duration>) {
         self.memory.wait(sleeper.bit(), seen, timeout);
     }

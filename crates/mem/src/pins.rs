@@ -1,8 +1,8 @@
-//! Pins: local threads publish that they are using shared objects, and reclaim waits for them.
+//! Pins: local threads publish that they use shared objects, and reclaim waits for them.
 //!
-//! A reader holds a [`Pin`] while it uses what it looked up.  A writer first makes an object unreachable, then
-//! starts a [`GracePeriod`], and frees the object once the grace period is over: by then every thread that was pinned when
-//! it began has unpinned, and later ones cannot find the object any more.
+//! A reader holds a [`Pin`] while it uses an object that it looked up. A writer first makes the object unreachable,
+//! then starts a [`GracePeriod`], and frees the object when the grace period is over: by then every thread that was
+//! pinned at its start has unpinned, and later readers cannot find the object.
 //!
 //! ```text
 //! reader                      writer
@@ -12,8 +12,8 @@
 //! slot := 0                   over when no slot holds an older epoch
 //! ```
 //!
-//! A pin costs about 2 ns because its fence is for the compiler only: the writer's side makes every running
-//! thread of the process execute a real one (membarrier).  Pins say nothing about other processes.
+//! A pin costs about 2 ns because its fence is for the compiler only: the writer's side makes every running thread of
+//! the process execute a real fence (membarrier). Pins do not cover other processes.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -26,7 +26,7 @@ use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
 use crate::sync::{AtomicU64, Mutex, fence, lock, thread_locals};
 
-/// The pins of one family of objects, one value per node.
+/// The pins of one family of objects; each node has one.
 ///
 /// ```
 /// # use halite_mem::Pins;
@@ -48,7 +48,7 @@ pub struct Pins {
     registry: Arc<Registry>,
 }
 
-/// Shows that its thread may be using objects.  It stays on its thread.
+/// Marks its thread as a user of objects until dropped. It cannot move to another thread.
 #[derive(Debug)]
 pub struct Pin<'a> {
     pins: &'a Pins,
@@ -66,7 +66,7 @@ pub struct GracePeriod {
     fenced: AtomicBool,
 }
 
-/// Proof that a grace period is over.  Stays true for ever.
+/// Proof that a grace period is over; it never expires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Elapsed {
     pins_id: u64,
@@ -74,7 +74,7 @@ pub struct Elapsed {
 }
 
 impl Pins {
-    /// Pins that nobody holds.
+    /// Creates a set of pins that no thread holds.
     #[allow(clippy::new_without_default)]
     pub fn new() -> Pins {
         Pins::with_asymmetry(has_membarrier())
@@ -87,8 +87,8 @@ impl Pins {
         Pins { id, epoch: AtomicU64::new(1), asymmetric, registry: Arc::default() }
     }
 
-    /// Pins the calling thread until the result is dropped.  A thread may hold several pins; it counts as
-    /// unpinned when it has dropped all of them.
+    /// Pins the calling thread until the result is dropped. A thread may hold several pins; it is unpinned when all of
+    /// them are dropped.
     #[inline]
     pub fn pin(&self) -> Pin<'_> {
         let (id, slot) = LAST.with(|last| last[place_of(self.id)].get());
@@ -100,7 +100,7 @@ impl Pins {
         self.pin_with(unsafe { &*slot })
     }
 
-    /// Begins to wait for all threads that are pinned now.  Never blocks; costs a few microseconds.
+    /// Starts a grace period for all threads that are pinned now. Never blocks; takes a few microseconds.
     pub fn start_grace_period(&self) -> GracePeriod {
         // Release: what the caller unlinked before is visible to those who pin with the new epoch (pairs with
         // the Acquire in publish()).  SeqCst only to be no weaker than epoch_now().
@@ -109,7 +109,8 @@ impl Pins {
         GracePeriod { pins_id: self.id, epoch, fenced }
     }
 
-    /// What all threads have counted so far, those that have ended among them, by [`Pin::count`].  The numbers are not of one moment.
+    /// Returns the sums of the counters of [`Pin::count`] over all threads, including threads that have ended. The
+    /// values are not one atomic snapshot.
     pub fn counts(&self) -> [u64; COUNTS] {
         let mut sums = [0u64; COUNTS];
         for slot in &lock(&self.registry.slots).all {
@@ -183,8 +184,8 @@ impl Pins {
 }
 
 impl Pin<'_> {
-    /// Adds to a number that is kept for each thread, on the cache lines that the pin has touched anyway: see [`Pins::counts`].
-    /// Returns what the thread's has become.
+    /// Adds `more` to counter `which` of the pin's thread and returns the new value of that thread. The counters are on
+    /// cache lines that the pin has touched already; see [`Pins::counts`].
     ///
     /// Panics if `which` is not below [`COUNTS`].
     #[inline]
@@ -197,7 +198,7 @@ impl Pin<'_> {
         sum
     }
 
-    /// Whether it was made by `pins`.
+    /// Returns true if `pins` made this pin.
     #[inline]
     pub fn is_of(&self, pins: &Pins) -> bool {
         std::ptr::eq(self.pins, pins)
@@ -222,14 +223,15 @@ impl Drop for Pin<'_> {
 }
 
 impl GracePeriod {
-    /// Whether all threads that were pinned at the start have unpinned at least once.  Never blocks.
+    /// Returns true if all threads that were pinned at the start have unpinned at least once. Never blocks.
     ///
-    /// `pins` must be those that started it.  A thread that was about to pin at the start may be waited for too.
+    /// `pins` must be the set that started this grace period. It may also wait for a thread that was about to pin at
+    /// the start.
     pub fn is_over(&self, pins: &Pins) -> bool {
         self.elapsed(pins).is_some()
     }
 
-    /// As [`GracePeriod::is_over`], with a proof to show to [`crate::Slots`].
+    /// As [`GracePeriod::is_over`], but returns the proof that [`crate::Slots`] requires; `None` if it is not over.
     pub fn elapsed(&self, pins: &Pins) -> Option<Elapsed> {
         assert_eq!(self.pins_id, pins.id, "a grace period was shown to other pins than its own");
         if !self.fenced.load(Acquire) {
@@ -259,7 +261,7 @@ impl Elapsed {
     }
 }
 
-/// How many numbers each thread counts: with them, a slot takes 256 bytes.
+/// Counters per thread; with 30, a thread's slot takes 256 bytes.
 pub const COUNTS: usize = 30;
 
 /// Where one thread shows that it is pinned, and counts.  Cache lines of its own, in pairs as processors fetch them.

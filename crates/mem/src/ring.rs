@@ -1,8 +1,7 @@
 //! A ring of byte messages in shared memory, from one process to another.
 //!
-//! One producer, one consumer, each in a process that may die, or corrupt it, at any moment.  This is not a
-//! queue between threads, it does not sleep (see [`crate::doorbell`]) and it knows nothing about what the
-//! messages mean.
+//! It has one producer and one consumer, each in a process that may die, or corrupt the ring, at any moment. It is not
+//! a queue between threads, does not block (see [`crate::doorbell`]) and does not interpret the messages.
 //!
 //! ```text
 //!   offset 0      64        128                                        128 + capacity
@@ -15,25 +14,26 @@
 //!          | header u64: imm, len, kind, lap | payload of len bytes, which may wrap | padding to 64 |
 //! ```
 //!
-//! A message of up to 56 bytes is one cache line, and one such line is all that travels for it: the consumer
-//! waits at the line in which the next record will begin, and the producer publishes by one store of its header.
-//! A producer killed before that store has published nothing, one killed after it has published everything.
+//! A message of up to 56 bytes is one cache line, and only that line moves between the processes: the consumer polls
+//! the line where the next record begins, and the producer publishes by one store of its header. A producer killed
+//! before that store has published nothing; one killed after it has published the whole message.
 //!
-//! A header counts only if it bears the lap of its position.  What else may stand there is the header of the lap
-//! before, or zero: fresh memory is zero, and before the consumer moves the head it clears the first word of all
-//! but the first line of each record, since those hold bytes that may look like a header of any lap.  (A record of
-//! one line needs no clearing, which would cost both sides a miss.)
+//! A header counts only if it carries the lap of its position. The place may otherwise hold the header of the previous
+//! lap, or zero: fresh memory is zero, and before the consumer moves the head it clears the first word of every line of
+//! a record but the first, since payload there may look like a header of any lap. (A record of one line needs no
+//! clearing, which would cost both sides a cache miss.)
 //!
-//! Positions count bytes since the beginning and never wrap in practice (2^64 bytes).  The capacity is a power
-//! of two, so a header never wraps.  The head moves an eighth of the ring at a time, for each time costs both
-//! sides a miss; so at least 7/8 are free when all has been consumed, and what takes half always fits in the end.
+//! Positions count bytes since the start and never wrap in practice (2^64 bytes). The capacity is a power of two, so a
+//! header never wraps. The head moves by an eighth of the ring at a time, because each move costs both sides a cache
+//! miss; so at least 7/8 are free when everything has been consumed, and a message that takes half of the ring always
+//! fits in the end.
 //!
-//! A producer without room asks for it, looks once more and may then sleep.  The consumer looks whether it does when it
-//! has moved the head.  A sequentially consistent fence in between, on both sides, lets one of them see what the other has
-//! written: either the producer finds the room, or the consumer knows that it is to be woken.
+//! A producer without room requests it, checks once more and may then sleep. The consumer checks for a request after it
+//! has moved the head. A sequentially consistent fence in between, on both sides, makes one of them see the other's
+//! write: either the producer finds the room, or the consumer knows that it must wake the producer.
 //!
-//! Each side keeps its own position privately and trusts only that; what the other side wrote is copied out once
-//! and then checked, so a hostile one can at most have its messages refused.
+//! Each side keeps its own position privately and trusts only that. It copies what the other side wrote once and then
+//! checks the copy, so the worst that a hostile side can do is to have its messages refused.
 
 mod header;
 mod memory;
@@ -55,24 +55,24 @@ const HEADER_BYTES: u64 = 8;
 /// A record of one line fits several times.
 const CAPACITY_MIN: u64 = 4 * LINE_BYTES;
 
-/// How many bytes of shared memory a ring with `capacity` bytes of data takes.
+/// Returns the bytes of shared memory that a ring with `capacity` bytes of data takes.
 pub const fn ring_bytes(capacity: u64) -> u64 {
     DATA_OFFSET + capacity
 }
 
-/// The longest payload that a ring with `capacity` bytes of data can carry at all: what half of it holds.
+/// Returns the longest payload, in bytes, of a ring with `capacity` bytes of data: a record takes at most half of it.
 pub const fn payload_bytes_max(capacity: u64) -> u64 {
     let half = capacity / 2 - HEADER_BYTES;
     if half < LEN_MAX { half } else { LEN_MAX }
 }
 
-/// Why memory cannot be used as a ring.
+/// A window that cannot hold a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadRing {
     /// The data is not a power of two of at least 256 bytes.
     #[error("cannot use {window_bytes} bytes as a ring: 128 and a power of two of at least 256 are needed")]
     Size {
-        /// Length of the window that was offered.
+        /// Length of the window, in bytes.
         window_bytes: u64,
     },
     /// The window does not begin at a multiple of 8.
@@ -80,34 +80,34 @@ pub enum BadRing {
     Misaligned,
 }
 
-/// Why a message was not published; the ring is as before.
+/// A message that was not published; the ring is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PushError {
-    /// The consumer has not made room yet.
+    /// The consumer has not freed enough room yet.
     #[error("cannot push {len} bytes: the ring is full")]
     Full {
-        /// Payload bytes.
+        /// Payload length, in bytes.
         len: u64,
     },
-    /// The message can never fit.
+    /// The message is longer than this ring can ever carry.
     #[error("cannot push {len} bytes: the ring carries at most {max}")]
     TooLong {
-        /// Payload bytes.
+        /// Payload length, in bytes.
         len: u64,
-        /// The longest payload of this ring.
+        /// Longest payload of this ring, in bytes.
         max: u64,
     },
-    /// The consumer claims to have consumed what was never published.  Drop the connection.
+    /// The consumer reports a position beyond what was published. Drop the connection.
     #[error("cannot push: the consumer corrupted the ring")]
     Corrupt,
 }
 
-/// The producer published something that is not a record.  Drop the connection: the ring stays corrupt.
+/// The producer published an invalid record. Drop the connection: the ring stays corrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot pop: the producer corrupted the ring")]
 pub struct Corrupt;
 
-/// The end that publishes.
+/// The end of a ring that publishes messages.
 ///
 /// ```
 /// # use halite_mem::{PagePolicy, Segment, ring};
@@ -134,7 +134,7 @@ pub struct Producer {
     waiting: bool,
 }
 
-/// The end that consumes; see [`Producer`].
+/// The end of a ring that consumes messages; see [`Producer`].
 #[derive(Debug)]
 pub struct Consumer {
     memory: Memory,
@@ -150,7 +150,7 @@ pub struct Consumer {
     corrupt: bool,
 }
 
-/// A message in its ring.  It is consumed when this is dropped.
+/// A message in its ring; dropping it consumes the message.
 #[derive(Debug)]
 pub struct Message<'a> {
     consumer: &'a mut Consumer,
@@ -158,7 +158,7 @@ pub struct Message<'a> {
 }
 
 impl Producer {
-    /// Begins to publish into `window`, which is fresh: all zero.
+    /// Opens the producer's end in `window`, which must be all zero.
     pub fn new(window: Window) -> Result<Producer, BadRing> {
         Ok(Producer::over(Memory::new(window)?))
     }
@@ -167,8 +167,8 @@ impl Producer {
         Producer { memory, tail: 0, head_seen: 0, waiting: false }
     }
 
-    /// Whether a payload of `len` bytes could be pushed now.  If not, the consumer knows from then on that it is to say when
-    /// it has made room, and until this finds some.
+    /// Returns true if a payload of `len` bytes fits now. Otherwise requests room from the consumer; the request stands
+    /// until a later call finds room.
     pub fn has_or_asks_for_room(&mut self, len: u64) -> Result<bool, PushError> {
         if self.has_room(len)? {
             if std::mem::take(&mut self.waiting) {
@@ -186,7 +186,7 @@ impl Producer {
         self.has_room(len)
     }
 
-    /// Whether the consumer knows that it is to say when it has made room.
+    /// Returns true while the consumer is asked to report when it has freed room.
     pub fn asks_for_room(&self) -> bool {
         self.waiting
     }
@@ -199,15 +199,15 @@ impl Producer {
         }
     }
 
-    /// The longest payload that this ring carries.
+    /// Returns the longest payload of this ring, in bytes.
     #[inline]
     pub fn payload_bytes_max(&self) -> u64 {
         payload_bytes_max(self.memory.capacity())
     }
 
-    /// Publishes one message made of `parts` one behind the other, or nothing.
+    /// Publishes the concatenation of `parts` as one message, or nothing.
     ///
-    /// Panics unless `kind`, whose meaning is the caller's, is below 8.
+    /// The caller chooses the meaning of `kind`; panics unless it is below 8.
     #[inline]
     pub fn try_push(&mut self, kind: u8, imm: u32, parts: &[&[u8]]) -> Result<(), PushError> {
         assert!(kind < KINDS, "there are {KINDS} kinds of messages, none of which is {kind}");
@@ -226,7 +226,7 @@ impl Producer {
         Ok(())
     }
 
-    /// Whether a payload of `len` bytes could be pushed now.
+    /// Succeeds if a payload of `len` bytes fits now.
     #[inline]
     pub fn check_room(&mut self, len: u64) -> Result<(), PushError> {
         let max = self.payload_bytes_max();
@@ -253,7 +253,7 @@ impl Producer {
 }
 
 impl Consumer {
-    /// Begins to consume from `window`, which the producer got fresh: all zero.
+    /// Opens the consumer's end in `window`, which was all zero when the producer got it.
     pub fn new(window: Window) -> Result<Consumer, BadRing> {
         Ok(Consumer::over(Memory::new(window)?))
     }
@@ -262,12 +262,12 @@ impl Consumer {
         Consumer { memory, head: 0, head_told: 0, unclear: Vec::new(), made_room: false, corrupt: false }
     }
 
-    /// The most messages that can be waiting at one time.
+    /// Returns the largest number of messages that can wait at one time.
     pub fn messages_max(&self) -> u64 {
         self.memory.capacity() / LINE_BYTES
     }
 
-    /// The next message, if any.
+    /// Returns the next message, if one waits.
     #[inline]
     pub fn try_pop(&mut self) -> Option<Result<Message<'_>, Corrupt>> {
         // Pairs with the Release in the producer's store_header().
@@ -320,39 +320,39 @@ impl Consumer {
         self.made_room |= self.memory.is_waiting();
     }
 
-    /// Whether room was made, since this was last asked, for a producer that waits for it and may be asleep.
+    /// Returns true if, since the last call, room was freed for a producer that requested it and may sleep.
     #[inline]
     pub fn take_made_room(&mut self) -> bool {
         std::mem::take(&mut self.made_room)
     }
 }
 
-/// What is copied out of a message may be anything: the producer may still be writing it.
+/// The bytes copied out of a message may change between two reads: the producer may still write them.
 impl Message<'_> {
-    /// What the producer calls it; below 8.
+    /// Returns the kind that the producer gave the message; below 8.
     #[inline]
     pub fn kind(&self) -> u8 {
         self.header.kind
     }
 
-    /// Its immediate.
+    /// Returns the immediate of the message.
     #[inline]
     pub fn imm(&self) -> u32 {
         self.header.imm
     }
 
-    /// Payload bytes; never more than [`payload_bytes_max`].
+    /// Returns the payload length in bytes, at most [`payload_bytes_max`].
     #[inline]
     pub fn len(&self) -> u64 {
         self.header.len.into()
     }
 
-    /// Whether there is no payload.
+    /// Returns true if the payload is empty.
     pub fn is_empty(&self) -> bool {
         self.header.len == 0
     }
 
-    /// Copies as many bytes of the payload as `target` takes, from byte `from` on.  Panics if there are fewer.
+    /// Fills `target` with the payload from byte `from` on. Panics if the payload is shorter.
     #[inline]
     pub fn read(&self, from: u64, target: &mut [u8]) {
         let left = self.len().checked_sub(from).expect("reading begins inside of the payload");
@@ -360,15 +360,15 @@ impl Message<'_> {
         self.consumer.memory.read(self.payload_at() + from, target);
     }
 
-    /// The whole payload.
+    /// Copies the whole payload.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.header.len as usize];
         self.read(0, &mut bytes);
         bytes
     }
 
-    /// Copies the payload from byte `from` on to `offset` of `target`, or nothing if it does not fit there.
-    /// Panics if `from` is beyond the payload.
+    /// Copies the payload from byte `from` on to `offset` of `target`, or nothing if it does not fit there. Panics if
+    /// `from` is beyond the end of the payload.
     #[inline]
     pub fn copy_to(&self, from: u64, target: &Window, offset: u64) -> Result<(), OutOfBounds> {
         let left = self.len().checked_sub(from).expect("copying begins inside of the payload");

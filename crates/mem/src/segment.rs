@@ -1,7 +1,7 @@
 //! Segments: memory that several processes map at once.
 //!
-//! A segment is a memfd, mapped whole and writable by this process.  It is not an allocator (see
-//! [`crate::allocator`]) and cannot be read or written by itself: ask it for a [`Window`].
+//! A segment is a memfd that this process maps whole and writable. It is not an allocator (see [`crate::allocator`]);
+//! it is read and written through a [`Window`].
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::window::{OutOfBounds, Window};
 
-/// Memory shared between processes, mapped by this one for as long as the value lives.
+/// Shared memory, mapped by this process until dropped.
 ///
 /// ```
 /// # use halite_mem::{PagePolicy, Segment};
@@ -38,39 +38,39 @@ unsafe impl Send for Segment {}
 // SAFETY: no method of &Segment touches the mapped bytes except through `Window`, which argues for itself.
 unsafe impl Sync for Segment {}
 
-/// Which pages a segment should be made of.
+/// The page size to request for a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PagePolicy {
-    /// Huge pages where the kernel has some to give, else normal ones.
+    /// Huge pages where the kernel has some, otherwise normal ones.
     ///
-    /// This asks for transparent huge pages and not for `MFD_HUGETLB`: when the reserve of hugetlb pages runs
-    /// out, the first touch of a sparse segment kills the process with SIGBUS.
+    /// This requests transparent huge pages, not `MFD_HUGETLB`: when the reserve of hugetlb pages is used up, the first
+    /// access to an untouched page kills the process with SIGBUS.
     Huge,
-    /// Pages of the usual size.
+    /// Pages of the default size.
     Normal,
 }
 
-/// Why a peer's file descriptor was refused as a segment.
+/// The reason why a peer's descriptor was refused as a segment.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Not a memfd, so that nothing is known about its future size.
+    /// It is not a memfd, so its size is not guaranteed.
     #[error("cannot open a segment: the descriptor is not a memfd")]
     NotMemfd,
-    /// Its owner could truncate it, and we would be killed by the next access.
+    /// It is not sealed against shrinking: if its owner truncated it, the next access would kill this process.
     #[error("cannot open a segment: the memfd is not sealed against shrinking")]
     CanShrink,
-    /// Made of hugetlb pages, whose first touch can kill us when the reserve is empty.
+    /// It uses hugetlb pages, whose first access can kill this process when their reserve is empty.
     #[error("cannot open a segment: the memfd uses hugetlb pages")]
     HugeTlb,
-    /// Shorter than was promised (or a length of zero was promised).
+    /// It is shorter than announced, or the announced length is zero.
     #[error("cannot open a segment: the memfd has {actual} bytes, {wanted} were promised")]
     TooShort {
-        /// Its length in bytes.
+        /// Its length, in bytes.
         actual: u64,
-        /// The length in bytes that the caller asked for.
+        /// Length that the caller requested, in bytes.
         wanted: u64,
     },
-    /// The operating system refused.
+    /// A system call failed.
     #[error("cannot open a segment: {0}")]
     Io(#[from] io::Error),
 }
@@ -82,11 +82,11 @@ impl From<rustix::io::Errno> for OpenError {
 }
 
 impl Segment {
-    /// Creates a segment of `len` bytes, all zero; `name` shows up in `/proc/PID/maps`.
+    /// Creates a segment of `len` zero bytes; `name` appears in `/proc/PID/maps`.
     ///
-    /// Memory is taken from the system only as it is touched.  The size is sealed, so that no peer who is
-    /// given [`Segment::fd`] can truncate it.  Fails if `len` is zero, the system refuses, or the process may make no files
-    /// of this length (`ulimit -f`).
+    /// The system provides memory on first access. The size is sealed, so a peer that receives [`Segment::fd`] cannot
+    /// truncate it. Fails if `len` is zero, the system refuses, or `len` exceeds the file size limit of the process
+    /// (`ulimit -f`).
     pub fn create(name: &str, len: u64, pages: PagePolicy) -> io::Result<Arc<Segment>> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Asked before: the system would not refuse, but end the process by a signal.
@@ -105,11 +105,10 @@ impl Segment {
         Ok(Arc::new(segment))
     }
 
-    /// Maps the first `len` bytes of a peer's segment, after checking that the peer cannot shrink it.  The descriptor is
-    /// not needed any more then.
+    /// Maps the first `len` bytes of a peer's segment, after checking that the peer cannot shrink it. The descriptor
+    /// can be closed afterwards.
     ///
-    /// The descriptor is untrusted: nothing that its owner does later with the memory, short of writing to
-    /// it, can be noticed here.
+    /// The descriptor is untrusted. Its owner can still write to the memory at any time.
     pub fn open(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
         let fd = fd.as_fd();
         // Only memfds answer this question with more than F_SEAL_SEAL.
@@ -128,7 +127,7 @@ impl Segment {
         Ok(Arc::new(Segment::map(fd, len)?))
     }
 
-    /// The descriptor, to be passed to peers; `None` for a peer's segment, whose descriptor is closed once it is
+    /// Returns the descriptor to pass to peers; `None` for a peer's segment, whose descriptor is closed once it is
     /// mapped.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().map(AsFd::as_fd)
@@ -139,13 +138,13 @@ impl Segment {
         self.base
     }
 
-    /// Length in bytes; never zero.
+    /// Returns the length in bytes; never zero.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
         self.len as u64
     }
 
-    /// A view of `len` bytes from `offset`, or `None` if they are not all inside.
+    /// Returns a view of `len` bytes from `offset`, or `None` if they are not all inside the segment.
     pub fn window(self: &Arc<Segment>, offset: u64, len: u64) -> Option<Window> {
         let end = offset.checked_add(len)?;
         if end > self.len() {
@@ -157,10 +156,10 @@ impl Segment {
         Some(unsafe { Window::new(self.clone(), base, len) })
     }
 
-    /// Makes `len` bytes from `offset` read as zero, and gives whole pages among them back to the system.
+    /// Makes `len` bytes from `offset` read as zero, and returns the whole pages among them to the system.
     ///
-    /// Races with concurrent writers of the same bytes: afterwards each page holds zeros or what they wrote
-    /// later.  Zeros are seen by every process that maps the segment.
+    /// Concurrent writers of the same bytes race with it: afterwards each page holds zeros, or what was written later.
+    /// Every process that maps the segment sees the zeros.
     pub fn discard(self: &Arc<Segment>, offset: u64, len: u64) -> Result<(), DiscardError> {
         let window = self.window(offset, len);
         let window = window.ok_or(OutOfBounds { offset, len, window_len: self.len() })?;
@@ -181,10 +180,10 @@ impl Segment {
         Ok(())
     }
 
-    /// Takes the pages of `len` bytes from `offset` from the system now, for this process to account for, and leaves
-    /// what they hold as it is.  Pages that nobody has touched otherwise count as taken by the process that touches them first.
+    /// Allocates the pages of `len` bytes from `offset` now and charges them to this process, without changing their
+    /// content. Pages that are not populated are charged to the process that accesses them first.
     ///
-    /// May race with any use of the same bytes.  Where it fails, some of the pages have been taken.
+    /// May race with any use of the same bytes. If it fails, some of the pages have been allocated.
     pub fn populate(self: &Arc<Segment>, offset: u64, len: u64) -> io::Result<()> {
         let (begin, len) = self.pages_around(offset, len)?;
         if len == 0 {
@@ -236,9 +235,8 @@ impl Segment {
         Ok(())
     }
 
-    /// From now on, what is written through this mapping is seen by nobody else, as though its process had been killed: for
-    /// simulations, where the values of a process that was killed are dropped, and must not do any more in that than the dead do.
-    /// `owned` is the same segment as its owner has it.
+    /// Hides later writes through this mapping from all other processes, as if this process had been killed. For
+    /// simulations, which still drop the values of a killed process. `owned` is the owner's view of the same segment.
     pub fn make_private(&self, owned: &Segment) -> io::Result<()> {
         let fd = owned.fd().ok_or(io::ErrorKind::Unsupported)?;
         if owned.len < self.len {
@@ -252,7 +250,8 @@ impl Segment {
         Ok(())
     }
 
-    /// How many bytes of memory the segment takes from the system now.  Only its owner can ask.
+    /// Returns the memory that the segment takes from the system now, in bytes. Fails unless this process created the
+    /// segment.
     pub fn resident_bytes(&self) -> io::Result<u64> {
         let fd = self.fd().ok_or(io::ErrorKind::Unsupported)?;
         Ok(rustix::fs::fstat(fd)?.st_blocks as u64 * 512)
@@ -296,16 +295,16 @@ fn is_hole(fd: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
     }
 }
 
-/// Why memory could not be discarded.
+/// The reason why memory could not be discarded.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscardError {
-    /// Not all of the range is inside the segment; nothing was changed.
+    /// The range is not all inside the segment; nothing was changed.
     #[error("cannot discard: {0}")]
     OutOfBounds(#[from] OutOfBounds),
-    /// A peer's segment: only its owner gives memory back.
+    /// The segment is a peer's: only its owner can discard memory.
     #[error("cannot discard: the segment is a peer's")]
     NotOwned,
-    /// The operating system refused.
+    /// A system call failed.
     #[error("cannot discard: {0}")]
     Io(#[from] io::Error),
 }

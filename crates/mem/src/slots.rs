@@ -1,7 +1,7 @@
-//! Slots: a table of objects under index and generation, read without locks.
+//! Slots: a table of objects by index and generation, read without locks.
 //!
-//! Readers look up under a [`Pin`]; writers are serialised by a mutex inside.  An object is replaced or removed in
-//! two steps, so that no reader ever holds a reference to what is gone:
+//! Readers look up under a [`Pin`]; an internal mutex serialises writers. An object is replaced or removed in two
+//! steps, so that no reader ever holds a reference to an object that is gone:
 //!
 //! ```text
 //!          insert            freeze             retire
@@ -14,7 +14,7 @@
 //!         * takes a proof that a grace period begun after freeze or retire is over
 //! ```
 //!
-//! Slots know nothing of what they hold, and start no grace period themselves.
+//! Slots do not interpret their objects, and start no grace periods.
 
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use crate::pins::{Elapsed, Pin, Pins};
 use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, lock};
 
-/// A table of `T`, which never moves what it holds.
+/// A table of `T` that never moves its values.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -51,47 +51,48 @@ pub struct Slots<T> {
     writer: Mutex<Writer>,
 }
 
-/// What a reader finds.
+/// The result of a lookup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lookup<'p, T> {
-    /// The object.
+    /// The object was found.
     Found(&'p T),
-    /// The object is being replaced: ask again later, or take the slow path.
+    /// The object is being replaced: look it up again later, or take the slow path.
     Busy,
-    /// There is none under this index and generation, and there never will be (again).
+    /// No object has this index and generation, and none ever will.
     Stale,
 }
 
-/// Why a slot could not be changed; nothing was.
+/// The reason why a slot was not changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SlotError {
-    /// The slot is not in a state that allows it (or does not exist).
+    /// The slot does not exist, or is in the wrong state.
     #[error("cannot {attempted} slot {index}: its state does not allow it")]
     WrongState {
-        /// What was tried.
+        /// The operation that was attempted.
         attempted: &'static str,
-        /// On which slot.
+        /// Index of the slot.
         index: u32,
     },
-    /// The grace period began before the slot was frozen or retired, or is one of other pins.
+    /// The grace period began before the slot was frozen or retired, or belongs to other pins.
     #[error("cannot {attempted} slot {index}: the grace period does not cover it")]
     WrongGrace {
-        /// What was tried.
+        /// The operation that was attempted.
         attempted: &'static str,
-        /// On which slot.
+        /// Index of the slot.
         index: u32,
     },
 }
 
 impl<T> Slots<T> {
-    /// An empty table, whose readers pin `pins`.
+    /// Creates an empty table whose readers pin `pins`.
     pub fn new(pins: Arc<Pins>) -> Slots<T> {
         let blocks = std::array::from_fn(|_| AtomicPtr::new(null_mut()));
         let writer = Writer { slots_used: 0, free_head: NO_SLOT, len: 0 };
         Slots { pins, blocks, writer: Mutex::new(writer) }
     }
 
-    /// Looks up without locks, in two dependent loads.  Panics if `pin` is one of other pins than the table's.
+    /// Looks an object up without locks, in two dependent loads. Panics if `pin` belongs to other pins than the
+    /// table's.
     #[inline]
     pub fn get<'p>(&'p self, pin: &'p Pin<'_>, index: u32, generation: u32) -> Lookup<'p, T> {
         assert!(pin.is_of(&self.pins), "looked up under a pin of other pins");
@@ -108,9 +109,9 @@ impl<T> Slots<T> {
         if state == pack(generation, FROZEN) { Lookup::Busy } else { Lookup::Stale }
     }
 
-    /// Puts `value` into a free slot and returns its index and generation, which is never zero.
+    /// Stores `value` in a free slot and returns its index and its generation, which is never zero.
     ///
-    /// Panics when all of about 2^32 slots are taken.
+    /// Panics when all of about 2^32 slots are in use.
     pub fn insert(&self, value: T) -> (u32, u32) {
         let mut writer = lock(&self.writer);
         let (index, slot) = self.take_free(&mut writer);
@@ -122,7 +123,7 @@ impl<T> Slots<T> {
         (index, generation)
     }
 
-    /// Makes lookups answer [`Lookup::Busy`] from now on; those that have found the value may still use it.
+    /// Makes lookups return [`Lookup::Busy`] from now on; readers that have found the value may still use it.
     pub fn freeze(&self, index: u32) -> Result<(), SlotError> {
         let _writer = lock(&self.writer);
         let slot = self.slot_in(index, &[LIVE], "freeze")?;
@@ -131,7 +132,7 @@ impl<T> Slots<T> {
         Ok(())
     }
 
-    /// Undoes [`Slots::freeze`].
+    /// Reverts [`Slots::freeze`].
     pub fn thaw(&self, index: u32) -> Result<(), SlotError> {
         let _writer = lock(&self.writer);
         let slot = self.slot_in(index, &[FROZEN], "thaw")?;
@@ -139,7 +140,7 @@ impl<T> Slots<T> {
         Ok(())
     }
 
-    /// Replaces the value of a frozen slot and thaws it.  Returns the value that was there before.
+    /// Replaces the value of a frozen slot, thaws the slot and returns the old value.
     ///
     /// `elapsed` proves that a grace period which began after [`Slots::freeze`] is over.
     pub fn update(&self, index: u32, elapsed: Elapsed, value: T) -> Result<T, SlotError> {
@@ -153,7 +154,7 @@ impl<T> Slots<T> {
         Ok(old)
     }
 
-    /// Makes lookups answer [`Lookup::Stale`] from now on; those that have found the value may still use it.
+    /// Makes lookups return [`Lookup::Stale`] from now on; readers that have found the value may still use it.
     pub fn retire(&self, index: u32) -> Result<(), SlotError> {
         let mut writer = lock(&self.writer);
         let slot = self.slot_in(index, &[LIVE, FROZEN], "retire")?;
@@ -163,7 +164,7 @@ impl<T> Slots<T> {
         Ok(())
     }
 
-    /// Takes the value out of a retired slot, which can then be used again under its next generation.
+    /// Takes the value out of a retired slot, which can then be reused under its next generation.
     ///
     /// `elapsed` proves that a grace period which began after [`Slots::retire`] is over.
     pub fn reclaim(&self, index: u32, elapsed: Elapsed) -> Result<T, SlotError> {
@@ -182,18 +183,18 @@ impl<T> Slots<T> {
         Ok(old)
     }
 
-    /// How many values can be found (frozen ones included).
+    /// Returns the number of live and frozen slots.
     pub fn len(&self) -> usize {
         lock(&self.writer).len
     }
 
-    /// Whether no value can be found.
+    /// Returns true if no slot is live or frozen.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Calls `visit` with the value of a live or frozen slot, under the writers' lock, and returns what it made
-    /// of it.  `None` if the slot holds nothing that can be found.  `visit` must not change the table.
+    /// Calls `visit` with the value of a live or frozen slot, under the writers' lock, and returns its result; `None`
+    /// if the slot is neither. `visit` must not change the table.
     pub fn inspect<R>(&self, index: u32, visit: impl FnOnce(&T) -> R) -> Option<R> {
         let _writer = lock(&self.writer);
         let slot = self.slot(index).filter(|slot| matches!(slot.status(), LIVE | FROZEN))?;
@@ -201,8 +202,8 @@ impl<T> Slots<T> {
         Some(visit(unsafe { slot.value() }))
     }
 
-    /// Calls `visit` with index, generation and value of each live or frozen slot, in order of their indices.
-    /// Writers wait meanwhile, hence `visit` must not change the table.
+    /// Calls `visit` with index, generation and value of each live or frozen slot, in order of their indices. It holds
+    /// the writers' lock, so `visit` must not change the table.
     pub fn iter_with(&self, mut visit: impl FnMut(u32, u32, &T)) {
         let writer = lock(&self.writer);
         for index in 0..writer.slots_used {

@@ -1,4 +1,4 @@
-//! The building blocks of the lock-free parts: the standard library's, or loom's when a model is checked.
+//! Synchronisation primitives of the lock-free parts: the standard library's, or loom's when a model is checked.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p halite-mem --release --lib loom` explores the models.
 

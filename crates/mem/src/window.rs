@@ -1,8 +1,8 @@
 //! Windows: bounds-checked access to memory that other processes may write at the same time.
 //!
-//! A window copies bytes in and out and offers atomics.  It neither orders copies nor makes long ones atomic:
-//! aligned copies of 1, 2, 4 and 8 bytes are single-copy atomic, longer ones may tear, and to publish what
-//! was copied the caller uses one of the atomics.  A window holds no permissions.
+//! A window copies bytes in and out and offers atomics. It neither orders copies nor makes long ones atomic: aligned
+//! copies of 1, 2, 4 and 8 bytes are single-copy atomic, longer ones may tear. To publish copied bytes, the caller uses
+//! one of the atomics. A window holds no permissions.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use crate::copy;
 use crate::segment::Segment;
 
-/// A view of part of a [`Segment`], which it keeps mapped.  All offsets count bytes from its own start.
+/// A view of part of a [`Segment`], which it keeps mapped. All offsets are bytes from the start of the window.
 ///
 /// ```
 /// # use halite_mem::{PagePolicy, Segment};
@@ -36,30 +36,30 @@ unsafe impl Send for Window {}
 // copies of `crate::copy`, and atomics); no reference to plain bytes is ever lent by a safe method.
 unsafe impl Sync for Window {}
 
-/// An access that is not wholly inside its window; nothing was touched.
+/// An access that is not wholly inside its window; no byte was accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{len} bytes at offset {offset} are not inside a window of {window_len} bytes")]
 pub struct OutOfBounds {
-    /// First byte of the access.
+    /// Offset of the access, in bytes.
     pub offset: u64,
-    /// Bytes of the access.
+    /// Length of the access, in bytes.
     pub len: u64,
-    /// Bytes of the window.
+    /// Length of the window, in bytes.
     pub window_len: u64,
 }
 
-/// Why a word could not be accessed; nothing was touched.
+/// The reason why a word could not be accessed; no byte was accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AccessError {
-    /// Not inside the window.
+    /// The word is not inside the window.
     #[error(transparent)]
     OutOfBounds(#[from] OutOfBounds),
-    /// Its address is not a multiple of its size.
+    /// The address of the word is not a multiple of its size.
     #[error("the word at offset {offset} is not aligned to {alignment} bytes")]
     Misaligned {
-        /// Where the word was looked for.
+        /// Offset of the word, in bytes.
         offset: u64,
-        /// What its address must be a multiple of.
+        /// Required alignment of the address, in bytes.
         alignment: u64,
     },
 }
@@ -73,34 +73,34 @@ impl Window {
         Window { base, len, segment }
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether there is not a single byte inside.
+    /// Returns true if the window is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The segment that it is a part of.
+    /// Returns the segment of the window.
     pub fn segment(&self) -> &Arc<Segment> {
         &self.segment
     }
 
-    /// Where it starts in its segment, in bytes.
+    /// Returns the offset of the window in its segment, in bytes.
     pub fn offset(&self) -> u64 {
         (self.base.addr().get() - self.segment.base().addr().get()) as u64
     }
 
-    /// A smaller view, or `None` if it is not wholly inside.
+    /// Returns a smaller window, or `None` if it is not wholly inside this one.
     pub fn slice(&self, offset: u64, len: u64) -> Option<Window> {
         let base = self.range(offset, len).ok()?;
         // SAFETY: range() found the bytes inside this window, hence inside the segment.
         Some(unsafe { Window::new(self.segment.clone(), base, len) })
     }
 
-    /// Copies bytes from `offset` out, as many as `target` takes.
+    /// Fills `target` with the bytes from `offset` on.
     #[inline]
     pub fn read(&self, offset: u64, target: &mut [u8]) -> Result<(), OutOfBounds> {
         let source = self.range(offset, target.len() as u64)?;
@@ -109,7 +109,7 @@ impl Window {
         Ok(())
     }
 
-    /// Copies `source` in at `offset`.
+    /// Copies `source` to `offset`.
     #[inline]
     pub fn write(&self, offset: u64, source: &[u8]) -> Result<(), OutOfBounds> {
         let target = self.range(offset, source.len() as u64)?;
@@ -126,9 +126,9 @@ impl Window {
         Ok(())
     }
 
-    /// Copies `len` bytes of `source` to `offset` of this window.  The two may overlap: the result is as if the
-    /// bytes had gone through a private buffer, provided that both windows are of one and the same [`Segment`]
-    /// value (two mappings of one memfd do not look alike).
+    /// Copies `len` bytes of `source` to `offset` of this window. If the two overlap, the result is as if the bytes had
+    /// been copied through a private buffer, provided that both windows belong to the same [`Segment`] value (two
+    /// mappings of one memfd are not recognised as overlapping).
     #[inline]
     pub fn copy_from(
         &self,
@@ -144,7 +144,7 @@ impl Window {
         Ok(())
     }
 
-    /// The 8-byte word at `offset`, as an atomic that other processes may change too.
+    /// Returns the 8-byte word at `offset` as an atomic; other processes may change it too.
     #[inline]
     pub fn atomic_u64(&self, offset: u64) -> Result<&AtomicU64, AccessError> {
         let word = self.word(offset, 8)?;
@@ -153,7 +153,7 @@ impl Window {
         Ok(unsafe { AtomicU64::from_ptr(word.cast().as_ptr()) })
     }
 
-    /// The 4-byte word at `offset`, as an atomic that other processes may change too.
+    /// Returns the 4-byte word at `offset` as an atomic; other processes may change it too.
     #[inline]
     pub fn atomic_u32(&self, offset: u64) -> Result<&AtomicU32, AccessError> {
         let word = self.word(offset, 4)?;
@@ -161,7 +161,8 @@ impl Window {
         Ok(unsafe { AtomicU32::from_ptr(word.cast().as_ptr()) })
     }
 
-    /// Stores `words` from `offset` on, the first one last: who finds that by [`Window::load_words`] finds the others.
+    /// Stores `words` from `offset` on, the first one last: a reader that finds the first by [`Window::load_words`]
+    /// finds the others.
     #[inline]
     pub fn publish_words(&self, offset: u64, words: &[u64]) -> Result<(), AccessError> {
         let row = self.words(offset, words.len())?;
@@ -219,17 +220,17 @@ impl Window {
     }
 }
 
-/// Words.  Loads acquire, stores release, and pair with each other across processes; read-modify-writes are
-/// sequentially consistent.  Additions wrap.
+/// Access to words. Loads acquire and stores release, and they pair with each other across processes; read-modify-write
+/// operations are sequentially consistent. Additions wrap.
 impl Window {
-    /// Reads the word at `offset`.
+    /// Returns the word at `offset`.
     #[inline]
     pub fn load_u64(&self, offset: u64) -> Result<u64, AccessError> {
         // Pairs with the Release in store_u64().
         Ok(self.atomic_u64(offset)?.load(Acquire))
     }
 
-    /// Replaces the word at `offset`.
+    /// Stores `value` in the word at `offset`.
     #[inline]
     pub fn store_u64(&self, offset: u64, value: u64) -> Result<(), AccessError> {
         // Pairs with the Acquire in load_u64().
@@ -237,14 +238,14 @@ impl Window {
         Ok(())
     }
 
-    /// Adds to the word at `offset`; returns what it held before.
+    /// Adds to the word at `offset` and returns its previous value.
     #[inline]
     pub fn fetch_add_u64(&self, offset: u64, add: u64) -> Result<u64, AccessError> {
         Ok(self.atomic_u64(offset)?.fetch_add(add, SeqCst))
     }
 
-    /// Replaces the word at `offset` by `new` if it holds `expected`; returns what it held before, so that
-    /// the exchange happened exactly if the result equals `expected`.
+    /// Stores `new` in the word at `offset` if it holds `expected`. Returns the previous value: the exchange happened
+    /// if, and only if, that equals `expected`.
     #[inline]
     pub fn compare_exchange_u64(&self, offset: u64, expected: u64, new: u64) -> Result<u64, AccessError> {
         let exchanged = self.atomic_u64(offset)?.compare_exchange(expected, new, SeqCst, SeqCst);

@@ -1,7 +1,7 @@
-//! The standard descriptors that this process was started without.
+//! Detects standard descriptors that were closed when this process started.
 //!
-//! Rust opens `/dev/null` in place of those before `main`, and from then on what is printed vanishes without an error.
-//! Somebody who redirects to `/dev/null` wants that; somebody who closed standard output (`>&-`) is to be told.
+//! Rust opens `/dev/null` in their place before `main`, so output to them would vanish without an error. That is right
+//! for a user who redirects to `/dev/null`; a user who closed standard output (`>&-`) must get an error.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -20,7 +20,7 @@ pub enum Standard {
 /// One bit for each that was closed.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
-/// Whether it was closed when this process began.
+/// Returns true if the descriptor was closed when this process started.
 pub fn was_closed(standard: Standard) -> bool {
     // Written before there was a second thread.
     CLOSED.load(Relaxed) & 1 << standard as u8 != 0

@@ -1,8 +1,8 @@
-//! The fabrics themselves.
+//! The fabric providers.
 //!
-//! [`shm`] and [`roce`] implement [`halite_fabric::Fabric`]; nothing here knows names, permissions or clusters.
-//! [`private_dir`], [`inherited`] and [`scheduling`] are what nodes need of the system besides,
-//! [`secure`] what they need to talk to other hosts; [`refusals`] bounds the lines that refused connections cause in a log.
+//! [`shm`] and [`roce`] implement [`halite_fabric::Fabric`]; neither knows names, permissions or clusters.
+//! [`private_dir`], [`inherited`] and [`scheduling`] hold other system services of nodes, and [`secure`] the channel to
+//! other hosts. [`refusals`] limits the log lines about refused connections.
 
 #![allow(unsafe_code)]
 

@@ -1,11 +1,11 @@
-//! Meeting in a cluster directory: listening under a name, connecting, and who is at the other end.
+//! Rendezvous in a cluster directory: listening under a name, connecting, and identifying the peer's process.
 //!
 //! ```text
-//!   DIR/NAME.sock    where a fabric listens, with packets that keep their bounds
-//!   DIR/NAME.lock    held while it does, so that residue can be told from somebody who lives
+//!   DIR/NAME.sock    the fabric's listening socket (SOCK_SEQPACKET)
+//!   DIR/NAME.lock    locked while the fabric lives, to tell leftover files from a living fabric
 //! ```
 //!
-//! Everything is non-blocking.  What is said there is the business of the listener.
+//! All calls are non-blocking. The listener defines the protocol.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -26,7 +26,7 @@ const SUCCESSORS_MAX: usize = 10;
 /// What the file name of every socket ends with.
 pub(crate) const SUFFIX: &str = ".sock";
 
-/// A listening socket, and the lock that says that its name is in use.
+/// A listening socket, and the lock of its name.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: OwnedFd,
@@ -88,7 +88,8 @@ fn lock_name(socket_name: &str) -> String {
     format!("{name}.lock")
 }
 
-/// File names of the sockets in `dir` whose owners live, as [`Fabric::connect`](halite_fabric::Fabric::connect) takes them.
+/// Returns the file names of the sockets in `dir` whose owners live, as
+/// [`Fabric::connect`](halite_fabric::Fabric::connect) takes them.
 pub fn listeners(dir: &PrivateDir) -> Result<Vec<String>, DirError> {
     let mut names = Vec::new();
     for name in dir.entries()? {
@@ -104,20 +105,20 @@ pub fn listeners(dir: &PrivateDir) -> Result<Vec<String>, DirError> {
     Ok(names)
 }
 
-/// A process that listens at a socket, held by a pidfd: its number may be another's a moment later.
+/// A process that listens at a socket. Its pidfd identifies it even after its process id has been reused.
 #[derive(Debug)]
 pub struct Listening {
-    /// Its number.
+    /// Process id.
     pub pid: i32,
-    /// Itself.
+    /// Descriptor of the process.
     pub pidfd: OwnedFd,
 }
 
-/// The process that listens at the socket `name` in `dir`, `None` if nobody does.  It is whom the kernel names as the
-/// other end of a connection, never what a file says.
+/// Returns the process that listens at the socket `name` in `dir`, or `None` if no process does. The kernel identifies
+/// it as the other end of a connection; files are not consulted.
 ///
-/// An error of the kind `PermissionDenied` says that it is another user's, one of the kind `NotFound` that it is in
-/// another pid namespace, one of the kind `WouldBlock` that it takes no connections now.
+/// Error kinds: `PermissionDenied` if it belongs to another user, `NotFound` if it is in another pid namespace,
+/// `WouldBlock` if it accepts no connections now.
 pub fn listening(dir: &PrivateDir, name: &str) -> io::Result<Option<Listening>> {
     for _ in 0..SUCCESSORS_MAX {
         let Some(pid) = listener_pid(dir, name)? else { return Ok(None) };

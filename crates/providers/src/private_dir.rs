@@ -1,13 +1,13 @@
-//! Directories that one user alone may enter, and files in them that are what their maker made.
+//! Directories that only one user may enter, and checked files in them.
 //!
 //! ```text
 //!   PrivateDir      opened once, its owner and mode checked; everything in it is reached through its descriptor
-//!     file          a regular file of ours with one name; opening it follows no link and waits for nobody
-//!     NameLock      such a file, with a flock that the kernel gives back when its holder dies
+//!     file          a regular file of our user with one link; opening it follows no link and never blocks
+//!     NameLock      such a file with a flock, which the kernel releases when its holder dies
 //! ```
 //!
-//! What stands in such a directory under a name that we use may still be anything: a FIFO, a link, a device.  It is
-//! then an error that names it, and is neither opened nor removed.
+//! An entry of such a directory may still be anything: a FIFO, a link, a device. It is then an error that names the
+//! entry, which is neither opened nor removed.
 
 use std::ffi::{CString, OsString};
 use std::fs::File;
@@ -22,45 +22,44 @@ use std::time::Duration;
 use rustix::fs::{AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-/// Those who only look whether a lock is held hold it for microseconds; one that stays held for this many
-/// milliseconds is in use.
+/// A process that only tests a lock holds it for microseconds; a lock held for this many milliseconds is in use.
 const LOOKERS_MS_MAX: u32 = 20;
-/// Somebody who removes and makes a file over and over may keep us busy for so many rounds, and no longer.
+/// Retries while another process keeps removing and creating a file.
 const RACES_MAX: u32 = 1000;
 
 /// What is said of a path that leads to no directory.
 const NOT_A_DIRECTORY: &str = "it is not a directory (a link to one is not followed)";
 
-/// A directory, or something in it, that cannot be used.
+/// A directory, or an entry of it, that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirError {
-    /// The operating system refused.
+    /// A system call failed.
     #[error("{}: {source}", path.display())]
     Io {
-        /// What was touched.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What it said.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// Others could enter the directory, or it is another user's.
+    /// Other users may enter the directory, or another user owns it.
     #[error("{}", not_private(dir, *mode, *uid, *uid_wanted))]
     NotPrivate {
         /// The directory.
         dir: PathBuf,
-        /// Its permission bits.
+        /// Mode bits of the directory.
         mode: u32,
-        /// Its owner.
+        /// User id of its owner.
         uid: u32,
-        /// Who its owner should be.
+        /// User id of this process.
         uid_wanted: u32,
     },
-    /// Something has the name of a file of ours, and is none.
+    /// An entry has the name of one of our files, but is not one.
     #[error("{} is {what}: Halite did not make it and leaves it alone; move it elsewhere", path.display())]
     Foreign {
-        /// What has the name.
+        /// Path of the entry.
         path: PathBuf,
-        /// What it is.
+        /// Kind of the entry.
         what: &'static str,
     },
 }
@@ -70,10 +69,10 @@ fn not_private(dir: &Path, mode: u32, uid: u32, uid_wanted: u32) -> String {
     let dir = dir.display();
     if uid != uid_wanted {
         return format!(
-            "{dir} belongs to user {uid}, and we are user {uid_wanted}; choose another directory"
+            "{dir} belongs to user {uid}, and this process runs as user {uid_wanted}; choose another directory"
         );
     }
-    format!("others can enter {dir} (its mode is {mode:04o}); `chmod 700 {dir}` closes it")
+    format!("other users can enter {dir} (its mode is {mode:04o}); run `chmod 700 {dir}`")
 }
 
 impl From<DirError> for io::Error {
@@ -86,10 +85,10 @@ impl From<DirError> for io::Error {
     }
 }
 
-/// What is made in such a directory.
+/// Kind of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// A regular file with one name.
+    /// A regular file with one link.
     File,
     /// A Unix socket.
     Socket,
@@ -121,16 +120,16 @@ impl Kind {
     }
 }
 
-/// Whether a file that does not exist is made.
+/// Whether to create a file that does not exist.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Create {
-    /// With mode 0600.
+    /// Creates it with mode 0600.
     Yes,
-    /// It is then an error of the kind `NotFound`.
+    /// Fails with an error of the kind `NotFound`.
     No,
 }
 
-/// A directory that belongs to us, and that nobody else may enter.
+/// A directory that our user owns and no other user may enter.
 #[derive(Debug)]
 pub struct PrivateDir {
     path: PathBuf,
@@ -139,14 +138,14 @@ pub struct PrivateDir {
 }
 
 impl PrivateDir {
-    /// Opens it.  The last part of `path` must not be a link: its owner could turn it elsewhere.
+    /// Opens the directory. The last part of `path` must not be a link: its owner could redirect it.
     pub fn open(path: &Path) -> Result<PrivateDir, DirError> {
         // "link/" and "link/." would be followed.
         let path: PathBuf = path.components().collect();
         PrivateDir::open_at(rustix::fs::CWD, &path, path.clone())
     }
 
-    /// As [`PrivateDir::open`]; makes it, and what is missing above it, with mode 0700 if need be.
+    /// As [`PrivateDir::open`]; creates the directory and missing parents with mode 0700.
     pub fn open_or_create(path: &Path) -> Result<PrivateDir, DirError> {
         match PrivateDir::open(path) {
             Err(DirError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
@@ -157,7 +156,7 @@ impl PrivateDir {
         PrivateDir::open(path)
     }
 
-    /// A directory within, of which the same is demanded.
+    /// Opens a directory inside this one, with the same checks.
     pub fn subdirectory(&self, name: &str, create: Create) -> Result<PrivateDir, DirError> {
         let path = self.path.join(name);
         if create == Create::Yes {
@@ -187,12 +186,13 @@ impl PrivateDir {
         Ok(PrivateDir { path, fd, uid })
     }
 
-    /// Where it was found.  A process that may write to a parent directory can have moved it since.
+    /// Returns the path that was opened. A process that may write to a parent directory can have moved the directory
+    /// since.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Names of everything in it, in no order.
+    /// Returns the names of all entries, in no particular order.
     pub fn entries(&self) -> Result<Vec<OsString>, DirError> {
         let failed = |error: Errno| io_error(&self.path)(error.into());
         let mut names = Vec::new();
@@ -205,12 +205,12 @@ impl PrivateDir {
         Ok(names)
     }
 
-    /// Whether there is a `kind` of ours called `name`; something else of that name is an error.
+    /// Returns true if an entry `name` of this `kind` exists; an entry of another kind is an error.
     pub fn has(&self, name: &str, kind: Kind) -> Result<bool, DirError> {
         Ok(self.look(name, kind)?.is_some())
     }
 
-    /// Opens a regular file of ours for reading and writing.
+    /// Opens a regular file of our user for reading and writing.
     pub fn file(&self, name: &str, create: Create) -> Result<File, DirError> {
         let usual = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         for _ in 0..RACES_MAX {
@@ -235,13 +235,13 @@ impl PrivateDir {
         Err(self.failed(name, Errno::BUSY))
     }
 
-    /// Makes a file where there is none, or replaces one of ours: processes that have that open keep the old file.
+    /// Creates a file, or replaces an existing one: processes that have the old file open keep it.
     pub fn replace(&self, name: &str) -> Result<File, DirError> {
         self.remove(name, Kind::File)?;
         self.file(name, Create::Yes)
     }
 
-    /// Removes `name` if it is a `kind` of ours; something else of that name is an error.
+    /// Removes the entry `name` of this `kind`; an entry of another kind is an error.
     pub fn remove(&self, name: &str, kind: Kind) -> Result<(), DirError> {
         if self.look(name, kind)?.is_none() {
             return Ok(());
@@ -277,7 +277,7 @@ fn io_error(path: &Path) -> impl FnOnce(io::Error) -> DirError {
     move |source| DirError::Io { path, source }
 }
 
-/// A file of a [`PrivateDir`] whose flock is held until dropped, also by dying.
+/// A file of a [`PrivateDir`] whose flock this process holds until the value is dropped or the process dies.
 #[derive(Debug)]
 pub struct NameLock {
     dir: Arc<PrivateDir>,
@@ -286,7 +286,7 @@ pub struct NameLock {
 }
 
 impl NameLock {
-    /// `None` if a living process holds it.
+    /// Takes the lock; `None` if a living process holds it.
     pub fn take(dir: &Arc<PrivateDir>, name: &str, create: Create) -> Result<Option<NameLock>, DirError> {
         for _ in 0..RACES_MAX {
             let file = dir.file(name, create)?;
@@ -303,7 +303,8 @@ impl NameLock {
         Err(dir.failed(name, Errno::BUSY))
     }
 
-    /// As [`NameLock::take`], but makes the file, and outwaits those who only look whether it is held.
+    /// As [`NameLock::take`], but creates the file, and retries while other processes only test whether the lock is
+    /// held.
     pub fn take_patiently(dir: &Arc<PrivateDir>, name: &str) -> Result<Option<NameLock>, DirError> {
         for _ in 0..LOOKERS_MS_MAX {
             if let Some(lock) = NameLock::take(dir, name, Create::Yes)? {
@@ -314,7 +315,8 @@ impl NameLock {
         Ok(None)
     }
 
-    /// Whether a living process holds it; takes it for a moment.  A file that does not exist is held by nobody.
+    /// Returns true if a living process holds the lock; takes it for a moment to find out. False if the file does not
+    /// exist.
     pub fn is_held(dir: &PrivateDir, name: &str) -> Result<bool, DirError> {
         match dir.file(name, Create::No) {
             Ok(file) => is_held(&file).map_err(|error| dir.failed(name, error)),
@@ -323,12 +325,12 @@ impl NameLock {
         }
     }
 
-    /// The locked file.
+    /// Returns the locked file.
     pub fn file(&mut self) -> &mut File {
         &mut self.file
     }
 
-    /// Removes the file, unless another stands in its place.
+    /// Removes the file, unless another one has replaced it.
     pub fn remove(&self) {
         if self.is_in_place().unwrap_or(false) {
             // The next process removes what cannot be removed now.
@@ -343,7 +345,7 @@ impl NameLock {
     }
 }
 
-/// Whether a living process holds the flock of a file; holds it itself for a moment.
+/// Returns true if a living process holds the flock of the file; takes it for a moment to find out.
 pub fn is_held(file: &File) -> Result<bool, Errno> {
     match rustix::fs::flock(file, FlockOperation::NonBlockingLockShared) {
         Err(Errno::WOULDBLOCK) => Ok(true),

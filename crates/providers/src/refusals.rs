@@ -1,10 +1,10 @@
-//! Refused connections cause a bounded number of lines in a log: the first few of each span, and then a count of the others.
+//! Limits the log lines about refused connections: the first few of each interval are logged, the others counted.
 
 /// Lines in each span, and how long one is.
 pub const LINES_MAX: u32 = 10;
 const SPAN_NS: u64 = 10_000_000_000;
 
-/// The refused connections of one log.
+/// The refused connections that one log reports.
 #[derive(Debug, Default)]
 pub struct Refusals {
     begun_ns: u64,
@@ -13,7 +13,7 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// Writes the line of a refusal, or counts it.
+    /// Calls `line` to log a refusal, or counts it if the interval has its lines already.
     pub fn tell(&mut self, now_ns: u64, line: impl FnOnce()) {
         self.tell_left_out(now_ns);
         if now_ns >= self.begun_ns.saturating_add(SPAN_NS) {
@@ -27,12 +27,12 @@ impl Refusals {
         }
     }
 
-    /// When [`Refusals::tell_left_out`] has something to tell; `u64::MAX` if nothing was left out.
+    /// Returns when to call [`Refusals::tell_left_out`] next; `u64::MAX` if no line was left out.
     pub fn due_ns(&self) -> u64 {
         if self.left_out == 0 { u64::MAX } else { self.begun_ns.saturating_add(SPAN_NS) }
     }
 
-    /// Writes how many were left out, once their span is over.
+    /// Logs the number of lines that were left out, once their interval is over.
     pub fn tell_left_out(&mut self, now_ns: u64) {
         if now_ns >= self.due_ns() {
             let count = std::mem::take(&mut self.left_out);

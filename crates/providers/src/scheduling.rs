@@ -1,17 +1,19 @@
-//! How the scheduler treats a thread.
+//! Scheduler settings of threads.
 
 use std::io;
 
 /// The shortest slice that Linux gives.
 const SLICE_NS: u64 = 100_000;
 
-/// Has the scheduler think of the calling thread in short slices: woken, it comes before those that compute for longer at a time.
+/// Requests short time slices for the calling thread, so that after a wake-up it runs before threads with longer
+/// slices.
 ///
-/// A thread that is woken is let on at once if it has had less than its share, or if its slice ends before that of the thread that runs.  A thread
-/// that works a little at a time has its share sooner or later, and waits then for the end of another's slice: of 1.4 to 3 ms, and until a tick.  With
-/// short slices that happens in a wake-up of some twenty, and not in each.  Its share of the processor stays what it is.
+/// A woken thread runs at once if it has had less than its share, or if its slice ends before that of the running
+/// thread. A thread that works little at a time uses its share up sooner or later, and then waits for the end of
+/// another thread's slice: 1.4 to 3 ms, and until a tick. With short slices that happens in about one wake-up of twenty
+/// instead of each. Its share of the processor does not change.
 ///
-/// Nothing changes for a thread that is not scheduled as usual, nor before Linux 6.12, which gives all threads slices of one length.
+/// Has no effect on threads with another scheduling policy, nor before Linux 6.12, where all slices have one length.
 pub fn ask_for_short_slices() -> io::Result<()> {
     let mut attributes = scheduling()?;
     if attributes.sched_policy == libc::SCHED_OTHER as u32 {

@@ -1,4 +1,4 @@
-//! Clocks of hosts, each with an offset and a rate of its own, and sleeping on them.
+//! Clocks of hosts, each with its own offset and rate, and sleeping on them.
 
 use std::pin::Pin;
 use std::sync::atomic::AtomicU64;
@@ -8,9 +8,9 @@ use std::task::{Context, Poll};
 
 use crate::shared::{Shared, TimerKey};
 
-/// What one host believes the time to be.
+/// The clock of one host.
 ///
-/// Clones share the clock.  It goes on while its host is paused or down.
+/// Clones share it. It keeps running while its host is paused or down.
 #[derive(Clone)]
 pub struct HostClock {
     shared: Arc<Shared>,
@@ -77,7 +77,7 @@ impl HostClock {
         HostClock { shared, dial: Arc::new(Dial::new(rate)) }
     }
 
-    /// Nanoseconds since some instant before the world began.
+    /// Returns the local time, in ns since an instant before the start of the world.
     pub fn now_ns(&self) -> u64 {
         // All of a world happens in one thread.
         match self.dial.ahead_ns.load(Relaxed) {
@@ -86,7 +86,7 @@ impl HostClock {
         }
     }
 
-    /// Ends when this clock shows `local_ns` or later.
+    /// Resolves when this clock shows `local_ns` or later.
     pub fn sleep_until(&self, local_ns: u64) -> Sleep {
         Sleep { clock: self.clone(), local_ns, timer: None }
     }
@@ -111,7 +111,7 @@ impl HostClock {
 
 const POISONED: &str = "nothing panics while it holds a clock's lock";
 
-/// See [`HostClock::sleep_until`].
+/// Future of [`HostClock::sleep_until`].
 pub struct Sleep {
     clock: HostClock,
     local_ns: u64,

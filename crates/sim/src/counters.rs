@@ -1,38 +1,38 @@
-//! Counts of what a world did.
+//! Counters of a world.
 
 use serde::Serialize;
 
-/// How often things happened since the world was made.
+/// Counters since the world was created.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 pub struct Counters {
-    /// Events of the network and timers.
+    /// Network events and timers.
     pub events: u64,
-    /// Times that a task was polled.
+    /// Polls of tasks.
     pub polls: u64,
     /// Requests posted.
     pub posts: u64,
     /// Payload bytes of requests posted; an atomic counts as 8.
     pub bytes: u64,
-    /// Packets sent, acknowledgements and those lost included.
+    /// Packets sent, including acknowledgements and lost packets.
     pub packets: u64,
-    /// Packets that a link lost, or that found it down.
+    /// Packets lost by a link, or sent while it was down.
     pub lost: u64,
-    /// Packets that arrived twice, the second of which was discarded.
+    /// Packets that arrived twice; the second copy was discarded.
     pub duplicated: u64,
-    /// Packets that were overtaken, which cost a round trip.
+    /// Packets that were overtaken, at the cost of a round trip.
     pub reordered: u64,
-    /// Packets that were damaged and found out, hence lost.
+    /// Damaged packets that were detected, and so lost.
     pub corrupted_caught: u64,
-    /// Packets that were damaged and landed.
+    /// Damaged packets that were not detected and landed.
     pub corrupted_uncaught: u64,
-    /// Attempts after the first.
+    /// Retransmitted packets.
     pub retransmitted: u64,
-    /// Packets that arrived where their connection no longer was.
+    /// Packets that arrived after their connection had ended.
     pub dropped: u64,
-    /// Requests that an adapter refused, for the memory that they named, and their connections with them.
+    /// Requests that an adapter refused because of the memory that they named; each ends its connection.
     pub refused: u64,
-    /// Times that a message found no receive waiting for it.
+    /// Messages that found no posted receive.
     pub receiver_not_ready: u64,
-    /// Completions handed to pollers.
+    /// Completions returned by polls.
     pub completions: u64,
 }

@@ -1,8 +1,8 @@
-//! The digest of a run: one number over everything that happened.
+//! The digest of a run: one number over all events.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// Folds what happens, in order.  Integers go in as little-endian bytes, so that all machines agree.
+/// Folds events, in order. Integers are little-endian bytes, so all machines agree.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Digest {
     state: u64,

@@ -1,4 +1,4 @@
-//! The provider: a fabric between simulated hosts.
+//! The fabric provider for simulated hosts.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,14 +14,15 @@ use crate::hardware::Reach;
 use crate::shared::Shared;
 use crate::world::HostId;
 
-/// A fabric of one simulated host; see [`crate::World::fabric`].
+/// A fabric of one simulated host; created by [`crate::World::fabric`].
 ///
-/// It keeps to what [`Fabric`] promises, with these choices of its own.  A request that the target refuses fails by
-/// itself where processors copy, and those behind it are carried out; an adapter ends the connection of both, and what is
-/// behind it is flushed.  What names a segment of which an adapter's peer has not been told yet is held back, with all behind
-/// it in its lane, until it has been.  When a connection breaks, requests of which something may have been
-/// done say so, and only those of which nothing was are flushed.  Room is told when a quarter of a full queue is free.
-/// [`Fabric::wait`] returns at once, for time passes only while no task runs: tasks await [`SimFabric::rung`] instead.  Its doorbell begins unarmed.
+/// It implements [`Fabric`] with these choices. Where processors copy, a request that the target refuses fails alone,
+/// and later ones are executed; an adapter ends the connection of both ends and flushes later requests. A request that
+/// names a segment which an adapter's peer has not been told of yet is held back, with all later ones of its lane,
+/// until it has been. When a connection breaks, requests that may have been executed in part report so; only those that
+/// were not executed at all are flushed. The room event follows when a quarter of a full queue is free.
+/// [`Fabric::wait`] returns at once, because time advances only while no task runs: tasks await [`SimFabric::rung`]
+/// instead. The doorbell starts unarmed.
 pub struct SimFabric {
     shared: Arc<Shared>,
     endpoint: u32,
@@ -33,18 +34,18 @@ impl SimFabric {
         Arc::new(SimFabric { shared, endpoint })
     }
 
-    /// Addresses of all other fabrics that are open: what a directory of members would know.
+    /// Returns the addresses of all other open fabrics, as a membership directory would.
     pub fn discover(&self) -> Vec<String> {
         self.shared.with(|net| net.discover(self.endpoint))
     }
 
-    /// Ends once the doorbell no longer is at `seen`.
+    /// Resolves once the doorbell's number differs from `seen`.
     pub fn rung(&self, seen: u32) -> Rung {
         Rung { shared: self.shared.clone(), endpoint: self.endpoint, seen }
     }
 }
 
-/// See [`SimFabric::rung`].
+/// Future of [`SimFabric::rung`].
 pub struct Rung {
     shared: Arc<Shared>,
     endpoint: u32,

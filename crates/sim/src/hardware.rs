@@ -1,4 +1,4 @@
-//! The hardware of a world: what stands between its hosts, and between the processes of one.
+//! The hardware of a world: between its hosts, and between the processes of one host.
 
 use crate::profile::Profile;
 

@@ -1,10 +1,9 @@
 //! Whole clusters in one thread and virtual time.
 //!
-//! A [`World`] holds hosts, their clocks, the links between them, and the tasks that run on them.  Its
-//! [`SimFabric`]s are a provider like any other: what they carry takes the time that a [`Profile`] of the hardware
-//! says, and goes wrong as the links' [`Link`] says.  This crate knows no socket, thread, clock, environment or global:
-//! everything that happens follows from the seed, and [`World::digest`] tells whether two runs were the same.
-//! It knows nothing of regions, names or clusters either.
+//! A [`World`] holds hosts, their clocks, the links between them, and the tasks that run on them. Its [`SimFabric`]s
+//! are providers: a [`Profile`] of the hardware defines the time that operations take, and each [`Link`] its faults.
+//! This crate knows no socket, thread, wall clock, environment or global variable: every run follows from its seed, and
+//! equal values of [`World::digest`] show that two runs were the same. It knows no regions, names or clusters either.
 //!
 //! ```text
 //!   World::run   tasks that are ready, in an order that the seed chooses

@@ -1,43 +1,43 @@
-//! Links: how long packets take from one host to another, and what becomes of them.
+//! Links between hosts: latency, bandwidth and faults.
 
 use crate::counters::Counters;
 use crate::random::Random;
 
-/// What one link is like, in one direction.
+/// Properties of one direction of a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Link {
-    /// Whether anything gets through.
+    /// False if the link drops all packets.
     pub up: bool,
-    /// From the last bit sent to the last bit received.
+    /// Time from the last bit sent to the last bit received.
     pub latency_ns: u64,
-    /// How fast bits are sent; packets queue for it.
+    /// Transmission rate; packets queue for it.
     pub bandwidth_bytes_per_us: u64,
-    /// Each packet takes longer by anything up to this.
+    /// Maximum extra delay of a packet; each packet's is random.
     pub jitter_ns: u64,
-    /// Packets lost, in a million.
+    /// Lost packets per million.
     pub loss_ppm: u32,
-    /// Packets that arrive twice.
+    /// Duplicated packets per million.
     pub duplicate_ppm: u32,
-    /// Packets that are overtaken: they take three times the latency.
+    /// Overtaken packets per million; they take three times the latency.
     pub reorder_ppm: u32,
-    /// Packets that are damaged.
+    /// Damaged packets per million.
     pub corrupt_ppm: u32,
-    /// What the receiving adapter makes of those.
+    /// Whether the receiving adapter detects damage.
     pub corruption: Corruption,
 }
 
-/// Whether damage is noticed.
+/// Whether damage is detected.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Corruption {
-    /// By its checksum: the packet is as good as lost.
+    /// The checksum detects it: the packet is lost.
     #[default]
     Caught,
-    /// It is not: one bit of the payload lands flipped, as if that had happened before the checksum was made.
+    /// It is not detected: one bit of the payload lands flipped, as if damaged before the checksum was computed.
     Uncaught,
 }
 
 impl Link {
-    /// A link without faults.
+    /// Creates a link without faults.
     pub fn new(latency_ns: u64, bandwidth_bytes_per_us: u64) -> Link {
         assert!(
             bandwidth_bytes_per_us > 0,
@@ -56,7 +56,7 @@ impl Link {
         }
     }
 
-    /// The same link, but nothing gets through.
+    /// Returns the same link in the down state.
     pub fn down(self) -> Link {
         Link { up: false, ..self }
     }
@@ -137,7 +137,7 @@ impl Wire {
         self.send_badly(left_ns, takes_ns, random, counters)
     }
 
-    /// Sends a datagram of `len` bytes: nobody repeats, orders or mends it on the way.
+    /// Sends a datagram of `len` bytes, which the link does not retransmit, reorder back or repair.
     pub(crate) fn carry(
         &mut self,
         now_ns: u64,

@@ -1,92 +1,92 @@
-//! Profiles: what hardware takes how long, as data.
+//! Profiles: the costs and limits of hardware, as data.
 
 use halite_fabric::Atomics;
 use halite_rnic::Mtu;
 use serde::Deserialize;
 
-/// The costs and limits of one kind of hardware, which all hosts of a world have between them; the processes of a host may
-/// have another, see [`crate::World::with_processes`].
+/// The costs and limits of one kind of hardware between all hosts of a world; the processes of one host may have
+/// another profile, see [`crate::World::with_processes`].
 ///
-/// Times are in nanoseconds, lengths in bytes.  Profiles are TOML files with exactly these fields; those of the tree
-/// are in `crates/sim/profiles` and say where their numbers come from.
+/// Times are in nanoseconds, lengths in bytes. Profiles are TOML files with exactly these fields. Those in
+/// `crates/sim/profiles` give the sources of their numbers.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
-    /// What the processor takes to write one work request.
+    /// Processor time to write one work request.
     pub post_ns: u64,
-    /// What it takes to tell the adapter of a list of them.
+    /// Processor time to ring the adapter's doorbell for a list of requests.
     pub doorbell_ns: u64,
     /// One crossing of the bus between adapter and memory.
     pub pcie_ns: u64,
-    /// What 1 KiB takes on that bus, on either side.
+    /// Bus time per KiB, at either end.
     pub dma_ns_per_kib: u64,
-    /// What an atomic takes at the adapter of its target.
+    /// Time of an atomic at the adapter of its target.
     pub atomic_ns: u64,
-    /// Who carries it out there.
+    /// What executes posted atomics at the target.
     pub atomics: AtomicsBy,
-    /// Who acknowledges what arrives.
+    /// What acknowledges requests.
     pub acknowledged: AcknowledgedBy,
-    /// The latency of links, unless [`crate::World::set_link`] says otherwise.
+    /// Default latency of links; see [`crate::World::set_link`].
     pub wire_ns: u64,
-    /// Their bandwidth, unless that says otherwise.
+    /// Default bandwidth of links.
     pub bandwidth_bytes_per_us: u64,
-    /// What is around each datagram, which has the headers of its queue pair itself; or around each piece of a processor's copy.
+    /// Overhead of each datagram, beyond the headers of its queue pair; or of each piece that a processor copies.
     pub header_bytes: u64,
-    /// The payload of a packet: writes land in pieces of that many bytes.
+    /// Maximum payload of a packet: writes land in pieces of this size.
     pub mtu_bytes: u64,
-    /// From the acknowledgement's arrival until the completion is in memory.
+    /// Time from the arrival of the acknowledgement until the completion is in memory.
     pub completion_ns: u64,
-    /// Until somebody who polls sees a completion.
+    /// Time until a polling thread sees a completion.
     pub poll_ns: u64,
-    /// Until somebody who sleeps on the armed doorbell is woken.
+    /// Time until a thread that sleeps on the armed doorbell is woken.
     pub interrupt_ns: u64,
-    /// How long an adapter waits for an acknowledgement; queue pairs that processes drive measure round trips.
+    /// Retransmission timeout of adapters; queue pairs that processes drive measure round trips instead.
     pub retransmit_ns: u64,
-    /// How often in vain before the connection is given up; by processes, after as long as that would take.
+    /// Retransmissions before the connection ends; processes end it after the time that these would take.
     pub retries_max: u32,
-    /// How long a message waits that finds no receive posted.
+    /// Delay before a message that found no posted receive is retried.
     pub rnr_ns: u64,
-    /// How many orders of requests there are between two peers: each has a queue pair of its own at either end.
+    /// Lanes between two peers; each has a queue pair at either end and its own order of requests.
     pub lanes: usize,
-    /// Requests to one peer that may be outstanding in one of them.
+    /// Maximum number of outstanding requests of one peer in one lane.
     pub queue_depth: usize,
-    /// Messages and immediates of one peer that may wait to be polled.
+    /// Maximum number of messages and immediates of one peer that wait to be polled.
     pub receive_depth: usize,
-    /// Largest inline source.
+    /// Maximum size of an inline source.
     pub inline_bytes_max: usize,
-    /// Largest message.
+    /// Maximum size of a message.
     pub send_bytes_max: usize,
-    /// Segments that one fabric can register.
+    /// Maximum number of registered segments of one fabric.
     pub keys_max: usize,
-    /// How long an attempt to connect may take.
+    /// Time limit of an attempt to connect.
     pub connect_timeout_ns: u64,
-    /// How long after a crash its peers hear of it, if anything can reach them.
+    /// Time from a crash until its peers are told, if a message can reach them.
     pub notice_ns: u64,
     /// How a peer is cut off.
     pub cut_off: CutOffBy,
-    /// What may be done to that end, where the peer must exit.
+    /// What may be done to cut a peer off, where that takes the end of its process.
     pub fence: Fence,
-    /// How long that takes.
+    /// Time that fencing takes.
     pub fence_ns: u64,
 }
 
-/// Who carries posted atomics out.
+/// What executes posted atomics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AtomicsBy {
-    /// In one piece with what processors do.
+    /// The processor: atomic with its other accesses.
     Processor,
-    /// The adapter of the target, which reads the word and writes it `atomic_ns` later, whatever else has changed it meanwhile.
+    /// The adapter of the target. It reads the word and writes it `atomic_ns` later, overwriting changes in between.
     Adapter,
 }
 
-/// Who acknowledges requests, and answers them.
+/// What acknowledges and answers requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AcknowledgedBy {
-    /// An adapter, whatever becomes of the process whose memory it is; or, where processors copy, nobody.
+    /// An adapter, even if its process is stopped; where processors copy, requests are not acknowledged.
     Adapter,
-    /// The process itself, in software: nothing is sent, landed or answered while it stands still.
+    /// The process, in software: while it is stopped, nothing is sent, received or answered.
     Process,
 }
 
@@ -99,74 +99,75 @@ impl From<AtomicsBy> for Atomics {
     }
 }
 
-/// Who can keep a peer from touching our memory.
+/// What keeps a peer from accessing our memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CutOffBy {
-    /// Our own adapter: from then on it drops what the peer sends.
+    /// Our own adapter drops what the peer sends.
     Target,
-    /// Only the end of the peer, as its own processor copies into our memory, stops and goes on with it.
+    /// Only the exit of the peer, whose own processor copies into our memory and may stop and resume at any time.
     Exit,
 }
 
-/// What may be done to a peer that only its end cuts off.
+/// What may be done to a peer that only its exit cuts off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fence {
-    /// Its host is brought down.
+    /// Bring its host down.
     Kill,
     /// Nothing.
     Never,
 }
 
-/// Why there is no such profile.
+/// The reason why a profile cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// Not TOML, a field that is not known or is missing, or a value of the wrong type.
+    /// The text is not TOML, has an unknown field, lacks one, or has a value of the wrong type.
     #[error("cannot read a hardware profile: {0}")]
     Malformed(#[from] toml::de::Error),
-    /// A value with which nothing would ever happen.
+    /// A value is out of its range.
     #[error("cannot use a hardware profile: {field} is {value}; it must be {wanted}")]
     Value {
-        /// Which.
+        /// Name of the field.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         value: u64,
-        /// What would do.
+        /// The allowed values.
         wanted: &'static str,
     },
-    /// Where processors copy, there is no adapter to carry atomics out.
+    /// Where processors copy, no adapter can execute atomics.
     #[error("cannot use a hardware profile: atomics by \"adapter\" need a cut_off by \"target\"")]
     NoAdapter,
-    /// Where processors copy, nobody acknowledges.
+    /// Where processors copy, requests are not acknowledged.
     #[error("cannot use a hardware profile: acknowledged by \"process\" needs a cut_off by \"target\"")]
     NobodyAcknowledges,
-    /// The queue pairs of `halite_rnic` have packets of certain lengths, and processes without an adapter no atomics of an adapter.
+    /// Queue pairs of `halite_rnic` require certain packet sizes, and processes without an adapter cannot use an
+    /// adapter's atomics.
     #[error(
         "cannot use a hardware profile: a cut_off by \"target\" needs an mtu_bytes of 256, 512, 1024, 2048 or 4096, \
          and, acknowledged by \"process\", atomics by \"processor\""
     )]
     NoQueuePair,
-    /// None of the tree has that name.
+    /// No profile has this name.
     #[error("there is no hardware profile {name:?}; there are {}", Profile::NAMES.join(", "))]
     Unknown {
-        /// What was asked for.
+        /// The name.
         name: String,
     },
 }
 
 impl Profile {
-    /// Names of the profiles in the tree.
+    /// Names of the built-in profiles.
     pub const NAMES: [&str; 5] = ["local", "local-torn", "rnic-100g", "rnic-100g-hca", "roce-100g"];
 
-    /// Reads a profile.
+    /// Parses and checks a profile.
     pub fn from_toml(text: &str) -> Result<Profile, ProfileError> {
         let profile: Profile = toml::from_str(text)?;
         profile.check()?;
         Ok(profile)
     }
 
-    /// A profile of the tree.
+    /// Returns the built-in profile of this name.
     pub fn named(name: &str) -> Result<Profile, ProfileError> {
         match name {
             "local" => Ok(Profile::local()),
@@ -178,32 +179,32 @@ impl Profile {
         }
     }
 
-    /// Processes of one host that share memory.
+    /// Returns the profile of processes of one host that share memory.
     pub fn local() -> Profile {
         Profile::from_toml(include_str!("../profiles/local.toml")).expect("a test reads it")
     }
 
-    /// Processes of one host whose copies are slow, and go on when everybody believes them dead.
+    /// Returns the profile of processes of one host that copy slowly, and continue after they were declared dead.
     pub fn local_torn() -> Profile {
         Profile::from_toml(include_str!("../profiles/local-torn.toml")).expect("a test reads it")
     }
 
-    /// Hosts with adapters of 100 Gb/s behind one switch.
+    /// Returns the profile of hosts with adapters of 100 Gb/s behind one switch.
     pub fn rnic_100g() -> Profile {
         Profile::from_toml(include_str!("../profiles/rnic-100g.toml")).expect("a test reads it")
     }
 
-    /// The same, but with atomics that are the adapters' own, as verbs' `IBV_ATOMIC_HCA`.
+    /// As [`Profile::rnic_100g`], but atomics are atomic only among themselves, as verbs' `IBV_ATOMIC_HCA`.
     pub fn rnic_100g_hca() -> Profile {
         Profile { atomics: AtomicsBy::Adapter, ..Profile::rnic_100g() }
     }
 
-    /// Hosts whose processes speak RoCEv2 over UDP themselves, by the queue pairs that they have in earnest.
+    /// Returns the profile of hosts whose processes drive RoCEv2 over UDP in software.
     pub fn roce_100g() -> Profile {
         Profile::from_toml(include_str!("../profiles/roce-100g.toml")).expect("a test reads it")
     }
 
-    /// Whether all values make sense.
+    /// Checks that all values are in range and fit together.
     pub fn check(&self) -> Result<(), ProfileError> {
         let positive = [
             ("bandwidth_bytes_per_us", self.bandwidth_bytes_per_us),
@@ -257,7 +258,7 @@ impl Profile {
         Ok(())
     }
 
-    /// Whether adapters carry everything out, and not the processors of those who ask for it.
+    /// Returns true if adapters execute requests, and not the processors of the requesters.
     pub fn is_adapter(&self) -> bool {
         self.cut_off == CutOffBy::Target
     }

@@ -4,35 +4,35 @@ use rand_core::Rng;
 use rand_pcg::Pcg64Mcg;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-/// A generator whose numbers follow from a seed and a name, on every machine and for ever.
+/// A generator whose numbers follow from a seed and a name, the same on every machine and in every version.
 ///
-/// Separate names keep purposes apart: who draws once more for one of them changes nothing for the others.
+/// Names keep purposes independent: an extra draw for one of them does not change the others.
 #[derive(Clone, Debug)]
 pub struct Random {
     generator: Pcg64Mcg,
 }
 
 impl Random {
-    /// The generator of `stream` under `seed`.
+    /// Creates the generator `stream` of `seed`.
     pub fn new(seed: u64, stream: &str) -> Random {
         Random { generator: Pcg64Mcg::new(xxh3_128_with_seed(stream.as_bytes(), seed)) }
     }
 
-    /// Any 64 bits.
+    /// Returns 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.generator.next_u64()
     }
 
-    /// A number below `bound`, which must not be zero.
+    /// Returns a number below `bound`, which must not be zero.
     ///
-    /// Written out here rather than taken from a library of distributions, whose next version may draw differently.
-    /// Favours some numbers by less than `bound` in 2^64.
+    /// Implemented here because a library may draw differently in its next version. The bias of a number is below
+    /// `bound` in 2^64.
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 0, "no number is below zero");
         ((u128::from(self.bits()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number from `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         assert!(low <= high, "no number is between {low} and {high}");
         match (high - low).checked_add(1) {
@@ -41,22 +41,22 @@ impl Random {
         }
     }
 
-    /// True `ppm` times in a million; draws nothing if that is never.
+    /// Returns true `ppm` times in a million; with 0, draws no number.
     pub fn chance_ppm(&mut self, ppm: u32) -> bool {
         ppm > 0 && self.below(1_000_000) < u64::from(ppm)
     }
 
-    /// True `numerator` times in `denominator`.
+    /// Returns true `numerator` times in `denominator`.
     pub fn chance(&mut self, numerator: u64, denominator: u64) -> bool {
         self.below(denominator) < numerator
     }
 
-    /// An index into something of `len` elements.
+    /// Returns an index below `len`.
     pub fn index(&mut self, len: usize) -> usize {
         self.below(len as u64) as usize
     }
 
-    /// Fills `bytes`.
+    /// Fills `bytes` with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             let drawn = self.bits().to_le_bytes();

@@ -1,7 +1,7 @@
-//! What tasks, clocks and fabrics of one world share.
+//! The state that tasks, clocks and fabrics of one world share.
 //!
-//! Everything runs in one thread, but a fabric must be `Sync`, hence the lock.  It is never held while a waker or any
-//! other foreign code runs.
+//! Everything runs in one thread, but a fabric must be `Sync`, hence the lock. It is never held while a waker or other
+//! foreign code runs.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;

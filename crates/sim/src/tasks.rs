@@ -1,4 +1,4 @@
-//! The executor's tasks: which there are, and which are ready.
+//! The tasks of the executor.
 
 use std::pin::Pin;
 use std::sync::atomic::AtomicBool;
@@ -9,7 +9,7 @@ use std::task::{Wake, Waker};
 use crate::random::Random;
 use crate::world::HostId;
 
-/// A task of a world; never used again in it.
+/// A task of a world; ids are not reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct TaskId {
     slot: u32,

@@ -1,16 +1,16 @@
-//! Readable lines of what happened, for those who look at one run.
+//! Readable trace lines of one run.
 
 use std::collections::VecDeque;
 
-/// Which lines a world keeps.  Lines cost far more than the events that they tell of.
+/// Which lines a world keeps. A line costs far more than the event that it describes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Trace {
-    /// None.
+    /// No lines.
     #[default]
     Off,
-    /// The last so many.
+    /// The last lines, up to this number.
     Last(usize),
-    /// All.
+    /// All lines.
     All,
 }
 

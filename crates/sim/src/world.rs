@@ -19,26 +19,26 @@ use crate::shared::Shared;
 use crate::tasks::{TaskId, Tasks};
 use crate::trace::Trace;
 
-/// A host of a world, numbered from 0 in the order in which they were added; or, where hosts have several processes, one of
-/// those: it runs, stops and crashes by itself.
+/// A host of a world, numbered from 0 in order of creation. Where hosts have several processes, one of those: each
+/// runs, pauses and crashes separately.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct HostId(pub u32);
 
 /// Why [`World::run`] returned.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RunEnd {
-    /// All tasks of the story have ended; or, in a world without any, nothing is left to happen.
+    /// All tasks without a host have ended; or, in a world without such tasks, no event is left.
     Finished,
-    /// It is as late as was asked for.
+    /// The deadline was reached.
     DeadlineReached,
-    /// Tasks wait, but nothing is going to happen that could wake them.
+    /// Tasks wait, but no event is left that could wake them.
     Stuck {
-        /// Their names.
+        /// Names of the waiting tasks.
         waiting: Vec<String>,
     },
-    /// So many steps were done as were allowed, in all or at one instant.
+    /// The limit of steps was reached, in all or at one instant.
     StepsExhausted {
-        /// The last task that was polled: the one to suspect.
+        /// The task that was polled last, which may be in a loop.
         task: String,
     },
 }
@@ -85,14 +85,15 @@ impl Drop for Inner {
 }
 
 impl World {
-    /// An empty world at time 0.  Panics if `profile` holds a value that makes no sense, see [`Profile::check`].
+    /// Creates an empty world at time 0. Panics if `profile` is invalid; see [`Profile::check`].
     pub fn new(seed: u64, profile: Profile) -> World {
         World::made_of(seed, Hardware::new(profile, None))
     }
 
-    /// An empty world whose hosts may have several processes: `across` holds between hosts, and `within` between the processes
-    /// of one, whose loads and stores reach each other's memory.  Each process is taken to have an adapter to itself.  Panics
-    /// as [`World::new`] does, and unless `across` is of adapters and `within` is not.
+    /// Creates an empty world whose hosts may have several processes. `across` is the hardware between hosts, and
+    /// `within` that between the processes of one host, which access each other's memory by loads and stores. Each
+    /// process has its own adapter. Panics as [`World::new`] does, and unless `across` has adapters and `within` has
+    /// none.
     pub fn with_processes(seed: u64, across: Profile, within: Profile) -> World {
         World::made_of(seed, Hardware::new(across, Some(within)))
     }
@@ -114,30 +115,30 @@ impl World {
 
     // Time and chance.
 
-    /// Nanoseconds of true time since the world began.
+    /// Returns the true time, in ns since the start of the world.
     pub fn now_ns(&self) -> u64 {
         self.inner.shared.now_ns()
     }
 
-    /// The clock of a host.
+    /// Returns the clock of a host.
     pub fn clock(&self, host: HostId) -> HostClock {
         self.inner.clocks.borrow()[host.0 as usize].clone()
     }
 
-    /// Sleeps on a host's own clock, or by true time.
+    /// Sleeps on a host's own clock, or by true time with `None`.
     pub fn sleep(&self, host: Option<HostId>, duration: Duration) -> Sleep {
         let clock = host.map_or_else(|| self.inner.truth.clone(), |host| self.clock(host));
         clock.sleep_until(clock.now_ns().saturating_add(duration.as_nanos() as u64))
     }
 
-    /// From now on the host's clock is fast by `ppm` millionths, or slow if that is negative.
+    /// Sets the drift of the host's clock, in millionths; negative is slow.
     pub fn set_drift_ppm(&self, host: HostId, ppm: i64) {
         self.clock(host).set_drift_ppm(ppm);
         // Sleepers look at their clocks again, and set their timers anew.
         self.inner.shared.with(Net::wake_sleepers);
     }
 
-    /// The generator of a named purpose; the same name always yields the same numbers from their beginning.
+    /// Returns the generator of a named purpose. The same name always returns the same sequence, from its start.
     pub fn random(&self, stream: &str) -> Random {
         // Apart from the streams that the world uses itself.
         Random::new(self.inner.seed, &format!("story: {stream}"))
@@ -145,7 +146,7 @@ impl World {
 
     // Hosts and links.
 
-    /// Adds a host, which runs.
+    /// Adds a running host.
     pub fn add_host(&self) -> HostId {
         let host = self.inner.shared.with(|net| net.add_process(None));
         // An hour: so far apart that nobody mixes clocks up unpunished.
@@ -155,7 +156,7 @@ impl World {
         host
     }
 
-    /// Adds a process to the host that `other` stands on, whose clock it shares.  Panics if hosts have one process each.
+    /// Adds a process to the host of `other`, with the same clock. Panics if hosts have one process each.
     pub fn add_process(&self, other: HostId) -> HostId {
         let added = self.inner.shared.with(|net| {
             assert!(net.hardware.has_processes(), "nothing says what stands between processes of one host");
@@ -166,35 +167,35 @@ impl World {
         added
     }
 
-    /// Whether two processes stand on one host.
+    /// Returns true if the two processes are on one host.
     pub fn share_a_host(&self, one: HostId, other: HostId) -> bool {
         self.inner.shared.with(|net| net.stands_on(one) == net.stands_on(other))
     }
 
-    /// Whether a host runs: is neither paused nor down.
+    /// Returns true if the host is neither paused nor down.
     pub fn is_running(&self, host: HostId) -> bool {
         self.state(host) == HostState::Running
     }
 
-    /// Whether the host has crashed, and has not been started again.
+    /// Returns true if the host has crashed and was not restarted.
     pub fn has_crashed(&self, host: HostId) -> bool {
         self.state(host) == HostState::Crashed
     }
 
-    /// Opens a fabric on a running host.  `hello` is what those who connect to it are shown.
+    /// Opens a fabric on a running host. Peers that connect receive `hello`.
     ///
-    /// A host may open several.  Addresses are never used twice: a host that has restarted takes a new one.
+    /// A host may open several. Addresses are never reused: a restarted host needs a new one.
     pub fn fabric(&self, host: HostId, address: &str, hello: Vec<u8>) -> Arc<SimFabric> {
         SimFabric::open(self.inner.shared.clone(), host, address, hello)
     }
 
-    /// Ends all that runs on the host, at once and without a word; what it has put on the wire still arrives.
+    /// Ends everything on the host, at once and without notice; packets on the wire still arrive.
     pub fn crash(&self, host: HostId) {
         self.inner.shared.with(|net| net.crash(host, true));
         self.end_tasks(host);
     }
 
-    /// Ends all processes of the host that `host` stands on, kernel and all: nobody tells other hosts.
+    /// Ends all processes of the host that `host` is on, and its kernel, so other hosts get no notice.
     pub fn crash_whole_host(&self, host: HostId) {
         let all = self.inner.shared.with(|net| net.processes_beside(host));
         for process in all {
@@ -203,17 +204,17 @@ impl World {
         }
     }
 
-    /// Lets a host that has crashed run again, with nothing on it.
+    /// Restarts a crashed host, without tasks or fabrics.
     pub fn restart(&self, host: HostId) {
         self.inner.shared.with(|net| net.restart(host));
     }
 
-    /// Stops the host's processors; its adapter goes on, and with it the queue pairs that it drives, and its clock.
+    /// Stops the host's processors. Its adapter with the queue pairs that it drives, and its clock, keep running.
     pub fn pause(&self, host: HostId) {
         self.inner.shared.with(|net| net.pause(host));
     }
 
-    /// Lets a paused host go on where it stopped.
+    /// Resumes a paused host.
     pub fn resume(&self, host: HostId) {
         self.inner.shared.with(|net| net.resume(host));
         if self.is_running(host) {
@@ -221,40 +222,40 @@ impl World {
         }
     }
 
-    /// What the link from one host to another is like now.
+    /// Returns the current properties of the link between two hosts, in this direction.
     pub fn link(&self, from: HostId, to: HostId) -> Link {
         self.inner.shared.with(|net| net.link(from, to))
     }
 
-    /// Changes a link, in one direction; what is on it already is not touched.
+    /// Changes a link, in one direction; packets on it are not affected.
     pub fn set_link(&self, from: HostId, to: HostId, link: Link) {
         self.inner.shared.with(|net| net.set_link(from, to, link));
     }
 
-    /// The profile of what stands between two hosts, or processes.
+    /// Returns the profile of the hardware between two hosts or processes.
     pub fn profile(&self, one: HostId, other: HostId) -> Profile {
         self.inner.shared.with(|net| net.hardware.of(net.reach(one, other)).clone())
     }
 
     // Looking at a run.
 
-    /// A number over everything that has happened: equal in two runs only if all was.
+    /// Returns a checksum of all events: equal only if two runs were the same.
     pub fn digest(&self) -> u64 {
         self.inner.shared.with(|net| net.digest.value())
     }
 
-    /// Chooses which lines are kept from now on.
+    /// Selects which trace lines are kept from now on.
     pub fn set_trace(&self, trace: Trace) {
         self.inner.keeps_lines.set(trace != Trace::Off);
         self.inner.shared.with(|net| net.log.set(trace));
     }
 
-    /// The lines kept, oldest first: time, host, what.
+    /// Returns the kept lines, oldest first: time, host, text.
     pub fn trace(&self) -> Vec<String> {
         self.inner.shared.with(|net| net.log.lines())
     }
 
-    /// Puts a line of the story's own into the trace; made only if somebody keeps it, and no part of the digest.
+    /// Adds a line to the trace, formatted only if it is kept. The digest does not include it.
     pub fn note(&self, host: Option<HostId>, what: fmt::Arguments<'_>) {
         if self.inner.keeps_lines.get() {
             // Formatted before the lock is taken, for it may run anything.
@@ -263,22 +264,22 @@ impl World {
         }
     }
 
-    /// Puts a number of the story's own into the digest.
+    /// Adds a number to the digest.
     pub fn fold(&self, number: u64) {
         self.inner.shared.with(|net| net.fold(number));
     }
 
-    /// Counts of what has happened.
+    /// Returns the counters.
     pub fn counters(&self) -> Counters {
         self.inner.shared.with(|net| net.counters)
     }
 
     // Running.
 
-    /// Starts a task on a host, or, with `None`, one of the story itself, which no crash or pause touches.
+    /// Starts a task on a host, or with `None` one without a host, which no crash or pause affects.
     ///
-    /// A task is polled only while its host runs, and dropped when that crashes.  On a host that is down it is dropped
-    /// at once.
+    /// A task is polled only while its host runs, and dropped when the host crashes. On a host that is down it is
+    /// dropped at once.
     pub fn spawn(
         &self,
         host: Option<HostId>,
@@ -292,35 +293,35 @@ impl World {
         id
     }
 
-    /// Whether a task has neither ended nor been dropped.
+    /// Returns true if the task has neither ended nor been dropped.
     pub fn is_alive(&self, task: TaskId) -> bool {
         self.inner.tasks.borrow().is_alive(task)
     }
 
-    /// Drops a task; at once, or, if it is the one that calls, at its next await.
+    /// Drops a task: at once, or at its next await if it is the caller.
     pub fn abort(&self, task: TaskId) {
         let removed = self.inner.tasks.borrow_mut().remove(task);
         drop(removed);
     }
 
-    /// Drops all tasks.  Those that hold the world themselves would otherwise keep it, and it them, for ever.
+    /// Drops all tasks. Tasks that hold the world would otherwise form a cycle with it, which is never freed.
     pub fn end(&self) {
         let tasks = self.inner.tasks.borrow_mut().remove_all();
         drop(tasks);
     }
 
-    /// How many polls and events are still allowed, in all; without bound at first.
+    /// Sets how many more polls and events are allowed; unlimited by default.
     pub fn set_steps_max(&self, steps: u64) {
         self.inner.steps_left.set(steps);
     }
 
-    /// Runs until the story is over.
+    /// Runs until all tasks without a host have ended.
     pub fn run(&self) -> RunEnd {
         self.run_until(u64::MAX)
     }
 
-    /// Runs until the story is over or it is `deadline_ns`, whichever comes first.  Without any task of the story, time
-    /// always moves to the deadline.
+    /// Runs until all tasks without a host have ended, or until `deadline_ns`. If there are none, time always advances
+    /// to the deadline.
     pub fn run_until(&self, deadline_ns: u64) -> RunEnd {
         let told = self.inner.tasks.borrow().stories() > 0;
         loop {
@@ -343,9 +344,8 @@ impl World {
         }
     }
 
-    /// Polls what is ready, and then, unless `is_enough`, lets the next events happen, up to one that rings a doorbell or
-    /// wakes a task: for those who wait outside of all tasks.
-    /// An error if nothing can happen any more.
+    /// Polls ready tasks and then, unless `is_enough`, executes the next events, up to one that rings a doorbell or
+    /// wakes a task. For callers outside of all tasks. Fails if no event is left.
     pub fn advance_unless(&self, is_enough: impl Fn() -> bool) -> Result<(), RunEnd> {
         if let Some(task) = self.poll_ready() {
             return Err(RunEnd::StepsExhausted { task });

@@ -204,7 +204,7 @@ pub enum DirectoryOutput {
     },
     /// To a home: does the region have that name?  If not, the home frees it; [`Directory::handle_home_reply`] follows.
     AskHome {
-        /// Passed back.
+        /// Passed to [`Directory::handle_home_reply`].
         id: u64,
         /// The home.
         home: NodeIncarnation,
@@ -215,7 +215,7 @@ pub enum DirectoryOutput {
     },
     /// Execute a transaction in the outside store; [`Directory::handle_stored`] follows in any case.
     Store {
-        /// Passed back.
+        /// Passed to [`Directory::handle_stored`].
         id: u64,
         /// The transaction.
         transaction: Transaction,

@@ -31,7 +31,7 @@ pub enum CopyFailure {
 /// A grace period: ends when all earlier loads and stores, and some posted operations, have ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Quiesce {
-    /// Passed back when it ends.
+    /// Passed to `handle_quiescent` when the grace period ends.
     pub token: Token,
     /// The posted operations it includes.
     pub posted: PostedTo,
@@ -57,7 +57,7 @@ pub enum Command {
         len: u64,
         /// Bytes per chunk: a power of two.
         chunk_bytes: u64,
-        /// Where.
+        /// Nodes of the chunks.
         placement: Placement,
         /// Permissions of other principals.
         everyone: Permissions,
@@ -178,7 +178,7 @@ pub enum Command {
         node: NodeId,
         /// Time limit in ns.
         within_ns: u64,
-        /// Whether it stays if something is left.
+        /// Whether the node stays if something could not be moved.
         stays: bool,
     },
     /// Move the names from node 0 to a store outside of the cluster.
@@ -411,7 +411,7 @@ pub enum Effect {
     Quiesce(Quiesce),
     /// Copy all of `from` to `to`, of equal length; then `handle_copied`.
     Copy {
-        /// Passed back.
+        /// Passed to `handle_copied`.
         token: Token,
         /// Source.
         from: Window,
@@ -420,7 +420,7 @@ pub enum Effect {
     },
     /// Set all of `window` to `byte`; then `handle_copied`.
     Fill {
-        /// Passed back.
+        /// Passed to `handle_copied`.
         token: Token,
         /// Local memory.
         window: Window,
@@ -429,7 +429,7 @@ pub enum Effect {
     },
     /// Read from a peer's memory into local memory; then `handle_copied`, or `handle_copy_failed`.
     Fetch {
-        /// Passed back.
+        /// Passed to `handle_copied` or `handle_copy_failed`.
         token: Token,
         /// The peer.
         peer: PeerId,
@@ -444,7 +444,7 @@ pub enum Effect {
     },
     /// Make local memory read as zero and return it to the system; then `handle_discarded`.
     Discard {
-        /// Passed back.
+        /// Passed to `handle_discarded`.
         token: Token,
         /// The local segment.
         key: Key,
@@ -455,7 +455,7 @@ pub enum Effect {
     },
     /// Allocate the pages of local memory from the system; then `handle_populated`.
     Populate {
-        /// Passed back.
+        /// Passed to `handle_populated`.
         token: Token,
         /// The local segment.
         key: Key,
@@ -478,7 +478,7 @@ pub enum Effect {
     },
     /// Execute a transaction in the store outside of the cluster; then `handle_stored`, once.
     Store {
-        /// Passed back.
+        /// Passed to `handle_stored`.
         id: u64,
         /// The transaction.
         transaction: Transaction,
@@ -487,7 +487,7 @@ pub enum Effect {
     OpenStore(NamesAt),
     /// Test whether that store is reachable from here; then `handle_tried`.
     TryStore {
-        /// Passed back.
+        /// Passed to `handle_tried`.
         requester: Requester,
         /// The store.
         at: NamesAt,

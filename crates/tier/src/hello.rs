@@ -32,7 +32,7 @@ pub enum BadHello {
     #[error("it speaks version {0} of the protocol, and this node version {PROTOCOL_VERSION}")]
     Version(u16),
     /// It claims the receiver's own number.
-    #[error("it claims to be node {0}, as this node is")]
+    #[error("it has the number of this node, {0}")]
     OurNumber(NodeId),
     /// Its incarnation has ended for this node.
     #[error("this incarnation of node {0} has ended")]

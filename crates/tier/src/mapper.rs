@@ -67,7 +67,7 @@ struct Changing {
     has_newer: bool,
 }
 
-/// What waits for a token.
+/// The waiter for a token.
 #[derive(Debug)]
 enum TokenWaiter {
     Region(RegionId),

@@ -137,7 +137,7 @@ pub struct Members {
     departed: BTreeMap<PeerId, Departed>,
 }
 
-/// What the driver knows of a lost peer.
+/// The driver's state of a lost peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Departed {
     /// The driver still considers it up.

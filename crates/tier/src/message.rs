@@ -130,7 +130,7 @@ pub enum Request {
     TryNames { at: NamesAt },
 }
 
-/// Where names are kept outside of the cluster.
+/// Location of the names outside of the cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NamesAt {
     /// Address of the store, for drivers.  Without password: anything on the path of a message can read it.
@@ -309,7 +309,7 @@ pub enum LeftoverCause {
     NoOtherNode,
 }
 
-/// What a mapper needs to know of a region.
+/// Data that a mapper needs about a region.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MappedReply {
     /// The region.

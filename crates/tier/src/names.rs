@@ -12,7 +12,7 @@ use crate::message::NAME_BYTES_MAX;
 const RESERVED: char = '\0';
 const PREFIX_BYTES: usize = 2;
 
-/// What a region serves as, other than user memory.
+/// The use of a region, other than as user memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Service {
     /// A lock; see [`crate::lockword`].

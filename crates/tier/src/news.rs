@@ -102,7 +102,7 @@ pub enum News {
     EtcdEdited {
         /// The key.
         key: String,
-        /// What it holds instead, if anything.
+        /// The found value; `None` if the key is gone.
         found: Option<String>,
     },
     /// Another node, not connected to this one, recorded in etcd that this incarnation has ended.
@@ -190,7 +190,10 @@ impl fmt::Display for News {
                 )
             }
             News::Renamed { name, alias } => {
-                write!(f, "the region {name:?} of this node is called {alias:?} now: another has its name")
+                write!(
+                    f,
+                    "the region {name:?} of this node is called {alias:?} now: another region has its name"
+                )
             }
             News::Malformed(who) => {
                 write!(f, "{who} is unreachable for this node: it sent a malformed message")
@@ -210,29 +213,29 @@ impl fmt::Display for News {
             News::NamesApart { node, address } => {
                 write!(
                     f,
-                    "node {node} has its names at {address}, and this node elsewhere: the two do not see each other's names"
+                    "node {node} keeps its names at {address}, this node in another store: the two do not see each other's names"
                 )
             }
             News::EtcdBack => write!(f, "etcd answers again"),
             News::EtcdRestored { was, is } => write!(
                 f,
-                "etcd was restored to what it was before: its revision is {is}, and was {was}; what it lacks of this node's names is written again"
+                "etcd was restored to an earlier state: its revision was {was} and is {is}; this node's missing names are written again"
             ),
             News::EtcdOther { was, is } => write!(
                 f,
-                "another etcd answers: its cluster is {is:x}, and was {was:x}; what it lacks of this node's names is written again (check its address if this is a mistake)"
+                "another etcd cluster answers: {is:x}, before {was:x}; this node's missing names are written to it (check its address if this is a mistake)"
             ),
             News::EtcdEdited { key, found: Some(found) } => write!(
                 f,
-                "the key {key:?} in etcd, which says that this node lives, was written over with {found:?}; it is written again"
+                "the key {key:?} in etcd, the record of this node, was overwritten with {found:?}; it is written again"
             ),
             News::EtcdEdited { key, found: None } => write!(
                 f,
-                "the key {key:?} in etcd, which says that this node lives, is gone: it was removed, or etcd was restored; it is written again, with what etcd lacks of this node's names"
+                "the key {key:?} in etcd, the record of this node, is gone: it was removed, or etcd was restored; it is written again, with this node's missing names"
             ),
             News::EtcdEnded { key, by } => write!(
                 f,
-                "node {} has recorded in etcd that this incarnation has ended ({key:?}), and is not connected to this node: no new names are given here until the two are connected",
+                "node {} has recorded in etcd that this incarnation has ended ({key:?}), and is not connected to this node: this node registers no new names until the two are connected",
                 by.node
             ),
             News::EtcdDamaged { key } => write!(

@@ -278,7 +278,8 @@ impl Store {
         extents
     }
 
-    /// Releases local chunks that only the `tainted` can still touch, until they are cut off.
+    /// Frees local chunks. Chunks that nodes in `tainted` can still write stay in quarantine until all of those are cut
+    /// off.
     pub fn release(
         &mut self,
         extents: &[Extent],

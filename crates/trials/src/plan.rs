@@ -323,9 +323,11 @@ impl Plan {
             () if self.work.weights().iter().chain(&faults.weights()).any(|weight| *weight > WEIGHT_MAX) => {
                 bad("weights must be 1000000 at most")
             }
-            () if self.work.weights().iter().sum::<u32>() == 0 => bad("work has no weight at all"),
+            () if self.work.weights().iter().sum::<u32>() == 0 => {
+                bad("work needs at least one weight above 0")
+            }
             () if faults.gap_us > 0 && faults.weights().iter().sum::<u32>() == 0 => {
-                bad("faults have a gap but no weight at all")
+                bad("faults with a gap need at least one weight above 0")
             }
             () => self.check_hosts(),
         }
@@ -335,8 +337,8 @@ impl Plan {
         let bad = |what| Err(PlanError::Bad { plan: self.name.clone(), what });
         let (across, within) = (self.profile()?, self.host_profile()?);
         let dealt = match &self.hosts {
-            None if self.host_profile.is_some() => return bad("host_profile says nothing without hosts"),
-            None if self.faults.host_crash > 0 => return bad("host_crash says nothing without hosts"),
+            None if self.host_profile.is_some() => return bad("host_profile has no effect without hosts"),
+            None if self.faults.host_crash > 0 => return bad("host_crash has no effect without hosts"),
             None => return Ok(()),
             Some(Hosts::Dealt(hosts)) => (1..=self.nodes).contains(hosts),
             Some(Hosts::Filled(hosts)) => {
@@ -346,8 +348,10 @@ impl Plan {
         };
         match () {
             () if !dealt => bad("hosts must be at most as many as nodes, or say how many nodes each has"),
-            () if !across.is_adapter() => bad("profile must be of adapters where nodes stand on hosts"),
-            () if within.is_adapter() => bad("host_profile must be of processes that share memory"),
+            () if !across.is_adapter() => {
+                bad("profile must be one with adapters when nodes are placed on hosts")
+            }
+            () if within.is_adapter() => bad("host_profile must be one of processes that share memory"),
             () => Ok(()),
         }
     }

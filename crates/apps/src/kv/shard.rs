@@ -301,7 +301,7 @@ impl Shard {
     }
 
     fn damaged(&self) -> KvError {
-        KvError::Damaged { shard: self.number, what: "has an entry that is damaged" }
+        KvError::Damaged { shard: self.number, what: "has a damaged entry" }
     }
 
     /// Writes an entry, in place of the one found under its key, if any.

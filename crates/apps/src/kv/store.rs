@@ -610,7 +610,7 @@ impl Store {
             Some(Answer::TooLong) => {
                 KvError::TooLong { what: "value", len: VALUE_BYTES_MAX + 1, max: VALUE_BYTES_MAX }
             }
-            _ => KvError::Damaged { shard, what: "answers what makes no sense" },
+            _ => KvError::Damaged { shard, what: "sent an invalid answer" },
         }
     }
 }

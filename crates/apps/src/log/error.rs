@@ -36,7 +36,7 @@ pub enum LogError {
     },
     /// Followers took this writer for dead and skipped each attempt; nothing was appended.
     #[error(
-        "followers have skipped this record {attempts} times, because writing it took longer than their patience"
+        "append failed after {attempts} attempts: followers skipped the record because writing it exceeded their timeout; nothing was appended"
     )]
     Outpaced {
         /// Number of attempts.

@@ -64,8 +64,10 @@ impl Crew {
                 let said = said.into_iter().chain([("--fabric", over.fabric().name().to_owned())]);
                 flags.extend(said.flat_map(|(flag, value)| [flag.to_owned(), value]));
             }
-            let metrics =
-                over.metrics.of_node(number).context("there are not so many ports behind --metrics")?;
+            let metrics = over
+                .metrics
+                .of_node(number)
+                .context("too few port numbers remain above that of --metrics; choose a lower port")?;
             flags.extend(["--metrics".to_owned(), metrics.to_string()]);
             let mut worker =
                 Coworker::start(format!("worker process {number}"), &crew.dir, "run-worker", &flags)?;
@@ -88,7 +90,7 @@ impl Crew {
         let named = Client::join(&self.dir)?.session.list()?.into_iter().filter_map(|info| info.name);
         let taken = named.into_iter().find(|region| is_part(region, name));
         taken.map_or(Ok(()), |region| {
-            bail!("the name is taken: a region is called {region:?} already; say another one with --name")
+            bail!("the name is taken: the region {region:?} exists already; choose another one with --name")
         })
     }
 
@@ -263,7 +265,7 @@ fn left_behind(dir: &Path, name: &str, why: &anyhow::Error) -> String {
     let dir = dir.display();
     let progress = log::PROGRESS;
     format!(
-        "regions of this run may be left, called {name:?}, \"{name}{progress}\" or \"{name}/...\", for they could not be freed ({}); later, `halite ls --dir {dir}` shows them, and `halite rm --dir {dir} NAME` removes each",
+        "cannot free the regions of this run ({}): {name:?}, \"{name}{progress}\" or \"{name}/...\" may be left; `halite ls --dir {dir}` lists them, and `halite rm --dir {dir} NAME` frees one",
         output::reasons(why)
     )
 }
@@ -284,7 +286,7 @@ fn hear<T: DeserializeOwned>(worker: &mut Coworker) -> anyhow::Result<Heard<T>> 
     match worker.receive()? {
         Answer::Done(value) => serde_json::from_value(value)
             .map(Heard::Answer)
-            .context("a worker process answers something else"),
+            .context("a worker process sent an unexpected answer"),
         Answer::Waits(why) => Ok(Heard::Waits(why)),
         Answer::Failed(failure) => Err(failure.into()),
     }

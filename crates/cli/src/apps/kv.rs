@@ -90,7 +90,7 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
     } else {
         let metrics = crew.metrics.iter().map(|at| format!("metrics at http://{at}/metrics\n"));
         let metrics: String = metrics.collect();
-        output::print(&format!("{metrics}serving clients of Redis at {address}; ctrl-C ends it\n"))?;
+        output::print(&format!("{metrics}serving Redis clients at {address}; ctrl-C stops it\n"))?;
     }
     while ending.wait() == Woken::Child {
         if let Some(why) = crew.why_ended() {
@@ -122,7 +122,7 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
     let nodes: Vec<NodeId> = nodes.into_iter().map(NodeId).collect();
     let creating = Store::create(session.as_async(), &task.name, &nodes, FUNCTION, Permissions::empty());
     let store =
-        session.block_on(creating).with_context(|| format!("cannot make the store {:?}", task.name))?;
+        session.block_on(creating).with_context(|| format!("cannot create the store {:?}", task.name))?;
     let listener = TcpListener::bind(listen).with_context(|| format!("cannot listen at {listen}"))?;
     let server = Server::new(session.clone(), listener, store, vec![shard], clock, task.clients_max)?;
     let stopper = server.stopper();

@@ -156,7 +156,7 @@ pub fn run(dir: Option<&Path>, args: &LogArgs) -> anyhow::Result<()> {
     played?;
     if outcome.is_some_and(|outcome| !outcome.verified) {
         bail!(
-            "readers did not see every record once, where and as it was appended, in the order of its writer"
+            "log verification failed: a record is missing, repeated, altered, at the wrong position or out of its writer's order"
         );
     }
     Ok(())
@@ -167,28 +167,28 @@ fn check(args: &LogArgs) -> Result<(), output::UsageError> {
     let refuse = |message| Err(output::UsageError(message));
     let (size, together, batch) = (args.size.0, u64::from(args.together), args.batch);
     if size < RECORD_BYTES_MIN {
-        return refuse(format!(
-            "--size {size} is too little: a record has at least {RECORD_BYTES_MIN} bytes"
-        ));
+        return refuse(format!("--size {size} is too small: a record has at least {RECORD_BYTES_MIN} bytes"));
     }
     if size > RECORD_BYTES_MAX {
-        return refuse(format!("--size {size} is too much: a record has at most {RECORD_BYTES_MAX} bytes"));
+        return refuse(format!("--size {size} is too large: a record has at most {RECORD_BYTES_MAX} bytes"));
     }
     if size * together > CALL_BYTES_MAX {
         let most = CALL_BYTES_MAX / size;
         return refuse(format!(
-            "--together {together} is too many: one call appends at most {most} of {size} bytes"
+            "--together {together} is too large: one call appends at most {most} records of {size} bytes"
         ));
     }
     let Segments { slot_bytes, segment_slots: most } = segments(args);
     if !(slot_bytes..=SEGMENT_BYTES_MAX).contains(&args.segment.0) {
         return refuse(format!(
-            "--segment {} cannot be: a segment has {slot_bytes} bytes, which is one slot, to {SEGMENT_BYTES_MAX}",
+            "--segment {} is out of range: a segment has {slot_bytes} bytes (one slot) to {SEGMENT_BYTES_MAX}",
             args.segment.0
         ));
     }
     if batch > most {
-        return refuse(format!("--batch {batch} is too many: a segment has {most} slots for {size} bytes"));
+        return refuse(format!(
+            "--batch {batch} is too large: a segment has {most} slots for records of {size} bytes"
+        ));
     }
     Ok(())
 }
@@ -334,7 +334,7 @@ pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
         everyone: Permissions::empty(),
     };
     let log = session.block_on(Log::create(session.as_async(), &task.name, &options));
-    let log = log.with_context(|| format!("cannot make the log {:?}", task.name))?;
+    let log = log.with_context(|| format!("cannot create the log {:?}", task.name))?;
     let played = play_part(worker, task);
     let is_over = worker.is_over();
     let freed = away::remove(is_over, || session.block_on(log.clone().free()));
@@ -570,11 +570,11 @@ fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
             // It comes back when others have gone on, if it does.
             Err(LogError::Full { first }) => {
                 let noted = session.block_on(famine.note(&log, first));
-                noted.with_context(|| format!("reader {number} cannot skip what was not written"))?;
+                noted.with_context(|| format!("reader {number} cannot skip an unwritten record"))?;
                 0
             }
             Err(error) => {
-                away.wait(error).with_context(|| format!("reader {number} cannot follow"))?;
+                away.wait(error).with_context(|| format!("reader {number} cannot follow the log"))?;
                 0
             }
             Ok(slots) => {

@@ -25,7 +25,7 @@ pub(super) struct Place<'a> {
 /// Whether a store can have a shard in each process.
 pub(super) fn check(over: &Over) -> Result<(), UsageError> {
     if over.nodes as usize > SHARDS_MAX {
-        let message = format!("--nodes {} is too many: a store has at most {SHARDS_MAX} shards", over.nodes);
+        let message = format!("--nodes {} is too large: a store has at most {SHARDS_MAX} shards", over.nodes);
         return Err(UsageError(message));
     }
     Ok(())
@@ -49,7 +49,7 @@ pub(super) fn own(
     let function = Function(functions.0 + number as u32);
     let creating = Owner::create(session.as_async(), name, number, function, Permissions::empty());
     let owner = session.block_on(creating);
-    let owner = owner.with_context(|| format!("cannot make a shard of the store {name:?}"))?;
+    let owner = owner.with_context(|| format!("cannot create a shard of the store {name:?}"))?;
     let (stopper, shard) = (owner.stopper(), owner.local());
     // That the shard is to end.  Carries no data.
     let is_asked = AtomicBool::new(false);
@@ -60,7 +60,7 @@ pub(super) fn own(
                 && !is_asked.load(Ordering::Relaxed)
             {
                 // The parent process waits for our end, and for nothing that we say before.
-                let why = anyhow::Error::msg(error.to_string()).context("the owner of a shard cannot go on");
+                let why = anyhow::Error::msg(error.to_string()).context("the owner of a shard failed");
                 let _ = say_failed(&why);
                 std::process::exit(1);
             }
@@ -77,7 +77,7 @@ pub(super) fn own(
         let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         played?;
         freed.with_context(|| format!("cannot remove the store {name:?}"))?;
-        served.context("the owner of a shard cannot go on")
+        served.context("the owner of a shard failed")
     })
 }
 

@@ -145,7 +145,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
         Some(Line::Task(Task::Kv(task))) => kv::work(&worker, &task),
         Some(Line::Task(Task::Log(task))) => log::work(&worker, &task),
         Some(Line::Task(Task::Ycsb(task))) => ycsb::work(&worker, &task),
-        Some(other) => bail!("a task was expected, not {other:?}"),
+        Some(other) => bail!("expected a task, got {other:?}"),
     };
     if let Err(error) = done {
         say_failed(&error)?;

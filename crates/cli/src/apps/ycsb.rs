@@ -141,14 +141,16 @@ const FUNCTION: Function = Function(0x6b76_0000);
 pub fn run(dir: Option<&Path>, args: &YcsbArgs) -> anyhow::Result<()> {
     let value = args.value.0;
     if !(VALUE_BYTES_MIN..=VALUE_BYTES_MAX as u64).contains(&value) {
-        let message = format!("--value {value} is not from {VALUE_BYTES_MIN} to {VALUE_BYTES_MAX}");
+        let message = format!(
+            "--value {value} is out of range: a value has {VALUE_BYTES_MIN} to {VALUE_BYTES_MAX} bytes"
+        );
         return Err(output::UsageError(message).into());
     }
     shards::check(&args.over)?;
     let outcome = Crew::start(dir, &args.over)?.play(|crew| play(crew, dir.is_none(), args))?;
     print(&outcome, args.over.json)?;
     if !outcome.verified {
-        bail!("values were not there, or were not as they had been set");
+        bail!("store verification failed: a value is missing, or differs from the one that was set");
     }
     Ok(())
 }
@@ -248,7 +250,7 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let nodes: Vec<NodeId> = nodes.into_iter().map(NodeId).collect();
     if task.number == 0 {
         let creating = Store::create(session.as_async(), &task.name, &nodes, FUNCTION, Permissions::empty());
-        session.block_on(creating).with_context(|| format!("cannot make the store {:?}", task.name))?;
+        session.block_on(creating).with_context(|| format!("cannot create the store {:?}", task.name))?;
     }
     let mut store = open(session, task)?;
     say(&())?;
@@ -367,7 +369,7 @@ fn ask(
     let mut store = open(session, task)?;
     let mut counts = Counts::new(task)?;
     let mut random = Pcg64Mcg::seed_from_u64(thread);
-    let popular = Zipf::new(task.keys as f64, EXPONENT).context("the keys cannot be drawn")?;
+    let popular = Zipf::new(task.keys as f64, EXPONENT).context("cannot create the distribution of keys")?;
     let (mut value, mut found) = (vec![0; task.value], Vec::new());
     let limit = Duration::from_nanos(task.ns);
     let begin = Instant::now();

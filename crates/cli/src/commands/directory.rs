@@ -22,7 +22,7 @@ fn show(dir: &Path) -> anyhow::Result<()> {
     // Who joins is told by others where they are, and writes it down.
     let _member = Client::join(dir)?;
     let known = ClusterDir::open(dir).and_then(|dir| dir.etcd());
-    let known = known.with_context(|| format!("cannot look in {}", dir.display()))?;
+    let known = known.with_context(|| format!("cannot read {}", dir.display()))?;
     match known {
         Some(etcd) => output::print(&format!("names are at {etcd:?}\n"))?,
         None => output::print("names are at node 0\n")?,

@@ -21,7 +21,7 @@ const ROUNDS: u32 = 5;
 pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
     let dir = match ClusterDir::open(path) {
         Err(error @ ClusterDirError::NoCluster { .. }) => return Err(error.into()),
-        opened => opened.with_context(|| format!("cannot stop what runs in {}", path.display()))?,
+        opened => opened.with_context(|| format!("cannot stop the processes in {}", path.display()))?,
     };
     let wanted = |node| args.all || node < EPHEMERAL_NODE_MIN;
     let unlisted = Unlisted::find(&dir, wanted).unwrap_or_else(|error| {
@@ -43,7 +43,7 @@ pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
     remove_residue(&dir)?;
     elsewhere.iter().for_each(|stay| output::note(stay));
     if let Some(applications) = applications(&dir)? {
-        output::note(&format!("{applications}; `halite down --all --dir {}` ends them too", path.display()));
+        output::note(&format!("{applications}; `halite down --all --dir {}` stops them too", path.display()));
     }
     Ok(())
 }
@@ -69,7 +69,8 @@ fn stop_found(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<
 }
 
 fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Found> {
-    control::find(dir, wanted).with_context(|| format!("cannot see what runs in {}", dir.path().display()))
+    control::find(dir, wanted)
+        .with_context(|| format!("cannot list the processes in {}", dir.path().display()))
 }
 
 /// No process is ended by hearsay: people are told which it is.
@@ -81,8 +82,8 @@ fn everybody_is_listed(unlisted: Unlisted, path: &Path) -> anyhow::Result<()> {
     let nodes: Vec<String> =
         remaining.iter().map(|target| format!("node {} is process {}", target.node, target.pid)).collect();
     bail!(
-        "nodes live whose files are gone from {}: the first node, which stays, says that {}: end what it names, and \
-         try again",
+        "cannot stop all nodes in {}: the files of some are gone, and the first node, which stays, reports that {}; \
+         stop these processes, and try again",
         path.display(),
         nodes.join(", ")
     )
@@ -93,8 +94,8 @@ fn nobody_is_left(found: &Found, path: &Path) -> anyhow::Result<()> {
         let Presence { node, pid, .. } = hidden.presence;
         if hidden.is_elsewhere() {
             bail!(
-                "node {node} lives in {0}, and its process is in another pid namespace, where no signal from here \
-                 arrives: run `halite down --dir {0}` there",
+                "cannot stop node {node} in {0}: its process is in another pid namespace, which signals from here do \
+                 not reach; run `halite down --dir {0}` there",
                 path.display()
             );
         }
@@ -107,7 +108,7 @@ fn nobody_is_left(found: &Found, path: &Path) -> anyhow::Result<()> {
             pid => format!("it may be process {pid}"),
         };
         bail!(
-            "node {node} lives in {} and {reason}, so that its process cannot be told: {hint}, end it, and try again",
+            "cannot stop node {node} in {}: it {reason}, so its process is unknown; {hint}; stop it, and try again",
             path.display()
         );
     }
@@ -119,7 +120,7 @@ fn nobody_is_left(found: &Found, path: &Path) -> anyhow::Result<()> {
 
 /// Tells which processes take part in `dir` without being nodes of a number of their own; `None` if none does.
 pub fn applications(dir: &ClusterDir) -> anyhow::Result<Option<String>> {
-    let failed = || format!("cannot see what runs in {}", dir.path().display());
+    let failed = || format!("cannot list the processes in {}", dir.path().display());
     let found = control::find(dir, |node| node >= EPHEMERAL_NODE_MIN).with_context(failed)?;
     // A process may have joined more than once.
     let pids: BTreeSet<u32> = found.targets.iter().map(|target| target.pid).collect();

@@ -46,10 +46,7 @@ fn await_end(dir: &Path, client: &Client, node: NodeId, process: Option<&Presenc
     let is_running = |nodes: Vec<Presence>| nodes.iter().any(|known| process == Some(known));
     while is_known(client.session.status()?) || is_running(cluster_dir::nodes(dir)?) {
         if Instant::now() >= deadline {
-            bail!(
-                "node {node} has nothing to do any more, and has not left within {} s",
-                LEAVE_PATIENCE.as_secs()
-            );
+            bail!("node {node} is drained, but has not left within {} s", LEAVE_PATIENCE.as_secs());
         }
         std::thread::sleep(LOOK_AGAIN);
     }

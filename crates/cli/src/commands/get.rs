@@ -53,7 +53,7 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     };
     if let Some(expected) = expected.filter(|expected| *expected != actual) {
         bail!(
-            "{:?} is damaged: its bytes have checksum {actual:016x}, {expected:016x} were put; they were changed since",
+            "{:?} is damaged: its checksum is {actual:016x}, but was {expected:016x} when it was put; its bytes were changed since",
             args.name
         );
     }

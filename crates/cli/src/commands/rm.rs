@@ -28,17 +28,14 @@ pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
         Err(RegionError { cause: RegionCause::NameDamaged { key }, .. }) => {
             client.session.forget_name(&args.name).map_err(&failed)?;
             output::note(&format!(
-                "the key {key:?} in etcd held what no node has written; it is removed, and the name is free"
+                "removed the key {key:?} from etcd, which held no valid record; the name is free"
             ));
             return Ok(());
         }
         Err(error) => {
             let may_be_left = matches!(error.cause, RegionCause::NotFound | RegionCause::UnknownNode(_));
             if may_be_left && client.session.forget_name(&args.name).is_ok() {
-                output::note(&format!(
-                    "{:?} led to a region that there is not any more; it is removed",
-                    args.name
-                ));
+                output::note(&format!("removed the name {:?}, whose region no longer exists", args.name));
                 return Ok(());
             }
             return Err(failed(error).into());
@@ -53,7 +50,7 @@ fn remove_alias(client: &Client, name: &str, its: &str) -> anyhow::Result<()> {
         let led = format!("{name:?}, which leads to the region {its:?},");
         attempting("remove", led)(error)
     })?;
-    output::note(&format!("{name:?} led to the region {its:?}, which stays; it is removed"));
+    output::note(&format!("removed the name {name:?}, which led to the region {its:?}; the region stays"));
     Ok(())
 }
 

@@ -50,14 +50,14 @@ const NOT_WELL: u8 = 3;
 /// Fails if there is no sign of any node.
 pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
     let presences = cluster_dir::nodes(dir);
-    let presences = presences.with_context(|| format!("cannot see what runs in {}", dir.display()))?;
+    let presences = presences.with_context(|| format!("cannot list the processes in {}", dir.display()))?;
     if presences.is_empty() {
         bail!(no_cluster(dir));
     }
     let asked = ask(dir, &presences);
     let mut rows = rows(&presences, asked.as_ref().unwrap_or(&Answers::default()));
     if let Err(error) = &asked {
-        output::note(&format!("{}: showing what the lock files tell", output::reasons(error)));
+        output::note(&format!("{}: showing the state from the lock files", output::reasons(error)));
         tell_silence(&mut rows, error);
     }
     if args.json {
@@ -92,7 +92,7 @@ impl Answers {
     /// Whose word is shown, if that is not node 0's.
     pub(super) fn by(&self) -> Option<String> {
         let source = self.source?;
-        Some(format!("node 0 is out of reach: showing what node {source} says of others"))
+        Some(format!("node 0 is unreachable: showing the report of node {source}"))
     }
 }
 
@@ -117,7 +117,7 @@ fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
             true => format!("; {}", restart_advice(dir)),
             false => String::new(),
         };
-        output::note(&format!("the first node is not running: showing what the lock files tell{advice}"));
+        output::note(&format!("node 0 is not running: showing the state from the lock files{advice}"));
         return Ok(Answers::default());
     }
     let answers = Answers::of(&Client::look(dir)?)?;

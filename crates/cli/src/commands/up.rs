@@ -69,7 +69,10 @@ fn prepare(path: &Path) -> anyhow::Result<(ClusterDir, Starting)> {
     }
     // They would be joined to both clusters, the one that is no more and the new one.
     if let Some(applications) = applications(&dir)? {
-        bail!("{applications} in {0}: end them, or let `halite down --all --dir {0}` do it", path.display());
+        bail!(
+            "cannot start a cluster in {0}: {applications}; stop them, or run `halite down --all --dir {0}`",
+            path.display()
+        );
     }
     dir.clean().and_then(|()| dir.clean_logs()).with_context(failed)?;
     Ok((dir, starting))
@@ -150,7 +153,7 @@ impl Cluster {
         }
         control::stop(targets, GRACE)?;
         for mut node in self.nodes.drain(..) {
-            node.reap().with_context(|| format!("cannot see how node {} ended", node.id))?;
+            node.reap().with_context(|| format!("cannot get the exit status of node {}", node.id))?;
         }
         Ok(())
     }

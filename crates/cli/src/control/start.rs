@@ -72,7 +72,9 @@ pub struct NodeProcess {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// There are not so many ports behind the one that is named for metrics.
-    #[error("cannot start node {id}: the ports behind that of --metrics are not enough")]
+    #[error(
+        "cannot start node {id}: too few port numbers remain above that of --metrics; choose a lower port"
+    )]
     NoPort {
         /// Which node.
         id: u32,

@@ -60,7 +60,7 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
     match &facts.members {
         None => Vec::new(),
         Some(Err(reason)) => {
-            let remedy = "if node 0 is not running, start it again; if it stands still, see why (top, dmesg)";
+            let remedy = "if node 0 is not running, start it again; if it hangs, find the cause (top, dmesg)";
             vec![Finding::new("members", Severity::Error, format!("no answer: {reason}"), remedy, verify)]
         }
         Some(Ok(statuses)) => {

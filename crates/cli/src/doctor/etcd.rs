@@ -44,7 +44,7 @@ pub fn judge(facts: &EtcdFacts) -> Vec<Finding> {
         findings.push(finding(
             Severity::Warning,
             format!("the clocks of this host and of etcd differ by {skew_s} s: times of lost regions are wrong by that"),
-            "have both keep time by NTP (chronyc tracking)",
+            "synchronise both clocks by NTP (chronyc tracking)",
             "date; curl -sI http://HOST:PORT/health | grep Date",
         ));
     }
@@ -61,7 +61,7 @@ pub fn judge(facts: &EtcdFacts) -> Vec<Finding> {
 }
 
 fn told(health: &EtcdHealth) -> String {
-    format!("version {}, {} of names and their like", health.version, ByteCount(health.db_bytes_in_use))
+    format!("version {}, {} in use", health.version, ByteCount(health.db_bytes_in_use))
 }
 
 fn finding(severity: Severity, found: String, remedy: &str, verify: &str) -> Finding {
@@ -74,7 +74,7 @@ fn silent(facts: &EtcdFacts, endpoint: &str, error: &EtcdError) -> Finding {
     let severity = if is_any { Severity::Warning } else { Severity::Error };
     finding(
         severity,
-        format!("{endpoint} cannot be asked: {}", what(error)),
+        format!("{endpoint} is unreachable: {}", what(error)),
         error.fault.remedy(),
         "etcdctl endpoint health --endpoints HOST:PORT",
     )
@@ -97,14 +97,14 @@ fn judge_health(endpoint: &str, health: &EtcdHealth) -> Option<Finding> {
     }
     if let Some(alarm) = health.alarms.first() {
         let found = format!("{endpoint} has an alarm: {alarm}");
-        return Some(finding(Severity::Error, found, "see etcd's own manual about that alarm", verify));
+        return Some(finding(Severity::Error, found, "see the etcd manual about this alarm", verify));
     }
     if !health.has_leader {
-        let found = format!("{endpoint} knows no leader: nothing can be written");
+        let found = format!("{endpoint} has no leader: names cannot be written");
         return Some(finding(
             Severity::Error,
             found,
-            "have more than half of the members of etcd run and reach each other",
+            "start etcd members until more than half of them run and reach each other",
             verify,
         ));
     }
@@ -163,14 +163,14 @@ mod tests {
     fn each_fault_of_etcd_is_found() {
         check(|_| (), Severity::Ok, "version 3.4.23");
         let silent = || Err(EtcdError { fault: EtcdFault::Unreachable, reason: "refused".to_owned() });
-        check(|facts| facts.endpoints[1].1 = silent(), Severity::Warning, "b:2379 cannot be asked");
+        check(|facts| facts.endpoints[1].1 = silent(), Severity::Warning, "b:2379 is unreachable");
         check(
             |facts| {
                 facts.endpoints.truncate(1);
                 facts.endpoints[0].1 = silent();
             },
             Severity::Error,
-            "a:2379 cannot be asked",
+            "a:2379 is unreachable",
         );
         let first = |change: fn(&mut EtcdHealth)| {
             move |facts: &mut EtcdFacts| change(facts.endpoints[0].1.as_mut().unwrap())

@@ -62,7 +62,7 @@ fn feature(check: &'static str, is_there: bool, severity: Severity, without: &st
 }
 
 fn pidfd(facts: &HostFacts) -> Finding {
-    feature("pidfd", facts.has_pidfd, Severity::Error, "nodes cannot tell whether others live")
+    feature("pidfd", facts.has_pidfd, Severity::Error, "nodes cannot detect that others have died")
 }
 
 fn memfd(facts: &HostFacts) -> Finding {
@@ -82,14 +82,12 @@ fn clock(facts: &HostFacts) -> Finding {
         Some(name) => Finding::new(
             "clock",
             Severity::Warning,
-            format!(
-                "the kernel reads the clock {name}, which takes a microsecond or more: all that waits is late"
-            ),
-            "boot with clocksource=tsc if the processor has a constant one, or move to a host that has",
+            format!("the kernel reads the clock {name}, which takes a microsecond or more: waits end late"),
+            "boot with clocksource=tsc if the processor has a constant TSC, or move to a host that has one",
             verify,
         ),
         None => {
-            Finding::new("clock", Severity::Note, "the kernel does not say which clock it reads", "", verify)
+            Finding::new("clock", Severity::Note, "the kernel does not report its clock source", "", verify)
         }
     }
 }
@@ -99,11 +97,11 @@ fn time(facts: &HostFacts) -> Finding {
         past if past < TIME_MIN_S => Finding::new(
             "time",
             Severity::Warning,
-            format!("the clock of day is {past} s after 1970: it was never set"),
-            "have it set (chrony, systemd-timesyncd): fencing tokens and logs take their time from it",
+            format!("the system time is {past} s after 1970: it was never set"),
+            "set it (chrony, systemd-timesyncd): fencing tokens and logs use it",
             "date",
         ),
-        _ => Finding::ok("time", "the clock of day was set", "date"),
+        _ => Finding::ok("time", "the system time is set", "date"),
     }
 }
 

@@ -34,7 +34,7 @@ fn no_socket(address: IpAddr, reason: &str, uses_packets: bool) -> Finding {
     Finding::new(
         "address",
         if uses_packets { Severity::Error } else { Severity::Note },
-        format!("packets cannot come to {address}: {reason}"),
+        format!("cannot receive packets at {address}: {reason}"),
         "name an address of this host with --listen or --address",
         "ip address",
     )
@@ -46,7 +46,7 @@ fn hosts(facts: &NetworkFacts) -> Finding {
             "hosts",
             Severity::Error,
             contradiction,
-            "change what the file, the variables or the flags say of other hosts",
+            "correct the settings for other hosts, in the file, the variables or the flags",
             "halite config",
         ),
         None => Finding::ok("hosts", "the settings for other hosts are consistent", "halite config"),
@@ -110,7 +110,7 @@ fn port(facts: &PortFacts, runs_here: bool) -> Finding {
     let (severity, found, remedy) = match refused {
         PortRefusal::InUse if runs_here => (
             Severity::Note,
-            format!("{address} is in use, by the node that runs here, it seems"),
+            format!("{address} is in use, apparently by the node that runs here"),
             format!("choose another port for {flag} if it is not that node"),
         ),
         PortRefusal::InUse => (
@@ -120,7 +120,7 @@ fn port(facts: &PortFacts, runs_here: bool) -> Finding {
         ),
         PortRefusal::Foreign => (
             Severity::Error,
-            format!("{address} is no address of this host"),
+            format!("{address} is not an address of this host"),
             format!("name one of its addresses with {flag}"),
         ),
         PortRefusal::Other(reason) => (
@@ -141,11 +141,11 @@ fn reachable(host: &HostToJoin) -> Option<Finding> {
         (Err(reason), _) => {
             let host = name.rsplit_once(':').map_or(name.as_str(), |(host, _)| host);
             let verify = format!("getent hosts {host}");
-            failed(format!("{name} is not known: {reason}"), "correct the name, or write HOST:PORT", verify)
+            failed(format!("cannot resolve {name}: {reason}"), "correct the name, or write HOST:PORT", verify)
         }
         (Ok(addresses), Some(reason)) => failed(
             format!("no answer from {name} ({reason})"),
-            "see that a node listens there, and that no firewall drops TCP or UDP between the two hosts",
+            "check that a node listens there, and that no firewall drops TCP or UDP between the two hosts",
             verify_port(addresses),
         ),
         (Ok(addresses), None) => Some(Finding::ok("join", format!("{name} answers"), verify_port(addresses))),

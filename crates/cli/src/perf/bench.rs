@@ -40,16 +40,16 @@ pub struct Bench {
 impl Bench {
     /// Joins the cluster in `dir` if the user names a peer, else starts a private one.
     pub fn open(dir: Option<&Path>, mut job: Job) -> anyhow::Result<Bench> {
-        let cores = Cores::available(job.args.cores).context("cannot see which cores there are")?;
+        let cores = Cores::available(job.args.cores).context("cannot list the cores")?;
         if cores.are_too_few() {
-            output::note("both ends share the only core there is: times include the switches between them");
+            output::note("both ends share the only core: times include the switches between them");
         }
         let scratch = if job.args.peer.is_none() { Some(Scratch::create()?) } else { None };
         let server = scratch.as_ref().map(|scratch| Server::start(scratch.path(), &job)).transpose()?;
         let dir = scratch.as_ref().map(Scratch::path).or(dir);
         let dir = dir.map_or_else(|| Config::default().dir, Path::to_owned);
         // Our node's threads are where our first one is.  Not before the server has been started, for that would inherit our core.
-        pin(cores.of_client(0)).context("cannot stay on the client's core")?;
+        pin(cores.of_client(0)).context("cannot pin the client to its core")?;
         let (node, arena_bytes) =
             server.as_ref().map_or((None, 0), |_| (Some(CLIENT), job.client_arena_bytes()));
         let config = Config { dir: dir.clone(), node, arena_bytes, ..Config::default() };
@@ -100,7 +100,7 @@ impl Bench {
             let make =
                 |number| self.end.session.alloc(name(number).as_deref(), bytes, there(), Permissions::all());
             self.regions =
-                (0..count).map(make).collect::<Result<_, _>>().context("cannot make the regions")?;
+                (0..count).map(make).collect::<Result<_, _>>().context("cannot create the regions")?;
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ pub fn run<S: Send, T: Send>(
     work: impl Fn(usize, S, Participant) -> anyhow::Result<T> + Sync,
 ) -> anyhow::Result<Vec<T>> {
     let each = |thread: usize, share: S, participant: Participant| {
-        pin(cores(thread)).context("cannot stay on the thread's core")?;
+        pin(cores(thread)).context("cannot pin the thread to its core")?;
         work(thread, share, participant)
     };
     std::thread::scope(|scope| {

@@ -24,7 +24,8 @@ impl End {
 
     /// By what the other end is reached.
     pub fn provider(&self) -> anyhow::Result<&'static str> {
-        let peer = self.session.explain_peer(self.peer).context("cannot see how the other end is reached")?;
+        let peer =
+            self.session.explain_peer(self.peer).context("cannot get the connection to the other end")?;
         Ok(peer.capabilities.context("the other end is not connected")?.provider)
     }
 

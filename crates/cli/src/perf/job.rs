@@ -26,18 +26,16 @@ impl Job {
         check_owners(args)?;
         let plan = (args.test.plan)(args)?;
         if args.cores == Pinning::Shared && args.peer.is_some() {
-            return Err(wrong(
-                "a node that runs already stays where it is: leave out --peer or --cores shared",
-            ));
+            return Err(wrong("cannot move a running node to another core: omit --peer or --cores shared"));
         }
         if args.peer.is_some() && plan.needs_server {
             return Err(wrong(
-                "a node that runs already does not play along: leave out --peer (or, for write_lat, add --completion)",
+                "this test needs its own server process: omit --peer (or, for write_lat, add --completion)",
             ));
         }
         let is_all = args.all && plan.slowdowns.len() == 1;
         if plan.has_one_size && (args.size.is_some() || is_all) {
-            return Err(wrong("this test has no sizes: leave out -s and -a"));
+            return Err(wrong("this test has no sizes: omit -s and -a"));
         }
         let sizes = match args.size {
             Some(size) => vec![size.0],
@@ -91,23 +89,25 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
     let is_together = args.window.is_some() || args.batch.is_some();
     let of_bandwidth = "give --batch of read_bw and write_bw as much as --window";
     let complaints = [
-        (args.populate, "--populate belongs to alloc_lat"),
-        (is_together, "--window and --batch belong to rpc_rate, read_bw and write_bw"),
-        (args.lend, "--lend belongs to rpc_rate"),
-        (args.reply_size.is_some(), "--reply-size belongs to rpc_lat and rpc_rate"),
-        (args.rate.is_some(), "--rate belongs to rpc_load"),
+        (args.populate, "--populate applies only to alloc_lat"),
+        (is_together, "--window and --batch apply only to rpc_rate, read_bw and write_bw"),
+        (args.lend, "--lend applies only to rpc_rate"),
+        (args.reply_size.is_some(), "--reply-size applies only to rpc_lat and rpc_rate"),
+        (args.rate.is_some(), "--rate applies only to rpc_load"),
         (
             !is_access_or_region && (args.is_random() || args.completion),
-            "--regions, --span and --completion belong to reads and writes",
+            "--regions, --span and --completion apply only to reads and writes",
         ),
-        (args.completion, "--completion belongs to write_lat; the other tests time the call anyway"),
-        (!is_access && args.is_random(), "--regions and --span belong to reads and writes"),
+        (args.completion, "--completion applies only to write_lat; the other tests time the call anyway"),
+        (!is_access && args.is_random(), "--regions and --span apply only to reads and writes"),
     ];
     if let Some((_, what)) = complaints.iter().find(|(is_given, what)| *is_given && !is_named(what)) {
         return Err(wrong(what));
     }
     if is_named(of_bandwidth) && args.batch.is_some() && args.batch != args.window {
-        return Err(UsageError(format!("operations that are begun together end together: {of_bandwidth}")));
+        return Err(UsageError(format!(
+            "operations that are posted together complete together: {of_bandwidth}"
+        )));
     }
     if args.reply_size.is_some_and(|size| size.0 == 0 || size.0 > SIZE_MAX) {
         return Err(wrong("--reply-size takes 1 byte to 64 MiB"));

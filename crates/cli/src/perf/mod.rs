@@ -58,7 +58,7 @@ pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
     }
     bench.close()?;
     if errors > 0 {
-        bail!("{errors} times the data was not what had been written");
+        bail!("verification failed: {errors} times the data differed from what was written");
     }
     Ok(())
 }

@@ -36,7 +36,7 @@ pub fn plan(args: &PerfArgs) -> Planned {
         return access::plan::<WRITES>(args);
     }
     if args.is_random() {
-        return Err(wrong("a ping-pong goes to one place: add --completion to write at random"));
+        return Err(wrong("a ping-pong writes to one place: add --completion to write at random places"));
     }
     let mut plan = Plan::of::<Player>("half a ping-pong of writes");
     let too_short = "a ping-pong needs -s of at least 8 bytes; --completion measures smaller writes";

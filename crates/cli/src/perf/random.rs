@@ -34,7 +34,7 @@ pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
         return Err(wrong("-a cannot be combined with --regions or --span: name one size by -s"));
     }
     if args.window.is_some() {
-        return Err(wrong("operations at random go one by one: leave out --window and --batch"));
+        return Err(wrong("random operations run one at a time: omit --window and --batch"));
     }
     let (regions, region_bytes) = regions(args);
     let mut plan = access::usual::<Random<IS_WRITE>>(args, "one operation after the other at random places");

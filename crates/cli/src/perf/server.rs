@@ -113,9 +113,9 @@ impl Server {
 /// Runs the server until its standard input ends.
 pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
     signals::die_with(args.parent)?;
-    let cores = Cores::available(args.cores).context("cannot see which cores there are")?;
+    let cores = Cores::available(args.cores).context("cannot list the cores")?;
     // Before the node starts its threads, so that they stay there, too.
-    pin(cores.of_server(0)).context("cannot stay on the server's core")?;
+    pin(cores.of_server(0)).context("cannot pin the server to its core")?;
     let config = Config {
         dir: dir.to_owned(),
         node: Some(NodeId(0)),
@@ -127,7 +127,7 @@ pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
     output::print_json(&Reply::Ok(0))?;
     let (end, mut following) = (End::new(node, CLIENT, cores), None);
     for line in io::stdin().lock().lines() {
-        let request = serde_json::from_str(&line?).context("cannot read what to do")?;
+        let request = serde_json::from_str(&line?).context("cannot read the job")?;
         let reply: Reply = handle(request, &end, &mut following).map_err(|error| format!("{error:#}"));
         output::print_json(&reply)?;
     }

@@ -23,7 +23,7 @@ pub enum SeedsError {
         cause: ParseIntError,
     },
     /// The second seed is not behind the first.
-    #[error("no seed from {0} up to, not including, {1}")]
+    #[error("the range {0}..{1} is empty")]
     Empty(u64, u64),
 }
 

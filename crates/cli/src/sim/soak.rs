@@ -101,7 +101,7 @@ fn show(walk: &Walk, seed: u64, violation: &str, args: &SoakArgs) -> anyhow::Res
     }
     if report.violation.as_deref() != Some(violation) {
         let second = report.violation.as_deref().unwrap_or("nothing");
-        output::note(&format!("it is not repeatable: the second run of this seed shows {second}"));
+        output::note(&format!("the run is not repeatable: the second run of this seed shows {second}"));
     }
     Ok(())
 }

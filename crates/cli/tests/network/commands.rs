@@ -33,7 +33,7 @@ fn status_works_without_node_0_and_forget_does_not() {
     let output = cluster.host(1).run("halite status --json");
     assert_eq!(output.status.code(), Some(3));
     let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(told, "halite: node 0 is out of reach: showing what node 1 says of others\n");
+    assert_eq!(told, "halite: node 0 is unreachable: showing the report of node 1\n");
     let rows = cluster.host(1).nodes();
     let states: Vec<&str> = rows.iter().map(|row| row["state"].as_str().unwrap()).collect();
     assert_eq!(states, ["unreachable", "alive", "unconnected", "unreachable"], "{rows:?}");
@@ -43,5 +43,5 @@ fn status_works_without_node_0_and_forget_does_not() {
     assert_eq!(rows[2]["pid"], cluster.nodes[2].pid(), "{rows:?}");
     let complaint = cluster.host(1).fails("halite forget 3");
     assert!(complaint.contains("cannot forget node 3: "), "{complaint}");
-    assert!(complaint.contains("where it does not run any more, `halite node --id 0 "), "{complaint}");
+    assert!(complaint.contains("if it has ended, `halite node --id 0 "), "{complaint}");
 }

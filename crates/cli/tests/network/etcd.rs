@@ -155,7 +155,7 @@ fn a_cluster_with_another_secret_is_refused() {
     eventually(|| !world.etcdctl("get --prefix /names/members/").is_empty());
     for number in ["", " --id 0", " --id 1"] {
         let complaint = world.host(1).fails(&(line("10.0.0.2") + number));
-        assert!(complaint.contains("the secret of its cluster is another one"), "{number}: {complaint}");
+        assert!(complaint.contains("its cluster has another secret"), "{number}: {complaint}");
     }
     assert_eq!(world.host(0).state(0), "alive");
 }

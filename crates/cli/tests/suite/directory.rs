@@ -81,7 +81,7 @@ fn an_open_directory_is_refused() {
     let scratch = Scratch::new("open");
     std::fs::create_dir(scratch.cluster()).unwrap();
     std::fs::set_permissions(scratch.cluster(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    check_refused(&scratch, "others can enter", &scratch.cluster());
+    check_refused(&scratch, "other users can enter", &scratch.cluster());
 }
 
 #[test]

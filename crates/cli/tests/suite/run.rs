@@ -87,7 +87,7 @@ fn a_run_over_a_cluster_leaves_it_as_it_was() {
         let seconds = if app.starts_with("kv") { "" } else { " --seconds 0.1" };
         let complaint = scratch.fails(&format!("run {app}{seconds}"), 1);
         assert!(
-            complaint.contains(&format!("the name is taken: a region is called {name:?}")),
+            complaint.contains(&format!("the name is taken: the region {name:?} exists already")),
             "{complaint}"
         );
         assert_eq!(scratch.ok(&format!("get {name}")), "somebody's");
@@ -181,18 +181,18 @@ fn the_exit_status_tells_the_signal() {
 fn wrong_sizes_and_counts_are_refused() {
     let scratch = Scratch::new("run-refused");
     for (line, why) in [
-        ("run log --size 15", "--size 15 is too little: a record has at least 16 bytes"),
-        ("run log --size 1M", "--size 1048576 is too much: a record has at most 1048568 bytes"),
+        ("run log --size 15", "--size 15 is too small: a record has at least 16 bytes"),
+        ("run log --size 1M", "--size 1048576 is too large: a record has at most 1048568 bytes"),
         (
             "run log --size 1K --batch 4000",
-            "--batch 4000 is too many: a segment has 3855 slots for 1024 bytes",
+            "--batch 4000 is too large: a segment has 3855 slots for records of 1024 bytes",
         ),
         ("run log --seconds 0", "not from 0.01 to 86400"),
         ("run log --writers 0", "0 is not in 1..=1024"),
         ("run log --nodes 65", "65 is not in 1..=64"),
         ("run kv --clients-max 0", "0 is not in 1..="),
-        ("run ycsb --value 15", "--value 15 is not from 16 to 1048576"),
-        ("run ycsb --nodes 62", "--nodes 62 is too many: a store has at most 61 shards"),
+        ("run ycsb --value 15", "--value 15 is out of range: a value has 16 to 1048576 bytes"),
+        ("run ycsb --nodes 62", "--nodes 62 is too large: a store has at most 61 shards"),
         ("run ycsb --keys 0", "0 is not in 1..=4294967296"),
     ] {
         let complaint = scratch.fails(line, 2);

@@ -53,6 +53,6 @@ fn wrong_plans_seeds_and_profiles_are_refused() {
     refused("run calm --seed minus", 2, "minus");
     refused("run calm --trace /nowhere/at/all", 1, "/nowhere/at/all");
     refused("soak", 2, "--seconds");
-    refused("soak --seeds 7..7", 2, "no seed from 7");
+    refused("soak --seeds 7..7", 2, "the range 7..7 is empty");
     refused("soak --seeds 0..1 --threads 0", 2, "threads");
 }

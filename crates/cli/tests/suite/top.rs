@@ -30,7 +30,7 @@ fn top_prints_nodes_operations_and_peers_once() {
     // What cannot be asked is said, and the rest is shown.
     Process::open(scratch.pid(0)).kill();
     let shown = scratch.ok(&format!("top --once --scrape {}", places.join(",")));
-    assert!(shown.contains("dead") && shown.contains("showing what the lock files tell"), "{shown}");
+    assert!(shown.contains("dead") && shown.contains("showing the state from the lock files"), "{shown}");
     assert!(shown.contains("Connection refused"), "{shown}");
     scratch.ok("down");
     assert!(scratch.fails("top", 1).contains("halite up"));

@@ -105,7 +105,8 @@ impl Scratch {
         let output = self.run("status --json");
         let text = String::from_utf8(output.stdout).unwrap();
         let nodes: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let was_told = !String::from_utf8_lossy(&output.stderr).contains("showing what the lock files tell");
+        let was_told =
+            !String::from_utf8_lossy(&output.stderr).contains("showing the state from the lock files");
         let is_well = was_told && nodes.iter().all(|row| row["state"] == "alive" || row["state"] == "left");
         assert_eq!(output.status.code(), Some(if is_well { 0 } else { 3 }), "{text}");
         nodes

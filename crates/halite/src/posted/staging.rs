@@ -31,7 +31,7 @@ const LONG_BYTES: u64 = 4 << 20;
 /// How many such accesses may use of all peers' memory together.
 const SHARED_BYTES_MAX: u64 = 16 * LONG_BYTES;
 
-/// How many bytes accesses of one peer's memory may use at most, which have nothing under way but a slice: 279 of them.  One that
+/// How many bytes accesses of one peer's memory may use at most, which have nothing under way but a slice: 273 of them.  One that
 /// answers nobody keeps no more from the others.
 const PEER_BYTES_MAX: u64 = 8 * LONG_BYTES;
 

@@ -1,4 +1,4 @@
-//! Free extents, in order of size to find the best fit and in order of address to coalesce neighbours.
+//! Free extents, ordered by size for best fit and by address for coalescing.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
 //! Slabs: pieces of a segment cut into objects of one size.
 //!
-//! A slab of 64 KiB has at most 1024 objects (64 B each), and at least 16 (4 KiB each).  Its bitmap and
-//! book-keeping take about 200 bytes, so an object costs between 0.2 and 12 bytes of our own memory.
+//! A slab of 64 KiB holds from 16 objects (of 4 KiB) to 1024 objects (of 64 B). Its bitmap and bookkeeping take about
+//! 200 bytes of private memory, 0.2 to 12 bytes per object.
 
 /// Bytes of a slab.
 pub(super) const SLAB_BYTES: u64 = 64 << 10;

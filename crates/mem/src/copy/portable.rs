@@ -1,7 +1,7 @@
-//! Copies by volatile accesses, for machines without assembly of their own here.
+//! Copies by volatile accesses, for machines without an assembly version.
 //!
-//! Volatile accesses, like assembly, are no concern of the compiler's; aligned ones of up to 8 bytes are one
-//! instruction on the 64-bit machines that we care about.
+//! The compiler may neither merge nor split volatile accesses; aligned ones of up to 8 bytes are one instruction on the
+//! supported 64-bit machines.
 
 use std::ptr::{read_volatile, write_volatile};
 

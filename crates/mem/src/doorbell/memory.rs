@@ -1,4 +1,4 @@
-//! The words of a doorbell, the futex behind them and the descriptor beside them: real ones, or, under loom, models.
+//! The words of a doorbell with their futex and descriptors, or models of them under loom.
 
 #[cfg(loom)]
 pub(super) use model::fence;
@@ -99,7 +99,7 @@ mod shared {
             Some(self.0.as_fd())
         }
 
-        /// Each write is an edge, whether anybody has read or not.
+        /// Signals the descriptor: each write is an edge, whether it was read or not.
         pub(crate) fn ring(&self) {
             let one = 1u64.to_ne_bytes();
             // Full by what somebody wrote, not by rings: they would take ages.
@@ -183,7 +183,7 @@ mod model {
         }
     }
 
-    /// An eventfd, as one sees it who watches for edges.
+    /// An eventfd as seen by an edge-triggered watcher.
     #[derive(Debug)]
     pub(crate) struct Bell {
         has_edge: Mutex<bool>,

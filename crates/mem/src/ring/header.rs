@@ -1,12 +1,12 @@
-//! The word in front of every record.  Its store publishes the record, so it says everything but the payload.
+//! The header word of every record. Storing it publishes the record, so it holds everything but the payload.
 //!
 //! ```text
 //!   bit 0      3      6            32             64
 //!       | lap  | kind | len        | imm          |
 //! ```
 //!
-//! The lap tells a record from what the lap before has left in the same place.  It is never 0, so that fresh
-//! memory, and lines that the consumer has cleared, hold no header.
+//! The lap distinguishes a record from what the previous lap left in the same place. It is never 0, so fresh memory,
+//! and lines that the consumer has cleared, hold no header.
 
 const LAP_BITS: u32 = 3;
 const KIND_SHIFT: u32 = LAP_BITS;
@@ -20,7 +20,7 @@ pub(super) const KINDS: u8 = 1 << KIND_BITS;
 /// The longest payload that a header can express.
 pub(super) const LEN_MAX: u64 = (1 << LEN_BITS) - 1;
 
-/// What a ring says of a record; whose record it is, the lap says.
+/// The fields of a record's header; the lap shows whether the record is current.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Header {
     pub(super) kind: u8,
@@ -34,8 +34,8 @@ pub(super) struct Header {
 pub(super) struct Lap(u8);
 
 impl Lap {
-    /// The lap in which `position` lies.  Two are enough to tell one lap from the next; with four, a consumer
-    /// that finds a header of neither this lap nor the last one knows that it was corrupted.
+    /// Returns the lap of `position`. Two laps are enough to tell one from the next; with four, a consumer that finds a
+    /// header of neither this lap nor the previous one knows that it was corrupted.
     pub(super) fn of(position: u64, capacity: u64) -> Lap {
         Lap(1 + (position >> capacity.trailing_zeros()) as u8 % 4)
     }

@@ -1,6 +1,6 @@
-//! The words and bytes of a ring: in a window, or, under loom, in a model of one.
+//! The words and bytes of a ring, in a window or, under loom, in a model.
 //!
-//! Only this file knows where the position and the data lie.  It checks nothing that the ring protocol decides.
+//! Only this file knows the offsets of the position and the data. It does not check the ring protocol.
 
 #[cfg(loom)]
 pub(crate) use model::Memory;
@@ -10,7 +10,7 @@ pub(crate) use shared::Memory;
 /// Where the consumer's position is.
 #[cfg_attr(loom, allow(dead_code))]
 pub(super) const HEAD_OFFSET: u64 = 0;
-/// Where the producer says whether it waits for room: in another line, which the consumer reads only when it tells its
+/// Offset of the producer's request for room: in another line, which the consumer reads only when it publishes its
 /// position.
 #[cfg_attr(loom, allow(dead_code))]
 pub(super) const WAITING_OFFSET: u64 = 64;

@@ -1,12 +1,14 @@
-//! Whom arrivals wake.
+//! Wakes sleeping threads when a packet arrives.
 //!
-//! There is no ring of a peer's: a datagram makes the socket readable, and the kernel wakes who sleeps on it.  So each kind of
-//! sleeper has an epoll of its own, in which the socket is watched for one edge at a time, and only while that kind is armed.
-//! Disarming costs nothing; an edge that was still watched for wakes somebody once too often.
+//! Peers ring no doorbell here: a datagram makes the socket readable, and the kernel wakes the thread that polls it. So
+//! each kind of sleeper has its own epoll, which watches the socket for one edge at a time, and only while that kind is
+//! armed. Disarming costs nothing; a leftover edge causes one spurious wake-up.
 //!
-//! The number of the doorbell moves where somebody is woken by something else, and where a poll finds what was to ring.
+//! The doorbell's number changes when another event wakes a sleeper, and when a poll finds a packet that was to ring.
 //!
-//! Who sees to timers sleeps until the next one that it knows.  An earlier one that is set meanwhile sets the alarm, which wakes it only then:
+//! The thread that handles timers sleeps until the next deadline that it knows. An earlier deadline that is set
+//! meanwhile only sets the alarm: nearly all timers wait for an acknowledgement, which arrives first, so posting a
+//! request wakes no thread.
 //! nearly all timers wait for an acknowledgement, which comes before, and no thread is woken for a request that is posted.
 
 use std::io;
@@ -73,7 +75,8 @@ impl Kind {
 }
 
 impl Bell {
-    /// For those who wait for one of two `sources`, or for `control`, which is always watched; or for receivers.
+    /// `sources` are the two descriptors to choose from; `control` is always watched. With receivers, these wake the
+    /// sleepers.
     pub(super) fn new(
         sources: [BorrowedFd<'_>; 2],
         control: BorrowedFd<'_>,
@@ -98,8 +101,8 @@ impl Bell {
         Ok(Bell { seq, eventfd: common, kinds: [first?, second?], armed, alarm, alarm_ns })
     }
 
-    /// Who arms waits for the source of that index, if for any.  Where another one is to be waited for from some moment on, it is woken.  Returns whether
-    /// the control is to be looked at: a sleeper was woken by it.
+    /// Arms a sleeper, which watches the source of this index, if any; it must be woken when the index changes. Returns
+    /// true if the control had an edge and must be checked.
     pub(super) fn arm(
         &self,
         sleeper: Option<Sleeper>,
@@ -119,7 +122,7 @@ impl Bell {
         }
     }
 
-    /// A receiver has taken in something that rings.  Who sleeps watches no socket then, and is woken, once.
+    /// Rings after a receiver handled a packet. With receivers, sleepers watch no socket; this wakes them once.
     pub(super) fn note_received(&self) {
         // What rings was queued under a lock that who arms takes afterwards, to look for it: either that finds it, or this sees who is armed.
         if self.armed.load(Relaxed) == 0 {
@@ -144,7 +147,7 @@ impl Bell {
         }
     }
 
-    /// Wakes who sees to timers at `at_ns`, or earlier.
+    /// Wakes the thread that handles timers at `at_ns`, or earlier.
     pub(super) fn wake_at(&self, at_ns: u64, now_ns: u64) {
         let mut alarm_ns = lock(&self.alarm_ns);
         // One that has yet to ring and is earlier will do: who is woken by it asks what is due.
@@ -169,7 +172,7 @@ impl Bell {
         self.kinds[sleeper.place()].sleepers.sleep(timeout, || self.seq() != seen);
     }
 
-    /// For those who sleep for several fabrics.
+    /// Returns the descriptor for threads that wait for several fabrics.
     pub(super) fn descriptor(&self, sleeper: Sleeper) -> BorrowedFd<'_> {
         self.kinds[sleeper.place()].sleepers.as_fd()
     }

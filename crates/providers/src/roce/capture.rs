@@ -1,16 +1,16 @@
-//! A fabric's own packets in a file, as a network would show them: nanosecond pcap without link headers.
+//! Writes the fabric's own packets to a file, as a network would show them: nanosecond pcap without link headers.
 //!
 //! ```text
 //!  magic 0xa1b23c4d | version 2.4 | zeros 8 | bytes kept 65535 | link type 101          of the file
 //!  seconds | nanoseconds | length | length | IP header | UDP header | packet            of each packet, both ways
 //! ```
 //!
-//! The kernel makes the IP and UDP headers, so here they are made again: the identification of IPv4 is the place in the train, which
-//! the packet says, see [`halite_rnic::wire::icrc`].  What a socket does not show is written as our kernel sends it: 64 hops, no
-//! marks of congestion, no label.
+//! The kernel makes the IP and UDP headers, so the capture makes them again. The identification of IPv4 is the packet's
+//! position in its train, which the packet contains; see [`halite_rnic::wire::icrc`]. Fields that a socket does not
+//! show have the kernel's defaults: 64 hops, no congestion marks, no flow label.
 //!
-//! What one call sends or receives is written by one call, and nothing is kept back.  The file ends with a whole packet: at the most
-//! bytes that were asked for, and where the disk is full.  The fabric goes on without it.
+//! The packets of one send or receive call are written with one call, unbuffered. The file ends after a whole packet,
+//! at its size limit or when the disk is full; the fabric continues without the capture.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

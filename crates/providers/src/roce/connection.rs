@@ -1,6 +1,6 @@
 //! A connection: two queue pairs to one peer, one for each lane.
 //!
-//! All that is told of a peer is told under the lock of one of its lanes, and its end under both: so the end comes last.
+//! Events of a peer are queued under the lock of one of its lanes, and its end under both locks, so the end comes last.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -28,7 +28,7 @@ use super::{INLINE_BYTES_MAX, LANES, lock, read};
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: PeerId,
-    /// Of the socket over which it came about, and which says when the other end is gone.
+    /// Token of the socket that set the connection up; its hang-up shows that the other end is gone.
     pub(super) token: u64,
     pub(super) address: SocketAddr,
     /// From where our packets go there.
@@ -169,12 +169,12 @@ impl Connection {
         self.translated.told(self.address)
     }
 
-    /// What is told when both ends are ready.
+    /// Stores the data of the connected event until both ends are ready.
     pub(super) fn greet(&self, hello: Vec<u8>, dialled: Option<String>) {
         *lock(&self.greeting) = Some((hello, dialled));
     }
 
-    /// Both ends are ready from now on, unless it has ended; returns what is to be told, once.
+    /// Marks both ends as ready, unless the connection has ended; returns the data of the connected event, once.
     pub(super) fn come_up(&self) -> Option<(Vec<u8>, Option<String>)> {
         let mut greeting = lock(&self.greeting);
         if self.is_up() || self.has_ended.load(Relaxed) {
@@ -189,20 +189,20 @@ impl Connection {
         self.is_up.load(Acquire)
     }
 
-    /// Who has dialled us is ready.  Whether its packets have come, too.
+    /// Notes that the dialling end is ready. Returns true if its packets have arrived, too.
     pub(super) fn note_ready(&self) -> bool {
         // Two threads may note one each: whichever is the later one sees both.
         self.is_ready.store(true, SeqCst);
         self.is_probed.load(SeqCst)
     }
 
-    /// A probe has come, or the answer to one.  Whether who has dialled us has said that it is ready.
+    /// Notes that a probe or its answer arrived. Returns true if the dialling end has sent Ready.
     pub(super) fn note_probe(&self) -> bool {
         self.is_probed.store(true, SeqCst);
         self.is_ready.load(SeqCst)
     }
 
-    /// Has events told once it is up, unless it is.
+    /// Keeps events until the connection is up, unless it is.
     pub(super) fn keep_early(&self, events: &mut Vec<Event>) {
         let mut early = lock(&self.early);
         // Who takes them has brought it up before.
@@ -290,8 +290,8 @@ impl Connection {
         tell(outcome.events);
     }
 
-    /// Ends it, unless it has ended: what is posted completes, nothing of the peer touches memory from now on, and the end is
-    /// told by `tell`, and with it whether the peer's process has `exited`.
+    /// Ends the connection, unless it has ended: posted requests complete, and the peer accesses no memory from now on.
+    /// `tell` gets the disconnected event; `exited` says whether the peer's process has exited.
     pub(super) fn end(&self, exited: bool, tell: impl FnOnce(Vec<Event>)) -> bool {
         let mut lanes = self.lanes.each_ref().map(lock);
         let was_up = {
@@ -319,7 +319,7 @@ impl Connection {
 
 /// Steps, which the holder of a lane's lock makes.
 impl Lane {
-    /// Posts a request, and says why not.
+    /// Posts a request, or returns the reason for its refusal.
     pub(super) fn post(
         &mut self,
         connection: &Connection,
@@ -419,7 +419,7 @@ impl Lane {
         }
     }
 
-    /// Sends what may leave.  Returns when there is something to do though nothing arrives.
+    /// Sends the packets that may leave. Returns the time of the next timer.
     pub(super) fn transmit(&mut self, connection: &Connection, context: LaneContext<'_>) -> Option<u64> {
         let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
         let view = View { registered: context.registered, salt: *salt, held: &self.held };
@@ -430,7 +430,7 @@ impl Lane {
         qp.poll_timeout()
     }
 
-    /// Its share of the socket's receive buffer.  Returns when the peer is to be told so.
+    /// Sets the lane's share of the socket's receive buffer. Returns the time of the next timer.
     pub(super) fn set_share(&mut self, now_ns: u64, share: Share) -> Option<u64> {
         self.qp.set_share(now_ns, share);
         self.qp.poll_timeout()
@@ -494,7 +494,7 @@ impl Lane {
 
 /// Requests that may be posted to a lane and have not ended.
 pub(super) const QUEUE_MAX: usize = 1024;
-/// How many there are left when who found the queue full is told of room.
+/// Outstanding requests at which a poster that found the queue full gets the room event.
 const ROOM_AT: usize = QUEUE_MAX / 4 * 3;
 
 /// The segment of a key of ours, if it holds these bytes.

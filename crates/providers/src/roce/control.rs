@@ -1,7 +1,7 @@
-//! How connections come about, and how their ends are heard of: Unix sockets in the cluster directory, and ports where other hosts
-//! may dial.
+//! Sets connections up and detects their ends, over Unix sockets in the cluster directory and TCP ports for other
+//! hosts.
 //!
-//! A polling thread looks here, too, now and then, and always before it sleeps; nothing blocks.
+//! A polling thread checks these sockets now and then, and always before it sleeps; no call blocks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -29,7 +29,8 @@ const LISTENER: u64 = 0;
 const PORT: u64 = 1;
 /// What one look sees to; the rest waits for the next.
 const EVENTS_MAX: usize = 16;
-/// Most who have dialled from other hosts and not shown yet that they know the secret, in all and from one network (see [`network_of`]).
+/// Maximum number of incoming connections that have not proven yet that they know the secret, in all and from one
+/// network (see [`network_of`]).
 const STRANGERS_MAX: usize = 64;
 const STRANGERS_FROM_ONE_MAX: usize = 8;
 /// How long to wait before a host is dialled again that has hung up: so long at first, then twice that each time, up to the second; of
@@ -85,7 +86,7 @@ pub(super) struct Link {
 
 #[derive(Debug)]
 pub(super) enum Handshake {
-    /// We have made an offer to whom we dialled, and wait for the answer.
+    /// We sent an offer to the dialled end, and wait for its answer.
     Dialled { attempt: Attempt, offer: Offer, port_use: Arc<PortUse>, deadline_ns: u64 },
     /// They are to make us one.
     Accepted { deadline_ns: u64 },
@@ -99,7 +100,7 @@ pub(super) enum Handshake {
     HungUp { connection: Arc<Connection>, deadline_ns: u64 },
 }
 
-/// What is left of somebody's wish to dial another host, which may have several addresses.
+/// The rest of an attempt to dial another host, which may have several addresses.
 #[derive(Clone, Debug)]
 pub(super) struct Attempt {
     /// All links of one wish have this number; none, but for those, is answered.
@@ -157,7 +158,7 @@ impl Control {
         self.listener.is_none()
     }
 
-    /// Nobody is let in any more, and who was being dialled is not; returns where that was.
+    /// Accepts no more connections and gives up the unfinished dials; returns these.
     pub(super) fn close(&mut self) -> Vec<Attempt> {
         // A port that others hold, too, is not theirs to be let in by.
         for port in self.hosts.take().into_iter().flat_map(|hosts| hosts.ports) {
@@ -194,24 +195,24 @@ impl Control {
         self.links.get_mut(&token).map(|link| &mut link.handshake)
     }
 
-    /// The host at the other end of a link, if it dialled a port of ours.
+    /// Returns the host at the other end of a link, if it dialled a port of ours.
     pub(super) fn from(&self, token: u64) -> Option<IpAddr> {
         self.links.get(&token)?.line.from()
     }
 
-    /// The address of ours that a link ends at, if it is one between hosts.
+    /// Returns our address of a link between hosts.
     pub(super) fn own_address(&self, token: u64) -> Option<IpAddr> {
         self.links.get(&token)?.line.own_address()
     }
 
-    /// What has been said over a link, if anything.
+    /// Receives the next message of a link, if one has arrived.
     pub(super) fn receive(&mut self, token: u64) -> Option<Heard> {
         let heard = self.links.get_mut(&token)?.line.receive();
         self.watch(token);
         heard
     }
 
-    /// Says something over a link.  If that fails, it has hung up, which is heard next.
+    /// Sends a message over a link. If that fails, the next receive returns the hang-up.
     pub(super) fn send(&mut self, token: u64, message: &Message) {
         if let Some(link) = self.links.get_mut(&token) {
             let _ = link.line.send(message);
@@ -219,7 +220,8 @@ impl Control {
         }
     }
 
-    /// Says the last thing that is said over a link between hosts; whether the system has all of it, and sees to the rest though this process may end.
+    /// Sends the last message over a link between hosts. Returns true if the system has all of it and delivers it even
+    /// if this process exits.
     pub(super) fn send_last(&mut self, token: u64, message: &Message) -> bool {
         let Some(link) = self.links.get_mut(&token) else { return false };
         let is_said = link.line.send(message).is_ok() && !link.line.wants_to_write();
@@ -255,13 +257,14 @@ impl Control {
         match hosts.read_secrets() {
             Ok(()) => self.are_secrets_missed = false,
             Err(error) if !std::mem::replace(&mut self.are_secrets_missed, true) => {
-                tracing::warn!("{error}; those that were known before are used");
+                tracing::warn!("{error}; the secrets read before stay in use");
             }
             Err(_) => {}
         }
     }
 
-    /// The other end has hung up without a word.  Says whether it may turn out before `deadline_ns` that its process has ended.
+    /// Notes that the other end has hung up without a message. Returns true if its process may turn out to have exited
+    /// before `deadline_ns`.
     pub(super) fn await_exit(&mut self, token: u64, deadline_ns: u64) -> bool {
         let Some(Link { line, handshake, .. }) = self.links.get_mut(&token) else { return false };
         let (Handshake::Connected(connection), Some(process)) = (&*handshake, line.process()) else {
@@ -279,7 +282,7 @@ impl Control {
         self.links.get(&token).is_some_and(|link| link.line.has_exited())
     }
 
-    /// Hangs up.  Returns what was dialled, if that has come to nothing.
+    /// Closes a link. Returns its attempt to dial, if that has failed.
     pub(super) fn remove(&mut self, token: u64) -> Option<Attempt> {
         let link = self.links.remove(&token)?;
         self.ended(link)
@@ -301,7 +304,7 @@ impl Control {
         dialled
     }
 
-    /// A number for somebody's wish to dial.
+    /// Returns a new number for an attempt to dial.
     pub(super) fn new_attempt(&mut self) -> u64 {
         self.attempts += 1;
         self.attempts
@@ -320,7 +323,7 @@ impl Control {
         self.postponed.retain(|(_, attempt)| attempt.number != number);
     }
 
-    /// Whether somebody who was dialled is there, and there is no connection yet.
+    /// Returns true if a dialled host has answered, but the connection is not complete.
     pub(super) fn is_being_answered(&self) -> bool {
         self.links.values().any(|link| match &link.handshake {
             Handshake::Dialled { .. } => link.line.is_heard(),
@@ -362,7 +365,7 @@ impl Control {
         }
     }
 
-    /// An offer of ours, of which nothing can be guessed.
+    /// Creates an offer with random numbers.
     pub(super) fn offer(&mut self, address: SocketAddr, mtu: Mtu, selective: bool) -> io::Result<Offer> {
         let lane = LaneOffer { qpn: Qpn::new(0), psn: Psn::new(0) };
         let (salt, lanes, tells_waits) = (random()?, [lane; LANES], selective);
@@ -373,7 +376,7 @@ impl Control {
         Ok(offer)
     }
 
-    /// One that nobody has; the first two and the last have a meaning of their own in verbs.
+    /// Returns an unused number; the first two and the last are reserved in verbs.
     fn new_qpn(&mut self) -> io::Result<Qpn> {
         loop {
             let qpn = Qpn::new(random()?);
@@ -388,7 +391,7 @@ impl Control {
         self.give_back(&offer.lanes.map(|lane| lane.qpn));
     }
 
-    /// Links that have something to say, and whether somebody wants to be let in.
+    /// Returns the links with input, and whether a connection waits to be accepted.
     pub(super) fn ready(&self) -> (Vec<u64>, bool) {
         let mut space = [MaybeUninit::uninit(); EVENTS_MAX];
         let ready = epoll::wait(&self.epoll, &mut space[..], Some(&Timespec::default()));
@@ -400,7 +403,7 @@ impl Control {
         (tokens, is_wanted)
     }
 
-    /// The next connection that wants to be let in.
+    /// Accepts the next waiting connection.
     pub(super) fn accept(&mut self) -> io::Result<Option<Accepted>> {
         if let Some(socket) = self.listener.as_ref().map_or(Ok(None), Listener::accept)? {
             return Ok(Some(Accepted::Line(Line::accepted(socket))));
@@ -418,12 +421,12 @@ impl Control {
         Some(Line::answer(socket, from, secrets))
     }
 
-    /// Whether a link leads to somebody who has dialled and not shown yet that it knows the secret.
+    /// Returns true if the link's dialling end has not proven yet that it knows the secret.
     pub(super) fn is_stranger(&self, token: u64) -> bool {
         self.links.get(&token).is_some_and(Link::is_stranger)
     }
 
-    /// Whether one of the links of that wish has said that it is ready.
+    /// Returns true if one of the links of that attempt has sent Ready.
     pub(super) fn has_said_ready(&self, number: u64) -> bool {
         let mut links = self.links.values();
         links.any(|link| match &link.handshake {
@@ -434,8 +437,8 @@ impl Control {
         })
     }
 
-    /// Who makes room for one more from there, if there is none: of those of the same network the one that has waited longest, else of the
-    /// network that has most.  So a host that comes for the first time finds room, whatever others hold.
+    /// Selects the link that makes room for one more from there, if there is none: the oldest of the same network,
+    /// otherwise one of the network with the most links. So a host that connects for the first time finds room.
     pub(super) fn in_the_way_of(&self, from: IpAddr) -> Option<u64> {
         let strangers = self.links.iter().filter(|(_, link)| link.is_stranger());
         let strangers = strangers.filter_map(|(token, link)| Some((*token, network_of(link.line.from()?))));
@@ -455,7 +458,7 @@ impl Control {
     }
 }
 
-/// Of strangers, the oldest first, who makes room for one of that network; `None` if there is room.
+/// Selects the oldest link that makes room for `newcomer`, of strangers ordered by age; `None` if there is room.
 fn in_the_way(strangers: &[(u64, IpAddr)], newcomer: IpAddr) -> Option<u64> {
     let mut counts = BTreeMap::<IpAddr, usize>::new();
     strangers.iter().for_each(|(_, network)| *counts.entry(*network).or_default() += 1);

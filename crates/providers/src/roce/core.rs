@@ -1,4 +1,4 @@
-//! What the threads of one roce fabric share, and what one of them does when it polls.
+//! The shared state of one roce fabric, and the work of one poll.
 //!
 //! ```text
 //!   poll ── receive ── packets by queue pair ── handled, answered ──┐
@@ -7,10 +7,11 @@
 //!   post ── onto the lane, and what may leave, leaves
 //! ```
 //!
-//! Where the configuration asks for them, [`receivers`](super::receivers) do the first line of this for who polls, which sees to the rest.
+//! If configured, [`receivers`](super::receivers) do the first line of this diagram, and the poller the rest.
 //!
-//! Locks are taken in this order: the batch, which only who polls has; the right to receive from a receiver's sockets; the control; the members of a socket; the
-//! lanes of one connection, in their order; the events; then any one of the others.  Nothing calls out of the fabric while holding one.
+//! Lock order: the batch, which only the poller holds; the receive lock of a receiver; the control; the members of a
+//! socket; the lanes of one connection, in their order; the events; then any one of the others. No call leaves the
+//! fabric while a lock is held.
 
 mod ending;
 mod polling;
@@ -44,7 +45,7 @@ use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
 
 /// How many connections are let in at a time.
 const ACCEPTED_MAX: usize = 64;
-/// Batches that are received before somebody is taken to be gone, in case its last words are among them.
+/// Batches that are received before a peer counts as gone, in case they hold its last messages.
 const LAST_BATCHES_MAX: usize = 64;
 /// Reads and atomics of a lane that may be under way: as many as packets, since each asks for one.
 const READS_MAX: usize = GRANT_MAX as usize;
@@ -62,7 +63,7 @@ pub(super) struct Core {
     pub(super) registered: Registered,
     table: RwLock<Table>,
     batch: Mutex<Batch>,
-    /// Who receives in place of who polls; nobody by default.
+    /// Threads that receive in place of the poller; none by default.
     pub(super) receivers: Vec<Receiver>,
     pub(super) has_receiver_panicked: AtomicBool,
     pub(super) control: Mutex<Control>,
@@ -158,12 +159,12 @@ impl Core {
         self.traffic.load(Relaxed)
     }
 
-    /// Queues events without waking anybody: who polls, or is about to, takes them.
+    /// Queues events without waking a thread: the poller takes them.
     fn tell(&self, events: Vec<Event>) {
         self.events.lock().extend(events);
     }
 
-    /// Queues an event for those who sleep.
+    /// Queues an event and wakes sleeping threads.
     pub(super) fn tell_and_wake(&self, event: Event) {
         self.tell(vec![event]);
         self.bell.wake();
@@ -238,14 +239,14 @@ impl Core {
 
 /// Time.
 impl Core {
-    /// Something is to be done then; who sleeps for longer is woken for it.
+    /// Notes a deadline, and wakes a thread that would sleep beyond it.
     fn note_due(&self, at_ns: u64) {
         if at_ns < self.due_ns.fetch_min(at_ns, SeqCst) {
             self.wake_for(at_ns);
         }
     }
 
-    /// Greetings have begun or ended, or are to be told of.
+    /// Updates the next deadline of the handshakes.
     pub(super) fn note_greetings(&self, control: &Control) {
         let at_ns = control.next_late().unwrap_or(NEVER).min(control.refusals.due_ns());
         if at_ns < self.greeting_due_ns.swap(at_ns, SeqCst) {
@@ -261,7 +262,7 @@ impl Core {
         }
     }
 
-    /// For who is about to sleep: how long until something is to be done.
+    /// Returns how long a thread may sleep until the next deadline.
     pub(super) fn time_left(&self) -> Option<Duration> {
         self.told_due_ns.store(NEVER, SeqCst);
         let due = self.due_ns.load(SeqCst).min(self.greeting_due_ns.load(SeqCst));
@@ -477,7 +478,7 @@ impl Core {
                 ) => {
                     let (attempt, offer, port_use) = (attempt.clone(), *offer, port_use.clone());
                     if !offer.suits(&theirs) {
-                        return self.fail(control, token, "it is reached by another kind of address");
+                        return self.fail(control, token, "its address is of another IP version than ours");
                     }
                     let address = Some(attempt.address.clone());
                     let is_elsewhere = control.own_address(token).is_some();
@@ -532,7 +533,7 @@ impl Core {
                     self.fail(control, token, "it hung up")
                 }
                 (_, Heard::Message(Message::Refused { reason })) => self.fail(control, token, &reason),
-                (_, Heard::Message(_)) => self.refuse(control, token, "it says what does not belong there"),
+                (_, Heard::Message(_)) => self.refuse(control, token, "it sent an unexpected message"),
                 (_, Heard::Nonsense(what)) => self.refuse(control, token, &format!("it sent {what}")),
                 (_, Heard::Bad(bad)) => self.refuse_bad(control, token, bad),
                 (_, Heard::Unreachable(error)) => self.fail(control, token, &error.to_string()),
@@ -541,7 +542,7 @@ impl Core {
         }
     }
 
-    /// Answers who dialled us.
+    /// Answers a dialling peer.
     fn answer(
         &self,
         control: &mut Control,
@@ -660,7 +661,7 @@ impl Core {
         }
     }
 
-    /// Something has come, perhaps from somebody who had been silent.
+    /// Notes whether a lane began to send, and rebalances the socket's shares if that is due.
     fn see_to_shares(&self, sharing: &Sharing, has_begun: bool, now_ns: u64) {
         let begun_due_ns = has_begun.then(|| sharing.note_begun());
         if sharing.is_due(now_ns) || begun_due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
@@ -686,7 +687,8 @@ impl Core {
         self.end_given_up(control);
     }
 
-    /// Packets of who dials us come from another address than it offered: if none comes from there soon, it is told so before it gives up.
+    /// Shortens the handshake's deadline when the peer's packets come from another address than it offered, so that it
+    /// learns the reason before it gives up.
     fn hurry(&self, connection: &Connection, now_ns: u64) {
         let mut control = lock(&self.control);
         let soon_ns = connection.met_ns + self.patience_ns() / 2;

@@ -1,6 +1,7 @@
-//! Dialling: a socket of this host, or another host by its addresses, one after the other until one answers.
+//! Dials a socket of this host, or another host by its addresses, one after the other until one answers.
 //!
-//! An address that swallows what is sent there must not hold up the next one for long: that is tried after a moment, beside it.
+//! An address that drops packets must not delay the next one for long: that one is tried shortly afterwards, in
+//! parallel.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,9 +20,9 @@ use crate::secure::BadChannel;
 /// How long an address has before the next one is tried, too: longer than most answers take, so that the order of the addresses counts, and
 /// short enough that a command which finds the first one dead is hardly slower for it.
 const NEXT_NS: u64 = 25_000_000;
-/// What is told of who has hung up without a word.
+/// Reason for a dial that ended because the other end closed the socket.
 const HUNG_UP: &str = "it hung up";
-/// Most of what is told of why somebody was refused.
+/// Maximum length of a peer's refusal reason that is reported.
 const REASON_CHARS_MAX: usize = 200;
 
 impl Core {
@@ -113,13 +114,13 @@ impl Core {
         let _ = self.dial_next(control, next);
     }
 
-    /// As [`Core::fail`], because of what the other end has said; logs it as a warning if that end has dialled.
+    /// As [`Core::fail`], because of a message of the other end; logs a warning if that end has dialled.
     pub(super) fn refuse(&self, control: &mut Control, token: u64, reason: &str) {
         self.log_refusal(control, token, reason);
         self.fail(control, token, reason);
     }
 
-    /// The same where the other end is nobody whom we talk to.
+    /// As [`Core::refuse`], because the channel to the other end failed.
     pub(super) fn refuse_bad(&self, control: &mut Control, token: u64, bad: BadChannel) {
         let reason = bad.to_string();
         self.log_refusal(control, token, &reason);
@@ -153,7 +154,8 @@ impl Core {
         self.fail(control, token, HUNG_UP);
     }
 
-    /// As [`Core::fail`], because the other end does not answer in time.  Of one that has hung up before, that tells more.
+    /// As [`Core::fail`], because the other end did not answer in time. If it has hung up before, that is the reported
+    /// reason.
     pub(super) fn fail_silent(&self, control: &mut Control, token: u64) {
         let attempt = control.handshake(token).and_then(Handshake::attempt_mut);
         let has_hung_up = attempt.is_some_and(|attempt| attempt.hang_ups > 0);

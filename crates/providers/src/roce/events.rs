@@ -1,4 +1,4 @@
-//! What has happened and waits for who polls.
+//! Events that wait for the poller.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 
@@ -6,7 +6,7 @@ use halite_fabric::Event;
 
 use super::{POISONED, lock};
 
-/// How many may wait before receivers do, who have more in hand then; each has at most the bytes of a message.
+/// Pending events at which receivers wait for the poller; each holds at most the bytes of a message.
 const WAITING_MAX: usize = 1024;
 
 /// See the header of this file.
@@ -41,7 +41,7 @@ impl Events {
         drop(self.taken.wait_while(self.lock(), is_full).expect(POISONED));
     }
 
-    /// Has those who wait for room ask again whether it is over.
+    /// Wakes the threads in [`Events::await_room`] to evaluate `is_over` again.
     pub(super) fn interrupt(&self) {
         // Who has asked and does not wait yet holds this.
         drop(self.lock());

@@ -1,7 +1,7 @@
-//! What two ends say to each other before there is a connection, in packets of a Unix socket.
+//! The handshake messages of two ends, one per packet of a Unix socket.
 //!
 //! ```text
-//!   who dials                     who listens
+//!   dialling end                  listening end
 //!     Dial(offer, hello) ───────────►
 //!     ◄─────────── Accept(offer, hello)      or Refused(reason)
 //!     Ready ────────────────────────►        both have queue pairs that are ready; from here on the socket says one thing more:
@@ -12,9 +12,10 @@
 //!   47 hello
 //! ```
 //!
-//! `Left` has the packets that its sender does not wait for any more, each behind its length as a u16.
+//! `Left` carries the unacknowledged packets of its sender, each preceded by its length as a u16.
 //!
-//! Numbers are little-endian.  All of them are untrusted, though who may enter the directory is trusted with more than these.
+//! Numbers are little-endian. All fields are untrusted, although a process that may enter the directory is trusted with
+//! all memory.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -84,9 +85,9 @@ pub(super) enum Message {
 /// Why a packet makes no sense.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum BadMessage {
-    #[error("a greeting of version {0}, where ours is {VERSION}")]
+    #[error("a greeting of version {0}; this process uses version {VERSION}")]
     Version(u8),
-    #[error("a greeting that makes no sense")]
+    #[error("a malformed greeting")]
     Nonsense,
 }
 
@@ -207,7 +208,7 @@ impl Offer {
     }
 }
 
-/// Takes whatever comes for a greeting: what is understood says the same when it is said again.
+/// Fuzz target: a message that parses is encoded and parsed to the same message.
 #[cfg(fuzzing)]
 pub fn check_greeting(bytes: &[u8]) {
     let Ok(message) = Message::decode(bytes) else { return };

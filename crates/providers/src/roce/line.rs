@@ -1,4 +1,4 @@
-//! What two ends say to each other about their connection, over a socket: a Unix socket on one host, else an encrypted stream.
+//! The control socket between two ends: a Unix socket on one host, otherwise an encrypted TCP stream.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -39,13 +39,13 @@ struct Stream {
     from: Option<IpAddr>,
 }
 
-/// What the other end of a line said.
+/// A message or event from the other end of a line.
 #[derive(Debug)]
 pub(super) enum Heard {
     Message(Message),
     /// It made no sense, for this reason.
     Nonsense(String),
-    /// It is nobody whom we talk to.
+    /// The other end could not be authenticated.
     Bad(BadChannel),
     /// There is no way to it.
     Unreachable(io::Error),
@@ -73,7 +73,7 @@ impl Line {
         Ok(Line { socket, stream: Some(Box::new(stream)), process: None })
     }
 
-    /// From who dialled our socket of this host.
+    /// Wraps a connection that our Unix socket accepted.
     pub(super) fn accepted(socket: OwnedFd) -> Line {
         Line::to_process(socket)
     }
@@ -93,7 +93,7 @@ impl Line {
         self.process.as_ref().is_some_and(|process| is_ready(process.as_fd(), PollFlags::IN))
     }
 
-    /// The next connection to a port of ours, if there is one, and the address that it comes from.
+    /// Accepts the next connection to a port of ours, if one waits, with its source address.
     pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, IpAddr)>> {
         let (socket, from) = match listener.accept() {
             Ok(accepted) => accepted,
@@ -122,12 +122,12 @@ impl Line {
         self.stream.as_ref()?.from
     }
 
-    /// Whether the other end is somebody whom we talk to for sure, and does not merely repeat what such a one has said.
+    /// Returns true if the other end has proven that it knows the secret, and is not a replay.
     pub(super) fn is_proven(&self) -> bool {
         self.stream.as_ref().is_none_or(|stream| stream.channel.is_proven())
     }
 
-    /// The address of ours that it ends at, if it is one between hosts; also before the other host has answered.
+    /// Returns our address of a line between hosts, even before the other host has answered.
     pub(super) fn own_address(&self) -> Option<IpAddr> {
         self.stream.as_ref()?;
         let address = SocketAddr::try_from(rustix::net::getsockname(&self.socket).ok()?).ok()?;
@@ -144,7 +144,7 @@ impl Line {
         self.stream.as_ref().is_some_and(|stream| stream.is_connecting || !stream.channel.output().is_empty())
     }
 
-    /// Says something, as soon as the other end can hear it.
+    /// Queues a message until the other end can receive it.
     pub(super) fn send(&mut self, message: &Message) -> io::Result<()> {
         let Line { socket, stream, .. } = self;
         match stream {
@@ -159,7 +159,7 @@ impl Line {
         }
     }
 
-    /// What has been said, if anything.
+    /// Returns the next message or event, if any.
     pub(super) fn receive(&mut self) -> Option<Heard> {
         let Line { socket, stream, .. } = self;
         match stream {

@@ -1,8 +1,8 @@
 //! Registered memory, as the two ends of a connection name it.
 //!
-//! A peer names a segment by its key, hidden by a salt that it was told when it connected: an rkey that a stranger guesses is no
-//! more likely to be right than any other number.  Our own requests hold what they name, in the order in which they were posted, so
-//! that they are carried out though a key is taken back meanwhile.
+//! A peer names a segment by its key, XORed with a salt that it received when it connected, so a stranger's guess of an
+//! rkey is no better than a random number. Our own requests hold the segments that they name, in the order of posting,
+//! so they complete even if a key is deregistered meanwhile.
 
 use std::sync::RwLock;
 
@@ -11,7 +11,7 @@ use halite_rnic::{Access, Held, Memory, Refused};
 
 use super::read;
 
-/// Windows of whole segments, but of those that were taken back; a key is an index.  Only ever grows.
+/// Windows of whole segments, by key; `None` after deregistration. Never shrinks.
 pub(super) type Registered = RwLock<Vec<Option<Window>>>;
 
 /// All memory that a queue pair sees.

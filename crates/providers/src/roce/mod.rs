@@ -1,25 +1,27 @@
-//! RoCEv2 in user space, as a fabric: real packets over a UDP socket, between processes of one host or of several.
+//! RoCEv2 in user space, as a fabric: real packets over a UDP socket, between processes of one or several hosts.
 //!
 //! ```text
-//!   dir/node-1.sock      Unix sockets: who dials and who listens exchange addresses, queue pairs and first packet numbers
+//!   dir/node-1.sock      Unix sockets: both ends exchange addresses, queue pairs and first packet numbers
 //!   dir/node-1.lock      held while node-1 lives
-//!   TCP port             the same between hosts, encrypted; by who knows the cluster's secret
+//!   TCP port             the same between hosts, encrypted with keys derived from the cluster's secret
 //!
-//!   poster ── queue pair ── train ──► UDP ──► batch ── queue pair ── memory, events ──► who polls
+//!   poster ── queue pair ── train ──► UDP ──► batch ── queue pair ── memory, events ──► poller
 //! ```
 //!
-//! [`halite_rnic`] is the adapter; this module is its driver.  It has no thread: who posts sends, and who polls receives, answers,
-//! looks at timers, lets peers in and hears of their ends.  Who sleeps does so on the socket itself.  Where it is told to
-//! ([`RoceConfig::receivers`]), threads of its own receive and answer.
+//! [`halite_rnic`] is the adapter; this module is its driver. It has no thread: a post sends, and a poll receives,
+//! answers, handles timers, accepts peers and detects their ends. Threads sleep on the socket itself. With
+//! [`RoceConfig::receivers`], the fabric has its own threads that receive and answer.
 //!
-//! **Keys** count registrations, and a peer that hears of one can use it at once: an rkey is the key, hidden by a number that each
-//! end chose for the other when they connected.  It is looked up when a packet arrives, so a key that was taken back leads nowhere.
+//! **Keys** number registrations, and a peer that learns a key can use it at once: an rkey is the key, XORed with a
+//! number that each end chose for the other when they connected. It is looked up when a packet arrives, so a
+//! deregistered key has no effect.
 //!
-//! **What a stranger can do**: nothing without guessing two addresses, a port, a queue pair, a packet number and a key, of which
-//! all that we choose is random.  What does not fit is counted and dropped.  Who is in the directory is trusted with all memory.
+//! **Strangers** can do nothing without guessing two addresses, a port, a queue pair, a packet number and a key; all of
+//! these that we choose are random. Packets that do not match are counted and dropped. Processes that may enter the
+//! directory are trusted with all memory.
 //!
-//! **Ends.**  Packets of a peer that was cut off find no queue pair.  The sockets by which peers met stay open: one that closes says
-//! that its owner left or died.  Who leaves does so when all that it posted has been acknowledged.
+//! **Ends.** Packets of a peer that was cut off find no queue pair. The sockets that set connections up stay open; when
+//! one closes, its owner has left or died. A leaving end waits until everything that it posted has been acknowledged.
 
 mod bell;
 mod capture;
@@ -71,82 +73,85 @@ const LANES: usize = 2;
 const SEND_BYTES_MAX: usize = 1 << 16;
 /// Longest source that travels with its request.
 const INLINE_BYTES_MAX: usize = 4096;
-/// Most threads of a fabric's own.
+/// Maximum of [`RoceConfig::receivers`].
 pub const RECEIVERS_MAX: usize = 64;
 /// How long a fabric that is dropped waits for its peers to acknowledge what was posted.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// How a roce fabric is to be opened.
+/// The configuration of a roce fabric.
 #[derive(Clone, Debug)]
 pub struct RoceConfig {
-    /// The cluster directory; created if need be.
+    /// The cluster directory; created if it does not exist.
     pub dir: PathBuf,
-    /// Our name in it; `node-3` listens at `dir/node-3.sock`.
+    /// The name of this fabric in the directory; `node-3` listens at `dir/node-3.sock`.
     pub name: String,
-    /// What those who connect to us are shown, at most [`HELLO_BYTES_MAX`] bytes.
+    /// Data shown to peers that connect, at most [`HELLO_BYTES_MAX`] bytes.
     pub hello: Vec<u8>,
-    /// The address from which packets are sent, and to which they come: one of this host's.  The system chooses the port.
+    /// The address of this host that packets are sent from and received at. The system chooses the port.
     pub address: IpAddr,
-    /// Others of this host's, by which packets go to who dials there, or is reached from there.
+    /// More addresses of this host. A peer that dials one of them, or is reached from one, gets its packets from there.
     pub other_addresses: Vec<IpAddr>,
-    /// Most payload of a packet; of two ends, the smaller one counts, and less where frames on the way are shorter.
+    /// Maximum payload of a packet. A connection uses the smaller value of its two ends, and less where frames on the
+    /// path are shorter.
     pub mtu: Mtu,
-    /// Whether single packets are repeated with those peers that do so, too; else all behind one that is lost.
+    /// Whether to retransmit single packets with peers that do so too; otherwise a loss repeats all later packets as
+    /// well.
     pub selective: bool,
-    /// What bounds how much is under way to other hosts besides their grants, where single packets are repeated.
+    /// Congestion control towards other hosts, in addition to credits, where single packets are retransmitted.
     pub congestion: Congestion,
-    /// How long a peer that does not answer is waited for.
+    /// How long a silent peer keeps its connection.
     pub lease: Duration,
-    /// Segments that can be registered.
+    /// Maximum number of registered segments.
     pub segments_max: usize,
-    /// Connections at one time.
+    /// Maximum number of connections at one time.
     pub peers_max: usize,
-    /// How long a greeting may take.
+    /// Time limit of a handshake.
     pub handshake_timeout: Duration,
-    /// Size of the receive buffer that each UDP socket requests, in bytes; the system gives as much as its administrator allows
-    /// (`net.core.rmem_max`), and counts twice that.
+    /// Receive buffer that each UDP socket requests, in bytes; the system grants at most `net.core.rmem_max` and
+    /// reserves twice the amount.
     pub receive_bytes: usize,
-    /// Peers of a socket: more have another one, with a port of its own, since a receive buffer holds few packets.
+    /// Peers per socket, since a receive buffer holds few packets; further peers get another socket with its own port.
     pub peers_per_socket: usize,
-    /// UDP sockets at one time; peers share them where that is not enough, or the system gives no more.
+    /// Maximum number of UDP sockets; when it is reached, or the system grants no more, peers share them.
     pub sockets_max: usize,
-    /// Threads of the fabric's own that receive and answer, at most [`RECEIVERS_MAX`]; if 0, who polls does.  Each has sockets of its own, and each new peer goes
-    /// to the one that has fewest.  They carry more where there are processors for them; a message that a
-    /// thread waits for comes later, for it is handed over.
+    /// Threads of the fabric that receive and answer, at most [`RECEIVERS_MAX`]; with 0, the poller does. Each has its
+    /// own sockets, and a new peer goes to the thread with the fewest. They raise the throughput if there are cores for
+    /// them, but messages arrive later because of the hand-over to the poller.
     pub receivers: usize,
-    /// Where to write all packets that are sent and received, as a nanosecond pcap; nowhere if `None`.
+    /// File for a nanosecond pcap capture of all packets, sent and received; `None` captures nothing.
     pub pcap: Option<PathBuf>,
-    /// The capture ends before it has more bytes than this.
+    /// Maximum size of the capture file, in bytes.
     pub pcap_bytes_max: u64,
-    /// How other hosts are met; without this, peers are those of this host.
+    /// How to reach other hosts; with `None`, all peers are on this host.
     pub hosts: Option<Hosts>,
 }
 
-/// How other hosts are met.
+/// How to reach other hosts.
 #[derive(Clone, Debug)]
 pub struct Hosts {
-    /// Where they may dial us, in the order in which we would like that; nowhere if they may not.
+    /// Listeners that other hosts may dial, in order of preference; empty if they may not dial.
     pub ports: Vec<Arc<TcpListener>>,
-    /// What they and we know, and nobody else.
+    /// The secrets of the cluster.
     pub secrets: Secrets,
-    /// Where that stands, if it may change: the file is read again whenever somebody is met.
+    /// File of the secrets, if it may change: it is read again for each new connection.
     pub secret_file: Option<PathBuf>,
 }
 
 impl Hosts {
-    /// Those who know the secrets, and may not dial us.
+    /// Allows connections to hosts that know the secrets; they cannot dial this one.
     pub fn known_by(secrets: Secrets) -> Hosts {
         Hosts { ports: Vec::new(), secrets, secret_file: None }
     }
 
-    /// Those who know the secrets, and may dial us at `address` over TCP; port 0 has the system choose.
+    /// Allows connections to and from hosts that know the secrets; they dial `address` over TCP. With port 0, the
+    /// system chooses one.
     pub fn listen(address: SocketAddr, secrets: Secrets) -> io::Result<Hosts> {
         let mut hosts = Hosts::known_by(secrets);
         hosts.listen_also(address)?;
         Ok(hosts)
     }
 
-    /// They may dial us there, too.
+    /// Adds an address that other hosts may dial.
     pub fn listen_also(&mut self, address: SocketAddr) -> io::Result<()> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
@@ -154,8 +159,8 @@ impl Hosts {
         Ok(())
     }
 
-    /// Takes the secrets as they are now.  Where they cannot be read, for another process may be replacing the file, those that were read last stay, and
-    /// none that was retired before.
+    /// Reads the secrets again. If that fails, because another process may be replacing the file, the last secrets
+    /// stay; secrets that were retired before do not come back.
     pub(crate) fn read_secrets(&mut self) -> Result<(), SecretError> {
         if let Some(path) = &self.secret_file {
             self.secrets = Secrets::read(path)?;
@@ -163,15 +168,16 @@ impl Hosts {
         Ok(())
     }
 
-    /// The addresses and ports where they may dial us.
+    /// Returns the addresses and ports that other hosts may dial.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.ports.iter().filter_map(|port| port.local_addr().ok()).collect()
     }
 }
 
 impl RoceConfig {
-    /// The usual values: over loopback in packets of 4096 bytes, of which single ones are repeated, bounded by grants alone, a lease of 5 seconds, 4096 segments, 1024 peers, 16 of each
-    /// socket, which asks for 4 MiB, and 64 sockets from which who polls receives, greetings of 2 seconds, no capture; one ends at 1 GiB.
+    /// Returns the default configuration: loopback, packets of 4096 bytes, selective retransmission, credits as the
+    /// only bound, a lease of 5 seconds, 4096 segments, 1024 peers with 16 per socket, at most 64 sockets with 4 MiB
+    /// receive buffers, no receivers, handshakes of 2 seconds, no capture (limit 1 GiB).
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> RoceConfig {
         RoceConfig {
             dir: dir.into(),
@@ -214,81 +220,80 @@ impl RoceConfig {
     }
 }
 
-/// Why a roce fabric could not be opened.
+/// The reason why a roce fabric could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Not a file name.
+    /// The name is not usable as a file name.
     #[error("cannot open a roce fabric named {name:?}: the name must be usable as a file name")]
     Name {
-        /// What was asked for.
+        /// The name.
         name: String,
     },
     /// The hello is longer than [`HELLO_BYTES_MAX`].
     #[error("cannot open a roce fabric: its hello of {len} bytes is longer than {HELLO_BYTES_MAX}")]
     HelloTooLong {
-        /// Its length in bytes.
+        /// Its length, in bytes.
         len: usize,
     },
     /// Not an address of one host.
-    #[error(
-        "cannot open a roce fabric at {address}: an address of this host is needed, which its packets name"
-    )]
+    #[error("cannot open a roce fabric at {address}: packets need one specific address of this host")]
     Address {
-        /// What was asked for.
+        /// The address.
         address: IpAddr,
     },
-    /// More threads than a fabric may have.
+    /// More than [`RECEIVERS_MAX`] threads.
     #[error("cannot open a roce fabric with {count} threads that receive: at most {RECEIVERS_MAX}")]
     Receivers {
-        /// What was asked for.
+        /// The number of threads.
         count: usize,
     },
     /// A living process uses the name.
     #[error("cannot open a roce fabric: {name} is in use in {}", dir.display())]
     NameTaken {
-        /// Where.
+        /// The cluster directory.
         dir: PathBuf,
-        /// What.
+        /// The name.
         name: String,
     },
-    /// The operating system refused.
+    /// A system call failed.
     #[error("cannot open a roce fabric as {name} in {}, at {address}: {source}", dir.display())]
     Io {
-        /// Where.
+        /// The cluster directory.
         dir: PathBuf,
-        /// What.
+        /// The name.
         name: String,
-        /// From which address.
+        /// The address.
         address: IpAddr,
-        /// What it said.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// The file of the capture cannot be made.
+    /// The capture file cannot be created.
     #[error("cannot write packets to {}: {source}", path.display())]
     Pcap {
-        /// Which file.
+        /// Path of the capture file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system call.
         source: io::Error,
     },
 }
 
-/// Packets that a fabric has dropped before any queue pair saw them, or could not send.
+/// Packets that the fabric dropped before they reached a queue pair, or could not send.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Dropped {
-    /// Arrived for no queue pair of ours, or empty; and connections that were hung up on to make room for others.
+    /// Empty packets, packets for an unknown queue pair, and connections that were closed to make room for others.
     pub strangers: u64,
-    /// Arrived for a queue pair from another address than its peer's ([`AddressChanged`] counts those that the peer had sent), or damaged.
+    /// Damaged packets, and packets for a queue pair from another address than its peer's (those that the peer itself
+    /// sent are in [`AddressChanged`]).
     pub refused: u64,
-    /// Arrived from a peer undamaged, and were no packets.
+    /// Undamaged packets from a peer that are malformed.
     pub malformed: u64,
-    /// Not taken by the system, trains counted as one.
+    /// Packets that the system refused to send; a train counts as one.
     pub unsent: u64,
-    /// Came when a socket's receive buffer was full, trains counted as one.
+    /// Packets that found a socket's receive buffer full; a train counts as one.
     pub overflowed: u64,
 }
 
-/// The fabric of those who meet in a directory and talk over UDP; see the header of this file.
+/// A fabric of processes that meet in a directory and communicate over UDP; see [`crate::roce`].
 ///
 /// ```
 /// # use halite_providers::{RoceConfig, RoceFabric};
@@ -297,7 +302,7 @@ pub struct Dropped {
 /// let one = RoceFabric::open(RoceConfig::new(&dir, "one"))?;
 /// let two = RoceFabric::open(RoceConfig::new(&dir, "two"))?;
 /// one.connect("two.sock", b"hello, two");
-/// // Each end sees to its own part while it polls.
+/// // Each end makes progress only while it polls.
 /// let mut events = Vec::new();
 /// while events.is_empty() {
 ///     one.poll(&mut Vec::new());
@@ -333,39 +338,39 @@ impl RoceFabric {
         Ok(Arc::new(RoceFabric { core, _receivers: receivers }))
     }
 
-    /// What was dropped so far.
+    /// Returns the packets dropped so far.
     pub fn dropped(&self) -> Dropped {
         self.core.dropped()
     }
 
-    /// What the queue pairs to a peer have counted, together.
+    /// Returns the sum of the counters of all queue pairs to a peer; `None` if it is not connected.
     pub fn counters(&self, peer: PeerId) -> Option<Counters> {
         let connection = self.core.peer(peer)?;
         let lanes = (0..LANES).map(|index| connection.lane(index).qp().counters());
         lanes.reduce(|sum, lane| sum + lane)
     }
 
-    /// Whether packets of a peer came from another address than the one that it offered, and were refused.
+    /// Returns the address change of a peer, if its packets came from another address than it offered and were refused.
     pub fn address_change(&self, peer: PeerId) -> Option<AddressChanged> {
         self.core.peer(peer)?.address_change()
     }
 
-    /// The address and port of its packets to the first peers.
+    /// Returns the address and port used for the first peers.
     pub fn local_address(&self) -> SocketAddr {
         self.core.ports.first().address()
     }
 
-    /// The addresses and ports of all its sockets, that of the first peers first.
+    /// Returns the addresses and ports of all sockets, the first peers' one first.
     pub fn local_addresses(&self) -> Vec<SocketAddr> {
         self.core.ports.all().iter().map(|port| port.address()).collect()
     }
 
-    /// The address and port where other hosts may dial, if they may; the first where there are several.
+    /// Returns the first address and port that other hosts may dial; `None` if they may not.
     pub fn control_port(&self) -> Option<SocketAddr> {
         self.core.control_ports().first().copied()
     }
 
-    /// Whether nothing that was posted is under way.
+    /// Returns true if all posted requests have completed.
     pub fn is_idle(&self) -> bool {
         self.core.is_idle()
     }

@@ -1,4 +1,4 @@
-//! What came through to other hosts: where the next connection to one of them begins.
+//! Remembers the path MTU to other hosts, as the start value of the next connection.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

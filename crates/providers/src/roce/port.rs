@@ -1,8 +1,8 @@
-//! A socket: trains of packets out, batches of datagrams in, and who shares its receive buffer.
+//! A UDP socket: sends trains of packets and receives batches of datagrams.
 //!
-//! A train is a row of packets of one length, of which the last may be shorter: one system call, and one walk through the kernel.
-//! The socket forbids fragments and is not connected, so the identification of a packet is its place in its train, see
-//! [`halite_rnic::wire::icrc`].  Where a train is refused, its packets leave one by one.
+//! A train is a row of packets of one length, of which the last may be shorter: one system call, and one pass through
+//! the kernel. The socket forbids fragmentation and is not connected, so the identification of a packet is its position
+//! in its train, see [`halite_rnic::wire::icrc`]. If the kernel refuses a train, its packets are sent one by one.
 
 use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
@@ -62,8 +62,8 @@ pub(super) struct Port {
 }
 
 impl Port {
-    /// With that address, or these: a socket has one, or all of its host.  Its receive buffer is to have so many bytes; the system gives as much as its
-    /// administrator allows.
+    /// Binds a socket to `address`, or to all addresses of the host. It requests a receive buffer of so many bytes; the
+    /// system may grant less.
     pub(super) fn bind(
         address: IpAddr,
         others: &[IpAddr],
@@ -130,7 +130,7 @@ impl Port {
         if failed == 0 { u64::from(counts[8]) } else { 0 }
     }
 
-    /// Has the system say from now on when packets have come.  Where it does not, they come when they are read.
+    /// Enables the system's arrival times of packets. Without them, packets count as arriving when they are read.
     pub(super) fn stamp(&self) {
         if !self.is_stamped.swap(true, Relaxed) {
             single::say_when(&self.socket);
@@ -218,7 +218,7 @@ impl Port {
         }
     }
 
-    /// Receives once, and says whether more may wait.
+    /// Receives once; returns true if more may wait.
     pub(super) fn receive(&self, batch: &mut Batch) -> bool {
         // To ask for more than there is costs a third of a microsecond: where calls come one by one, one is asked for.
         let full_in_a_row = self.full_in_a_row.load(Relaxed);
@@ -377,12 +377,12 @@ impl Batch {
         self.full_in_a_row
     }
 
-    /// Whether the system has said of what came first when that was.
+    /// Returns true if the system has given the arrival time of the first packet.
     pub(super) fn is_stamped(&self) -> bool {
         self.metas[..self.count].first().is_some_and(|meta| meta.timestamp.is_some())
     }
 
-    /// Each packet, and what the system says of it.
+    /// Returns each packet with its metadata.
     pub(super) fn packets(&self) -> impl Iterator<Item = (&RecvMeta, &[u8])> {
         let trains = self.bytes.chunks(RECEIVED_BYTES_MAX).zip(&self.metas).take(self.count);
         trains.flat_map(|(bytes, meta)| {

@@ -1,15 +1,17 @@
-//! The sockets of one fabric: one for the first peers, and another for each so many more.
+//! The sockets of one fabric: one for the first peers, and another one for each further group of peers.
 //!
-//! A socket's receive buffer holds few packets ([`halite_rnic::room`]), so a socket is for few peers.  Who meets us is told the port of the
-//! socket that has room for it; where the system gives no further socket, peers share those that there are.
+//! A socket's receive buffer holds few packets ([`halite_rnic::room`]), so a socket serves few peers. A new peer is
+//! told the port of the socket that has room for it; if the system grants no further socket, peers share the existing
+//! ones.
 //!
 //! ```text
 //!   users    peers 1..16   peers 17..32   ...          a place is held from the offer to the end of the connection
-//!   sockets      first        further     ...          a further one is closed when nobody has a place there
+//!   sockets      first        further     ...          a further one is closed when it has no users
 //!                  └────── epoll ──┘                   only while there is more than one; else the first is read by itself
 //! ```
 //!
-//! Where threads of the fabric's own receive ([`super::receivers`]), each has an epoll with its part of the sockets, and peers are spread among them.
+//! With receivers ([`super::receivers`]), each has an epoll with its part of the sockets, and peers are spread among
+//! them.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -115,7 +117,7 @@ impl Ports {
         read(&self.all).clone()
     }
 
-    /// A place for one more peer, and whether what is to be watched by who sleeps has changed by that.
+    /// Returns a place for one more peer, and whether the descriptors to watch have changed.
     pub(super) fn port_use(&self) -> (Arc<PortUse>, bool) {
         let mut all = write(&self.all);
         let users = |port: &&Arc<Port>| port.users.load(Relaxed);
@@ -185,7 +187,7 @@ impl Ports {
         Ok(epoll::add(epoll, port, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?)
     }
 
-    /// Closes those at which nobody has a place.  Says whether what is to be watched by who sleeps has changed by that.
+    /// Closes the sockets without users. Returns true if the descriptors to watch have changed.
     pub(super) fn close_unused(&self) -> bool {
         if !self.has_further() {
             return false;
@@ -221,7 +223,8 @@ impl Ports {
         self.has_further.load(SeqCst)
     }
 
-    /// What who sleeps may have to watch, and which of them it is now; none where receivers do.
+    /// Returns the descriptors that a sleeper may have to watch, and the index of the current one; `None` with
+    /// receivers.
     pub(super) fn watched(&self) -> ([BorrowedFd<'_>; 2], Option<usize>) {
         let index = (!self.has_receivers).then(|| usize::from(self.has_further()));
         ([self.first.as_fd(), self.epolls[0].as_fd()], index)
@@ -268,7 +271,7 @@ impl Ports {
 
 /// Addresses of this host.
 impl Ports {
-    /// That by which packets go to who meets us at `own`.
+    /// Returns the source address of packets to a peer that connected to `own`.
     pub(super) fn address_as(&self, own: Option<IpAddr>) -> IpAddr {
         own.filter(|_| !self.others.is_empty()).unwrap_or(self.address)
     }
@@ -279,7 +282,7 @@ impl Ports {
         self.address_as(all.find(|own| own.is_ipv4() == host.is_ipv4()))
     }
 
-    /// Whether that is an address of this host, as far as we have heard.
+    /// Returns true if this is a known address of this host.
     pub(super) fn is_of_this_host(&self, address: IpAddr) -> bool {
         address.is_loopback() || address == self.address || self.others.contains(&address)
     }

@@ -1,4 +1,4 @@
-//! Capabilities of a host's UDP sockets, for checks before a node runs.
+//! Detects the capabilities of a host's UDP sockets, for checks before a node runs.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,20 +9,20 @@ use super::{Mtu, RoceConfig};
 /// Capabilities of a UDP socket on this host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SocketProbe {
-    /// Most packets that the kernel takes in one piece (UDP_SEGMENT); 1 where it does not.
+    /// Maximum number of packets that the kernel takes in one call (UDP_SEGMENT); 1 without that feature.
     pub train_packets: usize,
-    /// Whether the kernel hands over packets in one piece (UDP_GRO).
+    /// True if the kernel delivers several packets in one call (UDP_GRO).
     pub receives_trains: bool,
-    /// Size of the receive buffer in bytes; the kernel allows as much again for its own bookkeeping.
+    /// Size of the receive buffer, in bytes; the kernel reserves as much again for its own bookkeeping.
     pub receive_bytes: usize,
-    /// Size of the receive buffer that we request, in bytes.
+    /// Size of the receive buffer that the fabric requests, in bytes.
     pub receive_bytes_wanted: usize,
-    /// The most payload of a packet to each of the hosts that were asked about, in their order, as far as the system knows; `None`
-    /// where it has no way to one.
+    /// Maximum packet payload to each of the hosts, in the order of the argument, as far as the system knows it; `None`
+    /// without a route.
     pub mtus: Vec<Option<Mtu>>,
 }
 
-/// Finds the capabilities of a socket bound to that address of this host.  Nothing is sent.
+/// Detects the capabilities of a socket bound to `address`, an address of this host. Sends nothing.
 pub fn probe(address: IpAddr, hosts: &[IpAddr]) -> io::Result<SocketProbe> {
     let config = RoceConfig { address, ..RoceConfig::new("", "probe") };
     let ports = Ports::open(&config)?;

@@ -1,16 +1,17 @@
-//! Threads of a fabric's own that receive from its sockets, where the configuration asks for them.
+//! Threads of the fabric that receive from its sockets, if configured.
 //!
 //! ```text
 //!   sockets 0, 2, ..  ── epoll ── receiver 0 ──┐
-//!   sockets 1, 3, ..  ── epoll ── receiver 1 ──┴── queue pair ── memory, answers, events ──► who polls
+//!   sockets 1, 3, ..  ── epoll ── receiver 1 ──┴── queue pair ── memory, answers, events ──► poller
 //! ```
 //!
-//! A receiver does what who polls does otherwise: it finds queue pairs for packets, carries out what peers ask, and sends answers and what may leave because
-//! of an acknowledgement.  So peers' reads and writes go on while no thread of the node's own has a processor, and those of different peers at once.
-//! Who polls takes events, and sees to greetings and timers.  Where many events are waiting for it, receivers wait as well: then peers hear nothing, as if nobody
-//! received.
+//! A receiver takes over a part of the poller's work: it looks up the queue pairs of packets, executes requests of
+//! peers, and sends answers and the packets that an acknowledgement releases. So reads and writes of peers make
+//! progress while no other thread of the node runs, and those of different peers in parallel. The poller takes events
+//! and handles handshakes and timers. If too many events wait for the poller, receivers wait too, and peers get no
+//! answers meanwhile.
 //!
-//! All packets of a peer come to one socket, and one thread at a time receives from it, so that they stay in their order.
+//! All packets of a peer arrive at one socket, and one thread at a time receives from it, so they stay in order.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -27,10 +28,10 @@ use super::core::Core;
 use super::lock;
 use super::port::Batch;
 
-/// What a receiver shares with who polls.
+/// State shared between a receiver and the poller.
 #[derive(Debug, Default)]
 pub(super) struct Receiver {
-    /// Held by who receives from its sockets and handles what has come.
+    /// Held by the thread that receives from the sockets and handles the packets.
     receiving: Mutex<()>,
     /// Consecutive receives that left packets in its sockets.
     pub(super) full_in_a_row: AtomicU32,
@@ -88,7 +89,7 @@ impl Drop for Receivers {
     }
 }
 
-/// A receiver that panics ends the fabric for who polls, as it would if it had received itself.
+/// Passes a receiver's panic on to the poller, as if the poller had received itself.
 struct PanicGuard<'c>(&'c Core);
 
 impl Drop for PanicGuard<'_> {
@@ -134,7 +135,8 @@ impl Core {
         is_more
     }
 
-    /// For who polls, when somebody is gone: what has come to these receivers before has been handled by then, or at most so many batches more.
+    /// Receives in place of these receivers, after a peer is gone: on return everything that arrived before is handled,
+    /// or `batches_max` more batches per receiver are.
     pub(super) fn receive_in_place_of(
         &self,
         receivers: BTreeSet<usize>,
@@ -148,7 +150,7 @@ impl Core {
         }
     }
 
-    /// What who polls knows by itself where there are none.
+    /// Returns the count that the poller keeps itself when there are no receivers.
     pub(super) fn full_in_a_row_of_receivers(&self) -> u32 {
         let of_each = self.receivers.iter().map(|receiver| receiver.full_in_a_row.load(Relaxed));
         of_each.max().unwrap_or(0)

@@ -1,7 +1,7 @@
-//! Who shares a socket's receive buffer: the lanes of the peers that have a place there, and when their shares are looked at.
+//! Divides a socket's receive buffer among the lanes of its peers.
 //!
-//! [`Room`] says who gets what.  That is asked when somebody begins to send or comes or goes, and now and then while something comes; never
-//! for each packet, and not while nothing comes, so that who is idle is left alone.
+//! [`Room`] computes the shares. They are rebalanced when a lane begins to send, when a peer joins or leaves, and at
+//! intervals while packets arrive; never for each packet, and not while the socket is idle.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,22 +14,23 @@ use halite_rnic::room::{Room, Share};
 use super::connection::Connection;
 use super::{LANES, lock};
 
-/// How soon shares are looked at again: because somebody begins to send, because somebody waits for what others are to give up, and in any case.
+/// Intervals between rebalances, in ns: after a lane began to send, while a lane waits for credit that others hold, and
+/// otherwise.
 const BEGIN_NS: u64 = 200_000;
 const WAIT_NS: u64 = 500_000;
 const AGAIN_NS: u64 = 5_000_000;
-/// Up to so many peers, shares are looked at as soon as somebody begins: it costs little, and the first to come are not kept waiting.
+/// Up to this many peers, shares are rebalanced as soon as a lane begins to send, which is cheap and avoids a wait.
 const FEW: usize = 4;
 
-/// See the header of this file.
+/// The members of one socket and the state of its rebalancing.
 #[derive(Debug)]
 pub(super) struct Sharing {
     room: Room,
-    /// Who holds them holds the socket, too.
+    /// The connections of the socket.
     members: Mutex<BTreeMap<PeerId, Weak<Connection>>>,
-    /// When shares were looked at last.
+    /// Time of the last rebalance.
     shared_ns: AtomicU64,
-    /// Somebody lacks what others may have yet.
+    /// A lane waits for credit that other lanes still hold.
     is_waited_for: AtomicBool,
 }
 
@@ -43,12 +44,12 @@ impl Sharing {
         lock(&self.members).insert(connection.peer, Arc::downgrade(connection));
     }
 
-    /// Says whether it was there.
+    /// Returns true if the peer was a member.
     pub(super) fn leave(&self, peer: PeerId) -> bool {
         lock(&self.members).remove(&peer).is_some()
     }
 
-    /// Somebody has begun to send.  Says when shares are to be looked at.
+    /// Notes that a lane began to send. Returns the time of the next rebalance.
     pub(super) fn note_begun(&self) -> u64 {
         // Not while others share, who would forget it.
         let members = lock(&self.members);
@@ -59,17 +60,17 @@ impl Sharing {
         }
     }
 
-    /// Whether somebody waits, and has for long enough.
+    /// Returns true if a lane has waited for credit long enough.
     pub(super) fn is_waited_for(&self, now_ns: u64) -> bool {
         self.is_waited_for.load(Relaxed) && now_ns >= self.shared_ns.load(Relaxed) + BEGIN_NS
     }
 
-    /// Whether it is time to look at shares, now that something has come.
+    /// Returns true if a rebalance is due, after packets have arrived.
     pub(super) fn is_due(&self, now_ns: u64) -> bool {
         self.is_waited_for(now_ns) || now_ns >= self.shared_ns.load(Relaxed) + AGAIN_NS
     }
 
-    /// Shares anew.  Returns when something is to be sent for that, or it is to be looked at again, if it is.
+    /// Rebalances. Returns the time of the next transmission or rebalance, if one is needed.
     pub(super) fn share(&self, now_ns: u64) -> Option<u64> {
         let members = lock(&self.members);
         let connections: Vec<Arc<Connection>> = members.values().filter_map(Weak::upgrade).collect();

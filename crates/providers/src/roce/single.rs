@@ -1,7 +1,7 @@
-//! One datagram at a time, with no more said of it than is needed.
+//! Receives one datagram at a time, with only the control messages that are needed.
 //!
-//! The library's receive asks for several, and for the time, the class and the own address of each: a third of a microsecond, which a
-//! call over UDP pays twice.
+//! The library receives several datagrams, with the time, the traffic class and the local address of each. That costs a
+//! third of a microsecond, twice in each call over UDP.
 
 use std::io::{self, IoSliceMut};
 use std::mem::{MaybeUninit, offset_of, size_of};
@@ -20,7 +20,7 @@ const CONTROL_BYTES: usize = 2 * HEADER_BYTES + size_of::<libc::timespec>() + si
 #[repr(align(8))]
 struct Control([MaybeUninit<u8>; CONTROL_BYTES]);
 
-/// Has the system say nothing of a datagram that its receiver does not look at.  The library has turned all of it on.
+/// Disables the control messages that the receiver does not read, all of which the library has enabled.
 pub(super) fn say_less(socket: &UdpSocket) {
     let options = [
         (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),

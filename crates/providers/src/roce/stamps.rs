@@ -1,4 +1,4 @@
-//! When packets came, as the system says it in its own time, in the time of a fabric.
+//! Converts the system's arrival times of packets to the clock of the fabric.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,7 +14,7 @@ const WAIT_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Clock(Option<(u64, Duration)>);
 
 impl Clock {
-    /// Reads both, if the system has said when a batch came.
+    /// Reads both clocks, if the system has given arrival times of the batch.
     pub(super) fn read(batch: &Batch, own_ns: impl FnOnce() -> u64) -> Clock {
         let since_1970 = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok();
         let both = batch.is_stamped().then(|| Some((own_ns(), since_1970()?)));

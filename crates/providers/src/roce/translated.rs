@@ -1,8 +1,9 @@
-//! Packets that a peer has sent, and that come from another address than the one that it offered.
+//! Packets that a peer has sent, but that arrive from another address than the one it offered.
 //!
-//! Such is what NAT makes of packets, at once or when it forgets and binds anew, and so is what somebody repeats who has seen them.  Nobody can tell these
-//! apart: a packet says nothing that its repetition does not say.  So a connection never follows an address, and never ends because of one;
-//! what is refused is counted, and told where it is looked for.
+//! NAT produces such packets, when a connection begins or when it forgets a mapping, and so does an attacker that
+//! replays packets. The two cannot be told apart: a packet contains nothing that its replay lacks. So a connection
+//! never follows an address, and never ends because of one; such packets are refused, counted and reported by
+//! [`RoceFabric::address_change`](super::RoceFabric::address_change).
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -11,17 +12,17 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::lock;
 
-/// Packets of a peer are refused, for they come from another address than the one that was agreed on.
+/// Packets of a peer were refused because they come from another address than the agreed one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "its packets come from {seen} and not from {agreed}, which it offered: its address is translated on the way (NAT), or was changed, and they are refused"
 )]
 pub struct AddressChanged {
-    /// What the peer offered.
+    /// Address that the peer offered.
     pub agreed: SocketAddr,
-    /// From where the last of them came.
+    /// Source address of the last refused packet.
     pub seen: SocketAddr,
-    /// How many did not come from where they should.
+    /// Number of refused packets.
     pub packets: u64,
 }
 
@@ -38,7 +39,7 @@ impl Translated {
         *lock(&self.seen) = Some(from);
     }
 
-    /// What is to be told of it, if there was any.
+    /// Returns the address change, if there was one.
     pub(super) fn told(&self, agreed: SocketAddr) -> Option<AddressChanged> {
         let packets = Some(self.packets.load(Relaxed)).filter(|packets| *packets > 0)?;
         let seen = (*lock(&self.seen))?;

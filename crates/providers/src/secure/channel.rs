@@ -1,20 +1,21 @@
-//! One stream of messages between two nodes that know the cluster's secret.
+//! An encrypted message stream between two nodes that know the cluster's secret.
 //!
 //! ```text
-//!   who dials                                       who answers
+//!   dialling end                                    answering end
 //!   "HLT" version  | hello with its first message ─>  by one of its secrets, or refused
 //!                  <── hello with its first message | "HLT" version
-//!   message: up to 64 KiB ─────────────────────────>  who sends one that can be opened knows the secret now
+//!   message: up to 64 KiB ─────────────────────────>  one that decrypts proves that its sender knows the secret
 //! ```
 //!
-//! Frames are `kind u8 | length u16, little-endian | bytes`.  The hellos are those of the Noise pattern NNpsk0, and the first
-//! message of each end rides in its hello, which costs no round trip of its own.  The keys of a channel live as long as that, so who learns the
-//! secret later cannot read what was said before, but for the first message of who dialled.
+//! Frames are `kind u8 | length u16, little-endian | bytes`. The hellos follow the Noise pattern NNpsk0, and the first
+//! message of each end is inside its hello, so it costs no extra round trip. Each channel has its own keys: an attacker
+//! that learns the secret later cannot decrypt earlier messages, except the first one of the dialling end.
 //!
-//! A hello that was said before can be said again by anybody who has seen it, with the first message in it.  So who dials is not
-//! *proven* before its second message ([`Channel::is_proven`]): until then nothing may be done for it that lasts, and it understands no answer.
+//! An attacker can replay a recorded hello with its first message. So the dialling end is not *proven* before its
+//! second message ([`Channel::is_proven`]): until then it must cause no lasting effect, and a replayer cannot decrypt
+//! the answer.
 //!
-//! Before a hello is opened, a frame that is too long for one is refused by its header alone.
+//! A frame that is too long for a hello is refused by its header alone.
 
 use std::collections::VecDeque;
 
@@ -22,10 +23,10 @@ use snow::{Builder, HandshakeState, TransportState};
 
 use super::secret::{Secret, Secrets};
 
-/// Longest first message, in bytes: all that a stranger may have us keep.
+/// Maximum length of the first message, in bytes: the most that a stranger can make this node store.
 pub const FIRST_BYTES_MAX: usize = 2048;
 
-/// Longest message, in bytes.
+/// Maximum length of a message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = FRAME_BYTES_MAX - TAG_BYTES;
 
 const PATTERN: &str = "Noise_NNpsk0_25519_ChaChaPoly_BLAKE2s";
@@ -43,30 +44,30 @@ const KIND_HELLO: u8 = 1;
 const KIND_MESSAGE: u8 = 2;
 const KIND_REFUSED: u8 = 3;
 
-/// Why a channel is of no use.  What follows on its stream means nothing.
+/// The reason why a channel failed. Ignore all further bytes of its stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadChannel {
-    /// Another program listens, or dials.
+    /// The other end is another program.
     #[error("it does not speak the control protocol")]
     Stranger,
-    /// Another version of ours.
-    #[error("it speaks version {theirs} of the control protocol, and we version {VERSION}")]
+    /// The other end uses another version of the protocol.
+    #[error("it speaks version {theirs} of the control protocol, and this process version {VERSION}")]
     Version {
-        /// Theirs.
+        /// Version of the other end.
         theirs: u8,
     },
-    /// The other end does not know our secret, or we not its.
-    #[error("the secret of its cluster is another one")]
+    /// The two ends have different secrets.
+    #[error("its cluster has another secret")]
     Secret,
-    /// Somebody has changed what was said.
-    #[error("what it says was changed on the way")]
+    /// A message was altered on the way.
+    #[error("one of its messages was altered on the way")]
     Damaged,
-    /// The system gives no random numbers.
-    #[error("there are no random numbers to make keys of")]
+    /// The system provides no random numbers.
+    #[error("the system provides no random numbers for keys")]
     NoRandomness,
 }
 
-/// One end of a stream of messages.
+/// One end of an encrypted message stream.
 pub struct Channel {
     state: ChannelState,
     /// Who dials says so first, and is answered.
@@ -74,7 +75,7 @@ pub struct Channel {
     received: Vec<u8>,
     /// Whether the other end has said which version it speaks.
     is_met: bool,
-    /// Whether the other end knows our secret now, and does not merely repeat what somebody has said who did.
+    /// Whether the other end has proven that it knows the secret, and is not a replay.
     is_proven: bool,
     /// What is to be said when that can be.
     waiting: VecDeque<Vec<u8>>,
@@ -109,13 +110,13 @@ impl std::fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// The end that dials, by saying something.
+    /// Creates the dialling end. Sends its hello with the first message.
     pub fn dial(secrets: Secrets) -> Result<Channel, BadChannel> {
         let hello = noise(secrets.first(), |builder| builder.build_initiator())?;
         Ok(Channel::new(ChannelState::Dialling(Box::new(hello)), secrets))
     }
 
-    /// The end that was dialled.
+    /// Creates the answering end.
     pub fn answer(secrets: Secrets) -> Channel {
         Channel::new(ChannelState::Answering, secrets)
     }
@@ -126,7 +127,7 @@ impl Channel {
         Channel { state, secrets, received, is_met: false, is_proven: false, waiting, output }
     }
 
-    /// Says something as soon as that can be; at most [`MESSAGE_BYTES_MAX`] bytes, and [`FIRST_BYTES_MAX`] for the first time.
+    /// Queues a message of at most [`MESSAGE_BYTES_MAX`] bytes; the first one of an end, at most [`FIRST_BYTES_MAX`].
     pub fn send(&mut self, message: &[u8]) {
         assert!(message.len() <= MESSAGE_BYTES_MAX, "who sends keeps to the limit");
         match std::mem::replace(&mut self.state, ChannelState::Answering) {
@@ -158,27 +159,27 @@ impl Channel {
         };
     }
 
-    /// Whether the other end is known to have the secret, at this moment: what it said before may be the repetition of what somebody else has said.
+    /// Returns true once the other end has proven that it knows the secret. Messages before that may be a replay.
     pub fn is_proven(&self) -> bool {
         self.is_proven
     }
 
-    /// What is to go onto the stream; [`Channel::sent`] says how much of it has gone.
+    /// Returns the bytes to write to the stream; report written ones to [`Channel::sent`].
     pub fn output(&self) -> &[u8] {
         &self.output
     }
 
-    /// The first `len` bytes of the output have gone onto the stream.
+    /// Removes the first `len` bytes of the output, which were written to the stream.
     pub fn sent(&mut self, len: usize) {
         self.output.drain(..len);
     }
 
-    /// Bytes have come from the stream.
+    /// Accepts bytes read from the stream.
     pub fn receive(&mut self, bytes: &[u8]) {
         self.received.extend_from_slice(bytes);
     }
 
-    /// How many more bytes are of use now: a whole frame at most is kept.
+    /// Returns how many more bytes to read from the stream; at most one whole frame is buffered.
     pub fn wanted(&self) -> usize {
         let most = match self.state {
             ChannelState::Up(_) => HEADER_BYTES + FRAME_BYTES_MAX,
@@ -187,7 +188,7 @@ impl Channel {
         most.saturating_sub(self.received.len())
     }
 
-    /// The next message.  `None` if more bytes are needed.
+    /// Returns the next message, or `None` if more bytes are needed.
     pub fn next_message(&mut self) -> Result<Option<Vec<u8>>, BadChannel> {
         loop {
             let step = match self.state {

@@ -1,7 +1,8 @@
-//! Talking to other hosts about connections, encrypted, with those alone who know the cluster's secret.
+//! Encrypted control messages between hosts that know the cluster's secret.
 //!
-//! Nothing here knows a socket: bytes come from a stream, and go to one.  What is protected is what is said over it, which
-//! includes all that packets are known by (queue pairs, packet numbers, salts of keys); packets themselves are not.
+//! This module knows no socket: it takes bytes from a stream and gives bytes to it. It protects control messages,
+//! including everything that identifies packets (queue pairs, packet numbers, salts of keys); packets themselves are
+//! not encrypted.
 
 mod channel;
 mod secret;

@@ -1,4 +1,4 @@
-//! The secret that the nodes of a cluster share, and the file that holds it.
+//! The secret that the nodes of a cluster share, and its file.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -19,12 +19,12 @@ const SECRETS_MAX: usize = 2;
 /// Bits of a mode by which others than the owner may do something.
 const OTHERS: u32 = 0o077;
 
-/// What only nodes of a cluster know: 256 random bits.  It is never shown.
+/// The secret of a cluster: 256 random bits. It is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret([u8; BYTES]);
 
 impl Secret {
-    /// A new one, from the system's random numbers.
+    /// Creates a secret from the system's random numbers.
     pub fn new() -> io::Result<Secret> {
         let mut bytes = [0; BYTES];
         let filled = getrandom(&mut bytes, GetRandomFlags::empty())?;
@@ -36,7 +36,7 @@ impl Secret {
         &self.0
     }
 
-    /// Writes it to a file that is not there yet, and that nobody else may read.
+    /// Writes the secret to a new file that only its owner may read; fails if the file exists.
     pub fn write_new(&self, path: &Path) -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -65,49 +65,50 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The secrets of a cluster: the first is used with whom we dial; who dials us may use any.
+/// The secrets of a cluster. Dialling uses the first; an incoming connection may use any.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Secrets(Vec<Secret>);
 
-/// Why a file holds no secrets.
+/// The reason why a file gives no secrets.
 #[derive(Debug, thiserror::Error)]
 pub enum SecretError {
-    /// The system does not give it.
+    /// The file cannot be read.
     #[error("cannot read the secret in {}: {source}", path.display())]
     Unreadable {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system call.
         source: io::Error,
     },
-    /// Others may read or write it.
+    /// Other users may read or write the file.
     #[error("the secret in {} is not secret: other users may access the file (mode {mode:04o}; use 600)", path.display())]
     Open {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is permitted on it.
+        /// Mode bits of the file.
         mode: u32,
     },
-    /// Another user's.
-    #[error("the secret in {} belongs to user {uid}, who may change it", path.display())]
+    /// Another user owns the file.
+    #[error("the secret in {} belongs to user {uid}, not to the user of this process", path.display())]
     Foreign {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Whose.
+        /// User id of its owner.
         uid: u32,
     },
-    /// It holds something else, none, or too many.
+    /// The file has no secret, too many, or other content.
     #[error("{} holds no secret: {what}; `halite secret new FILE` makes one", path.display())]
     Malformed {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong, without what it holds.
+        /// The defect, without the file's content.
         what: String,
     },
 }
 
 impl Secrets {
-    /// Those of a file: one or two lines of 64 hexadecimal digits, beside empty ones and those that begin with #.
+    /// Reads a file with one or two lines of 64 hexadecimal digits; empty lines and lines that begin with # are
+    /// ignored.
     pub fn read(path: &Path) -> Result<Secrets, SecretError> {
         let unreadable = |source| SecretError::Unreadable { path: path.to_owned(), source };
         let file = File::open(path).map_err(unreadable)?;
@@ -144,7 +145,7 @@ impl Secrets {
         Secrets(secrets.into())
     }
 
-    /// The one that we use with whom we dial.
+    /// Returns the secret for dialling.
     pub(super) fn first(&self) -> &Secret {
         &self.0[0]
     }

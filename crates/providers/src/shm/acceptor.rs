@@ -1,6 +1,6 @@
-//! The acceptor: one thread per fabric that lets peers in, hears them out and notices when they die.
+//! The acceptor: one thread per fabric that accepts peers, receives their messages and detects their death.
 //!
-//! No data passes through it, so a fabric whose acceptor is busy is as fast as one whose acceptor sleeps.
+//! No data passes through it, so a busy acceptor does not slow the fabric down.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
-//! What the threads of one shm fabric share.
+//! The shared state of one shm fabric.
 //!
-//! Locks are taken in this order, each briefly: a link's state; then a peer's outgoing end or the registered
-//! segments; then any one of the others.  Nothing calls out of the fabric while holding one.
+//! Lock order, each held briefly: a link's state; then a peer's outgoing end or the registered segments; then any one
+//! of the others. No call leaves the fabric while a lock is held.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -41,7 +41,7 @@ pub(super) struct Core {
     /// An eventfd that makes the acceptor look at its timers and at `stopping`.
     kick: OwnedFd,
     pub(super) stopping: AtomicBool,
-    /// Windows of whole segments, but of those that were taken back; a key is an index.  Only ever grows.
+    /// Windows of whole segments, by key; `None` after deregistration. Never shrinks.
     pub(super) registered: RwLock<Vec<Option<Window>>>,
     /// Keys that were taken back.
     pub(super) withdrawn: Mutex<Withdrawn>,
@@ -63,11 +63,11 @@ pub(super) struct Own {
     pub(super) pidfd: OwnedFd,
     pub(super) mailbox: Arc<Segment>,
     pub(super) doorbell: Doorbell,
-    /// Those who sleep on its descriptors, where it has any, by the places of their kinds.
+    /// The sleepers on its descriptors, if it has any, by [`Sleeper::place`](halite_mem::Sleeper::place).
     pub(super) sleepers: Option<[Sleepers; 2]>,
 }
 
-/// The connections, from the first packet until nothing more can be said or heard.
+/// The connections, from their first packet until the socket carries nothing more.
 #[derive(Debug, Default)]
 pub(super) struct Links {
     by_token: BTreeMap<u64, Arc<Link>>,
@@ -125,13 +125,13 @@ impl Core {
         refusals.due_ns() != u64::MAX
     }
 
-    /// Queues an event and wakes those who wait for it.
+    /// Queues an event and wakes the waiting threads.
     pub(super) fn event(&self, event: Event) {
         self.events.extend([event]);
         self.own.doorbell.wake();
     }
 
-    /// Tells that a connection that we started does not come about.
+    /// Queues the event that a connection which we started has failed.
     pub(super) fn fail_to_connect(&self, address: &str, trouble: &Trouble) {
         let (reason, trouble) = (trouble.to_string(), trouble.end());
         self.event(Event::ConnectFailed(ConnectFailure { address: address.to_owned(), reason, trouble }));
@@ -147,7 +147,7 @@ impl Core {
         }
     }
 
-    /// Whether so many events wait that no more peers should be let in.
+    /// Returns true if so many events wait that no more peers should be accepted.
     pub(super) fn is_crowded(&self) -> bool {
         let links = lock(&self.links).by_token.len();
         let events = self.events.of_connections();

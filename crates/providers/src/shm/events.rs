@@ -1,4 +1,4 @@
-//! Events that wait to be polled: ends of our own requests, last words of peers that left, what connections become.
+//! Events that wait to be polled: completions of our requests, last messages of peers that left, connection changes.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;

@@ -1,6 +1,6 @@
-//! What a peer must show before it is a peer: a process that it really is, a mailbox and a ring.
+//! Checks the hello of a peer: its process, its mailbox and its ring.
 //!
-//! Everything is untrusted and checked here once; what comes out can be used without further checks.
+//! Everything in it is untrusted and checked here once; the result needs no further checks.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -30,16 +30,16 @@ pub(super) struct Greeting {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadGreeting {
     #[error(
-        "the peer lives in another pid namespace, and this kernel does not tell when it ends (Linux does from 6.5 on)"
+        "the peer is in another pid namespace, and this kernel cannot report its exit (Linux 6.5 and later can)"
     )]
     ForeignNamespace,
-    #[error("the peer showed a process that it is not")]
+    #[error("the peer sent the descriptor of another process")]
     Process,
     #[error("the peer's mailbox: {0}")]
     Mailbox(OpenError),
     #[error("the peer's mailbox is misaligned")]
     MailboxShape,
-    #[error("the peer's doorbell is no eventfd that does not block")]
+    #[error("the peer's doorbell is not a non-blocking eventfd")]
     Bell,
     #[error("the peer's ring: {0}")]
     Ring(OpenError),
@@ -110,8 +110,9 @@ fn open_mailbox(fd: OwnedFd, bells: Option<(OwnedFd, OwnedFd)>) -> Result<Doorbe
     doorbell.map_err(|_| BadGreeting::MailboxShape)
 }
 
-/// A write to it must wake who watches it, and nothing else: not block us, nor fill a file.  A peer that lets it block
-/// later, and fills it, stops who rings; it is our own user's, and could stop us by a signal as well.
+/// Checks that a write to the eventfd can only wake its watcher, and neither blocks nor fills a file. A peer that makes
+/// it blocking later, and fills it, can stop our ringing threads; it belongs to our own user, who could stop them by a
+/// signal as well.
 fn check_bell(bell: &OwnedFd) -> Result<(), BadGreeting> {
     let is_eventfd = field(bell, "eventfd-count:")?.is_some();
     let flags = rustix::fs::fcntl_getfl(bell.as_fd()).map_err(io::Error::from)?;

@@ -1,6 +1,6 @@
-//! The rings of all connected peers, seen from where they end.
+//! The receiving ends of all connected peers' rings.
 //!
-//! Polling takes a few messages from each ring in turn, so that one busy peer does not starve the others.
+//! A poll takes a few messages from each ring in turn, so that one busy peer does not starve the others.
 
 use halite_fabric::{Completion, CompletionKind, Event, Key, PeerId, Status};
 use halite_mem::Window;
@@ -17,7 +17,7 @@ pub(super) struct Inbox {
     incoming: Vec<Incoming>,
     /// Whose turn is first in the next poll.
     first: usize,
-    /// Peers that wait for room in their rings, and for whom there is some now.
+    /// Peers that wait for room in their rings, and now have some.
     made_room: Vec<PeerId>,
     /// Windows of our own segments, as in the table that all threads share, but behind no lock of its own.
     registered: Vec<Option<Window>>,
@@ -26,7 +26,7 @@ pub(super) struct Inbox {
 #[derive(Debug)]
 struct Incoming {
     peer: PeerId,
-    /// That it is connected, until somebody has been told.
+    /// The connected event, until it has been delivered.
     connected: Option<Event>,
     ring: Consumer,
 }
@@ -48,13 +48,13 @@ impl Inbox {
         }
     }
 
-    /// A peer's ring, of which `connected` is told before anything that is in it.
+    /// Adds a peer's ring; `connected` is delivered before its content.
     pub(super) fn add(&mut self, peer: PeerId, connected: Event, ring: Consumer) {
         self.incoming.push(Incoming { peer, connected: Some(connected), ring });
     }
 
-    /// Gives every ring one turn, until `events` holds `len_max`.  A ring that is found corrupt is taken out and
-    /// reported; what it held before that has been delivered.
+    /// Polls every ring once, until `events` holds `len_max`. A corrupt ring is removed and returned; what it held
+    /// before the corruption has been delivered.
     pub(super) fn poll(&mut self, events: &mut Vec<Event>, len_max: usize) -> Option<CorruptRing> {
         let rings = self.incoming.len();
         // A ring may have been taken out since.
@@ -78,13 +78,13 @@ impl Inbox {
         None
     }
 
-    /// Peers that sleep, perhaps, until there is room in their rings, and for whom some was made since this was last asked.
+    /// Returns the peers that may sleep until their rings have room, and for which some was freed since the last call.
     #[inline]
     pub(super) fn take_made_room(&mut self) -> Vec<PeerId> {
         std::mem::take(&mut self.made_room)
     }
 
-    /// Takes the ring of `peer` out, lands the writes that it still holds and returns what it says.
+    /// Removes the ring of `peer`, executes the writes that it still holds and returns their events.
     pub(super) fn remove(&mut self, peer: PeerId) -> Vec<Event> {
         let mut rest = Vec::new();
         let found = self.incoming.iter().position(|incoming| incoming.peer == peer);

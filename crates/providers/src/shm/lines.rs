@@ -1,4 +1,4 @@
-//! Lines in a peer's memory: stored by the thread that has something to say, and found by the peer that looks.
+//! Lines in a peer's memory: stored by a thread of this process, and polled by the peer.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! One connection, from its first packet until nothing more can be said or heard over it.
+//! One connection, from its first packet until its socket carries nothing more.
 //!
 //! ```text
 //!            both have sent and heard Ready
@@ -6,15 +6,15 @@
 //!      | refused, hung up, too late            | Detached heard, hung up, corrupt, exited, disconnect()
 //!      v                                       v
 //!    Over <------------------------------- Leaving
-//!            the peer is cut off, and has been told (or cannot be told) that we are
+//!            the peer is cut off, and was told (or cannot be told) that we are
 //! ```
 //!
-//! "Cut off" needs proof: either the peer said Detached, or its process exited.  A peer that merely hung up may
-//! still map our memory, so its process is watched on.  Likewise we say Detached only once nobody in this
-//! process holds a window of the peer's memory.
+//! "Cut off" needs proof: either the peer sent Detached, or its process exited. A peer that only hung up may still map
+//! our memory, so its process is still watched. Likewise we send Detached only once no thread of this process holds a
+//! window of the peer's memory.
 //!
-//! A greeting that fails after we sent our segments leaves the other process mapping them until it hears of
-//! that; as nobody has told it yet what lies where in them, no memory is quarantined for it.
+//! A handshake that fails after we sent our segments leaves the other process mapping them until it learns of the
+//! failure. It does not know yet what the segments contain, so no memory is quarantined for it.
 
 mod messages;
 
@@ -131,7 +131,7 @@ impl Link {
         Ok(())
     }
 
-    /// Hears and says what can be heard and said in one go; whether there may be more to hear.
+    /// Receives and sends what the socket allows now; returns true if more may wait.
     pub(super) fn serve(&self, core: &Core) -> bool {
         let state = &mut *lock(&self.state);
         let heard = self.hear(core, state);
@@ -210,7 +210,8 @@ impl Link {
         }
     }
 
-    /// Tells the peer, if it has heard of the segment, that a key is taken back; until it has answered, or is cut off, it is awaited.
+    /// Tells the peer that a key is deregistered, if it knows the segment; its answer, or its being cut off, is
+    /// awaited.
     pub(super) fn withdraw(&self, core: &Core, key: u32) {
         {
             let state = &mut *lock(&self.state);
@@ -236,7 +237,7 @@ impl Link {
             return Ok(());
         }
         let Some(greeting) = state.heard.greeting.take() else {
-            return Err("the peer was ready before it greeted".into());
+            return Err("the peer sent Ready before Hello".into());
         };
         let window = self.ring.window(0, self.ring.len());
         let ring = Producer::new(window.expect("the whole segment"));
@@ -270,7 +271,7 @@ impl Link {
         self.hang_up(core, state);
     }
 
-    /// Tells people why, but not of who connects only to see who is here, and has hung up.
+    /// Logs the reason, except for a process that connected only to list the members and has hung up.
     fn report(&self, core: &Core, state: &LinkState, trouble: &Trouble) {
         // What a stranger sends does not fill the log.
         let reason: String = trouble.to_string().chars().take(REASON_CHARS_MAX).collect();

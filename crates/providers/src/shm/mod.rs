@@ -1,15 +1,14 @@
 //! Shared memory between the processes of one host, as a fabric.
 //!
-//! Connected processes map each other's registered segments.  A write *is* the copy, made by the requester when
-//! it posts; sends, and the immediates of writes, go through one ring per ordered pair of processes, with a
-//! doorbell for those who sleep.  A thread, the acceptor, lets peers in and notices their death; it takes no part
-//! in moving data.
+//! Connected processes map each other's registered segments. A write *is* the copy, made by the requester when it
+//! posts. Sends, and the immediates of writes, go through one ring per ordered pair of processes, with a doorbell for
+//! sleepers. A thread, the acceptor, accepts peers and detects their death; it takes no part in moving data.
 //!
-//! A small inline write with immediate (up to 496 bytes) travels inside of its ring record instead, and lands when the receiver
-//! polls, as adapters scatter small arrivals into the completion itself: one cache line moves where there would
-//! be one for the data and one for the notice.  The poster checks key and range as for any write.  The receiver
-//! checks them again, and one who has lied has corrupted its ring.  What such writes of a peer that left or died
-//! are still in its ring land together, when its last words are taken, before [`Event::Disconnected`].
+//! A small inline write with immediate (up to 496 bytes) travels inside its ring record instead, and lands when the
+//! receiver polls, as adapters scatter small arrivals into the completion itself: one cache line moves instead of one
+//! for the data and one for the notice. The poster checks key and range as for any write. The receiver checks them
+//! again, and treats a false record as a corrupted ring. Such writes that a peer leaves in its ring when it leaves or
+//! dies land together, when its last messages are taken, before [`Event::Disconnected`].
 //!
 //! ```text
 //!   dir/node-1.sock      Unix sockets: greetings, and the descriptors of segments
@@ -19,11 +18,11 @@
 //!   poster --push small write--> ring --ring--> doorbell --> peer's poll --copy--> peer's segment
 //! ```
 //!
-//! Processes that share a directory trust each other with all registered memory; the directory's permissions
-//! (none but its owner's) decide who they are.  What they *say* is checked all the same: a peer that sends
+//! Processes that share a directory trust each other with all registered memory; the directory's permissions (only its
+//! owner may enter) decide which processes these are. Their messages are checked all the same: a peer that sends
 //! garbage loses its connection and nothing else.
 //!
-//! Messages that a peer published before it died or left are delivered, before [`Event::Disconnected`].
+//! Messages that a peer published before it died or left are delivered before [`Event::Disconnected`].
 
 mod acceptor;
 mod core;
@@ -68,60 +67,63 @@ use crate::meeting;
 
 use self::withdrawn::NO_LINK;
 
-/// No ring is larger, no matter which process made it, so that no message makes its receiver allocate more.
+/// Maximum size of a ring, in bytes. It holds for peers' rings too, so it bounds what a message makes its receiver
+/// allocate.
 pub const RING_BYTES_MAX: u64 = 64 << 20;
 /// Events that one poll returns at most, or a few more.
 const POLL_EVENTS_MAX: usize = 256;
 
-/// How a shm fabric is to be opened.
+/// The configuration of a shm fabric.
 #[derive(Clone, Debug)]
 pub struct ShmConfig {
-    /// The cluster directory; created if need be.
+    /// The cluster directory; created if it does not exist.
     pub dir: PathBuf,
-    /// Our name in it; `node-3` listens at `dir/node-3.sock`.
+    /// The name of this fabric in the directory; `node-3` listens at `dir/node-3.sock`.
     pub name: String,
-    /// What those who connect to us are shown, at most [`HELLO_BYTES_MAX`] bytes.
+    /// Data shown to peers that connect, at most [`HELLO_BYTES_MAX`] bytes.
     pub hello: Vec<u8>,
-    /// Data bytes of each ring that we fill, a power of two from 4 KiB to [`RING_BYTES_MAX`].  A quarter of it
-    /// bounds one send.
+    /// Data bytes of each outgoing ring: a power of two from 4 KiB to [`RING_BYTES_MAX`]. A send takes at most a
+    /// quarter of it.
     pub ring_bytes: u64,
-    /// Segments that can be registered, and that a peer may have.
+    /// Maximum number of segments, of this fabric and of each peer.
     pub segments_max: usize,
-    /// Connections at one time, including those of peers that are not cut off yet.
+    /// Maximum number of connections at one time, including peers that are not cut off yet.
     pub peers_max: usize,
-    /// Completions that may wait to be polled before posting is refused.
+    /// Maximum number of completions that wait to be polled; posting is refused beyond it.
     pub completions_max: usize,
-    /// How long a greeting, or telling a peer of a new segment, may take.
+    /// Time limit of a handshake, and of announcing a new segment to a peer.
     pub handshake_timeout: Duration,
-    /// What may be done to cut a peer off.
+    /// What the fabric may do to cut a peer off.
     pub fence: Fence,
-    /// On what those sleep who wait for arrivals.
+    /// What threads sleep on while they wait for arrivals.
     pub sleep: Sleep,
-    /// Whether peers' memory can be reached by loads and stores ([`Fabric::direct`]), or by what is posted alone, as over a
-    /// network.
+    /// Whether peers' memory can be accessed by loads and stores ([`Fabric::direct`]), or only by posted requests, as
+    /// over a network.
     pub direct: bool,
 }
 
 /// What a thread sleeps on until something arrives.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sleep {
-    /// A futex: cheapest, and for this fabric alone.
+    /// A futex: cheapest, but a thread can wait for this fabric only.
     Futex,
-    /// Descriptors, one for each kind of sleeper, which [`Fabric::descriptor`] shows, for this fabric and others at once.  Peers ring it.
+    /// Descriptors that peers signal, one for each kind of sleeper ([`Fabric::descriptor`]): a thread can wait for
+    /// several fabrics.
     Descriptor,
 }
 
-/// What may be done to a peer that must not touch our memory any longer.
+/// What the fabric may do to a peer that must not access our memory any longer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fence {
-    /// Its process is killed.
+    /// Kill its process.
     Kill,
-    /// Nothing: what it can reach stays quarantined until it ends by itself.
+    /// Nothing: the memory that it can access stays in quarantine until its process ends.
     Never,
 }
 
 impl ShmConfig {
-    /// The usual values: rings of 256 KiB, 4096 segments, 1024 peers, greetings of 2 seconds, sleep on a futex.
+    /// Returns the default configuration: rings of 256 KiB, 4096 segments, 1024 peers, handshakes of 2 seconds, sleep
+    /// on a futex.
     pub fn new(dir: impl Into<PathBuf>, name: impl Into<String>) -> ShmConfig {
         ShmConfig {
             dir: dir.into(),
@@ -162,7 +164,7 @@ impl ShmConfig {
     }
 }
 
-/// Why a shm fabric could not be opened.
+/// The reason why a shm fabric could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Not a power of two, too small or too large.
@@ -170,42 +172,42 @@ pub enum OpenError {
         "cannot open a shm fabric with rings of {ring_bytes} bytes: a power of two from 4096 to {RING_BYTES_MAX} is needed"
     )]
     RingBytes {
-        /// What was asked for.
+        /// The ring size, in bytes.
         ring_bytes: u64,
     },
-    /// Not a file name.
+    /// The name is not usable as a file name.
     #[error("cannot open a shm fabric named {name:?}: the name must be usable as a file name")]
     Name {
-        /// What was asked for.
+        /// The name.
         name: String,
     },
     /// The hello is longer than [`HELLO_BYTES_MAX`].
     #[error("cannot open a shm fabric: its hello of {len} bytes is longer than {HELLO_BYTES_MAX}")]
     HelloTooLong {
-        /// Its length in bytes.
+        /// Its length, in bytes.
         len: usize,
     },
     /// A living process uses the name.
     #[error("cannot open a shm fabric: {name} is in use in {}", dir.display())]
     NameTaken {
-        /// Where.
+        /// The cluster directory.
         dir: PathBuf,
-        /// What.
+        /// The name.
         name: String,
     },
-    /// The operating system refused.
+    /// A system call failed.
     #[error("cannot open a shm fabric as {name} in {}: {source}", dir.display())]
     Io {
-        /// Where.
+        /// The cluster directory.
         dir: PathBuf,
-        /// What.
+        /// The name.
         name: String,
-        /// What it said.
+        /// Error of the system call.
         source: io::Error,
     },
 }
 
-/// The fabric of the processes that share a directory; see the header of this file.
+/// A fabric of processes that share a directory; see [`crate::shm`].
 ///
 /// ```
 /// # use halite_providers::{ShmConfig, ShmFabric};
@@ -235,8 +237,8 @@ pub struct ShmFabric {
 impl ShmFabric {
     /// Listens in the cluster directory and starts the acceptor.
     ///
-    /// Raises the process's soft limit of descriptors to the hard one: each peer takes three, one that sleeps on descriptors five, and the usual soft
-    /// limit of 1024 stems from `select`, which cannot be asked about more.
+    /// Raises the soft limit of descriptors of the process to its hard limit: each peer takes three descriptors, or
+    /// five if it sleeps on descriptors, and the usual soft limit of 1024 exists only for `select`.
     pub fn open(config: ShmConfig) -> Result<Arc<ShmFabric>, OpenError> {
         config.check()?;
         let (dir, name) = (config.dir.clone(), config.name.clone());
@@ -429,9 +431,8 @@ impl Fabric for ShmFabric {
         self.core.own.doorbell.descriptor(sleeper)
     }
 
-    /// Peers are told that we are detached as soon as nobody in this process holds a window from
-    /// [`Fabric::direct`], so drop those first: a peer that is not told keeps what we could reach in quarantine
-    /// until this process ends.
+    /// Peers learn that we are detached once no thread of this process holds a window from [`Fabric::direct`], so drop
+    /// those first. Until then, a peer keeps the memory that we could access in quarantine.
     fn close(&self) {
         if let Some(listener) = lock(&self.core.listener).take() {
             self.core.unwatch(&listener);

@@ -1,6 +1,6 @@
-//! The data path to one connected peer: its mapped segments, and the ring into which we push for it.
+//! The data path to one connected peer: its mapped segments, and the ring that carries our messages to it.
 //!
-//! Any thread may use a peer; nothing here talks to its socket (see `link`).
+//! Any thread may use a peer; this module does not use the peer's socket (see `link`).
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -120,7 +120,7 @@ impl Peer {
         }
     }
 
-    /// Applies `access` to the segment behind `key`.  The peer is not disconnected meanwhile.
+    /// Applies `access` to the segment behind `key`. The peer stays connected during the call.
     pub(super) fn with_window<T>(&self, key: Key, access: impl FnOnce(&Window) -> T) -> Lookup<T> {
         match &*read(&self.segments) {
             None => Lookup::Gone,
@@ -132,7 +132,8 @@ impl Peer {
         }
     }
 
-    /// What `queue` returns, which may queue events; `None` once the peer is disconnected.  It is not disconnected meanwhile.
+    /// Calls `queue`, which may queue events, and returns its result; `None` once the peer is disconnected. The peer
+    /// stays connected during the call.
     pub(super) fn while_connected<T>(&self, queue: impl FnOnce() -> T) -> Option<T> {
         read(&self.segments).as_ref().map(|_| queue())
     }
@@ -147,7 +148,7 @@ impl Peer {
         }
     }
 
-    /// Drops a segment that the peer has taken back, once no copy to or from it is under way.  `false` if there is none.
+    /// Drops a segment that the peer has deregistered, after the copies in flight. Returns false if there is none.
     pub(super) fn withdraw(&self, key: u32) -> bool {
         if let Some(outgoing) = &mut *lock(&self.send_port)
             && let Some(len) = outgoing.segment_bytes.get_mut(key as usize)
@@ -183,7 +184,7 @@ impl Peer {
         read(&self.segments).as_ref().map_or(0, Vec::len)
     }
 
-    /// Drops what we map of the peer.  Returns its segments, which others of this process may still hold.
+    /// Unmaps the peer's memory. Returns its segments, to which other threads may still hold windows.
     pub(super) fn disconnect(&self) -> Vec<Weak<Segment>> {
         *lock(&self.send_port) = None;
         // Waits for copies under way: each is bounded by the length of one request.
@@ -246,8 +247,8 @@ impl Outgoing {
         self.ring.check_room(0).map_err(cause_of)
     }
 
-    /// Whether a message of `len` bytes would find room.  If not, the peer rings when it has made some; it is woken for
-    /// that once, since it may sleep over messages that nobody hurries with.
+    /// Returns true if a message of `len` bytes fits. Otherwise the peer rings when it has made room; it is woken once
+    /// for that, since it may sleep while unsolicited messages wait.
     pub(super) fn has_or_asks_for_room(&mut self, len: usize) -> Result<bool, PostCause> {
         let had_asked = self.ring.asks_for_room();
         let has_room = self.ring.has_or_asks_for_room(len as u64).map_err(cause_of)?;

@@ -1,6 +1,6 @@
-//! Work requests: done at once, by the calling thread, through the peer's ring or its mapped memory.
+//! Work requests: executed at once by the calling thread, through the peer's ring or its mapped memory.
 //!
-//! A request fails by itself: unlike on a network, those behind it are not flushed.  Nothing is outstanding
+//! A failing request does not affect later ones: unlike on a network, they are not flushed. No request is outstanding
 //! when `post` returns, so a peer that leaves leaves no request without its completion.
 
 use halite_fabric::{
@@ -160,7 +160,7 @@ impl Core {
         self.own.doorbell.ring();
     }
 
-    /// Tells, as far as there is room again, those who found a queue full.
+    /// Queues the room events of posters that found a queue full, as far as there is room again.
     #[cold]
     pub(super) fn tell_of_room(&self, events: &mut Vec<Event>) {
         for id in self.waiters.take_all() {

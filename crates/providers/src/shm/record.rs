@@ -1,4 +1,4 @@
-//! What the records of a ring mean: their kinds, and how a small write travels inside one.
+//! The records of a ring: their kinds, and the layout of a small write inside one.
 //!
 //! ```text
 //!   kind        payload
@@ -9,7 +9,7 @@
 //!   address:    | offset, 48 bits | key, 16 bits |
 //! ```
 //!
-//! A write of up to 48 bytes and its immediate are one cache line, which is all that travels for them.
+//! A write of up to 48 bytes and its immediate are one cache line, and only that line moves.
 
 use halite_fabric::{Key, RemoteAddress};
 
@@ -19,7 +19,7 @@ pub(super) const WRITE: u8 = 2;
 
 /// Bytes in front of a write's own.
 pub(super) const ADDRESS_BYTES: usize = 8;
-/// Writes up to this length travel inside of the ring, which makes eight lines: see the header of [`super`].
+/// Maximum bytes of a write that travels inside the ring, which makes eight lines: see the header of [`super`].
 ///
 /// Round trips in ns between two processes on a busy virtual machine, best of 50 runs, of which
 /// two bare cache lines take 281:

@@ -1,4 +1,4 @@
-//! Peers to whose rings nothing more could be posted, and who is told when there is room again.
+//! Peers whose rings were full, and the notices to posters once there is room again.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -31,7 +31,7 @@ impl Waiters {
         self.count.load(Acquire) == 0
     }
 
-    /// All of them; who still waits is to be added again.
+    /// Takes all waiters; add those that still wait again.
     pub(super) fn take_all(&self) -> BTreeSet<PeerId> {
         let mut peers = lock(&self.peers);
         self.count.store(0, Release);

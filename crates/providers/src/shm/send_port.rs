@@ -1,7 +1,7 @@
-//! Send ports: where messages to a peer go in, remembered by each thread that posts.
+//! Send ports: the entry to a peer's ring, cached by each thread that posts.
 //!
-//! Finding a peer in the table takes a lock that all posting threads share; a remembered send port takes a look at a
-//! line of the thread's own.  It never misleads: numbers of fabrics and peers are not used twice, and the send port
+//! Finding a peer in the table takes a lock that all posting threads share; a cached send port takes one access to a
+//! line of the thread's own. The cache is never wrong: numbers of fabrics and peers are not reused, and the send port
 //! of a peer that left is closed, an empty mutex.
 
 use std::cell::RefCell;
@@ -42,8 +42,8 @@ struct Known {
     send_port: Arc<SendPort>,
 }
 
-/// Calls `enter`, which must not come here again, with the send port to `peer`: the one that this thread knows, or else
-/// what `find` finds.  `None` if there is none.
+/// Calls `enter` with the send port to `peer`: the cached one of this thread, or the one that `find` returns. `enter`
+/// must not call this function again. Returns `None` if there is none.
 #[inline]
 pub(super) fn with_send_port<T>(
     fabric: FabricNumber,

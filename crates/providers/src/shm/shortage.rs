@@ -1,6 +1,6 @@
-//! What this process lacks, told from what a peer did wrong.
+//! Distinguishes resource limits of this process from faults of a peer.
 //!
-//! Limits are this process's own.  A peer whose memory does not fit into them is as well as before.
+//! A peer whose memory exceeds our own limits has done nothing wrong.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use rustix::process::{Resource, getrlimit};
 use super::greeting::BadGreeting;
 use super::socket::ReceiveError;
 
-/// Why a connection does not come about, or ends.
+/// The reason why a connection failed or ended.
 #[derive(Debug)]
 pub(super) enum Trouble {
     /// The peer is gone, misbehaves, or says why it will not.

@@ -1,7 +1,7 @@
-//! The packets of a cluster directory's sockets, with descriptors.
+//! Sends and receives packets with descriptors on a cluster directory's sockets.
 //!
-//! Everything is non-blocking.  What arrives is untrusted: packets are parsed whole, and descriptors beyond the
-//! expected ones are closed by the kernel.
+//! All calls are non-blocking. Incoming packets are untrusted: they are parsed whole, and the kernel closes descriptors
+//! beyond the expected ones.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

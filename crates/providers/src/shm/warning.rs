@@ -1,7 +1,7 @@
-//! The last words to a process that is about to be killed: a line on its own standard error.
+//! Writes a line to the standard error of a process that is about to be killed.
 //!
-//! The user who stopped it, by ctrl-Z or in a debugger, looks there.  The line is written where it can do no harm: to a
-//! terminal, a pipe, or the end of a file, and only to processes of our own user.
+//! The user who stopped it, by ctrl-Z or in a debugger, looks there. The line is written only to a terminal, a pipe or
+//! the end of a file, and only to processes of our own user.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;

@@ -1,7 +1,6 @@
-//! What two shm fabrics say to each other over their socket, one message per packet.
+//! The messages of two shm fabrics over their socket, one per packet.
 //!
-//! Only connections and segments are spoken of here; data never passes through the socket.  Numbers are
-//! little-endian.
+//! They concern connections and segments only; data never passes through the socket. Numbers are little-endian.
 //!
 //! ```text
 //!   offset 0        4          6       8
@@ -25,8 +24,7 @@
 //!   either      Detached: "I have unmapped everything of yours"
 //! ```
 //!
-//! The acceptor answers only once it has heard `Ready`, so an initiator that gave up meanwhile never appears to
-//! it as a peer.
+//! The acceptor answers only after `Ready`, so it never sees an initiator that gave up meanwhile as a peer.
 
 use halite_fabric::HELLO_BYTES_MAX;
 
@@ -82,9 +80,9 @@ pub(super) enum Message {
 pub(super) enum BadMessage {
     #[error("a packet that is not of this protocol")]
     Magic,
-    #[error("version {theirs} of the protocol, we speak {VERSION}")]
+    #[error("a packet of protocol version {theirs}; this process uses version {VERSION}")]
     Version { theirs: u16 },
-    #[error("an unknown or misshapen message of kind {kind}")]
+    #[error("an unknown or malformed message of kind {kind}")]
     Shape { kind: u16 },
 }
 

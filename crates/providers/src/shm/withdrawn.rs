@@ -1,9 +1,9 @@
-//! Keys that are being taken back: who may still reach what they stand for.
+//! Keys that are being deregistered, and the peers that may still access their segments.
 //!
 //! ```text
 //!   withdraw(key) ── each link that was told of the key says Withdrawn ── its peer drops what it maps, says Forgotten
 //!                                                    └ or is cut off                        │
-//!                                      nobody is left: Event::Deregistered <───────────────┘
+//!                                     no peer is left: Event::Deregistered <───────────────┘
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,7 +24,7 @@ impl Withdrawn {
         self.reached.insert(key, BTreeSet::from([NO_LINK]));
     }
 
-    /// The peer of a link has been told of the segment.
+    /// Notes that the peer of a link knows the segment.
     pub(super) fn await_link(&mut self, key: u32, link: u64) {
         self.reached.entry(key).or_default().insert(link);
     }
@@ -48,7 +48,7 @@ impl Withdrawn {
         }
     }
 
-    /// Keys that nobody reaches any more; each is told once.
+    /// Returns the keys that no peer can access any more; each is returned once.
     pub(super) fn take_done(&mut self) -> Vec<u32> {
         self.reached.extract_if(.., |_, links| links.is_empty()).map(|(key, _)| key).collect()
     }

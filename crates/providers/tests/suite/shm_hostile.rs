@@ -221,7 +221,7 @@ fn a_doorbell_that_could_block_is_refused() {
         for bells in [[bell, good.as_fd()], [good.as_fd(), bell]] {
             check(|client| {
                 client.hello_with(&hello, bells);
-                let answer = packet(REFUSED, b"the peer's doorbell is no eventfd that does not block");
+                let answer = packet(REFUSED, b"the peer's doorbell is not a non-blocking eventfd");
                 assert_eq!(client.receive(), answer.len());
             });
         }

@@ -1,4 +1,4 @@
-//! Where processors copy: how who posted learns what became of a request, or that it never will.
+//! Acknowledgements where processors copy: how the requester learns the result of a request, or that it never will.
 
 use halite_fabric::{Completion, CompletionKind, Status};
 
@@ -8,7 +8,7 @@ use super::{Event, Net};
 use crate::link::Transit;
 
 impl Net {
-    /// The target has done the request, or refused it, and says so after `delay_ns`.
+    /// Acknowledges a request, done or refused, after `delay_ns`.
     pub(super) fn acknowledge(&mut self, qp: u32, number: u64, status: Status, delay_ns: u64) {
         let (from, to) = self.hosts_of(qp);
         // Who posted may be gone.
@@ -74,7 +74,7 @@ impl Net {
         }
     }
 
-    /// No acknowledgement is under way: who posted will miss it.
+    /// Schedules the timeout of a request whose acknowledgement was lost.
     pub(super) fn await_ack(&mut self, qp: u32, number: u64) {
         let at_ns = self.now_ns + self.profile_of(qp).retransmit_ns;
         self.schedule(at_ns, Event::AckTimeout { qp, number });

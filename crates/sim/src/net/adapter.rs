@@ -1,11 +1,11 @@
-//! Atomics that an adapter carries out: in one piece among themselves, and with nothing else.
+//! Atomics executed by an adapter: atomic among themselves, but not with the accesses of processors.
 //!
 //! ```text
 //!   arrives ──> waits its turn ──> the word is read ── atomic_ns ──> the queue pair writes the new value, and answers
 //!                                         a processor changes it here: that is lost
 //! ```
 //!
-//! What the same lane brings behind an atomic waits for it, as in an adapter.
+//! As in a real adapter, later requests of the same lane wait for an atomic.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! Datagrams: what links make of them, and what adapters and kernels take to move them.
+//! Datagrams: the faults of links, and the costs of adapters and kernels that move them.
 
 use halite_rnic::wire::{Headers, ICRC_BYTES, Packet};
 use halite_rnic::{QueuePair, State};
@@ -165,7 +165,8 @@ impl Net {
         self.arrive_at(datagram);
     }
 
-    /// A datagram is where it was sent to: it is taken in, unless an adapter is about an atomic before it, or has to see to this one.
+    /// Handles a datagram's arrival, unless the adapter executes an earlier atomic of the lane, or must execute this
+    /// one.
     pub(super) fn arrive_at(&mut self, datagram: Datagram) {
         let is_adapters = self.profile_of(datagram.to).atomics == AtomicsBy::Adapter;
         let Some(lane) = self.lanes[datagram.to as usize].as_deref_mut() else {

@@ -1,4 +1,4 @@
-//! Connecting: a word there and a word back.
+//! Connecting: one message there and one back.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use super::qp::Qp;
 use super::{Event, HostState, Net};
 use crate::world::HostId;
 
-/// Why a closed fabric connects to nobody.
+/// Reason for a failed dial of a closed fabric.
 const CLOSED: &str = "this fabric is closed";
 
 /// An attempt to connect.

@@ -1,5 +1,5 @@
-//! Memory of a peer on the same host, which loads and stores reach: mapped once, as a process does, and given up when
-//! nobody in the process holds a window into it any more.
+//! Direct access to the memory of a peer on the same host: mapped once, as a process does, and unmapped when no window
+//! of the process refers to it.
 
 use std::sync::{Arc, Weak};
 
@@ -15,7 +15,7 @@ use crate::hardware::Reach;
 pub(super) struct Mapped {
     /// By key.
     segments: Vec<Option<Arc<Segment>>>,
-    /// Those that were given up, as long as somebody holds windows into them.
+    /// Unmapped segments that windows still refer to.
     given_up: Vec<Weak<Segment>>,
 }
 
@@ -32,7 +32,7 @@ impl Mapped {
         self.given_up.extend(segment.map(|segment| Arc::downgrade(&segment)));
     }
 
-    /// Its process is killed, and what is still done through its windows is seen by nobody else.
+    /// Hides later writes through these windows from other processes, because this process was killed.
     fn become_private(&self, owned: &[Option<Window>]) {
         for (segment, owned) in self.segments.iter().zip(owned) {
             if let (Some(segment), Some(owned)) = (segment, owned) {

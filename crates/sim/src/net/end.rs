@@ -1,6 +1,6 @@
-//! Ends of connections: what one fabric knows of a peer, whatever the number of lanes between the two.
+//! Ends of connections: the state that one fabric keeps about a peer, for all lanes together.
 //!
-//! Each lane is a pair of queue pairs, one at either end; the wire and the fate of the connection they share.
+//! Each lane is a pair of queue pairs, one at either end; lanes share the wire, and a connection ends as a whole.
 //!
 //! ```text
 //!   end 4 ── qp 6 ═════ lane 0 ═════ qp 7 ── end 5
@@ -43,7 +43,7 @@ pub(super) struct End {
     pub(super) endpoint: u32,
     /// What this end calls the other; set when it is open.
     pub(super) peer: PeerId,
-    /// What the other end said of itself, until this one is open.
+    /// The other end's hello, until this end is open.
     pub(super) hello: Vec<u8>,
     /// Where it was dialled from here, until this one is open.
     pub(super) dialled: Option<String>,
@@ -57,11 +57,11 @@ pub(super) struct End {
     /// Its queue pair of the first lane, and how many lanes there are.
     pub(super) first_qp: u32,
     pub(super) lanes: u32,
-    /// The queue pairs of messages and immediates from the peer that nobody has polled yet.
+    /// The queue pairs of messages and immediates from the peer that wait to be polled.
     pub(super) unpolled: VecDeque<u32>,
     /// When the process at the other end last gave a sign of life, where it acknowledges itself.
     pub(super) heard_ns: u64,
-    /// How many keys of the peer our provider knows, and of how many of ours the peer was told.
+    /// The number of the peer's keys that our provider knows, and of our keys that the peer knows.
     pub(super) keys_known: u32,
     pub(super) keys_said: u32,
     /// What of the peer's memory loads and stores reach.

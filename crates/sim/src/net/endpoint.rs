@@ -1,4 +1,4 @@
-//! Endpoints: what one fabric has registered, and what waits to be polled.
+//! Endpoints: the registered segments and the pending events of one fabric.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -61,14 +61,14 @@ impl Endpoint {
         self.peers.get(index).copied()
     }
 
-    /// Queues an event to be seen at `at_ns`, or behind those before it.  Returns when.
+    /// Queues an event that becomes visible at `at_ns`, or after earlier ones. Returns that time.
     pub(super) fn push(&mut self, at_ns: u64, event: Event) -> u64 {
         self.visible_ns = self.visible_ns.max(at_ns);
         self.events.push_back((self.visible_ns, event));
         self.visible_ns
     }
 
-    /// Lets everything that waits be seen now, since somebody is told next that nothing more comes.
+    /// Makes all pending events visible now, before the event that ends the connection.
     pub(super) fn show_all(&mut self, now_ns: u64) {
         self.events.iter_mut().for_each(|(at_ns, _)| *at_ns = now_ns.min(*at_ns));
         self.visible_ns = self.visible_ns.min(now_ns);
@@ -94,14 +94,14 @@ impl Endpoint {
         wakers.append(&mut self.wakers);
     }
 
-    /// Remembers who is to be woken by the next ring.
+    /// Registers a waker for the next ring.
     pub(super) fn listen(&mut self, waker: &Waker) {
         if !self.wakers.iter().any(|known| known.will_wake(waker)) {
             self.wakers.push(waker.clone());
         }
     }
 
-    /// What a crash leaves: nothing that could wake, keep or tell anybody anything.
+    /// Drops pending events and wakers at a crash.
     pub(super) fn forget(&mut self) {
         self.alive = false;
         self.events = VecDeque::new();

@@ -1,4 +1,4 @@
-//! How connections and hosts end, and what keeps whose hands off whose memory from then on.
+//! How connections and hosts end, and when a peer can no longer access memory.
 
 use halite_fabric::{CutOff, Event as FabricEvent, PeerId, Status};
 
@@ -26,7 +26,7 @@ impl Net {
         self.say_goodbye(end);
     }
 
-    /// Closes one end: what is outstanding fails, and its fabric is told.
+    /// Closes one end: outstanding requests fail, and its fabric is told.
     pub(super) fn close_end(&mut self, end: EndId, status: Status) {
         let this = &mut self.ends[end];
         let (endpoint, peer, was_open) = (this.endpoint, this.peer, this.sends());
@@ -77,7 +77,7 @@ impl Net {
         }
     }
 
-    /// A link is up: says what has waited for that.
+    /// Sends the kernel messages that waited for a link to come up.
     pub(super) fn say_unsaid(&mut self) {
         for word in std::mem::take(&mut self.unsaid) {
             self.say(word);
@@ -246,8 +246,8 @@ impl Net {
         }
     }
 
-    /// Ends everything of a host but its packets.  Its tasks are the caller's to end.  `is_told` if its kernel goes on, and
-    /// tells other hosts.
+    /// Ends everything of a host but its packets; the caller ends its tasks. `is_told` if its kernel runs on and tells
+    /// other hosts.
     pub(crate) fn crash(&mut self, host: HostId, is_told: bool) {
         let crashed = &mut self.hosts[host.0 as usize];
         crashed.state = HostState::Crashed;
@@ -280,7 +280,7 @@ impl Net {
         self.release_memory(index);
     }
 
-    /// Forgets the memory of a fabric that is gone, once nobody can reach it.
+    /// Drops the memory of a fabric that is gone, once no peer can access it.
     fn release_memory(&mut self, index: usize) {
         let is_over = |end: &EndId| {
             let is_reached = self.copies_by_processor(*end) && self.ends[end.other()].sends();

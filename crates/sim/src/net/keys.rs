@@ -1,4 +1,4 @@
-//! What adapters call registered memory, which a peer's provider must be told before it can use it.
+//! Keys of registered memory as adapters use them: the peer's provider must learn a key before it can use it.
 //!
 //! ```text
 //!   register ── one small message to each peer ──> told          requests that mention the key leave
@@ -6,8 +6,8 @@
 //!                           └── asks ──> the peer's provider ── all of its keys ──> told
 //! ```
 //!
-//! Those that are there when a connection comes about go with the words that make it.  Processes of one host need none:
-//! descriptors wait in a socket before anything can mention them.
+//! The setup messages of a connection carry the keys that exist then. Processes of one host need no announcement:
+//! descriptors wait in a socket before a message can name them.
 
 use halite_fabric::{Key, Status};
 
@@ -17,7 +17,8 @@ use super::{Event, Net};
 use crate::hardware::Reach;
 use crate::profile::Profile;
 
-/// For which request keys are asked.  An answer speaks for that one alone: what is asked about later may have been registered since.
+/// The request that a question about keys is for. Its answer covers that request only: later ones may name segments
+/// registered since.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Question {
     pub(super) qp: u32,
@@ -37,7 +38,7 @@ impl Net {
         }
     }
 
-    /// Tells the peer of an end what has been registered since it was told last.
+    /// Tells the peer of an end which keys were registered since the last time.
     pub(super) fn announce(&mut self, end: EndId) {
         let this = &self.ends[end];
         let keys = self.endpoints[this.endpoint as usize].segments.len() as u32;
@@ -47,7 +48,7 @@ impl Net {
         }
     }
 
-    /// Sends the peer of an end how many keys there are; what is lost is asked for by who needs it.
+    /// Sends the peer of an end the number of keys. If the message is lost, a peer that needs it asks.
     fn tell_keys(&mut self, end: EndId, keys: u32, answer: Option<Question>) {
         let this = &self.ends[end];
         let (from, to) = (this.from_host, this.to_host);

@@ -1,4 +1,4 @@
-//! Where processors copy: what pieces do in the memory where they land.
+//! Where processors copy: the effect of pieces on the memory where they land.
 
 use halite_fabric::{Completion, CompletionKind, RemoteAddress, Status};
 use halite_mem::{AccessError, Window};
@@ -19,7 +19,8 @@ impl Net {
         }
     }
 
-    /// Whether what is copied to this end reaches its memory.  A processor elsewhere asks nobody: only its own end stops it.
+    /// Returns true if copies to this end reach its memory. A processor elsewhere needs no permission: only the exit of
+    /// its process stops it.
     pub(super) fn lets_in(&self, end: EndId) -> bool {
         !self.ends[end].fenced
     }
@@ -144,7 +145,7 @@ impl Net {
         }
     }
 
-    /// A processor refuses the request and goes on; nobody is told of what it refused.
+    /// Refuses a request where processors copy: the lane continues, and the target gets no event.
     pub(super) fn refuse(&mut self, qp: u32, number: u64, last: bool) {
         if last {
             self.acknowledge(qp, number, Status::RemoteAccess, 0);
@@ -202,7 +203,7 @@ impl Net {
         }
     }
 
-    /// Puts a piece of what was read into the memory of who asked.
+    /// Stores a piece of a read in the memory of the requester.
     fn land_response(&mut self, packet: Packet, verb: Verb) {
         let Packet { qp, number, offset: piece, last, bytes, .. } = packet;
         let Verb::Read { offset, .. } = verb else {

@@ -1,5 +1,5 @@
-//! Lanes between hosts: a queue pair of `halite_rnic` at either end, and datagrams in between, which links lose, repeat, damage and let overtake
-//! each other.
+//! Lanes between hosts: a queue pair of `halite_rnic` at either end, and datagrams in between, which links lose,
+//! duplicate, damage and reorder.
 //!
 //! ```text
 //!   post ──> written ──> Turn ──> queue pair ──> Datagram, once, twice or never ──> queue pair at the target ──> memory, Show ──> poll
@@ -7,9 +7,9 @@
 //!                          └────────────────────────┘
 //! ```
 //!
-//! What RC promises is the queue pairs' to keep here, and nobody else's.  Connections come about and end in words of kernels, as the
-//! others' do.  An adapter drives the queue pairs of its process, whatever becomes of that.  A process without one drives its own, so that one
-//! which stands still sends, takes in and answers nothing; what came meanwhile waits in its socket.
+//! The queue pairs alone provide the guarantees of RC here. As in other lanes, messages of kernels set connections up
+//! and end them. An adapter drives the queue pairs of its process even while that is stopped. A process without an
+//! adapter drives its own, so while it is stopped it neither sends nor answers; packets wait in its socket.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -36,7 +36,7 @@ const GRANT: u32 = 64;
 const WINDOW: u32 = 256;
 /// Reads and atomics that adapters have under way in a lane: what usual ones have.
 const READS_MAX: usize = 16;
-/// How long an adapter keeps an acknowledgement back for which nobody asked: as long as some packets take.
+/// How long an adapter delays an acknowledgement that was not requested: the time of some packets.
 const ACK_DELAY: Duration = Duration::from_micros(5);
 /// Where all adapters of software listen.
 const PORT: u16 = 4791;
@@ -50,7 +50,8 @@ pub(super) struct Lane {
     pub(super) held: Held<Window>,
     pub(super) outwards: Flow,
     pub(super) inwards: Flow,
-    /// Posted, and not the queue pair's yet: who drives that has not been told, or waits for a key, with all behind it.
+    /// Posted requests that the queue pair does not have yet: its driver was not told, or an earlier one waits for a
+    /// key.
     pub(super) written: VecDeque<Written>,
     /// How many were the queue pair's, ever.
     pub(super) handed: u64,
@@ -241,7 +242,7 @@ impl Net {
         Ok(())
     }
 
-    /// Who drives the queue pair is told of the last `posted` requests.
+    /// Tells the driver of the queue pair about the last `posted` requests.
     pub(super) fn ring_lane(&mut self, qp: u32, posted: usize) {
         let Profile { doorbell_ns, pcie_ns, .. } = *self.profile_of(qp);
         let is_adapter = !self.profile_of(qp).is_driven_by_process();
@@ -315,7 +316,7 @@ impl Net {
         }
     }
 
-    /// Sends what a queue pair has to send, tells what it has to tell, and sees to its next turn.
+    /// Sends a queue pair's packets, reports its events, and schedules its next turn.
     pub(super) fn drive(&mut self, qp: u32) {
         let goes_on_ns = self.transmit_all(qp);
         if self.tell_of_lane(qp) {

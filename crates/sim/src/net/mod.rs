@@ -1,15 +1,15 @@
 //! The network: everything that is not a task.
 //!
-//! Between the two ends (`end`) of a connection there are lanes, and it ends with all of them; it comes about in `dial` and ends in `incarnation`.
-//! Nothing is done twice in a lane, nor out of order.
+//! A connection has two ends (`end`) and lanes between them, which end together. `dial` sets it up, and `incarnation`
+//! ends it. A lane executes each request at most once, in order.
 //!
-//! Between hosts, a lane is two queue pairs of `halite_rnic` (`lane`), which adapters drive, or processes themselves.  Between them are datagrams that get
-//! lost, come twice and overtake each other for real (`datagrams`).  `view` is what queue pairs see of memory, `adapter` the atomics that are an
-//! adapter's own, `keys` about who may name which memory.
+//! Between hosts, a lane is two queue pairs of `halite_rnic` (`lane`), driven by adapters or by the processes.
+//! Datagrams between them are lost, duplicated and reordered (`datagrams`). `view` is the memory that queue pairs
+//! access, `adapter` the atomics of an adapter, and `keys` the announcement of memory keys.
 //!
-//! Where processors copy, one request is carried out after the other (`qp`): it is written (`post`), copied in pieces (`send`), each of which lands in
-//! the memory of its target (`land`), and completes (`ack`).  What links do to a piece costs time, and in the end the connection.  `direct` is about
-//! what loads and stores reach.
+//! Where processors copy, requests are executed one after the other (`qp`): a request is written (`post`), copied in
+//! pieces (`send`) that land in the memory of the target (`land`), and completes (`ack`). Link faults delay a piece,
+//! and repeated ones end the connection. `direct` is access by loads and stores.
 //!
 //! ```text
 //!   post ──> Depart, per piece ──> Land ──> Acknowledge ──> Show ──> poll
@@ -153,7 +153,7 @@ impl Net {
 
     // Time.
 
-    /// Lets the next thing happen, and those after it until somebody is to be woken, a doorbell rings or a host is to come down.
+    /// Handles the next event, and later ones until a task is woken, a doorbell rings or a host must be taken down.
     pub(crate) fn step(&mut self, deadline_ns: u64) -> Step {
         let mut events = 0;
         self.rang = false;
@@ -279,7 +279,7 @@ impl Net {
         state
     }
 
-    /// Keeps a line, which is only made if somebody wants it.
+    /// Adds a trace line, which is formatted only if it is kept.
     #[inline]
     fn trace(&mut self, host: u32, line: impl FnOnce(&Net) -> String) {
         if self.log.is_on() {
@@ -400,13 +400,13 @@ impl Net {
 
     // What fabrics see.
 
-    /// How long ago the process of a peer was heard, where it acknowledges itself.
+    /// Returns the time since the process of a peer was heard, where it acknowledges in software.
     pub(crate) fn heard_ns(&self, endpoint: u32, peer: PeerId) -> Option<u64> {
         let end = self.open_end(endpoint, peer)?;
         self.profile(end).is_driven_by_process().then(|| self.now_ns - self.ends[end].heard_ns)
     }
 
-    /// What a request to a peer takes until it is acknowledged; nobody does where processors copy.
+    /// Returns the measured time from a request to its acknowledgement; `None` where processors copy.
     pub(crate) fn round_trip_ns(&self, endpoint: u32, peer: PeerId) -> Option<u64> {
         let end = self.open_end(endpoint, peer)?;
         self.measured_by_lanes(end)

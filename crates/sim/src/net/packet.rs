@@ -1,4 +1,4 @@
-//! Packets on the wire, kept apart from the requests they belong to: they outlive those who sent them.
+//! Packets on the wire, stored apart from their requests, because they outlive their senders.
 
 use super::qp::Verb;
 

@@ -1,4 +1,4 @@
-//! Posting: requests are checked, copied as far as they are inline, and queued for the adapter.
+//! Posting: requests are checked, their inline bytes copied, and queued for the adapter.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl Net {
         Ok(key)
     }
 
-    /// Takes a key back.  Whatever of peers lands later finds it gone.
+    /// Deregisters a key. Later accesses of peers find it gone.
     pub(crate) fn deregister(&mut self, endpoint: u32, key: Key) {
         let segments = &mut self.endpoints[endpoint as usize].segments;
         if segments.get_mut(key.0 as usize).and_then(Option::take).is_none() {
@@ -110,7 +110,7 @@ impl Net {
         Ok(())
     }
 
-    /// Who found the queue full is told when a quarter of it is free: so they come back with lists, and not one by one.
+    /// Queues the room event when a quarter of a full queue is free, so that posters come back with lists.
     pub(super) fn see_to_room(&mut self, qp: u32) {
         let most = self.profile_of(qp).queue_depth / 4 * 3;
         let end = &self.ends[self.end_of(qp)];

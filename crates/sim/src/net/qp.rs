@@ -8,7 +8,7 @@ use halite_mem::Window;
 
 use super::end::EndId;
 
-/// Where a request's bytes are on the side of who posted it.
+/// Where a request's bytes are at the requester.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
     /// Copied when it was posted.
@@ -17,7 +17,7 @@ pub(super) enum Source {
     Registered { key: usize, offset: u64 },
 }
 
-/// What a request does; lengths and places have been checked on the side of who posted it.
+/// The operation of a request; its lengths and places were checked at the requester.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verb {
     Read { key: usize, offset: u64, remote: RemoteAddress, len: u64 },
@@ -98,7 +98,8 @@ pub(super) struct Work {
     pub(super) delivered: bool,
     /// Whether we know that.
     pub(super) acknowledged: bool,
-    /// When we know it without an event of its own, for nobody is told; of those in front of it the same holds.
+    /// When its acknowledgement is known without an event, because no completion is due; the same holds for all earlier
+    /// requests.
     pub(super) known_ns: Option<u64>,
     pub(super) status: Status,
     /// What an atomic found.
@@ -118,7 +119,7 @@ pub(super) struct Qp {
     pub(super) outstanding: VecDeque<Work>,
     /// The number of the first of them.
     pub(super) first: u64,
-    /// Somebody found so many of them that no more could be posted, and waits to be told of room.
+    /// A poster found the queue full and waits for the room event.
     pub(super) wants_room: bool,
     /// The number of the one being sent, how much of it has been, and how often its next packet was lost.
     pub(super) departing: u64,

@@ -1,4 +1,4 @@
-//! Events that are going to happen, in the order of their times.
+//! Future events, ordered by time.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use super::end::EndId;
 use super::keys::Question;
 
-/// Something that happens to the network.  `qp` is the index of one end of a lane.
+/// An event of the network. `qp` is the index of one end of a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Event {
     /// The adapter of `qp` sends its next packet.

@@ -1,4 +1,4 @@
-//! Where processors copy: pieces leave one after the other, and again when a link loses them.
+//! Where processors copy: pieces leave one after the other, and are repeated when a link loses them.
 
 use halite_fabric::Status;
 use halite_mem::Window;
@@ -19,7 +19,7 @@ struct Piece {
 }
 
 impl Net {
-    /// Copies the next piece of a lane.  Those behind one that is lost wait for it.
+    /// Copies the next piece of a lane. Pieces behind a lost one wait for it.
     pub(super) fn handle_depart(&mut self, qp: u32) {
         let (host, to) = self.hosts_of(qp);
         if !self.has_processor(host, Event::Depart { qp }) {

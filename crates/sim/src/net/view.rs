@@ -1,4 +1,5 @@
-//! What queue pairs see of memory: what the fabric has registered, for the peer, and what its own requests hold.
+//! The memory that queue pairs access: the fabric's registered segments, for the peer, and the memory of its own
+//! requests.
 
 use halite_mem::Window;
 use halite_rnic::wire::AtomicEthRepr;

@@ -155,7 +155,7 @@ impl Outbox {
         self.number
     }
 
-    /// Where the tokens of a new lock begin.
+    /// Time of day by the latest known clock of the cluster, in ns since 1970: the first token of a new lock.
     pub(super) fn time_of_day_ns(&self) -> u64 {
         self.epoch_ns.saturating_add(self.now_ns)
     }

@@ -9,7 +9,7 @@ use crate::layout::Extent;
 use crate::mapper::Known;
 use crate::message::{Loss, Member, NodeState, Reach};
 
-/// What this node knows of another.
+/// The state of another node, as this node knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KnownPeer {
     /// The incarnation seen last.
@@ -56,7 +56,7 @@ impl Engine {
         self.membership.pairings().address_of(node)
     }
 
-    /// Where the tokens of a new lock begin, in ns since 1970: at or after every time that a known clock of the cluster
+    /// First token of a new lock, in ns since 1970: at or after every time that a known clock of the cluster
     /// has shown.  So a recreated lock issues higher tokens than before, even if clocks differ by hours.
     pub fn time_of_day_ns(&self) -> u64 {
         self.out.time_of_day_ns()
@@ -98,12 +98,12 @@ impl Engine {
         })
     }
 
-    /// What is known of a node; `None` if it was never seen.
+    /// Returns the known state of a node; `None` if it was never seen.
     pub fn known_peer(&self, now_ns: u64, node: NodeId) -> Option<KnownPeer> {
         self.known_peers(now_ns, |member| member.incarnation.node == node).next()
     }
 
-    /// What is known of the selected members, in their order.
+    /// Returns the known state of the selected members, in their order.
     pub(super) fn known_peers(
         &self,
         now_ns: u64,

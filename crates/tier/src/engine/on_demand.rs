@@ -58,7 +58,7 @@ struct Inquiry {
     waiting: VecDeque<DialWaiter>,
 }
 
-/// What waits until a member is connected.
+/// An action that waits until a member is connected.
 #[derive(Debug)]
 pub(super) enum DialWaiter {
     /// Send it.

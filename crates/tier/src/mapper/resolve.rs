@@ -10,7 +10,7 @@ use crate::ids::{NodeIncarnation, RegionId, SessionId};
 use crate::layout::{self, Extent, Extents};
 use crate::permissions::Permissions;
 
-/// What this node knows of the region behind a handle.
+/// The state of the region behind a handle, as this node knows it.
 #[derive(Clone, Debug)]
 pub struct Known {
     /// The region.
@@ -57,7 +57,7 @@ impl Mapper {
         }
     }
 
-    /// What is known of the region behind a handle; `None` if the handle is not one of `session`'s.
+    /// Returns the state of the region behind a handle; `None` if the handle is not one of `session`'s.
     pub fn known(&self, session: SessionId, slot: SlotRef, locate: &dyn Locate) -> Option<Known> {
         let (region, home) = self.region_of(session, slot)?;
         let mapped = self.regions.get(&region)?;

@@ -34,7 +34,7 @@ pub enum Imm {
     Reply(SlotId),
     /// Requests in lines.
     Lines,
-    /// The line of the slot with this index holds a reply, or did.
+    /// Tells the caller to poll the line of this slot: a reply was stored there, and may have been taken already.
     Look(u16),
 }
 
@@ -362,7 +362,7 @@ pub const OUTPUT_ADDRESS_BYTES: usize = ADDRESS_BYTES;
 /// Control messages about calls, in sends with [`CONTROL_IMM`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum CallControl {
-    /// What the receiver needs to call the sender: its ring, and the sender's default reply slots.
+    /// The addresses that the receiver needs to call the sender: its ring, and the sender's default reply slots.
     Handshake {
         /// The ring's segment.
         ring_key: u32,

@@ -305,7 +305,7 @@ fn commands(args: Args<'_>) -> Reply<'_> {
     } else if is(subcommand, "info") && args.len() == 2 {
         Reply::Array(known().map(describe).collect())
     } else if is(subcommand, "info") && args.len() > INFO_NAMES_MAX {
-        Reply::error(format!("ERR at most {INFO_NAMES_MAX} arguments are answered for"))
+        Reply::error(format!("ERR COMMAND INFO takes at most {INFO_NAMES_MAX} arguments"))
     } else if is(subcommand, "info") {
         Reply::Array(rest().map(|name| find(name).map_or(Reply::Null, describe)).collect())
     } else {

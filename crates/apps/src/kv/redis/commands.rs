@@ -540,7 +540,7 @@ impl ReplyKind {
                 Reply::error("ERR string exceeds maximum allowed size (proto-max-bulk-len)")
             }
             Some(Answer::AnotherStore) => Reply::error("ERR the key's shard is no longer served"),
-            Some(Answer::Malformed) | None => Reply::error("ERR the owner of the key answers something else"),
+            Some(Answer::Malformed) | None => Reply::error("ERR the key's owner sent an invalid answer"),
             Some(Answer::Number(_) | Answer::Bytes(..) | Answer::Nothing) => match (self, answer) {
                 (ReplyKind::Value, Some(Answer::Bytes(_, bytes))) => Reply::Bulk(bytes),
                 (ReplyKind::Complaint(complaint), _) if is_there => Reply::error(complaint),

@@ -99,14 +99,14 @@ impl Server {
         clock: Clock,
         clients_max: usize,
     ) -> Result<Server, ServerError> {
-        listener.set_nonblocking(true).map_err(system("listen without waiting"))?;
+        listener.set_nonblocking(true).map_err(system("make the listener non-blocking"))?;
         // Clients may arrive faster than they are accepted.
-        rustix::net::listen(&listener, BACKLOG).map_err(system("listen with a longer queue"))?;
-        let address = listener.local_addr().map_err(system("see the address that is listened on"))?;
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(system("make an epoll"))?;
-        let stop =
-            eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"))?;
-        let queue = RunQueue::new().map_err(system("make an eventfd"))?;
+        rustix::net::listen(&listener, BACKLOG).map_err(system("lengthen the queue of the listener"))?;
+        let address = listener.local_addr().map_err(system("get the address of the listener"))?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(system("create an epoll instance"))?;
+        let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(system("create an eventfd"))?;
+        let queue = RunQueue::new().map_err(system("create an eventfd"))?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)
             .map_err(system("watch the listener"))?;
         epoll::add(&epoll, &stop, EventData::new_u64(STOP), EventFlags::IN)

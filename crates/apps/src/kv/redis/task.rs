@@ -377,7 +377,7 @@ async fn scan(
         }
         let answer = store.ask(shard, &Request::Scan { from, count: count - looked_at }).await?;
         let Some(Answer::Bytes(next, keys)) = Answer::decode(&answer) else {
-            return Err(KvError::Damaged { shard, what: "answers what makes no sense" });
+            return Err(KvError::Damaged { shard, what: "sent an invalid answer" });
         };
         for key in parts(keys) {
             looked_at += 1;

@@ -62,7 +62,8 @@ impl Look {
     /// Asks the members by `client`, which joins where there is none; what lock files and metrics tell is there all the same.
     fn take(dir: &Path, client: &mut Option<Client>, args: &Top) -> anyhow::Result<Look> {
         let presences = cluster_dir::nodes(dir);
-        let presences = presences.with_context(|| format!("cannot see what runs in {}", dir.display()))?;
+        let presences =
+            presences.with_context(|| format!("cannot list the processes in {}", dir.display()))?;
         if presences.is_empty() && args.scrape.is_empty() {
             bail!(no_cluster(dir));
         }
@@ -73,7 +74,7 @@ impl Look {
         let trouble = asked.as_ref().err().map(|error| {
             // The node through which we joined may have been restarted: we join anew.
             *client = None;
-            format!("{}: showing what the lock files tell", output::reasons(error))
+            format!("{}: showing the state from the lock files", output::reasons(error))
         });
         let asked = asked.unwrap_or_default();
         let (rows, trouble) = (status::rows(&presences, &asked), trouble.or(asked.by()));

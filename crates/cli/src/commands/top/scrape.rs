@@ -22,9 +22,9 @@ impl Scraped {
             Some((head, body)) if head.starts_with("HTTP/1.1 200 ") => {
                 let scraped = Scraped::parse(body);
                 let is_ours = scraped.label("halite_info", "version").is_some();
-                is_ours.then_some(scraped).ok_or_else(|| "the metrics of something else".to_owned())
+                is_ours.then_some(scraped).ok_or_else(|| "not the metrics of a node".to_owned())
             }
-            _ => Err(format!("no metrics: {}", text.lines().next().unwrap_or("nothing was said"))),
+            _ => Err(format!("no metrics: {}", text.lines().next().unwrap_or("empty answer"))),
         }
     }
 

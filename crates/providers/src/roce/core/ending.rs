@@ -1,7 +1,8 @@
-//! How connections end, and the whole fabric.
+//! Ends connections, and the whole fabric.
 //!
-//! Who leaves says so over the socket by which the two have met.  On one host it has waited then until all was acknowledged; between hosts, what was not goes with
-//! that word where it is little, so that a process may end without an answer.
+//! A leaving end sends a last message over the socket that set the connection up. On one host it first waits until
+//! everything is acknowledged. Between hosts, the last message carries the unacknowledged packets if they are few, so
+//! that a process may exit without waiting for an answer.
 
 use std::sync::atomic::Ordering::SeqCst;
 

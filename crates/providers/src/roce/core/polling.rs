@@ -1,4 +1,4 @@
-//! One poll: what has come is received and handled, and now and then greetings and timers are seen to.
+//! One poll: receives and handles packets and, now and then, control messages and timers.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -12,7 +12,7 @@ use super::super::stamps::Clock;
 use super::super::{POISONED, read};
 use super::Core;
 
-/// How often who polls looks for greetings, while it does not sleep in between.
+/// Interval at which a busy poller checks for control messages, in ns.
 const CONTROL_NS: u64 = 500_000;
 /// Consecutive full batches after which timers are looked at.  Before, not: what waits in the socket may be what they wait for.
 const BATCHES_BEFORE_TIME: u32 = 16;
@@ -65,7 +65,7 @@ impl Core {
         }
     }
 
-    /// Receives once from each socket; says whether more may wait.
+    /// Receives once from each socket; returns true if more may wait.
     pub(super) fn receive(&self, batch: &mut Batch, now_ns: u64) -> bool {
         let mut is_more = false;
         self.ports.for_each_ready(|port| {

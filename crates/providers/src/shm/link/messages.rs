@@ -1,4 +1,4 @@
-//! What a link says and hears; what follows from it is decided one file up.
+//! Sends and receives the messages of a link; [`super`] decides what follows from them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -21,7 +21,8 @@ use super::{Link, LinkState, Phase, SOCKET_EVENTS};
 const TURN_MESSAGES_MAX: usize = 256;
 
 impl Link {
-    /// Hears what there is to hear; whether there may be more.  Fails if the peer misbehaves, or hangs up while greeting.
+    /// Receives the waiting messages; returns true if more may wait. Fails if the peer misbehaves, or hangs up during
+    /// the handshake.
     pub(super) fn hear(&self, core: &Core, state: &mut LinkState) -> Result<bool, Trouble> {
         for _ in 0..TURN_MESSAGES_MAX {
             let Some(socket) = state.socket.clone() else {

@@ -68,7 +68,7 @@ pub struct Pair {
 pub struct Stored {
     /// Whether all conditions held.
     pub is_so: bool,
-    /// What each step of the branch read.
+    /// The pairs that each step of the branch read.
     pub read: Vec<Vec<Pair>>,
     /// The revision of the store.
     pub revision: u64,

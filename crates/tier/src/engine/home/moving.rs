@@ -24,7 +24,7 @@ use crate::region::{Busy, Moving, Region, Stage};
 /// Moved regions to remember.  By then the directory knows their homes.
 const MOVED_MAX: usize = 16 << 10;
 
-/// Where regions are that were homed here.
+/// New homes of regions that were homed here.
 #[derive(Debug, Default)]
 pub(super) struct Moved {
     homes: BTreeMap<RegionId, NodeId>,
