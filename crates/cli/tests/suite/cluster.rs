@@ -83,7 +83,7 @@ fn status_works_when_the_first_node_is_dead() {
     let _up = scratch.up(2);
     Process::open(scratch.pid(0)).kill();
     let output = scratch.run("status --json");
-    assert!(String::from_utf8_lossy(&output.stderr).contains("first node is not running"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("node 0 is not running"));
     assert_eq!(scratch.states(), ["dead", "alive"]);
     let complaint = scratch.fails("ls", 1);
     assert!(complaint.contains("node 0") && complaint.contains("halite node --id 0 --dir"), "{complaint}");
