@@ -463,7 +463,7 @@ mod tests {
         assert!(mixed("host_profile = 'local'").contains("without hosts"));
         assert!(mixed("faults = { host_crash = 1 }").contains("without hosts"));
         assert!(mixed("hosts = 2\nhost_profile = 'rnic-100g'").contains("share memory"));
-        assert!(refusal("name = 'x'\nnodes = 3\nhosts = 2").contains("of adapters"));
+        assert!(refusal("name = 'x'\nnodes = 3\nhosts = 2").contains("one with adapters"));
         assert!(
             refusal("name = 'x'\nnodes = 1\n[work]\nbatches_per_mille = 1001")
                 .contains("batches_per_mille must be")

@@ -118,7 +118,10 @@ pub fn a_peer_is_explained(h: &dyn Harness) {
         let peer = session.explain_peer(NodeId(2)).unwrap();
         if peer.state == NodeState::Left { Ok(peer) } else { Err(peer.to_string()) }
     });
-    assert!(!gone.connected && gone.silent_ms.is_none() && gone.reason.contains("goodbye"), "{gone}");
+    assert!(
+        !gone.connected && gone.silent_ms.is_none() && gone.reason.contains("left the cluster"),
+        "{gone}"
+    );
     let gone = eventually("it is cut off from all memory", || {
         let peer = session.explain_peer(NodeId(2)).unwrap();
         if peer.cut_off_at == [0, 1] { Ok(peer) } else { Err(peer.to_string()) }
