@@ -1,8 +1,8 @@
 //! Middleware that injects faults, repeatably.
 //!
-//! A [`FaultInjector`] wraps any fabric. It follows rules and draws the rest from a seed, so the same seed and the same
-//! sequence of calls give the same faults. It hides direct access, so that no access bypasses it. It does not corrupt
-//! data, because fabrics guarantee integrity.
+//! A [`FaultInjector`] wraps any fabric and follows rules, so that the same sequence of calls gives the same faults. It
+//! hides direct access, so that no access bypasses it; without rules, it does nothing else. It does not corrupt data,
+//! because fabrics guarantee integrity.
 
 mod plan;
 
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use halite_mem::{Sleeper, Window};
 
-pub use plan::{Fault, FaultPlan, Moment, Rule};
+pub use plan::{Fault, FaultPlan, Rule};
 
 use crate::kind::OperationKind;
 use crate::middleware::Middleware;
@@ -26,13 +26,13 @@ use crate::{
 ///
 /// ```
 /// # use std::sync::Arc;
-/// # use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
+/// # use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Rule};
 /// # use halite_fabric::kind::OperationKind;
 /// # use halite_fabric::Fabric;
 /// # fn wrap(fabric: Arc<dyn Fabric>) -> Arc<dyn Fabric> {
-/// // Every tenth write, on average, completes five polls late.
-/// let late = Rule::new(Moment::Post(OperationKind::Write), Fault::Delay { polls: 5 }).one_in(10);
-/// Arc::new(FaultInjector::new(fabric, FaultPlan::new(42).rule(late)))
+/// // The first ten writes complete five polls late.
+/// let late = Rule::new(OperationKind::Write, Fault::Delay { polls: 5 }).times(10);
+/// Arc::new(FaultInjector::new(fabric, FaultPlan::default().rule(late)))
 /// # }
 /// ```
 pub struct FaultInjector {
@@ -54,19 +54,12 @@ struct FaultState {
     held: BTreeMap<PeerId, VecDeque<Withheld>>,
 }
 
-/// The fate of a request's completion.
+/// A request whose completion has not come.
 #[derive(Debug)]
 struct Pending {
     id: WorkId,
     signalled: bool,
-    fate: Fate,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Fate {
-    Deliver,
-    Delay { polls: u64 },
-    Fail { status: Status },
+    delay_polls: u64,
 }
 
 #[derive(Debug)]
@@ -106,13 +99,11 @@ impl FaultInjector {
         if self.without_atomics && kind.is_atomic() {
             return Err(PostCause::Malformed);
         }
-        let moment = Moment::Post(kind);
-        let fault = self.lock().plan.draw(moment, peer);
-        let fate = match fault {
-            None => Fate::Deliver,
-            Some(Fault::Delay { polls }) => Fate::Delay { polls },
-            Some(Fault::Fail { status, done: true }) => Fate::Fail { status },
-            Some(Fault::Fail { status, done: false }) => {
+        let fault = self.lock().plan.draw(kind);
+        let delay_polls = match fault {
+            None => 0,
+            Some(Fault::Delay { polls }) => polls,
+            Some(Fault::Fail { status }) => {
                 self.fail_at_once(peer, request.id, status);
                 return Ok(());
             }
@@ -120,13 +111,8 @@ impl FaultInjector {
                 self.promise_room(peer);
                 return Err(PostCause::QueueFull);
             }
-            Some(Fault::Disconnect) => {
-                self.inner.disconnect(peer);
-                return Err(PostCause::NotConnected);
-            }
-            Some(Fault::Drop) => unreachable!("Rule::new() lets only arrivals be dropped"),
         };
-        self.forward(peer, lane, request, fate)
+        self.forward(peer, lane, request, delay_polls)
     }
 
     fn fail_at_once(&self, peer: PeerId, id: WorkId, status: Status) {
@@ -146,10 +132,10 @@ impl FaultInjector {
         peer: PeerId,
         lane: Lane,
         request: &WorkRequest<'_>,
-        fate: Fate,
+        delay_polls: u64,
     ) -> Result<(), PostCause> {
         // Entered before posting, because another thread may poll the completion at once.
-        let ours = self.lock().enter(request, fate);
+        let ours = self.lock().enter(request, delay_polls);
         let renamed = WorkRequest { id: ours, signalled: true, ..*request };
         self.inner.post(peer, lane, &[renamed]).map_err(|error| {
             self.lock().pending.remove(&ours);
@@ -159,10 +145,10 @@ impl FaultInjector {
 }
 
 impl FaultState {
-    fn enter(&mut self, request: &WorkRequest<'_>, fate: Fate) -> WorkId {
+    fn enter(&mut self, request: &WorkRequest<'_>, delay_polls: u64) -> WorkId {
         let ours = WorkId(self.next_id);
         self.next_id += 1;
-        let pending = Pending { id: request.id, signalled: request.signalled, fate };
+        let pending = Pending { id: request.id, signalled: request.signalled, delay_polls };
         self.pending.insert(ours, pending);
         ours
     }
@@ -179,23 +165,17 @@ impl FaultState {
         }
     }
 
-    /// Decides the fate of a completion of the inner fabric.
+    /// Passes on a completion of the inner fabric, if the caller asked for it.
     fn take_completion(&mut self, mut completion: Completion) {
         let ours = match completion.kind {
             CompletionKind::Done { id } | CompletionKind::Atomic { id, .. } => id,
             CompletionKind::Received { .. } | CompletionKind::Notified { .. } => {
-                return self.take_arrival(completion);
+                return self.hold(completion.peer, Event::Completed(completion), 0);
             }
         };
         let pending = self.pending.remove(&ours);
-        let Pending { id, signalled, fate } =
+        let Pending { id, signalled, delay_polls } =
             pending.expect("every request was entered under a name of its own");
-        let mut delay_polls = 0;
-        match fate {
-            Fate::Deliver => {}
-            Fate::Delay { polls } => delay_polls = polls,
-            Fate::Fail { status } => completion.status = status,
-        }
         let succeeded = completion.status == Status::Success;
         completion.kind = match completion.kind {
             CompletionKind::Atomic { old, .. } if succeeded => CompletionKind::Atomic { id, old },
@@ -204,15 +184,6 @@ impl FaultState {
         if signalled || !succeeded {
             self.hold(completion.peer, Event::Completed(completion), delay_polls);
         }
-    }
-
-    fn take_arrival(&mut self, completion: Completion) {
-        let polls = match self.plan.draw(Moment::Arrival, completion.peer) {
-            Some(Fault::Drop) => return,
-            Some(Fault::Delay { polls }) => polls,
-            _ => 0,
-        };
-        self.hold(completion.peer, Event::Completed(completion), polls);
     }
 
     fn hold(&mut self, peer: PeerId, event: Event, polls: u64) {

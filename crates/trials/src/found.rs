@@ -296,6 +296,28 @@ fn a_watcher_that_its_writer_cannot_reach_holds_it_up_for_a_lease_at_most() {
     });
 }
 
+/// Its next look would come up to a millisecond later.
+#[test]
+fn a_notification_ends_the_pause_of_a_wait() {
+    on_nodes(2, |harness| async move {
+        let (reader, writer) = (session_of(&harness, 0), session_of(&harness, 1));
+        let flag = alloc_here(&reader, "flag").await;
+        let theirs = writer.map("flag", ALL).await.expect("it is there");
+        for round in 1..=5u64 {
+            let reader = reader.clone();
+            let waiting = harness.world.spawn(Some(harness.host(0)), "a wait", async move {
+                assert_eq!(reader.wait_until(flag, 0, |word| word == round).await, Ok(round));
+            });
+            // By now the wait looks once a millisecond.
+            harness.world.sleep(None, Duration::from_millis(10)).await;
+            assert!(harness.world.is_alive(waiting));
+            writer.write_notify(theirs, 0, &round.to_ne_bytes(), round).await.expect("it may be written");
+            harness.world.sleep(None, Duration::from_micros(100)).await;
+            assert!(!harness.world.is_alive(waiting), "round {round}");
+        }
+    });
+}
+
 const PORT: Port = Port(77);
 
 fn mailbox_of(harness: &Harness, node: u32, options: ServeOptions) -> Mailbox {

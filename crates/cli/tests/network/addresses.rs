@@ -1,4 +1,4 @@
-//! Hosts whose addresses change while their nodes run, as by a lease of DHCP that ends, or an interface that is set up anew.
+//! Hosts whose addresses change while their nodes run: a DHCP lease ends, or an interface is configured again.
 
 use crate::application::Application;
 use crate::cluster::{Cluster, SECRET, share_secret};

@@ -8,7 +8,7 @@ use halite_tier::access::WORD_BYTES;
 use crate::error::{AccessCause, AccessError};
 use crate::session::{Lh, Session};
 
-/// Looks before the first pause: about 10 us of direct reads, which a peer on another core often answers within.
+/// Looks before the first pause: a peer on another core often writes the word within them.
 const LOOKS_AT_ONCE: u32 = 256;
 const PAUSE_MIN: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(1);

@@ -47,7 +47,7 @@ impl Dir {
     /// A node that reaches others only by posting.
     pub fn join_posted(&self, node: u32) -> Node {
         let wrap = |fabric: Arc<dyn Fabric>| -> Arc<dyn Fabric> {
-            Arc::new(FaultInjector::new(fabric, FaultPlan::new(0)))
+            Arc::new(FaultInjector::new(fabric, FaultPlan::default()))
         };
         Node::wrap(self.config(node), wrap).expect("the node joins")
     }

@@ -10,7 +10,7 @@ use std::task::Poll;
 use common::{Dir, until};
 use halite::{AccessCause, NodeId, Permissions, Placement, Session, WriteOp};
 use halite_fabric::Status;
-use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
+use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Rule};
 use halite_fabric::kind::OperationKind;
 
 const ANYBODY: Permissions = Permissions::READ.union(Permissions::WRITE);
@@ -53,9 +53,9 @@ fn dropped_posted_reads_write_to_no_caller() {
     let dir = Dir::new();
     let first = dir.join(0);
     // Completions of reads come late, so that futures are dropped before.
-    let late = Rule::new(Moment::Post(OperationKind::Read), Fault::Delay { polls: 3 });
+    let late = Rule::new(OperationKind::Read, Fault::Delay { polls: 3 });
     let second = halite::Node::wrap(dir.config(1), |fabric| {
-        Arc::new(FaultInjector::new(fabric, FaultPlan::new(1).rule(late)))
+        Arc::new(FaultInjector::new(fabric, FaultPlan::default().rule(late)))
     });
     let second = second.unwrap();
     let here = first.blocking_session();
@@ -82,12 +82,9 @@ fn dropped_posted_reads_write_to_no_caller() {
 fn a_full_queue_delays_and_a_failure_is_an_error() {
     let dir = Dir::new();
     let first = dir.join(0);
-    let full = Rule::new(Moment::Post(OperationKind::Write), Fault::QueueFull).times(3);
-    let gone = Rule::new(
-        Moment::Post(OperationKind::Read),
-        Fault::Fail { status: Status::RetryExceeded, done: false },
-    );
-    let plan = FaultPlan::new(1).rule(full).rule(gone.times(1));
+    let full = Rule::new(OperationKind::Write, Fault::QueueFull).times(3);
+    let gone = Rule::new(OperationKind::Read, Fault::Fail { status: Status::RetryExceeded });
+    let plan = FaultPlan::default().rule(full).rule(gone.times(1));
     let second = halite::Node::wrap(dir.config(1), |fabric| Arc::new(FaultInjector::new(fabric, plan)));
     let second = second.unwrap();
     let here = first.blocking_session();
@@ -111,8 +108,8 @@ fn parts_done_behind_a_failed_one_are_reported() {
     let here = first.blocking_session();
     let ours = here.alloc(Some("vector"), 4096, Placement::Local, ANYBODY).unwrap();
     for (number, is_batch) in [(1, true), (2, false)] {
-        let fault = Fault::Fail { status: Status::Flushed, done: false };
-        let plan = FaultPlan::new(1).rule(Rule::new(Moment::Post(OperationKind::Write), fault).times(1));
+        let fault = Fault::Fail { status: Status::Flushed };
+        let plan = FaultPlan::default().rule(Rule::new(OperationKind::Write, fault).times(1));
         let failing =
             halite::Node::wrap(dir.config(number), |fabric| Arc::new(FaultInjector::new(fabric, plan)));
         let failing = failing.unwrap();

@@ -33,7 +33,7 @@ impl Harness for Posted {
 
     fn found(&self) -> Box<dyn Place> {
         Box::new(Embedded::new(|config| {
-            Node::wrap(config, |fabric| Arc::new(FaultInjector::new(fabric, FaultPlan::new(0))))
+            Node::wrap(config, |fabric| Arc::new(FaultInjector::new(fabric, FaultPlan::default())))
         }))
     }
 }
@@ -49,7 +49,7 @@ impl Harness for ByCall {
     fn found(&self) -> Box<dyn Place> {
         Box::new(Embedded::new(|config| {
             Node::wrap(config, |fabric| {
-                Arc::new(FaultInjector::new(fabric, FaultPlan::new(0)).without_atomics())
+                Arc::new(FaultInjector::new(fabric, FaultPlan::default()).without_atomics())
             })
         }))
     }

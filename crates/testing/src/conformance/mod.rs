@@ -212,7 +212,6 @@ macro_rules! conformance_cases {
             }
             waiting {
                 a_wait_ends_with_the_word_and_shows_what_came_before
-                a_notification_ends_a_wait
                 a_wait_ends_with_its_region
                 a_wait_ends_with_the_right_to_read
                 only_aligned_words_inside_are_waited_for

@@ -41,21 +41,6 @@ pub fn a_wait_ends_with_the_word_and_shows_what_came_before(h: &dyn Harness) {
     });
 }
 
-/// Also where the word is there already.
-pub fn a_notification_ends_a_wait(h: &dyn Harness) {
-    let cluster = Cluster::new(h, 2);
-    let (reader, writer) = (cluster.session(0), cluster.session(1));
-    let board = shared(&reader, "board", 16);
-    scope(|scope| {
-        let waiting = scope.spawn(|| reader.wait_until(board, 8, |word| word == 7));
-        linger();
-        let lh = writer.map("board", everyone()).unwrap();
-        writer.write_notify(lh, 8, &7u64.to_ne_bytes(), 1).unwrap();
-        assert_eq!(waiting.join().unwrap(), Ok(7));
-    });
-    assert_eq!(reader.wait_until(board, 8, |word| word == 7), Ok(7));
-}
-
 /// Freed by its master, or lost with its owner.
 pub fn a_wait_ends_with_its_region(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 2);

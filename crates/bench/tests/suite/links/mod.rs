@@ -138,7 +138,7 @@ fn nobody_hears_of_a_link_that_was_down_for_less_than_the_lease() {
 #[test]
 #[ignore = "measures: .ci/deep slow"]
 fn a_transfer_over_a_lossy_link_goes_on_at_a_fraction_of_a_clear_ones_pace() {
-    // How large a fraction, `halite-bench links` shows on a machine that nobody else uses; here, that it is no collapse.
+    // `halite-bench links` measures the fraction on a quiet machine; this checks only that goodput does not collapse.
     let (warm_up, time) = (Duration::from_millis(100), Duration::from_millis(400));
     let load = Load { has_bulk: true, has_pings: true, warm_up, time };
     let goodput = |link: Link| {

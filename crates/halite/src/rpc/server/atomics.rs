@@ -66,7 +66,7 @@ impl Rpc {
 mod tests {
     use std::sync::Arc;
 
-    use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Moment, Rule};
+    use halite_fabric::fault::{Fault, FaultInjector, FaultPlan, Rule};
     use halite_fabric::kind::OperationKind;
     use halite_fabric::{Fabric, Key, RemoteAddress, WorkId};
     use halite_mem::{PagePolicy, Segment, Window};
@@ -92,7 +92,7 @@ mod tests {
         // Nobody connects through it, so that its directory may go.
         let dir = crate::runtime::scratch();
         let fabric = ShmFabric::open(ShmConfig::new(dir.path(), "owner")).unwrap();
-        over(Arc::new(FaultInjector::new(fabric, FaultPlan::new(0).rule(rule))))
+        over(Arc::new(FaultInjector::new(fabric, FaultPlan::default().rule(rule))))
     }
 
     fn over(fabric: Arc<dyn Fabric>) -> (Rpc, Window) {
@@ -109,7 +109,7 @@ mod tests {
     }
 
     fn refused_sends() -> Rule {
-        Rule::new(Moment::Post(OperationKind::Send), Fault::QueueFull)
+        Rule::new(OperationKind::Send, Fault::QueueFull)
     }
 
     #[test]
