@@ -50,7 +50,7 @@ pub enum Retry {
 pub struct Config {
     /// Negotiated with the peer.
     pub mtu: Mtu,
-    /// Maximum local reads and atomics in flight; at most the peer's `answers_max` (verbs' `max_rd_atomic`).
+    /// Maximum local reads and atomics in flight, and with `selective` packets of their responses; at most the peer's `answers_max` (verbs' `max_rd_atomic`).
     pub reads_max: usize,
     /// Maximum reads and atomics of the peer in flight (verbs' `max_dest_rd_atomic`).
     pub answers_max: usize,
@@ -74,7 +74,7 @@ pub struct Config {
     /// Maximum packets per write message.  One-packet messages have equal lengths and so form longer trains; one message per
     /// write costs a hardware adapter less.
     pub write_packets_max: u32,
-    /// Maximum packets in the response to one read request, for the same reasons.
+    /// Maximum packets in the response to one read request, at most 64.  With `selective`, each is a message of its own.
     pub read_packets_max: u32,
     /// Maximum packets in flight, whatever the peer grants; also the window where the peer sends no grants.
     pub window_packets_max: u32,

@@ -43,7 +43,13 @@ impl Piece {
 
     /// The same packet as a one-packet message.
     pub fn as_message(self) -> Piece {
-        Piece { is_first: true, message_rest: self.len, packets_rest: 1, ..self }
+        self.as_message_of(1)
+    }
+
+    /// The same packet as the first of a message of `count` packets, at most `packets_rest`.
+    pub fn as_message_of(self, count: u32) -> Piece {
+        let message_rest = if count < self.packets_rest { count * self.len } else { self.message_rest };
+        Piece { is_first: true, message_rest, packets_rest: count, ..self }
     }
 }
 

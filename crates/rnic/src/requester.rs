@@ -182,7 +182,8 @@ impl Requester {
         };
         let message_packets_max = match request.operation {
             // [ROCE-SEL-6]
-            Operation::Read { .. } | Operation::Write { .. } if config.selective => 1,
+            Operation::Write { .. } if config.selective => 1,
+            Operation::Read { .. } if config.selective => config.read_packets_max.clamp(1, READ_PACKETS_MAX),
             // Two requests in flight fill the receive buffer.
             Operation::Read { .. } => {
                 (config.room_packets / 2).min(config.read_packets_max).clamp(1, READ_PACKETS_MAX)
@@ -294,7 +295,7 @@ impl Requester {
             piece = piece.as_message();
         }
         if let Some(selective) = &mut self.selective {
-            selective.on_probe_sent(at.now_ns, newest, returns_data);
+            selective.on_repeated(at.now_ns, newest, returns_data);
         }
         at.counters.repeated += 1;
         write_packet(at.memory, work, newest, &piece, !returns_data, dest_qp, buffer)

@@ -562,6 +562,8 @@ impl Responder {
             Kind::Read { reth, has_started } => {
                 let bytes = reth.len.min(at.config.mtu.bytes());
                 let headers = match (*has_started, bytes == reth.len) {
+                    // [ROCE-SEL-6]
+                    _ if at.config.selective => Headers::ReadResponseOnly(aeth),
                     (false, true) => Headers::ReadResponseOnly(aeth),
                     (false, false) => Headers::ReadResponseFirst(aeth),
                     (true, false) => Headers::ReadResponseMiddle,

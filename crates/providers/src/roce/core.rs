@@ -47,7 +47,7 @@ use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
 const ACCEPTED_MAX: usize = 64;
 /// Batches that are received before a peer counts as gone, in case they hold its last messages.
 const LAST_BATCHES_MAX: usize = 64;
-/// Reads and atomics of a lane that may be under way: as many as packets, since each asks for one.
+/// Reads and atomics of a lane that may be under way, and packets that reads may ask for.
 const READS_MAX: usize = GRANT_MAX as usize;
 /// How long a process may take from the end of its sockets to its own end.
 const EXIT_NS: u64 = 200_000_000;
@@ -601,9 +601,8 @@ impl Core {
             mtu,
             send_queue_max: QUEUE_MAX,
             send_bytes_max: SEND_BYTES_MAX,
-            // All packets but the last of a long write, or of the answers to a long read, are of one length, and leave in one train.
+            // One-packet messages: all packets of a long write but the last have one length and leave in one train.
             write_packets_max: 1,
-            read_packets_max: 1,
             reads_max: READS_MAX,
             answers_max: READS_MAX,
             room_packets: 1,

@@ -3,7 +3,7 @@
 /// Pace relative to one window per round trip, above one so that the window fills.
 const PACE_GAIN: f64 = 1.25;
 /// Maximum burst in packets: a train of 64 KiB of the longest.
-const BURST_PACKETS: f64 = 16.0;
+pub(crate) const BURST_PACKETS: u32 = 16;
 /// A burst may also span this time in ns: sleeps are no shorter.
 const BURST_NS: f64 = 50_000.0;
 /// Or one round trip divided by this, so that a late wake-up can be made up.
@@ -20,7 +20,7 @@ impl Pacer {
     pub fn wait_until(&self, now_ns: u64, window: f64, trip_ns: u64) -> Option<u64> {
         let burst_ns = match window < 1.0 {
             true => 0.0,
-            false => (interval_ns(window, trip_ns) * BURST_PACKETS)
+            false => (interval_ns(window, trip_ns) * f64::from(BURST_PACKETS))
                 .max(BURST_NS)
                 .max(trip_ns as f64 / BURST_TRIP_DIVISOR),
         };
@@ -28,8 +28,9 @@ impl Pacer {
         (at_ns > now_ns).then_some(at_ns)
     }
 
-    pub fn on_sent(&mut self, now_ns: u64, window: f64, trip_ns: u64) {
-        self.due_ns = self.due_ns.max(now_ns) + interval_ns(window, trip_ns) as u64;
+    /// Counts `packets` that leave now: those sent, or those that a read requests.
+    pub fn on_sent(&mut self, now_ns: u64, packets: u32, window: f64, trip_ns: u64) {
+        self.due_ns = self.due_ns.max(now_ns) + (f64::from(packets) * interval_ns(window, trip_ns)) as u64;
     }
 }
 

@@ -34,6 +34,8 @@ struct Entry {
     first_ns: u64,
     order: u64,
     copies: u32,
+    /// Sequence numbers of the request that was sent last under this number: more than one for a read of several packets.
+    numbers: u32,
     /// Its response returns data.
     returns_data: bool,
     /// The peer acknowledges it at once.
@@ -102,23 +104,35 @@ impl Scoreboard {
         (index < self.entries.len()).then_some(index)
     }
 
-    /// Records a transmission of a new or a repeated packet.
-    pub fn on_sent(&mut self, now_ns: u64, sequence: u64, returns_data: bool, asks_ack: bool) {
-        if self.index(sequence).is_none() {
-            debug_assert_eq!(sequence, self.una + self.entries.len() as u64, "no gaps");
-            self.unanswered += u32::from(returns_data);
-            let (state, order, copies) = (PacketState::Done, 0, 0);
-            let (sent_ns, first_ns) = (now_ns, now_ns);
-            self.entries.push_back(Entry { state, sent_ns, first_ns, order, copies, returns_data, asks_ack });
+    /// Records a transmission of a new or a repeated packet, which takes `numbers` sequence numbers.
+    pub fn on_sent(&mut self, now_ns: u64, sequence: u64, numbers: u32, returns_data: bool, asks_ack: bool) {
+        for sequence in sequence..sequence + u64::from(numbers) {
+            if self.index(sequence).is_none() {
+                debug_assert_eq!(sequence, self.una + self.entries.len() as u64, "no gaps");
+                self.unanswered += u32::from(returns_data);
+                let (state, order, copies, numbers) = (PacketState::Done, 0, 0, 1);
+                let (sent_ns, first_ns) = (now_ns, now_ns);
+                self.entries.push_back(Entry {
+                    state,
+                    sent_ns,
+                    first_ns,
+                    order,
+                    copies,
+                    numbers,
+                    returns_data,
+                    asks_ack,
+                });
+            }
+            let (order, index) = (self.order_next, (sequence - self.una) as usize);
+            self.order_next += 1;
+            // A kept packet sent as a probe stays kept.
+            if self.entries[index].state != PacketState::Kept {
+                self.set(index, PacketState::InFlight);
+            }
+            let entry = &mut self.entries[index];
+            (entry.sent_ns, entry.order, entry.copies) = (now_ns, order, entry.copies + 1);
         }
-        let (order, index) = (self.order_next, (sequence - self.una) as usize);
-        self.order_next += 1;
-        // A kept packet sent as a probe stays kept.
-        if self.entries[index].state != PacketState::Kept {
-            self.set(index, PacketState::InFlight);
-        }
-        let entry = &mut self.entries[index];
-        (entry.sent_ns, entry.order, entry.copies) = (now_ns, order, entry.copies + 1);
+        self.entries[(sequence - self.una) as usize].numbers = numbers;
     }
 
     fn set(&mut self, index: usize, state: PacketState) {
@@ -187,13 +201,13 @@ impl Scoreboard {
         }
     }
 
-    /// The peer keeps a packet.
+    /// The peer keeps the request with this number.
     pub fn handle_kept(&mut self, now_ns: u64, trip_ns: u64, sequence: u64) {
-        if sequence >= self.carried_out
-            && let Some(index) = self.index(sequence)
-            && matches!(self.entries[index].state, PacketState::InFlight | PacketState::Lost)
-        {
-            self.mark_arrived(now_ns, trip_ns, index, PacketState::Kept);
+        let Some(first) = self.index(sequence).filter(|_| sequence >= self.carried_out) else { return };
+        for index in first..first + self.entries[first].numbers as usize {
+            if matches!(self.entries[index].state, PacketState::InFlight | PacketState::Lost) {
+                self.mark_arrived(now_ns, trip_ns, index, PacketState::Kept);
+            }
         }
     }
 
@@ -316,8 +330,8 @@ mod tests {
     #[test]
     fn packet_may_be_acknowledged_before_its_send_time() {
         let mut board = Scoreboard::new(5);
-        board.on_sent(1000, 5, false, true);
-        board.on_sent(2000, 5, false, true);
+        board.on_sent(1000, 5, 1, false, true);
+        board.on_sent(2000, 5, 1, false, true);
         board.handle_carried_out(500, 100, 6);
         assert_eq!(board.advance(), 6);
     }

@@ -1,4 +1,4 @@
-//! The requester with selective repeat: each packet has one number, and is repeated individually.
+//! The requester with selective repeat: each packet of a request or of a response has a number, and is repeated individually.
 //!
 //! Three limits hold packets back: the peer's grant, which is the room in its socket; the span of packets that the peer keeps
 //! behind a gap; and the window and pace of the congestion controller.
@@ -6,9 +6,11 @@
 use super::scoreboard::Scoreboard;
 use super::{Failure, Requester, Work, write_packet};
 use crate::config::Config;
-use crate::congestion::{Controller, Feedback, pacer::Pacer};
+use crate::congestion::pacer::{BURST_PACKETS, Pacer};
+use crate::congestion::{Controller, Feedback};
 use crate::context::StepContext;
 use crate::kept::{SPAN_MAX, kept_sequences, span};
+use crate::layout::Piece;
 use crate::wire::{AethRepr, Headers, Nak, Packet, Qpn, Syndrome};
 use crate::work::{Cause, Operation, Status};
 
@@ -52,8 +54,8 @@ impl Selective {
         self.board.awaits_response()
     }
 
-    pub fn on_probe_sent(&mut self, now_ns: u64, sequence: u64, returns_data: bool) {
-        self.board.on_sent(now_ns, sequence, returns_data, true);
+    pub fn on_repeated(&mut self, now_ns: u64, sequence: u64, returns_data: bool) {
+        self.board.on_sent(now_ns, sequence, 1, returns_data, true);
     }
 
     pub fn handle_silence(&mut self) {
@@ -85,11 +87,18 @@ impl Requester {
         let lost = selective.board.next_lost();
         let Some(sequence) = lost.or((self.next < self.end).then_some(self.next)) else { return Ok(None) };
         let work = &self.works[self.index_of(sequence)];
-        if self.is_probing || !self.may_send_selective(config, work, sequence, lost.is_some()) {
+        let mut piece = work.layout.piece((sequence - work.first) as u32);
+        if self.is_probing {
             return Ok(None);
         }
+        let numbers = self.numbers_to_send(config, work, &piece, sequence, lost.is_some());
+        if numbers == 0 {
+            return Ok(None);
+        }
+        if matches!(work.request.operation, Operation::Read { .. }) {
+            piece = piece.as_message_of(numbers);
+        }
         let Some(selective) = &mut self.selective else { return Ok(None) };
-        let piece = work.layout.piece((sequence - work.first) as u32);
         let returns_data = work.request.operation.returns_data();
         let quarter = u64::from(selective.limit(granted)).div_ceil(4);
         let ack_request = !returns_data
@@ -103,17 +112,18 @@ impl Requester {
             if selective.paced_until_ns.is_some() {
                 return Ok(None);
             }
-            selective.pacer.on_sent(now_ns, window, trip_ns);
+            selective.pacer.on_sent(now_ns, numbers, window, trip_ns);
         }
         let len = write_packet(at.memory, work, sequence, &piece, ack_request, dest_qp, buffer)?;
-        selective.board.on_sent(now_ns, sequence, returns_data, ack_request);
+        selective.board.on_sent(now_ns, sequence, numbers, returns_data, ack_request);
         if self.una == self.next && self.attempts == 0 {
             self.heard_ns = now_ns;
         }
-        self.next = self.next.max(sequence + 1);
+        let end = sequence + u64::from(numbers);
+        self.next = self.next.max(end);
         self.sent_end = self.next;
         if wants_response {
-            self.ack_end = self.ack_end.max(sequence + 1);
+            self.ack_end = self.ack_end.max(end);
         }
         let wait_ns = self.wait_ns(config);
         self.timer_ns.get_or_insert(now_ns.saturating_add(wait_ns));
@@ -121,30 +131,47 @@ impl Requester {
         Ok(Some(len))
     }
 
-    fn may_send_selective(&self, config: &Config, work: &Work, sequence: u64, is_lost: bool) -> bool {
-        let Some(selective) = &self.selective else { return false };
+    /// How many sequence numbers the packet may take; 0 if it may not be sent now.  Only a new read takes more than one: a lost
+    /// packet of a response is requested individually.
+    // [ROCE-SEL-6]
+    fn numbers_to_send(
+        &self,
+        config: &Config,
+        work: &Work,
+        piece: &Piece,
+        sequence: u64,
+        is_lost: bool,
+    ) -> u32 {
+        let Some(selective) = &self.selective else { return 0 };
         let ahead = sequence - self.una;
         // The peer may have dropped later packets since its span shrank, while they still count as in flight.
         if is_lost && ahead == 0 {
-            return true;
+            return 1;
         }
-        if selective.board.in_flight() >= selective.limit(self.limit(config)) {
-            return false;
-        }
+        let limit = selective.limit(self.limit(config));
+        let free = limit.saturating_sub(selective.board.in_flight());
         if is_lost {
-            return true;
+            return free.min(1);
         }
-        if ahead > span(self.window) {
-            return false;
+        let free = free.min((span(self.window) + 1).saturating_sub(ahead) as u32);
+        let operation = &work.request.operation;
+        if !operation.returns_data() {
+            return free.min(1);
         }
-        if !work.request.operation.returns_data() {
-            return true;
+        let answers_max = config.reads_max.max(1) as u64;
+        let room = answers_max.min(u64::from(config.room_packets / self.parts).max(1)) as u32;
+        let free = free.min(room.saturating_sub(selective.board.unanswered()));
+        if !matches!(operation, Operation::Read { .. }) {
+            // The peer keeps the results of `answers_max` atomics, in case a lost response is requested again.
+            return if ahead < answers_max { free.min(1) } else { 0 };
         }
-        let (unanswered, answers_max) = (selective.board.unanswered(), config.reads_max.max(1) as u64);
-        // The peer keeps the results of `answers_max` atomics, in case a lost response is requested again.
-        let is_repeatable = matches!(work.request.operation, Operation::Read { .. }) || ahead < answers_max;
-        is_repeatable
-            && u64::from(unanswered) < answers_max.min(u64::from(config.room_packets / self.parts).max(1))
+        // A controller paces requests, not the packets of one response.
+        let burst = if selective.controller.is_some() { BURST_PACKETS } else { u32::MAX };
+        let wanted = piece.packets_rest.min(burst);
+        let numbers = free.min(wanted);
+        // Responses free the window packet by packet: the next read waits until a fair part of the window is free.
+        let worthwhile = wanted.min(limit.min(room) / 4);
+        if numbers < worthwhile && selective.board.in_flight() > 0 { 0 } else { numbers }
     }
 
     /// Handles a response, in any order.

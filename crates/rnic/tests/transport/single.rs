@@ -158,6 +158,73 @@ fn early_packets_are_kept_within_the_span() {
     assert_eq!(pair.b().memory.get(0, 4), b"firs", "early packets have not landed");
 }
 
+/// A reads `packets` full packets, and all arrive; returns how many requests it sent.
+fn read_all(pair: &mut Pair, packets: u32) -> usize {
+    let bytes = pattern(packets as usize * 256, 7);
+    pair.b().memory.put(0, &bytes);
+    pair.a().memory.put(0, &vec![0; bytes.len()]);
+    pair.log.clear();
+    pair.a().read(0, 0, bytes.len() as u32);
+    pair.run();
+    assert_eq!(pair.a().memory.get(0, bytes.len()), bytes);
+    pair.log.iter().filter(|line| line.starts_with("a ReadRequest")).count()
+}
+
+#[test]
+fn one_request_reads_many_packets() {
+    let mut pair = warmed_up();
+    pair.b().qp.set_grant(0, 64);
+    read_all(&mut pair, 1);
+    assert_eq!(read_all(&mut pair, 40), 1);
+    assert_eq!(pair.log.len(), 41);
+    // What does not fit into the reader's room at once is read in few requests.
+    assert!(read_all(&mut pair, 300) <= 20, "{:?}", pair.log);
+}
+
+#[test]
+fn each_lost_piece_of_a_response_is_requested_by_itself() {
+    let mut pair = warmed_up();
+    pair.b().qp.set_grant(0, 64);
+    read_all(&mut pair, 1);
+    pair.set_filter(|sent| match (sent.from, sent.repetition, sent.psn % 8) {
+        (B, 0, 3) => Fate::Lost,
+        (B, 0, 5) => Fate::Duplicated(70_000),
+        _ => Fate::Delivered,
+    });
+    assert_eq!(read_all(&mut pair, 40), 1 + 5);
+    assert_eq!(pair.a().qp.counters().timeouts, 0);
+    assert_eq!(pair.a().qp.counters().stale, 5, "a duplicate lands once");
+}
+
+#[test]
+fn a_lost_read_of_many_packets_is_repeated() {
+    let mut pair = warmed_up();
+    pair.b().qp.set_grant(0, 64);
+    read_all(&mut pair, 1);
+    pair.set_filter(lose(|psn| psn == 2));
+    pair.a().read(1 << 16, 0, 256 * 20);
+    for round in 0..4u8 {
+        pair.a().write(1 << 17, &[round; 8]);
+    }
+    pair.run();
+    assert_eq!(pair.a().memory.get(1 << 16, 256 * 20), pair.b().memory.get(0, 256 * 20));
+    assert_eq!(pair.b().memory.get(1 << 17, 8), [3; 8]);
+    assert_eq!(pair.b().qp.counters().kept, 4);
+}
+
+#[test]
+fn a_read_that_arrives_early_is_kept() {
+    let mut pair = warmed_up();
+    pair.b().qp.set_grant(0, 64);
+    read_all(&mut pair, 1);
+    pair.set_filter(lose(|psn| psn == 2));
+    pair.b().memory.put(0, &pattern(256 * 20, 9));
+    pair.a().write(1 << 17, b"lost");
+    assert_eq!(read_all(&mut pair, 20), 1, "{:?}", pair.log);
+    assert_eq!(pair.b().memory.get(1 << 17, 4), b"lost");
+    assert_eq!(pair.a().qp.counters().repeated, 1);
+}
+
 #[test]
 fn numbers_wrap_around_under_what_is_kept_and_missing() {
     for first in 0xff_ffe0..=0xff_ffff {

@@ -137,7 +137,6 @@ fn config(profile: &Profile) -> Config {
     if profile.is_driven_by_process() {
         return Config {
             write_packets_max: 1,
-            read_packets_max: 1,
             reads_max: GRANT as usize,
             answers_max: GRANT as usize,
             room_packets: GRANT,
