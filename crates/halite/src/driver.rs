@@ -1,17 +1,17 @@
-//! The driver: lets threads take turns at moving the node forward.
+//! The driver: the threads of a process take turns at driving the node.
 //!
 //! ```text
 //!   waiting callers ─┐                        ┌─ poll the fabric ──> runner ──> posts, wake-ups
-//!                    ├── who holds the ───────┤
+//!                    ├── holder of the ───────┤
 //!   progress thread ─┘   poll token           └─ jobs (copies, growth), outside of all locks
 //! ```
 //!
-//! It calls the engine (`halite-tier`), the fabric, [`crate::metrics`], [`crate::posted`] and [`crate::rpc`].  Of the cluster, it knows how others are dialled
-//! and where numbers are written down.  Its one lock that is held for long is the runner's, in which the engine is; the table of
-//! peers' and those of calls are taken under it, never around it.
+//! It calls the engine (`halite-tier`), the fabric, [`crate::metrics`], [`crate::posted`] and [`crate::rpc`]. Of the
+//! cluster it knows only how to dial peers and where node numbers are recorded. The one lock held for long is the
+//! runner's, which covers the engine; the locks of the peer table and of calls nest inside it, never around it.
 //!
-//! Who holds the token when, and who sees to arrivals when nobody does, is [`crate::runtime::poll_token`]'s to say; how long a
-//! caller spins before it sleeps, [`crate::runtime::wait`]'s.
+//! [`crate::runtime::poll_token`] defines which thread holds the token and how arrivals are handled while it is free;
+//! [`crate::runtime::wait`] defines how long a caller spins before it sleeps.
 
 pub(crate) mod carry;
 pub(crate) mod drained;
@@ -53,59 +53,61 @@ use crate::runtime::wait::{
     AdaptiveSpin, BlockingWait, Parker, Parking, SPIN_SHORT_NS, Wakes, YIELD_LONG_NS,
 };
 
-/// For how many rounds a spinning caller keeps its processor: about 3 us, in which a peer that is awake answers.
+/// Rounds for which a spinning caller keeps its core: about 3 us, within which an awake peer answers.
 ///
-/// After them it yields, which is more than to pause: on two processors, three that spin keep the one from running
-/// that has the answer (median round trip between two nodes of one process: 131 us, with yielding 7 to 11).
+/// After them it yields instead of pausing: on two cores, three spinning threads keep the one with the answer from
+/// running (median round trip between two nodes of one process: 131 us; 7 to 11 us with yielding).
 const ROUNDS_BEFORE_YIELD: u32 = 128;
-/// How often the clock is read before that: it takes as long as half a round.  Where a round is a call of the system, it is read in each.
+/// Rounds between clock reads before that; a read takes half as long as a round. Where polling takes a system call,
+/// each round reads the clock.
 const ROUNDS_PER_CLOCK: u32 = 16;
-/// For how many rounds a caller that is to sleep waits for the progress thread to end a look: a few microseconds.
+/// Rounds for which a caller about to sleep waits for the progress thread to finish polling: a few microseconds.
 const ROUNDS_FOR_PROGRESS_THREAD: u32 = 128;
-/// Of so many looks at lines, one is at everything.
-const LINE_TURNS: u32 = 16;
-/// How soon a thread looks again that has found the token taken; and one that leaves the node, whether it may go.
-const LOOK_AGAIN: Duration = Duration::from_micros(200);
-/// How long the progress thread leaves the fabric's timers to a thread that polls, which may stop without a word.  When it woke for each,
-/// calls over UDP were interrupted 10,000 times a second, and took 12 us in the mean, where they take 9.
+/// One in so many polls of lines polls everything.
+const LINE_POLLS_PER_DRIVE: u32 = 16;
+/// Interval at which a thread retries after finding the token taken, and at which a leaving node checks its progress.
+const RETRY_INTERVAL: Duration = Duration::from_micros(200);
+/// How long the progress thread leaves the fabric's timers to a polling thread, which may stop polling at any time.
+/// When it woke for each timer, calls over UDP were interrupted 10,000 times a second and took 12 us on average instead
+/// of 9.
 const TIMER_NS_MIN: u64 = 500_000;
 
 ranked! {
     Runner => Runner;
 }
 
-/// What all threads and sessions of a node share.
+/// The state that all threads and sessions of a node share.
 pub(crate) struct Driver {
     pub(crate) shared: Arc<Shared>,
     runner: Mutex<Runner>,
     poll_token: PollToken<Poller>,
     arena: Arena,
     env: NodeEnv,
-    /// When the runner needs attention although nothing arrives.
+    /// Time at which the runner next needs attention even if nothing arrives; 0 while jobs wait.
     attention_ns: AtomicU64,
-    /// Until when the progress thread sleeps; 0 while it is awake.  Changed under the runner's lock.
+    /// Time until which the progress thread sleeps; 0 while it is awake. Changed under the runner's lock.
     progress_sleeps_until_ns: AtomicU64,
-    /// Threads of the application that have waited for a microsecond at least and have not gone to sleep yet.
+    /// Application threads that have waited for at least a microsecond and do not sleep yet.
     callers_polling: AtomicUsize,
-    /// How many of them may spin for long: so many that as many peers can run beside them.
+    /// How many of them may spin for long; leaves cores for as many peers.
     spinners_max: usize,
     crowd: Crowd,
-    /// Whether a look at the clock takes little beside a poll, and an answer longer than to go to sleep.
+    /// Polling takes system calls, so reading the clock is cheap beside it and answers take longer than going to sleep.
     polls_by_system_calls: bool,
-    /// A caller sleeps on the fabric; see [`crate::runtime::poll_token`].
+    /// A caller sleeps on the fabric as the leader; see [`crate::runtime::poll_token`].
     led: AtomicBool,
-    /// The node leaves, has left, or has failed.
+    /// The node is leaving, has left, or has failed.
     closed: AtomicBool,
 }
 
-/// What polling needs; only the holder of the poll token has it.
+/// State that only the holder of the poll token uses.
 #[derive(Debug, Default)]
 struct Poller {
     events: Vec<Event>,
     received: ReceiveBatch,
-    /// How often a thread has looked at lines for itself.
-    line_turns: u32,
-    /// There may be connections over which the first words have yet to come.
+    /// Number of polls of lines.
+    line_polls: u32,
+    /// Some connections may still wait for the peer's first message.
     awaits_first_words: bool,
 }
 
@@ -128,25 +130,24 @@ impl Driver {
         })
     }
 
-    /// Nanoseconds on the engine's clock, the only one that is read.
+    /// Returns nanoseconds on the node's clock.
     #[inline]
     pub(crate) fn now_ns(&self) -> u64 {
         self.env.now_ns()
     }
 
-    /// What else comes from outside.
     pub(crate) fn env(&self) -> &NodeEnv {
         &self.env
     }
 
-    /// Changes the runner, lets it settle, and wakes those concerned.
+    /// Changes the runner, lets it settle, and wakes the tasks concerned.
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut Runner, u64) -> R) -> R {
         let (result, wakes) = self.change(change);
         wakes.wake_all();
         result
     }
 
-    /// Changes the runner and lets it settle; the wakers are to be called when no lock is held.
+    /// Changes the runner and lets it settle. The caller wakes the returned wakers when it holds no lock.
     fn change<R>(&self, change: impl FnOnce(&mut Runner, u64) -> R) -> (R, Wakes) {
         let mut runner = self.runner();
         let now = self.now_ns();
@@ -156,7 +157,7 @@ impl Driver {
             self.set_closed();
         }
         let attention = runner.attention_ns(now);
-        // The lock orders this for the progress thread; for pollers it is only a hint.
+        // The lock orders this for the progress thread; pollers use it as a hint.
         self.attention_ns.store(attention, Relaxed);
         let progress_is_late = attention < self.progress_sleeps_until_ns.load(Relaxed);
         let wakes = std::mem::take(&mut runner.wakes);
@@ -173,19 +174,18 @@ impl Driver {
         lock(&self.runner)
     }
 
-    /// Looks at the runner without changing it.
+    /// Reads the runner without changing it.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&Runner) -> R) -> R {
         look(&self.runner())
     }
 
-    /// Lets the runner settle.
     pub(crate) fn settle(&self) {
         self.with_unless_failed(|_, _| ());
     }
 
     // Commands.
 
-    /// Submits a command; `None` if the node leaves or has left.
+    /// Submits a command. Returns `None` if the node is leaving or has left.
     pub(crate) fn submit(&self, session: SessionId, command: Command, undo: Undo) -> Option<OpId> {
         if self.is_closed() {
             return None;
@@ -205,7 +205,7 @@ impl Driver {
         self.with_unless_failed(|runner, _| runner.tickets.close(session));
     }
 
-    /// For destructors, which must not panic because the node did.
+    /// Does nothing if the node has panicked. For destructors, which must not panic.
     pub(crate) fn with_unless_failed(&self, change: impl FnOnce(&mut Runner, u64)) {
         if !self.runner.is_poisoned() {
             self.with(change);
@@ -214,7 +214,7 @@ impl Driver {
 
     // Driving.
 
-    /// The poll token, unless somebody has it.
+    /// Returns the poll token unless another thread holds it.
     #[inline]
     pub(crate) fn try_token(&self) -> Option<Polling<'_>> {
         let guard = self.poll_token.try_take(self)?;
@@ -223,7 +223,7 @@ impl Driver {
         Some(Polling { driver: self, guard: Some(guard), wakes, hand, unwinding })
     }
 
-    /// A call to `service` that has just come, if this thread has the poll token.
+    /// Polls once and returns a call to `service` that arrived, if this thread gets the poll token.
     #[inline]
     pub(crate) fn take_given(&self, service: &Service) -> Option<Box<Incoming>> {
         let mut token = self.try_token()?;
@@ -232,38 +232,39 @@ impl Driver {
         token.hand.given.take()
     }
 
-    /// As [`Driver::spin_until`] something waits for `service`, or a call to it is given to this thread.
+    /// Spins as [`Driver::spin_until`] does, until a request waits at `service` or this thread receives a call to it
+    /// directly.
     pub(crate) fn spin_for(&self, service: &Service) -> (bool, Option<Box<Incoming>>) {
         let mut given = None;
         let is_done = self.spin_with(|| service.is_waiting(), Some(service), &mut given);
         (is_done || given.is_some(), given)
     }
 
-    /// Takes in what has arrived, unless somebody else does, on a thread that is about to look again.
+    /// Handles arrivals unless another thread polls. For a thread that will poll again soon.
     pub(crate) fn poll_once(&self) {
         let Some(mut token) = self.try_token() else { return };
         token.drive();
         if !self.env.has_progress_thread() {
-            // Nobody else looks by himself.
+            // Without a progress thread, a later arrival must ring.
             token.rest();
         }
     }
 
-    /// As [`Driver::poll_once`], on a thread that waits for what it is doing: the progress thread need not be woken meanwhile.  A task may leave
-    /// the thread to others at any time, and what comes then is to wake that one.
-    pub(crate) fn poll_in_passing(&self) {
-        if BlockingWait::moves(self) {
+    /// Polls as [`Driver::poll_once`] does, but only inside a blocking wait, which polls again or sleeps afterwards. An
+    /// async task may leave its thread at any time, and then later arrivals must wake the progress thread.
+    pub(crate) fn poll_in_blocking_wait(&self) {
+        if BlockingWait::drives(self) {
             self.poll_once();
         }
     }
 
-    /// Does the jobs that wait.
+    /// Runs the waiting jobs.
     #[inline]
     pub(crate) fn run_jobs(&self) {
         while let Some(job) = self.poll_job() {
             let done = self.arena.run(job, &*self.shared.fabric, &self.env);
             self.with(|runner, now| runner.handle_job_done(now, done));
-            // Many jobs may follow each other: who is heard in between is not taken for dead.
+            // Many jobs may follow each other; handling arrivals in between keeps leases of live peers from expiring.
             if let Some(mut token) = self.try_token() {
                 token.drive();
                 token.rest();
@@ -271,7 +272,7 @@ impl Driver {
         }
     }
 
-    /// Whether there may be jobs: while there are, attention is needed at once.
+    /// Returns true if jobs may be waiting.
     #[inline]
     pub(crate) fn has_jobs(&self) -> bool {
         self.attention_ns.load(Relaxed) == 0
@@ -282,19 +283,19 @@ impl Driver {
         if self.has_jobs() { self.runner().poll_job() } else { None }
     }
 
-    /// Runs a future on the calling thread, which helps to move the node forward while it waits.
+    /// Runs a future on the calling thread, which drives the node while it waits.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
         self.block_on_after(false, future)
     }
 
-    /// As [`Driver::block_on`]; if the thread `has_spun` in vain for what the future waits for, it sleeps at once.
+    /// Runs a future as [`Driver::block_on`] does. If the thread `has_spun` for it in vain, it sleeps at once.
     pub(crate) fn block_on_after<F: Future>(&self, mut has_spun: bool, future: F) -> F::Output {
         let (parking, _waiting) = (Parking::take(), BlockingWait::begin(self));
         let mut context = Context::from_waker(parking.waker());
         let mut future = std::pin::pin!(future);
         loop {
             let output = future.as_mut().poll(&mut context);
-            // Who frees memory also cleans it, rather than who asks for memory next.
+            // The thread that frees memory clears it, so that a later allocation does not wait for that.
             self.run_jobs();
             if let Poll::Ready(output) = output {
                 parking.give_back();
@@ -307,8 +308,8 @@ impl Driver {
         }
     }
 
-    /// Moves the node forward until `done`, for as long as that is likely to pay.  Returns whether it is done; if
-    /// not, the thread is to [`Driver::sleep`].
+    /// Drives the node until `done`, for as long as spinning is likely to pay. Returns false if the thread should
+    /// [`Driver::sleep`] instead.
     pub(crate) fn spin_until(&self, done: impl Fn() -> bool) -> bool {
         self.spin_with(done, None, &mut None)
     }
@@ -333,11 +334,11 @@ impl Driver {
             }
             self.run_jobs();
         }
-        AdaptiveSpin::change(|patience| patience.note_wait(0));
+        AdaptiveSpin::change(|spin| spin.record_wait(0));
         true
     }
 
-    /// Offers the processor to other threads, unless it is seen that they want it for long; whether they do, or one of them kept it for long.
+    /// Yields unless the cores are known to be contended. Returns true if they are, or if the yield took long.
     pub(crate) fn yield_processor(&self) -> bool {
         let begin_ns = self.now_ns();
         if self.is_crowded(begin_ns) {
@@ -347,15 +348,16 @@ impl Driver {
         self.now_ns() - begin_ns > YIELD_LONG_NS
     }
 
-    /// Whether more threads want to run than can, as was seen just now.  Where a look at memory is a poll, a yield tells it, and takes as long.
+    /// Returns true if more threads than cores were runnable a moment ago. Where polling takes no system call, a yield
+    /// takes no longer than this check and shows the same.
     fn is_crowded(&self, now_ns: u64) -> bool {
-        self.polls_by_system_calls && self.crowd.is_there(now_ns, || self.env.is_crowded())
+        self.polls_by_system_calls && self.crowd.is_crowded(now_ns, || self.env.is_crowded())
     }
 
-    /// The calling thread is about to wait for `peer`.
+    /// Tells the adaptive spin that the calling thread is about to wait for `peer`.
     pub(crate) fn expect_round_trip(&self, peer: PeerId) {
         if let Some(round_trip) = self.shared.fabric.round_trip(peer) {
-            AdaptiveSpin::change(|patience| patience.expect_round_trip(round_trip));
+            AdaptiveSpin::change(|spin| spin.expect_round_trip(round_trip));
         }
     }
 
@@ -369,20 +371,20 @@ impl Driver {
             parker.park();
         }
         let slept = self.now_ns() - begin;
-        AdaptiveSpin::change(|patience| patience.note_wait(slept));
+        AdaptiveSpin::change(|spin| spin.record_wait(slept));
     }
 
-    /// Sleeps on the fabric until `parker` is notified; whether it was.  If not, another caller leads or polls.
+    /// Sleeps on the fabric until `parker` is notified. Returns false if another caller leads or polls.
     fn lead(&self, parker: &Parker) -> bool {
         let fabric = &self.shared.fabric;
         while let Some(mut token) = self.token_to_lead() {
-            // Read before anything is looked at, so that what rings from here on ends the sleep.
+            // Read before polling, so that any later ring ends the sleep.
             let seen = fabric.doorbell();
             token.drive_at(self.now_ns());
             let is_needed = token.has_wakes() || self.has_jobs();
             let wakes =
                 if is_needed { token.rest_for_now() } else { self.sleep_as_leader(token, parker, seen) };
-            // They may run anything, also what waits for this node: nobody leads meanwhile.
+            // Wakers may run any code, including code that waits for this node, so this thread must not lead meanwhile.
             wakes.wake_all();
             self.run_jobs();
             if parker.take_notice() {
@@ -392,14 +394,14 @@ impl Driver {
         false
     }
 
-    /// The poll token, unless another caller leads.
+    /// Returns the poll token unless another caller leads.
     fn token_to_lead(&self) -> Option<Polling<'_>> {
         self.token_of_progress_thread().filter(|_| !self.is_led())
     }
 
-    /// Leads until something has rung that nobody else sees to.  Returns whom to wake.
+    /// Sleeps as the leader until `parker` is notified or an arrival needs this thread. Returns the tasks to wake.
     fn sleep_as_leader(&self, token: Polling<'_>, parker: &Parker, mut seen: u32) -> Wakes {
-        // Set under the token: its next holder sees it, and arms the doorbell for us.
+        // Set under the token: its next holder sees it and arms the doorbell for the leader.
         self.led.store(true, Relaxed);
         let mut wakes = token.rest_for_now();
         let mut timeout = None;
@@ -410,23 +412,24 @@ impl Driver {
             seen = self.shared.fabric.doorbell();
             if let Some(mut token) = self.try_token() {
                 self.led.store(false, Relaxed);
-                // What has come is taken in before the doorbell is armed for the progress thread, which it would wake.
+                // Arrivals are handled before the doorbell is armed for the progress thread; otherwise they would wake
+                // it.
                 token.drive();
                 wakes.append(token.rest_for_now());
                 return wakes;
             }
             if !wakes.is_empty() || parker.is_notified() {
                 self.led.store(false, Relaxed);
-                // Who polls may just have armed the doorbell for us.
+                // A polling thread may just have armed the doorbell for this leader.
                 self.shared.fabric.wake();
                 return wakes;
             }
             // The holder of the token may have polled for the last time before the doorbell rang.
-            timeout = Some(LOOK_AGAIN);
+            timeout = Some(RETRY_INTERVAL);
         }
     }
 
-    /// The poll token, if nobody has it or the progress thread gives it up for a caller that polls.
+    /// Returns the poll token if it is free or the progress thread gives it up for a polling caller.
     fn token_of_progress_thread(&self) -> Option<Polling<'_>> {
         self.callers_polling.fetch_add(1, Relaxed);
         let token = (0..ROUNDS_FOR_PROGRESS_THREAD).find_map(|_| self.try_token());
@@ -434,20 +437,20 @@ impl Driver {
         token
     }
 
-    /// Moves the node forward by what has arrived, for a thread that has nothing better to do.
-    pub(crate) fn drive_for_a_moment(&self) {
+    /// Handles arrivals and runs jobs, then sleeps briefly. For a thread with nothing else to do.
+    pub(crate) fn drive_briefly(&self) {
         let seen = self.shared.fabric.doorbell();
         if let Some(mut token) = self.try_token() {
             token.drive_at(self.now_ns());
             token.rest();
         }
         self.run_jobs();
-        // The progress thread may take what we wait for, hence not for long.
-        self.shared.fabric.wait(Sleeper::Progress, seen, Some(LOOK_AGAIN));
+        // Briefly, because the progress thread may handle what this thread waits for.
+        self.shared.fabric.wait(Sleeper::Progress, seen, Some(RETRY_INTERVAL));
     }
 
-    /// Moves a node forward that has no progress thread, by all that can be done now.  Returns when to do so again, unless the
-    /// doorbell rings before.
+    /// Drives a node that has no progress thread as far as possible now. Returns the time of the next call, in
+    /// nanoseconds on the node's clock; the doorbell may require an earlier one.
     pub(crate) fn step(&self) -> u64 {
         self.end_sleep();
         if let Some(mut token) = self.try_token() {
@@ -458,30 +461,30 @@ impl Driver {
         self.begin_sleep_until(NextPoll::WhenRung, 0)
     }
 
-    /// Whether a caller polls, or would if it had the token.
+    /// Returns true if a caller polls, or would if it had the token.
     pub(crate) fn has_polling_caller(&self) -> bool {
-        // A hint: who misses it polls a little longer than it need.
+        // A hint: a poller that misses it polls a little longer than necessary.
         self.callers_polling.load(Relaxed) > 0
     }
 
     // For the progress thread.
 
-    /// Sees to what is due, although somebody else polls.
-    pub(crate) fn see_to_what_is_due(&self) {
+    /// Runs due timers although another thread polls.
+    pub(crate) fn run_due_timers(&self) {
         // A hint, as in Polling::drive_at().
         if self.attention_ns.load(Relaxed) <= self.now_ns() {
             self.with(|_, _| ());
         }
     }
 
-    /// For how long something has been due that nobody has seen to.  Takes no lock, so that it can be told while somebody keeps one.
+    /// Returns how long due work has been waiting. Takes no lock, so it works while another thread holds one.
     pub(crate) fn overdue(&self) -> Duration {
-        // A hint, as in Polling::drive_at(): it lags behind by what is being done just now.
+        // A hint, as in Polling::drive_at(); it lags behind the work in progress.
         Duration::from_nanos(self.now_ns().saturating_sub(self.attention_ns.load(Relaxed)))
     }
 
-    /// How long the progress thread may sleep.  Who makes that too long rings.  Where another thread polls, that one sees to the
-    /// fabric's timers, and each posted request may set one.
+    /// Returns how long the progress thread may sleep. A thread that shortens this time later rings the doorbell. If
+    /// `other_polls`, another thread serves the fabric's timers, and each posted request may set one.
     pub(crate) fn begin_sleep(&self, look: NextPoll, other_polls: bool) -> Duration {
         let timer_ns_min = if other_polls { TIMER_NS_MIN } else { 0 };
         let until = self.begin_sleep_until(look, timer_ns_min);
@@ -511,7 +514,7 @@ impl Driver {
 
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
-        // Only ever set; who acts on it looks at the runner under its lock.
+        // Only ever set; its readers then check the runner under its lock.
         self.closed.load(Relaxed)
     }
 
@@ -519,7 +522,7 @@ impl Driver {
         self.closed.store(true, Relaxed);
     }
 
-    /// Ends all waiting after a panic inside the node, so that no caller hangs.
+    /// Ends all waits after a panic inside the node, so that no caller hangs.
     pub(crate) fn fail(&self) {
         self.set_closed();
         let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -542,27 +545,27 @@ impl Bell for Driver {
 
     #[inline]
     fn is_led(&self) -> bool {
-        // Ordered by the lock of the token; see sleep_as_leader().
+        // Ordered by the token's lock; see sleep_as_leader().
         self.led.load(Relaxed)
     }
 }
 
-/// The right to poll; see the module's documentation.  Dropped by a thread that may be back soon.
+/// The right to poll; see [`crate::runtime::poll_token`]. Dropped by a thread that may poll again soon.
 pub(crate) struct Polling<'c> {
     driver: &'c Driver,
     /// `None` once given up.
     guard: Option<PollGuard<'c, Poller>>,
-    /// Called when the token has been given up, since they may run anything.
+    /// Called after the token is given up, since wakers may run any code.
     wakes: Wakes,
-    /// What the thread that has the token waits for itself.
+    /// The service whose next call the holder takes itself.
     hand: Hand<'c>,
-    /// Whether the thread was unwinding already when it took the token.
+    /// The thread was already unwinding when it took the token.
     unwinding: bool,
 }
 
 impl Polling<'_> {
-    /// Polls until `done`, for as long as `spin` lasts, and gives the token up.  Returns early if there is something
-    /// to be done without the token.
+    /// Polls until `done` or until `spin` is over, then gives the token up. Returns early if work can be done without
+    /// the token.
     fn drive_until(mut self, spin: &mut Spin<'_>, done: impl Fn() -> bool) -> Option<Box<Incoming>> {
         while self.hand.given.is_none() && !done() && self.wakes.is_empty() && !self.driver.has_jobs() {
             if spin.is_over() {
@@ -579,36 +582,36 @@ impl Polling<'_> {
         self.hand.given.take()
     }
 
-    /// Takes in what has arrived, once.  Returns whether anything had.
+    /// Polls once. Returns true if anything arrived.
     pub(crate) fn drive(&mut self) -> bool {
         let guard = self.guard.as_mut().expect("the token is held until given up");
         drive(self.driver, guard.poller(), &mut self.hand, &mut self.wakes)
     }
 
-    /// Takes in the short requests that have arrived, and now and then everything else.
+    /// Polls for short requests, and occasionally for everything.
     #[inline]
     fn drive_lines(&mut self) {
         let guard = self.guard.as_mut().expect("the token is held until given up");
         let poller = guard.poller();
-        poller.line_turns = poller.line_turns.wrapping_add(1);
-        if poller.line_turns.is_multiple_of(LINE_TURNS) {
+        poller.line_polls = poller.line_polls.wrapping_add(1);
+        if poller.line_polls.is_multiple_of(LINE_POLLS_PER_DRIVE) {
             drive(self.driver, poller, &mut self.hand, &mut self.wakes);
         } else {
             self.driver.shared.rpc.poll_lines(&mut poller.received, &mut self.hand, &mut self.wakes);
         }
     }
 
-    /// As [`Polling::drive`], and sees to what is due.
+    /// Polls once and runs due timers. Returns true if anything arrived.
     pub(crate) fn drive_at(&mut self, now_ns: u64) -> bool {
         let arrived = self.drive();
-        // Attention is only a hint here: the progress thread sleeps no longer than it.
+        // Attention is only a hint here; the progress thread wakes at that time anyway.
         if self.driver.attention_ns.load(Relaxed) <= now_ns {
             self.wakes.append(self.driver.change(|_, _| ()).1);
         }
         arrived
     }
 
-    /// Whether somebody is to be woken, which is done when the token is given up.
+    /// Returns true if tasks will be woken when the token is given up.
     pub(crate) fn has_wakes(&self) -> bool {
         !self.wakes.is_empty()
     }
@@ -618,14 +621,14 @@ impl Polling<'_> {
         self.rest_for_now().wake_all();
     }
 
-    /// As [`Polling::rest`], for a thread that is not to wake anybody just now.  Returns whom to wake.
+    /// Gives the token up as [`Polling::rest`] does. Returns the tasks to wake instead of waking them.
     fn rest_for_now(mut self) -> Wakes {
         let guard = self.guard.take().expect("the token is held until given up");
         guard.rest(self.driver, |poller| drive(self.driver, poller, &mut Hand::default(), &mut self.wakes));
         std::mem::take(&mut self.wakes)
     }
 
-    /// As [`Polling::rest`].  Returns what was given in the end.
+    /// Gives the token up as [`Polling::rest`] does. Returns the call that arrived for this thread.
     fn rest_with_given(mut self) -> Option<Box<Incoming>> {
         let given = self.hand.given.take();
         self.rest();
@@ -645,7 +648,7 @@ impl Drop for Polling<'_> {
     fn drop(&mut self) {
         let driver = self.driver;
         if std::thread::panicking() && !self.unwinding {
-            // The panic came from inside: the token's lock stays poisoned, and the progress thread raises the alarm.
+            // The node itself panicked: the token's lock stays poisoned, and the progress thread fails the node.
             self.guard = None;
             driver.shared.fabric.wake();
             return;
@@ -667,17 +670,17 @@ fn drive(driver: &Driver, poller: &mut Poller, hand: &mut Hand<'_>, wakes: &mut 
         poller.handle_unlocked(&driver.shared.rpc, &driver.shared.posted, wakes);
     }
     if arrived && driver.shared.rpc.client.take_ring_waiters() {
-        // What has arrived may have made room.
+        // Arrivals may have made room.
         driver.shared.posted.retry(wakes);
     }
     if !poller.events.is_empty() || driver.shared.rpc.poster.is_dirty() {
-        wakes.append(driver.change(|runner, now| poller.hand_over(runner, now)).1);
+        wakes.append(driver.change(|runner, now| poller.handle_locked(runner, now)).1);
     }
     arrived || has_lines
 }
 
-/// What a write with immediate says, and who made it.
-fn notice_of(event: &Event) -> Option<(PeerId, u32)> {
+/// Returns the peer and immediate of a write with immediate.
+fn notification_of(event: &Event) -> Option<(PeerId, u32)> {
     match event {
         Event::Completed(Completion { peer, kind: CompletionKind::Notified { imm }, .. }) => {
             Some((*peer, *imm))
@@ -686,8 +689,8 @@ fn notice_of(event: &Event) -> Option<(PeerId, u32)> {
     }
 }
 
-/// Who has said something.
-fn heard_of(event: &Event) -> Option<PeerId> {
+/// Returns the peer whose message the event carries.
+fn sender_of(event: &Event) -> Option<PeerId> {
     match event {
         Event::Completed(Completion { peer, kind, .. }) => match kind {
             CompletionKind::Received { .. } | CompletionKind::Notified { .. } => Some(*peer),
@@ -697,11 +700,11 @@ fn heard_of(event: &Event) -> Option<PeerId> {
     }
 }
 
-fn are_notices_of_one(one: &Event, next: &Event) -> bool {
-    notice_of(one).zip(notice_of(next)).is_some_and(|((peer, _), (other, _))| peer == other)
+fn notify_from_same_peer(one: &Event, next: &Event) -> bool {
+    notification_of(one).zip(notification_of(next)).is_some_and(|((peer, _), (other, _))| peer == other)
 }
 
-/// Whether it is handled without the runner.
+/// Returns true if the event is handled without the runner.
 fn is_handled_unlocked(event: &Event) -> bool {
     let Event::Completed(completion) = event else { return false };
     match completion.kind {
@@ -713,20 +716,20 @@ fn is_handled_unlocked(event: &Event) -> bool {
     }
 }
 
-/// Whether what was posted for a call is never to land.
+/// Returns true if the peer refused a post that belongs to a call.
 fn is_refusal(status: Status) -> bool {
     matches!(status, Status::RemoteAccess | Status::Unmapped)
 }
 
-/// A caller's polling for its own end, in rounds.
+/// The rounds in which a caller polls for its own result.
 struct Spin<'c> {
     driver: &'c Driver,
     rounds: u32,
-    /// When it began and how long it may last, once the clock has been read.
+    /// Begin and maximum duration, in nanoseconds, once the clock has been read.
     limit: Option<(u64, u64)>,
-    /// The time, in a round in which the clock was read.
+    /// The time, in rounds that read the clock.
     now_ns: Option<u64>,
-    /// Whether somebody else computed when the processor was offered.
+    /// The core was contended at the last pause.
     is_crowded: bool,
 }
 
@@ -735,10 +738,10 @@ impl<'c> Spin<'c> {
         Spin { driver, rounds: 0, limit: None, now_ns: None, is_crowded: false }
     }
 
-    /// Begins a round, unless the spin has lasted long enough.
+    /// Begins a round. Returns true if the spin has lasted long enough.
     fn is_over(&mut self) -> bool {
         self.rounds += 1;
-        // A round with a yield in it takes longer than the clock.
+        // A round with a yield takes longer than a clock read.
         let reads = self.driver.polls_by_system_calls
             || self.rounds > ROUNDS_BEFORE_YIELD
             || self.rounds.is_multiple_of(ROUNDS_PER_CLOCK);
@@ -753,41 +756,41 @@ impl<'c> Spin<'c> {
             return spin_ns == 0;
         };
         let spun_ns = now_ns - begin_ns;
-        // A short spin ends before it yields: that could take much longer.
+        // A short spin ends before it yields: a yield could take much longer.
         let is_over = self.is_crowded
             || spun_ns >= spin_ns
             || spin_ns == SPIN_SHORT_NS && self.rounds >= ROUNDS_BEFORE_YIELD;
         if is_over {
-            AdaptiveSpin::change(|patience| patience.note_spin(spun_ns));
+            AdaptiveSpin::change(|spin| spin.record_spin(spun_ns));
         }
         is_over
     }
 
-    /// Counts the caller among those that poll; returns for how long it may.
+    /// Counts the caller as a poller and returns its longest spin in nanoseconds.
     fn join_pollers_ns(&self) -> u64 {
         // A hint: it orders nothing.
         let others = self.driver.callers_polling.fetch_add(1, Relaxed);
         if others >= self.driver.spinners_max {
             return SPIN_SHORT_NS;
         }
-        AdaptiveSpin::change(|patience| patience.set_by_packets(self.driver.polls_by_system_calls));
+        AdaptiveSpin::change(|spin| spin.set_by_packets(self.driver.polls_by_system_calls));
         AdaptiveSpin::of_thread().spin_ns()
     }
 
-    /// What a round without an arrival ends with.
+    /// Ends a round in which nothing arrived.
     fn pause(&mut self) {
-        // Before that it does not even pause: a round looks at other memory than the last one, and a pause takes as
-        // long as two rounds.
+        // Earlier rounds do not even pause: each polls other memory than the last, and a pause takes as long as two
+        // rounds.
         self.is_crowded = match self.rounds >= ROUNDS_BEFORE_YIELD {
             true => self.driver.yield_processor(),
             false => self.now_ns.is_some_and(|now_ns| self.is_long(now_ns) && self.driver.is_crowded(now_ns)),
         };
         if self.is_crowded {
-            AdaptiveSpin::change(AdaptiveSpin::note_crowd);
+            AdaptiveSpin::change(AdaptiveSpin::record_contention);
         }
     }
 
-    /// Whether it has lasted so long that it matters whether others want the processor.
+    /// Returns true if the spin has lasted long enough for contention to matter.
     fn is_long(&self, now_ns: u64) -> bool {
         self.limit.is_some_and(|(begin_ns, _)| now_ns - begin_ns >= SPIN_SHORT_NS)
     }
@@ -801,10 +804,10 @@ impl Drop for Spin<'_> {
     }
 }
 
-/// Events of a peer come in order.  So it is enough that new peers come first, then what needs no lock, and the rest in
-/// the order in which it came: all that a peer said is handled before its end.
+/// A peer's events come in order. So it suffices to handle new peers first, then what needs no lock, and then the rest
+/// in order: everything a peer sent is handled before its disconnection.
 impl Poller {
-    /// New peers are known before anything of theirs is handled, and so is which connection they have chosen.
+    /// Makes new peers, and the connection each has chosen, known before their messages are handled.
     fn handle_new_peers(&mut self, driver: &Driver, wakes: &mut Wakes) {
         let is_new = |event: &mut Event| matches!(event, Event::Connected { .. });
         if !self.awaits_first_words && !self.events.iter_mut().any(is_new) {
@@ -812,20 +815,20 @@ impl Poller {
         }
         let handled = driver.change(|runner, now| {
             self.events.extract_if(.., is_new).for_each(|event| runner.handle_event(now, event));
-            self.events.iter().filter_map(heard_of).for_each(|peer| runner.handle_heard(now, peer));
+            self.events.iter().filter_map(sender_of).for_each(|peer| runner.handle_heard(now, peer));
             self.awaits_first_words = runner.awaits_first_words();
         });
         wakes.append(handled.1);
     }
 
-    /// What calls and posted operations need is handled in order, and without the runner's lock.
+    /// Handles completions of calls and posted operations in order, without the runner's lock.
     fn handle_unlocked(&mut self, rpc: &Rpc, posted: &InFlight, wakes: &mut Wakes) {
         let Poller { events, received, .. } = self;
-        for batch in events.chunk_by(are_notices_of_one) {
+        for batch in events.chunk_by(notify_from_same_peer) {
             let Event::Completed(Completion { peer, ref kind, status }) = batch[0] else { continue };
             match kind {
                 CompletionKind::Notified { .. } => {
-                    let imms = batch.iter().filter_map(notice_of).map(|(_, imm)| imm);
+                    let imms = batch.iter().filter_map(notification_of).map(|(_, imm)| imm);
                     rpc.handle_notified(peer, imms, received, wakes);
                 }
                 CompletionKind::Received { bytes, imm: CONTROL_IMM } => {
@@ -850,7 +853,7 @@ impl Poller {
         events.retain(|event| !is_handled_unlocked(event));
     }
 
-    fn hand_over(&mut self, runner: &mut Runner, now: u64) {
+    fn handle_locked(&mut self, runner: &mut Runner, now: u64) {
         for event in self.events.drain(..) {
             runner.handle_event(now, event);
         }

@@ -1,13 +1,14 @@
-//! Carrying accesses out by posting: as many parts under way as keep the fabric busy, and what is left behind them.
+//! Carries out accesses by posting, in pipelined parts.
 //!
 //! ```text
-//!   the next bytes ── loads and stores reach them ──> copied
-//!        └─ they do not ──> ready ── one post for each peer ──> under way ──> landed
+//!   the next bytes ── in reach of loads and stores ──> copied
+//!        └─ out of reach ──> ready ── one post for each peer ──> posted ──> landed
 //! ```
 //!
-//! Parts are made ready in order, and posted when they have a slice's bytes: the next are copied while the first are on their way, and the fabric
-//! finds what was copied in the processor's cache.  When the window is full, the oldest quarter lands.  The order holds for each
-//! peer, and so for each byte: it has one owner while an operation on it is under way.
+//! Parts become ready in order and are posted once they have a slice's bytes: the next ones are copied while the first
+//! are on their way, and the fabric finds copied bytes in the processor's cache. When the window is full, the oldest
+//! quarter lands. Order holds for each peer, and so for each byte, which has one owner while an operation on it is
+//! posted.
 
 use std::mem::take;
 
@@ -22,70 +23,68 @@ use crate::metrics::Timed;
 use crate::posted::{Cursor, Ended, NoStaging, Part, PendingOperation, Pipeline, SLICE_BYTES_MAX, low};
 use crate::runtime::lanes::{ACCESSES, CALLS};
 
-/// Accesses of one kind that are made in order.
+/// Accesses of one kind that are carried out in order.
 pub(crate) trait Transfer {
-    /// How many.
+    /// Number of accesses.
     fn count(&self) -> usize;
 
-    /// Bytes of one of them.
+    /// Length of one access in bytes.
     fn len(&self, index: usize) -> usize;
 
-    /// Does some bytes from `at` on, where loads and stores reach.
+    /// Carries out some bytes from `at` on, where loads and stores reach. Returns how many.
     fn step(&mut self, at: Cursor) -> Result<usize, Blocked>;
 
-    /// Where the bytes from `at` on are; does nothing.
+    /// Returns how many bytes from `at` on loads and stores reach, or why they do not. Has no side effects.
     fn locate(&self, at: Cursor) -> Result<usize, Blocked>;
 
-    /// By which handle one of them is made, that is known to be about to change.
+    /// Returns the handle of an access that is blocked by a change of its region.
     fn handle(&self, _index: usize) -> SlotRef {
         unreachable!("no handle is used")
     }
 
-    /// What is done to them.
     fn kind(&self) -> Kind;
 
-    /// `len` bytes from `at` on, of a write.
+    /// Returns `len` bytes from `at` on, of a write.
     fn source(&self, _at: Cursor, _len: usize) -> &[u8] {
         unreachable!("nothing is written")
     }
 
-    /// Where `len` bytes from `at` on go, of a read.
+    /// Returns the buffer for `len` bytes from `at` on, of a read.
     fn target(&mut self, _at: Cursor, _len: usize) -> &mut [u8] {
         unreachable!("nothing is read")
     }
 
-    /// What the word held before an atomic.
+    /// Stores the word's value from before an atomic.
     fn set_old(&mut self, _old: u64) {
         unreachable!("no word is changed")
     }
 }
 
-/// What a transfer does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     Read,
     Write,
-    /// To one aligned word.
+    /// On one aligned 64-bit word.
     Atomic(Atomic),
 }
 
-/// Which access failed, and why.
+/// The access that failed, and the cause.
 #[derive(Debug)]
 pub(crate) struct Failed {
     pub(crate) index: usize,
     pub(crate) stop: Stop,
-    /// Whether some of that access has been done, or may have been.
+    /// Some bytes of that access may have been carried out.
     pub(crate) partly: bool,
-    /// Whether some of later ones has been, or may have been.
+    /// Some later accesses may have been carried out.
     pub(crate) later: bool,
 }
 
-/// Why a transfer does not go on.
+/// Why a transfer stopped.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// The handle does not permit it, or leads nowhere.
+    /// The handle is invalid or does not permit the access.
     Blocked(Blocked),
-    /// What was posted failed.
+    /// A posted operation failed.
     Status(PeerId, Status),
     /// The connection is down.
     Unreachable(PeerId),
@@ -94,18 +93,18 @@ pub(crate) enum Stop {
     Closed,
 }
 
-/// Why no more can be made ready now.
+/// Why no more parts can become ready now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Hold {
-    /// There is no more.
+    /// All parts have been prepared.
     End,
-    /// As much is ready as is posted at a time.
+    /// A slice's bytes are ready.
     Batch,
-    /// As much is under way as may be.
+    /// The window of posted operations is full.
     Window,
-    /// Staging memory is short, and some of it is in use here.
+    /// Staging memory is short, and this transfer uses some of it.
     Short,
-    /// The place is about to change.
+    /// The region is about to change.
     Changing,
 }
 
@@ -118,7 +117,7 @@ struct Failure {
 }
 
 impl Driver {
-    /// Makes all accesses from `at` on, waiting where it must.  When it fails, nothing of it is under way any more.
+    /// Carries out all accesses from `at` on. On failure, no operation of the transfer is in progress any more.
     pub(crate) async fn carry<T: Transfer>(&self, transfer: &mut T, at: Cursor) -> Result<(), Failed> {
         let mut carrying = Carrying {
             driver: self,
@@ -133,10 +132,10 @@ impl Driver {
         carrying.run().await
     }
 
-    /// Posts one access whose rest from `at` on is a single part, as most are; [`Driver::land_alone`] ends it.  `None` if it takes more than
-    /// that, or some waiting first; then nothing has been done.  What is under way is short: a task that has it in its own future needs no
-    /// memory beside that.
-    pub(crate) fn post_alone<T: Transfer>(&self, transfer: &T, at: Cursor) -> Option<Alone<'_>> {
+    /// Posts an access whose rest from `at` on is a single part, the most common case; [`Driver::land_single`] ends it.
+    /// Returns `None`, without side effects, if it needs more parts or must wait first. [`SinglePart`] is small, so a task
+    /// can keep it in its own future without an allocation.
+    pub(crate) fn post_single<T: Transfer>(&self, transfer: &T, at: Cursor) -> Option<SinglePart<'_>> {
         if at.index + 1 != transfer.count() {
             return None;
         }
@@ -150,34 +149,34 @@ impl Driver {
         self.expect_round_trip(peer);
         self.shared.fabric.post(peer, lane_of(&part), &[request(transfer, &part)]).ok()?;
         part.operation.set_posted();
-        Some(Alone { operation: part.operation, peer, at, time })
+        Some(SinglePart { operation: part.operation, peer, at, time })
     }
 
-    /// What was posted alone has ended.
-    pub(crate) fn land_alone<T: Transfer>(
+    /// Completes an operation posted by [`Driver::post_single`].
+    pub(crate) fn land_single<T: Transfer>(
         &self,
         transfer: &mut T,
-        alone: &Alone<'_>,
+        single: &SinglePart<'_>,
         ended: Ended,
     ) -> Result<(), Failed> {
-        let (kind, at) = (transfer.kind(), alone.at);
+        let (kind, at) = (transfer.kind(), single.at);
         let len = transfer.len(at.index) - at.done;
-        self.end_time(kind, alone.time);
+        self.end_time(kind, single.time);
         self.count_landed(kind, len, ended.status);
         match kind {
             _ if ended.status != Status::Success => {
-                let stop = Stop::Status(alone.peer, ended.status);
+                let stop = Stop::Status(single.peer, ended.status);
                 return Err(Failed { index: at.index, stop, partly: at.done > 0, later: false });
             }
-            Kind::Read => alone.operation.unstage(transfer.target(at, len)),
+            Kind::Read => single.operation.unstage(transfer.target(at, len)),
             Kind::Write => {}
             Kind::Atomic(_) => transfer.set_old(ended.old),
         }
         Ok(())
     }
 
-    /// Begins a part at a place whose next change will wait for it, if it is still one of `peer`.  It `is_only` if nothing else of its
-    /// transfer is under way.
+    /// Begins a part at `at` if its memory is still `peer`'s; later changes of that memory wait for the part. Set
+    /// `is_only` if no other part of the transfer holds staging memory.
     fn prepare<T: Transfer>(
         &self,
         transfer: &T,
@@ -218,14 +217,14 @@ impl Driver {
     }
 
     fn begin_time(&self, kind: Kind) -> Time {
-        let before = self.shared.path.count(counted(kind).1, 0);
-        if Timed::is_next(before) { Time::Since(self.now_ns()) } else { Time::NotTaken }
+        let before = self.shared.path.count(metrics_of(kind).1, 0);
+        if Timed::is_next(before) { Time::Since(self.now_ns()) } else { Time::NotSampled }
     }
 
     fn end_time(&self, kind: Kind, time: Time) {
         if let Time::Since(begin_ns) = time {
             let ns = self.now_ns().saturating_sub(begin_ns);
-            self.shared.timings.of(counted(kind).0).note(ns);
+            self.shared.timings.of(metrics_of(kind).0).note(ns);
         }
     }
 
@@ -234,7 +233,7 @@ impl Driver {
             return;
         }
         let path = &self.shared.path;
-        match counted(kind) {
+        match metrics_of(kind) {
             (_, count, Some(of_bytes)) => path.count_one(count, of_bytes, len as u64),
             (_, count, None) => {
                 path.count(count, 1);
@@ -247,8 +246,8 @@ fn lane_of(part: &Part<'_>) -> Lane {
     if part.call.is_some() { CALLS } else { ACCESSES }
 }
 
-/// As what it is timed, how many there were before, and their bytes.
-fn counted(kind: Kind) -> (Timed, Count, Option<Count>) {
+/// Returns the timing and the counters of operations and bytes for a kind.
+fn metrics_of(kind: Kind) -> (Timed, Count, Option<Count>) {
     match kind {
         Kind::Read => (Timed::Read, Count::PostedReads, Some(Count::PostedReadBytes)),
         Kind::Write => (Timed::Write, Count::PostedWrites, Some(Count::PostedWriteBytes)),
@@ -259,7 +258,7 @@ fn counted(kind: Kind) -> (Timed, Count, Option<Count>) {
 fn request<'s, T: Transfer>(transfer: &'s T, part: &'s Part<'_>) -> WorkRequest<'s> {
     let remote = part.address;
     let operation = match (transfer.kind(), &part.call) {
-        // The answer ends the operation, or the failure of the send, which alone completes.
+        // The answer, or the failure of the send, ends the operation. A successful send does not complete.
         (_, Some(bytes)) => {
             let operation = Request::Send { bytes, imm: ATOMIC_IMM };
             return WorkRequest { id: part.operation.id(), operation, signalled: false, solicited: true };
@@ -281,44 +280,43 @@ fn request<'s, T: Transfer>(transfer: &'s T, part: &'s Part<'_>) -> WorkRequest<
     WorkRequest { id: part.operation.id(), operation, signalled: true, solicited: true }
 }
 
-/// The only part of an access, under way.
-pub(crate) struct Alone<'a> {
+/// A posted operation that is the only part of its access.
+pub(crate) struct SinglePart<'a> {
     operation: PendingOperation<'a>,
     peer: PeerId,
     at: Cursor,
     time: Time,
 }
 
-impl Alone<'_> {
-    /// Waits for its end.
+impl SinglePart<'_> {
     pub(crate) fn ended(&mut self) -> impl Future<Output = Ended> {
         self.operation.ended()
     }
 }
 
-/// A transfer that is being carried out.
+/// A transfer in progress.
 struct Carrying<'a, T> {
     driver: &'a Driver,
     transfer: &'a mut T,
-    /// What comes before has been done, or is ready or under way.
+    /// Everything before this is done, ready or posted.
     at: Cursor,
-    /// Parts that are to be posted.
+    /// Parts to be posted.
     ready: SmallVec<[Part<'a>; 1]>,
     pipeline: Pipeline<'a>,
     failure: Option<Failure>,
-    /// Where the last part begins of those that have changed something, or may have.
+    /// Begin of the last part that may have changed memory.
     last_done: Option<Cursor>,
     time: Time,
 }
 
-/// Whether an access is timed.
+/// Whether a transfer is timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Time {
     /// Nothing has been posted yet.
     NotPosted,
-    /// Others are.
-    NotTaken,
-    /// It is, from there.
+    /// The transfer is not sampled.
+    NotSampled,
+    /// Begin, in nanoseconds on the node's clock.
     Since(u64),
 }
 
@@ -326,18 +324,18 @@ impl<'a, T: Transfer> Carrying<'a, T> {
     async fn run(&mut self) -> Result<(), Failed> {
         let shared = &self.driver.shared;
         loop {
-            // Read before the attempt, so that what happens during it is not missed.
+            // Read before the attempt, so that changes during it are not missed.
             let changes = shared.handle_changes.count();
             let progress = shared.posted.progress_count();
             let hold = self.make_ready();
             self.post_ready();
             if hold == Hold::Batch && self.ready.is_empty() {
-                self.driver.poll_in_passing();
+                self.driver.poll_in_blocking_wait();
                 continue;
             }
             if !self.pipeline.is_empty() {
                 let is_last = hold == Hold::End && self.ready.is_empty();
-                // The end of what is under way makes room.
+                // Completions of posted parts make room.
                 let left = if is_last { 0 } else { low(self.pipeline.len()) };
                 self.land_until(left).await;
             } else if let Some(first) = self.ready.first() {
@@ -362,7 +360,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
     // Failures.
 
-    /// The part of `len` bytes at `at` fails, and what comes behind it is not posted any more.
+    /// Fails the part of `len` bytes at `at` and drops the unposted parts after it.
     fn fail(&mut self, at: Cursor, len: usize, stop: Stop) {
         if self.failure.as_ref().is_none_or(|first| at < first.at) {
             self.failure = Some(Failure { at, end: self.after(at, len), stop });
@@ -370,8 +368,8 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         }
     }
 
-    /// Something has been changed from `at` on, or may have been.
-    fn note_done(&mut self, at: Cursor) {
+    /// Records that the part at `at` may have changed memory.
+    fn record_change(&mut self, at: Cursor) {
         if !matches!(self.transfer.kind(), Kind::Read) {
             self.last_done = self.last_done.max(Some(at));
         }
@@ -381,7 +379,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         self.driver.end_time(self.transfer.kind(), self.time);
         let Some(Failure { at, end, stop }) = self.failure.take() else { return Ok(()) };
         let is_behind = |begin: Cursor| self.last_done.is_some_and(|last| last >= begin);
-        // Parts behind the one that failed: those up to the last may have been done.
+        // Parts after the one that failed, up to the last one recorded, may have been carried out.
         let partly = at.done > 0 || end.index == at.index && is_behind(end) && at < end;
         let later = is_behind(Cursor { index: at.index + 1, done: 0 });
         Err(Failed { index: at.index, stop, partly, later })
@@ -389,7 +387,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
     // Posting.
 
-    /// Does what loads and stores reach, and makes parts of the rest ready, as far as both can be done now.
+    /// Copies what loads and stores reach and prepares parts of the rest, until the end or a hold.
     fn make_ready(&mut self) -> Hold {
         let mut bytes: usize = self.ready.iter().map(|part| part.len).sum();
         while self.at.index < self.transfer.count() && self.failure.is_none() {
@@ -397,7 +395,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
             match self.transfer.step(at) {
                 Ok(len) => {
                     self.at = self.after(at, len);
-                    self.note_done(at);
+                    self.record_change(at);
                 }
                 Err(Blocked::Post { peer, .. }) => {
                     if !self.pipeline.has_room_beside(self.ready.len(), bytes) {
@@ -406,7 +404,8 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                     if bytes >= SLICE_BYTES_MAX {
                         return Hold::Batch;
                     }
-                    // Who has nothing under way waits for nothing that others wait for.
+                    // A transfer with nothing posted must not wait for staging memory, because other transfers wait for
+                    // it in turn.
                     let is_only = self.ready.is_empty() && self.pipeline.is_empty();
                     match self.driver.prepare(&*self.transfer, at, peer, is_only) {
                         Ok(part) => {
@@ -426,12 +425,12 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         Hold::End
     }
 
-    /// Posts what is ready, in one go for each peer, as far as the fabric takes it.
+    /// Posts the ready parts, in one call for each peer, as far as the fabric takes them.
     fn post_ready(&mut self) {
         if self.time == Time::NotPosted && !self.ready.is_empty() {
             self.time = self.driver.begin_time(self.transfer.kind());
         }
-        // A peer's parts stay in their order.
+        // Stable, so that the parts of a peer stay in order.
         self.ready.sort_by_key(|part| part.peer);
         let mut ready = take(&mut self.ready);
         let mut refused: Option<(Cursor, usize, PeerId)> = None;
@@ -458,7 +457,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         }
     }
 
-    /// How many of `parts` have been posted, and why no more.
+    /// Returns the number of `parts` posted, and why the rest were refused.
     fn post(&self, peer: PeerId, parts: &[Part<'_>]) -> (usize, Option<PostCause>) {
         let lane = lane_of(&parts[0]);
         let requests: SmallVec<[WorkRequest<'_>; 1]> =
@@ -472,7 +471,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         }
     }
 
-    /// Where `len` bytes from `at` on end.
+    /// Returns the position `len` bytes after `at`.
     fn after(&self, at: Cursor, len: usize) -> Cursor {
         let done = at.done + len;
         if done == self.transfer.len(at.index) {
@@ -484,7 +483,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
     // Landing.
 
-    /// Waits for the oldest parts, until only so many are under way.
+    /// Waits for the oldest parts until only `left` are in progress.
     async fn land_until(&mut self, left: usize) {
         while self.pipeline.len() > left
             && let Some(ended) = self.pipeline.oldest_ended().await
@@ -493,7 +492,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         }
     }
 
-    /// The oldest part has ended.
+    /// Completes the oldest part.
     fn land(&mut self, ended: Ended) {
         let Some(part) = self.pipeline.oldest() else { return };
         let (at, len, peer) = (part.at, part.len, part.peer);
@@ -505,7 +504,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
             Kind::Atomic(_) => self.transfer.set_old(ended.old),
         }
         if may_be_done(ended.status) {
-            self.note_done(at);
+            self.record_change(at);
         }
         self.pipeline.remove_oldest();
     }
@@ -513,13 +512,13 @@ impl<'a, T: Transfer> Carrying<'a, T> {
 
 /// Why a part is not ready.
 enum Unready {
-    /// Its place has changed; look again.
+    /// Its memory has moved; locate it again.
     Moved,
     Hold(Hold),
     NoStaging,
 }
 
-/// Whether a request that ended so has been done, or may have been.
+/// Returns true if an operation with this status may have been carried out.
 fn may_be_done(status: Status) -> bool {
     match status {
         Status::Success | Status::PeerGone | Status::RetryExceeded => true,

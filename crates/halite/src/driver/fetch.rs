@@ -1,4 +1,4 @@
-//! Long payloads: read from a peer's memory by the thread that wants them.
+//! Reads long payloads from a peer's memory, on the thread that wants them.
 
 use halite_fabric::{PeerId, RemoteAddress};
 use halite_tier::access::Blocked;
@@ -12,7 +12,7 @@ use crate::posted::Cursor;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NotFetched;
 
-/// Reads as many bytes as `into` has.
+/// Fills `into` with bytes from the target's memory at `address`.
 pub(crate) async fn fetch(
     driver: &Driver,
     from: Target,
@@ -22,7 +22,7 @@ pub(crate) async fn fetch(
     let Target::Peer(peer) = from else { return Err(NotFetched) };
     let fabric = &driver.shared.fabric;
     if fabric.capabilities(peer).direct {
-        // What cannot be reached that way is gone: to post for it would only cost the memory for the answer.
+        // A direct peer's memory that has no window is gone; a posted read could only fail.
         let window = fabric.direct(peer, address.key).ok_or(NotFetched)?;
         return window.read(address.offset, into).map_err(|_| NotFetched);
     }
@@ -30,7 +30,7 @@ pub(crate) async fn fetch(
     driver.carry(&mut fetch, Cursor::default()).await.map_err(|_| NotFetched)
 }
 
-/// One read, whose place does not change.
+/// A single read at a fixed address.
 struct Fetch<'f> {
     peer: PeerId,
     address: RemoteAddress,

@@ -1,8 +1,8 @@
-//! Leaving: what a node sees to before it is gone.
+//! Leaving: the steps by which a node leaves its cluster.
 //!
 //! ```text
-//!   handles are stale ──> nothing of peers' is touched any more ──> "I leave" ──> all that was said is read ──> closed
-//!                    (at most LEAVE_PATIENCE)                (at most LEAVE_PATIENCE)
+//!   handles are stale ──> no operation on peers' memory is in progress ──> "I leave" ──> peers have read it ──> closed
+//!                    (at most LEAVE_TIMEOUT)                  (at most LEAVE_TIMEOUT)
 //! ```
 
 use std::time::{Duration, Instant};
@@ -14,56 +14,55 @@ use crate::driver::Driver;
 use crate::driver::runner::Runner;
 use crate::posted::Mark;
 
-/// How long each part of leaving may take, when peers do not read what they are told.
-const LEAVE_PATIENCE: Duration = Duration::from_secs(1);
+/// Time limit for each phase of leaving, in case peers do not read their messages.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How far leaving has come.
+/// Progress of leaving.
 #[derive(Debug)]
 pub(crate) struct Leaving {
     part: Part,
     deadline_ns: u64,
-    /// Handles that are stale.  Until the runner is closed it may still change what is behind them, and nobody else is
-    /// given their numbers.
+    /// Stale handles. Until the runner is closed it may still change their slots, so their indices are not reused.
     stale: Vec<u32>,
 }
 
 #[derive(Debug)]
 enum Part {
-    /// What was posted before the mark is under way.
-    Ending {
+    /// Waits for the operations posted before the mark.
+    Operations {
         mark: Mark,
     },
-    /// The others are told.
-    Telling,
+    /// Waits until the peers have read the farewell.
+    Farewell,
     Closed,
 }
 
 impl Leaving {
-    /// No operation begins from here on.
+    /// Starts to leave. From here on, no operation begins.
     pub(crate) fn begin(driver: &Driver) -> Leaving {
         driver.set_closed();
         let (stale, _) = retire_handles(driver);
         let mark = driver.shared.posted.mark_all();
-        Leaving { part: Part::Ending { mark }, deadline_ns: deadline_ns(driver), stale }
+        Leaving { part: Part::Operations { mark }, deadline_ns: deadline_ns(driver), stale }
     }
 
-    /// Goes on with it, after the node has been moved forward.  Returns whether the runner is closed.
+    /// Takes the next step; call it after driving the node. Returns true once the runner is closed.
     pub(crate) fn advance(&mut self, driver: &Driver) -> bool {
         let is_late = driver.now_ns() >= self.deadline_ns;
         match &mut self.part {
-            Part::Ending { mark } => {
-                // Peers take "I leave" to mean that nothing of theirs is touched any more.  Where that is not so, the
-                // fabric tells them when it is.
+            Part::Operations { mark } => {
+                // Peers take "I leave" to mean that this node no longer accesses their memory. If operations are still
+                // in progress, the peers learn of their end from the fabric.
                 let is_over = driver.look(|runner| is_over(driver, runner, mark));
                 if is_over {
                     driver.with(|runner, now| runner.leave(now));
                 }
                 if is_over || is_late {
-                    (self.part, self.deadline_ns) = (Part::Telling, deadline_ns(driver));
+                    (self.part, self.deadline_ns) = (Part::Farewell, deadline_ns(driver));
                     return self.advance(driver);
                 }
             }
-            Part::Telling => {
+            Part::Farewell => {
                 if is_late || driver.look(Runner::is_quiet) {
                     driver.with(|runner, _| runner.close());
                     self.part = Part::Closed;
@@ -74,7 +73,7 @@ impl Leaving {
         matches!(self.part, Part::Closed)
     }
 
-    /// What [`close`] wants to know.
+    /// Returns the handles to pass to [`close`].
     pub(crate) fn into_stale(self) -> Vec<u32> {
         self.stale
     }
@@ -86,50 +85,50 @@ fn is_over(driver: &Driver, runner: &Runner, mark: &mut Mark) -> bool {
 }
 
 fn deadline_ns(driver: &Driver) -> u64 {
-    driver.now_ns() + LEAVE_PATIENCE.as_nanos() as u64
+    driver.now_ns() + LEAVE_TIMEOUT.as_nanos() as u64
 }
 
-/// The last of a node: handles that came about while it left are stale, too, and the fabric is closed, which waits
-/// for the windows behind them all.
+/// Ends the node: retires handles created while it was leaving, then closes the fabric, which waits until no window
+/// behind a handle is in use.
 pub(crate) fn close(driver: &Driver, stale: Vec<u32>) {
     let (late, elapsed) = retire_handles(driver);
     for index in stale.into_iter().chain(late) {
-        // Fails only where the engine, to which the region was dropped meanwhile, has reclaimed it.
+        // Fails only if the region was dropped and the engine has reclaimed the handle.
         let _ = driver.shared.path.slots().reclaim(index, elapsed);
     }
     driver.shared.fabric.close();
 }
 
-/// Polls a fabric that was closed, and that nobody else polls any more, for as long as it has something to do by time: what
-/// was said may have to be said again until its peers have heard it.
-pub(crate) fn see_out(fabric: &dyn Fabric) {
-    let deadline = Instant::now() + LEAVE_PATIENCE;
+/// Polls a closed fabric that no other thread polls, until its timers are done: it may have to retransmit messages
+/// until its peers acknowledge them.
+pub(crate) fn finish_retransmissions(fabric: &dyn Fabric) {
+    let deadline = Instant::now() + LEAVE_TIMEOUT;
     fabric.arm(Some(Sleeper::Progress));
     loop {
         let seen = fabric.doorbell();
         fabric.poll(&mut Vec::new());
         let Some(left) = fabric.poll_timeout() else { return };
-        let patience = deadline.saturating_duration_since(Instant::now());
-        if patience.is_zero() {
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        if timeout.is_zero() {
             return;
         }
-        fabric.wait(Sleeper::Progress, seen, Some(left.min(patience)));
+        fabric.wait(Sleeper::Progress, seen, Some(left.min(timeout)));
         fabric.arm(Some(Sleeper::Progress));
     }
 }
 
-/// Makes all handles stale, and waits until no access is under way.  Returns those that were not stale before.
+/// Makes all handles stale and waits until no access is in progress. Returns the handles that were not stale before.
 fn retire_handles(driver: &Driver) -> (Vec<u32>, Elapsed) {
     let path = &driver.shared.path;
     let mut handles = Vec::new();
     path.slots().iter_with(|index, _, _| handles.push(index));
-    // The engine may have retired one meanwhile, and reclaims it then.
+    // The engine may have retired a handle meanwhile, and then reclaims it itself.
     handles.retain(|index| path.slots().retire(*index).is_ok());
     let grace = path.pins().start_grace_period();
     loop {
         match grace.elapsed(path.pins()) {
             Some(elapsed) => return (handles, elapsed),
-            // A pin is held for the time of a copy of 256 KiB, so this ends.
+            // A pin lasts for a copy of at most 256 KiB, so this ends.
             None => std::thread::yield_now(),
         }
     }

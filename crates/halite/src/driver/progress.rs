@@ -1,7 +1,7 @@
-//! The progress thread: the one housekeeping thread of a node, and the waiter of last resort.
+//! The progress thread: the one background thread of a node, which waits when no other thread does.
 //!
-//! It sees to arrivals, timers and jobs while every thread of the application computes or sleeps, and costs
-//! nothing while nothing happens.
+//! It handles arrivals, timers and jobs while all application threads compute or sleep, and costs nothing while the
+//! node is idle.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,7 +15,7 @@ use crate::driver::{Driver, Polling};
 use crate::runtime::poll_token::NextPoll;
 use crate::runtime::wait::{AdaptiveSpin, SPIN_SHORT_NS};
 
-/// The thread; ends when dropped.
+/// Stops the thread when dropped.
 pub(crate) struct ProgressThread {
     driver: Arc<Driver>,
     stopping: Arc<AtomicBool>,
@@ -27,14 +27,14 @@ impl ProgressThread {
         let stopping = Arc::new(AtomicBool::new(false));
         let (shared, stop) = (driver.clone(), stopping.clone());
         let builder = std::thread::Builder::new().name("halite-progress".to_owned());
-        let thread = builder.spawn(move || keep(&shared, &stop))?;
+        let thread = builder.spawn(move || run(&shared, &stop))?;
         Ok(ProgressThread { driver, stopping, thread: Some(thread) })
     }
 }
 
 impl Drop for ProgressThread {
     fn drop(&mut self) {
-        // Pairs with the Acquire in keep(); the ring makes the thread look.
+        // Pairs with the Acquire in run(); the ring wakes the thread.
         self.stopping.store(true, Release);
         self.driver.shared.fabric.wake();
         let ended = self.thread.take().expect("it is dropped once").join();
@@ -46,16 +46,16 @@ impl Drop for ProgressThread {
     }
 }
 
-fn keep(driver: &Driver, stopping: &AtomicBool) {
+fn run(driver: &Driver, stopping: &AtomicBool) {
     let _guard = PanicGuard(driver);
-    // Where that is refused, peers wait longer while our threads compute, and nothing else changes.
+    // If the system refuses, peers wait longer while application threads compute; nothing else changes.
     let _ = ask_for_short_slices();
     let fabric = &driver.shared.fabric;
-    let mut arrivals = Arrivals { patience: AdaptiveSpin::NEW, last_ns: 0, quiet_at_ns: 0 };
-    arrivals.patience.set_by_packets(fabric.polls_by_system_calls());
+    let mut arrivals = Arrivals { spin: AdaptiveSpin::NEW, last_ns: 0, quiet_at_ns: 0 };
+    arrivals.spin.set_by_packets(fabric.polls_by_system_calls());
     let mut look = NextPoll::WhenRung;
     loop {
-        // Read before anything is looked at, so that what rings from here on ends the sleep.
+        // Read before polling, so that any later ring ends the sleep.
         let seen = fabric.doorbell();
         // Pairs with the Release in drop().
         if stopping.load(Acquire) {
@@ -69,7 +69,7 @@ fn keep(driver: &Driver, stopping: &AtomicBool) {
     }
 }
 
-/// Takes in what has arrived, and what follows on its heels.  Returns when to look again; `None` if somebody else polls.
+/// Handles arrivals until none is likely to follow soon. Returns when to poll next, or `None` if another thread polls.
 fn look_after(driver: &Driver, arrivals: &mut Arrivals) -> Option<NextPoll> {
     while let Some(token) = driver.try_token() {
         let look = poll_until_quiet(driver, token, arrivals);
@@ -77,22 +77,21 @@ fn look_after(driver: &Driver, arrivals: &mut Arrivals) -> Option<NextPoll> {
             return look;
         }
     }
-    driver.see_to_what_is_due();
+    driver.run_due_timers();
     None
 }
 
-/// Polls until nothing is likely to follow.  Returns early, with nothing, if the token had to be given up for
-/// somebody to be woken.
+/// Polls until no arrival is likely to follow soon. Returns `None` early if the token had to be given up to wake tasks.
 fn poll_until_quiet(driver: &Driver, mut token: Polling<'_>, arrivals: &mut Arrivals) -> Option<NextPoll> {
     let fabric = &driver.shared.fabric;
     loop {
         let (now, traffic) = (driver.now_ns(), fabric.traffic());
-        // What peers write or read here brings no event, and more of it follows as closely.
+        // Direct accesses by peers cause no event, and more of them follow as closely as arrivals do.
         if token.drive_at(now) || fabric.traffic() != traffic {
             arrivals.note(now);
         }
         let woke = token.has_wakes();
-        // A caller that waits for its answer polls better: it need not be woken.
+        // A caller that waits for its answer polls better, since it needs no wake-up.
         let leaves = now >= arrivals.quiet_at_ns || driver.has_jobs() || driver.has_polling_caller();
         if woke || leaves {
             let look = token.keep(now);
@@ -100,35 +99,35 @@ fn poll_until_quiet(driver: &Driver, mut token: Polling<'_>, arrivals: &mut Arri
         }
         // As in the driver's Spin::pause(): a short spin ends before it yields.
         if now - arrivals.last_ns >= SPIN_SHORT_NS && driver.yield_processor() {
-            arrivals.note_crowd(now);
+            arrivals.record_contention(now);
         }
     }
 }
 
-/// How closely arrivals follow each other: what comes during a spin does not wait for a wake-up by the kernel, but
-/// an idle node is to stop using its processor at once.
+/// The spacing of arrivals: arrivals during a spin need no wake-up by the kernel, but an idle node should release its
+/// core at once.
 struct Arrivals {
-    patience: AdaptiveSpin,
+    spin: AdaptiveSpin,
     last_ns: u64,
-    /// Until when the next one is polled for.
+    /// Deadline of the current spin.
     quiet_at_ns: u64,
 }
 
 impl Arrivals {
     fn note(&mut self, now_ns: u64) {
-        self.patience.note_wait(now_ns - self.last_ns);
+        self.spin.record_wait(now_ns - self.last_ns);
         self.last_ns = now_ns;
-        self.quiet_at_ns = now_ns + self.patience.spin_ns();
+        self.quiet_at_ns = now_ns + self.spin.spin_ns();
     }
 
-    /// Others want the processor.
-    fn note_crowd(&mut self, now_ns: u64) {
-        self.patience.note_crowd();
+    /// Ends the spin because the core is contended.
+    fn record_contention(&mut self, now_ns: u64) {
+        self.spin.record_contention();
         self.quiet_at_ns = now_ns;
     }
 }
 
-/// Ends all waiting when the progress thread panics; `ProgressThread::drop` then passes the panic on.
+/// Ends all waits when the progress thread panics; `ProgressThread::drop` then passes the panic on.
 struct PanicGuard<'c>(&'c Driver);
 
 impl Drop for PanicGuard<'_> {

@@ -1,4 +1,4 @@
-//! Requests as their caller sees them: posted as soon as there is room, and waited for.
+//! The caller's side of requests: posts them as soon as there is room, and waits for their replies.
 
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -12,28 +12,29 @@ use crate::driver::Driver;
 use crate::rpc::{Into, NotPosted, Posted, Reply, Request, Rpc};
 use crate::runtime::wait::Wakes;
 
-/// A request that has been posted.  Dropped before its answer was taken, it is cancelled.
+/// A posted request. Dropped before its reply is taken, it is cancelled.
 pub(crate) struct Pending<'c> {
     driver: &'c Driver,
     posted: Posted,
     open: bool,
 }
 
-/// How often a thread that spins looks for its answer because some answer has arrived: then it takes to waiting by waker,
-/// which is for its own answer only, and for its deadline.
+/// How often a spinning thread looks for its reply because some reply has arrived. After that it waits by waker, which
+/// is for its own reply only, and watches its deadline.
 const LOOKS_MAX: usize = 64;
 
-/// How a spin for an answer has ended.
+/// The result of a spin for a reply.
 pub(crate) enum Spun {
-    /// With the answer.
     Taken(Reply),
-    /// There will be none.
+    /// There will be no reply.
     Ended(ReplyState),
-    /// It is to be waited for by waker; whether the thread has spun for as long as it pays.
-    InVain { has_spun: bool },
+    /// Wait by waker; `has_spun` if the thread has spun for as long as it pays.
+    InVain {
+        has_spun: bool,
+    },
 }
 
-/// Why a request could not be posted, however long was waited.
+/// Why a request could not be posted, even after waiting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PostFailure {
     UnknownNode,
@@ -55,7 +56,7 @@ impl Driver {
         self.shared.path.count_one(count, of_bytes, bytes);
     }
 
-    /// Posts a request as soon as there is room for it.
+    /// Posts a request as soon as there is room for it, within its deadline.
     pub(crate) async fn post_request(
         &self,
         node: NodeId,
@@ -64,7 +65,7 @@ impl Driver {
         let mut request = *request;
         let (mut waits, mut has_dialled) = (false, false);
         loop {
-            // Both before the attempt, so that room that is made during it is not missed.
+            // Both before the attempt, so that room made during it is not missed.
             let seen = self.shared.posted.progress_count();
             if waits {
                 self.shared.rpc.client.set_ring_waiters();
@@ -78,11 +79,11 @@ impl Driver {
                 Err(Some(PostFailure::PeerDown | PostFailure::UnknownNode))
                     if request.to.is_none() && !has_dialled =>
                 {
-                    // What has become of it is known after that.
+                    // Connecting shows the state of the node.
                     has_dialled = true;
                     let left = Duration::from_nanos(request.deadline_ns.saturating_sub(self.now_ns()));
                     if self.within(left, self.connect(node)).await.is_none() {
-                        // The end of this node ends all waiting, in time or not.
+                        // Closing this node ends all waits, in time or not.
                         let is_closed = self.is_closed();
                         return Err(if is_closed { PostFailure::NodeClosed } else { PostFailure::Timeout });
                     }
@@ -99,13 +100,14 @@ impl Driver {
             if request.to.is_none() {
                 return Err(PostFailure::PeerDown);
             }
-            // The peer's word of its head is a plain write, which wakes nobody.
-            self.with(|runner, now| runner.look_again_soon(now));
+            // The peer publishes its ring's head by a plain write, which wakes no task.
+            self.with(|runner, now| runner.schedule_retry(now));
             self.within(left, self.shared.posted.progress_after(seen)).await;
         }
     }
 
-    /// Waits for a member that is used for the first time, or is being met, or was never heard of.  Whether it is connected.
+    /// Waits until a member is connected or known to be unreachable: at its first use, during its first handshake, or
+    /// while the directory is asked about it. Returns true if it is connected.
     pub(crate) async fn connect(&self, node: NodeId) -> bool {
         let changes = &self.shared.member_changes;
         let mut seen = changes.count();
@@ -118,7 +120,7 @@ impl Driver {
         self.look(|runner| runner.target_of(node)).is_some()
     }
 
-    /// Why a node has no link; `None` if the connection that is wanted will have one.
+    /// Returns why a node has no link, or `None` if the `wanted` connection is about to have one.
     #[cold]
     fn absence_of(&self, node: NodeId, wanted: Option<Target>) -> Option<PostFailure> {
         self.look(|runner| match runner.target_of(node) {
@@ -128,7 +130,7 @@ impl Driver {
         })
     }
 
-    /// Posts a request.  `Err(None)` if there is no room for it now.
+    /// Posts a request. Returns `Err(None)` if there is no room for it now.
     #[inline]
     pub(crate) fn try_post_request(
         &self,
@@ -156,7 +158,7 @@ impl Driver {
         }
     }
 
-    /// Does something with calls, and lets the runner settle if that is needed.
+    /// Runs `change` on the calls and lets the runner settle if needed.
     #[inline]
     pub(crate) fn with_calls<R>(&self, change: impl FnOnce(&Rpc, &mut Wakes) -> R) -> R {
         let mut wakes = Wakes::default();
@@ -179,7 +181,7 @@ impl<'c> Pending<'c> {
         self.posted.target
     }
 
-    /// Where it is; the caller sees to it from now on.  `None` if it is over.
+    /// Returns the posted request, which the caller must now finish or cancel. Returns `None` if it is over.
     #[inline]
     pub(crate) fn into_open(mut self) -> Option<Posted> {
         std::mem::take(&mut self.open).then_some(self.posted)
@@ -193,7 +195,7 @@ impl<'c> Pending<'c> {
         }
     }
 
-    /// The peer, if it may be far away.
+    /// Returns the peer, unless the request went to this node or by a line.
     #[inline]
     pub(crate) fn distant(&self) -> Option<PeerId> {
         match self.posted {
@@ -202,9 +204,9 @@ impl<'c> Pending<'c> {
         }
     }
 
-    /// Whether the answer may have come since `Client::arrivals` was `seen`.
+    /// Returns true if the reply may have arrived since `Client::arrivals` was `seen`.
     #[inline]
-    pub(crate) fn is_worth_a_look(&self, seen: u64) -> bool {
+    pub(crate) fn may_have_arrived(&self, seen: u64) -> bool {
         let rpc = &self.driver.shared.rpc;
         match self.posted.by_line {
             Some(_) => rpc.client.has_line(self.posted.slot),
@@ -212,7 +214,7 @@ impl<'c> Pending<'c> {
         }
     }
 
-    /// Takes the answer if it is there.  Looks at no clock.
+    /// Takes the reply if it has arrived. Does not read the clock.
     #[inline]
     pub(crate) fn try_take(&mut self, into: Into<'_>) -> Result<Reply, ReplyState> {
         let rpc = &self.driver.shared.rpc;
@@ -224,13 +226,13 @@ impl<'c> Pending<'c> {
         Ok(reply)
     }
 
-    /// Looks for the answer, on a thread that moves the node forward meanwhile, for as long as that is likely to pay.  It takes no waker,
-    /// and looks at no deadline.
+    /// Spins for the reply and drives the node meanwhile, for as long as that is likely to pay. Registers no waker and
+    /// ignores the deadline.
     #[inline]
     pub(crate) fn spin(&mut self, mut into: Into<'_>) -> Spun {
         let driver = self.driver;
         for _ in 0..LOOKS_MAX {
-            // Read before the look, so that what arrives after it is not missed.
+            // Read before the look, so that later arrivals are not missed.
             let seen = driver.shared.rpc.client.arrivals();
             match self.try_take(into.reborrow()) {
                 Ok(reply) => return Spun::Taken(reply),
@@ -241,14 +243,14 @@ impl<'c> Pending<'c> {
                 }
                 Err(look) => return Spun::Ended(look),
             }
-            if !driver.spin_until(|| self.is_worth_a_look(seen)) {
+            if !driver.spin_until(|| self.may_have_arrived(seen)) {
                 return Spun::InVain { has_spun: true };
             }
         }
         Spun::InVain { has_spun: false }
     }
 
-    /// Waits for the answer, the end of the server's node, or the deadline.
+    /// Waits for the reply, the end of the server's node, or the deadline.
     pub(crate) async fn answered(&mut self) -> ReplyState {
         std::future::poll_fn(|context| self.poll(context)).await
     }
@@ -262,14 +264,14 @@ impl<'c> Pending<'c> {
         self.posted.by_line = None;
         self.driver.with_calls(|rpc, wakes| {
             rpc.adopt(Posted { by_line: None, ..self.posted }, by_line);
-            // What has come before is in the table when that is looked at.
+            // A reply that came earlier is in the table by now.
             rpc.await_notice(target, slot, wakes);
         });
         self.poll_table(context)
     }
 
     fn poll_table(&self, context: &mut Context<'_>) -> Poll<ReplyState> {
-        // Wakers are cloned and dropped outside of the lock, for they may run anything.
+        // Wakers are cloned and dropped outside of the lock, since they may run any code.
         let mut waker = Some(context.waker().clone());
         let look =
             self.driver.shared.rpc.client.wait_for(self.posted.slot, || self.driver.now_ns(), &mut waker);
@@ -279,7 +281,7 @@ impl<'c> Pending<'c> {
         }
     }
 
-    /// Takes the answer, after [`ReplyState::Replied`].
+    /// Takes the reply, after [`ReplyState::Replied`].
     pub(crate) fn take(&mut self, into: Into<'_>) -> Reply {
         let rpc = &self.driver.shared.rpc;
         let slot = self.posted.slot;

@@ -1,7 +1,7 @@
-//! The runner: the engine and everything that must change in step with it, under one lock.
+//! The runner: the engine and the state that must change in step with it, under one lock.
 //!
-//! Who changes it lets it settle before letting go of the lock: effects are carried out, grace periods ended and
-//! messages posted.  It never blocks; what takes long becomes a job for a thread that holds no lock.
+//! Each change is followed by [`Runner::settle`] before the lock is released: it applies effects, ends grace periods
+//! and posts messages. The runner never blocks; long work becomes a job for a thread that holds no lock.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
@@ -37,42 +37,42 @@ use crate::runtime::jobs::{Done, Job};
 use crate::runtime::outbox::{OutMessage, Outbox};
 use crate::runtime::wait::Wakes;
 
-/// How soon is looked again for what nobody tells: room in a peer's ring for requests, an atomic by call fewer under way, and
-/// memory.
-const LOOK_AGAIN_NS: u64 = 1_000_000;
-/// How often it is looked whether local accesses are over: each takes 26 us at most, unless its thread is
-/// descheduled in the middle.
-const GRACE_LOOK_NS: u64 = 50_000;
+/// Interval between retries where no event announces a change: room in a peer's ring for requests, a free place for an
+/// atomic by call, and memory.
+const RETRY_NS: u64 = 1_000_000;
+/// Interval between checks whether local accesses are over: each takes 26 us at most unless its thread is descheduled
+/// in between.
+const GRACE_CHECK_NS: u64 = 50_000;
 
-/// What the runner and everybody else use without its lock.
+/// State that is used without the runner's lock.
 pub(crate) struct Shared {
     pub(crate) fabric: Arc<dyn Fabric>,
     pub(crate) path: Arc<DataPath>,
     pub(crate) posted: Arc<InFlight>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) rpc: Rpc,
-    /// How long calls and posted accesses took.
+    /// Durations of calls and posted accesses.
     pub(crate) timings: Timings,
-    /// How others are dialled.
+    /// How peers are dialled.
     pub(crate) ways: Ways,
-    /// Where the first node of several hosts writes down which numbers are taken.
+    /// Where the first node of a cluster of several hosts records which node numbers are taken.
     pub(crate) numbers: Option<TakenNumbers>,
-    /// Some member or connection has changed.
+    /// A member or connection has changed.
     pub(crate) member_changes: Event,
-    /// Handles change again and again: they are frozen, then have another view or are gone.  By their indices.
+    /// Handles have changed: they were frozen, changed their view, or are gone. Keyed by index.
     pub(crate) handle_changes: Event<u32>,
-    /// Whether the node has been drained.
+    /// Signals that the node has been drained.
     pub(crate) drained: DrainedNode,
-    /// Those who carry transactions to etcd, where that has the names.
+    /// Threads that carry transactions to etcd, where etcd keeps the names.
     pub(crate) carriers: Carriers,
-    /// The cluster directory, in which it is written down where names are; none for a node without files.
+    /// The cluster directory, which records where names are kept; `None` for a node without files.
     pub(crate) dir: Option<PathBuf>,
 }
 
 /// See the module's documentation.
 pub(crate) struct Runner {
     shared: Arc<Shared>,
-    /// None when the node has left.
+    /// `None` when the node has left.
     engine: Option<Engine>,
     pub(crate) tickets: Tickets,
     pub(crate) wakes: Wakes,
@@ -81,14 +81,14 @@ pub(crate) struct Runner {
     grace_periods: Vec<PendingToken>,
     fetches: Fetches,
     pub(crate) timers: Timers,
-    /// When those look again who are told by nobody.
+    /// Time of the next retry where no event announces a change.
     retry_ns: Option<u64>,
     pub(crate) dialling: Dialling,
-    /// Peers that were refused, for the log.
+    /// Limits the log messages about refused peers.
     refusals: Refusals,
-    /// The version of the last of them that spoke another one.
+    /// The protocol version of the last refused peer that had another one.
     pub(crate) other_version: Option<u16>,
-    /// The incarnation of the node is over, as another node has said.
+    /// Another node has declared this incarnation dead.
     pub(crate) over: Option<Over>,
 }
 
@@ -100,18 +100,18 @@ struct PendingToken {
     mark: Mark,
 }
 
-/// Connections that we began.
+/// Connections that this node dials.
 #[derive(Debug, Default)]
 pub(crate) struct Dialling {
-    /// Those that have neither come about nor failed, the oldest first, by where they are dialled.  Each is answered once.
+    /// Unanswered dials by address, the oldest first. Each gets one answer.
     under_way: BTreeMap<String, VecDeque<Dial>>,
     pub(crate) failed: Vec<ConnectFailure>,
-    /// The last that failed of those that the engine wanted; of those to other clusters, if there was any.
+    /// The last failed dial that the engine wanted; a failure that met another cluster takes precedence.
     pub(crate) unmet: Option<ConnectFailure>,
 }
 
 impl Dialling {
-    fn note_unmet(&mut self, failure: ConnectFailure) {
+    fn record_unmet(&mut self, failure: ConnectFailure) {
         let is_stranger = |failure: &ConnectFailure| failure.trouble == ConnectTrouble::Stranger;
         if is_stranger(&failure) || !self.unmet.as_ref().is_some_and(is_stranger) {
             self.unmet = Some(failure);
@@ -119,26 +119,26 @@ impl Dialling {
     }
 }
 
-/// Why we began a connection.
+/// Why this node dials.
 #[derive(Debug)]
 enum Dial {
-    /// We join, and meet all.
+    /// It joins and connects to all members.
     Joining,
-    /// The engine wants it.
+    /// The engine asked for it.
     Wanted(Dialled),
 }
 
-/// Somebody whom the engine wants dialled.
+/// A node that the engine wants dialled.
 #[derive(Debug)]
 struct Dialled {
-    /// What it shows.
+    /// The address that the node publishes.
     shown: String,
-    /// Ways to it that are left.
+    /// Remaining addresses to try.
     ways: VecDeque<String>,
 }
 
-/// What the fabric calls an address in all that it tells: of several networks, the first does not know its own name.
-fn as_told(fabric: &dyn Fabric, address: &str) -> String {
+/// Returns an address as the fabric reports it: the first of several networks reports addresses without its name.
+fn reported_address(fabric: &dyn Fabric, address: &str) -> String {
     let names = fabric.providers();
     let first = names.first().filter(|_| names.len() > 1);
     let rest = first.and_then(|first| address.strip_prefix(first)?.strip_prefix(':'));
@@ -146,7 +146,7 @@ fn as_told(fabric: &dyn Fabric, address: &str) -> String {
 }
 
 impl Dialling {
-    /// Counted before the answer can arrive.
+    /// Records the dial, before its answer can arrive.
     fn begin(&mut self, address: String, dial: Dial) {
         self.under_way.entry(address).or_default().push_back(dial);
     }
@@ -191,7 +191,7 @@ impl Runner {
         self.engine.as_mut()?.open_session(principal)
     }
 
-    /// `None` if the node has left.
+    /// Returns `None` if the node has left.
     pub(crate) fn submit(
         &mut self,
         now: u64,
@@ -218,13 +218,13 @@ impl Runner {
         self.tickets.open_abandoned(op, chore.session, chore.undo, begun);
     }
 
-    // What the fabric tells.
+    // Events of the fabric.
 
     pub(crate) fn handle_event(&mut self, now: u64, event: FabricEvent) {
         if let FabricEvent::ConnectFailed(failure) = &event
-            && let Some(Dial::Wanted(dialled)) = self.answered(&failure.address)
+            && let Some(Dial::Wanted(dialled)) = self.take_dial(&failure.address)
         {
-            self.dialling.note_unmet(failure.clone());
+            self.dialling.record_unmet(failure.clone());
             return self.dial_next(dialled);
         }
         let Some(engine) = &mut self.engine else { return };
@@ -236,14 +236,14 @@ impl Runner {
                 engine.handle_connected(now, connection, &hello);
                 if let Some(address) = dialled {
                     engine.handle_answered(&address);
-                    self.answered(&address);
+                    self.take_dial(&address);
                 }
             }
             FabricEvent::ConnectFailed(failure) => {
                 engine.handle_stranger(&failure.address);
                 self.dialling.failed.push(failure);
             }
-            // Who waits in the runner tries again when it settles.
+            // Posts that wait in the runner are retried when it settles.
             FabricEvent::Room { .. } => self.shared.posted.retry(&mut self.wakes),
             // A node's memory stays registered as long as the node lives.
             FabricEvent::Deregistered { .. } => {}
@@ -255,9 +255,9 @@ impl Runner {
         }
     }
 
-    // What becomes of peers.  Nobody else tells the parts, and none of them finds out by itself.
+    // Changes of peers. Each part is told here, since none finds out by itself.
 
-    fn take_up(&mut self, peer: PeerId, incarnation: NodeIncarnation) {
+    fn set_peer_up(&mut self, peer: PeerId, incarnation: NodeIncarnation) {
         let Shared { peers, rpc, .. } = &*self.shared;
         let link = rpc.make_link(peer, incarnation.node);
         peers.set_up(peer, incarnation, link.clone());
@@ -266,7 +266,7 @@ impl Runner {
         }
     }
 
-    fn take_down(&mut self, peer: PeerId) {
+    fn set_peer_down(&mut self, peer: PeerId) {
         let Shared { peers, rpc, posted, .. } = &*self.shared;
         let Some(became) = peers.set_down(peer) else { return };
         self.outbox.handle_down(peer);
@@ -276,14 +276,14 @@ impl Runner {
         }
     }
 
-    fn note_cut_off(&mut self, peer: PeerId) {
+    fn set_peer_cut_off(&mut self, peer: PeerId) {
         let Shared { peers, rpc, .. } = &*self.shared;
         if let Some(link) = peers.set_cut_off(peer).and_then(|became| became.link) {
             rpc.handle_cut_off(peer, &link);
         }
     }
 
-    /// Nothing comes of the peer any more, whether or not the engine gave it up before.
+    /// Ends the operations on a peer whose connection is over, whether or not the engine gave it up before.
     fn end_connection(&mut self, peer: PeerId) {
         let Shared { peers, posted, .. } = &*self.shared;
         if peers.set_closed(peer) {
@@ -291,40 +291,40 @@ impl Runner {
         }
     }
 
-    /// Something has arrived of a peer, and is about to be handled.
+    /// Records that a message of the peer has arrived and is about to be handled.
     pub(crate) fn handle_heard(&mut self, now: u64, peer: PeerId) {
         if let Some(engine) = &mut self.engine {
             engine.handle_heard(now, peer);
         }
     }
 
-    /// Whether there are connections over which the first words have yet to come.
+    /// Returns true if some connections still wait for the peer's first message.
     pub(crate) fn awaits_first_words(&self) -> bool {
         self.engine.as_ref().is_some_and(Engine::awaits_first_words)
     }
 
-    /// Whether each connection that we began has come about or failed, and of all it is known whether they stay.
+    /// Returns true if all dials have been answered and all resulting connections have been accepted or refused.
     pub(crate) fn has_met_all(&self) -> bool {
         !self.dialling.is_joining() && !self.engine.as_ref().is_some_and(Engine::is_meeting)
     }
 
-    /// The oldest connection that we began to `address` has come about or failed.
-    fn answered(&mut self, address: &str) -> Option<Dial> {
+    /// Removes the oldest dial to `address`, which has been answered.
+    fn take_dial(&mut self, address: &str) -> Option<Dial> {
         self.shared.member_changes.happen(&mut self.wakes);
         self.dialling.take(address)
     }
 
-    /// Connections to all who are there, at `addresses`, are about to be begun.
+    /// Records that this node is about to dial all members, at `addresses`.
     pub(crate) fn begin_to_meet(&mut self, addresses: &[String]) {
         for address in addresses {
-            self.dialling.begin(as_told(&*self.shared.fabric, address), Dial::Joining);
+            self.dialling.begin(reported_address(&*self.shared.fabric, address), Dial::Joining);
         }
         if let Some(engine) = &mut self.engine {
             engine.begin_to_meet();
         }
     }
 
-    /// All connections that we began when we joined have come about, or failed.
+    /// Tells the engine that all dials of the join have been answered.
     pub(crate) fn handle_all_met(&mut self, now: u64) {
         if let Some(engine) = &mut self.engine {
             engine.handle_all_met(now);
@@ -341,7 +341,7 @@ impl Runner {
             CompletionKind::Done { id } => {
                 self.fetches.complete(id, completion.status);
             }
-            // What sessions and calls wait for has been handled before.
+            // Handled earlier, without the runner's lock.
             CompletionKind::Atomic { .. } | CompletionKind::Notified { .. } => {}
         }
     }
@@ -362,7 +362,7 @@ impl Runner {
         }
     }
 
-    /// A transaction was carried to etcd, or could not be; or it was tried whether one is reached.
+    /// Handles the result of a transaction or probe that a carrier sent to etcd, or a listing of members.
     pub(crate) fn handle_etcd(&mut self, now: u64, heard: Heard) {
         let Some(engine) = &mut self.engine else { return };
         match heard {
@@ -372,11 +372,11 @@ impl Runner {
         }
     }
 
-    /// These members were listed in etcd when the node began to join, and were dialled.
+    /// Handles the members listed in etcd when the node began to join, after they were dialled.
     pub(crate) fn handle_listed_met(&mut self, now: u64, members: Vec<(NodeId, String)>) {
         let Shared { fabric, ways, .. } = &*self.shared;
         let has_failed = |way: &String| {
-            let way = as_told(&**fabric, way);
+            let way = reported_address(&**fabric, way);
             self.dialling.failed.iter().any(|failed| failed.address == way)
         };
         let in_vain = members.iter().filter(|(_, shown)| ways.to(shown).iter().all(has_failed));
@@ -386,7 +386,8 @@ impl Runner {
         in_vain.iter().for_each(|shown| engine.handle_dial_failed(shown));
     }
 
-    /// For those of this host who join later, and for other clusters: this one is there.
+    /// Registers this node in etcd, and records etcd's address in the cluster directory for nodes of this host that
+    /// join later.
     fn settle_names_at(&self, at: &NamesAt) {
         let (Some(dir), Ok(address)) = (&self.shared.dir, at.address.parse()) else { return };
         if let Err(error) = self.shared.carriers.settle_at(&address) {
@@ -400,7 +401,7 @@ impl Runner {
 
     // Settling.
 
-    /// Carries out all that follows from what was done before.
+    /// Carries out everything that follows from earlier changes.
     pub(crate) fn settle(&mut self, now: u64) {
         if self.engine.as_ref().and_then(Engine::poll_timeout).is_some_and(|due| due <= now) {
             let engine = self.engine.as_mut().expect("it has a timeout");
@@ -432,7 +433,7 @@ impl Runner {
         }
         self.settle_calls();
         if self.shared.rpc.poster.is_short() {
-            self.look_again_soon(now);
+            self.schedule_retry(now);
         }
         let Shared { fabric, rpc, .. } = &*self.shared;
         self.outbox.flush(&**fabric, |peer, post| rpc.post_counted(peer, post));
@@ -443,7 +444,7 @@ impl Runner {
         if rpc.poster.take_dirty() || rpc.poster.is_stuck() {
             rpc.retry();
             for (peer, control) in rpc.poster.take_controls() {
-                // Who is down needs none.
+                // A peer that is down gets no control messages.
                 if self.shared.peers.is_up(peer) {
                     let (bytes, counts) = (control.emit(), control.is_ordered());
                     self.outbox.push(peer, OutMessage { imm: CONTROL_IMM, bytes, solicited: true, counts });
@@ -457,10 +458,10 @@ impl Runner {
             Effect::Send { peer, bytes, solicited } => {
                 self.outbox.push(peer, OutMessage { imm: 0, bytes, solicited, counts: false });
             }
-            Effect::PeerUp { peer, incarnation } => self.take_up(peer, incarnation),
-            Effect::PeerDown(peer) => self.take_down(peer),
+            Effect::PeerUp { peer, incarnation } => self.set_peer_up(peer, incarnation),
+            Effect::PeerDown(peer) => self.set_peer_down(peer),
             Effect::CutOff(peer) => self.cut_off(now, peer),
-            Effect::PeerCutOff(peer) => self.note_cut_off(peer),
+            Effect::PeerCutOff(peer) => self.set_peer_cut_off(peer),
             Effect::Warn { peer, text } => self.shared.fabric.warn(peer, &text),
             Effect::News(News::Refused(why)) => {
                 if let BadHello::Version(theirs) = why {
@@ -478,7 +479,7 @@ impl Runner {
             Effect::End(over) => {
                 self.over = Some(over);
                 self.close();
-                // The program lets the node leave then.
+                // Ends the program's wait, so that it lets the node leave.
                 self.shared.drained.set(0);
             }
             Effect::Dial { address } => self.dial(address),
@@ -533,12 +534,13 @@ impl Runner {
         match begun {
             CutOff::Done => engine.handle_cut_off(now, peer, false),
             CutOff::Started => engine.handle_kill(now, peer),
-            // The engine keeps what the peer could reach in quarantine, until the peer hears of this, and lets go by itself.
+            // The engine keeps the memory that the peer could reach in quarantine until the peer learns of this and
+            // lets go by itself.
             CutOff::NotPermitted => self.shared.fabric.disconnect(peer),
         }
     }
 
-    /// Connects to somebody whom the engine has lost sight of.
+    /// Dials a node that the engine has lost sight of.
     fn dial(&mut self, shown: String) {
         let ways = self.shared.ways.to(&shown).into();
         self.dial_next(Dialled { shown, ways });
@@ -548,7 +550,7 @@ impl Runner {
         match (dialled.ways.pop_front(), &mut self.engine) {
             (Some(way), Some(engine)) => {
                 let hello = engine.hello();
-                self.dialling.begin(as_told(&*self.shared.fabric, &way), Dial::Wanted(dialled));
+                self.dialling.begin(reported_address(&*self.shared.fabric, &way), Dial::Wanted(dialled));
                 self.shared.fabric.connect(&way, &hello);
             }
             (None, Some(engine)) => {
@@ -567,7 +569,7 @@ impl Runner {
         }
     }
 
-    /// Whether a grace period was over.
+    /// Returns true if a grace period was over.
     fn end_grace_periods(&mut self, now: u64) -> bool {
         let Some(engine) = &mut self.engine else { return false };
         let before = self.grace_periods.len();
@@ -583,9 +585,9 @@ impl Runner {
         self.grace_periods.len() < before
     }
 
-    /// Goes on with what is read from peers; whether anything of that has ended.
+    /// Advances the fetches from peers. Returns true if one has ended.
     fn settle_fetches(&mut self, now: u64) -> bool {
-        let ended = self.fetches.go_on(&*self.shared.fabric);
+        let ended = self.fetches.advance(&*self.shared.fabric);
         let any = !ended.is_empty();
         for (token, result) in ended {
             match (&mut self.engine, result) {
@@ -597,43 +599,42 @@ impl Runner {
         any
     }
 
-    // What others want to know.
+    // Queries.
 
-    /// A job to be done by a thread that holds no lock.
+    /// Returns a job, to be run by a thread that holds no lock.
     pub(crate) fn poll_job(&mut self) -> Option<Job> {
         self.jobs.pop_front()
     }
 
-    /// When somebody must look after the runner, if nothing happens before.
+    /// Returns the time at which the runner needs attention even if nothing happens before.
     pub(crate) fn attention_ns(&self, now: u64) -> u64 {
         if !self.jobs.is_empty() {
             return 0;
         }
         let timeout = self.engine.as_ref().and_then(Engine::poll_timeout).unwrap_or(u64::MAX);
-        let grace = if self.grace_periods.is_empty() { u64::MAX } else { now + GRACE_LOOK_NS };
+        let grace = if self.grace_periods.is_empty() { u64::MAX } else { now + GRACE_CHECK_NS };
         let overdue = self.shared.rpc.client.next_deadline_ns();
         let timer = self.timers.next_ns().unwrap_or(u64::MAX);
         let retry = self.retry_ns.unwrap_or(u64::MAX);
         timeout.min(grace).min(retry).min(overdue).min(timer).min(self.refusals.due_ns())
     }
 
-    /// Somebody waits, by [`InFlight::progress_after`], for what nobody tells.
-    pub(crate) fn look_again_soon(&mut self, now: u64) {
-        self.retry_ns.get_or_insert(now + LOOK_AGAIN_NS);
+    /// Schedules a retry for a waiter of [`InFlight::progress_after`] whose condition no event announces.
+    pub(crate) fn schedule_retry(&mut self, now: u64) {
+        self.retry_ns.get_or_insert(now + RETRY_NS);
     }
 
-    /// What waits here.
     pub(crate) fn queues(&self) -> Queues {
         let (messages, message_bytes) = self.outbox.waiting();
         Queues { commands: self.tickets.len(), jobs: self.jobs.len(), messages, message_bytes }
     }
 
-    /// The engine, unless the node has left.
+    /// Returns the engine unless the node has left.
     pub(crate) fn engine(&self) -> Option<&Engine> {
         self.engine.as_ref()
     }
 
-    /// What a node says of itself.
+    /// Returns the hello that this node sends to peers.
     pub(crate) fn hello(&self) -> Vec<u8> {
         self.engine.as_ref().map(Engine::hello).unwrap_or_default()
     }
@@ -642,62 +643,63 @@ impl Runner {
         self.engine.as_ref().is_some_and(|engine| engine.is_connected_to(node))
     }
 
-    /// Whether others have said where the first node is.
-    pub(crate) fn is_told_of_first(&self) -> bool {
+    /// Returns true if peers have said where the first node is.
+    pub(crate) fn knows_first_node(&self) -> bool {
         self.engine.as_ref().is_some_and(Engine::is_told_of_seat)
     }
 
-    /// Whether nobody is there whom it could come to be connected to.
+    /// Returns true if there is no other node that this one could connect to.
     pub(crate) fn is_alone(&self) -> bool {
         self.engine.as_ref().is_none_or(Engine::is_alone)
     }
 
-    /// The connection to a node that is up, or that it is this one.
+    /// Returns the connection to a node that is up, or that the node is this one.
     pub(crate) fn target_of(&self, node: NodeId) -> Option<Target> {
         self.engine.as_ref()?.target_of(node)
     }
 
-    /// Has a member connected that is used for the first time, or asked about; whether that is under way.
+    /// Connects to a member at its first use, or asks about it. Returns true while that is in progress.
     pub(crate) fn use_node(&mut self, now: u64, node: NodeId) -> bool {
         self.engine.as_mut().is_some_and(|engine| engine.use_node(now, node))
     }
 
-    /// Whether a member is being met for the first time, or asked about.
+    /// Returns true while a first handshake with the member, or a question about it, is in progress.
     pub(crate) fn is_connecting(&self, node: NodeId) -> bool {
         self.engine.as_ref().is_some_and(|engine| engine.is_connecting(node))
     }
 
-    /// Whether a node of that number is or was in the cluster.
+    /// Returns true if a node with that number is or was in the cluster.
     pub(crate) fn knows(&self, node: NodeId) -> bool {
         self.engine.as_ref().is_some_and(|engine| engine.knows(node))
     }
 
-    /// Until when the lock behind a handle is given to nobody else; `None` if that may have happened.
+    /// Returns the time until which no other session gets the lock behind a handle, in nanoseconds; `None` if another
+    /// may have it.
     pub(crate) fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
         self.engine.as_ref()?.lock_is_kept_until_ns(session, slot)
     }
 
-    /// The incarnation of a node that is up.
+    /// Returns the incarnation of a node that is up.
     pub(crate) fn incarnation_of(&self, node: NodeId) -> Option<NodeIncarnation> {
         self.engine.as_ref()?.incarnation_of(node)
     }
 
     // Leaving.
 
-    /// Says goodbye.
+    /// Sends the farewell to all peers.
     pub(crate) fn leave(&mut self, now: u64) {
         if let Some(engine) = &mut self.engine {
             engine.leave(now);
         }
     }
 
-    /// Whether nothing is left to be said, and nobody to be waited for.
+    /// Returns true if no message, grace period or farewell is pending.
     pub(crate) fn is_quiet(&self) -> bool {
         let is_signed_off = self.engine.as_ref().is_none_or(Engine::is_signed_off);
         self.outbox.is_empty() && self.grace_periods.is_empty() && is_signed_off
     }
 
-    /// Forgets everything, and tells all who wait that nothing will come.
+    /// Drops the engine and ends all waits.
     pub(crate) fn close(&mut self) {
         self.engine = None;
         self.timers.ring(u64::MAX, &mut self.wakes);

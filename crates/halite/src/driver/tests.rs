@@ -18,7 +18,7 @@ thread_local! {
     static LOCKED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The calling thread takes the lock of a runner.
+/// Counts that the calling thread takes a runner's lock.
 pub(super) fn note_lock() {
     LOCKED.set(LOCKED.get() + 1);
 }
@@ -26,7 +26,7 @@ pub(super) fn note_lock() {
 const ALL: Permissions = Permissions::all();
 const ROUNDS: u64 = 2000;
 
-/// Takes no answers while `is_full`, as a peer's full queue, and says of no room.
+/// Refuses replies while `is_full`, as a peer's full queue does, and never announces room.
 struct Full {
     inner: Arc<dyn Fabric>,
     is_full: AtomicBool,
@@ -56,9 +56,9 @@ impl Middleware for Full {
     }
 }
 
-/// Each poll took the lock and posted all answers again, for as long as one peer's queue was full.
+/// Each poll used to take the lock and post all answers again while one peer's queue was full.
 #[test]
-fn a_full_queue_costs_operations_on_others_nothing() {
+fn a_full_queue_does_not_slow_other_peers() {
     const ANSWERS: usize = 8;
     const LONG: Duration = Duration::from_secs(60);
     let dir = crate::runtime::scratch();
@@ -96,7 +96,7 @@ fn a_full_queue_costs_operations_on_others_nothing() {
     }
     let (locked, refused) = (LOCKED.get() - before, full.refused.load(Relaxed) - refused);
     full.is_full.store(false, Relaxed);
-    // Whatever has the runner settle tries them again.
+    // Any change lets the runner settle, which posts them again.
     session.stat("salt").expect("it is there");
     for answer in pending {
         assert_eq!(answer.answer().as_deref(), Ok(&b"pepper"[..]));

@@ -1,7 +1,7 @@
-//! Tickets: commands that are under way in the engine, and who waits for them.
+//! Tickets: commands in progress in the engine, and the callers that wait for them.
 //!
-//! A command whose caller has lost interest is undone by further commands: one that may wait for as long as others please is
-//! withdrawn; all run to their end, and then what they made is given up.
+//! A command whose caller drops it is undone by further commands. One that may wait indefinitely for other sessions is
+//! withdrawn; all others run to their end, and then their result is released.
 //!
 //! ```text
 //!  Waiting ── finish ──> Done ── taken by the caller
@@ -10,7 +10,7 @@
 //!                  Abandoned ── finish ── undone: Free (of an alloc), then Unmap
 //! ```
 //!
-//! A session that is closed meanwhile stays open until all is undone.
+//! A session that is closed meanwhile stays open until everything is undone.
 
 use std::collections::BTreeMap;
 use std::task::{Context, Poll, Waker};
@@ -23,39 +23,40 @@ use halite_tier::message::{ErrorReply, RegionCommand};
 use crate::metrics::Histogram;
 use crate::runtime::wait::Wakes;
 
-/// How a command ends.
+/// The result of a command.
 pub(crate) type Ending = Result<Outcome, CommandError>;
 
-/// How every command ends when the node has left.
+/// The result of all commands after the node has left.
 pub(crate) fn node_closed() -> CommandError {
     CommandError::Refused(ErrorReply::NodeClosed)
 }
 
-/// How a command is undone whose caller does not take what it made.
+/// How to undo a command whose caller does not take the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Undo {
-    /// It made nothing.
+    /// It has no result to undo.
     Nothing,
-    /// The handle is given up.
+    /// Releases the handle.
     Unmap,
-    /// The region is freed and the handle given up.
+    /// Frees the region and releases the handle.
     Free,
-    /// It waits for others, and makes nothing.
+    /// Withdraws a command that waits for other sessions; it has no result to undo.
     Withdraw,
-    /// It waits for others; then the lock behind this handle is given up.
+    /// Withdraws a command that waits for other sessions; if it succeeds nevertheless, releases the lock behind this
+    /// handle.
     Unlock(SlotRef),
-    /// This port watches no more.
+    /// Ends the port's watch.
     Unwatch(u32),
-    /// Whatever came of this command, this handle is given up next.
+    /// Releases this handle after the command, whatever its result.
     ThenUnmap(SlotRef),
 }
 
 impl Undo {
-    /// What undoes `command`.
+    /// Returns how to undo `command`.
     pub(crate) fn of(command: &Command) -> Undo {
         match command {
             Command::Alloc { .. } => Undo::Free,
-            // What an anchor holds may be in use by others at once: it stays.
+            // Other sessions may use an anchor's region at once, so it stays.
             Command::Map { .. } | Command::Anchor { .. } => Undo::Unmap,
             Command::Lock { slot, .. } => Undo::Unlock(*slot),
             Command::Arrive { .. } => Undo::Withdraw,
@@ -64,13 +65,13 @@ impl Undo {
         }
     }
 
-    /// What is done at once about a command that is under way.
+    /// Returns the command that undoes one still in progress.
     fn while_waiting(self, op: OpId) -> Option<(Command, Undo)> {
         matches!(self, Undo::Withdraw | Undo::Unlock(_)).then_some((Command::Withdraw(op), Undo::Nothing))
     }
 
-    /// What is done when it has ended.
-    fn step(self, ending: &Ending) -> Option<(Command, Undo)> {
+    /// Returns the command that undoes one that has ended.
+    fn when_ended(self, ending: &Ending) -> Option<(Command, Undo)> {
         match (self, ending) {
             (Undo::Unmap, Ok(Outcome::Mapped { slot, .. })) => Some((Command::Unmap(*slot), Undo::Nothing)),
             (Undo::Free, Ok(Outcome::Mapped { slot, .. })) => {
@@ -89,7 +90,7 @@ impl Undo {
     }
 }
 
-/// What is to be submitted next, on behalf of nobody.
+/// The next command to submit, without a caller that waits for it.
 #[derive(Debug)]
 pub(crate) struct Chore {
     pub(crate) session: SessionId,
@@ -97,7 +98,7 @@ pub(crate) struct Chore {
     pub(crate) undo: Undo,
 }
 
-/// All commands that are under way.
+/// All commands in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Tickets {
     ops: BTreeMap<OpId, Ticket>,
@@ -110,18 +111,17 @@ struct Ticket {
     session: SessionId,
     undo: Undo,
     state: TicketState,
-    /// What it is called, and since when it is under way.
     begun: Begun,
 }
 
-/// What a command is called, and when it began.
+/// A command's name and time of submission.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Begun {
     pub(crate) name: &'static str,
     pub(crate) at_ns: u64,
 }
 
-/// How long commands took, and how many failed, by their names.
+/// Durations and failures of commands, by name.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct CommandTimes(BTreeMap<&'static str, (Histogram, u64)>);
 
@@ -132,7 +132,7 @@ impl CommandTimes {
         *failures += u64::from(is_failure);
     }
 
-    /// Of each command that has ended at least once: how long, and how many failed.
+    /// Returns the durations and the number of failures of each command that has ended at least once.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, &(Histogram, u64))> {
         self.0.iter().map(|(name, times)| (*name, times))
     }
@@ -145,7 +145,7 @@ enum TicketState {
     Abandoned,
 }
 
-/// How many commands of a session are under way, and whether it ends with the last.
+/// The number of a session's commands in progress, and whether the session closes after the last.
 #[derive(Debug, Default)]
 struct Pending {
     count: usize,
@@ -153,12 +153,12 @@ struct Pending {
 }
 
 impl Tickets {
-    /// A command has been submitted, by a caller who will take its end.
+    /// Adds a command whose caller takes its result.
     pub(crate) fn open(&mut self, op: OpId, session: SessionId, undo: Undo, begun: Begun) {
         self.insert(op, Ticket { session, undo, state: TicketState::Waiting(None), begun });
     }
 
-    /// A chore has been submitted.
+    /// Adds a command without a caller.
     pub(crate) fn open_abandoned(&mut self, op: OpId, session: SessionId, undo: Undo, begun: Begun) {
         self.insert(op, Ticket { session, undo, state: TicketState::Abandoned, begun });
     }
@@ -168,7 +168,7 @@ impl Tickets {
         self.ops.insert(op, ticket);
     }
 
-    /// The end of a command, if it is there; else the task of `context` is woken when it is.
+    /// Returns a command's result, or registers the context's waker.
     pub(crate) fn poll(&mut self, op: OpId, context: &mut Context<'_>) -> Poll<Ending> {
         let ticket = self.ops.get_mut(&op).expect("a ticket stays until its end is taken");
         if let TicketState::Waiting(waker) = &mut ticket.state {
@@ -182,7 +182,7 @@ impl Tickets {
         }
     }
 
-    /// How many there are.
+    /// Number of commands in progress.
     pub(crate) fn len(&self) -> usize {
         self.ops.len()
     }
@@ -191,7 +191,7 @@ impl Tickets {
         &self.times
     }
 
-    /// A command has ended.  Returns what is to be done instead of telling its caller, if that has gone.
+    /// Ends a command. Returns the command that undoes it if its caller is gone.
     pub(crate) fn finish(
         &mut self,
         now_ns: u64,
@@ -215,7 +215,7 @@ impl Tickets {
         }
     }
 
-    /// The caller of a command has lost interest.  Returns what is to be done about it now.
+    /// Records that the caller dropped a command. Returns the command to submit for it now.
     pub(crate) fn abandon(&mut self, op: OpId) -> Option<Chore> {
         let ticket = self.ops.get_mut(&op)?;
         if let TicketState::Waiting(_) = ticket.state {
@@ -230,12 +230,12 @@ impl Tickets {
         }
     }
 
-    /// The session is not used any more.  It is closed when [`Tickets::poll_closable`] says so.
+    /// Marks the session as unused; [`Tickets::poll_closable`] returns it once its commands have ended.
     pub(crate) fn close(&mut self, session: SessionId) {
         self.sessions.entry(session).or_default().closing = true;
     }
 
-    /// A session that is not used any more, and for which nothing is under way.
+    /// Returns an unused session without commands in progress.
     pub(crate) fn poll_closable(&mut self) -> Option<SessionId> {
         let (session, _) = self.sessions.iter().find(|(_, pending)| pending.closing && pending.count == 0)?;
         let session = *session;
@@ -243,7 +243,7 @@ impl Tickets {
         Some(session)
     }
 
-    /// Ends all that is under way, since the node closes.
+    /// Fails all commands in progress, since the node closes.
     pub(crate) fn end_all(&mut self, wakes: &mut Wakes) {
         for ticket in self.ops.values_mut() {
             if let TicketState::Waiting(waker) = &mut ticket.state {
@@ -267,7 +267,7 @@ impl Tickets {
 
 impl Ticket {
     fn chore(&self, ending: &Ending) -> Option<Chore> {
-        let (command, undo) = self.undo.step(ending)?;
+        let (command, undo) = self.undo.when_ended(ending)?;
         Some(Chore { session: self.session, command, undo })
     }
 }

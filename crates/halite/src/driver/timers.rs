@@ -1,4 +1,4 @@
-//! Timers: tasks that wait for a point in time, and futures that are given up then.
+//! Timers: tasks that wait for a point in time, and futures with a timeout.
 
 use std::collections::BTreeMap;
 use std::pin::{Pin, pin};
@@ -11,20 +11,20 @@ use crate::runtime::wait::Wakes;
 /// All tasks of a node that wait for a point in time.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
-    /// By time, and by a number that makes them different.
+    /// By time and by a unique number.
     due: BTreeMap<(u64, u64), Waker>,
     last: u64,
 }
 
 impl Timers {
-    /// Wakes all whose time has come.
+    /// Wakes all due tasks.
     pub(crate) fn ring(&mut self, now_ns: u64, wakes: &mut Wakes) {
         while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= now_ns) {
             wakes.add(Some(entry.remove()));
         }
     }
 
-    /// When the first is due.
+    /// Returns the time of the first timer.
     pub(crate) fn next_ns(&self) -> Option<u64> {
         self.due.keys().next().map(|(at_ns, _)| *at_ns)
     }
@@ -35,7 +35,7 @@ impl Timers {
     }
 }
 
-/// Waits until a point in time on the node's clock.
+/// Waits until a point in time on the node's clock, or until the node closes.
 struct Timer<'c> {
     driver: &'c Driver,
     at_ns: u64,
@@ -69,7 +69,7 @@ impl Drop for Timer<'_> {
 }
 
 impl Driver {
-    /// What comes of `future`, or `None`, with `future` dropped, if that takes longer than `timeout`.
+    /// Returns the output of `future`, or `None`, with `future` dropped, after `timeout`.
     pub(crate) async fn within<F: Future>(&self, timeout: Duration, future: F) -> Option<F::Output> {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let at_ns = self.now_ns().saturating_add(timeout_ns);

@@ -213,7 +213,7 @@ impl NodeInner {
         }
         // Their first messages come before their answers.
         self.be_known().await;
-        if self.driver.look(Runner::is_told_of_first) {
+        if self.driver.look(Runner::knows_first_node) {
             let is_met = self.meet_first(patience).await;
             // The peer may be far away.
             let awaits_words = self.driver.look(Runner::awaits_first_words);

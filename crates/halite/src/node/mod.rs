@@ -634,11 +634,11 @@ impl Drop for Node {
         driver.shared.carriers.withdraw();
         let mut leaving = Leaving::begin(driver);
         while !leaving.advance(driver) {
-            driver.drive_for_a_moment();
+            driver.drive_briefly();
         }
         self.progress_thread = None;
         leaving::close(driver, leaving.into_stale());
-        leaving::see_out(&*driver.shared.fabric);
+        leaving::finish_retransmissions(&*driver.shared.fabric);
         self.lock = None;
     }
 }

@@ -1,7 +1,6 @@
-//! Fetches: chunks that the engine has read from peers' memory into ours.
+//! Fetches: chunks that the engine has read from peers' memory into this node's arena.
 //!
-//! A chunk has a window of slices under way, as an access has.  They land where the chunk is to be, so that they need no
-//! staging memory.
+//! A chunk is read by a window of slices, as an access is. They land in the chunk's place and need no staging memory.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +12,11 @@ use halite_tier::effect::{CopyFailure, Token};
 use super::pipeline::{has_room, low};
 use crate::runtime::lanes::ACCESSES;
 
-/// Bytes of a slice: less than those of accesses, for what others ask of the same peer is not to wait behind a move.
+/// Bytes of a slice: fewer than those of accesses, so that other operations on the same peer do not wait long behind a
+/// move.
 const SLICE_BYTES: usize = 32 << 10;
 
-/// A chunk that is to be read.
+/// A chunk to be read.
 #[derive(Debug)]
 pub(crate) struct Fetch {
     pub(crate) peer: PeerId,
@@ -26,12 +26,12 @@ pub(crate) struct Fetch {
     pub(crate) len: u64,
 }
 
-/// All that are under way.
+/// All fetches in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Fetches {
     chunks: BTreeMap<Token, Chunk>,
     slices: BTreeMap<WorkId, Token>,
-    /// The number last given to a slice; 0 is that of messages.
+    /// The last slice's number; 0 belongs to messages.
     last: u64,
 }
 
@@ -40,9 +40,9 @@ struct Chunk {
     fetch: Fetch,
     /// Bytes.
     posted: u64,
-    /// Slices under way.
+    /// Slices in progress.
     slices: usize,
-    /// Down to how many of them must have gone before more are posted.
+    /// More slices are posted once no more than this many are in progress.
     low: usize,
     failed: Option<CopyFailure>,
 }
@@ -53,7 +53,7 @@ impl Fetches {
         self.chunks.insert(token, chunk);
     }
 
-    /// A slice has ended; completions of others change nothing.
+    /// Handles the completion of a slice; ignores completions of other operations.
     pub(crate) fn complete(&mut self, id: WorkId, status: Status) {
         let Some(token) = self.slices.remove(&id) else { return };
         let chunk = self.chunks.get_mut(&token).expect("a chunk stays while slices of it are under way");
@@ -65,19 +65,19 @@ impl Fetches {
         });
     }
 
-    /// Posts what may be posted.  Returns the chunks that have ended, and why not all of them is there.
-    pub(crate) fn go_on(&mut self, fabric: &dyn Fabric) -> Vec<(Token, Result<(), CopyFailure>)> {
+    /// Posts as many slices as the windows allow. Returns the chunks that have ended, with the cause of a failure.
+    pub(crate) fn advance(&mut self, fabric: &dyn Fabric) -> Vec<(Token, Result<(), CopyFailure>)> {
         let Fetches { chunks, slices, last } = self;
         let mut ended = Vec::new();
         chunks.retain(|token, chunk| {
             let first = *last + 1;
             *last += chunk.post(fabric, first) as u64;
             slices.extend((first..=*last).map(|id| (WorkId(id), *token)));
-            let goes_on = chunk.slices > 0 || chunk.wants_more();
-            if !goes_on {
+            let continues = chunk.slices > 0 || chunk.wants_more();
+            if !continues {
                 ended.push((*token, chunk.failed.map_or(Ok(()), Err)));
             }
-            goes_on
+            continues
         });
         ended
     }
@@ -88,8 +88,8 @@ impl Chunk {
         self.posted < self.fetch.len && self.failed.is_none()
     }
 
-    /// Posts slices until the window is full, if the oldest quarter of them has landed.  Their numbers begin with `first`; returns
-    /// how many there are.
+    /// Posts slices until the window is full, if the oldest quarter of them has landed. Numbers them from `first` on
+    /// and returns how many it posted.
     fn post(&mut self, fabric: &dyn Fabric, first: u64) -> usize {
         if !self.wants_more() || self.slices > self.low {
             return 0;
@@ -112,7 +112,7 @@ impl Chunk {
         let count = match fabric.post(peer, ACCESSES, &requests) {
             Ok(()) => requests.len(),
             Err(error) => {
-                // Where the queue is full it is tried again when the runner settles, which room that is made sees to.
+                // A full queue: retried when the runner settles, which it does once there is room.
                 if error.cause != PostCause::QueueFull {
                     self.failed = Some(CopyFailure::PeerGone);
                 }

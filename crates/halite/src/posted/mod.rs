@@ -1,22 +1,23 @@
-//! Posted operations: accesses that go through the fabric's queues, and the memory that they land in.
+//! Posted operations: accesses that go through the fabric's queues, and the memory in which they land.
 //!
-//! A peer's answer must never land in memory that its owner has given up, so reads land in slots of a segment
-//! that the node owns.  A caller who loses interest leaves its slot behind until the completion has arrived:
+//! A peer's answer must never land in memory whose owner has released it, so reads land in slots of a segment that the
+//! node owns. If a caller drops an operation, its slot stays reserved until the completion arrives:
 //!
 //! ```text
 //!  begin ──> Begun ── posted ──> Awaited ── complete ──> Done ── taken: slot is free
 //!              └ dropped: gone      └ dropped ──> Abandoned ── complete: slot is free
 //! ```
 //!
-//! An operation is begun *before* its address is looked up, so that a later change of the address knows
-//! by [`InFlight::is_over`] that nobody uses the old one any more.
+//! An operation begins *before* its address is looked up, so that a later change of the address learns from
+//! [`InFlight::is_over`] that the old one is no longer in use.
 //!
-//! What takes several operations keeps a window of them under way: accesses of sessions ([`Pipeline`]), and those that the engine
-//! asks for ([`fetches`]).  An operation of up to 256 bytes
-//! allocates nothing, and takes none of the node's locks that all threads share, and neither does its completion.  (Providers have
-//! their own: `shm` looks a peer up under a lock that many may hold at once, and queues completions under one.)
+//! Transfers of several operations keep a window of them in progress: accesses of sessions ([`Pipeline`]), and those
+//! that the engine asks for ([`fetches`]). An operation of up to 256 bytes, and its completion, allocates nothing and
+//! takes no lock that all threads of the node share. (Providers have their own: `shm` looks a peer up under a reader
+//! lock and queues completions under a mutex.)
 //!
-//! It calls [`crate::runtime`] and the fabric.  Its locks are those of a table's shards, and no other is taken under one.
+//! It calls [`crate::runtime`] and the fabric. Its locks are those of the table's shards; no other lock is taken under
+//! one.
 
 mod fetches;
 mod pipeline;
@@ -38,8 +39,8 @@ use self::table::{Left, OperationId, Table};
 use crate::runtime::event::Event;
 use crate::runtime::wait::Wakes;
 
-/// Most bytes of one posted operation: bulk traffic must let small requests through in between.  Over UDP it is two trains of packets, whole
-/// ones: a train takes up to 64 KiB with all headers.
+/// Most bytes of one posted operation: small requests must get through between the slices of bulk traffic. Over UDP it
+/// fills two whole trains of packets; a train takes up to 64 KiB with all headers.
 pub(crate) const SLICE_BYTES_MAX: usize = 120 << 10;
 
 /// All posted operations of a node.
@@ -51,15 +52,15 @@ pub(crate) struct InFlight {
     progress: Event,
 }
 
-/// How a posted operation ended.
+/// The result of a posted operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Ended {
     pub(crate) status: Status,
-    /// What the word held before an atomic; of other operations 0.
+    /// The word's value from before an atomic; 0 for other operations.
     pub(crate) old: u64,
 }
 
-/// Something that must outlive an operation: the memory of its source, say.
+/// A resource that must outlive an operation, such as its source memory.
 pub(crate) struct KeepAlive(#[expect(dead_code, reason = "it is kept to be dropped")] Box<dyn Send>);
 
 impl std::fmt::Debug for KeepAlive {
@@ -68,32 +69,32 @@ impl std::fmt::Debug for KeepAlive {
     }
 }
 
-/// Operations that were under way at some time.
+/// The operations that were in progress at some time.
 #[derive(Debug)]
 pub(crate) struct Mark(Vec<OperationId>);
 
 impl InFlight {
-    /// For so many threads that post at once.
+    /// `threads` is the number of threads that post at once.
     pub(crate) fn new(threads: usize) -> InFlight {
         let shards = threads.clamp(1, Table::SHARDS_MAX);
         InFlight { table: Table::new(shards), staging: Staging::new(shards), progress: Event::default() }
     }
 
-    /// Begins an operation on memory of `peer`.  Its address must be looked up after this.
+    /// Begins an operation on memory of `peer`. Look up its address after this.
     #[inline]
     pub(crate) fn begin(&self, peer: PeerId) -> PendingOperation<'_> {
         let id = self.table.begin(peer);
         PendingOperation { posted: self, id, phase: Phase::Begun, slot: None }
     }
 
-    /// As [`InFlight::begin`], of one that travels as a call: it ends by [`InFlight::answer`], or with the peer.  `None` if as many
-    /// are under way as may be; then there is [`InFlight::progress_after`].
+    /// Begins an operation that travels as a call: it ends with [`InFlight::answer`] or with the peer. Returns `None`
+    /// if too many are in progress; then wait with [`InFlight::progress_after`].
     pub(crate) fn begin_call(&self, peer: PeerId) -> Option<PendingOperation<'_>> {
         let id = self.table.begin_call(peer)?;
         Some(PendingOperation { posted: self, id, phase: Phase::Begun, slot: None })
     }
 
-    /// What is under way to the memory of some peers.
+    /// Returns the operations in progress on memory of some peers.
     pub(crate) fn mark(&self, to: &PostedTo) -> Mark {
         let mut found = Vec::new();
         match to {
@@ -104,25 +105,25 @@ impl InFlight {
         Mark(found)
     }
 
-    /// All that is under way, and all that is kept for it.
+    /// Returns all operations in progress, including those started by [`InFlight::keep`].
     pub(crate) fn mark_all(&self) -> Mark {
         let mut found = Vec::new();
         self.table.under_way(|_| true, true, &mut found);
         Mark(found)
     }
 
-    /// Whether all that was under way has completed.
+    /// Returns true if all operations of `mark` have completed.
     pub(crate) fn is_over(&self, mark: &mut Mark) -> bool {
         mark.0.retain(|id| self.table.is_under_way(*id));
         mark.0.is_empty()
     }
 
-    /// How many operations have not completed.
+    /// Number of operations that have not completed.
     pub(crate) fn under_way(&self) -> usize {
         self.mark(&PostedTo::Anybody).0.len()
     }
 
-    /// A completion has arrived.
+    /// Handles a completion.
     #[inline]
     pub(crate) fn complete(&self, id: WorkId, ended: Ended, wakes: &mut Wakes) {
         let completed = self.table.complete(id, ended);
@@ -135,40 +136,40 @@ impl InFlight {
         }
     }
 
-    /// `peer` has answered a call.  An answer that nobody expects of it changes nothing.
+    /// Handles the answer of `peer` to a call. Ignores an unexpected answer.
     pub(crate) fn answer(&self, peer: PeerId, id: WorkId, ended: Ended, wakes: &mut Wakes) {
         if self.table.is_call_to(peer, id) {
             self.complete(id, ended, wakes);
         }
     }
 
-    /// `peer` is down: who waits for its answer need not, and no room is waited for.  It may still do what it was asked for
-    /// until its connection has ended, and until then that is under way.
+    /// Ends the waits for calls to `peer`, which is down. The peer may still carry them out until its connection has
+    /// ended, so they stay in progress until then.
     pub(crate) fn handle_down(&self, peer: PeerId, wakes: &mut Wakes) {
-        wakes.extend(self.table.leave_unheard(peer));
+        wakes.extend(self.table.fail_calls_to(peer));
         self.progress.happen(wakes);
     }
 
-    /// The connection to `peer` has ended: it answers no call any more, and what it was asked for it may have done.
+    /// Ends the calls to `peer`, whose connection has ended; it may have carried them out.
     pub(crate) fn handle_closed(&self, peer: PeerId, wakes: &mut Wakes) {
         for id in self.table.calls_to(peer) {
-            self.complete(id.work_id(), Ended::UNHEARD, wakes);
+            self.complete(id.work_id(), Ended::PEER_GONE, wakes);
         }
-        // There will be no room for who waits for it.
+        // Waiters for room retry and find that there will be none.
         self.progress.happen(wakes);
     }
 
-    /// A number for an operation that nobody waits for, and that `kept_alive` must outlive.
+    /// Returns a number for an operation without a waiter, and drops `kept_alive` once it completes.
     pub(crate) fn keep(&self, peer: PeerId, kept_alive: Box<dyn Send>) -> WorkId {
         self.table.keep(peer, KeepAlive(kept_alive)).work_id()
     }
 
-    /// An operation that was to be kept for was not posted after all.
+    /// Drops what [`InFlight::keep`] keeps, for an operation that was not posted after all.
     pub(crate) fn release(&self, id: WorkId) {
         self.table.withdraw(OperationId::of(id));
     }
 
-    /// Waits until the fabric may take more; `seen` is [`InFlight::progress_count`] before it was tried.
+    /// Waits until the fabric may take more; `seen` is [`InFlight::progress_count`] from before the attempt.
     pub(crate) async fn progress_after(&self, seen: u64) {
         self.progress.after(seen).await;
     }
@@ -178,7 +179,7 @@ impl InFlight {
         self.progress.count()
     }
 
-    /// An operation that left has made room, and nobody else tells of that.
+    /// Wakes the waiters for room after a dropped operation has made some; no completion does.
     #[cold]
     fn wake_for_room(&self) {
         let mut wakes = Wakes::default();
@@ -186,13 +187,13 @@ impl InFlight {
         wakes.wake_all();
     }
 
-    /// Lets those try again who found no room.
+    /// Wakes the waiters for room.
     pub(crate) fn retry(&self, wakes: &mut Wakes) {
         self.progress.happen(wakes);
     }
 
-    /// Nothing completes any more: ends the waiting of all.  Slots stay reserved, since bytes may land in them
-    /// until the fabric is closed.
+    /// Ends all waits, since no completion arrives any more. Slots stay reserved, because bytes may land in them until
+    /// the fabric is closed.
     pub(crate) fn close(&self, wakes: &mut Wakes) {
         wakes.extend(self.table.close());
         self.progress.happen(wakes);
@@ -200,8 +201,8 @@ impl InFlight {
 }
 
 impl Ended {
-    /// Of one that was posted, and of whose end nothing will be heard: the peer's end, or the node's, is that of the connection.
-    const UNHEARD: Ended = Ended { status: Status::PeerGone, old: 0 };
+    /// A posted operation whose completion will not arrive, because the peer or this node is down.
+    const PEER_GONE: Ended = Ended { status: Status::PeerGone, old: 0 };
 }
 
 /// An operation that has begun.
@@ -210,7 +211,7 @@ pub(crate) struct PendingOperation<'p> {
     posted: &'p InFlight,
     id: OperationId,
     phase: Phase,
-    /// What the operation uses while it is under way.
+    /// The staging memory that the operation uses.
     slot: Option<Slot>,
 }
 
@@ -218,20 +219,20 @@ pub(crate) struct PendingOperation<'p> {
 enum Phase {
     Begun,
     Posted,
-    /// It has ended, but what landed in its staging memory may still be wanted.
+    /// It has ended, but the bytes in its staging memory may still be needed.
     Landed,
-    /// Its place in the table is another's.
+    /// Its place in the table has been reused.
     Over,
 }
 
 impl PendingOperation<'_> {
-    /// What to call it when it is posted.
+    /// The number to post it with.
     pub(crate) fn id(&self) -> WorkId {
         self.id.work_id()
     }
 
-    /// Takes staging memory of `len` bytes, at most [`SLICE_BYTES_MAX`], for memory of `peer`: if there is much, or if the access
-    /// `needs` it.
+    /// Takes `len` bytes of staging memory, at most [`SLICE_BYTES_MAX`], for memory of `peer`. Returns false if memory
+    /// is short, which cannot happen to an access that `needs` it.
     pub(crate) fn stage(
         &mut self,
         fabric: &dyn Fabric,
@@ -243,26 +244,26 @@ impl PendingOperation<'_> {
         Ok(self.slot.is_some())
     }
 
-    /// The staging memory, holding `from` now.
+    /// Copies `from` into the staging memory and returns that.
     pub(crate) fn staged_source(&self, from: &[u8]) -> Option<Local<'static>> {
         let slot = self.slot.as_ref()?;
         self.posted.staging.write(slot, from);
         Some(self.posted.staging.local(slot, from.len()))
     }
 
-    /// The staging memory, for `len` bytes to land in.
+    /// Returns the staging memory for `len` bytes to land in.
     pub(crate) fn staged_target(&self, len: usize) -> Option<Local<'static>> {
         self.slot.as_ref().map(|slot| self.posted.staging.local(slot, len))
     }
 
-    /// Copies what has landed in the staging memory.
+    /// Copies the bytes that landed out of the staging memory.
     pub(crate) fn unstage(&self, into: &mut [u8]) {
         if let Some(slot) = &self.slot {
             self.posted.staging.read(slot, into);
         }
     }
 
-    /// It has been posted: from here on, it must complete before its staging memory is used again.
+    /// Marks it as posted: its staging memory is not reused before it completes.
     pub(crate) fn set_posted(&mut self) {
         self.phase = Phase::Posted;
     }
@@ -271,7 +272,7 @@ impl PendingOperation<'_> {
         self.phase == Phase::Posted
     }
 
-    /// Waits for the end of an operation that has been posted.
+    /// Waits for the end of a posted operation.
     pub(crate) fn ended(&mut self) -> impl Future<Output = Ended> {
         std::future::poll_fn(|context| self.poll_ended(context))
     }
@@ -286,9 +287,9 @@ impl PendingOperation<'_> {
             }
             Poll::Ready(None) => {
                 self.phase = Phase::Over;
-                // Nothing completes any more, but bytes may still land there.
+                // Nothing completes any more, but bytes may still land in the slot.
                 self.slot = None;
-                Poll::Ready(Ended::UNHEARD)
+                Poll::Ready(Ended::PEER_GONE)
             }
         }
     }

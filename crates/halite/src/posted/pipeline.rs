@@ -1,4 +1,4 @@
-//! The parts of one access that are under way together.
+//! The parts of one access that are in progress together.
 
 use std::collections::VecDeque;
 
@@ -7,30 +7,30 @@ use halite_tier::rpc::atomic::ATOMIC_CALL_BYTES;
 
 use super::{Ended, PendingOperation};
 
-/// Most parts that one access has under way.
+/// Most parts of one access in progress.
 const PARTS_MAX: usize = 64;
 
-/// Bytes under way up to which more are posted: a wire of 100 Gbit/s carries them in 63 us, in which a copy of a slice, or a
-/// thread that is woken late, leaves it idle for no time.  Small accesses of others to the same peer wait as long at most.
+/// Bytes in progress up to which more are posted. A wire of 100 Gbit/s carries them in 63 us, so neither a copy of a
+/// slice nor a thread that wakes late leaves it idle. Small accesses to the same peer wait as long at most.
 const BYTES_MAX: usize = 768 << 10;
 
-/// Whether more may be posted beside so many parts under way, of `bytes` together.
+/// Returns true if more may be posted beside `parts` parts of `bytes` bytes in total.
 pub(super) fn has_room(parts: usize, bytes: usize) -> bool {
     parts < PARTS_MAX && bytes < BYTES_MAX
 }
 
-/// Down to how many of so many parts under way must have gone before more are posted: a post for each that goes would cost more,
-/// and a wire must not wait for the copy of what has landed.
+/// Returns how many of `parts` may be left in progress when more are posted. A post for each completion would cost
+/// more, and the wire must not wait for copies of what has landed.
 pub(crate) fn low(parts: usize) -> usize {
     parts - parts.div_ceil(4)
 }
 
-/// How far a transfer has come.
+/// Position in a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub(crate) struct Cursor {
-    /// Which access.
+    /// Index of the access.
     pub(crate) index: usize,
-    /// How many bytes of it are done.
+    /// Bytes of it that are done.
     pub(crate) done: usize,
 }
 
@@ -43,11 +43,11 @@ pub(crate) struct Part<'p> {
     /// Where it begins.
     pub(crate) at: Cursor,
     pub(crate) len: usize,
-    /// What is sent where it travels as a call.
+    /// The message, if it travels as a call.
     pub(crate) call: Option<[u8; ATOMIC_CALL_BYTES]>,
 }
 
-/// Parts that have been posted, in their order.  One alone takes no memory of its own.
+/// Posted parts in order. A single one needs no allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Pipeline<'p> {
     oldest: Option<Part<'p>>,
@@ -64,12 +64,11 @@ impl<'p> Pipeline<'p> {
         usize::from(self.oldest.is_some()) + self.others.len()
     }
 
-    /// Whether more may be posted beside `parts` others of `bytes` together.
+    /// Returns true if more may be posted beside `parts` other parts of `bytes` bytes in total.
     pub(crate) fn has_room_beside(&self, parts: usize, bytes: usize) -> bool {
         has_room(self.len() + parts, self.bytes + bytes)
     }
 
-    /// A part has been posted.
     pub(crate) fn push(&mut self, part: Part<'p>) {
         self.bytes += part.len;
         match self.oldest {
@@ -82,12 +81,13 @@ impl<'p> Pipeline<'p> {
         self.oldest.as_ref()
     }
 
-    /// Waits for the end of the oldest part, which stays: dropping this gives it up as a posted one.
+    /// Waits for the end of the oldest part and leaves it in the pipeline; if this future is dropped, the part is still
+    /// tracked.
     pub(crate) async fn oldest_ended(&mut self) -> Option<Ended> {
         Some(self.oldest.as_mut()?.operation.ended().await)
     }
 
-    /// The oldest part has landed.
+    /// Removes the oldest part, which has landed.
     pub(crate) fn remove_oldest(&mut self) {
         self.bytes -= self.oldest.as_ref().map_or(0, |part| part.len);
         self.oldest = self.others.pop_front();

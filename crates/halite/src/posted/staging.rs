@@ -1,10 +1,10 @@
-//! Staging memory: registered memory of the node's own, through which bytes come and go.
+//! Staging memory: a node's registered memory through which posted reads and writes pass.
 //!
 //! ```text
-//!   | small slots: one for each of a shard's first operations | 4 MiB, from which longer slots are cut |
+//!   | small slots: one for each of a shard's first operations | 4 MiB segments, from which longer slots are cut |
 //! ```
 //!
-//! A small operation has its slot by its place in the table, without asking anybody.
+//! A small operation's place in the table determines its slot, so it needs no lock.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -17,25 +17,25 @@ use halite_mem::{Allocator, PagePolicy, Segment, Window};
 use super::table::OperationId;
 use crate::runtime::locks::{lock, ranked};
 
-/// Bytes of a small slot: most accesses to metadata, words and keys.
+/// Bytes of a small slot: enough for most accesses to metadata, words and keys.
 const SMALL_BYTES: usize = 256;
 
 /// Operations of a shard that have a small slot.
 const SMALL_PER_SHARD: u32 = 256;
 
-/// By how many bytes the memory grows that longer slots are cut from, and how many of them accesses of one peer's memory may use
-/// that have some already: 34 slices, more than the bandwidth times the delay of any fabric of today (100 Gbit/s times 100 us
-/// is 1.25 MB).  What a peer keeps that answers nobody, others do not miss.
+/// Bytes by which the memory for longer slots grows. Also the limit for transfers on one peer's memory that already
+/// hold a slot: 34 slices, more than the bandwidth-delay product of any current fabric (100 Gbit/s times 100 us is 1.25
+/// MB). So a peer that does not answer leaves memory for others.
 const LONG_BYTES: u64 = 4 << 20;
 
-/// How many such accesses may use of all peers' memory together.
+/// The same limit for all peers together.
 const SHARED_BYTES_MAX: u64 = 16 * LONG_BYTES;
 
-/// How many bytes accesses of one peer's memory may use at most, which have nothing under way but a slice: 273 of them.  One that
-/// answers nobody keeps no more from the others.
+/// Most bytes for one peer's memory, counting transfers that hold no other slot: 273 slices. So a peer that does not
+/// answer leaves memory for others.
 const PEER_BYTES_MAX: u64 = 8 * LONG_BYTES;
 
-/// Most bytes of that, for all peers.
+/// Most bytes for all peers.
 const LONG_BYTES_MAX: u64 = 256 * LONG_BYTES;
 
 /// Registered with the first operation that needs it.
@@ -58,31 +58,31 @@ ranked! {
     Long => Innermost;
 }
 
-/// What longer slots are cut from.
+/// The memory for longer slots.
 #[derive(Debug)]
 struct Long {
     allocator: Allocator,
-    /// By their numbers in the allocator.
+    /// Indexed by their numbers in the allocator.
     segments: Vec<(Key, Window)>,
     used: Used,
 }
 
-/// How many bytes are in use, and for which peers.
+/// Bytes in use, in total and by peer.
 #[derive(Debug, Default)]
 struct Used {
     all: u64,
-    /// None of them is 0.
+    /// Holds no zeros.
     by_peer: BTreeMap<PeerId, u64>,
 }
 
-/// Some staging memory.  It must be given back, unless it is a small slot, which belongs to its operation.
+/// Some staging memory. It must be given back, unless it is a small slot, which belongs to its operation.
 #[derive(Debug)]
 pub(super) enum Slot {
     Small { offset: u64 },
     Long { extent: Extent, key: Key, window: Window, peer: PeerId },
 }
 
-/// Staging memory could not be registered, or all of it that is for one peer is used.
+/// Staging memory could not be registered, or a limit on it is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct NoStaging;
 
@@ -92,8 +92,9 @@ impl Staging {
         Staging { small_bytes, memory: OnceLock::new(), registering: Mutex::new(()) }
     }
 
-    /// A slot of `len` bytes for an operation on memory of `peer`.  `None` if others should have what is left, which they do not wait for: who
-    /// keeps a slot may do so for ever.  An access that has none yet `needs` one.
+    /// Returns a slot of `len` bytes for an operation on memory of `peer`. Returns `None` if the transfer should wait
+    /// and leave the rest to others; set `needs` for a transfer that holds no slot yet, which must not wait, because
+    /// slots may be held indefinitely.
     pub(super) fn slot(
         &self,
         fabric: &dyn Fabric,
@@ -123,7 +124,7 @@ impl Staging {
         }
     }
 
-    /// The first `len` bytes of a slot, as work requests name them.
+    /// Returns the first `len` bytes of a slot as a work request's local memory.
     pub(super) fn local(&self, slot: &Slot, len: usize) -> Local<'static> {
         let (key, offset) = match slot {
             Slot::Small { offset } => (self.registered().key, *offset),

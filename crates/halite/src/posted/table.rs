@@ -1,6 +1,6 @@
-//! The operations under way, in shards, so that threads do not meet in one lock.
+//! The table of operations in progress, in shards, so that threads do not contend for one lock.
 //!
-//! A thread's operations stand in its own shard, whose lock only the handler of their completions takes besides.
+//! A thread's operations are in its own shard, whose lock is otherwise taken only for their completions.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -16,7 +16,6 @@ use super::staging::Slot;
 use super::{Ended, KeepAlive};
 use crate::runtime::locks::{lock, ranked};
 
-/// The operations of a node.
 #[derive(Debug)]
 pub(super) struct Table {
     shards: Box<[Shard]>,
@@ -37,7 +36,7 @@ ranked! {
 struct Entries {
     all: Vec<Entry>,
     free: Vec<u32>,
-    /// Calls among them that are under way, to whom there are any.
+    /// Number of calls in progress by peer; holds no zeros.
     calls: BTreeMap<PeerId, usize>,
     closed: bool,
 }
@@ -45,9 +44,9 @@ struct Entries {
 #[derive(Debug)]
 struct Entry {
     generation: u32,
-    /// Whose memory the operation reaches.
+    /// The peer whose memory the operation accesses.
     peer: PeerId,
-    /// Whether it is a call under way, which ends by the peer's answer, or with the peer.
+    /// A call in progress, which ends with the peer's answer or with the peer.
     is_call: bool,
     state: EntryState,
 }
@@ -55,19 +54,19 @@ struct Entry {
 #[derive(Debug)]
 enum EntryState {
     Free,
-    /// Not polled yet since it began.
+    /// Not polled since it began.
     Begun,
     Awaited(Waker),
-    /// A call to a peer that is down: its waiter is told so, but the peer may still do it.
-    Unheard,
-    /// Nobody waits; what it uses is given back at its end.
+    /// A call to a peer that is down: its waiter learns that, but the peer may still carry it out.
+    PeerDown,
+    /// No task waits; its resources are released when it completes.
     Abandoned(Option<Slot>),
-    /// Nobody waits, but this must outlive it.
+    /// No task waits, but this must outlive it.
     Kept(KeepAlive),
     Done(Ended),
 }
 
-/// An operation's place in the table, and which use of that place.
+/// An operation's place in the table, and the generation of that place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct OperationId {
     shard: u32,
@@ -75,32 +74,32 @@ pub(super) struct OperationId {
     generation: u32,
 }
 
-/// What a completion leaves to be done without the table's locks.
+/// What to do after a completion, without the table's locks.
 #[derive(Debug, Default)]
 pub(super) struct Completed {
     pub(super) waker: Option<Waker>,
     pub(super) slot: Option<Slot>,
-    /// Another call may be begun, which could not before.
+    /// Another call may begin, for the first time since the limit was reached.
     pub(super) room: bool,
     _kept: Option<KeepAlive>,
 }
 
-/// What is left of an operation that was given up.
+/// The rest of a dropped operation.
 pub(super) enum Left {
-    /// Nothing: the slot can be used again.
+    /// Nothing: the slot is free.
     Nothing(Option<Slot>),
     /// It keeps its slot until it completes.
     UnderWay,
 }
 
-/// The numbers of operations have it, and no other work requests of a node.
+/// Set in the numbers of operations only.
 const OPERATION_BIT: u64 = 1 << 63;
-/// Bits of an index and of a shard in a work request's number; the generation has the 31 between.
+/// Bits of a work request's number for the index and the shard; the generation has the 31 bits between.
 const INDEX_BITS: u32 = 24;
 const SHARD_BITS: u32 = 8;
 const GENERATION_BITS: u32 = 31;
 
-/// Most calls to one peer that a shard has under way, so that a peer has no more to answer than it keeps answers for.
+/// Most calls to one peer in a shard, so that a peer has no more to answer than it keeps answers for.
 const CALLS_PER_SHARD_MAX: usize = ATOMICS_UNDER_WAY_MAX / Table::SHARDS_MAX;
 
 impl OperationId {
@@ -118,19 +117,18 @@ impl OperationId {
         }
     }
 
-    /// The place among those of all shards, for the first `per_shard` of each.
+    /// Returns the place among those of all shards, for the first `per_shard` of each.
     pub(super) fn place(self, per_shard: u32) -> Option<u32> {
         (self.index < per_shard).then(|| self.shard * per_shard + self.index)
     }
 }
 
-/// Whether a work request of that number is an operation.
+/// Returns true if a work request's number is that of an operation.
 pub(crate) fn is_operation(id: WorkId) -> bool {
     id.0 & OPERATION_BIT != 0
 }
 
 impl Table {
-    /// Most shards.
     pub(super) const SHARDS_MAX: usize = 1 << SHARD_BITS;
 
     pub(super) fn new(shards: usize) -> Table {
@@ -146,7 +144,7 @@ impl Table {
         self.add(peer, EntryState::Kept(kept_alive))
     }
 
-    /// As [`Table::begin`], of a call; `None` if as many to that peer are under way as may be.
+    /// Begins a call. Returns `None` if too many to that peer are in progress.
     pub(super) fn begin_call(&self, peer: PeerId) -> Option<OperationId> {
         let shard = own_shard() % self.shards.len();
         let mut entries = lock(&self.shards[shard].entries);
@@ -167,7 +165,7 @@ impl Table {
         OperationId { shard: shard as u32, index, generation }
     }
 
-    /// `None` once it has ended, or where it never was.
+    /// Runs `change` on an operation's entry. Returns `None` if the operation has ended or never was.
     fn with<T>(&self, id: OperationId, change: impl FnOnce(&mut Entries, usize) -> T) -> Option<T> {
         let mut entries = lock(&self.shards.get(id.shard as usize)?.entries);
         let index = id.index as usize;
@@ -176,13 +174,13 @@ impl Table {
         is_current.then(|| change(&mut entries, index))
     }
 
-    /// A completion has arrived.  One that nobody expects changes nothing.
+    /// Handles a completion. Ignores an unexpected one.
     pub(super) fn complete(&self, id: WorkId, ended: Ended) -> Completed {
         let completed = self.with(OperationId::of(id), |entries, index| {
             let room = entries.end_call(index);
             let mut completed = Completed { room, ..Completed::default() };
             match std::mem::replace(&mut entries.all[index].state, EntryState::Done(ended)) {
-                EntryState::Begun | EntryState::Unheard => {}
+                EntryState::Begun | EntryState::PeerDown => {}
                 EntryState::Awaited(waker) => completed.waker = Some(waker),
                 EntryState::Abandoned(slot) => {
                     entries.remove(index);
@@ -192,7 +190,7 @@ impl Table {
                     entries.remove(index);
                     completed._kept = Some(kept_alive);
                 }
-                // A confused provider: the first word counts.
+                // A provider completed it twice: the first completion counts.
                 EntryState::Done(first) => entries.all[index].state = EntryState::Done(first),
                 EntryState::Free => unreachable!("a free place has no current operation"),
             }
@@ -201,8 +199,8 @@ impl Table {
         completed.unwrap_or_default()
     }
 
-    /// How it ended, once it has; its place is free from then on, unless it `stays` until it is withdrawn.  `None` where
-    /// nothing completes any more.
+    /// Returns the result once the operation has ended, and frees its place unless it `stays` until it is withdrawn.
+    /// Returns `None` when nothing completes any more.
     pub(super) fn poll(
         &self,
         id: OperationId,
@@ -219,12 +217,12 @@ impl Table {
                     }
                     Poll::Ready(Some(ended))
                 }
-                state @ EntryState::Unheard => {
+                state @ EntryState::PeerDown => {
                     *state = EntryState::Abandoned(None);
-                    Poll::Ready(Some(Ended::UNHEARD))
+                    Poll::Ready(Some(Ended::PEER_GONE))
                 }
                 state if closed => {
-                    // Bytes may still land, so that the place is never used again.
+                    // Bytes may still land, so the place is never reused.
                     *state = EntryState::Abandoned(None);
                     Poll::Ready(None)
                 }
@@ -238,18 +236,18 @@ impl Table {
         polled.expect("an operation is polled by its owner until it has ended")
     }
 
-    /// An operation that was not posted, or has ended, or of something kept alive that is not needed.  Whether another call may be begun,
-    /// which could not before.
+    /// Removes an operation that was not posted or has ended. Returns true if another call may begin, for the first
+    /// time since the limit was reached.
     pub(super) fn withdraw(&self, id: OperationId) -> bool {
         let withdrawn = self.with(id, |entries, index| {
             let state = std::mem::replace(&mut entries.all[index].state, EntryState::Free);
             (entries.remove(index), state)
         });
-        // The state is not dropped under the lock, since dropping what is kept alive may do anything.
+        // The state is dropped outside of the lock, since dropping a kept object may run any code.
         withdrawn.is_some_and(|(room, _)| room)
     }
 
-    /// Nobody waits any more for an operation that was posted.
+    /// Records that no task waits for a posted operation any more.
     pub(super) fn abandon(&self, id: OperationId, slot: Option<Slot>) -> Left {
         let mut slot = Some(slot);
         let left = self.with(id, |entries, index| match entries.all[index].state {
@@ -265,7 +263,8 @@ impl Table {
         left.unwrap_or_else(|| Left::Nothing(slot.flatten()))
     }
 
-    /// Adds the operations under way whose peers are `wanted`, and what is kept for them if `kept`, to `found`.
+    /// Adds to `found` the operations in progress whose peers are `wanted`; with `kept`, also those that keep an object
+    /// alive.
     pub(super) fn under_way(
         &self,
         wanted: impl Fn(PeerId) -> bool,
@@ -287,7 +286,7 @@ impl Table {
         }
     }
 
-    /// Whether it is a call to `peer` that has no answer yet.
+    /// Returns true if it is a call to `peer` that has no answer yet.
     pub(super) fn is_call_to(&self, peer: PeerId, id: WorkId) -> bool {
         let is_one = |entries: &mut Entries, index: usize| {
             let entry = &entries.all[index];
@@ -296,15 +295,15 @@ impl Table {
         self.with(OperationId::of(id), is_one).unwrap_or(false)
     }
 
-    /// Nobody waits any more for the answers of `peer`, which is down.  Returns who did.
-    pub(super) fn leave_unheard(&self, peer: PeerId) -> Vec<Waker> {
+    /// Ends the waits for answers of `peer`, which is down. Returns the wakers.
+    pub(super) fn fail_calls_to(&self, peer: PeerId) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for id in self.calls_to(peer) {
             let left = self.with(id, |entries, index| {
                 let state = &mut entries.all[index].state;
                 match state {
                     EntryState::Begun | EntryState::Awaited(_) => {
-                        std::mem::replace(state, EntryState::Unheard)
+                        std::mem::replace(state, EntryState::PeerDown)
                     }
                     _ => EntryState::Free,
                 }
@@ -316,7 +315,7 @@ impl Table {
         wakers
     }
 
-    /// The calls to `peer` that have no answer yet.
+    /// Returns the calls to `peer` that have no answer yet.
     pub(super) fn calls_to(&self, peer: PeerId) -> Vec<OperationId> {
         let mut found = Vec::new();
         for (shard, entries) in (0..).zip(&self.shards) {
@@ -338,7 +337,7 @@ impl Table {
         self.with(id, |entries, index| entries.all[index].is_under_way(true)).unwrap_or(false)
     }
 
-    /// Nothing completes any more.  Returns who waited.
+    /// Ends all waits, since nothing completes any more. Returns the wakers.
     pub(super) fn close(&self) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for shard in &self.shards {
@@ -373,7 +372,7 @@ impl Entries {
         }
     }
 
-    /// A call that has its answer makes room for another.  Whether there was none before.
+    /// Ends a call. Returns true if its peer was at the limit.
     fn end_call(&mut self, index: usize) -> bool {
         let entry = &mut self.all[index];
         if !std::mem::take(&mut entry.is_call) {
@@ -388,7 +387,7 @@ impl Entries {
         is_reopened
     }
 
-    /// As [`Entries::end_call`], of an operation that leaves the table.
+    /// Removes an operation. Returns true if it was a call whose peer was at the limit.
     fn remove(&mut self, index: usize) -> bool {
         let room = self.end_call(index);
         let entry = &mut self.all[index];
@@ -402,7 +401,7 @@ impl Entries {
 impl Entry {
     fn is_under_way(&self, kept: bool) -> bool {
         match self.state {
-            EntryState::Begun | EntryState::Awaited(_) | EntryState::Unheard | EntryState::Abandoned(_) => {
+            EntryState::Begun | EntryState::Awaited(_) | EntryState::PeerDown | EntryState::Abandoned(_) => {
                 true
             }
             EntryState::Kept(_) => kept,
@@ -411,12 +410,12 @@ impl Entry {
     }
 }
 
-/// A number of the calling thread, which it has from its first operation on.
+/// Returns a number of the calling thread, assigned at its first operation.
 fn own_shard() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static OWN: Cell<Option<usize>> = const { Cell::new(None) });
     let assign = || {
-        // Only spreads the threads: nothing is ordered by it.
+        // Only spreads the threads; it orders nothing.
         let own = NEXT.fetch_add(1, Relaxed);
         OWN.set(Some(own));
         own
@@ -447,7 +446,7 @@ mod tests {
         let mut mark = posted.mark_all();
         assert!(waiting.poll_ended(&mut context).is_pending());
         posted.handle_down(PEER, wakes);
-        assert_eq!(waiting.poll_ended(&mut context), Poll::Ready(Ended::UNHEARD));
+        assert_eq!(waiting.poll_ended(&mut context), Poll::Ready(Ended::PEER_GONE));
         posted.answer(PEER, answered.id(), DONE, wakes);
         let ids = [waiting.id(), unpolled.id()];
         drop(waiting);

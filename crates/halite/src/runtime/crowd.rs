@@ -1,58 +1,58 @@
-//! Whether so many threads want to run that nobody spins, for the processor is another thread's.
+//! Detects contention: so many runnable threads that spinning takes a core from another thread.
 //!
-//! To offer the processor shows it as well, and costs what it shows: who yields has used its slice up, waits for that of a thread that computes, and is
-//! let on late when it is next woken.  A thread that sleeps and is woken is let on at once.
+//! Yielding also shows contention, but at a cost: the thread has used up its slice, waits for that of a computing
+//! thread, and is scheduled late at its next wake-up. A thread that sleeps is scheduled at once when woken.
 
 use std::fs::read_to_string;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// For so long what was seen is taken to be so: a tick of most schedulers.  To look takes some 5 us.
+/// How long a reading stays valid: a tick of most schedulers. A reading takes some 5 us.
 const SEEN_FOR_NS: u64 = 4_000_000;
 
-/// What was last seen.
+/// The last reading.
 #[derive(Debug, Default)]
 pub(crate) struct Crowd {
-    /// When, and in the last bit, what; 0 if nothing was.
+    /// Time of the reading, and the result in the last bit; 0 if there was none.
     seen: AtomicU64,
 }
 
 impl Crowd {
-    /// Whether there is one, as `look` says, which is asked now and then.
-    pub(crate) fn is_there(&self, now_ns: u64, look: impl FnOnce() -> bool) -> bool {
-        // One word, and each look is as good as another: it orders nothing.
+    /// Returns the last reading, or takes a new one with `look` if it is too old.
+    pub(crate) fn is_crowded(&self, now_ns: u64, look: impl FnOnce() -> bool) -> bool {
+        // A single word, and each reading is as good as another: it orders nothing.
         let seen = self.seen.load(Relaxed);
         if seen != 0 && now_ns.saturating_sub(seen >> 1) < SEEN_FOR_NS {
             return seen & 1 == 1;
         }
-        let is_there = look();
-        self.seen.store(now_ns.max(1) << 1 | u64::from(is_there), Relaxed);
-        is_there
+        let is_crowded = look();
+        self.seen.store(now_ns.max(1) << 1 | u64::from(is_crowded), Relaxed);
+        is_crowded
     }
 }
 
-/// Whether the threads of this host that want to run are a crowd.  Not, where that cannot be told.
+/// Returns true if the cores of this host are contended; false if that is unknown.
 pub(crate) fn is_host_crowded() -> bool {
     static PROCESSORS: OnceLock<Option<usize>> = OnceLock::new();
-    let told = |path| read_to_string(path).ok();
-    let processors = PROCESSORS.get_or_init(|| count(&told("/sys/devices/system/cpu/online")?));
-    let running = told("/proc/loadavg").as_deref().and_then(running);
+    let contents = |path| read_to_string(path).ok();
+    let processors = PROCESSORS.get_or_init(|| count(&contents("/sys/devices/system/cpu/online")?));
+    let running = contents("/proc/loadavg").as_deref().and_then(running);
     running.zip(*processors).is_some_and(|(running, processors)| is_crowd(running, processors))
 }
 
-/// Two ends that spin, and their progress threads, which look now and then, are no crowd on two processors.
+/// Two spinning ends and their progress threads, which poll now and then, do not contend for two cores.
 fn is_crowd(running: usize, processors: usize) -> bool {
     running > 2 * processors
 }
 
-/// How many threads want to run, as the kernel says in `0.20 0.18 0.12 3/80 11206`.
+/// Returns the number of runnable threads, from text such as `0.20 0.18 0.12 3/80 11206`.
 fn running(loadavg: &str) -> Option<usize> {
     let (running, _) = loadavg.split_ascii_whitespace().nth(3)?.split_once('/')?;
     running.parse().ok()
 }
 
-/// How many there are in a list as `0-3,8`.
+/// Returns the number of items in a list such as `0-3,8`.
 fn count(list: &str) -> Option<usize> {
     let parts = list.trim().split(',');
     parts

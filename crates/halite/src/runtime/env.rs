@@ -37,7 +37,7 @@ pub trait Env: Send + Sync {
 /// A node's environment; the usual one costs no dynamic dispatch.
 #[derive(Clone)]
 pub(crate) enum NodeEnv {
-    /// This process since its start, with an offset of its time of day.
+    /// This process, with an offset to its time of day.
     Process {
         begin: Instant,
         clock_offset_s: i64,

@@ -1,4 +1,4 @@
-//! Something that happens again and again, and the tasks that wait for its next time.
+//! A recurring event, and the tasks that wait for its next occurrence.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -10,13 +10,13 @@ use std::task::{Context, Poll, Waker};
 use crate::runtime::locks::{Rank, Ranked, lock};
 use crate::runtime::wait::Wakes;
 
-/// Something that happens again and again, to one `K` or to all of them: handles change, a member comes.
+/// A recurring event of one `K` or of all: handles change, a member joins.
 ///
-/// A waiter reads [`Event::count`], looks whether it must wait, and then waits for the count to go beyond what it read: an event
-/// between the look and the wait is not missed.  What happens to others does not wake it.
+/// A waiter reads [`Event::count`], checks whether it must wait, and then waits for the count to exceed what it read,
+/// so it misses no event in between. Events of other keys do not wake it.
 #[derive(Debug, Default)]
 pub(crate) struct Event<K = ()> {
-    /// How often it has happened, to whatever.
+    /// Number of occurrences, of all keys.
     count: AtomicU64,
     waiting: Mutex<EventWaiters<K>>,
 }
@@ -28,18 +28,18 @@ impl<K> Ranked for EventWaiters<K> {
 #[derive(Debug, Default)]
 struct EventWaiters<K> {
     next: u64,
-    /// By what they wait for, and a number of the waiter's own.
+    /// By key and a unique number of the waiter.
     wakers: BTreeMap<(K, u64), Waker>,
 }
 
 impl<K: Ord + Copy> Event<K> {
-    /// How often it has happened.
+    /// Number of occurrences.
     pub(crate) fn count(&self) -> u64 {
-        // Pairs with the Release in happen() and happen_to(): with the count comes the sight of what happened.
+        // Pairs with the Release in happen() and happen_to(): a reader of the count also sees the change behind it.
         self.count.load(Acquire)
     }
 
-    /// It happens to all.
+    /// Triggers the event for all keys.
     pub(crate) fn happen(&self, wakes: &mut Wakes) {
         let mut waiting = lock(&self.waiting);
         // Pairs with the Acquire in count().
@@ -47,7 +47,7 @@ impl<K: Ord + Copy> Event<K> {
         std::mem::take(&mut waiting.wakers).into_values().for_each(|waker| wakes.add(Some(waker)));
     }
 
-    /// It happens to these.
+    /// Triggers the event for some keys.
     pub(crate) fn happen_to(&self, keys: &[K], wakes: &mut Wakes) {
         let mut waiting = lock(&self.waiting);
         // As in happen().
@@ -58,12 +58,12 @@ impl<K: Ord + Copy> Event<K> {
         }
     }
 
-    /// Waits until it has happened to `key`, if it has happened to none since the count was `seen`.
+    /// Waits for the event of `key`, unless any event has occurred since the count was `seen`.
     pub(crate) fn after_of(&self, seen: u64, key: K) -> After<'_, K> {
         After { event: self, seen, key, id: None }
     }
 
-    /// How many wait.
+    /// Number of waiters.
     #[cfg(test)]
     fn awaited(&self) -> usize {
         lock(&self.waiting).wakers.len()
@@ -71,7 +71,7 @@ impl<K: Ord + Copy> Event<K> {
 }
 
 impl Event {
-    /// Waits until it has happened more often than `seen` times.
+    /// Waits until it has occurred more than `seen` times.
     pub(crate) fn after(&self, seen: u64) -> After<'_, ()> {
         self.after_of(seen, ())
     }
@@ -94,7 +94,7 @@ impl<K: Ord + Copy> Future for After<'_, K> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         let mut waiting = lock(&self.event.waiting);
-        // The lock, which is held where it happens, orders this.
+        // Ordered by the lock, under which the count changes.
         if self.event.count.load(Relaxed) != self.seen {
             return Poll::Ready(());
         }

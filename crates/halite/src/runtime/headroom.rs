@@ -1,14 +1,14 @@
-//! How much memory the system has for this process: in all, and now.
+//! The memory that the system has for this process: in total, and now.
 //!
-//! Several limits hold at a time: the machine, each control group around the process, and its address space.  What the
-//! system does not tell is no limit.
+//! Several limits apply at once: the machine's, each enclosing control group's, and the address space's. A limit that
+//! the system does not report counts as none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Resource, getrlimit};
 
-/// What is left for the system and for others, where memory is taken from what is free now.
+/// Free memory to leave for the system and other processes.
 const SPARE_BYTES: u64 = 16 << 20;
 
 /// A limit on memory, and what sets it.
@@ -18,7 +18,7 @@ pub(crate) struct Limit {
     pub(crate) by: String,
 }
 
-/// The most memory that this process could ever have.
+/// Returns the tightest limit on this process's memory.
 pub(crate) fn most() -> Option<Limit> {
     let machine = Meminfo::read().map(|info| Limit { bytes: info.total, by: "this machine has".to_owned() });
     let groups = groups().into_iter().map(|group| Limit {
@@ -28,7 +28,7 @@ pub(crate) fn most() -> Option<Limit> {
     machine.into_iter().chain(groups).min_by_key(|limit| limit.bytes)
 }
 
-/// Whether the system could give `len` bytes of memory now, without ending some process for them.
+/// Returns true if `len` bytes of memory are free, so that no process has to be killed for them.
 pub(crate) fn has_free(len: u64) -> bool {
     let machine = Meminfo::read().map(|info| info.available);
     let groups = groups().into_iter().map(|group| group.limit.saturating_sub(group.held));
@@ -36,8 +36,7 @@ pub(crate) fn has_free(len: u64) -> bool {
     least.is_none_or(|free| free >= len.saturating_add(SPARE_BYTES))
 }
 
-/// Whether a segment of `len` bytes leaves enough of the address space: peers' segments need some of it, too, so half is
-/// for them and for all else.
+/// Returns true if a segment of `len` bytes leaves half of the address space for peers' segments and everything else.
 pub(crate) fn has_addresses(len: u64) -> bool {
     let Some(limit) = getrlimit(Resource::As).current else { return true };
     let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
@@ -75,7 +74,7 @@ impl Meminfo {
 struct Group {
     dir: PathBuf,
     limit: u64,
-    /// Bytes that it holds and cannot give up at once.
+    /// Bytes in use that cannot be reclaimed at once.
     held: u64,
 }
 
@@ -84,7 +83,8 @@ fn groups() -> Vec<Group> {
     groups_of(&own, Path::new("/sys/fs/cgroup"))
 }
 
-/// `own` says where the process is in each hierarchy, as `NUMBER:CONTROLLERS:PATH` per line; version 2 has no controllers.
+/// `own` lists the process's group in each hierarchy, one `NUMBER:CONTROLLERS:PATH` per line; version 2 has no
+/// controllers.
 fn groups_of(own: &str, root: &Path) -> Vec<Group> {
     let mut groups = Vec::new();
     for line in own.lines() {
@@ -95,7 +95,7 @@ fn groups_of(own: &str, root: &Path) -> Vec<Group> {
             _ if controllers.split(',').any(|one| one == "memory") => (root.join("memory"), &V1),
             _ => continue,
         };
-        // Inside of a container the path may be that of the host, of which only the root is to be seen.
+        // Inside a container the path may be the host's, of which only the root is visible.
         for ancestor in Path::new(path.trim_start_matches('/')).ancestors() {
             groups.extend(Group::read(hierarchy.join(ancestor), files));
         }
@@ -103,7 +103,7 @@ fn groups_of(own: &str, root: &Path) -> Vec<Group> {
     groups
 }
 
-/// What the files of a version are called.
+/// File names of a version.
 struct Files {
     limit: &'static str,
     usage: &'static str,
@@ -120,7 +120,7 @@ const V2: Files = Files { limit: "memory.max", usage: "memory.current", reclaima
 impl Group {
     fn read(dir: PathBuf, files: &Files) -> Option<Group> {
         let number = |name: &str| fs::read_to_string(dir.join(name)).ok()?.trim().parse::<u64>().ok();
-        // Where there is none, version 2 says `max`, and version 1 a number that no machine has.
+        // Without a limit, version 2 reports `max`, and version 1 a number that no machine has.
         let limit = number(files.limit).filter(|limit| *limit < 1 << 62)?;
         let stat = fs::read_to_string(dir.join("memory.stat")).unwrap_or_default();
         let of_stat = |line: &str| line.strip_prefix(files.reclaimable)?.trim().parse::<u64>().ok();

@@ -1,4 +1,4 @@
-//! Jobs: what the engine wants done that takes long, and is therefore done while nobody holds its lock.
+//! Jobs: long work for the engine, done without its lock.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,6 @@ use halite_tier::effect::Token;
 use crate::runtime::env::NodeEnv;
 use crate::runtime::locks::{lock, ranked};
 
-/// Something to be done.
 #[derive(Debug)]
 pub(crate) enum Job {
     /// Register a new segment of this many bytes.
@@ -19,48 +18,48 @@ pub(crate) enum Job {
     Copy { token: Token, from: Window, to: Window },
     /// Set all of `window` to `byte`.
     Fill { token: Token, window: Window, byte: u8 },
-    /// Take a part of our memory from the system.
+    /// Allocate pages for a part of this node's memory.
     Populate { token: Token, key: Key, offset: u64, len: u64 },
-    /// Make a part of our memory read as zero.
+    /// Make a part of this node's memory read as zero.
     Discard { token: Token, key: Key, offset: u64, len: u64 },
 }
 
-/// What came of a job.
+/// The result of a job.
 #[derive(Debug)]
 pub(crate) enum Done {
     /// The new segment, unless the system refused.
     Grown(Option<(Key, Window)>),
     Copied(Token),
     Discarded(Token),
-    /// Whether the system gave these many bytes.
+    /// `is_done` if the system provided the memory.
     Populated {
         token: Token,
         len: u64,
         is_done: bool,
     },
-    /// The rest is to be done, after others have had their turn.
+    /// The rest, to be queued behind other jobs.
     Partly(Job),
 }
 
-/// How much is populated without asking first what the system has: that takes 0.1 ms.
+/// Bytes to populate without first checking the system's free memory, which takes 0.1 ms.
 const HEADROOM_BYTES_MIN: u64 = 1 << 20;
-/// How much is discarded before the clock is looked at: about 10 ms if it was all touched.
+/// Bytes to discard between clock reads: about 10 ms if all were touched.
 const DISCARD_BYTES_MIN: u64 = 64 << 20;
-/// How long a job may take before others have their turn.
-const PATIENCE_NS: u64 = 8_000_000;
+/// Time after which a job lets others run.
+const JOB_NS_MAX: u64 = 8_000_000;
 
 ranked! {
     BTreeMap<Key, Arc<Segment>> => Innermost;
 }
 
-/// The segments of this node, for those who do its jobs.
+/// The segments of this node.
 #[derive(Debug, Default)]
 pub(crate) struct Arena {
     segments: Mutex<BTreeMap<Key, Arc<Segment>>>,
 }
 
 impl Arena {
-    /// Does a job on the calling thread.
+    /// Runs a job on the calling thread.
     pub(crate) fn run(&self, job: Job, fabric: &dyn Fabric, env: &NodeEnv) -> Done {
         match job {
             Job::Grow(len) => Done::Grown(self.grow(len, fabric, env)),
@@ -86,7 +85,7 @@ impl Arena {
         }
     }
 
-    /// The engine tries less where the system refuses.
+    /// Returns `None` if the system refuses; the engine then tries less.
     fn grow(&self, len: u64, fabric: &dyn Fabric, env: &NodeEnv) -> Option<(Key, Window)> {
         match self.try_growing(len, fabric, env) {
             Ok(grown) => {
@@ -112,9 +111,9 @@ impl Arena {
         Ok((key, window))
     }
 
-    /// Whether the system gave the memory.
+    /// Returns true if the system provided the memory.
     fn populate(&self, key: Key, offset: u64, len: u64, env: &NodeEnv) -> bool {
-        // It would rather end some process, this one perhaps, than say that there is no more.
+        // Linux kills a process, perhaps this one, rather than report that memory is short.
         let asks = len >= HEADROOM_BYTES_MIN;
         if asks && !env.has_free(len) {
             tracing::warn!("the system lacks {len} bytes of free memory for a region");
@@ -124,17 +123,17 @@ impl Arena {
         populated.inspect_err(|error| tracing::warn!("cannot allocate {len} bytes: {error}")).is_ok()
     }
 
-    /// Giving memory back takes about 0.15 s for each GiB that was touched, and next to nothing for what was not:
-    /// so the slices grow while they are cheap.  Returns how many bytes were discarded.
+    /// Discards for about [`JOB_NS_MAX`] and returns the number of bytes done. Returning memory takes about 0.15 s per
+    /// touched GiB and next to nothing for untouched memory, so the slices grow while they are cheap.
     fn discard_for_a_while(&self, key: Key, offset: u64, len: u64, env: &NodeEnv) -> u64 {
         let begin_ns = env.now_ns();
         let elapsed_ns = || env.now_ns() - begin_ns;
         let (mut done, mut slice) = (0, DISCARD_BYTES_MIN);
-        while done < len && elapsed_ns() < PATIENCE_NS {
+        while done < len && elapsed_ns() < JOB_NS_MAX {
             let part = slice.min(len - done);
             self.discard(key, offset + done, part);
             done += part;
-            if elapsed_ns() < PATIENCE_NS / 8 {
+            if elapsed_ns() < JOB_NS_MAX / 8 {
                 slice *= 4;
             }
         }
@@ -149,7 +148,7 @@ impl Arena {
     fn discard(&self, key: Key, offset: u64, len: u64) {
         let segment = self.segment(key);
         if segment.discard(offset, len).is_err() {
-            // The system keeps the pages, but what they held must not be seen by their next user.
+            // The system keeps the pages, but their next user must not see the old contents.
             let window = segment.window(offset, len).expect("the engine knows the lengths of segments");
             window.fill(0, len, 0).expect("all of the window");
         }

@@ -1,8 +1,8 @@
 //! The order in which a thread may take this crate's locks.
 //!
-//! Each type that [`lock`] and its like lock has a [`Rank`]; locks that nest with no other are taken without them.  Builds with debug assertions, tests among them,
-//! remember what each thread holds, and panic where one takes a lock that stands before, or beside, one that it holds.  The fabric's own locks come after
-//! all of these; the poll token is none of them, for it is only ever tried.
+//! Each type that [`lock`], [`read`] or [`write`] locks has a [`Rank`]; locks that never nest do without. Builds with
+//! debug assertions, including tests, track what each thread holds and panic when it takes a lock of a lower or the
+//! same rank. The fabric's own locks come after all of these; the poll token has no rank, since it is only tried.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -16,37 +16,35 @@ pub(crate) enum Rank {
     SessionLock,
     /// The barriers that a session knows.
     SessionBarriers,
-    /// The runner, in which the engine is.
+    /// The runner, with the engine.
     Runner,
-    /// The table of peers, with the ways to nodes and the services.
+    /// The table of peers, with the routes to nodes and the services.
     Peers,
     /// The queue of one function or port.
     Service,
-    /// What this node posts to a peer.
+    /// State of requests that this node posts to a peer.
     Outbound,
-    /// What a peer posts to this node.
+    /// State of requests that a peer posts to this node.
     Inbound,
-    /// Slots that are lent to links that are over.
+    /// Slots lent to links that are over.
     Orphans,
     /// The slots that replies go to.
     Slots,
     /// Answers to a peer's atomics.
     Atomics,
-    /// What a fabric did not take yet, by what it is.
+    /// Posts that a fabric has not taken yet, by kind.
     HeldBack,
-    /// Operations under way, of one shard.
+    /// Operations in progress, of one shard.
     InFlight,
-    /// Memory of the node's own, and those who wait for something: no other is taken under one.
+    /// The node's own memory, and waiters: no other lock is taken under one.
     Innermost,
 }
 
-/// What a lock guards.
+/// A type guarded by a ranked lock.
 pub(crate) trait Ranked {
-    /// Where its lock stands.
     const RANK: Rank;
 }
 
-/// Gives types their ranks.
 macro_rules! ranked {
     ($($guarded:ty => $rank:ident;)*) => {
         $(
@@ -58,10 +56,10 @@ macro_rules! ranked {
 }
 pub(crate) use ranked;
 
-/// A lock that is held.
+/// A held lock.
 pub(crate) struct Held<G> {
     guard: G,
-    /// Given up after the lock.
+    /// Released after the lock.
     _place: Place,
 }
 
@@ -70,23 +68,23 @@ pub(crate) type Locked<'m, T> = Held<MutexGuard<'m, T>>;
 
 const POISONED: &str = "a thread panicked inside the node";
 
-/// Locks one of this crate's mutexes.  A thread that panicked under one left a node behind that cannot be trusted
-/// any more; the progress thread, who meets the panic too, then ends all waiting (see `Driver::fail`).
+/// Locks one of this crate's mutexes. Panics if a thread panicked under it, since the node's state is then unreliable;
+/// the progress thread meets the panic too and ends all waits (see `Driver::fail`).
 #[inline]
 pub(crate) fn lock<T: Ranked>(mutex: &Mutex<T>) -> Locked<'_, T> {
-    // Before the lock is waited for, so that a wrong order is found though nobody holds it.
+    // Before waiting for the lock, so that a wrong order is found even without contention.
     let place = Place::take(T::RANK);
     Held { guard: mutex.lock().expect(POISONED), _place: place }
 }
 
-/// As [`lock`], for readers.
+/// Locks for reading; see [`lock`].
 #[inline]
 pub(crate) fn read<T: Ranked>(lock: &RwLock<T>) -> Held<RwLockReadGuard<'_, T>> {
     let place = Place::take(T::RANK);
     Held { guard: lock.read().expect(POISONED), _place: place }
 }
 
-/// As [`lock`], for a writer.
+/// Locks for writing; see [`lock`].
 #[inline]
 pub(crate) fn write<T: Ranked>(lock: &RwLock<T>) -> Held<RwLockWriteGuard<'_, T>> {
     let place = Place::take(T::RANK);
@@ -130,16 +128,16 @@ mod checked {
     use super::Rank;
 
     thread_local! {
-        /// What this thread holds, in its order.
+        /// What this thread holds, in order.
         static HELD: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// The place of a lock in the order, held for as long as the lock.
+    /// The rank of a held lock, recorded as long as the lock is held.
     pub(super) struct Place(Rank);
 
     impl Place {
         pub(super) fn take(rank: Rank) -> Place {
-            // A thread that is ending remembers nothing any more, and one that panics has said enough.
+            // A thread that is ending has no thread-local storage, and one that is panicking should not panic again.
             let last = HELD.try_with(|held| {
                 let mut held = held.borrow_mut();
                 let last = held.iter().max().copied();

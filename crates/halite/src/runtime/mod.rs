@@ -1,9 +1,9 @@
-//! The runtime: time, waiting and work aside, on which everything else of a node stands.
+//! The runtime: time, waiting and background work, the base of everything else in a node.
 //!
-//! [`wait`] has wakers and how long a thread spins; [`event`] what tasks wait for; [`poll_token`], whose turn it is to poll; [`crowd`],
-//! whether others want the processor; [`env`], time and chance; [`jobs`] what takes long, outside of all locks; [`outbox`] messages
-//! that a fabric has no room for; [`locks`] the order of this crate's locks.
-//! Nothing else of this crate is called here.  Locks are held for a few instructions, and no other is taken under one.
+//! [`wait`] has wakers and adaptive spinning; [`event`] the events that tasks wait for; [`poll_token`] the turns at
+//! polling; [`crowd`] core contention; [`env`] time and randomness; [`jobs`] long work outside of all locks; [`outbox`]
+//! messages for which a fabric has no room; [`locks`] the order of this crate's locks. It calls nothing else of this
+//! crate. Its locks are held for a few instructions, and no other lock is taken under one.
 
 pub(crate) mod crowd;
 pub(crate) mod env;
@@ -16,7 +16,7 @@ pub(crate) mod outbox;
 pub(crate) mod poll_token;
 pub(crate) mod wait;
 
-/// A directory that nobody else may enter, and that goes away with the test.
+/// A private directory that is removed with the test.
 #[cfg(test)]
 pub(crate) fn scratch() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt;

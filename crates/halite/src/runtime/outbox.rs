@@ -6,11 +6,11 @@ use halite_fabric::{Fabric, Operation, PeerId, PostCause, PostError, WorkId, Wor
 
 use crate::runtime::lanes::CALLS;
 
-/// The number of work requests whose completions say nothing: a peer to which a message could not be sent is
-/// disconnected, which the fabric tells by an event.
+/// The number of work requests whose completions carry no information: if a message cannot be sent, the fabric
+/// disconnects the peer, which is an event.
 pub(crate) const SEND_WORK: WorkId = WorkId(0);
 
-/// A peer that takes nothing while this many bytes pile up for it is given up.
+/// A peer with a larger backlog is disconnected.
 pub(crate) const BACKLOG_BYTES_MAX: usize = 64 << 20;
 
 /// Messages by peer.
@@ -19,15 +19,15 @@ pub(crate) struct Outbox {
     backlogs: BTreeMap<PeerId, Backlog>,
 }
 
-/// A message that is to be sent.
+/// A message to send.
 #[derive(Debug)]
 pub(crate) struct OutMessage {
-    /// What kind it is.
+    /// Its kind.
     pub(crate) imm: u32,
     pub(crate) bytes: Vec<u8>,
     /// See [`WorkRequest::solicited`].
     pub(crate) solicited: bool,
-    /// Whether short requests that are posted later are not to overtake it.
+    /// Short requests posted later must not overtake it.
     pub(crate) counts: bool,
 }
 
@@ -38,14 +38,14 @@ struct Backlog {
 }
 
 impl Outbox {
-    /// Puts a message behind those that wait.
+    /// Appends a message.
     pub(crate) fn push(&mut self, peer: PeerId, message: OutMessage) {
         let backlog = self.backlogs.entry(peer).or_default();
         backlog.bytes += message.bytes.len();
         backlog.messages.push_back(message);
     }
 
-    /// Posts what the fabric takes now; `counted` has a message posted that counts.
+    /// Posts what the fabric takes now; `counted` posts a message that counts.
     pub(crate) fn flush(&mut self, fabric: &dyn Fabric, counted: impl Fn(PeerId, &mut dyn FnMut() -> bool)) {
         self.backlogs.retain(|peer, backlog| {
             backlog.flush(fabric, *peer, &counted);
@@ -56,19 +56,18 @@ impl Outbox {
         });
     }
 
-    /// How many messages wait, and how many bytes they have.
+    /// Returns the number of waiting messages and of their bytes.
     pub(crate) fn waiting(&self) -> (usize, usize) {
         let backlogs = self.backlogs.values();
         backlogs
             .fold((0, 0), |(count, bytes), backlog| (count + backlog.messages.len(), bytes + backlog.bytes))
     }
 
-    /// A peer is down: what it was to be told is forgotten.
+    /// Drops the messages for a peer that is down.
     pub(crate) fn handle_down(&mut self, peer: PeerId) {
         self.backlogs.remove(&peer);
     }
 
-    /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.backlogs.is_empty()
     }
@@ -99,12 +98,12 @@ impl Backlog {
                     self.bytes -= bytes.len();
                     self.messages.pop_front();
                 }
-                // Nobody hears the rest, also of a connection that has ended before anybody took it up.
+                // The rest has no receiver. This includes a connection that ended before it was accepted.
                 Err(PostError { cause: PostCause::NotConnected, .. }) => {
                     self.messages.clear();
                     self.bytes = 0;
                 }
-                // There will be room.
+                // The queue is full for now.
                 Err(error) => {
                     debug_assert_ne!(error.cause, PostCause::Malformed, "the engine keeps to the limits");
                     return;
@@ -128,12 +127,12 @@ pub(crate) mod tests {
 
     impl Full {
         pub(crate) fn open() -> Full {
-            // Nobody connects through it, so that its directory may go.
+            // No peer connects through it, so its directory may go.
             let dir = crate::runtime::scratch();
             Full(ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap(), Mutex::default())
         }
 
-        /// Whose connections were ended, since this was asked last.
+        /// Returns the peers disconnected since the last call.
         pub(crate) fn disconnected(&self) -> Vec<PeerId> {
             std::mem::take(&mut *self.1.lock().unwrap())
         }

@@ -1,39 +1,40 @@
-//! Turns at polling: who holds the poll token, and who sees to arrivals while nobody does.
+//! The poll token: which thread polls, and how arrivals are handled while none does.
 //!
-//! The token is a mutex that is only tried.  While it is held, its holder polls.  While it is free, the node is
+//! The token is a mutex that is only tried. Its holder polls. While it is free, the node is
 //!
 //! ```text
 //!   cold   the doorbell is armed for the progress thread, which sleeps until it rings
-//!   hot    the doorbell is not armed, and the progress thread looks by itself: after WATCH_NS, and then half as often each time
+//!   hot    the doorbell is not armed; the progress thread polls after WATCH_NS, and then half as often each time
 //!
 //!          many turns in close succession; the progress thread is rung, once
 //!   cold ──────────────────────────────────────────────────────────> hot
 //!        <──────────────────────────────────────────────────────────
-//!          the progress thread looks, and finds that few turns were taken
+//!          the progress thread polls, and finds that few turns were taken
 //! ```
 //!
-//! The word that arms a doorbell stands in a cache line that every peer reads when it posts: to disarm and arm it
-//! around each turn would cost more than the turn.  While turns are frequent they see to arrivals anyway, so
-//! the progress thread's look is only for what comes right after the last of them.  A look interrupts the thread that computes or polls on
-//! that processor, for some 50 us on a virtual machine: so each look that finds the node hot doubles the time to the next,
-//! up to WATCH_NS_MAX.
+//! The word that arms a doorbell is in a cache line that every peer reads when it posts, so disarming and arming it
+//! around each turn would cost more than the turn. While turns are frequent they handle arrivals anyway, and the
+//! progress thread only covers arrivals right after the last turn. Its poll interrupts the thread that runs on that
+//! core, for some 50 us on a virtual machine, so each poll that finds the node hot doubles the interval, up to
+//! WATCH_NS_MAX.
 //!
-//! An arrival is to wake the thread that waits for it, and no other one on the way: a caller that is to sleep, while no other
-//! one does, leads.  It sleeps on the fabric, and while it does, the doorbell is armed for it, cold or hot.  (The pattern is
-//! known as leader and followers; callers that sleep beside a leader are woken by it, or by the progress thread.)
+//! An arrival should wake the thread that waits for it and no other. So a caller that goes to sleep becomes the leader
+//! unless there is one: it sleeps on the fabric, and the doorbell is armed for it, cold or hot. (This is the
+//! leader/followers pattern; callers that sleep beside a leader are woken by it, or by the progress thread.)
 //!
-//! No arrival is left without somebody to handle it:
+//! No arrival is left unhandled:
 //!
-//! - The arming thread polls once more before letting go: what that poll does not see will ring.
-//! - The thread that makes the node hot rings: the progress thread, however deep its sleep, will look.
-//! - Only the progress thread makes the node cold again, by arming, and it sleeps for long only after that.
-//! - A caller begins to lead with the token in its hand, so that each turn that ends later arms the doorbell for it.  It leads
-//!   only while it sleeps: it ends that with the token in its hand, and arms the doorbell for the progress thread; if somebody else has
-//!   the token, who may just have armed the doorbell for it, it rings.
-//! - A leader that is rung and finds the token taken looks again soon: who has it may have polled for the last time.
-//! - A progress thread that finds the token taken looks again, and leaves no note: a turn costs nothing for its sake.
+//! - The arming thread polls once more before it releases the token; later arrivals ring.
+//! - The thread that makes the node hot rings, so the progress thread polls, however deep its sleep.
+//! - Only the progress thread makes the node cold again, by arming the doorbell, and it sleeps for long only after
+//!   that.
+//! - A caller starts to lead while it holds the token, so each turn that ends later arms the doorbell for it. It leads
+//!   only while it sleeps. It stops leading while it holds the token, and arms the doorbell for the progress thread; if
+//!   another thread holds the token and may just have armed the doorbell for the leader, the leader rings.
+//! - A leader that is rung and finds the token taken retries soon: the holder may have polled for the last time.
+//! - A progress thread that finds the token taken retries, and leaves no mark: turns cost nothing for its sake.
 //!
-//! All of this state is protected by the token itself.  What is polled, and for whom, is not known here.
+//! The token protects all of this state. This module does not know what is polled, or for which thread.
 
 use std::sync::TryLockError;
 
@@ -44,34 +45,34 @@ use std::sync::{Mutex, MutexGuard};
 
 use halite_fabric::Sleeper;
 
-/// When the progress thread first looks at a node that has become hot.
+/// Interval until the progress thread first polls a node that has become hot.
 const WATCH_NS: u64 = 150_000;
-/// How often it looks in the end, which is the longest that an arrival waits which nobody polls for.  Sixteen calls under
-/// way, both ends pinned, came to 1.95 million a second with a look every 0.15 ms, to 2.4 with one every 1 ms and to 2.5
-/// with one every 5 ms; replies of 1 MiB to 21 GB/s with one every 0.15 ms, and to 28 with these.
+/// The longest such interval, which is also the longest wait of an arrival that no thread polls for. Sixteen calls in
+/// progress, both ends pinned, reached 1.95 million a second at an interval of 0.15 ms, 2.4 at 1 ms and 2.5 at 5 ms;
+/// replies of 1 MiB reached 21 GB/s at 0.15 ms, and 28 with these values.
 const WATCH_NS_MAX: u64 = if cfg!(loom) { 2 * WATCH_NS } else { 16 * WATCH_NS };
 /// Turns that end within this time of each other are in close succession.
 const CLOSE_NS: u64 = 50_000;
-/// How many turns in close succession make the node hot.  A turn that arms the doorbell has the next message wake the
-/// progress thread, which takes longer than the turn: sixteen calls under way came to 0.14 million a second where it took 64 turns
-/// to get hot and 24 to stay so, and to 1.2 million with these.
+/// Turns in close succession that make the node hot. After a turn that arms the doorbell, the next message wakes the
+/// progress thread, which takes longer than the turn: sixteen calls in progress reached 0.14 million a second with 64
+/// turns to become hot and 24 to stay hot, and 1.2 million with these values.
 const HOT_AFTER: u32 = if cfg!(loom) { 1 } else { 8 };
-/// How many turns per WATCH_NS keep the node hot: those of a server that copies 1 MiB in each answer do.
+/// Turns per WATCH_NS that keep the node hot; a server that copies 1 MiB per answer takes that many.
 const HOT_TURNS_MIN: u32 = if cfg!(loom) { 1 } else { 2 };
-/// How many rounds the token is kept for arrivals that came while it was being given up.
+/// Most polls for arrivals while the token is being given up.
 const LAST_ROUNDS_MAX: usize = 4;
 
-/// The doorbell of the node, as turns use it.
+/// The node's doorbell.
 pub(crate) trait Bell {
-    /// Says whom arrivals wake.  Sequentially consistent with the ringers' look at it.
+    /// Sets the thread that arrivals wake. Sequentially consistent with the ringers' read.
     fn arm(&self, sleeper: Option<Sleeper>);
-    /// Wakes all who sleep on the doorbell.
+    /// Wakes all threads that sleep on the doorbell.
     fn ring(&self);
-    /// Whether a caller leads.
+    /// Returns true if a caller leads.
     fn is_led(&self) -> bool;
 }
 
-/// The token, and with it `P`, which only its holder needs.
+/// The token, and with it `P`, which only its holder uses.
 #[derive(Debug)]
 pub(crate) struct PollToken<P> {
     seat: Mutex<TokenState<P>>,
@@ -80,29 +81,29 @@ pub(crate) struct PollToken<P> {
 #[derive(Debug)]
 struct TokenState<P> {
     poller: P,
-    /// What the doorbell was last told.
+    /// The doorbell is armed, as far as the token knows.
     armed: bool,
     hot: bool,
     /// Turns in close succession, while cold.
     close: u32,
-    /// Turns since the progress thread's last look, while hot.
+    /// Turns since the progress thread's last poll, while hot.
     turns: u32,
-    /// When the last turn ended, while cold.
+    /// End of the last turn, while cold.
     ended_ns: u64,
-    /// When the progress thread last counted turns, while hot.
+    /// Time at which the progress thread last counted turns, while hot.
     counted_ns: u64,
-    /// How long after that it counts again.
+    /// Interval until it counts again.
     watch_ns: u64,
 }
 
-/// The token in the hand of a thread.  It is to be given back by one of the methods that take it; a turn that
-/// is merely dropped, as by a panic, leaves arrivals to the next thread.
+/// The held token. Give it back by one of the methods that take it; a turn that is merely dropped, as by a panic,
+/// leaves arrivals to the next thread.
 #[derive(Debug)]
 pub(crate) struct PollGuard<'t, P> {
     seat: MutexGuard<'t, TokenState<P>>,
 }
 
-/// When the progress thread must look next.
+/// When the progress thread must poll next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NextPoll {
     /// When the doorbell rings.
@@ -112,7 +113,7 @@ pub(crate) enum NextPoll {
 }
 
 impl NextPoll {
-    /// When to look next if somebody else has the token.
+    /// Returns when to poll next if another thread holds the token.
     pub(crate) fn again(self) -> NextPoll {
         match self {
             NextPoll::WhenRung => NextPoll::Within(WATCH_NS),
@@ -122,7 +123,7 @@ impl NextPoll {
 }
 
 impl<P> PollToken<P> {
-    /// Cold, and not armed yet: the progress thread must take its first turn.
+    /// Cold, and not armed yet: the progress thread must take the first turn.
     pub(crate) fn new(poller: P) -> PollToken<P> {
         let seat = TokenState {
             poller,
@@ -137,7 +138,7 @@ impl<P> PollToken<P> {
         PollToken { seat: Mutex::new(seat) }
     }
 
-    /// The token, unless somebody has it.
+    /// Takes the token unless another thread holds it.
     #[inline]
     pub(crate) fn try_take(&self, bell: &impl Bell) -> Option<PollGuard<'_, P>> {
         let mut seat = match self.seat.try_lock() {
@@ -154,13 +155,12 @@ impl<P> PollToken<P> {
 }
 
 impl<P> PollGuard<'_, P> {
-    /// What only the holder of the token needs.
     #[inline]
     pub(crate) fn poller(&mut self) -> &mut P {
         &mut self.seat.poller
     }
 
-    /// Lets go, for a thread that may be back soon.  `clock_ns` is asked only while the node is cold.
+    /// Releases the token, for a thread that may poll again soon. Calls `clock_ns` only while the node is cold.
     #[inline]
     pub(crate) fn pass(
         mut self,
@@ -176,12 +176,12 @@ impl<P> PollGuard<'_, P> {
             self.rest(bell, poll);
         }
         if warms_up {
-            // The progress thread sleeps on a doorbell that nobody rings for it any more.
+            // The progress thread sleeps on a doorbell that is not armed for it any more.
             bell.ring();
         }
     }
 
-    /// Lets go, for a thread that goes to sleep: whatever comes for it is to ring.
+    /// Releases the token, for a thread that goes to sleep: later arrivals must ring.
     pub(crate) fn rest(mut self, bell: &impl Bell, mut poll: impl FnMut(&mut P) -> bool) {
         self.seat.armed = true;
         bell.arm(Some(if bell.is_led() { Sleeper::Caller } else { Sleeper::Progress }));
@@ -192,7 +192,7 @@ impl<P> PollGuard<'_, P> {
         }
     }
 
-    /// Lets go, for the progress thread.
+    /// Releases the token, for the progress thread.
     pub(crate) fn keep(
         mut self,
         bell: &impl Bell,
@@ -212,7 +212,7 @@ impl<P> PollGuard<'_, P> {
 }
 
 impl<P> TokenState<P> {
-    /// Counts a turn that ends while the node is cold; whether it makes the node hot.
+    /// Counts a turn that ends while the node is cold. Returns true if it makes the node hot.
     fn warms_up(&mut self, now_ns: u64) -> bool {
         let is_close = now_ns.saturating_sub(self.ended_ns) < CLOSE_NS;
         self.close = if is_close { self.close + 1 } else { 0 };
@@ -227,9 +227,9 @@ impl<P> TokenState<P> {
         self.hot
     }
 
-    /// The progress thread's count.
+    /// Counts turns for the progress thread. Returns true if the node stays hot.
     fn stays_hot(&mut self, now_ns: u64) -> bool {
-        // It may have been woken early, when few turns say nothing yet.
+        // After an early wake-up, few turns mean nothing yet.
         if self.hot && now_ns.saturating_sub(self.counted_ns) >= self.watch_ns {
             let watches = (self.watch_ns / WATCH_NS) as u32;
             self.hot = self.turns >= watches * HOT_TURNS_MIN;
@@ -247,16 +247,16 @@ mod tests {
 
     use super::*;
 
-    /// A doorbell that remembers what it was told.
+    /// Records the calls to it.
     #[derive(Default)]
-    struct Told {
+    struct RecordingBell {
         armed: Cell<Option<Sleeper>>,
         led: Cell<bool>,
         changes: Cell<usize>,
         rings: Cell<usize>,
     }
 
-    impl Bell for Told {
+    impl Bell for RecordingBell {
         fn arm(&self, sleeper: Option<Sleeper>) {
             self.armed.set(sleeper);
             self.changes.set(self.changes.get() + 1);
@@ -273,26 +273,26 @@ mod tests {
 
     const PROGRESS: Option<Sleeper> = Some(Sleeper::Progress);
 
-    fn take_turns(turns: &PollToken<()>, bell: &Told, ends_ns: impl IntoIterator<Item = u64>) {
+    fn take_turns(turns: &PollToken<()>, bell: &RecordingBell, ends_ns: impl IntoIterator<Item = u64>) {
         for end in ends_ns {
             turns.try_take(bell).expect("it is free").pass(bell, || end, |()| false);
         }
     }
 
-    fn look(turns: &PollToken<()>, bell: &Told, now_ns: u64) -> NextPoll {
+    fn look(turns: &PollToken<()>, bell: &RecordingBell, now_ns: u64) -> NextPoll {
         turns.try_take(bell).expect("it is free").keep(bell, now_ns, |()| false)
     }
 
-    /// Turns that are hot from `HOT_AFTER` us on.
-    fn hot() -> (PollToken<()>, Told) {
-        let (turns, bell) = (PollToken::new(()), Told::default());
+    /// Returns a token that is hot from `HOT_AFTER` us on.
+    fn hot() -> (PollToken<()>, RecordingBell) {
+        let (turns, bell) = (PollToken::new(()), RecordingBell::default());
         take_turns(&turns, &bell, (1..=u64::from(HOT_AFTER)).map(|turn| turn * 1000));
         (turns, bell)
     }
 
     #[test]
     fn isolated_turns_do_not_wake_the_progress_thread() {
-        let (turns, bell) = (PollToken::new(()), Told::default());
+        let (turns, bell) = (PollToken::new(()), RecordingBell::default());
         assert_eq!(look(&turns, &bell, 0), NextPoll::WhenRung);
         take_turns(&turns, &bell, (1..1000).map(|turn| turn * CLOSE_NS));
         assert_eq!(bell.armed.get(), PROGRESS);
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(bell.rings.get(), 1);
         let changes = bell.changes.get();
         for _ in 0..1000 {
-            // Nor is the clock asked.
+            // The clock is not read either.
             turns.try_take(&bell).unwrap().pass(&bell, || unreachable!(), |()| unreachable!());
         }
         assert_eq!((bell.changes.get(), bell.rings.get()), (changes, 1));
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn endless_arrivals_go_to_the_progress_thread() {
-        let (turns, bell) = (PollToken::new(()), Told::default());
+        let (turns, bell) = (PollToken::new(()), RecordingBell::default());
         turns.try_take(&bell).unwrap().rest(&bell, |()| true);
         assert_eq!(bell.rings.get(), 1);
     }
@@ -366,7 +366,7 @@ mod loom_tests {
             let arrived = self.message.load(Relaxed) && !self.handled.load(Relaxed);
             if arrived {
                 self.handled.store(true, Relaxed);
-                // Lets the progress thread of this model end, and only when all is well.
+                // Ends this model's progress thread, only after the message is handled.
                 self.doorbell.wake();
             }
             arrived
@@ -377,7 +377,7 @@ mod loom_tests {
             self.doorbell.ring();
         }
 
-        /// A thread of the application, which takes turns that end at these times, and then computes for ever.
+        /// An application thread, which takes turns that end at these times and then computes forever.
         fn caller(&self, ends_ns: &[u64]) {
             for end in ends_ns {
                 if let Some(turn) = self.turns.try_take(self) {
@@ -387,8 +387,8 @@ mod loom_tests {
             }
         }
 
-        /// As in progress.rs, but with a clock that only its own looks move.  It sleeps without a time limit unless
-        /// it must look soon: a lost wake-up blocks here for ever, which loom reports as a deadlock.
+        /// As in progress.rs, but with a clock that only its own polls move. It sleeps without a time limit unless it
+        /// must poll soon: a lost wake-up blocks here forever, which loom reports as a deadlock.
         fn progress_thread(&self) {
             let mut now = 0;
             let mut look = NextPoll::WhenRung;
@@ -417,8 +417,8 @@ mod loom_tests {
             }
         }
 
-        /// As Driver::lead(): a caller that sleeps until the message is handled, by any thread; or one that is notified of
-        /// something else at once, and computes for ever.
+        /// As Driver::lead(): a caller that sleeps until any thread has handled the message, or one that is notified of
+        /// another event at once and then computes forever.
         fn leader(&self, is_notified: bool) {
             let is_done = || is_notified || self.handled.load(Relaxed);
             while let Some(turn) = self.turns.try_take(self) {
@@ -429,7 +429,7 @@ mod loom_tests {
                 }
                 self.led.store(true, Relaxed);
                 turn.rest(self, |()| self.poll());
-                // It looks again soon where somebody else has the token.
+                // Retries soon if another thread holds the token.
                 let mut looks_soon = is_notified;
                 loop {
                     match looks_soon {
@@ -465,7 +465,7 @@ mod loom_tests {
     const CLOSE: u64 = 0;
     const FAR: u64 = CLOSE_NS;
 
-    /// Checks that the message is handled although each caller takes only so many turns.
+    /// Checks that the message is handled although each caller takes only these turns.
     fn check(preemptions_max: usize, callers: &'static [&'static [u64]]) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(preemptions_max);
@@ -479,26 +479,27 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_an_arrival_after_the_turn_that_makes_the_node_hot_is_handled() {
+    fn loom_arrival_after_the_node_becomes_hot() {
         check(4, &[&[CLOSE]]);
     }
 
     #[test]
-    fn loom_an_arrival_during_a_turn_that_leaves_the_node_cold_is_handled() {
+    fn loom_arrival_while_the_node_stays_cold() {
         check(4, &[&[FAR]]);
     }
 
     #[test]
-    fn loom_an_arrival_while_a_caller_is_about_to_make_the_node_hot_again_is_handled() {
+    fn loom_arrival_before_the_node_becomes_hot_again() {
         check(3, &[&[CLOSE, CLOSE]]);
     }
 
     #[test]
-    fn loom_an_arrival_while_the_progress_thread_looks_less_and_less_often_is_handled() {
+    fn loom_arrival_while_poll_intervals_grow() {
         check(2, &[&[CLOSE, CLOSE, CLOSE, CLOSE]]);
     }
 
-    /// Checks that the message is handled although callers lead, of whom some are notified at once, while others take turns.
+    /// Checks that the message is handled although some of the leaders are notified at once, while other callers take
+    /// turns.
     fn check_led(preemptions_max: usize, leaders: &'static [bool], callers: &'static [&'static [u64]]) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(preemptions_max);
@@ -513,32 +514,32 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_an_arrival_while_a_caller_leads_is_handled() {
+    fn loom_arrival_while_a_caller_leads() {
         check_led(3, &[false], &[]);
     }
 
     #[test]
-    fn loom_an_arrival_when_a_caller_leads_no_longer_is_handled() {
+    fn loom_arrival_after_a_leader_stops() {
         check_led(3, &[true], &[]);
     }
 
     #[test]
-    fn loom_an_arrival_while_one_caller_leads_and_another_takes_turns_is_handled() {
+    fn loom_arrival_with_a_leader_and_a_poller() {
         check_led(2, &[false], &[&[CLOSE]]);
     }
 
     #[test]
-    fn loom_an_arrival_when_a_caller_leads_no_longer_and_another_takes_turns_is_handled() {
+    fn loom_arrival_after_a_leader_stops_beside_a_poller() {
         check_led(2, &[true], &[&[CLOSE]]);
     }
 
     #[test]
-    fn loom_an_arrival_while_one_caller_leads_after_the_other_is_handled() {
+    fn loom_arrival_with_two_leaders_in_turn() {
         check_led(2, &[true, false], &[]);
     }
 
     #[test]
-    fn loom_an_arrival_while_two_callers_contend_for_the_token_is_handled() {
+    fn loom_arrival_with_two_contending_pollers() {
         check(2, &[&[CLOSE], &[FAR]]);
     }
 }

@@ -1,6 +1,6 @@
-//! Waiting: threads that wait for a task, what they wake, and how long it pays to spin before they sleep.
+//! Waiting: threads that wait for a task, wakers, and how long to spin before sleeping.
 //!
-//! Nothing here knows what is waited for.
+//! Nothing here knows what a thread waits for.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -17,12 +17,12 @@ use halite_fabric::{Fabric, Sleeper};
 
 use crate::runtime::locks::{lock, ranked};
 
-/// Wakers that are to be called when no lock is held, since they may run anything.  A single one, which is most often
-/// the case, allocates nothing.
+/// Wakers to call when no lock is held, since they may run any code. A single one, the most common case, needs no
+/// allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Wakes {
     first: Option<Waker>,
-    /// Only behind a first one.
+    /// Empty unless there is a first one.
     more: Vec<Waker>,
 }
 
@@ -41,7 +41,6 @@ impl Wakes {
         wakers.into_iter().for_each(|waker| self.add(Some(waker)));
     }
 
-    /// Adds those of `other`.
     #[inline]
     pub(crate) fn append(&mut self, other: Wakes) {
         if !other.is_empty() {
@@ -72,7 +71,7 @@ ranked! {
 pub(crate) struct Parker {
     thread: Thread,
     state: AtomicU8,
-    /// On which it sleeps, while it does.
+    /// The fabric on which it sleeps.
     fabric: Mutex<Option<Arc<dyn Fabric>>>,
 }
 
@@ -89,72 +88,72 @@ pub(crate) struct Parking {
 }
 
 thread_local! {
-    /// Made by the first wait of a thread, and then used again.
+    /// Created by a thread's first wait, then reused.
     static PARKING: RefCell<Option<Parking>> = const { RefCell::new(None) };
-    static PATIENCE: Cell<AdaptiveSpin> = const { Cell::new(AdaptiveSpin::NEW) };
-    /// For what its innermost blocking wait moves forward; 0 without one.
-    static WAITS_FOR: Cell<usize> = const { Cell::new(0) };
+    static SPIN: Cell<AdaptiveSpin> = const { Cell::new(AdaptiveSpin::NEW) };
+    /// Address of the object that the innermost blocking wait drives; 0 without one.
+    static DRIVEN: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A blocking wait of the calling thread, of which what it waits for can know.
+/// A blocking wait of the calling thread, visible to the code that it runs.
 pub(crate) struct BlockingWait {
-    /// What the wait around it moves forward.
+    /// The object that the enclosing wait drives.
     outer: usize,
 }
 
 impl BlockingWait {
-    /// Of a thread that moves `moved` forward until the wait is over.
-    pub(crate) fn begin<T>(moved: &T) -> BlockingWait {
-        BlockingWait { outer: WAITS_FOR.replace(std::ptr::from_ref(moved).addr()) }
+    /// Begins a wait during which the calling thread drives `driven`.
+    pub(crate) fn begin<T>(driven: &T) -> BlockingWait {
+        BlockingWait { outer: DRIVEN.replace(std::ptr::from_ref(driven).addr()) }
     }
 
-    /// Whether the calling thread waits for what it does now, and so goes on to move `moved` forward, or sleeps, when that is not over.
-    pub(crate) fn moves<T>(moved: &T) -> bool {
-        WAITS_FOR.get() == std::ptr::from_ref(moved).addr()
+    /// Returns true if the calling thread is in a blocking wait that drives `driven`, and so drives it further, or
+    /// sleeps, after the current call.
+    pub(crate) fn drives<T>(driven: &T) -> bool {
+        DRIVEN.get() == std::ptr::from_ref(driven).addr()
     }
 }
 
 impl Drop for BlockingWait {
     fn drop(&mut self) {
-        WAITS_FOR.set(self.outer);
+        DRIVEN.set(self.outer);
     }
 }
 
 impl Parker {
-    /// One for the calling thread.
     pub(crate) fn new() -> Arc<Parker> {
         let (state, fabric) = (AtomicU8::new(AWAKE), Mutex::new(None));
         Arc::new(Parker { thread: std::thread::current(), state, fabric })
     }
 
-    /// Whether the task wants to go on.
+    /// Returns true if the task has been woken.
     pub(crate) fn is_notified(&self) -> bool {
         // Only a hint: take_notice() synchronises.
         self.state.load(Relaxed) == NOTIFIED
     }
 
-    /// Whether the task wants to go on, which is forgotten.
+    /// Returns true if the task has been woken, and resets that.
     pub(crate) fn take_notice(&self) -> bool {
         // Acquire pairs with the Release in wake_by_ref().
         self.state.swap(AWAKE, AcqRel) == NOTIFIED
     }
 
-    /// Sleeps until the task wants to go on.  Called on the thread that made it.
+    /// Sleeps until the task is woken. Called on the thread that created the parker.
     pub(crate) fn park(&self) {
         while !self.take_notice() {
             std::thread::park();
         }
     }
 
-    /// Sleeps on `fabric`, as [`Fabric::wait`] does, unless the task wants to go on, and until it does.  Called on the thread
-    /// that made it.
+    /// Sleeps on `fabric`, as [`Fabric::wait`] does, until the task is woken. Called on the thread that created the
+    /// parker.
     pub(crate) fn sleep_on(&self, fabric: &Arc<dyn Fabric>, seen: u32, timeout: Option<Duration>) {
         *lock(&self.fabric) = Some(fabric.clone());
-        // Who notifies from here on rings the fabric, whose doorbell has moved then: the wait ends.  Release pairs with the
+        // A later wake rings the fabric, whose doorbell then differs from `seen`: the wait ends. Release pairs with the
         // Acquire in wake_by_ref(), for the fabric.
         if self.state.compare_exchange(AWAKE, ON_FABRIC, Release, Relaxed).is_ok() {
             fabric.wait(Sleeper::Caller, seen, timeout);
-            // It fails if the task wants to go on: that is kept for who asks.
+            // Fails if the task has been woken; take_notice() reports that.
             let _ = self.state.compare_exchange(ON_FABRIC, AWAKE, Relaxed, Relaxed);
         }
         *lock(&self.fabric) = None;
@@ -168,10 +167,10 @@ impl fmt::Debug for Parker {
 }
 
 impl Parking {
-    /// Takes the calling thread's for one wait; give it back by [`Parking::give_back`].  A wait within that wait finds
-    /// it gone and has one of its own, since it would swallow the outer one's wake-ups.
+    /// Takes the calling thread's parking for one wait; return it with [`Parking::give_back`]. A nested wait finds it
+    /// taken and gets its own, since it would swallow the outer one's wake-ups.
     pub(crate) fn take() -> Parking {
-        // A thread that is ending has no such memory any more.
+        // A thread that is ending has no thread-local storage any more.
         let kept = PARKING.try_with(|kept| kept.borrow_mut().take()).ok().flatten();
         kept.unwrap_or_else(|| {
             let parker = Parker::new();
@@ -179,8 +178,7 @@ impl Parking {
         })
     }
 
-    /// Keeps it for the thread's next wait.  A waker that somebody still has may wake that for nothing: waits
-    /// always look again.
+    /// Returns it for the thread's next wait. Leftover wakers may wake that spuriously; waits always check again.
     pub(crate) fn give_back(self) {
         let _ = PARKING.try_with(|kept| kept.borrow_mut().replace(self));
     }
@@ -194,45 +192,45 @@ impl Parking {
     }
 }
 
-/// How long to spin before going to sleep, learnt from how long the last waits took.
+/// How long to spin before going to sleep, learnt from the duration of recent waits.
 ///
-/// To sleep costs two switches and a wake-up, about 10 us of processor time, and 20 to 50 us of delay.  So a wait that
-/// is likely to end soon is spun through, and one that is not is hardly spun for at all.
+/// Sleeping costs two context switches and a wake-up: about 10 us of processor time, and 20 to 50 us of delay. So a
+/// wait that is likely to end soon spins, and one that is not hardly spins at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct AdaptiveSpin {
     /// Consecutive waits that took longer than the longest spin.
     long_waits: u32,
-    /// For how long the present wait has been spun for.
+    /// Spin time of the current wait.
     spun_ns: u64,
-    /// For how long somebody works, in the present wait, on what is waited for.
+    /// Expected processing time of the current wait's request.
     work_ns: u64,
-    /// What the present wait takes at least, where that is known.
+    /// Minimum duration of the current wait, where known.
     round_trip_ns: u64,
-    /// The longest spin: what a sleep costs.
+    /// The longest spin: the cost of a sleep.
     long_ns: u64,
-    /// How many waits are not spun for since others want the processor: in all, and still.
+    /// Waits without a spin because the core is contended: in total, and remaining.
     crowded_waits: (u32, u32),
 }
 
-/// The longest spin where peers share memory: what a sleep delays the waiter by.
+/// The longest spin where peers share memory: the delay by a sleep.
 const SPIN_LONG_NS: u64 = 50_000;
-/// Where packets come through the system: a wake-up by a packet takes both ends longer, and what comes next had to be made ready, sent and
-/// received first.
+/// The longest spin where packets pass through the system: waking up for a packet delays both ends longer, and the next
+/// packet had to be prepared, sent and received first.
 const SPIN_PACKETS_NS: u64 = 150_000;
-/// The shortest spin: a round trip between two threads that are awake.
+/// The shortest spin: a round trip between two awake threads.
 pub(crate) const SPIN_SHORT_NS: u64 = 3_000;
-/// So many consecutive long waits mean that the next one is likely to be long.
+/// After this many consecutive long waits, the next one is likely to be long.
 const LONG_WAITS_MAX: u32 = 4;
-/// A yield that takes longer has given the processor to somebody who computes, for a slice of some milliseconds each time.
+/// A yield that takes longer has given the core to a computing thread, for a slice of some milliseconds each time.
 pub(crate) const YIELD_LONG_NS: u64 = 100_000;
-/// For how many waits nobody spins after that, at first and in the end: who sleeps has the processor at once when woken.
+/// Waits without a spin after contention, at first and at most: a sleeping thread gets the core at once when woken.
 const CROWDED_WAITS: (u32, u32) = (16, 1024);
-/// Every so many long waits one is spun for all the same.  When both ends of a conversation sleep, each takes the
-/// other's wake-up for slowness, and one of them must stay awake for once to find out.
+/// One in so many long waits spins nevertheless. When both ends of a conversation sleep, each takes the other's wake-up
+/// for slowness, and one of them must stay awake once to find out.
 const PROBE_EVERY: u32 = 16;
 
 impl AdaptiveSpin {
-    /// Nothing is known: short waits are expected.
+    /// The initial state, which expects short waits.
     pub(crate) const NEW: AdaptiveSpin = AdaptiveSpin {
         long_waits: 0,
         spun_ns: 0,
@@ -242,15 +240,16 @@ impl AdaptiveSpin {
         crowded_waits: (0, 0),
     };
 
-    /// From now on it is waited for what comes by packets, or for peers that share memory.
+    /// Sets whether the next waits are for packets or for peers that share memory.
     pub(crate) fn set_by_packets(&mut self, by_packets: bool) {
         self.long_ns = if by_packets { SPIN_PACKETS_NS } else { SPIN_LONG_NS };
     }
 
-    /// How long to spin in the next wait.
+    /// Returns how long to spin in the next wait.
     pub(crate) fn spin_ns(&self) -> u64 {
         if self.crowded_waits.1 > 0 {
-            // What is computed before a sleep counts: who has used more than its share is not let on at once when it is woken.
+            // Spinning uses up the thread's share of processor time, and the scheduler delays a thread that has
+            // exceeded it when it is woken.
             return 0;
         }
         if self.round_trip_ns > self.long_ns {
@@ -260,53 +259,53 @@ impl AdaptiveSpin {
         if self.long_waits < LONG_WAITS_MAX || is_probe { self.long_ns + self.work_ns } else { SPIN_SHORT_NS }
     }
 
-    /// The next wait takes longer than others even if nobody sleeps, by about so much.  Both ends would sleep each time if
-    /// it were judged as they are.
+    /// Announces that the next wait's request takes about `work_ns` to process even if no thread sleeps. Without this,
+    /// such waits would count as long, and both ends would sleep each time.
     pub(crate) fn expect_work(&mut self, work_ns: u64) {
         self.work_ns = work_ns;
     }
 
-    /// The next wait is for a peer to which a round trip takes so long: if that is longer than a sleep, no spin pays.
+    /// Announces the round-trip time to the peer of the next wait; no spin pays if it exceeds a sleep.
     pub(crate) fn expect_round_trip(&mut self, round_trip: Duration) {
         self.round_trip_ns = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
     }
 
-    /// The wait was not over after so long a spin; [`AdaptiveSpin::note_wait`] follows.
-    pub(crate) fn note_spin(&mut self, spun_ns: u64) {
+    /// Records a spin in vain; [`AdaptiveSpin::record_wait`] follows.
+    pub(crate) fn record_spin(&mut self, spun_ns: u64) {
         self.spun_ns = spun_ns;
     }
 
-    /// Another thread computed while the present wait was spun for: waits are rather slept through from now on.
-    pub(crate) fn note_crowd(&mut self) {
+    /// Records that another thread computed during the current spin; later waits sleep without spinning.
+    pub(crate) fn record_contention(&mut self) {
         let (waits, _) = self.crowded_waits;
         let waits = (2 * waits).clamp(CROWDED_WAITS.0, CROWDED_WAITS.1);
-        // The present one counts.
+        // The current wait counts.
         self.crowded_waits = (waits, waits + 1);
     }
 
-    /// A wait has ended, after so long (without what [`AdaptiveSpin::note_spin`] told).
-    pub(crate) fn note_wait(&mut self, waited_ns: u64) {
+    /// Records a wait of `waited_ns`, without the time passed to [`AdaptiveSpin::record_spin`].
+    pub(crate) fn record_wait(&mut self, waited_ns: u64) {
         let (in_all, still) = self.crowded_waits;
         self.crowded_waits = if still > 0 { (in_all, still - 1) } else { (0, 0) };
         let waited_ns = waited_ns + std::mem::take(&mut self.spun_ns);
         if std::mem::take(&mut self.round_trip_ns) > self.long_ns {
-            // It says nothing about waits for peers that are near.
+            // It says nothing about waits for near peers.
             return;
         }
         let is_long = waited_ns > self.long_ns + std::mem::take(&mut self.work_ns);
         self.long_waits = if is_long { self.long_waits.wrapping_add(1) } else { 0 };
     }
 
-    /// The calling thread's.
+    /// Returns the calling thread's state.
     pub(crate) fn of_thread() -> AdaptiveSpin {
-        PATIENCE.get()
+        SPIN.get()
     }
 
-    /// Changes the calling thread's.
+    /// Changes the calling thread's state.
     pub(crate) fn change(change: impl FnOnce(&mut AdaptiveSpin)) {
-        let mut patience = PATIENCE.get();
-        change(&mut patience);
-        PATIENCE.set(patience);
+        let mut spin = SPIN.get();
+        change(&mut spin);
+        SPIN.set(spin);
     }
 }
 
@@ -319,7 +318,7 @@ impl Wake for Parker {
         // Release pairs with the Acquire in take_notice(), Acquire with the Release in sleep_on().
         match self.state.swap(NOTIFIED, AcqRel) {
             ON_FABRIC => {
-                // It may have woken by itself, and be on its way elsewhere.
+                // The thread may have woken by itself and left the fabric.
                 let fabric = lock(&self.fabric).clone();
                 fabric.inspect(|fabric| fabric.wake());
             }
@@ -329,7 +328,7 @@ impl Wake for Parker {
     }
 }
 
-/// Runs all to their ends, side by side; what came of each, in their order.
+/// Runs all futures concurrently. Returns their outputs in order.
 pub(crate) async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut under_way: Vec<Pin<Box<F>>> = futures.map(Box::pin).collect();
     let mut outputs: Vec<Option<F::Output>> = under_way.iter().map(|_| None).collect();
@@ -365,16 +364,16 @@ mod tests {
 
     #[test]
     fn long_waits_make_the_spin_short() {
-        let mut patience = AdaptiveSpin::NEW;
+        let mut spin = AdaptiveSpin::NEW;
         for _ in 0..LONG_WAITS_MAX {
-            assert_eq!(patience.spin_ns(), SPIN_LONG_NS);
-            patience.note_spin(SPIN_LONG_NS);
-            patience.note_wait(1);
+            assert_eq!(spin.spin_ns(), SPIN_LONG_NS);
+            spin.record_spin(SPIN_LONG_NS);
+            spin.record_wait(1);
         }
-        assert_eq!(patience.spin_ns(), SPIN_SHORT_NS);
-        patience.note_spin(SPIN_SHORT_NS);
-        patience.note_wait(SPIN_LONG_NS - SPIN_SHORT_NS);
-        assert_eq!(patience.spin_ns(), SPIN_LONG_NS);
+        assert_eq!(spin.spin_ns(), SPIN_SHORT_NS);
+        spin.record_spin(SPIN_SHORT_NS);
+        spin.record_wait(SPIN_LONG_NS - SPIN_SHORT_NS);
+        assert_eq!(spin.spin_ns(), SPIN_LONG_NS);
     }
 
     #[test]

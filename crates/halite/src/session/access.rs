@@ -8,7 +8,7 @@ use halite_tier::access::{Blocked, Count, SlotRef, WORD_BYTES};
 use halite_tier::ids::NodeIncarnation;
 use halite_tier::permissions::Permissions;
 
-use crate::driver::carry::{Alone, Failed, Kind, Stop, Transfer};
+use crate::driver::carry::{Failed, Kind, SinglePart, Stop, Transfer};
 use crate::error::{AccessCause, AccessError, BatchError};
 use crate::posted::{Cursor, Ended};
 use crate::session::{Inner, Lh, ReadOp, WriteOp};
@@ -159,9 +159,9 @@ impl Inner {
         };
         let at = Cursor { index: 0, done };
         let ops = &mut [ReadOp { lh, offset, into }];
-        if let Some(mut alone) = self.post_alone(&Reads { inner: self, ops }, at) {
-            let ended = alone.ended().await;
-            return self.land_alone(&mut Reads { inner: self, ops }, &alone, ended);
+        if let Some(mut single) = self.post_single(&Reads { inner: self, ops }, at) {
+            let ended = single.ended().await;
+            return self.land_single(&mut Reads { inner: self, ops }, &single, ended);
         }
         let [ReadOp { into, .. }] = ops;
         Box::pin(self.read(lh, offset, into, done)).await
@@ -175,12 +175,12 @@ impl Inner {
             done => done.unwrap_or(0),
         };
         let at = Cursor { index: 0, done };
-        if let Some(mut alone) =
-            self.post_alone(&Writes { inner: self, ops: &[WriteOp { lh, offset, from }] }, at)
+        if let Some(mut single) =
+            self.post_single(&Writes { inner: self, ops: &[WriteOp { lh, offset, from }] }, at)
         {
-            let ended = alone.ended().await;
+            let ended = single.ended().await;
             let access = &mut Writes { inner: self, ops: &[WriteOp { lh, offset, from }] };
-            return self.land_alone(access, &alone, ended);
+            return self.land_single(access, &single, ended);
         }
         Box::pin(self.write(lh, offset, from, done)).await
     }
@@ -263,28 +263,28 @@ impl Inner {
     }
 
     /// Posts an access from `at` on if it is a single part and need not wait first; else does nothing.
-    pub(crate) fn post_alone<A: Accesses>(&self, access: &A, at: Cursor) -> Option<Alone<'_>> {
-        if self.owns(access.place(0).0) { self.driver.post_alone(access, at) } else { None }
+    pub(crate) fn post_single<A: Accesses>(&self, access: &A, at: Cursor) -> Option<SinglePart<'_>> {
+        if self.owns(access.place(0).0) { self.driver.post_single(access, at) } else { None }
     }
 
     /// Finishes an access that was posted alone.
-    pub(crate) fn land_alone<A: Accesses>(
+    pub(crate) fn land_single<A: Accesses>(
         &self,
         access: &mut A,
-        alone: &Alone<'_>,
+        single: &SinglePart<'_>,
         ended: Ended,
     ) -> Result<(), AccessError> {
-        let landed = self.driver.land_alone(access, alone, ended);
+        let landed = self.driver.land_single(access, single, ended);
         landed.map_err(|failed| self.batch_error(access, failed).source)
     }
 
     /// Makes accesses; the first has `done` bytes copied.
     pub(crate) async fn make<A: Accesses>(&self, accesses: &mut A, done: usize) -> Result<(), BatchError> {
         let at = Cursor { index: 0, done };
-        let carried = match self.driver.post_alone(accesses, at) {
-            Some(mut alone) => {
-                let ended = alone.ended().await;
-                self.driver.land_alone(accesses, &alone, ended)
+        let carried = match self.driver.post_single(accesses, at) {
+            Some(mut single) => {
+                let ended = single.ended().await;
+                self.driver.land_single(accesses, &single, ended)
             }
             None => self.driver.carry(accesses, at).await,
         };

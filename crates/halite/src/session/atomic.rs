@@ -128,9 +128,9 @@ impl Inner {
             return Ok(old);
         }
         let mut change = Change { inner: self, lh, offset, atomic, old: 0 };
-        if let Some(mut alone) = self.post_alone(&change, Cursor::default()) {
-            let ended = alone.ended().await;
-            return self.land_alone(&mut change, &alone, ended).map(|()| change.old);
+        if let Some(mut single) = self.post_single(&change, Cursor::default()) {
+            let ended = single.ended().await;
+            return self.land_single(&mut change, &single, ended).map(|()| change.old);
         }
         Box::pin(self.atomic(lh, offset, atomic)).await
     }
