@@ -51,6 +51,7 @@
 //! | fills, copies and atomics where the bytes are | [`Session::fill`], [`Session::copy`], [`Session::fetch_add`], [`Session::compare_swap`] |
 //! | calls | [`Session::serve`], [`Session::call`], [`Session::post_calls`], [`Session::call_many`], with values instead of bytes [`typed`] |
 //! | messages, and news of writes | [`Session::open_port`], [`Session::send`], [`Session::sender`], [`Session::write_notify`], [`Session::watch`] |
+//! | reads and writes that are begun now and awaited later | [`Session::post_read`], [`Session::post_write`] |
 //! | waiting for a word that a peer writes | [`Session::wait_until`], [`Session::progress`] |
 //! | locks and barriers | [`Session::lock`], [`Session::barrier`] |
 //! | threads instead of tasks | [`blocking`] |
@@ -94,6 +95,7 @@ pub use node::Node;
 pub use node::driven::{Driven, Step};
 pub use rpc::ServeOptions;
 pub use runtime::env::Env;
+pub use session::access::posted::Posted;
 pub use session::calls::{Answer, Call, Function, Mailbox, Message, PendingCall, Port, Sender, Server};
 pub use session::explain::{
     AccessPath, PathExplained, PeerCapabilities, PeerExplained, PeerSeen, PieceExplained, RegionExplained,

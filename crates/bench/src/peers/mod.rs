@@ -55,7 +55,7 @@ pub struct Options {
     /// Regions of the random-access row [default: 1000000; smoke: 1000]
     #[arg(long)]
     pub regions: Option<u64>,
-    /// Largest span in bytes of the random-access rows [default: 8589934592; smoke: 16777216]
+    /// Largest span in bytes of the random-access rows [default: 2147483648; smoke: 16777216]
     #[arg(long)]
     pub span: Option<u64>,
     /// Replaces what stands between the markers `<!-- peers:begin -->` and `<!-- peers:end -->` of this file

@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use halite::{Lh, Permissions, Placement, blocking};
+use halite::{Lh, Permissions, Placement, Posted, blocking};
 
 use super::access::{self, WRITES};
 use super::end::End;
@@ -50,6 +50,8 @@ pub struct Player {
     own: Lh,
     other: Lh,
     payload: Vec<u8>,
+    /// The last write, which has the payload.
+    posted: Option<Posted<Vec<u8>>>,
     stamp: u64,
 }
 
@@ -87,7 +89,7 @@ impl Partner for Player {
             session.write(own, part.size - WORD_BYTES, &[0; WORD_BYTES as usize])?;
             // Both sides of a pair send the same, so that each knows what it should find; pairs differ.
             let payload = pattern(part.size, thread);
-            Ok(Player { session: session.clone(), own, other, payload, stamp: 0 })
+            Ok(Player { session: session.clone(), own, other, payload, posted: None, stamp: 0 })
         };
         (0..part.threads).map(player).collect()
     }
@@ -105,7 +107,8 @@ impl Partner for Player {
     }
 
     /// Looks at the other side's last write.
-    fn end(self) -> anyhow::Result<u64> {
+    fn end(mut self) -> anyhow::Result<u64> {
+        self.complete()?;
         let errors = differs(&self.session, self.own, 0, &self.payload)?;
         [self.own, self.other].into_iter().try_for_each(|lh| self.session.unmap(lh))?;
         Ok(errors)
@@ -113,12 +116,26 @@ impl Partner for Player {
 }
 
 impl Player {
-    /// Writes to the other side.
+    /// Posts a write to the other side, which completes while its answer is awaited.
     #[inline]
     fn serve(&mut self) -> anyhow::Result<()> {
-        let at = self.payload.len() - WORD_BYTES as usize;
-        self.payload[at..].copy_from_slice(&self.stamp.to_ne_bytes());
-        Ok(self.session.write(self.other, 0, &self.payload)?)
+        self.complete()?;
+        let mut payload = std::mem::take(&mut self.payload);
+        let at = payload.len() - WORD_BYTES as usize;
+        payload[at..].copy_from_slice(&self.stamp.to_ne_bytes());
+        self.posted = Some(self.session.post_write(self.other, 0, payload));
+        Ok(())
+    }
+
+    /// Completes the last write.
+    #[inline]
+    fn complete(&mut self) -> anyhow::Result<()> {
+        if let Some(posted) = self.posted.take() {
+            let (payload, outcome) = posted.wait();
+            self.payload = payload;
+            outcome?;
+        }
+        Ok(())
     }
 
     /// Polls our own region until the other side's write is there.

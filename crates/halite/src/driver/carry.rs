@@ -20,7 +20,9 @@ use smallvec::SmallVec;
 
 use crate::driver::Driver;
 use crate::metrics::Timed;
-use crate::posted::{Cursor, Ended, NoStaging, Part, PendingOperation, Pipeline, SLICE_BYTES_MAX, low};
+use crate::posted::{
+    Cursor, DetachedOperation, Ended, NoStaging, Part, PendingOperation, Pipeline, SLICE_BYTES_MAX, low,
+};
 use crate::runtime::lanes::{ACCESSES, CALLS};
 
 /// Accesses of one kind that are carried out in order.
@@ -150,6 +152,11 @@ impl Driver {
         self.shared.fabric.post(peer, lane_of(&part), &[request(transfer, &part)]).ok()?;
         part.operation.set_posted();
         Some(SinglePart { operation: part.operation, peer, at, time })
+    }
+
+    pub(crate) fn attach(&self, part: DetachedPart) -> SinglePart<'_> {
+        let DetachedPart { operation, peer, at, time } = part;
+        SinglePart { operation: self.shared.posted.attach(operation), peer, at, time }
     }
 
     /// Completes an operation posted by [`Driver::post_single`].
@@ -288,7 +295,21 @@ pub(crate) struct SinglePart<'a> {
     time: Time,
 }
 
+/// A [`SinglePart`] without its borrow of the driver. It must be attached again, also to be dropped.
+#[derive(Debug)]
+pub(crate) struct DetachedPart {
+    operation: DetachedOperation,
+    peer: PeerId,
+    at: Cursor,
+    time: Time,
+}
+
 impl SinglePart<'_> {
+    pub(crate) fn detach(self) -> DetachedPart {
+        let SinglePart { operation, peer, at, time } = self;
+        DetachedPart { operation: operation.detach(), peer, at, time }
+    }
+
     pub(crate) fn ended(&mut self) -> impl Future<Output = Ended> {
         self.operation.ended()
     }

@@ -80,6 +80,11 @@ impl InFlight {
         InFlight { table: Table::new(shards), staging: Staging::new(shards), progress: Event::default() }
     }
 
+    pub(crate) fn attach(&self, operation: DetachedOperation) -> PendingOperation<'_> {
+        let DetachedOperation { id, phase, slot } = operation;
+        PendingOperation { posted: self, id, phase, slot }
+    }
+
     /// Begins an operation on memory of `peer`. Look up its address after this.
     #[inline]
     pub(crate) fn begin(&self, peer: PeerId) -> PendingOperation<'_> {
@@ -225,7 +230,20 @@ enum Phase {
     Over,
 }
 
+/// A [`PendingOperation`] without its borrow of the table. It must be attached again, also to be dropped.
+#[derive(Debug)]
+pub(crate) struct DetachedOperation {
+    id: OperationId,
+    phase: Phase,
+    slot: Option<Slot>,
+}
+
 impl PendingOperation<'_> {
+    pub(crate) fn detach(mut self) -> DetachedOperation {
+        let phase = std::mem::replace(&mut self.phase, Phase::Over);
+        DetachedOperation { id: self.id, phase, slot: self.slot.take() }
+    }
+
     /// The number to post it with.
     pub(crate) fn id(&self) -> WorkId {
         self.id.work_id()

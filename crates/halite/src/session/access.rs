@@ -3,6 +3,8 @@
 //! Accesses by loads and stores are copied on the caller's own thread, without waiting. Others wait here, for a region
 //! that is changing or for the completion of posted requests.
 
+pub(crate) mod posted;
+
 use halite_fabric::{PeerId, Status};
 use halite_tier::access::{Blocked, Count, SlotRef, WORD_BYTES};
 use halite_tier::ids::NodeIncarnation;

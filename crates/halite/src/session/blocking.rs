@@ -31,6 +31,7 @@ use crate::error::{
     ServeError,
 };
 use crate::rpc::{Into, ServeOptions};
+use crate::session::access::posted::Posted;
 use crate::session::calls::{self, Answer, Call, Calling, Function, Message, Port};
 use crate::session::{self, AllocOptions, Lh, NamesMoved, Placement, ReadOp, SwapOp, Who, WriteOp};
 
@@ -147,6 +148,16 @@ impl Session {
     pub fn write_owned(&self, lh: Lh, offset: u64, from: Vec<u8>) -> (Vec<u8>, Result<(), AccessError>) {
         let done = self.write(lh, offset, &from);
         (from, done)
+    }
+
+    /// See [`crate::Session::post_read`].
+    pub fn post_read<B: AsMut<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, into: B) -> Posted<B> {
+        self.session.post_read(lh, offset, into)
+    }
+
+    /// See [`crate::Session::post_write`].
+    pub fn post_write<B: AsRef<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, from: B) -> Posted<B> {
+        self.session.post_write(lh, offset, from)
     }
 
     #[cold]

@@ -7,7 +7,7 @@
 //! peer; [`crate::node`] creates sessions. Reads, writes and atomics by loads and stores take no lock. A session's own
 //! locks (its tables of locks and barriers) are never held across a call into another module.
 
-mod access;
+pub(crate) mod access;
 mod atomic;
 mod barrier;
 pub mod blocking;

@@ -14,6 +14,7 @@ use super::turns::scope;
 /// All of this file, for those who cannot kill.
 pub const CASES: &[&str] = &[
     "accesses_on_a_killed_node_fail_and_others_go_on",
+    "posted_accesses_to_a_killed_node_fail",
     "names_of_a_killed_node_are_kept_until_its_end_is_known",
     "calls_on_a_killed_node_are_told_that_they_may_have_run",
     "messages_to_a_killed_node_are_told_to_be_lost",
@@ -44,6 +45,24 @@ pub fn accesses_on_a_killed_node_fail_and_others_go_on(h: &dyn Harness) {
     refused!(session.read(there, 0, &mut [0; 4]), AccessCause::PeerDown(DOOMED) | AccessCause::Stale);
     session.write(elsewhere, 0, b"pepper").unwrap();
     assert_eq!(&contents(&session, elsewhere)[..6], b"pepper");
+}
+
+/// Nothing hangs, whatever was in flight.
+pub fn posted_accesses_to_a_killed_node_fail(h: &dyn Harness) {
+    let mut cluster = Cluster::new(h, 3);
+    let session = cluster.session(0);
+    let there = session.alloc(None, 4 * CHUNK, Placement::On(DOOMED), everyone()).unwrap();
+    let writes: Vec<_> = (0..20).map(|_| session.post_write(there, 0, vec![1; 4 * CHUNK as usize])).collect();
+    cluster.kill(2);
+    for write in writes {
+        if let (_, Err(error)) = write.wait() {
+            assert!(matches!(error.cause, AccessCause::PeerDown(DOOMED) | AccessCause::Stale), "{error}");
+        }
+    }
+    eventually("the node is known to be gone", || match session.post_read(there, 0, [0; 8]).wait().1 {
+        Err(error) if matches!(error.cause, AccessCause::PeerDown(DOOMED) | AccessCause::Stale) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
 }
 
 /// Without a goodbye: its process has exited, where that is seen.  Else the names are kept for it until somebody has it

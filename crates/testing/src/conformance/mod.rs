@@ -34,6 +34,7 @@ pub mod messages;
 pub mod moving;
 pub mod names;
 pub mod permissions;
+pub mod posted;
 pub mod seal;
 pub mod senders;
 pub mod session;
@@ -210,6 +211,13 @@ macro_rules! conformance_cases {
                 a_watch_ends_with_its_home
                 ports_of_watches_are_reserved
             }
+            posted {
+                posted_accesses_end_with_their_bytes
+                posted_writes_land_in_order
+                a_posted_access_ends_while_it_is_polled
+                a_refused_access_returns_its_buffer
+                dropped_accesses_leave_nothing_behind
+            }
             waiting {
                 a_wait_ends_with_the_word_and_shows_what_came_before
                 a_wait_ends_with_its_region
@@ -296,6 +304,7 @@ macro_rules! conformance_cases {
             }
             killed {
                 accesses_on_a_killed_node_fail_and_others_go_on
+                posted_accesses_to_a_killed_node_fail
                 names_of_a_killed_node_are_kept_until_its_end_is_known
                 calls_on_a_killed_node_are_told_that_they_may_have_run
                 messages_to_a_killed_node_are_told_to_be_lost

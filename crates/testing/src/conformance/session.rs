@@ -51,6 +51,10 @@ pub struct Guard(Kind<blocking::Guard, halite::Guard>);
 #[derive(Debug)]
 pub struct Watch(Kind<blocking::Watch, halite::Watch>);
 
+/// See [`halite::Posted`].
+#[derive(Debug)]
+pub struct Posted<B>(halite::Posted<B>);
+
 /// What it does, which waits for nothing.
 macro_rules! plain {
     ($object:expr, $method:ident($($argument:expr),*)) => {
@@ -138,6 +142,30 @@ macro_rules! made {
             }
         )*
     };
+}
+
+impl<B: Unpin> Posted<B> {
+    /// See [`halite::Posted::wait`].
+    pub fn wait(self) -> (B, Result<(), AccessError>) {
+        if is_simulated() { wait(self.0) } else { self.0.wait() }
+    }
+
+    /// See [`halite::Posted::is_ended`].
+    pub fn is_ended(&mut self) -> bool {
+        self.0.is_ended()
+    }
+}
+
+impl Session {
+    /// See [`halite::Session::post_write`].
+    pub fn post_write<B: AsRef<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, from: B) -> Posted<B> {
+        Posted(self.0.post_write(lh, offset, from))
+    }
+
+    /// See [`halite::Session::post_read`].
+    pub fn post_read<B: AsMut<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, into: B) -> Posted<B> {
+        Posted(self.0.post_read(lh, offset, into))
+    }
 }
 
 impl Session {

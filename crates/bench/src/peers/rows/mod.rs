@@ -132,7 +132,7 @@ impl Sizes {
             pipelined: 100_000,
             application_s: 1.0,
             regions: options.regions.unwrap_or(1_000_000),
-            spans: spans(options.span.unwrap_or(8 * GIB)),
+            spans: spans(options.span.unwrap_or(2 * GIB)),
         }
     }
 

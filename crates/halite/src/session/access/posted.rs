@@ -1,0 +1,231 @@
+//! Posted accesses: reads and writes that begin at once and are awaited later.
+//!
+//! Loads and stores are over when the access is posted. An access of a single part is a request in the fabric's queue,
+//! which completes whether or not it is awaited. A longer one is a future: posting it puts as many parts in flight as an
+//! access may have, and awaiting it sends the rest.
+
+use std::fmt;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+
+use super::{Reads, Writes};
+use crate::driver::carry::{DetachedPart, SinglePart};
+use crate::error::AccessError;
+use crate::posted::{Cursor, Ended};
+use crate::session::{Inner, Lh, ReadOp, Session, WriteOp};
+
+/// A posted read or write. Await it, or [wait](Posted::wait) for it, for its buffer and its outcome. It keeps its session
+/// open, as a clone of that does.
+///
+/// If it is dropped, the access may or may not take place, or take place in part. A dropped read changes no memory of
+/// the caller.
+#[must_use = "only awaiting a posted access tells its outcome"]
+pub struct Posted<B> {
+    state: State<B>,
+}
+
+enum State<B> {
+    Single(Single<B>),
+    Carried(Session, Carried<B>),
+    Ended(B, Result<(), AccessError>),
+    Taken,
+}
+
+type Carried<B> = Pin<Box<dyn Future<Output = (B, Result<(), AccessError>)> + Send>>;
+
+/// A request in the fabric's queue.
+struct Single<B> {
+    session: Session,
+    /// `None` once it has ended.
+    part: Option<DetachedPart>,
+    lh: Lh,
+    offset: u64,
+    buffer: Option<B>,
+    land: Land<B>,
+}
+
+/// Completes a read or a write whose part has ended.
+type Land<B> = fn(&Inner, Lh, u64, &mut B, &SinglePart<'_>, Ended) -> Result<(), AccessError>;
+
+impl Session {
+    /// Posts a write of `from` at `offset`; the bytes are copied out of `from` before it returns, if they are at most
+    /// 120 KiB. Errors are in the outcome of the returned [`Posted`].
+    ///
+    /// Writes to one node take effect in the order in which they were posted, if none of them exceeds 120 KiB, fewer than
+    /// 1,024 are in flight, and their regions do not move. At most 32 MiB of writes longer than 256 bytes may be in
+    /// flight to one node; a write beyond that fails with [`NoStaging`](crate::AccessCause::NoStaging).
+    ///
+    /// ```
+    /// # use halite::{Config, Node, NodeId, Permissions, Placement};
+    /// # let dir = std::env::temp_dir().join(format!("halite-doc-post-{}", std::process::id()));
+    /// # let node = Node::embedded(Config { dir: dir.clone(), node: Some(NodeId(0)), ..Config::default() })?;
+    /// let session = node.blocking_session();
+    /// let board = session.alloc(Some("board"), 4096, Placement::Local, Permissions::all())?;
+    /// let writes: Vec<_> = (0..8u64).map(|line| session.post_write(board, 64 * line, line.to_le_bytes())).collect();
+    /// for write in writes {
+    ///     let (_, outcome) = write.wait();
+    ///     outcome?;
+    /// }
+    /// let (bytes, outcome) = session.post_read(board, 7 * 64, [0; 8]).wait();
+    /// outcome?;
+    /// assert_eq!(u64::from_le_bytes(bytes), 7);
+    /// # drop(node);
+    /// # std::fs::remove_dir_all(dir)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn post_write<B: AsRef<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, from: B) -> Posted<B> {
+        let (inner, bytes) = (&*self.inner, from.as_ref());
+        let done = match inner.write_now(lh, offset, bytes) {
+            Some(done) if done == bytes.len() => return Posted { state: State::Ended(from, Ok(())) },
+            done => done.unwrap_or(0),
+        };
+        let access = Writes { inner, ops: &[WriteOp { lh, offset, from: bytes }] };
+        if let Some(part) = inner.post_single(&access, Cursor { index: 0, done }) {
+            let part = part.detach();
+            return Posted::single(self, part, lh, offset, from, |inner, lh, offset, from, part, ended| {
+                let ops = &[WriteOp { lh, offset, from: from.as_ref() }];
+                inner.land_single(&mut Writes { inner, ops }, part, ended)
+            });
+        }
+        let session = self.clone();
+        Posted::carried(self, async move {
+            let outcome = session.inner.write(lh, offset, from.as_ref(), done).await;
+            (from, outcome)
+        })
+    }
+
+    /// Posts a read of as many bytes as `into` has, from `offset`. See [`Session::post_write`].
+    pub fn post_read<B: AsMut<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, mut into: B) -> Posted<B> {
+        let (inner, bytes) = (&*self.inner, into.as_mut());
+        let done = match inner.read_now(lh, offset, bytes) {
+            Some(done) if done == bytes.len() => return Posted { state: State::Ended(into, Ok(())) },
+            done => done.unwrap_or(0),
+        };
+        let access = Reads { inner, ops: &mut [ReadOp { lh, offset, into: bytes }] };
+        if let Some(part) = inner.post_single(&access, Cursor { index: 0, done }) {
+            let part = part.detach();
+            return Posted::single(self, part, lh, offset, into, |inner, lh, offset, into, part, ended| {
+                let ops = &mut [ReadOp { lh, offset, into: into.as_mut() }];
+                inner.land_single(&mut Reads { inner, ops }, part, ended)
+            });
+        }
+        let session = self.clone();
+        Posted::carried(self, async move {
+            let outcome = session.inner.read(lh, offset, into.as_mut(), done).await;
+            (into, outcome)
+        })
+    }
+}
+
+impl<B> Posted<B> {
+    fn single(
+        session: &Session,
+        part: DetachedPart,
+        lh: Lh,
+        offset: u64,
+        buffer: B,
+        land: Land<B>,
+    ) -> Posted<B> {
+        let (session, part, buffer) = (session.clone(), Some(part), Some(buffer));
+        Posted { state: State::Single(Single { session, part, lh, offset, buffer, land }) }
+    }
+
+    fn carried(
+        session: &Session,
+        access: impl Future<Output = (B, Result<(), AccessError>)> + Send + 'static,
+    ) -> Posted<B> {
+        let mut posted = Posted { state: State::Carried(session.clone(), Box::pin(access)) };
+        // The first poll puts the first parts in flight.
+        let _ = posted.poll_end(&mut Context::from_waker(Waker::noop()));
+        posted
+    }
+
+    /// Returns true if the access has ended. Polls the node once if it has not.
+    pub fn is_ended(&mut self) -> bool {
+        let context = &mut Context::from_waker(Waker::noop());
+        if self.poll_end(context).is_ready() {
+            return true;
+        }
+        if let Some(session) = self.session() {
+            session.progress();
+        }
+        self.poll_end(context).is_ready()
+    }
+
+    /// Waits on this thread until the access has ended. Returns the buffer and the outcome.
+    pub fn wait(mut self) -> (B, Result<(), AccessError>)
+    where
+        B: Unpin,
+    {
+        match self.session().cloned() {
+            Some(session) => session.inner.driver.block_on(pin!(self)),
+            None => self.take_ended(),
+        }
+    }
+
+    /// Returns the session, unless the access has ended.
+    fn session(&self) -> Option<&Session> {
+        match &self.state {
+            State::Single(Single { session, .. }) | State::Carried(session, _) => Some(session),
+            State::Ended(..) | State::Taken => None,
+        }
+    }
+
+    fn take_ended(&mut self) -> (B, Result<(), AccessError>) {
+        match std::mem::replace(&mut self.state, State::Taken) {
+            State::Ended(buffer, outcome) => (buffer, outcome),
+            _ => panic!("a posted access is awaited once"),
+        }
+    }
+
+    /// Advances the state to `Ended`, if the access has ended.
+    fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let (buffer, outcome) = match &mut self.state {
+            State::Single(single) => std::task::ready!(single.poll(context)),
+            State::Carried(_, access) => std::task::ready!(access.as_mut().poll(context)),
+            State::Ended(..) | State::Taken => return Poll::Ready(()),
+        };
+        self.state = State::Ended(buffer, outcome);
+        Poll::Ready(())
+    }
+}
+
+impl<B> Single<B> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<(B, Result<(), AccessError>)> {
+        let inner = &*self.session.inner;
+        let mut part = inner.driver.attach(self.part.take().expect("a request ends once"));
+        let ended = pin!(part.ended()).poll(context);
+        let Poll::Ready(ended) = ended else {
+            self.part = Some(part.detach());
+            return Poll::Pending;
+        };
+        let mut buffer = self.buffer.take().expect("a request ends once");
+        let outcome = (self.land)(inner, self.lh, self.offset, &mut buffer, &part, ended);
+        Poll::Ready((buffer, outcome))
+    }
+}
+
+impl<B> Drop for Single<B> {
+    fn drop(&mut self) {
+        if let Some(part) = self.part.take() {
+            drop(self.session.inner.driver.attach(part));
+        }
+    }
+}
+
+impl<B: Unpin> Future for Posted<B> {
+    type Output = (B, Result<(), AccessError>);
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let posted = self.get_mut();
+        std::task::ready!(posted.poll_end(context));
+        Poll::Ready(posted.take_ended())
+    }
+}
+
+impl<B> fmt::Debug for Posted<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_ended = matches!(self.state, State::Ended(..) | State::Taken);
+        f.debug_struct("Posted").field("is_ended", &is_ended).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,95 @@
+//! Posted reads and writes: they end with their bytes, in order, or with the cause that stopped them.
+
+use halite::{AccessCause, NodeId, Permissions};
+
+use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern, shared};
+use super::refused;
+use super::session::Posted;
+
+fn wait_all<B: Unpin>(posted: Vec<Posted<B>>) -> Vec<B> {
+    let wait = |posted: Posted<B>| {
+        let (buffer, outcome) = posted.wait();
+        outcome.unwrap();
+        buffer
+    };
+    posted.into_iter().map(wait).collect()
+}
+
+/// Short ones, and long ones that span chunks.
+pub fn posted_accesses_end_with_their_bytes(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let len = 4 * CHUNK;
+    let [(owner, near), (session, far)] = in_common(&cluster, "board", len);
+    let bytes = pattern(len, 3);
+    for piece_bytes in [40, CHUNK / 2 + 1, len] {
+        owner.write(near, 0, &vec![0; len as usize]).unwrap();
+        let pieces = bytes.chunks(piece_bytes as usize).zip((0..).step_by(piece_bytes as usize)).take(100);
+        let total = pieces.clone().map(|(piece, _)| piece.len()).sum();
+        let writes = pieces.clone().map(|(piece, at)| session.post_write(far, at, piece.to_vec()));
+        wait_all(writes.collect());
+        assert_eq!(contents(&owner, near)[..total], bytes[..total]);
+        let reads = pieces.map(|(piece, at)| session.post_read(far, at, vec![0; piece.len()]));
+        assert_eq!(wait_all(reads.collect()).concat(), bytes[..total]);
+    }
+}
+
+/// The last word stays, and a later read sees it.
+pub fn posted_writes_land_in_order(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let [_, (session, far)] = in_common(&cluster, "word", 8);
+    for round in 0..10u64 {
+        let words = (0..50).map(|count| session.post_write(far, 0, (50 * round + count).to_ne_bytes()));
+        let words: Vec<_> = words.collect();
+        let (read, outcome) = session.post_read(far, 0, [0; 8]).wait();
+        outcome.unwrap();
+        assert_eq!(u64::from_ne_bytes(read), 50 * round + 49);
+        wait_all(words);
+    }
+}
+
+/// Looking whether it has ended is enough to end it.
+pub fn a_posted_access_ends_while_it_is_polled(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let [(owner, near), (session, far)] = in_common(&cluster, "board", 8);
+    let mut write = session.post_write(far, 0, *b"finished");
+    while !write.is_ended() {
+        super::turns::pause_again(0);
+    }
+    assert!(write.is_ended(), "it stays so");
+    write.wait().1.unwrap();
+    assert_eq!(contents(&owner, near), b"finished");
+}
+
+/// The outcome names the cause, and the buffer comes back.
+pub fn a_refused_access_returns_its_buffer(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let [_, (session, far)] = in_common(&cluster, "board", 8);
+    let (buffer, outcome) = session.post_write(far, 4, *b"too long").wait();
+    refused!(outcome, AccessCause::OutOfRange { region_len: 8 });
+    assert_eq!(&buffer, b"too long");
+    let reader = cluster.session(1);
+    let read_only = reader.map("board", Permissions::READ).unwrap();
+    refused!(reader.post_write(read_only, 0, *b"unheard!").wait().1, AccessCause::PermissionDenied { .. });
+    refused!(session.post_read(read_only, 0, [0; 8]).wait().1, AccessCause::ForeignHandle);
+}
+
+/// Thousands of dropped ones leave memory for others, and hold up no change of the region.
+pub fn dropped_accesses_leave_nothing_behind(h: &dyn Harness) {
+    let cluster = Cluster::new(h, 2);
+    let owner = cluster.session(0);
+    let near = shared(&owner, "board", CHUNK);
+    let session = cluster.session(1);
+    let far = session.map("board", everyone()).unwrap();
+    for round in 0..3000u64 {
+        let len = if round % 100 == 0 { CHUNK } else { 8 };
+        drop(session.post_write(far, 0, vec![round as u8; len as usize]));
+        drop(session.post_read(far, 0, vec![0; len as usize]));
+        // The fabric's queue is finite.
+        if round % 100 == 99 {
+            session.read(far, 0, &mut [0; 8]).unwrap();
+        }
+    }
+    owner.move_to(near, NodeId(1)).unwrap();
+    session.post_write(far, 0, *b"the last").wait().1.unwrap();
+    assert_eq!(contents(&owner, near)[..8], *b"the last");
+}
