@@ -105,7 +105,7 @@ pub fn a_peer_is_explained(h: &dyn Harness) {
     let capabilities = peer.capabilities.expect("it is connected");
     assert!(!capabilities.provider.is_empty() && capabilities.send_bytes_max > 0, "{peer}");
     let by_call = capabilities.atomics != Atomics::Processor;
-    assert_eq!(peer.to_string().contains("ours travel as calls"), by_call, "{peer}");
+    assert_eq!(peer.to_string().contains("travel as calls"), by_call, "{peer}");
     let far = session.alloc(None, CHUNK, Placement::On(NodeId(1)), everyone()).unwrap();
     let verb = session.explain(far).unwrap().pieces[0].verbs.atomic;
     assert_eq!(verb == "call to the owner", by_call, "{verb}");
