@@ -265,7 +265,7 @@ impl<'c> Pending<'c> {
         self.driver.with_calls(|rpc, wakes| {
             rpc.adopt(Posted { by_line: None, ..self.posted }, by_line);
             // A reply that came earlier is in the table by now.
-            rpc.await_notice(target, slot, wakes);
+            rpc.await_notification(target, slot, wakes);
         });
         self.poll_table(context)
     }

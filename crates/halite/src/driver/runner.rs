@@ -268,17 +268,17 @@ impl Runner {
 
     fn set_peer_down(&mut self, peer: PeerId) {
         let Shared { peers, rpc, posted, .. } = &*self.shared;
-        let Some(became) = peers.set_down(peer) else { return };
+        let Some(transition) = peers.set_down(peer) else { return };
         self.outbox.handle_down(peer);
         posted.handle_down(peer, &mut self.wakes);
-        if let Some(link) = became.link {
+        if let Some(link) = transition.link {
             rpc.handle_down(peer, &link, &mut self.wakes);
         }
     }
 
     fn set_peer_cut_off(&mut self, peer: PeerId) {
         let Shared { peers, rpc, .. } = &*self.shared;
-        if let Some(link) = peers.set_cut_off(peer).and_then(|became| became.link) {
+        if let Some(link) = peers.set_cut_off(peer).and_then(|transition| transition.link) {
             rpc.handle_cut_off(peer, &link);
         }
     }
@@ -441,7 +441,7 @@ impl Runner {
 
     fn settle_calls(&mut self) {
         let rpc = &self.shared.rpc;
-        if rpc.poster.take_dirty() || rpc.poster.is_stuck() {
+        if rpc.poster.take_dirty() || rpc.poster.has_deferred() {
             rpc.retry();
             for (peer, control) in rpc.poster.take_controls() {
                 // A peer that is down gets no control messages.
