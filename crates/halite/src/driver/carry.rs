@@ -224,7 +224,7 @@ impl Driver {
     fn end_time(&self, kind: Kind, time: Time) {
         if let Time::Since(begin_ns) = time {
             let ns = self.now_ns().saturating_sub(begin_ns);
-            self.shared.timings.of(metrics_of(kind).0).note(ns);
+            self.shared.timings.of(metrics_of(kind).0).record(ns);
         }
     }
 

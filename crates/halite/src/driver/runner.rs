@@ -23,7 +23,7 @@ use halite_tier::rpc::Target;
 use halite_tier::rpc::wire::CONTROL_IMM;
 
 use crate::cluster::cluster_dir::{ClusterDir, TakenNumbers};
-use crate::cluster::etcd::{Carriers, Heard};
+use crate::cluster::etcd::{Carriers, EtcdMessage};
 use crate::cluster::ways::Ways;
 use crate::driver::drained::DrainedNode;
 use crate::driver::ticket::{Begun, Chore, Tickets, Undo};
@@ -132,7 +132,7 @@ enum Dial {
 #[derive(Debug)]
 struct Dialled {
     /// The address that the node publishes.
-    shown: String,
+    announced: String,
     /// Remaining addresses to try.
     ways: VecDeque<String>,
 }
@@ -363,12 +363,12 @@ impl Runner {
     }
 
     /// Handles the result of a transaction or probe that a carrier sent to etcd, or a listing of members.
-    pub(crate) fn handle_etcd(&mut self, now: u64, heard: Heard) {
+    pub(crate) fn handle_etcd(&mut self, now: u64, message: EtcdMessage) {
         let Some(engine) = &mut self.engine else { return };
-        match heard {
-            Heard::Stored(id, result) => engine.handle_stored(now, id, result),
-            Heard::Tried(requester, result) => engine.handle_tried(now, requester, result),
-            Heard::Listing(listing) => engine.handle_listed(now, listing),
+        match message {
+            EtcdMessage::Stored(id, result) => engine.handle_stored(now, id, result),
+            EtcdMessage::Tried(requester, result) => engine.handle_tried(now, requester, result),
+            EtcdMessage::Listing(listing) => engine.handle_listed(now, listing),
         }
     }
 
@@ -379,11 +379,11 @@ impl Runner {
             let way = reported_address(&**fabric, way);
             self.dialling.failed.iter().any(|failed| failed.address == way)
         };
-        let in_vain = members.iter().filter(|(_, shown)| ways.to(shown).iter().all(has_failed));
-        let in_vain: Vec<String> = in_vain.map(|(_, shown)| shown.clone()).collect();
+        let in_vain = members.iter().filter(|(_, announced)| ways.to(announced).iter().all(has_failed));
+        let in_vain: Vec<String> = in_vain.map(|(_, announced)| announced.clone()).collect();
         let Some(engine) = &mut self.engine else { return };
         engine.handle_listed(now, Listing::All(members.into_iter().collect()));
-        in_vain.iter().for_each(|shown| engine.handle_dial_failed(shown));
+        in_vain.iter().for_each(|announced| engine.handle_dial_failed(announced));
     }
 
     /// Registers this node in etcd, and records etcd's address in the cluster directory for nodes of this host that
@@ -506,7 +506,7 @@ impl Runner {
                 }
             }
             Effect::Store { id, transaction } => self.shared.carriers.carry(id, transaction),
-            Effect::OpenStore(at) => self.shared.carriers.open_told(&at.address),
+            Effect::OpenStore(at) => self.shared.carriers.open_from_peer(&at.address),
             Effect::TryStore { requester, at } => self.shared.carriers.probe(requester, at.address),
             Effect::NamesAt(at) => self.settle_names_at(&at),
             Effect::Draining { is_on } => {
@@ -541,9 +541,9 @@ impl Runner {
     }
 
     /// Dials a node that the engine has lost sight of.
-    fn dial(&mut self, shown: String) {
-        let ways = self.shared.ways.to(&shown).into();
-        self.dial_next(Dialled { shown, ways });
+    fn dial(&mut self, announced: String) {
+        let ways = self.shared.ways.to(&announced).into();
+        self.dial_next(Dialled { announced, ways });
     }
 
     fn dial_next(&mut self, mut dialled: Dialled) {
@@ -554,7 +554,7 @@ impl Runner {
                 self.shared.fabric.connect(&way, &hello);
             }
             (None, Some(engine)) => {
-                engine.handle_dial_failed(&dialled.shown);
+                engine.handle_dial_failed(&dialled.announced);
                 self.shared.member_changes.happen(&mut self.wakes);
             }
             (_, None) => {}

@@ -126,9 +126,9 @@ pub(crate) struct Begun {
 pub(crate) struct CommandTimes(BTreeMap<&'static str, (Histogram, u64)>);
 
 impl CommandTimes {
-    fn note(&mut self, begun: Begun, now_ns: u64, is_failure: bool) {
+    fn record(&mut self, begun: Begun, now_ns: u64, is_failure: bool) {
         let (histogram, failures) = self.0.entry(begun.name).or_default();
-        histogram.note(now_ns.saturating_sub(begun.at_ns));
+        histogram.record(now_ns.saturating_sub(begun.at_ns));
         *failures += u64::from(is_failure);
     }
 
@@ -200,7 +200,7 @@ impl Tickets {
         wakes: &mut Wakes,
     ) -> Option<Chore> {
         let ticket = self.ops.get_mut(&op)?;
-        self.times.note(ticket.begun, now_ns, ending.is_err());
+        self.times.record(ticket.begun, now_ns, ending.is_err());
         match &mut ticket.state {
             TicketState::Waiting(waker) => {
                 wakes.add(waker.take());

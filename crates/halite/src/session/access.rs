@@ -429,8 +429,8 @@ impl Inner {
                 Ok(len) => return Ok(len),
                 // The length is the same before and after any change.
                 Err(Blocked::Changing) => {
-                    let looked_at = self.path.slots().inspect(lh.slot.index, |mapping| mapping.view.len());
-                    if let Some(len) = looked_at {
+                    let len = self.path.slots().inspect(lh.slot.index, |mapping| mapping.view.len());
+                    if let Some(len) = len {
                         return Ok(len);
                     }
                 }

@@ -459,7 +459,7 @@ impl<'s> Calling<'s> {
     fn end(&self, begin_ns: Option<u64>) {
         if let Some(begin_ns) = begin_ns {
             let driver = &self.session.inner.driver;
-            driver.shared.timings.of(Timed::Call).note(driver.now_ns().saturating_sub(begin_ns));
+            driver.shared.timings.of(Timed::Call).record(driver.now_ns().saturating_sub(begin_ns));
         }
     }
 
