@@ -470,7 +470,7 @@ impl Runner {
                 self.refusals.tell(now, || tracing::warn!("{}", News::Refused(why)));
             }
             Effect::News(news) if news.is_trouble() => tracing::warn!("{news}"),
-            Effect::News(news) if news.is_passing() => tracing::debug!("{news}"),
+            Effect::News(news) if news.is_routine() => tracing::debug!("{news}"),
             Effect::News(news) => tracing::info!("{news}"),
             Effect::NumbersTaken { next } => {
                 self.shared.numbers.iter().for_each(|numbers| numbers.note(next))
