@@ -255,7 +255,7 @@ impl Runner {
         }
     }
 
-    // Changes of peers. Each part is told here, since none finds out by itself.
+    // Changes of peers. Each part is informed here; none detects them itself.
 
     fn set_peer_up(&mut self, peer: PeerId, incarnation: NodeIncarnation) {
         let Shared { peers, rpc, .. } = &*self.shared;

@@ -1,7 +1,7 @@
 //! Tickets: commands in progress in the engine, and the callers that wait for them.
 //!
 //! A command whose caller drops it is undone by further commands. One that may wait indefinitely for other sessions is
-//! withdrawn; all others run to their end, and then their result is released.
+//! withdrawn. All run to their end, and then their results are released.
 //!
 //! ```text
 //!  Waiting ── finish ──> Done ── taken by the caller

@@ -1,4 +1,4 @@
-//! The common part of [`Node`](super::Node) and [`Driven`](super::Driven).
+//! The common part of [`Node`](super::Node) and [`Driven`](super::driven::Driven).
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -15,7 +15,7 @@
 //! let server = session.serve_typed(SUM, ServeOptions::default())?;
 //! std::thread::scope(|scope| {
 //!     scope.spawn(move || {
-//!         let call = server.recv().expect("nobody closes the server");
+//!         let call = server.recv().expect("the server is open");
 //!         let sum = call.input().iter().copied().map(u64::from).sum();
 //!         call.reply(&sum).expect("the caller waits");
 //!     });

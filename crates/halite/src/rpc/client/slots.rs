@@ -38,7 +38,7 @@ pub(crate) struct SlotResources {
 }
 
 impl Rpc {
-    /// Opens a slot for the reply.  Returns the address and length of its memory if that is not the default slot.
+    /// Opens a slot for the reply. Returns the address and length of its memory if that is not the default slot.
     pub(in crate::rpc) fn open_slot(
         &self,
         target: Target,
