@@ -174,7 +174,6 @@ impl Driver {
         lock(&self.runner)
     }
 
-    /// Reads the runner without changing it.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&Runner) -> R) -> R {
         look(&self.runner())
     }
@@ -258,7 +257,6 @@ impl Driver {
         }
     }
 
-    /// Runs the waiting jobs.
     #[inline]
     pub(crate) fn run_jobs(&self) {
         while let Some(job) = self.poll_job() {

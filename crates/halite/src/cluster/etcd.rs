@@ -78,14 +78,11 @@ impl EtcdAddress {
 
 type Job = (u64, Transaction);
 
-/// A message from etcd.
 #[derive(Debug)]
 pub(crate) enum EtcdMessage {
-    /// The result of a transaction.
     Stored(u64, Result<Stored, StoreFailure>),
     /// Whether etcd is reached from here, for a requester; if not, the reason.
     Tried(Requester, Result<(), String>),
-    /// The current members.
     Listing(Listing),
 }
 

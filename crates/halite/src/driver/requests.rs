@@ -26,7 +26,6 @@ const LOOKS_MAX: usize = 64;
 /// The result of a spin for a reply.
 pub(crate) enum Spun {
     Taken(Reply),
-    /// There will be no reply.
     Ended(ReplyState),
     /// Wait by waker; `has_spun` if the thread has spun for as long as it pays.
     InVain {

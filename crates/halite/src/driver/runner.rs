@@ -53,11 +53,9 @@ pub(crate) struct Shared {
     pub(crate) rpc: Rpc,
     /// Durations of calls and posted accesses.
     pub(crate) timings: Timings,
-    /// How peers are dialled.
     pub(crate) ways: Ways,
     /// Where the first node of a cluster of several hosts records which node numbers are taken.
     pub(crate) numbers: Option<TakenNumbers>,
-    /// A member or connection has changed.
     pub(crate) member_changes: Event,
     /// Handles have changed: they were frozen, changed their view, or are gone. Keyed by index.
     pub(crate) handle_changes: Event<u32>,
@@ -69,7 +67,6 @@ pub(crate) struct Shared {
     pub(crate) dir: Option<PathBuf>,
 }
 
-/// See the module's documentation.
 pub(crate) struct Runner {
     shared: Arc<Shared>,
     /// `None` when the node has left.
@@ -124,7 +121,6 @@ impl Dialling {
 enum Dial {
     /// It joins and connects to all members.
     Joining,
-    /// The engine asked for it.
     Wanted(Dialled),
 }
 
@@ -686,7 +682,6 @@ impl Runner {
 
     // Leaving.
 
-    /// Sends the farewell to all peers.
     pub(crate) fn leave(&mut self, now: u64) {
         if let Some(engine) = &mut self.engine {
             engine.leave(now);

@@ -52,7 +52,6 @@ pub(crate) enum Undo {
 }
 
 impl Undo {
-    /// Returns how to undo `command`.
     pub(crate) fn of(command: &Command) -> Undo {
         match command {
             Command::Alloc { .. } => Undo::Free,
@@ -98,7 +97,6 @@ pub(crate) struct Chore {
     pub(crate) undo: Undo,
 }
 
-/// All commands in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Tickets {
     ops: BTreeMap<OpId, Ticket>,
@@ -121,7 +119,6 @@ pub(crate) struct Begun {
     pub(crate) at_ns: u64,
 }
 
-/// Durations and failures of commands, by name.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct CommandTimes(BTreeMap<&'static str, (Histogram, u64)>);
 
@@ -182,7 +179,6 @@ impl Tickets {
         }
     }
 
-    /// Number of commands in progress.
     pub(crate) fn len(&self) -> usize {
         self.ops.len()
     }

@@ -71,7 +71,6 @@ pub(crate) struct Files {
     pub(crate) dir: Option<PathBuf>,
 }
 
-/// The common part of all nodes.
 pub(crate) struct NodeInner {
     pub(crate) driver: Arc<Driver>,
     pub(crate) incarnation: NodeIncarnation,

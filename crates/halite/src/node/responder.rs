@@ -66,7 +66,6 @@ impl Bound {
 }
 
 impl Responder {
-    /// Returns the address.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }

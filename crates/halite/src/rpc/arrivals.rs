@@ -47,7 +47,6 @@ impl Rpc {
         self.poster.enforce(peer, Err(Violation("it named memory that cannot be reached")));
     }
 
-    /// Handles a control message.
     pub(crate) fn handle_control(
         &self,
         peer: PeerId,

@@ -85,7 +85,6 @@ impl Rpc {
         }
     }
 
-    /// Opens a link with the peer's handshake.
     pub(super) fn open(&self, link: &Link, peer: PeerId, control: &CallControl) -> Result<(), Violation> {
         let CallControl::Handshake { ring_key, ring_offset, ring_bytes, .. } = *control else {
             unreachable!("the caller looked")

@@ -50,7 +50,6 @@ pub(crate) use self::server::{
 };
 pub(crate) use self::shared::{BATCH_MAX, CALL_WORK, Link};
 
-/// See the header of this file.
 pub(crate) struct Rpc {
     pub(crate) poster: Poster,
     pub(crate) client: Client,

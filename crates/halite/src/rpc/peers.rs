@@ -31,7 +31,6 @@ use crate::runtime::locks::{self, Held, ranked};
 /// later.
 const GONE_MAX: usize = 256;
 
-/// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Peers {
     /// A number unique to this table in the process.
@@ -58,7 +57,6 @@ ranked! {
     VecDeque<AtomicAnswer> => Atomics;
 }
 
-/// The state under the lock of [`Peers`].
 #[derive(Debug)]
 pub(crate) struct Table {
     peers: BTreeMap<PeerId, Peer>,
@@ -116,7 +114,6 @@ impl Peers {
         }
     }
 
-    /// The link of this node to itself.
     pub(crate) fn own(&self) -> &Arc<Link> {
         &self.own
     }
@@ -176,7 +173,6 @@ impl Peers {
         self.read().up(peer)?.link.clone()
     }
 
-    /// Returns true if the peer is up.
     pub(crate) fn is_up(&self, peer: PeerId) -> bool {
         self.read().up(peer).is_some()
     }

@@ -56,14 +56,12 @@ macro_rules! ranked {
 }
 pub(crate) use ranked;
 
-/// A held lock.
 pub(crate) struct Held<G> {
     guard: G,
     /// Released after the lock.
     _place: Place,
 }
 
-/// A locked mutex.
 pub(crate) type Locked<'m, T> = Held<MutexGuard<'m, T>>;
 
 const POISONED: &str = "a thread panicked inside the node";

@@ -68,7 +68,6 @@ pub(crate) trait Bell {
     fn arm(&self, sleeper: Option<Sleeper>);
     /// Wakes all threads that sleep on the doorbell.
     fn ring(&self);
-    /// Returns true if a caller leads.
     fn is_led(&self) -> bool;
 }
 

@@ -150,7 +150,6 @@ impl Inner {
         if self.owns(lh) { self.path.write(self.id, lh.slot, offset, from).ok() } else { None }
     }
 
-    /// Makes one read.
     #[inline]
     pub(crate) async fn read_all(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
         let done = match self.read_now(lh, offset, into) {
@@ -167,7 +166,6 @@ impl Inner {
         Box::pin(self.read(lh, offset, into, done)).await
     }
 
-    /// Makes one write.
     #[inline]
     pub(crate) async fn write_all(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
         let done = match self.write_now(lh, offset, from) {
@@ -185,7 +183,6 @@ impl Inner {
         Box::pin(self.write(lh, offset, from, done)).await
     }
 
-    /// Makes reads.
     pub(crate) async fn read_each(&self, ops: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
         let mut index = 0;
         while index < ops.len() {
@@ -201,7 +198,6 @@ impl Inner {
         Ok(())
     }
 
-    /// Makes writes.
     pub(crate) async fn write_each(&self, ops: &[WriteOp<'_>]) -> Result<(), BatchError> {
         let mut index = 0;
         while index < ops.len() {

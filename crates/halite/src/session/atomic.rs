@@ -147,13 +147,11 @@ impl Inner {
     }
 }
 
-/// One atomic.
 struct Change<'i> {
     inner: &'i Inner,
     lh: Lh,
     offset: u64,
     atomic: Atomic,
-    /// Old value of the word.
     old: u64,
 }
 

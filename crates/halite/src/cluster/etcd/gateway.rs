@@ -286,7 +286,6 @@ impl Gateway {
         Ok(Some(plain(&found["value"]).unwrap_or_default()))
     }
 
-    /// Grants a lease of `ttl`.
     fn grant(&self, ttl: Duration) -> Result<String, EtcdError> {
         let granted = self.ask("lease/grant", &json!({ "TTL": ttl.as_secs().to_string() }));
         let granted = granted.map_err(|failure| failure.error)?;

@@ -87,7 +87,6 @@ impl Client {
         self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
     }
 
-    /// Number of replies that have arrived.
     pub(crate) fn arrivals(&self) -> u64 {
         // Pairs with the Release in count_arrival().
         self.arrivals.load(Acquire)

@@ -8,7 +8,6 @@ use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
 impl Rpc {
-    /// Cancels a request.
     pub(crate) fn abandon(&self, slot: SlotId, wakes: &mut Wakes) {
         let abandoned = lock(&self.client.slots).abandon(slot);
         match abandoned {

@@ -44,9 +44,7 @@ ranked! {
     Vec<Principal> => HeldBack;
 }
 
-/// See the header of this file.
 pub(crate) struct Client {
-    /// The default slots.
     default_slots: Block,
     slots: Mutex<ReplySlots<SlotResources>>,
     reply_lines: ReplyLines,
@@ -56,7 +54,6 @@ pub(crate) struct Client {
     borrowers: AtomicU32,
     /// Principals of this node, by their numbers.
     principals: Mutex<Vec<Principal>>,
-    /// Number of replies that have arrived.
     arrivals: AtomicU64,
     /// A request waits for room in a ring.
     ring_waiters: AtomicBool,

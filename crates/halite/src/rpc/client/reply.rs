@@ -34,7 +34,6 @@ impl Reply {
 pub(crate) enum Into<'a> {
     /// A buffer that grows.
     Vec(&'a mut Vec<u8>),
-    /// The caller's buffer.
     Slice(&'a mut [u8]),
     /// They stay in place, as far as possible.
     Lent(&'a mut Lent),
@@ -101,7 +100,6 @@ impl Into<'_> {
 /// from the processor that wrote it. A caller that wants only a part, or copies the answer elsewhere anyway, avoids it.
 #[derive(Default)]
 pub(crate) enum Lent {
-    /// Not set yet.
     #[default]
     Nowhere,
     /// In the slot, which the server's node could still write to; so it is never a slice.

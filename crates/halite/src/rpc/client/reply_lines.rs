@@ -29,13 +29,11 @@ use halite_tier::rpc::line::{REPLY_WORDS, reply_mark};
 use super::slots::DEFAULT_SLOTS;
 use crate::rpc::shared::Block;
 
-/// See the header of this file.
 pub(super) struct ReplyLines {
     block: Block,
     owners: Owners,
 }
 
-/// By index.
 struct Owners(Box<[AtomicU64]>);
 
 /// The result of an attempt to take a lent slot.
@@ -111,7 +109,6 @@ impl ReplyLines {
         ReplyLines { block, owners: Owners::new(DEFAULT_SLOTS) }
     }
 
-    /// The address at which peers find the lines.
     pub(super) fn address(&self) -> RemoteAddress {
         self.block.address()
     }
@@ -156,7 +153,6 @@ impl ReplyLines {
         first as u16 == reply_mark(slot)
     }
 
-    /// Returns a private copy of a line.
     #[inline]
     pub(super) fn read(&self, slot: SlotId) -> [u64; REPLY_WORDS] {
         self.window().load_words(offset(slot)).expect("each default slot has a line")

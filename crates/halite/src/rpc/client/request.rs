@@ -11,7 +11,6 @@ use crate::rpc::shared::{Link, Outbound};
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
-/// A request to be posted.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
     /// The connection that must lead to the server; `None` for any. A request that waits for room waits for one
@@ -30,14 +29,11 @@ pub(crate) struct Request<'a> {
     pub(crate) deadline_ns: u64,
 }
 
-/// Why a request was not posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NotPosted {
     /// There is no room in the ring or in the fabric's queue, or the server's node is not ready yet.
     Full,
-    /// There is no link to the node.
     NoLink,
-    /// The server's node is gone.
     Gone,
     NoMemory,
     TooManyCalls,

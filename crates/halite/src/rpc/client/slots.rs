@@ -33,7 +33,6 @@ pub(crate) struct SlotResources {
     pub(super) input: Option<Block>,
     /// The port, if the request is a message.
     pub(super) port: Option<u32>,
-    /// Whether the reply comes by line.
     pub(super) by_line: bool,
 }
 

@@ -48,6 +48,5 @@ pub(crate) struct Ended {
     pub(crate) unanswered: Vec<ReplyTo>,
 }
 
-/// The service has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Closed;

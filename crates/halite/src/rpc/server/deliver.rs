@@ -18,7 +18,6 @@ use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
 impl Rpc {
-    /// Delivers requests to their queues.
     pub(in crate::rpc) fn deliver<'s>(
         &self,
         find: impl Fn(ServiceId) -> Option<&'s Arc<Service>>,

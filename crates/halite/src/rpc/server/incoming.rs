@@ -13,7 +13,6 @@ use crate::rpc::shared::Caller;
 /// A request on its way to a handler. It stays in its box, since it is too large to move at each step.
 #[derive(Debug)]
 pub(crate) struct Incoming {
-    /// The caller, and the destination of the answer.
     pub(crate) to: ReplyTo,
     /// The sender has its answer; a message is answered when it is queued.
     pub(crate) answered: bool,

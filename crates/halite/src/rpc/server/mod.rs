@@ -55,7 +55,6 @@ ranked! {
     BTreeSet<PeerId> => HeldBack;
 }
 
-/// See the header of this file.
 pub(crate) struct Server {
     /// The rows of reply lines at the peers.
     pub(super) reply_rows: ReplyRows,

@@ -26,7 +26,6 @@ pub(super) struct QueueState {
     pub(super) published: BTreeMap<Target, Published>,
     /// Grants, by number.
     pub(super) grants: BTreeMap<u32, Grant>,
-    /// Bytes of all grants.
     pub(super) granted_bytes: usize,
     last_grant: u32,
     pub(super) servers: usize,

@@ -37,7 +37,6 @@ impl Default for ServeOptions {
     }
 }
 
-/// One function or port.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) id: ServiceId,
@@ -140,7 +139,6 @@ impl Service {
         if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
     }
 
-    /// Number of requests in the queue.
     pub(crate) fn waiting(&self) -> usize {
         // Only a figure: it orders nothing.
         self.waiting.load(Relaxed)

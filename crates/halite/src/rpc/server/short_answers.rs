@@ -31,7 +31,6 @@ struct EndedLine {
 }
 
 impl Rpc {
-    /// Answers a short request.
     #[inline]
     pub(super) fn send_line_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Answered {
         let link = &**to.link();

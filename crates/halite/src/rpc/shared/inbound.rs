@@ -17,7 +17,6 @@ ranked! {
     Inbound => Inbound;
 }
 
-/// The inbound side of a link.
 #[derive(Debug)]
 pub(crate) struct Inbound {
     /// The word in which the peer writes how far it has read this node's requests.

@@ -54,7 +54,6 @@ impl DropCount {
     }
 }
 
-/// The memory of a link.
 pub(crate) struct LinkMemory {
     pub(in crate::rpc) ring: (RingReader, Block),
     pub(in crate::rpc) head: Block,

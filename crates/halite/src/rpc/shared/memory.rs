@@ -16,7 +16,6 @@ const GIVE_BACK_BYTES_MIN: u64 = 64 << 20;
 /// Offsets are multiples of a cache line.
 const ALIGNMENT_BYTES: u64 = 64;
 
-/// See the header of this file.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     inner: Mutex<Option<Inner>>,

@@ -14,7 +14,6 @@ ranked! {
     Option<Outbound> => Outbound;
 }
 
-/// The outbound side of a link.
 #[derive(Debug)]
 pub(crate) struct Outbound {
     pub(crate) ring: RingWriter,

@@ -4,7 +4,6 @@ use halite_fabric::{Key, RemoteAddress};
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
 use halite_tier::rpc::{CallControl, SlotId, Violation};
 
-/// The parameters in a peer's handshake.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerParameters {
     /// Address of the word for this node's head: how far it has read the peer's requests.
@@ -44,7 +43,6 @@ impl PeerParameters {
         }
     }
 
-    /// Number of default slots.
     pub(in crate::rpc) fn slot_count(&self) -> u32 {
         self.slot_count
     }

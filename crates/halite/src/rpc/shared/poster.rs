@@ -28,7 +28,6 @@ ranked! {
     Vec<(PeerId, CallControl)> => HeldBack;
 }
 
-/// See the header of this file.
 pub(crate) struct Poster {
     pub(in crate::rpc) fabric: Arc<dyn Fabric>,
     pub(in crate::rpc) posted: Arc<InFlight>,
@@ -217,7 +216,6 @@ impl Poster {
         self.dirty.store(true, Release);
     }
 
-    /// Returns true if the runner should settle.
     #[inline]
     pub(crate) fn is_dirty(&self) -> bool {
         self.dirty.load(Relaxed)
@@ -257,7 +255,6 @@ impl Poster {
         self.set_dirty();
     }
 
-    /// Returns true if a post waits for memory.
     pub(crate) fn is_short(&self) -> bool {
         self.short.load(Relaxed)
     }

@@ -221,7 +221,6 @@ impl<'s> Calling<'s> {
         }
     }
 
-    /// Starts the timeout.
     #[inline]
     fn start(&mut self) {
         self.terms.deadline_ns = self.session.inner.driver.now_ns().saturating_add(self.terms.timeout_ns);
@@ -306,7 +305,6 @@ impl<'s> Calling<'s> {
         Ok(self.keep(pending))
     }
 
-    /// See [`Session::post_calls`].
     pub(crate) fn post_all_blocking<I: AsRef<[u8]>>(
         mut self,
         inputs: &[I],

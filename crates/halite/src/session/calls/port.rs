@@ -205,7 +205,6 @@ impl Session {
     }
 }
 
-/// A message being sent.
 #[derive(Clone, Copy)]
 pub(super) struct Sending<'s> {
     pub(super) session: &'s Session,

@@ -487,7 +487,6 @@ fn serve_error(id: ServiceId, cause: ServeCause) -> ServeError {
     ServeError { what, cause }
 }
 
-/// Waits for a request.
 struct Receiving<'r> {
     receiver: &'r Receiver,
     id: Option<u64>,
