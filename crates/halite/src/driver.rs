@@ -43,7 +43,7 @@ use halite_tier::rpc::wire::CONTROL_IMM;
 use crate::driver::runner::{Runner, Shared};
 use crate::driver::ticket::{Ending, Undo};
 use crate::posted::{Ended, InFlight, is_operation};
-use crate::rpc::{CALL_WORK, Hand, Incoming, ReceiveBatch, Rpc, Service};
+use crate::rpc::{CALL_WORK, DirectReceiver, Incoming, ReceiveBatch, Rpc, Service};
 use crate::runtime::crowd::Crowd;
 use crate::runtime::env::NodeEnv;
 use crate::runtime::jobs::{Arena, Job};
@@ -174,7 +174,6 @@ impl Driver {
         lock(&self.runner)
     }
 
-    /// Reads the runner without changing it.
     pub(crate) fn look<R>(&self, look: impl FnOnce(&Runner) -> R) -> R {
         look(&self.runner())
     }
@@ -219,25 +218,25 @@ impl Driver {
     pub(crate) fn try_token(&self) -> Option<Polling<'_>> {
         let guard = self.poll_token.try_take(self)?;
         let unwinding = std::thread::panicking();
-        let (wakes, hand) = Default::default();
-        Some(Polling { driver: self, guard: Some(guard), wakes, hand, unwinding })
+        let (wakes, direct) = Default::default();
+        Some(Polling { driver: self, guard: Some(guard), wakes, direct, unwinding })
     }
 
     /// Polls once and returns a call to `service` that arrived, if this thread gets the poll token.
     #[inline]
-    pub(crate) fn take_given(&self, service: &Service) -> Option<Box<Incoming>> {
+    pub(crate) fn take_direct(&self, service: &Service) -> Option<Box<Incoming>> {
         let mut token = self.try_token()?;
-        token.hand.wanted = Some(service);
+        token.direct.service = Some(service);
         token.drive_lines();
-        token.hand.given.take()
+        token.direct.request.take()
     }
 
     /// Spins as [`Driver::spin_until`] does, until a request waits at `service` or this thread receives a call to it
     /// directly.
     pub(crate) fn spin_for(&self, service: &Service) -> (bool, Option<Box<Incoming>>) {
-        let mut given = None;
-        let is_done = self.spin_with(|| service.is_waiting(), Some(service), &mut given);
-        (is_done || given.is_some(), given)
+        let mut request = None;
+        let is_done = self.spin_with(|| service.is_waiting(), Some(service), &mut request);
+        (is_done || request.is_some(), request)
     }
 
     /// Handles arrivals unless another thread polls. For a thread that will poll again soon.
@@ -258,7 +257,6 @@ impl Driver {
         }
     }
 
-    /// Runs the waiting jobs.
     #[inline]
     pub(crate) fn run_jobs(&self) {
         while let Some(job) = self.poll_job() {
@@ -318,17 +316,17 @@ impl Driver {
         &self,
         done: impl Fn() -> bool,
         wanted: Option<&Service>,
-        given: &mut Option<Box<Incoming>>,
+        request: &mut Option<Box<Incoming>>,
     ) -> bool {
         let mut spin = Spin::new(self);
-        while given.is_none() && !done() {
+        while request.is_none() && !done() {
             if spin.is_over() {
                 return false;
             }
             match self.try_token() {
                 Some(mut token) => {
-                    token.hand.wanted = wanted;
-                    *given = token.drive_until(&mut spin, &done);
+                    token.direct.service = wanted;
+                    *request = token.drive_until(&mut spin, &done);
                 }
                 None => spin.pause(),
             }
@@ -553,12 +551,12 @@ impl Bell for Driver {
 /// The right to poll; see [`crate::runtime::poll_token`]. Dropped by a thread that may poll again soon.
 pub(crate) struct Polling<'c> {
     driver: &'c Driver,
-    /// `None` once given up.
+    /// `None` once request up.
     guard: Option<PollGuard<'c, Poller>>,
-    /// Called after the token is given up, since wakers may run any code.
+    /// Called after the token is request up, since wakers may run any code.
     wakes: Wakes,
     /// The service whose next call the holder takes itself.
-    hand: Hand<'c>,
+    direct: DirectReceiver<'c>,
     /// The thread was already unwinding when it took the token.
     unwinding: bool,
 }
@@ -567,9 +565,9 @@ impl Polling<'_> {
     /// Polls until `done` or until `spin` is over, then gives the token up. Returns early if work can be done without
     /// the token.
     fn drive_until(mut self, spin: &mut Spin<'_>, done: impl Fn() -> bool) -> Option<Box<Incoming>> {
-        while self.hand.given.is_none() && !done() && self.wakes.is_empty() && !self.driver.has_jobs() {
+        while self.direct.request.is_none() && !done() && self.wakes.is_empty() && !self.driver.has_jobs() {
             if spin.is_over() {
-                return self.rest_with_given();
+                return self.rest_with_request();
             }
             let arrived = match spin.now_ns {
                 Some(now) => self.drive_at(now),
@@ -579,13 +577,13 @@ impl Polling<'_> {
                 spin.pause();
             }
         }
-        self.hand.given.take()
+        self.direct.request.take()
     }
 
     /// Polls once. Returns true if anything arrived.
     pub(crate) fn drive(&mut self) -> bool {
         let guard = self.guard.as_mut().expect("the token is held until given up");
-        drive(self.driver, guard.poller(), &mut self.hand, &mut self.wakes)
+        drive(self.driver, guard.poller(), &mut self.direct, &mut self.wakes)
     }
 
     /// Polls for short requests, and occasionally for everything.
@@ -595,9 +593,9 @@ impl Polling<'_> {
         let poller = guard.poller();
         poller.line_polls = poller.line_polls.wrapping_add(1);
         if poller.line_polls.is_multiple_of(LINE_POLLS_PER_DRIVE) {
-            drive(self.driver, poller, &mut self.hand, &mut self.wakes);
+            drive(self.driver, poller, &mut self.direct, &mut self.wakes);
         } else {
-            self.driver.shared.rpc.poll_lines(&mut poller.received, &mut self.hand, &mut self.wakes);
+            self.driver.shared.rpc.poll_lines(&mut poller.received, &mut self.direct, &mut self.wakes);
         }
     }
 
@@ -611,7 +609,7 @@ impl Polling<'_> {
         arrived
     }
 
-    /// Returns true if tasks will be woken when the token is given up.
+    /// Returns true if tasks will be woken when the token is request up.
     pub(crate) fn has_wakes(&self) -> bool {
         !self.wakes.is_empty()
     }
@@ -624,22 +622,24 @@ impl Polling<'_> {
     /// Gives the token up as [`Polling::rest`] does. Returns the tasks to wake instead of waking them.
     fn rest_for_now(mut self) -> Wakes {
         let guard = self.guard.take().expect("the token is held until given up");
-        guard.rest(self.driver, |poller| drive(self.driver, poller, &mut Hand::default(), &mut self.wakes));
+        guard.rest(self.driver, |poller| {
+            drive(self.driver, poller, &mut DirectReceiver::default(), &mut self.wakes)
+        });
         std::mem::take(&mut self.wakes)
     }
 
     /// Gives the token up as [`Polling::rest`] does. Returns the call that arrived for this thread.
-    fn rest_with_given(mut self) -> Option<Box<Incoming>> {
-        let given = self.hand.given.take();
+    fn rest_with_request(mut self) -> Option<Box<Incoming>> {
+        let request = self.direct.request.take();
         self.rest();
-        given
+        request
     }
 
     /// Gives the token up, for the progress thread.
     pub(crate) fn keep(mut self, now_ns: u64) -> NextPoll {
         let guard = self.guard.take().expect("the token is held until given up");
         guard.keep(self.driver, now_ns, |poller| {
-            drive(self.driver, poller, &mut Hand::default(), &mut self.wakes)
+            drive(self.driver, poller, &mut DirectReceiver::default(), &mut self.wakes)
         })
     }
 }
@@ -654,7 +654,8 @@ impl Drop for Polling<'_> {
             return;
         }
         if let Some(guard) = self.guard.take() {
-            let poll = |poller: &mut _| drive(driver, poller, &mut Hand::default(), &mut self.wakes);
+            let poll =
+                |poller: &mut _| drive(driver, poller, &mut DirectReceiver::default(), &mut self.wakes);
             guard.pass(driver, || driver.now_ns(), poll);
         }
         std::mem::take(&mut self.wakes).wake_all();
@@ -662,8 +663,8 @@ impl Drop for Polling<'_> {
 }
 
 /// See [`Polling::drive`].
-fn drive(driver: &Driver, poller: &mut Poller, hand: &mut Hand<'_>, wakes: &mut Wakes) -> bool {
-    let has_lines = driver.shared.rpc.poll_lines(&mut poller.received, hand, wakes);
+fn drive(driver: &Driver, poller: &mut Poller, direct: &mut DirectReceiver<'_>, wakes: &mut Wakes) -> bool {
+    let has_lines = driver.shared.rpc.poll_lines(&mut poller.received, direct, wakes);
     let arrived = driver.shared.fabric.poll(&mut poller.events) > 0;
     if arrived {
         poller.handle_new_peers(driver, wakes);

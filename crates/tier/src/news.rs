@@ -1,4 +1,4 @@
-//! News about members and memory, worded for users.  Drivers log it.
+//! Events of members and memory that users should learn, with their texts. Drivers log them.
 
 use std::fmt;
 
@@ -39,9 +39,9 @@ pub enum News {
     /// A node connected.
     Joined(NodeProcess),
     /// An unreachable node is paired with this node again.
-    PairedAnew {
+    PairedAgain {
         /// The node.
-        who: NodeProcess,
+        process: NodeProcess,
         /// The pairing's number.
         pairing: u64,
     },
@@ -52,7 +52,7 @@ pub enum News {
     /// A node was silent for longer than its lease.
     Silent {
         /// The node.
-        who: NodeProcess,
+        process: NodeProcess,
         /// Length of the silence in ns.
         silent_ns: u64,
     },
@@ -129,7 +129,7 @@ pub enum News {
     /// A node's process has exited.
     Exited {
         /// The node.
-        who: NodeProcess,
+        process: NodeProcess,
         /// Whether it was killed for silence.
         killed: bool,
     },
@@ -154,17 +154,17 @@ pub enum News {
 }
 
 impl News {
-    /// Whether an ephemeral node joined or left as planned: each command causes two such events.  Losses do not count.
-    pub fn is_passing(&self) -> bool {
+    /// Returns true if an ephemeral node joined or left as planned: each command causes two such events.
+    pub fn is_routine(&self) -> bool {
         match self {
-            News::Joined(who) | News::Left(who) => who.incarnation.node.is_ephemeral(),
+            News::Joined(process) | News::Left(process) => process.incarnation.node.is_ephemeral(),
             _ => false,
         }
     }
 
-    /// Whether something has gone wrong.
+    /// Returns true if something has gone wrong.
     pub fn is_trouble(&self) -> bool {
-        let is_none = matches!(self, News::Joined(_) | News::PairedAnew { .. } | News::Left(_));
+        let is_none = matches!(self, News::Joined(_) | News::PairedAgain { .. } | News::Left(_));
         !(is_none
             || matches!(
                 self,
@@ -176,16 +176,18 @@ impl News {
 impl fmt::Display for News {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            News::Joined(who) => write!(f, "{who} has joined"),
-            News::PairedAnew { who, pairing } => write!(f, "paired again with {who}, pairing {pairing}"),
-            News::Left(who) => write!(f, "{who} has left"),
-            News::Disconnected(who) => {
-                write!(f, "{who} is unreachable for this node: its connection has ended")
+            News::Joined(process) => write!(f, "{process} has joined"),
+            News::PairedAgain { process, pairing } => {
+                write!(f, "paired again with {process}, pairing {pairing}")
             }
-            News::Silent { who, silent_ns } => {
+            News::Left(process) => write!(f, "{process} has left"),
+            News::Disconnected(process) => {
+                write!(f, "{process} is unreachable for this node: its connection has ended")
+            }
+            News::Silent { process, silent_ns } => {
                 write!(
                     f,
-                    "{who} is unreachable for this node: silent for {}, longer than its lease",
+                    "{process} is unreachable for this node: silent for {}, longer than its lease",
                     Seconds(*silent_ns)
                 )
             }
@@ -195,11 +197,11 @@ impl fmt::Display for News {
                     "the region {name:?} of this node is called {alias:?} now: another region has its name"
                 )
             }
-            News::Malformed(who) => {
-                write!(f, "{who} is unreachable for this node: it sent a malformed message")
+            News::Malformed(process) => {
+                write!(f, "{process} is unreachable for this node: it sent a malformed message")
             }
-            News::Killing(who) => {
-                write!(f, "{who} is killed, since it could wake in the middle of a write (Config::fence)")
+            News::Killing(process) => {
+                write!(f, "{process} is killed, since it could wake in the middle of a write (Config::fence)")
             }
             News::KilledBy { incarnation, by } => {
                 write!(
@@ -242,8 +244,8 @@ impl fmt::Display for News {
                 f,
                 "the key {key:?} in etcd holds no valid record: its region cannot be found by that name (halite rm NAME removes it)"
             ),
-            News::Exited { who, killed: false } => write!(f, "{who} has exited"),
-            News::Exited { who, killed: true } => write!(f, "{who} has exited, killed"),
+            News::Exited { process, killed: false } => write!(f, "{process} has exited"),
+            News::Exited { process, killed: true } => write!(f, "{process} has exited, killed"),
             News::Over(over) => write!(f, "{over}"),
             News::Refused(why) => write!(f, "a peer that connected was refused: {why}"),
             News::Quarantined { bytes } => {
@@ -258,7 +260,7 @@ impl fmt::Display for News {
 }
 
 /// The warning to a process that is about to be killed, for its terminal.
-pub fn last_words(by: NodeIncarnation, silent_ns: u64) -> String {
+pub fn kill_warning(by: NodeIncarnation, silent_ns: u64) -> String {
     format!(
         "halite: this process was stopped or silent for {}, longer than its lease; node {} kills it since it could \
          wake in the middle of a write (Config::fence)",

@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_user_is_found_by_the_third_field_and_not_by_the_group() {
+    fn users_are_found_by_uid() {
         let passwd = "root:x:0:0::/root:/bin/sh\nada:x:1000:7::/home/ada:/bin/sh\nbob:x:7:1000::/:/bin/sh\n";
         assert_eq!(name_in_passwd(passwd, 1000).as_deref(), Some("ada"));
         assert_eq!(name_in_passwd(passwd, 7).as_deref(), Some("bob"));

@@ -65,7 +65,7 @@ impl EtcdAddress {
 
     /// Returns the host that founds the cluster, if this node, which others dial at `hosts`, may not. Of several that
     /// start at once, one may, for as long as it can take until it is listed.
-    pub(crate) fn founder_but(&self, hosts: &str) -> Result<Option<String>, EtcdError> {
+    pub(crate) fn other_founder(&self, hosts: &str) -> Result<Option<String>, EtcdError> {
         let founder = Gateway::new(self).create(&format!("{}/founding", self.prefix()), hosts, FOUNDING)?;
         Ok(founder.filter(|founder| founder != hosts))
     }
@@ -78,19 +78,16 @@ impl EtcdAddress {
 
 type Job = (u64, Transaction);
 
-/// A message from etcd.
 #[derive(Debug)]
-pub(crate) enum Heard {
-    /// The result of a transaction.
+pub(crate) enum EtcdMessage {
     Stored(u64, Result<Stored, StoreFailure>),
     /// Whether etcd is reached from here, for a requester; if not, the reason.
     Tried(Requester, Result<(), String>),
-    /// The current members.
     Listing(Listing),
 }
 
 /// Delivers a message; returns whether the node still exists.
-type Deliver = dyn Fn(Heard) -> bool + Send + Sync;
+type Deliver = dyn Fn(EtcdMessage) -> bool + Send + Sync;
 
 /// Transactions that wait for a carrier.
 struct Jobs {
@@ -133,7 +130,7 @@ pub(crate) struct Carriers {
 #[derive(Default)]
 struct Presence {
     /// Set once the node has joined.
-    who: Option<Announcement>,
+    announcement: Option<Announcement>,
     /// Address of etcd, once the names are there.
     at: Option<EtcdAddress>,
     kept: Option<Kept>,
@@ -148,14 +145,14 @@ enum Kept {
 
 impl Carriers {
     /// Sets the receiver of all messages; called before anything is opened.
-    pub(crate) fn tell<T: Send + Sync + 'static>(
+    pub(crate) fn set_receiver<T: Send + Sync + 'static>(
         &self,
         node: Weak<T>,
-        deliver: impl Fn(&T, Heard) + Send + Sync + 'static,
+        deliver: impl Fn(&T, EtcdMessage) + Send + Sync + 'static,
     ) {
-        let _ = self.deliver.set(Arc::new(move |heard| match node.upgrade() {
+        let _ = self.deliver.set(Arc::new(move |message| match node.upgrade() {
             Some(node) => {
-                deliver(&node, heard);
+                deliver(&node, message);
                 true
             }
             None => false,
@@ -179,7 +176,7 @@ impl Carriers {
                 {
                     let results = gateway.carry_out_all(&transactions);
                     for (id, result) in ids.into_iter().zip(results) {
-                        if !deliver(Heard::Stored(id, result)) {
+                        if !deliver(EtcdMessage::Stored(id, result)) {
                             return;
                         }
                     }
@@ -192,7 +189,7 @@ impl Carriers {
     }
 
     /// As [`Carriers::open`], with an address from another node; if it is not valid, all transactions fail.
-    pub(crate) fn open_told(&self, text: &str) {
+    pub(crate) fn open_from_peer(&self, text: &str) {
         let opened = text
             .parse::<EtcdAddress>()
             .map_err(|error| error.to_string())
@@ -205,9 +202,9 @@ impl Carriers {
 
     /// Announces the node, which has joined, in etcd if it is permanent, and watches other members; starts once the
     /// names are there.
-    pub(crate) fn announce(&self, who: Announcement) -> std::io::Result<()> {
+    pub(crate) fn announce(&self, announcement: Announcement) -> std::io::Result<()> {
         let mut presence = self.presence();
-        presence.who = Some(who);
+        presence.announcement = Some(announcement);
         self.enrol(&mut presence)
     }
 
@@ -228,11 +225,13 @@ impl Carriers {
     }
 
     fn enrol(&self, presence: &mut Presence) -> std::io::Result<()> {
-        let (Some(who), Some(at), Some(deliver)) = (&presence.who, &presence.at, self.deliver.get()) else {
+        let (Some(announcement), Some(at), Some(deliver)) =
+            (&presence.announcement, &presence.at, self.deliver.get())
+        else {
             return Ok(());
         };
-        let (of, deliver) = (who.clone(), deliver.clone());
-        presence.kept = match (who.node.is_ephemeral(), &who.hosts) {
+        let (of, deliver) = (announcement.clone(), deliver.clone());
+        presence.kept = match (announcement.node.is_ephemeral(), &announcement.hosts) {
             (false, _) => Some(Kept::Announces(Enrolment::begin(at, of, deliver)?)),
             (true, Some(_)) => {
                 let listener = Listener { of, again: None, deliver, after: EPHEMERAL_AFTER };
@@ -254,26 +253,26 @@ impl Carriers {
         if !sent {
             let failure =
                 StoreFailure { may_be_done: false, is_full: false, reason: "no etcd is open".to_owned() };
-            self.aside(move || Heard::Stored(id, Err(failure)));
+            self.run_detached(move || EtcdMessage::Stored(id, Err(failure)));
         }
     }
 
     /// Checks whether that etcd is reached from here, and delivers the result later.
     pub(crate) fn probe(&self, requester: Requester, text: String) {
-        self.aside(move || {
+        self.run_detached(move || {
             let address = text.parse::<EtcdAddress>().map_err(|error| error.to_string());
             let tried = address.and_then(|address| address.members().map_err(|error| error.to_string()));
-            Heard::Tried(requester, tried.map(|_| ()))
+            EtcdMessage::Tried(requester, tried.map(|_| ()))
         });
     }
 
-    /// Runs slow work, or a delivery to a caller that holds a lock, on a thread of its own.
-    fn aside(&self, hear: impl FnOnce() -> Heard + Send + 'static) {
+    /// Runs slow work, or a delivery to a caller that holds a lock, on a new thread.
+    fn run_detached(&self, message: impl FnOnce() -> EtcdMessage + Send + 'static) {
         let Some(deliver) = self.deliver.get().cloned() else { return };
-        let tell = move || {
-            deliver(hear());
+        let run = move || {
+            deliver(message());
         };
-        if let Err(error) = std::thread::Builder::new().name("halite-etcd-once".to_owned()).spawn(tell) {
+        if let Err(error) = std::thread::Builder::new().name("halite-etcd-once".to_owned()).spawn(run) {
             tracing::warn!("cannot start a thread for a request to etcd: {error}");
         }
     }

@@ -6,55 +6,55 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(crate) struct JoinQueue<H> {
     begin: Instant,
-    patience: Duration,
+    timeout: Duration,
     /// The joiner at the front, and since when.
     current: Option<(H, Instant)>,
 }
 
 impl<H: PartialEq> JoinQueue<H> {
-    /// Starts a wait with a limit of `patience` per joiner.
-    pub(crate) fn new(now: Instant, patience: Duration) -> JoinQueue<H> {
-        JoinQueue { begin: now, patience, current: None }
+    /// Starts a wait with a limit of `timeout` per joiner.
+    pub(crate) fn new(now: Instant, timeout: Duration) -> JoinQueue<H> {
+        JoinQueue { begin: now, timeout, current: None }
     }
 
     /// Returns the time until the next check while `holder` joins; `None` if it has been joining for too long.
     ///
     /// The longer the queue, the longer the interval: hundreds of nodes that check every millisecond would take the
     /// processor from the joining one.
-    pub(crate) fn next_look(&mut self, now: Instant, holder: H) -> Option<Duration> {
+    pub(crate) fn next_check(&mut self, now: Instant, holder: H) -> Option<Duration> {
         let since = match &self.current {
             Some((current, since)) if *current == holder => *since,
             _ => now,
         };
-        if self.current.is_some() && now - since >= self.patience {
+        if self.current.is_some() && now - since >= self.timeout {
             return None;
         }
         self.current = Some((holder, since));
-        Some(((now - self.begin) / 16).clamp(LOOK_MIN, LOOK_MAX))
+        Some(((now - self.begin) / 16).clamp(CHECK_INTERVAL_MIN, CHECK_INTERVAL_MAX))
     }
 }
 
 /// A single joiner takes milliseconds.
-const LOOK_MIN: Duration = Duration::from_millis(1);
-const LOOK_MAX: Duration = Duration::from_millis(50);
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(1);
+const CHECK_INTERVAL_MAX: Duration = Duration::from_millis(50);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
 
     #[test]
-    fn a_join_queue_that_stands_still_times_out() {
+    fn a_blocked_join_queue_times_out() {
         let begin = Instant::now();
-        let mut queue = JoinQueue::new(begin, PATIENCE);
-        assert!(queue.next_look(begin, 1).is_some());
-        assert!(queue.next_look(begin + seconds(3), 2).is_some());
-        assert!(queue.next_look(begin + seconds(12), 2).is_some());
-        assert_eq!(queue.next_look(begin + seconds(13), 2), None);
+        let mut queue = JoinQueue::new(begin, TIMEOUT);
+        assert!(queue.next_check(begin, 1).is_some());
+        assert!(queue.next_check(begin + seconds(3), 2).is_some());
+        assert!(queue.next_check(begin + seconds(12), 2).is_some());
+        assert_eq!(queue.next_check(begin + seconds(13), 2), None);
     }
 }

@@ -42,13 +42,13 @@ impl Ways {
     }
 
     /// Returns the address that a node without other hosts announces.
-    pub(crate) fn shown_in_directory(&self, node: NodeId) -> String {
+    pub(crate) fn announced_in_directory(&self, node: NodeId) -> String {
         let sockets: Vec<String> = self.providers.iter().map(|network| socket_name(node, *network)).collect();
         sockets.join(",")
     }
 
     /// Returns the address that a node announces which other hosts dial at `host`.
-    pub(crate) fn shown(&self, host: &str, node: NodeId) -> String {
+    pub(crate) fn announced_address(&self, host: &str, node: NodeId) -> String {
         match &self.place {
             Some(place) => format!("{host} {}@{place}", socket_name(node, Provider::Shm)),
             None => host.to_owned(),
@@ -56,12 +56,12 @@ impl Ways {
     }
 
     /// Returns the addresses to dial for an announced one, best first, as the fabric expects them.
-    pub(crate) fn to(&self, shown: &str) -> Vec<String> {
-        let in_directory = self.in_directory(shown);
+    pub(crate) fn to(&self, announced: &str) -> Vec<String> {
+        let in_directory = self.in_directory(announced);
         if !in_directory.is_empty() {
             return in_directory;
         }
-        let (host, socket) = shown.split_once(' ').unwrap_or((shown, ""));
+        let (host, socket) = announced.split_once(' ').unwrap_or((announced, ""));
         let shared = socket.split_once('@').filter(|(_, place)| Some(*place) == self.place.as_deref());
         let shared = shared.map(|(socket, _)| socket.to_owned()).filter(|socket| !socket.contains('/'));
         let over_udp = Some(host).filter(|host| !host.is_empty()).map(|host| self.to_host(host));
@@ -69,12 +69,12 @@ impl Ways {
     }
 
     /// Returns the sockets in the cluster directory that belong to this node's networks.
-    fn in_directory(&self, shown: &str) -> Vec<String> {
+    fn in_directory(&self, announced: &str) -> Vec<String> {
         let of = |(index, provider): (usize, &Provider)| {
             let is_of = |socket: &&str| {
                 socket.ends_with(&format!(".{provider}.sock")) && !socket.contains([':', '/'])
             };
-            let socket = shown.split(',').find(is_of)?;
+            let socket = announced.split(',').find(is_of)?;
             // An address without the name of a network means the first network.
             Some(if index == 0 { socket.to_owned() } else { format!("{provider}:{socket}") })
         };
@@ -90,20 +90,20 @@ impl Ways {
 
     /// Returns whether the address belongs to this node's cluster directory; false for nodes that share no memory,
     /// where it is unknown.
-    pub(crate) fn is_here(&self, shown: &str) -> bool {
-        let sockets = |shown: &str| {
-            shown.split(',').all(|socket| socket.ends_with(".sock") && !socket.contains([':', '/']))
+    pub(crate) fn is_here(&self, announced: &str) -> bool {
+        let sockets = |announced: &str| {
+            announced.split(',').all(|socket| socket.ends_with(".sock") && !socket.contains([':', '/']))
         };
-        match shown.split_once('@') {
+        match announced.split_once('@') {
             Some((_, place)) => Some(place) == self.place.as_deref(),
-            None => sockets(shown),
+            None => sockets(announced),
         }
     }
 
     /// Returns why a node with that address is reached over that network; `None` if there was no choice.
-    pub(crate) fn why(&self, provider: &str, shown: &str) -> Option<&'static str> {
+    pub(crate) fn reason(&self, provider: &str, announced: &str) -> Option<&'static str> {
         let ours = self.place.as_deref()?;
-        let theirs = shown.split_once('@').map(|(_, place)| place);
+        let theirs = announced.split_once('@').map(|(_, place)| place);
         let boot = |place: &str| place.split_once('/').map(|(boot, _)| boot.to_owned());
         Some(match theirs {
             _ if provider == Provider::Shm.name() => "it is on this host, and in this cluster directory",
@@ -116,8 +116,8 @@ impl Ways {
 }
 
 /// Returns the addresses at which other hosts dial the node, best first.
-pub(crate) fn hosts_of(shown: &str) -> Vec<SocketAddr> {
-    let host = shown.split(' ').next().unwrap_or_default();
+pub(crate) fn hosts_of(announced: &str) -> Vec<SocketAddr> {
+    let host = announced.split(' ').next().unwrap_or_default();
     host.split(',').filter_map(|host| host.parse().ok()).collect()
 }
 
@@ -155,25 +155,25 @@ mod tests {
     #[test]
     fn memory_is_shared_within_one_directory() {
         let here = ways(&[Shm, Roce], Some("boot/1/2"));
-        let shown = here.shown("10.0.0.2:7000", NodeId(3));
-        assert_eq!(here.to(&shown), ["node-3.shm.sock", "roce:10.0.0.2:7000"]);
+        let announced = here.announced_address("10.0.0.2:7000", NodeId(3));
+        assert_eq!(here.to(&announced), ["node-3.shm.sock", "roce:10.0.0.2:7000"]);
         for elsewhere in ["boot/1/3", "other/1/2"] {
-            assert_eq!(ways(&[Shm, Roce], Some(elsewhere)).to(&shown), ["roce:10.0.0.2:7000"]);
+            assert_eq!(ways(&[Shm, Roce], Some(elsewhere)).to(&announced), ["roce:10.0.0.2:7000"]);
         }
-        assert_eq!(ways(&[Roce], None).to(&shown), ["10.0.0.2:7000"]);
+        assert_eq!(ways(&[Roce], None).to(&announced), ["10.0.0.2:7000"]);
         let several = "10.0.0.2:7000,[fd00::2]:7000";
-        assert_eq!(list(&hosts_of(&here.shown(several, NodeId(3)))), several);
+        assert_eq!(list(&hosts_of(&here.announced_address(several, NodeId(3)))), several);
         assert_eq!(ways(&[Roce], None).to(several), [several], "one after the other");
         // One that no other host can dial.
-        assert_eq!(here.to(&here.shown("", NodeId(3))), ["node-3.shm.sock"]);
+        assert_eq!(here.to(&here.announced_address("", NodeId(3))), ["node-3.shm.sock"]);
     }
 
     #[test]
     fn paths_outside_the_directory_are_not_dialled() {
         let here = ways(&[Shm, Roce], Some("boot/1/2"));
-        for shown in ["node-3.shm.sock", "roce:10.0.0.2:7000", "roce:node-3.roce.sock"] {
-            assert_eq!(here.to(shown), [shown]);
-            assert_eq!(Ways::default().to(shown), [shown]);
+        for announced in ["node-3.shm.sock", "roce:10.0.0.2:7000", "roce:node-3.roce.sock"] {
+            assert_eq!(here.to(announced), [announced]);
+            assert_eq!(Ways::default().to(announced), [announced]);
         }
         assert!(here.to(" ../node-3.shm.sock@boot/1/2").is_empty() && here.to("").is_empty());
         assert_eq!(here.to("[fd00::2]:7000 "), ["roce:[fd00::2]:7000"]);

@@ -27,7 +27,6 @@ use crate::runtime::lanes::{ACCESSES, CALLS};
 
 /// Accesses of one kind that are carried out in order.
 pub(crate) trait Transfer {
-    /// Number of accesses.
     fn count(&self) -> usize;
 
     /// Length of one access in bytes.
@@ -81,17 +80,14 @@ pub(crate) struct Failed {
     pub(crate) later: bool,
 }
 
-/// Why a transfer stopped.
 #[derive(Debug)]
 pub(crate) enum Stop {
     /// The handle is invalid or does not permit the access.
     Blocked(Blocked),
     /// A posted operation failed.
     Status(PeerId, Status),
-    /// The connection is down.
     Unreachable(PeerId),
     NoStaging,
-    /// The node is leaving.
     Closed,
 }
 
@@ -231,7 +227,7 @@ impl Driver {
     fn end_time(&self, kind: Kind, time: Time) {
         if let Time::Since(begin_ns) = time {
             let ns = self.now_ns().saturating_sub(begin_ns);
-            self.shared.timings.of(metrics_of(kind).0).note(ns);
+            self.shared.timings.of(metrics_of(kind).0).record(ns);
         }
     }
 
@@ -315,13 +311,11 @@ impl SinglePart<'_> {
     }
 }
 
-/// A transfer in progress.
 struct Carrying<'a, T> {
     driver: &'a Driver,
     transfer: &'a mut T,
     /// Everything before this is done, ready or posted.
     at: Cursor,
-    /// Parts to be posted.
     ready: SmallVec<[Part<'a>; 1]>,
     pipeline: Pipeline<'a>,
     failure: Option<Failure>,
@@ -333,9 +327,7 @@ struct Carrying<'a, T> {
 /// Whether a transfer is timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Time {
-    /// Nothing has been posted yet.
     NotPosted,
-    /// The transfer is not sampled.
     NotSampled,
     /// Begin, in nanoseconds on the node's clock.
     Since(u64),
@@ -513,7 +505,6 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         }
     }
 
-    /// Completes the oldest part.
     fn land(&mut self, ended: Ended) {
         let Some(part) = self.pipeline.oldest() else { return };
         let (at, len, peer) = (part.at, part.len, part.peer);
@@ -531,7 +522,6 @@ impl<'a, T: Transfer> Carrying<'a, T> {
     }
 }
 
-/// Why a part is not ready.
 enum Unready {
     /// Its memory has moved; locate it again.
     Moved,

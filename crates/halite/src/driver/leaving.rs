@@ -17,7 +17,6 @@ use crate::posted::Mark;
 /// Time limit for each phase of leaving, in case peers do not read their messages.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Progress of leaving.
 #[derive(Debug)]
 pub(crate) struct Leaving {
     part: Part,

@@ -88,7 +88,7 @@ fn poll_until_quiet(driver: &Driver, mut token: Polling<'_>, arrivals: &mut Arri
         let (now, traffic) = (driver.now_ns(), fabric.traffic());
         // Direct accesses by peers cause no event, and more of them follow as closely as arrivals do.
         if token.drive_at(now) || fabric.traffic() != traffic {
-            arrivals.note(now);
+            arrivals.record(now);
         }
         let woke = token.has_wakes();
         // A caller that waits for its answer polls better, since it needs no wake-up.
@@ -114,7 +114,7 @@ struct Arrivals {
 }
 
 impl Arrivals {
-    fn note(&mut self, now_ns: u64) {
+    fn record(&mut self, now_ns: u64) {
         self.spin.record_wait(now_ns - self.last_ns);
         self.last_ns = now_ns;
         self.quiet_at_ns = now_ns + self.spin.spin_ns();

@@ -26,7 +26,6 @@ const LOOKS_MAX: usize = 64;
 /// The result of a spin for a reply.
 pub(crate) enum Spun {
     Taken(Reply),
-    /// There will be no reply.
     Ended(ReplyState),
     /// Wait by waker; `has_spun` if the thread has spun for as long as it pays.
     InVain {
@@ -265,7 +264,7 @@ impl<'c> Pending<'c> {
         self.driver.with_calls(|rpc, wakes| {
             rpc.adopt(Posted { by_line: None, ..self.posted }, by_line);
             // A reply that came earlier is in the table by now.
-            rpc.await_notice(target, slot, wakes);
+            rpc.await_notification(target, slot, wakes);
         });
         self.poll_table(context)
     }

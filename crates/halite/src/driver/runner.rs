@@ -23,7 +23,7 @@ use halite_tier::rpc::Target;
 use halite_tier::rpc::wire::CONTROL_IMM;
 
 use crate::cluster::cluster_dir::{ClusterDir, TakenNumbers};
-use crate::cluster::etcd::{Carriers, Heard};
+use crate::cluster::etcd::{Carriers, EtcdMessage};
 use crate::cluster::ways::Ways;
 use crate::driver::drained::DrainedNode;
 use crate::driver::ticket::{Begun, Chore, Tickets, Undo};
@@ -53,11 +53,9 @@ pub(crate) struct Shared {
     pub(crate) rpc: Rpc,
     /// Durations of calls and posted accesses.
     pub(crate) timings: Timings,
-    /// How peers are dialled.
     pub(crate) ways: Ways,
     /// Where the first node of a cluster of several hosts records which node numbers are taken.
     pub(crate) numbers: Option<TakenNumbers>,
-    /// A member or connection has changed.
     pub(crate) member_changes: Event,
     /// Handles have changed: they were frozen, changed their view, or are gone. Keyed by index.
     pub(crate) handle_changes: Event<u32>,
@@ -69,7 +67,6 @@ pub(crate) struct Shared {
     pub(crate) dir: Option<PathBuf>,
 }
 
-/// See the module's documentation.
 pub(crate) struct Runner {
     shared: Arc<Shared>,
     /// `None` when the node has left.
@@ -124,7 +121,6 @@ impl Dialling {
 enum Dial {
     /// It joins and connects to all members.
     Joining,
-    /// The engine asked for it.
     Wanted(Dialled),
 }
 
@@ -132,7 +128,7 @@ enum Dial {
 #[derive(Debug)]
 struct Dialled {
     /// The address that the node publishes.
-    shown: String,
+    announced: String,
     /// Remaining addresses to try.
     ways: VecDeque<String>,
 }
@@ -255,7 +251,7 @@ impl Runner {
         }
     }
 
-    // Changes of peers. Each part is told here, since none finds out by itself.
+    // Changes of peers. Each part is informed here; none detects them itself.
 
     fn set_peer_up(&mut self, peer: PeerId, incarnation: NodeIncarnation) {
         let Shared { peers, rpc, .. } = &*self.shared;
@@ -268,17 +264,17 @@ impl Runner {
 
     fn set_peer_down(&mut self, peer: PeerId) {
         let Shared { peers, rpc, posted, .. } = &*self.shared;
-        let Some(became) = peers.set_down(peer) else { return };
+        let Some(transition) = peers.set_down(peer) else { return };
         self.outbox.handle_down(peer);
         posted.handle_down(peer, &mut self.wakes);
-        if let Some(link) = became.link {
+        if let Some(link) = transition.link {
             rpc.handle_down(peer, &link, &mut self.wakes);
         }
     }
 
     fn set_peer_cut_off(&mut self, peer: PeerId) {
         let Shared { peers, rpc, .. } = &*self.shared;
-        if let Some(link) = peers.set_cut_off(peer).and_then(|became| became.link) {
+        if let Some(link) = peers.set_cut_off(peer).and_then(|transition| transition.link) {
             rpc.handle_cut_off(peer, &link);
         }
     }
@@ -363,12 +359,12 @@ impl Runner {
     }
 
     /// Handles the result of a transaction or probe that a carrier sent to etcd, or a listing of members.
-    pub(crate) fn handle_etcd(&mut self, now: u64, heard: Heard) {
+    pub(crate) fn handle_etcd(&mut self, now: u64, message: EtcdMessage) {
         let Some(engine) = &mut self.engine else { return };
-        match heard {
-            Heard::Stored(id, result) => engine.handle_stored(now, id, result),
-            Heard::Tried(requester, result) => engine.handle_tried(now, requester, result),
-            Heard::Listing(listing) => engine.handle_listed(now, listing),
+        match message {
+            EtcdMessage::Stored(id, result) => engine.handle_stored(now, id, result),
+            EtcdMessage::Tried(requester, result) => engine.handle_tried(now, requester, result),
+            EtcdMessage::Listing(listing) => engine.handle_listed(now, listing),
         }
     }
 
@@ -379,11 +375,11 @@ impl Runner {
             let way = reported_address(&**fabric, way);
             self.dialling.failed.iter().any(|failed| failed.address == way)
         };
-        let in_vain = members.iter().filter(|(_, shown)| ways.to(shown).iter().all(has_failed));
-        let in_vain: Vec<String> = in_vain.map(|(_, shown)| shown.clone()).collect();
+        let in_vain = members.iter().filter(|(_, announced)| ways.to(announced).iter().all(has_failed));
+        let in_vain: Vec<String> = in_vain.map(|(_, announced)| announced.clone()).collect();
         let Some(engine) = &mut self.engine else { return };
         engine.handle_listed(now, Listing::All(members.into_iter().collect()));
-        in_vain.iter().for_each(|shown| engine.handle_dial_failed(shown));
+        in_vain.iter().for_each(|announced| engine.handle_dial_failed(announced));
     }
 
     /// Registers this node in etcd, and records etcd's address in the cluster directory for nodes of this host that
@@ -441,7 +437,7 @@ impl Runner {
 
     fn settle_calls(&mut self) {
         let rpc = &self.shared.rpc;
-        if rpc.poster.take_dirty() || rpc.poster.is_stuck() {
+        if rpc.poster.take_dirty() || rpc.poster.has_deferred() {
             rpc.retry();
             for (peer, control) in rpc.poster.take_controls() {
                 // A peer that is down gets no control messages.
@@ -470,7 +466,7 @@ impl Runner {
                 self.refusals.tell(now, || tracing::warn!("{}", News::Refused(why)));
             }
             Effect::News(news) if news.is_trouble() => tracing::warn!("{news}"),
-            Effect::News(news) if news.is_passing() => tracing::debug!("{news}"),
+            Effect::News(news) if news.is_routine() => tracing::debug!("{news}"),
             Effect::News(news) => tracing::info!("{news}"),
             Effect::NumbersTaken { next } => {
                 self.shared.numbers.iter().for_each(|numbers| numbers.note(next))
@@ -506,7 +502,7 @@ impl Runner {
                 }
             }
             Effect::Store { id, transaction } => self.shared.carriers.carry(id, transaction),
-            Effect::OpenStore(at) => self.shared.carriers.open_told(&at.address),
+            Effect::OpenStore(at) => self.shared.carriers.open_from_peer(&at.address),
             Effect::TryStore { requester, at } => self.shared.carriers.probe(requester, at.address),
             Effect::NamesAt(at) => self.settle_names_at(&at),
             Effect::Draining { is_on } => {
@@ -541,9 +537,9 @@ impl Runner {
     }
 
     /// Dials a node that the engine has lost sight of.
-    fn dial(&mut self, shown: String) {
-        let ways = self.shared.ways.to(&shown).into();
-        self.dial_next(Dialled { shown, ways });
+    fn dial(&mut self, announced: String) {
+        let ways = self.shared.ways.to(&announced).into();
+        self.dial_next(Dialled { announced, ways });
     }
 
     fn dial_next(&mut self, mut dialled: Dialled) {
@@ -554,7 +550,7 @@ impl Runner {
                 self.shared.fabric.connect(&way, &hello);
             }
             (None, Some(engine)) => {
-                engine.handle_dial_failed(&dialled.shown);
+                engine.handle_dial_failed(&dialled.announced);
                 self.shared.member_changes.happen(&mut self.wakes);
             }
             (_, None) => {}
@@ -686,7 +682,6 @@ impl Runner {
 
     // Leaving.
 
-    /// Sends the farewell to all peers.
     pub(crate) fn leave(&mut self, now: u64) {
         if let Some(engine) = &mut self.engine {
             engine.leave(now);

@@ -1,7 +1,7 @@
 //! Tickets: commands in progress in the engine, and the callers that wait for them.
 //!
 //! A command whose caller drops it is undone by further commands. One that may wait indefinitely for other sessions is
-//! withdrawn; all others run to their end, and then their result is released.
+//! withdrawn. All run to their end, and then their results are released.
 //!
 //! ```text
 //!  Waiting ── finish ──> Done ── taken by the caller
@@ -52,7 +52,6 @@ pub(crate) enum Undo {
 }
 
 impl Undo {
-    /// Returns how to undo `command`.
     pub(crate) fn of(command: &Command) -> Undo {
         match command {
             Command::Alloc { .. } => Undo::Free,
@@ -98,7 +97,6 @@ pub(crate) struct Chore {
     pub(crate) undo: Undo,
 }
 
-/// All commands in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Tickets {
     ops: BTreeMap<OpId, Ticket>,
@@ -121,14 +119,13 @@ pub(crate) struct Begun {
     pub(crate) at_ns: u64,
 }
 
-/// Durations and failures of commands, by name.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct CommandTimes(BTreeMap<&'static str, (Histogram, u64)>);
 
 impl CommandTimes {
-    fn note(&mut self, begun: Begun, now_ns: u64, is_failure: bool) {
+    fn record(&mut self, begun: Begun, now_ns: u64, is_failure: bool) {
         let (histogram, failures) = self.0.entry(begun.name).or_default();
-        histogram.note(now_ns.saturating_sub(begun.at_ns));
+        histogram.record(now_ns.saturating_sub(begun.at_ns));
         *failures += u64::from(is_failure);
     }
 
@@ -182,7 +179,6 @@ impl Tickets {
         }
     }
 
-    /// Number of commands in progress.
     pub(crate) fn len(&self) -> usize {
         self.ops.len()
     }
@@ -200,7 +196,7 @@ impl Tickets {
         wakes: &mut Wakes,
     ) -> Option<Chore> {
         let ticket = self.ops.get_mut(&op)?;
-        self.times.note(ticket.begun, now_ns, ending.is_err());
+        self.times.record(ticket.begun, now_ns, ending.is_err());
         match &mut ticket.state {
             TicketState::Waiting(waker) => {
                 wakes.add(waker.take());

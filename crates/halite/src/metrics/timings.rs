@@ -75,7 +75,7 @@ impl Clone for Histogram {
 }
 
 impl Histogram {
-    pub(crate) fn note(&self, ns: u64) {
+    pub(crate) fn record(&self, ns: u64) {
         // The counters order nothing, and a snapshot may mix moments.
         self.buckets[bucket_of(ns)].fetch_add(1, Relaxed);
         self.sum_ns.fetch_add(ns, Relaxed);

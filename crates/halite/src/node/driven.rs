@@ -18,7 +18,7 @@ use crate::session::Session;
 /// A node without threads, clock or files, for simulated time and for programs with an event loop of their own.
 ///
 /// Its owner calls [`Driven::step`] when the fabric's doorbell rings, and at the time that the last step returned.
-/// Tasks of the owner use its sessions; a blocking session would wait for ever, because no other thread moves the node.
+/// Tasks of the owner use its sessions; a blocking session would wait forever, because no other thread drives the node.
 ///
 /// Dropping it without leaving acts as a crash: no other node is told, and its sessions' operations end with
 /// `NodeClosed`.
@@ -43,8 +43,8 @@ pub enum Step {
 }
 
 impl Driven {
-    /// Makes a node of `config` over the fabric that `open` returns. `config.node` is required; `config.dir` only names
-    /// the cluster in errors. The node is alone until [`Driven::join`].
+    /// Creates a node of `config` over the fabric that `open` returns. `config.node` is required; `config.dir` only
+    /// names the cluster in errors. The node has no peers until [`Driven::join`].
     pub fn new(
         config: Config,
         env: Arc<dyn Env>,
@@ -68,7 +68,7 @@ impl Driven {
         if !self.inner.meet_all(addresses, Vec::new()).await {
             return Err(JoinError::NoCluster { dir: config.dir.clone() });
         }
-        self.inner.be_known().await;
+        self.inner.wait_until_admitted().await;
         Ok(())
     }
 
@@ -78,7 +78,7 @@ impl Driven {
         let next_ns = driver.step();
         match self.leaving.borrow_mut().as_mut().map(|leaving| leaving.advance(driver)) {
             None => Step::Next(next_ns),
-            Some(false) => Step::Next(next_ns.min(driver.now_ns() + LEAVING_LOOK_NS)),
+            Some(false) => Step::Next(next_ns.min(driver.now_ns() + LEAVING_CHECK_NS)),
             Some(true) => Step::Left,
         }
     }
@@ -104,8 +104,8 @@ impl Driven {
         self.inner.driver.shared.rpc.under_way(node)
     }
 
-    /// Returns the memory that accesses of this node may touch now, with the region that it belongs to, for checks that
-    /// no two nodes take the same memory for parts of different regions.
+    /// Returns the memory that accesses of this node may touch now, with its regions. For checks that no two nodes use
+    /// the same memory for parts of different regions.
     pub fn reached(&self) -> Vec<(RegionId, Extent)> {
         self.inner.driver.look(|runner| runner.engine().map_or_else(Vec::new, |engine| engine.reached()))
     }
@@ -141,7 +141,7 @@ impl Driven {
 }
 
 /// Interval between checks whether leaving can continue.
-const LEAVING_LOOK_NS: u64 = 200_000;
+const LEAVING_CHECK_NS: u64 = 200_000;
 
 impl Drop for Driven {
     fn drop(&mut self) {

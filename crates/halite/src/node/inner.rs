@@ -1,4 +1,4 @@
-//! The common part of [`Node`](super::Node) and [`Driven`](super::Driven).
+//! The common part of [`Node`](super::Node) and [`Driven`](super::driven::Driven).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -32,19 +32,19 @@ use crate::runtime::event::Event;
 use crate::session::Session;
 
 /// Maximum wait for the first node by a permanent node that can do without it: the maximum time of one connection.
-pub(crate) const TOLD_PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const KNOWN_FIRST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for the first node by any node.
-const FIRST_PATIENCE_MAX: Duration = Duration::from_secs(10);
+const FIRST_TIMEOUT_MAX: Duration = Duration::from_secs(10);
 
 /// Returns how long a joining node waits for a first node on another host, from the start of dialling: a lease. Within
 /// that time, nodes that lost sight of it meet it again, or know that it is gone.
-pub(crate) fn first_patience(lease: Duration) -> Duration {
-    lease.clamp(TOLD_PATIENCE, FIRST_PATIENCE_MAX)
+pub(crate) fn first_timeout(lease: Duration) -> Duration {
+    lease.clamp(KNOWN_FIRST_TIMEOUT, FIRST_TIMEOUT_MAX)
 }
 
 /// Returns how long an observer waits for a silent first node: a tenth of a lease, more than a round trip.
-pub(crate) fn observer_patience(lease: Duration) -> Duration {
-    (lease / 10).min(TOLD_PATIENCE)
+pub(crate) fn observer_timeout(lease: Duration) -> Duration {
+    (lease / 10).min(KNOWN_FIRST_TIMEOUT)
 }
 
 /// Whether a node needs the first node to join, and how long it waits for it.
@@ -71,7 +71,6 @@ pub(crate) struct Files {
     pub(crate) dir: Option<PathBuf>,
 }
 
-/// The common part of all nodes.
 pub(crate) struct NodeInner {
     pub(crate) driver: Arc<Driver>,
     pub(crate) incarnation: NodeIncarnation,
@@ -130,7 +129,7 @@ impl NodeInner {
         let rpc = Rpc::new(fabric.clone(), posted.clone(), peers.clone(), pins, ring_bytes);
         let rpc = rpc.ok_or(JoinError::NoMemory)?;
         if let Some(etcd) = etcd.as_ref().filter(|etcd| !etcd.has_password()) {
-            engine.set_names_at(etcd.told());
+            engine.set_names_at(etcd.names_at());
         }
         let (drained, carriers) = (DrainedNode::default(), Carriers::default());
         let (timings, member_changes) = (Timings::default(), Event::default());
@@ -151,8 +150,8 @@ impl NodeInner {
             dir,
         };
         let driver = Driver::new(Arc::new(shared), env, engine);
-        driver.shared.carriers.tell(Arc::downgrade(&driver), |driver: &Driver, heard| {
-            driver.with_unless_failed(|runner, now| runner.handle_etcd(now, heard))
+        driver.shared.carriers.set_receiver(Arc::downgrade(&driver), |driver: &Driver, message| {
+            driver.with_unless_failed(|runner, now| runner.handle_etcd(now, message))
         });
         if let Some(etcd) = &etcd {
             let carriers = &driver.shared.carriers;
@@ -197,28 +196,27 @@ impl NodeInner {
         self.incarnation.node == NodeId::FIRST || self.driver.look(is_joined)
     }
 
-    /// Waits until the first node is connected, at the address that other nodes tell; returns whether that happened in
-    /// time.
-    pub(crate) async fn meet_first(&self, patience: Duration) -> bool {
+    /// Waits until the first node is connected, at the address that peers announce. Returns false on timeout.
+    pub(crate) async fn meet_first(&self, timeout: Duration) -> bool {
         let is_over = |runner: &Runner| runner.is_connected_to(NodeId::FIRST) || runner.is_alone();
-        self.driver.within(patience, self.until(is_over)).await;
+        self.driver.within(timeout, self.until(is_over)).await;
         self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))
     }
 
-    /// As `meet_first`, if the node can join without it: waits only if connected nodes tell the first node's address,
-    /// as they do unless they have lost it.
-    pub(crate) async fn meet_first_if_told(&self, patience: Duration) {
+    /// Waits as `meet_first` does, for a node that can join without the first node: only if connected nodes announce
+    /// the first node's address, as they do unless they have lost it.
+    pub(crate) async fn meet_first_if_known(&self, timeout: Duration) {
         if self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST)) {
             return;
         }
         // Their first messages come before their answers.
-        self.be_known().await;
+        self.wait_until_admitted().await;
         if self.driver.look(Runner::knows_first_node) {
-            let is_met = self.meet_first(patience).await;
+            let is_met = self.meet_first(timeout).await;
             // The peer may be far away.
             let awaits_words = self.driver.look(Runner::awaits_first_words);
             if !is_met && (awaits_words || self.driver.shared.fabric.is_being_answered()) {
-                self.meet_first(TOLD_PATIENCE.saturating_sub(patience)).await;
+                self.meet_first(KNOWN_FIRST_TIMEOUT.saturating_sub(timeout)).await;
             }
         }
     }
@@ -227,12 +225,12 @@ impl NodeInner {
         self.until(|runner| runner.has_met_all()).await;
     }
 
-    /// Waits until `is_so`, or until the node is closed.
-    async fn until(&self, is_so: impl Fn(&Runner) -> bool) {
+    /// Waits until `condition` holds or the node is closed.
+    async fn until(&self, condition: impl Fn(&Runner) -> bool) {
         let changes = &self.driver.shared.member_changes;
         loop {
             let seen = changes.count();
-            if self.driver.is_closed() || self.driver.look(&is_so) {
+            if self.driver.is_closed() || self.driver.look(&condition) {
                 return;
             }
             changes.after(seen).await;
@@ -242,7 +240,7 @@ impl NodeInner {
     /// Waits until the directory has admitted this node and all paired nodes have answered. A node that has answered
     /// can handle requests about this node's memory. Other nodes are met on first use, and a node that dies meanwhile
     /// does not prevent the join.
-    pub(crate) async fn be_known(&self) {
+    pub(crate) async fn wait_until_admitted(&self) {
         self.session(None).greet().await;
     }
 }

@@ -19,7 +19,9 @@ use halite_tier::engine::Engine;
 use halite_tier::ids::{NodeId, NodeIncarnation};
 use halite_tier::news::Over;
 
-use self::inner::{Checked, Files, FirstNode, NodeInner, TOLD_PATIENCE, first_patience, observer_patience};
+use self::inner::{
+    Checked, Files, FirstNode, KNOWN_FIRST_TIMEOUT, NodeInner, first_timeout, observer_timeout,
+};
 use self::responder::{Bound, Responder};
 use crate::blocking;
 use crate::cluster::cluster_dir::{self, ClusterDir, JoinLock, Listeners, NodeLock, TakenNumbers};
@@ -46,9 +48,9 @@ const GUIDES: usize = 3;
 type InEtcd = (EtcdAddress, Vec<(NodeId, String)>);
 
 /// Maximum wait for another node's join: each of its connections may take two seconds.
-const JOIN_PATIENCE: Duration = Duration::from_secs(10);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum wait for the node that founds the cluster, and the interval between checks.
-const FOUNDER_PATIENCE: Duration = Duration::from_secs(60);
+const FOUNDER_TIMEOUT: Duration = Duration::from_secs(60);
 const FOUNDER_PAUSE: Duration = Duration::from_millis(100);
 
 /// A node of the cluster, in this process. Dropping it leaves the cluster.
@@ -96,10 +98,10 @@ impl Node {
         let begin = Instant::now();
         // No node is listed yet: one of the nodes that start now founds the cluster, and the others join it.
         while config.directory.is_some() && !join_by_etcd(&mut config)? && lacks_join(&config) {
-            if founder_but(&config)?.is_none() {
+            if other_founder(&config)?.is_none() {
                 return Ok(NodeId::FIRST);
             }
-            if begin.elapsed() > FOUNDER_PATIENCE {
+            if begin.elapsed() > FOUNDER_TIMEOUT {
                 break;
             }
             std::thread::sleep(FOUNDER_PAUSE);
@@ -107,7 +109,7 @@ impl Node {
         scout::take_number(&config)
     }
 
-    /// As [`Node::embedded`], with middleware around the fabric.
+    /// Joins as [`Node::embedded`] does, with middleware around the fabric.
     pub fn wrap(
         config: Config,
         wrap: impl FnOnce(Arc<dyn Fabric>) -> Arc<dyn Fabric>,
@@ -115,38 +117,38 @@ impl Node {
         let open = |config: &Config, providers: &[Provider], identity: &NodeIdentity| {
             networks::open(config, providers, identity).map(wrap)
         };
-        let first = FirstNode::Required(first_patience(config.lease));
+        let first = FirstNode::Required(first_timeout(config.lease));
         Node::join(config, first, Role::Member, open)
     }
 
-    /// As [`Node::embedded`], for a process that uses other nodes and serves none, as most commands. On another host
-    /// than node 0's, it does not wait until all nodes know it, which saves two round trips; those nodes may not know
-    /// its number for a moment.
+    /// Joins as [`Node::embedded`] does, for a process that uses other nodes and serves none, such as a command. On
+    /// another host than node 0's, it does not wait until all nodes know it, which saves two round trips; those nodes
+    /// may not know its number for a moment.
     pub fn client(config: Config) -> Result<Node, JoinError> {
-        let first = FirstNode::Required(first_patience(config.lease));
+        let first = FirstNode::Required(first_timeout(config.lease));
         Node::join(config, first, Role::Client, networks::open)
     }
 
-    /// As [`Node::client`], for a process that observes nodes ([`Session::status`]). It also joins if the first node is
-    /// out of reach, which takes at most a tenth of a lease. Then [`Node::membership_source`] is the node that lists
-    /// the members, and regions have no names, unless these are in etcd.
+    /// Joins as [`Node::client`] does, for a process that observes nodes ([`Session::status`]). It also joins if the
+    /// first node is unreachable, which takes at most a tenth of a lease. Then [`Node::membership_source`] is the node
+    /// that lists the members, and regions have no names, unless these are in etcd.
     pub fn observer(config: Config) -> Result<Node, JoinError> {
-        let first = FirstNode::Optional(observer_patience(config.lease));
+        let first = FirstNode::Optional(observer_timeout(config.lease));
         Node::join(config, first, Role::Client, networks::open)
     }
 
-    /// As [`Node::client`], with a limit on the wait for the first node.
-    pub(crate) fn embedded_within(config: Config, first_patience: Duration) -> Result<Node, JoinError> {
-        Node::join(config, FirstNode::Required(first_patience), Role::Client, networks::open)
+    /// Joins as [`Node::client`] does, with a limit on the wait for the first node.
+    pub(crate) fn embedded_within(config: Config, first_timeout: Duration) -> Result<Node, JoinError> {
+        Node::join(config, FirstNode::Required(first_timeout), Role::Client, networks::open)
     }
 
-    /// As [`Node::embedded`], over the fabric that `open` returns. The fabric listens for the networks of `config`; an
-    /// address without the name of a network means the first.
+    /// Joins as [`Node::embedded`] does, over the fabric that `open` returns. The fabric listens for the networks of
+    /// `config`; an address without the name of a network means the first.
     pub fn with_fabric(
         config: Config,
         open: impl FnOnce(&NodeIdentity) -> Result<Arc<dyn Fabric>, JoinError>,
     ) -> Result<Node, JoinError> {
-        let first = FirstNode::Required(first_patience(config.lease));
+        let first = FirstNode::Required(first_timeout(config.lease));
         Node::join(config, first, Role::Member, |_, _, identity| open(identity))
     }
 
@@ -161,8 +163,8 @@ impl Node {
         let bound = metrics_port(&config)?;
         let mut checked = Checked::new(config)?;
         checked.config.check_hosts()?;
-        tell_if_found_is_without_effect(&checked.config);
-        leave_out_own(&mut checked.config)?;
+        warn_if_found_has_no_effect(&checked.config);
+        remove_own_address(&mut checked.config)?;
         let is_by_etcd = join_by_etcd(&mut checked.config)?;
         let config = &checked.config;
         if config.node == Some(NodeId::FIRST) && lacks_join(config) {
@@ -170,19 +172,19 @@ impl Node {
         }
         let mut join = config.hosts.as_ref().map(|hosts| hosts.join.clone()).unwrap_or_default();
         let found = match (&config.hosts, config.node) {
-            // The first node is the one that others would be asked for.
+            // The first node itself cannot ask the first node for its address.
             (Some(hosts), Some(NodeId::FIRST)) if !join.is_empty() => {
-                match scout::look_for_first(config, hosts) {
-                    Err(_) if config.found && scout::is_nobody_at(&join) => join.clear(),
-                    looked => looked?,
+                match scout::check_first_is_free(config, hosts) {
+                    Err(_) if config.found && scout::all_refuse(&join) => join.clear(),
+                    checked => checked?,
                 }
                 None
             }
-            (Some(hosts), Some(node)) if !join.is_empty() => Some(scout::look(config, hosts, node)?),
+            (Some(hosts), Some(node)) if !join.is_empty() => Some(scout::find_cluster(config, hosts, node)?),
             _ => None,
         };
         let dir = match config.node {
-            Some(node) if node.0 >= EPHEMERAL_NODE_MIN => return Err(not_to_be_chosen(node)),
+            Some(node) if node.0 >= EPHEMERAL_NODE_MIN => return Err(reserved_number(node)),
             Some(_) => ClusterDir::found(&config.dir)?,
             // A joining node does not create the cluster directory.
             None => ClusterDir::open(&config.dir)?,
@@ -190,7 +192,7 @@ impl Node {
         let env = NodeEnv::process(config.clock_offset_s);
         let incarnation = inner::new_incarnation(&env);
         let (etcd, by_etcd) = etcd_of(config, &dir)?.unzip();
-        let _joining = JoinLock::take(&dir, incarnation, JOIN_PATIENCE)?;
+        let _joining = JoinLock::take(&dir, incarnation, JOIN_TIMEOUT)?;
         dir.clean_residue()?;
         let hosts = MetHosts::of(config, &dir)?;
         let place = ways::cluster_of(&dir, hosts.is_some());
@@ -225,17 +227,17 @@ impl Node {
             let is_joined = |at: &str| at.parse().is_ok_and(|at| join.contains(&at));
             let mut members = by_etcd.unwrap_or_default();
             members.retain(|(node, at)| !is_known(*node) && !at.split(',').any(is_joined));
-            // An ephemeral node has the members of its own host, and connects to others on first use: one of those may
-            // have lost power a moment ago.
-            let told = match incarnation.node.is_ephemeral() && !others.is_empty() {
+            // An ephemeral node dials the members of its own host, and connects to others on first use; one of those
+            // may be down.
+            let announced = match incarnation.node.is_ephemeral() && !others.is_empty() {
                 true => Vec::new(),
                 false => to_dial_by_etcd(members, incarnation.node, config.full_mesh_nodes_max),
             };
-            addresses.extend(told.iter().flat_map(|address| ways.to(address)));
+            addresses.extend(announced.iter().flat_map(|address| ways.to(address)));
         }
         let address = match &hosts {
-            Some(hosts) => ways.shown(&hosts.address(), incarnation.node),
-            None => ways.shown_in_directory(incarnation.node),
+            Some(hosts) => ways.announced_address(&hosts.address(), incarnation.node),
+            None => ways.announced_in_directory(incarnation.node),
         };
         let numbers = match hosts.is_some() && incarnation.node == NodeId::FIRST {
             true => Some(TakenNumbers::open(&dir)?),
@@ -270,15 +272,15 @@ impl Node {
         // With names in etcd, a node may be alone, or node 0 may be away.
         is_joined |= etcd.is_some();
         if !is_joined && is_spread {
-            // Connected nodes tell the address of the first node.
+            // Connected nodes announce the address of the first node.
             let waited = Duration::from_nanos(node.inner.driver.now_ns() - begin_ns);
             is_joined = match first_node {
-                FirstNode::Required(patience) => {
-                    let patience = patience.saturating_sub(waited);
-                    node.inner.driver.block_on(node.inner.meet_first(patience))
+                FirstNode::Required(timeout) => {
+                    let timeout = timeout.saturating_sub(waited);
+                    node.inner.driver.block_on(node.inner.meet_first(timeout))
                 }
-                FirstNode::Optional(patience) => {
-                    node.inner.driver.block_on(node.inner.meet_first_if_told(patience));
+                FirstNode::Optional(timeout) => {
+                    node.inner.driver.block_on(node.inner.meet_first_if_known(timeout));
                     !node.inner.driver.look(Runner::is_alone)
                 }
             };
@@ -286,19 +288,20 @@ impl Node {
         if etcd.is_some() && is_spread {
             // An ephemeral node needs node 0 for little, and continues to dial it.
             let passes = incarnation.node.is_ephemeral();
-            let patience = if passes { observer_patience(config.lease) } else { TOLD_PATIENCE };
-            node.inner.driver.block_on(node.inner.meet_first_if_told(patience));
+            let timeout = if passes { observer_timeout(config.lease) } else { KNOWN_FIRST_TIMEOUT };
+            node.inner.driver.block_on(node.inner.meet_first_if_known(timeout));
         }
         // Parts of the cluster may be out of reach, but not for lack of this process's own resources: the next node to
         // be asked for memory would be in that part.
-        if let Some(lack) = node.shortage() {
+        if let Some(shortage) = node.shortage() {
             return Err(JoinError::Shortage {
                 dir: dir.path().to_owned(),
-                address: lack.address,
-                lack: lack.reason,
+                address: shortage.address,
+                lack: shortage.reason,
             });
         }
-        // With names in etcd, a node that meets no other must not join a cluster with whose nodes it cannot talk.
+        // With names in etcd, a node that meets no other must not join a cluster whose nodes speak another protocol
+        // version.
         let is_apart = !is_joined || node.inner.driver.look(Runner::is_alone);
         if let Some(theirs) = node.inner.driver.look(|runner| runner.other_version).filter(|_| is_apart) {
             return Err(JoinError::OtherVersion { dir: dir.path().to_owned(), theirs });
@@ -310,16 +313,16 @@ impl Node {
         let is_strange = is_apart && failed.is_some_and(|failed| failed.trouble == ConnectTrouble::Stranger);
         if !is_joined || is_strange || has_lost && !is_by_etcd {
             if is_spread {
-                return Err(node.why_apart(&dir, &join));
+                return Err(node.apart_error(&dir, &join));
             }
             let first = greeted.iter().position(|other| other.node == NodeId::FIRST);
-            return Err(node.why_alone(&dir, first.map(|index| &addresses[index])));
+            return Err(node.alone_error(&dir, first.map(|index| &addresses[index])));
         }
         // A client's requests follow its hello, at node 0 and at each node that it dials, so node 0's connection
         // suffices.
         let is_enough = role == Role::Client && is_spread && etcd.is_none();
         if !(is_enough && node.inner.driver.look(|runner| runner.is_connected_to(NodeId::FIRST))) {
-            node.inner.driver.block_on(node.inner.be_known());
+            node.inner.driver.block_on(node.inner.wait_until_admitted());
         }
         let hosts = is_spread.then(|| ways::list(&node.addresses));
         let announced =
@@ -334,7 +337,7 @@ impl Node {
     }
 
     /// Returns why the node did not join a cluster of several hosts by these addresses, or by those of this host.
-    fn why_apart(&self, dir: &ClusterDir, join: &[SocketAddr]) -> JoinError {
+    fn apart_error(&self, dir: &ClusterDir, join: &[SocketAddr]) -> JoinError {
         if join.is_empty() {
             let met = "it has the directory of names and is unreachable from here";
             let reason = match self.inner.driver.look(|runner| runner.dialling.unmet.clone()) {
@@ -376,7 +379,7 @@ impl Node {
 
     /// Returns why the node joined no cluster of one host. Only an unreachable first node prevents a join; `first` is
     /// its address.
-    fn why_alone(&self, dir: &ClusterDir, first: Option<&String>) -> JoinError {
+    fn alone_error(&self, dir: &ClusterDir, first: Option<&String>) -> JoinError {
         let nodes = match dir.nodes() {
             Ok(nodes) => nodes,
             Err(error) => return error.into(),
@@ -409,15 +412,15 @@ fn lacks_join(config: &Config) -> bool {
 }
 
 /// Returns the host that founds the cluster with names in the same etcd, if this node may not.
-fn founder_but(config: &Config) -> Result<Option<String>, JoinError> {
+fn other_founder(config: &Config) -> Result<Option<String>, JoinError> {
     let (Some(etcd), Some(hosts)) = (&config.directory, &config.hosts) else { return Ok(None) };
     let own: Vec<String> = hosts.listen.iter().map(ToString::to_string).collect();
-    etcd.founder_but(&own.join(",")).map_err(|error| not_to_be_asked(etcd, error))
+    etcd.other_founder(&own.join(",")).map_err(|error| etcd_error(etcd, error))
 }
 
 /// Refuses to found a second cluster: two hosts may both be configured as node 0.
 fn refuse_if_founded(config: &Config) -> Result<(), JoinError> {
-    match (founder_but(config)?, &config.directory) {
+    match (other_founder(config)?, &config.directory) {
         (Some(by), Some(etcd)) => Err(JoinError::Founding { address: format!("{etcd:?}"), by }),
         _ => Ok(()),
     }
@@ -429,7 +432,7 @@ fn join_by_etcd(config: &mut Config) -> Result<bool, JoinError> {
     else {
         return Ok(false);
     };
-    let members = etcd.members().map_err(|error| not_to_be_asked(etcd, error))?;
+    let members = etcd.members().map_err(|error| etcd_error(etcd, error))?;
     let addresses = members.iter().flat_map(|(_, member)| member.split(',')).filter_map(|at| at.parse().ok());
     let mut join: Vec<SocketAddr> = addresses.collect();
     let mut is_any = false;
@@ -449,7 +452,7 @@ fn metrics_port(config: &Config) -> Result<Option<Bound>, JoinError> {
 }
 
 /// Warns if `found` has no effect; one configuration may serve all hosts.
-fn tell_if_found_is_without_effect(config: &Config) {
+fn warn_if_found_has_no_effect(config: &Config) {
     match config.node {
         Some(node) if config.found && node != NodeId::FIRST => {
             tracing::warn!("--found has no effect on node {node}; only node 0 founds a cluster");
@@ -461,12 +464,12 @@ fn tell_if_found_is_without_effect(config: &Config) {
     }
 }
 
-/// Removes this node from the addresses to join, so that one list serves all hosts.
-fn leave_out_own(config: &mut Config) -> Result<(), JoinError> {
+/// Removes this node from the addresses to join, so that one list serves all hosts. Fails if none is left.
+fn remove_own_address(config: &mut Config) -> Result<(), JoinError> {
     let Some(hosts) = &mut config.hosts else { return Ok(()) };
-    let is_told = !hosts.join.is_empty();
+    let had_any = !hosts.join.is_empty();
     hosts.join.retain(|at| !hosts.listen.contains(at));
-    match is_told && hosts.join.is_empty() && config.node != Some(NodeId::FIRST) {
+    match had_any && hosts.join.is_empty() && config.node != Some(NodeId::FIRST) {
         true => Err(JoinError::BadConfig("--join names only this node".to_owned())),
         false => Ok(()),
     }
@@ -475,27 +478,27 @@ fn leave_out_own(config: &mut Config) -> Result<(), JoinError> {
 /// Returns the address of etcd, from the configuration or as recorded in the cluster directory, and the members listed
 /// there; `None` if the names are not in etcd.
 fn etcd_of(config: &Config, dir: &ClusterDir) -> Result<Option<InEtcd>, JoinError> {
-    let known = match dir.nodes()?.iter().any(|presence| presence.alive) {
+    let recorded = match dir.nodes()?.iter().any(|presence| presence.alive) {
         true => dir.etcd()?,
         false => None,
     };
-    let etcd = match (&config.directory, known) {
-        (Some(told), Some(known)) if *told != known => {
+    let etcd = match (&config.directory, recorded) {
+        (Some(configured), Some(recorded)) if *configured != recorded => {
             return Err(JoinError::BadConfig(format!(
-                "the nodes in {} have their names at {known:?}, not at {told:?}",
+                "the nodes in {} have their names at {recorded:?}, not at {configured:?}",
                 dir.path().display()
             )));
         }
-        (Some(told), None) if dir.nodes()?.iter().any(|presence| presence.alive) => {
+        (Some(configured), None) if dir.nodes()?.iter().any(|presence| presence.alive) => {
             return Err(JoinError::BadConfig(format!(
-                "the nodes in {} keep their names at node 0, not at {told:?}",
+                "the nodes in {} keep their names at node 0, not at {configured:?}",
                 dir.path().display()
             )));
         }
-        (told, known) => told.clone().or(known),
+        (configured, recorded) => configured.clone().or(recorded),
     };
     let Some(etcd) = etcd else { return Ok(None) };
-    let members = etcd.members().map_err(|error| not_to_be_asked(&etcd, error))?;
+    let members = etcd.members().map_err(|error| etcd_error(&etcd, error))?;
     Ok(Some((etcd, members)))
 }
 
@@ -508,14 +511,14 @@ fn to_dial_by_etcd(members: Vec<(NodeId, String)>, own: NodeId, full_mesh_nodes_
 /// Refuses an etcd prefix that another cluster uses: each of the two would take the other's nodes for earlier
 /// incarnations of its own, and their regions for lost.
 fn refuse_if_taken(etcd: &EtcdAddress, place: &str) -> Result<(), JoinError> {
-    let places = etcd.places().map_err(|error| not_to_be_asked(etcd, error))?;
+    let places = etcd.places().map_err(|error| etcd_error(etcd, error))?;
     match places.into_iter().find(|(_, other)| other != place) {
         Some((node, _)) => Err(JoinError::EtcdTaken { address: format!("{etcd:?}"), node }),
         None => Ok(()),
     }
 }
 
-fn not_to_be_asked(etcd: &EtcdAddress, source: EtcdError) -> JoinError {
+fn etcd_error(etcd: &EtcdAddress, source: EtcdError) -> JoinError {
     JoinError::Etcd { address: format!("{etcd:?}"), source }
 }
 
@@ -541,7 +544,7 @@ fn addresses(
     others.iter().map(address).collect()
 }
 
-fn not_to_be_chosen(node: NodeId) -> JoinError {
+fn reserved_number(node: NodeId) -> JoinError {
     JoinError::BadConfig(format!(
         "as node {node}: numbers from {EPHEMERAL_NODE_MIN} on are reserved for nodes without a configured number"
     ))
@@ -575,10 +578,10 @@ impl Node {
         Metrics::collect(&self.inner.driver)
     }
 
-    /// Returns whether the node makes progress, for watchdogs; does not wait.
+    /// Returns true if the node makes progress, for watchdogs. Does not wait.
     ///
     /// False once the node has failed, and while work that was due a lease ago has not run, for example because its
-    /// threads get no processor or one of them hangs. Other nodes then take it for silent.
+    /// threads get no core or one of them hangs. Other nodes then count it as silent.
     pub fn is_well(&self) -> bool {
         let driver = &self.inner.driver;
         !driver.is_closed() && driver.overdue() < self.lease
@@ -608,15 +611,15 @@ impl Node {
         self.inner.session(None)
     }
 
-    /// As [`Node::session`], for threads.
+    /// Opens a session as [`Node::session`] does, for threads.
     pub fn blocking_session(&self) -> blocking::Session {
         self.session().blocking()
     }
 
     /// Returns the addresses of a node of another host, if known.
     pub(crate) fn addresses_of(&self, node: NodeId) -> Vec<SocketAddr> {
-        let shown = |runner: &Runner| runner.engine()?.address_of(node).map(ways::hosts_of);
-        self.inner.driver.look(shown).unwrap_or_default()
+        let announced = |runner: &Runner| runner.engine()?.address_of(node).map(ways::hosts_of);
+        self.inner.driver.look(announced).unwrap_or_default()
     }
 
     /// Leaves the cluster. Operations of its sessions fail with `NodeClosed`, and the regions whose bytes are on this
@@ -648,11 +651,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_says_when_its_threads_stand_still() {
+    fn is_well_is_false_while_threads_hang() {
         let dir = crate::runtime::scratch();
         let config =
             |node| Config { dir: dir.path().to_owned(), node: Some(NodeId(node)), ..Config::default() };
-        // The other one is more patient, so that it does not take this one for dead.
+        // The other node's long lease keeps it from declaring this one dead.
         let node = Node::embedded(Config { lease: Duration::from_secs(2), ..config(0) }).unwrap();
         let other = Node::embedded(Config { lease: Duration::from_secs(60), ..config(1) }).unwrap();
         let wait_until_well = |is_well: bool| {

@@ -1,7 +1,7 @@
 //! Serves metrics: `GET /metrics` over HTTP, and nothing else.
 //!
 //! One thread serves all connections. Clients are untrusted: at most [`CONNECTIONS_MAX`] connections at a time, each
-//! for at most [`PATIENCE`] and with one request of at most [`REQUEST_BYTES_MAX`]. Further clients wait in the system's
+//! for at most [`CONNECTION_LIFETIME_MAX`] and with one request of at most [`REQUEST_BYTES_MAX`]. Further clients wait in the system's
 //! queue, no longer than that.
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -21,7 +21,7 @@ const CONNECTIONS_MAX: usize = 16;
 /// Maximum length of a request with its headers, in bytes.
 const REQUEST_BYTES_MAX: usize = 8 << 10;
 /// Maximum lifetime of a connection.
-const PATIENCE: Duration = Duration::from_secs(2);
+const CONNECTION_LIFETIME_MAX: Duration = Duration::from_secs(2);
 /// Pause of accepting after the system ran out of descriptors.
 const SHORTAGE: Duration = Duration::from_millis(100);
 
@@ -66,7 +66,6 @@ impl Bound {
 }
 
 impl Responder {
-    /// Returns the address.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -120,7 +119,7 @@ impl<T: Fn() -> String> Server<T> {
         let timeout = timeout.map(|left| Timespec::try_from(left).expect("seconds are valid"));
         match poll(&mut wanted, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // The poll lacked memory: only another try can help.
+            // The poll lacked memory; only a retry can help.
             Err(_) => std::thread::sleep(SHORTAGE),
         }
         let is_ended = !wanted[0].revents().is_empty();
@@ -151,7 +150,8 @@ impl<T: Fn() -> String> Server<T> {
     fn accept(&mut self) {
         match self.listener.accept() {
             Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
-                let (deadline, state) = (Instant::now() + PATIENCE, ConnectionState::Reading(Vec::new()));
+                let (deadline, state) =
+                    (Instant::now() + CONNECTION_LIFETIME_MAX, ConnectionState::Reading(Vec::new()));
                 self.connections.push(Connection { stream, deadline, state });
             }
             Ok(_) => {}
@@ -176,7 +176,7 @@ impl Connection {
         let mut buffer = [0; 1024];
         match &mut self.state {
             ConnectionState::Reading(request) => {
-                let Some(len) = some(self.stream.read(&mut buffer))? else { return Ok(()) };
+                let Some(len) = unless_blocked(self.stream.read(&mut buffer))? else { return Ok(()) };
                 if len == 0 {
                     return Err(Over);
                 }
@@ -187,7 +187,7 @@ impl Connection {
                 Ok(())
             }
             ConnectionState::Writing(bytes, done) => {
-                let Some(len) = some(self.stream.write(&bytes[*done..]))? else { return Ok(()) };
+                let Some(len) = unless_blocked(self.stream.write(&bytes[*done..]))? else { return Ok(()) };
                 *done += len;
                 if *done == bytes.len() {
                     self.stream.shutdown(Shutdown::Write).map_err(|_| Over)?;
@@ -195,7 +195,7 @@ impl Connection {
                 }
                 Ok(())
             }
-            ConnectionState::Closing => match some(self.stream.read(&mut buffer))? {
+            ConnectionState::Closing => match unless_blocked(self.stream.read(&mut buffer))? {
                 Some(0) => Err(Over),
                 _ => Ok(()),
             },
@@ -204,7 +204,7 @@ impl Connection {
 }
 
 /// Number of bytes; `None` if the call would have blocked.
-fn some(done: io::Result<usize>) -> Result<Option<usize>, Over> {
+fn unless_blocked(done: io::Result<usize>) -> Result<Option<usize>, Over> {
     match done {
         Ok(len) => Ok(Some(len)),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
@@ -260,8 +260,8 @@ mod tests {
         stream
     }
 
-    /// All that is said to `request`.
-    fn said(to: &Responder, request: &[u8]) -> String {
+    /// Returns the complete response to `request`.
+    fn exchange(to: &Responder, request: &[u8]) -> String {
         let mut stream = connected(to);
         stream.write_all(request).unwrap();
         let mut text = String::new();
@@ -285,15 +285,15 @@ mod tests {
         assert_eq!(status(&text), "200");
         let mut long = b"GET /metrics HTTP/1.1\r\nX: ".to_vec();
         long.resize(REQUEST_BYTES_MAX + 1, b'x');
-        assert_eq!(status(&said(&responder, &long)), "431");
+        assert_eq!(status(&exchange(&responder, &long)), "431");
     }
 
     #[test]
     fn silent_scrapers_do_not_block_others() {
         let responder = served();
         let silent: Vec<TcpStream> = (0..CONNECTIONS_MAX).map(|_| connected(&responder)).collect();
-        // They have all room that there is; this one is served when the time of one of them is over, and not before.
-        assert_eq!(status(&said(&responder, b"GET /metrics HTTP/1.1\r\n\r\n")), "200");
+        // They use up all connections; this request is served once one of them times out.
+        assert_eq!(status(&exchange(&responder, b"GET /metrics HTTP/1.1\r\n\r\n")), "200");
         let is_over = |stream: &TcpStream| {
             stream.set_nonblocking(true).unwrap();
             matches!((&*stream).read(&mut [0; 16]), Ok(0))

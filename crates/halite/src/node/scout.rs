@@ -1,7 +1,7 @@
-//! A look at a cluster of several hosts, before a node joins it under a permanent number.
+//! A temporary ephemeral node that joins a cluster of several hosts before a node does so under a permanent number.
 //!
-//! A live node may have that number, and only the directory knows the first node's address, however the cluster was
-//! found. So an ephemeral node, whose number is unique, joins first and asks.
+//! Another live node may have that number, and only the directory knows the first node's address, however the cluster
+//! was found. An ephemeral node has a unique number, so it can join first and ask.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -14,27 +14,27 @@ use crate::cluster::config::{Config, Hosts};
 use crate::cluster::ways;
 use crate::error::JoinError;
 use crate::node::Node;
-use crate::node::inner::first_patience;
+use crate::node::inner::first_timeout;
 
-/// Maximum search for a first node whose number this node is to have: a little more than a dial takes.
-const HOLDER_PATIENCE: Duration = Duration::from_secs(3);
+/// Time limit of the search for another first node: a little more than a dial takes.
+const HOLDER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Result of a look.
+/// Result of a search.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
     /// Addresses of the first node, if it can be dialled.
     pub(crate) first: Vec<SocketAddr>,
 }
 
-/// Looks at the cluster that `config` is to join as `node`. Fails if a live node has that number.
-pub(crate) fn look(config: &Config, hosts: &Hosts, node: NodeId) -> Result<Found, JoinError> {
-    look_by(&send(config, hosts, first_patience(config.lease))?, node)
+/// Finds the cluster that `config` is to join as `node`. Fails if a live node has that number.
+pub(crate) fn find_cluster(config: &Config, hosts: &Hosts, node: NodeId) -> Result<Found, JoinError> {
+    check_number(&send(config, hosts, first_timeout(config.lease))?, node)
 }
 
 /// Fails if the cluster that `config` is to join as the first node has a live first node.
-pub(crate) fn look_for_first(config: &Config, hosts: &Hosts) -> Result<(), JoinError> {
-    match send(config, hosts, HOLDER_PATIENCE) {
-        Ok(scout) => look_by(&scout, NodeId::FIRST).map(drop),
+pub(crate) fn check_first_is_free(config: &Config, hosts: &Hosts) -> Result<(), JoinError> {
+    match send(config, hosts, HOLDER_TIMEOUT) {
+        Ok(scout) => check_number(&scout, NodeId::FIRST).map(drop),
         // A node is there, but no first node.
         Err(error @ JoinError::NoFirst { .. }) => {
             tracing::debug!("found no live node 0: {error}");
@@ -45,21 +45,21 @@ pub(crate) fn look_for_first(config: &Config, hosts: &Hosts) -> Result<(), JoinE
     }
 }
 
-/// Returns whether all of these addresses refuse the connection: their hosts are up, and run no node. Of a silent host
-/// nothing is known.
-pub(crate) fn is_nobody_at(addresses: &[SocketAddr]) -> bool {
+/// Returns true if all of these addresses refuse the connection: their hosts are up and run no node. A silent host
+/// proves nothing.
+pub(crate) fn all_refuse(addresses: &[SocketAddr]) -> bool {
     let refuses = |address: &SocketAddr| {
-        let dialled = TcpStream::connect_timeout(address, HOLDER_PATIENCE);
+        let dialled = TcpStream::connect_timeout(address, HOLDER_TIMEOUT);
         dialled.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
     };
-    let is_nobody = addresses.iter().all(refuses);
-    if is_nobody {
+    let all_refused = addresses.iter().all(refuses);
+    if all_refused {
         tracing::info!("node 0 is founding the cluster: no node runs at {}", ways::list(addresses));
     }
-    is_nobody
+    all_refused
 }
 
-fn look_by(scout: &Node, node: NodeId) -> Result<Found, JoinError> {
+fn check_number(scout: &Node, node: NodeId) -> Result<Found, JoinError> {
     let session = scout.blocking_session();
     // If there is no answer, the join that follows reports a better reason.
     let holder = session.block_on(session.as_async().status_of(node));
@@ -79,15 +79,15 @@ pub(crate) fn take_number(config: &Config) -> Result<NodeId, JoinError> {
         let what = "the cluster assigns node numbers, but no cluster to join was given";
         JoinError::BadConfig(what.to_owned())
     })?;
-    let scout = send(config, hosts, first_patience(config.lease))?;
+    let scout = send(config, hosts, first_timeout(config.lease))?;
     let session = scout.blocking_session();
     session.block_on(session.as_async().take_number()).map_err(|source| JoinError::NoNumber { source })
 }
 
-fn send(config: &Config, hosts: &Hosts, first_patience: Duration) -> Result<Node, JoinError> {
+fn send(config: &Config, hosts: &Hosts, first_timeout: Duration) -> Result<Node, JoinError> {
     ClusterDir::found(&config.dir)?;
     let listen = hosts.listen.iter().map(|listen| SocketAddr::new(listen.ip(), 0)).collect();
     let hosts = Some(Hosts { listen, ..hosts.clone() });
     let config = Config { node: None, arena_bytes: 0, pcap: None, hosts, ..config.clone() };
-    Node::embedded_within(config, first_patience)
+    Node::embedded_within(config, first_timeout)
 }

@@ -26,7 +26,6 @@ pub(crate) struct Fetch {
     pub(crate) len: u64,
 }
 
-/// All fetches in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Fetches {
     chunks: BTreeMap<Token, Chunk>,

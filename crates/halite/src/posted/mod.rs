@@ -43,7 +43,6 @@ use crate::runtime::wait::Wakes;
 /// fills two whole trains of packets; a train takes up to 64 KiB with all headers.
 pub(crate) const SLICE_BYTES_MAX: usize = 120 << 10;
 
-/// All posted operations of a node.
 #[derive(Debug)]
 pub(crate) struct InFlight {
     table: Table,
@@ -128,7 +127,6 @@ impl InFlight {
         self.mark(&PostedTo::Anybody).0.len()
     }
 
-    /// Handles a completion.
     #[inline]
     pub(crate) fn complete(&self, id: WorkId, ended: Ended, wakes: &mut Wakes) {
         let completed = self.table.complete(id, ended);
@@ -179,7 +177,6 @@ impl InFlight {
         self.progress.after(seen).await;
     }
 
-    /// See [`InFlight::progress_after`].
     pub(crate) fn progress_count(&self) -> u64 {
         self.progress.count()
     }
@@ -290,7 +287,6 @@ impl PendingOperation<'_> {
         self.phase == Phase::Posted
     }
 
-    /// Waits for the end of a posted operation.
     pub(crate) fn ended(&mut self) -> impl Future<Output = Ended> {
         std::future::poll_fn(|context| self.poll_ended(context))
     }

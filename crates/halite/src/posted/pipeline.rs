@@ -34,7 +34,6 @@ pub(crate) struct Cursor {
     pub(crate) done: usize,
 }
 
-/// A part of an access.
 #[derive(Debug)]
 pub(crate) struct Part<'p> {
     pub(crate) operation: PendingOperation<'p>,

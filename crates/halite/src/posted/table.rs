@@ -54,7 +54,6 @@ struct Entry {
 #[derive(Debug)]
 enum EntryState {
     Free,
-    /// Not polled since it began.
     Begun,
     Awaited(Waker),
     /// A call to a peer that is down: its waiter learns that, but the peer may still carry it out.

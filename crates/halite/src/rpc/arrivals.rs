@@ -1,6 +1,6 @@
-//! What arrives from peers, handled by the polling thread: each piece goes to the client or to the server.
+//! Handles arrivals from peers, on the polling thread: passes each to the client or to the server.
 //!
-//! Nothing here waits, and no handler runs here.  A peer that violates the protocol loses its connection.
+//! Nothing here waits, and no application code runs here. A peer that violates the protocol is disconnected.
 
 use std::iter::{Peekable, from_fn};
 
@@ -14,7 +14,7 @@ use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
 impl Rpc {
-    /// Writes with immediates have landed, one behind the other.  Neighbours of one kind are handled under one lock: at full load
+    /// Handles writes with immediates, in order. Adjacent ones of a kind are handled under one lock: at full load,
     /// locks are most of their cost.
     pub(crate) fn handle_notified(
         &self,
@@ -31,8 +31,8 @@ impl Rpc {
                 && let Some(imm) = imms.next_if(|imm| matches!(imm, Imm::Lines | Imm::Look(_)))
             {
                 handled = match imm {
-                    Imm::Look(index) => self.handle_look(Target::Peer(peer), index, wakes),
-                    // The thread that polls looks at all lines.
+                    Imm::Look(index) => self.handle_line_notification(Target::Peer(peer), index, wakes),
+                    // The polling thread polls all lines anyway.
                     _ => Ok(()),
                 };
             }
@@ -42,12 +42,11 @@ impl Rpc {
         self.poster.enforce(peer, handled);
     }
 
-    /// The fabric has refused an access to memory that a peer has named, or cannot reach that memory.
+    /// Handles an access to a peer's memory that the fabric refused or could not reach.
     pub(crate) fn handle_refused(&self, peer: PeerId) {
         self.poster.enforce(peer, Err(Violation("it named memory that cannot be reached")));
     }
 
-    /// A control message has arrived.
     pub(crate) fn handle_control(
         &self,
         peer: PeerId,
@@ -61,11 +60,11 @@ impl Rpc {
             if !control.is_ordered() {
                 return self.apply_control(&link, peer, control, wakes);
             }
-            // Requests that were posted before a cancel are read before it, and later ones after it.
-            self.take_in_lines(peer, &link, received, wakes)?;
+            // Requests posted before a cancel are read before it, and later ones after it.
+            self.drain_lines(peer, &link, received, wakes)?;
             self.apply_control(&link, peer, control, wakes)?;
             link.reader.hear();
-            self.take_in_lines(peer, &link, received, wakes)
+            self.drain_lines(peer, &link, received, wakes)
         });
         self.poster.enforce(peer, handled);
     }
@@ -82,8 +81,8 @@ impl Rpc {
             CallControl::Cancel { index, generation } => self.cancel(link, SlotId { index, generation }),
             CallControl::Cancelled { index, generation } => {
                 let slot = SlotId { index, generation };
-                // A reply may be in its line without a notice.
-                self.look_at_line(Target::Peer(peer), index, wakes);
+                // A reply may be in its line without a notification.
+                self.check_line(Target::Peer(peer), index, wakes);
                 self.client.handle_cancelled(Target::Peer(peer), slot);
             }
             CallControl::Release { index, generation } => {
@@ -96,7 +95,7 @@ impl Rpc {
     }
 }
 
-/// The replies before the next request.
+/// Returns the replies before the next request.
 fn slots_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = SlotId> {
     from_fn(|| match imms.next_if(|imm| matches!(imm, Imm::Reply(_)))? {
         Imm::Reply(slot) => Some(slot),
@@ -104,7 +103,7 @@ fn slots_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterat
     })
 }
 
-/// The requests before the next reply, by where they are in their ring.
+/// Returns the ring offsets of the requests before the next reply.
 fn offsets_in_batch(imms: &mut Peekable<impl Iterator<Item = Imm>>) -> impl Iterator<Item = u64> {
     from_fn(|| match imms.next_if(|imm| matches!(imm, Imm::Request { .. }))? {
         Imm::Request { offset } => Some(offset),

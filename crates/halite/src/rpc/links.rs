@@ -1,4 +1,4 @@
-//! Links come and go with the peers that they lead to: made, opened by a handshake, closed.
+//! Creates links to peers, opens them with a handshake, and closes them.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use super::shared::{
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
-/// A head word has a cache line of its own.
+/// A head word has its own cache line.
 const HEAD_BYTES: u64 = 64;
 
 impl Rpc {
-    /// Makes the link to a peer that is about to be up, with a ring and lines for it.  `None` without memory for them: then
-    /// calls to and from this peer time out.
+    /// Creates the link to a peer that is about to be up, with its ring and lines. Returns `None` without memory for
+    /// them; then calls to and from this peer time out.
     pub(crate) fn make_link(&self, peer: PeerId, node: NodeId) -> Option<Arc<Link>> {
         let ring = self.poster.allocate(self.ring_bytes)?;
         let head = self.poster.allocate(HEAD_BYTES)?;
@@ -38,7 +38,7 @@ impl Rpc {
         Some(Arc::new(Link::new(node, Target::Peer(peer), inline_bytes_max, memory, drops)))
     }
 
-    /// A peer is up: sends it the handshake, before all requests and all that the outbox holds for it.
+    /// Sends the handshake to a peer that is up, before all requests and all messages in the outbox.
     pub(crate) fn handle_up(&self, peer: PeerId, link: &Link) {
         let handshake = {
             let inbound = lock(&link.inbound);
@@ -58,9 +58,9 @@ impl Rpc {
         {
             Err(PostCause::QueueFull) => {
                 lock(&self.handshakes).push((peer, control));
-                self.poster.set_stuck(attempt);
+                self.poster.set_deferred(attempt);
             }
-            // A peer that is gone needs none.
+            // A peer that is gone needs no handshake.
             _ => link.set_handshake_sent(),
         }
     }
@@ -85,7 +85,6 @@ impl Rpc {
         }
     }
 
-    /// Opens a link with the peer's handshake.
     pub(super) fn open(&self, link: &Link, peer: PeerId, control: &CallControl) -> Result<(), Violation> {
         let CallControl::Handshake { ring_key, ring_offset, ring_bytes, .. } = *control else {
             unreachable!("the caller looked")
@@ -93,18 +92,18 @@ impl Rpc {
         if !is_ring_size(ring_bytes) {
             return Err(Violation("a ring of no size that rings have"));
         }
-        let theirs = PeerParameters::parse(control).ok_or(Violation("not an opening"))?;
-        let replies = Row::new(&*self.poster.fabric, peer, theirs.replies, theirs.slot_count());
+        let parameters = PeerParameters::parse(control).ok_or(Violation("not an opening"))?;
+        let replies = Row::new(&*self.poster.fabric, peer, parameters.replies, parameters.slot_count());
         let head = {
             let inbound = &mut *lock(&link.inbound);
-            inbound.theirs = Some(theirs);
+            inbound.parameters = Some(parameters);
             inbound.head.as_ref().map(|head| head.window().clone())
         };
         let head = head.ok_or(Violation("a ring after the end"))?;
         self.server.reply_rows.open(&link.replies, replies);
         let at = RemoteAddress { key: Key(ring_key), offset: ring_offset };
         let lines = self.poster.fabric.capabilities(peer).direct.then(|| {
-            let row = Row::new(&*self.poster.fabric, peer, theirs.lines, REQUEST_LINES);
+            let row = Row::new(&*self.poster.fabric, peer, parameters.lines, REQUEST_LINES);
             OutboundLines::new(row, self.client.new_borrower())
         });
         let ring = RingWriter::new(ring_bytes);
@@ -113,9 +112,9 @@ impl Rpc {
         Ok(())
     }
 
-    /// Tries again to post the handshakes that the fabric did not take.
+    /// Retries the handshakes that the fabric refused.
     pub(super) fn retry_handshakes(&self) {
-        // Taken before the loop, whose head would hold the lock while the loop runs.
+        // Taken before the loop, which would otherwise hold the lock.
         let handshakes = std::mem::take(&mut *lock(&self.handshakes));
         for (peer, control) in handshakes {
             if let Some(link) = self.peers.link_of(peer) {
@@ -124,11 +123,11 @@ impl Rpc {
         }
     }
 
-    /// A peer is down, but may still write to this node's memory.
+    /// Handles a peer that is down but may still write to this node's memory.
     pub(crate) fn handle_down(&self, peer: PeerId, link: &Link, wakes: &mut Wakes) {
         let services: Vec<_> = self.peers.read().services.all().cloned().collect();
         link.set_gone();
-        link.forget_caller();
+        link.drop_callers();
         let outbound = lock(&link.outbound).take();
         self.server.reply_rows.close(&link.replies);
         if let Some(lines) = outbound.and_then(|outbound| outbound.lines) {
@@ -136,11 +135,11 @@ impl Rpc {
         }
         self.client.handle_down(peer, wakes);
         for service in services {
-            self.follow_promoted(&service, service.handle_down(Target::Peer(peer)), wakes);
+            self.handle_promoted(&service, service.handle_down(Target::Peer(peer)), wakes);
         }
     }
 
-    /// A peer can no longer touch this node's memory.
+    /// Handles a peer that can no longer access this node's memory.
     pub(crate) fn handle_cut_off(&self, peer: PeerId, link: &Link) {
         self.client.handle_cut_off(peer);
         self.server.reply_rows.close(&link.replies);
@@ -163,12 +162,12 @@ mod tests {
     use crate::rpc::peers::Peers;
 
     #[test]
-    fn a_link_that_was_called_through_does_not_outlive_its_node() {
+    fn used_links_are_freed_with_their_node() {
         let dir = crate::runtime::scratch();
         let fabric = ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap();
         let (posted, peers) = (Arc::new(InFlight::new(1)), Arc::new(Peers::new(NodeId(0))));
         let rpc = Rpc::new(fabric.clone(), posted, peers.clone(), Arc::new(Pins::new()), 1 << 16).unwrap();
-        // Of a peer that is still there when the node ends, and of the node itself.
+        // The link to a peer that is still up when the node ends, and the node's own link.
         let incarnation = NodeIncarnation { node: NodeId(1), id: Incarnation(1) };
         peers.set_up(PeerId(7), incarnation, rpc.make_link(PeerId(7), NodeId(1)));
         let links = [0, 1].map(|node| {

@@ -1,4 +1,4 @@
-//! Calls and messages: the node's side, between sessions and the fabric.
+//! Calls and messages: the node's part, between sessions and the fabric.
 //!
 //! ```text
 //!   caller ── request ──> ring at the server ── imm ──> polling thread ──> queue of the function ──> handler
@@ -6,17 +6,17 @@
 //!     └── slot <── imm ── polling thread <──────────────────────── reply into the caller's slot ───────┘
 //! ```
 //!
-//! `client` does what the caller's node does, `server` what the server's node does, and `shared` has what both need: links, memory,
-//! posting.  Neither role imports the other.  The files beside these folders join them: `links` opens and closes links, `arrivals`
-//! hands each role what arrives for it, `own` has the calls of a node to itself, and `peers` is the table of peers.
+//! `client` is the caller's side, `server` the server's side, and `shared` has what both need: links, memory, posting.
+//! Neither side imports the other. The files beside these folders join them: `links` opens and closes links, `arrivals`
+//! passes arrivals to each side, `own` handles a node's calls to itself, and `peers` is the table of peers.
 //!
-//! The polling thread handles immediates, without the runner's lock; a handler never runs there.  What is rare (control messages,
-//! answers that did not fit into a queue, deadlines) waits for the runner to settle.  Locks are held briefly, and taken in the order
-//! of [`crate::runtime::locks`]: a service, a link's outbound, a link's inbound, the slots or what is held back; the fabric's own
-//! come last.
+//! The polling thread handles immediates without the runner's lock; handlers never run on it. Rare work (control
+//! messages, answers that did not fit into a queue, deadlines) waits until the runner settles. Locks are held briefly,
+//! and taken in the order of [`crate::runtime::locks`]: a service, a link's outbound side, a link's inbound side, the
+//! slots or deferred posts; the fabric's own come last.
 //!
-//! It calls [`crate::posted`], [`crate::metrics`], [`crate::runtime`] and the fabric.  Nothing here waits: callers and servers wait
-//! through `driver::requests`, and `session::calls` hands them what belongs to a session.
+//! It calls [`crate::posted`], [`crate::metrics`], [`crate::runtime`] and the fabric. Nothing here waits: callers and
+//! servers wait through `driver::requests`, and `session::calls` connects them to sessions.
 
 mod arrivals;
 mod client;
@@ -45,23 +45,23 @@ use crate::runtime::wait::Wakes;
 pub(crate) use self::client::{Into, Lent, NotPosted, Posted, Reply, Request};
 pub use self::server::ServeOptions;
 pub(crate) use self::server::{
-    Answered, Bytes, Closed, Ended, Hand, Incoming, Payload, ReceiveBatch, ReplyTo, Service, ServiceId, Taken,
+    Answered, Bytes, Closed, DirectReceiver, Ended, Incoming, Payload, ReceiveBatch, ReplyTo, Service,
+    ServiceId, Taken,
 };
 pub(crate) use self::shared::{BATCH_MAX, CALL_WORK, Link};
 
-/// See the header of this file.
 pub(crate) struct Rpc {
     pub(crate) poster: Poster,
     pub(crate) client: Client,
     pub(crate) server: Server,
     peers: Arc<Peers>,
     ring_bytes: u64,
-    /// Handshakes that the fabric did not take yet.
+    /// Handshakes that the fabric has not taken yet.
     handshakes: Mutex<Vec<(PeerId, CallControl)>>,
 }
 
 impl Rpc {
-    /// `None` if the system has no memory for the slots.
+    /// Returns `None` if the system has no memory for the slots.
     pub(crate) fn new(
         fabric: Arc<dyn Fabric>,
         posted: Arc<InFlight>,
@@ -75,18 +75,18 @@ impl Rpc {
         Some(Rpc { poster, client, server, peers, ring_bytes, handshakes: Mutex::default() })
     }
 
-    /// Tries again to post what the fabric did not take.  Under the runner's lock.
+    /// Retries the posts that the fabric refused. Called under the runner's lock.
     pub(crate) fn retry(&self) {
-        // Before what is held back is taken: what is held back from then on sets it again.
-        self.poster.clear_stuck();
+        // Cleared first: a post that is refused again sets it again.
+        self.poster.clear_deferred();
         self.retry_handshakes();
         self.retry_heads();
         self.retry_deferred();
-        self.retry_notices();
+        self.retry_notifications();
         self.retry_atomics();
     }
 
-    /// What is under way from and to a node: slots in use for its replies, and kept answers that it has not read yet.
+    /// Returns the number of slots in use for replies from a node, and of answers that it has not read yet.
     pub(crate) fn under_way(&self, node: NodeId) -> (usize, usize) {
         let Some(link) = self.peers.link_to(node) else { return (0, 0) };
         let calls = self.client.under_way(&link);
@@ -94,7 +94,7 @@ impl Rpc {
         (calls, answers)
     }
 
-    /// The functions of this node, and its ports.
+    /// Returns the figures of this node's functions, and of its ports.
     pub(crate) fn services(&self) -> (ServiceFigures, ServiceFigures) {
         let mut found = (ServiceFigures::default(), ServiceFigures::default());
         for service in self.peers.read().services.all() {
@@ -108,7 +108,7 @@ impl Rpc {
         found
     }
 
-    /// The node ends: so does all waiting.
+    /// Ends all waits, since the node ends.
     pub(crate) fn close(&self, wakes: &mut Wakes) {
         self.client.close(wakes);
         let (services, links): (Vec<_>, Vec<_>) = {
@@ -116,7 +116,7 @@ impl Rpc {
             let links = table.links_up().map(|(_, link)| link.clone());
             (table.services.all().cloned().collect(), links.collect())
         };
-        // Applications that keep calls keep the links, but none of the peers' memory.
+        // Applications that keep calls also keep the links, but no memory of the peers.
         for link in links {
             let lines = lock(&link.outbound).as_mut().and_then(|outbound| outbound.lines.take());
             self.server.reply_rows.close(&link.replies);

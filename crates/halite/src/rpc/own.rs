@@ -1,4 +1,4 @@
-//! Calls of a node to itself: here client and server meet, without a fabric between them.
+//! Calls of a node to itself: client and server without a fabric between them.
 
 use std::iter::once;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use halite_tier::rpc::{Arrival, ReplyHeader, SlotId, Status, Target};
 
 use super::Rpc;
 use super::client::{DEFAULT_SLOT_BYTES, NotPosted, Request};
-use super::server::{Answered, Bytes, DecodedRequest, Hand, Incoming, Payload, ReplyTo, Services};
+use super::server::{Answered, Bytes, DecodedRequest, DirectReceiver, Incoming, Payload, ReplyTo, Services};
 use super::shared::Link;
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
@@ -32,12 +32,12 @@ impl Rpc {
         let bytes_max = request.reply_bytes_max;
         let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max, by_line: false };
         let incoming = Incoming::new(to, Payload::Here(Bytes::from(request.input)));
-        let asked = DecodedRequest { kind: request.kind, number: request.number, incoming };
-        self.deliver(|id| services.get(id), once(asked), &mut Hand::default(), wakes);
+        let decoded = DecodedRequest { kind: request.kind, number: request.number, incoming };
+        self.deliver(|id| services.get(id), once(decoded), &mut DirectReceiver::default(), wakes);
         Ok(slot)
     }
 
-    /// The caller sees the answer and the end of the call in one step: neither comes before the other.
+    /// The caller sees the answer and the end of the call in one step.
     pub(super) fn send_own_answer(
         &self,
         to: &ReplyTo,
@@ -48,12 +48,12 @@ impl Rpc {
         self.client.write_own_slot(to.id.slot, &ReplyHeader { status }.emit(), output);
         let arrival = {
             let _inbound = lock(&to.link().inbound);
-            let arrival = self.client.arrive(Target::Own, to.id.slot);
-            // If the call was cancelled meanwhile, a late answer is all the acknowledgement that it needs.
+            let arrival = self.client.record_reply(Target::Own, to.id.slot);
+            // If the call was cancelled, the late answer is its acknowledgement.
             to.link().served.end(to.id, true);
             arrival
         };
-        // The node ended before, and with it all waiting.
+        // The node has ended, and with it all waits.
         let Ok(arrival) = arrival else { return Answered::Unwanted };
         let answered =
             if matches!(arrival, Arrival::Expected(_)) { Answered::Sent } else { Answered::Unwanted };
@@ -61,7 +61,7 @@ impl Rpc {
         answered
     }
 
-    /// Allocates the memory of the reply now that its length is known.
+    /// Allocates memory for the reply once its length is known.
     pub(super) fn answer_in_own_block(&self, to: &ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
         let Some(block) = self.poster.allocate((output.len() + REPLY_HEADER_BYTES) as u64) else {
             self.refuse(to, Status::NoMemory, wakes);

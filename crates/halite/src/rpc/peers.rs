@@ -1,15 +1,16 @@
-//! The peer table: the peers that are or were connected to this node, and what calls keep of each.
+//! The peer table: the peers that are or were connected to this node, and the state of calls with each.
 //!
 //! ```text
 //!   Effect::PeerUp ──> Up ── Effect::PeerDown ──> Down ── Effect::PeerCutOff ──> CutOff
-//!                       └───────── Event::Disconnected: nothing comes any more ─────┴──> forgotten
+//!                       └───────── Event::Disconnected: no more events of the peer ─┴──> removed
 //! ```
 //!
-//! A peer that is up is served and asked.  One that is down may still write to this node's memory: the ring that it writes to, and
-//! the slots that it was to reply to, stay reserved until it is cut off.  The engine decides; the runner tells all parts, once and
-//! in one place ([`crate::driver::runner`]); no part draws conclusions of its own from what the fabric refuses.
+//! This node exchanges requests with a peer that is up. A peer that is down may still write to this node's memory, so
+//! the ring that it writes to and the slots for its replies stay reserved until it is cut off. The engine decides the
+//! transitions; the runner reports each to all parts, in one place ([`crate::driver::runner`]). No part draws its own
+//! conclusions from posts that the fabric refuses.
 //!
-//! The services and the arena that peers may ask for are under the same lock, since each request needs both.
+//! The services and the arena for peers' requests are under the same lock, since each request needs both.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -26,21 +27,21 @@ use super::server::Services;
 use super::shared::Link;
 use crate::runtime::locks::{self, Held, ranked};
 
-/// Number of forgotten peers whose incarnations stay known: an access that was under way to one asks for it when it is woken.
+/// Number of removed peers whose incarnations stay known, for accesses that were in progress and report their failure
+/// later.
 const GONE_MAX: usize = 256;
 
-/// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Peers {
-    /// A number that no other table in this process has.
+    /// A number unique to this table in the process.
     number: u64,
     own: Arc<Link>,
     table: RwLock<Table>,
-    /// Number of changes that the table may have had.
+    /// Number of times the table may have changed.
     version: AtomicU64,
 }
 
-/// The link that a thread used last.  Where its node has ended, it holds no memory any more.
+/// The link that a thread used last. It holds no memory once its node has ended.
 struct LastLink {
     peers: u64,
     version: u64,
@@ -56,17 +57,16 @@ ranked! {
     VecDeque<AtomicAnswer> => Atomics;
 }
 
-/// The state under the lock of [`Peers`].
 #[derive(Debug)]
 pub(crate) struct Table {
     peers: BTreeMap<PeerId, Peer>,
-    /// The incarnations behind forgotten connections, the oldest first.
+    /// The incarnations behind removed connections, the oldest first.
     gone: VecDeque<(PeerId, NodeIncarnation)>,
     /// The links to nodes that are up, and to this one.
     links: BTreeMap<NodeId, Arc<Link>>,
     /// The functions and ports of this node.
     pub(crate) services: Services,
-    /// The memory that regions are in.
+    /// The memory of regions, by key.
     pub(crate) arena: BTreeMap<Key, Window>,
 }
 
@@ -75,11 +75,11 @@ pub(crate) struct Table {
 pub(crate) struct Peer {
     incarnation: NodeIncarnation,
     state: PeerState,
-    /// Whether the fabric has reported the connection's end.
+    /// The fabric has reported the connection's end.
     is_closed: bool,
-    /// What calls need; `None` if there was no memory for it.
+    /// `None` if there was no memory for it.
     pub(crate) link: Option<Arc<Link>>,
-    /// Answers to its atomics that the fabric did not take yet, in order.
+    /// Answers to its atomics that the fabric has not taken yet, in order.
     pub(crate) atomics: Mutex<VecDeque<AtomicAnswer>>,
 }
 
@@ -90,15 +90,15 @@ enum PeerState {
     CutOff,
 }
 
-/// What a transition of a peer leaves to be done.
+/// The effect of a peer's transition.
 #[derive(Debug)]
-pub(crate) struct Became {
-    /// What calls keep of it.
+pub(crate) struct Transition {
+    /// The peer's link, to be closed.
     pub(crate) link: Option<Arc<Link>>,
 }
 
 impl Peers {
-    /// The table of `node`, which has no peers yet.
+    /// Creates the table of `node`, without peers.
     pub(crate) fn new(node: NodeId) -> Peers {
         let own = Arc::new(Link::own(node));
         let links = [(node, own.clone())].into();
@@ -114,12 +114,11 @@ impl Peers {
         }
     }
 
-    /// The link of this node to itself.
     pub(crate) fn own(&self) -> &Arc<Link> {
         &self.own
     }
 
-    /// A thread that has it must not ask for it again: a writer in between would wait for the first, and the second for the writer.
+    /// Locks the table for reading. Do not nest: with a writer in between, both readers would wait forever.
     #[inline]
     pub(crate) fn read(&self) -> Held<RwLockReadGuard<'_, Table>> {
         locks::read(&self.table)
@@ -127,27 +126,28 @@ impl Peers {
 
     pub(crate) fn write(&self) -> Held<RwLockWriteGuard<'_, Table>> {
         let table = locks::write(&self.table);
-        // Before the change, so that a thread that sees this number waits for the lock, and sees the change.  Pairs with the Acquire
-        // in version().
+        // Before the change, so that a thread that sees this number waits for the lock and sees the change. Pairs with
+        // the Acquire in version().
         self.version.fetch_add(1, Release);
         table
     }
 
-    /// A number that changes with the table: while it stays the same, a copy of the table is current, or a change is just being made.
+    /// A number that changes with the table: while it is the same, a copy of the table is current, or a change is just
+    /// being made.
     #[inline]
     pub(crate) fn version(&self) -> u64 {
         // Pairs with the Release in write().
         self.version.load(Acquire)
     }
 
-    /// The link to a node that is up, or to this one.
+    /// Returns the link to a node that is up, or to this one.
     #[inline]
     pub(crate) fn link_to(&self, node: NodeId) -> Option<Arc<Link>> {
         self.read().link_to(node).cloned()
     }
 
-    /// Calls `enter`, which must not come here again, with the link to a node that is up, or to this one.  A thread remembers the
-    /// link that it used last, for as long as the table does not change: so it takes no lock that threads share.
+    /// Calls `enter` with the link to a node that is up, or to this one. `enter` must not call this method. A thread
+    /// caches its last link until the table changes, so that it takes no shared lock.
     #[inline]
     pub(crate) fn with_link_to<T>(&self, node: NodeId, enter: impl FnOnce(&Arc<Link>) -> T) -> Option<T> {
         let mut enter = Some(enter);
@@ -164,28 +164,28 @@ impl Peers {
             let enter = enter.take().expect("it is called once");
             last.as_ref().map(|last| enter(&last.link))
         });
-        // A thread that is ending remembers nothing any more.
+        // A thread that is ending has no thread-local storage.
         entered.unwrap_or_else(|_| self.link_to(node).map(|link| enter.take().map(|enter| enter(&link)))?)
     }
 
-    /// The link to a peer that is up.
+    /// Returns the link to a peer that is up.
     pub(crate) fn link_of(&self, peer: PeerId) -> Option<Arc<Link>> {
         self.read().up(peer)?.link.clone()
     }
 
-    /// Returns true if the peer is up.
     pub(crate) fn is_up(&self, peer: PeerId) -> bool {
         self.read().up(peer).is_some()
     }
 
-    /// The incarnation that is or was behind a connection, unless that was long ago.
+    /// Returns the incarnation behind a current or recent connection.
     pub(crate) fn incarnation_of(&self, peer: PeerId) -> Option<NodeIncarnation> {
         let table = self.read();
-        let gone = || table.gone.iter().rev().find(|(gone, _)| *gone == peer).map(|(_, who)| *who);
+        let gone =
+            || table.gone.iter().rev().find(|(gone, _)| *gone == peer).map(|(_, incarnation)| *incarnation);
         table.peers.get(&peer).map(|peer| peer.incarnation).or_else(gone)
     }
 
-    // The transitions, which only the runner makes.
+    // Transitions, made only by the runner.
 
     /// See [`Effect::PeerUp`](halite_tier::effect::Effect::PeerUp).
     pub(crate) fn set_up(&self, peer: PeerId, incarnation: NodeIncarnation, link: Option<Arc<Link>>) {
@@ -198,8 +198,8 @@ impl Peers {
         assert!(before.is_none(), "the engine takes up {peer:?} once");
     }
 
-    /// `None` unless the peer was up.
-    pub(crate) fn set_down(&self, peer: PeerId) -> Option<Became> {
+    /// Returns `None` unless the peer was up.
+    pub(crate) fn set_down(&self, peer: PeerId) -> Option<Transition> {
         let mut table = self.write();
         let Table { peers, links, .. } = &mut *table;
         let row = peers.get_mut(&peer).filter(|row| row.state == PeerState::Up)?;
@@ -209,20 +209,20 @@ impl Peers {
         if links.get(&row.incarnation.node).is_some_and(is_its) {
             links.remove(&row.incarnation.node);
         }
-        Some(Became { link: row.link.clone() })
+        Some(Transition { link: row.link.clone() })
     }
 
-    /// `None` unless the peer was down.
-    pub(crate) fn set_cut_off(&self, peer: PeerId) -> Option<Became> {
+    /// Returns `None` unless the peer was down.
+    pub(crate) fn set_cut_off(&self, peer: PeerId) -> Option<Transition> {
         let mut table = self.write();
         let row = table.peers.get_mut(&peer).filter(|row| row.state == PeerState::Down)?;
         row.state = PeerState::CutOff;
-        let became = Became { link: row.link.take() };
+        let transition = Transition { link: row.link.take() };
         table.forget_if_over(peer);
-        Some(became)
+        Some(transition)
     }
 
-    /// The connection has ended.  Returns true if it was that of a known peer.
+    /// Records the connection's end. Returns true if its peer is in the table.
     pub(crate) fn set_closed(&self, peer: PeerId) -> bool {
         let mut table = self.write();
         let Some(row) = table.peers.get_mut(&peer) else { return false };
@@ -233,25 +233,25 @@ impl Peers {
 }
 
 impl Table {
-    /// A peer that is up.
+    /// Returns a peer that is up.
     #[inline]
     pub(crate) fn up(&self, peer: PeerId) -> Option<&Peer> {
         self.peers.get(&peer).filter(|row| row.state == PeerState::Up)
     }
 
-    /// The link to a node that is up, or to this one.
+    /// Returns the link to a node that is up, or to this one.
     #[inline]
     pub(crate) fn link_to(&self, node: NodeId) -> Option<&Arc<Link>> {
         self.links.get(&node)
     }
 
-    /// The links to all peers that are up.
+    /// Returns the links to all peers that are up.
     pub(crate) fn links_up(&self) -> impl Iterator<Item = (PeerId, &Arc<Link>)> {
         let up = self.peers.iter().filter(|(_, row)| row.state == PeerState::Up);
         up.filter_map(|(peer, row)| Some((*peer, row.link.as_ref()?)))
     }
 
-    /// `None` if a peer is up; otherwise whether it is cut off.
+    /// Returns `None` if a peer is up; otherwise whether it is cut off.
     pub(crate) fn is_down(&self, peer: PeerId) -> Option<CutOffYet> {
         match self.peers.get(&peer).map(|row| row.state) {
             Some(PeerState::Up) => None,
@@ -260,7 +260,7 @@ impl Table {
         }
     }
 
-    /// Forgets a peer that is cut off and disconnected, but keeps its incarnation, which explains what failed.
+    /// Removes a peer that is cut off and disconnected, but keeps its incarnation for error messages.
     fn forget_if_over(&mut self, peer: PeerId) {
         let is_over = |row: &&Peer| row.state == PeerState::CutOff && row.is_closed;
         let Some(row) = self.peers.get(&peer).filter(is_over) else { return };
@@ -274,9 +274,9 @@ impl Table {
 
 impl Drop for Table {
     fn drop(&mut self) {
-        // The links of peers that are still there refer to themselves.
+        // Links of peers that are still up refer to themselves.
         let of_peers = self.peers.values().filter_map(|row| row.link.as_ref());
-        of_peers.chain(self.links.values()).for_each(|link| link.forget_all());
+        of_peers.chain(self.links.values()).for_each(|link| link.release_memory());
     }
 }
 
@@ -304,14 +304,14 @@ mod tests {
     }
 
     #[test]
-    fn each_transition_is_made_once_and_in_its_order() {
+    fn transitions_happen_once_and_in_order() {
         let peers = with_peer();
         assert!(peers.set_cut_off(PEER).is_none(), "it is up");
         assert!(peers.is_up(PEER) && peers.link_to(NodeId(1)).is_some());
-        assert!(peers.set_down(PEER).is_some_and(|became| became.link.is_some()));
+        assert!(peers.set_down(PEER).is_some_and(|transition| transition.link.is_some()));
         assert!(peers.set_down(PEER).is_none());
         assert!(!peers.is_up(PEER) && peers.link_to(NodeId(1)).is_none() && peers.link_of(PEER).is_none());
-        assert!(peers.set_cut_off(PEER).is_some_and(|became| became.link.is_some()));
+        assert!(peers.set_cut_off(PEER).is_some_and(|transition| transition.link.is_some()));
         assert!(peers.set_cut_off(PEER).is_none());
         for stranger in [peers.set_down(PeerId(8)), peers.set_cut_off(PeerId(8))] {
             assert!(stranger.is_none());
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn who_a_peer_was_is_known_until_many_others_have_come_and_gone() {
+    fn incarnations_of_recent_peers_are_kept() {
         for is_closed_first in [true, false] {
             let peers = with_peer();
             peers.set_down(PEER);
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_former_incarnation_leaves_the_way_to_the_next_alone() {
+    fn an_old_incarnation_leaves_the_new_link_alone() {
         let (peers, again) = (with_peer(), PeerId(8));
         peers.set_up(again, incarnation(2), Some(link(&peers, again)));
         peers.set_down(PEER);

@@ -24,7 +24,6 @@ pub(crate) enum Job {
     Discard { token: Token, key: Key, offset: u64, len: u64 },
 }
 
-/// The result of a job.
 #[derive(Debug)]
 pub(crate) enum Done {
     /// The new segment, unless the system refused.
@@ -59,7 +58,6 @@ pub(crate) struct Arena {
 }
 
 impl Arena {
-    /// Runs a job on the calling thread.
     pub(crate) fn run(&self, job: Job, fabric: &dyn Fabric, env: &NodeEnv) -> Done {
         match job {
             Job::Grow(len) => Done::Grown(self.grow(len, fabric, env)),

@@ -1,6 +1,6 @@
 //! The order in which a thread may take this crate's locks.
 //!
-//! Each type that [`lock`], [`read`] or [`write`] locks has a [`Rank`]; locks that never nest do without. Builds with
+//! Each type that [`lock`], [`read`] or [`write()`] locks has a [`Rank`]; locks that never nest do without. Builds with
 //! debug assertions, including tests, track what each thread holds and panic when it takes a lock of a lower or the
 //! same rank. The fabric's own locks come after all of these; the poll token has no rank, since it is only tried.
 
@@ -56,14 +56,12 @@ macro_rules! ranked {
 }
 pub(crate) use ranked;
 
-/// A held lock.
 pub(crate) struct Held<G> {
     guard: G,
     /// Released after the lock.
     _place: Place,
 }
 
-/// A locked mutex.
 pub(crate) type Locked<'m, T> = Held<MutexGuard<'m, T>>;
 
 const POISONED: &str = "a thread panicked inside the node";

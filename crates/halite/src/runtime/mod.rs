@@ -1,7 +1,7 @@
 //! The runtime: time, waiting and background work, the base of everything else in a node.
 //!
 //! [`wait`] has wakers and adaptive spinning; [`event`] the events that tasks wait for; [`poll_token`] the turns at
-//! polling; [`crowd`] core contention; [`env`] time and randomness; [`jobs`] long work outside of all locks; [`outbox`]
+//! polling; [`crowd`] core contention; [`mod@env`] time and randomness; [`jobs`] long work outside of all locks; [`outbox`]
 //! messages for which a fabric has no room; [`locks`] the order of this crate's locks. It calls nothing else of this
 //! crate. Its locks are held for a few instructions, and no other lock is taken under one.
 

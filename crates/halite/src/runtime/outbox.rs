@@ -19,7 +19,6 @@ pub(crate) struct Outbox {
     backlogs: BTreeMap<PeerId, Backlog>,
 }
 
-/// A message to send.
 #[derive(Debug)]
 pub(crate) struct OutMessage {
     /// Its kind.
@@ -38,7 +37,6 @@ struct Backlog {
 }
 
 impl Outbox {
-    /// Appends a message.
     pub(crate) fn push(&mut self, peer: PeerId, message: OutMessage) {
         let backlog = self.backlogs.entry(peer).or_default();
         backlog.bytes += message.bytes.len();

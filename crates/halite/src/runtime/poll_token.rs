@@ -59,7 +59,7 @@ const CLOSE_NS: u64 = 50_000;
 const HOT_AFTER: u32 = if cfg!(loom) { 1 } else { 8 };
 /// Turns per WATCH_NS that keep the node hot; a server that copies 1 MiB per answer takes that many.
 const HOT_TURNS_MIN: u32 = if cfg!(loom) { 1 } else { 2 };
-/// Most polls for arrivals while the token is being given up.
+/// Most polls for arrivals while the token is being released.
 const LAST_ROUNDS_MAX: usize = 4;
 
 /// The node's doorbell.
@@ -68,7 +68,6 @@ pub(crate) trait Bell {
     fn arm(&self, sleeper: Option<Sleeper>);
     /// Wakes all threads that sleep on the doorbell.
     fn ring(&self);
-    /// Returns true if a caller leads.
     fn is_led(&self) -> bool;
 }
 

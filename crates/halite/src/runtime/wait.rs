@@ -296,7 +296,6 @@ impl AdaptiveSpin {
         self.long_waits = if is_long { self.long_waits.wrapping_add(1) } else { 0 };
     }
 
-    /// Returns the calling thread's state.
     pub(crate) fn of_thread() -> AdaptiveSpin {
         SPIN.get()
     }

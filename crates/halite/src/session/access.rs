@@ -152,7 +152,6 @@ impl Inner {
         if self.owns(lh) { self.path.write(self.id, lh.slot, offset, from).ok() } else { None }
     }
 
-    /// Makes one read.
     #[inline]
     pub(crate) async fn read_all(&self, lh: Lh, offset: u64, into: &mut [u8]) -> Result<(), AccessError> {
         let done = match self.read_now(lh, offset, into) {
@@ -169,7 +168,6 @@ impl Inner {
         Box::pin(self.read(lh, offset, into, done)).await
     }
 
-    /// Makes one write.
     #[inline]
     pub(crate) async fn write_all(&self, lh: Lh, offset: u64, from: &[u8]) -> Result<(), AccessError> {
         let done = match self.write_now(lh, offset, from) {
@@ -187,7 +185,6 @@ impl Inner {
         Box::pin(self.write(lh, offset, from, done)).await
     }
 
-    /// Makes reads.
     pub(crate) async fn read_each(&self, ops: &mut [ReadOp<'_>]) -> Result<(), BatchError> {
         let mut index = 0;
         while index < ops.len() {
@@ -203,7 +200,6 @@ impl Inner {
         Ok(())
     }
 
-    /// Makes writes.
     pub(crate) async fn write_each(&self, ops: &[WriteOp<'_>]) -> Result<(), BatchError> {
         let mut index = 0;
         while index < ops.len() {
@@ -431,8 +427,8 @@ impl Inner {
                 Ok(len) => return Ok(len),
                 // The length is the same before and after any change.
                 Err(Blocked::Changing) => {
-                    let looked_at = self.path.slots().inspect(lh.slot.index, |mapping| mapping.view.len());
-                    if let Some(len) = looked_at {
+                    let len = self.path.slots().inspect(lh.slot.index, |mapping| mapping.view.len());
+                    if let Some(len) = len {
                         return Ok(len);
                     }
                 }

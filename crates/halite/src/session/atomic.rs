@@ -56,8 +56,8 @@ impl Session {
 
     /// Makes compare-swaps in order while each finds its expected value; returns how many succeeded.
     ///
-    /// The first that fails changes nothing, and later ones are not tried. By loads and stores, all of them cost little
-    /// more than their changes; elsewhere each waits for the one before.
+    /// The first that fails changes nothing, and later ones are not tried. With loads and stores, the batch costs
+    /// little more than its changes; otherwise each swap waits for the one before.
     pub async fn compare_swap_while(&self, lh: Lh, swaps: &[SwapOp]) -> Result<usize, BatchError> {
         let mut index = 0;
         while let Some(&SwapOp { offset, expected, new }) = swaps.get(index) {
@@ -147,13 +147,11 @@ impl Inner {
     }
 }
 
-/// One atomic.
 struct Change<'i> {
     inner: &'i Inner,
     lh: Lh,
     offset: u64,
     atomic: Atomic,
-    /// Old value of the word.
     old: u64,
 }
 

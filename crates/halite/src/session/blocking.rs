@@ -62,7 +62,7 @@ impl Session {
     /// Runs a future on this thread, which polls the node while it waits.
     #[inline]
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
-        // Pinned where it is made, so that the compiler need not copy it before it is polled.
+        // Pinned in place, so that the compiler need not copy it.
         self.session.inner.driver.block_on(std::pin::pin!(future))
     }
 }

@@ -1,8 +1,8 @@
-//! Calls and messages as applications see them: what is handed out has its session inside.
+//! Calls and messages as applications see them; each public type holds its session.
 //!
 //! ```text
 //!   Session::call ──> Calling ──> driver::requests ──> rpc ──> ring, or line, at the server
-//!   Session::sender ──> Sender ──> driver::requests, up to 64 under way
+//!   Session::sender ──> Sender ──> driver::requests, up to 64 in progress
 //!   Session::serve ──> Server ──> Receiver ──> queue of the service, which rpc fills
 //! ```
 //!

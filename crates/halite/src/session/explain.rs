@@ -20,8 +20,8 @@ use crate::error::{RegionCause, RegionError};
 use crate::session::{Commanded, Lh, Session};
 
 /// Maximum wait until a peer's path is known, and the interval between checks.
-const PATH_PATIENCE: Duration = Duration::from_millis(500);
-const PATH_LOOK: Duration = Duration::from_millis(5);
+const PATH_TIMEOUT: Duration = Duration::from_millis(500);
+const PATH_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// How accesses of this node reach bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -229,17 +229,17 @@ impl Session {
     pub fn seen(&self, node: NodeId) -> Option<PeerSeen> {
         let driver = &self.inner.driver;
         let now = driver.now_ns();
-        let (known, shown) = driver.look(|runner| {
+        let (known, announced) = driver.look(|runner| {
             let engine = runner.engine()?;
             Some((engine.known_peer(now, node)?, engine.address_of(node).map(str::to_owned)))
         })?;
         let fabric = &driver.shared.fabric;
         let heard = known.peer.and_then(|peer| fabric.heard(peer)).unwrap_or(Duration::MAX);
         let path = known.peer.and_then(|peer| fabric.path(peer));
-        let hosts = shown.as_deref().map(ways::hosts_of).unwrap_or_default();
+        let hosts = announced.as_deref().map(ways::hosts_of).unwrap_or_default();
         let is_chosen = |host: &&SocketAddr| path.as_ref().is_some_and(|path| path.ends.1.ip() == host.ip());
         Some(PeerSeen {
-            is_here: shown.as_deref().is_some_and(|shown| driver.shared.ways.is_here(shown)),
+            is_here: announced.as_deref().is_some_and(|announced| driver.shared.ways.is_here(announced)),
             address: hosts.iter().find(is_chosen).or(hosts.first()).copied(),
             silent: known.silent_ns.map(|ns| Duration::from_nanos(ns).min(heard)),
             round_trip: known.peer.and_then(|peer| fabric.round_trip(peer)),
@@ -309,8 +309,8 @@ impl Session {
             (engine.and_then(|engine| engine.known_peer(now, node)), is_self)
         });
         let known = found.ok_or_else(|| failed(RegionCause::UnknownNode(node)))?;
-        let shown = driver.look(|runner| runner.engine()?.address_of(node).map(str::to_owned));
-        let shown = shown.unwrap_or_default();
+        let announced = driver.look(|runner| runner.engine()?.address_of(node).map(str::to_owned));
+        let announced = announced.unwrap_or_default();
         let (calls_under_way, answers_kept) = driver.shared.rpc.under_way(node);
         let fabric = &driver.shared.fabric;
         let capabilities = known.peer.map(|peer| fabric.capabilities(peer));
@@ -324,7 +324,8 @@ impl Session {
             pid: known.pid,
             state: state(&known, &statuses, is_self),
             connected: known.peer.is_some(),
-            provider_reason: capabilities.and_then(|able| driver.shared.ways.why(able.provider, &shown)),
+            provider_reason: capabilities
+                .and_then(|able| driver.shared.ways.reason(able.provider, &announced)),
             capabilities: capabilities.map(PeerCapabilities::from),
             silent_ms: silent_ns.map(|ns| ns / 1_000_000),
             round_trip_ns: round_trip.map(|time| time.as_nanos() as u64),
@@ -341,13 +342,13 @@ impl Session {
     /// Returns the state of the path to a peer; waits a little if the path of a new peer is not known yet.
     async fn path_to(&self, peer: Option<PeerId>) -> Option<Path> {
         let driver = &self.inner.driver;
-        let looks = PATH_PATIENCE.as_millis() / PATH_LOOK.as_millis();
-        for _ in 0..looks {
+        let polls = PATH_TIMEOUT.as_millis() / PATH_POLL_INTERVAL.as_millis();
+        for _ in 0..polls {
             let path = driver.shared.fabric.path(peer?)?;
             if path.is_known {
                 return Some(path);
             }
-            driver.within(PATH_LOOK, std::future::pending::<()>()).await;
+            driver.within(PATH_POLL_INTERVAL, std::future::pending::<()>()).await;
         }
         driver.shared.fabric.path(peer?)
     }
@@ -452,7 +453,7 @@ fn state(known: &KnownPeer, statuses: &[NodeStatus], is_self: bool) -> NodeState
 }
 
 fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
-    let what = match (known.state, known.peer) {
+    let reason = match (known.state, known.peer) {
         _ if is_self => "this is the node that was asked".to_owned(),
         (_, Some(_)) => "both handshakes have arrived, and the node is heard".to_owned(),
         (NodeState::Alive | NodeState::Draining | NodeState::Silent, None) => {
@@ -463,8 +464,8 @@ fn peer_reason(known: &KnownPeer, is_self: bool) -> String {
         (NodeState::Left, None) => "it left the cluster".to_owned(),
     };
     match known.is_zombie {
-        true => format!("{what}; it is not cut off yet, so memory that it could reach is kept back"),
-        false => what,
+        true => format!("{reason}; it is not cut off yet, so memory that it could reach is kept back"),
+        false => reason,
     }
 }
 

@@ -204,8 +204,8 @@ impl Session {
         check_name(name).map_err(|cause| failed(cause.into()))?;
         let opened = self.open(Service::Lock, name, Permissions::ATOMIC).await;
         let lh = opened.map_err(|cause| failed(cause.into()))?;
-        let given_up = Command::Unlock { slot: lh.slot, release: Release::Used };
-        let ended = Commanded::new(&self.inner, given_up).await;
+        let unlock = Command::Unlock { slot: lh.slot, release: Release::Used };
+        let ended = Commanded::new(&self.inner, unlock).await;
         self.forget(lh);
         ended.map(|_| ()).map_err(|error| failed(error.into()))
     }
@@ -473,11 +473,11 @@ impl Inner {
             _ => return Err(LockCause::NotHeld),
         };
         state.usage = Usage::Busy;
-        // Submitting may wake tasks, which may run anything.
+        // Submitting may wake tasks, which may run any code.
         drop(state);
-        let given_up = self.give_up(lh);
+        let released = self.release(lh);
         lock(&named.state).usage = Usage::Idle;
-        given_up
+        released
     }
 
     /// Checks that the lock is still held, and by the guard of `token` if one is given.
@@ -497,10 +497,10 @@ impl Inner {
         if until_ns > Some(self.driver.now_ns()) { Ok(()) } else { Err(LockCause::Lapsed) }
     }
 
-    fn give_up(&self, lh: Lh) -> Result<Option<Commanded<'_>>, LockCause> {
+    fn release(&self, lh: Lh) -> Result<Option<Commanded<'_>>, LockCause> {
         let holder = self.locks.holder;
-        let give_up = Atomic::CompareSwap { expected: holder.state(), new: 0 };
-        match self.path.atomic(self.id, lh.slot, STATE_OFFSET, give_up) {
+        let release = Atomic::CompareSwap { expected: holder.state(), new: 0 };
+        match self.path.atomic(self.id, lh.slot, STATE_OFFSET, release) {
             Ok(before) if before == holder.state() => Ok(None),
             Ok(before) if Holder::of_state(before) != Some(holder) => Err(LockCause::NotHeld),
             _ => Ok(Some(Commanded::submitted(

@@ -377,14 +377,14 @@ impl Session {
 
     /// Grants permissions to `who`. Needs [`Permissions::MASTER`].
     pub async fn grant(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
-        let who = self.who("grant", lh, who)?;
+        let who = self.grantee("grant", lh, who)?;
         self.order("grant", lh, RegionCommand::Grant { who, permissions }).await
     }
 
     /// Revokes permissions of `who`. When this returns, no access that they permitted is in progress. Needs
     /// [`Permissions::MASTER`].
     pub async fn revoke(&self, lh: Lh, who: Who, permissions: Permissions) -> Result<(), RegionError> {
-        let who = self.who("revoke", lh, who)?;
+        let who = self.grantee("revoke", lh, who)?;
         self.order("revoke", lh, RegionCommand::Revoke { who, permissions }).await
     }
 
@@ -502,7 +502,7 @@ impl Session {
             let reason = "its address holds a password, which all nodes would be told over the network: name a password-file instead";
             return Err(object.failed("move", RegionCause::NamesNotMoved(reason.to_owned())));
         }
-        match self.command("move", object, Command::MoveNames(to.told())).await? {
+        match self.command("move", object, Command::MoveNames(to.names_at())).await? {
             Outcome::NamesMoved { names, lost } => Ok(NamesMoved { names, lost }),
             _ => unreachable!("names were to be moved"),
         }
@@ -635,7 +635,12 @@ impl Session {
         Object::Handle(self, lh).failed(operation, cause)
     }
 
-    fn who(&self, operation: &'static str, lh: Lh, who: Who) -> Result<permissions::Grantee, RegionError> {
+    fn grantee(
+        &self,
+        operation: &'static str,
+        lh: Lh,
+        who: Who,
+    ) -> Result<permissions::Grantee, RegionError> {
         match who {
             Who::Everyone => Ok(permissions::Grantee::Everyone),
             Who::Principal(name) if (1..=Principal::BYTES_MAX).contains(&name.len()) => {

@@ -15,7 +15,7 @@
 //! let server = session.serve_typed(SUM, ServeOptions::default())?;
 //! std::thread::scope(|scope| {
 //!     scope.spawn(move || {
-//!         let call = server.recv().expect("nobody closes the server");
+//!         let call = server.recv().expect("the server is open");
 //!         let sum = call.input().iter().copied().map(u64::from).sum();
 //!         call.reply(&sum).expect("the caller waits");
 //!     });
@@ -100,7 +100,7 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// As [`crate::CallError::may_have_run`].
+    /// Returns true if the handler may have run; see [`crate::CallError::may_have_run`].
     pub fn may_have_run(&self) -> bool {
         match self {
             CallError::Encode { .. } => false,
@@ -114,7 +114,7 @@ impl CallError {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplyError {
-    /// The output cannot be encoded; the caller is told that there is no answer.
+    /// The output cannot be encoded; the caller gets an error.
     #[error("cannot answer: the output cannot be encoded: {0}")]
     Encode(postcard::Error),
     /// The answer could not be sent.

@@ -1,4 +1,4 @@
-//! Waiting for a word: the session looks at it, moves the node forward, and looks again at growing intervals.
+//! Waiting for a word: the session reads it, drives the node, and reads it again at growing intervals.
 
 use std::future::pending;
 use std::time::Duration;
@@ -8,21 +8,22 @@ use halite_tier::access::WORD_BYTES;
 use crate::error::{AccessCause, AccessError};
 use crate::session::{Lh, Session};
 
-/// Looks before the first pause: a peer on another core often writes the word within them.
-const LOOKS_AT_ONCE: u32 = 256;
+/// Reads before the first pause: a peer on another core often writes the word within them.
+const READS_BEFORE_PAUSE: u32 = 256;
 const PAUSE_MIN: Duration = Duration::from_micros(10);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
 /// Waiting for words.
 impl Session {
-    /// Waits until `is_reached` accepts the word at `offset`, and returns that word.  Needs [`READ`](crate::Permissions::READ).
+    /// Waits until `is_reached` accepts the word at `offset`, and returns that word. Needs
+    /// [`READ`](crate::Permissions::READ).
     ///
-    /// A store through shared memory and an RDMA write raise no event: the word is read again and again, first without a pause,
-    /// then every 10 us, and at last every millisecond.  A [`Session::write_notify`] to the region ends a pause at once.  What
-    /// the writing session wrote to the region before the word is visible when this returns.
+    /// A store through shared memory and an RDMA write raise no event, so this polls the word: first without a pause,
+    /// then every 10 us, and finally every millisecond. A [`Session::write_notify`] to the region ends a pause at once.
+    /// When this returns, everything that the writing session wrote to the region before the word is visible.
     ///
-    /// Fails as [`Session::read`] does: also when the region is freed, the permission revoked or the owner down meanwhile.  The
-    /// offset must be a multiple of 8.
+    /// Fails as [`Session::read`] does, also if the region is freed, the permission revoked or the owner down
+    /// meanwhile. The offset must be a multiple of 8.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement};
@@ -49,14 +50,14 @@ impl Session {
             let cause = AccessCause::Unaligned { alignment: WORD_BYTES };
             return Err(self.inner.access_error("wait for", lh, offset, WORD_BYTES, cause));
         }
-        for _ in 0..LOOKS_AT_ONCE {
+        for _ in 0..READS_BEFORE_PAUSE {
             let word = self.word(lh, offset).await?;
             if is_reached(word) {
                 return Ok(word);
             }
             self.progress();
         }
-        // Best effort: where the region has too many watchers, pauses end by time alone.
+        // Best effort: if the region has too many watchers, only the interval ends a pause.
         let mut watch = self.watch(lh).await.ok();
         let mut pause = PAUSE_MIN;
         loop {
@@ -66,7 +67,9 @@ impl Session {
             }
             let driver = &self.inner.driver;
             let is_over = match &watch {
-                Some(watch) => driver.within(pause, watch.recv()).await.is_some_and(|told| told.is_err()),
+                Some(watch) => {
+                    driver.within(pause, watch.recv()).await.is_some_and(|received| received.is_err())
+                }
                 None => driver.within(pause, pending::<()>()).await.is_some(),
             };
             if is_over {

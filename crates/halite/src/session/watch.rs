@@ -76,8 +76,8 @@ struct Written {
 /// let watch = session.watch(board)?;
 /// session.write_notify(board, 8, b"salt", 7)?;
 ///
-/// let told = watch.recv()?;
-/// assert_eq!((told.offset, told.len, told.value), (8, 4, 7));
+/// let notification = watch.recv()?;
+/// assert_eq!((notification.offset, notification.len, notification.value), (8, 4, 7));
 /// # drop((watch, session, node));
 /// # std::fs::remove_dir_all(dir)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -114,11 +114,10 @@ impl Session {
     /// application defines. Needs [`WRITE`](crate::Permissions::WRITE).
     ///
     /// Returns when the notification is in every watcher's queue, so a slow watcher delays the writer; a watcher that
-    /// has gone away is ignored. Notifications of one writer that follow each other arrive in that order. Costs the
-    /// write and one request to the region's home, even without watchers: a cached list would miss new ones. A dropped
-    /// future may have written any part, and notified some watchers. A thread that receives from its own watch should
-    /// not fill that watch's queue alone.
-    /// own should not fill that by itself.
+    /// is gone is ignored. Consecutive notifications of one writer arrive in order. Costs the write and one request to
+    /// the region's home, even without watchers, since a cached list would miss new ones. A dropped future may have
+    /// written any part, and notified some watchers. A thread that receives from its own watch must not fill that
+    /// watch's queue.
     pub async fn write_notify(
         &self,
         lh: Lh,
@@ -128,14 +127,14 @@ impl Session {
     ) -> Result<(), NotifyError> {
         let len = from.len() as u64;
         let written = self.write(lh, offset, from).await;
-        let told = match written {
-            Ok(()) => self.tell_watchers(lh, offset, len, value).await,
+        let notified = match written {
+            Ok(()) => self.notify_watchers(lh, offset, len, value).await,
             Err(error) => Err(NotifyCause::Write { cause: error.cause, partly: error.partly }),
         };
-        told.map_err(|cause| NotifyError { region: self.inner.describe(lh), offset, len, cause })
+        notified.map_err(|cause| NotifyError { region: self.inner.describe(lh), offset, len, cause })
     }
 
-    async fn tell_watchers(&self, lh: Lh, offset: u64, len: u64, value: u64) -> Result<(), NotifyCause> {
+    async fn notify_watchers(&self, lh: Lh, offset: u64, len: u64, value: u64) -> Result<(), NotifyCause> {
         let (region, watchers) = match Commanded::new(&self.inner, Command::ListWatchers(lh.slot)).await {
             Ok(Outcome::Watchers { region, watchers }) => (region, watchers),
             Ok(_) => unreachable!("watchers were asked for"),
@@ -143,10 +142,10 @@ impl Session {
         };
         let written = postcard::to_stdvec(&Written { region, offset, len, value });
         let bytes = written.expect("numbers can be encoded");
-        // All at once: a slow watcher delays the writer, but not the other watchers.
-        let telling =
-            watchers.into_iter().map(|(incarnation, port)| self.tell(incarnation, Port(port), &bytes));
-        match join_all(telling).await.into_iter().find_map(Result::err) {
+        // Concurrently: a slow watcher delays the writer, but not the other watchers.
+        let notifications =
+            watchers.into_iter().map(|(incarnation, port)| self.notify(incarnation, Port(port), &bytes));
+        match join_all(notifications).await.into_iter().find_map(Result::err) {
             Some(SendError { node, cause, may_have_arrived, .. }) => {
                 Err(NotifyCause::Telling { node, cause, may_have_arrived })
             }
@@ -154,11 +153,11 @@ impl Session {
         }
     }
 
-    async fn tell(&self, incarnation: NodeIncarnation, port: Port, bytes: &[u8]) -> Result<(), SendError> {
+    async fn notify(&self, incarnation: NodeIncarnation, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         let driver = &self.inner.driver;
         let lease_ns = driver.look(|runner| runner.engine().map_or(0, Engine::lease_ns));
-        let patience = ACQUAINTANCE_MAX.min(Duration::from_nanos(lease_ns));
-        if !driver.within(patience, self.meets(incarnation)).await.unwrap_or(false) {
+        let timeout = ACQUAINTANCE_MAX.min(Duration::from_nanos(lease_ns));
+        if !driver.within(timeout, self.connect_to(incarnation)).await.unwrap_or(false) {
             // The node left since it was listed, and its watches with it; or it is out of this node's reach.
             return Ok(());
         }
@@ -167,13 +166,13 @@ impl Session {
                 cause: SendCause::UnknownPort | SendCause::PeerDown | SendCause::UnknownNode,
                 ..
             }) => Ok(()),
-            told => told,
+            notified => notified,
         }
     }
 
-    /// Waits until a node is connected or known to be gone: a node that has just joined may watch before this node has
-    /// noticed its connection.
-    async fn meets(&self, incarnation: NodeIncarnation) -> bool {
+    /// Waits until a node is connected or known to be gone. Returns true if it is connected. A node that has just
+    /// joined may watch a region before this node has noticed its connection.
+    async fn connect_to(&self, incarnation: NodeIncarnation) -> bool {
         let driver = &self.inner.driver;
         let is_unconnected =
             |runner: &Runner| runner.engine().is_some_and(|it| it.is_unconnected(incarnation.node));
@@ -184,7 +183,7 @@ impl Session {
         loop {
             let seen = driver.shared.member_changes.count();
             if let Some(met) =
-                driver.look(|runner| runner.engine().map_or(Some(true), |it| has_met(it, incarnation)))
+                driver.look(|runner| runner.engine().map_or(Some(true), |it| is_connected(it, incarnation)))
             {
                 return met;
             }
@@ -206,7 +205,7 @@ impl Session {
 }
 
 /// Returns whether a node is connected; `None` if it is neither connected nor known to be out of reach.
-fn has_met(engine: &Engine, incarnation: NodeIncarnation) -> Option<bool> {
+fn is_connected(engine: &Engine, incarnation: NodeIncarnation) -> Option<bool> {
     if engine.incarnation_of(incarnation.node) == Some(incarnation) {
         return Some(true);
     }
@@ -231,7 +230,7 @@ impl Watch {
                 return Ok(notification);
             }
             if let Some(message) = self.message_or_change(seen).await
-                && let Some(notification) = self.understand(message?)
+                && let Some(notification) = self.decode(message?)
             {
                 return Ok(notification);
             }
@@ -241,7 +240,7 @@ impl Watch {
     /// Receives the next notification if one is queued; `None` otherwise. Fails as [`Watch::recv`] does.
     pub fn try_recv(&self) -> Result<Option<Notification>, RegionError> {
         while let Some(message) = self.mailbox.try_recv().map_err(|error| self.closed(error))? {
-            if let Some(notification) = self.understand(message) {
+            if let Some(notification) = self.decode(message) {
                 return Ok(Some(notification));
             }
         }
@@ -260,7 +259,7 @@ impl Watch {
     }
 
     /// Decodes a notification; `None` for a malformed one, which only a faulty node sends.
-    fn understand(&self, message: Message) -> Option<Notification> {
+    fn decode(&self, message: Message) -> Option<Notification> {
         let Message { from, node, bytes } = message;
         let written: Written = postcard::from_bytes(&bytes).ok()?;
         let Written { region, offset, len, value } = written;

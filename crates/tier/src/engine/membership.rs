@@ -315,8 +315,10 @@ impl Engine {
             self.end_incarnation(incarnation, parting);
             self.membership.members.correct_loss(incarnation, parting);
             self.tell_directory(DirectoryEvent::Corrected { incarnation, parting });
-            self.out
-                .tell(News::Exited { who: NodeProcess { incarnation, pid: dead.pid }, killed: dead.killed });
+            self.out.tell(News::Exited {
+                process: NodeProcess { incarnation, pid: dead.pid },
+                killed: dead.killed,
+            });
         }
         self.owner.handle_cut_off(incarnation, &mut self.out);
         self.home_side().conclude_for(incarnation);
@@ -408,8 +410,8 @@ impl Engine {
         for (peer, node, heard_ns, beat_ns) in peers {
             let silent_ns = now_ns.saturating_sub(heard_ns);
             if silent_ns > lease_ns {
-                self.report_peer(peer, |who| News::Silent { who, silent_ns });
-                let text = news::last_words(self.out.incarnation(), silent_ns);
+                self.report_peer(peer, |process| News::Silent { process, silent_ns });
+                let text = news::kill_warning(self.out.incarnation(), silent_ns);
                 self.out.push(Effect::Warn { peer, text });
                 self.declare_dead(peer, heard_ns);
                 self.membership.members.note_silent(peer);

@@ -19,21 +19,21 @@ pub(crate) struct JoinLock {
 }
 
 impl JoinLock {
-    /// Waits until no other node joins, at most `patience` for each.
+    /// Waits until no other node joins, at most `timeout` for each.
     pub(crate) fn take(
         dir: &ClusterDir,
         incarnation: Incarnation,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<JoinLock, JoinError> {
-        let mut queue = JoinQueue::new(Instant::now(), patience);
+        let mut queue = JoinQueue::new(Instant::now(), timeout);
         loop {
             if let Some(mut lock) = NameLock::take(&dir.dir, JOIN_LOCK, Create::Yes)? {
                 write_owner(lock.file(), incarnation).map_err(JoinError::io(dir.path().join(JOIN_LOCK)))?;
                 return Ok(JoinLock { _lock: lock });
             }
             let holder = dir.dir.file(JOIN_LOCK, Create::No).map_or((0, 0), |mut file| read_owner(&mut file));
-            let Some(pause) = queue.next_look(Instant::now(), holder) else {
-                let waited_ms = patience.as_millis() as u64;
+            let Some(pause) = queue.next_check(Instant::now(), holder) else {
+                let waited_ms = timeout.as_millis() as u64;
                 return Err(JoinError::JoinTimeout { dir: dir.path().to_owned(), pid: holder.0, waited_ms });
             };
             // flock has no deadline.

@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_that_we_write_ourselves_are_ours() {
+    fn only_canonical_names_are_parsed() {
         let three = NodeId(3);
         for (name, expected) in [
             ("node-3.lock", Some(Name::NodeLock(three))),

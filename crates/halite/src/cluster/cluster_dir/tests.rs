@@ -1,4 +1,4 @@
-//! What the cluster directory does with what it finds.
+//! The cluster directory's treatment of unexpected contents.
 
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
@@ -49,7 +49,7 @@ fn a_living_cluster_issues_each_number_once() {
     assert_eq!((one.node().0, two.node().0), (1000, 1001));
     drop(one);
     assert_eq!(take(&dir, None).node().0, 1002, "1000 is free, and was somebody");
-    // The first node may come and go, and cleaning leaves the count to the living.
+    // The first node may leave and return, and a cleanup keeps the counter while nodes live.
     drop(first);
     dir.clean().unwrap();
     let first = take(&dir, Some(0));
@@ -100,7 +100,7 @@ fn open_directories_and_links_are_refused() {
     ClusterDir::found(&dir).unwrap();
 }
 
-/// Puts something that nobody has made there under a name of ours, and says how errors call it.
+/// The kind of a foreign file, as errors name it, and a function that creates one.
 type Bait = (&'static str, fn(&Path));
 
 const BAITS: [Bait; 5] = [

@@ -212,7 +212,7 @@ impl EtcdAddress {
     }
 
     /// Returns the address in the form that nodes send each other.
-    pub(crate) fn told(&self) -> NamesAt {
+    pub(crate) fn names_at(&self) -> NamesAt {
         NamesAt { address: self.to_string(), prefix: self.prefix.clone() }
     }
 
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_written_and_people_are_shown_no_password() {
+    fn addresses_round_trip_and_debug_hides_passwords() {
         for text in [
             "etcd://a:2379/halite",
             "etcd://a:1,[::1]:2/x/y",
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_address_is_told_and_no_password_is() {
+    fn errors_of_addresses_show_no_password() {
         for (wrong, why) in [
             ("", "begin with"),
             ("a:1", "begin with"),

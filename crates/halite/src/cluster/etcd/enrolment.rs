@@ -27,7 +27,7 @@ pub(crate) struct Announcement {
 }
 
 /// A command for the thread that keeps the entries.
-enum Word {
+enum Command {
     Again,
     Over,
 }
@@ -35,17 +35,17 @@ enum Word {
 /// A node's entries in etcd, kept until this is dropped.
 #[derive(Debug)]
 pub(super) struct Enrolment {
-    words: Sender<Word>,
+    commands: Sender<Command>,
 }
 
 /// Requests that a node's entries be written again.
 #[derive(Clone, Debug)]
-pub(super) struct SayAgain(Sender<Word>);
+pub(super) struct RewriteEntries(Sender<Command>);
 
-impl SayAgain {
-    pub(super) fn say_again(&self) {
+impl RewriteEntries {
+    pub(super) fn request_rewrite(&self) {
         // If the node is leaving, its entries are not wanted any more.
-        let _ = self.0.send(Word::Again);
+        let _ = self.0.send(Command::Again);
     }
 }
 
@@ -56,11 +56,11 @@ impl Enrolment {
         of: Announcement,
         deliver: Arc<Deliver>,
     ) -> std::io::Result<Enrolment> {
-        let (words, heard) = channel();
+        let (commands, receiver) = channel();
         let key = |heading| format!("{}{}", address.heading(heading), of.node);
         let mut pairs = vec![(key("places"), of.place.clone())];
         pairs.extend(of.hosts.clone().map(|hosts| (key("members"), hosts)));
-        let (address, again) = (address.clone(), SayAgain(words.clone()));
+        let (address, again) = (address.clone(), RewriteEntries(commands.clone()));
         let keep = move || {
             let gateway = Gateway::new(&address);
             let lease = gateway.keep(None, &pairs, MEMBER_TTL, false);
@@ -69,25 +69,30 @@ impl Enrolment {
             if let Err(error) = &watch {
                 tracing::warn!("cannot start a thread to watch members: {error}");
             }
-            keep(&gateway, &pairs, lease, &heard);
+            keep(&gateway, &pairs, lease, &receiver);
         };
         std::thread::Builder::new().name("halite-etcd-lease".to_owned()).spawn(keep)?;
-        Ok(Enrolment { words })
+        Ok(Enrolment { commands })
     }
 }
 
 impl Drop for Enrolment {
     fn drop(&mut self) {
-        let _ = self.words.send(Word::Over);
+        let _ = self.commands.send(Command::Over);
     }
 }
 
-fn keep(gateway: &Gateway, pairs: &[(String, String)], mut lease: Option<String>, heard: &Receiver<Word>) {
+fn keep(
+    gateway: &Gateway,
+    pairs: &[(String, String)],
+    mut lease: Option<String>,
+    receiver: &Receiver<Command>,
+) {
     loop {
-        let is_again = match heard.recv_timeout(MEMBER_TTL / 3) {
+        let is_again = match receiver.recv_timeout(MEMBER_TTL / 3) {
             Err(RecvTimeoutError::Timeout) => false,
-            Ok(Word::Again) => true,
-            Ok(Word::Over) | Err(RecvTimeoutError::Disconnected) => return gateway.revoke(lease),
+            Ok(Command::Again) => true,
+            Ok(Command::Over) | Err(RecvTimeoutError::Disconnected) => return gateway.revoke(lease),
         };
         // The node is alive even if its lease was lost: a new lease replaces it.
         lease = gateway.keep(lease, pairs, MEMBER_TTL, is_again);

@@ -16,8 +16,8 @@ use super::tls;
 use crate::error::{EtcdError, EtcdFault};
 
 /// Maximum time of connecting, and of a whole request. A slower etcd counts as unreachable.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(1);
-const PATIENCE: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum length of an answer; a page of names takes about 300 KiB.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 const NOT_UNDERSTOOD: &str = "its answer is malformed";
@@ -138,8 +138,8 @@ impl Gateway {
             ));
         }
         let config = ureq::Agent::config_builder()
-            .timeout_connect(Some(CONNECT_PATIENCE))
-            .timeout_global(Some(PATIENCE))
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .timeout_global(Some(REQUEST_TIMEOUT))
             .http_status_as_error(false)
             .max_redirects(0)
             .proxy(None);
@@ -200,14 +200,14 @@ impl Gateway {
     }
 
     /// Starts a stream of answers, until [`Gateway::close`] or an error. `quiet` is the maximum time without an answer.
-    pub(super) fn stream(&self, what: &str, body: String, quiet: Duration) -> Result<Answers, EtcdError> {
+    pub(super) fn stream(&self, method: &str, body: String, quiet: Duration) -> Result<Answers, EtcdError> {
         let answered = self.try_each(true, || {
             let token = self.token_if_needed()?;
-            let (endpoint, request) = self.request(what, token.as_deref())?;
+            let (endpoint, request) = self.request(method, token.as_deref())?;
             let request = request
                 .config()
                 .timeout_global(None)
-                .timeout_recv_response(Some(PATIENCE))
+                .timeout_recv_response(Some(REQUEST_TIMEOUT))
                 .timeout_per_read(Some(quiet))
                 .build();
             let response = request.send(&body).map_err(|error| self.failure_of(endpoint, error))?;
@@ -286,7 +286,6 @@ impl Gateway {
         Ok(Some(plain(&found["value"]).unwrap_or_default()))
     }
 
-    /// Grants a lease of `ttl`.
     fn grant(&self, ttl: Duration) -> Result<String, EtcdError> {
         let granted = self.ask("lease/grant", &json!({ "TTL": ttl.as_secs().to_string() }));
         let granted = granted.map_err(|failure| failure.error)?;
@@ -301,20 +300,20 @@ impl Gateway {
     }
 
     /// Sends a request; also returns the date of the answering server.
-    pub(super) fn ask_dated(&self, what: &str, body: &Value) -> Result<(Value, String), EtcdError> {
-        let answer = self.ask(what, body).map_err(|failure| failure.error)?;
+    pub(super) fn ask_dated(&self, method: &str, body: &Value) -> Result<(Value, String), EtcdError> {
+        let answer = self.ask(method, body).map_err(|failure| failure.error)?;
         let date = self.date.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Ok((answer, date))
     }
 
     /// Sends a request to the endpoint that answered last, and to others if it does not arrive.
-    fn ask(&self, what: &str, body: &Value) -> Result<Value, Failure> {
-        self.try_each(false, || self.post(what, body, self.token_if_needed()?.as_deref()))
+    fn ask(&self, method: &str, body: &Value) -> Result<Value, Failure> {
+        self.try_each(false, || self.post(method, body, self.token_if_needed()?.as_deref()))
     }
 
     /// As `ask`, but also tries others if the request may have arrived: it is harmless to repeat.
-    fn read(&self, what: &str, body: &Value) -> Result<Value, Failure> {
-        self.try_each(true, || self.post(what, body, self.token_if_needed()?.as_deref()))
+    fn read(&self, method: &str, body: &Value) -> Result<Value, Failure> {
+        self.try_each(true, || self.post(method, body, self.token_if_needed()?.as_deref()))
     }
 
     fn try_each<T>(&self, may_repeat: bool, ask: impl Fn() -> Result<T, Failure>) -> Result<T, Failure> {
@@ -370,19 +369,19 @@ impl Gateway {
     }
 
     /// Returns a request to the current endpoint, without its body.
-    fn request(&self, what: &str, token: Option<&str>) -> Result<(&str, Request), Failure> {
+    fn request(&self, method: &str, token: Option<&str>) -> Result<(&str, Request), Failure> {
         let endpoints = self.address.endpoints();
         let endpoint = &endpoints[self.at.load(Ordering::Relaxed) % endpoints.len()];
         let scheme = if self.address.tls().is_some() { "https" } else { "http" };
-        let mut request = self.agent()?.post(format!("{scheme}://{endpoint}/v3/{what}"));
+        let mut request = self.agent()?.post(format!("{scheme}://{endpoint}/v3/{method}"));
         if let Some(token) = token {
             request = request.header("Authorization", token);
         }
         Ok((endpoint, request.header("Content-Type", "application/json")))
     }
 
-    fn post(&self, what: &str, body: &Value, token: Option<&str>) -> Result<Value, Failure> {
-        let (endpoint, request) = self.request(what, token)?;
+    fn post(&self, method: &str, body: &Value, token: Option<&str>) -> Result<Value, Failure> {
+        let (endpoint, request) = self.request(method, token)?;
         let sent = request.send(body.to_string());
         let mut response = sent.map_err(|error| self.failure_of(endpoint, error))?;
         let status = response.status();
@@ -394,8 +393,8 @@ impl Gateway {
         let foreign = |_| {
             // A server without this interface has done nothing.
             let is_done = if status.is_client_error() { Done::Refused } else { Done::Unknown };
-            let what = text.trim().lines().next().unwrap_or_default();
-            let text = format!("{endpoint} answers {status}: {}", what.chars().take(120).collect::<String>());
+            let line = text.trim().lines().next().unwrap_or_default();
+            let text = format!("{endpoint} answers {status}: {}", line.chars().take(120).collect::<String>());
             Failure::new(is_done, EtcdFault::Foreign, text)
         };
         let answer: Value = serde_json::from_str(&text).map_err(foreign)?;
@@ -410,9 +409,11 @@ impl Gateway {
         let text = match &error {
             ureq::Error::Io(error) => format!("{endpoint}: {error}"),
             ureq::Error::Timeout(ureq::Timeout::Connect | ureq::Timeout::Resolve) => {
-                format!("{endpoint}: no connection within {} s", CONNECT_PATIENCE.as_secs())
+                format!("{endpoint}: no connection within {} s", CONNECT_TIMEOUT.as_secs())
             }
-            ureq::Error::Timeout(_) => format!("{endpoint}: no answer within {} s", PATIENCE.as_secs()),
+            ureq::Error::Timeout(_) => {
+                format!("{endpoint}: no answer within {} s", REQUEST_TIMEOUT.as_secs())
+            }
             error => format!("{endpoint}: {error}"),
         };
         match error {
@@ -439,8 +440,8 @@ impl Gateway {
 
     /// Handles the end of a connection in use; finds the server's reason, if it concerns certificates.
     fn ended(&self, endpoint: &str, mut text: String) -> Failure {
-        let said = self.address.tls().and_then(|files| tls::why_ended(files, endpoint, CONNECT_PATIENCE));
-        if let Some(error) = said {
+        let reason = self.address.tls().and_then(|files| tls::end_reason(files, endpoint, CONNECT_TIMEOUT));
+        if let Some(error) = reason {
             // An earlier connection may have been reused, and its request executed.
             return Failure { is_done: Done::Unknown, ..tls_failure(endpoint, &error) };
         }
@@ -492,9 +493,9 @@ fn tls_failure(endpoint: &str, error: &rustls::Error) -> Failure {
 
 /// Returns the failure that etcd reports. For unknown errors it is unknown whether the request was executed.
 fn refusal(endpoint: &str, answer: &Value) -> Failure {
-    let said =
+    let reason =
         answer["error"].as_str().or(answer["message"].as_str()).unwrap_or("an error without a message");
-    let is = |known: &[&str]| known.iter().any(|known| said.contains(known));
+    let is = |known: &[&str]| known.iter().any(|known| reason.contains(known));
     let (is_done, fault) = match () {
         () if is(&["invalid auth token", "revision of auth store is old"]) => {
             (Done::Stranger, EtcdFault::User)
@@ -505,7 +506,7 @@ fn refusal(endpoint: &str, answer: &Value) -> Failure {
         () if is(&["space exceeded"]) => (Done::Refused, EtcdFault::Full),
         () => (Done::Unknown, EtcdFault::Unreachable),
     };
-    Failure::new(is_done, fault, format!("{endpoint}: {said}"))
+    Failure::new(is_done, fault, format!("{endpoint}: {reason}"))
 }
 
 fn text(text: &str) -> String {
@@ -620,7 +621,7 @@ fn decode(transaction: &Transaction, answer: &Value) -> Option<Stored> {
 
 /// Decodes text lossily: bytes that are not text come from another writer, mean nothing, and must not hide the other
 /// keys.
-fn shown(encoded: &Value) -> Option<String> {
+fn decode_lossy(encoded: &Value) -> Option<String> {
     let bytes = STANDARD.decode(encoded.as_str().unwrap_or_default()).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
@@ -630,8 +631,8 @@ fn pairs(response: &Value) -> Option<Vec<Pair>> {
     let found = response["response_range"]["kvs"].as_array().unwrap_or(&none);
     let pair = |pair: &Value| {
         Some(Pair {
-            key: shown(&pair["key"])?,
-            value: shown(&pair["value"])?,
+            key: decode_lossy(&pair["key"])?,
+            value: decode_lossy(&pair["value"])?,
             written_at: number(&pair["mod_revision"])?,
         })
     };
@@ -643,7 +644,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_several_each_has_its_own_answer_and_one_that_lacks_it_is_not_taken_for_another() {
+    fn batched_results_are_matched_to_transactions() {
         let get = |key: &str| Transaction { then: vec![Step::Get(key.to_owned())], ..Transaction::default() };
         let inner = |value: &str| {
             let kvs = json!([{ "key": text("k"), "value": text(value), "mod_revision": "4" }]);
@@ -661,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_etcd_is_understood_and_another_is_refused() {
+    fn results_are_decoded_and_malformed_ones_refused() {
         let get = Transaction { then: vec![Step::Get("k".to_owned())], ..Transaction::default() };
         let mut answer = json!({
             "header": { "cluster_id": "14841639068965178418", "revision": "5", "raft_term": "2" },

@@ -42,15 +42,15 @@ pub(super) fn config(files: &TlsFiles) -> Result<TlsConfig, EtcdError> {
 
 /// Returns why a server ends new connections, if it says so: it rejects a certificate only after the handshake, when
 /// writing may fail already.
-pub(super) fn why_ended(files: &TlsFiles, endpoint: &str, patience: Duration) -> Option<rustls::Error> {
+pub(super) fn end_reason(files: &TlsFiles, endpoint: &str, timeout: Duration) -> Option<rustls::Error> {
     let (host, _) = endpoint.rsplit_once(':')?;
     let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned()).ok()?;
     let mut connection = ClientConnection::new(Arc::new(client_config(files).ok()?), name).ok()?;
     let address = endpoint.to_socket_addrs().ok()?.next()?;
-    let mut socket = TcpStream::connect_timeout(&address, patience).ok()?;
-    socket.set_read_timeout(Some(patience)).ok()?;
-    socket.set_write_timeout(Some(patience)).ok()?;
-    let until = Instant::now() + patience;
+    let mut socket = TcpStream::connect_timeout(&address, timeout).ok()?;
+    socket.set_read_timeout(Some(timeout)).ok()?;
+    socket.set_write_timeout(Some(timeout)).ok()?;
+    let until = Instant::now() + timeout;
     while Instant::now() < until {
         while connection.wants_write() {
             connection.write_tls(&mut socket).ok()?;

@@ -23,9 +23,9 @@ use halite_tier::engine::Listing;
 use halite_tier::ids::NodeId;
 use serde_json::{Value, json};
 
-use super::enrolment::{Announcement, SayAgain};
+use super::enrolment::{Announcement, RewriteEntries};
 use super::gateway::{Answers, Entry, Gateway, number, range_of};
-use super::{Deliver, EtcdAddress, Heard};
+use super::{Deliver, EtcdAddress, EtcdMessage};
 use crate::error::{EtcdError, EtcdFault};
 
 /// Maximum silence of a connection; its other end may have lost power.
@@ -36,7 +36,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Maximum number of addresses of a member.
 const HOSTS_MAX: usize = 16;
 /// Maximum number of malformed keys that are logged.
-const NOTED_MAX: usize = 64;
+const LOGGED_MAX: usize = 64;
 
 /// Watches members until it is dropped.
 pub(super) struct Watch {
@@ -48,7 +48,7 @@ pub(super) struct Watch {
 pub(super) struct Listener {
     pub(super) of: Announcement,
     /// Has the node's own entries written again when needed, if it has any.
-    pub(super) again: Option<SayAgain>,
+    pub(super) again: Option<RewriteEntries>,
     pub(super) deliver: Arc<Deliver>,
     /// Delay of the start; a short-lived process needs no watch.
     pub(super) after: Duration,
@@ -94,7 +94,7 @@ struct Watcher {
     places: String,
     ended: Receiver<()>,
     /// Malformed keys that were logged.
-    noted: BTreeSet<String>,
+    logged: BTreeSet<String>,
     /// Maximum time without an answer.
     quiet: Duration,
 }
@@ -102,7 +102,7 @@ struct Watcher {
 impl Watcher {
     fn new(address: &EtcdAddress, gateway: Arc<Gateway>, listener: Listener, ended: Receiver<()>) -> Watcher {
         let (members, places) = (address.heading("members"), address.heading("places"));
-        Watcher { gateway, listener, members, places, ended, noted: BTreeSet::new(), quiet: QUIET }
+        Watcher { gateway, listener, members, places, ended, logged: BTreeSet::new(), quiet: QUIET }
     }
 
     fn run(&mut self) {
@@ -153,7 +153,7 @@ impl Watcher {
                 Meaning::Own { is_ours } => {
                     own += 1;
                     if !is_ours {
-                        self.mend_own(&entry);
+                        self.repair_own(&entry);
                     }
                 }
                 Meaning::Member(Listing::Is(node, hosts)) => drop(all.insert(node, hosts)),
@@ -161,7 +161,7 @@ impl Watcher {
             }
         }
         if own < self.prefixes().len() {
-            self.say_again();
+            self.request_rewrite();
         }
         if self.listener.of.hosts.is_some() {
             self.deliver(Listing::All(all))?;
@@ -208,7 +208,7 @@ impl Watcher {
         match self.meaning(&entry) {
             Meaning::Own { is_ours: true } | Meaning::None => Ok(()),
             Meaning::Own { is_ours: false } => {
-                self.mend_own(&entry);
+                self.repair_own(&entry);
                 Ok(())
             }
             Meaning::Member(listing) => self.deliver(listing),
@@ -221,7 +221,7 @@ impl Watcher {
         let is_member = entry.key.starts_with(&self.members);
         let heading = if is_member { &self.members } else { &self.places };
         let Some(node) = entry.key.strip_prefix(heading).and_then(number_of_member) else {
-            self.note(entry, "it names no permanent node");
+            self.log_malformed(entry, "it names no permanent node");
             return Meaning::None;
         };
         if node == of.node {
@@ -229,50 +229,50 @@ impl Watcher {
             return Meaning::Own { is_ours: entry.value.is_some() && entry.value.as_ref() == ours };
         }
         let Some(value) = &entry.value else {
-            self.noted.remove(&entry.key);
+            self.logged.remove(&entry.key);
             return if is_member { Meaning::Member(Listing::Gone(node)) } else { Meaning::None };
         };
         if !is_member {
             if *value != of.place {
                 let text = "it belongs to a node of another cluster, which would take this cluster's nodes for its own earlier ones; give each cluster its own prefix";
-                self.note(entry, text);
+                self.log_malformed(entry, text);
             }
             return Meaning::None;
         }
         if !is_hosts(value) {
-            self.note(entry, "it is not the address of a node");
+            self.log_malformed(entry, "it is not the address of a node");
             return Meaning::Member(Listing::Gone(node));
         }
         Meaning::Member(Listing::Is(node, value.clone()))
     }
 
     /// Repairs this node's own entry, which was removed or overwritten.
-    fn mend_own(&mut self, entry: &Entry) {
+    fn repair_own(&mut self, entry: &Entry) {
         match (&entry.value, entry.is_leased) {
-            (Some(_), true) => self.note(
+            (Some(_), true) => self.log_malformed(
                 entry,
                 "another node has the number of this one; give each cluster a prefix of its own",
             ),
             // It was changed by hand.
-            _ => self.say_again(),
+            _ => self.request_rewrite(),
         }
     }
 
-    fn say_again(&self) {
-        self.listener.again.iter().for_each(SayAgain::say_again);
+    fn request_rewrite(&self) {
+        self.listener.again.iter().for_each(RewriteEntries::request_rewrite);
     }
 
     /// Logs a malformed key once.
-    fn note(&mut self, entry: &Entry, what: &str) {
+    fn log_malformed(&mut self, entry: &Entry, what: &str) {
         // Bounds the log if keys keep being written.
-        let is_news = self.noted.len() < NOTED_MAX && self.noted.insert(entry.key.clone());
+        let is_news = self.logged.len() < LOGGED_MAX && self.logged.insert(entry.key.clone());
         if is_news {
             tracing::warn!("ignoring the key {:?} in etcd: {what}", entry.key);
         }
     }
 
     fn deliver(&self, listing: Listing) -> Result<(), Over> {
-        match (self.listener.deliver)(Heard::Listing(listing)) {
+        match (self.listener.deliver)(EtcdMessage::Listing(listing)) {
             true => Ok(()),
             false => Err(Over::NodeGone),
         }
@@ -295,8 +295,8 @@ fn next(answers: &mut Answers) -> Result<Option<Value>, Over> {
     match answer.get_mut("result") {
         Some(result) => Ok(Some(result.take())),
         None => {
-            let said = answer["error"]["message"].as_str().unwrap_or("its answer is malformed");
-            Err(failed(said))
+            let reason = answer["error"]["message"].as_str().unwrap_or("its answer is malformed");
+            Err(failed(reason))
         }
     }
 }

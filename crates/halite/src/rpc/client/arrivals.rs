@@ -1,4 +1,4 @@
-//! Replies that arrive: their callers are woken, or they are dropped.
+//! Handles replies: wakes their callers, or drops late replies.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -34,7 +34,7 @@ impl Rpc {
                 }
                 Ok(())
             });
-            self.client.arrived(&slots);
+            self.client.count_arrival(&slots);
             handled
         };
         for slot in late {
@@ -43,7 +43,7 @@ impl Rpc {
         handled
     }
 
-    /// The second part, under no lock: wakes the caller, or drops the reply.
+    /// Second step, without a lock: wakes the caller, or drops the reply.
     pub(in crate::rpc) fn handle_arrival(
         &self,
         from: Target,
@@ -58,7 +58,7 @@ impl Rpc {
         }
     }
 
-    /// A peer has answered an atomic.
+    /// Handles a peer's answer to an atomic.
     pub(crate) fn handle_atomic_answer(&self, peer: PeerId, bytes: &[u8], wakes: &mut Wakes) {
         match AtomicAnswer::parse(bytes) {
             Ok(AtomicAnswer { id, old }) => {
@@ -71,30 +71,29 @@ impl Rpc {
 }
 
 impl Client {
-    /// The first part of handling one reply, which may be done under a link's lock.
-    pub(in crate::rpc) fn arrive(&self, from: Target, slot: SlotId) -> Result<Arrival, Violation> {
+    /// First step for one reply, which may run under a link's lock.
+    pub(in crate::rpc) fn record_reply(&self, from: Target, slot: SlotId) -> Result<Arrival, Violation> {
         let mut slots = lock(&self.slots);
         let arrival = slots.handle_reply(from, slot)?;
         if let Arrival::Expected(_) = arrival {
-            self.arrived(&slots);
+            self.count_arrival(&slots);
         }
         Ok(arrival)
     }
 
-    /// Makes callers that spin look again.  Counted under the lock of the slots.
-    pub(super) fn arrived(&self, _: &ReplySlots<SlotResources>) {
+    /// Makes spinning callers look again. Called under the lock of the slots.
+    pub(super) fn count_arrival(&self, _: &ReplySlots<SlotResources>) {
         // Pairs with the Acquire in arrivals(): a thread that sees the count finds the reply.
         self.arrivals.store(self.arrivals.load(Relaxed) + 1, Release);
     }
 
-    /// Number of replies that have arrived.
     pub(crate) fn arrivals(&self) -> u64 {
-        // Pairs with the Release in arrived().
+        // Pairs with the Release in count_arrival().
         self.arrivals.load(Acquire)
     }
 }
 
-/// A reply is found by a caller that sleeps, by one that spins, and by one that gives up at the same moment.
+/// A reply is found by a sleeping caller, by a spinning one, and by one that gives up at the same moment.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use std::task::Poll;
@@ -107,7 +106,7 @@ mod loom_tests {
 
     const SERVER: Target = Target::Peer(PeerId(1));
 
-    /// What [`super::Client`] has of slots, with the count of arrivals that spinning callers look at.
+    /// [`super::Client`]'s slots and count of arrivals.
     struct Node {
         slots: Mutex<ReplySlots<()>>,
         arrivals: AtomicU64,
@@ -120,7 +119,7 @@ mod loom_tests {
             (Arc::new(Node { slots: Mutex::new(slots), arrivals: AtomicU64::new(0) }), slot)
         }
 
-        /// As `Rpc::handle_replies` does with each, for the polling thread.
+        /// Handles a reply as `Rpc::handle_replies` does on the polling thread.
         fn reply(&self, slot: SlotId) {
             let mut slots = self.slots.lock().unwrap();
             let waker = match slots.handle_reply(SERVER, slot).unwrap() {
@@ -151,7 +150,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_a_caller_that_sleeps_is_woken() {
+    fn loom_sleeping_caller_is_woken() {
         with_reply(|node, slot| {
             let look = loom::future::block_on(std::future::poll_fn(|context| {
                 match node.slots.lock().unwrap().wait(slot, 0, &mut Some(context.waker().clone())) {
@@ -165,7 +164,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_a_caller_that_spins_sees_the_count_and_then_the_reply() {
+    fn loom_spinning_caller_sees_the_reply() {
         with_reply(|node, slot| {
             let seen = node.arrivals.load(Acquire);
             if node.slots.lock().unwrap().look(slot, 0) == ReplyState::Waiting {
@@ -179,7 +178,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_a_caller_that_gives_up_leaves_the_slot_to_the_reply_or_frees_it() {
+    fn loom_abandoned_slot_is_freed_once() {
         with_reply(|node, slot| {
             let mut slots = node.slots.lock().unwrap();
             if let Abandoned::Replied = slots.abandon(slot) {

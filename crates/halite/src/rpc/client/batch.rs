@@ -15,8 +15,8 @@ use crate::runtime::locks::lock;
 type OpenSlot = (SlotId, Option<(RemoteAddress, u32)>);
 
 impl Rpc {
-    /// Posts the first of `inputs`, at most `BATCH_MAX`, on the terms of `request`, as far as they go in a batch now.  Returns those
-    /// that were posted, if any were.  The caller tries the rest one by one, which reports the cause.
+    /// Posts as many of `inputs`, at most `BATCH_MAX`, as go in a batch now, with the parameters of `request`. Returns
+    /// those posted, if any. The caller tries the rest one by one, which reports the cause.
     pub(crate) fn try_request_batch(
         &self,
         node: NodeId,
@@ -69,12 +69,12 @@ impl Rpc {
             outbound.ring = before;
             places[..posted].iter().for_each(|place| outbound.ring.take(*place));
         }
-        (0..posted).for_each(|_| outbound.note_request(request));
+        (0..posted).for_each(|_| outbound.record_request(request));
         slots.drain(posted..).for_each(|(slot, _)| self.client.free_slot(slot));
         slots.into_iter().map(|(slot, _)| slot).collect()
     }
 
-    /// Opens up to `count` slots, as many as there are.
+    /// Opens up to `count` slots, or as many as are free.
     fn open_slots(&self, target: Target, request: &Request<'_>, count: usize) -> Vec<OpenSlot> {
         let reply_len = u64::from(request.reply_bytes_max) + REPLY_HEADER_BYTES as u64;
         if reply_len > DEFAULT_SLOT_BYTES && request.reply_in_place {

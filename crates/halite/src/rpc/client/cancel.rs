@@ -1,4 +1,4 @@
-//! Requests that their callers give up, and replies that come too late.
+//! Cancelled requests, and late replies.
 
 use halite_tier::rpc::{Abandoned, CallControl, ReplySlots, SlotId, Status, Target};
 
@@ -8,7 +8,6 @@ use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
 impl Rpc {
-    /// The caller of a request gives up.
     pub(crate) fn abandon(&self, slot: SlotId, wakes: &mut Wakes) {
         let abandoned = lock(&self.client.slots).abandon(slot);
         match abandoned {
@@ -30,7 +29,7 @@ impl Rpc {
         }
     }
 
-    /// Drops a reply that came too late, and declines what it offers.
+    /// Drops a late reply, and declines its offer.
     pub(super) fn drop_reply(&self, from: Target, slot: SlotId, wakes: &mut Wakes) {
         let held = |slots: &ReplySlots<SlotResources>| slots.held(slot).map(|held| (held.port, held.by_line));
         let (port, by_line) = held(&lock(&self.client.slots)).unwrap_or_default();
@@ -39,7 +38,7 @@ impl Rpc {
         self.client.free_slot(slot);
     }
 
-    /// Declines what a reply offers: an output to fetch, or room in a port.
+    /// Declines a reply's offer: an output to fetch, or room in a port.
     pub(super) fn decline_offer(
         &self,
         from: Target,
@@ -58,7 +57,7 @@ impl Rpc {
     /// Lets the server release an output that it keeps for this node.
     pub(super) fn release_output(&self, from: Target, slot: SlotId) {
         match from {
-            // Outputs of this node itself are in the memory of their slots.
+            // Outputs of calls to this node itself are in their slots.
             Target::Own => {}
             Target::Peer(peer) => {
                 self.poster.send_control(
@@ -69,7 +68,7 @@ impl Rpc {
         }
     }
 
-    /// Declines the room that a port keeps for a message of this node.
+    /// Declines the room that a port reserves for a message of this node.
     pub(crate) fn decline_room(&self, at: Target, port: u32, grant: u32, wakes: &mut Wakes) {
         match at {
             Target::Own => self.decline(port, Target::Own, grant, wakes),

@@ -1,4 +1,4 @@
-//! Slots that are lent to links: taken for a short request, borrowed when none is free, and given back at the end.
+//! Slots lent to links: taken for a short request, borrowed if none is free, and returned when the link ends.
 
 use halite_tier::rpc::SlotId;
 
@@ -7,11 +7,11 @@ use super::reply_lines::Take;
 use crate::rpc::shared::{Link, OutboundLines};
 use crate::runtime::locks::lock;
 
-/// Number of slots that a link borrows at a time, and at most.
+/// Slots that a link borrows at a time, and at most.
 const BORROWED: (usize, usize) = (8, 128);
 
 impl Client {
-    /// A lent slot that is free: the first one while requests are made one by one, for its line is in the cache.
+    /// Takes a free lent slot: the first one while requests come one by one, since its line is in the cache.
     #[inline]
     pub(super) fn take_lent(&self, lines: &mut OutboundLines) -> Option<SlotId> {
         let first = *lines.slots.first()?;
@@ -24,7 +24,7 @@ impl Client {
         }
     }
 
-    /// A lent slot that is free, from the last one on: requests that are under way together mostly end in order.
+    /// Takes a free lent slot after the last one taken: requests in progress together mostly end in order.
     fn take_next(&self, lines: &mut OutboundLines) -> Option<SlotId> {
         for place in (lines.next..lines.slots.len()).chain(0..lines.next) {
             let Some(index) = lines.slots.get(place) else { continue };
@@ -43,7 +43,7 @@ impl Client {
         None
     }
 
-    /// A slot that is lent to the link now; `None` if there is none to borrow.
+    /// Borrows slots for the link and takes one. Returns `None` if there is none to borrow.
     #[cold]
     pub(super) fn borrow(&self, link: &Link, lines: &mut OutboundLines) -> Option<SlotId> {
         self.collect_orphans();
@@ -60,13 +60,13 @@ impl Client {
         self.take_lent(lines)
     }
 
-    /// A link has ended: takes its slots back, those in use later.
+    /// Takes back the slots of a link that has ended, those in use later.
     pub(in crate::rpc) fn end_lines(&self, lines: OutboundLines) {
         lock(&self.orphans).extend(lines.slots.iter().map(|index| (*index, lines.borrower)));
         self.collect_orphans();
     }
 
-    /// Takes back the slots of links that have ended, as far as they are not in use.
+    /// Takes back the unused slots of links that have ended.
     fn collect_orphans(&self) {
         let mut orphans = lock(&self.orphans);
         if orphans.is_empty() {
@@ -75,7 +75,7 @@ impl Client {
         let mut slots = lock(&self.slots);
         orphans.retain(|(index, borrower)| match self.reply_lines.take(*index, *borrower) {
             Take::Taken(slot) => {
-                self.reply_lines.leave(slot);
+                self.reply_lines.hand_back(slot);
                 slots.take_back(slot);
                 false
             }
@@ -97,8 +97,8 @@ mod tests {
     use crate::rpc::shared::{Poster, Row};
 
     #[test]
-    fn requests_one_by_one_use_the_first_line_and_those_under_way_together_the_one_behind_the_last() {
-        // Nobody connects through the fabric, so that its directory may go.
+    fn serial_requests_reuse_the_first_line_and_parallel_ones_rotate() {
+        // No peer connects through the fabric, so its directory may go.
         let dir = crate::runtime::scratch();
         let fabric = ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap();
         let client = Client::new(&Poster::new(fabric, Arc::new(InFlight::new(1)))).unwrap();
@@ -117,8 +117,8 @@ mod tests {
         assert_eq!(take(&mut lines), Some(3), "not the one that it looked past");
         assert_eq!(take(&mut lines), Some(1), "and then from the front");
         assert_eq!(take(&mut lines), None);
-        // One that is the table's now is forgotten, and the others are found.
-        client.reply_lines.leave(SlotId { index: 2, generation: 0 });
+        // A slot that the table has taken back is dropped, and the others are found.
+        client.reply_lines.hand_back(SlotId { index: 2, generation: 0 });
         free(3, 0);
         assert_eq!((take(&mut lines), lines.slots.len()), (Some(3), 3));
     }

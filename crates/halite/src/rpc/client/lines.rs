@@ -1,7 +1,7 @@
-//! Short requests: stored into a row of lines at the server.
+//! Short requests, stored into a row of lines at the server.
 //!
-//! A request in the ring costs more than its bytes: the server looks up its name, and there is a slot, a post and an event.
-//! Lines pay for these once for many: an earlier request in the ring introduces the name, and slots are lent to the link.
+//! A request in the ring has costs beside its bytes: the server looks up its name, and there is a slot, a post and an
+//! event. Lines avoid these: an earlier request in the ring introduces the name, and slots are lent to the link.
 
 use halite_fabric::LINE_WORDS;
 use halite_tier::rpc::line::{INPUT_BYTES_MAX, index_of, request_mark};
@@ -14,7 +14,7 @@ use crate::rpc::Rpc;
 use crate::rpc::shared::{LINE_HEAD_OFFSET, Link, Outbound, OutboundLines, Row};
 
 impl Rpc {
-    /// Posts a request as a line; `None` if it has to go by the ring.
+    /// Posts a request as a line. Returns `None` if it has to go by the ring.
     #[inline]
     pub(super) fn post_line(
         &self,
@@ -28,7 +28,7 @@ impl Rpc {
         Some(posted)
     }
 
-    /// Posts the first of `inputs` that are short enough, as far as there is room for them.
+    /// Posts as many of `inputs`, from the first on, as are short enough and find room.
     pub(super) fn post_lines(
         &self,
         link: &Link,
@@ -118,7 +118,7 @@ impl Rpc {
     }
 }
 
-/// The number of the principal, if the request can be a line.
+/// Returns the principal's number if the request can be a line.
 #[inline]
 fn line_principal(outbound: &Outbound, request: &Request<'_>) -> Option<u16> {
     let principal = request.principal_number?;

@@ -1,11 +1,11 @@
-//! Calls and messages as their caller's node makes them: requests go out, replies are waited for and taken.
+//! The caller's side of calls and messages: posts requests, and waits for and takes their replies.
 //!
 //! ```text
 //!   request ──> ring or lines ──> (the server) ──> slot or line ──> reply
 //!      └── cancelled ──> the slot stays in use until the server has acknowledged that
 //! ```
 //!
-//! `Client` is the state: the reply slots, the lines that replies to short requests come in, and the principals of this node.
+//! `Client` is the state: the reply slots, the lines for replies to short requests, and the principals of this node.
 
 mod arrivals;
 mod batch;
@@ -44,26 +44,23 @@ ranked! {
     Vec<Principal> => HeldBack;
 }
 
-/// See the header of this file.
 pub(crate) struct Client {
-    /// The default slots.
     default_slots: Block,
     slots: Mutex<ReplySlots<SlotResources>>,
     reply_lines: ReplyLines,
-    /// Slots that were lent to links that have ended, and the borrowers.
+    /// Slots that were lent to links that have ended, and their borrowers.
     orphans: Mutex<Vec<(u16, u32)>>,
     /// Number of links so far that borrow slots.
     borrowers: AtomicU32,
     /// Principals of this node, by their numbers.
     principals: Mutex<Vec<Principal>>,
-    /// Number of replies that have arrived.
     arrivals: AtomicU64,
     /// A request waits for room in a ring.
     ring_waiters: AtomicBool,
 }
 
 impl Client {
-    /// `None` if the system has no memory for the slots.
+    /// Returns `None` if the system has no memory for the slots.
     pub(super) fn new(poster: &Poster) -> Option<Client> {
         let default_slots = poster.allocate(u64::from(DEFAULT_SLOTS) * DEFAULT_SLOT_BYTES)?;
         Some(Client {
@@ -78,17 +75,17 @@ impl Client {
         })
     }
 
-    /// Where peers find the default slots, and the lines of replies.
+    /// Returns the addresses of the default slots and the reply lines for peers.
     pub(super) fn addresses(&self) -> (RemoteAddress, RemoteAddress) {
         (self.default_slots.address(), self.reply_lines.address())
     }
 
-    /// A number for a link that borrows slots, which no other link ever has.
+    /// Returns a unique number for a link that borrows slots.
     pub(super) fn new_borrower(&self) -> u32 {
         1 + self.borrowers.fetch_add(1, Relaxed)
     }
 
-    /// The number that stands for a principal of this node in lines; `None` if there are too many.
+    /// Returns the number of a principal in lines, or `None` if there are too many.
     pub(crate) fn number_of(&self, principal: &Principal) -> Option<u16> {
         let mut principals = lock(&self.principals);
         let known = principals.iter().position(|known| known == principal);
@@ -102,35 +99,35 @@ impl Client {
         Some(number as u16)
     }
 
-    /// A peer is down, but may still write to this node's memory.
+    /// Handles a peer that is down but may still write to this node's memory.
     pub(super) fn handle_down(&self, peer: PeerId, wakes: &mut Wakes) {
         let mut slots = lock(&self.slots);
         wakes.extend(slots.handle_down(peer));
-        self.arrived(&slots);
+        self.count_arrival(&slots);
     }
 
-    /// A peer can no longer touch this node's memory.
+    /// Handles a peer that can no longer access this node's memory.
     pub(super) fn handle_cut_off(&self, peer: PeerId) {
         let held = lock(&self.slots).handle_cut_off(peer);
         drop(held);
     }
 
-    /// A server will write nothing to a slot of this node any more.
+    /// Handles a server's promise to write nothing more to a slot.
     pub(super) fn handle_cancelled(&self, from: Target, slot: SlotId) {
         let held = lock(&self.slots).handle_cancelled(from, slot);
         drop(held);
     }
 
-    /// The node ends: so does all waiting.
+    /// Ends all waits, since the node ends.
     pub(super) fn close(&self, wakes: &mut Wakes) {
         let mut slots = lock(&self.slots);
         wakes.extend(slots.close());
-        self.arrived(&slots);
+        self.count_arrival(&slots);
     }
 
-    /// How many slots are in use for replies that come by `link`.
+    /// Number of slots in use for replies by `link`.
     pub(super) fn under_way(&self, link: &Link) -> usize {
-        // One lock after the other: both at once would be taken in the wrong order.
+        // One lock after the other; nested, they would be out of order.
         let borrower =
             lock(&link.outbound).as_ref().and_then(|o| o.lines.as_ref()).map(|lines| lines.borrower);
         let short = borrower.map_or(0, |borrower| self.reply_lines.busy(Some(borrower)));
@@ -142,24 +139,24 @@ impl Client {
         lock(&self.slots).all_in_use() + self.reply_lines.busy(None)
     }
 
-    /// The earliest deadline of a call.
+    /// Returns the earliest deadline of a call, in nanoseconds.
     pub(crate) fn next_deadline_ns(&self) -> u64 {
         lock(&self.slots).next_deadline_ns()
     }
 
-    /// Time has passed: ends the calls that are overdue.
+    /// Ends the overdue calls.
     pub(crate) fn handle_time(&self, now_ns: u64, wakes: &mut Wakes) {
         wakes.extend(lock(&self.slots).handle_time(now_ns));
     }
 
-    /// Notes that a request waits for room in a ring.
+    /// Records that a request waits for room in a ring.
     pub(crate) fn set_ring_waiters(&self) {
         self.ring_waiters.store(true, Relaxed);
     }
 
     /// Returns true if a request waits for room in a ring, and clears the flag.
     pub(crate) fn take_ring_waiters(&self) -> bool {
-        // The ring's lock orders this: a waiter sets the flag before it looks into the ring.
+        // The ring's lock orders this: a waiter sets the flag before it checks the ring.
         self.ring_waiters.load(Relaxed) && self.ring_waiters.swap(false, Relaxed)
     }
 }

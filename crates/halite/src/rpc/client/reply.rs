@@ -1,22 +1,22 @@
-//! Replies as their callers take them: what came back, and where its bytes go.
+//! Replies: the result for the caller, and the destination of its bytes.
 
 use halite_fabric::RemoteAddress;
 use halite_mem::Window;
 use halite_tier::rpc::wire::{OUTPUT_ADDRESS_BYTES, REPLY_HEADER_BYTES, parse_output_address};
 use halite_tier::rpc::{PAYLOAD_BYTES_MAX, ReplyHeader, Status};
 
-/// What came back.
+/// The result of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// So many bytes were copied to where the caller wants them.
+    /// This many bytes were copied to the caller's destination.
     Done(usize),
-    /// So many bytes stay in the slot, which the caller frees.
+    /// This many bytes stay in the slot, which the caller frees.
     Lent(usize),
-    /// So many bytes are still at the server, at this address.
+    /// This many bytes are still at the server, at this address.
     DoneAt(usize, RemoteAddress),
-    /// The reply has so many bytes, and the caller has room for so many.
+    /// The reply's length, and the smaller length of the caller's buffer.
     TooLong(usize, usize),
-    /// No answer, for this reason.
+    /// The request was refused, for this reason.
     Refused(Status),
     /// The reply violates the protocol.
     NotUnderstood,
@@ -30,13 +30,12 @@ impl Reply {
     }
 }
 
-/// Where the bytes of a reply go.
+/// The destination of a reply's bytes.
 pub(crate) enum Into<'a> {
     /// A buffer that grows.
     Vec(&'a mut Vec<u8>),
-    /// The caller's buffer.
     Slice(&'a mut [u8]),
-    /// They stay where they are, as far as possible.
+    /// They stay in place, as far as possible.
     Lent(&'a mut Lent),
 }
 
@@ -50,7 +49,7 @@ impl Into<'_> {
         }
     }
 
-    /// A buffer for exactly `len` bytes.
+    /// Returns a buffer for exactly `len` bytes.
     #[inline]
     pub(crate) fn prepare(&mut self, len: usize) -> Result<&mut [u8], Reply> {
         match self {
@@ -67,7 +66,7 @@ impl Into<'_> {
         }
     }
 
-    /// Lends the `len` bytes in the slot.
+    /// Lends the `len` bytes of `answer`.
     pub(super) fn lend(self, answer: Option<Window>, len: usize) -> Reply {
         match (self, answer) {
             (Into::Lent(lent), Some(answer)) => {
@@ -83,7 +82,7 @@ impl Into<'_> {
         if let Into::Lent(_) = self {
             return self.lend(window.slice(offset, len as u64), len);
         }
-        // An honest server writes nothing outside of the slot: no memory is allocated for that.
+        // An honest server writes nothing outside of the slot, so a longer length must not allocate memory.
         if len as u64 > window.len() {
             return Reply::NotUnderstood;
         }
@@ -95,23 +94,22 @@ impl Into<'_> {
     }
 }
 
-/// Where a lent answer is: read where it has arrived, instead of copied out first.
+/// The place of a lent answer, which is read in place instead of being copied out first.
 ///
-/// A long answer costs a copy into the caller's slot.  A second copy out of the slot costs more, for every byte comes over from
-/// the processor that wrote it.  A caller that wants only a part, or copies the answer somewhere else anyway, does without.
+/// A long answer costs a copy into the caller's slot. A second copy out of the slot costs more, since every byte comes
+/// from the processor that wrote it. A caller that wants only a part, or copies the answer elsewhere anyway, avoids it.
 #[derive(Default)]
 pub(crate) enum Lent {
-    /// Nowhere yet.
     #[default]
     Nowhere,
-    /// In the slot, which the server's node could still write to: never a slice.
+    /// In the slot, which the server's node could still write to; so it is never a slice.
     InSlot(Window),
-    /// It was too long for a slot, and has been fetched.
+    /// Fetched, since it was too long for a slot.
     Fetched(Vec<u8>),
 }
 
 impl Lent {
-    /// Memory to fetch so many bytes into.
+    /// Returns memory to fetch `len` bytes into.
     pub(super) fn fetched(&mut self, len: usize) -> &mut [u8] {
         *self = Lent::Fetched(vec![0; len]);
         match self {
@@ -121,13 +119,13 @@ impl Lent {
     }
 }
 
-/// Reads the reply that lies at `offset`.
+/// Reads the reply at `offset`.
 pub(super) fn read_reply(window: &Window, offset: u64, room: u64, into: Into<'_>) -> Reply {
     let mut header = [0; REPLY_HEADER_BYTES];
     window.read(offset, &mut header).expect("a slot holds a header");
     let behind = offset + REPLY_HEADER_BYTES as u64;
     match ReplyHeader::parse(header).map(|header| header.status) {
-        // Nothing behind the slot is read, whatever the server says.
+        // Never read beyond the slot, whatever the server claims.
         Ok(Status::Done(len)) if REPLY_HEADER_BYTES as u64 + u64::from(len) > room => Reply::NotUnderstood,
         Ok(Status::Done(len)) => into.read(window, behind, len as usize),
         Ok(Status::DoneAt(len)) => {

@@ -1,7 +1,7 @@
-//! The reply lines of this node, one for each default slot, and the owners of lent slots, which are taken and freed without a lock
-//! that threads share.
+//! The reply lines of this node, one for each default slot, and the owner words of lent slots, which are taken and
+//! freed without a shared lock.
 //!
-//! A lent slot serves one link again and again.  The link takes it under its outbound lock; the thread that has the reply
+//! A lent slot serves one link repeatedly. The link takes it under its outbound lock; the thread that has the reply
 //! frees it with a store:
 //!
 //! ```text
@@ -10,7 +10,7 @@
 //!            lend          take                             free
 //!   none ─────────> free ───────> busy (generation g) ────────────> free (g + 1)
 //!     ^               │             │
-//!     └── take back ──┴── adopt ────┘    from then on the table of slots has it
+//!     └── take back ──┴── adopt ────┘    from then on it belongs to the table of slots
 //! ```
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -29,21 +29,19 @@ use halite_tier::rpc::line::{REPLY_WORDS, reply_mark};
 use super::slots::DEFAULT_SLOTS;
 use crate::rpc::shared::Block;
 
-/// See the header of this file.
 pub(super) struct ReplyLines {
     block: Block,
     owners: Owners,
 }
 
-/// By index.
 struct Owners(Box<[AtomicU64]>);
 
-/// What became of an attempt to take a lent slot into use.
+/// The result of an attempt to take a lent slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Take {
     Taken(SlotId),
     Busy,
-    /// It is not lent to this link any more.
+    /// It is no longer lent to this link.
     Gone,
 }
 
@@ -80,8 +78,8 @@ impl Owners {
         owner.store(owned(borrower, next_generation(slot.generation)), Release);
     }
 
-    fn leave(&self, slot: SlotId) {
-        // The lock of the table orders this for the next borrower; for the last one it is a hint.
+    fn hand_back(&self, slot: SlotId) {
+        // The table's lock orders this for the next borrower; for the last one it is a hint.
         self.of(slot.index).store(0, Relaxed);
     }
 
@@ -101,17 +99,16 @@ impl Owners {
 
 /// Length of all reply lines, in bytes.
 pub(super) const REPLY_LINES_BYTES: u64 = DEFAULT_SLOTS as u64 * LINE_BYTES as u64;
-/// Where in its line a caller asks for a notice.
-const WANTS_NOTICE_OFFSET: u64 = ((LINE_WORDS - 1) * size_of::<u64>()) as u64;
+/// Offset in a line at which a caller requests a notification.
+const NOTIFY_OFFSET: u64 = ((LINE_WORDS - 1) * size_of::<u64>()) as u64;
 
 impl ReplyLines {
-    /// In `block`, of [`REPLY_LINES_BYTES`].
+    /// `block` has [`REPLY_LINES_BYTES`] bytes.
     pub(super) fn new(block: Block) -> ReplyLines {
         block.window().fill(0, REPLY_LINES_BYTES, 0).expect("the block is as long");
         ReplyLines { block, owners: Owners::new(DEFAULT_SLOTS) }
     }
 
-    /// The address at which peers find the lines.
     pub(super) fn address(&self) -> RemoteAddress {
         self.block.address()
     }
@@ -120,27 +117,27 @@ impl ReplyLines {
         self.block.window()
     }
 
-    /// Lends a slot, and clears its line of earlier uses.  Under the borrower's outbound lock.
+    /// Lends a slot, and clears its line. Called under the borrower's outbound lock.
     pub(super) fn lend(&self, slot: SlotId, borrower: u32) {
         self.window().publish_words(offset(slot), &[0; LINE_WORDS]).expect("each default slot has a line");
         self.owners.lend(slot, borrower);
     }
 
-    /// Takes a slot into use.  Under the borrower's outbound lock.
+    /// Takes a slot into use. Called under the borrower's outbound lock.
     #[inline]
     pub(super) fn take(&self, index: u16, borrower: u32) -> Take {
         self.owners.take(index, borrower)
     }
 
-    /// Ends a use; the next one has another generation.
+    /// Ends a use and advances the generation.
     #[inline]
     pub(super) fn free(&self, slot: SlotId) {
         self.owners.free(slot);
     }
 
-    /// Leaves the slot to the table of slots.
-    pub(super) fn leave(&self, slot: SlotId) {
-        self.owners.leave(slot);
+    /// Returns the slot to the table of slots.
+    pub(super) fn hand_back(&self, slot: SlotId) {
+        self.owners.hand_back(slot);
     }
 
     /// Number of slots in use that are lent to `borrower`, or to any link.
@@ -151,26 +148,26 @@ impl ReplyLines {
     /// Returns true if the reply to this use has arrived.
     #[inline]
     pub(super) fn has_arrived(&self, slot: SlotId) -> bool {
-        // Pairs with the Release with which the server puts the line: a thread that sees the mark sees the rest.
+        // Pairs with the Release with which the server stores the line: a thread that sees the mark sees the rest.
         let first = self.window().load_u64(offset(slot)).expect("each default slot has a line");
         first as u16 == reply_mark(slot)
     }
 
-    /// A private copy of a line.
     #[inline]
     pub(super) fn read(&self, slot: SlotId) -> [u64; REPLY_WORDS] {
         self.window().load_words(offset(slot)).expect("each default slot has a line")
     }
 
-    /// The output in a line, in place.
+    /// Returns the output in a line, in place.
     pub(super) fn output(&self, slot: SlotId, len: u64) -> Option<Window> {
         self.window().slice(offset(slot) + size_of::<u64>() as u64, len)
     }
 
-    /// Asks the server for a notice when the reply is there.  The caller has to look once more.
-    pub(super) fn ask_for_notice(&self, slot: SlotId) {
-        self.window().store_u64(offset(slot) + WANTS_NOTICE_OFFSET, 1).expect("each default slot has a line");
-        // Pairs with the server's fence behind the line: either the server sees the wish, or this thread sees the line.
+    /// Asks the server to notify this node of the reply. The caller must check the line once more.
+    pub(super) fn request_notification(&self, slot: SlotId) {
+        self.window().store_u64(offset(slot) + NOTIFY_OFFSET, 1).expect("each default slot has a line");
+        // Pairs with the server's fence after the line: either the server sees the request, or this thread sees the
+        // line.
         fence(SeqCst);
     }
 }
@@ -197,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_its_borrowers_until_it_is_left_and_each_use_has_a_generation_of_its_own() {
+    fn each_use_of_a_lent_slot_has_its_own_generation() {
         let owners = Owners::new(2);
         let slot = SlotId { index: 1, generation: 0x7fff };
         assert_eq!(owners.take(1, 5), Take::Gone);
@@ -210,12 +207,12 @@ mod tests {
         owners.free(slot);
         let next = SlotId { generation: 0, ..slot };
         assert_eq!((owners.busy(None), owners.take(1, 5)), (0, Take::Taken(next)));
-        owners.leave(next);
+        owners.hand_back(next);
         assert_eq!(owners.take(1, 5), Take::Gone);
     }
 }
 
-/// The next use of a slot begins when the reply to the last one has been read, and a waiting caller sees its reply or gets a notice.
+/// A slot is reused only after its reply has been read, and a waiting caller sees its reply or is notified.
 #[cfg(all(test, loom))]
 mod loom_tests {
     use loom::sync::Arc;
@@ -226,7 +223,7 @@ mod loom_tests {
     const BORROWER: u32 = 7;
 
     #[test]
-    fn loom_a_slot_is_used_again_only_when_its_reply_has_been_read() {
+    fn loom_slot_is_reused_after_its_reply_is_read() {
         loom::model(|| {
             let slot = SlotId { index: 0, generation: 0 };
             let owners = Owners::new(1);
@@ -252,19 +249,19 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_who_asks_for_a_notice_finds_the_line_or_is_told() {
+    fn loom_caller_finds_the_line_or_is_notified() {
         loom::model(|| {
             let words = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
             let server = {
                 let words = words.clone();
-                // As Rpc::put_reply() and wants_notice().
+                // As Rpc::put_reply() and last_word().
                 loom::thread::spawn(move || {
                     words[0].store(1, Release);
                     fence(SeqCst);
                     words[1].load(Relaxed) != 0
                 })
             };
-            // As ReplyLines::ask_for_notice() and has_arrived().
+            // As ReplyLines::request_notification() and has_arrived().
             words[1].store(1, Release);
             fence(SeqCst);
             let found = words[0].load(Acquire) == 1;

@@ -1,4 +1,4 @@
-//! Requests, and which way each goes: to this node itself, by line, or by ring.
+//! Requests, and their routes: to this node itself, by line, or by ring.
 
 use std::sync::Arc;
 
@@ -11,33 +11,29 @@ use crate::rpc::shared::{Link, Outbound};
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
-/// A request to be posted.
 #[derive(Clone, Copy)]
 pub(crate) struct Request<'a> {
-    /// The connection that must lead to the server; `None` for any.  A request that waits for room waits for one incarnation of a
-    /// node, and not for the next.
+    /// The connection that must lead to the server; `None` for any. A request that waits for room waits for one
+    /// incarnation of a node.
     pub(crate) to: Option<Target>,
     pub(crate) kind: Kind,
     pub(crate) number: u32,
     pub(crate) principal: &'a Principal,
-    /// The number that stands for the principal in lines.
+    /// The principal's number in lines.
     pub(crate) principal_number: Option<u16>,
     pub(crate) input: &'a [u8],
-    /// Longest reply that the caller takes, in bytes.
+    /// Longest reply that the caller accepts, in bytes.
     pub(crate) reply_bytes_max: u32,
-    /// Whether memory for the longest reply is reserved; otherwise a long one is fetched.
+    /// Memory for the longest reply is reserved; otherwise a long reply is fetched.
     pub(crate) reply_in_place: bool,
     pub(crate) deadline_ns: u64,
 }
 
-/// Why a request was not posted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NotPosted {
-    /// There is no room now, in the ring or in the fabric's queue; or the server's node is not ready yet.
+    /// There is no room in the ring or in the fabric's queue, or the server's node is not ready yet.
     Full,
-    /// There is no link to the node.
     NoLink,
-    /// The server's node is gone.
     Gone,
     NoMemory,
     TooManyCalls,
@@ -64,16 +60,16 @@ impl Request<'_> {
     }
 }
 
-/// A request that has been posted, and the slot that its reply goes to.
+/// A posted request, and the slot for its reply.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Posted {
     pub(crate) target: Target,
     pub(crate) slot: SlotId,
-    /// Set while the reply comes by line and the table of slots does not know of it.
+    /// Set while the reply comes by line and the slot is not in the table of slots.
     pub(crate) by_line: Option<LineUse>,
 }
 
-/// What the table of slots needs to take over a lent slot.
+/// What the table of slots needs to adopt a lent slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LineUse {
     pub(super) port: Option<u32>,
@@ -81,7 +77,7 @@ pub(crate) struct LineUse {
 }
 
 impl Rpc {
-    /// Posts a request.  On an error nothing has happened.
+    /// Posts a request. Has no effect on error.
     #[inline]
     pub(crate) fn try_request(
         &self,
@@ -123,7 +119,7 @@ impl Rpc {
         let header = header_of(outbound, request, slot, reply_at, at);
         let posted = match header.request_bytes() <= outbound.ring.request_bytes_max() {
             true => self.post_into_ring(link, outbound, request, &header),
-            // The peer's ring was not known yet when the input was placed: the caller tries again.
+            // The input was placed before the ring's size was known, so the caller tries again.
             false => Err(NotPosted::Full),
         };
         if posted.is_err() {

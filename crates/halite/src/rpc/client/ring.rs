@@ -1,4 +1,4 @@
-//! Requests in the ring at the server: the header, the principal's name, and the input behind them.
+//! Requests in the server's ring: the header, the principal's name, and the input.
 
 use halite_fabric::{PeerId, RemoteAddress};
 use halite_tier::rpc::ring::{Place, request_bytes_max};
@@ -10,11 +10,11 @@ use crate::rpc::Rpc;
 use crate::rpc::shared::{Block, Link, Outbound};
 use crate::runtime::locks::lock;
 
-/// Inputs up to this many bytes travel in the ring, if it takes them; the server reads longer ones out of this node's memory.
+/// Longest input in the ring, in bytes; the server reads longer ones from this node's memory.
 const RING_INPUT_BYTES_MAX: u64 = 64 << 10;
 
 impl Rpc {
-    /// Copies a long input to where the server reads it; `None` if it travels in the ring.
+    /// Copies a long input to memory from which the server reads it. Returns `None` if it travels in the ring.
     #[inline]
     pub(super) fn place_input(&self, link: &Link, request: &Request<'_>) -> Result<Option<Block>, NotPosted> {
         let len = request.input.len() as u64;
@@ -51,11 +51,11 @@ impl Rpc {
         let imm = Imm::Request { offset: place.offset }.emit();
         self.poster.post_parts(link, at, [&head[..len], name], input, imm)?;
         outbound.ring.take(place);
-        outbound.note_request(request);
+        outbound.record_request(request);
         Ok(())
     }
 
-    /// Posts a control message, and counts it as a request in the ring: lines that are posted later do not overtake it.
+    /// Posts a control message and counts it as a request in the ring, so that later lines do not overtake it.
     pub(crate) fn post_counted(&self, peer: PeerId, post: &mut dyn FnMut() -> bool) {
         let link = self.peers.link_of(peer);
         let mut outbound = link.as_ref().map(|link| lock(&link.outbound));
@@ -63,40 +63,40 @@ impl Rpc {
         if post()
             && let Some(outbound) = outbound
         {
-            outbound.count_one();
+            outbound.count_request();
         }
     }
 }
 
 impl Outbound {
-    /// Counts a request in the ring, which has introduced its principal.
-    pub(super) fn note_request(&mut self, request: &Request<'_>) {
-        self.count_one();
+    /// Counts a request in the ring, which introduces its principal.
+    pub(super) fn record_request(&mut self, request: &Request<'_>) {
+        self.count_request();
         if let Some(principal) = request.principal_number.filter(|_| self.lines.is_some()) {
             self.introduced.add(principal);
         }
     }
 
     /// Counts a request or a control message that later lines must not overtake.
-    pub(super) fn count_one(&mut self) {
+    pub(super) fn count_request(&mut self) {
         self.posted_before = self.posted_before.wrapping_add(1);
     }
 
-    /// The place for a request of `len` bytes.
+    /// Returns the place for a request of `len` bytes.
     pub(super) fn place(&mut self, len: u64) -> Result<Place, NotPosted> {
         if let Ok(place) = self.ring.place(len) {
             return Ok(place);
         }
-        self.look_at_head().map_err(|_| NotPosted::Gone)?;
+        self.refresh_head().map_err(|_| NotPosted::Gone)?;
         self.ring.place(len).map_err(|_| NotPosted::Full)
     }
 
-    /// The address of a place of the ring in the peer's memory.
+    /// Returns the remote address of a place in the ring.
     pub(super) fn address(&self, place: Place) -> RemoteAddress {
         RemoteAddress { offset: self.at.offset + place.offset, ..self.at }
     }
 
-    fn look_at_head(&mut self) -> Result<(), halite_tier::rpc::Violation> {
+    fn refresh_head(&mut self) -> Result<(), halite_tier::rpc::Violation> {
         let head = self.head.load_u64(0).expect("the word is aligned");
         self.ring.set_head(head)
     }

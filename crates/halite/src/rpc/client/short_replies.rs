@@ -1,6 +1,7 @@
-//! Replies to short requests: the caller looks for them in the line of its slot.
+//! Replies to short requests, which the caller finds in the line of its slot.
 //!
-//! A caller that stops looking says so in its line, and is notified: see `server::short_answers` for the order of both sides.
+//! A caller that stops polling requests a notification in its line; see `server::short_answers` for the order of both
+//! sides.
 
 use halite_tier::rpc::line::{REPLY_WORDS, address_of, output_of};
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
@@ -41,7 +42,7 @@ impl Client {
             Ok(ReplyLine { status: Status::Done(len), is_here: true }) => {
                 self.take_output(slot, &words, len as usize, into)
             }
-            // Nothing behind the slot is read, whatever the server says.
+            // Never read beyond the slot, whatever the server claims.
             Ok(ReplyLine { status: Status::Done(len), .. })
                 if REPLY_HEADER_BYTES as u64 + u64::from(len) > DEFAULT_SLOT_BYTES =>
             {
@@ -77,14 +78,14 @@ impl Client {
         }
     }
 
-    /// The status in a line that has arrived.
+    /// Returns the status in a line that has arrived.
     pub(super) fn line_status(&self, slot: SlotId) -> Option<Status> {
         ReplyLine::parse(self.reply_lines.read(slot)[0]).ok().map(|line| line.status)
     }
 }
 
 impl Rpc {
-    /// Hands the slot of a short request to the table of slots, to wait by waker or to give up.
+    /// Moves the slot of a short request to the table of slots, to wait by waker or to cancel.
     pub(crate) fn adopt(&self, posted: Posted, by_line: LineUse) {
         let Target::Peer(peer) = posted.target else { unreachable!("this node itself needs no lines") };
         let table = self.peers.read();
@@ -93,14 +94,14 @@ impl Rpc {
         let before = slots.next_deadline_ns();
         slots.adopt(posted.slot, by_line.deadline_ns, is_down);
         slots.hold(posted.slot, SlotResources { port: by_line.port, by_line: true, ..Default::default() });
-        self.client.reply_lines.leave(posted.slot);
+        self.client.reply_lines.hand_back(posted.slot);
         if slots.next_deadline_ns() < before {
-            // The thread that sleeps until the next deadline has to sleep less.
+            // The sleeping progress thread must wake earlier.
             self.poster.set_dirty();
         }
     }
 
-    /// The caller of a short request gives up.
+    /// Cancels a short request.
     pub(crate) fn abandon_line(&self, posted: Posted, by_line: LineUse, wakes: &mut Wakes) {
         if self.client.reply_lines.has_arrived(posted.slot) {
             let status = self.client.line_status(posted.slot);
@@ -112,16 +113,16 @@ impl Rpc {
         self.abandon(posted.slot, wakes);
     }
 
-    /// Asks the server for a notice of the reply to a short request, and takes in a reply that came before.
-    pub(crate) fn await_notice(&self, from: Target, slot: SlotId, wakes: &mut Wakes) {
-        self.client.reply_lines.ask_for_notice(slot);
+    /// Requests a notification of the reply to a short request, and handles a reply that came before.
+    pub(crate) fn await_notification(&self, from: Target, slot: SlotId, wakes: &mut Wakes) {
+        self.client.reply_lines.request_notification(slot);
         if self.client.reply_lines.has_arrived(slot) {
-            self.look_at_line(from, slot.index, wakes);
+            self.check_line(from, slot.index, wakes);
         }
     }
 
-    /// Takes in a reply that the table waits for, if it is in its line.
-    pub(in crate::rpc) fn look_at_line(&self, from: Target, index: u16, wakes: &mut Wakes) {
+    /// Handles a reply that the table waits for, if it is in its line.
+    pub(in crate::rpc) fn check_line(&self, from: Target, index: u16, wakes: &mut Wakes) {
         let found = {
             let mut slots = lock(&self.client.slots);
             let slot = slots.awaited(index).filter(|slot| {
@@ -130,7 +131,7 @@ impl Rpc {
             });
             let arrival = slot.and_then(|slot| slots.handle_reply(from, slot).ok());
             if let Some(Arrival::Expected(_)) = arrival {
-                self.client.arrived(&slots);
+                self.client.count_arrival(&slots);
             }
             slot.zip(arrival)
         };
@@ -139,8 +140,8 @@ impl Rpc {
         }
     }
 
-    /// Handles a notice that a line holds a reply, which may have been taken already.
-    pub(in crate::rpc) fn handle_look(
+    /// Handles a notification that a line holds a reply, which may have been taken already.
+    pub(in crate::rpc) fn handle_line_notification(
         &self,
         from: Target,
         index: u16,
@@ -149,7 +150,7 @@ impl Rpc {
         if index >= DEFAULT_SLOTS {
             return Err(Violation("a reply in no line"));
         }
-        self.look_at_line(from, index, wakes);
+        self.check_line(from, index, wakes);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Reply slots and their memory: opened for a request, read when the reply is there, and freed.
+//! Reply slots and their memory: opened for a request, read when the reply has arrived, then freed.
 
 use std::task::Waker;
 
@@ -14,30 +14,30 @@ use crate::rpc::Rpc;
 use crate::rpc::shared::Block;
 use crate::runtime::locks::lock;
 
-/// Number of default slots: calls beyond that need memory of their own.
+/// Number of default slots; further calls need memory of their own.
 pub(in crate::rpc) const DEFAULT_SLOTS: u16 = 1024;
 
-/// Length of a default slot, in bytes: a page and a cache line, so that slots do not all compete for the same sets of a cache.
+/// Length of a default slot in bytes: a page and a cache line, so that slots do not all compete for the same cache
+/// sets.
 pub(in crate::rpc) const DEFAULT_SLOT_BYTES: u64 = 4096 + 64;
 
-/// Most calls under way.
+/// Most calls in progress.
 pub(super) const SLOTS_MAX: usize = 1 << 16;
 
-/// What a slot holds while it is in use.
+/// Resources that a slot holds while in use.
 #[derive(Debug, Default)]
 pub(crate) struct SlotResources {
-    /// Where the reply goes, if not to the default slot.
+    /// Memory for the reply, unless it goes to the default slot.
     pub(super) reply: Option<Block>,
     /// The input, if the server reads it.
     pub(super) input: Option<Block>,
     /// The port, if the request is a message.
     pub(super) port: Option<u32>,
-    /// Whether the reply comes by line.
     pub(super) by_line: bool,
 }
 
 impl Rpc {
-    /// Opens a slot for the reply.  Returns the address and length of its memory if that is not the default slot.
+    /// Opens a slot for the reply. Returns the address and length of its memory if that is not the default slot.
     pub(in crate::rpc) fn open_slot(
         &self,
         target: Target,
@@ -46,7 +46,7 @@ impl Rpc {
     ) -> Result<(SlotId, Option<(RemoteAddress, u32)>), NotPosted> {
         let slot = {
             let mut slots = lock(&self.client.slots);
-            // No thread would ever look after the slot.
+            // A closed node's slots are never served again.
             let full = if slots.is_closed() { NotPosted::Closed } else { NotPosted::TooManyCalls };
             let slot = slots.open(target).ok_or(full)?;
             self.keep_deadline(&mut slots, slot, request.deadline_ns);
@@ -93,14 +93,14 @@ impl Rpc {
         let before = slots.next_deadline_ns();
         slots.set_deadline(slot, deadline_ns);
         if deadline_ns < before {
-            // The thread that sleeps until the next deadline has to sleep less.
+            // The sleeping progress thread must wake earlier.
             self.poster.set_dirty();
         }
     }
 }
 
 impl Client {
-    /// Copies the reply out if it is there, and frees the slot in the same step.
+    /// Copies the reply out if it has arrived, and frees the slot in the same step.
     pub(crate) fn try_take(&self, slot: SlotId, into: Into<'_>) -> Result<Reply, ReplyState> {
         let mut slots = lock(&self.slots);
         match slots.look(slot, 0) {
@@ -118,7 +118,7 @@ impl Client {
         Ok(reply)
     }
 
-    /// Copies a reply to where the caller wants it, and frees the slot unless it is needed longer.
+    /// Copies a reply to its destination, and frees the slot unless it is still needed.
     pub(crate) fn take_reply(&self, slot: SlotId, into: Into<'_>) -> Reply {
         let by_line = lock(&self.slots).held(slot).is_some_and(|held| held.by_line);
         let reply = if by_line { self.read_line(slot, into) } else { self.read_slot(slot, into) };
@@ -128,8 +128,8 @@ impl Client {
         reply
     }
 
-    /// The state of a reply, which will wake `waker` while it is waited for.  `now_ns` is called under the lock: the last search for
-    /// overdue calls had an earlier time.
+    /// Returns the state of a reply, and registers `waker` while it is waiting. Calls `now_ns` under the lock, so that
+    /// its time is later than that of the last search for overdue calls.
     pub(crate) fn wait_for(
         &self,
         slot: SlotId,
@@ -145,7 +145,7 @@ impl Client {
         read_reply(&window, 0, window.len(), into)
     }
 
-    /// The memory of a slot that is in use.
+    /// Returns the memory of a slot in use.
     pub(super) fn slot_window(&self, slot: SlotId) -> Window {
         let own =
             lock(&self.slots).held(slot).and_then(|held| held.reply.as_ref().map(|b| b.window().clone()));
@@ -161,7 +161,7 @@ impl Client {
         ReplyHeader::parse(header).ok().map(|header| header.status)
     }
 
-    /// Frees a slot; what it held is released outside of the lock.
+    /// Frees a slot, and releases its resources outside of the lock.
     pub(super) fn free_slot(&self, slot: SlotId) {
         let held = lock(&self.slots).free(slot);
         drop(held);
@@ -169,7 +169,7 @@ impl Client {
 
     // Calls of this node to itself.
 
-    /// Memory for the reply, once its length is known.  Returns false if the caller has given up.
+    /// Sets the memory for the reply, once its length is known. Returns false if the caller has given up.
     pub(in crate::rpc) fn give_slot_memory(&self, slot: SlotId, block: Block) -> bool {
         let mut slots = lock(&self.slots);
         let Some(held) = slots.take_held(slot) else { return false };

@@ -1,4 +1,4 @@
-//! What became of a request that was to be queued, or taken from a queue.
+//! The results of queueing a request, and of taking one from a queue.
 
 use std::task::Waker;
 
@@ -7,34 +7,36 @@ use halite_tier::rpc::Status;
 use super::answer::ReplyTo;
 use super::incoming::Incoming;
 
-/// What became of a request that was to be queued.
+/// The result of queueing a request.
 pub(crate) enum Admission {
-    /// It is queued: `waker` has to be woken, and `accepted` to be answered.
-    Queued { waker: Option<Waker>, accepted: Option<ReplyTo> },
+    /// It is queued; wake `waker`, and answer `accepted`.
+    Queued {
+        waker: Option<Waker>,
+        accepted: Option<ReplyTo>,
+    },
     /// Its sender waits for room.
     Parked,
-    /// It is refused.
     Refused(ReplyTo, Status),
 }
 
 impl Admission {
-    /// Returns true if nothing is left to be done.
-    pub(super) fn is_all(&self) -> bool {
+    /// Returns true if nothing is left to do.
+    pub(super) fn is_done(&self) -> bool {
         matches!(self, Admission::Queued { waker: None, accepted: None } | Admission::Parked)
     }
 }
 
-/// What a receiver takes out of a queue.
+/// The result of taking a request from a queue.
 pub(crate) struct Taken {
-    /// `None` if no request there was wanted any more; dropping them has made room all the same.
+    /// `None` if all requests there were unwanted; dropping them may still have made room.
     pub(crate) incoming: Option<Box<Incoming>>,
-    /// The senders that have waited for the room that this has made.
+    /// The parked senders for which this made room.
     pub(crate) promoted: Vec<Promoted>,
 }
 
-/// What a sender that has waited for room gets.
+/// A promotion of a parked sender.
 pub(crate) enum Promoted {
-    /// It may send now, under this number.
+    /// It may send now, with this grant number.
     Granted(ReplyTo, u32),
     /// Its message is in the queue.
     Admitted(Admission),
@@ -46,6 +48,5 @@ pub(crate) struct Ended {
     pub(crate) unanswered: Vec<ReplyTo>,
 }
 
-/// The service has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Closed;

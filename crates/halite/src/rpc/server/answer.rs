@@ -1,4 +1,4 @@
-//! Answers: from a handler, or from the node itself, into the slot that the caller named.
+//! Answers, from a handler or from the node itself, to the slot that the caller named.
 
 use std::iter::once;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::rpc::shared::{Attempt, Caller, Link};
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
-/// Where an answer goes.
+/// The destination of an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct ReplyTo {
     pub(crate) caller: Arc<Caller>,
@@ -22,9 +22,9 @@ pub(crate) struct ReplyTo {
     /// Address and length of the slot.
     pub(crate) at: RemoteAddress,
     pub(crate) room: u32,
-    /// Longest output that the caller takes, in bytes.
+    /// Longest output that the caller accepts, in bytes.
     pub(crate) bytes_max: u32,
-    /// Whether the answer ends with a line.
+    /// The answer ends with a line.
     pub(crate) by_line: bool,
 }
 
@@ -47,7 +47,7 @@ impl ReplyTo {
     }
 }
 
-/// An answer that the fabric did not take yet.  Its call stays busy, so that a cancel waits for it.
+/// An answer that the fabric has not taken yet. Its call stays busy, so that a cancel waits for it.
 #[derive(Debug)]
 pub(crate) struct DeferredReply {
     to: ReplyTo,
@@ -55,25 +55,25 @@ pub(crate) struct DeferredReply {
     output: Vec<u8>,
 }
 
-/// What became of an answer.
+/// The result of answering.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answered {
-    /// It is on its way.
+    /// Posted, or deferred.
     Sent,
-    /// The caller has gone, or has lost interest.
+    /// The caller is gone or has cancelled.
     Unwanted,
-    /// It is longer than what the caller takes, which gets an error.
+    /// The output is longer than the caller accepts; the caller gets an error.
     TooLong,
-    /// There is no memory to keep it in for the caller, which gets an error.
+    /// There is no memory to keep it for the caller, which gets an error.
     NoMemory,
 }
 
-/// Longer outputs, in bytes, are not written where only an adapter reaches: the caller reads them in slices, and small messages have
-/// their turn between the slices.
+/// Longest output, in bytes, that is written where stores do not reach. The caller reads longer ones in slices, and
+/// small messages pass between the slices.
 const WRITTEN_BYTES_MAX: usize = 64 << 10;
 
 impl Rpc {
-    /// Answers with a status and nothing else.
+    /// Answers with a status only.
     pub(crate) fn refuse(&self, to: &ReplyTo, status: Status, wakes: &mut Wakes) {
         self.send_answer(to, status, &[], wakes);
     }
@@ -86,14 +86,14 @@ impl Rpc {
             self.send_answer(to, Status::TooLong(len), &[], wakes);
             return Answered::TooLong;
         }
-        if output.len() + REPLY_HEADER_BYTES > to.room as usize || self.is_better_read(to, output) {
-            return self.answer_from_here(to, output, wakes);
+        if output.len() + REPLY_HEADER_BYTES > to.room as usize || self.should_be_read(to, output) {
+            return self.answer_by_reference(to, output, wakes);
         }
         self.send_answer(to, Status::Done(output.len() as u32), output, wakes)
     }
 
-    /// Returns true if a write of the output would delay all that is sent to the caller's node, heartbeats included.
-    fn is_better_read(&self, to: &ReplyTo, output: &[u8]) -> bool {
+    /// Returns true if a write of the output would delay everything else to the caller's node, including heartbeats.
+    fn should_be_read(&self, to: &ReplyTo, output: &[u8]) -> bool {
         let is_posted = || match to.target() {
             Target::Own => false,
             Target::Peer(peer) => !self.poster.fabric.capabilities(peer).direct,
@@ -101,8 +101,8 @@ impl Rpc {
         output.len() > WRITTEN_BYTES_MAX && is_posted()
     }
 
-    /// Keeps the output here until the caller's node has read it.
-    fn answer_from_here(&self, to: &ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
+    /// Keeps the output until the caller's node has read it.
+    fn answer_by_reference(&self, to: &ReplyTo, output: &[u8], wakes: &mut Wakes) -> Answered {
         if to.target() == Target::Own {
             return self.answer_in_own_block(to, output, wakes);
         }
@@ -145,7 +145,7 @@ impl Rpc {
         }
         let posted = self.write_answer(to, status, output);
         if posted == Err(PostCause::QueueFull) {
-            self.hold_back(to, status, output);
+            self.defer_answer(to, status, output);
             return Answered::Sent;
         }
         self.end_answers(to.link(), once(to));
@@ -160,14 +160,14 @@ impl Rpc {
         self.poster.post_parts(to.link(), to.at, [&header, &[]], output, Imm::Reply(to.id.slot).emit())
     }
 
-    /// Ends answers that have been posted, or are for a peer that is gone.
+    /// Ends answers that have been posted, or whose peer is gone.
     #[inline]
     pub(super) fn end_answers<'r>(&self, link: &Link, ended: impl Iterator<Item = &'r ReplyTo>) {
         let cancelled = ended.filter(|to| link.served.end(to.id, true));
         cancelled.for_each(|to| self.acknowledge(link, to.id.slot));
     }
 
-    /// Tells the caller that nothing will be written to its slot any more.
+    /// Promises the caller that nothing more is written to its slot.
     pub(crate) fn acknowledge(&self, link: &Link, slot: SlotId) {
         match link.target {
             Target::Own => {
@@ -182,23 +182,23 @@ impl Rpc {
         }
     }
 
-    /// Keeps an answer that the fabric did not take until it does.
-    pub(super) fn hold_back(&self, to: &ReplyTo, status: Status, output: &[u8]) {
-        self.owe(DeferredReply { to: to.clone(), status, output: output.to_vec() }, Attempt::First);
+    /// Keeps an answer until the fabric takes it.
+    pub(super) fn defer_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) {
+        self.defer(DeferredReply { to: to.clone(), status, output: output.to_vec() }, Attempt::First);
     }
 
-    fn owe(&self, deferred: DeferredReply, attempt: Attempt) {
+    fn defer(&self, deferred: DeferredReply, attempt: Attempt) {
         lock(&self.server.deferred).push(deferred);
-        self.poster.set_stuck(attempt);
+        self.poster.set_deferred(attempt);
     }
 
-    /// Tries again to post the answers that the fabric did not take.
+    /// Retries the answers that the fabric refused.
     pub(in crate::rpc) fn retry_deferred(&self) {
-        // Taken before the loop, whose head would hold the lock while the loop runs.
+        // Taken before the loop, which would otherwise hold the lock.
         let all = std::mem::take(&mut *lock(&self.server.deferred));
         for deferred in all {
             match self.write_answer(&deferred.to, deferred.status, &deferred.output) {
-                Err(PostCause::QueueFull) => self.owe(deferred, Attempt::Again),
+                Err(PostCause::QueueFull) => self.defer(deferred, Attempt::Again),
                 _ => self.end_answers(deferred.to.link(), once(&deferred.to)),
             }
         }

@@ -1,6 +1,7 @@
-//! Atomics that peers call for: carried out at the owner of the words; [`halite_tier::rpc::atomic`] says how they travel.
+//! Atomics called for by peers, carried out at the owner of the words; [`halite_tier::rpc::atomic`] defines the
+//! messages.
 //!
-//! The poller carries them out, without the runner's lock.  A call from a peer that is not connected changes nothing.
+//! The polling thread carries them out, without the runner's lock. A call from a peer that is not up changes nothing.
 
 use std::collections::VecDeque;
 
@@ -13,35 +14,35 @@ use crate::rpc::shared::{Attempt, CALL_WORK};
 use crate::runtime::locks::lock;
 
 impl Rpc {
-    /// Carries out an atomic that a peer calls for.
+    /// Carries out an atomic for a peer.
     pub(crate) fn handle_atomic(&self, peer: PeerId, bytes: &[u8]) {
         let Ok(call) = AtomicCall::parse(bytes) else {
             return self.poster.enforce(peer, Err(Violation("not a call of an atomic")));
         };
-        // Held until the word is changed: when a peer is down, no atomic of it is half done.
+        // Held until the word is changed, so that no atomic of a peer that is down is half done.
         let table = self.peers.read();
         let Some(caller) = table.up(peer) else { return };
         let old = table.arena.get(&call.word.key).and_then(|segment| call.apply(segment));
-        let owed = &mut *lock(&caller.atomics);
-        owed.push_back(AtomicAnswer { id: call.id, old });
-        self.answer_atomics(peer, owed, Attempt::First);
+        let unanswered = &mut *lock(&caller.atomics);
+        unanswered.push_back(AtomicAnswer { id: call.id, old });
+        self.answer_atomics(peer, unanswered, Attempt::First);
     }
 
     /// Posts answers in order, as many as the fabric takes.
-    fn answer_atomics(&self, peer: PeerId, owed: &mut VecDeque<AtomicAnswer>, attempt: Attempt) {
-        while let Some(answer) = owed.front() {
+    fn answer_atomics(&self, peer: PeerId, unanswered: &mut VecDeque<AtomicAnswer>, attempt: Attempt) {
+        while let Some(answer) = unanswered.front() {
             match self.post_atomic_answer(peer, answer) {
-                Err(PostCause::QueueFull) if owed.len() > ATOMICS_UNDER_WAY_MAX => {
+                Err(PostCause::QueueFull) if unanswered.len() > ATOMICS_UNDER_WAY_MAX => {
                     return self
                         .poster
                         .enforce(peer, Err(Violation("more calls of atomics than one may have")));
                 }
                 Err(PostCause::QueueFull) => {
                     lock(&self.server.late_atomics).insert(peer);
-                    return self.poster.set_stuck(attempt);
+                    return self.poster.set_deferred(attempt);
                 }
-                // A peer that is gone needs none.
-                _ => owed.pop_front(),
+                // A peer that is gone needs no answer.
+                _ => unanswered.pop_front(),
             };
         }
     }
@@ -51,9 +52,9 @@ impl Rpc {
         self.poster.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
     }
 
-    /// Tries again to post the answers that the fabric did not take.
+    /// Retries the answers that the fabric refused.
     pub(in crate::rpc) fn retry_atomics(&self) {
-        // Taken before the loop, whose head would hold the lock while the loop runs.
+        // Taken before the loop, which would otherwise hold the lock.
         let late = std::mem::take(&mut *lock(&self.server.late_atomics));
         let table = self.peers.read();
         for (peer, caller) in late.into_iter().filter_map(|peer| Some((peer, table.up(peer)?))) {
@@ -87,9 +88,9 @@ mod tests {
         AtomicCall { id: WorkId(1), word, atomic: Atomic::FetchAdd { add: 1 } }.emit().to_vec()
     }
 
-    /// An owner of 64 bytes to which nothing can be posted, with `rule` for trying.
+    /// An owner of 64 bytes, over a fabric with the fault `rule`.
     fn owner(rule: Rule) -> (Rpc, Window) {
-        // Nobody connects through it, so that its directory may go.
+        // No peer connects through it, so its directory may go.
         let dir = crate::runtime::scratch();
         let fabric = ShmFabric::open(ShmConfig::new(dir.path(), "owner")).unwrap();
         over(Arc::new(FaultInjector::new(fabric, FaultPlan::default().rule(rule))))
@@ -113,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_changed_in_the_arena_and_for_those_who_are_connected() {
+    fn only_connected_peers_change_words_of_the_arena() {
         let (rpc, window) = owner(refused_sends().times(0));
         rpc.handle_atomic(PEER, &add(ARENA, 8));
         assert_eq!(window.load_u64(8), Ok(0), "it is not up");
@@ -133,28 +134,28 @@ mod tests {
     }
 
     #[test]
-    fn answers_wait_in_order_until_the_fabric_takes_them_or_their_peer_is_gone() {
-        // Three calls, and the first try again.
+    fn deferred_atomic_answers_keep_their_order() {
+        // Three calls, and the first retry.
         let (rpc, _) = owner(refused_sends().times(4));
-        let owed = || {
+        let unanswered = || {
             let table = rpc.peers.read();
             table.up(PEER).map(|up| lock(&up.atomics).iter().map(|answer| answer.old).collect::<Vec<_>>())
         };
         set_up(&rpc);
         (0..3).for_each(|_| rpc.handle_atomic(PEER, &add(ARENA, 0)));
-        assert_eq!(owed(), Some(vec![Some(0), Some(1), Some(2)]));
-        assert!(rpc.poster.is_stuck());
+        assert_eq!(unanswered(), Some(vec![Some(0), Some(1), Some(2)]));
+        assert!(rpc.poster.has_deferred());
         rpc.retry_atomics();
-        assert_eq!(owed().map(|owed| owed.len()), Some(3));
+        assert_eq!(unanswered().map(|unanswered| unanswered.len()), Some(3));
         rpc.retry_atomics();
-        assert_eq!(owed(), Some(vec![]));
+        assert_eq!(unanswered(), Some(vec![]));
         rpc.peers.set_down(PEER);
-        assert_eq!(owed(), None);
+        assert_eq!(unanswered(), None);
         rpc.retry_atomics();
     }
 
     #[test]
-    fn a_peer_that_calls_and_takes_no_answers_loses_its_connection() {
+    fn a_peer_that_takes_no_answers_is_disconnected() {
         let fabric = Arc::new(Full::open());
         let (rpc, window) = over(fabric.clone());
         set_up(&rpc);

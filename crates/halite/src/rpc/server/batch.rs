@@ -1,4 +1,4 @@
-//! Batches of answers to calls that came over one link.
+//! Batches of answers to calls over one link.
 
 use halite_fabric::PostCause;
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
@@ -10,7 +10,7 @@ use crate::rpc::shared::{Link, PART_BYTES_MAX, Writes};
 use crate::runtime::wait::Wakes;
 
 impl Rpc {
-    /// Answers calls that came over the same link, at most [`BATCH_MAX`], with the outputs of their handlers.
+    /// Answers at most [`BATCH_MAX`](crate::rpc::BATCH_MAX) calls over one link with their handlers' outputs.
     pub(crate) fn answer_batch(&self, batch: &[(&ReplyTo, &[u8])], wakes: &mut Wakes) -> Vec<Answered> {
         let Some((first, _)) = batch.first() else { return Vec::new() };
         let mut answered = match batch.iter().all(|(to, _)| to.by_line) {
@@ -25,7 +25,7 @@ impl Rpc {
         answered.into_iter().flatten().collect()
     }
 
-    /// Posts those that go in a batch; `None` for the others.
+    /// Posts the answers that go in a batch. Returns `None` for the others.
     fn answer_short(&self, link: &Link, batch: &[(&ReplyTo, &[u8])]) -> Vec<Option<Answered>> {
         let Target::Peer(peer) = link.target else { return vec![None; batch.len()] };
         let (mut writes, mut written) = (Writes::new(batch.len()), Vec::with_capacity(batch.len()));
@@ -49,7 +49,7 @@ impl Rpc {
         over[posted..].iter().for_each(|index| answered[*index] = Some(Answered::Unwanted));
         self.end_answers(link, over.iter().map(|index| batch[*index].0));
         for (to, output) in held_back.iter().map(|index| batch[*index]) {
-            self.hold_back(to, Status::Done(output.len() as u32), output);
+            self.defer_answer(to, Status::Done(output.len() as u32), output);
         }
         answered
     }

@@ -1,4 +1,4 @@
-//! Requests into the queues that they are for, and what follows from that.
+//! Delivers requests to their queues, and acts on the result.
 
 use std::collections::VecDeque;
 use std::iter::{from_fn, once};
@@ -9,7 +9,7 @@ use halite_tier::rpc::{Cancelling, SlotId, Status, Target};
 
 use super::admission::{Admission, Promoted};
 use super::answer::Answered;
-use super::hand::Hand;
+use super::direct::DirectReceiver;
 use super::incoming::{DecodedRequest, ServiceId};
 use super::service::Service;
 use crate::rpc::Rpc;
@@ -18,12 +18,11 @@ use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
 impl Rpc {
-    /// Puts requests into the queues that they are for.
     pub(in crate::rpc) fn deliver<'s>(
         &self,
         find: impl Fn(ServiceId) -> Option<&'s Arc<Service>>,
         requests: impl Iterator<Item = DecodedRequest>,
-        hand: &mut Hand<'_>,
+        direct: &mut DirectReceiver<'_>,
         wakes: &mut Wakes,
     ) {
         let mut requests = requests.peekable();
@@ -37,16 +36,16 @@ impl Rpc {
                 self.refuse(&first.incoming.to, Status::Draining, wakes);
                 continue;
             }
-            let Some(first) = service.give(first, hand) else { continue };
+            let Some(first) = service.deliver_directly(first, direct) else { continue };
             let others = from_fn(|| requests.next_if(|next| next.service() == id));
             for admission in service.push_all(once(first).chain(others)) {
-                self.follow(admission, wakes);
+                self.handle_admission(admission, wakes);
             }
         }
     }
 
     /// Wakes, answers or refuses, as the queue has decided.
-    fn follow(&self, admission: Admission, wakes: &mut Wakes) {
+    fn handle_admission(&self, admission: Admission, wakes: &mut Wakes) {
         match admission {
             Admission::Queued { waker, accepted } => {
                 wakes.add(waker);
@@ -59,16 +58,16 @@ impl Rpc {
         }
     }
 
-    /// Tells senders that there is room for them now, or that their messages are queued.
-    pub(crate) fn follow_promoted(&self, service: &Service, promoted: Vec<Promoted>, wakes: &mut Wakes) {
+    /// Notifies parked senders that they have room, or that their messages are queued.
+    pub(crate) fn handle_promoted(&self, service: &Service, promoted: Vec<Promoted>, wakes: &mut Wakes) {
         let mut promoted = VecDeque::from(promoted);
         while let Some(next) = promoted.pop_front() {
             match next {
-                Promoted::Admitted(admission) => self.follow(admission, wakes),
+                Promoted::Admitted(admission) => self.handle_admission(admission, wakes),
                 Promoted::Granted(reply, grant) => {
                     let from = reply.target();
                     if self.send_answer(&reply, Status::Granted(grant), &[], wakes) == Answered::Unwanted {
-                        // The sender gave up in this moment, and will not decline a grant that it never saw.
+                        // The sender has just cancelled, and will not decline a grant that it never saw.
                         promoted.extend(service.decline(from, grant));
                     }
                 }
@@ -76,15 +75,15 @@ impl Rpc {
         }
     }
 
-    /// The caller behind `link` has cancelled a request.
+    /// Cancels a request for the caller behind `link`.
     pub(in crate::rpc) fn cancel(&self, link: &Link, slot: SlotId) {
-        // Much memory takes long to release, and is not released under the lock.
+        // Releasing much memory takes long, so it is not done under the lock.
         let (cancelling, kept) = {
             let inbound = &mut *lock(&link.inbound);
-            link.note_cancel();
+            link.record_cancel();
             (link.served.cancel(slot), inbound.kept.remove(&slot))
         };
-        link.note_loss();
+        link.record_drop();
         drop(kept);
         if cancelling == Cancelling::Acknowledge {
             self.acknowledge(link, slot);
@@ -94,7 +93,7 @@ impl Rpc {
     pub(in crate::rpc) fn decline(&self, port: u32, from: Target, grant: u32, wakes: &mut Wakes) {
         let service = self.peers.read().services.get(ServiceId::Port(port)).cloned();
         if let Some(service) = service {
-            self.follow_promoted(&service, service.decline(from, grant), wakes);
+            self.handle_promoted(&service, service.decline(from, grant), wakes);
         }
     }
 }

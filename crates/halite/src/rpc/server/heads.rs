@@ -1,4 +1,4 @@
-//! Heads: how far this node has read the requests of a peer, which makes room for more.
+//! Heads: how far this node has read a peer's requests, which makes room for more.
 
 use halite_fabric::{Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
 
@@ -7,8 +7,8 @@ use crate::rpc::shared::{Attempt, CALL_WORK, Link};
 use crate::runtime::locks::lock;
 
 impl Rpc {
-    /// Writes a head to the peer, which looks at it when it waits for room.  Under the lock of the link's inbound side, so that no older
-    /// head lands behind a newer one: a peer without room sends nothing that would bring another head.
+    /// Writes a head to the peer, which reads it when it needs room. Called under the lock of the link's inbound side,
+    /// so that no older head follows a newer one: without room the peer posts nothing that would cause another head.
     pub(super) fn return_head(&self, peer: PeerId, (at, head): (RemoteAddress, u64), attempt: Attempt) {
         let bytes = head.to_le_bytes();
         let operation = Operation::Write { local: Local::Inline(&bytes), remote: at };
@@ -16,28 +16,30 @@ impl Rpc {
             .poster
             .post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }]);
         if posted == Err(PostCause::QueueFull) {
-            // There may be no later head, for the same reason.
+            // The peer may have no room, so there may be no later head.
             lock(&self.server.heads).insert(peer);
-            self.poster.set_stuck(attempt);
+            self.poster.set_deferred(attempt);
         }
     }
 
     #[cold]
-    pub(super) fn tell_line_head(&self, peer: PeerId, link: &Link) {
+    pub(super) fn post_line_head(&self, peer: PeerId, link: &Link) {
         let inbound = lock(&link.inbound);
-        if let Some(head) = inbound.told_line_head(&link.reader) {
+        if let Some(head) = inbound.published_line_head(&link.reader) {
             self.return_head(peer, head, Attempt::First);
         }
     }
 
-    /// Tries again to post the heads that the fabric did not take.
+    /// Retries the heads that the fabric refused.
     pub(in crate::rpc) fn retry_heads(&self) {
-        // Taken before the loop, whose head would hold the lock while the loop runs.
+        // Taken before the loop, which would otherwise hold the lock.
         let heads = std::mem::take(&mut *lock(&self.server.heads));
         for peer in heads {
             if let Some(link) = self.peers.link_of(peer) {
                 let inbound = lock(&link.inbound);
-                for head in [inbound.told_head(), inbound.told_line_head(&link.reader)].into_iter().flatten()
+                for head in [inbound.published_head(), inbound.published_line_head(&link.reader)]
+                    .into_iter()
+                    .flatten()
                 {
                     self.return_head(peer, head, Attempt::Again);
                 }

@@ -10,17 +10,16 @@ use super::answer::ReplyTo;
 use super::input::{Bytes, Payload};
 use crate::rpc::shared::Caller;
 
-/// A request on its way to a handler.  It stays in its box, for it is too large to be moved at each step.
+/// A request on its way to a handler. It stays in its box, since it is too large to move at each step.
 #[derive(Debug)]
 pub(crate) struct Incoming {
-    /// The caller, and where the answer goes.
     pub(crate) to: ReplyTo,
-    /// Whether the sender has its answer, as that of a message has once it is queued.
+    /// The sender has its answer; a message is answered when it is queued.
     pub(crate) answered: bool,
     pub(crate) input: Payload,
 }
 
-/// What a request in a line says of its answer.
+/// The destination of the answer to a request in a line.
 pub(super) struct LineTerms {
     pub(super) cancels: u32,
     pub(super) id: ServedId,
@@ -29,7 +28,7 @@ pub(super) struct LineTerms {
     pub(super) bytes_max: u32,
 }
 
-/// Most finished requests whose memory a thread keeps.
+/// Most finished requests that a thread keeps for reuse.
 const SPARES_MAX: usize = 16;
 
 thread_local! {
@@ -39,14 +38,14 @@ thread_local! {
 }
 
 impl Incoming {
-    /// A request that is not answered yet.
+    /// Creates an unanswered request.
     #[inline]
     pub(crate) fn new(to: ReplyTo, input: Payload) -> Box<Incoming> {
         Box::new(Incoming { to, answered: false, input })
     }
 
-    /// A short request from `caller`, in the memory of a finished one if this thread has a spare.  If that was of the same caller, as it
-    /// mostly was, no reference is counted.
+    /// Creates a short request from `caller`, reusing a finished one if this thread has a spare. If that had the same
+    /// caller, as it mostly does, no reference is counted.
     #[inline]
     pub(super) fn of(caller: &Arc<Caller>, terms: LineTerms, input: Payload) -> Box<Incoming> {
         let LineTerms { cancels, id, at, room, bytes_max } = terms;
@@ -66,11 +65,11 @@ impl Incoming {
         spare
     }
 
-    /// The request is finished: the thread keeps the memory of a short one for its next.
+    /// Drops a finished request, and keeps a short one for reuse by this thread.
     #[inline]
     pub(crate) fn recycle(self: Box<Incoming>) {
         if let Payload::Here(Bytes::Short(..)) = self.input {
-            // A thread that is ending keeps nothing any more.
+            // A thread that is ending has no thread-local storage.
             let _ = SPARES.try_with(|spares| {
                 let spares = &mut *spares.borrow_mut();
                 if spares.len() < SPARES_MAX {
@@ -88,7 +87,7 @@ impl Incoming {
         self.answered || self.to.is_wanted()
     }
 
-    /// The answer for the sender of a message, which waits for its place in the queue only, unless its bytes have yet to be read.
+    /// Returns the answer for the sender of a message that is being queued, unless its bytes have yet to be read.
     #[inline]
     pub(super) fn accept(&mut self, kind: Kind) -> Option<ReplyTo> {
         match (kind, &self.input) {
@@ -101,7 +100,7 @@ impl Incoming {
     }
 }
 
-/// A request that has been read out of its ring or line.
+/// A request read from its ring or line.
 #[derive(Debug)]
 pub(crate) struct DecodedRequest {
     pub(in crate::rpc) kind: Kind,

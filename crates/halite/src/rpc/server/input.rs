@@ -2,10 +2,10 @@
 
 use halite_fabric::RemoteAddress;
 
-/// Inputs up to this length are kept in place: what fits into a cache line behind a header and a short name.
+/// Inputs up to this length are kept in place: what fits into a cache line after a header and a short name.
 const SHORT_BYTES_MAX: usize = 40;
 
-/// Where it is.
+/// The location of an input.
 #[derive(Debug)]
 pub(crate) enum Payload {
     Here(Bytes),
@@ -16,10 +16,10 @@ pub(crate) enum Payload {
     },
 }
 
-/// An input that is here.
+/// The bytes of an input.
 #[derive(Debug)]
 pub(crate) enum Bytes {
-    /// So many of them.  They take no allocation of their own.
+    /// Length and bytes, without an allocation.
     Short(u8, [u8; SHORT_BYTES_MAX]),
     Long(Vec<u8>),
 }
@@ -27,7 +27,7 @@ pub(crate) enum Bytes {
 const ONCE_HERE: &str = "nobody gets a request before its input is here";
 
 impl Payload {
-    /// How many bytes of memory are taken for it here.
+    /// Bytes of memory that it takes on this node.
     pub(super) fn bytes_here(&self) -> usize {
         match self {
             Payload::Here(bytes) => bytes.as_slice().len(),
@@ -35,7 +35,7 @@ impl Payload {
         }
     }
 
-    /// The input, once it is here.
+    /// Returns the input, which must be on this node.
     pub(crate) fn as_slice(&self) -> &[u8] {
         match self {
             Payload::Here(bytes) => bytes.as_slice(),
@@ -43,7 +43,7 @@ impl Payload {
         }
     }
 
-    /// As [`Payload::as_slice`]; of a long input nothing is left.
+    /// Returns the input as [`Payload::as_slice`] does, and leaves a long one empty.
     pub(crate) fn take_vec(&mut self) -> Vec<u8> {
         match self {
             Payload::Here(Bytes::Long(bytes)) => std::mem::take(bytes),
@@ -54,7 +54,7 @@ impl Payload {
 }
 
 impl Bytes {
-    /// Zeros, to be overwritten.
+    /// Returns zeros, to be overwritten.
     #[inline]
     pub(super) fn zeroed(len: usize) -> Bytes {
         match u8::try_from(len) {
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_input_of_any_length_is_what_it_was_made_of() {
+    fn inputs_keep_their_bytes_at_any_length() {
         for len in [0, 1, SHORT_BYTES_MAX, SHORT_BYTES_MAX + 1, 255, 256, 1000] {
             let source: Vec<u8> = (0..len).map(|at| at as u8).collect();
             let mut input = Payload::Here(Bytes::from(source.as_slice()));

@@ -1,4 +1,4 @@
-//! Short requests of peers: read from their lines by the thread that polls.
+//! Short requests of peers, which the polling thread reads from their lines.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -7,97 +7,97 @@ use halite_fabric::{LINE_BYTES, PeerId};
 use halite_tier::rpc::line::{REQUEST_LINES, request_mark};
 use halite_tier::rpc::{RequestLine, Violation};
 
-use super::hand::Hand;
+use super::direct::DirectReceiver;
 use super::incoming::{DecodedRequest, Incoming, LineTerms, ServiceId};
 use super::input::{Bytes, Payload};
-use super::known::{KnownRow, ReceiveBatch, offset_of};
+use super::table_cache::{CachedRow, ReceiveBatch, offset_of};
 use crate::rpc::Rpc;
 use crate::rpc::shared::{Attempt, Block, Inbound, Link};
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
-/// Bytes of a row for requests.
+/// Bytes of a row of request lines.
 pub(in crate::rpc) const REQUEST_LINES_BYTES: u64 = REQUEST_LINES as u64 * LINE_BYTES as u64;
 
-/// Most requests that are read from one row before the next row has its turn.
+/// Most requests read from one row before the next row.
 const TURN_REQUESTS_MAX: u32 = 32;
 
 impl Rpc {
-    /// Takes in the short requests that have come; the first for `hand` goes there.  Returns true if there were any.
+    /// Handles the short requests that have arrived; the first for `direct` goes there. Returns true if there were any.
     #[inline]
     pub(crate) fn poll_lines(
         &self,
         received: &mut ReceiveBatch,
-        hand: &mut Hand<'_>,
+        direct: &mut DirectReceiver<'_>,
         wakes: &mut Wakes,
     ) -> bool {
-        received.known.look(&self.peers);
+        received.cache.refresh(&self.peers);
         let mut any = false;
-        for place in 0..received.known.rows.len() {
-            let row = &mut received.known.rows[place];
+        for place in 0..received.cache.rows.len() {
+            let row = &mut received.cache.rows[place];
             if !row.has_more() {
                 continue;
             }
-            if self.hand_over(row, hand, wakes) {
+            if self.deliver_next(row, direct, wakes) {
                 any = true;
                 if !row.has_more() {
                     continue;
                 }
             }
-            any |= self.take_in(place, received, hand, wakes);
+            any |= self.read_row(place, received, direct, wakes);
         }
         any
     }
 
-    /// Hands the next request of a row to `hand`, if that waits for it and no other request is queued.
+    /// Gives the next request of a row to `direct`, if that waits for it and no other request is queued.
     #[inline]
-    fn hand_over(&self, row: &mut KnownRow, hand: &mut Hand<'_>, wakes: &mut Wakes) -> bool {
-        let Some(service) = hand.wanted.filter(|_| hand.given.is_none()) else { return false };
-        if service.is_waiting() || service.is_crowded() || service.has_ended() {
+    fn deliver_next(&self, row: &mut CachedRow, direct: &mut DirectReceiver<'_>, wakes: &mut Wakes) -> bool {
+        let Some(service) = direct.service.filter(|_| direct.request.is_none()) else { return false };
+        if service.is_waiting() || service.has_waiting_senders() || service.has_ended() {
             return false;
         }
         let is_call = matches!(service.id, ServiceId::Function(_));
         if is_call && self.server.draining.load(Relaxed) {
             return false;
         }
-        let Some(mut given) = row.request_for(service) else { return false };
+        let Some(mut request) = row.request_for(service) else { return false };
         if row.link.reader.poll_head() {
-            self.tell_line_head(row.peer, &row.link);
+            self.post_line_head(row.peer, &row.link);
         }
         if !is_call {
-            // The sender of a message need not wait for more.
-            given.answered = true;
-            self.answer(&given.to, &[], wakes);
+            // Acknowledged at once; the sender of a message waits only until it is queued.
+            request.answered = true;
+            self.answer(&request.to, &[], wakes);
         }
-        hand.given = Some(given);
+        direct.request = Some(request);
         true
     }
 
-    fn take_in(
+    fn read_row(
         &self,
         place: usize,
         received: &mut ReceiveBatch,
-        hand: &mut Hand<'_>,
+        direct: &mut DirectReceiver<'_>,
         wakes: &mut Wakes,
     ) -> bool {
-        let ReceiveBatch { requests, known } = received;
-        let row = &mut known.rows[place];
+        let ReceiveBatch { requests, cache } = received;
+        let row = &mut cache.rows[place];
         let (peer, link) = (row.peer, &row.link.clone());
         let read = {
             let inbound = &mut *lock(&link.inbound);
             let read = self.read_lines(peer, link, inbound, requests, TURN_REQUESTS_MAX);
-            if !row.knows_all(inbound) {
+            if !row.is_current(inbound) {
                 row.refresh(inbound);
             }
             read
         };
         let any = !requests.is_empty();
-        self.deliver(|id| known.service(id), requests.drain(..), hand, wakes);
+        self.deliver(|id| cache.service(id), requests.drain(..), direct, wakes);
         self.poster.enforce(peer, read);
         any
     }
 
-    /// Reads the requests whose turn it is: what was posted to the ring before them has been read.
+    /// Reads the requests whose predecessors in the ring have been read.
     pub(super) fn read_lines(
         &self,
         peer: PeerId,
@@ -122,25 +122,26 @@ impl Rpc {
             requests.push(decode(link, inbound, &line)?);
         }
         if reader.poll_head()
-            && let Some(head) = inbound.told_line_head(reader)
+            && let Some(head) = inbound.published_line_head(reader)
         {
             self.return_head(peer, head, Attempt::First);
         }
         Ok(())
     }
 
-    /// Takes in all requests in the lines of a peer whose turn it is, before or after a control message of the peer.
-    pub(in crate::rpc) fn take_in_lines(
+    /// Reads all requests in a peer's lines whose predecessors in the ring have been read, before or after a control
+    /// message.
+    pub(in crate::rpc) fn drain_lines(
         &self,
         peer: PeerId,
         link: &Arc<Link>,
         received: &mut ReceiveBatch,
         wakes: &mut Wakes,
     ) -> Result<(), Violation> {
-        let ReceiveBatch { requests, known } = received;
-        known.look(&self.peers);
+        let ReceiveBatch { requests, cache } = received;
+        cache.refresh(&self.peers);
         let read = self.read_lines(peer, link, &lock(&link.inbound), requests, REQUEST_LINES);
-        self.deliver(|id| known.service(id), requests.drain(..), &mut Hand::default(), wakes);
+        self.deliver(|id| cache.service(id), requests.drain(..), &mut DirectReceiver::default(), wakes);
         read
     }
 }
@@ -149,8 +150,8 @@ impl Rpc {
 fn decode(link: &Link, inbound: &Inbound, line: &RequestLine) -> Result<DecodedRequest, Violation> {
     let caller = inbound.introduced(line.principal).ok_or(Violation("a request of nobody"))?;
     let id = link.served.open(line.slot)?;
-    let theirs = inbound.theirs.as_ref().ok_or(Violation("a request before the handshake"))?;
-    let (at, room) = theirs.slot(line.slot)?;
+    let parameters = inbound.parameters.as_ref().ok_or(Violation("a request before the handshake"))?;
+    let (at, room) = parameters.slot(line.slot)?;
     let terms = LineTerms { cancels: link.cancels(), id, at, room, bytes_max: line.reply_bytes_max };
     let input = Payload::Here(Bytes::Short(line.input_bytes, line.input));
     Ok(DecodedRequest { kind: line.kind, number: line.number, incoming: Incoming::of(caller, terms, input) })

@@ -1,21 +1,20 @@
-//! Calls and messages as their server's node handles them: requests are read, queued, and answered.
+//! The server's side of calls and messages: reads, queues and answers requests.
 //!
 //! ```text
 //!   ring or lines ──> Incoming ──> queue of the function or port ──> handler ──> slot or line of the caller
 //! ```
 //!
-//! Requests are read and queued by the thread that polls, without the runner's lock; no handler runs there.
+//! The polling thread reads and queues requests, without the runner's lock; handlers never run on it.
 
 mod admission;
 mod answer;
 mod atomics;
 mod batch;
 mod deliver;
-mod hand;
+mod direct;
 mod heads;
 mod incoming;
 mod input;
-mod known;
 mod lines;
 mod queue;
 mod receivers;
@@ -24,6 +23,7 @@ mod ring;
 mod service;
 mod services;
 mod short_answers;
+mod table_cache;
 
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicBool;
@@ -39,15 +39,15 @@ use crate::runtime::locks::ranked;
 
 pub(crate) use self::admission::{Closed, Ended, Taken};
 pub(crate) use self::answer::{Answered, ReplyTo};
-pub(crate) use self::hand::Hand;
+pub(crate) use self::direct::DirectReceiver;
 pub(super) use self::incoming::DecodedRequest;
 pub(crate) use self::incoming::{Incoming, ServiceId};
 pub(crate) use self::input::{Bytes, Payload};
-pub(crate) use self::known::ReceiveBatch;
 pub(super) use self::lines::{REQUEST_LINES_BYTES, clear_row};
 pub use self::service::ServeOptions;
 pub(crate) use self::service::Service;
 pub(crate) use self::services::Services;
+pub(crate) use self::table_cache::ReceiveBatch;
 
 ranked! {
     Vec<(PeerId, u16)> => HeldBack;
@@ -55,27 +55,26 @@ ranked! {
     BTreeSet<PeerId> => HeldBack;
 }
 
-/// See the header of this file.
 pub(crate) struct Server {
-    /// Where answers to short requests go.
+    /// The rows of reply lines at the peers.
     pub(super) reply_rows: ReplyRows,
-    /// Notices that the fabric did not take yet: peers, and slots of theirs.
-    notices: Mutex<Vec<(PeerId, u16)>>,
+    /// Notifications that the fabric has not taken yet: peers and their slots.
+    notifications: Mutex<Vec<(PeerId, u16)>>,
     deferred: Mutex<Vec<DeferredReply>>,
-    /// Peers whose atomics have answers that the fabric did not take yet.
+    /// Peers with answers to atomics that the fabric has not taken yet.
     late_atomics: Mutex<BTreeSet<PeerId>>,
-    /// Peers whose head the fabric did not take yet.
+    /// Peers with a head that the fabric has not taken yet.
     heads: Mutex<BTreeSet<PeerId>>,
-    /// The node is about to leave, and takes no call of others any more.  A hint: a call that arrives in this moment may still be taken.
+    /// The node is being drained and refuses calls. A hint: a call that arrives just now may still be served.
     draining: AtomicBool,
 }
 
 impl Server {
-    /// Threads pin `pins` when they answer.
+    /// Threads pin `pins` while they answer.
     pub(super) fn new(pins: Arc<Pins>) -> Server {
         Server {
             reply_rows: ReplyRows::new(pins),
-            notices: Mutex::default(),
+            notifications: Mutex::default(),
             deferred: Mutex::default(),
             late_atomics: Mutex::default(),
             heads: Mutex::default(),
@@ -83,7 +82,7 @@ impl Server {
         }
     }
 
-    /// Refuses calls of others from now on, or no longer.
+    /// Starts or stops refusing calls.
     pub(crate) fn set_draining(&self, is_on: bool) {
         self.draining.store(is_on, Relaxed);
     }

@@ -1,4 +1,4 @@
-//! The state behind a service's lock: its queue, the senders that wait for room, and the room that is kept for them.
+//! The state behind a service's lock: its queue, the parked senders, and the room granted to senders.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,11 +22,10 @@ pub(super) struct QueueState {
     pub(super) receivers: Receivers,
     /// Senders that wait for room, in order.
     pub(super) parked: VecDeque<Parked>,
-    /// What is parked with its bytes, by the node that has sent it.
+    /// Parked messages, by the sending node.
     pub(super) published: BTreeMap<Target, Published>,
     /// Grants, by number.
     pub(super) grants: BTreeMap<u32, Grant>,
-    /// Bytes of all grants.
     pub(super) granted_bytes: usize,
     last_grant: u32,
     pub(super) servers: usize,
@@ -35,7 +34,7 @@ pub(super) struct QueueState {
     pub(super) closed: bool,
 }
 
-/// A sender that waits for room for so many bytes, or its message if that was published.
+/// A sender that waits for room for `bytes` bytes, and its message if that was published.
 #[derive(Debug)]
 pub(super) struct Parked {
     pub(super) reply: ReplyTo,
@@ -44,23 +43,23 @@ pub(super) struct Parked {
 }
 
 impl Parked {
-    /// A published message is received even if its sender has gone.
+    /// A published message stays wanted even if its sender is gone.
     fn is_wanted(&self) -> bool {
         self.message.is_some() || self.reply.is_wanted()
     }
 }
 
-/// Messages that wait with their bytes, and these bytes.
+/// The number of parked messages and of their bytes.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Published {
     pub(super) messages: usize,
     pub(super) bytes: usize,
 }
 
-/// The limit for one node and port.  A single message may be longer.
+/// The limit for one node and port. A single message may be longer.
 pub(super) const PUBLISHED_MAX: Published = Published { messages: 4096, bytes: 4 << 20 };
 
-/// Room that is kept for a sender.
+/// Room reserved for a sender.
 #[derive(Debug)]
 pub(super) struct Grant {
     pub(super) target: Target,
@@ -68,7 +67,7 @@ pub(super) struct Grant {
 }
 
 impl QueueState {
-    /// Nothing waits, and one server is there.
+    /// An empty queue with one server.
     pub(super) fn with_server() -> QueueState {
         QueueState { servers: 1, ..QueueState::default() }
     }
@@ -83,22 +82,22 @@ impl QueueState {
         None
     }
 
-    /// Returns true if requests may have become unwanted since the last call.  A search of a full queue for each request that it
-    /// refuses would delay those of other functions.
+    /// Returns true if requests may have become unwanted since the last call. Without this check, each request that a
+    /// full queue refuses would cost a search, and delay requests of other functions.
     #[inline]
     pub(super) fn may_be_unwanted(&mut self, drops: &DropCount) -> bool {
         let count = drops.count();
         std::mem::replace(&mut self.drops_seen, count) != count
     }
 
-    pub(super) fn forget_cancelled(&mut self) {
+    pub(super) fn drop_unwanted(&mut self) {
         self.queue.retain(|incoming| incoming.is_wanted());
         self.bytes = self.queue.iter().map(|incoming| incoming.input.bytes_here()).sum();
         self.parked.retain(|parked| parked.is_wanted());
     }
 
-    /// Returns true if one more message of that node may wait with its bytes.
-    pub(super) fn keeps_more(&self, of: Target, bytes: usize) -> bool {
+    /// Returns true if the node may park another message of `bytes` bytes.
+    pub(super) fn may_park(&self, of: Target, bytes: usize) -> bool {
         let kept = self.published.get(&of).copied().unwrap_or_default();
         let has_bytes = kept.messages == 0 || kept.bytes + bytes <= PUBLISHED_MAX.bytes;
         kept.messages < PUBLISHED_MAX.messages && has_bytes
@@ -112,7 +111,7 @@ impl QueueState {
         self.parked.push_back(parked);
     }
 
-    /// Takes the sender that has waited longest.
+    /// Removes the sender that has waited longest.
     pub(super) fn unpark(&mut self) -> Option<Parked> {
         let parked = self.parked.pop_front()?;
         let of = parked.reply.target();
@@ -135,7 +134,7 @@ impl QueueState {
         is_theirs
     }
 
-    /// Keeps room for a sender.
+    /// Reserves room for a sender.
     pub(super) fn grant(&mut self, reply: ReplyTo, bytes: usize) -> Option<Promoted> {
         if !reply.is_wanted() {
             return None;

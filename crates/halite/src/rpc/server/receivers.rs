@@ -1,4 +1,4 @@
-//! Receivers of a service that wait for a request.
+//! Receivers that wait for a request of a service.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -8,7 +8,7 @@ use std::task::Waker;
 pub(super) struct Receivers {
     last: u64,
     pub(super) asleep: VecDeque<(u64, Waker)>,
-    /// Number of threads that look again by themselves before they sleep.
+    /// Number of threads that check again themselves before they sleep.
     pub(super) awake: usize,
 }
 

@@ -1,6 +1,7 @@
-//! Rows of reply lines in the memory of peers, which threads that answer find without a lock.
+//! Rows of reply lines in the memory of peers, which answering threads find without a lock.
 //!
-//! When its peer is down, a row is retired.  It is dropped, with what is mapped of the peer, once no thread stores into it any more.
+//! A row is retired when its peer is down. It is dropped, and the peer's memory unmapped, once no thread stores into it
+//! any more.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 use std::sync::{Arc, Mutex};
@@ -18,23 +19,23 @@ ranked! {
 pub(in crate::rpc) struct ReplyRows {
     pins: Arc<Pins>,
     rows: Slots<Row>,
-    /// Retired rows, which threads may still use.
+    /// Retired rows that threads may still use.
     gone: Mutex<Vec<(u32, GracePeriod)>>,
 }
 
 impl ReplyRows {
-    /// No rows yet.  Threads pin `pins` while they use one.
+    /// Creates an empty set. Threads pin `pins` while they use a row.
     pub(super) fn new(pins: Arc<Pins>) -> ReplyRows {
         ReplyRows { rows: Slots::new(pins.clone()), pins, gone: Mutex::default() }
     }
 
-    /// Makes `row` the row of the link that `at` belongs to.
+    /// Sets the row of the link that `at` belongs to.
     pub(in crate::rpc) fn open(&self, at: &RowRef, row: Row) {
         let (index, generation) = self.rows.insert(row);
         self.replace(at, u64::from(generation) << 32 | u64::from(index));
     }
 
-    /// Takes the row away from the link.
+    /// Removes the row from the link.
     pub(in crate::rpc) fn close(&self, at: &RowRef) {
         self.replace(at, 0);
     }
@@ -62,7 +63,7 @@ impl ReplyRows {
         gone.extract_if(.., is_over).for_each(drop);
     }
 
-    /// Calls `enter`, which must not wait, with the row of the link; `None` if it has none.
+    /// Calls `enter`, which must not wait, with the link's row. Returns `None` if it has none.
     #[inline]
     pub(super) fn with<T>(&self, at: &RowRef, enter: impl FnOnce(&Row) -> T) -> Option<T> {
         let pin = self.pins.pin();
@@ -81,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// Tells when it is dropped.
+    /// Counts references until it is dropped.
     #[derive(Debug)]
     struct Kept(#[expect(dead_code, reason = "it is counted")] Arc<()>);
 
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_is_closed_is_found_no_more_and_goes_when_the_last_who_found_it_has_let_go() {
+    fn closed_rows_are_dropped_after_their_last_user() {
         let (pins, kept) = (Arc::new(Pins::new()), Arc::new(()));
         let rows = ReplyRows::new(pins);
         let (one, other) = (RowRef::default(), RowRef::default());
@@ -114,7 +115,7 @@ mod tests {
         assert!(rows.with(&one, |_| ()).is_none() && rows.with(&other, |_| ()).is_some());
         rows.collect();
         assert_eq!(Arc::strong_count(&kept), 2);
-        // A peer that introduces itself again names another one.
+        // A second handshake replaces the row.
         rows.open(&other, row());
         assert_eq!(Arc::strong_count(&kept), 2);
     }

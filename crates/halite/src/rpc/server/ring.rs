@@ -1,4 +1,4 @@
-//! Requests of peers in the rings of this node: copied out, then parsed.
+//! Requests of peers in this node's rings: copied out, then parsed.
 
 use std::sync::Arc;
 
@@ -7,16 +7,16 @@ use halite_tier::rpc::line::REQUEST_LINES;
 use halite_tier::rpc::{Input, RequestHeader, Violation};
 
 use super::answer::ReplyTo;
-use super::hand::Hand;
+use super::direct::DirectReceiver;
 use super::incoming::{DecodedRequest, Incoming};
 use super::input::{Bytes, Payload};
-use super::known::ReceiveBatch;
+use super::table_cache::ReceiveBatch;
 use crate::rpc::Rpc;
 use crate::rpc::shared::{Attempt, Inbound, Link};
 use crate::runtime::locks::lock;
 use crate::runtime::wait::Wakes;
 
-/// Bytes of a request that are read first: header, name and input of a small one.
+/// Bytes of a request read first: header, name and input of a small one.
 const FIRST_LOOK_BYTES: usize = 64;
 
 impl Rpc {
@@ -33,7 +33,7 @@ impl Rpc {
         }
         let table = self.peers.read();
         let Some(peer_entry) = table.up(peer) else {
-            // A peer that was refused or disconnected may still send.
+            // A refused or disconnected peer may still send.
             batch.for_each(drop);
             return Ok(());
         };
@@ -42,7 +42,7 @@ impl Rpc {
         let read = {
             let inbound = &mut *lock(&link.inbound);
             let read = batch.try_for_each(|offset| {
-                // Lines that were posted before it have landed before it.
+                // Lines posted before the request have landed before it.
                 self.read_lines(peer, link, inbound, &mut received.requests, REQUEST_LINES)?;
                 received.requests.push(read_request(link, inbound, offset)?);
                 Ok(())
@@ -52,12 +52,17 @@ impl Rpc {
             }
             read
         };
-        self.deliver(|id| table.services.get(id), received.requests.drain(..), &mut Hand::default(), wakes);
+        self.deliver(
+            |id| table.services.get(id),
+            received.requests.drain(..),
+            &mut DirectReceiver::default(),
+            wakes,
+        );
         read
     }
 }
 
-/// Copies a request out of its ring and parses the copy, for the peer may still change the ring.
+/// Copies a request out of its ring and parses the copy, since the peer may still change the ring.
 fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<DecodedRequest, Violation> {
     let (reader, ring) = inbound.ring.as_mut().ok_or(Violation("a request after the end"))?;
     let bytes_max = reader.arrive(offset)?;
@@ -98,8 +103,8 @@ fn read_request(link: &Arc<Link>, inbound: &mut Inbound, offset: u64) -> Result<
         inbound.introduce(principal, &caller)?;
     }
     let id = link.served.open(header.slot)?;
-    let theirs = inbound.theirs.ok_or(Violation("a request before the handshake"))?;
-    let (at, room) = header.reply_at.map_or_else(|| theirs.slot(header.slot), Ok)?;
+    let parameters = inbound.parameters.ok_or(Violation("a request before the handshake"))?;
+    let (at, room) = header.reply_at.map_or_else(|| parameters.slot(header.slot), Ok)?;
     let bytes_max = header.reply_bytes_max;
     let to = ReplyTo { caller, cancels: link.cancels(), id, at, room, bytes_max, by_line: false };
     let input = match header.input {

@@ -1,8 +1,9 @@
-//! A function or port of this node: a bounded queue, the receivers that wait for a request, and the senders that wait for room.
+//! A function or port of this node: a bounded queue, the receivers that wait for a request, and the senders that wait
+//! for room.
 //!
-//! A full function refuses calls.  At a full port senders wait in order, without their messages; the port keeps room for each
-//! sender that it tells to send again.  Published messages wait in the same order, with their bytes; their sender is told when
-//! they are queued.
+//! A full function refuses calls. At a full port senders wait in order, without their messages; the port reserves room
+//! for each sender that it asks to send again. Published messages wait in the same order, with their bytes; their
+//! senders are answered when they are queued.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -21,11 +22,12 @@ use crate::runtime::locks::lock;
 /// How a function or port is served.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ServeOptions {
-    /// Most requests that wait for a handler; more are refused, or for a port wait at their sender.
+    /// Maximum number of waiting requests. Further calls are refused; further messages wait at their senders.
     pub requests_max: usize,
-    /// Most bytes of inputs that wait; longer inputs than a quarter of a ring stay with their callers and do not count.
+    /// Maximum number of input bytes that wait. Inputs longer than a quarter of a ring stay at their callers and do not
+    /// count.
     pub bytes_max: usize,
-    /// The principals that may call, beside the one that serves; `None` for everyone.
+    /// The principals that may call, in addition to the serving one; `None` for all.
     pub callers: Option<Vec<String>>,
 }
 
@@ -35,18 +37,17 @@ impl Default for ServeOptions {
     }
 }
 
-/// One function or port.
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) id: ServiceId,
     pub(crate) owner: Principal,
     options: ServeOptions,
     state: Mutex<QueueState>,
-    /// Number of requests in the queue, to be read without the lock.
+    /// Number of queued requests, for reading without the lock.
     waiting: AtomicUsize,
-    /// Whether a sender waits for room, or has a grant; to be read without the lock.
-    crowded: AtomicBool,
-    /// Whether the service has ended; to be read without the lock.
+    /// A sender waits for room or has a grant; for reading without the lock.
+    senders_waiting: AtomicBool,
+    /// The service has ended; for reading without the lock.
     ended: AtomicBool,
 }
 
@@ -54,8 +55,8 @@ impl Service {
     #[inline]
     pub(crate) fn new(id: ServiceId, owner: Principal, options: ServeOptions) -> Service {
         let state = Mutex::new(QueueState::with_server());
-        let (crowded, ended) = (AtomicBool::new(false), AtomicBool::new(false));
-        Service { id, owner, options, state, waiting: AtomicUsize::new(0), crowded, ended }
+        let (senders_waiting, ended) = (AtomicBool::new(false), AtomicBool::new(false));
+        Service { id, owner, options, state, waiting: AtomicUsize::new(0), senders_waiting, ended }
     }
 
     /// Returns true if the principal may use the service.
@@ -67,10 +68,10 @@ impl Service {
         }
     }
 
-    /// Queues or refuses a batch of requests.  Returns those for which something is left to be done.
+    /// Queues or refuses a batch of requests. Returns the results that need further action.
     pub(crate) fn push_all(&self, batch: impl Iterator<Item = DecodedRequest>) -> Vec<Admission> {
         let mut state = lock(&self.state);
-        batch.map(|asked| self.push(&mut state, asked)).filter(|admission| !admission.is_all()).collect()
+        batch.map(|decoded| self.push(&mut state, decoded)).filter(|admission| !admission.is_done()).collect()
     }
 
     #[inline]
@@ -92,7 +93,7 @@ impl Service {
         match kind {
             _ if state.closed => Admission::Refused(incoming.to, Status::Unknown),
             Kind::Call => Admission::Refused(incoming.to, Status::Busy),
-            Kind::Publish if !state.keeps_more(target, bytes) => {
+            Kind::Publish if !state.may_park(target, bytes) => {
                 Admission::Refused(incoming.to, Status::WouldBlock)
             }
             Kind::TrySend => Admission::Refused(incoming.to, Status::WouldBlock),
@@ -100,7 +101,7 @@ impl Service {
                 let reply = incoming.to.clone();
                 let message = (kind == Kind::Publish).then_some(incoming);
                 state.park(Parked { reply, bytes, message });
-                self.crowded.store(true, Relaxed);
+                self.senders_waiting.store(true, Relaxed);
                 Admission::Parked
             }
         }
@@ -110,16 +111,17 @@ impl Service {
     fn has_room(&self, state: &mut QueueState, kind: Kind, incoming: &Incoming) -> bool {
         let more = incoming.input.bytes_here();
         if !self.fits(state, more) && state.may_be_unwanted(incoming.to.link().drops()) {
-            // Unwanted requests must take no room from others.
-            state.forget_cancelled();
+            // Unwanted requests must not take up room.
+            state.drop_unwanted();
             self.waiting.store(state.queue.len(), Relaxed);
         }
-        // Senders that wait are not overtaken.
+        // Parked senders are not overtaken.
         let in_turn = kind == Kind::Call || state.parked.is_empty();
         in_turn && self.fits(state, more)
     }
 
-    /// A single request always fits into an empty queue, however long it is.
+    /// Returns true if there is room for `more` bytes. A single request always fits into an empty queue, however long
+    /// it is.
     #[inline]
     fn fits(&self, state: &QueueState, more: usize) -> bool {
         let promised = state.queue.len() + state.grants.len();
@@ -133,13 +135,12 @@ impl Service {
         state.bytes += incoming.input.bytes_here();
         state.queue.push_back(incoming);
         self.waiting.store(state.queue.len(), Relaxed);
-        // Threads that are awake take one each; for the rest, a receiver must be woken.
+        // Each polling receiver takes one request; for the rest, a sleeping receiver must be woken.
         if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
     }
 
-    /// Number of requests in the queue.
     pub(crate) fn waiting(&self) -> usize {
-        // A figure: it orders nothing.
+        // Only a figure: it orders nothing.
         self.waiting.load(Relaxed)
     }
 
@@ -149,10 +150,10 @@ impl Service {
         self.waiting.load(Relaxed) > 0
     }
 
-    /// Returns true if messages take their turn with those that wait for room; a hint, as above.
+    /// Returns true if messages must wait behind parked senders; a hint, as above.
     #[inline]
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.crowded.load(Relaxed)
+    pub(crate) fn has_waiting_senders(&self) -> bool {
+        self.senders_waiting.load(Relaxed)
     }
 
     /// Returns true if the service has ended; a hint, as above.
@@ -161,20 +162,21 @@ impl Service {
         self.ended.load(Relaxed)
     }
 
-    /// The thread that looked has found a request elsewhere.  Returns the receiver to wake for what it leaves behind.
-    pub(crate) fn stop_looking(&self) -> Option<Waker> {
+    /// Ends this thread's polling, since it got a request directly. Returns the receiver to wake for the queued
+    /// requests.
+    pub(crate) fn stop_polling(&self) -> Option<Waker> {
         let mut state = lock(&self.state);
         state.receivers.awake -= 1;
         if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
     }
 
-    /// Takes the next request that is still wanted.  `Err` once the service has ended.
+    /// Takes the next wanted request. Returns `Err` once the service has ended.
     pub(crate) fn try_take(&self) -> Result<Option<Taken>, Closed> {
         self.take(&mut lock(&self.state))
     }
 
-    /// Takes at most `max` requests, from the front up to the first whose input has yet to be read.  For functions, where no sender
-    /// waits for the room that this makes.
+    /// Takes at most `max` requests, up to the first whose input has yet to be read. For functions, where no sender
+    /// waits for room.
     #[expect(clippy::vec_box, reason = "requests stay where they are put first")]
     pub(crate) fn take_batch(&self, max: usize) -> Vec<Box<Incoming>> {
         let mut state = lock(&self.state);
@@ -189,21 +191,21 @@ impl Service {
         batch
     }
 
-    /// As [`Service::try_take`]; if the queue is empty, this thread now looks by itself.
-    pub(crate) fn take_or_look(&self) -> Result<Option<Taken>, Closed> {
+    /// Takes a request as [`Service::try_take`] does; if the queue is empty, counts this thread as polling.
+    pub(crate) fn take_or_poll(&self) -> Result<Option<Taken>, Closed> {
         let mut state = lock(&self.state);
         let taken = self.take(&mut state)?;
         state.receivers.awake += usize::from(taken.is_none());
         Ok(taken)
     }
 
-    /// The thread that looked stops looking.  Also returns the receiver to wake for what it leaves behind.
-    pub(crate) fn take_after_look(&self) -> (Result<Option<Taken>, Closed>, Option<Waker>) {
+    /// Ends this thread's polling and takes a request. Also returns the receiver to wake for the other queued requests.
+    pub(crate) fn take_after_poll(&self) -> (Result<Option<Taken>, Closed>, Option<Waker>) {
         let mut state = lock(&self.state);
         state.receivers.awake -= 1;
         let taken = self.take(&mut state);
-        let heir = if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None };
-        (taken, heir)
+        let next = if state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None };
+        (taken, next)
     }
 
     /// Inlined, which saves a move of the request.
@@ -215,13 +217,13 @@ impl Service {
             return Err(Closed);
         }
         let taken = Taken { incoming: found, promoted: self.promote(state) };
-        if self.is_crowded() {
-            self.crowded.store(!(state.parked.is_empty() && state.grants.is_empty()), Relaxed);
+        if self.has_waiting_senders() {
+            self.senders_waiting.store(!(state.parked.is_empty() && state.grants.is_empty()), Relaxed);
         }
         Ok(Some(taken).filter(|taken| taken.incoming.is_some() || !taken.promoted.is_empty()))
     }
 
-    /// Puts back in front what the receiver that took it could not accept.  `Err` once the service has ended.
+    /// Puts a request back in front. Returns it as an `Err` once the service has ended.
     pub(crate) fn requeue(&self, incoming: Box<Incoming>) -> Result<Option<Waker>, Box<Incoming>> {
         let mut state = lock(&self.state);
         if state.closed {
@@ -233,8 +235,8 @@ impl Service {
         Ok(state.receivers.pop())
     }
 
-    /// As [`Service::try_take`]; if the queue is empty, the next request wakes the task of `context`.  `id` is the waiter's, from one
-    /// poll to the next.
+    /// Takes a request as [`Service::try_take`] does; if the queue is empty, registers the context's waker. `id`
+    /// identifies the waiter across polls.
     pub(crate) fn poll_take(
         &self,
         id: &mut Option<u64>,
@@ -254,21 +256,21 @@ impl Service {
         }
     }
 
-    /// A waiter gives up.  If it was woken for a request, returns another receiver to wake for that.
+    /// Removes a waiter. If it had been woken for a request, returns another receiver to wake for that.
     pub(crate) fn stop_waiting(&self, id: u64) -> Option<Waker> {
         let mut state = lock(&self.state);
         let woken = !state.receivers.forget(id);
         if woken && state.queue.len() > state.receivers.awake { state.receivers.pop() } else { None }
     }
 
-    /// A sender declines its grant.
+    /// Releases a grant that its sender declines.
     pub(crate) fn decline(&self, from: Target, grant: u32) -> Vec<Promoted> {
         let mut state = lock(&self.state);
         state.use_grant(grant, from);
         self.promote(&mut state)
     }
 
-    /// A peer is down: drops its senders that wait, and its grants.
+    /// Drops the parked senders and grants of a peer that is down.
     pub(crate) fn handle_down(&self, peer: Target) -> Vec<Promoted> {
         let mut state = lock(&self.state);
         state.grants.retain(|_, grant| grant.target != peer);
@@ -278,7 +280,7 @@ impl Service {
         self.promote(&mut state)
     }
 
-    /// Gives room to the senders that wait for it, in order.
+    /// Gives room to parked senders, in order.
     fn promote(&self, state: &mut QueueState) -> Vec<Promoted> {
         let mut promoted = Vec::new();
         while let Some(Parked { bytes, .. }) = state.parked.front()
@@ -297,23 +299,23 @@ impl Service {
         promoted
     }
 
-    // Servers come and go.
+    // Servers join and leave.
 
-    /// Adds a server to the service.  Returns false if it has ended.
+    /// Adds a server. Returns false if the service has ended.
     pub(crate) fn join(&self) -> bool {
         let mut state = lock(&self.state);
         state.servers += usize::from(!state.closed);
         !state.closed
     }
 
-    /// A server is dropped; the last one ends the service.
+    /// Removes a server; the last one ends the service.
     pub(crate) fn leave(&self) -> Option<Ended> {
         let mut state = lock(&self.state);
         state.servers -= 1;
         (state.servers == 0 && !state.closed).then(|| self.end(&mut state))
     }
 
-    /// Ends the service.  Returns the receivers and callers that have to learn of it; `None` if it had ended before.
+    /// Ends the service. Returns the receivers and callers to inform, or `None` if it had ended before.
     pub(crate) fn close(&self) -> Option<Ended> {
         let mut state = lock(&self.state);
         (!state.closed).then(|| self.end(&mut state))

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use super::incoming::ServiceId;
 use super::service::Service;
 
-/// All functions and ports of a node.
 #[derive(Debug, Default)]
 pub(crate) struct Services {
     by_id: BTreeMap<ServiceId, Arc<Service>>,

@@ -1,15 +1,15 @@
-//! Answers to short requests: put into the line of the caller's slot, where the caller looks for them.
+//! Answers to short requests, put into the line of the caller's slot, which the caller polls.
 //!
-//! A long output goes to the slot first.  A caller that stops looking says so in its line, and gets a notice:
+//! A long output goes to the slot first. A caller that stops polling requests a notification in its line:
 //!
 //! ```text
 //!   server                           caller
-//!     put the line                     say that it wants a notice
+//!     put the line                     request a notification
 //!     fence                            fence
-//!     does it want a notice?           look at the line
+//!     is a notification requested?     check the line
 //! ```
 //!
-//! One of the two sees what the other has done.
+//! At least one of the two sees the other's store.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::fence;
@@ -24,14 +24,13 @@ use crate::rpc::Rpc;
 use crate::rpc::shared::{Attempt, CALL_WORK, Link, Row, beyond};
 use crate::runtime::locks::lock;
 
-/// What is left to be done when an answer has ended.
+/// The work left after an answer has ended.
 struct EndedLine {
     acknowledge: bool,
     notify: bool,
 }
 
 impl Rpc {
-    /// Answers a short request.
     #[inline]
     pub(super) fn send_line_answer(&self, to: &ReplyTo, status: Status, output: &[u8]) -> Answered {
         let link = &**to.link();
@@ -42,12 +41,12 @@ impl Rpc {
         if let Ok(()) = written
             && let Some(ended) = self.put_and_end(link, to, status, output)
         {
-            self.follow_end(link, to.id.slot, ended);
+            self.finish_line(link, to.id.slot, ended);
             return Answered::Sent;
         }
         let put = written.and_then(|()| self.put_reply(link, to, status, output));
         if put == Err(PostCause::QueueFull) {
-            self.hold_back(to, status, output);
+            self.defer_answer(to, status, output);
             return Answered::Sent;
         }
         if link.served.end(to.id, true) {
@@ -56,7 +55,7 @@ impl Rpc {
         if put.is_ok() { Answered::Sent } else { Answered::Unwanted }
     }
 
-    /// Stores a reply into its line, and ends the answer; `None` if stores do not reach the line.
+    /// Stores a reply into its line, and ends the answer. Returns `None` if stores do not reach the line.
     #[inline]
     fn put_and_end(&self, link: &Link, to: &ReplyTo, status: Status, output: &[u8]) -> Option<EndedLine> {
         let slot = to.id.slot;
@@ -65,14 +64,14 @@ impl Rpc {
             let (words, used) = ReplyLine::emit(status, slot, output);
             lines.put(u32::from(slot.index), &words[..used]);
             let acknowledge = link.served.end(to.id, true);
-            // The end of the answer is the fence between the line and this look: see the header of this file.
+            // The end of the answer is the fence between the line and this load; see the header of this file.
             Some(EndedLine { acknowledge, notify: lines.last_word(u32::from(slot.index)) != 0 })
         };
         self.server.reply_rows.with(&link.replies, put_and_end).flatten()
     }
 
     #[inline]
-    fn follow_end(&self, link: &Link, slot: SlotId, ended: EndedLine) {
+    fn finish_line(&self, link: &Link, slot: SlotId, ended: EndedLine) {
         if ended.acknowledge {
             self.acknowledge(link, slot);
         }
@@ -81,7 +80,7 @@ impl Rpc {
         }
     }
 
-    /// Tries again to answer.
+    /// Retries an answer.
     pub(super) fn retry_line_answer(
         &self,
         to: &ReplyTo,
@@ -93,7 +92,7 @@ impl Rpc {
         }
         let link = to.link();
         self.put_reply(link, to, status, output)?;
-        // Pairs with the fence of a caller that asks for a notice: see the header of this file.
+        // Pairs with the fence of a caller that requests a notification; see the header of this file.
         fence(SeqCst);
         if self.last_word(link, to.id.slot) != 0 {
             self.notify(link, to.id.slot.index, Attempt::Again);
@@ -101,7 +100,7 @@ impl Rpc {
         Ok(())
     }
 
-    /// Answers short requests that came over the same link, as far as the outputs are short; `None` for the others.
+    /// Answers short requests over one link that have short outputs. Returns `None` for the others.
     pub(super) fn answer_lines(&self, batch: &[(&ReplyTo, &[u8])]) -> Vec<Option<Answered>> {
         let answer = |(to, output): &(&ReplyTo, &[u8])| {
             let is_short = output.len() <= OUTPUT_BYTES_MAX.min(to.bytes_max as usize);
@@ -129,7 +128,7 @@ impl Rpc {
         }
     }
 
-    /// Not 0 if the caller wants a notice of the line that has just been put.  A line that is posted brings one anyway.
+    /// Not 0 if the caller requests a notification of the line just stored. A posted line carries one anyway.
     #[inline]
     fn last_word(&self, link: &Link, slot: SlotId) -> u64 {
         let word = self.server.reply_rows.with(&link.replies, |row| {
@@ -138,7 +137,7 @@ impl Rpc {
         word.unwrap_or(0)
     }
 
-    /// Writes a long output to the slot, behind the place of the header of other replies.
+    /// Writes a long output to the slot, after the place of other replies' header.
     fn write_output(&self, to: &ReplyTo, output: &[u8]) -> Result<(), PostCause> {
         let Some(peer) = to.link().peer() else { unreachable!("this node itself needs no lines") };
         let source = self.poster.source(to.link(), peer, output)?;
@@ -150,25 +149,25 @@ impl Rpc {
         written.inspect_err(|_| self.poster.give_back(&source))
     }
 
-    /// Sends a notice to a caller that does not look by itself.
+    /// Notifies a caller that does not poll.
     pub(super) fn notify(&self, link: &Link, index: u16, attempt: Attempt) {
         let Some(peer) = link.peer() else { unreachable!("this node itself needs no lines") };
         let at = self.server.reply_rows.with(&link.replies, |row| row.at);
-        // A peer that is down needs no notice.
+        // A peer that is down needs no notification.
         let Some(at) = at else { return };
         let (local, remote) = (Local::Inline(&[]), at);
         let operation = Operation::WriteImm { local, remote, imm: Imm::Look(index).emit() };
         let request = WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true };
         if self.poster.post(peer, &[request]) == Err(PostCause::QueueFull) {
-            lock(&self.server.notices).push((peer, index));
-            self.poster.set_stuck(attempt);
+            lock(&self.server.notifications).push((peer, index));
+            self.poster.set_deferred(attempt);
         }
     }
 
-    /// Tries again to send the notices that the fabric did not take.
-    pub(in crate::rpc) fn retry_notices(&self) {
-        let notices: Vec<(PeerId, u16)> = std::mem::take(&mut *lock(&self.server.notices));
-        for (peer, index) in notices {
+    /// Retries the notifications that the fabric refused.
+    pub(in crate::rpc) fn retry_notifications(&self) {
+        let notifications: Vec<(PeerId, u16)> = std::mem::take(&mut *lock(&self.server.notifications));
+        for (peer, index) in notifications {
             if let Some(link) = self.peers.link_of(peer) {
                 self.notify(&link, index, Attempt::Again);
             }

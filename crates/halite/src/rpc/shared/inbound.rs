@@ -1,4 +1,4 @@
-//! The inbound side of a link: what its peer writes to this node, and what it has told of itself.
+//! The inbound side of a link: the memory that its peer writes to, and the peer's parameters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,6 @@ ranked! {
     Inbound => Inbound;
 }
 
-/// What the peer writes here, and what its answers need.
 #[derive(Debug)]
 pub(crate) struct Inbound {
     /// The word in which the peer writes how far it has read this node's requests.
@@ -25,18 +24,18 @@ pub(crate) struct Inbound {
     /// This node's ring, into which the peer writes.
     pub(crate) ring: Option<(RingReader, Block)>,
     /// The peer's handshake, once it has arrived.
-    pub(crate) theirs: Option<PeerParameters>,
+    pub(crate) parameters: Option<PeerParameters>,
     /// This node's row of lines, into which the peer writes short requests.
     pub(in crate::rpc) lines: Option<Arc<Block>>,
-    /// The callers, by the numbers that lines carry.
+    /// The callers, by their numbers in lines.
     callers: Vec<Option<Arc<Caller>>>,
-    /// Outputs that wait for the peer to read them.
+    /// Outputs to be read by the peer.
     pub(crate) kept: BTreeMap<SlotId, Block>,
-    /// The last caller: most requests come from one principal.  It refers to this link, and is dropped with it.
+    /// The last caller: most requests come from one principal. It refers to this link, and is dropped with it.
     caller: Option<Arc<Caller>>,
 }
 
-/// A principal at the other end of a link.  Its requests share it, and count one reference each.
+/// A principal at the other end of a link. Its requests share it, with one reference each.
 #[derive(Debug)]
 pub(crate) struct Caller {
     pub(crate) link: Arc<Link>,
@@ -50,16 +49,16 @@ impl Inbound {
             None => (None, None, None),
         };
         let (callers, kept) = (Vec::new(), BTreeMap::new());
-        Inbound { head, ring, theirs: None, lines, callers, kept, caller: None }
+        Inbound { head, ring, parameters: None, lines, callers, kept, caller: None }
     }
 
     /// Drops the references to the link itself.
-    pub(super) fn forget_callers(&mut self) {
+    pub(super) fn drop_callers(&mut self) {
         self.caller = None;
         self.callers = Vec::new();
     }
 
-    /// The caller of that name at the other end of `link`, whose inbound side this is.
+    /// Returns the caller of that name at the other end of `link`, whose inbound side this is.
     pub(crate) fn caller(&mut self, link: &Arc<Link>, name: &[u8]) -> Result<Arc<Caller>, Violation> {
         match &self.caller {
             Some(caller) if caller.principal.0.as_bytes() == name => Ok(caller.clone()),
@@ -71,7 +70,7 @@ impl Inbound {
         }
     }
 
-    /// Lets a number stand for `caller`.
+    /// Assigns a number to `caller`.
     pub(in crate::rpc) fn introduce(
         &mut self,
         principal: u16,
@@ -94,7 +93,7 @@ impl Inbound {
         }
     }
 
-    /// The caller that a number stands for.
+    /// Returns the caller with a number.
     #[inline]
     pub(in crate::rpc) fn introduced(&self, principal: u16) -> Option<&Arc<Caller>> {
         self.callers.get(usize::from(principal))?.as_ref()
@@ -105,23 +104,23 @@ impl Inbound {
         &self.callers
     }
 
-    /// The head of the ring and where to write it, if the peer should learn it now.
+    /// Returns the head of the ring and its address at the peer, if the peer should learn it now.
     pub(crate) fn poll_head(&mut self) -> Option<(RemoteAddress, u64)> {
         let (reader, _) = self.ring.as_mut()?;
         reader.poll_head()?;
-        self.told_head()
+        self.published_head()
     }
 
-    /// The last head that the peer should have learnt, and where to write it.
-    pub(crate) fn told_head(&self) -> Option<(RemoteAddress, u64)> {
+    /// Returns the last head published to the peer, and its address there.
+    pub(crate) fn published_head(&self) -> Option<(RemoteAddress, u64)> {
         let (reader, _) = self.ring.as_ref()?;
-        self.theirs.map(|theirs| (theirs.head, reader.told()))
+        self.parameters.map(|parameters| (parameters.head, reader.told()))
     }
 
-    /// The last head of the lines, which `reader` reads, and where to write it.
-    pub(in crate::rpc) fn told_line_head(&self, reader: &LineReader) -> Option<(RemoteAddress, u64)> {
+    /// Returns the last head published for the lines of `reader`, and its address at the peer.
+    pub(in crate::rpc) fn published_line_head(&self, reader: &LineReader) -> Option<(RemoteAddress, u64)> {
         self.lines.as_ref()?;
-        let at = self.theirs?.head;
+        let at = self.parameters?.head;
         Some((RemoteAddress { offset: at.offset + LINE_HEAD_OFFSET, ..at }, reader.told()))
     }
 }

@@ -4,19 +4,19 @@ use std::sync::atomic::AtomicU64;
 
 use halite_fabric::{Fabric, Lines, PeerId, RemoteAddress};
 
-/// Offset of the head of the lines behind the head of the ring, in bytes.
+/// Offset of the lines' head word from the ring's, in bytes.
 pub(in crate::rpc) const LINE_HEAD_OFFSET: u64 = 8;
 
 /// A row of lines at the peer.
 #[derive(Debug)]
 pub(crate) struct Row {
     pub(in crate::rpc) at: RemoteAddress,
-    /// `None` where stores do not reach it: then lines are posted.
+    /// `None` if stores do not reach it; then lines are posted.
     pub(in crate::rpc) direct: Option<Box<dyn Lines>>,
 }
 
 impl Row {
-    /// Lines in the memory of `peer`.
+    /// Creates a row in the memory of `peer`.
     pub(in crate::rpc) fn new(fabric: &dyn Fabric, peer: PeerId, at: RemoteAddress, count: u32) -> Row {
         let is_direct = fabric.capabilities(peer).direct;
         let direct = is_direct.then(|| fabric.lines(peer, at, count)).flatten();

@@ -1,4 +1,4 @@
-//! The link to a peer: what this node keeps for calls from and to it.
+//! The link to a peer: the state of calls in both directions.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::AtomicU32;
@@ -22,14 +22,14 @@ pub(crate) struct Link {
     pub(crate) target: Target,
     /// Longest source that is posted inline, in bytes.
     pub(crate) inline_bytes_max: usize,
-    /// Where requests to the peer go; `None` until its handshake has arrived.
+    /// The outbound side; `None` until the peer's handshake has arrived.
     pub(crate) outbound: Mutex<Option<Outbound>>,
     pub(crate) inbound: Mutex<Inbound>,
-    /// The peer's calls that are open at this node.
+    /// The peer's calls in progress at this node.
     pub(crate) served: Served,
-    /// How far its short requests have been read.
+    /// How far the peer's short requests have been read.
     pub(in crate::rpc) reader: LineReader,
-    /// The peer's row of reply lines, where answers to its short requests end.
+    /// The peer's row of reply lines.
     pub(in crate::rpc) replies: RowRef,
     gone: AtomicBool,
     handshake_sent: AtomicBool,
@@ -38,13 +38,13 @@ pub(crate) struct Link {
     drops: DropCount,
 }
 
-/// Counts the requests of all links of a node that became unwanted, one by one or with their whole peer.
+/// Counts the events that make requests unwanted, on all links of a node: a cancel, or the loss of a peer.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DropCount(Arc<AtomicU64>);
 
 impl DropCount {
     fn add(&self) {
-        // Pairs with the Acquire in count(): a thread that sees the count sees that they are unwanted.
+        // Pairs with the Acquire in count(): a thread that sees the count sees the requests as unwanted.
         self.0.fetch_add(1, Release);
     }
 
@@ -54,7 +54,6 @@ impl DropCount {
     }
 }
 
-/// The memory of a link.
 pub(crate) struct LinkMemory {
     pub(in crate::rpc) ring: (RingReader, Block),
     pub(in crate::rpc) head: Block,
@@ -90,10 +89,10 @@ impl Link {
         }
     }
 
-    /// Returns true once the fabric has taken this node's handshake: requests are posted behind it.
+    /// Returns true once the fabric has taken this node's handshake, which must precede all requests.
     #[inline]
     pub(crate) fn has_sent_handshake(&self) -> bool {
-        // Pairs with the Release in set_handshake_sent(): the post is over.
+        // Pairs with the Release in set_handshake_sent(): the handshake has been posted.
         self.handshake_sent.load(Acquire)
     }
 
@@ -102,21 +101,21 @@ impl Link {
         self.handshake_sent.store(true, Release);
     }
 
-    /// Returns true if the peer is down: then nothing need be done for it.
+    /// Returns true if the peer is down, so work for it can be skipped.
     #[inline]
     pub(crate) fn is_gone(&self) -> bool {
-        // A hint that saves work.  The locks prevent what must not happen after the end.
+        // A hint that saves work; the locks ensure correctness.
         self.gone.load(Relaxed)
     }
 
-    /// Number of calls that the peer has cancelled: while it stays the same, each call that was open still is.
+    /// Number of calls that the peer has cancelled. While it is the same, no open call has been cancelled.
     #[inline]
     pub(crate) fn cancels(&self) -> u32 {
-        // A hint: a call that is cancelled at this moment may be handed to its handler all the same.
+        // A hint: a call that is being cancelled may still reach its handler.
         self.cancels.load(Relaxed)
     }
 
-    pub(crate) fn note_cancel(&self) {
+    pub(crate) fn record_cancel(&self) {
         self.cancels.fetch_add(1, Relaxed);
     }
 
@@ -125,8 +124,8 @@ impl Link {
         self.drops.add();
     }
 
-    /// A request of the peer has become unwanted, which its queue cannot see by itself.
-    pub(crate) fn note_loss(&self) {
+    /// Counts a cancelled request, which its queue does not notice by itself.
+    pub(crate) fn record_drop(&self) {
         self.drops.add();
     }
 
@@ -135,18 +134,18 @@ impl Link {
         &self.drops
     }
 
-    /// Drops the callers, which refer to the link: no more requests are read.
-    pub(crate) fn forget_caller(&self) {
-        // After a panic it may leak.
+    /// Drops the callers, which refer to the link. Afterwards no more requests are read.
+    pub(crate) fn drop_callers(&self) {
+        // Leaked after a panic.
         if let Ok(mut inbound) = self.inbound.lock() {
-            inbound.forget_callers();
+            inbound.drop_callers();
         }
     }
 
-    /// The node has ended: releases its memory, for references to the link may be left.
-    pub(crate) fn forget_all(&self) {
-        self.forget_caller();
-        // After a panic they may leak.
+    /// Releases the link's memory when the node ends, since references to the link may remain.
+    pub(crate) fn release_memory(&self) {
+        self.drop_callers();
+        // Leaked after a panic.
         let outbound = self.outbound.lock().ok().and_then(|mut outbound| outbound.take());
         let of_inbound = self.inbound.lock().ok().map(|mut inbound| {
             let Inbound { ring, head, lines, kept, .. } = &mut *inbound;
@@ -155,7 +154,7 @@ impl Link {
         drop((outbound, of_inbound));
     }
 
-    /// The peer; `None` for the link of a node to itself.
+    /// Returns the peer, or `None` for a node's link to itself.
     #[inline]
     pub(in crate::rpc) fn peer(&self) -> Option<PeerId> {
         match self.target {

@@ -1,4 +1,4 @@
-//! Registered memory for calls: rings, head words, reply slots, and payloads that are too long for them.
+//! Registered memory for calls: rings, head words, reply slots, and longer payloads.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,15 +8,14 @@ use halite_mem::{Allocator, PagePolicy, Segment, Window};
 
 use crate::runtime::locks::{lock, ranked};
 
-/// Smallest growth of the memory, in bytes: 230 rings beside the slots.  Untouched pages cost nothing, but each growth
-/// costs a descriptor, here and at every peer.
+/// Smallest growth in bytes: 230 rings beside the slots. Untouched pages cost nothing, but each growth costs a
+/// descriptor here and at every peer.
 const GROWTH_BYTES_MIN: u64 = 64 << 20;
-/// Blocks from this length on are given back to the system, which costs as much as a copy of them would.
+/// Blocks from this length on are returned to the system, which costs as much as a copy of them.
 const GIVE_BACK_BYTES_MIN: u64 = 64 << 20;
 /// Offsets are multiples of a cache line.
 const ALIGNMENT_BYTES: u64 = 64;
 
-/// See the header of this file.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     inner: Mutex<Option<Inner>>,
@@ -42,7 +41,7 @@ pub(crate) struct Block {
 }
 
 impl Pool {
-    /// A block of `len` bytes, which hold anything; `None` if the system has no memory for it.
+    /// Allocates a block of `len` uninitialised bytes. Returns `None` if the system has no memory for it.
     pub(crate) fn allocate(self: &Arc<Pool>, fabric: &dyn Fabric, len: u64) -> Option<Block> {
         let mut inner = lock(&self.inner);
         let inner = inner.get_or_insert_with(Inner::new);
@@ -75,22 +74,21 @@ impl Inner {
 }
 
 impl Block {
-    /// The memory.
     pub(crate) fn window(&self) -> &Window {
         &self.window
     }
 
-    /// Where peers find it.
+    /// The address at which peers access it.
     pub(crate) fn address(&self) -> RemoteAddress {
         RemoteAddress { key: self.key, offset: self.extent.offset }
     }
 
-    /// All of it, as work requests name it.
+    /// The whole block as a work request's local memory.
     pub(crate) fn local(&self) -> Local<'static> {
         Local::Registered { key: self.key, offset: self.extent.offset, len: self.extent.len }
     }
 
-    /// Its length in bytes.
+    /// Length in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.extent.len
     }
@@ -99,7 +97,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if self.extent.len >= GIVE_BACK_BYTES_MIN {
-            // Where the system keeps the pages they are merely used again.
+            // If this fails, the pages are reused.
             let _ = self.window.segment().discard(self.extent.offset, self.extent.len);
         }
         let mut inner = lock(&self.pool.inner);

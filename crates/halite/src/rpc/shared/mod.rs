@@ -1,6 +1,6 @@
-//! What callers and servers both need: the link to a peer, its memory, and the way to post to it.
+//! The code that client and server share: the link to a peer, its memory, and posting.
 //!
-//! Nothing here knows how a call is made, or answered.
+//! Nothing here knows how a call is made or answered.
 
 mod inbound;
 mod lines;

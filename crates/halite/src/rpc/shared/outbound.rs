@@ -1,4 +1,4 @@
-//! The outbound side of a link: where this node's requests go at the peer.
+//! The outbound side of a link: the peer's memory for this node's requests.
 
 use std::fmt;
 
@@ -14,30 +14,30 @@ ranked! {
     Option<Outbound> => Outbound;
 }
 
-/// Where this node's requests go at the peer.
 #[derive(Debug)]
 pub(crate) struct Outbound {
     pub(crate) ring: RingWriter,
     pub(crate) at: RemoteAddress,
     /// The word in which the peer writes how far it has read the ring.
     pub(crate) head: Window,
-    /// Number of requests and cancels posted to the ring.  Each line carries it, so that it overtakes none of them.
+    /// Number of requests and cancels posted to the ring. Each line carries it, so that the line overtakes none of
+    /// them.
     pub(in crate::rpc) posted_before: u16,
     /// Principals whose names and numbers the peer knows.
     pub(in crate::rpc) introduced: Introduced,
-    /// Lines for short requests; `None` where stores do not reach the peer.
+    /// Lines for short requests; `None` if stores do not reach the peer.
     pub(in crate::rpc) lines: Option<OutboundLines>,
 }
 
-/// The lines for short requests, and the slots that are lent to the link, whose replies come by line.
+/// The lines for short requests, and the slots lent to the link, whose replies come by line.
 #[derive(Debug)]
 pub(crate) struct OutboundLines {
     pub(in crate::rpc) writer: LineWriter,
     pub(in crate::rpc) row: Row,
-    /// The link's number as a borrower of slots, which no other link ever has.
+    /// The link's unique number as a borrower of slots.
     pub(in crate::rpc) borrower: u32,
     pub(in crate::rpc) slots: Vec<u16>,
-    /// The place behind the slot that was taken last.
+    /// The place after the last slot taken.
     pub(in crate::rpc) next: usize,
 }
 

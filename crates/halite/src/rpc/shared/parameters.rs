@@ -1,13 +1,12 @@
-//! What a peer's handshake says: where its memory for calls is.
+//! The parameters in a peer's handshake: the addresses of its memory for calls.
 
 use halite_fabric::{Key, RemoteAddress};
 use halite_tier::rpc::wire::REPLY_HEADER_BYTES;
 use halite_tier::rpc::{CallControl, SlotId, Violation};
 
-/// What the peer's handshake says.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerParameters {
-    /// Where this node writes how far it has read the peer's requests.
+    /// Address of the word for this node's head: how far it has read the peer's requests.
     pub(crate) head: RemoteAddress,
     slots: RemoteAddress,
     slot_bytes: u32,
@@ -44,12 +43,11 @@ impl PeerParameters {
         }
     }
 
-    /// Number of default slots.
     pub(in crate::rpc) fn slot_count(&self) -> u32 {
         self.slot_count
     }
 
-    /// The address of a default slot, and its length in bytes.
+    /// Returns the address of a default slot, and its length in bytes.
     pub(crate) fn slot(&self, id: SlotId) -> Result<(RemoteAddress, u32), Violation> {
         let index = u32::from(id.index);
         if index >= self.slot_count || (self.slot_bytes as usize) < REPLY_HEADER_BYTES {

@@ -1,6 +1,6 @@
-//! Posts to peers, and remembers what the runner has to settle later.
+//! Posts to peers, and records work for the runner to settle.
 //!
-//! Posting never waits.  The runner settles what is rare: control messages, and what a full queue did not take.
+//! Posting never waits. The runner settles rare work: control messages, and posts that a full queue refused.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release};
@@ -21,14 +21,13 @@ pub(crate) const CALL_WORK: WorkId = WorkId(0);
 /// Requests and replies up to this many bytes are copied together and posted as one write.
 pub(crate) const PART_BYTES_MAX: usize = 512;
 
-/// What fits into a cache line, in bytes, together with its header and address where the fabric has these.
+/// Bytes that fit into a cache line, with header and address where the fabric has these.
 pub(in crate::rpc) const LINE_BYTES: usize = 64;
 
 ranked! {
     Vec<(PeerId, CallControl)> => HeldBack;
 }
 
-/// See the header of this file.
 pub(crate) struct Poster {
     pub(in crate::rpc) fabric: Arc<dyn Fabric>,
     pub(in crate::rpc) posted: Arc<InFlight>,
@@ -36,13 +35,13 @@ pub(crate) struct Poster {
     controls: Mutex<Vec<(PeerId, CallControl)>>,
     /// The runner should settle.
     dirty: AtomicBool,
-    /// An answer, a head, a notice or a handshake may be held back.
-    stuck: AtomicBool,
+    /// An answer, a head, a notification or a handshake may be deferred.
+    deferred: AtomicBool,
     /// A post waits for memory.
     short: AtomicBool,
 }
 
-/// Whether something is posted for the first time, or is tried again.
+/// Whether a post is attempted for the first time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::rpc) enum Attempt {
     First,
@@ -63,12 +62,12 @@ impl Poster {
             pool: Arc::default(),
             controls: Mutex::default(),
             dirty: AtomicBool::new(false),
-            stuck: AtomicBool::new(false),
+            deferred: AtomicBool::new(false),
             short: AtomicBool::new(false),
         }
     }
 
-    /// Registered memory; `None` if the system has none.
+    /// Allocates registered memory. Returns `None` if the system has none.
     #[inline]
     pub(in crate::rpc) fn allocate(&self, len: u64) -> Option<Block> {
         self.pool.allocate(&*self.fabric, len)
@@ -78,7 +77,7 @@ impl Poster {
         self.fabric.post(peer, CALLS, requests).map_err(|error| error.cause)
     }
 
-    /// Writes `head`, and `rest` behind it, to `at`: as one write if both together are short.
+    /// Writes `head`, then `rest`, to `at`: as one write if both together are short.
     pub(crate) fn post_parts(
         &self,
         link: &Link,
@@ -98,7 +97,7 @@ impl Poster {
         self.post_apart(link, peer, at, &head.concat(), rest, imm)
     }
 
-    /// Posts `rest` first, and then `head`, with the immediate.
+    /// Posts `rest` first, then `head` with the immediate.
     fn post_apart(
         &self,
         link: &Link,
@@ -127,7 +126,8 @@ impl Poster {
         })
     }
 
-    /// Posts `parts` as one write, copied together in `whole`.  That is as small as most writes, for clearing more takes time.
+    /// Posts `parts` as one write, copied together in `whole`. The size `N` is close to the length, since clearing more
+    /// takes time.
     #[inline]
     fn post_whole<const N: usize>(
         &self,
@@ -166,7 +166,7 @@ impl Poster {
         self.post(peer, &[WorkRequest { id: CALL_WORK, operation, signalled: false, solicited: true }])
     }
 
-    /// Makes `bytes` ready to be posted: inline, or if too long for that in registered memory, which is kept until the completion.
+    /// Prepares `bytes` for posting: inline, or if too long, in registered memory that is kept until the completion.
     pub(in crate::rpc) fn source<'b>(
         &self,
         link: &Link,
@@ -199,14 +199,14 @@ impl Poster {
         }
     }
 
-    // What the runner settles.
+    // Work for the runner to settle.
 
     pub(in crate::rpc) fn send_control(&self, peer: PeerId, control: CallControl) {
         lock(&self.controls).push((peer, control));
         self.set_dirty();
     }
 
-    /// The control messages that the runner has to send.
+    /// Returns the control messages to send.
     pub(crate) fn take_controls(&self) -> Vec<(PeerId, CallControl)> {
         std::mem::take(&mut *lock(&self.controls))
     }
@@ -216,52 +216,50 @@ impl Poster {
         self.dirty.store(true, Release);
     }
 
-    /// Whether the runner should settle.
     #[inline]
     pub(crate) fn is_dirty(&self) -> bool {
         self.dirty.load(Relaxed)
     }
 
-    /// As [`Poster::is_dirty`], and clears the flag.
+    /// Returns true if the runner should settle, and clears the flag.
     pub(crate) fn take_dirty(&self) -> bool {
-        // Pairs with the Release in set_dirty(): what made it dirty is seen.
+        // Pairs with the Release in set_dirty(), so that the work is visible.
         self.is_dirty() && self.dirty.swap(false, AcqRel)
     }
 
-    /// Has the runner try again what a full queue did not take, when the fabric reports room.
-    pub(in crate::rpc) fn set_stuck(&self, attempt: Attempt) {
-        self.stuck.store(true, Relaxed);
+    /// Makes the runner retry a post that a full queue refused, when the fabric reports room.
+    pub(in crate::rpc) fn set_deferred(&self, attempt: Attempt) {
+        self.deferred.store(true, Relaxed);
         match attempt {
-            // The fabric may have reported it already: the runner looks once.
+            // The fabric may have reported room already, so the runner retries once.
             Attempt::First => self.set_dirty(),
-            // The thread that gets the report waits for the runner's lock, which this one holds.
+            // The thread that handles the report waits for the runner's lock, which this one holds.
             Attempt::Again => {}
         }
     }
 
-    /// Clears the flag: only what is held back from now on sets it.
-    pub(in crate::rpc) fn clear_stuck(&self) {
-        self.stuck.store(false, Relaxed);
+    /// Clears the flag; later deferrals set it again.
+    pub(in crate::rpc) fn clear_deferred(&self) {
+        self.deferred.store(false, Relaxed);
     }
 
-    /// Returns true if something may be held back.
-    pub(crate) fn is_stuck(&self) -> bool {
-        // A hint: a thread that sets it also makes the runner settle, which looks again.
-        self.stuck.load(Relaxed)
+    /// Returns true if a post may be deferred.
+    pub(crate) fn has_deferred(&self) -> bool {
+        // A hint: a thread that sets it also makes the runner settle, which checks again.
+        self.deferred.load(Relaxed)
     }
 
-    /// There is no memory for a post.  No event reports free memory, so that the runner tries again after a while.
+    /// Records that a post waits for memory. No event reports free memory, so the runner retries after a while.
     pub(crate) fn set_short(&self) {
         self.short.store(true, Relaxed);
         self.set_dirty();
     }
 
-    /// Returns true if a post waits for memory.
     pub(crate) fn is_short(&self) -> bool {
         self.short.load(Relaxed)
     }
 
-    /// Clears the flag: posts that wait for memory are tried again.
+    /// Clears the flag before the posts that wait for memory are retried.
     pub(crate) fn end_shortage(&self) {
         self.short.store(false, Relaxed);
     }

@@ -1,7 +1,7 @@
-//! Batches: requests, or answers, that go to one node together.
+//! Batches: requests or answers to one node that are posted together.
 //!
-//! A post has fixed costs: locks, the fence before the doorbell, the wait for the peer's cache lines.  A batch pays them once.
-//! Only short requests and answers go in a batch; the others are posted one by one.
+//! A post has fixed costs: locks, the fence before the doorbell, the wait for the peer's cache lines. A batch pays them
+//! once. It takes only short requests and answers; others are posted one by one.
 
 use halite_fabric::{Fabric, Local, Operation, PeerId, PostCause, RemoteAddress, WorkRequest};
 use halite_tier::rpc::Imm;
@@ -9,18 +9,18 @@ use halite_tier::rpc::Imm;
 use super::poster::{CALL_WORK, LINE_BYTES};
 use crate::runtime::lanes::CALLS;
 
-/// Longest batch: it is posted under a lock, and its peer sees it only little by little.
+/// Longest batch: it is posted under a lock, and its peer sees it only gradually.
 pub(crate) const BATCH_MAX: usize = 16;
 
 /// Writes with immediates that are posted together, in order.
 pub(in crate::rpc) struct Writes {
     bytes: Vec<u8>,
-    /// Of each write the end of its bytes, its remote address and its immediate.
+    /// For each write, the end of its bytes, its remote address and its immediate.
     writes: Vec<(usize, RemoteAddress, u32)>,
 }
 
 impl Writes {
-    /// Room for `count` writes of a cache line each; it grows for longer ones.
+    /// Reserves room for `count` writes of a cache line each.
     pub(in crate::rpc) fn new(count: usize) -> Writes {
         Writes { bytes: Vec::with_capacity(count * LINE_BYTES), writes: Vec::with_capacity(count) }
     }
@@ -34,7 +34,7 @@ impl Writes {
         self.writes.len()
     }
 
-    /// Posts all.  Returns how many were posted, and why the others were not.
+    /// Posts all writes. Returns the number posted, and why the others were refused.
     pub(in crate::rpc) fn post(&self, fabric: &dyn Fabric, peer: PeerId) -> (usize, Result<(), PostCause>) {
         if self.writes.is_empty() {
             return (0, Ok(()));

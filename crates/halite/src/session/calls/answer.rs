@@ -1,17 +1,18 @@
-//! Answers that are lent to the application: see [`Lent`].
+//! Answers lent to the application; see [`Lent`].
 
 use std::fmt;
 
-use super::pending::Kept;
+use super::pending::OwnedRequest;
 use crate::rpc::Lent;
 
-/// An answer where it has arrived.  Dropped, it gives that memory back.  It keeps its session open, as a clone of that does.
+/// An answer that is read in place. Dropping it releases its memory. It keeps its session open, like a clone of the
+/// session.
 ///
 /// Made by [`PendingCall::lend_answer`](crate::PendingCall::lend_answer).
 pub struct Answer {
     lent: Lent,
-    /// Frees the slot, if that is where it is.
-    _kept: Option<Kept>,
+    /// Frees the slot, if the answer is in one.
+    _kept: Option<OwnedRequest>,
 }
 
 impl fmt::Debug for Answer {
@@ -21,12 +22,12 @@ impl fmt::Debug for Answer {
 }
 
 impl Answer {
-    pub(super) fn new(lent: Lent, kept: Kept) -> Answer {
+    pub(super) fn new(lent: Lent, request: OwnedRequest) -> Answer {
         let in_slot = matches!(lent, Lent::InSlot(_));
-        Answer { lent, _kept: in_slot.then_some(kept) }
+        Answer { lent, _kept: in_slot.then_some(request) }
     }
 
-    /// How many bytes it has.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match &self.lent {
             Lent::Nowhere => 0,
@@ -35,12 +36,12 @@ impl Answer {
         }
     }
 
-    /// Whether it has none.
+    /// Returns true if the answer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Copies its bytes from `offset` on, as many as there are and `into` takes; returns how many.
+    /// Copies bytes from `offset` on, as many as there are and `into` holds. Returns how many.
     pub fn copy_to(&self, offset: usize, into: &mut [u8]) -> usize {
         let count = self.len().saturating_sub(offset).min(into.len());
         let into = &mut into[..count];
@@ -53,7 +54,7 @@ impl Answer {
         count
     }
 
-    /// All of it.
+    /// Returns a copy of all bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len()];
         self.copy_to(0, &mut bytes);

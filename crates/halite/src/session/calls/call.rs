@@ -1,4 +1,4 @@
-//! Calls, from the caller's side.
+//! The caller's side of calls.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use halite_tier::access::Count;
 use halite_tier::ids::NodeId;
 use halite_tier::rpc::{Kind, PAYLOAD_BYTES_MAX, ReplyState, Status};
 
-use super::pending::{Kept, PendingCall};
+use super::pending::{OwnedRequest, PendingCall};
 use super::server::Function;
 use crate::driver::Driver;
 use crate::driver::fetch::fetch;
@@ -20,7 +20,8 @@ use crate::session::Session;
 
 /// Calls.
 impl Session {
-    /// Calls a function and returns its answer.  After `timeout` there is none, and if one comes later it is dropped.
+    /// Calls a function and returns its answer. Fails with [`CallCause::Timeout`] after `timeout`; a later answer is
+    /// dropped.
     pub async fn call(
         &self,
         node: NodeId,
@@ -34,7 +35,8 @@ impl Session {
         Ok(output)
     }
 
-    /// As [`Session::call`], with an answer of at most as many bytes as `output` has.  Returns how many it has.
+    /// Calls a function and copies its answer into `output`. Returns the answer's length in bytes; fails if `output` is
+    /// shorter.
     pub async fn call_into(
         &self,
         node: NodeId,
@@ -47,8 +49,8 @@ impl Session {
         calling.run(input, Into::Slice(output)).await
     }
 
-    /// Posts a call and returns at once, so that several can be under way; the answer, of at most `answer_bytes_max`, is
-    /// taken from what is returned.  The time runs from here.
+    /// Posts a call and returns without waiting for its answer, so that several calls can be in progress.
+    /// [`PendingCall`] yields the answer, of at most `answer_bytes_max` bytes. The timeout starts now.
     pub async fn post_call(
         &self,
         node: NodeId,
@@ -62,12 +64,12 @@ impl Session {
         Ok(calling.keep(calling.post(input).await?))
     }
 
-    /// Posts a call for each of `inputs`, in their order, as [`Session::post_call`] does one; what became of each is in the
-    /// same order, and what goes wrong with one is no matter of the others.  One `timeout` is for all of them: those that have
-    /// found no room in it are not posted, and fail.
+    /// Posts a call for each of `inputs`, in order, as [`Session::post_call`] does. Returns their results in the same
+    /// order; a call that fails does not affect the others. One `timeout` applies to all: calls that find no room
+    /// within it are not posted, and fail.
     ///
-    /// Calls that follow each other are posted up to 16 together, which costs much less than one by one, if their inputs have up
-    /// to some 400 bytes and they go to another node.  Longer ones are posted one by one, in the same order.
+    /// Consecutive calls to another node are posted up to 16 at a time, at much lower cost, if their inputs have up to
+    /// about 400 bytes. Longer ones are posted one by one, in the same order.
     ///
     /// ```
     /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
@@ -107,7 +109,7 @@ impl Session {
         posted
     }
 
-    /// Calls the same function at several nodes at once; answers are in the order of `nodes`.
+    /// Calls the same function at several nodes at once. Returns the answers in the order of `nodes`.
     pub async fn call_many(
         &self,
         nodes: &[NodeId],
@@ -122,7 +124,7 @@ impl Session {
             let posted = calling.try_post(input);
             pending.push((calling, posted));
         }
-        // All at once: one that is slow costs none of the others its time.
+        // Concurrently, so that a slow node does not use up the time of the others.
         let answers = pending.into_iter().map(|(calling, posted)| async move {
             let mut output = Vec::new();
             let mut pending = match posted {
@@ -136,24 +138,25 @@ impl Session {
     }
 }
 
-/// Answers that may be longer are fetched, rather than to keep as much memory ready for each call.
+/// Longest answer, in bytes, for which memory is reserved per call; longer ones are fetched.
 const IN_PLACE_BYTES_MAX: usize = 64 << 20;
 
-/// Answers up to this length are copied in less time than a wake-up takes.
+/// Answers up to this length, in bytes, are copied in less time than a wake-up takes.
 const SOON_COPIED_BYTES_MAX: u32 = 64 << 10;
-/// Longer ones are spun for, as long as the server copies, up to this length: beyond, a wake-up counts little.
+/// For longer answers the caller spins while the server copies, up to this length; beyond it, a wake-up costs little in
+/// comparison.
 const SPUN_BYTES_MAX: u32 = 2 << 20;
-/// How many bytes a server copies in a nanosecond at least, into memory that its caller has read from (measured: 14).
+/// Minimum speed of a server's copy into memory that its caller has read from, in bytes per nanosecond (measured: 14).
 const COPIED_BYTES_PER_NS: u64 = 8;
 
-/// A call that is being made.
+/// A call and its session.
 #[derive(Clone, Copy)]
 pub(crate) struct Calling<'s> {
     pub(super) session: &'s Session,
     pub(super) terms: Terms,
 }
 
-/// Whom a call is for, and what its caller takes.
+/// The destination and limits of a call.
 #[derive(Clone, Copy)]
 pub(super) struct Terms {
     pub(super) node: NodeId,
@@ -161,7 +164,7 @@ pub(super) struct Terms {
     reply_bytes_max: u32,
     reply_in_place: bool,
     timeout_ns: u64,
-    /// Once the time runs.
+    /// `u64::MAX` until the timeout starts.
     deadline_ns: u64,
 }
 
@@ -184,18 +187,18 @@ impl<'s> Calling<'s> {
         Calling { session, terms }
     }
 
-    /// To be waited for later: what is returned owns all that it needs.
+    /// Makes a [`PendingCall`], which owns its part of the session.
     #[inline]
     fn keep(&self, pending: Pending<'s>) -> PendingCall {
-        PendingCall::new(self.terms, Kept::new(self.session, pending))
+        PendingCall::new(self.terms, OwnedRequest::new(self.session, pending))
     }
 
-    /// Takes an answer of any length; a long one is fetched.
+    /// Accepts an answer of any length; fetches a long one.
     pub(crate) fn unlimited(self) -> Calling<'s> {
         Calling { terms: Terms { reply_bytes_max: PAYLOAD_BYTES_MAX as u32, ..self.terms }, ..self }
     }
 
-    /// Takes an answer of at most `len` bytes, which is written straight to this node unless that is very long.
+    /// Accepts an answer of at most `len` bytes, which the server writes to this node's memory unless it is very long.
     #[inline]
     pub(crate) fn limited(self, len: usize) -> Calling<'s> {
         let reply_bytes_max = len.min(PAYLOAD_BYTES_MAX as usize) as u32;
@@ -218,13 +221,12 @@ impl<'s> Calling<'s> {
         }
     }
 
-    /// From now on the time runs.
     #[inline]
     fn start(&mut self) {
         self.terms.deadline_ns = self.session.inner.driver.now_ns().saturating_add(self.terms.timeout_ns);
     }
 
-    /// On threads that spin, the time runs from the end of the spin, which is short.
+    /// Starts the timeout unless it has started. For spinning threads it starts at the end of the spin, which is short.
     #[inline]
     fn start_unless_started(&mut self) -> bool {
         let starts = self.terms.deadline_ns == u64::MAX;
@@ -247,8 +249,8 @@ impl<'s> Calling<'s> {
         self.finish(&mut pending, into).await
     }
 
-    /// As `run`, on a thread that helps to move the node forward: what needs no waiting takes no waker, nor, unless it is timed, the
-    /// clock.
+    /// Runs the call on a thread that drives the node while it waits. A reply that comes during the spin needs no
+    /// waker, and no clock unless the call is timed.
     #[inline]
     pub(crate) fn run_blocking(mut self, input: &[u8], into: Into<'_>) -> Result<usize, CallError> {
         let begin_ns = self.begin();
@@ -269,7 +271,7 @@ impl<'s> Calling<'s> {
         let driver: &'s Driver = &self.session.inner.driver;
         if self.terms.reply_in_place && self.terms.reply_bytes_max > SOON_COPIED_BYTES_MAX {
             let bytes = self.terms.reply_bytes_max.min(SPUN_BYTES_MAX);
-            AdaptiveSpin::change(|patience| patience.expect_work(u64::from(bytes) / COPIED_BYTES_PER_NS));
+            AdaptiveSpin::change(|spin| spin.expect_work(u64::from(bytes) / COPIED_BYTES_PER_NS));
         }
         match pending.spin(into.reborrow()) {
             Spun::Taken(Reply::DoneAt(len, address)) => {
@@ -287,7 +289,7 @@ impl<'s> Calling<'s> {
         }
     }
 
-    /// Posts a call, where possible without waiting.
+    /// Posts a call, if possible without waiting.
     #[inline]
     pub(crate) fn post_blocking(mut self, input: &[u8]) -> Result<PendingCall, CallError> {
         self.start();
@@ -303,7 +305,6 @@ impl<'s> Calling<'s> {
         Ok(self.keep(pending))
     }
 
-    /// As [`Session::post_calls`].
     pub(crate) fn post_all_blocking<I: AsRef<[u8]>>(
         mut self,
         inputs: &[I],
@@ -316,8 +317,8 @@ impl<'s> Calling<'s> {
         posted
     }
 
-    /// Posts those of `inputs` that come after `posted`, as far as they go together.  Returns the next one, which is to go
-    /// by itself.  Once the time is over none go any more.
+    /// Posts the `inputs` after `posted` in batches. Returns the next input, which must be posted by itself. After the
+    /// deadline, fails all that are left.
     fn post_batches<'i, I: AsRef<[u8]>>(
         &self,
         inputs: &'i [I],
@@ -325,18 +326,18 @@ impl<'s> Calling<'s> {
     ) -> Option<&'i [u8]> {
         let driver: &'s Driver = &self.session.inner.driver;
         loop {
-            // Asked for before any lock is taken: the user's code runs here.
+            // Converted before any lock is taken, since this runs the application's code.
             let left: Vec<_> = inputs[posted.len()..].iter().take(BATCH_MAX).map(AsRef::as_ref).collect();
             let next = *left.first()?;
             if !posted.is_empty() && driver.now_ns() >= self.terms.deadline_ns {
                 posted.resize_with(inputs.len(), || Err(self.not_posted(PostFailure::Timeout)));
                 return None;
             }
-            let went = driver
+            let sent = driver
                 .with_calls(|rpc, _| rpc.try_request_batch(self.terms.node, &self.request(next), &left));
-            let Some(went) = went else { return Some(next) };
-            left[..went.len()].iter().for_each(|input| driver.count_posted(Kind::Call, input.len() as u64));
-            posted.extend(went.into_iter().map(|one| Ok(self.keep(Pending::new(driver, one)))));
+            let Some(sent) = sent else { return Some(next) };
+            left[..sent.len()].iter().for_each(|input| driver.count_posted(Kind::Call, input.len() as u64));
+            posted.extend(sent.into_iter().map(|one| Ok(self.keep(Pending::new(driver, one)))));
         }
     }
 
@@ -346,7 +347,7 @@ impl<'s> Calling<'s> {
         posted.map_err(|failure| self.not_posted(failure))
     }
 
-    /// As `post`, where that needs no waiting.
+    /// Posts the call if that needs no waiting.
     #[inline]
     pub(crate) fn try_post(&self, input: &[u8]) -> Option<Pending<'s>> {
         let driver: &'s Driver = &self.session.inner.driver;
@@ -360,7 +361,7 @@ impl<'s> Calling<'s> {
         }
     }
 
-    /// Takes an answer that has come.
+    /// Takes an answer that has arrived.
     pub(crate) async fn take(
         &self,
         pending: &mut Pending<'s>,
@@ -384,7 +385,7 @@ impl<'s> Calling<'s> {
         }
     }
 
-    /// Reads a long answer out of the memory of the server's node.
+    /// Reads a long answer from the memory of the server's node.
     async fn fetch_output(
         &self,
         pending: &mut Pending<'s>,
@@ -397,7 +398,7 @@ impl<'s> Calling<'s> {
             Ok(target) => target,
             Err(refused) => return self.output_of(refused),
         };
-        // The time does not end with the answer: what comes after it would hold the caller up as well.
+        // The timeout also covers the fetch, for which the caller waits as well.
         let left = Duration::from_nanos(self.terms.deadline_ns.saturating_sub(driver.now_ns()));
         match driver.within(left, fetch(driver, pending.target(), address, target)).await {
             Some(Ok(())) => Ok(len),
@@ -433,7 +434,7 @@ impl<'s> Calling<'s> {
         }
     }
 
-    /// The error of a call that was posted.
+    /// Returns the error of a call that was posted.
     pub(crate) fn failed(&self, cause: CallCause) -> CallError {
         let may_have_run = cause.may_have_run_once_posted();
         self.count_failure();
@@ -445,7 +446,7 @@ impl<'s> Calling<'s> {
         self.session.inner.path.count(Count::CallFailures, 1);
     }
 
-    /// When it begins, if it is one that is timed.
+    /// Returns the begin, if the call is sampled.
     #[inline]
     fn begin(&self) -> Option<u64> {
         let inner = &self.session.inner;
@@ -456,7 +457,7 @@ impl<'s> Calling<'s> {
     fn end(&self, begin_ns: Option<u64>) {
         if let Some(begin_ns) = begin_ns {
             let driver = &self.session.inner.driver;
-            driver.shared.timings.of(Timed::Call).note(driver.now_ns().saturating_sub(begin_ns));
+            driver.shared.timings.of(Timed::Call).record(driver.now_ns().saturating_sub(begin_ns));
         }
     }
 

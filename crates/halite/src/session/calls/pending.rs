@@ -1,7 +1,7 @@
-//! Calls that have been posted, and are kept until somebody wants their answers.
+//! Posted calls whose answers are taken later.
 //!
-//! Who waits where the call was made borrows its session, and touches no reference count; who keeps a call owns a part of the
-//! session, so that it can be given to another thread, or stored by those who know no lifetimes.
+//! A blocking caller borrows its session and touches no reference count. A [`PendingCall`] owns a part of the session,
+//! so that it can be moved to another thread or stored without a lifetime.
 
 use std::fmt;
 
@@ -12,10 +12,10 @@ use crate::error::CallError;
 use crate::rpc::{Into, Lent, Posted};
 use crate::session::Session;
 
-/// A call that has been posted.  Dropped, it is cancelled.  It keeps its session open, as a clone of that does.
+/// A posted call. Dropping it cancels the call. It keeps its session open, like a clone of the session.
 pub struct PendingCall {
     terms: Terms,
-    kept: Kept,
+    request: OwnedRequest,
 }
 
 impl fmt::Debug for PendingCall {
@@ -27,19 +27,19 @@ impl fmt::Debug for PendingCall {
 
 impl PendingCall {
     #[inline]
-    pub(super) fn new(terms: Terms, kept: Kept) -> PendingCall {
-        PendingCall { terms, kept }
+    pub(super) fn new(terms: Terms, request: OwnedRequest) -> PendingCall {
+        PendingCall { terms, request }
     }
 
-    /// The call as it was when it was posted.  From here on what is returned cancels it.
+    /// Returns the call and its request; from here on, dropping the request cancels it.
     #[inline]
     fn resume(&mut self) -> (Calling<'_>, Pending<'_>) {
-        let session = &self.kept.session;
-        let posted = self.kept.posted.take().expect("a call is resumed once");
+        let session = &self.request.session;
+        let posted = self.request.posted.take().expect("a call is resumed once");
         (Calling { session, terms: self.terms }, Pending::new(&session.inner.driver, posted))
     }
 
-    /// Waits for the answer.
+    /// Waits for the answer and returns it.
     pub async fn answer(mut self) -> Result<Vec<u8>, CallError> {
         let mut output = Vec::new();
         let (calling, mut pending) = self.resume();
@@ -47,14 +47,14 @@ impl PendingCall {
         Ok(output)
     }
 
-    /// As [`PendingCall::answer`], into a buffer of the caller's.  Returns how many bytes it has; one that is longer than the
-    /// buffer is lost, and the error says how long it was.
+    /// Waits for the answer and copies it into `output`. Returns its length in bytes. Fails if `output` is shorter; the
+    /// answer is then lost, and the error contains its length.
     pub async fn answer_into(mut self, output: &mut [u8]) -> Result<usize, CallError> {
         let (calling, mut pending) = self.resume();
         calling.finish(&mut pending, Into::Slice(output)).await
     }
 
-    /// As [`PendingCall::answer`], without a copy: lends the answer where it has arrived.  One of more than 64 MiB is fetched.
+    /// Waits for the answer and lends it in place, without a copy. An answer of more than 64 MiB is fetched.
     ///
     /// ```
     /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
@@ -78,8 +78,8 @@ impl PendingCall {
         let mut lent = Lent::default();
         let (calling, mut pending) = self.resume();
         calling.finish(&mut pending, Into::Lent(&mut lent)).await?;
-        self.kept.posted = pending.into_open();
-        Ok(Answer::new(lent, self.kept))
+        self.request.posted = pending.into_open();
+        Ok(Answer::new(lent, self.request))
     }
 
     #[inline]
@@ -92,27 +92,26 @@ impl PendingCall {
         let mut lent = Lent::default();
         let (mut calling, mut pending) = self.resume();
         calling.wait_blocking(&mut pending, Into::Lent(&mut lent))?;
-        self.kept.posted = pending.into_open();
-        Ok(Answer::new(lent, self.kept))
+        self.request.posted = pending.into_open();
+        Ok(Answer::new(lent, self.request))
     }
 }
 
-/// A posted request together with the session that it is of.  Dropped, it gives its slot back, and cancels the request if that
-/// has not been answered.
-pub(super) struct Kept {
+/// A posted request and its session. Dropping it frees the slot, and cancels an unanswered request.
+pub(super) struct OwnedRequest {
     session: Session,
-    /// Unless somebody else sees to it.
+    /// `None` while a [`Pending`] owns the request.
     posted: Option<Posted>,
 }
 
-impl Kept {
+impl OwnedRequest {
     #[inline]
-    pub(super) fn new(session: &Session, pending: Pending<'_>) -> Kept {
-        Kept { session: session.clone(), posted: pending.into_open() }
+    pub(super) fn new(session: &Session, pending: Pending<'_>) -> OwnedRequest {
+        OwnedRequest { session: session.clone(), posted: pending.into_open() }
     }
 }
 
-impl Drop for Kept {
+impl Drop for OwnedRequest {
     fn drop(&mut self) {
         if let Some(posted) = self.posted.take() {
             drop(Pending::new(&self.session.inner.driver, posted));

@@ -1,4 +1,4 @@
-//! Messages: bytes that are put into a port, and taken out in order.
+//! Messages: bytes sent to a port and received in order.
 
 use std::fmt;
 
@@ -17,24 +17,23 @@ use crate::session::Session;
 pub struct Port(pub u32);
 
 impl Port {
-    /// From here on ports are kept for [`Watch`](crate::Watch): nobody else can open them, nor send to them.
+    /// The first port reserved for [`Watch`](crate::Watch): applications cannot open, or send to, this and later ports.
     pub const RESERVED_MIN: Port = Port(1 << 31);
 }
 
-/// A port that is open.  Clones receive from the same port; the last one's drop closes it, and with it what nobody has
-/// received.
+/// An open port. Clones receive from the same port; dropping the last one closes it and discards unreceived messages.
 pub struct Mailbox {
     receiver: Receiver,
 }
 
-/// A message that was received.
+/// A received message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Message {
-    /// As whom the sender acts.
+    /// The sender's principal.
     pub from: String,
     /// The sender's node.
     pub node: NodeId,
-    /// What it sent.
+    /// The message itself.
     pub bytes: Vec<u8>,
 }
 
@@ -51,17 +50,17 @@ impl Clone for Mailbox {
 }
 
 impl Mailbox {
-    /// The next message.  A future that is dropped leaves it to others.
+    /// Waits for the next message. Dropping the future leaves the message to other receivers.
     pub async fn recv(&self) -> Result<Message, ServeError> {
         self.receiver.recv().await.map(|incoming| self.message(incoming))
     }
 
-    /// The next message if one is here, `None` if none is.
+    /// Returns the next message, or `None` if none is queued.
     pub fn try_recv(&self) -> Result<Option<Message>, ServeError> {
         Ok(self.receiver.try_recv()?.map(|incoming| self.message(incoming)))
     }
 
-    /// Closes the port for all its receivers: each `recv` fails from now on, and so does sending.
+    /// Closes the port for all its receivers: later `recv`s and sends fail.
     pub fn close(&self) {
         self.receiver.close();
     }
@@ -82,7 +81,7 @@ impl Message {
     fn new(mut incoming: Box<Incoming>) -> Message {
         let bytes = incoming.input.take_vec();
         let to = &incoming.to;
-        // Not by its Display, which takes as long as the rest of it.
+        // `String::from`, since `to_string` takes as long as the rest of this function.
         let from = String::from(&*to.caller.principal.0);
         let message = Message { from, node: to.link().node, bytes };
         incoming.recycle();
@@ -92,7 +91,7 @@ impl Message {
 
 /// Messages.
 impl Session {
-    /// Opens a port of this session's node.  Nobody else can at the same time.
+    /// Opens a port of this session's node. Fails if the port is open already.
     pub fn open_port(&self, port: Port, options: ServeOptions) -> Result<Mailbox, ServeError> {
         if port >= Port::RESERVED_MIN {
             return Err(ServeError { what: format!("port {}", port.0), cause: ServeCause::Reserved });
@@ -104,9 +103,10 @@ impl Session {
         Ok(Mailbox { receiver: Receiver::open(self, ServiceId::Port(port.0), options)? })
     }
 
-    /// Sends a message, and returns when it is in the port's queue; waits while that is full.  Messages that are sent
-    /// one after the other are received in that order.  One whose future is dropped before may be received, or not.  It is sent to
-    /// the incarnation that the node is in: if that ends meanwhile, this fails with [`SendCause::PeerDown`], also where the node is back.
+    /// Sends a message, and returns when it is in the port's queue; waits while that is full. Messages sent one after
+    /// another are received in that order. If the future is dropped, the message may or may not be received. The
+    /// message is for the node's current incarnation: if that ends meanwhile, this fails with [`SendCause::PeerDown`],
+    /// even if the node is back.
     pub async fn send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         check_port(node, port, bytes)?;
         self.send_to_any_port(node, port, bytes).await
@@ -124,7 +124,7 @@ impl Session {
         }
     }
 
-    /// Sends a message into room that is kept for it.
+    /// Sends a message into reserved room.
     async fn send_granted(
         &self,
         node: NodeId,
@@ -139,13 +139,13 @@ impl Session {
         Ok(())
     }
 
-    /// As [`Session::send`], but fails with [`SendCause::WouldBlock`] where the port is full.
+    /// Sends a message as [`Session::send`] does, but fails with [`SendCause::WouldBlock`] if the port is full.
     pub async fn try_send(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         check_port(node, port, bytes)?;
         self.send_once(node, port, bytes, Kind::TrySend, None).await.map(drop)
     }
 
-    /// Returns the room that was granted, if the message is to be sent again into that.
+    /// Returns a grant if the message must be sent again with it.
     async fn send_once<'s>(
         &'s self,
         node: NodeId,
@@ -164,7 +164,8 @@ impl Session {
         sending.finish(&mut pending).await
     }
 
-    /// As [`Session::send`], on a thread that helps to move the node forward: what is queued while it spins takes no waker.
+    /// Sends a message on a thread that drives the node while it waits. A message that is queued during the spin needs
+    /// no waker.
     pub(crate) fn send_blocking(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         check_port(node, port, bytes)?;
         let granted = match self.send_once_blocking(node, port, bytes, Kind::Send) {
@@ -177,7 +178,7 @@ impl Session {
         }
     }
 
-    /// As [`Session::try_send`], on such a thread.
+    /// Sends a message as [`Session::try_send`] does, on a thread that drives the node while it waits.
     pub(crate) fn try_send_blocking(&self, node: NodeId, port: Port, bytes: &[u8]) -> Result<(), SendError> {
         check_port(node, port, bytes)?;
         let sent = self.send_once_blocking(node, port, bytes, Kind::TrySend);
@@ -185,7 +186,7 @@ impl Session {
         sent.unwrap_or_else(waits).map(drop)
     }
 
-    /// `None` if it could not be posted at once.
+    /// Returns `None` if the message could not be posted at once.
     fn send_once_blocking<'s>(
         &'s self,
         node: NodeId,
@@ -197,14 +198,13 @@ impl Session {
         let sending = Sending::of(self, node, port, bytes);
         let mut pending = driver.try_post_request(node, &sending.request(kind, bytes, None)).ok()?;
         Some(match pending.spin(Into::Slice(&mut [])) {
-            Spun::Taken(reply) => sending.heard(pending.target(), reply),
+            Spun::Taken(reply) => sending.handle_reply(pending.target(), reply),
             Spun::Ended(_) => Err(sending.lost()),
             Spun::InVain { has_spun } => driver.block_on_after(has_spun, sending.finish(&mut pending)),
         })
     }
 }
 
-/// A message on its way.
 #[derive(Clone, Copy)]
 pub(super) struct Sending<'s> {
     pub(super) session: &'s Session,
@@ -237,17 +237,17 @@ impl<'s> Sending<'s> {
 
     async fn finish(&self, pending: &mut Pending<'_>) -> Result<Option<Grant<'s>>, SendError> {
         match pending.answered().await {
-            // A grant that is dropped on the way is declined by the slot that holds its answer.
+            // If dropped meanwhile, the grant is declined by the slot that holds it.
             ReplyState::Replied => {
                 let reply = pending.take(Into::Slice(&mut []));
-                self.heard(pending.target(), reply)
+                self.handle_reply(pending.target(), reply)
             }
             _ => Err(self.lost()),
         }
     }
 
-    /// What a node has answered.
-    pub(super) fn heard(&self, from: Target, reply: Reply) -> Result<Option<Grant<'s>>, SendError> {
+    /// Handles the node's reply.
+    pub(super) fn handle_reply(&self, from: Target, reply: Reply) -> Result<Option<Grant<'s>>, SendError> {
         let Sending { session, port, .. } = *self;
         match answer_of(reply) {
             Ok(granted) => Ok(granted.map(|number| Grant { session, at: from, port, number })),
@@ -255,7 +255,7 @@ impl<'s> Sending<'s> {
         }
     }
 
-    /// There will be no answer.
+    /// Returns the error of a message without a reply.
     pub(super) fn lost(&self) -> SendError {
         let is_closed = self.session.inner.driver.is_closed();
         self.failed(if is_closed { SendCause::NodeClosed } else { SendCause::PeerDown }, true)
@@ -311,10 +311,10 @@ impl From<PostFailure> for SendCause {
     }
 }
 
-/// Room that is kept for a message until that has been posted.  Dropped before, it is declined.
+/// Room reserved for a message. Declined if dropped before the message is posted.
 pub(super) struct Grant<'s> {
     session: &'s Session,
-    /// By whom: the next incarnation of that node knows nothing of it.
+    /// The node that reserved it; the next incarnation does not know of it.
     at: Target,
     port: Port,
     number: u32,

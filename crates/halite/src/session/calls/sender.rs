@@ -1,11 +1,11 @@
-//! Messages to one port whose sender goes on while they are on their way.
+//! Messages to one port, sent without waiting for each.
 //!
 //! ```text
 //!   sender ── message, message, ... ──► port's queue ──► receiver
-//!     ◄── one answer each, when it is in the queue; looked at when as many are under way as may be
+//!     ◄── one answer each, once it is in the queue; read when the limit of messages in progress is reached
 //! ```
 //!
-//! A port that is full keeps what comes in the order in which it came, so that nothing is sent again, nor overtaken.
+//! A full port parks messages in the order of arrival, so none is sent again or overtaken.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,15 +21,15 @@ use crate::error::SendError;
 use crate::rpc::{Into, Posted, Reply};
 use crate::session::Session;
 
-/// How many messages of a sender are under way at most.
+/// Most messages of a sender in progress.
 const UNDER_WAY_MAX: usize = 64;
-/// How many bytes these have at most; a single one may be longer.
+/// Most bytes of these messages; a single one may be longer.
 const UNDER_WAY_BYTES_MAX: usize = 256 << 10;
 
-/// Sends messages to a port without waiting for each of them.  They are received in their order.
+/// Sends messages to a port without waiting for each of them. They are received in order.
 ///
-/// At most 64 messages, of 256 KiB in all, are under way; the next one waits until the first is in the port's queue.  So a slow
-/// receiver pushes back.
+/// At most 64 messages, of 256 KiB in total, are in progress; the next one waits until the first is in the port's
+/// queue. So a slow receiver slows its sender.
 pub struct Sender {
     session: Session,
     node: NodeId,
@@ -38,7 +38,7 @@ pub struct Sender {
     bytes: usize,
 }
 
-/// A message that is not known to be in the port's queue.
+/// A message that may not be in the port's queue yet.
 struct UnderWay {
     posted: Posted,
     len: usize,
@@ -52,7 +52,7 @@ impl fmt::Debug for Sender {
 }
 
 impl Session {
-    /// Messages to a port whose sender goes on while they are on their way.
+    /// Creates a sender of messages to a port, which does not wait for each message.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Port, ServeOptions};
@@ -77,13 +77,13 @@ impl Session {
 }
 
 impl Sender {
-    /// Publishes a message: returns when it is on its way, and will be received unless one of the two nodes, the port or this sender ends
-    /// before.
+    /// Publishes a message and returns once it is posted. It is received unless one of the two nodes, the port or this
+    /// sender ends before.
     ///
-    /// An error may be that of an earlier message, as its length tells; the message of this call is not sent then.  A sender may be used
-    /// after an error: what was published after the message that failed, before the error was told, may be received.
-    /// [`SendCause::WouldBlock`](crate::SendCause::WouldBlock) says that the port is full, and that too much of this node waits for
-    /// it already: 4,096 messages, or 4 MiB.
+    /// An error may be that of an earlier message, as its length shows; the message of this call is then not sent. A
+    /// sender may be used after an error; messages published between the failed one and the error may have been
+    /// received. [`SendCause::WouldBlock`](crate::SendCause::WouldBlock) means that the port is full and that this
+    /// node's parked messages there have reached their limit: 4,096 messages, or 4 MiB.
     pub async fn send(&mut self, bytes: &[u8]) -> Result<(), SendError> {
         check_port(self.node, self.port, bytes)?;
         while self.is_full(bytes.len()) {
@@ -94,18 +94,19 @@ impl Sender {
         let posted = self.session.inner.driver.post_request(self.node, &request).await;
         let pending = posted.map_err(|failure| sending.failed(failure.into(), false))?;
         let posted = pending.into_open();
-        self.note_posted(posted, bytes.len());
+        self.record_posted(posted, bytes.len());
         Ok(())
     }
 
-    fn note_posted(&mut self, posted: Option<Posted>, len: usize) {
+    fn record_posted(&mut self, posted: Option<Posted>, len: usize) {
         if let Some(posted) = posted {
             self.under_way.push_back(UnderWay { posted, len });
             self.bytes += len;
         }
     }
 
-    /// Waits until all messages are in the port's queue.  Errors are as those of [`Sender::send`]; it can be called again after one.
+    /// Waits until all messages are in the port's queue. Fails as [`Sender::send`] does, and may be called again after
+    /// an error.
     pub async fn flush(&mut self) -> Result<(), SendError> {
         while !self.under_way.is_empty() {
             self.settle_first().await?;
@@ -113,7 +114,7 @@ impl Sender {
         Ok(())
     }
 
-    /// As [`Sender::send`], on a thread that helps to move the node forward.
+    /// Sends as [`Sender::send`] does, on a thread that drives the node while it waits.
     pub(crate) fn send_blocking(&mut self, bytes: &[u8]) -> Result<(), SendError> {
         check_port(self.node, self.port, bytes)?;
         while self.is_full(bytes.len()) {
@@ -123,16 +124,16 @@ impl Sender {
         let sending = Sending::of(&self.session, self.node, self.port, bytes);
         let Ok(pending) = driver.try_post_request(self.node, &sending.request(Kind::Publish, bytes, None))
         else {
-            // There is no room now, or there is something to be said.
+            // There is no room now, or an error to report.
             let driver = driver.clone();
             return driver.block_on(self.send(bytes));
         };
         let posted = pending.into_open();
-        self.note_posted(posted, bytes.len());
+        self.record_posted(posted, bytes.len());
         Ok(())
     }
 
-    /// As [`Sender::flush`], on such a thread.
+    /// Flushes as [`Sender::flush`] does, on a thread that drives the node while it waits.
     pub(crate) fn flush_blocking(&mut self) -> Result<(), SendError> {
         while !self.under_way.is_empty() {
             self.settle_first_blocking()?;
@@ -145,7 +146,7 @@ impl Sender {
         count >= UNDER_WAY_MAX || count > 0 && self.bytes + more > UNDER_WAY_BYTES_MAX
     }
 
-    /// Waits for what has become of the first message.  A future that is dropped leaves it as it is.
+    /// Waits for the reply to the first message. Dropping the future leaves the message in progress.
     async fn settle_first(&mut self) -> Result<(), SendError> {
         poll_fn(|context| {
             let Some(first) = self.under_way.pop_front() else { return Poll::Ready(Ok(())) };
@@ -181,13 +182,13 @@ impl Sender {
         self.settle(first.len, target, reply)
     }
 
-    /// What was the first message, of `len` bytes, is in the queue, or has failed: without a reply there will be none.
+    /// Handles the reply to a former first message, of `len` bytes; `None` if there will be none.
     fn settle(&mut self, len: usize, from: Target, reply: Option<Reply>) -> Result<(), SendError> {
         self.bytes -= len;
         let sending = Sending { session: &self.session, node: self.node, port: self.port, len };
         let reply = reply.ok_or_else(|| sending.lost())?;
-        // Nobody is told to send again what was published.
-        sending.heard(from, reply).map(drop)
+        // Published messages get no grants.
+        sending.handle_reply(from, reply).map(drop)
     }
 }
 

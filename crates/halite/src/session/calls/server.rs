@@ -1,4 +1,4 @@
-//! Functions that are served, and calls to functions.
+//! The server's side of calls: functions and the calls they receive.
 
 use std::fmt;
 use std::iter::once;
@@ -24,8 +24,8 @@ use crate::session::Session;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Function(pub u32);
 
-/// A function that is served.  Clones are more receivers of the same function; the last one's drop ends it, and callers
-/// that still wait for a handler are told.
+/// A served function. Clones are further receivers of the same function. Dropping the last one ends it, and fails the
+/// calls that still wait for a handler.
 ///
 /// ```
 /// # use halite::{Config, Function, Node, NodeId, ServeOptions};
@@ -36,7 +36,7 @@ pub struct Function(pub u32);
 /// let server = session.serve(Function(7), ServeOptions::default())?;
 /// std::thread::scope(|scope| {
 ///     scope.spawn(move || {
-///         let call = server.recv().expect("nobody closes the server");
+///         let call = server.recv().expect("the server is open");
 ///         let shout = call.input().to_ascii_uppercase();
 ///         call.reply(&shout).expect("the caller waits");
 ///     });
@@ -65,33 +65,32 @@ impl Clone for Server {
 }
 
 impl Server {
-    /// The next call.  A future that is dropped leaves it to others.
+    /// Waits for the next call. Dropping the future leaves the call to other receivers.
     pub async fn recv(&self) -> Result<Call, ServeError> {
         self.receiver.recv().await.map(|accepted| self.call(accepted))
     }
 
-    /// The next call if one waits, `None` if none does.  A call whose input must be read from its caller's memory is
-    /// left to [`Server::recv`] where that would have to wait.
+    /// Returns the next call, or `None` if none is queued. Also returns `None` if it would have to wait for the next
+    /// call's input, which is in its caller's memory; [`Server::recv`] takes that call.
     pub fn try_recv(&self) -> Result<Option<Call>, ServeError> {
         let accepted = self.receiver.try_recv()?;
         Ok(accepted.map(|accepted| self.call(accepted)))
     }
 
-    /// Waits for a call, and returns it with those that wait behind it, in their order: at most `max` in all, but one at least.
-    /// A call whose long input must be read from its caller's memory comes alone, or first.
+    /// Waits for a call, and returns it with the calls queued behind it, in order: at least one and at most `max`. A
+    /// call whose long input must be read from its caller's memory comes alone, or first.
     ///
-    /// For handlers that take little time, with [`Server::reply_all`]: calls that were received together wait for each other.
+    /// Use it for short handlers, with [`Server::reply_all`]: calls that were received together wait for each other.
     pub async fn recv_many(&self, max: usize) -> Result<Vec<Call>, ServeError> {
         let first = self.receiver.recv().await?;
         Ok(self.calls(first, max))
     }
 
-    /// Answers calls as [`Call::reply`] does each, once `answers` has come to its end; what became of each is in their order,
-    /// and what goes wrong with one is no matter of the others.  If `answers` panics, all of their callers are told that there
-    /// is none; a process that dies before this leaves them all without.
+    /// Answers calls as [`Call::reply`] does, once `answers` is exhausted. Returns their results in order; an answer
+    /// that fails does not affect the others. If `answers` panics, all these calls fail at their callers.
     ///
-    /// Answers to the same node that follow each other are posted up to 16 together, which costs much less than one by one,
-    /// if they have up to some 500 bytes.
+    /// Consecutive answers to the same node are posted up to 16 at a time, at much lower cost, if they have up to about
+    /// 500 bytes.
     pub fn reply_all<O: AsRef<[u8]>>(
         &self,
         answers: impl IntoIterator<Item = (Call, O)>,
@@ -111,7 +110,7 @@ impl Server {
         Ok(Call::new(session, accepted))
     }
 
-    /// Ends the function for all its servers: each `recv` fails from now on, and so do calls.
+    /// Ends the function for all its servers: later `recv`s and calls fail.
     pub fn close(&self) {
         self.receiver.close();
     }
@@ -133,16 +132,17 @@ impl Server {
         Ok(self.calls(first, max))
     }
 
-    /// The first one, and those behind it.
+    /// Returns the first call and those queued behind it.
     fn calls(&self, first: Box<Incoming>, max: usize) -> Vec<Call> {
         let batch = self.receiver.service.take_batch(max.saturating_sub(1));
         once(first).chain(batch).map(|incoming| self.call(incoming)).collect()
     }
 
-    /// Answers one call; returns the session for the next: to share it anew takes two locked instructions.
+    /// Answers a call and returns its session for the next one, since a clone of the session takes two locked
+    /// instructions.
     #[inline]
     fn reply_first(&self, mut call: Call, output: &[u8]) -> Session {
-        // A caller that has gone is no reason not to serve the next.
+        // The next call is served even if the caller of this one is gone.
         let (session, _) = call.answer(output);
         let is_ours = Arc::ptr_eq(&session.inner, &self.receiver.session.inner);
         if is_ours { session } else { self.receiver.session.clone() }
@@ -154,14 +154,14 @@ impl Server {
     }
 }
 
-/// A call to be answered.  Dropped without an answer, it tells its caller so.
+/// A call to answer. If dropped without an answer, it fails at its caller.
 pub struct Call {
     /// `None` once it is answered.
     session: Option<Session>,
     incoming: Held,
 }
 
-/// A request that is being served.  Its memory is used again when it is over.
+/// A request being served, recycled when dropped.
 struct Held(Option<Box<Incoming>>);
 
 impl Deref for Held {
@@ -200,27 +200,27 @@ impl Call {
         Call { session: Some(session), incoming: Held(Some(incoming)) }
     }
 
-    /// What the caller sent.
+    /// Returns the caller's input.
     pub fn input(&self) -> &[u8] {
         self.incoming.input.as_slice()
     }
 
-    /// As whom the caller acts.
+    /// Returns the caller's principal.
     pub fn caller(&self) -> &str {
         &self.incoming.to.caller.principal.0
     }
 
-    /// The caller's node.
+    /// Returns the caller's node.
     pub fn node(&self) -> NodeId {
         self.incoming.to.link().node
     }
 
-    /// Whether the caller still waits: a handler that takes long may ask.
+    /// Returns true if the caller still waits, so that a long handler can stop early.
     pub fn is_wanted(&self) -> bool {
         self.incoming.to.is_wanted()
     }
 
-    /// Answers.  Does not wait.
+    /// Answers the call without waiting.
     #[inline]
     pub fn reply(mut self, output: &[u8]) -> Result<(), ReplyError> {
         self.answer(output).1
@@ -251,7 +251,7 @@ impl Call {
     }
 }
 
-/// Answers calls that came over the same link.
+/// Answers calls that came over one link.
 fn answer_batch<O: AsRef<[u8]>>(batch: &mut [(Call, O)], results: &mut Vec<Result<(), ReplyError>>) {
     let Some(session) = batch.first().and_then(|(call, _)| call.session.clone()) else { return };
     let parts: Vec<_> = batch.iter().map(|(call, output)| (&call.incoming.to, output.as_ref())).collect();
@@ -271,7 +271,7 @@ impl Drop for Call {
     }
 }
 
-/// One end of a queue of requests, of a function or a port.
+/// A receiver at the queue of a function or port.
 pub(super) struct Receiver {
     pub(super) session: Session,
     pub(super) service: Arc<Service>,
@@ -287,7 +287,7 @@ impl Receiver {
         let owner = session.inner.principal.clone();
         let service = Arc::new(Service::new(id, owner, options));
         let services = &mut driver.shared.peers.write().services;
-        // Looked at under the lock: when the node leaves, it first says so, and then ends all services that it finds.
+        // Checked under the lock: a node that leaves first sets this flag, then ends all services in the table.
         if driver.is_closed() {
             return Err(serve_error(id, ServeCause::NodeClosed));
         }
@@ -319,31 +319,31 @@ impl Receiver {
         }
     }
 
-    /// As `recv`, on a thread that helps to move the node forward.
+    /// Receives on a thread that drives the node while it waits.
     #[inline]
     pub(super) fn recv_blocking(&self) -> Result<Box<Incoming>, ServeError> {
         let driver = self.driver();
         if !self.service.is_waiting()
             && !self.service.has_ended()
-            && let Some(given) = driver.take_given(&self.service)
+            && let Some(request) = driver.take_direct(&self.service)
         {
-            return Ok(given);
+            return Ok(request);
         }
         loop {
-            let mut taken = self.service.take_or_look().map_err(|Closed| self.closed())?;
+            let mut taken = self.service.take_or_poll().map_err(|Closed| self.closed())?;
             let mut has_spun = false;
             if taken.is_none() {
-                let (is_done, given) = driver.spin_for(&self.service);
-                if let Some(given) = given {
-                    if let Some(heir) = self.service.stop_looking() {
-                        heir.wake();
+                let (is_done, request) = driver.spin_for(&self.service);
+                if let Some(request) = request {
+                    if let Some(next) = self.service.stop_polling() {
+                        next.wake();
                     }
-                    return Ok(given);
+                    return Ok(request);
                 }
                 has_spun = !is_done;
-                let (found, heir) = self.service.take_after_look();
-                if let Some(heir) = heir {
-                    heir.wake();
+                let (found, next) = self.service.take_after_poll();
+                if let Some(next) = next {
+                    next.wake();
                 }
                 taken = found.map_err(|Closed| self.closed())?;
             }
@@ -364,7 +364,7 @@ impl Receiver {
         while let Some(taken) = self.service.try_take().map_err(|Closed| self.closed())? {
             let accepted = match self.accept_here(taken) {
                 Ok(accepted) => accepted,
-                // Reading by loads waits for nobody.
+                // Reading by loads does not wait.
                 Err(long) if self.is_within_reach(&long) => self.driver().block_on(self.accept_long(long)),
                 Err(long) => {
                     self.requeue(long);
@@ -387,7 +387,7 @@ impl Receiver {
         }
     }
 
-    /// Leaves a request to others, unless there will be none.
+    /// Leaves a request to other receivers, or refuses it if the service has ended.
     fn requeue(&self, incoming: Box<Incoming>) {
         match self.service.requeue(incoming) {
             Ok(Some(waker)) => waker.wake(),
@@ -405,12 +405,12 @@ impl Receiver {
         }
     }
 
-    /// Accepts a request whose input is here; hands others back.
+    /// Accepts a request whose input is on this node; returns others as an `Err`.
     #[inline]
     fn accept_here(&self, taken: Taken) -> Result<Option<Box<Incoming>>, Box<Incoming>> {
         let Taken { incoming, promoted } = taken;
         if !promoted.is_empty() {
-            self.driver().with_calls(|rpc, wakes| rpc.follow_promoted(&self.service, promoted, wakes));
+            self.driver().with_calls(|rpc, wakes| rpc.handle_promoted(&self.service, promoted, wakes));
         }
         match incoming {
             Some(long) if matches!(long.input, Payload::There { .. }) => Err(long),
@@ -418,7 +418,8 @@ impl Receiver {
         }
     }
 
-    /// Reads the input of a request out of its sender's memory.  `None` if it is not wanted any more.
+    /// Reads the input of a request from its sender's memory. Returns `None` if that fails or the request is no longer
+    /// wanted.
     async fn accept_long(&self, incoming: Box<Incoming>) -> Option<Box<Incoming>> {
         let Payload::There { address, len } = incoming.input else { unreachable!("the caller looked") };
         let reading = Reading::begin(self, incoming)?;
@@ -431,7 +432,7 @@ impl Receiver {
                 Some(self.accepted_long(incoming))
             }
             Err(_) => {
-                // A node that leaves ends what it has posted.
+                // A node that leaves ends its posted operations.
                 let status = if self.driver().is_closed() { Status::Closed } else { Status::NoMemory };
                 self.driver().with_calls(|rpc, wakes| rpc.refuse(&incoming.to, status, wakes));
                 None
@@ -439,7 +440,7 @@ impl Receiver {
         }
     }
 
-    /// The sender of a long message need not wait any longer.
+    /// Answers the sender of a long message, which need not wait any longer.
     fn accepted_long(&self, mut incoming: Box<Incoming>) -> Box<Incoming> {
         if let ServiceId::Port(_) = self.service.id {
             incoming.answered = true;
@@ -486,7 +487,6 @@ fn serve_error(id: ServiceId, cause: ServeCause) -> ServeError {
     ServeError { what, cause }
 }
 
-/// Waits for a request.
 struct Receiving<'r> {
     receiver: &'r Receiver,
     id: Option<u64>,
@@ -503,14 +503,14 @@ impl Future for Receiving<'_> {
 
 impl Drop for Receiving<'_> {
     fn drop(&mut self) {
-        let heir = self.id.and_then(|id| self.receiver.service.stop_waiting(id));
-        if let Some(heir) = heir {
-            heir.wake();
+        let next = self.id.and_then(|id| self.receiver.service.stop_waiting(id));
+        if let Some(next) = next {
+            next.wake();
         }
     }
 }
 
-/// An input that is being read: until then a cancel of its call must wait.  Dropped half way, the request goes back.
+/// Reads an input, during which a cancel of its call must wait. If dropped early, it requeues the request.
 struct Reading<'r> {
     receiver: &'r Receiver,
     incoming: Option<Box<Incoming>>,
@@ -527,7 +527,7 @@ impl<'r> Reading<'r> {
         &self.incoming.as_ref().expect("it is taken at the end").to
     }
 
-    /// It has been read; `None` if it is not wanted any more.
+    /// Ends the read. Returns `None` if the request is no longer wanted.
     fn end(mut self) -> Option<Box<Incoming>> {
         let wanted = self.stop();
         self.incoming.take().filter(|_| wanted)
@@ -556,7 +556,7 @@ impl Drop for Reading<'_> {
 
 /// Functions.
 impl Session {
-    /// Serves a function of this session's node.  Nobody else can at the same time.
+    /// Serves a function of this session's node. Fails if the function is served already.
     pub fn serve(&self, function: Function, options: ServeOptions) -> Result<Server, ServeError> {
         let receiver = Receiver::open(self, ServiceId::Function(function.0), options)?;
         Ok(Server { receiver })

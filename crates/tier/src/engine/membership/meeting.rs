@@ -290,8 +290,8 @@ impl Engine {
         if !self.chooses_for(incarnation.node) {
             self.cx().notify(incarnation.node, Notice::Paired { pairing });
         }
-        self.report_peer(peer, |who| {
-            if pairing > 1 { News::PairedAnew { who, pairing } } else { News::Joined(who) }
+        self.report_peer(peer, |process| {
+            if pairing > 1 { News::PairedAgain { process, pairing } } else { News::Joined(process) }
         });
         self.begin_pairing(incarnation);
         self.commands.forget_lost_replies_of(incarnation);

@@ -26,7 +26,7 @@ impl Served {
     }
 
     fn new(id: ServiceId, options: ServeOptions) -> Served {
-        // Nobody connects through the fabric, so that its directory may go.
+        // No peer connects through the fabric, so its directory may go.
         let dir = crate::runtime::scratch();
         let fabric = ShmFabric::open(ShmConfig::new(dir.path(), "one")).unwrap();
         let (posted, peers) = (Arc::new(InFlight::new(1)), Arc::new(Peers::new(NodeId(0))));
@@ -39,13 +39,13 @@ impl Served {
         let service = Arc::new(Service::new(id, owner, options));
         peers.write().services.insert(service.clone());
         let inbound = &mut *lock(&link.inbound);
-        inbound.theirs = PeerParameters::parse(&handshake());
+        inbound.parameters = PeerParameters::parse(&handshake());
         let caller = inbound.caller(&link, b"ada").unwrap();
         inbound.introduce(0, &caller).unwrap();
         Served { rpc, link: link.clone(), service }
     }
 
-    /// The peer puts a call, or a message, into its row, as the one at `position`.
+    /// Puts the peer's call or message into its row, at `position`.
     fn put(&self, position: u64, input: &[u8]) {
         let mut line = RequestLine {
             kind: if let ServiceId::Port(_) = self.service.id { Kind::Send } else { Kind::Call },
@@ -63,14 +63,14 @@ impl Served {
         lines.window().publish_words(offset_of(position), &words).unwrap();
     }
 
-    /// What a receiver of the function is given in one look.
+    /// Polls once and returns the input request directly to a receiver.
     fn poll(&self, received: &mut ReceiveBatch) -> Option<Vec<u8>> {
-        let mut hand = Hand { wanted: Some(&self.service), given: None };
-        assert!(self.rpc.poll_lines(received, &mut hand, &mut Wakes::default()));
-        hand.given.map(|given| given.input.as_slice().to_vec())
+        let mut direct = DirectReceiver { service: Some(&self.service), request: None };
+        assert!(self.rpc.poll_lines(received, &mut direct, &mut Wakes::default()));
+        direct.request.map(|request| request.input.as_slice().to_vec())
     }
 
-    /// Queues the next request, as if it had come by the ring.
+    /// Queues the next request as if it had come by the ring.
     fn queue_next(&self) {
         let mut requests = Vec::new();
         let inbound = lock(&self.link.inbound);
@@ -104,7 +104,7 @@ fn handshake() -> CallControl {
 }
 
 #[test]
-fn of_the_calls_that_have_come_the_first_is_handed_over_and_the_others_are_queued() {
+fn the_first_call_bypasses_the_queue() {
     let (served, mut received) = (Served::function(), ReceiveBatch::default());
     (0..3).for_each(|position| served.put(position, &[position as u8]));
     assert_eq!(served.poll(&mut received), Some(vec![0]));
@@ -113,7 +113,7 @@ fn of_the_calls_that_have_come_the_first_is_handed_over_and_the_others_are_queue
 }
 
 #[test]
-fn a_call_is_not_handed_over_past_those_that_wait() {
+fn a_call_does_not_overtake_queued_calls() {
     let (served, mut received) = (Served::function(), ReceiveBatch::default());
     served.put(0, b"one");
     served.queue_next();
@@ -124,24 +124,24 @@ fn a_call_is_not_handed_over_past_those_that_wait() {
 }
 
 #[test]
-fn a_message_is_handed_over_and_acknowledged_at_once() {
+fn a_message_may_bypass_the_queue_and_is_acknowledged() {
     let port = ServiceId::Port(NUMBER);
     let (served, mut received) = (Served::new(port, ServeOptions::default()), ReceiveBatch::default());
     served.put(0, b"one");
     assert_eq!(served.poll(&mut received), Some(b"one".to_vec()));
     let slot = SlotId { index: 0, generation: 0 };
-    // Its slot may be used for the next one, as by a sender that has seen the answer.
+    // Its slot may be reused by a sender that has seen the answer.
     assert!(served.link.served.open(SlotId { generation: 1, ..slot }).is_ok());
 }
 
 #[test]
-fn a_message_is_not_handed_over_past_one_that_waits_for_room() {
+fn a_message_does_not_overtake_a_parked_one() {
     let options = ServeOptions { requests_max: 1, ..ServeOptions::default() };
     let (served, mut received) = (Served::new(ServiceId::Port(NUMBER), options), ReceiveBatch::default());
     (0..2).for_each(|position| served.put(position, &[position as u8]));
     served.queue_next();
     served.queue_next();
-    // The sender of the second one is told that there is room now, which is kept for it.
+    // The second sender gets a grant, which reserves room.
     assert_eq!(served.next_queued(), Some(vec![0]));
     served.put(2, &[2]);
     assert_eq!(served.poll(&mut received), None, "it waits for room, behind the other");
@@ -149,18 +149,18 @@ fn a_message_is_not_handed_over_past_one_that_waits_for_room() {
 }
 
 #[test]
-fn the_memory_of_a_call_that_is_over_serves_the_next_one_and_counts_no_reference_anew() {
+fn finished_requests_are_recycled() {
     let (served, mut received) = (Served::function(), ReceiveBatch::default());
     served.put(0, b"a call of some bytes");
-    let mut hand = Hand { wanted: Some(&served.service), given: None };
-    served.rpc.poll_lines(&mut received, &mut hand, &mut Wakes::default());
-    let mut first = hand.given.take().unwrap();
+    let mut direct = DirectReceiver { service: Some(&served.service), request: None };
+    served.rpc.poll_lines(&mut received, &mut direct, &mut Wakes::default());
+    let mut first = direct.request.take().unwrap();
     first.answered = true;
     let (at, callers) = (&raw const *first, Arc::strong_count(&first.to.caller));
     first.recycle();
     served.put(1, b"next");
-    served.rpc.poll_lines(&mut received, &mut hand, &mut Wakes::default());
-    let next = hand.given.take().unwrap();
+    served.rpc.poll_lines(&mut received, &mut direct, &mut Wakes::default());
+    let next = direct.request.take().unwrap();
     assert_eq!((&raw const *next, Arc::strong_count(&next.to.caller)), (at, callers));
     assert_eq!((next.input.as_slice(), next.answered), (&b"next"[..], false));
 }

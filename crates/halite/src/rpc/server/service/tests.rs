@@ -13,7 +13,7 @@ fn link() -> Arc<Link> {
     Arc::new(Link::new(NodeId(1), Target::Own, 0, None, DropCount::default()))
 }
 
-/// A message of so many bytes, from a sender that waits for its answer.
+/// A message of `bytes` bytes, from a sender that waits for its answer.
 fn message(link: &Arc<Link>, slot: u16, bytes: usize) -> Box<Incoming> {
     let mut inbound = lock(&link.inbound);
     let id = link.served.open(SlotId { index: slot, generation: 0 }).unwrap();
@@ -24,103 +24,104 @@ fn message(link: &Arc<Link>, slot: u16, bytes: usize) -> Box<Incoming> {
 }
 
 #[test]
-fn room_is_promised_for_as_many_bytes_as_there_is_room_for() {
+fn grants_do_not_exceed_the_free_bytes() {
     let options = ServeOptions { bytes_max: 100, ..ServeOptions::default() };
     let service = Service::new(ServiceId::Port(1), Principal("ada".into()), options);
     let link = link();
-    let asked = |slot| DecodedRequest { kind: Kind::Send, number: 1, incoming: message(&link, slot, 60) };
-    let done = service.push_all((0..4).map(asked));
+    let decoded = |slot| DecodedRequest { kind: Kind::Send, number: 1, incoming: message(&link, slot, 60) };
+    let done = service.push_all((0..4).map(decoded));
     assert!(matches!(done[..], [Admission::Queued { accepted: Some(_), .. }]), "the others are parked");
     let taken = service.try_take().unwrap().expect("one waits");
     let [Promoted::Granted(_, grant)] = taken.promoted[..] else { panic!("two would be too many bytes") };
     assert_eq!(service.decline(Target::Own, grant).len(), 1, "the next gets it");
-    link.forget_caller();
+    link.drop_callers();
 }
 
 #[test]
-fn what_is_published_to_a_full_port_is_kept_up_to_a_bound_of_bytes_of_each_node() {
+fn parked_messages_are_limited_by_node() {
     let options = ServeOptions { requests_max: 1, ..ServeOptions::default() };
     let service = Service::new(ServiceId::Port(1), Principal("ada".into()), options);
     let peers = [1, 2].map(|peer| Target::Peer(PeerId(peer)));
     let links = peers.map(|peer| Arc::new(Link::new(NodeId(1), peer, 0, None, DropCount::default())));
     let publish = |link: &Arc<Link>, slot| {
         let incoming = message(link, slot, PUBLISHED_MAX.bytes / 2);
-        let asked = DecodedRequest { kind: Kind::Publish, number: 1, incoming };
-        let done = service.push_all([asked].into_iter());
+        let decoded = DecodedRequest { kind: Kind::Publish, number: 1, incoming };
+        let done = service.push_all([decoded].into_iter());
         !matches!(done[..], [Admission::Refused(_, Status::WouldBlock)])
     };
     assert!(publish(&links[0], 0), "it is in the queue");
     assert_eq!([1, 2, 3].map(|slot| publish(&links[0], slot)), [true, true, false]);
-    // What has moved up counts no more, nor what belonged to a peer that is gone.
+    // Neither queued messages count any more, nor those of a peer that is gone.
     let taken = service.try_take().unwrap().expect("one waits");
     assert!(matches!(taken.promoted[..], [Promoted::Admitted(_)]));
     assert_eq!([4, 5].map(|slot| publish(&links[0], slot)), [true, false]);
     assert_eq!([0, 1, 2].map(|slot| publish(&links[1], slot)), [true, true, false]);
     service.handle_down(peers[0]);
     assert_eq!([6, 7, 8].map(|slot| publish(&links[0], slot)), [true, true, false]);
-    links.iter().for_each(|link| link.forget_caller());
+    links.iter().for_each(|link| link.drop_callers());
 }
 
 #[test]
-fn requests_that_nobody_waits_for_make_room_for_others() {
+fn cancelled_requests_make_room() {
     let options = ServeOptions { requests_max: 2, ..ServeOptions::default() };
     let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
     let link = link();
     let push = |slot| {
-        let asked = DecodedRequest { kind: Kind::Call, number: 1, incoming: message(&link, slot, 1) };
-        service.push_all([asked].into_iter()).is_empty()
+        let decoded = DecodedRequest { kind: Kind::Call, number: 1, incoming: message(&link, slot, 1) };
+        service.push_all([decoded].into_iter()).is_empty()
     };
     assert_eq!([push(0), push(1), push(2)], [true, true, false]);
     for slot in [0, 1] {
-        link.note_cancel();
+        link.record_cancel();
         link.served.cancel(SlotId { index: slot, generation: 0 });
-        link.note_loss();
+        link.record_drop();
     }
     assert_eq!([push(3), push(4), push(5)], [true, true, false]);
-    link.forget_caller();
+    link.drop_callers();
 }
 
 #[test]
-fn requests_of_a_peer_that_is_gone_make_room_for_others() {
+fn requests_of_dead_peers_make_room() {
     let options = ServeOptions { requests_max: 2, ..ServeOptions::default() };
     let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
     let drops = DropCount::default();
     let [gone, other] =
         [1, 2].map(|node| Arc::new(Link::new(NodeId(node), Target::Own, 0, None, drops.clone())));
     let push = |link, slot| {
-        let asked = DecodedRequest { kind: Kind::Call, number: 1, incoming: message(link, slot, 1) };
-        service.push_all([asked].into_iter()).is_empty()
+        let decoded = DecodedRequest { kind: Kind::Call, number: 1, incoming: message(link, slot, 1) };
+        service.push_all([decoded].into_iter()).is_empty()
     };
     assert_eq!([push(&gone, 0), push(&other, 0), push(&other, 1)], [true, true, false]);
     gone.set_gone();
     assert_eq!([push(&other, 2), push(&other, 3)], [true, false]);
-    [gone, other].iter().for_each(|link| link.forget_caller());
+    [gone, other].iter().for_each(|link| link.drop_callers());
 }
 
 #[test]
-fn a_batch_that_is_taken_makes_room_for_as_many_bytes_and_leaves_out_who_does_not_wait() {
+fn a_batch_frees_its_bytes_and_skips_cancelled_calls() {
     let options = ServeOptions { bytes_max: 100, ..ServeOptions::default() };
     let service = Service::new(ServiceId::Function(1), Principal("ada".into()), options);
     let link = link();
     for round in 0..3 {
-        let asked = |slot| DecodedRequest { kind: Kind::Call, number: 1, incoming: message(&link, slot, 30) };
+        let decoded =
+            |slot| DecodedRequest { kind: Kind::Call, number: 1, incoming: message(&link, slot, 30) };
         let first = 10 * round;
-        assert!(service.push_all((first..first + 3).map(asked)).is_empty(), "there is room");
-        link.note_cancel();
+        assert!(service.push_all((first..first + 3).map(decoded)).is_empty(), "there is room");
+        link.record_cancel();
         link.served.cancel(SlotId { index: first, generation: 0 });
         let slots: Vec<_> = service.take_batch(9).iter().map(|taken| taken.to.id.slot.index).collect();
         assert_eq!(slots, [first + 1, first + 2]);
         assert!(!service.is_waiting());
     }
-    link.forget_caller();
+    link.drop_callers();
 }
 
 #[test]
-fn nothing_is_put_back_into_a_service_that_has_ended() {
+fn ended_services_take_no_requests_back() {
     let service = Service::new(ServiceId::Port(1), Principal("ada".into()), ServeOptions::default());
     let link = link();
     assert!(service.requeue(message(&link, 0, 1)).is_ok());
     assert!(service.close().is_some());
     assert!(service.requeue(message(&link, 1, 1)).is_err(), "nobody would ever answer it");
-    link.forget_caller();
+    link.drop_callers();
 }

@@ -1,4 +1,4 @@
-//! What the polling thread remembers of the tables that all threads share, until those change.
+//! The polling thread's cache of shared tables, valid until they change.
 
 use std::sync::Arc;
 
@@ -13,44 +13,44 @@ use crate::rpc::peers::Peers;
 use crate::rpc::shared::{Block, Caller, Inbound, Link, PeerParameters};
 use crate::runtime::locks::lock;
 
-/// Requests on their way to their queues.  The polling thread keeps it, to use its memory again.
+/// Requests on their way to their queues, and the cache. The polling thread keeps it to reuse its memory.
 #[derive(Debug, Default)]
 pub(crate) struct ReceiveBatch {
     pub(super) requests: Vec<DecodedRequest>,
-    pub(super) known: Known,
+    pub(super) cache: TableCache,
 }
 
-/// The polling thread's copy of the tables that all threads share, valid until these change.
+/// The polling thread's cache of shared tables, valid until they change.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct TableCache {
     version: u64,
-    pub(super) rows: Vec<KnownRow>,
+    pub(super) rows: Vec<CachedRow>,
     services: Vec<(ServiceId, Arc<Service>)>,
 }
 
-/// A row into which a peer writes.
+/// A row to which a peer writes requests.
 #[derive(Debug)]
-pub(super) struct KnownRow {
+pub(super) struct CachedRow {
     pub(super) peer: PeerId,
     pub(super) link: Arc<Link>,
     lines: Arc<Block>,
     /// The peer's handshake, once it has arrived.
-    theirs: Option<PeerParameters>,
-    /// The callers, by number, as far as they were introduced.
+    parameters: Option<PeerParameters>,
+    /// The introduced callers, by number.
     callers: Vec<Option<Arc<Caller>>>,
 }
 
-impl Known {
+impl TableCache {
     #[inline]
-    pub(super) fn look(&mut self, peers: &Peers) {
+    pub(super) fn refresh(&mut self, peers: &Peers) {
         if self.version != peers.version() {
-            self.look_again(peers);
+            self.reload(peers);
         }
     }
 
     #[cold]
-    fn look_again(&mut self, peers: &Peers) {
-        // Read before the tables: a change meanwhile makes this thread look once more.
+    fn reload(&mut self, peers: &Peers) {
+        // Read before the tables, so that a change in between causes another reload.
         self.version = peers.version();
         let table = peers.read();
         self.services = table.services.all().map(|service| (service.id, service.clone())).collect();
@@ -58,13 +58,13 @@ impl Known {
         for (peer, link) in table.links_up() {
             let inbound = lock(&link.inbound);
             if let Some(lines) = inbound.lines.clone() {
-                let (theirs, callers) = (inbound.theirs, inbound.all_introduced().to_vec());
-                self.rows.push(KnownRow { peer, link: link.clone(), lines, theirs, callers });
+                let (parameters, callers) = (inbound.parameters, inbound.all_introduced().to_vec());
+                self.rows.push(CachedRow { peer, link: link.clone(), lines, parameters, callers });
             }
         }
     }
 
-    /// The services are in the order of their numbers.
+    /// Returns a service; they are sorted by number.
     #[inline]
     pub(super) fn service(&self, id: ServiceId) -> Option<&Arc<Service>> {
         match &self.services[..] {
@@ -74,43 +74,43 @@ impl Known {
     }
 }
 
-impl KnownRow {
-    /// Returns true if a request may have come.
+impl CachedRow {
+    /// Returns true if a request may have arrived.
     #[inline]
     pub(super) fn has_more(&self) -> bool {
         let next = self.link.reader.position();
         first_word(&self.lines, next) as u16 == request_mark(next)
     }
 
-    /// Returns true if the copy has all that the peer has told.
-    pub(super) fn knows_all(&self, inbound: &Inbound) -> bool {
+    /// Returns true if the copy has everything that the peer has introduced.
+    pub(super) fn is_current(&self, inbound: &Inbound) -> bool {
         let known = self.callers.iter().filter(|caller| caller.is_some()).count();
-        let told = inbound.all_introduced().iter().filter(|caller| caller.is_some()).count();
-        self.theirs.is_some() == inbound.theirs.is_some() && known == told
+        let introduced = inbound.all_introduced().iter().filter(|caller| caller.is_some()).count();
+        self.parameters.is_some() == inbound.parameters.is_some() && known == introduced
     }
 
-    /// Copies what the peer has told meanwhile.
+    /// Copies everything that the peer has introduced.
     #[cold]
     pub(super) fn refresh(&mut self, inbound: &Inbound) {
-        self.theirs = inbound.theirs;
+        self.parameters = inbound.parameters;
         self.callers = inbound.all_introduced().to_vec();
     }
 
-    /// Reads the next request without a lock, if it is one of `service` that may bypass the queue.
+    /// Reads the next request without a lock, if it is for `service` and may bypass the queue.
     #[inline]
     pub(super) fn request_for(&mut self, service: &Service) -> Option<Box<Incoming>> {
-        let (link, theirs) = (&self.link, self.theirs.as_ref()?);
+        let (link, parameters) = (&self.link, self.parameters.as_ref()?);
         let position = link.reader.position();
         let words = self.lines.window().load_words(offset_of(position)).expect("the row has that line");
         let line = RequestLine::parse(&words).ok()?;
         let is_of = ServiceId::of(line.kind, line.number) == service.id;
-        // The service finds a grant by its number, under its lock.
+        // The service looks up a grant under its lock.
         let is_granted = matches!(line.kind, Kind::GrantedSend(_));
         if !is_of || is_granted || line.posted_before != link.reader.heard() {
             return None;
         }
         let caller = self.callers.get(usize::from(line.principal))?.as_ref()?;
-        let (at, room) = theirs.slot(line.slot).ok()?;
+        let (at, room) = parameters.slot(line.slot).ok()?;
         if !service.admits(&caller.principal) {
             return None;
         }

@@ -1,0 +1,42 @@
+//! Direct delivery past a queue, when the polling thread itself waits for a request.
+
+use halite_tier::rpc::Kind;
+
+use super::incoming::{DecodedRequest, Incoming};
+use super::service::Service;
+
+/// A receiver that waits for a request on the polling thread.
+#[derive(Default)]
+pub(crate) struct DirectReceiver<'s> {
+    pub(crate) service: Option<&'s Service>,
+    pub(crate) request: Option<Box<Incoming>>,
+}
+
+impl DirectReceiver<'_> {
+    /// Returns true if the receiver waits for a request of `service`, and has none yet.
+    pub(super) fn accepts(&self, service: &Service) -> bool {
+        self.request.is_none() && self.service.is_some_and(|wanted| std::ptr::eq(wanted, service))
+    }
+}
+
+impl Service {
+    /// Gives a call to `direct` if that waits for it and no other call is queued; otherwise returns it.
+    #[inline]
+    pub(super) fn deliver_directly(
+        &self,
+        decoded: DecodedRequest,
+        direct: &mut DirectReceiver<'_>,
+    ) -> Option<DecodedRequest> {
+        if !direct.accepts(self) || self.is_waiting() || !self.may_bypass_queue(&decoded) {
+            return Some(decoded);
+        }
+        direct.request = Some(decoded.incoming);
+        None
+    }
+
+    /// Returns true if a request may bypass the queue. A message may not, since it must not overtake parked senders.
+    #[inline]
+    pub(super) fn may_bypass_queue(&self, decoded: &DecodedRequest) -> bool {
+        decoded.kind == Kind::Call && !self.has_ended() && self.admits(&decoded.incoming.to.caller.principal)
+    }
+}
