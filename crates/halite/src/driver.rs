@@ -551,9 +551,9 @@ impl Bell for Driver {
 /// The right to poll; see [`crate::runtime::poll_token`]. Dropped by a thread that may poll again soon.
 pub(crate) struct Polling<'c> {
     driver: &'c Driver,
-    /// `None` once request up.
+    /// `None` once given up.
     guard: Option<PollGuard<'c, Poller>>,
-    /// Called after the token is request up, since wakers may run any code.
+    /// Called after the token is given up, since wakers may run any code.
     wakes: Wakes,
     /// The service whose next call the holder takes itself.
     direct: DirectReceiver<'c>,
@@ -609,7 +609,7 @@ impl Polling<'_> {
         arrived
     }
 
-    /// Returns true if tasks will be woken when the token is request up.
+    /// Returns true if tasks will be woken when the token is given up.
     pub(crate) fn has_wakes(&self) -> bool {
         !self.wakes.is_empty()
     }
