@@ -239,6 +239,11 @@ impl Driver {
         (is_done || request.is_some(), request)
     }
 
+    /// Returns true if polling takes system calls: some peers' stores do not reach this node.
+    pub(crate) fn polls_by_system_calls(&self) -> bool {
+        self.polls_by_system_calls
+    }
+
     /// Handles arrivals unless another thread polls. For a thread that will poll again soon.
     pub(crate) fn poll_once(&self) {
         let Some(mut token) = self.try_token() else { return };

@@ -23,12 +23,8 @@ use super::workload::{Bench, PerfArgs, Plan, Planned, WORD_BYTES};
 /// After so long without an answer the other side is taken for dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Polls between two looks at the clock, and between two offers to let somebody else have the core.
-const POLLS_MAX: u32 = 1 << 12;
-
-/// Polls after which this thread moves its node forward between them, for it may have to take the write in: more than the other side takes
-/// where its stores reach.
-const POLLS_ALONE: u32 = 1 << 8;
+/// Reads of the word for each read of the clock.
+const READS_PER_CLOCK: u32 = 1 << 8;
 
 /// Between words at least; with --completion, of writes that nobody answers.
 pub fn plan(args: &PerfArgs) -> Planned {
@@ -49,6 +45,7 @@ pub struct Player {
     session: blocking::Session,
     own: Lh,
     other: Lh,
+    payload_bytes: u64,
     payload: Vec<u8>,
     /// The last write, which has the payload.
     posted: Option<Posted<Vec<u8>>>,
@@ -89,7 +86,15 @@ impl Partner for Player {
             session.write(own, part.size - WORD_BYTES, &[0; WORD_BYTES as usize])?;
             // Both sides of a pair send the same, so that each knows what it should find; pairs differ.
             let payload = pattern(part.size, thread);
-            Ok(Player { session: session.clone(), own, other, payload, posted: None, stamp: 0 })
+            Ok(Player {
+                session: session.clone(),
+                own,
+                other,
+                payload_bytes: part.size,
+                payload,
+                posted: None,
+                stamp: 0,
+            })
         };
         (0..part.threads).map(player).collect()
     }
@@ -138,28 +143,20 @@ impl Player {
         Ok(())
     }
 
-    /// Polls our own region until the other side's write is there.
+    /// Waits until the other side's write is in our own region.
     #[inline]
     fn await_stamp(&self) -> anyhow::Result<()> {
-        let (at, stamp) = (self.payload.len() as u64 - WORD_BYTES, self.stamp);
-        let mut waiting_since = None;
-        loop {
-            for poll in 0..POLLS_MAX {
-                let mut word = [0; WORD_BYTES as usize];
-                self.session.read(self.own, at, &mut word)?;
-                if u64::from_ne_bytes(word) == stamp {
-                    return Ok(());
-                }
-                match poll < POLLS_ALONE && waiting_since.is_none() {
-                    true => std::hint::spin_loop(),
-                    false => self.session.progress(),
-                }
-            }
-            // Where threads share cores, the one that we wait for may need ours.
-            std::thread::yield_now();
-            if waiting_since.get_or_insert_with(Instant::now).elapsed() > ANSWER_TIMEOUT {
-                bail!("no answer to write number {stamp} within {} s", ANSWER_TIMEOUT.as_secs());
-            }
+        let (at, stamp) = (self.payload_bytes - WORD_BYTES, self.stamp);
+        let (mut reads, mut begin) = (0u32, None);
+        let is_over =
+            |begin: &mut Option<Instant>| begin.get_or_insert_with(Instant::now).elapsed() > ANSWER_TIMEOUT;
+        let word = self.session.wait_until(self.own, at, |word| {
+            reads = reads.wrapping_add(1);
+            word == stamp || reads.is_multiple_of(READS_PER_CLOCK) && is_over(&mut begin)
+        })?;
+        if word != stamp {
+            bail!("no answer to write number {stamp} within {} s", ANSWER_TIMEOUT.as_secs());
         }
+        Ok(())
     }
 }

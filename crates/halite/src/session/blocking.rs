@@ -99,9 +99,12 @@ impl Session {
         &self,
         lh: Lh,
         offset: u64,
-        is_reached: impl FnMut(u64) -> bool,
+        mut is_reached: impl FnMut(u64) -> bool,
     ) -> Result<u64, AccessError> {
-        self.block_on(self.session.wait_until(lh, offset, is_reached))
+        match offset.is_multiple_of(8).then(|| self.session.spin_until(lh, offset, &mut is_reached)) {
+            Some(Some(word)) => Ok(word),
+            _ => self.block_on(self.session.wait_until(lh, offset, is_reached)),
+        }
     }
 
     /// See [`crate::Session::len`].

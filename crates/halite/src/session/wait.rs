@@ -50,12 +50,8 @@ impl Session {
             let cause = AccessCause::Unaligned { alignment: WORD_BYTES };
             return Err(self.inner.access_error("wait for", lh, offset, WORD_BYTES, cause));
         }
-        for _ in 0..READS_BEFORE_PAUSE {
-            let word = self.word(lh, offset).await?;
-            if is_reached(word) {
-                return Ok(word);
-            }
-            self.progress();
+        if let Some(word) = self.spin_until(lh, offset, &mut is_reached) {
+            return Ok(word);
         }
         // Best effort: if the region has too many watchers, only the interval ends a pause.
         let mut watch = self.watch(lh).await.ok();
@@ -77,6 +73,31 @@ impl Session {
             }
             pause = (2 * pause).min(PAUSE_MAX);
         }
+    }
+
+    /// Reads the word often, without a pause. Returns `None` if it is not there by then, or if loads do not reach it.
+    #[inline]
+    pub(crate) fn spin_until(
+        &self,
+        lh: Lh,
+        offset: u64,
+        is_reached: &mut impl FnMut(u64) -> bool,
+    ) -> Option<u64> {
+        // Where stores do not reach this node, the node must receive the word.
+        let receives = self.inner.driver.polls_by_system_calls();
+        for _ in 0..READS_BEFORE_PAUSE {
+            let mut word = [0; WORD_BYTES as usize];
+            self.inner.read_now(lh, offset, &mut word).filter(|read| *read == word.len())?;
+            let word = u64::from_ne_bytes(word);
+            if is_reached(word) {
+                return Some(word);
+            }
+            match receives {
+                true => self.progress(),
+                false => std::hint::spin_loop(),
+            }
+        }
+        None
     }
 
     async fn word(&self, lh: Lh, offset: u64) -> Result<u64, AccessError> {
