@@ -24,14 +24,20 @@ pub struct Posted<B> {
     state: State<B>,
 }
 
+/// Small, because a direct access is nothing but its buffer.
 enum State<B> {
-    Single(Single<B>),
-    Carried(Session, Carried<B>),
-    Ended(B, Result<(), AccessError>),
+    Single(Box<Single<B>>),
+    Carried(Box<Carried<B>>),
+    Done(B),
+    Failed(B, Box<AccessError>),
     Taken,
 }
 
-type Carried<B> = Pin<Box<dyn Future<Output = (B, Result<(), AccessError>)> + Send>>;
+/// An access of several parts, or one that must wait before it can be posted.
+struct Carried<B> {
+    session: Session,
+    access: Pin<Box<dyn Future<Output = (B, Result<(), AccessError>)> + Send>>,
+}
 
 /// A request in the fabric's queue.
 struct Single<B> {
@@ -73,10 +79,11 @@ impl Session {
     /// # std::fs::remove_dir_all(dir)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    #[inline]
     pub fn post_write<B: AsRef<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, from: B) -> Posted<B> {
         let (inner, bytes) = (&*self.inner, from.as_ref());
         let done = match inner.write_now(lh, offset, bytes) {
-            Some(done) if done == bytes.len() => return Posted { state: State::Ended(from, Ok(())) },
+            Some(done) if done == bytes.len() => return Posted { state: State::Done(from) },
             done => done.unwrap_or(0),
         };
         let access = Writes { inner, ops: &[WriteOp { lh, offset, from: bytes }] };
@@ -95,10 +102,11 @@ impl Session {
     }
 
     /// Posts a read of as many bytes as `into` has, from `offset`. See [`Session::post_write`].
+    #[inline]
     pub fn post_read<B: AsMut<[u8]> + Send + 'static>(&self, lh: Lh, offset: u64, mut into: B) -> Posted<B> {
         let (inner, bytes) = (&*self.inner, into.as_mut());
         let done = match inner.read_now(lh, offset, bytes) {
-            Some(done) if done == bytes.len() => return Posted { state: State::Ended(into, Ok(())) },
+            Some(done) if done == bytes.len() => return Posted { state: State::Done(into) },
             done => done.unwrap_or(0),
         };
         let access = Reads { inner, ops: &mut [ReadOp { lh, offset, into: bytes }] };
@@ -127,14 +135,15 @@ impl<B> Posted<B> {
         land: Land<B>,
     ) -> Posted<B> {
         let (session, part, buffer) = (session.clone(), Some(part), Some(buffer));
-        Posted { state: State::Single(Single { session, part, lh, offset, buffer, land }) }
+        Posted { state: State::Single(Box::new(Single { session, part, lh, offset, buffer, land })) }
     }
 
     fn carried(
         session: &Session,
         access: impl Future<Output = (B, Result<(), AccessError>)> + Send + 'static,
     ) -> Posted<B> {
-        let mut posted = Posted { state: State::Carried(session.clone(), Box::pin(access)) };
+        let carried = Carried { session: session.clone(), access: Box::pin(access) };
+        let mut posted = Posted { state: State::Carried(Box::new(carried)) };
         // The first poll puts the first parts in flight.
         let _ = posted.poll_end(&mut Context::from_waker(Waker::noop()));
         posted
@@ -153,39 +162,47 @@ impl<B> Posted<B> {
     }
 
     /// Waits on this thread until the access has ended. Returns the buffer and the outcome.
+    #[inline]
     pub fn wait(mut self) -> (B, Result<(), AccessError>)
     where
         B: Unpin,
     {
         match self.session().cloned() {
-            Some(session) => session.inner.driver.block_on(pin!(self)),
             None => self.take_ended(),
+            Some(session) => session.inner.driver.block_on(pin!(self)),
         }
     }
 
     /// Returns the session, unless the access has ended.
+    #[inline]
     fn session(&self) -> Option<&Session> {
         match &self.state {
-            State::Single(Single { session, .. }) | State::Carried(session, _) => Some(session),
-            State::Ended(..) | State::Taken => None,
+            State::Single(single) => Some(&single.session),
+            State::Carried(carried) => Some(&carried.session),
+            State::Done(_) | State::Failed(..) | State::Taken => None,
         }
     }
 
+    #[inline]
     fn take_ended(&mut self) -> (B, Result<(), AccessError>) {
         match std::mem::replace(&mut self.state, State::Taken) {
-            State::Ended(buffer, outcome) => (buffer, outcome),
+            State::Done(buffer) => (buffer, Ok(())),
+            State::Failed(buffer, error) => (buffer, Err(*error)),
             _ => panic!("a posted access is awaited once"),
         }
     }
 
-    /// Advances the state to `Ended`, if the access has ended.
+    /// Advances the state if the access has ended.
     fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let (buffer, outcome) = match &mut self.state {
             State::Single(single) => std::task::ready!(single.poll(context)),
-            State::Carried(_, access) => std::task::ready!(access.as_mut().poll(context)),
-            State::Ended(..) | State::Taken => return Poll::Ready(()),
+            State::Carried(carried) => std::task::ready!(carried.access.as_mut().poll(context)),
+            State::Done(_) | State::Failed(..) | State::Taken => return Poll::Ready(()),
         };
-        self.state = State::Ended(buffer, outcome);
+        self.state = match outcome {
+            Ok(()) => State::Done(buffer),
+            Err(error) => State::Failed(buffer, Box::new(error)),
+        };
         Poll::Ready(())
     }
 }
@@ -225,7 +242,7 @@ impl<B: Unpin> Future for Posted<B> {
 
 impl<B> fmt::Debug for Posted<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_ended = matches!(self.state, State::Ended(..) | State::Taken);
+        let is_ended = self.session().is_none();
         f.debug_struct("Posted").field("is_ended", &is_ended).finish_non_exhaustive()
     }
 }
