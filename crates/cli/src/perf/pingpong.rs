@@ -1,4 +1,4 @@
-//! `write_lat` as perftest means it: both sides write to each other in turn, each polling its own memory.
+//! `write_lat` as in perftest: both sides write to each other in turn, each polling its own memory.
 //!
 //! ```text
 //!  client                            server
@@ -20,17 +20,17 @@ use super::parcel::{differs, pattern};
 use super::server::{CLIENT, Part};
 use super::workload::{Bench, PerfArgs, Plan, Planned, WORD_BYTES};
 
-/// After so long without an answer the other side is taken for dead.
+/// Time after which the other side counts as dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Polls between two looks at the clock, and between two offers to let somebody else have the core.
+/// Polls between two readings of the clock, and between two yields of the core.
 const POLLS_MAX: u32 = 1 << 12;
 
-/// Polls after which this thread moves its node forward between them, for it may have to take the write in: more than the other side takes
-/// where its stores reach.
-const POLLS_ALONE: u32 = 1 << 8;
+/// Polls before this thread also polls its node, which may have to receive the write.  A side whose stores reach the
+/// other's memory answers within fewer.
+const POLLS_WITHOUT_PROGRESS: u32 = 1 << 8;
 
-/// Between words at least; with --completion, of writes that nobody answers.
+/// Of at least a word; with --completion, one-sided writes.
 pub fn plan(args: &PerfArgs) -> Planned {
     if args.completion {
         return access::plan::<WRITES>(args);
@@ -44,7 +44,7 @@ pub fn plan(args: &PerfArgs) -> Planned {
     Ok(Plan { needs_server: true, ..plan })
 }
 
-/// One side of one pair.  The stamp is the last word of a write, so that a reader that sees it has it all, as in perftest.
+/// The stamp is the last word of a write, so that a reader that sees it has the whole write, as in perftest.
 pub struct Player {
     session: blocking::Session,
     own: Lh,
@@ -53,13 +53,13 @@ pub struct Player {
     stamp: u64,
 }
 
-/// A thread's regions at the client, and at the server.
+/// The names of a thread's regions, at the client and at the server.
 fn names(thread: usize) -> [String; 2] {
     ["perf-client", "perf-server"].map(|end| format!("{end}-{thread}"))
 }
 
 impl Partner for Player {
-    /// The client makes the regions of both.
+    /// The client creates the regions of both sides.
     fn prepare(bench: &mut Bench) -> anyhow::Result<()> {
         if bench.regions.is_empty() {
             for thread in 0..bench.job.threads {
@@ -75,7 +75,7 @@ impl Partner for Player {
         Ok(())
     }
 
-    /// One for each thread, their stamps at zero.
+    /// One per thread, with stamp zero.
     fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Player>> {
         let session = &end.session;
         let player = |thread| {
@@ -85,7 +85,7 @@ impl Partner for Player {
                 [own, other].map(|name| session.map(&name, Permissions::READ | Permissions::WRITE));
             let (own, other) = (own?, other?);
             session.write(own, part.size - WORD_BYTES, &[0; WORD_BYTES as usize])?;
-            // Both sides of a pair send the same, so that each knows what it should find; pairs differ.
+            // Both sides of a pair send the same bytes, so each knows what to expect; pairs differ.
             let payload = pattern(part.size, thread);
             Ok(Player { session: session.clone(), own, other, payload, stamp: 0 })
         };
@@ -104,7 +104,7 @@ impl Partner for Player {
         }
     }
 
-    /// Looks at the other side's last write.
+    /// Verifies the other side's last write.
     fn end(self) -> anyhow::Result<u64> {
         let errors = differs(&self.session, self.own, 0, &self.payload)?;
         [self.own, self.other].into_iter().try_for_each(|lh| self.session.unmap(lh))?;
@@ -121,7 +121,7 @@ impl Player {
         Ok(self.session.write(self.other, 0, &self.payload)?)
     }
 
-    /// Polls our own region until the other side's write is there.
+    /// Polls this side's region for the other side's write.
     #[inline]
     fn await_stamp(&self) -> anyhow::Result<()> {
         let (at, stamp) = (self.payload.len() as u64 - WORD_BYTES, self.stamp);
@@ -133,12 +133,12 @@ impl Player {
                 if u64::from_ne_bytes(word) == stamp {
                     return Ok(());
                 }
-                match poll < POLLS_ALONE && waiting_since.is_none() {
+                match poll < POLLS_WITHOUT_PROGRESS && waiting_since.is_none() {
                     true => std::hint::spin_loop(),
                     false => self.session.progress(),
                 }
             }
-            // Where threads share cores, the one that we wait for may need ours.
+            // On a shared core, the other side may need it.
             std::thread::yield_now();
             if waiting_since.get_or_insert_with(Instant::now).elapsed() > ANSWER_TIMEOUT {
                 bail!("no answer to write number {stamp} within {} s", ANSWER_TIMEOUT.as_secs());
