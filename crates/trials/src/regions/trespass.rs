@@ -1,4 +1,4 @@
-//! What a session may not do: orders and atomics through handles that were not mapped for that, on any session's region.
+//! Operations without permission: commands and atomics through handles that were not mapped for them.
 
 use halite::{NodeId, Permissions, RegionCause, Who};
 
@@ -40,12 +40,12 @@ async fn order(actor: &mut Actor, holding: Holding, choice: u64) {
 async fn add(actor: &mut Actor, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let result = actor.attempt("add without the right", session.fetch_add(holding.lh, 0, 1)).await;
-    // Otherwise it is refused, whatever else there is to say against it.
+    // It may be refused for any reason.
     if let Some(Ok(_)) = result {
         succeeded(actor, begin_ns, "changed a word");
     }
 }
 
 fn succeeded(actor: &Actor, begin_ns: u64, what: &str) {
-    actor.expect(false, begin_ns, format_args!("{what}, and nobody has let it"));
+    actor.expect(false, begin_ns, format_args!("{what} without permission"));
 }
