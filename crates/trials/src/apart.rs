@@ -61,16 +61,14 @@ pub(crate) async fn act(actor: &mut Actor) {
         two_others(actor.node, nodes, actor.random.below(nodes - 1), actor.random.below(nodes - 2));
     let Some(scene) = set(actor, home, holder).await else { return };
     let (mapper, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let lh =
-        match actor.attempt("map what is apart", mapper.map(&name(actor.node, actor.number), EVERYONE)).await
-        {
-            Some(Ok(lh)) => lh,
-            Some(Err(error)) => {
-                let is_explained = is_of_trouble(&error.cause) && !actor.harness.judge.is_calm();
-                return actor.expect_reason(is_explained, begin_ns, &error);
-            }
-            None => return,
-        };
+    let lh = match actor.attempt("map apart", mapper.map(&name(actor.node, actor.number), EVERYONE)).await {
+        Some(Ok(lh)) => lh,
+        Some(Err(error)) => {
+            let is_explained = is_of_trouble(&error.cause) && !actor.harness.judge.is_calm();
+            return actor.expect_reason(is_explained, begin_ns, &error);
+        }
+        None => return,
+    };
     let end_ns = part(actor, &scene);
     use_until(actor, &scene, lh, end_ns).await;
     check_next(actor, &scene).await;
@@ -94,7 +92,7 @@ async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
         (harness.driven(home)?.session(), actor.now_ns(), name(actor.node, actor.number));
     let nodes = Placement::Spread(vec![NodeId(home), NodeId(holder)]);
     let made = maker.alloc(Some(&name), BYTES, nodes, EVERYONE);
-    match actor.attempt("make what is apart", made).await? {
+    match actor.attempt("alloc apart", made).await? {
         Ok(lh) => {
             let (freed_ns, next) = (Cell::default(), RefCell::default());
             Some(Rc::new(Scene { harness, home, holder, maker, lh, freed_ns, next }))

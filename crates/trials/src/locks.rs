@@ -179,7 +179,9 @@ async fn take(actor: &mut Actor, patience: Patience) {
     actor.harness.locks.borrow_mut().ledgers[name].begin(who(actor), begin_ns, waits);
     let taken = match patience {
         Patience::None => actor.attempt("try to lock", session.try_lock(&text)).await,
-        Patience::For(timeout) => actor.attempt("lock in time", session.lock_within(&text, timeout)).await,
+        Patience::For(timeout) => {
+            actor.attempt("lock with a deadline", session.lock_within(&text, timeout)).await
+        }
         Patience::Endless => actor.attempt("lock", session.lock(&text)).await,
     };
     match taken {
@@ -277,7 +279,7 @@ async fn release_unheld(actor: &mut Actor) {
     let (begin_ns, session) = (actor.now_ns(), actor.session.clone());
     let Some(driven) = actor.harness.driven(actor.node) else { return };
     let text = text(name);
-    let result = actor.attempt("unlock another one's", driven.unlock_unheld(&session, &text)).await;
+    let result = actor.attempt("unlock another's", driven.unlock_unheld(&session, &text)).await;
     match result {
         Some(Ok(())) => accuse(actor, name, begin_ns, "released it without holding it"),
         Some(Err(error)) if error.cause != LockCause::NotHeld && !is_explained(actor, &error.cause) => {

@@ -336,7 +336,7 @@ async fn follow_anew(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let (session, name) = (held.session.clone(), ledger::name_of(held.life));
     let patience_ns = actor.random.between(PATIENCE_NS_MAX / 8, PATIENCE_NS_MAX);
     let opening = async { Follower::from_start(Log::open(&session, &name).await?).await };
-    match actor.attempt("follow a log anew", opening).await {
+    match actor.attempt("follow a log again", opening).await {
         Some(Ok(follower)) => {
             held.follower = follower.with_patience(patience_ns);
             held.reader = Reader::new(&actor.harness, held.life, held.follower.position());

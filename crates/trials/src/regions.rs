@@ -219,8 +219,8 @@ async fn beyond_the_end(actor: &mut Actor, holding: Holding) {
     let mut bytes = vec![0xee; 2 * WORD as usize];
     let session = actor.session.clone();
     let result = match actor.random.below(2) {
-        0 => actor.attempt("read behind the end", session.read(holding.lh, offset, &mut bytes)).await,
-        _ => actor.attempt("write behind the end", session.write(holding.lh, offset, &bytes)).await,
+        0 => actor.attempt("read past the end", session.read(holding.lh, offset, &mut bytes)).await,
+        _ => actor.attempt("write past the end", session.write(holding.lh, offset, &bytes)).await,
     };
     actor.harness.judge.expect(!matches!(result, Some(Ok(()))), || {
         format!("an access at offset {offset} of a region of {len} bytes succeeded")

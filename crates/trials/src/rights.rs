@@ -47,7 +47,7 @@ pub(crate) async fn act(actor: &mut Actor) {
         _ => seal(actor, &scene).await,
     }
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    if let Some(Err(error)) = actor.attempt("free what was fought for", session.free(scene.lh)).await {
+    if let Some(Err(error)) = actor.attempt("free contested", session.free(scene.lh)).await {
         let is_gone = matches!(error.cause, RegionCause::Stale | RegionCause::NotFound);
         actor.expect_reason(is_gone || is_trouble(actor, &error.cause), begin_ns, &error);
     }
@@ -57,7 +57,7 @@ async fn set(actor: &mut Actor) -> Option<Scene> {
     let (session, name, begin_ns) = (actor.session.clone(), name(actor.node, actor.number), actor.now_ns());
     let home = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let made = session.alloc(Some(&name), BYTES, Placement::On(home), EVERYONE);
-    let lh = match actor.attempt("make what is fought for", made).await? {
+    let lh = match actor.attempt("alloc contested", made).await? {
         Ok(lh) => lh,
         Err(error) => {
             // It was cancelled, or its home was unreachable when it was to be freed.
@@ -93,7 +93,7 @@ async fn depose(actor: &mut Actor, scene: &Scene) {
         session.grant(*lh, who.clone(), Permissions::MASTER).await?;
         other.map(name, Permissions::MASTER).await
     };
-    let Some(Ok(theirs)) = actor.attempt("make a master", raised).await else { return };
+    let Some(Ok(theirs)) = actor.attempt("grant master", raised).await else { return };
     let (early, late) = (actor.random.below(LATER_NS_MAX), actor.random.below(LATER_NS_MAX));
     let (world, host) = (actor.harness.world.clone(), actor.host);
     let later = |ns| world.sleep(Some(host), Duration::from_nanos(ns));
@@ -108,7 +108,7 @@ async fn depose(actor: &mut Actor, scene: &Scene) {
         other.free(theirs).await
     };
     let ended = async { Ok::<_, RegionError>(both(deposing, freeing).await) };
-    let Some(Ok((deposed, freed))) = actor.attempt("depose a master", ended).await else { return };
+    let Some(Ok((deposed, freed))) = actor.attempt("revoke master", ended).await else { return };
     actor.note(format_args!("has deposed: {deposed:?}, freed: {freed:?}"));
     // A freed region has no permissions to revoke, and a deposed master cannot free it.
     let is_both = deposed.is_ok() && freed.is_ok();
@@ -126,14 +126,14 @@ async fn depose(actor: &mut Actor, scene: &Scene) {
 async fn seal(actor: &mut Actor, scene: &Scene) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let Scene { name, lh, other, .. } = scene;
-    let Some(Ok(theirs)) = actor.attempt("map what is sealed", other.map(name, EVERYONE)).await else {
+    let Some(Ok(theirs)) = actor.attempt("map before sealing", other.map(name, EVERYONE)).await else {
         return;
     };
     if !matches!(actor.attempt("seal", session.seal(*lh)).await, Some(Ok(()))) {
         return;
     }
     for (session, lh) in [(&session, *lh), (other, theirs)] {
-        let written = actor.attempt("write what is sealed", session.write(lh, 0, b"scratch")).await;
+        let written = actor.attempt("write sealed", session.write(lh, 0, b"scratch")).await;
         let is_right = match &written {
             None => true,
             Some(Ok(())) => false,
@@ -152,7 +152,7 @@ async fn seal(actor: &mut Actor, scene: &Scene) {
         );
     }
     let wanted = if actor.random.chance(1, 2) { Permissions::WRITE } else { EVERYONE };
-    match actor.attempt("map what is sealed for writing", other.map(name, wanted)).await {
+    match actor.attempt("map sealed for writing", other.map(name, wanted)).await {
         Some(Ok(_)) => {
             actor.expect(false, begin_ns, format_args!("{name} is sealed, but was mapped for {wanted}"));
         }

@@ -86,7 +86,7 @@ async fn open(actor: &mut Actor, name: usize) {
 /// Maps a name; `None` if that was cancelled, or is a violation.
 async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Result<Holding, RegionCause>> {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    match actor.attempt("map what is watched", session.map(&text(name), rights)).await? {
+    match actor.attempt("map watched", session.map(&text(name), rights)).await? {
         Ok(lh) => {
             let life = lives::by_len(session.len(lh).ok()?);
             let is_known = |life: &usize| *life < actor.harness.watches.borrow().lives.len();
@@ -120,7 +120,7 @@ async fn make(actor: &mut Actor, name: usize) {
     let placement = if one == other { Placement::On(one) } else { Placement::Spread(vec![one, other]) };
     let text = text(name);
     let made = session.alloc(Some(&text), lives::bytes_of(life), placement, EVERYONE);
-    match actor.attempt("make what is watched", made).await {
+    match actor.attempt("alloc watched", made).await {
         Some(Ok(lh)) => {
             let rights = EVERYONE.union(Permissions::MASTER);
             actor.note_life(life);
@@ -141,7 +141,7 @@ async fn make(actor: &mut Actor, name: usize) {
 async fn unmap(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     actor.watches.held[name] = None;
-    let result = actor.attempt("unmap what is watched", session.unmap(holding.lh)).await;
+    let result = actor.attempt("unmap watched", session.unmap(holding.lh)).await;
     ordered(actor, name, holding, begin_ns, result);
 }
 
@@ -149,7 +149,7 @@ async fn free(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     actor.note_life(holding.life);
     with_life(&actor.harness, holding.life, |life| life.ends = true);
-    let result = actor.attempt("free what is watched", session.free(holding.lh)).await;
+    let result = actor.attempt("free watched", session.free(holding.lh)).await;
     if let Some(Ok(())) = result {
         let now_ns = actor.now_ns();
         with_life(&actor.harness, holding.life, |life| life.ended_ns = now_ns);
@@ -162,7 +162,7 @@ async fn move_away(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let to = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     actor.note_life(holding.life);
-    let result = actor.attempt("move what is watched", session.move_to(holding.lh, to)).await;
+    let result = actor.attempt("move watched", session.move_to(holding.lh, to)).await;
     ordered(actor, name, holding, begin_ns, result);
 }
 
@@ -171,7 +171,7 @@ async fn grant(actor: &mut Actor, name: usize, holding: Holding) {
     let (who, rights) = some_change(actor);
     with_life(&actor.harness, holding.life, |life| life.rights.begin_grant(who, rights));
     let to = Who::Principal(PRINCIPALS[who].to_owned());
-    let result = actor.attempt("grant what is watched", session.grant(holding.lh, to, rights)).await;
+    let result = actor.attempt("grant watched", session.grant(holding.lh, to, rights)).await;
     if let Some(Ok(())) = result {
         let now_ns = actor.now_ns();
         with_life(&actor.harness, holding.life, |life| life.rights.end_grant(who, rights, now_ns));
@@ -187,7 +187,7 @@ async fn revoke(actor: &mut Actor, name: usize, holding: Holding) {
         life.revoked[who] = true;
     });
     let from = Who::Principal(PRINCIPALS[who].to_owned());
-    let result = actor.attempt("revoke what is watched", session.revoke(holding.lh, from, rights)).await;
+    let result = actor.attempt("revoke watched", session.revoke(holding.lh, from, rights)).await;
     if let Some(Ok(())) = result {
         let now_ns = actor.now_ns();
         with_life(&actor.harness, holding.life, |life| life.rights.end_revoke(who, rights, now_ns));

@@ -130,7 +130,7 @@ async fn make(actor: &mut Actor, name: usize, text: &str) {
     let home = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let made = session.alloc(Some(text), len, Placement::On(home), EVERYONE);
-    match actor.attempt("make words", made).await {
+    match actor.attempt("alloc words", made).await {
         Some(Ok(lh)) => {
             let rights = EVERYONE.union(Permissions::MASTER);
             actor.words.held[name] = Some(Holding { lh, life, rights, last: [0; WORDS] });

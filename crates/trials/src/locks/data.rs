@@ -117,7 +117,7 @@ async fn make(actor: &mut Actor, name: usize) -> Option<Opened> {
     let home = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let (text, session) = (text(name), actor.session.clone());
     let made = session.alloc(Some(&text), len, Placement::On(home), EVERYONE);
-    match actor.attempt("make under a lock", made).await {
+    match actor.attempt("alloc under a lock", made).await {
         Some(Ok(lh)) => Some(Opened { lh, life }),
         ended => {
             actor.harness.locks.borrow_mut().data.lives[life].ends = true;

@@ -24,10 +24,10 @@ async fn order(actor: &mut Actor, holding: Holding, choice: u64) {
     let itself = Who::Principal(PRINCIPALS[actor.principal].to_owned());
     let to = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let result = match choice {
-        1 => actor.attempt("free what is not ours", session.free(lh)).await,
-        2 => actor.attempt("grant what is not ours", session.grant(lh, itself, Permissions::WRITE)).await,
-        3 => actor.attempt("revoke what is not ours", session.revoke(lh, itself, Permissions::READ)).await,
-        _ => actor.attempt("move what is not ours", session.move_to(lh, to)).await,
+        1 => actor.attempt("free without permission", session.free(lh)).await,
+        2 => actor.attempt("grant without permission", session.grant(lh, itself, Permissions::WRITE)).await,
+        3 => actor.attempt("revoke without permission", session.revoke(lh, itself, Permissions::READ)).await,
+        _ => actor.attempt("move without permission", session.move_to(lh, to)).await,
     };
     match result {
         Some(Err(error)) if matches!(error.cause, RegionCause::PermissionDenied { .. }) => {}
@@ -39,7 +39,7 @@ async fn order(actor: &mut Actor, holding: Holding, choice: u64) {
 
 async fn add(actor: &mut Actor, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let result = actor.attempt("add without the right", session.fetch_add(holding.lh, 0, 1)).await;
+    let result = actor.attempt("add without permission", session.fetch_add(holding.lh, 0, 1)).await;
     // It may be refused for any reason.
     if let Some(Ok(_)) = result {
         succeeded(actor, begin_ns, "changed a word");

@@ -80,7 +80,7 @@ async fn watch(actor: &mut Actor, lh: Lh, life: usize, rights: Permissions) -> b
     };
     if cause.is_none() {
         // It may have ended meanwhile.
-        let _ = actor.attempt("unmap what was watched", session.unmap(lh)).await;
+        let _ = actor.attempt("unmap after watching", session.unmap(lh)).await;
     }
     cause != Some(RegionCause::NodeClosed)
 }
@@ -148,7 +148,7 @@ impl Listener<'_> {
         self.is_unmapped = true;
         self.with_life(|life| life.ledger.end_handle(self.listed.id));
         let session = self.actor.session.clone();
-        let _ = self.actor.attempt("unmap what is heard", session.unmap(self.lh)).await;
+        let _ = self.actor.attempt("unmap while notified", session.unmap(self.lh)).await;
     }
 
     /// Waits for a notification, or polls for one.
@@ -160,7 +160,7 @@ impl Listener<'_> {
             let patience = Duration::from_nanos(self.actor.random.between(1, PATIENCE_US_MAX * 1000));
             let enough = self.actor.harness.world.sleep(Some(self.actor.host), patience);
             let next = async { before(enough, self.watch.recv()).await.transpose() };
-            let heard = self.actor.attempt("hear of a write", next).await;
+            let heard = self.actor.attempt("receive a notification", next).await;
             self.check_awake(begin_ns);
             match heard {
                 Some(Ok(None)) => return Ok(()),
@@ -219,7 +219,7 @@ impl Listener<'_> {
         let mut bytes = [0; SLOT_WORDS * WORD as usize];
         self.with_life(|life| life.begin_read(begin_ns));
         let result =
-            self.actor.attempt("read what is told", session.read(self.lh, SLOTS[slot], &mut bytes)).await;
+            self.actor.attempt("read notified", session.read(self.lh, SLOTS[slot], &mut bytes)).await;
         let is_cut_off = self.actor.harness.was_isolated(self.actor.node);
         let wrong = self.with_life(|life| {
             life.end_read(begin_ns);
