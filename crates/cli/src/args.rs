@@ -1,4 +1,4 @@
-//! The command line, and the `HALITE_*` variables and the configuration file that stand in for flags that are not given.
+//! The command line, with defaults from `HALITE_*` variables and the configuration file.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,7 @@ use crate::settings::{self, Setting, Settings, UnknownVariable};
 use crate::sim;
 use halite::{Congestion, EtcdAddress, Permissions, Provider};
 
-/// Less than supervisors wait by default before they kill: Kubernetes for 30 s, systemd for 90 s.
+/// Below the default grace periods of supervisors: Kubernetes 30 s, systemd 90 s.
 const DRAIN_WITHIN_S: u32 = 25;
 /// As in [`halite::Config`]; a test holds that.
 const FULL_MESH_NODES_MAX: u32 = 64;
@@ -95,16 +95,16 @@ pub struct Arguments {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-    /// Whether `dir` stands on the command line itself.
+    /// Whether `dir` comes from the flag.
     #[arg(skip)]
     pub dir_is_flag: bool,
-    /// What is set, and where, for the command that shows it.
+    /// All settings and their sources, for `halite config`.
     #[arg(skip)]
     pub settings: Vec<Setting>,
-    /// Variables that look as if they were for this program and are not.
+    /// `HALITE_*` variables that no flag has.
     #[arg(skip)]
     pub unknown: Vec<UnknownVariable>,
-    /// Variables whose values no command accepts.  `halite config` reports all of them; other commands, those that they read.
+    /// Variables with invalid values.  `halite config` reports all of them; other commands, those that they read.
     #[arg(skip)]
     pub refused: Vec<String>,
 }
@@ -127,14 +127,13 @@ pub fn network() -> impl TypedValueParser<Value = Provider> {
     PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
 }
 
-/// As users write what bounds what is under way to other hosts.
 fn congestion() -> impl TypedValueParser<Value = Congestion> {
     let names = Congestion::ALL.map(|by| PossibleValue::new(by.name()).help(by.summary()));
     let named = |name: String| Congestion::ALL.into_iter().find(|by| by.name() == name);
     PossibleValuesParser::new(names).map(move |name| named(name).expect("one of the possible values"))
 }
 
-/// Which networks a node uses.
+/// Networks of a node.
 #[derive(Args, Clone, Debug)]
 pub struct Networks {
     /// Networks in order of preference, as shm,roce; two nodes use the first that both have [default: those of the first node, else shm]
@@ -167,8 +166,8 @@ pub struct Networks {
 }
 
 impl Arguments {
-    /// Whether it was another process of this program that gave the command, and has told what there is to tell.
-    fn is_of_ours(&self) -> bool {
+    /// Whether another process of this program started this one, and has printed the notes.
+    fn is_internal(&self) -> bool {
         match &self.command {
             Command::Up(up) => up.parent.is_some(),
             Command::Node(node) => node.parent.is_some() || node.detached,
@@ -177,15 +176,14 @@ impl Arguments {
         }
     }
 
-    /// What to tell beforehand: of variables that are most likely misspelt.
+    /// Variables that are probably misspelt.
     pub fn notes(&self) -> impl Iterator<Item = &UnknownVariable> {
-        let tells = !self.is_of_ours() && !matches!(self.command, Command::Config(_));
-        self.unknown.iter().filter(move |unknown| tells && unknown.is_slip)
+        let tells = !self.is_internal() && !matches!(self.command, Command::Config(_));
+        self.unknown.iter().filter(move |unknown| tells && unknown.is_misspelt)
     }
 }
 
 impl Networks {
-    /// The same as flags.
     pub fn flags(&self) -> Vec<String> {
         let mut flags = vec!["--address".to_owned(), self.address.to_string()];
         flags.extend(["--congestion".to_owned(), self.congestion.name().to_owned()]);
@@ -199,7 +197,7 @@ impl Networks {
     }
 }
 
-/// Where the directory of names is.
+/// The directory of names.
 #[derive(Args, Clone, Debug)]
 pub struct Directory {
     /// etcd that holds the names: etcd://[USER[:PASSWORD]@]HOST:PORT[,HOST:PORT...][/PREFIX][?ca=FILE&cert=FILE&key=FILE&password-file=FILE] [default: node 0 holds them]
@@ -207,7 +205,7 @@ pub struct Directory {
     pub directory: Option<EtcdAddress>,
 }
 
-/// Reads where another host may be dialled: what stands before the port may be a name.
+/// Checks the address of another host, which may be a name.
 fn host_and_port(text: &str) -> Result<String, String> {
     let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
     let is_bare = host.contains(':') && !text.starts_with('[');
@@ -221,7 +219,7 @@ fn host_and_port(text: &str) -> Result<String, String> {
     }
 }
 
-/// How a node meets those of other hosts.
+/// Connections to nodes on other hosts.
 #[derive(Args, Clone, Debug)]
 pub struct Hosts {
     /// TCP addresses on which this node accepts nodes of other hosts; packets use the same address. Peers try them in this order
@@ -239,7 +237,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Whether it is to join others without an address at which they reach it, `own` being that for packets.
+    /// Whether it joins other hosts without an address that they reach.  `own` is the address for packets.
     fn is_out_of_reach(&self, own: IpAddr) -> bool {
         let is_elsewhere =
             |host: &String| !["127.", "[::1]", "localhost"].iter().any(|here| host.starts_with(here));
@@ -247,7 +245,7 @@ impl Hosts {
     }
 }
 
-/// What the parser cannot check: it takes the values of a file for none.
+/// The parser cannot check this: it treats values from the file as absent.
 impl Node {
     fn lacks(&self) -> Option<&'static str> {
         let is_spread = !self.hosts.listen.is_empty() || !self.hosts.join.is_empty();
@@ -378,7 +376,7 @@ pub struct Node {
     /// Time to move regions to other nodes after SIGTERM; SIGINT leaves at once
     #[arg(long, env = "HALITE_DRAIN_WITHIN", value_name = "SECONDS", default_value_t = DRAIN_WITHIN_S)]
     pub drain_within: u32,
-    /// By how many seconds the node takes the clock of day to be ahead, for trials of clusters whose clocks differ
+    /// Seconds by which the node's wall clock is ahead, for tests of clusters whose clocks differ
     #[arg(
         long,
         env = "HALITE_CLOCK_OFFSET_S",
@@ -391,7 +389,7 @@ pub struct Node {
     /// The process to end with
     #[arg(long, hide = true)]
     pub parent: Option<u32>,
-    /// Leaves the terminal alone
+    /// Starts a session of its own, without a terminal
     #[arg(long, hide = true, conflicts_with = "parent")]
     pub detached: bool,
 }
@@ -402,7 +400,7 @@ pub struct Top {
     /// Metrics addresses of nodes or applications, to show operations and peers
     #[arg(long, value_name = "IP:PORT", value_delimiter = ',')]
     pub scrape: Vec<SocketAddr>,
-    /// Print once; the default if standard output is no terminal
+    /// Print once; the default if standard output is not a terminal
     #[arg(long)]
     pub once: bool,
     /// Seconds between two updates
@@ -517,7 +515,7 @@ pub struct Get {
     pub output: Option<PathBuf>,
 }
 
-/// A command that needs to know the region only.
+/// Arguments of commands that only take a region.
 #[derive(Args, Debug)]
 pub struct Region {
     /// Name of the region
@@ -579,11 +577,11 @@ pub struct Revoke {
     pub permissions: Permissions,
 }
 
-/// Reads the command line, and the configuration file that it or the environment names; prints help or complaints and exits
-/// if that is all there is to do.
+/// Parses the command line, with defaults from the environment and the configuration file.  Prints help or an error
+/// and exits if there is nothing else to do.
 pub fn parse() -> Arguments {
     let words: Vec<OsString> = std::env::args_os().collect();
-    // A name that is no text is none of ours.
+    // A name that is not UTF-8 is not one of this program's.
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let unknown = settings::unknown_variables(&Arguments::command(), names);
     match parse_from(words, |variable| Some(std::env::var_os(variable)?.to_string_lossy().into_owned())) {
@@ -592,7 +590,7 @@ pub fn parse() -> Arguments {
     }
 }
 
-/// `environment` tells the values of variables, beside what the parser itself finds there.
+/// `environment` returns the values of variables, which the parser also reads itself.
 fn parse_from(
     words: Vec<OsString>,
     environment: impl Fn(&str) -> Option<String>,
@@ -606,7 +604,7 @@ fn parse_from(
     };
     let by_file = |error: &clap::Error| settings.as_ref().and_then(|settings| settings.blame(error));
     let by_variable = |error: &clap::Error| match error.kind() {
-        // The parser does not say of what.
+        // The parser does not name the variable.
         ErrorKind::InvalidUtf8 => settings::refused_variables(&command, &environment).into_iter().next(),
         _ => settings::blamed_variable(&command, error, &environment),
     };
@@ -634,7 +632,7 @@ fn parse_from(
     Ok(arguments)
 }
 
-/// What is wrong, without the hints that follow.
+/// The message without the hints that follow it.
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
@@ -663,7 +661,7 @@ mod tests {
         }
     }
 
-    /// Parses a line where a file says `text`.
+    /// Parses a line with `text` in the configuration file.
     fn with_file(text: &str, line: &str) -> Result<Arguments, clap::Error> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
@@ -687,13 +685,13 @@ mod tests {
         assert!(
             lacks("", "halite node --config FILE").contains("a node needs --id <ID>; or --listen or --join")
         );
-        // It was not met, and its addresses were as if nobody had said them.
+        // The parser treated --listen from the file as absent.
         let alone = lacks("listen = '127.0.0.1:0'", "halite node --config FILE --id 0");
         assert!(alone.contains("need --secret-file <FILE>"), "{alone}");
         assert!(lacks("", "halite node --config FILE --join x:1").contains("need --secret-file <FILE>"));
         let deaf = lacks("secret_file = '/s'", "halite node --config FILE --join x:1");
         assert!(deaf.contains("--join needs --listen <IP:PORT>"), "{deaf}");
-        // A node that nobody dials, or that meets others on its own host.
+        // A node that accepts no connections, or joins nodes of its own host.
         node("secret_file = '/s'", "halite node --config FILE --join x:1 --address 10.0.0.2").unwrap();
         node("secret_file = '/s'", "halite node --config FILE --join 127.0.0.2:1").unwrap();
     }

@@ -1,6 +1,6 @@
-//! Amounts of memory, as people write them on a command line and read them in a table.
+//! Numbers of bytes, as users write and read them.
 //!
-//! Suffixes are binary: `K` is 1024, as in perftest.  Nothing here knows what is being counted.
+//! Suffixes are binary: `K` is 1024, as in perftest.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,8 +15,8 @@ pub enum ByteCountError {
     /// No number, or an unknown suffix.
     #[error("expected a number of bytes such as 4096, 64K, 8G or 1.5MiB")]
     Malformed,
-    /// More than 64 bits hold.
-    #[error("more bytes than 64 bits can count")]
+    /// More than 64 bits.
+    #[error("the number of bytes exceeds 64 bits")]
     TooLarge,
 }
 
@@ -62,7 +62,7 @@ fn unit(suffix: &str) -> Option<u128> {
 
 /// The bytes of a decimal fraction of `unit`, rounded down.
 fn fraction_bytes(digits: &str, unit: u128) -> Result<u128, ByteCountError> {
-    // Twelve digits are below a byte even in pebibytes' fractions that people write.
+    // Twelve digits are enough, and keep the product below 128 bits.
     if digits.is_empty() || digits.len() > 12 || unit == 1 {
         return Err(ByteCountError::Malformed);
     }

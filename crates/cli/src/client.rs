@@ -1,16 +1,15 @@
-//! How the commands that are not nodes themselves take part in a cluster: as an ephemeral node without memory.
+//! Joins a command to the cluster, as an ephemeral node without memory.
 
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
 use halite::{Config, JoinError, Node, NodeId, blocking, cluster_dir};
 
-/// As errors name the first node where it is not met.
+/// Name of node 0 in errors about connections.
 const FIRST: &str = "node 0";
 
 /// A node for the length of one command.
 pub struct Client {
-    /// Its number.
     pub id: NodeId,
     /// Its session.
     pub session: blocking::Session,
@@ -24,8 +23,8 @@ impl Client {
         Client::of(Node::client(config(dir)), dir)
     }
 
-    /// The same for one that only looks: node 0 may be out of reach.
-    pub fn look(dir: &Path) -> anyhow::Result<Client> {
+    /// The same for a command that only reads: node 0 may be unreachable.
+    pub fn observe(dir: &Path) -> anyhow::Result<Client> {
         Client::of(Node::observer(config(dir)), dir)
     }
 
@@ -34,7 +33,7 @@ impl Client {
         Ok(Client { id: node.id(), session: node.blocking_session(), node })
     }
 
-    /// Who says who there is, if that is not node 0, which is out of reach.
+    /// The node that lists the members, if node 0 is unreachable.
     pub fn membership_source(&self) -> Option<NodeId> {
         Some(self.node.membership_source()).filter(|node| *node != NodeId(0))
     }
@@ -51,7 +50,7 @@ fn config(dir: &Path) -> Config {
     Config { dir: dir.to_owned(), node: None, arena_bytes: 0, ..Config::default() }
 }
 
-/// How to get the first node back while others live.
+/// How to start node 0 again while others live.
 pub fn restart_advice(dir: &Path) -> String {
     let hosts = match cluster_dir::has_hosts(dir) {
         true => " --listen IP:PORT --secret-file FILE --join HOST:PORT",
@@ -60,7 +59,7 @@ pub fn restart_advice(dir: &Path) -> String {
     format!("`halite node --id 0{hosts} --dir {}` starts it again", dir.display())
 }
 
-/// That nobody is there, and how that is changed.
+/// Reports that there is no cluster, and how to start one.
 pub fn no_cluster(dir: &Path) -> String {
     format!(
         "there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one on this host, and `halite node --listen IP:PORT --secret-file FILE --join HOST:PORT --dir {0}` joins one of other hosts",
@@ -68,15 +67,15 @@ pub fn no_cluster(dir: &Path) -> String {
     )
 }
 
-fn is_anybody_in(dir: &Path) -> bool {
+fn has_living_node(dir: &Path) -> bool {
     cluster_dir::nodes(dir).is_ok_and(|nodes| nodes.iter().any(|node| node.alive))
 }
 
-/// Says what the reader may do about it, where that is known.
+/// Adds the next step for the user, where it is known.
 fn explain(error: JoinError, dir: &Path) -> anyhow::Error {
     match error {
-        // What lives there would be in the way of a new cluster, and waits for its first node.
-        JoinError::NoCluster { .. } if is_anybody_in(dir) => {
+        // Living nodes wait for node 0, and are in the way of a new cluster.
+        JoinError::NoCluster { .. } if has_living_node(dir) => {
             anyhow!("node 0 of the cluster in {0} is not running: {1}", dir.display(), restart_advice(dir))
         }
         JoinError::NoCluster { .. } => {

@@ -1,7 +1,7 @@
-//! Node processes: starting them, waiting until they are ready, and stopping them.
+//! Node processes: starts them, waits until they are ready, and stops them.
 //!
-//! A start is awaited on a pipe, an end on a pidfd.  Whether a node lives is told by its locks in the cluster
-//! directory, and which process it is by the other end of its socket: never by what a file says, nor by a name.
+//! A start is awaited on a pipe, an end on a pidfd.  Locks in the cluster directory show whether a node lives, and the
+//! other end of its socket shows which process it is: the contents and names of files prove neither.
 
 mod start;
 mod stop;

@@ -1,4 +1,4 @@
-//! A process of this program that does as it is told by lines of JSON, and ends with this one.
+//! A process of this program that executes lines of JSON, and ends with this one.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,33 +17,34 @@ use serde::de::DeserializeOwned;
 use crate::control::{self, GRACE, Target};
 use crate::output;
 
-/// Those of this process that run, by their pids.
+/// The running coworkers of this process, by pid.
 static RUNNING: Mutex<BTreeMap<u32, Target>> = Mutex::new(BTreeMap::new());
 
 fn running() -> MutexGuard<'static, BTreeMap<u32, Target>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Kills all coworkers, for a thread that ends this process.  It keeps the lock: who starts or drops one from here on waits for the end.
+/// Kills all coworkers, for a thread that ends this process.  Keeps the lock, so that no thread starts or drops
+/// another one.
 pub fn kill_all() {
     let mut running = running();
-    // What cannot be killed ends with us.
+    // A coworker that survives ends with this process.
     let _ = control::stop(std::mem::take(&mut *running).into_values().collect(), Duration::ZERO);
     std::mem::forget(running);
 }
 
-/// Such a process.  Dropping it ends it.
+/// Such a process.  Dropping it kills it.
 pub struct Coworker {
     what: String,
     child: Child,
-    /// Until it is to end.
+    /// Closed to end it.
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Coworker {
-    /// Starts a command of this program on the cluster in `dir`.  The command ends with the process that `--parent` names,
-    /// which is this one.  Errors speak of `what` it is.
+    /// Starts a command of this program on the cluster in `dir`.  The command ends with the process that `--parent`
+    /// names, which is this one.  Errors name it `what`.
     pub fn start(
         what: impl Into<String>,
         dir: &Path,
@@ -59,7 +60,7 @@ impl Coworker {
             .arg(command)
             .args(["--parent", &std::process::id().to_string()])
             .args(flags);
-        // A group of its own: ctrl-C is for us.
+        // A group of its own: ctrl-C reaches only this process.
         started.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut running = running();
         let mut child = started.spawn().with_context(|| format!("cannot start {what}"))?;
@@ -70,19 +71,19 @@ impl Coworker {
         Ok(Coworker { what, child, stdin: Some(stdin), stdout })
     }
 
-    /// Errors speak of this from here on.
-    pub fn call(&mut self, what: String) {
+    /// Changes its name in errors.
+    pub fn rename(&mut self, what: String) {
         self.what = what;
     }
 
-    /// Tells it something.
+    /// Sends a line.
     pub fn send(&mut self, line: &impl Serialize) -> anyhow::Result<()> {
         let stdin = self.stdin.as_mut().expect("it is open until the end");
         // It reads until it ends.
         writeln!(stdin, "{}", output::json_line(line)).map_err(|_| self.how_ended())
     }
 
-    /// Waits for the next thing that it says.
+    /// Waits for the next line.
     pub fn receive<T: DeserializeOwned>(&mut self) -> anyhow::Result<T> {
         let mut line = String::new();
         self.stdout.read_line(&mut line).with_context(|| format!("cannot read from {}", self.what))?;
@@ -92,28 +93,27 @@ impl Coworker {
         serde_json::from_str(&line).with_context(|| format!("invalid answer from {}: {line:?}", self.what))
     }
 
-    /// Its standard output, if nothing of that has been read and not heard.
-    pub fn unheard(&self) -> Option<BorrowedFd<'_>> {
+    /// Its standard output, if no line is buffered.
+    pub fn unbuffered_output(&self) -> Option<BorrowedFd<'_>> {
         self.stdout.buffer().is_empty().then(|| self.stdout.get_ref().as_fd())
     }
 
-    /// Its standard output, of which the kernel says when it has ended.
+    /// Its standard output, which reports a hangup when it has ended.
     pub fn output(&self) -> BorrowedFd<'_> {
         self.stdout.get_ref().as_fd()
     }
 
-    /// Whether it has ended by itself, or is about to: it says nothing more.
+    /// Whether it has ended, or closed its standard output.
     pub fn has_ended(&self) -> bool {
-        self.look(PollFlags::empty()).contains(PollFlags::HUP)
+        self.poll_output(PollFlags::empty()).contains(PollFlags::HUP)
     }
 
-    /// Whether it has said something that was not heard.
-    pub fn has_said(&self) -> bool {
-        !self.stdout.buffer().is_empty() || self.look(PollFlags::IN).contains(PollFlags::IN)
+    /// Whether a line is ready.
+    pub fn has_line(&self) -> bool {
+        !self.stdout.buffer().is_empty() || self.poll_output(PollFlags::IN).contains(PollFlags::IN)
     }
 
-    /// What is the case of its standard output.
-    fn look(&self, wanted: PollFlags) -> PollFlags {
+    fn poll_output(&self, wanted: PollFlags) -> PollFlags {
         let mut fds = [PollFd::new(self.stdout.get_ref(), wanted)];
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         match poll(&mut fds, Some(&at_once)) {
@@ -122,7 +122,7 @@ impl Coworker {
         }
     }
 
-    /// How it has ended, once it has.
+    /// Waits for its end; returns how it ended.
     pub fn how_ended(&mut self) -> anyhow::Error {
         match self.child.wait() {
             Ok(status) => anyhow!("{} has ended: {status}", self.what),
@@ -132,19 +132,19 @@ impl Coworker {
         }
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Signals it, and waits for its end.
     pub fn stop(mut self) -> anyhow::Result<()> {
         control::stop(Target::of_child(0, self.child.id())?.into_iter().collect(), GRACE)?;
         self.child.wait().with_context(|| format!("cannot get the exit status of {}", self.what))?;
         Ok(())
     }
 
-    /// Closes its standard input, upon which it ends by itself, and waits until it has; what it has said meanwhile.  Workers do not take
-    /// longer than their own grace.
+    /// Closes its standard input, which ends it, and waits; returns what it printed meanwhile.  Workers take no longer
+    /// than their own grace.
     pub fn end(mut self) -> anyhow::Result<String> {
         self.stdin = None;
         let mut said = String::new();
-        // It closes its standard output by ending.
+        // Its end closes its standard output.
         self.stdout.read_to_string(&mut said).with_context(|| format!("cannot read from {}", self.what))?;
         let status =
             self.child.wait().with_context(|| format!("cannot get the exit status of {}", self.what))?;
@@ -158,7 +158,7 @@ impl Coworker {
 impl Drop for Coworker {
     fn drop(&mut self) {
         running().remove(&self.child.id());
-        // Both fail only if it has ended and been waited for, which is what is wanted.
+        // Both fail only if it has ended and was waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

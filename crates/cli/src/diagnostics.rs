@@ -1,7 +1,6 @@
-//! Diagnostics: which of the events that the libraries report people see, and in which form.
+//! Diagnostics: which events of the libraries are logged, and in which format.
 //!
-//! A line on standard error for each, with time and level, or an object of JSON, or an entry of the journal; a detached node's standard error
-//! is its log file.
+//! One event is a line, a JSON object or a journal entry.  A detached node's standard error is its log file.
 
 use std::io::{self, IsTerminal};
 
@@ -14,21 +13,21 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::args::{Arguments, Command, LogFormat};
 use crate::output::UsageError;
 
-/// A filter as it is, if it is one.
+/// Checks a log filter.
 pub fn checked_filter(text: &str) -> Result<String, String> {
     let parsed = EnvFilter::builder().parse(text);
     let refused = |error| format!("{error}; as in warn, or warn,halite=info");
     parsed.map(|_| text.to_owned()).map_err(refused)
 }
 
-/// Lets events be seen from here on, as the command line says.
+/// Starts logging, as the command line says.
 pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
     let filter = asked_for(arguments).unwrap_or_else(|| by_default(&arguments.command).to_owned());
     let filter = EnvFilter::builder()
         .parse(&filter)
         .map_err(|error| UsageError(format!("{filter:?} is not a log filter: {error}")))?;
     let timer = ChronoLocal::new("%Y-%m-%dT%H:%M:%S%.3f%:z".to_owned());
-    // Standard error is closed: nobody wants to know.
+    // A closed standard error is ignored.
     let lines =
         tracing_subscriber::fmt::layer().with_writer(io::stderr).log_internal_errors(false).with_timer(timer);
     let events = tracing_subscriber::registry().with(filter);
@@ -46,7 +45,7 @@ pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The filter that was asked for, if any was; processes that are started for this command are given the same.
+/// The filter from the command line, if any; processes that this command starts get the same.
 pub fn asked_for(arguments: &Arguments) -> Option<String> {
     match arguments.verbose {
         0 => arguments.log.clone().filter(|filter| !filter.trim().is_empty()),

@@ -31,7 +31,7 @@ pub fn parse_some(text: &str) -> Result<Permissions, String> {
     }
 }
 
-/// Writes what [`parse`] reads.
+/// The inverse of [`parse`].
 pub fn format(permissions: Permissions) -> String {
     if permissions.is_empty() {
         return "none".to_owned();

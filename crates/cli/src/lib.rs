@@ -1,4 +1,4 @@
-//! What the `halite` program is made of: commands, the control of node processes, and measurements.
+//! The `halite` program: its commands, the control of node processes, and measurements.
 //!
 //! Applications link crate `halite` instead.
 
@@ -33,9 +33,8 @@ use std::process::ExitCode;
 
 pub use bytes::{ByteCount, ByteCountError};
 
-/// Runs the program: reads the command line and the environment, does what they say, and returns the exit
-/// status: 0 for success, 1 for failure, 2 for arguments that make no sense, 3 for a cluster or a host that is not well,
-/// 4 for a host that is not fit.
+/// Runs the program and returns its exit status: 0 for success, 1 for failure, 2 for invalid arguments, 3 for a
+/// degraded cluster or host, 4 for an unfit host.
 pub fn run() -> ExitCode {
     signals::refuse_large_files();
     let arguments = args::parse();

@@ -1,17 +1,17 @@
-//! How many nodes this host lets one cluster have.
+//! How many nodes a cluster may have on this host.
 
 use anyhow::bail;
 use rustix::process::{Resource, getrlimit};
 
-/// Most nodes of one cluster: what is tested.
+/// Most nodes of one cluster, as tested.
 pub const NODES_MAX: i64 = 256;
 
-/// Descriptors that a node takes for itself: 17 at rest, one for its memory, three for the greeting of one more peer and
-/// what is read under `/proc`, and three for what its starter left open.
+/// Descriptors that a node needs for itself: 17 when idle, one for its memory, three to greet one more peer and read
+/// `/proc`, and three that its parent process left open.
 const DESCRIPTORS_OWN: u64 = 24;
-/// Descriptors that a node takes for each peer, node or application: its socket, its process, the ring to it.
+/// Descriptors per peer, node or application: its socket, its process, the ring to it.
 const DESCRIPTORS_PER_PEER: u64 = 3;
-/// Applications that are to find room beside the nodes.
+/// Applications for which descriptors remain beside the nodes.
 const APPLICATIONS_MIN: u64 = 16;
 
 /// Refuses a cluster of `nodes` whose nodes would run out of descriptors.

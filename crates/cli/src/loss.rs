@@ -1,4 +1,4 @@
-//! What was lost, in words for users, and by their clock.
+//! Losses of nodes and regions, as text for users, in local time.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use chrono::{DateTime, Local, SecondsFormat};
 use halite::{LossCause, Lost, RegionCause, RegionError};
 use serde::Serialize;
 
-/// How and when a node was lost, as one JSON object.
+/// The cause and time of a node's loss, as one JSON object.
 #[derive(Serialize, Clone, PartialEq, Eq, Debug)]
 pub struct LossJson {
     cause: &'static str,
@@ -14,7 +14,7 @@ pub struct LossJson {
 }
 
 impl LossJson {
-    /// As of now.
+    /// `age` counts back from now.
     pub fn new(cause: LossCause, age: Duration) -> LossJson {
         let at = moment(age).to_rfc3339_opts(SecondsFormat::Secs, false);
         LossJson { cause: name(cause), at }
@@ -30,7 +30,7 @@ fn name(cause: LossCause) -> &'static str {
     }
 }
 
-/// How and when a node was lost, in few words.
+/// The cause and time of a node's loss, for a table.
 pub fn in_short(cause: LossCause, age: Duration) -> String {
     let when = when(moment(age), Local::now());
     match cause {
@@ -41,7 +41,7 @@ pub fn in_short(cause: LossCause, age: Duration) -> String {
     }
 }
 
-/// With whom a region was lost, and what has become of that node.
+/// How a region was lost: its node, and the cause of that node's loss.
 pub fn in_words(lost: &Lost) -> String {
     let short = in_short(lost.cause, lost.age);
     match lost.cause {
@@ -50,7 +50,7 @@ pub fn in_words(lost: &Lost) -> String {
     }
 }
 
-/// An error as people read it: of what was lost, by the clock on their wall.
+/// Replaces the text of a loss by one in local time.
 pub fn explain(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref::<RegionError>() {
         Some(RegionError { operation, object, cause: RegionCause::Lost(lost) }) => {
@@ -60,13 +60,13 @@ pub fn explain(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Other nodes tell an age, since clocks differ; an age before the beginning of time is as long ago as can be.
+/// Clocks differ, so other nodes report an age; one that reaches beyond the calendar becomes its start.
 fn moment(age: Duration) -> DateTime<Local> {
     let age = chrono::TimeDelta::from_std(age).unwrap_or(chrono::TimeDelta::MAX);
     Local::now().checked_sub_signed(age).unwrap_or(DateTime::UNIX_EPOCH.into())
 }
 
-/// The time of day; with the day, unless that is today.
+/// The time of day, with the date unless it is today.
 fn when(moment: DateTime<Local>, now: DateTime<Local>) -> String {
     let is_today = moment.date_naive() == now.date_naive();
     moment.format(if is_today { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" }).to_string()

@@ -1,19 +1,18 @@
-//! Where metrics are served: an address, or `none`.
+//! The address at which a node serves metrics, or `none`.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// What the flag says.
+/// `None` serves no metrics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MetricsAt(pub Option<SocketAddr>);
 
-/// What is said for nowhere, also against a variable or a file.
+/// Overrides an address from a variable or file.
 const NOWHERE: &str = "none";
 
-/// It is neither.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("an address with a port is needed, as 127.0.0.1:9464 or [::1]:9464, or {NOWHERE}")]
+#[error("expected an address with a port, as 127.0.0.1:9464 or [::1]:9464, or {NOWHERE}")]
 pub struct MetricsAtError;
 
 impl FromStr for MetricsAt {
@@ -37,8 +36,8 @@ impl fmt::Display for MetricsAt {
 }
 
 impl MetricsAt {
-    /// Where node `id` of several on one host serves them: each at a port of its own, the first at that which is named.
-    /// `None` where there are not so many ports.
+    /// The address for node `id` of several on one host: node 0 has the given port, each next node the next port.
+    ///  `None` if there are too few ports.
     pub fn of_node(self, id: u32) -> Option<MetricsAt> {
         let Some(mut address) = self.0.filter(|address| address.port() != 0) else { return Some(self) };
         let port = u32::from(address.port()).checked_add(id)?;

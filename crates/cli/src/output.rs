@@ -1,4 +1,4 @@
-//! What people and scripts see: results on standard output, everything else on standard error.
+//! Output for users and scripts: results on standard output, everything else on standard error.
 
 use std::io::{self, Stdout, Write};
 use std::process::ExitCode;
@@ -8,12 +8,12 @@ use serde::Serialize;
 
 use crate::signals::Interrupted;
 
-/// Arguments that were read well but make no sense together: exit status 2, as for those that cannot be read.
+/// Valid arguments that contradict each other: exit status 2, as for invalid ones.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
 
-/// Standard output; an error if the parent process closed it, where Rust would write to `/dev/null` instead.
+/// Standard output; an error if the parent process closed it, where Rust would write to `/dev/null`.
 pub fn standard_output() -> io::Result<Stdout> {
     if was_closed(Standard::Output) {
         return Err(io::Error::other("standard output is closed (`>/dev/null` drops what is printed)"));
@@ -38,13 +38,13 @@ pub fn json_line(object: &impl Serialize) -> String {
     serde_json::to_string(object).expect("what we print has string keys and finite numbers")
 }
 
-/// Tells people on standard error; scripts that read standard output are not disturbed.
+/// Prints a note to standard error, so that scripts can read standard output.
 pub fn note(text: &str) {
-    // Standard error is closed: nobody wants to know.
+    // Standard error may be closed.
     let _ = writeln!(io::stderr(), "halite: {text}");
 }
 
-/// An error and what it comes from, each told once: some errors say themselves what they come from.
+/// An error and its causes, each once: some errors already contain the text of their cause.
 pub fn reasons(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for reason in error.chain().map(ToString::to_string) {
@@ -57,9 +57,9 @@ pub fn reasons(error: &anyhow::Error) -> String {
     text
 }
 
-/// Tells what went wrong and returns the exit status for it.
+/// Prints the error and returns its exit status.
 pub fn failure(error: &anyhow::Error) -> ExitCode {
-    // The reader of our output has seen enough (`halite ls | head -1`): nothing to complain about.
+    // The reader of standard output has closed it (`halite ls | head -1`): not an error.
     let is_closed = |cause: &(dyn std::error::Error + 'static)| match cause
         .downcast_ref::<io::Error>()
         .map(io::Error::kind)

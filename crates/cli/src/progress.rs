@@ -1,4 +1,4 @@
-//! How far a transfer or a run has come: a bar where a person watches, nothing elsewhere.
+//! Progress bars for transfers and runs, on terminals only.
 
 use std::io::{self, IsTerminal};
 use std::sync::mpsc::{RecvTimeoutError, Sender};
@@ -19,7 +19,7 @@ pub fn bar(len: u64, what: &str) -> ProgressBar {
     ProgressBar::new(len).with_style(style).with_message(crate::table::printable(what))
 }
 
-/// As [`bar`], where nobody knows the length.
+/// As [`bar`], for an unknown length.
 pub fn counter(what: &str) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -29,18 +29,18 @@ pub fn counter(what: &str) -> ProgressBar {
     ProgressBar::no_length().with_style(style).with_message(crate::table::printable(what))
 }
 
-/// How often a bar of time is drawn.
+/// Interval between two updates of a bar of time.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A bar of time that passes, until it is dropped.
+/// A bar of elapsed time, shown until it is dropped.
 pub struct Passing {
     bar: ProgressBar,
-    // Its end is what the thread waits for.
+    // Dropping it ends the thread.
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A bar that is full after so many seconds, on standard error; nothing unless that is a terminal.
+/// A bar that is full after `seconds`, on standard error; hidden unless that is a terminal.
 pub fn passing(seconds: f64, what: &str) -> Passing {
     if !io::stderr().is_terminal() {
         return Passing { bar: ProgressBar::hidden(), end: None, thread: None };
@@ -59,7 +59,7 @@ pub fn passing(seconds: f64, what: &str) -> Passing {
 }
 
 impl Passing {
-    /// Tells people something on standard error, above the bar.
+    /// Prints a note to standard error, above the bar.
     pub fn note(&self, text: &str) {
         self.bar.suspend(|| output::note(text));
     }

@@ -1,4 +1,4 @@
-//! A private directory for the length of a run, also if that is ended by a signal.
+//! A private directory that exists for the length of a run, even if a signal ends that.
 
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
@@ -12,9 +12,9 @@ use rustix::process::{Pid, test_kill_process};
 use crate::coworker;
 use crate::signals::{Ending, Woken};
 
-/// A pid and a random number follow.
+/// Followed by a pid and a random number.
 const PREFIX: &str = "halite-perf-";
-/// How often it is tried to remove a directory in which files appear.
+/// Attempts to remove a directory in which files appear.
 const ATTEMPTS: u32 = 100;
 
 /// A directory that only this user can enter; removed when dropped.
@@ -22,7 +22,8 @@ const ATTEMPTS: u32 = 100;
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes one, and lets a thread wait for signals: they end the processes that are at work in it, remove it, and end this one.
+    /// Creates a directory, and starts a thread that on a signal kills the coworkers, removes the directory and ends
+    /// the process.
     pub fn create() -> anyhow::Result<Scratch> {
         let scratch = Scratch::create_unguarded()?;
         let mut ending = Ending::listen().context("cannot listen for signals")?;
@@ -33,7 +34,7 @@ impl Scratch {
                     break signal;
                 }
             };
-            // Those that are about to join would make it anew.
+            // Coworkers that are joining would recreate it.
             coworker::kill_all();
             remove(&path);
             std::process::exit(128 + signal.as_raw());
@@ -41,7 +42,7 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Makes one, for a command that sees to signals itself.
+    /// Creates a directory, for a command that handles signals itself.
     pub fn create_unguarded() -> anyhow::Result<Scratch> {
         remove_residue();
         let mut random = [0; 8];
@@ -50,13 +51,12 @@ impl Scratch {
             .context("cannot draw a random number")?;
         let name = format!("{PREFIX}{}-{:016x}", std::process::id(), u64::from_ne_bytes(random));
         let path = std::env::temp_dir().join(name);
-        let failed = || format!("cannot make the directory {}", path.display());
-        // Fails if it exists, so that nobody can have prepared it for us.
+        let failed = || format!("cannot create the directory {}", path.display());
+        // Fails if it exists, so that no other user can have prepared it.
         DirBuilder::new().mode(0o700).create(&path).with_context(failed)?;
         Ok(Scratch(path))
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -70,7 +70,7 @@ impl Drop for Scratch {
 
 /// Removes a directory in which a node of this process may be joining.
 fn remove(path: &Path) {
-    // A leftover in the directory for temporary files is not worth failing a measurement for.
+    // A leftover in the directory of temporary files is no reason to fail a measurement.
     let _ = (0..ATTEMPTS).find(|_| match std::fs::remove_dir_all(path) {
         Err(error) => error.kind() != ErrorKind::DirectoryNotEmpty,
         Ok(()) => true,
@@ -82,17 +82,17 @@ fn remove_residue() {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
     for entry in entries.flatten() {
         let is_dead = entry.file_name().to_str().and_then(owner).is_some_and(|pid| !exists(pid));
-        // The owner's pid may be one of another pid namespace: nobody whose lock is held is taken for dead.
+        // The pid may belong to another pid namespace: a held lock shows that the owner lives.
         let is_used =
             || cluster_dir::nodes(&entry.path()).is_ok_and(|nodes| nodes.iter().any(|node| node.alive));
         if is_dead && !is_used() {
-            // Other users' directories stay: they can remove them.
+            // Fails for other users' directories.
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
 }
 
-/// Whose directory has this name.
+/// The pid in the name of a directory.
 fn owner(name: &str) -> Option<Pid> {
     let (pid, _) = name.strip_prefix(PREFIX)?.split_once('-')?;
     pid.parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw)

@@ -1,7 +1,7 @@
-//! The configuration file: values for what neither the command line nor the environment gives.
+//! The configuration file: defaults for flags and variables that are not given.
 //!
-//! Its keys are the names of the `HALITE_*` variables without that, in small letters: a variable that is added to a flag adds
-//! a key.  A command reads the keys of its own flags, so that one file serves all of them.
+//! Its keys are the names of the `HALITE_*` variables without that prefix, in lower case: a flag with a variable has a
+//! key.  A command reads the keys of its own flags, so one file serves all commands.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,32 +14,32 @@ use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-/// Longest file that is read, in bytes.
+/// Largest file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// What the names of variables begin with.
+/// Prefix of variables.
 const PREFIX: &str = "HALITE_";
-/// The argument that names the file; it is no key of it.
+/// The argument that names the file; it has no key.
 const CONFIG: &str = "config";
 
-/// What a configuration file says.
+/// The contents of a configuration file.
 #[derive(Clone, Debug)]
 pub struct Settings {
     path: PathBuf,
     values: BTreeMap<String, String>,
 }
 
-/// Why a configuration file is of no use.
+/// Why a configuration file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// The system does not give it.
+    /// It cannot be read.
     #[error("cannot read configuration file {}: {source}", path.display())]
     Unreadable {
         /// Which file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is too long to be one.
+    /// It is too long.
     #[error("configuration file {} has more than {FILE_BYTES_MAX} bytes", path.display())]
     TooLong {
         /// Which file.
@@ -50,33 +50,33 @@ pub enum SettingsError {
     NotToml {
         /// Which file.
         path: PathBuf,
-        /// Where, and why not.
+        /// Where and why.
         source: Box<toml::de::Error>,
     },
-    /// Nobody knows this key.
+    /// No flag has this key.
     #[error("configuration file {} has the unknown key {key:?}{}", path.display(), hint(nearest, known))]
     UnknownKey {
         /// Which file.
         path: PathBuf,
         /// The key.
         key: String,
-        /// The known key that it is nearest to, if it is near to one.
+        /// The most similar key, if there is one.
         nearest: Option<String>,
-        /// All that are known.
+        /// All keys.
         known: Vec<String>,
     },
-    /// A value that stands for no flag.
+    /// The type of a value fits no flag.
     #[error("configuration file {}: {key} is {kind}; it must be a string, a number or a boolean", path.display())]
     WrongKind {
         /// Which file.
         path: PathBuf,
         /// The key.
         key: String,
-        /// What TOML calls the value.
+        /// TOML's name of its type.
         kind: &'static str,
     },
-    /// A value that no command takes.
-    #[error("configuration file {}: {key} = {value:?} is not taken: {reason}", path.display())]
+    /// No command accepts the value.
+    #[error("configuration file {}: {key} = {value:?} is invalid: {reason}", path.display())]
     BadValue {
         /// Which file.
         path: PathBuf,
@@ -84,7 +84,7 @@ pub enum SettingsError {
         key: String,
         /// The value, unless it may hold a password.
         value: String,
-        /// What is allowed.
+        /// The accepted values.
         reason: String,
     },
 }
@@ -97,19 +97,19 @@ fn hint(nearest: &Option<String>, known: &[String]) -> String {
 }
 
 impl Settings {
-    /// The file that a command line or the environment names, if any.
+    /// Reads the file that the command line or the environment names, if any.
     pub fn find(
         command: &Command,
         words: impl IntoIterator<Item = std::ffi::OsString>,
     ) -> Result<Option<Settings>, SettingsError> {
-        // What is wrong with the rest is said when all is known.
+        // Other errors are reported when the whole line is parsed.
         let matches = command.clone().ignore_errors(true).try_get_matches_from(words).ok();
         let path = matches.and_then(|matches| matches.get_one::<PathBuf>(CONFIG).cloned());
         let settings = path.map(|path| Settings::read(&path, &keys(command))).transpose()?;
         settings.map(|settings| settings.checked(command)).transpose()
     }
 
-    /// What one command would refuse, each does: a file is right for all of them, or wrong.
+    /// A file is valid for all commands or for none.
     fn checked(self, command: &Command) -> Result<Settings, SettingsError> {
         let mut built = command.clone();
         built.build();
@@ -162,7 +162,7 @@ impl Settings {
         Ok(Settings { path: path.to_owned(), values })
     }
 
-    /// `command`, where these values stand for what is not given.
+    /// `command` with these values as defaults.
     pub fn apply(&self, command: Command) -> Command {
         let command = command.mut_args(|arg| match self.value_of(&arg) {
             Some(value) => arg.required(false).default_value(OsStr::from(value.to_owned())),
@@ -175,17 +175,17 @@ impl Settings {
         key_of(arg).and_then(|key| self.values.get(&key)).map(String::as_str)
     }
 
-    /// What to add to a complaint about a value, if it is one of this file.
+    /// Adds the source to an error about a value, if this file has it.
     pub fn blame(&self, error: &clap::Error) -> Option<String> {
-        let (flag, value) = complained_of(error)?;
+        let (flag, value) = subject_of(error)?;
         let (key, _) =
             self.values.iter().find(|(key, said)| key.replace('_', "-").ends_with(flag) && *said == value)?;
         Some(format!("{} says {key} = {:?}", self.path.display(), shown(value)))
     }
 }
 
-/// The flag, without its dashes, and the value that a complaint is about.
-fn complained_of(error: &clap::Error) -> Option<(&str, &str)> {
+/// The flag, without dashes, and the value that an error is about.
+fn subject_of(error: &clap::Error) -> Option<(&str, &str)> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
@@ -194,7 +194,7 @@ fn complained_of(error: &clap::Error) -> Option<(&str, &str)> {
     Some((argument.strip_prefix("--")?.split(' ').next()?, value))
 }
 
-/// A complaint as people may read it, who may be others than have given the value: an address may hold a password.
+/// The text of an error without the value of an address that may hold a password: others may read it.
 pub fn without_password(error: &clap::Error, said: &str) -> String {
     match error.get(ContextKind::InvalidValue) {
         Some(ContextValue::String(value)) => said.replacen(value, shown(value), 1),
@@ -202,19 +202,19 @@ pub fn without_password(error: &clap::Error, said: &str) -> String {
     }
 }
 
-/// What to add to a complaint about a value, if a variable has it.
+/// Adds the source to an error about a value, if a variable has it.
 pub fn blamed_variable(
     command: &Command,
     error: &clap::Error,
     environment: impl Fn(&str) -> Option<String>,
 ) -> Option<String> {
-    let (flag, value) = complained_of(error)?;
+    let (flag, value) = subject_of(error)?;
     let of_flag = args(command).into_iter().find(|arg| arg.get_long() == Some(flag))?;
     let variable = variable_of(&key_of(of_flag)?);
-    (environment(&variable)? == value).then(|| format!("{variable} says so"))
+    (environment(&variable)? == value).then(|| format!("set by {variable}"))
 }
 
-/// Why no command takes a value of that key, if none does.  `command` is built.
+/// Why no command accepts the value of that key; `None` if one does.  `command` is built.
 fn refusal(command: &Command, key: &str, value: &str) -> Option<String> {
     let of_key = args(command).into_iter().filter(|arg| key_of(arg).as_deref() == Some(key));
     let refusals: Option<Vec<String>> = of_key.map(|arg| refusal_by(arg, value)).collect();
@@ -237,18 +237,18 @@ fn refusal_by(arg: &Arg, value: &str) -> Option<String> {
         _ => "a value is missing".to_owned(),
     };
     Some(match std::error::Error::source(&error) {
-        Some(source) if source.is::<ParseIntError>() => "a whole number is expected".to_owned(),
+        Some(source) if source.is::<ParseIntError>() => "expected an integer".to_owned(),
         Some(source) => source.to_string(),
         None => allowed,
     })
 }
 
-/// A value for people: who stands before a host may have a password.
+/// Hides an address that may contain a password.
 fn shown(value: &str) -> &str {
     if value.contains('@') { "..." } else { value }
 }
 
-/// The variables whose values no command takes, each with what is allowed.
+/// The variables whose values no command accepts, each with the reason.
 pub fn refused_variables(command: &Command, environment: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let mut built = command.clone();
     built.build();
@@ -256,7 +256,7 @@ pub fn refused_variables(command: &Command, environment: impl Fn(&str) -> Option
         let variable = variable_of(key);
         let value = environment(&variable)?;
         let reason = refusal(&built, key, &value)?;
-        Some(format!("{variable}={:?} is not taken: {reason}", shown(&value)))
+        Some(format!("{variable}={:?} is invalid: {reason}", shown(&value)))
     };
     keys(command).iter().filter_map(refused).collect()
 }
@@ -265,18 +265,18 @@ fn variable_of(key: &str) -> String {
     format!("{PREFIX}{}", key.to_uppercase())
 }
 
-/// One value in force, and where it comes from.
+/// A setting and its source.
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 pub struct Setting {
-    /// The key that it has in a file.
+    /// Its key in a file.
     pub key: String,
-    /// `None` where each command has its own, or must be told.
+    /// `None` if commands have different defaults, or none.
     pub value: Option<String>,
     /// A flag, a variable, a file, or `default`.
     pub source: String,
 }
 
-/// All that can be set, as the command line, the environment and a file set it.
+/// All settings, from the command line, the environment and a file.
 pub fn in_force(
     command: &Command,
     matches: &ArgMatches,
@@ -308,26 +308,26 @@ pub fn in_force(
     found.into_values().collect()
 }
 
-/// A `HALITE_*` variable that no flag knows.
+/// A `HALITE_*` variable that no flag has.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the environment has the unknown variable {variable}{}", meant(nearest))]
 pub struct UnknownVariable {
     /// Its name.
     pub variable: String,
-    /// The one that it is nearest to, if it is near to one.
+    /// The most similar variable, if there is one.
     pub nearest: Option<String>,
-    /// Whether it differs from that by so little that it is hardly anything else.
-    pub is_slip: bool,
+    /// Whether the similarity makes a misspelling very likely.
+    pub is_misspelt: bool,
 }
 
 fn meant(nearest: &Option<String>) -> String {
     nearest.as_ref().map_or_else(String::new, |nearest| format!("; did you mean {nearest}?"))
 }
 
-/// How similar a variable is to another of which it is a slip.
-const SLIP_SIMILARITY_MIN: f64 = 0.92;
+/// Similarity of a probable misspelling.
+const MISSPELT_SIMILARITY_MIN: f64 = 0.92;
 
-/// Those of `names` that look like variables of this program and are not.
+/// The names that have the prefix but are no variable of this program.
 pub fn unknown_variables(command: &Command, names: impl IntoIterator<Item = String>) -> Vec<UnknownVariable> {
     let mut known = keys(command);
     known.push(CONFIG.to_owned());
@@ -336,11 +336,11 @@ pub fn unknown_variables(command: &Command, names: impl IntoIterator<Item = Stri
         .filter_map(|variable| {
             let key = variable.strip_prefix(PREFIX)?.to_lowercase();
             let nearest = nearest(&key, &known);
-            let is_slip = nearest
+            let is_misspelt = nearest
                 .as_ref()
-                .is_some_and(|other| strsim::jaro_winkler(&key, other) >= SLIP_SIMILARITY_MIN);
+                .is_some_and(|other| strsim::jaro_winkler(&key, other) >= MISSPELT_SIMILARITY_MIN);
             let nearest = nearest.map(|key| format!("{PREFIX}{}", key.to_uppercase()));
-            (!known.contains(&key)).then_some(UnknownVariable { variable, nearest, is_slip })
+            (!known.contains(&key)).then_some(UnknownVariable { variable, nearest, is_misspelt })
         })
         .collect();
     found.sort_by(|one, next| one.variable.cmp(&next.variable));
@@ -364,7 +364,7 @@ fn key_of(arg: &Arg) -> Option<String> {
     (arg.get_id() != CONFIG).then(|| variable.strip_prefix(PREFIX).map(str::to_lowercase)).flatten()
 }
 
-/// The known key that is meant, if that is clear.
+/// The most similar known key, if it is similar enough.
 fn nearest(key: &str, known: &[String]) -> Option<String> {
     let similar = |other: &String| strsim::jaro_winkler(&key.to_lowercase().replace('-', "_"), other);
     let best = known.iter().max_by(|one, other| similar(one).total_cmp(&similar(other)))?;

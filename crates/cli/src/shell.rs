@@ -1,7 +1,7 @@
-//! Words as a shell reads them, in commands that are printed for people to paste.
+//! Quotes words for shells, in commands that users may paste.
 
-/// `word` so that a shell reads it as that one word, and a terminal shows it as it is: paths and names come from
-/// anybody, and may hold blanks, shell characters and escapes.
+/// `word`, quoted so that a shell reads it as one word and a terminal shows it unchanged: paths and names come from
+/// other users, and may hold blanks, shell characters and escapes.
 pub fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+".contains(letter);
     let is_printable =
@@ -17,14 +17,14 @@ pub fn quoted(word: &str) -> String {
         match letter {
             '\'' | '\\' => text.extend(['\\', letter]),
             _ if is_printable(letter) => text.push(letter),
-            // Three digits, or the next letter could be taken for one.
+            // Three digits, so that the next letter cannot be read as one.
             _ => text.extend(letter.to_string().bytes().map(|byte| format!("\\{byte:03o}"))),
         }
     }
     text + "'"
 }
 
-/// As [`quoted`], where a command takes a name: one that begins with a dash would be an option.
+/// As [`quoted`], for a command's argument: a leading dash would make it an option.
 pub fn argument(name: &str) -> String {
     if name.starts_with('-') { format!("-- {}", quoted(name)) } else { quoted(name) }
 }

@@ -1,7 +1,7 @@
-//! Signals that ask this program to end, and the processes that end with it.
+//! Signals that end this program, and processes that end with their parent.
 //!
-//! A command looks at [`Interrupt`] between two steps, so that it can undo what it began, has a [`Listener`] answer while
-//! it cannot, or sleeps in [`Ending::wait`].  Children are tied to their parent by [`die_with`], which each child calls on itself.
+//! A command checks [`Interrupt`] between its steps, so that it can undo them, has a [`Listener`] react while it
+//! waits, or sleeps in [`Ending::wait`].  A child ties itself to its parent with [`die_with`].
 
 use std::io;
 use std::sync::Arc;
@@ -13,73 +13,71 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::{Handle, Signals};
 
-/// The signals by which people and supervisors ask for an orderly end.
+/// The signals that request an orderly end.
 const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// Signals so close to each other are of one wish: `timeout`, for one, sends each to the process and then to its group.
-const ONE_WISH: Duration = Duration::from_millis(200);
+/// Signals within this time are one request: `timeout`, for example, signals the process and then its group.
+const ONE_REQUEST: Duration = Duration::from_millis(200);
 
-/// Tells the first wish for the end from a second one.
+/// Distinguishes a second request from the first.
 #[derive(Default, Debug)]
-struct Wishes {
+struct Requests {
     first: Option<Instant>,
 }
 
-impl Wishes {
-    /// The first has come.
-    fn begun() -> Wishes {
-        Wishes { first: Some(Instant::now()) }
+impl Requests {
+    /// The first request has come.
+    fn begun() -> Requests {
+        Requests { first: Some(Instant::now()) }
     }
 
-    /// Ends the process at the second.
+    /// Ends the process at the second request.
     fn end_at_second(mut self, mut signals: Signals) {
         if let Some(signal) = signals.forever().find(|_| self.is_second(Instant::now())) {
             std::process::exit(128 + signal);
         }
     }
 
-    /// Whether a signal that comes now is a second wish.
+    /// Whether a signal at `now` is a second request.
     fn is_second(&mut self, now: Instant) -> bool {
         let first = *self.first.get_or_insert(now);
-        now.saturating_duration_since(first) >= ONE_WISH
+        now.saturating_duration_since(first) >= ONE_REQUEST
     }
 }
 
-/// Whether somebody asked for the end; the second time, the process ends at once.
+/// Whether an end was requested; a second request ends the process at once.
 #[derive(Clone, Default, Debug)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Starts to listen.
     pub fn listen() -> io::Result<Interrupt> {
         let asked = Arc::new(AtomicBool::new(false));
         for signal in ENDING {
             signal_hook::flag::register(signal, asked.clone())?;
         }
         let signals = Signals::new(ENDING)?;
-        let listen = move || Wishes::default().end_at_second(signals);
+        let listen = move || Requests::default().end_at_second(signals);
         std::thread::Builder::new().name("halite-signals".to_owned()).spawn(listen)?;
         Ok(Interrupt(asked))
     }
 
-    /// Whether the end was asked for.
     pub fn is_asked(&self) -> bool {
-        // Carries no data: only the flag itself matters.
+        // Carries no data.
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Until it is dropped, the second signal ends the process at once.  Without a thread, for each costs a node 64 MiB of addresses.
+/// Until dropped, a second signal ends the process at once.  Uses no thread, which would cost a node 64 MiB of address
+/// space.
 #[derive(Debug)]
 pub struct EndsAtOnce(Vec<SigId>);
 
 impl EndsAtOnce {
-    /// Starts to listen.
     pub fn listen() -> io::Result<EndsAtOnce> {
         let asked = Arc::new(AtomicBool::new(false));
         let mut listening = EndsAtOnce(Vec::new());
         for signal in ENDING {
-            // In this order: the first signal finds the flag down and raises it, the second finds it up.
+            // In this order: the first signal finds the flag unset and sets it, the second finds it set.
             let ends = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, asked.clone())?;
             listening.0.push(ends);
             listening.0.push(signal_hook::flag::register(signal, asked.clone())?);
@@ -96,43 +94,42 @@ impl Drop for EndsAtOnce {
     }
 }
 
-/// Where the end was asked for a moment ago, ends the process when it is asked for again.
+/// After a first request: ends the process at the next.
 pub fn end_if_asked_again() -> io::Result<()> {
     let signals = Signals::new(ENDING)?;
-    let listen = move || Wishes::begun().end_at_second(signals);
+    let listen = move || Requests::begun().end_at_second(signals);
     std::thread::Builder::new().name("halite-signals".to_owned()).spawn(listen).map(drop)
 }
 
-/// A command did not do what it was asked to, or more than it had to, because somebody asked for the end.
+/// A signal interrupted the command, which did less or more than it was to.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted: {outcome}")]
 pub struct Interrupted {
-    /// The signal by which it was asked.
+    /// The signal.
     pub signal: i32,
-    /// What became of what was begun.
+    /// The state that the command leaves.
     pub outcome: String,
 }
 
 impl Interrupted {
-    /// The exit status that shells expect of a process that ends by a signal.
+    /// The exit status of a process that a signal ends, as in shells.
     pub fn status(&self) -> u8 {
         128 + self.signal as u8
     }
 }
 
-/// Has a file that becomes larger than this process may make one (`ulimit -f`) be an error, where it would end the process
-/// without a word.
+/// Makes a write beyond the limit of file sizes (`ulimit -f`) an error instead of a silent death.
 pub fn refuse_large_files() {
-    // Where this cannot be had, the process ends as others do.
+    // Without it, the signal ends the process.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
-/// Somebody who hears at once that the end is asked for, while the command waits for something else.
+/// Reacts to signals at once, while the command waits for something else.
 #[derive(Debug)]
 pub struct Listener(Arc<AtomicI32>);
 
 impl Listener {
-    /// Calls `first` on the first signal, on a thread of its own.  On the second it calls `second`, and ends the process.
+    /// Calls `first` on the first signal, on another thread.  On the second it calls `second` and ends the process.
     pub fn spawn(
         first: impl FnOnce() + Send + 'static,
         second: impl FnOnce() + Send + 'static,
@@ -141,13 +138,13 @@ impl Listener {
         let hears = heard.clone();
         let mut signals = Signals::new(ENDING)?;
         let listen = move || {
-            let (mut signals, mut wishes) = (signals.forever(), Wishes::default());
+            let (mut signals, mut requests) = (signals.forever(), Requests::default());
             if let Some(signal) = signals.next() {
-                wishes.is_second(Instant::now());
+                requests.is_second(Instant::now());
                 hears.store(signal, Ordering::Relaxed);
                 first();
             }
-            if let Some(signal) = signals.find(|_| wishes.is_second(Instant::now())) {
+            if let Some(signal) = signals.find(|_| requests.is_second(Instant::now())) {
                 second();
                 std::process::exit(128 + signal);
             }
@@ -156,56 +153,55 @@ impl Listener {
         Ok(Listener(heard))
     }
 
-    /// The signal by which the end was asked for.
+    /// The first signal, if one has come.
     pub fn heard(&self) -> Option<i32> {
-        // Carries no data: only the number itself matters.
+        // Carries no data.
         Some(self.0.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
     }
 }
 
-/// What ended a wait.
+/// Why a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
-    /// Somebody asked for the end, by that signal.
+    /// This signal requested the end.
     Asked(Signal),
     /// A child of this process changed.
     Child,
-    /// Somebody else in this process has ended the wait.
+    /// A [`Waker`] ended the wait.
     Closed,
 }
 
-/// Ends the wait of an [`Ending`], now and for ever.
+/// Ends the wait of an [`Ending`], now and from now on.
 #[derive(Clone, Debug)]
 pub struct Waker(Handle);
 
 impl Waker {
-    /// See [`Waker`].
     pub fn wake(&self) {
         self.0.close();
     }
 }
 
-/// Sleeps until the end is asked for, or a child ends.
+/// Sleeps until a signal requests the end, or a child ends.
 #[derive(Debug)]
 pub struct Ending(Signals);
 
 impl Ending {
-    /// Starts to listen; signals from now on are not lost even if nobody waits yet.
+    /// From now on, no signal is lost even if no thread waits yet.
     pub fn listen() -> io::Result<Ending> {
         let mut signals = ENDING.to_vec();
         signals.push(SIGCHLD);
         Signals::new(signals).map(Ending)
     }
 
-    /// To end the wait from another thread.
+    /// Ends the wait from another thread.
     pub fn waker(&self) -> Waker {
         Waker(self.0.handle())
     }
 
-    /// Sleeps until one of them happens.
+    /// Sleeps until one of them occurs.
     pub fn wait(&mut self) -> Woken {
         loop {
-            // All that are pending, for the next wait would not return for those left over.
+            // Takes all pending signals, since the next wait would not return for the rest.
             let signals: Vec<i32> = self.0.wait().collect();
             let asked = signals.iter().find(|signal| **signal != SIGCHLD);
             if let Some(signal) = asked.and_then(|signal| Signal::from_named_raw(*signal)) {
@@ -225,7 +221,7 @@ impl Ending {
 #[derive(Debug, thiserror::Error)]
 pub enum TetherError {
     /// The parent died before this process could ask to die with it.
-    #[error("process {parent}, which asked for this one, is gone")]
+    #[error("process {parent}, which started this one, has ended")]
     Orphaned {
         /// Its pid.
         parent: u32,
@@ -235,16 +231,16 @@ pub enum TetherError {
     Refused {
         /// Its pid.
         parent: u32,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Asks the kernel to kill this process when its parent, `parent`, dies in whatever way.
+/// Makes the kernel kill this process when its parent dies.
 pub fn die_with(parent: u32) -> Result<(), TetherError> {
     let refused = |error: rustix::io::Errno| TetherError::Refused { parent, source: error.into() };
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(refused)?;
-    // The kernel only tells of deaths after the request, so look whether it came too late.
+    // A parent that died before the request sends no signal.
     let is_ours = getppid().is_some_and(|pid| Pid::as_raw(Some(pid)) as u32 == parent);
     if is_ours { Ok(()) } else { Err(TetherError::Orphaned { parent }) }
 }
@@ -254,9 +250,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn signals_that_come_together_count_once() {
-        let (mut wishes, begin) = (Wishes::default(), Instant::now());
-        let mut is_second = |after_ms| wishes.is_second(begin + Duration::from_millis(after_ms));
+    fn signals_that_arrive_together_count_once() {
+        let (mut requests, begin) = (Requests::default(), Instant::now());
+        let mut is_second = |after_ms| requests.is_second(begin + Duration::from_millis(after_ms));
         assert_eq!([0, 0, 3, 199, 200, 5000].map(&mut is_second), [false, false, false, false, true, true]);
     }
 }

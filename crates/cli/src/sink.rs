@@ -1,7 +1,7 @@
-//! Where `get` leaves its bytes.
+//! The destination of `get`.
 //!
-//! A [`Sink`] shows a file under its name only when it is whole.  Until then the file has no name at all, where the file
-//! system can do that, so that nothing is left of a command that is killed.
+//! A [`Sink`] gives a file its name only when it is complete.  Until then the file has no name at all, if the file
+//! system supports that, so that a killed command leaves nothing.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Permissions};
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use crate::output;
 
-/// Where bytes end up.  Unless [`Sink::finish`] is called, a file leaves no trace.
+/// A destination.  Without [`Sink::finish`], a file leaves no trace.
 #[derive(Debug)]
 pub struct Sink {
     target: Target,
@@ -25,14 +25,14 @@ pub struct Sink {
 
 #[derive(Debug)]
 enum Target {
-    /// A pipe, a terminal, a device: written to as it is.
+    /// A pipe, a terminal or a device.
     Stream(File),
-    /// A file that gets its name in the end.
+    /// A file that gets its name at the end.
     File(Unnamed),
 }
 
 impl Sink {
-    /// Whether `path` would become a file: it is neither standard output nor a pipe or a device.
+    /// Whether `path` would become a file: not standard output, a pipe or a device.
     pub fn is_file(path: Option<&Path>) -> bool {
         path.is_some_and(|path| fs::metadata(path).map_or(true, |metadata| metadata.is_file()))
     }
@@ -48,12 +48,12 @@ impl Sink {
         let failed = || format!("cannot write to {label}");
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => bail!("cannot write to {label}: it is a directory"),
-            // A device or a pipe must not be replaced by a file.
+            // A file must not replace a device or pipe.
             Ok(metadata) if !metadata.is_file() => {
                 let file = File::options().write(true).open(path).with_context(failed)?;
                 Ok(Sink { target: Target::Stream(file), label })
             }
-            // As for writers: a file that must not change is not replaced either.
+            // A file that must not be written is not replaced either.
             existing => {
                 let existing = match existing {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -81,7 +81,7 @@ impl Sink {
         file.write_all(piece).with_context(|| format!("cannot write to {}", self.label))
     }
 
-    /// All bytes are there: the file gets its name.
+    /// Gives the complete file its name.
     pub fn finish(self) -> anyhow::Result<()> {
         match self.target {
             Target::Stream(_) => Ok(()),
@@ -92,10 +92,10 @@ impl Sink {
     }
 }
 
-/// Where `path` leads: a link is to stay one, also if there is nothing yet at its end.
+/// The target of `path` if it is a symbolic link, so that the link stays one; the target need not exist.
 fn behind_links(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
-    // As many as the kernel follows: it has refused to follow a longer chain.
+    // The kernel refuses longer chains of links.
     for _ in 0..40 {
         let Ok(target) = fs::read_link(&path) else { break };
         path = path.parent().unwrap_or(Path::new("")).join(target);
@@ -103,14 +103,14 @@ fn behind_links(path: &Path) -> PathBuf {
     path
 }
 
-/// A file that does not bear its name yet.
+/// A file that does not have its name yet.
 #[derive(Debug)]
 struct Unnamed {
     file: File,
-    /// The directory in which it will be.
+    /// Its directory.
     dir: OwnedFd,
     name: OsString,
-    /// The name that it has instead, where files cannot be without one.  Removed when dropped.
+    /// Its temporary name, if the file system requires one.  Removed when dropped.
     provisional: Option<OsString>,
 }
 
@@ -125,7 +125,7 @@ impl Unnamed {
             Ok(file) if can_be_named(&file) => {
                 Ok(Unnamed { file: File::from(file), dir, name, provisional: None })
             }
-            // The file system cannot, or the kernel shows nothing in /proc.
+            // The file system does not support it, or /proc is not mounted.
             Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
                 Unnamed::create_named(dir, name)
             }
@@ -140,14 +140,14 @@ impl Unnamed {
         Ok(Unnamed { file, dir, name, provisional: Some(provisional) })
     }
 
-    /// Gives it its name, which whatever had it loses at that moment.
+    /// Gives the file its name, atomically replacing a file that has it.
     fn name(mut self) -> io::Result<()> {
         if self.provisional.is_none() {
             match self.link(&self.name) {
                 Err(Errno::EXIST) => {}
                 linked => return Ok(linked?),
             }
-            // A link replaces nothing, and a rename needs a name to start from.
+            // A link replaces nothing, and a rename needs a first name.
             let provisional = provisional_name()?;
             self.link(&provisional)?;
             self.provisional = Some(provisional);
@@ -167,16 +167,16 @@ impl Unnamed {
 impl Drop for Unnamed {
     fn drop(&mut self) {
         if let Some(provisional) = &self.provisional {
-            // If it cannot be removed there is nobody left to tell who could do better.
+            // Drop cannot report an error.
             let _ = rustix::fs::unlinkat(&self.dir, provisional, AtFlags::empty());
         }
     }
 }
 
-/// What a new file may be, as far as the user's mask allows.
+/// The mode of a new file, before the user's mask.
 const MODE: Mode = Mode::from_raw_mode(0o666);
 
-/// A name that nobody has, and that is independent of the file's own, which may be as long as names can be.
+/// A random name, independent of the file's own, which may already have the maximum length.
 fn provisional_name() -> io::Result<OsString> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -187,7 +187,7 @@ fn own_descriptor(fd: i32) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{fd}"))
 }
 
-/// Only through /proc may an ordinary user name a file that has no name.
+/// Ordinary users can name an unnamed file only through /proc.
 fn can_be_named(file: &OwnedFd) -> bool {
     own_descriptor(file.as_raw_fd()).exists()
 }
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_appears_under_its_name_when_it_is_whole() {
+    fn a_file_gets_its_name_when_it_is_complete() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, b"old").unwrap();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_temporary_file_goes_away() {
+    fn a_temporary_name_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         let create = || {
             let dir = File::open(&dir).unwrap().into();

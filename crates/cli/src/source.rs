@@ -1,4 +1,4 @@
-//! Where `put` takes its bytes from: a file, whose length is known beforehand, or whatever else can be read.
+//! The source of `put`: a file of known length, or anything else that can be read.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -14,10 +14,10 @@ use crate::signals::Interrupt;
 /// Bytes of one piece of a transfer.
 pub const PIECE_BYTES: usize = 1 << 20;
 
-/// How often it is looked whether the end was asked for while nothing can be read.
+/// Interval between checks for an interrupt while there is nothing to read.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
-/// Bytes to be read from the first to the last.
+/// Bytes to read, from first to last.
 #[derive(Debug)]
 pub struct Source {
     file: File,
@@ -26,7 +26,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Opens `path`, or standard input for `-`, and reads nothing yet.
+    /// Opens `path`, or standard input for `-`; reads nothing yet.
     pub fn open(path: &Path) -> anyhow::Result<Source> {
         let is_stdin = path == Path::new("-");
         let label = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
@@ -36,10 +36,10 @@ impl Source {
         if metadata.is_dir() {
             bail!("cannot put {label}: it is a directory");
         }
-        // Files that the kernel makes up, as in /proc, have bytes but no length.
+        // Generated files, as in /proc, have bytes but no length.
         let len = match metadata.is_file() && metadata.len() > 0 {
             true => {
-                // Standard input redirected from a file may be past its first bytes already.
+                // The parent process may have read a part of a redirected file.
                 let position = file
                     .stream_position()
                     .with_context(|| format!("cannot read the file status of {label}"))?;
@@ -50,17 +50,17 @@ impl Source {
         Ok(Source { file, len, label })
     }
 
-    /// Bytes that there are to read, if that is known.
+    /// Number of bytes to read, if known.
     pub fn len(&self) -> Option<u64> {
         self.len
     }
 
-    /// What errors call it.
+    /// Its name in errors.
     pub fn label(&self) -> &str {
         &self.label
     }
 
-    /// Fills `piece` from where the last call ended; returns how much of it, which is less only at the end.
+    /// Fills `piece` from the current position; returns the number of bytes, which is smaller only at the end.
     pub fn read(&mut self, piece: &mut [u8], interrupt: &Interrupt) -> anyhow::Result<usize> {
         let mut filled = 0;
         while filled < piece.len() {
@@ -75,7 +75,7 @@ impl Source {
         Ok(filled)
     }
 
-    /// As [`Source::read`], for bytes that must be there.
+    /// As [`Source::read`]; fails if bytes are missing.
     pub fn read_all(&mut self, piece: &mut [u8], interrupt: &Interrupt) -> anyhow::Result<()> {
         if self.read(piece, interrupt)? < piece.len() {
             bail!("{} became shorter while it was read", self.label);
@@ -83,7 +83,7 @@ impl Source {
         Ok(())
     }
 
-    /// After the last piece: fails if the file has grown meanwhile.
+    /// Fails if the file has grown meanwhile.
     pub fn finish(&mut self, interrupt: &Interrupt) -> anyhow::Result<()> {
         if self.read(&mut [0], interrupt)? > 0 {
             bail!("{} became longer while it was read", self.label);
@@ -91,7 +91,7 @@ impl Source {
         Ok(())
     }
 
-    /// The writer of a pipe may write nothing for hours.
+    /// A pipe may stay empty for hours.
     fn await_bytes(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
         loop {
             if interrupt.is_asked() {
@@ -99,7 +99,7 @@ impl Source {
             }
             match poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&LOOK_AGAIN)) {
                 Ok(0) | Err(Errno::INTR) => {}
-                // What cannot be waited for can be read at once.
+                // Files without readiness can be read at once.
                 _ => return Ok(()),
             }
         }
@@ -108,7 +108,7 @@ impl Source {
 
 fn duplicate_stdin() -> io::Result<File> {
     if was_closed(Standard::Input) {
-        return Err(io::Error::other("it is closed (`</dev/null` stands for no bytes)"));
+        return Err(io::Error::other("it is closed (`</dev/null` gives an empty file)"));
     }
     Ok(File::from(rustix::io::dup(io::stdin())?))
 }

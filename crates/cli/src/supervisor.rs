@@ -1,6 +1,6 @@
-//! What the supervisor of this process (systemd) is told: that the node is ready, that it gets on, and that it ends.
+//! Notifies the supervisor of this process (systemd): the node is ready, alive, or stopping.
 //!
-//! By datagrams to the socket that `NOTIFY_SOCKET` names; without it, nobody is told anything.
+//! Sends datagrams to the socket that `NOTIFY_SOCKET` names; without it, sends nothing.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -8,18 +8,18 @@ use std::time::Duration;
 use halite::Node;
 use sd_notify::NotifyState;
 
-/// Tells that the node is ready, and for as long as `during` lasts that it is well, as often as the supervisor asks for; then that
-/// it ends.
+/// Notifies that the node is ready, during `during` at the watchdog's interval that it is alive, and then that it
+/// stops.
 pub fn supervised<R>(node: &Node, status: &str, during: impl FnOnce() -> R) -> R {
-    tell(&[NotifyState::Ready, NotifyState::Status(status)]);
+    notify_all(&[NotifyState::Ready, NotifyState::Status(status)]);
     let (end, ended) = channel::<()>();
     let result = std::thread::scope(|scope| {
         if let Some(interval) = interval(sd_notify::watchdog_enabled()) {
             scope.spawn(move || {
                 while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                    // A supervisor that is told nothing for long enough ends this process, and starts another.
+                    // Without these, the supervisor restarts this process.
                     if node.is_well() {
-                        tell(&[NotifyState::Watchdog]);
+                        notify_all(&[NotifyState::Watchdog]);
                     }
                 }
             });
@@ -28,16 +28,16 @@ pub fn supervised<R>(node: &Node, status: &str, during: impl FnOnce() -> R) -> R
         drop(end);
         result
     });
-    tell(&[NotifyState::Stopping]);
+    notify_all(&[NotifyState::Stopping]);
     result
 }
 
-/// Twice in the time after which the supervisor takes this process for hung.
+/// Twice per watchdog timeout.
 fn interval(patience: Option<Duration>) -> Option<Duration> {
     patience.filter(|patience| !patience.is_zero()).map(|patience| patience / 2)
 }
 
-fn tell(states: &[NotifyState<'_>]) {
+fn notify_all(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!("cannot notify the supervisor: {error}");
     }

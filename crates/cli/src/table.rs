@@ -1,10 +1,9 @@
-//! Tables of text: columns as wide as their widest cell.
+//! Text tables: each column is as wide as its widest cell.
 //!
-//! A table only aligns; what stands in the cells is decided by who fills it.
 
 use std::fmt;
 
-/// On which side of its column a cell stands.
+/// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Align {
     /// For words.
@@ -34,7 +33,7 @@ impl Table {
     }
 }
 
-/// Names come from other users: a terminal must not take them for commands, nor a table for two lines.
+/// Escapes control characters: names come from other users, and must not control the terminal or break a row.
 pub fn printable(text: &str) -> String {
     text.chars().flat_map(escaped).collect()
 }

@@ -1,4 +1,4 @@
-//! The trailer: what `put` stores after a file's bytes, so that `get` can tell whether it got them all.
+//! The trailer that `put` stores after a file's bytes, so that `get` can verify them.
 //!
 //! ```text
 //! 0        8         12      16             24            32
@@ -7,8 +7,8 @@
 //! +--------+---------+-------+--------------+-------------+
 //! ```
 //!
-//! A region gets its name when all of it is there, so the only state is *complete*.  It guards against accidents, not
-//! against somebody who may write to the region.
+//! A region gets its name when it is complete, so the only state is *complete*.  The trailer protects against
+//! accidents, not against those who may write to the region.
 
 /// Bytes of a trailer.
 pub const TRAILER_BYTES: usize = 32;
@@ -26,27 +26,27 @@ pub struct Trailer {
     pub checksum: u64,
 }
 
-/// Why the end of a region is a trailer that cannot be used.
+/// Why a trailer cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TrailerError {
     /// Made by a later version of this program.
     #[error("the trailer has version {0}, which this program does not support")]
     Version(u32),
-    /// The state is none that there is.
+    /// An unknown state.
     #[error("the trailer is damaged (state {0})")]
     State(u32),
     /// The trailer belongs to a file of another length.
     #[error("the trailer records a file of {claimed} bytes, but {present} bytes precede it")]
     Length {
-        /// What the trailer says.
+        /// The trailer's length.
         claimed: u64,
-        /// What there is.
+        /// The bytes before the trailer.
         present: u64,
     },
 }
 
 impl Trailer {
-    /// The trailer as it stands in memory.
+    /// The bytes of the trailer.
     pub fn to_bytes(self) -> [u8; TRAILER_BYTES] {
         let mut bytes = [0; TRAILER_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -57,7 +57,7 @@ impl Trailer {
         bytes
     }
 
-    /// Reads the last bytes of a region of `region_len` bytes; `None` if they are no trailer at all.
+    /// Parses the last bytes of a region of `region_len` bytes; `None` if they are not a trailer.
     pub fn parse(bytes: &[u8; TRAILER_BYTES], region_len: u64) -> Result<Option<Trailer>, TrailerError> {
         if bytes[..8] != MAGIC {
             return Ok(None);

@@ -17,24 +17,24 @@ pub enum Standard {
     Error,
 }
 
-/// One bit for each that was closed.
+/// One bit per descriptor, set if it was closed.
 static CLOSED: AtomicU8 = AtomicU8::new(0);
 
 /// Returns true if the descriptor was closed when this process started.
 pub fn was_closed(standard: Standard) -> bool {
-    // Written before there was a second thread.
+    // Written once, before a second thread exists.
     CLOSED.load(Relaxed) & 1 << standard as u8 != 0
 }
 
-// SAFETY: the loader calls what this section points to once, before `main` and in the only thread; the C convention lets
-// a function ignore the arguments that it may be given.  `look` uses nothing that `main` would have to set up first.
+// SAFETY: the loader calls the function that this section points to once, before `main` and in the only thread; the C
+// convention lets a function ignore its arguments. `look` needs no state that `main` would have to set up first.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = look;
 
 extern "C" fn look() {
     for fd in [Standard::Input, Standard::Output, Standard::Error] {
-        // SAFETY: the call asks about a number, and fails if that is no descriptor.
+        // SAFETY: the call only queries a number, and fails if that is no descriptor.
         if unsafe { libc::fcntl(fd as i32, libc::F_GETFD) } == -1 {
             CLOSED.fetch_or(1 << fd as u8, Relaxed);
         }

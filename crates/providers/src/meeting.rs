@@ -19,14 +19,14 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::private_dir::{DirError, Kind, NameLock, PrivateDir};
 
-/// How many initiators may wait while the acceptor is busy.
+/// Connections that may wait while the acceptor is busy.
 const BACKLOG: i32 = 128;
-/// How often the listener of a name may be another one while we look at it.
+/// Retries while the process that listens under a name is replaced.
 const SUCCESSORS_MAX: usize = 10;
-/// What the file name of every socket ends with.
+/// Suffix of every socket's file name.
 pub(crate) const SUFFIX: &str = ".sock";
 
-/// A listening socket, and the lock of its name.
+/// A listening socket and the lock of its name.
 #[derive(Debug)]
 pub(crate) struct Listener {
     socket: OwnedFd,
@@ -36,19 +36,19 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    /// Listens at `dir/name.sock`; residue of a process that died is replaced, a living one is not.
+    /// Listens at `dir/name.sock`. Replaces the leftovers of a dead process; fails if a living process holds the name.
     pub(crate) fn bind(dir: &Path, name: &str) -> io::Result<Listener> {
         let dir = Arc::new(PrivateDir::open_or_create(dir)?);
         let file_name = format!("{name}{SUFFIX}");
         let path = dir.path().join(&file_name);
         let lock = NameLock::take_patiently(&dir, &lock_name(&file_name))?;
         let lock = lock.ok_or(io::ErrorKind::AddrInUse)?;
-        // The previous holder of the lock is gone, so a socket file that exists is residue.
+        // The previous holder of the lock is gone, so an existing socket file is a leftover.
         dir.remove(&file_name, Kind::Socket)?;
         let socket = new_socket()?;
         with_address(&path, |address| rustix::net::bind(&socket, address))?;
         let listener = Listener { socket, dir, file_name, lock };
-        // Sockets are bound by their path, which may lead elsewhere by now.
+        // `bind` resolves the path, which may lead to another directory by now.
         if !listener.dir.has(&listener.file_name, Kind::Socket)? {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the directory was moved"));
         }
@@ -56,12 +56,12 @@ impl Listener {
         Ok(listener)
     }
 
-    /// The next connection, if one waits.
+    /// Returns the next waiting connection, if any.
     pub(crate) fn accept(&self) -> io::Result<Option<OwnedFd>> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         match rustix::net::accept_with(&self.socket, flags) {
             Ok(socket) => Ok(Some(socket)),
-            // One that was reset while it waited is no error of ours.
+            // The peer reset the connection while it waited.
             Err(Errno::AGAIN | Errno::CONNABORTED | Errno::INTR) => Ok(None),
             Err(errno) => Err(errno.into()),
         }
@@ -76,13 +76,13 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // While the lock is held nobody else has put a socket of theirs there.
+        // No other process replaces the socket file while this one holds the lock.
         let _ = self.dir.remove(&self.file_name, Kind::Socket);
         self.lock.remove();
     }
 }
 
-/// The lock that goes with a socket.
+/// Returns the name of a socket's lock file.
 fn lock_name(socket_name: &str) -> String {
     let name = socket_name.strip_suffix(SUFFIX).expect("names of sockets are told by their suffix");
     format!("{name}.lock")
@@ -96,7 +96,7 @@ pub fn listeners(dir: &PrivateDir) -> Result<Vec<String>, DirError> {
         let Some(name) = name.to_str().filter(|name| name.ends_with(SUFFIX)) else {
             continue;
         };
-        // What has no lock of ours is not ours either.
+        // A socket without a held lock belongs to no living fabric.
         if NameLock::is_held(dir, &lock_name(name)).unwrap_or(false) {
             names.push(name.to_owned());
         }
@@ -127,7 +127,7 @@ pub fn listening(dir: &PrivateDir, name: &str) -> io::Result<Option<Listening>> 
             Err(Errno::SRCH) => continue,
             Err(error) => return Err(error.into()),
         };
-        // The process still listens, so the pidfd refers to it, and not to one that was given its number since.
+        // It still listens after the pidfd was opened, so its process id was not reused in between.
         if listener_pid(dir, name)? == Some(pid) {
             return Ok(Some(Listening { pid: pid.as_raw_nonzero().get(), pidfd }));
         }
@@ -141,7 +141,7 @@ fn listener_pid(dir: &PrivateDir, name: &str) -> io::Result<Option<Pid>> {
     }
     let socket = match connect(&dir.path().join(name)) {
         Ok(socket) => socket,
-        // Nobody listens there any more.
+        // The listener has ended.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
@@ -150,8 +150,8 @@ fn listener_pid(dir: &PrivateDir, name: &str) -> io::Result<Option<Pid>> {
     pid.map(Some).ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "it runs in another pid namespace"))
 }
 
-/// Calls `with` with the address of the socket at `path`.  The kernel takes at most 107 bytes there, while files may have
-/// longer paths, so one that is longer is reached through a descriptor of its directory.
+/// Calls `with` with the address of the socket at `path`. An address holds 107 bytes at most; a longer path is reached
+/// through a descriptor of its directory.
 fn with_address<T>(
     path: &Path,
     with: impl FnOnce(&SocketAddrUnix) -> rustix::io::Result<T>,
@@ -182,12 +182,12 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     let socket = new_socket()?;
     with_address(path, |address| rustix::net::connect(&socket, address)).map_err(|error| {
         match Errno::from_io_error(&error) {
-            // Elsewhere this says that we lack something.
+            // As a raw error, EAGAIN would count as a shortage of this process.
             Some(Errno::AGAIN) => io::Error::other("it accepts no connections, and its backlog is full"),
             _ => error,
         }
     })?;
-    // The path is not our directory's descriptor: another user may have put theirs in its place.
+    // A path is resolved anew each time: another user may have put a socket in its place.
     let uid = peer_credentials(socket.as_fd())?.uid;
     if uid != rustix::process::geteuid().as_raw() {
         let reason = format!("user {uid} listens there");
@@ -196,17 +196,16 @@ pub(crate) fn connect(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The process at the other end when it connected or began to listen; `None` if our pid namespace does not
-/// know it.
+/// Returns the process that connected or listens at the other end; `None` if it is in another pid namespace.
 pub(crate) fn peer_pid(socket: BorrowedFd<'_>) -> io::Result<Option<i32>> {
     Ok(Some(peer_credentials(socket)?.pid).filter(|pid| *pid > 0))
 }
 
-/// The same process as a descriptor, whichever pid namespace it is in; `None` if the kernel gives none: it may be older than 6.5,
-/// or the process has ended.
+/// Returns a pidfd of the process at the other end, in whichever pid namespace; `None` if the process has ended or the
+/// kernel is older than 6.5.
 pub(crate) fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     let fd = socket_option::<libc::c_int>(socket, libc::SO_PEERPIDFD, -1).ok().filter(|fd| *fd >= 0)?;
-    // SAFETY: the kernel has just opened it for us, and nobody else knows of it.
+    // SAFETY: the kernel has just opened the descriptor, and no other code owns it.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -214,11 +213,11 @@ fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
     socket_option(socket, libc::SO_PEERCRED, libc::ucred { pid: 0, uid: 0, gid: 0 })
 }
 
-/// The value of a socket option; `value` says its type and its length.
+/// Reads a socket option; `value` gives its type and length.
 fn socket_option<T: Copy>(socket: BorrowedFd<'_>, name: libc::c_int, mut value: T) -> io::Result<T> {
     let mut len = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to `value`, both of which outlive the call; callers name the type that belongs to
-    // the option, which is plain numbers.
+    // SAFETY: the kernel writes at most `len` bytes to `value`, and both outlive the call; callers pass the option's
+    // type, which is plain numbers.
     let failed = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, (&raw mut value).cast(), &mut len)
     };

@@ -27,10 +27,10 @@ const LOOKERS_MS_MAX: u32 = 20;
 /// Retries while another process keeps removing and creating a file.
 const RACES_MAX: u32 = 1000;
 
-/// What is said of a path that leads to no directory.
+/// Error for a path that leads to no directory.
 const NOT_A_DIRECTORY: &str = "it is not a directory (a link to one is not followed)";
 
-/// A directory, or an entry of it, that cannot be used.
+/// The reason why a directory or an entry in it cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirError {
@@ -64,7 +64,7 @@ pub enum DirError {
     },
 }
 
-/// What is wrong with a directory, and what is to be done: of another user's nothing can.
+/// Describes the defect and its remedy; a directory of another user has no remedy.
 fn not_private(dir: &Path, mode: u32, uid: u32, uid_wanted: u32) -> String {
     let dir = dir.display();
     if uid != uid_wanted {
@@ -95,7 +95,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What is in the way, if it is not of this kind.
+    /// Describes what has the name instead; `None` if the entry is of this kind.
     fn misses(self, stat: &Stat, uid_wanted: u32) -> Option<&'static str> {
         let found = FileType::from_raw_mode(stat.st_mode);
         let wanted = match self {
@@ -105,7 +105,7 @@ impl Kind {
         match found {
             _ if found == wanted && stat.st_uid != uid_wanted => Some("of another user"),
             FileType::RegularFile if self == Kind::File => {
-                // None: it was removed since.
+                // A count of 0 means that the file was removed in between.
                 (stat.st_nlink > 1).then_some("a file that has other names, too")
             }
             FileType::Socket if self == Kind::Socket => None,
@@ -214,7 +214,7 @@ impl PrivateDir {
     pub fn file(&self, name: &str, create: Create) -> Result<File, DirError> {
         let usual = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         for _ in 0..RACES_MAX {
-            // Before it is opened, which may mean something to a device.
+            // Checked before opening: opening a device can have effects.
             let found = self.look(name, Kind::File)?;
             let flags = match (found, create) {
                 (Some(_), _) => usual,
@@ -227,7 +227,7 @@ impl PrivateDir {
                     self.check(name, Kind::File, &stat)?;
                     return Ok(File::from(fd));
                 }
-                // Made or removed by somebody else meanwhile.
+                // Another process created or removed the file in between.
                 Err(Errno::EXIST | Errno::NOENT) => {}
                 Err(error) => return Err(self.failed(name, error)),
             }
@@ -333,7 +333,7 @@ impl NameLock {
     /// Removes the file, unless another one has replaced it.
     pub fn remove(&self) {
         if self.is_in_place().unwrap_or(false) {
-            // The next process removes what cannot be removed now.
+            // If this fails, the next process removes the file.
             let _ = self.dir.remove(&self.name, Kind::File);
         }
     }

@@ -1,6 +1,6 @@
 //! Limits the log lines about refused connections: the first few of each interval are logged, the others counted.
 
-/// Lines in each span, and how long one is.
+/// Lines per interval, and its length.
 pub const LINES_MAX: u32 = 10;
 const SPAN_NS: u64 = 10_000_000_000;
 

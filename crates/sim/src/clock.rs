@@ -18,14 +18,14 @@ pub struct HostClock {
 }
 
 struct Dial {
-    /// By how much the clock is ahead of true time; [`DRIFTS`] while that changes with time, and the rate must be asked.
+    /// How far the clock is ahead of true time; [`DRIFTS`] if that changes, so that the rate must be read.
     ahead_ns: AtomicU64,
     rate: Mutex<Rate>,
 }
 
 const DRIFTS: u64 = u64::MAX;
 
-/// How a clock follows true time, since it was last changed.
+/// The clock's relation to true time since its last change.
 #[derive(Clone, Copy, Debug)]
 struct Rate {
     true_ns: u64,
@@ -48,7 +48,7 @@ impl Rate {
         self.local_ns + (i128::from(passed) * (MILLION + i128::from(self.drift_ppm)) / MILLION) as u64
     }
 
-    /// The first instant at which the clock shows `local_ns` or later.
+    /// The first time at which the clock shows `local_ns` or later.
     fn true_ns_at(&self, local_ns: u64) -> u64 {
         let wanted = local_ns.saturating_sub(self.local_ns);
         let scaled = i128::from(wanted) * MILLION;
@@ -71,7 +71,7 @@ impl HostClock {
         HostClock { shared, dial: Arc::new(Dial::new(rate)) }
     }
 
-    /// A clock that is always right.
+    /// A clock that shows true time.
     pub(crate) fn truth(shared: Arc<Shared>) -> HostClock {
         let rate = Rate { true_ns: 0, local_ns: 0, drift_ppm: 0 };
         HostClock { shared, dial: Arc::new(Dial::new(rate)) }
@@ -79,7 +79,7 @@ impl HostClock {
 
     /// Returns the local time, in ns since an instant before the start of the world.
     pub fn now_ns(&self) -> u64 {
-        // All of a world happens in one thread.
+        // A world runs in one thread.
         match self.dial.ahead_ns.load(Relaxed) {
             DRIFTS => self.rate().local_ns_at(self.shared.now_ns()),
             ahead_ns => self.shared.now_ns().wrapping_add(ahead_ns),
@@ -91,7 +91,7 @@ impl HostClock {
         Sleep { clock: self.clone(), local_ns, timer: None }
     }
 
-    /// From now on the clock is fast by `ppm` millionths, or slow if that is negative.
+    /// The clock runs fast by `ppm` millionths from now on, or slow if negative.
     pub(crate) fn set_drift_ppm(&self, drift_ppm: i64) {
         assert!((-900_000..=1_000_000).contains(&drift_ppm), "a drift of {drift_ppm} ppm is no clock's");
         let true_ns = self.shared.now_ns();
@@ -109,7 +109,7 @@ impl HostClock {
     }
 }
 
-const POISONED: &str = "nothing panics while it holds a clock's lock";
+const POISONED: &str = "no code panics while it holds a clock's lock";
 
 /// Future of [`HostClock::sleep_until`].
 pub struct Sleep {
@@ -126,7 +126,7 @@ impl Future for Sleep {
         if self.clock.now_ns() >= self.local_ns {
             return Poll::Ready(());
         }
-        // Set anew each time, for the clock may have changed its rate.
+        // Set again each time, since the rate of the clock may have changed.
         let due_ns = self.clock.true_ns_at(self.local_ns);
         self.timer = Some(self.clock.shared.set_timer(due_ns, context.waker().clone()));
         Poll::Pending

@@ -120,7 +120,7 @@ impl Fabric for SimFabric {
 
     fn wait(&self, _: Sleeper, _: u32, _: Option<Duration>) {}
 
-    /// Of processes that acknowledge themselves; an adapter goes on while its process stands still.
+    /// For processes that acknowledge themselves; an adapter acknowledges while its process is stopped.
     fn heard(&self, peer: PeerId) -> Option<Duration> {
         self.shared.with(|net| net.heard_ns(self.endpoint, peer)).map(Duration::from_nanos)
     }

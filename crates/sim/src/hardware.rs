@@ -2,12 +2,12 @@
 
 use crate::profile::Profile;
 
-/// Which profile holds for a pair of processes.
+/// The relation of two processes, which selects the profile.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reach {
-    /// They stand on different hosts, or each host has one process.
+    /// On different hosts, or hosts have one process each.
     Across,
-    /// They share a host, and its memory: loads and stores of one reach what the other has registered.
+    /// On one host: loads and stores reach the peer's registered memory.
     Within,
 }
 
@@ -18,7 +18,7 @@ pub(crate) struct Hardware {
 }
 
 impl Hardware {
-    /// Panics if a profile makes no sense where it stands.
+    /// Panics if a profile does not fit its place.
     pub(crate) fn new(across: Profile, within: Option<Profile>) -> Hardware {
         for profile in [&across].into_iter().chain(&within) {
             profile.check().unwrap_or_else(|error| panic!("{error}"));

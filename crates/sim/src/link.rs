@@ -76,7 +76,7 @@ pub(crate) struct Wire {
     free_ns: u64,
 }
 
-/// What became of a piece of a copy.
+/// The fate of a piece of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Transit {
     Lost,
@@ -87,14 +87,14 @@ pub(crate) enum Transit {
     },
 }
 
-/// What becomes of a datagram.
+/// The fate of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Carried {
-    /// When it would arrive if nothing held it up.
+    /// Its arrival without delays.
     pub(crate) on_time_ns: u64,
-    /// By how much later it arrives, if it does, and by how much once more.
+    /// Delay of its arrival, if it arrives, and of a duplicate's.
     pub(crate) late_ns: [Option<u64>; 2],
-    /// A bit of it is flipped.
+    /// Whether a bit is flipped.
     pub(crate) is_damaged: bool,
 }
 
@@ -112,7 +112,7 @@ impl Wire {
         self.link = link;
     }
 
-    /// Sends a piece of a copy, of `len` bytes, that is ready at `now_ns`: whatever happens to it, it costs time at most.
+    /// Sends a piece of a copy, of `len` bytes, ready at `now_ns`.  Damage and duplication only cost time.
     #[inline]
     pub(crate) fn send(
         &mut self,
@@ -137,7 +137,7 @@ impl Wire {
         self.send_badly(left_ns, takes_ns, random, counters)
     }
 
-    /// Sends a datagram of `len` bytes, which the link does not retransmit, reorder back or repair.
+    /// Sends a datagram of `len` bytes, without retransmission or repair.
     pub(crate) fn carry(
         &mut self,
         now_ns: u64,
@@ -176,12 +176,12 @@ impl Wire {
         (len * 1000).div_ceil(self.link.bandwidth_bytes_per_us)
     }
 
-    /// When all that was sent has left.
+    /// When all packets sent so far have left.
     pub(crate) fn free_ns(&self) -> u64 {
         self.free_ns
     }
 
-    /// By how much a datagram is held up, so that others overtake it.
+    /// Delay of a datagram by jitter and reordering.
     fn late(&self, random: &mut Random, counters: &mut Counters) -> u64 {
         let jitter_ns = match self.link.jitter_ns {
             0 => 0,
@@ -209,7 +209,7 @@ impl Wire {
             return Transit::Lost;
         }
         if random.chance_ppm(link.duplicate_ppm) {
-            // The copy takes its turn on the wire; its sequence number gives it away.
+            // The duplicate occupies the wire; the receiver discards it by its sequence number.
             counters.duplicated += 1;
             self.free_ns += takes_ns;
         }

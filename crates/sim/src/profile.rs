@@ -263,7 +263,7 @@ impl Profile {
         self.cut_off == CutOffBy::Target
     }
 
-    /// Whether processes drive the queue pairs of their lanes themselves, and what has been posted stands still with them.
+    /// Whether processes drive the queue pairs of their lanes, which therefore stop with them.
     pub(crate) fn is_driven_by_process(&self) -> bool {
         self.acknowledged == AcknowledgedBy::Process
     }
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_profile_of_the_tree_can_be_used() {
+    fn all_built_in_profiles_are_valid() {
         for name in Profile::NAMES {
             assert!(Profile::named(name).unwrap().check().is_ok(), "{name}");
         }
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_in_a_profile_are_named() {
+    fn an_invalid_profile_names_its_field() {
         let local = include_str!("../profiles/local.toml");
         let error = |text: &str| Profile::from_toml(text).unwrap_err().to_string();
         assert!(error(&format!("{local}\npots_ns = 3\n")).contains("pots_ns"));

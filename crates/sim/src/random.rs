@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_numbers_are_the_same_for_ever() {
+    fn numbers_never_change() {
         let mut random = Random::new(1, "wire");
         let drawn = [random.bits(), random.bits(), random.bits()];
         assert_eq!(drawn, [16934986701001996436, 11497121632400140811, 12308508471155631259]);

@@ -10,11 +10,11 @@ use std::task::Waker;
 
 use crate::net::Net;
 
-/// Names a timer that has been set: when it is due, and a number among all.
+/// A timer: its time and a unique number.
 pub(crate) type TimerKey = (u64, u64);
 
 pub(crate) struct Shared {
-    /// The time, also kept by the network; here for clocks, which are read more often than anything else.
+    /// A copy of the network's time for clocks, which are read most often.
     now_ns: Arc<AtomicU64>,
     net: Mutex<Net>,
 }
@@ -25,11 +25,11 @@ impl Shared {
     }
 
     pub(crate) fn now_ns(&self) -> u64 {
-        // All of a world happens in one thread.
+        // A world runs in one thread.
         self.now_ns.load(Relaxed)
     }
 
-    /// Changes the network, then wakes the threads that this concerns.
+    /// Changes the network, then wakes the tasks concerned.
     pub(crate) fn with<R>(&self, change: impl FnOnce(&mut Net) -> R) -> R {
         let (result, wakers) = {
             let mut net = self.net.lock().expect("the network does not panic");
@@ -45,7 +45,7 @@ impl Shared {
     }
 
     pub(crate) fn cancel_timer(&self, timer: TimerKey) {
-        // The waker is dropped outside of the lock: it may be the last that holds a task.
+        // The waker is dropped without the lock: it may own the last reference to a task.
         let waker = self.with(|net| net.cancel_timer(timer));
         drop(waker);
     }

@@ -29,7 +29,7 @@ pub(crate) struct Tasks {
     slots: Vec<Slot>,
     free: Vec<u32>,
     ready: Arc<ReadyQueue>,
-    /// What has been taken from `ready` and not been polled yet.
+    /// Tasks taken from `ready` and not polled yet.
     batch: Vec<TaskId>,
     alive: usize,
     stories: usize,
@@ -44,22 +44,22 @@ struct Slot {
 pub(crate) struct Task {
     pub(crate) host: Option<HostId>,
     pub(crate) name: String,
-    /// Absent while it is polled.
+    /// Absent during a poll.
     future: Option<BoxFuture>,
     bell: Arc<Bell>,
     waker: Waker,
-    /// It is ready, but its host is paused.
+    /// Whether it is ready but its host is paused.
     held: bool,
 }
 
-/// Ids of tasks that have been woken, in the order of the wakes.
+/// Ids of woken tasks, in the order of the wakes.
 type ReadyQueue = Mutex<Vec<TaskId>>;
 
-const POISONED: &str = "nothing panics while it holds the queue of ready tasks";
+const POISONED: &str = "no code panics while it holds the queue of ready tasks";
 
 struct Bell {
     id: TaskId,
-    /// Whether it stands in the queue already.
+    /// Whether it is in the queue.
     queued: AtomicBool,
     ready: Arc<ReadyQueue>,
 }
@@ -70,7 +70,7 @@ impl Wake for Bell {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // All of a world happens in one thread: the flag orders nothing.
+        // A world runs in one thread: the flag orders nothing.
         if !self.queued.swap(true, Relaxed) {
             self.ready.lock().expect(POISONED).push(self.id);
         }
@@ -95,7 +95,7 @@ impl Tasks {
         id
     }
 
-    /// Any of those that are ready.
+    /// Picks a random ready task.
     pub(crate) fn pick(&mut self, random: &mut Random) -> Option<TaskId> {
         self.batch.append(&mut self.ready.lock().expect(POISONED));
         match self.batch.len() {
@@ -105,8 +105,8 @@ impl Tasks {
         }
     }
 
-    /// Puts a task back that was picked and is not to be polled now.
-    pub(crate) fn unpick(&mut self, id: TaskId) {
+    /// Puts a picked task back without a poll.
+    pub(crate) fn put_back(&mut self, id: TaskId) {
         self.batch.push(id);
     }
 
@@ -122,16 +122,16 @@ impl Tasks {
         self.task(id).is_some()
     }
 
-    /// Takes the future out to be polled; to be given back by [`Tasks::restore`] or ended by [`Tasks::remove`].
+    /// Takes the future for a poll; [`Tasks::restore`] puts it back, or [`Tasks::remove`] ends it.
     pub(crate) fn take(&mut self, id: TaskId) -> Option<(BoxFuture, Waker)> {
         let task = self.task_mut(id)?;
-        // Before it is polled: what wakes it from here on queues it again.
+        // Before the poll: a wake during the poll queues the task again.
         task.bell.queued.store(false, Relaxed);
         let future = task.future.take()?;
         Some((future, task.waker.clone()))
     }
 
-    /// Returns the future if its task has been removed meanwhile, to be dropped where nothing is borrowed.
+    /// Returns the future if its task has been removed, so that the caller drops it without borrows.
     pub(crate) fn restore(&mut self, id: TaskId, future: BoxFuture) -> Option<BoxFuture> {
         match self.task_mut(id) {
             Some(task) => {
@@ -153,7 +153,7 @@ impl Tasks {
         Some(task)
     }
 
-    /// Puts a ready task aside until its host is resumed.
+    /// Holds a ready task until its host is resumed.
     pub(crate) fn hold(&mut self, id: TaskId) {
         if let Some(task) = self.task_mut(id) {
             task.held = true;
@@ -168,7 +168,7 @@ impl Tasks {
         }
     }
 
-    /// Removes all tasks of a host, to be dropped where nothing is borrowed.
+    /// Removes all tasks of a host, so that the caller drops them without borrows.
     pub(crate) fn remove_host(&mut self, host: HostId) -> Vec<Task> {
         self.remove_if(|task| task.host == Some(host))
     }
@@ -187,7 +187,7 @@ impl Tasks {
         self.alive
     }
 
-    /// How many tasks of the story itself there are.
+    /// Number of tasks without a host.
     pub(crate) fn stories(&self) -> usize {
         self.stories
     }

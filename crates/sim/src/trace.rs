@@ -30,7 +30,7 @@ impl Log {
         self.mode != Trace::Off
     }
 
-    /// `host` is `None` for the story itself.
+    /// `None` for tasks without a host.
     pub(crate) fn add(&mut self, now_ns: u64, host: Option<u32>, what: &str) {
         let (us, ns) = (now_ns / 1000, now_ns % 1000);
         let host = host.map_or_else(|| "story".to_owned(), |host| format!("host-{host}"));

@@ -43,7 +43,7 @@ pub enum RunEnd {
     },
 }
 
-/// So many polls without time moving are taken for a loop.
+/// More polls without progress of time count as a loop.
 const POLLS_PER_INSTANT_MAX: u64 = 1_000_000;
 
 /// One simulated world; see the documentation of the crate.
@@ -72,12 +72,12 @@ struct Inner {
     tasks: RefCell<Tasks>,
     order: RefCell<Random>,
     steps_left: Cell<u64>,
-    /// Whether the network's log is on, to be seen without its lock.
+    /// Whether the network's log is on; readable without its lock.
     keeps_lines: Cell<bool>,
 }
 
 impl Drop for Inner {
-    /// Ends the tasks while everything that they may touch is still there.
+    /// Ends the tasks while the network still exists.
     fn drop(&mut self) {
         let tasks = self.tasks.get_mut().remove_all();
         drop(tasks);
@@ -134,13 +134,13 @@ impl World {
     /// Sets the drift of the host's clock, in millionths; negative is slow.
     pub fn set_drift_ppm(&self, host: HostId, ppm: i64) {
         self.clock(host).set_drift_ppm(ppm);
-        // Sleepers look at their clocks again, and set their timers anew.
+        // Sleepers read their clocks again and set new timers.
         self.inner.shared.with(Net::wake_sleepers);
     }
 
     /// Returns the generator of a named purpose. The same name always returns the same sequence, from its start.
     pub fn random(&self, stream: &str) -> Random {
-        // Apart from the streams that the world uses itself.
+        // A prefix keeps it apart from the world's own streams.
         Random::new(self.inner.seed, &format!("story: {stream}"))
     }
 
@@ -149,7 +149,7 @@ impl World {
     /// Adds a running host.
     pub fn add_host(&self) -> HostId {
         let host = self.inner.shared.with(|net| net.add_process(None));
-        // An hour: so far apart that nobody mixes clocks up unpunished.
+        // Up to an hour, so that a mix-up of clocks shows.
         let offset_ns =
             Random::new(self.inner.seed, &format!("clock of host {}", host.0)).below(3_600_000_000_000);
         self.inner.clocks.borrow_mut().push(HostClock::new(self.inner.shared.clone(), offset_ns));
@@ -159,7 +159,7 @@ impl World {
     /// Adds a process to the host of `other`, with the same clock. Panics if hosts have one process each.
     pub fn add_process(&self, other: HostId) -> HostId {
         let added = self.inner.shared.with(|net| {
-            assert!(net.hardware.has_processes(), "nothing says what stands between processes of one host");
+            assert!(net.hardware.has_processes(), "this world has no profile for processes of one host");
             net.add_process(Some(other))
         });
         let clock = self.clock(other);
@@ -237,7 +237,7 @@ impl World {
         self.inner.shared.with(|net| net.hardware.of(net.reach(one, other)).clone())
     }
 
-    // Looking at a run.
+    // Trace and digest.
 
     /// Returns a checksum of all events: equal only if two runs were the same.
     pub fn digest(&self) -> u64 {
@@ -258,7 +258,7 @@ impl World {
     /// Adds a line to the trace, formatted only if it is kept. The digest does not include it.
     pub fn note(&self, host: Option<HostId>, what: fmt::Arguments<'_>) {
         if self.inner.keeps_lines.get() {
-            // Formatted before the lock is taken, for it may run anything.
+            // Formatted before taking the lock: formatting may run any code.
             let line = what.to_string();
             self.inner.shared.with(|net| net.note(host, &line));
         }
@@ -361,7 +361,7 @@ impl World {
         Ok(())
     }
 
-    /// Polls ready tasks until none is left; the name of the last one if steps ran out.
+    /// Polls ready tasks until none is left; returns the last one's name if the limit of steps is reached.
     fn poll_ready(&self) -> Option<String> {
         let mut polls = 0;
         loop {
@@ -370,7 +370,7 @@ impl World {
             polls += 1;
             if polls > POLLS_PER_INSTANT_MAX || self.inner.steps_left.get() == 0 {
                 let mut tasks = self.inner.tasks.borrow_mut();
-                tasks.unpick(id);
+                tasks.put_back(id);
                 return Some(tasks.name(id).to_owned());
             }
             self.poll(id);
@@ -389,7 +389,7 @@ impl World {
         };
         self.spend(1);
         let ended = future.as_mut().poll(&mut Context::from_waker(&waker));
-        // Dropped where nothing is borrowed: destructors may call us.
+        // Dropped without borrows: destructors may call this world.
         match ended {
             Poll::Ready(()) => drop(self.inner.tasks.borrow_mut().remove(id)),
             Poll::Pending => {
@@ -400,7 +400,7 @@ impl World {
         self.end_killed();
     }
 
-    /// Ends the tasks of hosts that the network has brought down.
+    /// Ends the tasks of hosts that the network has killed.
     fn end_killed(&self) {
         while let Some(host) = self.inner.shared.with(Net::poll_killed) {
             self.end_tasks(host);
@@ -426,13 +426,13 @@ impl World {
     }
 }
 
-/// What the network did when it was asked for its next event.
+/// Result of [`Net::step`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Step {
     Happened {
         events: u64,
     },
-    /// Nothing before the deadline, which is now.
+    /// No event before the deadline, which is the time now.
     Later,
     Nothing,
 }

@@ -1,4 +1,4 @@
-//! Actors: sessions that do one thing after the other, as the plan's weights have it.
+//! Actors: sessions that execute operations one after the other, chosen by the plan's weights.
 
 use std::fmt::Display;
 use std::rc::Rc;
@@ -12,12 +12,11 @@ use crate::harness::{Harness, PRINCIPALS};
 use crate::judge::End;
 use crate::{apart, barriers, calls, kv, locks, log, messages, regions, rights, watches, words};
 
-/// One session at work.
 pub(crate) struct Actor {
     pub(crate) harness: Rc<Harness>,
     pub(crate) node: u32,
     pub(crate) host: HostId,
-    /// Which incarnation of its node it belongs to.
+    /// The incarnation of its node.
     pub(crate) incarnation: u32,
     /// Its number on its node.
     pub(crate) number: u32,
@@ -33,7 +32,7 @@ pub(crate) struct Actor {
     pub(crate) kv: kv::Holdings,
 }
 
-/// Lets the sessions of a node that has just joined work.
+/// Starts the sessions of a node that has just joined.
 pub(crate) fn start_all(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     calls::serve(harness, node, driven);
     messages::serve(harness, node, driven);
@@ -100,22 +99,22 @@ impl Actor {
         regions::finish(&mut self).await;
     }
 
-    /// The time by which the judge goes.
+    /// The time that the judge uses.
     pub(crate) fn now_ns(&self) -> u64 {
         self.harness.world.now_ns()
     }
 
-    /// Notes which incarnation of a region it is about.
+    /// Records in the trace which life of a region the next operation concerns.
     pub(crate) fn note_life(&self, life: usize) {
         self.note(format_args!("is about life {life}"));
     }
 
-    /// Notes something about what it does next.
+    /// Records something about the next operation in the trace.
     pub(crate) fn note(&self, what: std::fmt::Arguments<'_>) {
         self.harness.world.note(Some(self.host), format_args!("session {} {what}", self.number));
     }
 
-    /// Tells the judge what this session has seen since `begin_ns`, unless it is as it must be.
+    /// Reports a violation by this session, which has acted since `begin_ns`, unless `is_so`.
     pub(crate) fn expect(&self, is_so: bool, begin_ns: u64, otherwise: impl Display) {
         self.harness.judge.expect(is_so, || {
             let (number, node, now) = (self.number, self.node, self.now_ns());
@@ -123,17 +122,17 @@ impl Actor {
         });
     }
 
-    /// As [`Actor::expect`], of an error that must have a reason.
+    /// The same for an error that must have a reason.
     pub(crate) fn expect_reason(&self, has_reason: bool, begin_ns: u64, error: &impl Display) {
         self.expect(has_reason, begin_ns, format_args!("{error}, without a reason"));
     }
 
-    /// The time on the clock of its own host.
+    /// The time of its host's clock.
     pub(crate) fn clock_ns(&self) -> u64 {
         self.harness.world.clock(self.host).now_ns()
     }
 
-    /// Does something, or gives it up in the middle as often as the plan has it.
+    /// Executes an operation, or cancels it midway as often as the plan says.
     pub(crate) async fn attempt<T, E: Display>(
         &mut self,
         operation: &'static str,
@@ -145,7 +144,7 @@ impl Actor {
         let per_mille = self.harness.plan.work.given_up_per_mille;
         let harness = self.harness.clone();
         let result =
-            giving_up::or_give_up(&harness.world, self.host, &mut self.random, per_mille, Box::pin(future))
+            giving_up::or_cancel(&harness.world, self.host, &mut self.random, per_mille, Box::pin(future))
                 .await;
         let end = match &result {
             Some(Ok(_)) => End::Ok,
@@ -166,12 +165,12 @@ impl Actor {
     }
 }
 
-/// As whom a session acts: an index of [`PRINCIPALS`].
+/// The principal of a session, as an index of [`PRINCIPALS`].
 pub(crate) fn principal_of(node: u32, session: u32) -> usize {
     (node + session) as usize % PRINCIPALS.len()
 }
 
-/// An index, as often as its weight has it.
+/// Draws an index by weight.
 pub(crate) fn pick(random: &mut Random, weights: &[u32]) -> usize {
     let all: u32 = weights.iter().sum();
     let mut drawn = random.below(all.into()) as u32;

@@ -1,12 +1,12 @@
-//! Homes, and those who map their regions, that lose sight of each other, while both see who holds the bytes.
+//! A home and a mapper of its region lose their connection, while both reach the node that holds the bytes.
 //!
 //! ```text
 //!      home  ───── cut for about a lease, or more ─────  mapper
 //!        └────────────────  holder  ────────────────────────┘   cut, if at all, for less than a lease
 //! ```
 //!
-//! The mapper goes on with what it has mapped until it may no more.  Meanwhile the home's session frees the region, and gives the
-//! memory to another one.  Once it is freed, nothing that the mapper does succeeds, and nothing that it did lands.
+//! The mapper uses its handle while it may.  Meanwhile the home's session frees the region, and the memory goes to
+//! another region. After that, no access of the mapper succeeds, and none of its earlier accesses lands.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -24,12 +24,11 @@ use crate::rights::clear;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
 /// A chunk at the home, and one at the holder.
 const BYTES: u64 = 2 * CHUNK_BYTES;
-/// What the mapper writes.
 const MARK: [u8; 64] = [0x5a; 64];
-/// Between two accesses of the mapper.
+/// Pause of the mapper between accesses.
 const PAUSE: Duration = Duration::from_micros(5);
 
-/// All names that such regions have: one for each session.
+/// The names of these regions: one per session.
 pub(crate) fn names(harness: &Harness) -> impl Iterator<Item = String> + use<> {
     let (nodes, sessions) = match harness.plan.work.apart {
         0 => (0, 0),
@@ -42,7 +41,7 @@ fn name(node: u32, session: u32) -> String {
     format!("a{node}.{session}")
 }
 
-/// Who plays, and what has come of it.
+/// The participants and the outcome.
 struct Scene {
     harness: Rc<Harness>,
     home: u32,
@@ -50,43 +49,40 @@ struct Scene {
     /// The home's session, and its handle.
     maker: Session,
     lh: Lh,
-    /// When the region was free for sure.
+    /// When the free had returned.
     freed_ns: Cell<Option<u64>>,
     /// The region that has its memory since.
     next: RefCell<Option<Lh>>,
 }
 
-/// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
     let nodes = u64::from(actor.harness.nodes());
     let [home, holder] =
         two_others(actor.node, nodes, actor.random.below(nodes - 1), actor.random.below(nodes - 2));
     let Some(scene) = set(actor, home, holder).await else { return };
     let (mapper, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let lh =
-        match actor.attempt("map what is apart", mapper.map(&name(actor.node, actor.number), EVERYONE)).await
-        {
-            Some(Ok(lh)) => lh,
-            Some(Err(error)) => {
-                let is_explained = is_of_trouble(&error.cause) && !actor.harness.judge.is_calm();
-                return actor.expect_reason(is_explained, begin_ns, &error);
-            }
-            None => return,
-        };
+    let lh = match actor.attempt("map apart", mapper.map(&name(actor.node, actor.number), EVERYONE)).await {
+        Some(Ok(lh)) => lh,
+        Some(Err(error)) => {
+            let is_explained = is_of_trouble(&error.cause) && !actor.harness.judge.is_calm();
+            return actor.expect_reason(is_explained, begin_ns, &error);
+        }
+        None => return,
+    };
     let end_ns = part(actor, &scene);
     use_until(actor, &scene, lh, end_ns).await;
-    look_at_next(actor, &scene).await;
+    check_next(actor, &scene).await;
 }
 
-/// Two different nodes that are not `own`, as two numbers have it.
+/// Two nodes other than `own`, chosen by two numbers.
 fn two_others(own: u32, nodes: u64, first: u64, second: u64) -> [u32; 2] {
     let after = |step: u64| (u64::from(own) + 1 + step) % nodes;
-    // Of the others but the first, counted on from that.
+    // Skips the first: counts on from it.
     let second = (first + 1 + second) % (nodes - 1);
     [after(first) as u32, after(second) as u32]
 }
 
-/// The home makes a region whose second half is at the holder.
+/// The home creates a region whose second half is at the holder.
 async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
     let harness = actor.harness.clone();
     if !harness.is_up(home) {
@@ -96,13 +92,13 @@ async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
         (harness.driven(home)?.session(), actor.now_ns(), name(actor.node, actor.number));
     let nodes = Placement::Spread(vec![NodeId(home), NodeId(holder)]);
     let made = maker.alloc(Some(&name), BYTES, nodes, EVERYONE);
-    match actor.attempt("make what is apart", made).await? {
+    match actor.attempt("alloc apart", made).await? {
         Ok(lh) => {
             let (freed_ns, next) = (Cell::default(), RefCell::default());
             Some(Rc::new(Scene { harness, home, holder, maker, lh, freed_ns, next }))
         }
         Err(error) => {
-            // The one before is still being freed.
+            // The previous region is still being freed.
             let is_explained = matches!(error.cause, RegionCause::NameTaken | RegionCause::NoSpace { .. })
                 || (is_of_trouble(&error.cause) && !harness.judge.is_calm());
             actor.expect_reason(is_explained, begin_ns, &error);
@@ -112,8 +108,8 @@ async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
     }
 }
 
-/// Cuts the mapper off from the home, and perhaps for a while from the holder, and lets the home free the region; when all that
-/// is over, and another lease.
+/// Cuts the mapper's link to the home, and perhaps for a while the one to the holder, and lets the home free the
+/// region. Returns the time at which all of this and another lease are over.
 fn part(actor: &mut Actor, scene: &Rc<Scene>) -> u64 {
     let harness = &scene.harness;
     let lease_ns = harness.plan.lease().as_nanos() as u64;
@@ -138,7 +134,7 @@ fn part(actor: &mut Actor, scene: &Rc<Scene>) -> u64 {
     actor.now_ns() + from_home.max(later + from_holder) + lease_ns
 }
 
-/// One or both ways between the mapper and another carry nothing for a while.
+/// Cuts one or both directions between the mapper and another node for a while.
 fn cut(actor: &mut Actor, other: u32, later_ns: u64, long_ns: u64) {
     let (there, back) = ((actor.node, other), (other, actor.node));
     let ways = match actor.random.below(4) {
@@ -149,7 +145,7 @@ fn cut(actor: &mut Actor, other: u32, later_ns: u64, long_ns: u64) {
     faults::cut_later(&actor.harness, ways, Duration::from_nanos(later_ns), Duration::from_nanos(long_ns));
 }
 
-/// The mapper goes on until its handle fails, and waits for the end.
+/// The mapper accesses the region until its handle fails, and then waits for the end.
 async fn use_until(actor: &mut Actor, scene: &Scene, lh: Lh, end_ns: u64) {
     let (world, host, mapper) = (actor.harness.world.clone(), actor.host, actor.session.clone());
     let mut is_write = true;
@@ -162,7 +158,7 @@ async fn use_until(actor: &mut Actor, scene: &Scene, lh: Lh, end_ns: u64) {
         };
         match done {
             Some(Ok(())) => check_success(actor, scene, begin_ns),
-            // It waits for the rest, in which nothing that it did may land.
+            // Waits for the rest, in which no earlier access may land.
             Some(Err(_)) => {
                 world.sleep(Some(host), Duration::from_nanos(end_ns.saturating_sub(actor.now_ns()))).await
             }
@@ -187,8 +183,8 @@ fn check_success(actor: &Actor, scene: &Scene, begin_ns: u64) {
     );
 }
 
-/// What the memory was given to afterwards holds what it held in the beginning.
-async fn look_at_next(actor: &mut Actor, scene: &Scene) {
+/// The region that has the memory now still holds its first contents.
+async fn check_next(actor: &mut Actor, scene: &Scene) {
     let Some(next) = scene.next.take() else { return };
     let (mut bytes, begin_ns) = (vec![0; BYTES as usize], actor.now_ns());
     if scene.maker.read(next, 0, &mut bytes).await.is_ok() {
@@ -196,7 +192,7 @@ async fn look_at_next(actor: &mut Actor, scene: &Scene) {
         actor.expect(
             is_clean,
             begin_ns,
-            format_args!("a write landed in memory of node {} that is another region's", scene.holder),
+            format_args!("a write landed in memory of node {} that belongs to another region", scene.holder),
         );
     }
     let _ = scene.maker.free(next).await;

@@ -1,4 +1,4 @@
-//! Barriers: sessions come, wait for others, pass, or do not.
+//! Barriers: sessions arrive, wait for others, and pass or fail.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -9,31 +9,29 @@ use halite::{BarrierCause, BarrierError, RegionCause};
 use crate::actor::Actor;
 use crate::harness::Harness;
 
-/// How many participants the barrier of each name has.
+/// Participants of the barrier of each name.
 const PARTICIPANTS: [u32; 2] = [2, 3];
-/// Longest time that anybody waits.
+/// Longest timeout of a participant.
 const TIMEOUT_US_MAX: u64 = 120;
-/// A participant may be counted for so long after it went away, with nothing going wrong.
+/// Without faults, time for which a barrier may count a participant that has left.
 const DOUBT_NS: u64 = 20_000;
-/// With nothing going wrong, so much beside the round's own time is enough to find the barrier, or to make it, and to hear of the end:
-/// some dozen messages one after another, of which each takes up to 10 us between queue pairs in software.
+/// Without faults, time beyond the round's own that finding or creating the barrier and hearing of the end takes at
+/// most: a dozen messages one after the other, each of up to 10 us between queue pairs in software.
 const SLACK_NS: u64 = 150_000;
-/// Clocks of hosts differ by less than that over the time that anybody waits.
+/// Bound of the clock difference between hosts during the longest wait.
 const CLOCKS_NS: u64 = 1_000;
 
-/// What is known of all barriers.
 #[derive(Debug, Default)]
 pub(crate) struct Barriers {
     rooms: [Room; PARTICIPANTS.len()],
 }
 
-/// One barrier.
 #[derive(Debug, Default)]
 struct Room {
-    /// All who have come lately, by number.
+    /// Recent participants, by number.
     visits: BTreeMap<u64, Visit>,
     last_visit: u64,
-    /// How many have passed in each round.
+    /// Participants that have passed, by round.
     passed: BTreeMap<u64, u32>,
 }
 
@@ -41,14 +39,14 @@ struct Room {
 struct Visit {
     participants: u32,
     begin_ns: u64,
-    /// By when its own time is over.
+    /// End of its timeout.
     deadline_ns: u64,
-    /// Until when it may be counted.
+    /// Until when the barrier may count it.
     until_ns: u64,
 }
 
 impl Barriers {
-    /// Somebody hears nothing from now on, and for so long: who has just gone may be counted until then.
+    /// A node is cut off from `now_ns` on: barriers may count participants that have just left for longer.
     pub(crate) fn delay(&mut self, now_ns: u64, long_ns: u64) {
         self.rooms.iter_mut().for_each(|room| room.delay(now_ns, long_ns));
     }
@@ -71,13 +69,13 @@ impl Room {
         self.last_visit
     }
 
-    /// Somebody does not wait any more, but may be counted for a while.
+    /// Participant `visit` waits no longer, but may be counted until `until_ns`.
     fn go(&mut self, visit: u64, until_ns: u64) {
         let visit = self.visits.get_mut(&visit).expect("it came");
         visit.until_ns = visit.until_ns.min(until_ns);
     }
 
-    /// The others who may have been there since `visit` came.
+    /// The other participants that may have been counted since `visit` arrived.
     fn others(&self, number: u64, visit: &Visit) -> impl Iterator<Item = &Visit> {
         let begin_ns = visit.begin_ns;
         self.visits
@@ -86,7 +84,6 @@ impl Room {
             .map(|(_, visit)| visit)
     }
 
-    /// It has passed.
     fn pass(&mut self, number: u64, round: u64, is_calm: bool) -> Result<(), String> {
         let visit = self.visits[&number];
         let there =
@@ -97,7 +94,7 @@ impl Room {
             () if there < visit.participants as usize => {
                 Err(format!("it passed with {there} of {} participants", visit.participants))
             }
-            // A barrier that is made anew counts its rounds anew.
+            // A barrier that is created again restarts its rounds.
             () if *passed > visit.participants && is_calm => {
                 Err(format!("{passed} have passed in round {round}, of {}", visit.participants))
             }
@@ -105,29 +102,32 @@ impl Room {
         }
     }
 
-    /// It was told that the time is over.
     fn time_out(&self, number: u64, now_ns: u64, is_calm: bool) -> Result<(), String> {
         let visit = self.visits[&number];
         let deadlines = self.others(number, &visit).chain([&visit]).map(|visit| visit.deadline_ns);
         let first_ns = deadlines.min().expect("it is one itself");
         let latest_ns = visit.begin_ns + TIMEOUT_US_MAX * 1000 + SLACK_NS;
         match () {
-            () if now_ns + CLOCKS_NS < first_ns => Err(format!("nobody's time is over before {first_ns} ns")),
-            () if now_ns > latest_ns && is_calm => Err(format!("all time was over at {latest_ns} ns")),
+            () if now_ns + CLOCKS_NS < first_ns => {
+                Err(format!("no participant times out before {first_ns} ns"))
+            }
+            () if now_ns > latest_ns && is_calm => {
+                Err(format!("every participant had timed out by {latest_ns} ns"))
+            }
             () => Ok(()),
         }
     }
 
-    /// It was told that others expect another number.
+    /// It was told that other participants expect `expected`.
     fn refuse(&self, number: u64, expected: u32) -> Result<(), String> {
         let visit = self.visits[&number];
         let is_right = expected != visit.participants
             && self.others(number, &visit).any(|other| other.participants == expected);
-        if is_right { Ok(()) } else { Err("nobody is there who expects that".to_owned()) }
+        if is_right { Ok(()) } else { Err("no participant expects that number".to_owned()) }
     }
 }
 
-/// Lets somebody go, in whichever way.
+/// Removes a participant when dropped.
 struct Stay {
     harness: Rc<Harness>,
     name: usize,
@@ -139,11 +139,11 @@ impl Drop for Stay {
         let harness = &self.harness;
         let doubt_ns = match () {
             () if harness.is_undisturbed() => DOUBT_NS,
-            // Kernels tell of every death, and all hear each other.
+            // Kernels report every death, and all nodes are connected.
             () if !harness.was_anyone_isolated() && harness.deaths_are_told() => {
                 harness.notice_ns() + DOUBT_NS
             }
-            // The home may hear late of those who are cut off.
+            // The home may hear late of nodes that are cut off.
             () => harness.consequences_ns(),
         };
         let until_ns = self.harness.world.now_ns() + doubt_ns;
@@ -151,7 +151,7 @@ impl Drop for Stay {
     }
 }
 
-/// All names that barriers of a trial have.
+/// The names of a trial's barriers.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..PARTICIPANTS.len()).map(text)
 }
@@ -160,7 +160,7 @@ fn text(name: usize) -> String {
     format!("b{name}")
 }
 
-/// Comes to a barrier, and waits.
+/// Waits at a barrier.
 pub(crate) async fn act(actor: &mut Actor) {
     let name = actor.random.index(PARTICIPANTS.len());
     let participants = PARTICIPANTS[name] + u32::from(actor.random.chance(1, 12));

@@ -1,5 +1,5 @@
-//! What does not wait behind long accesses, where a network has an order for those alone; and that who waits is not given up:
-//! stories.
+//! Messages, calls and heartbeats do not queue behind long accesses, where a network keeps order within a lane only;
+//! and a slow writer is not taken for dead: stories.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use halite_sim::Link;
 
 use crate::found::{ALL, alloc_here, look, on_hardware, session_of};
 
-/// So many bytes are posted at once, at most.
+/// Most bytes that are posted at once.
 const LONG: usize = 256 << 10;
 const LONG_ENOUGH: Duration = Duration::from_millis(10);
 
 #[test]
-fn a_message_and_a_call_do_not_wait_for_a_long_write_that_was_posted_before_them() {
+fn messages_and_calls_overtake_long_writes() {
     on_hardware("rnic-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = there.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
@@ -52,9 +52,9 @@ fn a_message_and_a_call_do_not_wait_for_a_long_write_that_was_posted_before_them
     });
 }
 
-/// Its process acknowledges nothing, so that heartbeats are all that is heard of it.
+/// The process acknowledges nothing, so that only heartbeats show that it lives.
 #[test]
-fn heartbeats_do_not_wait_behind_a_write_that_takes_many_leases() {
+fn heartbeats_overtake_writes_of_many_leases() {
     on_hardware("rnic-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         here.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
@@ -80,9 +80,9 @@ fn heartbeats_do_not_wait_behind_a_write_that_takes_many_leases() {
     });
 }
 
-/// They went where heartbeats go, and the pairing ended while bytes came in without a break.
+/// Regression: the answer shared the heartbeats' lane, and the pairing ended while bytes arrived without a break.
 #[test]
-fn heartbeats_do_not_wait_behind_an_answer_that_takes_many_leases() {
+fn heartbeats_overtake_answers_of_many_leases() {
     on_hardware("rnic-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let server = there.serve(Function(7), ServeOptions::default()).expect("nobody else serves it");
@@ -112,16 +112,17 @@ fn heartbeats_do_not_wait_behind_an_answer_that_takes_many_leases() {
     });
 }
 
-/// A write that takes two leases is in its socket's send buffer.  Its heartbeats are queued behind that; its process acknowledges ours.
+/// The sender's heartbeats queue behind a write of two leases in its socket's send buffer, but its process
+/// acknowledges.
 #[test]
-fn a_node_whose_messages_wait_behind_a_long_write_is_not_taken_for_silent_while_it_acknowledges() {
+fn acknowledgements_count_as_signs_of_life() {
     on_hardware("roce-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         here.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
         let lh = there.map("long", ALL).await.expect("it is there");
         let explained = here.explain_peer(NodeId(1)).await.expect("it is known");
         assert!(explained.round_trip_ns.is_some_and(|ns| ns > 0), "{explained}");
-        // Each piece of 4 KiB takes an eighth of a lease, and no message comes before the fifteen that left together.
+        // Each piece of 4 KiB takes an eighth of a lease; a message waits for the fifteen pieces that left together.
         let (from, to) = (harness.host(1), harness.host(0));
         let link = harness.world.link(from, to);
         let lease_us = harness.plan.lease().as_micros() as u64;
@@ -137,9 +138,9 @@ fn a_node_whose_messages_wait_behind_a_long_write_is_not_taken_for_silent_while_
     });
 }
 
-/// Nobody acknowledges then, and what is written to it counts for nothing.
+/// A stopped process acknowledges nothing; writes to it are no sign of life.
 #[test]
-fn a_process_that_stands_still_is_taken_for_silent_though_it_is_written_to() {
+fn a_stopped_process_is_silent_even_if_written_to() {
     for profile in ["roce-100g", "rnic-100g"] {
         on_hardware(profile, 2, move |harness| async move {
             let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
@@ -148,7 +149,7 @@ fn a_process_that_stands_still_is_taken_for_silent_though_it_is_written_to() {
             harness.world.pause(harness.host(1));
             let mut rounds = 0;
             while harness.driven(0).expect("it is up").is_connected_to(NodeId(1)) {
-                // Dropped at once, and under way all the same.
+                // The dropped write stays posted.
                 let _ = look(pin!(here.write(lh, 0, &[1; 8])).as_mut());
                 harness.world.sleep(None, harness.plan.lease() / 8).await;
                 rounds += 1;
@@ -159,9 +160,9 @@ fn a_process_that_stands_still_is_taken_for_silent_though_it_is_written_to() {
     }
 }
 
-/// Its answers will come, and what they are to land in is kept for them.
+/// The buffers of a stopped node's answers stay reserved.
 #[test]
-fn long_reads_of_a_node_that_stands_still_do_not_slow_those_of_others() {
+fn long_reads_of_a_stopped_node_do_not_slow_others() {
     on_hardware("rnic-100g", 3, |harness| async move {
         let here = session_of(&harness, 0);
         let mut bytes = vec![0; 1 << 20];

@@ -1,4 +1,4 @@
-//! Atomics by call, where those of adapters are in one piece with nothing else: stories.
+//! Atomics by call, where those of adapters are atomic with respect to nothing else: stories.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -7,11 +7,11 @@ use halite::{AccessCause, Atomics, NodeId, Placement};
 
 use crate::found::{ALL, TIMEOUT, alloc_here, look, on_hardware, session_of};
 
-/// Between these hosts all atomics of others travel as calls.
+/// Between these hosts, remote atomics are calls.
 const ADAPTERS: &str = "rnic-100g-hca";
 
 #[test]
-fn an_addition_by_call_waits_for_a_node_that_stands_still_and_is_made_once() {
+fn an_addition_waits_for_a_stopped_node_and_runs_once() {
     on_hardware(ADAPTERS, 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let peer = here.explain_peer(NodeId(1)).await.expect("it is known");
@@ -31,12 +31,12 @@ fn an_addition_by_call_waits_for_a_node_that_stands_still_and_is_made_once() {
 }
 
 #[test]
-fn an_atomic_whose_answer_is_lost_may_be_done_and_is_not_repeated() {
+fn an_atomic_with_a_lost_answer_is_not_repeated() {
     on_hardware(ADAPTERS, 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = alloc_here(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("it is there");
-        // What is done is done, and nobody here hears of it.
+        // The addition is done, but its answer is lost.
         let (from, to) = (harness.host(1), harness.host(0));
         harness.world.set_link(from, to, harness.world.link(from, to).down());
         let error = here.fetch_add(lh, 8, 1).await.expect_err("the connection is broken");
@@ -46,9 +46,9 @@ fn an_atomic_whose_answer_is_lost_may_be_done_and_is_not_repeated() {
     });
 }
 
-/// Its adapter has taken the call, and nobody answers.
+/// Its adapter has the call, but no answer comes.
 #[test]
-fn an_atomic_ends_with_the_node_that_was_to_make_it() {
+fn an_atomic_fails_when_its_node_dies() {
     on_hardware(ADAPTERS, 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         alloc_here(&there, "words").await;
@@ -68,13 +68,13 @@ fn an_atomic_ends_with_the_node_that_was_to_make_it() {
 }
 
 #[test]
-fn a_change_of_a_region_waits_for_the_answer_to_an_atomic_on_it_and_of_no_other() {
+fn a_region_change_waits_for_its_own_atomics_only() {
     on_hardware(ADAPTERS, 3, |harness| async move {
         let session = session_of(&harness, 0);
         let on = |node| session.alloc(None, 64, Placement::On(NodeId(node)), ALL);
         let (silent, elsewhere) = (on(2).await.expect("there is room"), on(1).await.expect("there is room"));
         harness.world.pause(harness.host(2));
-        // Its future is dropped, and it is under way all the same.
+        // The dropped operation stays posted.
         assert!(look(pin!(session.fetch_add(silent, 0, 1)).as_mut()).is_pending());
         session.free(elsewhere).await.expect("it is ours");
         let mut unmapping = pin!(session.unmap(silent));
@@ -86,9 +86,9 @@ fn a_change_of_a_region_waits_for_the_answer_to_an_atomic_on_it_and_of_no_other(
     });
 }
 
-/// More than the connection takes at once, and than a thread may have under way.
+/// More than the connection takes at once, and than a thread may post.
 #[test]
-fn additions_of_many_tasks_are_all_made_however_short_the_queues_are() {
+fn additions_of_many_tasks_complete_with_short_queues() {
     on_hardware(ADAPTERS, 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = alloc_here(&there, "words").await;

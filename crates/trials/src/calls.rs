@@ -1,5 +1,5 @@
-//! Calls: of all lengths, one or several at a time, answered, answered late, not answered, refused and given up; see
-//! [`ledger`] for what must hold.
+//! Calls of all lengths, one or several at a time: answered, answered late, dropped, refused or cancelled.  [`ledger`]
+//! states what must hold.
 
 mod handler;
 mod ledger;
@@ -18,16 +18,15 @@ use crate::plan::Plan;
 use handler::{function_of, is_allowed};
 use ledger::{CallId, Kind, Ledger, NoAnswer, Task, Wish};
 
-/// Longest time that a call is given.
+/// Longest timeout of a call.
 const TIMEOUT_US_MAX: u64 = 150;
-/// A call ends so soon after its time is over: its node's progress thread wakes then, and its session when that has looked.
+/// Time after a deadline within which a call ends: the progress thread of its node wakes, and then its session.
 const SLACK_NS: u64 = 20_000;
-/// No more nodes are called at once: in a large cluster that would be most of what happens.
+/// Most nodes that are called at once, so that calls do not dominate in large clusters.
 const CALLED_TOGETHER_MAX: u32 = 8;
-/// Room for whatever an answer may have.
+/// More than any answer needs.
 const ENDLESS_ROOM: u64 = 1 << 30;
 
-/// What is known of all calls.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
     ledger: Ledger,
@@ -37,7 +36,6 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     handler::serve(harness, node, driven);
 }
 
-/// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
     match pick(&mut actor.random, &[4, 3, 2, 1]) {
         0 => call(actor).await,
@@ -48,19 +46,18 @@ pub(crate) async fn act(actor: &mut Actor) {
     }
 }
 
-/// Whether calls go together this time.  Plans that have no batches spend no random number on it.
+/// Whether calls are posted as a batch.  Plans without batches draw no random number here.
 fn in_batches(random: &mut Random, plan: &Plan) -> bool {
     let per_mille = plan.work.batches_per_mille;
     per_mille > 0 && random.chance(per_mille.into(), 1000)
 }
 
-/// One call under way.
 struct Calling {
     id: CallId,
     wish: Wish,
     begin_ns: u64,
     timeout: Duration,
-    /// On the clock of the caller's host.
+    /// By the clock of the caller's host.
     deadline_ns: u64,
 }
 
@@ -69,7 +66,7 @@ struct Calling {
 enum Failure {
     #[error(transparent)]
     Refused(CallError),
-    #[error("it has not ended, although its time was over long ago")]
+    #[error("it has not ended long after its deadline")]
     Endless,
 }
 
@@ -85,7 +82,7 @@ impl Calling {
         payload::input(self.id, self.wish.input_bytes as usize)
     }
 
-    /// Waits for the end of the call, but not for ever.
+    /// Waits for the end of the call until long after its deadline.
     async fn in_time<T>(
         &self,
         actor: &mut Actor,
@@ -102,7 +99,7 @@ impl Calling {
         actor.attempt(operation, bounded).await
     }
 
-    /// Tells the judge how it ended.
+    /// Checks how the call ended.
     fn end(&self, actor: &Actor, result: Option<Result<Vec<u8>, Failure>>) {
         let verdict = match result {
             None => Ok(()),
@@ -126,7 +123,7 @@ impl Calling {
         if output == payload::output(self.id, output.len()) {
             return Ok(());
         }
-        Err("its answer is not the one that was given".to_owned())
+        Err("its answer differs from the one that was sent".to_owned())
     }
 
     fn check_refusal(&self, actor: &Actor, error: &CallError) -> Result<(), String> {
@@ -136,8 +133,8 @@ impl Calling {
     }
 }
 
-/// Ends when a call whose time was over at `deadline_ns` on the clock of its node's host must have ended.  Whenever the
-/// host was stopped meanwhile, it is given its time to wake up.
+/// Ends when a call with that deadline, by the clock of its node's host, must have ended.  If the host was stopped, it
+/// gets time to wake up.
 async fn late(harness: Rc<Harness>, node: u32, deadline_ns: u64) {
     let clock = harness.world.clock(harness.host(node));
     clock.sleep_until(deadline_ns).await;
@@ -169,14 +166,14 @@ fn some_wish(actor: &mut Actor) -> Wish {
     }
 }
 
-/// Lengths that fit into a slot of the usual size, into a quarter of a ring, or into neither.
+/// Lengths that fit into a usual slot, into a quarter of a ring, or into neither.
 fn some_len(actor: &mut Actor) -> u32 {
     let most = [0, 64, 1000, 4096, 20_000, 100 << 10][pick(&mut actor.random, &[1, 20, 8, 6, 2, 1])];
     actor.random.between(0, most) as u32
 }
 
 fn some_timeout(actor: &mut Actor) -> Duration {
-    // Some are too short for anything.
+    // Some are too short for any answer.
     let us_max = if actor.random.chance(1, 8) { 10 } else { TIMEOUT_US_MAX };
     Duration::from_nanos(actor.random.between(1, us_max * 1000))
 }
@@ -210,7 +207,7 @@ async fn call_into(actor: &mut Actor) {
     );
 }
 
-/// Room for an answer of that length, now and then not enough.
+/// Space for an answer of that length, sometimes too little.
 fn some_room(actor: &mut Actor, output_bytes: u32) -> u64 {
     let output_bytes = u64::from(output_bytes);
     if actor.random.chance(1, 8) {
@@ -241,8 +238,7 @@ async fn post_calls(actor: &mut Actor) {
     await_all(actor, posted).await;
 }
 
-/// Calls of one function that are posted together.  They share what there is one of for all: whom they call, the room
-/// for their answers, their time.
+/// Calls of one function that are posted together.  They share the node, the space for answers and the timeout.
 async fn post_batch(actor: &mut Actor) {
     let session = actor.session.clone();
     let first = some_wish(actor);
@@ -263,7 +259,7 @@ async fn post_batch(actor: &mut Actor) {
         None => return,
     };
     let missing = callings.len() - posted.len();
-    actor.harness.judge.expect(missing == 0, || format!("of a batch, {missing} calls came to nothing"));
+    actor.harness.judge.expect(missing == 0, || format!("{missing} calls of a batch have no result"));
     let mut pending = Vec::new();
     for (calling, posted) in callings.into_iter().zip(posted) {
         match posted {
@@ -274,7 +270,7 @@ async fn post_batch(actor: &mut Actor) {
     await_all(actor, pending).await;
 }
 
-/// Awaits calls in any order, and gives some of them up.
+/// Awaits calls in any order, and cancels some of them.
 async fn await_all(actor: &mut Actor, mut posted: Vec<(Calling, PendingCall)>) {
     while !posted.is_empty() {
         let (calling, pending) = posted.swap_remove(actor.random.index(posted.len()));
@@ -287,7 +283,7 @@ async fn await_all(actor: &mut Actor, mut posted: Vec<(Calling, PendingCall)>) {
     }
 }
 
-/// The same call at all nodes, or at some from the caller's own on; each handler knows its own by its number.
+/// The same call to all nodes, or to some from the caller's own on; each handler computes its number from the first.
 async fn call_many(actor: &mut Actor) {
     let (wish, timeout) = (some_wish(actor), some_timeout(actor));
     let all = actor.harness.nodes();

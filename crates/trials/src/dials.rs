@@ -1,4 +1,4 @@
-//! Nodes that start together, and so dial each other at once: stories, for many seeds.
+//! Nodes that start together and dial each other at once: stories, for many seeds.
 
 use std::cell::Cell;
 use std::path::PathBuf;
@@ -13,10 +13,10 @@ use crate::hosted::Birth;
 const NODES: u32 = 3;
 const FUNCTION: Function = Function(7);
 const LEASE: Duration = Duration::from_millis(2);
-/// In which all is over that starting is about.
+/// Nodes start within this time.
 const SPREAD_NS: u64 = 20_000;
 
-/// Nodes that are about to join; the first so many of them at any moment of the same few microseconds.
+/// Nodes that join within [`SPREAD_NS`].
 struct Start {
     world: World,
     hosts: Vec<HostId>,
@@ -27,7 +27,7 @@ struct Start {
 impl Start {
     fn new(profile: &str, seed: u64) -> Start {
         let profile = Profile::named(profile).expect("it is one of the tree");
-        // As the trials have it: nobody is waited for much longer than a lease.
+        // As in trials: dials time out after little more than a lease.
         let connect_timeout_ns = 2 * LEASE.as_nanos() as u64;
         let world = World::new(seed, Profile { connect_timeout_ns, ..profile });
         let hosts: Vec<HostId> = (0..NODES).map(|_| world.add_host()).collect();
@@ -57,7 +57,7 @@ impl Start {
         });
     }
 
-    /// Runs until so many have joined, all are heard by all of `alive`, and a few leases have passed.
+    /// Runs until all nodes of `alive` have joined, hear each other, and a few leases have passed.
     fn run(&self, alive: &[u32]) {
         let told: Rc<Cell<usize>> = Rc::default();
         for node in alive.iter().copied() {
@@ -73,7 +73,7 @@ impl Start {
                 session.status().await.expect("it lives");
                 for other in alive {
                     let answer = session.call(NodeId(other), FUNCTION, b"", LEASE).await;
-                    assert_eq!(answer.expect_err("nobody serves it").cause, CallCause::UnknownFunction);
+                    assert_eq!(answer.expect_err("no node serves it").cause, CallCause::UnknownFunction);
                 }
                 told.set(told.get() + 1);
             });
@@ -86,7 +86,7 @@ impl Start {
             assert_eq!(
                 self.world.has_crashed(self.hosts[node as usize]),
                 !is_alive,
-                "nobody ended node {node}"
+                "node {node} lives unless it was ended"
             );
             for other in alive.iter().filter(|other| **other != node) {
                 let known = self.nodes[*other as usize].is_connected_to(NodeId(node));
@@ -97,7 +97,6 @@ impl Start {
     }
 }
 
-/// A node of a small cluster.
 pub(crate) fn config(node: u32, lease: Duration) -> Config {
     Config {
         dir: PathBuf::from("simulated"),
@@ -111,18 +110,18 @@ pub(crate) fn config(node: u32, lease: Duration) -> Config {
     }
 }
 
-/// Where processes are killed for being cut off, where nobody is, and where adapters cut off.
+/// Processes that are cut off are killed, or not, or cut off by adapters.
 const PROFILES: [&str; 3] = ["local", "local-torn", "rnic-100g"];
 
 #[test]
-fn nodes_that_start_together_are_one_cluster_and_nobody_is_taken_for_dead() {
+fn nodes_that_start_together_form_one_cluster() {
     for profile in PROFILES {
         (0..100).for_each(|seed| Start::new(profile, seed).run(&[0, 1, 2]));
     }
 }
 
 #[test]
-fn a_node_that_dies_while_all_dial_all_is_missed_by_nobody() {
+fn a_death_during_dialling_holds_up_no_node() {
     for profile in PROFILES {
         for seed in 0..100 {
             let start = Start::new(profile, seed);

@@ -1,4 +1,4 @@
-//! Fault injection: what goes wrong in a trial, when the plan's gaps and weights have it.
+//! Fault injection, by the plan's intervals and weights.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::actor::pick;
 use crate::harness::Harness;
 use crate::peace;
 
-/// Injects faults until the trial closes.  Each undoes itself after a while.
+/// Injects faults until the trial ends.  Each undoes itself after a while.
 pub(crate) async fn inject(harness: Rc<Harness>) {
     let faults = harness.plan.faults.clone();
     if faults.gap_us == 0 {
@@ -42,7 +42,7 @@ fn begin(harness: &Rc<Harness>, kind: usize, random: &mut Random) {
     let node = random.below(harness.nodes().into()) as u32;
     let other = (node + 1 + random.below(u64::from(harness.nodes().max(2) - 1)) as u32) % harness.nodes();
     let lease_ns = harness.plan.lease().as_nanos() as u64;
-    // Some end before anybody takes the other for dead, and some do not.
+    // Some faults end before the peers give up the node, and some do not.
     let long_ns_max = lease_ns * u64::from(harness.plan.faults.long_percent) / 100;
     let long = Duration::from_nanos(random.below(long_ns_max.max(1)) + 1);
     harness.judge.expect_trouble(harness.world.now_ns() + long.as_nanos() as u64);
@@ -80,7 +80,8 @@ fn begin(harness: &Rc<Harness>, kind: usize, random: &mut Random) {
     }
 }
 
-/// A node that only `friend` sees is forgotten.  That one does not lose it for that, and it comes back in another incarnation.
+/// Makes the cluster forget a node that only `friend` sees.  `friend` must not lose it; then it restarts in another
+/// incarnation.
 fn forget(harness: &Rc<Harness>, node: u32, friend: u32) {
     if harness.has_disturbed_links() {
         return;
@@ -93,7 +94,7 @@ fn forget(harness: &Rc<Harness>, node: u32, friend: u32) {
     harness.judge.expect_trouble(harness.world.now_ns() + (4 * lease).as_nanos() as u64);
     let (shared, lives) = (harness.clone(), [harness.incarnation(node), harness.incarnation(friend)]);
     scenario(harness, "forget", async move {
-        // The ways were cut in this moment.
+        // The links were cut at this time.
         let cut_ns = shared.world.now_ns();
         shared.world.sleep(None, 2 * lease).await;
         let Some(directory) = shared.driven(0).map(|directory| directory.session()) else { return };
@@ -107,14 +108,16 @@ fn forget(harness: &Rc<Harness>, node: u32, friend: u32) {
             && shared.last_trouble_ns() == cut_ns;
         let does_see = shared.driven(friend).is_some_and(|friend| friend.is_connected_to(NodeId(node)));
         shared.judge.expect(does_see || !are_there, || {
-            format!("node {friend} has lost sight of node {node}, which others have forgotten, and nothing stood between the two")
+            format!(
+                "node {friend} lost its undisturbed connection to node {node} after others forgot that node"
+            )
         });
         shared.crash(node);
         restart_after(&shared, node, 2 * lease).await;
     });
 }
 
-/// The ways from one node to another, and between those that stand beside them; none on one host.
+/// The links from one node's host to another's; none within a host.
 fn ways(harness: &Harness, from: u32, to: u32) -> Vec<(u32, u32)> {
     let beside = |node| harness.beside(node).into_iter();
     match harness.world.share_a_host(harness.host(from), harness.host(to)) {
@@ -135,7 +138,7 @@ fn cut(harness: &Rc<Harness>, ways: &[(u32, u32)], long: Duration) {
     change(harness, ways, long, "partition", Link::down);
 }
 
-/// Ways between nodes carry nothing for a while, later.
+/// Cuts links later, for a while.
 pub(crate) fn cut_later(harness: &Rc<Harness>, ways: Vec<(u32, u32)>, later: Duration, long: Duration) {
     let shared = harness.clone();
     harness.judge.expect_trouble(harness.world.now_ns() + (later + long).as_nanos() as u64);
@@ -158,7 +161,7 @@ fn change(
     scenario(harness, name, async move {
         let world = &shared.world;
         let before: Vec<Link> = ways.iter().map(|(from, to)| world.link(*from, *to)).collect();
-        // Not again while it is another one's already.
+        // Not if another fault has changed them already.
         if before.iter().any(|link| !link.up || link.loss_ppm > 0) {
             return;
         }

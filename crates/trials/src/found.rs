@@ -1,4 +1,4 @@
-//! What trials have found: each a short scenario that went wrong once.
+//! Scenarios that trials found to fail once.
 
 use std::cell::Cell;
 use std::pin::{Pin, pin};
@@ -16,7 +16,7 @@ use crate::harness::{CHUNK_BYTES, Harness};
 use crate::plan::Plan;
 use crate::trial;
 
-/// Runs a scenario on nodes that have joined; nobody else does anything.  Returns the digest of all that happened.
+/// Runs a scenario on nodes that have joined, without other work.  Returns the trial's digest.
 fn on_nodes<F: Future<Output = ()> + 'static>(
     nodes: u32,
     scenario: impl FnOnce(Rc<Harness>) -> F + 'static,
@@ -32,7 +32,7 @@ pub(crate) fn on_hardware<F: Future<Output = ()> + 'static>(
     on_plan(&format!("nodes = {nodes}\nprofile = '{profile}'"), scenario)
 }
 
-/// On nodes that stand on hosts, so many on each, which adapters connect.
+/// On nodes of several hosts, `nodes` per host, which adapters connect.
 fn on_hosts<F: Future<Output = ()> + 'static>(
     nodes: &[u32],
     scenario: impl FnOnce(Rc<Harness>) -> F + 'static,
@@ -69,7 +69,7 @@ pub(crate) fn session_of(harness: &Harness, node: u32) -> Session {
     harness.driven(node).expect("it is up").session()
 }
 
-/// Polls a future outside of any task: nobody is woken for it.
+/// Polls a future outside of any task, without a waker.
 pub(crate) fn look<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
@@ -80,17 +80,17 @@ pub(crate) async fn alloc_here(session: &Session, name: &str) -> Lh {
 }
 
 pub(crate) const TIMEOUT: Duration = Duration::from_micros(50);
-/// A call has ended so long after its time is over.
+/// Time after which a call with [`TIMEOUT`] has ended.
 const ENOUGH: Duration = Duration::from_micros(60);
-/// Bytes that do not fit into a slot.
+/// More bytes than a slot holds.
 const LONG: usize = 100 << 10;
 const FUNCTION: Function = Function(77);
-/// Whatever a region may be used for.
+/// All permissions on bytes.
 pub(crate) const ALL: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
 
-/// Only what makes room woke it, or a look once in a millisecond.
+/// Regression: only freed space woke the call, or a poll once per millisecond.
 #[test]
-fn a_call_that_waits_for_room_in_a_ring_ends_in_time() {
+fn a_call_that_waits_for_ring_space_times_out() {
     on_nodes(2, |harness| async move {
         let session = session_of(&harness, 0);
         harness.world.pause(harness.host(1));
@@ -107,9 +107,9 @@ fn a_call_that_waits_for_room_in_a_ring_ends_in_time() {
     });
 }
 
-/// Each was waited for after the other, and its long answer read then, however late it was.
+/// Regression: answers were awaited one after the other, and a long answer was read only then.
 #[test]
-fn a_node_that_does_not_answer_costs_those_that_do_no_time() {
+fn a_silent_node_does_not_delay_other_answers() {
     on_nodes(4, |harness| async move {
         let sessions = [1, 2, 3].map(|node| session_of(&harness, node));
         let servers =
@@ -131,15 +131,15 @@ fn a_node_that_does_not_answer_costs_those_that_do_no_time() {
     });
 }
 
-/// The peer had been forgotten when the connection was given up, and the handle was taken for one to a region that had gone: nothing would
-/// have been done.
+/// Regression: the peer had been forgotten when the connection was given up, so the handle seemed to be stale, which
+/// promises that nothing was done.
 #[test]
-fn what_may_have_been_done_when_a_connection_broke_is_said_to_be_so() {
+fn a_broken_connection_reports_possible_effects() {
     on_hardware("rnic-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = alloc_here(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("it is there");
-        // What is done is done, and nobody here hears of it.
+        // The operations are done, but their answers are lost.
         let (from, to) = (harness.host(1), harness.host(0));
         harness.world.set_link(from, to, harness.world.link(from, to).down());
         let mut adding = pin!(here.fetch_add(lh, 8, 1));
@@ -156,9 +156,9 @@ fn what_may_have_been_done_when_a_connection_broke_is_said_to_be_so() {
     });
 }
 
-/// Numbers of handles were given out again at once, while the engine still changed what it took to be behind them.
+/// Regression: handle numbers were reused while the engine still changed their previous handles.
 #[test]
-fn a_handle_of_a_node_that_leaves_leads_to_its_own_region() {
+fn handles_of_a_leaving_node_keep_their_regions() {
     on_nodes(4, |harness| async move {
         let (home, leaver, slow) =
             (session_of(&harness, 1), session_of(&harness, 2), session_of(&harness, 3));
@@ -168,17 +168,17 @@ fn a_handle_of_a_node_that_leaves_leads_to_its_own_region() {
         alloc_here(&slow, "slow").await;
         leaver.map("salt", ALL).await.expect("it is there");
         let other = leaver.map("slow", ALL).await.expect("it is there");
-        // A node that leaves waits for its commands, and has another one under way.
+        // A node that leaves waits for its commands; another one is outstanding.
         harness.world.pause(harness.host(3));
         let mut filling = pin!(leaver.fill(other, 0, 64, 7));
         assert!(look(filling.as_mut()).is_pending());
-        // As many handles as it has had, so that each number that is free is given out again.
+        // As many handles as before, so that each free number is reused.
         let mut mapping = [(); 2].map(|()| Box::pin(leaver.map("pepper", ALL)));
         assert!(mapping.iter_mut().all(|each| look(each.as_mut()).is_pending()));
         harness.driven(2).expect("it is up").begin_to_leave();
         let [first, second] = mapping;
         let late = [first.await, second.await].map(|each| each.expect("the node has not left yet"));
-        // What the leaver still knows of the first region changes.
+        // A revoke changes what the leaver still knows about the first region.
         let mut revoking = pin!(home.revoke(ours[0], Who::Principal("bob".into()), ALL));
         assert!(look(revoking.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
@@ -188,7 +188,7 @@ fn a_handle_of_a_node_that_leaves_leads_to_its_own_region() {
             assert_eq!(&seen, b"pepper");
         }
         harness.world.resume(harness.host(3));
-        revoking.await.expect("nobody keeps it from being done");
+        revoking.await.expect("nothing prevents it");
         filling.await.expect("the node has waited for it");
     });
 }
@@ -198,9 +198,9 @@ fn is_closed<T>(ended: Poll<Result<T, LockError>>) -> bool {
     matches!(ended, Poll::Ready(Err(error)) if error.cause == closed)
 }
 
-/// All its alarms are rung, and that was taken for the end of the time.
+/// Regression: leaving wakes all timers, which looked like a timeout.
 #[test]
-fn who_waits_for_a_lock_with_a_limit_hears_that_the_node_leaves() {
+fn lock_within_fails_when_the_node_leaves() {
     on_nodes(1, |harness| async move {
         let (holder, waiter) = (session_of(&harness, 0), session_of(&harness, 0));
         let _guard = holder.lock("ledger").await.expect("it is free");
@@ -212,9 +212,9 @@ fn who_waits_for_a_lock_with_a_limit_hears_that_the_node_leaves() {
     });
 }
 
-/// A guard that is dropped then gives nothing up, so that the session took itself for the holder.
+/// Regression: a guard dropped during leaving releases nothing, so that the session seemed to hold the lock.
 #[test]
-fn a_lock_that_was_held_when_the_node_left_is_not_said_to_be_held_already() {
+fn a_lock_on_a_leaving_node_is_not_reported_as_held() {
     on_nodes(1, |harness| async move {
         let session = session_of(&harness, 0);
         let guard = session.lock("ledger").await.expect("it is free");
@@ -225,9 +225,9 @@ fn a_lock_that_was_held_when_the_node_left_is_not_said_to_be_held_already() {
     });
 }
 
-/// Tokens followed from the host's date, and ports of watches from how many there had been in the process.
+/// Regression: tokens came from the host's date, and watch ports from a counter of the process.
 #[test]
-fn locks_and_watches_are_the_same_in_two_runs_of_one_seed() {
+fn locks_and_watches_repeat_with_the_seed() {
     let run = || {
         on_nodes(2, |harness| async move {
             let session = session_of(&harness, 1);
@@ -244,9 +244,9 @@ fn locks_and_watches_are_the_same_in_two_runs_of_one_seed() {
     assert_eq!(run(), run());
 }
 
-/// The read of the input ends with the node's connections, which was taken for a lack of memory.
+/// Regression: the read of the input ends with the node's connections, which looked like a lack of memory.
 #[test]
-fn a_server_that_leaves_while_it_fetches_a_long_input_is_said_to_have_ended() {
+fn a_server_that_leaves_reports_that_it_closed() {
     on_nodes(2, |harness| async move {
         let server = session_of(&harness, 1).serve(FUNCTION, ServeOptions::default()).expect("nobody does");
         let handler = harness.world.spawn(Some(harness.host(1)), "a handler", async move {
@@ -254,9 +254,9 @@ fn a_server_that_leaves_while_it_fetches_a_long_input_is_said_to_have_ended() {
         });
         let leaving = harness.clone();
         harness.world.spawn(None, "the server leaves", async move {
-            // Some of several parts are under way, and others have not been asked for.
+            // Some of several parts are outstanding, and others have not been requested.
             leaving.world.sleep(None, Duration::from_micros(15)).await;
-            // What the server says is heard when it has said all.
+            // The caller hears the server's messages only after all have been sent.
             leaving.world.pause(leaving.host(0));
             leaving.driven(1).expect("it is up").begin_to_leave();
             while leaving.world.is_alive(handler) {
@@ -269,9 +269,9 @@ fn a_server_that_leaves_while_it_fetches_a_long_input_is_said_to_have_ended() {
     });
 }
 
-/// It was waited for during a second, however short the leases are.
+/// Regression: the writer waited for a second, however short the lease.
 #[test]
-fn a_watcher_that_its_writer_cannot_reach_holds_it_up_for_a_lease_at_most() {
+fn an_unreachable_watcher_delays_its_writer_by_a_lease() {
     on_nodes(3, |harness| async move {
         let lease_ns = harness.plan.lease().as_nanos() as u64;
         let writer = harness.driven(1).expect("it is up").session();
@@ -296,7 +296,7 @@ fn a_watcher_that_its_writer_cannot_reach_holds_it_up_for_a_lease_at_most() {
     });
 }
 
-/// Its next look would come up to a millisecond later.
+/// The next poll would come up to a millisecond later.
 #[test]
 fn a_notification_ends_the_pause_of_a_wait() {
     on_nodes(2, |harness| async move {
@@ -308,7 +308,7 @@ fn a_notification_ends_the_pause_of_a_wait() {
             let waiting = harness.world.spawn(Some(harness.host(0)), "a wait", async move {
                 assert_eq!(reader.wait_until(flag, 0, |word| word == round).await, Ok(round));
             });
-            // By now the wait looks once a millisecond.
+            // By now the wait polls once per millisecond.
             harness.world.sleep(None, Duration::from_millis(10)).await;
             assert!(harness.world.is_alive(waiting));
             writer.write_notify(theirs, 0, &round.to_ne_bytes(), round).await.expect("it may be written");
@@ -321,10 +321,10 @@ fn a_notification_ends_the_pause_of_a_wait() {
 const PORT: Port = Port(77);
 
 fn mailbox_of(harness: &Harness, node: u32, options: ServeOptions) -> Mailbox {
-    session_of(harness, node).open_port(PORT, options).expect("nobody has it open")
+    session_of(harness, node).open_port(PORT, options).expect("the port is free")
 }
 
-/// The node dies, and is back at once.
+/// Crashes a node and restarts it at once.
 async fn begin_next_incarnation(harness: &Rc<Harness>, node: u32) {
     harness.crash(node);
     harness.restart(node);
@@ -333,9 +333,9 @@ async fn begin_next_incarnation(harness: &Rc<Harness>, node: u32) {
     }
 }
 
-/// It went to the next node with the number, and where none lived for long enough to take anything it waited for ever.
+/// Regression: the message went to the next incarnation, or waited forever if none lived for long enough.
 #[test]
-fn a_message_that_waits_for_room_in_a_ring_ends_with_the_incarnation_that_it_was_sent_to() {
+fn a_waiting_message_fails_with_its_incarnation() {
     on_nodes(2, |harness| async move {
         let session = session_of(&harness, 0);
         harness.world.pause(harness.host(1));
@@ -359,9 +359,9 @@ fn a_message_that_waits_for_room_in_a_ring_ends_with_the_incarnation_that_it_was
     });
 }
 
-/// The number of the place that had been kept for it went to a node that knew nothing of it, and so did the message.
+/// Regression: the number of the reserved place went to a node that did not know it, and so did the message.
 #[test]
-fn a_message_that_was_promised_room_is_not_sent_to_the_next_incarnation() {
+fn reserved_places_end_with_their_incarnation() {
     on_nodes(2, |harness| async move {
         let session = session_of(&harness, 0);
         let full = ServeOptions { requests_max: 1, ..ServeOptions::default() };
@@ -371,7 +371,7 @@ fn a_message_that_was_promised_room_is_not_sent_to_the_next_incarnation() {
         assert!(look(sending.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
         mailbox.recv().await.expect("the first is here");
-        // The promise arrives, and nobody looks at it yet.
+        // The reservation arrives; nothing polls it yet.
         harness.world.sleep(None, TIMEOUT).await;
         drop(mailbox);
         begin_next_incarnation(&harness, 1).await;
@@ -382,9 +382,9 @@ fn a_message_that_was_promised_room_is_not_sent_to_the_next_incarnation() {
     });
 }
 
-/// Changes waited for all that was posted, to any peer.
+/// Regression: changes waited for all posted operations, to any peer.
 #[test]
-fn a_write_to_a_silent_node_holds_up_changes_of_its_own_region_and_of_no_other() {
+fn a_pending_write_delays_changes_of_its_region_only() {
     on_nodes(3, |harness| async move {
         let session = session_of(&harness, 0);
         let on = |node| session.alloc(None, 64, Placement::On(NodeId(node)), ALL);
@@ -401,7 +401,7 @@ fn a_write_to_a_silent_node_holds_up_changes_of_its_own_region_and_of_no_other()
         let mut unmapping = pin!(session.unmap(silent));
         assert!(look(unmapping.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
-        assert!(look(writing.as_mut()).is_pending(), "nobody has heard of it");
+        assert!(look(writing.as_mut()).is_pending(), "the write is not acknowledged");
         assert!(look(unmapping.as_mut()).is_pending(), "the write may still arrive");
 
         harness.world.set_link(one, other, link);
@@ -410,7 +410,7 @@ fn a_write_to_a_silent_node_holds_up_changes_of_its_own_region_and_of_no_other()
     });
 }
 
-/// What is posted inline has a limit, which the header of a call with such a name exceeded: the node panicked.
+/// Regression: the header of a call with such a name exceeded the limit of inline posts, and the node panicked.
 #[test]
 fn a_principal_with_a_name_of_250_bytes_calls_and_sends() {
     on_hardware("rnic-100g", 2, |harness| async move {
@@ -438,15 +438,15 @@ fn a_principal_with_a_name_of_250_bytes_calls_and_sends() {
     });
 }
 
-/// Answers that were still to come when a node ended were taken for operations that had not been made.
+/// Regression: outstanding answers of a node that left counted as operations that had not been executed.
 #[test]
-fn what_was_under_way_when_the_own_node_left_is_said_to_be_done_or_not() {
+fn leaving_reports_possible_effects() {
     on_nodes(2, |harness| async move {
         let (session, other) = (session_of(&harness, 0), session_of(&harness, 1));
         let lh = session.alloc(Some("till"), 64, Placement::On(NodeId(1)), ALL).await.expect("there is room");
         let theirs = other.map("till", ALL).await.expect("it is there");
         session.write(lh, 0, &[0; 16]).await.expect("it may be written");
-        // It is heard, and hears nothing.
+        // Its requests arrive, but no answer comes back.
         let (from, to) = (harness.host(1), harness.host(0));
         harness.world.set_link(from, to, harness.world.link(from, to).down());
         let (mut adding, mut writing) =
@@ -462,9 +462,9 @@ fn what_was_under_way_when_the_own_node_left_is_said_to_be_done_or_not() {
     });
 }
 
-/// Where it lies decides, not who asks: each piece is told with what stands in between.
+/// The place of a word decides, not the caller: `explain` reports the path of each piece.
 #[test]
-fn words_of_one_region_are_changed_by_instructions_and_by_adapters_and_none_is_lost() {
+fn instructions_and_adapters_lose_no_addition() {
     on_hosts(&[2, 1], |harness| async move {
         let [near, beside, far] = [0, 1, 2].map(|node| session_of(&harness, node));
         let spread = Placement::Spread([0, 1, 2].map(NodeId).to_vec());
@@ -514,9 +514,9 @@ fn words_of_one_region_are_changed_by_instructions_and_by_adapters_and_none_is_l
     });
 }
 
-/// Its guard, dropped with all else that the process had, gave the lock up through memory that others share.
+/// Regression: the killed process dropped its guard, which released the lock through shared memory.
 #[test]
-fn a_lock_of_a_killed_process_is_recovered_by_the_one_beside_it() {
+fn a_neighbour_recovers_the_lock_of_a_killed_process() {
     on_hosts(&[2, 1], |harness| async move {
         let other = session_of(&harness, 1);
         drop(other.lock("ledger").await.expect("it is free"));
@@ -536,9 +536,9 @@ fn a_lock_of_a_killed_process_is_recovered_by_the_one_beside_it() {
     });
 }
 
-/// They kept all staging memory, for which the others waited.
+/// Regression: they kept all staging memory, for which other accesses waited.
 #[test]
-fn accesses_that_nobody_goes_on_with_hold_up_no_others() {
+fn unpolled_accesses_do_not_block_others() {
     on_nodes(2, |harness| async move {
         let session = session_of(&harness, 0);
         let len = 1 << 20;
@@ -556,9 +556,9 @@ fn accesses_that_nobody_goes_on_with_hold_up_no_others() {
     });
 }
 
-/// Nobody is told of room in the queue to a peer that is gone, for which they waited.
+/// Regression: a queue to a dead peer never reports free places.
 #[test]
-fn who_waits_for_room_in_the_queue_to_a_peer_hears_of_its_end() {
+fn waiting_for_queue_space_ends_with_the_peer() {
     on_plan("nodes = 2\nqueue_depth = 4\nlease_us = 100000", |harness| async move {
         let session = session_of(&harness, 0);
         let lh = session.alloc(None, 64, Placement::On(NodeId(1)), ALL).await.expect("there is room");
@@ -568,7 +568,7 @@ fn who_waits_for_room_in_the_queue_to_a_peer_hears_of_its_end() {
         for _ in 0..10 {
             let (session, ended) = (session.clone(), ended.clone());
             harness.world.spawn(Some(harness.host(0)), "a writer", async move {
-                session.write(lh, 0, b"salt").await.expect_err("nobody is there");
+                session.write(lh, 0, b"salt").await.expect_err("the peer is dead");
                 ended.set(ended.get() + 1);
             });
         }
@@ -580,9 +580,9 @@ fn who_waits_for_room_in_the_queue_to_a_peer_hears_of_its_end() {
     });
 }
 
-/// Loads and stores reach the second half, so that it is written before anybody knows of the first.
+/// The second half is written by stores, before the first half arrives.
 #[test]
-fn a_write_whose_posted_half_never_left_tells_that_the_other_half_is_there() {
+fn a_half_posted_write_reports_a_partial_effect() {
     on_hardware("rnic-100g", 2, |harness| async move {
         let session = session_of(&harness, 0);
         let placement = Placement::Spread(vec![NodeId(1), NodeId(0)]);
@@ -599,9 +599,9 @@ fn a_write_whose_posted_half_never_left_tells_that_the_other_half_is_there() {
     });
 }
 
-/// What the queue has no room for is posted when there is some, and two writers take turns at that.
+/// Requests beyond the queue are posted later; two writers compete for its places.
 #[test]
-fn batches_over_queues_that_take_a_few_requests_are_done_whole() {
+fn batches_complete_over_short_queues() {
     on_plan("nodes = 3\nprofile = 'rnic-100g'\nqueue_depth = 4", |harness| async move {
         let session = session_of(&harness, 0);
         let on = |node| session.alloc(None, 4096, Placement::On(NodeId(node)), ALL);
@@ -620,7 +620,7 @@ fn batches_over_queues_that_take_a_few_requests_are_done_whole() {
     });
 }
 
-/// Words of the writer's own, in two regions by turns, all in one batch.
+/// Writes and reads the writer's own words, alternating between two regions, in one batch.
 async fn write_and_read_words(session: &Session, regions: [Lh; 2], writer: u64) {
     let words: Vec<[u8; 8]> = (1..=100).map(|at: u64| (at << 8 | writer).to_le_bytes()).collect();
     let place = |at: usize| (regions[at % 2], (2 * at as u64 + writer) * 8);
@@ -632,19 +632,19 @@ async fn write_and_read_words(session: &Session, regions: [Lh; 2], writer: u64) 
     let mut reads: Vec<ReadOp<'_>> =
         found.iter_mut().map(|word| &mut word[..]).enumerate().map(read).collect();
     session.read_batch(&mut reads).await.expect("all may be read");
-    assert!(found == words, "some are not what was written");
+    assert!(found == words, "some words differ from those written");
 }
 
-/// A node that is restarted elsewhere is met by one that it cannot tell anything: nobody else knows where it is then.
+/// A restarted node meets a peer that hears nothing from it; no other node knows its new place.
 #[test]
-fn a_node_that_was_met_and_not_heard_is_dialled_where_it_is_now() {
+fn an_unheard_node_is_dialled_at_its_new_address() {
     on_plan("nodes = 2\nprofile = 'roce-100g'\nlease_us = 500", |harness| async move {
         let (world, lease) = (&harness.world, harness.plan.lease());
         harness.crash(0);
         while harness.does_see(1, 0) {
             world.sleep(None, lease / 4).await;
         }
-        // It dials the other, which answers when it cannot be told anything any more.
+        // Node 0 dials node 1, which answers when node 0's messages no longer arrive.
         let stopped = harness.clone();
         world.spawn(None, "stop", async move { stopped.stop(1, 3 * stopped.plan.lease() / 2).await });
         harness.restart(0);
@@ -652,7 +652,7 @@ fn a_node_that_was_met_and_not_heard_is_dialled_where_it_is_now() {
         let [first, second] = [0, 1].map(|node| harness.host(node));
         let link = world.link(first, second);
         world.set_link(first, second, Link { up: false, ..link });
-        // They give the connection up.
+        // Both give the connection up.
         world.sleep(None, 8 * lease).await;
         assert!(!harness.does_see(1, 0), "nothing of what node 0 says has come");
         world.set_link(first, second, link);

@@ -1,6 +1,6 @@
-//! Peers that a node gives up while their connections stand: stories.
+//! Peers that a node gives up while their connections exist: stories.
 //!
-//! The hosts stand still and nobody may end their processes, so that no connection ends by itself.
+//! The hosts are stopped and no process may be killed, so that no connection ends by itself.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::harness::Harness;
 
 const FUNCTION: Function = Function(7);
 const LONG: Duration = Duration::from_secs(3600);
-/// Silence is found out when it is looked for, which is four times in a lease.
+/// Silence is checked four times per lease.
 const LEASES_MAX: u32 = 2;
 
 async fn be_silent(harness: &Harness, node: u32) {
@@ -21,7 +21,7 @@ async fn be_silent(harness: &Harness, node: u32) {
 }
 
 #[test]
-fn who_waits_for_an_answer_of_a_silent_node_waits_for_its_lease_and_no_longer() {
+fn calls_to_a_silent_node_end_with_its_lease() {
     on_hardware("local-torn", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let _server = there.serve(FUNCTION, ServeOptions::default()).expect("nobody does");
@@ -29,15 +29,15 @@ fn who_waits_for_an_answer_of_a_silent_node_waits_for_its_lease_and_no_longer() 
         assert!(look(calling.as_mut()).is_pending());
         be_silent(&harness, 1).await;
         let began_ns = harness.world.now_ns();
-        let error = calling.await.expect_err("nobody answers");
+        let error = calling.await.expect_err("the node is silent");
         assert!(error.cause == CallCause::PeerDown && error.may_have_run, "{error}");
         assert_eq!(harness.world.now_ns(), began_ns, "it was told before");
     });
 }
 
-/// It slept, and takes those for alive whom it has not heard; they do not.
+/// It was stopped, and takes its peers for alive, which have given it up.
 #[test]
-fn a_node_that_was_given_up_is_served_nothing_when_it_wakes() {
+fn a_node_that_was_given_up_is_not_served() {
     on_hardware("local-torn", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let server = here.serve(FUNCTION, ServeOptions::default()).expect("nobody does");
@@ -46,6 +46,6 @@ fn a_node_that_was_given_up_is_served_nothing_when_it_wakes() {
         harness.world.resume(harness.host(1));
         let error = there.call(NodeId(0), FUNCTION, b"good morning", LONG).await.expect_err("it is out");
         assert_eq!(error.cause, CallCause::PeerDown);
-        assert!(look(pin!(server.recv())).is_pending(), "nobody has called");
+        assert!(look(pin!(server.recv())).is_pending(), "no call arrives");
     });
 }

@@ -1,4 +1,4 @@
-//! Giving up: futures that are dropped at a random await, or at a random time.
+//! Cancellation: futures that are dropped at a random await point, or at a random time.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use halite_sim::{HostId, Random, World};
 
-/// At most so many polls come before a future is dropped that is dropped for its polls.
+/// Most polls of a future that is dropped for its number of polls.
 const POLLS_MAX: u64 = 4;
-/// At most so long incarnations a future that is dropped for its age.
+/// Longest time of a future that is dropped for its age.
 const AGE_NS_MAX: u64 = 40_000;
 
-/// What comes of `future`, or `None` if it was dropped before, which happens to `per_mille` in a thousand.
-pub(crate) async fn or_give_up<F: Future>(
+/// The output of `future`; `None` if it was dropped before, with a probability of `per_mille` in a thousand.
+pub(crate) async fn or_cancel<F: Future>(
     world: &World,
     host: HostId,
     random: &mut Random,
@@ -30,7 +30,7 @@ pub(crate) async fn or_give_up<F: Future>(
     }
 }
 
-/// `None` if it is not ready after so many polls.
+/// `None` if it is not ready after `polls` polls.
 async fn after_polls<F: Future>(mut polls: u64, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     std::future::poll_fn(|context| {
@@ -43,7 +43,7 @@ async fn after_polls<F: Future>(mut polls: u64, future: F) -> Option<F::Output> 
     .await
 }
 
-/// What comes of `future`, or `None` if `end` ends before it.
+/// The output of `future`, or `None` if `end` ends before.
 pub(crate) async fn before<F: Future>(end: impl Future<Output = ()>, future: F) -> Option<F::Output> {
     let (mut end, mut future) = (pin!(end), pin!(future));
     std::future::poll_fn(|context| match future.as_mut().poll(context) {

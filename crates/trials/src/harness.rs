@@ -1,4 +1,4 @@
-//! The harness: what all sessions of a trial share, and the nodes that come and go in it.
+//! The harness: state that all sessions of a trial share, and its nodes.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -25,14 +25,14 @@ use crate::regions::Regions;
 use crate::watches::Watches;
 use crate::words::Words;
 
-/// Most bytes of memory that each node contributes.
+/// Most memory that each node contributes.
 pub(crate) const ARENA_BYTES: u64 = 4 << 20;
-/// Bytes of a chunk: small, so that regions have many.
+/// Small, so that regions have many chunks.
 pub(crate) const CHUNK_BYTES: u64 = 4096;
-/// For so many leases, what has gone wrong may have consequences after it has ended: a lease until somebody is taken for
-/// dead, another until that one notices, and as much again for what either does about it.
+/// Leases for which a fault may have consequences after its end: one until a node is taken for dead, another until
+/// that node notices, and as much again for the reactions of both.
 const LEASES_OF_CONSEQUENCES: u64 = 4;
-/// The names of the users as whom sessions act, in turn.
+/// The principals of sessions, in turn.
 pub(crate) const PRINCIPALS: [&str; 3] = ["ada", "bob", "eve"];
 
 /// See the module's documentation.
@@ -49,45 +49,44 @@ pub(crate) struct Harness {
     pub(crate) watches: RefCell<Watches>,
     pub(crate) logs: RefCell<Logs>,
     pub(crate) kv: RefCell<Kv>,
-    /// Whether a node that is cut off does nothing any more, because its host is down: nothing else ends a connection.
+    /// Whether a node that is cut off does nothing any more, since its host is down: nothing else ends a connection.
     pub(crate) cut_off_is_death: bool,
-    /// Whether a node that is cut off from memory reaches it no more from then on, because adapters stand between all nodes.
+    /// Whether a node that is cut off from memory cannot reach it, since adapters connect all nodes.
     pub(crate) cut_off_is_by_adapters: bool,
-    /// What there is between nodes.
+    /// The networks between nodes.
     profiles: Vec<Profile>,
     slots: Vec<NodeSlot>,
     anyone_isolated: Cell<bool>,
     faults: RefCell<Vec<TaskId>>,
-    /// When a node or a link last ceased to be as it should, or was so again.
+    /// Time of the last change of a node or link, to the worse or the better.
     last_trouble_ns: Cell<u64>,
-    /// Links that something goes wrong on, as they were before.
+    /// Links that are disturbed, as they were before.
     disturbed: RefCell<BTreeMap<(HostId, HostId), Link>>,
-    /// Nodes join one at a time, as they do through the lock in a cluster's directory, and in the order in which they came: by
-    /// the numbers of their turns.
+    /// Nodes join one at a time, as with the lock of a cluster directory, in the order of their turns.
     joining: RefCell<VecDeque<u64>>,
     join_turns: Cell<u64>,
-    /// All nodes have joined once, and work begins.
+    /// Set when all nodes have joined: work begins.
     open: Cell<bool>,
-    /// Sessions are to come to an end.
+    /// Set when sessions are to end.
     closing: Cell<bool>,
-    /// Sessions that work.
+    /// Number of sessions at work.
     working: Cell<usize>,
 }
 
-/// A node's slot, which one incarnation after the other takes.
+/// A node number, for one incarnation after the other.
 struct NodeSlot {
     host: HostId,
     lives: Cell<u32>,
     node: RefCell<Option<Rc<Driven>>>,
-    /// Joined, and neither crashed nor leaving.
+    /// Has joined, and neither crashed nor begun to leave.
     up: Cell<bool>,
-    /// Was stopped, or cut off from others, in this incarnation: some of them may have taken it for dead.
+    /// Was stopped or cut off in this incarnation: peers may have taken it for dead.
     isolated: Cell<bool>,
-    /// Somebody ended it, and will start it again.
+    /// Was ended, and will be started again.
     down: Cell<bool>,
-    /// Somebody stopped it, and will let it go on.
+    /// Was stopped, and will be resumed.
     stopped: Cell<bool>,
-    /// Until then, it may not have been heard for long by somebody, since it was stopped.
+    /// Until then, a peer may not have heard it for long, since it was stopped.
     missed_until_ns: Cell<u64>,
 }
 
@@ -147,18 +146,18 @@ impl Harness {
         self.slots[node as usize].host
     }
 
-    /// All nodes that stand on its host.
+    /// All nodes on its host.
     pub(crate) fn beside(&self, node: u32) -> Vec<u32> {
         let host = self.host(node);
         (0..self.nodes()).filter(|other| self.world.share_a_host(host, self.host(*other))).collect()
     }
 
-    /// How often a node has begun to live.
+    /// Number of its incarnations so far.
     pub(crate) fn incarnation(&self, node: u32) -> u32 {
         self.slots[node as usize].lives.get()
     }
 
-    /// Whether its process is there, stopped or not.
+    /// Whether its process exists, stopped or not.
     pub(crate) fn has_process(&self, node: u32) -> bool {
         !self.world.has_crashed(self.slots[node as usize].host)
     }
@@ -167,14 +166,14 @@ impl Harness {
         self.slots[node as usize].up.get()
     }
 
-    /// Others may take the node for dead although it lives.
+    /// Peers may take the node for dead although it lives.
     pub(crate) fn isolate(&self, node: u32) {
         self.judge.note_trouble();
         self.slots[node as usize].isolated.set(true);
         self.anyone_isolated.set(true);
     }
 
-    /// Whether some node has ever taken another for dead that may have lived.
+    /// Whether a node may have taken a living one for dead.
     pub(crate) fn was_anyone_isolated(&self) -> bool {
         self.anyone_isolated.get()
     }
@@ -183,28 +182,28 @@ impl Harness {
         self.slots[node as usize].isolated.get()
     }
 
-    /// Whether others hear of the end of a node's process at once, and not only by its silence.
+    /// Whether nodes hear of the end of a process at once, not only by its silence.
     pub(crate) fn deaths_are_told(&self) -> bool {
         !self.profiles.iter().any(Profile::is_adapter)
     }
 
-    /// How long that takes.
+    /// Time until they hear of it.
     pub(crate) fn notice_ns(&self) -> u64 {
         self.profiles.iter().map(|profile| profile.notice_ns).max().unwrap_or(0)
     }
 
-    /// Whether nothing at all has gone wrong so far.  Noise counts: a connection may end of it, and stay so.
+    /// Whether there was no fault so far.  Noise counts, since it may end a connection for good.
     pub(crate) fn is_undisturbed(&self) -> bool {
         self.judge.is_calm() && self.judge.trouble_until_ns() == 0
     }
 
-    /// Whether nothing has gone wrong since then, nor were the consequences of anything earlier to be expected.
+    /// Whether there was no fault since `begin_ns`, nor a consequence of an earlier one to expect.
     pub(crate) fn is_calm_since(&self, begin_ns: u64) -> bool {
         let until_ns = self.judge.trouble_until_ns();
         until_ns == 0 || until_ns + self.consequences_ns() < begin_ns
     }
 
-    /// For how long something has consequences after it has gone wrong.
+    /// Time for which a fault may have consequences.
     pub(crate) fn consequences_ns(&self) -> u64 {
         LEASES_OF_CONSEQUENCES * self.plan.lease().as_nanos() as u64
     }
@@ -213,9 +212,9 @@ impl Harness {
         self.slots[node as usize].node.borrow().clone()
     }
 
-    // Coming and going.
+    // Start and end of nodes.
 
-    /// Starts a node, which joins as soon as it can and then lets its sessions work.
+    /// Starts a node, which joins and then starts its sessions.
     pub(crate) fn start(self: &Rc<Harness>, node: u32) {
         let slot = &self.slots[node as usize];
         slot.lives.set(slot.lives.get() + 1);
@@ -233,7 +232,7 @@ impl Harness {
         self.world.spawn(Some(host), format!("boot {node}"), boot);
     }
 
-    /// A node that found nobody ends, and is started again.
+    /// A node that cannot join ends, and is started again.
     fn try_again(self: &Rc<Harness>, node: u32) {
         let harness = self.clone();
         self.world.spawn(None, format!("start {node} again"), async move {
@@ -261,7 +260,7 @@ impl Harness {
         Ok(())
     }
 
-    /// Whom a node dials that joins: all, or in a large cluster the first node.
+    /// The nodes that a joining node dials: all, or the first one in a large cluster.
     fn greeted_by(&self, node: u32, mut found: Vec<String>) -> Vec<String> {
         let is_large = self.nodes() > self.plan.full_mesh_nodes_max;
         if node > 0 && (is_large || self.plan.joins_by_first) {
@@ -270,7 +269,7 @@ impl Harness {
         found
     }
 
-    /// Whether two nodes see each other, or would if one used the other.
+    /// Whether two nodes are connected, or would be on first use.
     pub(crate) fn does_see(&self, one: u32, other: u32) -> bool {
         let (one, other) = (self.driven(one), NodeId(other));
         one.is_some_and(|one| one.id() == other || one.is_connected_to(other) || one.is_unconnected_to(other))
@@ -301,7 +300,7 @@ impl Harness {
         }
     }
 
-    /// Ends a node without a word.
+    /// Ends a node without notice.
     pub(crate) fn crash(&self, node: u32) {
         self.world.crash(self.host(node));
         self.end_incarnation(node);
@@ -319,11 +318,11 @@ impl Harness {
         let slot = &self.slots[node as usize];
         slot.up.set(false);
         slot.down.set(true);
-        // Its memory goes with the last who refers to it.
+        // The last reference frees its memory.
         drop(slot.node.borrow_mut().take());
     }
 
-    /// Lets a node leave in peace; it is down when this ends.
+    /// Lets a node leave; it is down when this returns.
     pub(crate) async fn leave(&self, node: u32) {
         self.judge.note_trouble();
         let slot = &self.slots[node as usize];
@@ -341,7 +340,7 @@ impl Harness {
         self.crash(node);
     }
 
-    /// Lets a node that is down run again, unless somebody else has seen to that.
+    /// Starts a node that is down, unless another fault has done so.
     pub(crate) fn restart(self: &Rc<Harness>, node: u32) {
         if !self.slots[node as usize].down.get() {
             return;
@@ -355,7 +354,7 @@ impl Harness {
         let (slot, incarnation) = (&self.slots[node as usize], self.incarnation(node));
         let (now_ns, long_ns, lease_ns) =
             (self.world.now_ns(), long.as_nanos() as u64, self.plan.lease().as_nanos() as u64);
-        // It speaks four times in a lease: after a short stop nobody has missed it, unless it had hardly gone on.
+        // It sends four times per lease, so a short stop goes unnoticed, unless another one preceded it.
         match long_ns < lease_ns / 2 && slot.missed_until_ns.get() <= now_ns {
             true => self.judge.note_trouble(),
             false => self.isolate(node),
@@ -373,19 +372,19 @@ impl Harness {
         }
     }
 
-    /// Whether a node may have been stopped since then.
+    /// Whether a node may have been stopped since `begin_ns`.
     pub(crate) fn may_have_slept_since(&self, node: u32, begin_ns: u64) -> bool {
         self.slots[node as usize].missed_until_ns.get() > begin_ns
     }
 
-    /// Changes a link, until it is mended.
+    /// Changes a link until it is mended.
     pub(crate) fn disturb(&self, from: HostId, to: HostId, link: Link) {
         self.disturbed.borrow_mut().entry((from, to)).or_insert_with(|| self.world.link(from, to));
         self.world.set_link(from, to, link);
         self.note_change();
     }
 
-    /// Makes a link as it was, unless somebody else has.
+    /// Restores a link, unless another fault has done so.
     pub(crate) fn mend(&self, from: HostId, to: HostId) {
         if let Some(before) = self.disturbed.borrow_mut().remove(&(from, to)) {
             self.world.set_link(from, to, before);
@@ -405,30 +404,30 @@ impl Harness {
         self.last_trouble_ns.get()
     }
 
-    /// Whether a node has joined, and goes on.
+    /// Whether a node has joined and runs.
     pub(crate) fn is_well(&self, node: u32) -> bool {
         let slot = &self.slots[node as usize];
         slot.up.get() && !slot.stopped.get() && self.world.is_running(slot.host)
     }
 
-    /// Something goes wrong for as long as this task incarnations.
+    /// Registers a fault, which lasts as long as this task.
     pub(crate) fn note_fault(&self, task: TaskId) {
         self.faults.borrow_mut().push(task);
     }
 
-    /// Nobody waits for what has begun to go wrong.
+    /// Aborts the faults in progress.
     pub(crate) fn abort_faults(&self) {
         self.faults.take().into_iter().for_each(|task| self.world.abort(task));
     }
 
-    /// Ends what goes wrong: links are as they were, and nodes that are down come back.
+    /// Ends all faults: restores links and restarts nodes.
     pub(crate) fn heal(self: &Rc<Harness>) {
         let disturbed: Vec<_> = self.disturbed.borrow().keys().copied().collect();
         disturbed.into_iter().for_each(|(from, to)| self.mend(from, to));
         (0..self.nodes()).for_each(|node| self.restart(node));
     }
 
-    /// Starts those again that others have killed because they did not answer.
+    /// Restarts nodes that others have killed because they did not answer.
     pub(crate) fn revive_the_killed(self: &Rc<Harness>) {
         for node in 0..self.nodes() {
             let slot = &self.slots[node as usize];
@@ -440,13 +439,13 @@ impl Harness {
         }
     }
 
-    /// Ends everything, and gives all memory back.
+    /// Ends the world and frees all memory.
     pub(crate) fn end(&self) {
         self.world.end();
         self.slots.iter().for_each(|slot| drop(slot.node.borrow_mut().take()));
     }
 
-    // Working.
+    // Work.
 
     /// Waits until all nodes have joined.
     pub(crate) async fn opened(&self) {
@@ -455,17 +454,17 @@ impl Harness {
         }
     }
 
-    /// Lets work begin.
+    /// Starts the work.
     pub(crate) fn open(&self) {
         self.open.set(true);
     }
 
-    /// Sessions are to end what they do, and nothing new.
+    /// Lets sessions end, and start nothing new.
     pub(crate) fn close(&self) {
         self.closing.set(true);
     }
 
-    /// Whether sessions are to go on.
+    /// Whether sessions continue.
     pub(crate) fn goes_on(&self) -> bool {
         !self.closing.get() && self.judge.is_content()
     }
@@ -474,14 +473,14 @@ impl Harness {
         self.working.get()
     }
 
-    /// Counts a session among those that work, for as long as what this returns incarnations.
+    /// Counts a session as working until the result is dropped.
     pub(crate) fn count_in(self: &Rc<Harness>) -> Working {
         self.working.set(self.working.get() + 1);
         Working(self.clone())
     }
 }
 
-/// Adds a process for each node to the world, on the host that the plan says.
+/// Adds a process for each node, on the host that the plan says.
 fn put_up(world: &World, plan: &Plan) -> Vec<HostId> {
     let mut first = BTreeMap::new();
     let places = plan.hosts_of_nodes().into_iter();
@@ -501,7 +500,7 @@ impl Drop for Working {
     }
 }
 
-/// The right to join, or a place in the queue for it.
+/// A place in the queue of nodes that join; the first place may join.
 struct JoinTurn {
     harness: Rc<Harness>,
     number: u64,

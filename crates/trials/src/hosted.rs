@@ -1,4 +1,4 @@
-//! Nodes on hosts of a world.
+//! Nodes on hosts of a simulated world.
 
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -9,22 +9,22 @@ use halite_sim::{HostClock, HostId, Random, SimFabric, World};
 
 use crate::giving_up::before;
 
-/// When all worlds begin: somewhere in the year 2023.
+/// The start of all worlds, in the year 2023.
 const BEGIN_SINCE_1970_NS: u64 = 1_700_000_000_000_000_000;
 
-/// How a node begins to live.
+/// How a node starts.
 pub struct Birth {
-    /// On which host, which runs.
+    /// Its host, which runs.
     pub host: HostId,
-    /// How often a node of its number has begun to live, this time included: no two have the same address.
+    /// Number of its incarnation; makes its address unique.
     pub incarnation: u32,
-    /// Where its random numbers come from.
+    /// Name of its random stream.
     pub stream: String,
 }
 
 impl Birth {
-    /// A node that lives, and is moved forward as long as its host runs, and its fabric, which finds the others; it has not
-    /// joined anybody yet.
+    /// Starts a node, driven as long as its host runs, with a fabric that finds the others.  The node has not joined
+    /// yet.
     pub fn of(&self, world: &World, config: &Config) -> Result<(Rc<Driven>, Arc<SimFabric>), JoinError> {
         let mut fabric = None;
         let clock = world.clock(self.host);
@@ -49,13 +49,13 @@ impl Birth {
         Ok((driven, fabric))
     }
 
-    /// The number of the process that a node is.
+    /// The pid of a node's process.
     pub fn pid(node: NodeId) -> u32 {
         node.0 + 1
     }
 }
 
-/// Moves a node forward for as long as it is there.
+/// Drives a node until it has left.
 async fn keep(world: World, host: HostId, fabric: Arc<SimFabric>, driven: Rc<Driven>) {
     let clock = world.clock(host);
     loop {
@@ -67,10 +67,10 @@ async fn keep(world: World, host: HostId, fabric: Arc<SimFabric>, driven: Rc<Dri
     }
 }
 
-/// What a simulated node takes from its environment.
+/// The environment of a simulated node.
 struct Made {
     clock: HostClock,
-    /// When the clock showed 0, in nanoseconds since 1970.
+    /// When its clock was 0, in nanoseconds since 1970.
     clock_since_1970_ns: u64,
     random: Mutex<Random>,
     node: u32,

@@ -1,4 +1,4 @@
-//! A node joins a cluster of which a part has just gone out of reach, or is slow to answer: stories, in simulated time.
+//! A node joins a cluster of which a part is unreachable or slow: stories, in simulated time.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -15,11 +15,11 @@ use crate::hosted::Birth;
 const MEMBERS: u32 = 5;
 const FUNCTION: Function = Function(7);
 const LEASE: Duration = Duration::from_millis(20);
-/// A dial to who is out of reach has failed by then.
+/// A dial to an unreachable node fails within this time.
 const DIAL: Duration = Duration::from_millis(8);
-/// Far more than it takes to join, and far less than a dial that fails.
+/// Far longer than a join, far shorter than a failed dial.
 const SOON: Duration = Duration::from_millis(1);
-/// How long a member that is far away needs for a word.
+/// Latency of a distant member.
 const FAR: Duration = Duration::from_millis(2);
 
 /// Five members, each with a region, and a host for a sixth node.
@@ -33,7 +33,7 @@ impl Cluster {
     fn new() -> Cluster {
         let profile = Profile::named("rnic-100g").expect("it is one of the tree");
         let connect_timeout_ns = DIAL.as_nanos() as u64;
-        // No acknowledgement of who is far away comes too late.
+        // Longer than any acknowledgement of a distant member takes.
         let retransmit_ns = 3 * FAR.as_nanos() as u64;
         let world = World::new(1, Profile { connect_timeout_ns, retransmit_ns, ..profile });
         let hosts: Vec<HostId> = (0..=MEMBERS).map(|_| world.add_host()).collect();
@@ -59,7 +59,7 @@ impl Cluster {
         self.nodes.push(birth.of(&self.world, &config(node, LEASE)).expect("the configuration is good").0);
     }
 
-    /// Lets a story happen on a host, to its end.
+    /// Runs a story on a host to its end.
     fn tell(&self, host: u32, story: impl Future<Output = ()> + 'static) {
         let is_over: Rc<Cell<bool>> = Rc::default();
         let (told, host) = (is_over.clone(), Some(self.hosts[host as usize]));
@@ -75,7 +75,7 @@ impl Cluster {
         }
     }
 
-    /// Nothing gets through between the sixth host, and all that are reached, and these.
+    /// Cuts all links of the hosts in `lost`.
     fn lose(&self, lost: &[u32]) {
         let is_lost = |host: u32| lost.contains(&host);
         let all = 0..=MEMBERS;
@@ -87,7 +87,7 @@ impl Cluster {
         }
     }
 
-    /// The sixth node joins by the first; how long that took.
+    /// Lets the sixth node join through the first; returns the time.
     fn join(&mut self) -> Duration {
         self.bear(MEMBERS);
         let began_ns = self.world.now_ns();
@@ -100,9 +100,9 @@ impl Cluster {
     }
 }
 
-/// Asks a node for what nobody serves there: who says so was reached.
+/// Calls a function that is not served; that error proves a connection.
 async fn call(node: &Driven, other: u32) -> CallError {
-    node.session().call(NodeId(other), FUNCTION, b"", 10 * LEASE).await.expect_err("nobody serves it")
+    node.session().call(NodeId(other), FUNCTION, b"", 10 * LEASE).await.expect_err("no node serves it")
 }
 
 async fn read(node: &Driven, other: u32) -> Result<Vec<u8>, RegionCause> {
@@ -114,7 +114,7 @@ async fn read(node: &Driven, other: u32) -> Result<Vec<u8>, RegionCause> {
 }
 
 #[test]
-fn members_that_have_just_gone_out_of_reach_delay_nobody_who_does_not_need_them() {
+fn unreachable_members_delay_only_those_that_need_them() {
     let whole = Cluster::new().join();
     let mut cluster = Cluster::new();
     cluster.lose(&[2, 3, 4]);
@@ -133,7 +133,7 @@ fn members_that_have_just_gone_out_of_reach_delay_nobody_who_does_not_need_them(
 }
 
 #[test]
-fn who_needs_a_member_that_is_out_of_reach_hears_so_when_its_dial_has_failed() {
+fn access_to_an_unreachable_member_fails_with_its_dial() {
     let mut cluster = Cluster::new();
     cluster.lose(&[2, 3, 4]);
     let began_ns = cluster.world.now_ns();
@@ -144,7 +144,7 @@ fn who_needs_a_member_that_is_out_of_reach_hears_so_when_its_dial_has_failed() {
         assert_eq!((called.cause, called.may_have_run), (CallCause::PeerDown, false));
         let waited = Duration::from_nanos(world.now_ns() - began_ns);
         assert!(waited >= DIAL && waited < LEASE, "{waited:?}");
-        // By now that is known of all.
+        // By now all of them are known to be unreachable.
         let began_ns = world.now_ns();
         assert_eq!(read(&joined, 3).await, Err(RegionCause::PeerDown(NodeId(3))));
         assert_eq!(call(&joined, 4).await.cause, CallCause::PeerDown);
@@ -152,15 +152,15 @@ fn who_needs_a_member_that_is_out_of_reach_hears_so_when_its_dial_has_failed() {
     });
 }
 
-/// Who looks often has others left alone: of a driven node, nobody else would look.
+/// A thread that polls often keeps others from polling, but nothing else polls a driven node.
 #[test]
-fn what_is_posted_before_a_task_has_moved_its_node_forward_is_heard_of_at_once() {
+fn posts_before_a_poll_complete_at_once() {
     let cluster = Cluster::new();
     let (world, node) = (cluster.world.clone(), cluster.nodes[1].clone());
     cluster.tell(1, async move {
         let session = node.session();
         let lh = session.map("of 2", Permissions::READ).await.expect("it is there");
-        // From so many looks on, the doorbell would be left alone.
+        // After so many polls, the thread would keep the doorbell.
         (0..100).for_each(|_| session.progress());
         world.sleep(None, Duration::from_micros(20)).await;
         let (began_ns, mut word) = (world.now_ns(), [0; 4]);
@@ -172,9 +172,9 @@ fn what_is_posted_before_a_task_has_moved_its_node_forward_is_heard_of_at_once()
     });
 }
 
-/// Its caller was told that its time was over, long before it was.
+/// Regression: the caller got a timeout long before its deadline.
 #[test]
-fn a_call_that_waits_for_a_dial_ends_with_the_node_of_its_caller() {
+fn a_call_that_waits_for_a_dial_ends_with_its_node() {
     let mut cluster = Cluster::new();
     cluster.lose(&[2]);
     cluster.join();
@@ -189,7 +189,7 @@ fn a_call_that_waits_for_a_dial_ends_with_the_node_of_its_caller() {
 }
 
 #[test]
-fn a_member_that_is_far_away_is_waited_for_by_who_needs_it_alone() {
+fn a_distant_member_delays_only_those_that_need_it() {
     for needs in [true, false] {
         let mut cluster = Cluster::new();
         let (here, there) = (cluster.hosts[MEMBERS as usize], cluster.hosts[4]);

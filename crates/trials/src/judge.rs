@@ -1,4 +1,4 @@
-//! The judge: counts what was done, and keeps the first thing that should not have been.
+//! The judge: counts operations, and keeps the first violation.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -7,22 +7,21 @@ use halite::RegionCause;
 use halite_sim::World;
 use serde::Serialize;
 
-/// How operations of one kind ended, and how long they took in simulated time.
+/// How operations of one kind ended, and their simulated time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Tally {
-    /// With success.
+    /// Successful.
     pub ok: u64,
-    /// With an error that is explained by what went wrong.
+    /// Failed with an error that a fault explains.
     pub failed: u64,
-    /// Given up in the middle by their session.
+    /// Cancelled by their session.
     pub given_up: u64,
-    /// The sum over all that succeeded.
+    /// Total time of the successful ones.
     pub ok_ns: u64,
-    /// The longest of those.
+    /// Longest of the successful ones.
     pub ok_ns_max: u64,
 }
 
-/// How one operation ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum End {
     Ok,
@@ -30,7 +29,7 @@ pub(crate) enum End {
     GivenUp,
 }
 
-/// Whether this is what sessions hear where something goes wrong.
+/// Whether a fault may cause this error.
 pub(crate) fn is_of_trouble(cause: &RegionCause) -> bool {
     matches!(
         cause,
@@ -50,14 +49,13 @@ pub(crate) struct Judge {
     world: World,
     violation: RefCell<Option<String>>,
     tallies: RefCell<BTreeMap<&'static str, Tally>>,
-    /// Whether anything has gone wrong that may explain an error.
+    /// Whether a fault that may explain an error has happened.
     troubled: Cell<bool>,
-    /// Until when what has gone wrong so far goes on.
+    /// End of the faults so far.
     trouble_until_ns: Cell<u64>,
 }
 
 impl Judge {
-    /// Of that world, in which nothing has happened yet.
     pub(crate) fn new(world: World) -> Judge {
         Judge {
             world,
@@ -68,7 +66,7 @@ impl Judge {
         }
     }
 
-    /// Something was observed that must not be.
+    /// Records a violation.
     pub(crate) fn violated(&self, what: String) {
         if self.is_content() {
             *self.violation.borrow_mut() = Some(what.clone());
@@ -76,14 +74,14 @@ impl Judge {
         }
     }
 
-    /// What must be so.
+    /// Records a violation unless `is_so`.
     pub(crate) fn expect(&self, is_so: bool, otherwise: impl FnOnce() -> String) {
         if !is_so {
             self.violated(otherwise());
         }
     }
 
-    /// What was observed first that must not be.
+    /// The first violation.
     pub(crate) fn violation(&self) -> Option<String> {
         self.violation.borrow().clone()
     }
@@ -92,12 +90,12 @@ impl Judge {
         self.violation.borrow().is_none()
     }
 
-    /// From now on, errors about nodes that cannot be reached are explained.
+    /// From now on, errors about unreachable nodes are explained.
     pub(crate) fn note_trouble(&self) {
         self.troubled.set(true);
     }
 
-    /// Something goes wrong until then.
+    /// A fault lasts until then.
     pub(crate) fn expect_trouble(&self, until_ns: u64) {
         self.trouble_until_ns.set(self.trouble_until_ns.get().max(until_ns));
     }
@@ -106,12 +104,11 @@ impl Judge {
         self.trouble_until_ns.get()
     }
 
-    /// Whether nothing has gone wrong so far.
+    /// Whether no such fault has happened so far.
     pub(crate) fn is_calm(&self) -> bool {
         !self.troubled.get()
     }
 
-    /// Counts an operation.
     pub(crate) fn count(&self, operation: &'static str, end: End, took_ns: u64) {
         let mut tallies = self.tallies.borrow_mut();
         let tally = tallies.entry(operation).or_default();

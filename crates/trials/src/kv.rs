@@ -1,5 +1,5 @@
-//! The key-value store of `halite-apps`: each node serves one, which sessions of all nodes read and change; see [`history`] for
-//! what must hold.
+//! The key-value store of `halite-apps`: each node serves one, which sessions of all nodes read and change.
+//!  [`history`] states what must hold.
 
 mod history;
 mod values;
@@ -18,48 +18,46 @@ use crate::judge::is_of_trouble;
 use history::{History, Operation};
 use values::{ENTRY_BYTES, Value};
 
-/// By which owners are called, away from those of [`crate::calls`].
+/// Function of the owners, apart from those of [`crate::calls`].
 const FUNCTION: Function = Function(900);
-/// What names of stores begin with.
+/// Prefix of the stores' names.
 const PREFIX: &str = "kv-";
-/// Keys of a store that are used at a time; few, so that sessions meet.
+/// Keys of a store in use; few, so that sessions compete.
 const KEYS: usize = 3;
-/// Keys that nobody uses, so that a table that gets some more grows.
+/// Unused keys, so that a few more make the table grow.
 const FILLERS: u64 = 90;
-/// How long an answer is waited for.
+/// Timeout of calls.
 const TIMEOUT: Duration = Duration::from_micros(400);
-/// Longest time for which keys are kept that expire, in microseconds.
+/// Longest lifetime of keys that expire, in microseconds.
 const KEPT_US_MAX: u64 = 60;
-/// How often a node that has joined looks whether it is to end.
+/// Interval at which a node checks whether to end.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// What is known of all stores.
 #[derive(Debug, Default)]
 pub(crate) struct Kv {
-    /// All that were ever there.
+    /// All stores so far.
     stores: Vec<Served>,
-    /// The one of each node.
+    /// The store of each node.
     current: BTreeMap<u32, usize>,
     last_token: u64,
 }
 
-/// One store.
 #[derive(Debug)]
 struct Served {
     name: String,
-    /// Of each key that was ever used.
+    /// By key, of all keys so far.
     histories: Vec<History>,
-    /// Those that are used now.
+    /// The keys in use.
     used: [usize; KEYS],
 }
 
-/// The stores that a session has open.
+/// The stores that a session has opened.
 #[derive(Default)]
 pub(crate) struct Holdings {
     open: BTreeMap<usize, Store>,
 }
 
-/// A key, by the numbers of its store and of its history.
+/// The indices of a store and of a history.
 #[derive(Clone, Copy, Debug)]
 struct Key {
     store: usize,
@@ -72,12 +70,12 @@ impl Key {
     }
 }
 
-/// Looks at all that was done to keys, when nobody does anything any more.
+/// Checks all histories, after all sessions have ended.
 pub(crate) fn judge(harness: &Harness) {
     for (store, served) in harness.kv.borrow().stores.iter().enumerate() {
         for (number, history) in served.histories.iter().enumerate() {
             if !history.has_order() {
-                let done = history.told();
+                let done = history.text();
                 harness
                     .judge
                     .violated(format!("key {number} of store {store}: there is no order for {done}"));
@@ -86,12 +84,12 @@ pub(crate) fn judge(harness: &Harness) {
     }
 }
 
-/// Whether a region is one of a store.
+/// Whether a region belongs to a store.
 pub(crate) fn is_name(name: &str) -> bool {
     name.starts_with(PREFIX)
 }
 
-/// Lets a node that has just joined serve a store, if the plan has sessions use them.
+/// Starts a store on a node that has just joined, if the plan uses stores.
 pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     if harness.plan.work.kv == 0 || !harness.goes_on() {
         return;
@@ -110,7 +108,7 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     });
 }
 
-/// Serves a store for as long as sessions work.
+/// Serves a store while sessions work.
 async fn keep(
     harness: &Rc<Harness>,
     node: u32,
@@ -124,7 +122,7 @@ async fn keep(
     let ended: Rc<std::cell::Cell<bool>> = Rc::default();
     let (shared, is_over) = (harness.clone(), ended.clone());
     harness.world.spawn(Some(host), format!("owner of node {node}"), async move {
-        // Keys are kept for as many microseconds as are said to be milliseconds.
+        // The store's milliseconds are microseconds here.
         let run = owner.run(move || clock.now_ns() / 1000).await;
         is_over.set(true);
         if let Err(error) = run {
@@ -151,14 +149,13 @@ async fn keep(
     while !ended.get() {
         harness.world.sleep(Some(host), LOOK).await;
     }
-    // Else the leak check frees it.
+    // Otherwise the leak check frees it.
     if let Ok(head) = session.map(&name, Permissions::MASTER).await {
         let _ = session.free(head).await;
     }
     Ok(())
 }
 
-/// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
     let node = actor.random.below(actor.harness.nodes().into()) as u32;
     let Some(store) = actor.harness.kv.borrow().current.get(&node).copied() else { return };
@@ -177,7 +174,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     }
 }
 
-/// A key of a store; another one than before where so much has been done to one that it could not be judged.
+/// A key of a store; replaces a key whose history is too long to be checked.
 fn choose(actor: &mut Actor, store: usize) -> Key {
     let place = actor.random.index(KEYS);
     let mut kv = actor.harness.kv.borrow_mut();
@@ -203,7 +200,7 @@ async fn open(actor: &mut Actor, store: usize) {
     }
 }
 
-/// Whether an error is one that sessions hear where something goes wrong.
+/// Whether a fault may cause this error.
 fn is_of_trouble_of(harness: &Harness, error: &KvError) -> bool {
     let is_such = match error {
         KvError::Full => return true,
@@ -232,7 +229,7 @@ fn is_region_trouble(error: &RegionError) -> bool {
     is_of_trouble(error.cause())
 }
 
-/// Whether what was asked for may have been done, or may be done later, although it failed so.
+/// Whether the operation may have been executed, or may be later, despite the error.
 fn may_be_done(error: &KvError) -> bool {
     match error {
         KvError::Call(error) => error.may_have_run,
@@ -240,7 +237,7 @@ fn may_be_done(error: &KvError) -> bool {
     }
 }
 
-/// Something that was begun: its key, its place in the history, and when.
+/// An operation in progress: its key, its place in the history, and its start.
 struct Begun {
     key: Key,
     place: usize,
@@ -259,7 +256,7 @@ fn begin(actor: &Actor, key: Key, operation: Operation) -> Begun {
 }
 
 impl Begun {
-    /// How it ended; `known` says what it was, now that its result is known.
+    /// Records the end; `known` completes the operation with its result.
     fn end<T>(
         self,
         actor: &mut Actor,
@@ -285,7 +282,7 @@ impl Begun {
     }
 }
 
-/// The open store, which is put back when it is over.
+/// The open store, which [`keep_open`] puts back.
 fn take(actor: &mut Actor, key: Key) -> Store {
     actor.kv.open.remove(&key.store).expect("it was opened")
 }
@@ -303,7 +300,7 @@ async fn get(actor: &mut Actor, key: Key) {
     begun.end(actor, found, |found| Operation::Get { found });
 }
 
-/// What a value that was read shows, unless it is none that anybody wrote.
+/// The value that was read; a violation if no session wrote it.
 fn seen(
     actor: &Actor,
     begun: &Begun,
@@ -313,7 +310,7 @@ fn seen(
         Some(Ok(Some(bytes))) => match Value::read(&bytes) {
             Some(value) => Some(Some(Ok(Some(value)))),
             None => {
-                let what = format_args!("{} bytes were read that nobody wrote in one", bytes.len());
+                let what = format_args!("{} bytes were read that no session wrote as one value", bytes.len());
                 actor.expect(false, begun.begin_ns, what);
                 None
             }
@@ -332,8 +329,7 @@ fn new_token(actor: &Actor) -> u64 {
 
 async fn swap(actor: &mut Actor, key: Key, only: Only) {
     let (mut store, text, token) = (take(actor, key), key.text(), new_token(actor));
-    // Some are long, and land in pieces.
-    // Some are so long that few of them have room in the first part of a heap.
+    // Some are long, and land in pieces; of the longest, few fit into the first part of a heap.
     let entries = match actor.random.between(0, 15) {
         0..4 => actor.random.between(20, 150),
         4 => actor.random.between(300, 1000),
@@ -354,7 +350,7 @@ async fn swap(actor: &mut Actor, key: Key, only: Only) {
     begun.end(actor, found, |found| Operation::Swap { new, only, lapse, found: Some(found) });
 }
 
-/// What was told to expire does so in time, if it is known when that began.
+/// Bounds the expiry, if its start is known.
 fn end_lapse<T>(
     actor: &Actor,
     key: Key,

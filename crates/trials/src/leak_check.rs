@@ -1,4 +1,4 @@
-//! The leak check: when all has come to rest, nothing is left of what sessions made and gave up.
+//! The leak check: after all sessions have ended, nothing that they created is left.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,22 +11,22 @@ use crate::peace::HEALING_LEASES;
 use crate::regions;
 use crate::{apart, barriers, giving_up::before, kv, locks, log, rights, watches, words};
 
-/// How many leases it may take until all is as it should be: deaths must be noticed first.
+/// Leases until everything must be freed: deaths must be noticed first.
 const PATIENCE_LEASES: u32 = 40;
-/// How often it is looked.
+/// Interval between checks.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// Ends what goes wrong, waits until all see each other, frees what is left of regions and locks, and looks for more.
+/// Ends all faults, waits until all nodes are connected, frees what is left of regions and locks, and checks for more.
 pub(crate) async fn run(harness: &Rc<Harness>) {
     harness.heal();
     let patience = harness.plan.lease() * PATIENCE_LEASES;
-    // What is waited for.
+    // What the check waits for.
     let open = RefCell::new("a node that is not up".to_owned());
     let counted = async {
         all_up(harness).await;
         open.replace("a node that another does not see".to_owned());
         all_seen(harness).await;
-        // Who was not heard before all was healed may be missed a little later.
+        // A node that was not heard before the healing may be given up a little later.
         harness.world.sleep(None, harness.plan.lease() * HEALING_LEASES).await;
         all_up(harness).await;
         all_seen(harness).await;
@@ -39,7 +39,7 @@ pub(crate) async fn run(harness: &Rc<Harness>) {
         for node in 0..harness.nodes() {
             count_calls(harness, node, &open).await;
         }
-        // A node that the directory does not see cannot tell it that a name is free.
+        // A node that is not connected cannot report a free name to the directory.
         if harness.is_undisturbed() {
             take_names(harness, &driven.session(), &open).await;
         }
@@ -48,11 +48,11 @@ pub(crate) async fn run(harness: &Rc<Harness>) {
         let left = open.take();
         harness
             .judge
-            .violated(format!("{patience:?} after all sessions have ended, something is left: {left}"));
+            .violated(format!("{patience:?} after the end of all sessions, something is left: {left}"));
     }
 }
 
-/// Waits until all nodes are up, and starts those that nobody else will.
+/// Waits until all nodes are up; starts those that no fault will start.
 async fn all_up(harness: &Rc<Harness>) {
     while !(0..harness.nodes()).all(|node| harness.is_up(node)) && harness.judge.is_content() {
         harness.revive_the_killed();
@@ -60,7 +60,7 @@ async fn all_up(harness: &Rc<Harness>) {
     }
 }
 
-/// Waits until all see each other: nodes that lost sight of each other are paired anew.
+/// Waits until all nodes are connected; nodes that lost each other are paired again.
 async fn all_seen(harness: &Rc<Harness>) {
     while (0..harness.nodes()).any(|node| is_unseen(harness, node)) && harness.judge.is_content() {
         harness.revive_the_killed();
@@ -68,7 +68,7 @@ async fn all_seen(harness: &Rc<Harness>) {
     }
 }
 
-/// Whether a node and another do not see each other.
+/// Whether a node lacks a connection.
 fn is_unseen(harness: &Harness, node: u32) -> bool {
     let mut others = (0..harness.nodes()).filter(|other| *other != node && harness.driven(*other).is_some());
     harness.driven(node).is_none()
@@ -81,13 +81,13 @@ fn region_names(harness: &Harness) -> impl Iterator<Item = String> {
 }
 
 async fn free_all(harness: &Harness, session: &Session) {
-    // Of two regions that were given one name while nobody saw both, one is called otherwise by now.
+    // Two regions that got one name during a partition: one of them was renamed since.
     let named = session.list().await.unwrap_or_default();
     let is_left = |name: &String| name.contains('@') || log::is_name(name) || kv::is_name(name);
     let left = named.into_iter().filter_map(|info| info.name).filter(is_left);
     for name in region_names(harness).chain(left) {
         while let Ok(lh) = session.map(&name, Permissions::MASTER).await {
-            // A process that was about to free it may be faster.
+            // The process that was about to free it may be faster.
             let _ = session.free(lh).await;
         }
     }
@@ -105,13 +105,13 @@ async fn count(harness: &Harness, session: &Session, open: &RefCell<String>) {
         match left(session).await {
             Some(left) if left.is_empty() => return,
             Some(left) => open.replace(left),
-            None => open.replace("what node 0 does not find out".to_owned()),
+            None => open.replace("the status of all nodes, which node 0 cannot get".to_owned()),
         };
         harness.world.sleep(None, 2 * LOOK).await;
     }
 }
 
-/// Waits until a node awaits no answers any more, and keeps none.
+/// Waits until a node awaits and keeps no answers.
 async fn count_calls(harness: &Harness, node: u32, open: &RefCell<String>) {
     for other in 0..harness.nodes() {
         loop {
@@ -129,7 +129,7 @@ async fn count_calls(harness: &Harness, node: u32, open: &RefCell<String>) {
     }
 }
 
-/// Waits until every name can be given to somebody else: one that leads nowhere stands in no list.
+/// Waits until every name can be given again: a leaked name is in no list.
 async fn take_names(harness: &Harness, session: &Session, open: &RefCell<String>) {
     for name in region_names(harness) {
         let lh = loop {
@@ -139,12 +139,12 @@ async fn take_names(harness: &Harness, session: &Session, open: &RefCell<String>
             };
             harness.world.sleep(None, 2 * LOOK).await;
         };
-        // Nobody else does anything any more.
+        // No other session works any more.
         let _ = session.free(lh).await;
     }
 }
 
-/// What is left, in words; nothing if all is clean, and `None` while somebody cannot be asked.
+/// Describes what is left; empty if nothing is, `None` if a node does not answer.
 async fn left(session: &Session) -> Option<String> {
     let all = session.status().await.ok()?;
     let dirty = all.iter().filter(|status| !is_clean(status)).map(|status| {

@@ -1,15 +1,15 @@
-//! Trials: whole clusters in simulated time, with sessions that do everything at once, faults, and a judge who
-//! knows what each may observe.
+//! Trials: whole clusters in simulated time, with sessions that use all operations at once, faults, and a judge that
+//! knows what each session may observe.
 //!
 //! ```text
 //!   Plan + seed ──> World (crate `sim`) ── hosts, links, faults
 //!                     │  one Driven node (crate `halite`, unchanged) per host
-//!                     │  sessions: actors that read, write, call, lock, ... and give up in the middle
+//!                     │  sessions: actors that read, write, call, lock, ... and are cancelled midway
 //!                     ▼
 //!                   Judge: models of regions, calls, locks, ... ──> Report, with a digest
 //! ```
 //!
-//! Everything follows from the plan and the seed: two runs have the same digest, on any machine.
+//! The plan and the seed determine everything: two runs have the same digest, on any machine.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! What a checker that is not ours says to what was done to one object: [`todc_utils::linearizability`], by Wing and
-//! Gong, with Lowe's memory.
+//! Checks histories of one object with an independent checker: [`todc_utils::linearizability`], the algorithm of Wing
+//! and Gong with Lowe's memoization.
 //!
-//! Its time grows with the square of a history's length, so that histories are cut wherever nothing was under way, and
-//! pieces that are long even so are left to what the judge knows otherwise.
+//! Its time grows with the square of a history's length.  So histories are cut wherever no operation was in progress,
+//! and longer pieces are left to the judge's other checks.
 
 pub mod chain;
 pub mod lock;
@@ -13,10 +13,10 @@ use todc_utils::linearizability::history::Action::{Call, Response};
 use todc_utils::linearizability::history::{Action, History};
 use todc_utils::specifications::Specification;
 
-/// The checker is not asked about longer pieces.
+/// Longest piece that is checked.
 const PIECE_MAX: usize = 48;
 
-/// When something was done.
+/// The time of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     /// When it began.
@@ -25,7 +25,7 @@ pub struct Span {
     pub end_ns: u64,
 }
 
-/// What was done, cut wherever nothing was under way; the order within each piece is kept.
+/// Cuts a history wherever no operation was in progress; keeps the order within each piece.
 pub(crate) fn pieces<T: Copy>(done: &[(Span, T)]) -> Vec<Vec<(Span, T)>> {
     let mut by_time: Vec<usize> = (0..done.len()).collect();
     by_time.sort_by_key(|index| done[*index].0.begin_ns);
@@ -46,20 +46,19 @@ pub(crate) fn pieces<T: Copy>(done: &[(Span, T)]) -> Vec<Vec<(Span, T)>> {
     pieces.into_iter().map(in_order).collect()
 }
 
-/// Whether there is an order for a piece, behind an operation that makes the object what it was `first`.
+/// Whether a piece is linearizable after `first`, which sets the object's state.
 pub(crate) fn has_order<S>(first: S::Operation, piece: &[(Span, S::Operation)]) -> bool
 where
     S: Specification<Operation: Copy>,
 {
     match piece {
-        // Most pieces, and there is one order only.
+        // Most pieces have one operation, and so one order.
         [(_, alone)] => S::apply(alone, &S::apply(&first, &S::init()).1).0,
         _ => piece.len() > PIECE_MAX || is_linearizable::<S>(first, piece),
     }
 }
 
-/// Whether there is an order for all that was done, however long the checker takes, behind an operation that makes the object what it
-/// was `first`.
+/// Whether a history is linearizable after `first`, which sets the object's state, however long the checker takes.
 pub fn is_linearizable<S>(first: S::Operation, done: &[(Span, S::Operation)]) -> bool
 where
     S: Specification<Operation: Copy>,
@@ -67,14 +66,14 @@ where
     WGLChecker::<S>::is_linearizable(history(first, done))
 }
 
-/// As the checker wants it; everything is a process of its own.
+/// Converts a history for the checker; each operation is a process of its own.
 fn history<T: Copy>(first: T, piece: &[(Span, T)]) -> History<T> {
     let mut entries: Vec<(u64, usize, Action<T>)> = Vec::new();
     for (index, (span, operation)) in piece.iter().enumerate() {
         entries.push((span.begin_ns, index + 1, Call(*operation)));
         entries.push((span.end_ns, index + 1, Response(*operation)));
     }
-    // What ends at an instant and what begins at it may have met.
+    // Of two operations, one that ends when the other begins overlaps it.
     entries.sort_by_key(|(time_ns, _, action)| (*time_ns, matches!(action, Response(_))));
     let entries = entries.into_iter().map(|(_, process, action)| (process, action));
     History::from_actions([(0, Call(first)), (0, Response(first))].into_iter().chain(entries).collect())

@@ -1,5 +1,5 @@
-//! Locks: taken, tried, waited for, kept, given up and lost by everybody; see [`ledger`] for what must hold, and [`data`]
-//! for what a holder does with the data that its lock protects.
+//! Locks: taken, tried, awaited, kept, released and lost.  [`ledger`] states what must hold, and [`data`] what a
+//! holder does with the data under its lock.
 
 mod data;
 mod history;
@@ -19,21 +19,20 @@ use data::{Data, Opened};
 use ledger::{Ledger, Scene, SessionRun};
 use stamps::Seen;
 
-/// How many names there are.
+/// Number of names.
 const NAMES: usize = 4;
-/// A session holds no more at a time.
+/// Most locks that a session holds.
 const HELD_MAX: usize = 2;
-/// Longest patience of who does not wait for ever.
+/// Longest timeout.
 const PATIENCE_US_MAX: u64 = 60;
 
-/// What is known of all locks.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     ledgers: [Ledger; NAMES],
     data: Data,
 }
 
-/// Looks at all that was done to locks, when nobody does anything any more.
+/// Checks the histories of all locks, after all sessions have ended.
 pub(crate) fn judge(harness: &Harness) {
     for (name, ledger) in harness.locks.borrow().ledgers.iter().enumerate() {
         harness.judge.expect(ledger.has_order(), || {
@@ -46,22 +45,22 @@ pub(crate) fn judge(harness: &Harness) {
 #[derive(Default)]
 pub(crate) struct Holdings {
     held: Vec<HeldLock>,
-    /// What they protect, as far as it is mapped.
+    /// The regions under the locks, as far as they are mapped.
     opened: [Option<Opened>; NAMES],
 }
 
 struct HeldLock {
     name: usize,
     token: u64,
-    /// `None` if the lock is kept without it.
+    /// `None` if the guard was dropped and the lock kept.
     guard: Option<Guard>,
-    /// It was being given up when that was given up itself: before it had begun, or after.
+    /// Its release was cancelled, before or after it began.
     is_doubtful: bool,
-    /// What it protects, as this session saw or left it, if that can be known.
+    /// The protected data, as this session read or left it, if known.
     seen: Option<Seen>,
 }
 
-/// Tells the judge when a session ends, in whichever way.
+/// Reports the end of a session when dropped.
 pub(crate) struct Presence {
     harness: Rc<Harness>,
     who: SessionRun,
@@ -84,7 +83,7 @@ fn who(actor: &Actor) -> SessionRun {
     SessionRun { node: actor.node, incarnation: actor.incarnation, session: actor.number }
 }
 
-/// All names that locks of a trial have.
+/// The names of a trial's locks.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES).map(text)
 }
@@ -93,7 +92,7 @@ fn text(name: usize) -> String {
     format!("l{name}")
 }
 
-/// A session that is told that it still holds a lock does: nobody else has taken it since.
+/// A session whose guard is valid holds the lock: no other session has taken it since.
 fn check_guards(actor: &Actor) {
     for held in &actor.locks.held {
         let kept = match &held.guard {
@@ -113,13 +112,13 @@ fn check_guards(actor: &Actor) {
         };
         let ledgers = &actor.harness.locks.borrow().ledgers;
         if is_kept && let Some(token) = ledgers[held.name].taken_after(held.token) {
-            let what = format!("is told that it holds it with token {}; {token} was given out", held.token);
+            let what = format!("still holds it with token {}, but {token} was granted", held.token);
             accuse(actor, held.name, actor.now_ns(), &what);
         }
     }
 }
 
-/// A node that leaves holds nothing any more, and what was perhaps given up may be.
+/// A node that leaves holds no lock; a cancelled release may have succeeded.
 fn is_explained_by_its_end(actor: &Actor, held: &HeldLock, cause: &LockCause) -> bool {
     match cause {
         LockCause::NotHeld => held.is_doubtful,
@@ -128,12 +127,11 @@ fn is_explained_by_its_end(actor: &Actor, held: &HeldLock, cause: &LockCause) ->
     }
 }
 
-/// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
     check_guards(actor);
     let held = actor.locks.held.len();
     match pick(&mut actor.random, if held == 0 { &[3, 3, 3, 0, 0, 0, 1] } else { &[0, 2, 2, 9, 1, 9, 1] }) {
-        // SessionRun holds one waits for no other for ever, or all would.
+        // A session that holds a lock does not wait for another one without limit, which could deadlock.
         0 => take(actor, Patience::Endless).await,
         1 if held < HELD_MAX => take(actor, Patience::None).await,
         2 if held < HELD_MAX => {
@@ -142,12 +140,12 @@ pub(crate) async fn act(actor: &mut Actor) {
         }
         4 => take_again(actor).await,
         5 => work(actor).await,
-        6 => give_up_another_ones(actor).await,
+        6 => release_unheld(actor).await,
         _ => release(actor).await,
     }
 }
 
-/// Works with what a lock protects that it holds for sure.
+/// Works with the data under a lock that the session holds for certain.
 async fn work(actor: &mut Actor) {
     let index = actor.random.index(actor.locks.held.len());
     if !actor.locks.held[index].is_doubtful {
@@ -155,7 +153,7 @@ async fn work(actor: &mut Actor) {
     }
 }
 
-/// Gives up what the session holds.
+/// Releases the locks of the session.
 pub(crate) async fn finish(actor: &mut Actor) {
     while !actor.locks.held.is_empty() {
         release(actor).await;
@@ -181,7 +179,9 @@ async fn take(actor: &mut Actor, patience: Patience) {
     actor.harness.locks.borrow_mut().ledgers[name].begin(who(actor), begin_ns, waits);
     let taken = match patience {
         Patience::None => actor.attempt("try to lock", session.try_lock(&text)).await,
-        Patience::For(timeout) => actor.attempt("lock in time", session.lock_within(&text, timeout)).await,
+        Patience::For(timeout) => {
+            actor.attempt("lock with a deadline", session.lock_within(&text, timeout)).await
+        }
         Patience::Endless => actor.attempt("lock", session.lock(&text)).await,
     };
     match taken {
@@ -223,16 +223,20 @@ fn refused(
         (LockCause::Timeout, Patience::For(timeout)) => {
             actor.harness.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns());
             let is_over = u128::from(waited_ns) >= timeout.as_nanos();
-            if is_over { Ok(()) } else { Err(format!("its time is {timeout:?}, not {waited_ns} ns")) }
+            if is_over {
+                Ok(())
+            } else {
+                Err(format!("it timed out after {waited_ns} ns instead of {timeout:?}"))
+            }
         }
         (cause, _) => {
             actor.harness.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns());
-            if is_explained(actor, cause) { Ok(()) } else { Err("there is no reason".to_owned()) }
+            if is_explained(actor, cause) { Ok(()) } else { Err("without a reason".to_owned()) }
         }
     }
 }
 
-/// Whether what goes wrong in this trial explains an error, whatever was attempted.
+/// Whether a fault of this trial explains the error.
 fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
     match cause {
         LockCause::PeerDown(_) => !actor.harness.is_undisturbed(),
@@ -249,7 +253,7 @@ fn is_explained_by(actor: &Actor, cause: &RegionCause) -> bool {
     }
 }
 
-/// A session cannot take what it holds, whatever has become of it since.
+/// A session cannot take a lock that it holds, even if it has lost it since.
 async fn take_again(actor: &mut Actor) {
     let Some(held) = actor.locks.held.iter().find(|held| !held.is_doubtful) else { return };
     let (name, session) = (held.name, actor.session.clone());
@@ -262,12 +266,12 @@ async fn take_again(actor: &mut Actor) {
         }
     };
     if !is_right {
-        accuse(actor, name, actor.now_ns(), &format!("tried it while holding it: {result:?}"));
+        accuse(actor, name, actor.now_ns(), &format!("took a lock that it holds: {result:?}"));
     }
 }
 
-/// Says that it gives up what it does not hold, which perhaps a sibling does.
-async fn give_up_another_ones(actor: &mut Actor) {
+/// Releases a lock that this session does not hold, though perhaps another one does.
+async fn release_unheld(actor: &mut Actor) {
     let name = actor.random.index(NAMES);
     if actor.locks.held.iter().any(|held| held.name == name) {
         return;
@@ -275,9 +279,9 @@ async fn give_up_another_ones(actor: &mut Actor) {
     let (begin_ns, session) = (actor.now_ns(), actor.session.clone());
     let Some(driven) = actor.harness.driven(actor.node) else { return };
     let text = text(name);
-    let result = actor.attempt("unlock another one's", driven.unlock_unheld(&session, &text)).await;
+    let result = actor.attempt("unlock another's", driven.unlock_unheld(&session, &text)).await;
     match result {
-        Some(Ok(())) => accuse(actor, name, begin_ns, "gave it up without holding it"),
+        Some(Ok(())) => accuse(actor, name, begin_ns, "released it without holding it"),
         Some(Err(error)) if error.cause != LockCause::NotHeld && !is_explained(actor, &error.cause) => {
             accuse(actor, name, begin_ns, &format!("{error}, without a reason"));
         }
@@ -333,7 +337,7 @@ fn released(
             let verdict = match is_lost || is_explained(actor, &error.cause) {
                 true if is_lost && is_doubtful => Ok(()),
                 true => lost,
-                false => Err("there is no reason".to_owned()),
+                false => Err("without a reason".to_owned()),
             };
             verdict.unwrap_or_else(|why| accuse(actor, name, begin_ns, &format!("{error}: {why}")));
         }

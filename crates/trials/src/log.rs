@@ -1,4 +1,4 @@
-//! The log of `halite-apps`: several append, follow and trim; see [`ledger`] for what must hold.
+//! The log of `halite-apps`: sessions append, follow and trim.  [`ledger`] states what must hold.
 
 mod ledger;
 mod records;
@@ -15,30 +15,29 @@ use crate::judge::is_of_trouble;
 pub(crate) use ledger::Logs;
 use ledger::{Outcome, Reader};
 
-/// How many logs there are at a time.
+/// Number of logs at a time.
 const LOGS: usize = 2;
-/// Small slots and short segments: most records take several, and segments are made and freed all the time.
+/// Small slots and short segments: most records take several slots, and segments are often created and freed.
 const SLOT_BYTES: u64 = 32;
 const SEGMENT_SLOTS: u64 = 16;
-/// Slots that a writer reserves at a time, at most.
+/// Most slots that a writer reserves at a time.
 const BATCH_MAX: u64 = 4;
-/// After how long, twice, a follower skips what nobody has settled: about as long as an append takes, so that both happen.
+/// Twice this time after which a follower skips an unsettled slot: about the time of an append, so that both happen.
 const PATIENCE_NS_MAX: u64 = 20_000;
-/// Of so many numbers of records, one begins a call that appends several, and how many.
+/// One token in so many begins a call that appends several records; and their number.
 const EACH_ONE_OF: u64 = 8;
 const EACH: usize = 3;
-/// A follower that polls so often after the last append has come to the end, each time with its patience between.
+/// Polls after the last append that bring a follower to the end, with pauses between.
 const POLLS_MAX: u64 = 400;
 
-/// The logs that a session has open.
 #[derive(Default)]
 pub(crate) struct Holdings {
-    /// As which it acts here.
+    /// Session of the log's user.
     session: Option<Session>,
     held: [Option<OpenLog>; LOGS],
 }
 
-/// An open log: a writer, a follower and a cleaner, each with a view of its own.
+/// An open log: a writer, a follower and a cleaner, each with its own view.
 struct OpenLog {
     life: usize,
     session: Session,
@@ -48,13 +47,12 @@ struct OpenLog {
     reader: Reader,
 }
 
-/// Looks at all that was appended and read, when nobody does anything any more.
+/// Checks all appends and reads, after all sessions have ended.
 pub(crate) fn judge(harness: &Harness) {
     let logs = harness.logs.borrow();
     logs.judge(harness).unwrap_or_else(|why| harness.judge.violated(why));
 }
 
-/// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
     let number = actor.random.index(LOGS);
     let Some(mut held) = actor.log.held[number].take() else { return open(actor, number).await };
@@ -64,13 +62,13 @@ pub(crate) async fn act(actor: &mut Actor) {
         2 => trim(actor, &mut held).await,
         _ => follow_anew(actor, &mut held).await,
     };
-    // A log that was lost to this session is opened anew.
+    // A log that failed is opened again.
     if done.is_ok() {
         actor.log.held[number] = Some(held);
     }
 }
 
-/// Follows to the end all logs that the session has open: nothing that was appended and no reservation stops it.
+/// Follows all open logs to the end: no record and no reservation may stop the follower.
 pub(crate) async fn finish(actor: &mut Actor) {
     let Holdings { held, session } = std::mem::take(&mut actor.log);
     for mut held in held.into_iter().flatten() {
@@ -85,7 +83,7 @@ pub(crate) async fn finish(actor: &mut Actor) {
         }
         let (position, begin_ns) = (held.follower.position(), actor.now_ns());
         let has_come = position >= end || !actor.harness.is_undisturbed();
-        actor.expect(has_come, begin_ns, format_args!("a follower stays at {position} of {end}"));
+        actor.expect(has_come, begin_ns, format_args!("a follower stops at {position} of {end}"));
     }
     drop(session);
 }
@@ -98,7 +96,7 @@ async fn open(actor: &mut Actor, number: usize) {
     };
     if actor.log.session.is_none() {
         let Some(driven) = actor.harness.driven(actor.node) else { return };
-        // All are the same user's, since a cleaner must be a master of what others have made.
+        // All act as one user, since a cleaner must be a master of others' segments.
         actor.log.session = Some(driven.session_of(PRINCIPALS[0]).expect("the name is a good one"));
     }
     let session = actor.log.session.clone().expect("it is there by now");
@@ -148,7 +146,7 @@ async fn open(actor: &mut Actor, number: usize) {
     }
 }
 
-/// Whether an error is one that sessions hear where something goes wrong.
+/// Whether a fault may cause this error.
 fn is_of_trouble_of(actor: &Actor, error: &LogError) -> bool {
     match error {
         LogError::Full { .. } => true,
@@ -167,7 +165,7 @@ fn is_of_trouble_of(actor: &Actor, error: &LogError) -> bool {
     }
 }
 
-/// What becomes of a log after an error: `Err` if it is opened anew.
+/// Returns `Err` if the log must be opened again.
 fn go_on_after(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), ()> {
     actor.expect_reason(is_of_trouble_of(actor, error), begin_ns, error);
     match error {
@@ -202,7 +200,7 @@ async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
             Ok(())
         }
         Some(Err(error)) => {
-            // As its documentation says: after an error of access it may be there, and after another one it is not.
+            // As documented: after an access error the record may exist; after other errors it does not.
             if !matches!(error, LogError::Access(_)) {
                 append_is_not_done(actor, held, token);
             }
@@ -212,7 +210,7 @@ async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     }
 }
 
-/// Appends some records by one call, each of which is visible by itself.
+/// Appends some records by one call; each becomes visible separately.
 async fn append_each(actor: &mut Actor, held: &mut OpenLog, first: (u64, Vec<u8>)) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
     let mut records = vec![first];
@@ -220,7 +218,7 @@ async fn append_each(actor: &mut Actor, held: &mut OpenLog, first: (u64, Vec<u8>
         let token = append_begins(actor, held);
         match <[Vec<u8>; 1]>::try_from(records::of(token)) {
             Ok([alone]) => records.push((token, alone)),
-            // It would be a transaction.
+            // This token is a transaction.
             Err(_) => append_is_not_done(actor, held, token),
         }
     }
@@ -232,7 +230,7 @@ async fn append_each(actor: &mut Actor, held: &mut OpenLog, first: (u64, Vec<u8>
         append_is_done(actor, held, begin_ns, *token, *position).await;
     }
     let Some(Err(error)) = appended else { return Ok(()) };
-    // As its documentation says: after an error of access one more may be there.
+    // As documented: after an access error, one more record may exist.
     let maybe = usize::from(matches!(error, LogError::Access(_)));
     for (token, _) in &records[(positions.len() + maybe).min(EACH)..] {
         append_is_not_done(actor, held, *token);
@@ -259,7 +257,7 @@ fn append_is_not_done(actor: &Actor, held: &OpenLog, token: u64) {
     told.unwrap_or_else(|why| actor.harness.judge.violated(why));
 }
 
-/// Finds out with which node a segment goes.
+/// Records the node that holds a segment.
 async fn note_home(actor: &Actor, held: &OpenLog, segment: u64) {
     if actor.harness.logs.borrow().knows_home(held.life, segment) {
         return;
@@ -267,14 +265,14 @@ async fn note_home(actor: &Actor, held: &OpenLog, segment: u64) {
     let name = format!("{}/{segment}", ledger::name_of(held.life));
     let before = lives(&actor.harness);
     let found = held.session.stat(&name).await;
-    // Where somebody is gone, what is found may have been made in place of the segment that the record is in.
+    // If a node is gone, this may be a replacement of the record's segment.
     let is_the_same = before.is_some() && before == lives(&actor.harness);
     let home =
         found.ok().filter(|_| is_the_same).map(|info| (info.home.0, actor.harness.incarnation(info.home.0)));
     actor.harness.logs.borrow_mut().note_home(held.life, segment, home);
 }
 
-/// The lives of all nodes, if all are there and nobody may take one for dead.
+/// The incarnations of all nodes, if all are up and none may be taken for dead.
 fn lives(harness: &Harness) -> Option<Vec<u32>> {
     let is_well = |node: &u32| harness.is_up(*node) && !harness.was_isolated(*node);
     (0..harness.nodes()).map(|node| is_well(&node).then(|| harness.incarnation(node))).collect()
@@ -289,19 +287,23 @@ async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
         taken.borrow_mut().push((entry.position, entry.records().map(<[u8]>::to_vec).collect::<Vec<_>>()));
     });
     let polled = actor.attempt("follow a log", polling).await;
-    // What was handed over is read, whatever came then.
+    // Records that the callback got are read, despite an error.
     let to = held.follower.position();
     let told = held.reader.passed(from..to, &taken.into_inner());
     told.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
     match polled {
         Some(Ok(0)) => {
             let is_there = is_there && actor.harness.is_calm_since(begin_ns);
-            actor.expect(!is_there, begin_ns, format_args!("what was appended at {from} before is not seen"));
+            actor.expect(!is_there, begin_ns, format_args!("the record appended at {from} is not visible"));
             Ok(())
         }
         Some(Err(LogError::Trimmed { first })) => {
             let trimmed = actor.harness.logs.borrow().trimmed(held.life);
-            actor.expect(first <= trimmed, begin_ns, format_args!("{first} is the first, of {trimmed}"));
+            actor.expect(
+                first <= trimmed,
+                begin_ns,
+                format_args!("the log begins at {first}, but was trimmed to {trimmed}"),
+            );
             held.follower.skip_to(first);
             held.reader.skipped_to(first);
             Ok(())
@@ -317,7 +319,7 @@ async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     }
 }
 
-/// Frees what all who read have passed.
+/// Frees the segments that all readers have passed.
 async fn trim(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
     let position = actor.harness.logs.borrow_mut().trim_begins(held.life);
@@ -328,13 +330,13 @@ async fn trim(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     }
 }
 
-/// Another follower takes the place of this one.
+/// Replaces the follower by another one.
 async fn follow_anew(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
     let (session, name) = (held.session.clone(), ledger::name_of(held.life));
     let patience_ns = actor.random.between(PATIENCE_NS_MAX / 8, PATIENCE_NS_MAX);
     let opening = async { Follower::from_start(Log::open(&session, &name).await?).await };
-    match actor.attempt("follow a log anew", opening).await {
+    match actor.attempt("follow a log again", opening).await {
         Some(Ok(follower)) => {
             held.follower = follower.with_patience(patience_ns);
             held.reader = Reader::new(&actor.harness, held.life, held.follower.position());
@@ -345,7 +347,7 @@ async fn follow_anew(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     }
 }
 
-/// Whether a region is one of a log.
+/// Whether a region belongs to a log.
 pub(crate) fn is_name(name: &str) -> bool {
     name.starts_with(ledger::PREFIX)
 }

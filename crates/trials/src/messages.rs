@@ -1,5 +1,4 @@
-//! Messages: sent by many to the port of each node, whose receiver is now and then slow; see [`ledger`] for what must
-//! hold.
+//! Messages: sent to the port of each node, whose receiver is sometimes slow.  [`ledger`] states what must hold.
 
 mod ledger;
 
@@ -15,16 +14,15 @@ use crate::harness::{Harness, PRINCIPALS};
 use ledger::{Ledger, Load, Path};
 
 const PORT: Port = Port(5);
-/// Most messages that wait in a port's queue.
+/// Most messages in a port's queue.
 const QUEUED_MAX: usize = 6;
 /// Most messages that a session publishes at a time.
 const PUBLISHED_MAX: u64 = 100;
-/// Longest pause of a receiver that is slow.
+/// Longest pause of a slow receiver.
 const SLOW_US_MAX: u64 = 60;
-/// Bytes before those that only fill.
+/// Bytes before the filler.
 const HEAD_BYTES: usize = 5 * 4 + 8;
 
-/// What is known of all messages.
 #[derive(Debug, Default)]
 pub(crate) struct Messages {
     ledger: Ledger,
@@ -49,12 +47,12 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     harness.world.spawn(Some(receiver.host), name, receiver.work());
 }
 
-/// Looks whether all that was sent has come, when nobody sends any more.
+/// Checks that all messages have arrived, after all sessions have ended.
 pub(crate) fn judge(harness: &Harness) {
     let is_there = |(node, incarnation)| harness.is_up(node) && harness.incarnation(node) == incarnation;
     let missing = harness.messages.borrow().ledger.missing(is_there);
     if let Some((path, number)) = missing.filter(|_| harness.is_undisturbed()) {
-        harness.judge.violated(format!("message {number} of {path:?} was sent, and never came"));
+        harness.judge.violated(format!("message {number} of {path:?} was sent, but never arrived"));
     }
 }
 
@@ -72,10 +70,10 @@ impl Receiver {
         let per_mille = self.harness.plan.work.given_up_per_mille;
         loop {
             let next = self.mailbox.recv();
-            match giving_up::or_give_up(&world, self.host, &mut self.random, per_mille, next).await {
+            match giving_up::or_cancel(&world, self.host, &mut self.random, per_mille, next).await {
                 Some(Ok(message)) => self.receive(&message),
                 Some(Err(_)) => return,
-                // A receiver that gives up its wait loses no message.
+                // A cancelled wait loses no message.
                 None => {}
             }
             if self.random.chance(1, 8) && self.harness.goes_on() {
@@ -95,7 +93,7 @@ impl Receiver {
                 let came = came.map_err(|why| format!("message {number} of {path:?}: {why}"));
                 if is_right { came } else { Err(format!("{path:?} came from {:?}", message.node)) }
             }
-            None => Err("its bytes are not those that were sent".to_owned()),
+            None => Err("its bytes differ from those that were sent".to_owned()),
         };
         verdict.unwrap_or_else(|why| {
             self.harness.judge.violated(format!("at {:?} (node, life): {why}", self.at))
@@ -103,7 +101,6 @@ impl Receiver {
     }
 }
 
-/// Sends a message.
 pub(crate) async fn act(actor: &mut Actor) {
     let to = actor.random.below(actor.harness.nodes().into()) as u32;
     let path =
@@ -158,7 +155,7 @@ pub(crate) async fn publish(actor: &mut Actor) {
         match actor.attempt("publish", sender.send(&bytes)).await {
             Some(Ok(())) => begun.push(number),
             Some(Err(error)) => errors.push(error),
-            // What is under way goes on.
+            // The message goes on.
             None => {}
         }
         if actor.random.chance(1, 4) {
@@ -170,7 +167,7 @@ pub(crate) async fn publish(actor: &mut Actor) {
         match actor.attempt("flush", sender.flush()).await {
             Some(Ok(())) => break,
             Some(Err(error)) => errors.push(error),
-            // Dropped with messages under way, of which nothing is known.
+            // Dropped with outstanding messages, whose fate is unknown.
             None => return,
         }
     }
@@ -180,7 +177,7 @@ pub(crate) async fn publish(actor: &mut Actor) {
         begun.into_iter().for_each(|number| ledger.sent(path, incarnation, number));
         return;
     }
-    // Which of them failed is not told, and why does not depend on that.
+    // The call does not report which of them failed; the reason does not depend on that.
     for error in errors {
         let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed);
         if !is_down {
@@ -191,7 +188,7 @@ pub(crate) async fn publish(actor: &mut Actor) {
     }
 }
 
-/// Room may be kept for others, who are told to send again.
+/// Places may be reserved for other senders, which are told to send again.
 fn may_be_full(actor: &Actor, path: Path, before: Load) -> bool {
     actor.harness.messages.borrow().ledger.others_since(path, before) >= QUEUED_MAX as u64
 }
@@ -208,25 +205,25 @@ fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendE
     };
     let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed);
     if error.may_have_arrived && !is_down {
-        return Err("it cannot have been received".to_owned());
+        return Err("it cannot have arrived".to_owned());
     }
     if !is_down {
-        // Otherwise room may be kept for it, until its port hears that it will not come.
+        // Otherwise a place may be reserved for it until its port hears that it will not come.
         ledger.unload(path);
     }
     if !error.may_have_arrived {
         ledger.denied(path, number)?;
     }
-    if is_explained { Ok(()) } else { Err("there is no reason".to_owned()) }
+    if is_explained { Ok(()) } else { Err("without a reason".to_owned()) }
 }
 
-/// Lengths that travel in a ring, or are fetched.
+/// Lengths that fit into a ring, or are fetched.
 fn some_len(actor: &mut Actor) -> usize {
     let most = [64, 1000, 4000, 30_000][pick(&mut actor.random, &[10, 5, 2, 1])];
     HEAD_BYTES + actor.random.index(most)
 }
 
-/// A message; what it is about, and bytes that follow from that.
+/// A message: a head, and filler that derives from it.
 fn emit(path: Path, number: u64, principal: u32, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     for field in [path.from.0, path.from.1, path.from.2, path.to.0, path.to.1 << 8 | principal] {
@@ -240,7 +237,7 @@ fn emit(path: Path, number: u64, principal: u32, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The path, the number and the principal's index; `None` if it is not as it was sent.
+/// The path, the number and the principal's index; `None` if the message is damaged.
 fn parse(bytes: &[u8]) -> Option<(Path, u64, u32)> {
     let field =
         |at: usize| bytes.get(4 * at..4 * at + 4).map(|it| u32::from_le_bytes(it.try_into().expect("4")));

@@ -1,11 +1,11 @@
-//! No memory belongs to two regions at once, whatever a node believes: what one node may still touch is nobody else's.
+//! No memory belongs to two regions at once, even in the view of stale nodes.
 //!
-//! That shows memory that is given out too early at once, and not only when somebody writes there and another reads.
+//! This finds memory that is reused too early at once, and not only when accesses collide.
 
 use crate::harness::Harness;
 
-/// Looks at all nodes whose processes are there, also at those that are stopped.  A node that is cut off touches nothing any more,
-/// whatever it believes; where adapters do that, nodes hear of it late.
+/// Checks all nodes whose processes exist, also stopped ones.  A node that is cut off cannot access memory, whatever
+/// its view is; where adapters cut it off, it learns of that late.
 pub(crate) fn judge(harness: &Harness) {
     if !harness.deaths_are_told() {
         return;
@@ -19,7 +19,7 @@ pub(crate) fn judge(harness: &Harness) {
         touched.extend(reached.map(|(region, at)| (at.owner, at.key, at.offset, at.len, region, node)));
     }
     touched.sort_unstable();
-    // The piece that reaches furthest of those before, in its segment.
+    // The earlier piece of the segment with the highest end.
     let Some(mut furthest) = touched.first().copied() else { return };
     for piece in touched.into_iter().skip(1) {
         let (owner, key, offset, len, region, node) = piece;
@@ -27,8 +27,8 @@ pub(crate) fn judge(harness: &Harness) {
         let is_same_segment = (owner, key) == (its_owner, its_key);
         harness.judge.expect(!is_same_segment || offset >= its_offset + its_len || region == its_region, || {
             format!(
-                "node {node} takes {len} bytes at {offset} of node {} for some of region {region}, and node {its_node} takes \
-                 {its_len} bytes at {its_offset} for some of region {its_region}",
+                "node {node} maps {len} bytes at {offset} of node {} as part of region {region}, and node {its_node} maps \
+                 {its_len} bytes at {its_offset} as part of region {its_region}",
                 owner.node
             )
         });

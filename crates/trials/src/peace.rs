@@ -1,7 +1,7 @@
-//! Peace: two leases after all that went wrong between nodes is over, everything works that has not died.
+//! Peace: two leases after the last fault between nodes, everything that lives works.
 //!
-//! All nodes see each other, every region is found whose nodes live, under its name or as
-//! `NAME@NODE`, and no operation fails that is begun then.  Where processes share memory, who was out of sight was killed.
+//! All nodes are connected, every region whose nodes live is found under its name or as `NAME@NODE`, and no operation
+//! that begins then fails.  Where processes share memory, nodes that were cut off have been killed.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use halite::RegionCause;
 use crate::harness::Harness;
 use crate::regions;
 
-/// A lease until somebody is missed, and another until the two are paired anew.
+/// One lease until a node is missed, and another until the two are paired again.
 pub(crate) const HEALING_LEASES: u32 = 2;
 
 impl Harness {
@@ -19,41 +19,40 @@ impl Harness {
         (self.plan.lease() * HEALING_LEASES).as_nanos() as u64
     }
 
-    /// Since when there is peace, if there is.
+    /// Start of the peace, if there is peace now.
     fn peace_since_ns(&self) -> Option<u64> {
         let is_whole = (0..self.nodes()).all(|node| self.is_well(node)) && !self.has_disturbed_links();
         let since_ns = self.last_trouble_ns() + self.healing_ns();
         (is_whole && self.is_mended_soon() && since_ns <= self.world.now_ns()).then_some(since_ns)
     }
 
-    /// Whether what began then, and ends now, was done in peace.
+    /// Whether an operation that began then and ends now had peace.
     pub(crate) fn was_peace_since(&self, begin_ns: u64) -> bool {
         self.peace_since_ns().is_some_and(|since_ns| since_ns <= begin_ns)
     }
 
-    /// Whether nodes that do not hear each other live all the same, each on a host of its own, and who is dialled in vain is soon
-    /// dialled again.
+    /// Whether nodes that lose each other live on, each on a host of its own, and are dialled again soon.
     pub(crate) fn is_mended_soon(&self) -> bool {
         let is_soon = self.plan.dial_us.is_some_and(|dial_us| dial_us <= self.plan.lease_us / 2);
         self.cut_off_is_by_adapters && self.plan.hosts.is_none() && is_soon
     }
 }
 
-/// Looks at all nodes, again and again, until the trial closes.
+/// Checks all nodes repeatedly until the trial ends.
 pub(crate) async fn keep(harness: Rc<Harness>) {
-    let mut looked_ns = None;
+    let mut checked_ns = None;
     while harness.goes_on() {
         harness.world.sleep(None, harness.plan.lease() / 4).await;
-        look_at_nodes(&harness);
+        check_nodes(&harness);
         let since_ns = harness.peace_since_ns();
-        if since_ns.is_some() && since_ns != looked_ns {
-            looked_ns = since_ns;
-            look_at_regions(&harness).await;
+        if since_ns.is_some() && since_ns != checked_ns {
+            checked_ns = since_ns;
+            check_regions(&harness).await;
         }
     }
 }
 
-fn look_at_nodes(harness: &Harness) {
+fn check_nodes(harness: &Harness) {
     if harness.peace_since_ns().is_none() {
         return;
     }
@@ -62,25 +61,25 @@ fn look_at_nodes(harness: &Harness) {
     {
         harness.judge.expect(harness.does_see(one, other), || {
             format!(
-                "node {one} does not see node {other}, and nothing has gone wrong for {HEALING_LEASES} leases"
+                "node {one} is not connected to node {other}, {HEALING_LEASES} leases after the last fault"
             )
         });
     }
 }
 
-/// Every region is there all of whose nodes live.
-async fn look_at_regions(harness: &Harness) {
+/// Checks that every region whose nodes live can be found.
+async fn check_regions(harness: &Harness) {
     let begin_ns = harness.world.now_ns();
     for kept in regions::kept(harness) {
         let found = kept.find(harness).await;
         let is_still_due = harness.was_peace_since(begin_ns) && kept.is_kept(harness);
         harness.judge.expect(found.is_ok() || !is_still_due, || {
-            format!("from {begin_ns} ns, in peace, {kept} is not reached: {}", found.expect_err("it is not"))
+            format!("from {begin_ns} ns, in peace, {kept} is unreachable: {}", found.expect_err("it is not"))
         });
     }
 }
 
-/// Whether an operation that fails for that says that somebody is not reached.
+/// Whether the error reports an unreachable node.
 pub(crate) fn is_of_distance(cause: &RegionCause) -> bool {
     matches!(
         cause,
@@ -92,7 +91,7 @@ pub(crate) fn is_of_distance(cause: &RegionCause) -> bool {
     )
 }
 
-/// Waits until there is peace, and then for so long.
+/// Waits for peace, and then for `long`.
 pub(crate) async fn wait_for_truce(harness: &Harness, long: Duration) {
     while harness.goes_on() && harness.peace_since_ns().is_none() {
         harness.world.sleep(None, harness.plan.lease() / 4).await;

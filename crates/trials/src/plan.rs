@@ -1,4 +1,4 @@
-//! Plans: what a trial consists of, as TOML.
+//! Plans: the parameters of a trial, as TOML.
 
 use std::time::Duration;
 
@@ -16,76 +16,77 @@ use crate::harness::ARENA_BYTES;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// What people call it.
+    /// Name of the plan.
     pub name: String,
-    /// How many nodes there are, from 1 to 1000.
+    /// Number of nodes, from 1 to 1000.
     pub nodes: u32,
-    /// Up to so many nodes are connected each to each; of more, each to the first and to those that it uses.
+    /// Largest cluster with a full mesh of connections; in larger ones, a node connects to the first node, and to
+    /// others on first use.
     #[serde(default = "defaults::full_mesh_nodes_max")]
     pub full_mesh_nodes_max: u32,
-    /// Whether a joining node dials node 0 alone, which announces the others, as between hosts; else it dials every member.
+    /// Whether a joining node dials only node 0, which announces the others, as between hosts; otherwise it dials
+    /// every member.
     #[serde(default)]
     pub joins_by_first: bool,
-    /// How many sessions each node has.
+    /// Sessions per node.
     #[serde(default = "defaults::sessions")]
     pub sessions: u32,
-    /// For how long they work, in microseconds of simulated time.
+    /// Simulated time for which they work, in microseconds.
     #[serde(default = "defaults::duration_us")]
     pub duration_us: u64,
-    /// How long a silent node is taken to be alive, in microseconds.
+    /// Lease, in microseconds.
     #[serde(default = "defaults::lease_us")]
     pub lease_us: u64,
-    /// How long after another a node starts at most, in microseconds: all that it does time and again is so much later than the
-    /// same of the other.
+    /// Longest delay between the starts of two nodes, in microseconds; it also shifts their periodic work.
     #[serde(default)]
     pub start_gap_us: u64,
-    /// After how long a connection that nobody answers is given up, in microseconds; two leases if that is not said.
+    /// Timeout of a dial, in microseconds; two leases by default.
     #[serde(default)]
     pub dial_us: Option<u64>,
-    /// Bytes of the ring through which a node sends another its requests and messages: a power of two from 4096 to 2^30.
+    /// Bytes of the ring for requests and messages from one node to another: a power of two from 4096 to 2^30.
     #[serde(default = "defaults::ring_bytes")]
     pub ring_bytes: u64,
-    /// The hardware between nodes, or between hosts if several nodes stand on one: the name of a profile of the simulator.
+    /// Profile of the hardware between nodes, or between hosts if `hosts` is set.
     #[serde(default = "defaults::profile")]
     pub profile: String,
-    /// How nodes stand on hosts; each on one of its own if that is not said.
+    /// Placement of nodes on hosts; each on its own by default.
     #[serde(default)]
     pub hosts: Option<Hosts>,
-    /// What stands between the nodes of one host: the name of a profile, of processes that share memory.
+    /// Profile of the hardware between the nodes of one host: one whose processes share memory.
     #[serde(default)]
     pub host_profile: Option<String>,
-    /// How many work requests a connection takes before its queue is full, if not as many as in the profile.
+    /// Work requests that a connection's queue holds; the profile's number by default.
     #[serde(default)]
     pub queue_depth: Option<usize>,
-    /// How many bytes a link carries in a microsecond, if not as many as in the profile.
+    /// Bandwidth of a link in bytes per microsecond; the profile's by default.
     #[serde(default)]
     pub bandwidth_bytes_per_us: Option<u64>,
-    /// By how many bytes arenas grow, at least: a power of two, at most a quarter of the arena.
+    /// Smallest growth of an arena in bytes: a power of two, at most a quarter of the arena.
     #[serde(default = "defaults::segment_bytes")]
     pub segment_bytes: u64,
-    /// What sessions do, and how often.
+    /// Weights of operations.
     #[serde(default)]
     pub work: Work,
-    /// What goes wrong, and how often.
+    /// Weights of faults.
     #[serde(default)]
     pub faults: Faults,
 }
 
-/// How nodes stand on hosts.
+/// Placement of nodes on hosts.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(untagged)]
 pub enum Hosts {
-    /// On so many, to which they are dealt in turn.
+    /// Nodes are dealt to this many hosts in turn.
     Dealt(u32),
-    /// So many on each, in the order of their numbers.
+    /// Each host gets this many nodes, in the order of their numbers.
     Filled(Vec<u32>),
 }
 
-/// Weights: a session does each in proportion.
+/// Weights of operations.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Work {
-    /// Regions: made, mapped, read, written, moved, granted, freed.
+    /// Regions: allocated, mapped, read, written, moved, granted, freed.
     pub regions: u32,
     /// Atomics on shared words.
     pub words: u32,
@@ -99,64 +100,63 @@ pub struct Work {
     pub barriers: u32,
     /// Writes that notify watchers.
     pub watches: u32,
-    /// Rights that are taken away while they are used.
+    /// Permissions that are revoked while they are used.
     pub rights: u32,
-    /// Homes that lose sight of who maps their regions, while both see who holds the bytes.
+    /// Homes that lose the connection to a mapper, while both reach the node that holds the bytes.
     pub apart: u32,
-    /// The log of `halite-apps`: appended to, followed, trimmed.
+    /// The log of `halite-apps`: append, follow, trim.
     pub log: u32,
-    /// Its key-value store, of which each node serves one: read and changed.
+    /// The key-value store of `halite-apps`, one per node: reads and changes.
     pub kv: u32,
-    /// Messages of which several are published one after the other.
+    /// Published messages, several in sequence.
     pub published: u32,
-    /// How many accesses in a thousand touch many words.
+    /// Accesses per thousand that touch many words.
     pub long_per_mille: u32,
-    /// How many regions in a thousand are long: of many chunks, which lie on several nodes if the region is spread.
+    /// Regions per thousand that are long: of many chunks, which are on several nodes if the region is spread.
     pub long_regions_per_mille: u32,
-    /// How many calls a session has under way at most.
+    /// Most outstanding calls of a session.
     pub calls_posted_max: u32,
-    /// How often in a thousand times calls that are under way together are posted together, and handlers receive and answer
-    /// what waits together.
+    /// Calls per thousand that are posted, received and answered in batches.
     pub batches_per_mille: u32,
-    /// How long a session thinks between two operations at most, in microseconds.
+    /// Longest pause between two operations of a session, in microseconds.
     pub think_us_max: u64,
-    /// How many operations in a thousand are given up in the middle.
+    /// Operations per thousand that are cancelled midway.
     pub given_up_per_mille: u32,
 }
 
-/// Weights of what goes wrong, and how often anything does.
+/// Weights and frequency of faults.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Faults {
-    /// Microseconds between two faults, on average; 0 for none.
+    /// Mean time between two faults in microseconds; 0 for none.
     pub gap_us: u64,
-    /// A node dies, and comes back.
+    /// A node crashes, and restarts.
     pub crash: u32,
-    /// A node leaves in peace, and comes back.
+    /// A node leaves, and restarts.
     pub leave: u32,
-    /// A node stops, and goes on.
+    /// A node is stopped, and resumed.
     pub pause: u32,
-    /// Two nodes cannot reach each other for a while.
+    /// Two nodes lose both directions of their link for a while.
     pub partition: u32,
-    /// One node does not reach another for a while, but is reached by it.
+    /// Two nodes lose one direction of their link for a while.
     pub one_way: u32,
-    /// A link loses, repeats, reorders and damages packets for a while.
+    /// A link loses, duplicates, reorders and corrupts packets for a while.
     pub noise: u32,
     /// A node's clock runs fast or slow.
     pub drift: u32,
-    /// A host dies with all its nodes, of which nobody tells the others, and they come back.
+    /// A host crashes with all its nodes, without notice to others, and they restart.
     pub host_crash: u32,
-    /// A node that only one other sees is forgotten, and comes back in another incarnation.
+    /// A node that only one other node reaches is forgotten, and restarts in another incarnation.
     pub forget: u32,
-    /// How long something goes wrong at most, in hundredths of a lease.
+    /// Longest duration of a fault, in hundredths of a lease.
     pub long_percent: u32,
-    /// After so many microseconds nothing more goes wrong until there has been peace for two leases; 0 for never.
+    /// Faults pause after this many microseconds until there has been peace for two leases; 0 for never.
     pub spell_us: u64,
 }
 
-/// A minute: nothing in a trial takes longer.
+/// A minute, longer than any trial.
 const US_MAX: u64 = 60_000_000;
-/// So small that any sum of them is a number.
+/// Small enough that sums do not overflow.
 const WEIGHT_MAX: u32 = 1_000_000;
 
 mod defaults {
@@ -230,32 +230,32 @@ impl Default for Faults {
     }
 }
 
-/// Why a text is no plan.
+/// Why a text is not a plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// It is not TOML, or has other fields than a plan.
+    /// It is not TOML, or has unknown fields.
     #[error("cannot read the plan: {0}")]
     Toml(#[from] toml::de::Error),
-    /// A number that cannot be.
+    /// A number is out of range.
     #[error("cannot use plan {plan:?}: {what}")]
     Bad {
         /// The plan's name.
         plan: String,
-        /// Which number, and what it may be.
+        /// Which number, and its range.
         what: &'static str,
     },
-    /// None of the tree has that name.
-    #[error("there is no plan {name:?}; there are {}", Plan::names().collect::<Vec<_>>().join(", "))]
+    /// No built-in plan has that name.
+    #[error("there is no plan {name:?}; the plans are {}", Plan::names().collect::<Vec<_>>().join(", "))]
     Unknown {
-        /// What was asked for.
+        /// The requested name.
         name: String,
     },
-    /// There is no such profile.
+    /// The profile does not exist.
     #[error("cannot use plan {plan:?}: {source}")]
     Profile {
         /// The plan's name.
         plan: String,
-        /// Which are there.
+        /// The known profiles.
         source: ProfileError,
     },
 }
@@ -268,7 +268,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The same over other hardware, which stands between hosts if several nodes stand on one.
+    /// The same plan with another profile, between hosts if `hosts` is set.
     pub fn over(mut self, profile: &str) -> Result<Plan, PlanError> {
         profile.clone_into(&mut self.profile);
         self.check()?;
@@ -356,12 +356,12 @@ impl Plan {
         }
     }
 
-    /// The hardware between nodes, or between hosts if several nodes stand on one.
+    /// The hardware between nodes, or between hosts if `hosts` is set.
     pub fn profile(&self) -> Result<Profile, PlanError> {
         self.hardware(&self.profile)
     }
 
-    /// What stands between the nodes of one host, if several do.
+    /// The hardware between the nodes of one host.
     pub fn host_profile(&self) -> Result<Profile, PlanError> {
         self.hardware(self.host_profile.as_deref().unwrap_or("local"))
     }
@@ -416,7 +416,7 @@ impl Work {
 }
 
 impl Faults {
-    /// Whether connections end although both ends live.
+    /// Whether faults end connections of living nodes.
     pub(crate) fn break_links(&self) -> bool {
         self.gap_us > 0 && self.partition + self.one_way + self.noise + self.forget > 0
     }
@@ -433,7 +433,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_are_dealt_to_hosts_or_fill_one_after_the_other() {
+    fn nodes_are_dealt_to_hosts_or_fill_them_in_order() {
         let hosts = |said: &str| {
             let text = format!("name = 'x'\nnodes = 5\nprofile = 'rnic-100g'\n{said}");
             Plan::from_toml(&text).unwrap().hosts_of_nodes()
@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_cannot_be_is_refused_with_the_reason() {
+    fn an_invalid_plan_is_refused_with_the_reason() {
         let refusal = |text: &str| Plan::from_toml(text).unwrap_err().to_string();
         assert!(refusal("nodes = 3").contains("name"));
         assert!(refusal("name = 'x'\nnodes = 0").contains("nodes must be"));

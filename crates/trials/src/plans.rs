@@ -1,4 +1,4 @@
-//! The plans of the tree, which the program carries with it.
+//! The plans that the program contains.
 
 use crate::plan::{Plan, PlanError};
 
@@ -15,17 +15,16 @@ const PLANS: [(&str, &str); 10] = [
     ("big", include_str!("../../../plans/big.toml")),
 ];
 
-/// The plans of the tree.
 impl Plan {
-    /// Those of which thousands of seeds are walked: a trial takes some milliseconds.
+    /// Plans of which thousands of seeds are run: a trial takes some milliseconds.
     pub const SMALL: [&str; 7] = ["calm", "storm", "regions", "links", "adapters", "mixed", "torn"];
 
-    /// The names of all.
+    /// Returns the names of the built-in plans.
     pub fn names() -> impl Iterator<Item = &'static str> {
         PLANS.iter().map(|(name, _)| *name)
     }
 
-    /// The plan of that name.
+    /// Returns the built-in plan of that name.
     pub fn named(name: &str) -> Result<Plan, PlanError> {
         let found = PLANS.iter().find(|(known, _)| *known == name);
         let (_, text) = found.ok_or_else(|| PlanError::Unknown { name: name.to_owned() })?;

@@ -1,7 +1,7 @@
-//! Regions: made, mapped, read, written, filled, copied, moved, granted, revoked and freed by everybody at once.
+//! Regions: allocated, mapped, read, written, filled, copied, moved, granted, revoked and freed concurrently.
 //!
-//! What each operation may answer, and each word hold, follows from when the others began and ended; see [`lives`],
-//! [`words`] and [`rights`].
+//! The valid results of an operation, and the valid contents of a word, follow from the times of the other operations:
+//! see [`lives`], [`words`] and [`rights`].
 
 mod kept;
 mod lives;
@@ -22,14 +22,14 @@ use words::NEVER;
 
 use crate::actor::{Actor, pick};
 
-/// How many names there are.
+/// Number of names.
 const NAMES: u64 = 6;
-/// Most words of one access, and of a long one.
+/// Most words of an access, and of a long one.
 const WORDS_MAX: u64 = 16;
 const LONG_WORDS_MAX: u64 = 1200;
-/// So much later than an adapter has done an access its session may hear of that.
+/// Time after an adapter's access within which its session learns of it.
 pub(crate) const WORD_OF_SUCCESS_NS: u64 = 50_000;
-/// The first half of a copy.
+/// The read side of a copy.
 const COPY_FROM: &str = "copy from";
 
 /// The regions that a session has mapped.
@@ -42,13 +42,12 @@ pub(crate) struct Holdings {
 struct Holding {
     lh: Lh,
     life: LifeId,
-    /// What it was mapped for.
+    /// Permissions of the mapping.
     wanted: Permissions,
-    /// When it was about to be mapped.
+    /// Start of the map.
     begun_ns: u64,
 }
 
-/// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
     if actor.regions.held.is_empty() {
         return if actor.random.chance(1, 3) { orders::alloc(actor).await } else { orders::map(actor).await };
@@ -71,7 +70,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     }
 }
 
-/// Frees what the session may free.
+/// Frees the regions that the session may free.
 pub(crate) async fn finish(actor: &mut Actor) {
     actor.regions.held.retain(|holding| holding.wanted.contains(Permissions::MASTER));
     while let Some(holding) = actor.regions.held.last().copied() {
@@ -139,7 +138,8 @@ async fn fill(actor: &mut Actor, holding: Holding) {
 fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), AccessError>>) {
     let mut regions = actor.harness.regions.borrow_mut();
     match result {
-        // Who was taken for dead writes to where the region was; that is kept for it, and others do not look there.
+        // A node that was taken for dead writes to the region's former place, which stays reserved for it; others do
+        // not read there.
         Some(Ok(())) if actor.harness.was_isolated(actor.node) => {}
         Some(Ok(())) => regions.end_write(actor.now_ns(), write),
         Some(Err(error)) if is_not_done(error) => regions.undo_write(write),
@@ -147,7 +147,7 @@ fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), Acc
     }
 }
 
-/// Whether an error promises that nothing was done.
+/// Whether the error promises that nothing was done.
 fn is_not_done(error: &AccessError) -> bool {
     !error.partly
 }
@@ -187,13 +187,13 @@ async fn copy(actor: &mut Actor, from: Holding) {
     }
     let [reading, writing] = accesses;
     match result {
-        // Either end may be the one that is refused.
+        // Either side may have been refused.
         Some(Err(error)) if error.side == halite::CopySide::Target => {
-            reading.give_up(actor);
+            reading.cancel(actor);
             writing.end(actor, "copy to", Some(Err(error.cause)));
         }
         Some(Err(error)) => {
-            writing.give_up(actor);
+            writing.cancel(actor);
             reading.end(actor, COPY_FROM, Some(Err(error.cause)));
         }
         Some(Ok(())) => {
@@ -201,13 +201,13 @@ async fn copy(actor: &mut Actor, from: Holding) {
             writing.end(actor, "copy to", Some(Ok(())));
         }
         None => {
-            reading.give_up(actor);
-            writing.give_up(actor);
+            reading.cancel(actor);
+            writing.cancel(actor);
         }
     }
 }
 
-/// An access of which a part, or all, is behind the end, or wraps around: it must be refused.
+/// An access that is partly or completely beyond the end, or wraps around, must be refused.
 async fn beyond_the_end(actor: &mut Actor, holding: Holding) {
     let len = actor.harness.regions.borrow().life(holding.life).bytes();
     let offset = match actor.random.below(4) {
@@ -219,15 +219,15 @@ async fn beyond_the_end(actor: &mut Actor, holding: Holding) {
     let mut bytes = vec![0xee; 2 * WORD as usize];
     let session = actor.session.clone();
     let result = match actor.random.below(2) {
-        0 => actor.attempt("read behind the end", session.read(holding.lh, offset, &mut bytes)).await,
-        _ => actor.attempt("write behind the end", session.write(holding.lh, offset, &bytes)).await,
+        0 => actor.attempt("read past the end", session.read(holding.lh, offset, &mut bytes)).await,
+        _ => actor.attempt("write past the end", session.write(holding.lh, offset, &bytes)).await,
     };
     actor.harness.judge.expect(!matches!(result, Some(Ok(()))), || {
         format!("an access at offset {offset} of a region of {len} bytes succeeded")
     });
 }
 
-/// Puts into the trace what is about to be touched.
+/// Records the next access in the trace.
 fn note(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
     let (life, number) = (holding.life.0, actor.number);
     actor.harness.world.note(
@@ -236,7 +236,7 @@ fn note(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
     );
 }
 
-/// Words of a life, few or now and then many.
+/// A range of words, sometimes long.
 fn some_words(actor: &mut Actor, life: LifeId) -> Range<usize> {
     let words = actor.harness.regions.borrow().life(life).words.len() as u64;
     let is_long = actor.random.chance(actor.harness.plan.work.long_per_mille.into(), 1000);
@@ -246,7 +246,7 @@ fn some_words(actor: &mut Actor, life: LifeId) -> Range<usize> {
     first as usize..(first + count) as usize
 }
 
-/// One access to a region under way.
+/// An access in progress.
 struct Access {
     holding: Holding,
     kind: Permissions,
@@ -260,8 +260,8 @@ impl Access {
         Access { holding, kind, begin_ns }
     }
 
-    /// Nobody will know what came of it.
-    fn give_up(self, actor: &Actor) {
+    /// The outcome stays unknown.
+    fn cancel(self, actor: &Actor) {
         actor.harness.regions.borrow_mut().life_mut(self.holding.life).end_access(self.begin_ns);
     }
 
@@ -282,7 +282,7 @@ impl Access {
         if let Some(Err(AccessCause::Stale | AccessCause::PeerDown(_))) = result {
             actor.regions.held.retain(|each| each.lh != holding.lh);
         }
-        self.give_up(actor);
+        self.cancel(actor);
     }
 }
 
@@ -295,11 +295,11 @@ fn check_success(
 ) -> Result<(), String> {
     let regions = actor.harness.regions.borrow();
     let life = regions.life(holding.life);
-    // A node that was taken for dead, or was stopped and so took the others for dead, has not heard of changes since.  It reaches
-    // nothing through adapters all the same: a change waits until all have let go, or are cut off.
+    // A node that was taken for dead, or was stopped and so took others for dead, has missed changes.  Through
+    // adapters it reaches nothing all the same: a change waits until all mappers have let go or are cut off.
     let over_ns = match actor.harness.cut_off_is_by_adapters {
-        // What is copied may have been read long before it is written, and who was stopped hears of what its adapter did when it
-        // goes on.
+        // A copy may read long before it writes, and a stopped session learns of its adapter's accesses when it
+        // resumes.
         true if is_copied || actor.harness.may_have_slept_since(actor.node, begin_ns) => begin_ns,
         true => actor.now_ns() - WORD_OF_SUCCESS_NS,
         false if actor.harness.was_anyone_isolated() => return Ok(()),
@@ -326,7 +326,7 @@ fn check_refusal(
     let life = regions.life(holding.life);
     let is_calm = actor.harness.judge.is_calm();
     let was_revoked = life.revoked[actor.principal];
-    // Who mapped it in peace, and all of whose nodes live, has lost nothing.
+    // A handle that was mapped in peace, and whose region's nodes all live, must work.
     let is_due = actor.harness.was_peace_since(holding.begun_ns) && orders::is_whole(actor, life);
     let is_calm = is_calm || is_due;
     let is_explained = match cause {
@@ -338,5 +338,5 @@ fn check_refusal(
         AccessCause::PeerDown(_) | AccessCause::NodeClosed => !is_calm,
         _ => false,
     };
-    if is_explained { Ok(()) } else { Err(format!("it was refused without a reason: {cause}")) }
+    if is_explained { Ok(()) } else { Err(format!("refused without a reason: {cause}")) }
 }

@@ -1,4 +1,4 @@
-//! Reports: what came of a trial.
+//! Reports: the result of a trial.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,29 +7,29 @@ use serde::Serialize;
 
 use crate::judge::Tally;
 
-/// What came of one trial.  Equal for equal plans and seeds, but for `trace`, of which more or less was kept.
+/// The result of one trial.  Equal for equal plans and seeds, except `trace`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Report {
     /// The plan's name.
     pub plan: String,
     /// The seed.
     pub seed: u64,
-    /// A number over everything that happened.
+    /// A digest of all events.
     pub digest: String,
-    /// How long it took in simulated time, in nanoseconds.
+    /// Simulated time, in nanoseconds.
     pub simulated_ns: u64,
     /// Events of the simulator.
     pub events: u64,
-    /// How operations ended.
+    /// Results of operations, by kind.
     pub operations: BTreeMap<&'static str, Tally>,
-    /// What should not have happened, if anything did.
+    /// The first violation, if any.
     pub violation: Option<String>,
-    /// The last lines of what happened before.
+    /// The trace, as far as it was kept.
     pub trace: Vec<String>,
 }
 
 impl Report {
-    /// The report of a trial of which nothing is known but what was wrong.
+    /// The report of a trial of which only the violation is known.
     pub(crate) fn bare(plan: &str, seed: u64, violation: Option<String>) -> Report {
         Report {
             plan: plan.to_owned(),
@@ -43,12 +43,12 @@ impl Report {
         }
     }
 
-    /// Operations of all kinds, however they ended.
+    /// Operations of all kinds, successful or not.
     pub fn operations_count(&self) -> u64 {
         self.operations.values().map(|tally| tally.ok + tally.failed + tally.given_up).sum()
     }
 
-    /// Operations of all kinds that succeeded.
+    /// Successful operations of all kinds.
     pub fn ok_count(&self) -> u64 {
         self.operations.values().map(|tally| tally.ok).sum()
     }
@@ -60,7 +60,7 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "{:<24} {:>9} {:>9} {:>9} {:>12} {:>12}",
-            "operation", "ok", "failed", "given up", "mean[usec]", "max[usec]"
+            "operation", "ok", "failed", "cancelled", "mean[usec]", "max[usec]"
         )?;
         for (operation, tally) in &self.operations {
             let mean_us = tally.ok_ns as f64 / tally.ok.max(1) as f64 / 1000.0;

@@ -1,9 +1,8 @@
-//! Rights that are taken away while they are used: each session now and then makes a region of its own, lets another
-//! principal in, and takes that back, or seals the region.
+//! Permissions that are revoked while they are used: each session sometimes creates a region of its own, grants
+//! another principal access, and revokes that or seals the region.
 //!
-//! Since nobody else knows the region, what may come of it does not depend on what others do.  The other principal's
-//! session is one of the same node, so that its orders reach the region's home right behind, or before, those of the
-//! region's maker.
+//! No other session knows the region, so the outcome does not depend on them.  The other principal's session is on the
+//! same node, so that its commands reach the region's home just before or after those of the owner.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -17,10 +16,10 @@ use crate::judge::is_of_trouble;
 
 const BYTES: u64 = 64;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
-/// The second of two orders is given so long after the first at most.
+/// Longest delay between two commands.
 const LATER_NS_MAX: u64 = 4_000;
 
-/// All names that such regions have: one for each session.
+/// The names of these regions: one per session.
 pub(crate) fn names(harness: &Harness) -> impl Iterator<Item = String> + use<> {
     let (nodes, sessions) = match harness.plan.work.rights {
         0 => (0, 0),
@@ -33,7 +32,7 @@ fn name(node: u32, session: u32) -> String {
     format!("d{node}.{session}")
 }
 
-/// A region of the actor's own, and somebody else's session.
+/// A region of the actor, and a session of another principal.
 struct Scene {
     name: String,
     lh: Lh,
@@ -41,7 +40,6 @@ struct Scene {
     who: Who,
 }
 
-/// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
     let Some(scene) = set(actor).await else { return };
     match actor.random.below(2) {
@@ -49,7 +47,7 @@ pub(crate) async fn act(actor: &mut Actor) {
         _ => seal(actor, &scene).await,
     }
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    if let Some(Err(error)) = actor.attempt("free what was fought for", session.free(scene.lh)).await {
+    if let Some(Err(error)) = actor.attempt("free contested", session.free(scene.lh)).await {
         let is_gone = matches!(error.cause, RegionCause::Stale | RegionCause::NotFound);
         actor.expect_reason(is_gone || is_trouble(actor, &error.cause), begin_ns, &error);
     }
@@ -59,10 +57,10 @@ async fn set(actor: &mut Actor) -> Option<Scene> {
     let (session, name, begin_ns) = (actor.session.clone(), name(actor.node, actor.number), actor.now_ns());
     let home = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let made = session.alloc(Some(&name), BYTES, Placement::On(home), EVERYONE);
-    let lh = match actor.attempt("make what is fought for", made).await? {
+    let lh = match actor.attempt("alloc contested", made).await? {
         Ok(lh) => lh,
         Err(error) => {
-            // It was given up, or its home was out of reach when it was to be freed.
+            // It was cancelled, or its home was unreachable when it was to be freed.
             let is_explained = matches!(
                 error.cause,
                 RegionCause::NameTaken | RegionCause::NoSpace { .. } | RegionCause::Lost(_)
@@ -77,7 +75,7 @@ async fn set(actor: &mut Actor) -> Option<Scene> {
     Some(Scene { name, lh, other, who: Who::Principal(principal.to_owned()) })
 }
 
-/// Makes the name free again.
+/// Frees the name.
 pub(crate) async fn clear(actor: &mut Actor, name: &str) {
     let session = actor.session.clone();
     let cleared = async {
@@ -87,7 +85,7 @@ pub(crate) async fn clear(actor: &mut Actor, name: &str) {
     actor.attempt("clear a name", cleared).await;
 }
 
-/// Another principal is made a master, and frees the region while it is one no more.
+/// Makes another principal a master, which frees the region while it loses that permission.
 async fn depose(actor: &mut Actor, scene: &Scene) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let Scene { name, lh, other, who } = scene;
@@ -95,13 +93,13 @@ async fn depose(actor: &mut Actor, scene: &Scene) {
         session.grant(*lh, who.clone(), Permissions::MASTER).await?;
         other.map(name, Permissions::MASTER).await
     };
-    let Some(Ok(theirs)) = actor.attempt("make a master", raised).await else { return };
+    let Some(Ok(theirs)) = actor.attempt("grant master", raised).await else { return };
     let (early, late) = (actor.random.below(LATER_NS_MAX), actor.random.below(LATER_NS_MAX));
     let (world, host) = (actor.harness.world.clone(), actor.host);
     let later = |ns| world.sleep(Some(host), Duration::from_nanos(ns));
     let deposing = async {
         later(early).await;
-        // Orders wait behind each other: the one that frees finds both before it, or one, or none.
+        // Commands queue: the free finds both of these before it, or one, or none.
         let first = session.revoke(*lh, Who::Everyone, Permissions::ATOMIC);
         both(first, session.revoke(*lh, who.clone(), Permissions::MASTER)).await.1
     };
@@ -110,15 +108,11 @@ async fn depose(actor: &mut Actor, scene: &Scene) {
         other.free(theirs).await
     };
     let ended = async { Ok::<_, RegionError>(both(deposing, freeing).await) };
-    let Some(Ok((deposed, freed))) = actor.attempt("depose a master", ended).await else { return };
+    let Some(Ok((deposed, freed))) = actor.attempt("revoke master", ended).await else { return };
     actor.note(format_args!("has deposed: {deposed:?}, freed: {freed:?}"));
-    // What is free cannot be taken from anybody, and who was deposed cannot free it.
+    // A freed region has no permissions to revoke, and a deposed master cannot free it.
     let is_both = deposed.is_ok() && freed.is_ok();
-    actor.expect(
-        !is_both,
-        begin_ns,
-        format_args!("{name} was freed by somebody who was deposed as its master"),
-    );
+    actor.expect(!is_both, begin_ns, format_args!("{name} was freed by a master that had been deposed"));
     for error in [deposed.err(), freed.err()].into_iter().flatten() {
         let is_loser = matches!(
             error.cause,
@@ -128,18 +122,18 @@ async fn depose(actor: &mut Actor, scene: &Scene) {
     }
 }
 
-/// The region is sealed: nobody writes to it any more, nor maps it for that.
+/// After sealing, no session can write to the region or map it for writing.
 async fn seal(actor: &mut Actor, scene: &Scene) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let Scene { name, lh, other, .. } = scene;
-    let Some(Ok(theirs)) = actor.attempt("map what is sealed", other.map(name, EVERYONE)).await else {
+    let Some(Ok(theirs)) = actor.attempt("map before sealing", other.map(name, EVERYONE)).await else {
         return;
     };
     if !matches!(actor.attempt("seal", session.seal(*lh)).await, Some(Ok(()))) {
         return;
     }
     for (session, lh) in [(&session, *lh), (other, theirs)] {
-        let written = actor.attempt("write what is sealed", session.write(lh, 0, b"scratch")).await;
+        let written = actor.attempt("write sealed", session.write(lh, 0, b"scratch")).await;
         let is_right = match &written {
             None => true,
             Some(Ok(())) => false,
@@ -154,13 +148,13 @@ async fn seal(actor: &mut Actor, scene: &Scene) {
         actor.expect(
             is_right,
             begin_ns,
-            format_args!("{name} is sealed, and a write to it ended with {written:?}"),
+            format_args!("{name} is sealed, but a write to it ended with {written:?}"),
         );
     }
     let wanted = if actor.random.chance(1, 2) { Permissions::WRITE } else { EVERYONE };
-    match actor.attempt("map what is sealed for writing", other.map(name, wanted)).await {
+    match actor.attempt("map sealed for writing", other.map(name, wanted)).await {
         Some(Ok(_)) => {
-            actor.expect(false, begin_ns, format_args!("{name} is sealed, and was mapped for {wanted}"));
+            actor.expect(false, begin_ns, format_args!("{name} is sealed, but was mapped for {wanted}"));
         }
         Some(Err(error)) => {
             let is_explained = error.cause == RegionCause::Sealed || is_trouble(actor, &error.cause);
@@ -174,7 +168,7 @@ fn is_trouble(actor: &Actor, cause: &RegionCause) -> bool {
     is_of_trouble(cause) && !actor.harness.judge.is_calm()
 }
 
-/// What comes of two futures, which are polled in turn.
+/// The outputs of two futures, which are polled alternately.
 async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
     let (mut a, mut b) = (pin!(a), pin!(b));
     let (mut from_a, mut from_b) = (None, None);

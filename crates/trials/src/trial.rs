@@ -13,7 +13,7 @@ use crate::plan::{Plan, PlanError};
 use crate::report::Report;
 use crate::{kv, locks, log, messages, overlaps, peace, words};
 
-/// How much of what happens is kept for people to read.
+/// How much of the trace is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
     /// Nothing.
@@ -24,14 +24,14 @@ pub enum Keep {
     All,
 }
 
-/// By then, with nothing going wrong, who receives has received everything.
+/// Without faults, time in which all messages arrive.
 const SETTLING: Duration = Duration::from_micros(500);
-/// How often it is looked whether the judge has seen enough.
+/// Interval between checks of the judge.
 const LOOK_NS: u64 = 50_000;
-/// Polls and events that a trial may take for each nanosecond of its duration and each node: far more than any does.
+/// Most polls and events per microsecond of duration and node: far more than any trial needs.
 const STEPS_PER_NODE_US: u64 = 20_000;
 
-/// Runs a trial.  A panic in it is a violation like any other.
+/// Runs a trial.  A panic in it is a violation.
 pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
     let world = world(plan, seed)?;
     world.set_trace(match keep {
@@ -53,8 +53,8 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
     Ok(told.unwrap_or_else(|panic| report_panic(harness, seed, panic)))
 }
 
-/// A world of the plan's hardware, whose patience is as short as the leases of trials are: a node that joins while another is
-/// stopped has its turn.
+/// A world with the plan's hardware.  Dials time out within about a lease: otherwise a node that joins while another
+/// is stopped would block the queue.
 pub(crate) fn world(plan: &Plan, seed: u64) -> Result<World, PlanError> {
     let dial_ns = 1000 * plan.dial_us.unwrap_or(2 * plan.lease_us);
     let hasty = |profile: Profile| {
@@ -68,7 +68,7 @@ pub(crate) fn world(plan: &Plan, seed: u64) -> Result<World, PlanError> {
     })
 }
 
-/// What is left to be said after a panic.
+/// The report after a panic.
 fn report_panic(harness: Rc<Harness>, seed: u64, panic: String) -> Report {
     let told = panics::caught(|| {
         harness.judge.violated(panic);
@@ -76,12 +76,12 @@ fn report_panic(harness: Rc<Harness>, seed: u64, panic: String) -> Report {
     });
     let bare = || Report::bare(&harness.plan.name, seed, harness.judge.violation());
     let report = told.unwrap_or_else(|_| bare());
-    // Nodes that were left in the middle of something may not be fit to be dropped.
+    // Nodes in an inconsistent state may panic again when dropped.
     std::mem::forget(harness);
     report
 }
 
-/// Runs the world until the scenario or the judge's patience is over; what was wrong with its end.
+/// Runs the world until the scenario ends or the judge finds a violation; returns what was wrong with the end.
 fn tell(harness: &Harness) -> Option<String> {
     let world = &harness.world;
     loop {
@@ -94,13 +94,15 @@ fn tell(harness: &Harness) -> Option<String> {
                 }
             }
             RunEnd::DeadlineReached => return None,
-            RunEnd::Stuck { waiting } => return Some(format!("all wait for ever: {}", waiting.join(", "))),
-            RunEnd::StepsExhausted { task } => return Some(format!("it does not end; last seen: {task}")),
+            RunEnd::Stuck { waiting } => {
+                return Some(format!("all tasks wait forever: {}", waiting.join(", ")));
+            }
+            RunEnd::StepsExhausted { task } => return Some(format!("it does not end; last task: {task}")),
         }
     }
 }
 
-/// Nothing names memory that is not there, or not known yet: over a network that costs the connection.
+/// No request names memory that does not exist, or not yet: over a network, that ends the connection.
 fn wrong_keys(harness: &Harness) -> Option<String> {
     let refused = harness.world.counters().refused;
     (refused > 0).then(|| format!("adapters refused {refused} requests for the memory that they named"))
@@ -111,7 +113,7 @@ async fn scenario(harness: Rc<Harness>) {
     let mut gaps = world.random("gaps between starts");
     for node in 0..harness.nodes() {
         harness.start(node);
-        // The first node is there before anybody looks for it.
+        // Node 0 is up before others dial it.
         while !harness.is_up(node) && harness.judge.is_content() {
             world.sleep(None, Duration::from_micros(1)).await;
         }
@@ -134,9 +136,9 @@ async fn scenario(harness: Rc<Harness>) {
     kv::judge(&harness);
 }
 
-/// Waits until all sessions have ended what they did, and looks at what is left.
+/// Waits until all sessions have ended, and checks for leaks.
 async fn wind_down(harness: &Rc<Harness>) {
-    // A session may have begun to think, by a clock that runs slow.
+    // A session may have begun a pause, by a slow clock.
     let patience = harness.plan.lease() * 40 + Duration::from_micros(2 * harness.plan.work.think_us_max);
     let late_ns = harness.world.now_ns() + patience.as_nanos() as u64;
     while harness.working() > 0 && harness.judge.is_content() {

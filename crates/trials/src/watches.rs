@@ -1,5 +1,5 @@
-//! Watches: sessions write to regions and tell of it, while others watch, and the regions move, end, and change their
-//! rights; see [`watcher`] for what who watches must hear, and [`ledger`] and [`lives`] for what is known of it.
+//! Watches: sessions write with notifications, while others watch, and the regions move, end, and change their
+//! permissions.  [`watcher`] states what a watcher must receive; [`ledger`] and [`lives`] record what is known.
 
 mod ledger;
 mod lives;
@@ -18,16 +18,15 @@ pub(crate) use watcher::serve;
 
 use crate::regions::rights::Rights;
 
-/// How many names there are.
+/// Number of names.
 const NAMES: usize = 2;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
 
-/// What is known of all regions that are watched.
 #[derive(Debug, Default)]
 pub(crate) struct Watches {
-    /// Each is longer than the one before, so that it is known by its length.
+    /// Each is longer than the one before, so that its length identifies it.
     lives: Vec<Life>,
-    /// The number last given to a notification.
+    /// Number of the last notification.
     last: Number,
 }
 
@@ -41,11 +40,11 @@ pub(crate) struct Holdings {
 struct Holding {
     lh: Lh,
     life: usize,
-    /// What it was mapped for; the creator is its master.
+    /// Permissions of the mapping; the creator is a master.
     rights: Permissions,
 }
 
-/// All names that regions have that are watched.
+/// The names of watched regions.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES).map(text)
 }
@@ -54,7 +53,6 @@ fn text(name: usize) -> String {
     format!("n{name}")
 }
 
-/// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
     let name = actor.random.index(NAMES);
     let Some(holding) = actor.watches.held[name] else { return open(actor, name).await };
@@ -74,7 +72,7 @@ fn with_life<T>(harness: &Harness, life: usize, tell: impl FnOnce(&mut Life) -> 
     tell(&mut harness.watches.borrow_mut().lives[life])
 }
 
-// Coming and going of regions.
+// Allocation and end of regions.
 
 async fn open(actor: &mut Actor, name: usize) {
     let rights = if actor.random.chance(1, 10) { Permissions::READ } else { EVERYONE };
@@ -85,15 +83,15 @@ async fn open(actor: &mut Actor, name: usize) {
     }
 }
 
-/// Maps what has the name; `None` if that was given up, or is judged already.
+/// Maps a name; `None` if that was cancelled, or is a violation.
 async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Result<Holding, RegionCause>> {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    match actor.attempt("map what is watched", session.map(&text(name), rights)).await? {
+    match actor.attempt("map watched", session.map(&text(name), rights)).await? {
         Ok(lh) => {
             let life = lives::by_len(session.len(lh).ok()?);
             let is_known = |life: &usize| *life < actor.harness.watches.borrow().lives.len();
             let Some(life) = life.filter(is_known) else {
-                actor.expect(false, begin_ns, "it has a length that it never had");
+                actor.expect(false, begin_ns, "it has a length that no life had");
                 return None;
             };
             actor.note_life(life);
@@ -102,7 +100,7 @@ async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Resu
         Err(error) => {
             let is_denied = matches!(error.cause, RegionCause::PermissionDenied { .. });
             let is_absent = matches!(error.cause, RegionCause::NotFound | RegionCause::Stale);
-            // Nobody knows which life it would have been.
+            // The life is unknown.
             let is_explained = is_denied || is_absent || is_trouble(&actor.harness, &error.cause);
             actor.expect_reason(is_explained, begin_ns, &error);
             Some(Err(error.cause))
@@ -122,13 +120,13 @@ async fn make(actor: &mut Actor, name: usize) {
     let placement = if one == other { Placement::On(one) } else { Placement::Spread(vec![one, other]) };
     let text = text(name);
     let made = session.alloc(Some(&text), lives::bytes_of(life), placement, EVERYONE);
-    match actor.attempt("make what is watched", made).await {
+    match actor.attempt("alloc watched", made).await {
         Some(Ok(lh)) => {
             let rights = EVERYONE.union(Permissions::MASTER);
             actor.note_life(life);
             actor.watches.held[name] = Some(Holding { lh, life, rights });
         }
-        // What nobody takes is freed.
+        // An unused region is freed.
         ended => {
             with_life(&actor.harness, life, |life| life.ends = true);
             if let Some(Err(error)) = ended {
@@ -143,7 +141,7 @@ async fn make(actor: &mut Actor, name: usize) {
 async fn unmap(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     actor.watches.held[name] = None;
-    let result = actor.attempt("unmap what is watched", session.unmap(holding.lh)).await;
+    let result = actor.attempt("unmap watched", session.unmap(holding.lh)).await;
     ordered(actor, name, holding, begin_ns, result);
 }
 
@@ -151,7 +149,7 @@ async fn free(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     actor.note_life(holding.life);
     with_life(&actor.harness, holding.life, |life| life.ends = true);
-    let result = actor.attempt("free what is watched", session.free(holding.lh)).await;
+    let result = actor.attempt("free watched", session.free(holding.lh)).await;
     if let Some(Ok(())) = result {
         let now_ns = actor.now_ns();
         with_life(&actor.harness, holding.life, |life| life.ended_ns = now_ns);
@@ -164,7 +162,7 @@ async fn move_away(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let to = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     actor.note_life(holding.life);
-    let result = actor.attempt("move what is watched", session.move_to(holding.lh, to)).await;
+    let result = actor.attempt("move watched", session.move_to(holding.lh, to)).await;
     ordered(actor, name, holding, begin_ns, result);
 }
 
@@ -173,7 +171,7 @@ async fn grant(actor: &mut Actor, name: usize, holding: Holding) {
     let (who, rights) = some_change(actor);
     with_life(&actor.harness, holding.life, |life| life.rights.begin_grant(who, rights));
     let to = Who::Principal(PRINCIPALS[who].to_owned());
-    let result = actor.attempt("grant what is watched", session.grant(holding.lh, to, rights)).await;
+    let result = actor.attempt("grant watched", session.grant(holding.lh, to, rights)).await;
     if let Some(Ok(())) = result {
         let now_ns = actor.now_ns();
         with_life(&actor.harness, holding.life, |life| life.rights.end_grant(who, rights, now_ns));
@@ -189,7 +187,7 @@ async fn revoke(actor: &mut Actor, name: usize, holding: Holding) {
         life.revoked[who] = true;
     });
     let from = Who::Principal(PRINCIPALS[who].to_owned());
-    let result = actor.attempt("revoke what is watched", session.revoke(holding.lh, from, rights)).await;
+    let result = actor.attempt("revoke watched", session.revoke(holding.lh, from, rights)).await;
     if let Some(Ok(())) = result {
         let now_ns = actor.now_ns();
         with_life(&actor.harness, holding.life, |life| life.rights.end_revoke(who, rights, now_ns));
@@ -197,14 +195,14 @@ async fn revoke(actor: &mut Actor, name: usize, holding: Holding) {
     ordered(actor, name, holding, begin_ns, result);
 }
 
-/// Whose rights to change, and which; only who made the region does so, one at a time.
+/// A principal and a permission to change; only the creator changes them, one at a time.
 fn some_change(actor: &mut Actor) -> (usize, Permissions) {
     let others = PRINCIPALS.len() - 1;
     let who = (actor.principal + 1 + actor.random.index(others)) % PRINCIPALS.len();
     (who, if actor.random.chance(1, 2) { Permissions::READ } else { Permissions::WRITE })
 }
 
-/// What came of an order to a region.
+/// Checks the result of a command.
 fn ordered(
     actor: &mut Actor,
     name: usize,
@@ -222,7 +220,7 @@ fn ordered(
     }
 }
 
-// Writing.
+// Writes.
 
 async fn notify(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
@@ -257,7 +255,7 @@ fn notified(actor: &Actor, holding: Holding, write: Write, begin_ns: u64) -> Res
         if !harness.was_isolated(actor.node) {
             life.end_write(write, now_ns);
         }
-        // Who was taken for dead, or cannot be reached, is not told; who leaves does not receive.
+        // A watcher that was taken for dead or is unreachable is not notified; one that leaves receives nothing.
         let Life { ledger, rights, .. } = life;
         ledger.end(write.number, now_ns, |watcher| {
             let (node, node_incarnation) = watcher.at;
@@ -309,10 +307,10 @@ fn not_notified(
         // The end of this node, or of a connection.
         _ => !harness.is_undisturbed(),
     };
-    if is_explained { Ok(()) } else { Err("there is no reason".to_owned()) }
+    if is_explained { Ok(()) } else { Err("without a reason".to_owned()) }
 }
 
-/// A handle that may not be used is given up soon; one that leads nowhere is forgotten.
+/// Unmaps a handle without permission after a while, and drops a stale one.
 async fn give_way(actor: &mut Actor, name: usize, holding: Holding, error: &NotifyError) {
     let is_denied = match &error.cause {
         NotifyCause::Write { cause, .. } => matches!(cause, AccessCause::PermissionDenied { .. }),
@@ -328,7 +326,7 @@ async fn give_way(actor: &mut Actor, name: usize, holding: Holding, error: &Noti
 
 // Reasons.
 
-/// Whether an access to a region had to be refused, or may have been.
+/// Whether an access may have been refused for this cause.
 fn is_access_refusal(
     actor: &Actor,
     life: usize,
@@ -346,7 +344,7 @@ fn is_access_refusal(
     is_refusal(actor, life, needed, begin_ns, &cause)
 }
 
-/// Whether a command about a region had to be refused, or may have been.
+/// Whether a command may have been refused for this cause.
 fn is_refusal(actor: &Actor, life: usize, needed: Permissions, begin_ns: u64, cause: &RegionCause) -> bool {
     let harness = &actor.harness;
     with_life(harness, life, |life| match cause {
@@ -361,7 +359,7 @@ fn is_refusal(actor: &Actor, life: usize, needed: Permissions, begin_ns: u64, ca
     })
 }
 
-/// Whether what goes wrong in this trial explains a refusal, whatever was asked for.
+/// Whether a fault of this trial explains the error.
 fn is_trouble(harness: &Harness, cause: &RegionCause) -> bool {
     is_of_trouble(cause) && !harness.is_undisturbed()
 }

@@ -1,4 +1,4 @@
-//! Words: added to, swapped and read by everybody; see [`Chain`] for what must hold.
+//! Words: added to, swapped and read concurrently.  [`Chain`] states what must hold.
 
 use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, RegionCause, RegionError};
 
@@ -9,24 +9,23 @@ use crate::linearizability::Span;
 use crate::linearizability::chain::Chain;
 use crate::linearizability::register::Change;
 
-/// How many names there are.
+/// Number of names.
 const NAMES: usize = 2;
-/// Words that are used, of each region.
+/// Words in use per region.
 const WORDS: usize = 2;
 const WORD: u64 = 8;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::ATOMIC);
 
-/// What is known of all words.
 #[derive(Debug, Default)]
 pub(crate) struct Words {
-    /// Of each region that was ever made; each is longer than the one before, so that it is known by its length.
+    /// All regions so far; each is longer than the one before, so that its length identifies it.
     lives: Vec<Life>,
 }
 
 #[derive(Debug, Default)]
 struct Life {
     chains: [Chain; WORDS],
-    /// Somebody frees it.
+    /// It is being freed.
     ends: bool,
 }
 
@@ -40,13 +39,13 @@ pub(crate) struct Holdings {
 struct Holding {
     lh: Lh,
     life: usize,
-    /// What it was mapped for; the creator is its master.
+    /// Permissions of the mapping; the creator is a master.
     rights: Permissions,
-    /// What the words held when they were last looked at.
+    /// The last known values of the words.
     last: [u64; WORDS],
 }
 
-/// Looks at all that was done to words, when nobody does anything any more.
+/// Checks the histories of all words, after all sessions have ended.
 pub(crate) fn judge(harness: &Harness) {
     for (index, life) in harness.words.borrow().lives.iter().enumerate() {
         for (word, chain) in life.chains.iter().enumerate() {
@@ -56,7 +55,6 @@ pub(crate) fn judge(harness: &Harness) {
     }
 }
 
-/// Does one thing.
 pub(crate) async fn act(actor: &mut Actor) {
     let name = actor.random.index(NAMES);
     let Some(holding) = actor.words.held[name] else { return open(actor, name).await };
@@ -76,13 +74,13 @@ pub(crate) async fn act(actor: &mut Actor) {
     }
 }
 
-/// Frees what the session has made.
+/// Frees the regions that the session has created.
 pub(crate) async fn finish(actor: &mut Actor) {
     for holding in std::mem::take(&mut actor.words.held).into_iter().flatten() {
         if holding.rights.contains(Permissions::MASTER) {
             actor.harness.words.borrow_mut().lives[holding.life].ends = true;
             let session = actor.session.clone();
-            // Once more if it was given up: nobody else does it.
+            // Again if it was cancelled: no other session frees them.
             for _ in 0..2 {
                 if actor.attempt("free words", session.free(holding.lh)).await.is_some() {
                     break;
@@ -92,7 +90,7 @@ pub(crate) async fn finish(actor: &mut Actor) {
     }
 }
 
-/// All names that regions of words have.
+/// The names of these regions.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES).map(text)
 }
@@ -110,7 +108,7 @@ async fn open(actor: &mut Actor, name: usize) {
             let life = (len / WORD) as usize - WORDS;
             let is_known = life < actor.harness.words.borrow().lives.len();
             if !is_known {
-                return actor.harness.judge.violated(format!("{text} has {len} bytes, as it never had"));
+                return actor.harness.judge.violated(format!("{text} has {len} bytes, which it never had"));
             }
             actor.words.held[name] = Some(Holding { lh, life, rights, last: [0; WORDS] });
         }
@@ -132,12 +130,12 @@ async fn make(actor: &mut Actor, name: usize, text: &str) {
     let home = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let made = session.alloc(Some(text), len, Placement::On(home), EVERYONE);
-    match actor.attempt("make words", made).await {
+    match actor.attempt("alloc words", made).await {
         Some(Ok(lh)) => {
             let rights = EVERYONE.union(Permissions::MASTER);
             actor.words.held[name] = Some(Holding { lh, life, rights, last: [0; WORDS] });
         }
-        // What nobody takes is freed.
+        // An unused region is freed.
         ended => {
             actor.harness.words.borrow_mut().lives[life].ends = true;
             if let Some(Err(error)) = ended {
@@ -230,7 +228,7 @@ fn refused(
     }
 }
 
-/// No change of what is no word of the region.
+/// Atomics on bytes that are not a word of the region must be refused.
 async fn misuse(actor: &mut Actor, name: usize, holding: Holding) {
     let len = (holding.life + WORDS) as u64 * WORD;
     let offset = match actor.random.below(3) {

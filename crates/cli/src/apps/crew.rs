@@ -17,31 +17,31 @@ use crate::coworker::Coworker;
 use crate::output;
 use crate::scratch::Scratch;
 
-/// How long the end of a process may take to be seen by all.
+/// Time for the kernel to close all files of a killed process.
 const END_IS_SEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// All of them.  Fields are dropped in this order.
+/// The workers and their cluster.  Fields are dropped in this order.
 pub struct Crew {
-    // The first node, which hosts the names, is the last to leave.
+    // Node 0 hosts the names and is dropped last: workers are inserted at the front.
     workers: Vec<Coworker>,
     scratch: Option<Scratch>,
     dir: PathBuf,
-    /// What the regions of this run are called.
+    /// Name of this run's regions, once they exist.
     made: Option<String>,
-    /// Whether somebody has been told that workers wait for something.
-    has_told_of_waits: bool,
-    /// Where they serve metrics, in their order, if they do.
+    /// One report per run is enough.
+    has_reported_wait: bool,
+    /// Metrics addresses, in the order of the workers.
     pub metrics: Vec<SocketAddr>,
 }
 
 impl Crew {
-    /// Starts the workers, on the cluster in `dir` or one of their own.
+    /// Starts the workers on the cluster in `dir`, or on one of their own.
     pub fn start(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
         let scratch = if dir.is_none() { Some(Scratch::create()?) } else { None };
         Crew::start_in(dir, scratch, over)
     }
 
-    /// As [`Crew::start`], for a command that sees to signals itself.
+    /// As [`Crew::start`], for a command that handles signals itself.
     pub fn start_unguarded(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
         let scratch = if dir.is_none() { Some(Scratch::create_unguarded()?) } else { None };
         Crew::start_in(dir, scratch, over)
@@ -54,7 +54,7 @@ impl Crew {
             scratch,
             dir,
             made: None,
-            has_told_of_waits: false,
+            has_reported_wait: false,
             metrics: Vec::new(),
         };
         for number in 0..over.nodes {
@@ -71,18 +71,18 @@ impl Crew {
             flags.extend(["--metrics".to_owned(), metrics.to_string()]);
             let mut worker =
                 Coworker::start(format!("worker process {number}"), &crew.dir, "run-worker", &flags)?;
-            let joined: Joined = match hear(&mut worker)? {
-                Heard::Answer(joined) => joined,
-                Heard::Waits(why) => bail!("a worker process waits to join: {why}"),
+            let joined: Joined = match receive(&mut worker)? {
+                Received::Answer(joined) => joined,
+                Received::Waits(why) => bail!("a worker process waits to join: {why}"),
             };
-            worker.call(format!("the worker process of node {}", joined.node));
+            worker.rename(format!("the worker process of node {}", joined.node));
             crew.metrics.extend(joined.metrics);
             crew.workers.insert(0, worker);
         }
         Ok(crew)
     }
 
-    /// Fails if there are regions that are called as those of a run of that name are: they are not this run's to use, or to free.
+    /// Fails if regions with the names of this run exist: they belong to another run.
     pub fn claim(&self, name: &str) -> anyhow::Result<()> {
         if self.scratch.is_some() {
             return Ok(());
@@ -94,37 +94,36 @@ impl Crew {
         })
     }
 
-    /// Regions that are called so, or as parts of that, are this run's.
+    /// The regions of that name, and its parts, belong to this run.
     pub fn note_made(&mut self, name: &str) {
         self.made = Some(name.to_owned());
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.workers.len()
     }
 
-    /// Tells all of them something.
+    /// Sends `line` to all workers.
     pub fn tell(&mut self, line: &Line) -> anyhow::Result<()> {
         let told = self.workers.iter_mut().rev().try_for_each(|worker| worker.send(line));
         told.map_err(|error| self.why_ended().unwrap_or(error))
     }
 
-    /// What each of them says next.
-    pub fn hear<T: DeserializeOwned>(&mut self) -> anyhow::Result<Vec<T>> {
-        self.hear_during(output::note)
+    /// Receives the next answer of each worker.
+    pub fn receive<T: DeserializeOwned>(&mut self) -> anyhow::Result<Vec<T>> {
+        self.receive_noting(output::note)
     }
 
-    /// The same; `note` tells people what workers wait for, once in a run.
-    pub fn hear_during<T: DeserializeOwned>(&mut self, note: impl Fn(&str)) -> anyhow::Result<Vec<T>> {
+    /// The same; `note` reports what workers wait for, once per run.
+    pub fn receive_noting<T: DeserializeOwned>(&mut self, note: impl Fn(&str)) -> anyhow::Result<Vec<T>> {
         let mut answers: Vec<Option<T>> = (0..self.workers.len()).map(|_| None).collect();
         while answers.iter().any(Option::is_none) {
-            // One that has ended is told at once, whatever the others are at.
+            // A worker's end is reported at once, whatever the others do.
             for place in self.ready(|place| answers[place].is_none())? {
-                match hear(&mut self.workers[place]) {
-                    Ok(Heard::Answer(value)) => answers[place] = Some(value),
-                    Ok(Heard::Waits(why)) => self.note_wait(&why, &note),
-                    // Others complain when one has ended, and that is what they complain of.
+                match receive(&mut self.workers[place]) {
+                    Ok(Received::Answer(value)) => answers[place] = Some(value),
+                    Ok(Received::Waits(why)) => self.note_wait(&why, &note),
+                    // Other workers fail after one has ended; its end is the cause.
                     Err(error) => {
                         self.await_an_end();
                         return Err(self.why_ended().unwrap_or_else(|| self.first(error)));
@@ -135,14 +134,14 @@ impl Crew {
         Ok(answers.into_iter().rev().flatten().collect())
     }
 
-    /// Those of some workers that have said something, or ended.
+    /// The places of the awaited workers that have output or have ended.
     fn ready(&self, is_awaited: impl Fn(usize) -> bool) -> anyhow::Result<Vec<usize>> {
         let mut places = Vec::new();
         let mut fds = Vec::new();
         for (place, worker) in self.workers.iter().enumerate().filter(|(place, _)| is_awaited(*place)) {
-            let Some(unheard) = worker.unheard() else { return Ok(vec![place]) };
+            let Some(unbuffered_output) = worker.unbuffered_output() else { return Ok(vec![place]) };
             places.push(place);
-            fds.push(PollFd::from_borrowed_fd(unheard, PollFlags::IN));
+            fds.push(PollFd::from_borrowed_fd(unbuffered_output, PollFlags::IN));
         }
         match poll(&mut fds, None) {
             Ok(_) | Err(Errno::INTR) => {}
@@ -152,14 +151,14 @@ impl Crew {
         Ok(ready.map(|(place, _)| place).collect())
     }
 
-    /// What one of them says to something.
+    /// Sends `line` to one worker and returns its answer.
     pub fn ask<T: DeserializeOwned>(&mut self, number: usize, line: &Line) -> anyhow::Result<T> {
         let place = self.workers.len() - 1 - number;
         let answered = self.workers[place].send(line).and_then(|()| {
             loop {
-                match hear(&mut self.workers[place])? {
-                    Heard::Answer(value) => break Ok(value),
-                    Heard::Waits(why) => self.note_wait(&why, output::note),
+                match receive(&mut self.workers[place])? {
+                    Received::Answer(value) => break Ok(value),
+                    Received::Waits(why) => self.note_wait(&why, output::note),
                 }
             }
         });
@@ -169,25 +168,25 @@ impl Crew {
         })
     }
 
-    /// Waits a moment for the end of one of them.  The kernel closes what a killed process has open in no order that we know of: others may have
-    /// heard, and complained, before we see it.
+    /// Waits briefly for a worker to end.  The kernel closes the files of a killed process in no fixed order, so other
+    /// workers may report a failure before its end is visible.
     fn await_an_end(&self) {
         let mut fds: Vec<_> = self
             .workers
             .iter()
             .map(|worker| PollFd::from_borrowed_fd(worker.output(), PollFlags::empty()))
             .collect();
-        // Where none ends, the complaint is what counts.
+        // If none ends, the failure itself is reported.
         let _ = poll(&mut fds, Some(&END_IS_SEEN));
     }
 
     fn note_wait(&mut self, why: &str, note: impl Fn(&str)) {
-        if !std::mem::replace(&mut self.has_told_of_waits, true) {
+        if !std::mem::replace(&mut self.has_reported_wait, true) {
             note(why);
         }
     }
 
-    /// Why one of them has ended, if one has: what it says last, or how.
+    /// The last message or the exit status of a worker that has ended.
     pub fn why_ended(&mut self) -> Option<anyhow::Error> {
         let ended = self.workers.iter_mut().find_map(|worker| worker.has_ended().then_some(worker))?;
         loop {
@@ -199,7 +198,7 @@ impl Crew {
         }
     }
 
-    /// Of a failure and those that others have said by now, the first: the others may have come of it.
+    /// The earliest of `heard` and the failures reported by now: later ones may be consequences.
     fn first(&mut self, heard: anyhow::Error) -> anyhow::Error {
         match heard.downcast::<Failure>() {
             Ok(heard) => {
@@ -210,13 +209,13 @@ impl Crew {
         }
     }
 
-    /// Has them do something and then leave, also after a failure: nothing is left behind.
+    /// Runs `play`, then ends the workers; frees the regions of a failed run.
     pub fn play<T>(mut self, play: impl FnOnce(&mut Crew) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let outcome = play(&mut self);
         let left = self.made.take().filter(|_| self.scratch.is_none()).map(|name| (self.dir.clone(), name));
         let ended = self.end();
         if let Some((dir, name)) = left.filter(|_| outcome.is_err() || ended.is_err()) {
-            // What a worker has made that was killed.  Why the run failed is told in any case.
+            // A killed worker leaves its regions.  The run's own failure is returned in any case.
             if let Err(why) = sweep(&dir, &name) {
                 output::note(&left_behind(&dir, &name, &why));
             }
@@ -226,14 +225,14 @@ impl Crew {
         Ok(outcome)
     }
 
-    /// Has all of them leave, wherever they are; tells what went wrong.
+    /// Ends all workers; returns the first failure.
     fn end(mut self) -> anyhow::Result<()> {
         let ended: Vec<anyhow::Result<()>> = self.workers.drain(..).map(end).collect();
         ended.into_iter().collect()
     }
 }
 
-/// Has one of them leave; it may fail in removing what it has made.
+/// Ends one worker, which may fail to remove its regions.
 fn end(worker: Coworker) -> anyhow::Result<()> {
     for line in worker.end()?.lines() {
         if let Ok(Answer::Failed(failure)) = serde_json::from_str(line) {
@@ -243,7 +242,7 @@ fn end(worker: Coworker) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Frees the regions of a run of which nobody is there any more.
+/// Frees the regions of a run whose workers have ended.
 fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let named = client.session.list()?.into_iter().filter_map(|info| info.name);
@@ -251,16 +250,16 @@ fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
     for region in named.filter(|region| is_part(region, name)) {
         let mapped = client.session.map(&region, Permissions::MASTER);
         match mapped.and_then(|lh| client.session.free(lh)) {
-            // All others are tried, too.
+            // The other regions are still tried.
             Err(error) if is_without_directory(error.cause()) => freed = Err(error.into()),
-            // One that is gone by now is what is wanted.
+            // A region that is gone already needs no removal.
             _ => {}
         }
     }
     freed
 }
 
-/// Which regions of a run may be left, and how they are removed.
+/// Names the regions that may remain, and the command that frees them.
 fn left_behind(dir: &Path, name: &str, why: &anyhow::Error) -> String {
     let dir = dir.display();
     let progress = log::PROGRESS;
@@ -270,31 +269,31 @@ fn left_behind(dir: &Path, name: &str, why: &anyhow::Error) -> String {
     )
 }
 
-/// Whether a region is called as one of a run of that name.
+/// Whether `region` belongs to a run called `name`.
 fn is_part(region: &str, name: &str) -> bool {
     let rest = region.strip_prefix(name);
     rest.is_some_and(|rest| rest.is_empty() || rest == log::PROGRESS || rest.starts_with('/'))
 }
 
-/// What a worker says.
-enum Heard<T> {
+/// A worker's message.
+enum Received<T> {
     Answer(T),
     Waits(String),
 }
 
-fn hear<T: DeserializeOwned>(worker: &mut Coworker) -> anyhow::Result<Heard<T>> {
+fn receive<T: DeserializeOwned>(worker: &mut Coworker) -> anyhow::Result<Received<T>> {
     match worker.receive()? {
         Answer::Done(value) => serde_json::from_value(value)
-            .map(Heard::Answer)
+            .map(Received::Answer)
             .context("a worker process sent an unexpected answer"),
-        Answer::Waits(why) => Ok(Heard::Waits(why)),
+        Answer::Waits(why) => Ok(Received::Waits(why)),
         Answer::Failed(failure) => Err(failure.into()),
     }
 }
 
-/// What one of them has failed of, if it has said so by now.
+/// The failure that the worker has reported by now, if any.
 fn failure(worker: &mut Coworker) -> Option<Failure> {
-    while worker.has_said() {
+    while worker.has_line() {
         match worker.receive().ok()? {
             Answer::Done(_) | Answer::Waits(_) => {}
             Answer::Failed(failure) => return Some(failure),

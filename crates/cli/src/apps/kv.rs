@@ -1,6 +1,7 @@
 //! `halite run kv`: a key-value store, served to Redis clients until it is stopped.
 //!
-//! Each worker owns a shard.  The first also serves the clients: what is in its shard it does itself, and the rest goes over the network.
+//! Each worker owns a shard.  The first also serves the clients: it executes what concerns its own shard, and calls
+//! the owners of the others.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -35,17 +36,17 @@ pub struct KvArgs {
     pub(super) over: Over,
 }
 
-/// What one worker is to do.
+/// The task of one worker.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Task {
     name: String,
     number: usize,
-    /// For the one that serves.
+    /// Address for clients, for the worker that serves them.
     listen: Option<String>,
     clients_max: usize,
 }
 
-/// What is printed.
+/// The printed result.
 #[derive(Serialize, Debug)]
 struct Serving {
     app: &'static str,
@@ -58,10 +59,10 @@ struct Serving {
 /// The functions of the shards.
 const FUNCTION: Function = Function(0x6b76_0100);
 
-/// Runs it.
 pub fn run(dir: Option<&Path>, args: &KvArgs) -> anyhow::Result<()> {
     shards::check(&args.over)?;
-    // Before there is anything to remove, so that a signal during the start is not lost; a second one ends us at once.
+    // Before there is anything to remove, so that a signal during the start is not lost; a second one ends the process
+    // at once.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
     let _at_once = Interrupt::listen().context("cannot listen for signals")?;
     Crew::start_unguarded(dir, &args.over)?.play(|crew| serve(crew, dir.is_none(), args, &mut ending))
@@ -78,7 +79,7 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
             listen: (number == 0).then(|| args.listen.clone()),
             clients_max: args.clients_max as usize,
         };
-        // Each makes its shard, and tells where that is.
+        // Each worker creates its shard and returns its node.
         nodes.push(crew.ask::<u32>(number, &Line::Task(worker::Task::Kv(task)))?);
         crew.note_made(&args.name);
     }
@@ -103,7 +104,7 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
 
 // The workers' side.
 
-/// Does a worker's part.
+/// Runs a worker's part.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let place = Place { name: &task.name, number: task.number, functions: FUNCTION };
     let clock = shards::clock();
@@ -114,7 +115,7 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
     let session = &worker.session;
     say(&worker.node.0)?;
     let Some(listen) = &task.listen else {
-        // The owner does all that is to do here.
+        // The owner serves the shard until the parent process ends.
         while worker.next().is_some() {}
         return Ok(());
     };
@@ -130,7 +131,7 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
             if let Err(error) = server.run() {
-                // The parent process waits for our end, and for nothing that we say before.
+                // The exit status tells the parent process; the message is optional.
                 let _ = say_failed(&error.into());
                 std::process::exit(1);
             }

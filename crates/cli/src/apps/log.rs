@@ -1,4 +1,4 @@
-//! `halite run log`: writers append, readers follow and check, and what all readers have passed is freed.
+//! `halite run log`: writers append, readers follow and verify, and segments that all readers have passed are freed.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,9 +12,9 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use super::Over;
-use super::away::{self, Away};
+use super::away::{self, Outage};
 use super::crew::Crew;
-use super::worker::{self, Line, Worker, now_ns, say, told};
+use super::worker::{self, Line, Worker, now_ns, reported, say};
 use crate::bytes::ByteCount;
 use crate::output;
 use crate::progress;
@@ -50,11 +50,11 @@ pub struct LogArgs {
     pub(super) over: Over,
 }
 
-/// What one worker is to do.
+/// The task of one worker.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Task {
     name: String,
-    /// Of the log, for the worker that makes it.
+    /// For the worker that creates the log.
     segments: Option<Segments>,
     writers: Vec<u64>,
     readers: Vec<u64>,
@@ -66,44 +66,44 @@ pub struct Task {
     together: usize,
 }
 
-/// How a log is made.
+/// Geometry of the log.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 struct Segments {
     slot_bytes: u64,
     segment_slots: u64,
 }
 
-/// What one writer has done.
+/// Result of one writer.
 #[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
 struct Written {
     commits: u64,
-    /// Of its records and their positions.
+    /// Checksum of its records and their positions.
     sum: u64,
-    /// Behind its last record.
+    /// Position after its last record.
     end: u64,
     ns: u64,
-    /// How often it found no memory, and waited for readers.
+    /// Waits for memory.
     waits: u64,
-    /// How often the directory of names was away.
+    /// Waits for the directory of names.
     away: u64,
 }
 
-/// What one reader has seen.
+/// Result of one reader.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 struct Seen {
-    /// Of each writer.
+    /// By writer.
     commits: Vec<u64>,
-    /// Of all records and their positions.
+    /// Checksum of all records and their positions.
     sum: u64,
-    /// Records that were not what they should be, or out of order.
+    /// Records that were altered or out of order.
     errors: u64,
     p50_ns: u64,
     p99_ns: u64,
-    /// How often the directory of names was away.
+    /// Waits for the directory of names.
     away: u64,
 }
 
-/// What is printed.
+/// The printed result.
 #[derive(Serialize, Debug)]
 struct Outcome {
     app: &'static str,
@@ -126,22 +126,19 @@ struct Outcome {
 }
 
 const RECORD_BYTES_MIN: u64 = 16;
-/// Of so many records, one tells when it was written.
+/// One record in so many carries the time of its write.
 const RECORDS_PER_TIME: u64 = 64;
-/// The longest segment.
 const SEGMENT_BYTES_MAX: u64 = 1 << 40;
-/// How far apart readers say how far they have come: each on cache lines of its own.
+/// Stride of the readers' positions: each has cache lines of its own.
 const PROGRESS_BYTES: u64 = 128;
-/// The longest record of a slot.
+/// 1 MiB less the 8 bytes that a slot adds.
 const RECORD_BYTES_MAX: u64 = (1 << 20) - 8;
-/// Most bytes that a call appends.
 const CALL_BYTES_MAX: u64 = 64 << 20;
-/// How long memory that was freed may take to come back, with some to spare: a process that is stopped may reach it for a lease of 5 s.
+/// Time for freed memory to return: a stopped process may keep it for a lease of 5 s.
 const FREED_COMES_BACK: Duration = Duration::from_secs(8);
-/// Before the first segment nothing was freed, but another writer may have the memory for it, and be about to name it.
+/// Time for another writer to name the first segment, before which no memory can return.
 const FIRST_IS_NAMED: Duration = Duration::from_secs(1);
 
-/// Runs it.
 pub fn run(dir: Option<&Path>, args: &LogArgs) -> anyhow::Result<()> {
     check(args)?;
     let mut outcome = None;
@@ -149,7 +146,7 @@ pub fn run(dir: Option<&Path>, args: &LogArgs) -> anyhow::Result<()> {
         outcome = Some(play(crew, dir.is_none(), args)?);
         crew.ask::<()>(0, &Line::Clear)
     });
-    // What it has come to counts also where something is left behind.
+    // The result counts even if something could not be removed.
     if let Some(outcome) = &outcome {
         print(outcome, args.over.json)?;
     }
@@ -162,7 +159,7 @@ pub fn run(dir: Option<&Path>, args: &LogArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether a log can be as it is wanted.
+/// Checks the flags against the limits of a log.
 fn check(args: &LogArgs) -> Result<(), output::UsageError> {
     let refuse = |message| Err(output::UsageError(message));
     let (size, together, batch) = (args.size.0, u64::from(args.together), args.batch);
@@ -201,12 +198,12 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
         (0..u64::from(count)).filter(|one| (*one as usize + first) % workers == number).collect()
     };
     for number in 0..workers {
-        // The first makes the log, before the others open it.
+        // The first worker creates the log before the others open it.
         let task = Task {
             name: args.name.clone(),
             segments: (number == 0).then(|| segments(args)),
             writers: share(args.writers, 0, number),
-            // Not beside the first writer, where there is another place.
+            // Not on the first writer's worker, if there is another.
             readers: share(args.readers, 1, number),
             readers_in_all: args.readers.into(),
             writers_in_all: args.writers.into(),
@@ -220,18 +217,18 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
     }
     let passing = progress::passing(args.seconds, "appending");
     crew.tell(&Line::Go)?;
-    let parts: Vec<Vec<Written>> = crew.hear_during(|text| passing.note(text))?;
+    let parts: Vec<Vec<Written>> = crew.receive_noting(|text| passing.note(text))?;
     drop(passing);
     let end = parts.iter().flatten().map(|written| written.end).max().unwrap_or(0);
     crew.tell(&Line::End(end))?;
-    let seen: Vec<Vec<Seen>> = crew.hear()?;
+    let seen: Vec<Vec<Seen>> = crew.receive()?;
     let by_writer: Vec<Written> =
         (0..args.writers as usize).map(|one| parts[one % workers][one / workers]).collect();
     let seen: Vec<Seen> = seen.into_iter().flatten().collect();
     let expected: Vec<u64> = by_writer.iter().map(|written| written.commits).collect();
     let commits: u64 = expected.iter().sum();
     let sum = by_writer.iter().fold(0, |sum: u64, written| sum.wrapping_add(written.sum));
-    // Positions rise, so that all readers have seen the same records in the same order: those that were appended, where these were.
+    // Positions rise, so equal counts and checksums mean the appended records, at their positions, in their order.
     let is_whole = |seen: &Seen| seen.errors == 0 && seen.commits == expected && seen.sum == sum;
     let ns = by_writer.iter().map(|written| written.ns).max().unwrap_or(1).max(1);
     let worst = |of: fn(&Seen) -> u64| seen.iter().map(of).max().map(|ns| ns as f64 / 1e3);
@@ -260,7 +257,7 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
 
 fn segments(args: &LogArgs) -> Segments {
     let slot = args.size.0 + 8;
-    // No slot of up to a cache line crosses one.
+    // A slot of at most a cache line does not cross one.
     let slot_bytes = if slot <= 64 { slot.next_power_of_two() } else { slot.next_multiple_of(64) };
     Segments { slot_bytes, segment_slots: args.segment.0 / slot_bytes }
 }
@@ -282,10 +279,10 @@ fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
 
 // The workers' side.
 
-/// What the name of the region ends with in which readers tell how far they have come.
+/// Suffix of the name of the region in which readers store their positions.
 pub const PROGRESS: &str = ".progress";
 
-/// Where readers tell how far they have come.
+/// The region in which readers store their positions.
 struct Progress {
     session: blocking::Session,
     lh: Lh,
@@ -311,7 +308,7 @@ impl Progress {
         Ok(self.session.write(self.lh, PROGRESS_BYTES * reader, &position.to_le_bytes())?)
     }
 
-    /// Where the slowest is.
+    /// Position of the slowest reader.
     fn least(&self) -> anyhow::Result<u64> {
         let mut least = u64::MAX;
         for reader in 0..self.readers {
@@ -323,7 +320,7 @@ impl Progress {
     }
 }
 
-/// Does a worker's part.  Whatever happens, the worker that has made the log removes it.
+/// Runs a worker's part.  The worker that created the log removes it in any case.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let session = &worker.session;
     let Some(segments) = &task.segments else { return play_part(worker, task) };
@@ -344,7 +341,7 @@ pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     if let (Err(_), Err(left)) = (&played, &removed)
         && worker::say_failed(left).is_err()
     {
-        // The parent process has gone, and it is for us to tell.
+        // The parent process has ended, so this process reports it.
         output::note(&output::reasons(left));
     }
     played?;
@@ -352,7 +349,7 @@ pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     say(&())
 }
 
-/// The nodes that have memory for segments.
+/// The nodes that contribute memory.
 fn members(session: &blocking::Session) -> anyhow::Result<Vec<NodeId>> {
     let mut nodes: Vec<NodeId> =
         session.status()?.iter().filter(|node| node.bytes_total > 0).map(|node| node.node).collect();
@@ -360,7 +357,7 @@ fn members(session: &blocking::Session) -> anyhow::Result<Vec<NodeId>> {
     Ok(nodes)
 }
 
-/// A log takes no more in turn.
+/// Most nodes over which a log places its segments.
 const NODES_MAX: usize = 24;
 
 fn free_progress(session: &blocking::Session, log: &str) -> Result<(), RegionError> {
@@ -383,27 +380,28 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let reader = |number| Reader { session, task, number, progress: &progress, end: &end, is_over };
     std::thread::scope(|scope| {
         let is_maker = task.segments.is_some();
-        let cleaner = is_maker.then(|| scope.spawn(|| told(clean(session, task, &progress, &done, is_over))));
+        let cleaner =
+            is_maker.then(|| scope.spawn(|| reported(clean(session, task, &progress, &done, is_over))));
         let readers: Vec<_> =
-            task.readers.iter().map(|number| scope.spawn(|| told(read(&reader(*number))))).collect();
+            task.readers.iter().map(|number| scope.spawn(|| reported(read(&reader(*number))))).collect();
         let writers = &task.writers;
         let writers: Vec<_> = writers
             .iter()
-            .map(|writer| scope.spawn(|| told(write(session, task, *writer, is_over))))
+            .map(|writer| scope.spawn(|| reported(write(session, task, *writer, is_over))))
             .collect();
         let written = writers.into_iter().map(join).collect::<anyhow::Result<Vec<_>>>();
-        let heard = written.and_then(|written| tell_written(worker, &written));
-        // Readers need nothing else of us, and end also after a failure.
+        let heard = written.and_then(|written| report_written(worker, &written));
+        // Readers need nothing else, and must also end after a failure.
         end.store(*heard.as_ref().unwrap_or(&0), Ordering::Relaxed);
         let seen = readers.into_iter().map(join).collect::<anyhow::Result<Vec<_>>>();
-        let played = heard.and(seen).and_then(|seen| tell_seen(worker, seen, &reader(0)));
+        let played = heard.and(seen).and_then(|seen| report_seen(worker, seen, &reader(0)));
         done.store(true, Ordering::Relaxed);
         played.and(cleaner.map_or(Ok(()), join))
     })
 }
 
-/// Tells what our writers have done; hears how far readers go, since all have done theirs.
-fn tell_written(worker: &Worker, written: &[Written]) -> anyhow::Result<u64> {
+/// Reports this worker's writes; returns the position at which readers end.
+fn report_written(worker: &Worker, written: &[Written]) -> anyhow::Result<u64> {
     say(&written)?;
     match worker.next() {
         Some(Line::End(position)) => Ok(position),
@@ -411,8 +409,9 @@ fn tell_written(worker: &Worker, written: &[Written]) -> anyhow::Result<u64> {
     }
 }
 
-/// Tells what our readers have seen.  The worker that has made the log reads it where nobody has, and keeps it until all have.
-fn tell_seen(worker: &Worker, mut seen: Vec<Seen>, reader: &Reader<'_>) -> anyhow::Result<()> {
+/// Reports what the readers saw.  The creator of the log reads it if there are no readers, and keeps it until all have
+/// ended.
+fn report_seen(worker: &Worker, mut seen: Vec<Seen>, reader: &Reader<'_>) -> anyhow::Result<()> {
     let is_maker = reader.task.segments.is_some();
     if is_maker && reader.task.readers_in_all == 0 {
         seen.push(read(reader)?);
@@ -424,14 +423,14 @@ fn tell_seen(worker: &Worker, mut seen: Vec<Seen>, reader: &Reader<'_>) -> anyho
     Ok(())
 }
 
-/// Whether memory for a segment is waited for in vain.
+/// A shortage of memory for the next segment.
 #[derive(Debug, Default)]
-struct Famine {
+struct Shortage {
     since: Option<Instant>,
 }
 
-impl Famine {
-    /// None was found for the segment that begins at `first`.  Fails if none of this log comes back: nothing stands before that.
+impl Shortage {
+    /// Fails if the segment at `first` has waited too long and no earlier segment remains to be freed.
     async fn note(&mut self, log: &Log, first: u64) -> Result<(), LogError> {
         if log.start().await? < first {
             self.since = None;
@@ -458,17 +457,17 @@ fn write(
     writer: u64,
     is_over: &AtomicBool,
 ) -> anyhow::Result<Written> {
-    let mut away = Away::new(is_over);
-    let mut log = Writer::new(away.until_done(|| open(session, task))?, task.batch);
+    let mut away = Outage::new(is_over);
+    let mut log = Writer::new(away.retry(|| open(session, task))?, task.batch);
     let begin = Instant::now();
     let limit = Duration::from_nanos(task.ns);
     let is_last = || begin.elapsed() >= limit || is_over.load(Ordering::Relaxed);
     let appending = async {
-        let (mut written, mut famine) = (Written::default(), Famine::default());
+        let (mut written, mut shortage) = (Written::default(), Shortage::default());
         let mut records = vec![0; task.size * task.together];
         let mut positions = Vec::with_capacity(task.together);
         let mut timed = 0;
-        // The clock is read now and then: it takes as long as a part of an append.
+        // The clock is read rarely: a reading costs part of an append.
         while written.commits < timed || !is_last() {
             let slices = fill_all(&mut records, task.size, writer, written.commits, &mut timed);
             let appended = match slices[..] {
@@ -483,15 +482,15 @@ fn write(
             positions.clear();
             match appended {
                 Ok(()) => {
-                    famine.since = None;
-                    away.is_back();
+                    shortage.since = None;
+                    away.end();
                 }
-                // What there was is full, and nobody makes room.
+                // The log is full, and no reader frees segments.
                 Err(LogError::Full { first }) if first > 0 && (task.readers_in_all == 0 || is_last()) => {
                     break;
                 }
                 Err(LogError::Full { first }) => {
-                    famine.note(log.log(), first).await?;
+                    shortage.note(log.log(), first).await?;
                     written.waits += 1;
                     timed = written.commits;
                     std::thread::sleep(Duration::from_micros(200));
@@ -512,7 +511,8 @@ fn write(
     Ok(Written { ns, ..written })
 }
 
-/// Fills records that one call appends, of which the first is number `first`; those from number `timed` on tell the time now and then.
+/// Fills the records of one call, numbered from `first`; from number `timed` on, one in `RECORDS_PER_TIME` carries the
+/// time.
 fn fill_all<'a>(
     records: &'a mut [u8],
     size: usize,
@@ -531,45 +531,45 @@ fn fill_all<'a>(
     records.chunks(size).collect()
 }
 
-/// A record tells whose it is, which of them, and when it was written, or 0; the rest is filled with its number.
+/// A record holds its writer, its number and the time of its write or 0; the number fills the rest.
 fn fill(record: &mut [u8], writer: u64, number: u64, time_ns: u64) {
     record[..8].copy_from_slice(&((writer << 48) | number).to_le_bytes());
     record[8..16].copy_from_slice(&time_ns.to_le_bytes());
     record[16..].fill(number as u8);
 }
 
-/// One record, which names its writer and its number first, in one place.
+/// Checksum of one record at its position.
 fn sum_of(position: u64, record: &[u8]) -> u64 {
     let head = record.first_chunk().map_or(0, |head| u64::from_le_bytes(*head));
     let mixed = (position ^ head.rotate_left(24)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ head;
     mixed ^ mixed >> 29
 }
 
-/// What a reader has.
+/// A reader thread's arguments.
 struct Reader<'a> {
     session: &'a blocking::Session,
     task: &'a Task,
     number: u64,
     progress: &'a Progress,
-    /// How far it goes: without end until all writers are done.  Carries no data.
+    /// Position at which it ends; `u64::MAX` until all writers are done.  Carries no data.
     end: &'a AtomicU64,
     is_over: &'a AtomicBool,
 }
 
-/// Follows until all that was appended has come, and checks what comes.
+/// Follows the log to its end and verifies each record.
 fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
     let &Reader { session, task, number, progress, end, is_over } = reader;
-    let mut away = Away::new(is_over);
-    let log = away.until_done(|| open(session, task))?;
+    let mut away = Outage::new(is_over);
+    let log = away.retry(|| open(session, task))?;
     let mut follower = session.block_on(Follower::from_start(log.clone()))?;
-    let (mut check, mut famine) = (Check::new(task)?, Famine::default());
+    let (mut check, mut shortage) = (Check::new(task)?, Shortage::default());
     let (mut noted, mut idle) = (0, 0);
     while follower.position() < end.load(Ordering::Relaxed) && !is_over.load(Ordering::Relaxed) {
         let now = now_ns();
         let slots = match session.block_on(follower.poll(now, |entry| check.note(entry))) {
-            // It comes back when others have gone on, if it does.
+            // Memory returns if other processes advance.
             Err(LogError::Full { first }) => {
-                let noted = session.block_on(famine.note(&log, first));
+                let noted = session.block_on(shortage.note(&log, first));
                 noted.with_context(|| format!("reader {number} cannot skip an unwritten record"))?;
                 0
             }
@@ -578,12 +578,12 @@ fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
                 0
             }
             Ok(slots) => {
-                away.is_back();
+                away.end();
                 slots
             }
         };
         if slots > 0 {
-            (idle, famine.since) = (0, None);
+            (idle, shortage.since) = (0, None);
         } else {
             idle += 1;
         }
@@ -592,7 +592,7 @@ fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
         } else if idle > 0 {
             std::thread::yield_now();
         }
-        // Writers may wait for what it has passed.
+        // Writers may wait for the segments that it has passed.
         if follower.position() - noted >= SLOTS_PER_NOTE || slots == 0 && follower.position() > noted {
             noted = follower.position();
             progress.note(number, noted)?;
@@ -602,19 +602,19 @@ fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
     Ok(Seen { away: away.waits, ..check.seen() })
 }
 
-/// How often a reader looks in vain before it sleeps between looks.
+/// Empty polls before the reader sleeps between polls.
 const POLLS_BEFORE_SLEEP: u32 = 10_000;
-/// How far a reader goes on before it tells how far it is.
+/// Slots between two stores of the position.
 const SLOTS_PER_NOTE: u64 = 4096;
 
-/// Longer latencies count as this.
+/// Largest recorded latency.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// What one reader has seen so far.
+/// What one reader has verified.
 struct Check {
     size: usize,
     next: Vec<u64>,
-    /// The first position that the next record may have.
+    /// The lowest valid position of the next record.
     position: u64,
     sum: u64,
     errors: u64,
@@ -634,7 +634,7 @@ impl Check {
         }
     }
 
-    /// `None` if it is not the next of its writer, whole, behind all others.
+    /// `None` unless the record is its writer's next, unaltered, and behind all others.
     fn note_record(&mut self, position: u64, record: &[u8]) -> Option<()> {
         self.sum = self.sum.wrapping_add(sum_of(position, record));
         let is_behind = position >= self.position;
@@ -666,7 +666,7 @@ impl Check {
     }
 }
 
-/// Frees what all readers have passed, until they are done.
+/// Frees the segments that all readers have passed, until the readers end.
 fn clean(
     session: &blocking::Session,
     task: &Task,
@@ -674,10 +674,10 @@ fn clean(
     done: &AtomicBool,
     is_over: &AtomicBool,
 ) -> anyhow::Result<()> {
-    let mut log = Away::new(is_over).until_done(|| open(session, task))?;
+    let mut log = Outage::new(is_over).retry(|| open(session, task))?;
     while !done.load(Ordering::Relaxed) {
         match session.block_on(log.trim(progress.least()?)) {
-            // It is tried again, and who needs the memory waits.
+            // The next round tries again; writers that need the memory wait.
             Err(LogError::NoDirectory(_)) => {}
             trimmed => drop(trimmed?),
         }
@@ -709,7 +709,7 @@ mod tests {
         }
     }
 
-    /// Errors and the sum of a reader that has seen records of writers, by their numbers, at some positions.
+    /// Errors and checksum of a reader that has seen the records (position, writer, number).
     fn seen(records: &[(u64, u64, u64)]) -> (u64, u64) {
         let mut check = Check::new(&task()).unwrap();
         let mut record = [0; 20];
@@ -724,10 +724,10 @@ mod tests {
     fn wrong_records_and_orders_are_found() {
         let (errors, sum) = seen(&[(0, 0, 0), (2, 1, 0), (3, 0, 1)]);
         assert_eq!(errors, 0);
-        // In another order of the writers, as a reader of another segment in its place would see it.
+        // As from another segment in its place: the writers are exchanged.
         let (errors, other) = seen(&[(0, 1, 0), (2, 0, 0), (3, 0, 1)]);
         assert!(errors == 0 && other != sum);
-        // Elsewhere, lost, twice, backwards.
+        // Moved, lost, repeated, backwards.
         assert_ne!(seen(&[(0, 0, 0), (1, 1, 0), (3, 0, 1)]).1, sum);
         assert_ne!(seen(&[(0, 0, 0), (3, 0, 1)]).1, sum);
         assert_eq!(seen(&[(0, 0, 0), (2, 1, 0), (2, 1, 0), (3, 0, 1)]).0, 1);

@@ -1,7 +1,7 @@
-//! `halite run`: applications on the public interface, over a cluster of their own or one that runs already.
+//! `halite run`: applications on the public interface, on a cluster of their own or on a running one.
 //!
-//! Workers are processes of this program, one for each node of the cluster of their own, and join as applications do.  This
-//! process only tells them what to do, and puts together what they have seen.
+//! Workers are processes of this program, one for each node of a cluster of their own, and join as applications do.
+//! This process sends them tasks and combines their results.
 
 mod away;
 mod crew;
@@ -40,7 +40,7 @@ enum App {
     Ycsb(ycsb::YcsbArgs),
 }
 
-/// Over what an application runs.
+/// The cluster of an application.
 #[derive(Args, Clone, Debug)]
 struct Over {
     /// Processes of the application, each with its own node
@@ -60,7 +60,7 @@ struct Over {
     json: bool,
 }
 
-/// Memory of each process, where nothing is said.
+/// Default memory of each process.
 const ARENA_BYTES: ByteCount = ByteCount(2 << 30);
 
 impl Over {
@@ -72,7 +72,7 @@ impl Over {
         self.fabric.unwrap_or(Provider::Shm)
     }
 
-    /// Fails where something is said of a cluster of the application's own, and it runs over one in `dir`.
+    /// Fails if flags configure a cluster of the application's own and `dir` names a running one.
     fn check(&self, dir: Option<&Path>) -> Result<(), UsageError> {
         let Some(dir) = dir else { return Ok(()) };
         let said = [("--arena", self.arena.is_some()), ("--fabric", self.fabric.is_some())];
@@ -94,7 +94,7 @@ impl App {
     }
 }
 
-/// Runs an application; fails if it did not do what it is to do.  `dir` is where the cluster is that the user means, if any.
+/// Runs an application and verifies its result.  `dir` names a running cluster, if any.
 pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
     args.app.over().check(dir)?;
     match &args.app {
@@ -104,8 +104,8 @@ pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
     }
 }
 
-/// For how long something is measured.
+/// Parses the duration of a run.
 fn seconds(text: &str) -> Result<f64, String> {
     let value: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if (0.01..=86_400.0).contains(&value) { Ok(value) } else { Err("not from 0.01 to 86400".to_owned()) }
+    if (0.01..=86_400.0).contains(&value) { Ok(value) } else { Err("must be from 0.01 to 86400".to_owned()) }
 }

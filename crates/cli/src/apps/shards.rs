@@ -1,4 +1,4 @@
-//! The shard of a key-value store that a worker owns.
+//! A worker's shard of a key-value store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,20 +9,20 @@ use halite::{Function, Permissions, RegionCause, RegionError, blocking};
 use halite_apps::kv::redis::Clock;
 use halite_apps::kv::{Local, Owner, SHARDS_MAX};
 
-use super::worker::{Worker, say_failed, told};
+use super::worker::{Worker, reported, say_failed};
 use super::{Over, away};
 use crate::output::UsageError;
 
-/// Which one.
+/// The shard of a worker.
 pub(super) struct Place<'a> {
-    /// Of the store.
+    /// Name of the store.
     pub(super) name: &'a str,
     pub(super) number: usize,
-    /// The first function of the store's; that of a shard is as many further.
+    /// The function of shard 0; shard N has the Nth after it.
     pub(super) functions: Function,
 }
 
-/// Whether a store can have a shard in each process.
+/// Checks the number of shards.
 pub(super) fn check(over: &Over) -> Result<(), UsageError> {
     if over.nodes as usize > SHARDS_MAX {
         let message = format!("--nodes {} is too large: a store has at most {SHARDS_MAX} shards", over.nodes);
@@ -31,13 +31,14 @@ pub(super) fn check(over: &Over) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// The clock by which keys expire: ms since now.
+/// The clock of expiry: milliseconds since its creation.
 pub(super) fn clock() -> Clock {
     let begin = Instant::now();
     Arc::new(move || begin.elapsed().as_millis() as u64)
 }
 
-/// Makes a shard, serves it during `play`, and removes it, whatever happens.  The owner of the first shard removes the store's head, too.
+/// Creates a shard, serves it during `play`, and removes it in any case.  The owner of shard 0 also removes the
+/// store's head.
 pub(super) fn own(
     worker: &Worker,
     place: &Place<'_>,
@@ -51,24 +52,24 @@ pub(super) fn own(
     let owner = session.block_on(creating);
     let owner = owner.with_context(|| format!("cannot create a shard of the store {name:?}"))?;
     let (stopper, shard) = (owner.stopper(), owner.local());
-    // That the shard is to end.  Carries no data.
-    let is_asked = AtomicBool::new(false);
+    // Set when the shard is to end.  Carries no data.
+    let is_ending = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
             let served = session.block_on(owner.run(move || clock()));
             if let Err(error) = &served
-                && !is_asked.load(Ordering::Relaxed)
+                && !is_ending.load(Ordering::Relaxed)
             {
-                // The parent process waits for our end, and for nothing that we say before.
+                // The exit status tells the parent process; the message is optional.
                 let why = anyhow::Error::msg(error.to_string()).context("the owner of a shard failed");
                 let _ = say_failed(&why);
                 std::process::exit(1);
             }
             served
         });
-        // Others fail as soon as nobody serves the shard.
-        let played = told(play(shard));
-        is_asked.store(true, Ordering::Relaxed);
+        // A failure is reported before the shard ends, which makes other workers fail.
+        let played = reported(play(shard));
+        is_ending.store(true, Ordering::Relaxed);
         let freed = match number {
             0 => away::remove(worker.is_over(), || free_head(session, name)),
             _ => Ok(()),
@@ -81,7 +82,7 @@ pub(super) fn own(
     })
 }
 
-/// The first node has made it, if it came to that.
+/// Worker 0 has created the head, if the run got that far.
 fn free_head(session: &blocking::Session, name: &str) -> Result<(), RegionError> {
     match session.map(name, Permissions::MASTER) {
         Ok(lh) => session.free(lh),

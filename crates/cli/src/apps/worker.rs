@@ -1,4 +1,4 @@
-//! A process of an application: joins the cluster, and does as it is told by lines of JSON on its standard input.
+//! A process of an application: joins the cluster and executes tasks, which arrive as lines of JSON on standard input.
 
 use std::io::{self, BufRead};
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ pub struct WorkerArgs {
     /// Memory to contribute
     #[arg(long, default_value_t = 0)]
     arena: u64,
-    /// Where it serves metrics
+    /// Metrics address
     #[arg(long, default_value_t = MetricsAt(None))]
     metrics: MetricsAt,
     /// The network of its node
@@ -38,22 +38,21 @@ pub struct WorkerArgs {
     fabric: Option<Provider>,
 }
 
-/// What a worker is told.
+/// A message to a worker.
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Line {
-    /// Prepare this.
+    /// Prepare this task.
     Task(Task),
-    /// These nodes have a part each.
+    /// The nodes of the shards.
     Nodes(Vec<u32>),
     /// Begin.
     Go,
-    /// Nothing is added from here on: go on to this position.
+    /// The writers have ended: read to this position.
     End(u64),
-    /// Remove what is left.
+    /// Remove what remains.
     Clear,
 }
 
-/// What it is to do.
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Task {
     /// `halite run kv`
@@ -64,23 +63,21 @@ pub enum Task {
     Ycsb(ycsb::Task),
 }
 
-/// What a worker says.
+/// A message from a worker.
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Answer {
-    /// It is done.
     Done(serde_json::Value),
-    /// It will be, and this is what it waits for.
+    /// The worker waits for this; its answer follows.
     Waits(String),
-    /// It could not be done.
     Failed(Failure),
 }
 
-/// Why something could not be done.
+/// Why a task failed.
 #[derive(Serialize, Deserialize, thiserror::Error, Debug)]
 #[error("{why}")]
 pub struct Failure {
     why: String,
-    /// When it was seen, by the clock that all processes of this host share: what others fail of because of it comes later.
+    /// By the clock that all processes of this host share: consequences of a failure come later.
     pub at_ns: u64,
 }
 
@@ -90,38 +87,35 @@ impl Failure {
     }
 }
 
-/// What a worker says first.
+/// A worker's first message.
 #[derive(Serialize, Deserialize, Debug)]
 pub struct Joined {
-    /// Its node.
     pub node: u32,
-    /// Where that serves metrics, if it does.
+    /// Its metrics address.
     pub metrics: Option<SocketAddr>,
 }
 
-/// What a worker has: a session, and the parent process that tells it what to do.
+/// A worker's session, and the messages of its parent process.
 pub struct Worker {
-    /// Its session; more of them are to be had by cloning.
     pub session: blocking::Session,
-    /// Its node.
     pub node: NodeId,
     lines: Receiver<Line>,
     is_over: Arc<AtomicBool>,
 }
 
 impl Worker {
-    /// Set when the parent process waits for nothing any more; carries no data.
+    /// Set when standard input has ended; carries no data.
     pub fn is_over(&self) -> &AtomicBool {
         &self.is_over
     }
 
-    /// Waits for the next line; none at the end.
+    /// Waits for the next message; `None` after the last.
     pub fn next(&self) -> Option<Line> {
         self.lines.recv().ok()
     }
 }
 
-/// Works until standard input ends.
+/// Executes a task, and leaves when standard input ends.
 pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     if args.node.is_some() {
         signals::die_with(args.parent)?;
@@ -133,7 +127,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     config.providers = args.fabric.map_or(config.providers, |network| vec![network]);
     let node = match Node::embedded(config) {
         Ok(node) => node,
-        // The parent process tells it.
+        // The parent process reports it.
         Err(error) => return say_failed(&error.into()),
     };
     say(&Joined { node: node.id().0, metrics: node.metrics_address() })?;
@@ -150,14 +144,14 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     if let Err(error) = done {
         say_failed(&error)?;
     }
-    // The parent process decides when we leave: others may be at what is ours.
+    // The parent process decides when this node leaves: other workers may still use its regions.
     while worker.next().is_some() {}
     drop(worker);
     node.leave();
     Ok(())
 }
 
-/// Has a panic of any thread end the process, which the parent process tells: other threads would wait for the one that is gone.
+/// Makes a panic of any thread end the process: the other threads would wait for the panicked one.
 fn end_with_a_panic() {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -166,35 +160,35 @@ fn end_with_a_panic() {
     }));
 }
 
-/// Answers.
+/// Sends an answer.
 pub fn say(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(output::print_json(&Answer::Done(serde_json::to_value(value)?))?)
 }
 
-/// Answers that it cannot go on.
+/// Sends a failure.
 pub fn say_failed(error: &anyhow::Error) -> anyhow::Result<()> {
     Ok(output::print_json(&Answer::Failed(Failure::of(error)))?)
 }
 
-/// The parent process is told at once why something cannot go on, and ends all others; what else goes wrong then is no news.
-pub fn told<T>(done: anyhow::Result<T>) -> anyhow::Result<T> {
+/// Reports a failure at once: the parent process then ends all workers.
+pub fn reported<T>(done: anyhow::Result<T>) -> anyhow::Result<T> {
     if let Err(error) = &done {
         say_failed(error)?;
     }
     done
 }
 
-/// Nanoseconds of a clock that all processes of this host share.
+/// The monotonic clock, which all processes of this host share.
 pub fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// How long a worker may take to end what it does and remove what it has made.
+/// Time for a worker to end its task and remove its regions.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Hears what the worker is told.  Standard input also ends with the parent process, however that ends; in a cluster of
-/// others, what we have made there is to be removed then.
+/// Reads messages from standard input.  It also ends when the parent process is killed; the worker then removes its
+/// regions.
 fn listen(is_over: Arc<AtomicBool>) -> Receiver<Line> {
     let (teller, lines) = mpsc::channel();
     std::thread::spawn(move || {

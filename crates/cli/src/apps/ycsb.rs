@@ -1,4 +1,4 @@
-//! `halite run ycsb`: a key-value store of which each process owns a shard, under the core workloads of YCSB.
+//! `halite run ycsb`: the YCSB core workloads on a key-value store of which each process owns a shard.
 
 mod values;
 
@@ -17,7 +17,7 @@ use rand_pcg::rand_core::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
 
 use super::Over;
-use super::away::Away;
+use super::away::Outage;
 use super::crew::Crew;
 use super::shards::{self, Place};
 use super::worker::{self, Line, Worker, say};
@@ -73,7 +73,7 @@ impl Workload {
     }
 }
 
-/// What one worker is to do.
+/// The task of one worker.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Task {
     name: String,
@@ -88,28 +88,28 @@ pub struct Task {
     ns: u64,
 }
 
-/// What the threads of a worker have done.
+/// Result of one worker.
 #[derive(Serialize, Deserialize, Debug)]
 struct Done {
     reads: u64,
     updates: u64,
-    /// Values that were not there, or not as they were set.
+    /// Values that were missing or damaged.
     errors: u64,
-    /// Of the thread that took longest.
+    /// Of the slowest thread.
     ns: u64,
     read_ns: [u64; 2],
     update_ns: [u64; 2],
-    /// How many keys there are at the end, where this worker has counted them.
+    /// Number of keys at the end, if this worker counted them.
     keys: Option<u64>,
-    /// How often the directory of names was away.
+    /// Waits for the directory of names.
     away: u64,
-    /// How many updates each of its threads has begun.
+    /// Updates begun, by thread of this worker.
     begun: Vec<u64>,
-    /// The latest update of each thread of the run that was read here.
+    /// The latest update that was read here, by thread of the run.
     latest: Vec<u64>,
 }
 
-/// What is printed.
+/// The printed result.
 #[derive(Serialize, Debug)]
 struct Outcome {
     app: &'static str,
@@ -132,12 +132,11 @@ struct Outcome {
     verified: bool,
 }
 
-/// How unevenly keys are asked for, as YCSB has it.
+/// Skew of the keys, as in YCSB.
 const EXPONENT: f64 = 0.99;
 /// The functions of the shards.
 const FUNCTION: Function = Function(0x6b76_0000);
 
-/// Runs it.
 pub fn run(dir: Option<&Path>, args: &YcsbArgs) -> anyhow::Result<()> {
     let value = args.value.0;
     if !(VALUE_BYTES_MIN..=VALUE_BYTES_MAX as u64).contains(&value) {
@@ -172,20 +171,20 @@ fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcom
             threads_in_all: args.threads,
             ns: (args.seconds * 1e9) as u64,
         };
-        // Each makes its shard, and tells where that is.
+        // Each worker creates its shard and returns its node.
         nodes.push(crew.ask::<u32>(number, &Line::Task(worker::Task::Ycsb(task)))?);
         crew.note_made(&args.name);
     }
-    // The first puts them together, before the others open the store.
+    // The first worker creates the store before the others open it.
     for number in 0..workers {
         crew.ask::<()>(number, &Line::Nodes(nodes.clone()))?;
     }
-    // All fill it, and then all ask.
+    // All workers fill the store before any of them measures.
     crew.tell(&Line::Go)?;
-    crew.hear::<()>()?;
-    let passing = progress::passing(args.seconds, "asking");
+    crew.receive::<()>()?;
+    let passing = progress::passing(args.seconds, "measuring");
     crew.tell(&Line::Go)?;
-    let done: Vec<Done> = crew.hear_during(|text| passing.note(text))?;
+    let done: Vec<Done> = crew.receive_noting(|text| passing.note(text))?;
     drop(passing);
     crew.ask::<()>(0, &Line::Clear)?;
     let sum = |of: fn(&Done) -> u64| done.iter().map(of).sum::<u64>();
@@ -237,7 +236,7 @@ fn print(outcome: &Outcome, is_json: bool) -> anyhow::Result<()> {
 
 // The workers' side.
 
-/// Does a worker's part.
+/// Runs a worker's part.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let place = Place { name: &task.name, number: task.number, functions: FUNCTION };
     shards::own(worker, &place, shards::clock(), |_| play_part(worker, task))
@@ -246,7 +245,7 @@ pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
 fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let session = &worker.session;
     say(&worker.node.0)?;
-    let Some(Line::Nodes(nodes)) = worker.next() else { return nobody_waits() };
+    let Some(Line::Nodes(nodes)) = worker.next() else { return parent_ended() };
     let nodes: Vec<NodeId> = nodes.into_iter().map(NodeId).collect();
     if task.number == 0 {
         let creating = Store::create(session.as_async(), &task.name, &nodes, FUNCTION, Permissions::empty());
@@ -254,10 +253,10 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     }
     let mut store = open(session, task)?;
     say(&())?;
-    let Some(Line::Go) = worker.next() else { return nobody_waits() };
+    let Some(Line::Go) = worker.next() else { return parent_ended() };
     fill(worker, task, &mut store)?;
     say(&())?;
-    let Some(Line::Go) = worker.next() else { return nobody_waits() };
+    let Some(Line::Go) = worker.next() else { return parent_ended() };
     let is_over = worker.is_over();
     let known = match task.workload {
         Workload::C => Known::of_no_updates(),
@@ -273,7 +272,7 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     })?;
     let keys = if task.number == 0 { Some(session.block_on(store.count())?) } else { None };
     say(&Counts::done(threads, keys, task, &known)?)?;
-    // Others may still ask for what is here.
+    // Other workers may still read this shard.
     if let Some(Line::Clear) = worker.next() {
         say(&())?;
     }
@@ -281,7 +280,7 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn nobody_waits() -> anyhow::Result<()> {
+fn parent_ended() -> anyhow::Result<()> {
     bail!("the parent of this worker has ended")
 }
 
@@ -292,25 +291,25 @@ fn open(session: &blocking::Session, task: &Task) -> anyhow::Result<Store> {
 /// Sets this worker's part of the keys.
 fn fill(worker: &Worker, task: &Task, store: &mut Store) -> anyhow::Result<()> {
     let mut value = vec![0; task.value];
-    let mut away = Away::new(worker.is_over());
+    let mut away = Outage::new(worker.is_over());
     for key in (task.number as u64..task.keys).step_by(task.workers) {
         if worker.is_over().load(Ordering::Relaxed) {
-            return nobody_waits();
+            return parent_ended();
         }
         write_value(&mut value, key, Update::default());
-        let set = away
-            .until_done(|| worker.session.block_on(store.set(&key_of(key), &value, SetOptions::default())));
+        let set =
+            away.retry(|| worker.session.block_on(store.set(&key_of(key), &value, SetOptions::default())));
         set.with_context(|| format!("cannot set key {key}"))?;
     }
     Ok(())
 }
 
-/// As YCSB calls them.
+/// Keys as in YCSB.
 fn key_of(key: u64) -> Vec<u8> {
     format!("user{key:012}").into_bytes()
 }
 
-/// What one thread has done.
+/// Result of one thread.
 struct Counts {
     reads: Histogram<u64>,
     updates: Histogram<u64>,
@@ -320,7 +319,7 @@ struct Counts {
     latest: Latest,
 }
 
-/// Longer latencies count as this.
+/// Largest recorded latency.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 impl Counts {
@@ -365,7 +364,7 @@ fn ask(
     known: &Known,
     is_over: &AtomicBool,
 ) -> anyhow::Result<Counts> {
-    let mut away = Away::new(is_over);
+    let mut away = Outage::new(is_over);
     let mut store = open(session, task)?;
     let mut counts = Counts::new(task)?;
     let mut random = Pcg64Mcg::seed_from_u64(thread);
@@ -375,20 +374,19 @@ fn ask(
     let begin = Instant::now();
     let mut last = begin;
     loop {
-        // Those that are asked for most often lie anywhere.
+        // Popular keys are spread over the key space.
         let rank = popular.sample(&mut random) as u64 - 1;
         let key = fastrand::Rng::with_seed(rank).u64(..task.keys);
         let is_update = random.next_u32() % 1000 < task.workload.updates_per_mille();
         if is_update {
             let update = known.begin(thread);
             write_value(&mut value, key, update);
-            let set =
-                away.until_done(|| session.block_on(store.set(&key_of(key), &value, SetOptions::default())));
+            let set = away.retry(|| session.block_on(store.set(&key_of(key), &value, SetOptions::default())));
             counts.errors += u64::from(!set.with_context(|| format!("cannot set key {key}"))?);
             known.note(key, update);
         } else {
             let before = known.before(key);
-            let got = away.until_done(|| session.block_on(store.get_into(&key_of(key), &mut found)));
+            let got = away.retry(|| session.block_on(store.get_into(&key_of(key), &mut found)));
             let is_there = got.with_context(|| format!("cannot get key {key}"))?;
             match known.check(&found, key, task.value, before).filter(|_| is_there) {
                 Some(update) => counts.latest.note(update),

@@ -1,4 +1,4 @@
-//! `halite grant` and `halite revoke`: who may do what with a region.
+//! `halite grant` and `halite revoke`: permissions of a region.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::args::{Grant, Revoke};
 use crate::client::Client;
 use crate::letters;
 
-/// Adds permissions; `none` takes all away.
+/// Grants permissions; `none` revokes all.
 pub fn grant(dir: &Path, args: &Grant) -> anyhow::Result<()> {
     if args.permissions.is_empty() {
         return change(dir, &args.name, &args.who, Change::Revoke(Permissions::all()));
@@ -17,7 +17,6 @@ pub fn grant(dir: &Path, args: &Grant) -> anyhow::Result<()> {
     change(dir, &args.name, &args.who, Change::Grant(args.permissions))
 }
 
-/// Takes permissions away.
 pub fn revoke(dir: &Path, args: &Revoke) -> anyhow::Result<()> {
     change(dir, &args.name, &args.who, Change::Revoke(args.permissions))
 }

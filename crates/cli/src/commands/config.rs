@@ -1,4 +1,4 @@
-//! `halite config`: what is set, and who says so.
+//! `halite config`: settings and their sources.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::output::{self, UsageError};
 use crate::settings::Setting;
 use crate::table::{Align, Table};
 
-/// Ordered by key.  `complaints` of variables that nobody knows or takes are an error, once all is printed.
+/// Prints the settings by key; then fails if there are `complaints` about variables.
 pub fn run(
     dir: &Path,
     args: &Listing,
@@ -22,7 +22,7 @@ pub fn run(
     if let Some(directory) = settings.iter_mut().find(|setting| setting.key == "directory")
         && let Some(Ok(address)) = directory.value.as_deref().map(str::parse::<EtcdAddress>)
     {
-        // Without the password.
+        // This format omits the password.
         directory.value = Some(format!("{address:?}"));
     }
     if args.json {

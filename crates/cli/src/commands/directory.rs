@@ -1,4 +1,4 @@
-//! `halite directory`: where the names of a cluster are, and how they get to etcd.
+//! `halite directory`: shows where the names are, or moves them to etcd.
 
 use std::path::Path;
 
@@ -10,16 +10,16 @@ use crate::args::DirectoryCommand;
 use crate::client::Client;
 use crate::output;
 
-/// Shows no password.
+/// Never shows a password.
 pub fn run(dir: &Path, command: &DirectoryCommand) -> anyhow::Result<()> {
     match command {
         DirectoryCommand::Show => show(dir),
-        DirectoryCommand::Move { to } => bring(dir, to),
+        DirectoryCommand::Move { to } => move_names(dir, to),
     }
 }
 
 fn show(dir: &Path) -> anyhow::Result<()> {
-    // Who joins is told by others where they are, and writes it down.
+    // A node that joins learns the place from the others, and stores it.
     let _member = Client::join(dir)?;
     let known = ClusterDir::open(dir).and_then(|dir| dir.etcd());
     let known = known.with_context(|| format!("cannot read {}", dir.display()))?;
@@ -30,12 +30,12 @@ fn show(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn bring(dir: &Path, to: &EtcdAddress) -> anyhow::Result<()> {
+fn move_names(dir: &Path, to: &EtcdAddress) -> anyhow::Result<()> {
     let moved = Client::join(dir)?.session.move_names(to)?;
     let lost = match moved.lost {
         0 => String::new(),
         lost => format!(", and {lost} of lost regions"),
     };
-    output::print(&format!("{} names{lost} are at {to:?} now\n", moved.names))?;
+    output::print(&format!("moved {} names{lost} to {to:?}\n", moved.names))?;
     Ok(())
 }

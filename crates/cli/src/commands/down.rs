@@ -1,6 +1,6 @@
-//! `halite down`: ends the nodes of a cluster that are on this host, and removes what they left.
+//! `halite down`: stops the cluster's nodes on this host and removes their files.
 //!
-//! Applications that have joined are not ours to end, unless that is asked for: they see the nodes leave.
+//! Applications stay unless --all is given: they see the nodes leave.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,11 +13,10 @@ use crate::args::Down;
 use crate::control::{self, Found, GRACE, Outcome, Unlisted};
 use crate::output;
 
-/// How often to look for nodes that joined while others were being stopped.
+/// Rounds of stopping, for nodes that join meanwhile.
 const ROUNDS: u32 = 5;
 
-/// Ends the processes that listen as nodes in `path`, with `--all` those of ephemeral nodes included.  Fails unless all of
-/// them have ended.
+/// Ends the nodes that listen in `path`, with `--all` also applications.  Fails unless all of them have ended.
 pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
     let dir = match ClusterDir::open(path) {
         Err(error @ ClusterDirError::NoCluster { .. }) => return Err(error.into()),
@@ -31,12 +30,12 @@ pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
     });
     let (mut stopped, elsewhere) = (0, unlisted.elsewhere());
     if !unlisted.is_none_here() {
-        // All but the first node, which alone knows of these.
+        // Node 0 stays: only it knows the unlisted nodes.
         stopped += stop_found(&dir, |node| node != 0 && wanted(node))?;
-        everybody_is_listed(unlisted, path)?;
+        check_all_listed(unlisted, path)?;
     }
     stopped += stop_found(&dir, wanted)?;
-    nobody_is_left(&find(&dir, wanted)?, path)?;
+    check_all_ended(&find(&dir, wanted)?, path)?;
     if stopped == 0 {
         output::note(&format!("no node is running in {}", path.display()));
     }
@@ -48,7 +47,7 @@ pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stops all that listen; returns how many those were.
+/// Stops all nodes that listen; returns their number.
 fn stop_found(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<u32> {
     let mut stopped = 0;
     for _ in 0..ROUNDS {
@@ -73,8 +72,8 @@ fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Found>
         .with_context(|| format!("cannot list the processes in {}", dir.path().display()))
 }
 
-/// No process is ended by hearsay: people are told which it is.
-fn everybody_is_listed(unlisted: Unlisted, path: &Path) -> anyhow::Result<()> {
+/// Reported pids are not signalled, since they may be wrong: the error names them.
+fn check_all_listed(unlisted: Unlisted, path: &Path) -> anyhow::Result<()> {
     let remaining = unlisted.remaining()?;
     if remaining.is_empty() {
         return Ok(());
@@ -89,7 +88,7 @@ fn everybody_is_listed(unlisted: Unlisted, path: &Path) -> anyhow::Result<()> {
     )
 }
 
-fn nobody_is_left(found: &Found, path: &Path) -> anyhow::Result<()> {
+fn check_all_ended(found: &Found, path: &Path) -> anyhow::Result<()> {
     if let Some(hidden) = found.hidden.first() {
         let Presence { node, pid, .. } = hidden.presence;
         if hidden.is_elsewhere() {
@@ -100,7 +99,7 @@ fn nobody_is_left(found: &Found, path: &Path) -> anyhow::Result<()> {
             );
         }
         let reason = match &hidden.reason {
-            None => "listens at no socket there".to_owned(),
+            None => "does not listen at its socket".to_owned(),
             Some(reason) => format!("cannot be reached at its socket ({reason})"),
         };
         let hint = match pid {
@@ -113,19 +112,24 @@ fn nobody_is_left(found: &Found, path: &Path) -> anyhow::Result<()> {
         );
     }
     if let Some(target) = found.targets.first() {
-        bail!("nodes keep joining in {}: node {} is process {}", path.display(), target.node, target.pid);
+        bail!(
+            "nodes keep joining in {}: node {} is process {}; stop what starts them, and try again",
+            path.display(),
+            target.node,
+            target.pid
+        );
     }
     Ok(())
 }
 
-/// Tells which processes take part in `dir` without being nodes of a number of their own; `None` if none does.
+/// Describes the processes that joined `dir` as ephemeral nodes; `None` if there are none.
 pub fn applications(dir: &ClusterDir) -> anyhow::Result<Option<String>> {
     let failed = || format!("cannot list the processes in {}", dir.path().display());
     let found = control::find(dir, |node| node >= EPHEMERAL_NODE_MIN).with_context(failed)?;
     // A process may have joined more than once.
     let pids: BTreeSet<u32> = found.targets.iter().map(|target| target.pid).collect();
     let mut list: Vec<String> = pids.iter().map(|pid| format!("process {pid}")).collect();
-    // They hide for a moment when they leave: not for long, when nobody else is here.
+    // A leaving process does not listen for a moment.  `find` waits for it unless others listen.
     list.extend(found.hidden.iter().map(|node| format!("node {}", node.presence.node)));
     Ok(match list.len() {
         0 => None,
@@ -134,7 +138,7 @@ pub fn applications(dir: &ClusterDir) -> anyhow::Result<Option<String>> {
     })
 }
 
-/// Removes what nodes that are no more have left in `dir`, but for their logs.  Other files are not ours.
+/// Removes the files of dead nodes, except their logs.
 pub fn remove_residue(dir: &ClusterDir) -> anyhow::Result<()> {
     dir.clean().with_context(|| format!("cannot clean {}", dir.path().display()))
 }

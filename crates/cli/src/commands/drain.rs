@@ -1,4 +1,4 @@
-//! `halite drain`: all that is on a node goes to others, and the node leaves.
+//! `halite drain`: moves all regions of a node to other nodes, then stops it.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,16 +13,16 @@ use crate::bytes::ByteCount;
 use crate::client::Client;
 use crate::output;
 
-/// How long the node may take to be gone once it has nothing to bring away any more.
+/// Time for a drained node to leave.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
-/// There is nothing to wait on: a node that has left says nothing.
+/// Polling: no event announces that a node has left.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Returns when the node has left, or stays.
 pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     let client = Client::join(dir)?;
     let node = NodeId(args.node);
-    // None where it is on another host.
+    // `None` if the node is on another host.
     let process = cluster_dir::nodes(dir)?.into_iter().find(|known| known.node == node && known.alive);
     let drained = client.session.drain(node, Duration::from_secs(args.within.into()), args.or_stay)?;
     output::print(&(sentence(args.node, &drained) + "\n"))?;
@@ -36,7 +36,8 @@ pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     Ok(status(drained.left_count))
 }
 
-/// Until the others know that it has left, and its process is gone if that is on this host: then another may have its number.
+/// Waits until the members know that the node has left and, on this host, its process has ended: then its number is
+/// free.
 fn await_end(dir: &Path, client: &Client, node: NodeId, process: Option<&Presence>) -> anyhow::Result<()> {
     let deadline = Instant::now() + LEAVE_PATIENCE;
     let is_there =
@@ -54,24 +55,23 @@ fn await_end(dir: &Path, client: &Client, node: NodeId, process: Option<&Presenc
     Ok(())
 }
 
-/// 3 if something is left: the cluster is not well.
+/// Exit status 3 if regions remain.
 pub fn status(left: u64) -> ExitCode {
     if left == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) }
 }
 
-/// What was done.
 pub fn sentence(node: u32, drained: &Drained) -> String {
     let Drained { moved, moved_bytes, left_count, .. } = drained;
     let bytes = ByteCount(*moved_bytes);
     match left_count {
-        0 => format!("node {node} is drained: {moved} regions, {bytes}, are on other nodes now"),
+        0 => format!("node {node} is drained: moved {moved} regions ({bytes}) to other nodes"),
         _ => format!(
-            "node {node} is not drained: {moved} regions, {bytes}, are on other nodes now, and {left_count} could not be moved"
+            "node {node} is not drained: moved {moved} regions ({bytes}) to other nodes; {left_count} could not be moved"
         ),
     }
 }
 
-/// A line for each region that is left, as far as they are named.
+/// One line for each remaining region that is named.
 pub fn leftovers(drained: &Drained) -> Vec<String> {
     let mut lines: Vec<String> = drained.left.iter().map(leftover).collect();
     let unnamed = drained.left_count.saturating_sub(lines.len() as u64);
@@ -88,7 +88,7 @@ fn leftover(left: &Leftover) -> String {
             (_, Some(barrier)) => format!("barrier {barrier:?}"),
             _ => format!("{name:?}"),
         },
-        None => format!("region {:x}.{} without a name here", left.region.origin.0, left.region.serial),
+        None => format!("unnamed region {:x}.{}", left.region.origin.0, left.region.serial),
     };
     format!("{what}, {}: {}", ByteCount(left.bytes), left.cause)
 }

@@ -1,6 +1,6 @@
-//! `halite explain`: which way bytes take to a region or a node, and why.
+//! `halite explain`: the path that accesses to a region or a node take, and why.
 //!
-//! It is told as an application sees it that has just joined on this host.
+//! The answer holds for an application that has just joined on this host.
 
 use std::path::Path;
 
@@ -11,20 +11,20 @@ use crate::args::Explain;
 use crate::client::Client;
 use crate::output;
 
-/// A number is a node, everything else the name of a region.
+/// A number is a node; anything else is the name of a region.
 pub fn run(dir: &Path, args: &Explain) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let session = &client.session;
     match args.what.parse() {
-        Ok(node) => tell(&session.explain_peer(NodeId(node))?, args.listing.json),
+        Ok(node) => print(&session.explain_peer(NodeId(node))?, args.listing.json),
         Err(_) => {
             let lh = map(session, &args.what)?;
-            tell(&session.explain(lh)?, args.listing.json)
+            print(&session.explain(lh)?, args.listing.json)
         }
     }
 }
 
-/// Maps a region for all that its principal may do with its bytes.
+/// Maps a region with all the permissions that this principal has.
 fn map(session: &blocking::Session, name: &str) -> Result<Lh, RegionError> {
     let wanted = Permissions::READ | Permissions::WRITE | Permissions::ATOMIC;
     let less = match session.map(name, wanted) {
@@ -35,7 +35,7 @@ fn map(session: &blocking::Session, name: &str) -> Result<Lh, RegionError> {
     session.map(name, less).or_else(|_| session.map(name, Permissions::empty()))
 }
 
-fn tell(explained: &(impl Serialize + ToString), json: bool) -> anyhow::Result<()> {
+fn print(explained: &(impl Serialize + ToString), json: bool) -> anyhow::Result<()> {
     match json {
         true => output::print_json(explained)?,
         false => output::print(&explained.to_string())?,

@@ -1,4 +1,4 @@
-//! `halite forget`: a dead node is missed no more.
+//! `halite forget`: removes a dead node from the cluster.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use halite::{NodeId, RegionCause};
 use crate::args::Forget;
 use crate::client::Client;
 
-/// The directory of names forgets it, so that all commands agree, and then its files go.
+/// Removes the node from the directory of names, so that all commands agree, and then its files.
 pub fn run(path: &Path, args: &Forget) -> anyhow::Result<()> {
     let node = NodeId(args.node);
     let failed = || format!("cannot forget node {node}");
@@ -18,10 +18,10 @@ pub fn run(path: &Path, args: &Forget) -> anyhow::Result<()> {
     let presences = dir.nodes().with_context(failed)?;
     let presence = presences.iter().find(|presence| presence.node == node);
     if let Some(living) = presence.filter(|presence| presence.alive) {
-        bail!("{}: process {} is that node, and only dead nodes are forgotten", failed(), living.pid);
+        bail!("{}: it runs as process {}; stop it first", failed(), living.pid);
     }
     match client.session.forget_node(node) {
-        // A directory that was restarted since knows nothing of it, but its files are there.
+        // A directory that was restarted does not know the node, but its files remain.
         Err(error) if matches!(error.cause, RegionCause::UnknownNode(_)) && presence.is_some() => {}
         other => other?,
     }

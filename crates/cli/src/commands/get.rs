@@ -1,4 +1,4 @@
-//! `halite get`: a region becomes a file, verified if it was made by `put`.
+//! `halite get`: copies a region to a file, and verifies it if `put` made it.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::sink::Sink;
 use crate::source::PIECE_BYTES;
 use crate::trailer::{TRAILER_BYTES, Trailer};
 
-/// A file appears only if all its bytes are right; standard output gets them as they come.
+/// A file appears only when all its bytes are right; standard output gets them as they are read.
 pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     if args.output.is_none() {
         output::standard_output().context("cannot write to standard output")?;
@@ -27,7 +27,7 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     let asked = try_join(session.map(&args.name, Permissions::READ), session.stat(&args.name));
     let asked = client.session.block_on(asked);
     let (lh, region) = asked.map_err(attempting("get", format!("{:?}", args.name)))?;
-    nothing_is_lost(&region, &args.name)?;
+    check_complete(&region, &args.name)?;
     let region_len = client.session.len(lh)?;
     let end = End::read(&client.session, lh, region_len)?;
     let (len, expected) = match end.trailer(region_len, &args.name)? {
@@ -40,7 +40,8 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
             (region_len, None)
         }
     };
-    // Only a file has to be removed again.  Else a signal may simply end us, also while we wait for the reader of a pipe.
+    // Only a file must be removed after an interrupt.  Otherwise the signal may end the process, also while it waits
+    // for a pipe.
     let interrupt = Sink::is_file(args.output.as_deref()).then(Interrupt::listen).transpose();
     let interrupt = interrupt.context("cannot listen for signals")?;
     let mut sink = Sink::create(args.output.as_deref())?;
@@ -60,8 +61,8 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     sink.finish()
 }
 
-/// Of a region of which a part is gone, not even the checksum may be left.
-fn nothing_is_lost(region: &RegionInfo, name: &str) -> anyhow::Result<()> {
+/// Fails early: the lost bytes may hold the checksum.
+fn check_complete(region: &RegionInfo, name: &str) -> anyhow::Result<()> {
     match region.lost.first() {
         Some((node, _)) => {
             let bytes: u64 = region.lost.iter().map(|(_, bytes)| bytes).sum();
@@ -73,7 +74,7 @@ fn nothing_is_lost(region: &RegionInfo, name: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The last bytes of a region, where its trailer is; all of them, if they are no more than are copied at a time.
+/// The end of a region, with its trailer; all of a region that is no longer than a piece.
 struct End(Vec<u8>);
 
 impl End {

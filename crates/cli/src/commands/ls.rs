@@ -16,7 +16,7 @@ use crate::loss::{self, LossJson};
 use crate::output;
 use crate::table::{Align, Table};
 
-/// Ordered by name; behind those that are there, those whose homes are not, those that are not found by their names, and those that were lost.
+/// By name: available regions, those whose home is unreachable, those whose record is damaged, and lost ones.
 pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let session = client.session.as_async();
@@ -47,7 +47,7 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
     Ok(output::print(&text)?)
 }
 
-/// A region whose home is not reached as one JSON object.
+/// One JSON object for a region whose home is unreachable.
 #[derive(Serialize, Debug)]
 struct UnreachableJson<'a> {
     name: &'a str,
@@ -73,7 +73,7 @@ fn unreachable_table(unreachable: &[UnreachableRegion]) -> Table {
     table
 }
 
-/// A name that leads nowhere as one JSON object.
+/// One JSON object for a name with a damaged record.
 #[derive(Serialize, Debug)]
 struct DamagedJson<'a> {
     name: &'a str,
@@ -86,7 +86,7 @@ fn damaged_table(damaged: &[String]) -> Table {
     table
 }
 
-/// A region that was lost as one JSON object.
+/// One JSON object for a lost region.
 #[derive(Serialize, Debug)]
 struct LostJson<'a> {
     name: &'a str,

@@ -1,4 +1,4 @@
-//! One file for each command; this one only hands over.
+//! One file for each command; this one dispatches.
 
 mod access;
 mod config;
@@ -28,14 +28,13 @@ use halite::{Config, cluster_dir};
 use crate::args::{Arguments, Command};
 use crate::{apps, diagnostics, doctor, perf, sim};
 
-/// Does what the command line says.
-/// Returns the exit status if that is not a failure's.
+/// Runs the command; returns its exit status.
 pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let log = diagnostics::asked_for(&arguments);
-    let is_told = arguments.dir.is_some();
+    let is_given = arguments.dir.is_some();
     let dir: PathBuf = arguments.dir.unwrap_or_else(|| Config::default().dir);
-    // A variable may be set for later use: it means a cluster only where one runs.
-    let is_meant = arguments.dir_is_flag || is_told && runs(&dir);
+    // A variable may be set for later use: it counts only where a cluster runs.
+    let uses_dir = arguments.dir_is_flag || is_given && runs(&dir);
     let done = match arguments.command {
         Command::Up(args) => up::run(&dir, &args, log),
         Command::Node(args) => return node::run(&dir, &args),
@@ -60,9 +59,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
         }
         Command::Doctor(args) => return doctor::run(&dir, &args),
         Command::Secret(args) => secret::run(&args),
-        Command::Perf(args) => perf::run(is_told.then_some(dir.as_path()), &args),
+        Command::Perf(args) => perf::run(is_given.then_some(dir.as_path()), &args),
         Command::Sim(args) => sim::run(&args),
-        Command::Run(args) => apps::run(is_meant.then_some(dir.as_path()), &args),
+        Command::Run(args) => apps::run(uses_dir.then_some(dir.as_path()), &args),
         Command::RunWorker(args) => apps::work(&dir, &args),
         Command::PerfServer(args) => perf::serve(&dir, &args),
     };

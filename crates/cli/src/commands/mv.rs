@@ -1,4 +1,4 @@
-//! `halite mv`: brings all bytes of a region to one node.
+//! `halite mv`: moves all bytes of a region to one node.
 
 use std::path::Path;
 
@@ -12,9 +12,9 @@ use crate::output;
 use crate::shell;
 use crate::signals::{Interrupted, Listener};
 
-/// Returns when the bytes are there; handles that others hold stay valid.
+/// Returns when the bytes are there; existing handles stay valid.
 ///
-/// The region's home moves it, and goes on whatever becomes of us.  So an interrupted command waits for it, and tells
+/// The region's home performs the move, even if this process ends.  So an interrupted command waits for it and reports
 /// where the region is; a second interrupt ends the wait.
 pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
@@ -32,7 +32,7 @@ pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let place = client.session.stat(&args.name);
     let place = place.map_or_else(|error| error.to_string(), |region| place_of(&region));
     let outcome = match moved {
-        Ok(()) => format!("{:?} was moved all the same; {place}", args.name),
+        Ok(()) => format!("{:?} has moved; {place}", args.name),
         Err(error) => format!("{}; {place}", failed(error)),
     };
     Err(Interrupted { signal, outcome }.into())

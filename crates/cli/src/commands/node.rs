@@ -1,6 +1,6 @@
-//! `halite node`: one node, until it is asked to end.
+//! `halite node`: runs one node until a signal.
 //!
-//! SIGTERM has it bring what it has to other nodes first, as `halite drain` does; SIGINT and SIGHUP have it leave at once.
+//! SIGTERM drains the node first, as `halite drain` does; SIGINT and SIGHUP stop it at once.
 
 use std::net::ToSocketAddrs;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::output;
 use crate::signals::{self, Ending, EndsAtOnce, Woken};
 use crate::supervisor::supervised;
 
-/// Prints a line when others can reach the node; `halite up` waits for it, and scripts may too.
+/// Prints a line when other nodes can connect; `halite up` and scripts wait for it.
 pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     if let Some(parent) = args.parent {
         signals::die_with(parent)?;
@@ -26,7 +26,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     if args.detached {
         rustix::process::setsid().context("cannot leave the terminal")?;
     }
-    // Before the node exists, so that a signal during its start is not lost; a second one ends us at once.
+    // Before the node exists, so that a signal during its start is not lost; a second one ends the process at once.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
     let at_once = EndsAtOnce::listen().context("cannot listen for signals")?;
     let mut config = Config {
@@ -46,7 +46,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
         metrics: args.metrics.0,
         ..Config::default()
     };
-    // The error names the directory, or what is in it.
+    // The error names the directory or file.
     let number = match config.node {
         Some(number) => Ok(number),
         None if args.hosts.join.is_empty() && config.directory.is_none() => Ok(NodeId::FIRST),
@@ -59,7 +59,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     let node = match node {
         Ok(node) => node,
         Err(error) if args.parent.is_some() || args.detached => {
-            // The parent that waits for the line that we are ready gets this one instead, and reports it.
+            // The parent process waits for the ready line, and reports this one.
             output::print(&format!("{FAILED}{error}\n"))?;
             std::process::exit(1);
         }
@@ -83,17 +83,19 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     Ok(drain::status(left?))
 }
 
-/// Until somebody asks for the end, or has the node drained.  Returns how many regions are lost with it that were to be brought to
-/// others.
+/// Runs until a signal, or until the node has been drained.  Returns the number of regions that could not be moved.
 fn stay(node: &halite::Node, ending: &mut Ending, drain_within: u32) -> anyhow::Result<u64> {
     let (drained, waker) = (node.drained(), ending.waker());
     let (tell, told) = std::sync::mpsc::channel();
     let listen = move || {
-        // Nobody hears it where a signal was sooner.
+        // After a signal, nothing receives it.
         let _ = tell.send(drained.wait());
         waker.wake();
     };
-    std::thread::Builder::new().name("halite-drained".to_owned()).spawn(listen).context("no thread")?;
+    std::thread::Builder::new()
+        .name("halite-drained".to_owned())
+        .spawn(listen)
+        .context("cannot start a thread")?;
     loop {
         match ending.wait() {
             Woken::Asked(signal) => {
@@ -120,7 +122,7 @@ fn stay(node: &halite::Node, ending: &mut Ending, drain_within: u32) -> anyhow::
             drain::leftovers(&drained).into_iter().for_each(|line| tracing::warn!("{line}"));
             Ok(drained.left_count)
         }
-        // It leaves all the same.
+        // The node leaves in any case.
         Err(error) => {
             tracing::error!("{error}");
             Ok(1)
@@ -128,7 +130,7 @@ fn stay(node: &halite::Node, ending: &mut Ending, drain_within: u32) -> anyhow::
     }
 }
 
-/// How other hosts are met, if they are.
+/// Resolves the addresses of other hosts; `None` without a secret.
 fn hosts(args: &args::Hosts) -> anyhow::Result<Option<Hosts>> {
     let Some(secret_file) = args.secret_file.clone() else { return Ok(None) };
     let mut join = Vec::new();
@@ -136,7 +138,7 @@ fn hosts(args: &args::Hosts) -> anyhow::Result<Option<Hosts>> {
         let addresses = host.to_socket_addrs().with_context(|| format!("cannot resolve {host} of --join"))?;
         let before = join.len();
         join.extend(addresses);
-        anyhow::ensure!(join.len() > before, "{host} has no address");
+        anyhow::ensure!(join.len() > before, "{host} of --join has no address");
     }
     Ok(Some(Hosts { listen: args.listen.clone(), join, secret_file }))
 }

@@ -1,7 +1,7 @@
-//! `halite put`: a file becomes a region, its bytes followed by a trailer.
+//! `halite put`: copies a file into a region, followed by a trailer.
 //!
-//! The region gets its name when all of it is there.  Until then nobody can find it, and whatever becomes of this
-//! process, its memory is free again: a region without a name ends with its last mapping.
+//! The region gets its name when it is complete.  Until then it cannot be found, and its memory is freed however this
+//! process ends: a region without a name ends with its last mapping.
 
 use std::path::Path;
 
@@ -20,20 +20,20 @@ use crate::signals::Interrupt;
 use crate::source::{PIECE_BYTES, Source};
 use crate::trailer::{TRAILER_BYTES, Trailer};
 
-/// Bytes of the first part of what has no length; each further one is twice as long as the one before, up to 1 GiB.
+/// Bytes of the first part of input of unknown length; each further part is twice as long, up to 1 GiB.
 const PART_BYTES_FIRST: u64 = 16 << 20;
 const PART_DOUBLINGS_MAX: usize = 6;
 
-/// Bytes of the shortest part, where there is no room for more.
+/// Bytes of the shortest part, when memory is short.
 const PART_BYTES_MIN: u64 = 64 << 10;
 
-/// Cluster, name and space are looked at before a byte is read.
+/// Checks cluster, name and space before it reads a byte.
 pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     check_name(&client, args)?;
     let put = Putting { session: &client.session, placement: placement(&client, args)? };
     let source = Source::open(&args.file)?;
-    // Until here a signal may simply end us.
+    // Until here a signal may simply end the process.
     let interrupt = Interrupt::listen().context("cannot listen for signals")?;
     let mut input = Input { source, interrupt, hasher: Xxh3::new(), buffer: vec![0; PIECE_BYTES] };
     let filled = put.fill(&mut input, &args.name);
@@ -44,7 +44,7 @@ pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
     named.map_err(|error| explain(error.into(), &client, args, &input.source))
 }
 
-/// Whether the name can be given is known for sure only when it is.
+/// Fails early; only `set_name` is certain.
 fn check_name(client: &Client, args: &Put) -> anyhow::Result<()> {
     match client.session.stat(&args.name) {
         Ok(_) => Err(name_taken(&args.name)),
@@ -69,7 +69,7 @@ fn placement(client: &Client, args: &Put) -> anyhow::Result<Placement> {
     Ok(args.node.map_or(Placement::Anywhere, |node| Placement::On(NodeId(node))))
 }
 
-/// What is read, and what it adds up to.
+/// The source and its checksum.
 struct Input {
     source: Source,
     interrupt: Interrupt,
@@ -77,14 +77,14 @@ struct Input {
     buffer: Vec<u8>,
 }
 
-/// Where it goes.
+/// The destination.
 struct Putting<'a> {
     session: &'a blocking::Session,
     placement: Placement,
 }
 
 impl Putting<'_> {
-    /// A region without a name that holds all of the input, and its length.
+    /// Copies the input into a region without a name; returns that and the length.
     fn fill(&self, input: &mut Input, name: &str) -> anyhow::Result<(Lh, u64)> {
         let Some(len) = input.source.len() else {
             let bar = progress::counter(name);
@@ -108,8 +108,7 @@ impl Putting<'_> {
         Ok((lh, len))
     }
 
-    /// A region's length is fixed when it is made: what is longer than a piece is gathered in regions of growing size
-    /// first.
+    /// A region has a fixed length: longer input of unknown length is gathered in regions of growing size first.
     fn fill_in_parts(&self, input: &mut Input, bar: &ProgressBar) -> anyhow::Result<(Lh, u64)> {
         let mut parts = Parts { of: self, filled: Vec::new(), room: 0 };
         loop {
@@ -132,7 +131,7 @@ impl Putting<'_> {
         Ok((self.join(&parts.filled, len)?, len))
     }
 
-    /// The next part, shorter where there is no room for all of it.
+    /// Allocates the next part, shorter if memory is short.
     fn alloc_part(&self, index: usize) -> anyhow::Result<(Lh, u64)> {
         let mut len = PART_BYTES_FIRST << index.min(PART_DOUBLINGS_MAX);
         loop {
@@ -160,14 +159,14 @@ impl Putting<'_> {
         Ok(whole)
     }
 
-    /// A region for that many bytes and the trailer.
+    /// Allocates a region for `len` bytes and the trailer.
     fn alloc_for(&self, len: u64) -> anyhow::Result<Lh> {
         let region_len =
             len.checked_add(TRAILER_BYTES as u64).context("the file is longer than any region")?;
         Ok(self.alloc(region_len)?)
     }
 
-    /// What we write is to count as the memory of the nodes that hold it, so they populate it.
+    /// The nodes that hold the region populate it, so that its memory is charged to them.
     fn alloc(&self, len: u64) -> Result<Lh, RegionError> {
         let placement = self.placement.clone();
         let options = AllocOptions { placement, everyone: Permissions::empty(), populate: true };
@@ -175,12 +174,12 @@ impl Putting<'_> {
     }
 }
 
-/// Regions that hold the bytes of what has no length, in their order.
+/// Regions that gather input of unknown length, in order.
 struct Parts<'a> {
     of: &'a Putting<'a>,
-    /// Each with the bytes that are in it.
+    /// Each with its number of filled bytes.
     filled: Vec<(Lh, u64)>,
-    /// Bytes for which there is room in the last.
+    /// Free bytes in the last.
     room: u64,
 }
 
@@ -204,7 +203,7 @@ impl Parts<'_> {
     }
 }
 
-/// The length to try where there is no room for `len` bytes: a power of two, of which a few leave room for the whole.
+/// The length to try after `len` did not fit: a power of two, at most a quarter of what is available.
 fn shorter(len: u64, available: u64) -> u64 {
     let quarter = (available / 4).checked_ilog2().map_or(0, |exponent| 1 << exponent);
     quarter.min(len / 2).max(PART_BYTES_MIN)
@@ -214,7 +213,7 @@ fn name_taken(name: &str) -> anyhow::Error {
     anyhow!("cannot put {name:?}: it exists already; `halite rm` frees it")
 }
 
-/// Says what the reader may do about it, where that is known.
+/// Adds the next step for the user, where it is known.
 fn explain(error: anyhow::Error, client: &Client, args: &Put, source: &Source) -> anyhow::Error {
     let name = format!("{:?}", args.name);
     let Some(refused) = error.downcast_ref::<RegionError>() else {
@@ -223,23 +222,20 @@ fn explain(error: anyhow::Error, client: &Client, args: &Put, source: &Source) -
     match *refused.cause() {
         RegionCause::NameTaken => name_taken(&args.name),
         RegionCause::NoSpace { .. } if source.len().is_none() => anyhow!(
-            "cannot put {name}: {}; as {} has no length, its bytes are kept twice for a moment",
+            "cannot put {name}: {}; {} has no length, so that it needs twice its size for a moment",
             refused.cause(),
             source.label()
         ),
         RegionCause::NoSpace { wanted, .. } if !args.spread && has_room_when_spread(client, wanted) => {
-            anyhow!(
-                "cannot put {name}: {}; or add --spread, for all nodes together have room",
-                refused.cause()
-            )
+            anyhow!("cannot put {name}: {}; or add --spread: all nodes together have room", refused.cause())
         }
         _ => anyhow!("cannot put {name}: {}", refused.cause()),
     }
 }
 
-/// Whether all nodes together have the memory that one lacks.
+/// Whether all nodes together have enough memory.
 fn has_room_when_spread(client: &Client, wanted: u64) -> bool {
-    // Who cannot be asked gets no advice.
+    // Without an answer, there is no advice.
     let nodes = client.session.status().unwrap_or_default();
     let alive = nodes.iter().filter(|node| node.state.is_there());
     let free = |node: &NodeStatus| {

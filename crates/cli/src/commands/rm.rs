@@ -9,7 +9,7 @@ use crate::args::Region;
 use crate::client::Client;
 use crate::{loss, output};
 
-/// Processes that still have the region mapped get errors from now on.
+/// Processes that have the region mapped get errors from now on.
 pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let failed = attempting("remove", format!("{:?}", args.name));
@@ -18,13 +18,13 @@ pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
             Some(name) if name != args.name => return remove_alias(&client, &args.name, &name),
             _ => lh,
         },
-        // Nothing is there to be freed, but its name is still told of.
+        // Nothing remains to be freed, but the directory lists the name.
         Err(RegionError { cause: RegionCause::Lost(lost), .. }) => {
             client.session.forget_name(&args.name).map_err(&failed)?;
             output::note(&forgotten(&args.name, &lost));
             return Ok(());
         }
-        // What leads to it is there, and it is not.
+        // The name exists, but its record is damaged.
         Err(RegionError { cause: RegionCause::NameDamaged { key }, .. }) => {
             client.session.forget_name(&args.name).map_err(&failed)?;
             output::note(&format!(
@@ -44,7 +44,7 @@ pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
     Ok(client.session.free(lh).map_err(&failed)?)
 }
 
-/// By that name another region is found, which has a name of its own: somebody has written so in etcd, or another one has been renamed just now.
+/// The name leads to a region with another name: etcd was edited by hand, or the region has just been renamed.
 fn remove_alias(client: &Client, name: &str, its: &str) -> anyhow::Result<()> {
     client.session.forget_name(name).map_err(|error| {
         let led = format!("{name:?}, which leads to the region {its:?},");
@@ -54,7 +54,6 @@ fn remove_alias(client: &Client, name: &str, its: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What has become of a region is a clause of its own, whose subject may be the node.
 fn forgotten(name: &str, lost: &Lost) -> String {
-    format!("{name:?}: {}; its name is forgotten", loss::in_words(lost))
+    format!("{name:?}: {}; its name is free", loss::in_words(lost))
 }

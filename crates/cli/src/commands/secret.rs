@@ -1,11 +1,11 @@
-//! `halite secret`: what the nodes of a cluster on several hosts know each other by.
+//! `halite secret`: creates the secret that authenticates the nodes of several hosts.
 
 use anyhow::Context;
 use halite_providers::secure;
 
 use crate::args::Secret;
 
-/// Nothing is printed: what stands on a terminal is not secret.
+/// Prints nothing: a terminal is not secret.
 pub fn run(args: &Secret) -> anyhow::Result<()> {
     let Secret::New { file } = args;
     let made = secure::Secret::new().and_then(|secret| secret.write_new(file));

@@ -1,4 +1,4 @@
-//! `halite stat`: all that is known of one region.
+//! `halite stat`: shows one region.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::letters;
 use crate::output;
 use crate::table::{Align, Table};
 
-/// Does not map the region, so that nothing needs to be permitted.
+/// Does not map the region, so that it needs no permission.
 pub fn run(dir: &Path, args: &Stat) -> anyhow::Result<()> {
     let region = Client::join(dir)?.session.stat(&args.name)?;
     if args.listing.json {
@@ -33,7 +33,7 @@ fn table(region: &RegionInfo) -> Table {
         row("held by", format!("node {node}: {bytes} bytes"));
     }
     for (node, bytes) in &region.unreachable {
-        row("unreachable", format!("{bytes} bytes on node {node}, which the home does not reach now"));
+        row("unreachable", format!("{bytes} bytes on node {node}, which the home cannot reach"));
     }
     for (node, bytes) in &region.lost {
         row("lost", format!("{bytes} bytes with node {node}, which is gone"));
@@ -45,7 +45,7 @@ fn table(region: &RegionInfo) -> Table {
     }
     let mappers: Vec<String> = region.mappers.iter().map(ToString::to_string).collect();
     let mapped_by = match &mappers[..] {
-        [] => "nobody".to_owned(),
+        [] => "no node".to_owned(),
         [one] => format!("node {one}"),
         _ => format!("nodes {}", mappers.join(", ")),
     };

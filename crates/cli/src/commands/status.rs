@@ -1,6 +1,6 @@
-//! `halite status`: the nodes, as they see each other and as their lock files tell.
+//! `halite status`: the nodes, by their own reports and by their lock files.
 //!
-//! The files know who lives and who died even when the first node, which keeps the list of members, is gone.
+//! The files show which nodes live even if node 0, which keeps the list of members, has ended.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::loss::{self, LossJson};
 use crate::output;
 use crate::table::{Align, Table};
 
-/// One node; what nobody can tell is null.
+/// One node; unknown values are null.
 #[derive(Serialize, Clone, PartialEq, Default, Debug)]
 pub(super) struct Row {
     pub(super) node: u32,
@@ -37,17 +37,17 @@ pub(super) struct Row {
     #[serde(skip)]
     pub(super) loss: Option<Loss>,
     pub(super) address: Option<String>,
-    /// Whether it is a process of this cluster directory; null of one that this host has not heard of itself.
+    /// Whether it is a process of this cluster directory; null if this host has no contact with it.
     pub(super) here: Option<bool>,
     pub(super) heard_ms_ago: Option<u64>,
     pub(super) round_trip_us: Option<f64>,
     pub(super) repeated_percent: Option<f64>,
 }
 
-/// What scripts are told of a cluster in which a node is dead or silent.
+/// Exit status if a node is dead or silent.
 const NOT_WELL: u8 = 3;
 
-/// Fails if there is no sign of any node.
+/// Fails if there are no files of any node.
 pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
     let presences = cluster_dir::nodes(dir);
     let presences = presences.with_context(|| format!("cannot list the processes in {}", dir.display()))?;
@@ -58,7 +58,7 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
     let mut rows = rows(&presences, asked.as_ref().unwrap_or(&Answers::default()));
     if let Err(error) = &asked {
         output::note(&format!("{}: showing the state from the lock files", output::reasons(error)));
-        tell_silence(&mut rows, error);
+        mark_silent(&mut rows, error);
     }
     if args.json {
         output::print(&rows.iter().map(|row| output::json_line(row) + "\n").collect::<String>())?;
@@ -66,21 +66,21 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
         output::print(&table(&rows).to_string())?;
     }
     let is_well = |row: &Row| matches!(row.state, "alive" | "left");
-    // Where nobody could be asked, nobody is known to be well.
+    // Without reports, no node is known to be well.
     Ok(if asked.is_ok() && rows.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) })
 }
 
-/// What members say, and how this host sees them.
+/// The reports of the members, and this host's view of them.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// Who has said who there is, if not node 0.
+    /// The node that lists the members, if not node 0.
     source: Option<NodeId>,
     statuses: Vec<NodeStatus>,
     seen: BTreeMap<u32, PeerSeen>,
 }
 
 impl Answers {
-    /// Asks all members but the client itself, who is here to ask only.
+    /// Asks all members but the client itself.
     pub(super) fn of(client: &Client) -> anyhow::Result<Answers> {
         let (mut statuses, source) = (client.session.status()?, client.membership_source());
         statuses.retain(|status| status.node != client.id);
@@ -89,14 +89,14 @@ impl Answers {
         Ok(Answers { source, statuses, seen })
     }
 
-    /// Whose word is shown, if that is not node 0's.
+    /// A note about the source, if that is not node 0.
     pub(super) fn by(&self) -> Option<String> {
         let source = self.source?;
         Some(format!("node 0 is unreachable: showing the report of node {source}"))
     }
 }
 
-/// All nodes of which files or members tell, in order.
+/// All nodes that files or members know, in order.
 pub(super) fn rows(presences: &[Presence], asked: &Answers) -> Vec<Row> {
     let mut rows = merge(presences, &asked.statuses);
     for row in &mut rows {
@@ -104,13 +104,13 @@ pub(super) fn rows(presences: &[Presence], asked: &Answers) -> Vec<Row> {
             status.node.0 == row.node && hexadecimal(status.incarnation) == row.incarnation
         };
         if let Some(seen) = asked.seen.get(&row.node).filter(|_| asked.statuses.iter().any(|it| is_of(&it))) {
-            row.tell_seen(seen);
+            row.set_seen(seen);
         }
     }
     rows
 }
 
-/// What the members say (but for ourselves, who are here to ask only); nothing if there is nobody to ask.
+/// Asks the members; empty if node 0 does not run and there are no other hosts.
 fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
     if !presences.iter().any(|node| node.node.0 == 0 && node.alive) && !cluster_dir::has_hosts(dir) {
         let advice = match presences.iter().any(|node| node.alive) {
@@ -120,16 +120,16 @@ fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
         output::note(&format!("node 0 is not running: showing the state from the lock files{advice}"));
         return Ok(Answers::default());
     }
-    let answers = Answers::of(&Client::look(dir)?)?;
+    let answers = Answers::of(&Client::observe(dir)?)?;
     answers.by().iter().for_each(|by| output::note(by));
     Ok(answers)
 }
 
-/// What the reason begins with where a node answered, and said why it cannot take us in: then it is not silent.
+/// A reason with this prefix comes from a node that answered, so that it is not silent.
 const REFUSAL: &str = "the peer refused: ";
 
-/// Nobody joins where the first node lives and does not answer.
-fn tell_silence(rows: &mut [Row], error: &anyhow::Error) {
+/// A node that lives and does not answer is silent.
+fn mark_silent(rows: &mut [Row], error: &anyhow::Error) {
     let Some(JoinError::Unreachable { address, reason, .. }) = error.downcast_ref::<JoinError>() else {
         return;
     };
@@ -140,8 +140,8 @@ fn tell_silence(rows: &mut [Row], error: &anyhow::Error) {
     rows.iter_mut().filter(is_meant).filter(|row| row.state == "alive").for_each(|row| row.state = "silent");
 }
 
-/// The files decide of processes of this host whether they live; the members add the figures.  A dead process is no longer that node where members know
-/// the node in another incarnation: it may have been started on another host.  Each row is of one incarnation.
+/// The files decide whether processes of this host live; the members add the figures.  A dead process gives way to a
+/// report of another incarnation: the node may have been restarted on another host.  A row describes one incarnation.
 fn merge(presences: &[Presence], statuses: &[NodeStatus]) -> Vec<Row> {
     let mut rows: BTreeMap<u32, Row> = BTreeMap::new();
     for presence in presences {
@@ -151,11 +151,11 @@ fn merge(presences: &[Presence], statuses: &[NodeStatus]) -> Vec<Row> {
         let row = rows.entry(status.node.0).or_insert_with(|| Row::of_status(status));
         match (row.incarnation == hexadecimal(status.incarnation), row.state) {
             (true, "alive") | (false, "dead") => *row = Row::of_status(status),
-            (true, _) => row.tell_loss(status.loss),
+            (true, _) => row.set_loss(status.loss),
             (false, _) => {}
         }
     }
-    // Ephemeral nodes are of no interest once they are gone: every command is one.
+    // Every command is an ephemeral node: those that are gone are omitted.
     rows.into_values().filter(|row| row.node < EPHEMERAL_NODE_MIN || row.state == "alive").collect()
 }
 
@@ -170,8 +170,8 @@ impl Row {
         }
     }
 
-    /// How this host sees it.
-    fn tell_seen(&mut self, seen: &PeerSeen) {
+    /// Adds this host's view.
+    fn set_seen(&mut self, seen: &PeerSeen) {
         self.address = seen.address.map(|address| address.to_string());
         self.here = Some(seen.is_here);
         self.heard_ms_ago = seen.silent.map(|silent| silent.as_millis() as u64);
@@ -179,13 +179,13 @@ impl Row {
         self.repeated_percent = seen.repeated.map(|part| 100.0 * part);
     }
 
-    fn tell_loss(&mut self, loss: Option<Loss>) {
+    fn set_loss(&mut self, loss: Option<Loss>) {
         self.lost = loss.map(|loss| LossJson::new(loss.cause, age(loss)));
         self.loss = loss;
     }
 
     fn of_status(status: &NodeStatus) -> Row {
-        // It was not asked.
+        // An unconnected node was not asked.
         let told = |count: u64| (status.state != NodeState::Unconnected).then_some(count);
         let state = status.state.name();
         let mut row = Row {
@@ -202,12 +202,12 @@ impl Row {
             mappings: told(status.mappings),
             ..Row::default()
         };
-        row.tell_loss(status.loss);
+        row.set_loss(status.loss);
         row
     }
 }
 
-/// What a node contributes; where its system refused some of it, what it has of how much.
+/// Memory of a node: `GRANTED of TOTAL` if its system refused some.
 fn total(row: &Row) -> String {
     match (row.bytes_total, row.bytes_refused) {
         (None, _) => "-".to_owned(),
@@ -222,12 +222,11 @@ fn age(loss: Loss) -> Duration {
     Duration::from_nanos(loss.age_ns)
 }
 
-/// Numbers of 64 bits do not survive every reader of JSON.
+/// Not all readers of JSON keep integers of 64 bits.
 pub fn hexadecimal(incarnation: u64) -> String {
     format!("{incarnation:016x}")
 }
 
-/// As people read it.
 pub(super) fn table(rows: &[Row]) -> Table {
     let mut columns = vec![
         ("node", Align::Right),
@@ -248,7 +247,7 @@ pub(super) fn table(rows: &[Row]) -> Table {
             ("address", Align::Left),
             ("heard", Align::Right),
             ("round trip", Align::Right),
-            ("sent again", Align::Right),
+            ("retransmitted", Align::Right),
         ];
         columns.splice(3..3, of_hosts);
     }
@@ -312,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_is_dead_by_its_file_is_dead() {
+    fn a_lock_file_overrules_a_report() {
         let rows = merge(
             &[presence(0, 7, true), presence(1, 8, false)],
             &[status(0, 7, NodeState::Alive), status(1, 8, NodeState::Alive)],
@@ -322,18 +321,18 @@ mod tests {
     }
 
     #[test]
-    fn members_tell_how_a_dead_node_was_lost() {
+    fn members_report_how_a_node_was_lost() {
         let loss = Loss { cause: LossCause::Killed, age_ns: 5 };
         let told = NodeStatus { loss: Some(loss), ..status(1, 8, NodeState::Dead) };
         let rows = merge(&[presence(0, 7, true), presence(1, 8, false)], std::slice::from_ref(&told));
         assert_eq!((rows[0].loss, rows[1].loss), (None, Some(loss)));
         assert!(table(&rows).to_string().trim_end().ends_with(", killed"));
-        // Not of another incarnation.
+        // Not for another incarnation.
         assert_eq!(merge(&[presence(1, 9, true)], &[told])[0].loss, None);
     }
 
     #[test]
-    fn a_node_that_moved_is_shown_by_its_new_host() {
+    fn a_moved_node_is_shown_with_its_new_host() {
         for state in [NodeState::Alive, NodeState::Unreachable, NodeState::Left] {
             let moved = status(0, 9, state);
             assert_eq!(
@@ -341,7 +340,7 @@ mod tests {
                 [Row::of_status(&moved)]
             );
         }
-        // One that lives here is not what members say of another incarnation, nor how this host sees that one.
+        // A living process of this host keeps its row: reports of another incarnation do not apply.
         let seen = PeerSeen {
             address: "10.0.0.3:7000".parse().ok(),
             is_here: false,

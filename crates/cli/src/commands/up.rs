@@ -15,15 +15,14 @@ use crate::output;
 use crate::signals::{self, Ending, Woken};
 use crate::table::{Align, Table};
 
-/// Starts the nodes, and unless they are detached stays until it is asked to stop them.
-/// They tell of what happens as `log` says.
+/// Starts the nodes, and unless they are detached runs until it is to stop them.  They log as `log` says.
 pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     if let Some(parent) = args.parent {
         signals::die_with(parent)?;
     }
-    // Listening from the start: a signal to end that arrives while nodes start must stop them.
+    // Before the nodes start, so that a signal meanwhile stops them.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
-    // A user who cannot be told about the nodes must not be left with them.
+    // Without standard output, the user would not learn of the nodes.
     output::standard_output()?;
     Config { arena_bytes: args.arena.0, ..Config::default() }.check()?;
     limits::check_descriptors(args.nodes)?;
@@ -50,8 +49,8 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     verdict
 }
 
-/// Makes sure that `path` is a directory of ours where no cluster runs or is being started, and forgets the one that was
-/// there.
+/// Makes sure that `path` is a private directory in which no cluster runs or starts, and removes the files of an
+/// earlier one.
 fn prepare(path: &Path) -> anyhow::Result<(ClusterDir, Starting)> {
     let failed = || format!("cannot use {} as the directory of a cluster", path.display());
     let dir = ClusterDir::found(path).with_context(failed)?;
@@ -67,7 +66,7 @@ fn prepare(path: &Path) -> anyhow::Result<(ClusterDir, Starting)> {
             running.join(", ")
         );
     }
-    // They would be joined to both clusters, the one that is no more and the new one.
+    // Applications would belong to both clusters, the ended one and the new one.
     if let Some(applications) = applications(&dir)? {
         bail!(
             "cannot start a cluster in {0}: {applications}; stop them, or run `halite down --all --dir {0}`",
@@ -84,7 +83,7 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// The first node must be ready before the others can join; those start side by side.
+    /// The other nodes join through node 0; they start in parallel.
     fn start(&mut self, spec: &ClusterSpec, count: u32) -> anyhow::Result<()> {
         self.nodes.push(NodeProcess::start(spec, 0)?);
         self.nodes[0].await_ready()?;
@@ -110,7 +109,7 @@ impl Cluster {
         }
         let mut table = Table::new(&columns);
         let names: Vec<&str> = args.networks.fabric.iter().map(|fabric| fabric.name()).collect();
-        // As the status of a node has it.
+        // As in the status of a node.
         let fabric = if names.is_empty() { Provider::Shm.name().to_owned() } else { names.join("+") };
         for node in &self.nodes {
             let arena = ByteCount(args.arena.0).to_string();
@@ -123,7 +122,7 @@ impl Cluster {
         table
     }
 
-    /// Waits until the end is asked for or no node is left; complains of nodes that failed.
+    /// Waits for a signal or the end of all nodes; reports nodes that failed.
     fn stay(&mut self, ending: &mut Ending) -> anyhow::Result<()> {
         let mut failures = 0;
         while !self.nodes.is_empty() {
@@ -140,7 +139,7 @@ impl Cluster {
             });
         }
         if failures > 0 {
-            bail!("no node is left; {failures} of them failed");
+            bail!("all nodes have ended; {failures} of them failed");
         }
         Ok(())
     }
@@ -148,7 +147,7 @@ impl Cluster {
     fn stop(&mut self) -> anyhow::Result<()> {
         let mut targets = Vec::new();
         for node in &self.nodes {
-            // Our own children, not waited for: their pids cannot have been given to others.
+            // Children that were not waited for: their pids cannot have been reused.
             targets.extend(Target::of_child(node.id, node.pid())?);
         }
         control::stop(targets, GRACE)?;

@@ -1,4 +1,4 @@
-//! Starting `halite node` processes.
+//! Starts `halite node` processes.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,16 +13,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::metrics_at::MetricsAt;
 
-/// How long a node may take until it is ready.  Joining has time limits of its own, all of them shorter.
+/// Time for a node to become ready.  All time limits of joining are shorter.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a node that was started by us and cannot join says before the reason, on its standard output.
+/// Prefix of the reason that a node prints if `halite up` started it and it cannot join.
 pub const FAILED: &str = "failed: ";
 
-/// What stands between the line of a node that is ready and where its metrics are.
+/// Separates the ready line from the metrics address.
 pub const METRICS_AT: &str = ", metrics at http://";
 
-/// Most bytes that are read of the first line at once: what a pipe takes in one piece.
+/// Bytes of the first line that are read at once: a pipe takes as many in one piece.
 const LINE_BYTES_MAX: usize = 4 << 10;
 
 /// Most bytes of a reason that are shown; a path has up to 4096.
@@ -33,35 +33,34 @@ const REASON_BYTES_MAX: u64 = 16 << 10;
 pub enum Lifetime {
     /// Killed with the process that started it.
     OfParent,
-    /// Until somebody stops it; what it says goes to a file in the cluster directory.
+    /// Until `halite down`; it logs to a file in the cluster directory.
     Detached,
 }
 
-/// What the nodes of one cluster have in common.
+/// Settings that the nodes of a cluster share.
 #[derive(Clone, Debug)]
 pub struct ClusterSpec {
     /// The cluster directory.
     pub dir: ClusterDir,
-    /// What each contributes.
+    /// Memory of each node.
     pub arena_bytes: u64,
     /// Their networks, as flags.
     pub networks: Vec<String>,
-    /// Where etcd is, if that has the names.
+    /// The etcd that holds the names, if any.
     pub directory: Option<EtcdAddress>,
-    /// Where the first serves metrics, and each next at the next port.
+    /// Metrics address of node 0; each next node uses the next port.
     pub metrics: MetricsAt,
     /// See [`Lifetime`].
     pub lifetime: Lifetime,
-    /// Which events they tell of; `None` for the usual ones.
+    /// Their log filter; `None` for the default.
     pub log: Option<String>,
 }
 
-/// A node process that we started.
+/// A node process that this process started.
 #[derive(Debug)]
 pub struct NodeProcess {
-    /// Its number.
     pub id: u32,
-    /// Where it serves metrics, once it is ready.
+    /// Its metrics address, once it is ready.
     pub metrics: Option<String>,
     child: Child,
     stdout: ChildStdout,
@@ -71,7 +70,7 @@ pub struct NodeProcess {
 /// Why a node is not running.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// There are not so many ports behind the one that is named for metrics.
+    /// Too few port numbers for metrics.
     #[error(
         "cannot start node {id}: too few port numbers remain above that of --metrics; choose a lower port"
     )]
@@ -87,7 +86,7 @@ pub enum StartError {
         /// What the operating system said.
         source: io::Error,
     },
-    /// The process has nowhere to write to.
+    /// Its log file could not be created.
     #[error("cannot start node {id}")]
     Log {
         /// Which node.
@@ -95,7 +94,7 @@ pub enum StartError {
         /// What is wrong with its log file.
         source: ClusterDirError,
     },
-    /// The process told why it cannot be that node.
+    /// The process reported why it cannot run that node.
     #[error("node {id} did not start: {reason}")]
     Failed {
         /// Which node.
@@ -103,17 +102,17 @@ pub enum StartError {
         /// What it said.
         reason: String,
     },
-    /// The process ended before it was ready, and did not tell why.
+    /// The process ended without a reason before it was ready.
     #[error("node {id} did not start ({status}){said}")]
     Ended {
         /// Which node.
         id: u32,
         /// How it ended.
         status: ExitStatus,
-        /// What its log file says last, or nothing where it spoke to our own standard error.
+        /// The text of its log file; empty without one.
         said: String,
     },
-    /// It runs, but has not said that it is ready.
+    /// It runs, but is not ready.
     #[error("node {id} is not ready after {} s", READY_TIMEOUT.as_secs())]
     NotReady {
         /// Which node.
@@ -122,7 +121,7 @@ pub enum StartError {
 }
 
 impl NodeProcess {
-    /// Starts node `id`; [`NodeProcess::await_ready`] tells what became of it.
+    /// Starts node `id`; [`NodeProcess::await_ready`] returns the outcome.
     pub fn start(spec: &ClusterSpec, id: u32) -> Result<NodeProcess, StartError> {
         let failed = |source| StartError::Spawn { id, source };
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
@@ -132,7 +131,7 @@ impl NodeProcess {
             &id.to_string(),
         ]);
         command.args(["--arena", &spec.arena_bytes.to_string()]).args(&spec.networks);
-        // Not on the command line, which everybody sees: it may have a password.
+        // The command line is public, and the address may hold a password.
         match &spec.directory {
             Some(directory) => command.env("HALITE_DIRECTORY", directory.to_string()),
             None => command.env_remove("HALITE_DIRECTORY"),
@@ -146,7 +145,7 @@ impl NodeProcess {
         let mut log = None;
         match spec.lifetime {
             Lifetime::OfParent => {
-                // A group of its own: ctrl-C reaches us, and we stop the nodes in the right order.
+                // A group of its own: ctrl-C reaches only this process, which stops the nodes in order.
                 command.args(["--parent", &std::process::id().to_string()]).process_group(0);
             }
             Lifetime::Detached => {
@@ -166,7 +165,7 @@ impl NodeProcess {
         self.child.id()
     }
 
-    /// Waits until the node has said that others can reach it.
+    /// Waits until other nodes can connect.
     pub fn await_ready(&mut self) -> Result<(), StartError> {
         let deadline = Instant::now() + READY_TIMEOUT;
         loop {
@@ -179,7 +178,7 @@ impl NodeProcess {
                 Err(error) => return Err(StartError::Spawn { id: self.id, source: error.into() }),
             }
         }
-        // Either line is short enough for a pipe to take it in one piece.
+        // Either line is short enough to arrive in one piece.
         let mut first = vec![0; LINE_BYTES_MAX];
         match self.stdout.read(&mut first) {
             Ok(0) => Err(self.explain_end()),
@@ -194,7 +193,7 @@ impl NodeProcess {
         }
     }
 
-    /// The rest of what a node says that failed, after what it has said; it ends then.
+    /// Reads the rest of the reason; `said` is its beginning.  The node ends then.
     fn reason(&mut self, said: &[u8]) -> StartError {
         let mut reason = said.to_vec();
         match self.stdout.by_ref().take(REASON_BYTES_MAX).read_to_end(&mut reason) {
@@ -208,11 +207,11 @@ impl NodeProcess {
 
     /// How it ended, if it has.
     pub fn ended(&mut self) -> Option<ExitStatus> {
-        // The only failure is a child that somebody else has waited for, which nobody does.
+        // It only fails if the child was waited for, and only this type waits for it.
         self.child.try_wait().ok().flatten()
     }
 
-    /// Collects the exit status of a process that is known to have ended.
+    /// Waits for a process that has ended.
     pub fn reap(&mut self) -> io::Result<ExitStatus> {
         self.child.wait()
     }

@@ -1,4 +1,4 @@
-//! Stopping node processes: politely, in the right order, and within a bounded time.
+//! Stops node processes: by a signal, in order, and within bounded time.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -9,26 +9,23 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// How long a node may take to leave after it was asked to.
+/// Time for a node to leave after a signal.
 pub const GRACE: Duration = Duration::from_secs(5);
 
-/// How long the kernel may take to end a killed process and free its memory, which may be hundreds of gigabytes.
+/// Time for the kernel to end a killed process and free its memory, which may be hundreds of gigabytes.
 const KILL_GRACE: Duration = Duration::from_secs(30);
 
-/// How long a node that lives may not listen before it is said to be hidden: leaving takes as long.
+/// Time for which a living node may not listen before it counts as hidden: leaving takes as long.
 const HIDDEN_PATIENCE: Duration = GRACE;
 
-/// How long until the next look.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// A process that is to end.
+/// A process to stop.
 #[derive(Debug)]
 pub struct Target {
-    /// The node that it runs.
     pub node: u32,
-    /// Its pid.
     pub pid: u32,
-    // A pid may name another process a moment later; a pidfd never does.
+    // A pid may be reused; a pidfd never refers to another process.
     pidfd: OwnedFd,
 }
 
@@ -44,7 +41,7 @@ pub enum Outcome {
 /// Why a process could not be stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum StopError {
-    /// The operating system does not let us.
+    /// The system refused.
     #[error("cannot stop node {node} (process {pid}): {source}")]
     Refused {
         /// Which node.
@@ -54,7 +51,7 @@ pub enum StopError {
         /// What it said.
         source: io::Error,
     },
-    /// It is still there although it was killed.
+    /// It survived SIGKILL.
     #[error("node {node} (process {pid}) was killed and has not ended yet: it hangs in the kernel")]
     Hangs {
         /// Which node.
@@ -65,12 +62,12 @@ pub enum StopError {
 }
 
 impl Target {
-    /// Takes hold of a child that was not waited for; `None` if it was.  No other process can have its number.
+    /// Opens a child that was not waited for, whose pid cannot be reused; `None` if there is none.
     pub fn of_child(node: u32, pid: u32) -> Result<Option<Target>, StopError> {
         Target::of_pid(node, pid)
     }
 
-    /// Takes hold of whatever process has that number now; `None` if none has.
+    /// Opens the process that has this pid now; `None` if there is none.
     pub(super) fn of_pid(node: u32, pid: u32) -> Result<Option<Target>, StopError> {
         let refused = |source: Errno| StopError::Refused { node, pid, source: source.into() };
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(refused(Errno::INVAL))?;
@@ -89,38 +86,35 @@ impl Target {
     }
 }
 
-/// The nodes of a cluster directory that live.
+/// The living nodes of a cluster directory.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// Those whose processes listen at their sockets.
     pub targets: Vec<Target>,
-    /// Those that live, and whose processes cannot be told.
+    /// Those whose processes are unknown.
     pub hidden: Vec<Hidden>,
 }
 
-/// A node that lives, and whose process cannot be told.
+/// A living node whose process is unknown.
 #[derive(Debug)]
 pub struct Hidden {
-    /// What its files say.
     pub presence: Presence,
-    /// What is wrong with its socket; `None` if none listens.
+    /// The error of its socket; `None` if it does not listen.
     pub reason: Option<io::Error>,
 }
 
 impl Hidden {
-    /// Whether its process is in another pid namespace, where no signal from here arrives.
+    /// Whether its process is in another pid namespace, which signals from here do not reach.
     pub fn is_elsewhere(&self) -> bool {
         self.reason.as_ref().is_some_and(|reason| reason.kind() == io::ErrorKind::NotFound)
     }
 }
 
-/// Finds the processes of those nodes in `dir` whose numbers are `wanted`.
+/// Finds the processes of the `wanted` nodes in `dir`.
 pub fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, ClusterDirError> {
     let deadline = Instant::now() + HIDDEN_PATIENCE;
     loop {
         let found = look(dir, &wanted)?;
-        // Who is joining does not listen yet, and who is leaving not any more.  There is nothing to wait on: locks
-        // have no deadline.
+        // A joining node does not listen yet, a leaving one no longer.  Polling, since locks have no deadline.
         let is_worth_waiting =
             found.targets.is_empty() && found.hidden.iter().any(|node| !node.is_elsewhere());
         if !is_worth_waiting || Instant::now() >= deadline {
@@ -137,7 +131,7 @@ fn look(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, Cluster
             Ok(Some(Listening { pid, pidfd })) => {
                 found.targets.push(Target { node: presence.node.0, pid: pid.unsigned_abs(), pidfd });
             }
-            // It may have ended since; the caller looks again.
+            // It may have ended since; the caller tries again.
             Ok(None) => found.hidden.push(Hidden { presence, reason: None }),
             Err(ClusterDirError::Unreachable { source, .. }) => {
                 found.hidden.push(Hidden { presence, reason: Some(source) });
@@ -148,8 +142,8 @@ fn look(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, Cluster
     Ok(found)
 }
 
-/// Ends all `targets`: first every node but the first, which they need in order to leave well, then that one.
-/// Who has not left after `grace` is killed.
+/// Stops all `targets`: node 0 last, since the others need it to leave cleanly.  Kills what has not left after
+/// `grace`.
 pub fn stop(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, Outcome)>, StopError> {
     let (first, others): (Vec<Target>, Vec<Target>) =
         targets.into_iter().partition(|target| target.node == 0);
@@ -161,7 +155,7 @@ pub fn stop(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, Outcom
 
 fn stop_together(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, Outcome)>, StopError> {
     for target in &targets {
-        // Not the one by which a node brings what it has to others: those end, too.
+        // Not SIGTERM, which drains a node: the other nodes end, too.
         target.signal(Signal::INT)?;
     }
     let (left, staying) = await_ends(targets, grace)?;
@@ -176,7 +170,7 @@ fn stop_together(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, O
     Ok(left.chain(killed.into_iter().map(|target| (target, Outcome::Killed))).collect())
 }
 
-/// Waits until all have ended or `grace` is over; returns who has ended and who has not.
+/// Waits until all have ended or `grace` is over; returns the ended and the remaining ones.
 pub(super) fn await_ends(
     targets: Vec<Target>,
     grace: Duration,
@@ -215,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_does_not_leave_in_time_is_killed() {
+    fn a_process_that_ignores_the_signal_is_killed() {
         // Its `read` ends with its pipe, so that it does not outlive this test.
         let mut stubborn = Command::new("sh");
         stubborn.args(["-c", "trap '' INT; echo up; read line"]).stdin(Stdio::piped()).stdout(Stdio::piped());

@@ -1,8 +1,8 @@
-//! Nodes that live although no file in the cluster directory tells of them: somebody removed the files.
+//! Living nodes without files in the cluster directory: the files were removed.
 //!
-//! Only the other nodes know of these.  What they say is told to people, and ends no process: for that, only the other
-//! end of a node's socket tells which process it is.  Members of other hosts have no files here, and the numbers of their processes
-//! mean others here, or none.
+//! Only the other nodes know of these.  Their reports are shown to the user but end no process: only the other end of
+//! a node's socket proves its process.  Members on other hosts have no files here, and their pids mean nothing on this
+//! host.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader};
@@ -17,10 +17,10 @@ use serde::Deserialize;
 
 use super::stop::{GRACE, StopError, Target, await_ends};
 
-/// How long others may take to say who is there.
+/// Time for the members to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Living nodes of which no file tells.
+/// Living nodes without files.
 #[derive(Default, Debug)]
 pub struct Unlisted {
     /// Processes of this host.
@@ -34,26 +34,26 @@ struct Member {
     node: u32,
     pid: u32,
     state: String,
-    /// Told by members, not by files.
+    /// Reported by members, not by files.
     provider: Option<String>,
-    /// Whether it says that it is of the cluster directory in which `halite status` asks.
+    /// Whether the member belongs to this cluster directory.
     here: Option<bool>,
 }
 
 impl Unlisted {
-    /// Asks the cluster in `dir` which of the nodes that are `wanted` have no files here.  Where the first node does not run, and there are no
-    /// other hosts, nobody knows of any; fails if somebody should know and cannot be asked.
+    /// Asks the cluster in `dir` which `wanted` nodes have no files here.  Returns none if node 0 does not run and
+    /// there are no other hosts.  Fails if the members do not answer.
     pub fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Unlisted> {
         let (before, is_spread) = (listed(dir)?, cluster_dir::has_hosts(dir.path()));
         if !before.contains(&0) && (before.is_empty() || !is_spread) {
             return Ok(Unlisted::default());
         }
         let members = members(dir.path())?;
-        // Looked at afterwards, so that a node that joins meanwhile has files.
+        // Read after the members, so that a node that joins meanwhile has files.
         let listed = listed(dir)?;
         let mut unlisted = Unlisted::default();
         for Member { node, pid, state, here, .. } in members {
-            // Nobody can connect to those without files, so that they seem to be silent.
+            // Nothing can connect to nodes without files, so that they seem silent.
             let lives = matches!(state.as_str(), "alive" | "draining" | "silent" | "unconnected");
             if !lives || !wanted(node) || listed.contains(&node) {
                 continue;
@@ -66,12 +66,11 @@ impl Unlisted {
         Ok(unlisted)
     }
 
-    /// Whether there is none on this host.
     pub fn is_none_here(&self) -> bool {
         self.here.is_empty()
     }
 
-    /// That nodes of other hosts stay; `None` if there are none.
+    /// Reports the nodes that stay on other hosts; `None` if there are none.
     pub fn elsewhere(&self) -> Option<String> {
         match self.elsewhere {
             0 => None,
@@ -80,21 +79,21 @@ impl Unlisted {
         }
     }
 
-    /// Those of this host that do not end by themselves within [`GRACE`]: a node that leaves has no files either.
+    /// Those of this host that do not end within [`GRACE`]: a node that is leaving has no files either.
     pub fn remaining(self) -> Result<Vec<Target>, StopError> {
         let (_, remaining) = await_ends(self.here, GRACE)?;
         Ok(remaining)
     }
 }
 
-/// The nodes that live by what their files tell.
+/// The nodes that live according to their files.
 fn listed(dir: &ClusterDir) -> anyhow::Result<BTreeSet<u32>> {
     let nodes = dir.nodes()?;
     Ok(nodes.into_iter().filter(|presence| presence.alive).map(|presence| presence.node.0).collect())
 }
 
-/// What `halite status` shows, which is a process of its own: one that waits for a node can be given up at any time,
-/// and is no application of ours that has joined.
+/// The output of `halite status`.  As a process of its own it can be killed while it waits, and leaves no ephemeral
+/// node in this one.
 fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--dir").arg(dir).args(["status", "--json"]);
@@ -104,14 +103,14 @@ fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || tell.send(stdout.lines().collect::<io::Result<Vec<String>>>()));
     let lines = told.recv_timeout(PATIENCE);
-    // If it has ended already, there is nothing to kill.
+    // A process that has ended needs no kill.
     let _ = status.kill();
     status.wait()?;
-    let lines = lines.with_context(|| format!("it has not answered within {} s", PATIENCE.as_secs()))??;
+    let lines = lines.with_context(|| format!("no answer within {} s", PATIENCE.as_secs()))??;
     let members: Vec<Member> =
         lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
     if !members.iter().any(|member| member.provider.is_some()) {
-        bail!("`halite status` tells why");
+        bail!("`halite status` shows the reason");
     }
     Ok(members)
 }

@@ -1,4 +1,4 @@
-//! What is wrong with the cluster of the directory, and what dead nodes have left.
+//! Findings about the cluster of the directory, and the files of dead nodes.
 
 use halite::{EPHEMERAL_NODE_MIN, NodeState, NodeStatus};
 
@@ -18,11 +18,11 @@ fn directory(facts: &ClusterFacts) -> Finding {
     let dir = facts.dir.display();
     let verify = format!("ls -lad {dir}; ls -la {dir}");
     if let Some(reason) = &facts.dir_refused {
-        let remedy = "make it a directory that you alone may enter (chmod 700), with nothing else in it, or name another with --dir";
+        let remedy = "make it private (chmod 700) and empty, or name another one with --dir";
         return Finding::new("directory", Severity::Error, reason, remedy, verify);
     }
     match facts.is_founded {
-        true => Finding::ok("directory", format!("{dir} is a cluster's"), verify),
+        true => Finding::ok("directory", format!("{dir} belongs to a cluster"), verify),
         false => Finding::ok("directory", format!("there is no cluster in {dir}; it can be created"), verify),
     }
 }
@@ -30,7 +30,7 @@ fn directory(facts: &ClusterFacts) -> Finding {
 fn secret(facts: &ClusterFacts) -> Option<Finding> {
     let Some((file, refused)) = &facts.secret else {
         let found = "--listen or --join is set without --secret-file";
-        let remedy = "name it with --secret-file; halite secret new FILE makes one, which all hosts need";
+        let remedy = "name it with --secret-file; `halite secret new FILE` creates one, which all hosts need";
         let lacks =
             || Finding::new("secret", Severity::Error, found, remedy, "halite config | grep secret_file");
         return facts.is_spread.then(lacks);
@@ -45,10 +45,13 @@ fn secret(facts: &ClusterFacts) -> Option<Finding> {
     };
     let remedy = match refused.is_open {
         true => {
-            format!("chmod 600 {0}, by its owner; if others may have read it, make a new one", file.display())
+            format!(
+                "chmod 600 {0}, by its owner; create a new one if others may have read it",
+                file.display()
+            )
         }
         false => format!(
-            "copy the file of another host to {0}, or make one: halite secret new {0}",
+            "copy the file of another host to {0}, or create one: halite secret new {0}",
             file.display()
         ),
     };
@@ -84,8 +87,8 @@ fn members(facts: &ClusterFacts) -> Vec<Finding> {
             }
             if kept > 0 {
                 let found =
-                    format!("{} are kept back because of nodes that are not cut off", ByteCount(kept));
-                let remedy = "check the unreachable nodes; `halite forget N` frees what is kept for a node that is gone";
+                    format!("{} are quarantined: unreachable nodes may still access them", ByteCount(kept));
+                let remedy = "check the unreachable nodes; `halite forget N` frees what is quarantined for a dead node";
                 findings.push(Finding::new("quarantine", Severity::Warning, found, remedy, verify));
             }
             findings
@@ -97,7 +100,7 @@ fn trouble(status: &NodeStatus) -> Option<String> {
     let state = match status.state {
         NodeState::Alive | NodeState::Unconnected | NodeState::Draining | NodeState::Left => return None,
         NodeState::Silent => "silent",
-        NodeState::Unreachable => "not reached",
+        NodeState::Unreachable => "unreachable",
         NodeState::Dead => "dead",
     };
     (status.node.0 < EPHEMERAL_NODE_MIN).then(|| format!("node {} is {state}", status.node))
@@ -111,18 +114,18 @@ fn leftovers(facts: &ClusterFacts) -> Finding {
         dead().filter(|node| node.node.0 < EPHEMERAL_NODE_MIN).map(|node| node.node.to_string()).collect();
     let runs = facts.presences.iter().any(|node| node.alive);
     match (stayed.len(), dead().count()) {
-        (0, 0) => Finding::ok("leftovers", "no dead node has left files", verify),
+        (0, 0) => Finding::ok("leftovers", "no files of dead nodes", verify),
         (0, passed) => Finding::new(
             "leftovers",
             Severity::Note,
-            format!("{passed} applications or commands that died have left files"),
-            "nothing: the next node that joins removes them",
+            format!("files of {passed} dead applications or commands remain"),
+            "nothing: the next node to join removes them",
             verify,
         ),
         _ => Finding::new(
             "leftovers",
             Severity::Warning,
-            format!("files of dead nodes are left: {}", stayed.join(", ")),
+            format!("files of dead nodes remain: {}", stayed.join(", ")),
             match runs {
                 true => format!(
                     "halite node --id N --dir {dir} starts one again; halite forget N --dir {dir} forgets it"

@@ -1,23 +1,23 @@
-//! What is wrong with the etcd that has the names, or is to have them.
+//! Findings about the etcd that holds the names.
 
 use halite::{EtcdError, EtcdFault, EtcdHealth};
 
 use super::{Finding, Severity};
 use crate::bytes::ByteCount;
 
-/// A clock that is further away is worth a word: names of lost regions tell when that was.
+/// A larger difference distorts the times of lost regions.
 const SKEW_S_MAX: u64 = 5;
 
-/// What is seen of it.
+/// The state of etcd, as this host sees it.
 #[derive(Clone, Debug)]
 pub struct EtcdFacts {
-    /// Where it is, without a password.
+    /// Without a password.
     pub address: String,
-    /// What each endpoint says.
+    /// The answer of each endpoint.
     pub endpoints: Vec<(String, Result<EtcdHealth, EtcdError>)>,
-    /// Why names cannot be looked at, if so.
+    /// Why names cannot be read, if so.
     pub refused: Option<EtcdError>,
-    /// By how many seconds its clock differs from that of this host.
+    /// Difference between its clock and that of this host, in seconds.
     pub skew_s: Option<u64>,
 }
 
@@ -35,7 +35,7 @@ pub fn judge(facts: &EtcdFacts) -> Vec<Finding> {
     {
         findings.push(finding(
             Severity::Error,
-            format!("names cannot be looked at in {}: {}", facts.address, what(error)),
+            format!("cannot read names from {}: {}", facts.address, what(error)),
             error.fault.remedy(),
             "etcdctl get --prefix --limit 1 PREFIX/",
         ));
@@ -43,7 +43,7 @@ pub fn judge(facts: &EtcdFacts) -> Vec<Finding> {
     if let Some(skew_s) = facts.skew_s.filter(|skew_s| *skew_s > SKEW_S_MAX) {
         findings.push(finding(
             Severity::Warning,
-            format!("the clocks of this host and of etcd differ by {skew_s} s: times of lost regions are wrong by that"),
+            format!("the clocks of this host and of etcd differ by {skew_s} s: the times of lost regions are off by as much"),
             "synchronise both clocks by NTP (chronyc tracking)",
             "date; curl -sI http://HOST:PORT/health | grep Date",
         ));
@@ -68,7 +68,7 @@ fn finding(severity: Severity, found: String, remedy: &str, verify: &str) -> Fin
     Finding::new("etcd", severity, found, remedy, verify)
 }
 
-/// One of several that is silent costs what it was there for, and all of them the names.
+/// One silent endpoint of several costs redundancy; if all are silent, the names are unavailable.
 fn silent(facts: &EtcdFacts, endpoint: &str, error: &EtcdError) -> Finding {
     let is_any = facts.endpoints.iter().any(|(_, health)| health.is_ok());
     let severity = if is_any { Severity::Warning } else { Severity::Error };
@@ -80,7 +80,7 @@ fn silent(facts: &EtcdFacts, endpoint: &str, error: &EtcdError) -> Finding {
     )
 }
 
-/// Without what to do, which stands beside it.
+/// Without the remedy, which a finding shows separately.
 fn what(error: &EtcdError) -> String {
     format!("it {}: {}", error.fault.as_str(), error.reason)
 }
@@ -89,7 +89,7 @@ fn judge_health(endpoint: &str, health: &EtcdHealth) -> Option<Finding> {
     let verify = "etcdctl endpoint status; etcdctl alarm list";
     if health.alarms.iter().any(|alarm| alarm == "NOSPACE") {
         let found = format!(
-            "{endpoint} has no room left: its database has {}, of which {} are in use; no name can be given",
+            "{endpoint} has no room left: its database has {}, of which {} are in use; it accepts no new names",
             ByteCount(health.db_bytes),
             ByteCount(health.db_bytes_in_use)
         );
@@ -109,13 +109,12 @@ fn judge_health(endpoint: &str, health: &EtcdHealth) -> Option<Finding> {
         ));
     }
     let is_old = |(major, minor)| (major, minor) < (3, 4);
-    let found = format!("{endpoint} is etcd {}, and 3.4 or newer is needed", health.version);
+    let found = format!("{endpoint} is etcd {}; 3.4 or newer is required", health.version);
     version(&health.version)
         .is_none_or(is_old)
         .then(|| finding(Severity::Error, found, "upgrade etcd", verify))
 }
 
-/// Major and minor.
 fn version(text: &str) -> Option<(u32, u32)> {
     let mut parts = text.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

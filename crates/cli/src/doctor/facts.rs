@@ -1,4 +1,4 @@
-//! What is seen of the host, its networks and the cluster.  Nothing is changed; connections that are opened are closed at once.
+//! The state of the host, its networks and the cluster.  Changes nothing; closes each connection at once.
 
 use std::fs;
 use std::io;
@@ -21,20 +21,19 @@ use crate::args;
 use crate::client::Client;
 use crate::output;
 
-/// How long a host may take to answer.
+/// Time for a host to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// All that is judged.
 #[derive(Debug)]
 pub struct Facts {
     pub host: HostFacts,
     pub network: NetworkFacts,
     pub cluster: ClusterFacts,
-    /// The etcd that has the names, if one has them.
+    /// The etcd that holds the names, if any.
     pub etcd: Option<EtcdFacts>,
 }
 
-/// The machine and what this process may have of it.
+/// The machine, and the limits of this process.
 #[derive(Clone, Debug)]
 pub struct HostFacts {
     /// As `5.10.0-21-amd64`.
@@ -42,9 +41,9 @@ pub struct HostFacts {
     pub has_pidfd: bool,
     pub has_memfd: bool,
     pub has_membarrier: bool,
-    /// The name of the clock that the kernel reads.
+    /// Name of the kernel's clock source.
     pub clocksource: Option<String>,
-    /// Seconds since 1970, by this host.
+    /// System time in seconds since 1970.
     pub time_s: u64,
     /// Hard limit on descriptors; `None` without one.
     pub descriptors: Option<u64>,
@@ -54,59 +53,59 @@ pub struct HostFacts {
     pub file_bytes: Option<u64>,
     /// Bytes of /dev/shm, if it is there.
     pub dev_shm_bytes: Option<u64>,
-    /// Of transparent huge pages for shared memory, what the kernel says.
+    /// The kernel's setting of transparent huge pages for shared memory.
     pub huge_pages: Option<String>,
-    /// What the node is to contribute, in bytes.
+    /// Memory that the node is to contribute, in bytes.
     pub arena_bytes: u64,
-    /// Why it cannot, if so.
+    /// Why the node cannot contribute it, if so.
     pub arena_refused: Option<String>,
 }
 
-/// Sockets, and the hosts that are to be met.
+/// Sockets, ports and the hosts to join.
 #[derive(Clone, Debug)]
 pub struct NetworkFacts {
-    /// Whether packets are to be sent at all.
+    /// Whether nodes send packets at all.
     pub uses_packets: bool,
     /// Whether a node of the directory runs on this host.
     pub runs_here: bool,
-    /// Where packets are to come from, and what a socket there has, or why there is none.
+    /// Source addresses of packets, each with its socket's properties or the error.
     pub sockets: Vec<(IpAddr, Result<SocketProbe, String>)>,
-    /// Addresses that are to be listened at over TCP, what for, and why that fails.
+    /// TCP addresses to listen at.
     pub ports: Vec<PortFacts>,
-    /// The hosts that are to be joined.
+    /// The hosts to join.
     pub hosts: Vec<HostToJoin>,
-    /// Why what is said of other hosts does not fit together, if so.
+    /// Why the settings for other hosts contradict each other, if so.
     pub contradiction: Option<String>,
 }
 
-/// An address to be listened at.
+/// An address to listen at.
 #[derive(Clone, Debug)]
 pub struct PortFacts {
     pub address: SocketAddr,
-    /// The flag that says so.
+    /// The flag with the address.
     pub flag: &'static str,
     pub refused: Option<PortRefusal>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PortRefusal {
-    /// Somebody listens there.
+    /// Another process listens there.
     InUse,
-    /// It is none of this host.
+    /// The address is not one of this host.
     Foreign,
-    /// What the system says.
+    /// The system's error.
     Other(String),
 }
 
-/// A host to be joined.
+/// A host to join.
 #[derive(Clone, Debug)]
 pub struct HostToJoin {
     pub name: String,
-    /// Its addresses, or why they are not known.
+    /// Its addresses, or why they are unknown.
     pub addresses: Result<Vec<SocketAddr>, String>,
-    /// Why nobody answers, if so.
+    /// Why it does not answer, if so.
     pub refused: Option<String>,
-    /// Most payload of packets to it, as far as this host knows; `None` without a way.
+    /// Largest payload of packets to it, as far as this host knows; `None` without a route.
     pub payload_bytes: Option<u32>,
 }
 
@@ -114,34 +113,34 @@ pub struct HostToJoin {
 #[derive(Debug)]
 pub struct ClusterFacts {
     pub dir: PathBuf,
-    /// What is wrong with the directory, if it is there.
+    /// What is wrong with the directory, if it exists.
     pub dir_refused: Option<String>,
-    /// Whether a cluster is or was there.
+    /// Whether it is or was a cluster's directory.
     pub is_founded: bool,
     pub presences: Vec<Presence>,
-    /// Whether other hosts are to be met.
+    /// Whether nodes on other hosts take part.
     pub is_spread: bool,
-    /// The file of the secret, and why it holds none.
+    /// The file of the secret, and why it is invalid.
     pub secret: Option<(PathBuf, Option<SecretRefusal>)>,
-    /// What the members say, or why nobody does; `None` if nobody was asked.
+    /// The members' reports, or why there are none; `None` if no node lives.
     pub members: Option<Result<Vec<NodeStatus>, String>>,
 }
 
-/// What is wrong with a secret, and the mode of its file.
+/// What is wrong with a secret or its file.
 #[derive(Clone, Debug)]
 pub struct SecretRefusal {
     pub text: String,
-    /// Whether others may read it, or change it.
+    /// Whether other users may read or change it.
     pub is_open: bool,
 }
 
 impl Facts {
-    /// Looks.
+    /// Gathers all facts.
     pub fn gather(dir: &Path, args: &args::Doctor) -> anyhow::Result<Facts> {
         let cluster = ClusterFacts::gather(dir, args);
         let runs_here = cluster.presences.iter().any(|node| node.alive && node.node.0 < EPHEMERAL_NODE_MIN);
         Ok(Facts {
-            host: HostFacts::gather(args).context("cannot look at this host")?,
+            host: HostFacts::gather(args).context("cannot inspect this host")?,
             network: NetworkFacts::gather(args, runs_here),
             cluster,
             etcd: EtcdFacts::gather(dir, args),
@@ -150,7 +149,7 @@ impl Facts {
 }
 
 impl EtcdFacts {
-    /// As the configuration says, or the nodes of the directory.
+    /// The etcd of the configuration, or else that of the directory.
     fn gather(dir: &Path, args: &args::Doctor) -> Option<EtcdFacts> {
         let known = || ClusterDir::open(dir).and_then(|dir| dir.etcd()).ok().flatten();
         let address = args.names.directory.clone().or_else(known)?;
@@ -203,7 +202,7 @@ impl NetworkFacts {
         ports.extend(args.metrics.0.map(|at| PortFacts::gather(at, "--metrics")));
         let sockets = own.into_iter().map(|ip| (ip, probe(ip, &[]).map_err(|error| error.to_string())));
         let config = Config {
-            // What holds for the first node holds for all.
+            // The check is the same for each node.
             node: Some(NodeId::FIRST),
             providers: args.networks.fabric.clone(),
             hosts: args.hosts.secret_file.clone().filter(|_| is_spread).map(|secret_file| Hosts {
@@ -241,7 +240,7 @@ impl HostToJoin {
     fn gather(name: &str) -> HostToJoin {
         let found = name.to_socket_addrs().map(Iterator::collect).map_err(|error| error.to_string());
         let addresses = found.and_then(|found: Vec<SocketAddr>| match found.is_empty() {
-            true => Err("it has no address".to_owned()),
+            true => Err("it has no addresses".to_owned()),
             false => Ok(found),
         });
         let (mut refused, mut payload_bytes) = (None, None);
@@ -259,11 +258,11 @@ impl HostToJoin {
     }
 }
 
-/// The most payload of packets to a host, by the address of this host from which they would go.
+/// Largest payload of packets to a host, from the address that the kernel chooses.
 fn payload_to(host: IpAddr) -> Option<u32> {
     let any: IpAddr = if host.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;
-    // Nothing is sent; the discard port stands for any.
+    // Sends nothing; the discard port stands for any.
     socket.connect((host, 9)).ok()?;
     let own = socket.local_addr().ok()?.ip();
     let mtus = probe(own, &[host]).ok()?.mtus;
@@ -293,15 +292,15 @@ impl ClusterFacts {
     }
 }
 
-/// Why no cluster could be founded there, as far as that can be told without doing so.
+/// Why no cluster could be created there, as far as can be checked without doing so.
 fn unusable(dir: &Path) -> Option<String> {
     if let Ok(metadata) = fs::metadata(dir) {
         let is_private = metadata.mode() & 0o077 == 0;
-        return (!is_private).then(|| format!("{} can be entered by others", dir.display()));
+        return (!is_private).then(|| format!("{} is accessible to other users", dir.display()));
     }
     let parent = dir.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let refused = rustix::fs::access(parent, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK);
-    refused.err().map(|error| format!("{} cannot be made: {}: {error}", dir.display(), parent.display()))
+    refused.err().map(|error| format!("{} cannot be created: {}: {error}", dir.display(), parent.display()))
 }
 
 fn ask(dir: &Path) -> Result<Vec<NodeStatus>, String> {

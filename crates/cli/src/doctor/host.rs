@@ -1,15 +1,15 @@
-//! What the machine lacks.
+//! Findings about the machine.
 
 use super::facts::HostFacts;
 use super::{Finding, Severity};
 use crate::bytes::ByteCount;
 use crate::limits::{NODES_MAX, nodes_within};
 
-/// The first kernel that has all that is needed.
+/// The first kernel with all required features.
 const KERNEL_MIN: (u32, u32) = (5, 10);
-/// 2024: a clock that is behind that was never set.
+/// 2024: a clock before that was never set.
 const TIME_MIN_S: u64 = 1_704_067_200;
-/// Clocks that are read without the kernel.
+/// Clock sources that are read without a system call.
 const FAST_CLOCKS: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];
 
 pub fn judge(facts: &HostFacts) -> Vec<Finding> {
@@ -46,15 +46,15 @@ fn kernel(facts: &HostFacts) -> Finding {
     }
 }
 
-/// Something that the kernel must offer.
+/// A feature of the kernel.
 fn feature(check: &'static str, is_there: bool, severity: Severity, without: &str) -> Finding {
     let verify = format!("strace -f halite doctor 2>&1 | grep {check}");
     match is_there {
-        true => Finding::ok(check, "the kernel has it", verify),
+        true => Finding::ok(check, format!("{check} is available"), verify),
         false => Finding::new(
             check,
             severity,
-            format!("the kernel, or a filter of system calls around this process, refuses it: {without}"),
+            format!("the kernel or a seccomp filter refuses {check}: {without}"),
             "run a newer kernel, or permit it in the container's seccomp profile",
             verify,
         ),
@@ -70,19 +70,19 @@ fn memfd(facts: &HostFacts) -> Finding {
 }
 
 fn membarrier(facts: &HostFacts) -> Finding {
-    feature("membarrier", facts.has_membarrier, Severity::Note, "each access costs some 10 ns more")
+    feature("membarrier", facts.has_membarrier, Severity::Note, "each access takes about 10 ns more")
 }
 
 fn clock(facts: &HostFacts) -> Finding {
     let verify = "cat /sys/devices/system/clocksource/clocksource0/current_clocksource";
     match &facts.clocksource {
         Some(name) if FAST_CLOCKS.contains(&name.as_str()) => {
-            Finding::ok("clock", format!("the kernel reads {name}"), verify)
+            Finding::ok("clock", format!("the clock source is {name}"), verify)
         }
         Some(name) => Finding::new(
             "clock",
             Severity::Warning,
-            format!("the kernel reads the clock {name}, which takes a microsecond or more: waits end late"),
+            format!("the clock source is {name}, which takes a microsecond or more to read: waits end late"),
             "boot with clocksource=tsc if the processor has a constant TSC, or move to a host that has one",
             verify,
         ),
@@ -126,13 +126,13 @@ fn locked_memory(facts: &HostFacts) -> Finding {
             "locked_memory",
             Severity::Note,
             format!(
-                "at most {} may be locked, less than the arena: a process that locks all of its memory cannot map it",
+                "the limit of locked memory is {}, less than the arena: a process that calls mlockall cannot map it",
                 ByteCount(limit)
             ),
             "only for applications that call mlockall: raise it (LimitMEMLOCK=, memlock)",
             "ulimit -l",
         ),
-        _ => Finding::ok("locked_memory", "as much as the arena may be locked", "ulimit -l"),
+        _ => Finding::ok("locked_memory", "the limit of locked memory is not below the arena", "ulimit -l"),
     }
 }
 
@@ -142,29 +142,31 @@ fn file_size(facts: &HostFacts) -> Finding {
             "file_size",
             Severity::Warning,
             format!(
-                "files may have {} at most: the arena grows by smaller pieces, and `get -o` of more fails",
+                "the limit of file sizes is {}, less than the arena: the arena grows in smaller pieces, and `get -o` of larger regions fails",
                 ByteCount(limit)
             ),
             "raise it: ulimit -f unlimited, or LimitFSIZE= of the unit",
             "ulimit -f",
         ),
-        _ => Finding::ok("file_size", "files may be as large as the arena", "ulimit -f"),
+        _ => Finding::ok("file_size", "the limit of file sizes is not below the arena", "ulimit -f"),
     }
 }
 
 fn dev_shm(facts: &HostFacts) -> Finding {
     let verify = "df -h /dev/shm";
     match facts.dev_shm_bytes {
-        Some(bytes) if bytes >= facts.arena_bytes => {
-            Finding::ok("dev_shm", format!("/dev/shm has {}, and is not used", ByteCount(bytes)), verify)
-        }
+        Some(bytes) if bytes >= facts.arena_bytes => Finding::ok(
+            "dev_shm",
+            format!("/dev/shm has {}; Halite does not use it", ByteCount(bytes)),
+            verify,
+        ),
         found => {
-            let size = found.map_or("is not there".to_owned(), |bytes| format!("has {}", ByteCount(bytes)));
+            let size = found.map_or("does not exist".to_owned(), |bytes| format!("has {}", ByteCount(bytes)));
             Finding::new(
                 "dev_shm",
                 Severity::Note,
                 format!("/dev/shm {size}, less than the arena; Halite does not need it (it uses memfds)"),
-                "give other programs that use it their share; memory of the control group is what counts here",
+                "nothing for Halite, whose memory counts against the memory limit of its control group",
                 verify,
             )
         }
@@ -176,14 +178,14 @@ fn huge_pages(facts: &HostFacts) -> Finding {
     let chosen = facts.huge_pages.as_deref().and_then(|text| text.split_once('[')?.1.split_once(']'));
     match chosen.map(|(chosen, _)| chosen) {
         Some(chosen @ ("always" | "within_size" | "advise" | "force")) => {
-            Finding::ok("huge_pages", format!("the kernel gives them to shared memory ({chosen})"), verify)
+            Finding::ok("huge_pages", format!("enabled for shared memory ({chosen})"), verify)
         }
         chosen => Finding::new(
             "huge_pages",
             Severity::Note,
             format!(
-                "the kernel gives shared memory small pages ({}): random accesses to large regions are slower",
-                chosen.unwrap_or("it does not say")
+                "shared memory gets small pages ({}): random accesses to large regions are slower",
+                chosen.unwrap_or("setting unknown")
             ),
             "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled, as root, before nodes start",
             verify,
@@ -194,7 +196,7 @@ fn huge_pages(facts: &HostFacts) -> Finding {
 fn arena(facts: &HostFacts) -> Finding {
     match &facts.arena_refused {
         Some(reason) => Finding::new("arena", Severity::Error, reason, "choose a smaller --arena", "free -b"),
-        None => Finding::ok("arena", format!("{} can be had", ByteCount(facts.arena_bytes)), "free -b"),
+        None => Finding::ok("arena", format!("{} are available", ByteCount(facts.arena_bytes)), "free -b"),
     }
 }
 
@@ -220,7 +222,7 @@ mod tests {
         }
     }
 
-    /// What is found to be wrong after a change, and how bad that is.
+    /// The findings after a change, and their severities.
     fn found(change: impl FnOnce(&mut HostFacts)) -> Vec<(&'static str, Severity)> {
         let mut facts = well();
         change(&mut facts);
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_a_host_lacks_is_found() {
+    fn each_fault_of_a_host_is_found() {
         assert_eq!(found(|_| ()), []);
         assert_eq!(found(|host| host.kernel = "10.0".into()), []);
         assert_eq!(found(|host| host.kernel = "5.9.16".into()), [("kernel", Severity::Error)]);

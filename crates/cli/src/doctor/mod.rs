@@ -1,7 +1,7 @@
-//! `halite doctor`: whether this host, and the cluster in the directory, are fit for what the configuration asks of them.
+//! `halite doctor`: checks this host and the cluster in the directory against the configuration.
 //!
-//! `facts` looks at the system; `host`, `network` and `cluster` judge what was seen, and look at nothing: so each finding can be
-//! provoked by facts that are made up.
+//! `facts` inspects the system; `host`, `network`, `cluster` and `etcd` only judge the facts, so that tests can
+//! provoke each finding.
 
 mod cluster;
 mod etcd;
@@ -19,15 +19,13 @@ use crate::output;
 use crate::table::printable;
 use facts::Facts;
 
-/// How bad something is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// As it should be.
     Ok,
-    /// It works, and could be faster or is worth to be known.
+    /// It works, but could be faster.
     Note,
-    /// It works until something happens.
+    /// It works until something fails.
     Warning,
     /// It does not work.
     Error,
@@ -53,18 +51,16 @@ impl Severity {
     }
 }
 
-/// What was found about one thing.
+/// The result of one check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Finding {
-    /// What was looked at; these names stay the same.
+    /// Name of the check; stable for scripts.
     pub check: &'static str,
-    /// How bad it is.
     pub severity: Severity,
-    /// What was found.
     pub found: String,
-    /// What to do about it; empty if nothing.
+    /// The next step; empty if there is none.
     pub remedy: String,
-    /// How to see it with one's own eyes.
+    /// A command that shows the same.
     pub verify: String,
 }
 
@@ -84,7 +80,7 @@ impl Finding {
     }
 }
 
-/// Prints all findings, the worst first, and ends with the status of the worst.
+/// Prints all findings, the worst first; exits with the status of the worst.
 pub fn run(dir: &Path, args: &args::Doctor) -> anyhow::Result<ExitCode> {
     let facts = Facts::gather(dir, args)?;
     let mut findings = judge(&facts);
@@ -92,7 +88,7 @@ pub fn run(dir: &Path, args: &args::Doctor) -> anyhow::Result<ExitCode> {
     if args.listing.json {
         output::print(&findings.iter().map(|finding| output::json_line(finding) + "\n").collect::<String>())?;
     } else {
-        output::print(&findings.iter().map(told).collect::<String>())?;
+        output::print(&findings.iter().map(text_of).collect::<String>())?;
     }
     let worst = findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok);
     Ok(ExitCode::from(worst.status()))
@@ -103,7 +99,7 @@ fn judge(facts: &Facts) -> Vec<Finding> {
     [host::judge(&facts.host), network::judge(&facts.network), cluster::judge(&facts.cluster), etcd].concat()
 }
 
-fn told(finding: &Finding) -> String {
+fn text_of(finding: &Finding) -> String {
     let Finding { check, severity, found, remedy, verify } = finding;
     let mut text = format!("{:<7}  {check}: {}\n", severity.word(), printable(found));
     if *severity > Severity::Ok {

@@ -1,4 +1,4 @@
-//! What is wrong with sockets, ports and the ways to other hosts.
+//! Findings about sockets, ports and the routes to other hosts.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,12 +8,12 @@ use super::facts::{HostToJoin, NetworkFacts, PortFacts, PortRefusal};
 use super::{Finding, Severity};
 use crate::bytes::ByteCount;
 
-/// The most payload of a packet, in bytes.
+/// Largest payload of a packet, in bytes.
 const PAYLOAD_BYTES_MAX: u32 = 4096;
 
 pub fn judge(facts: &NetworkFacts) -> Vec<Finding> {
     let mut findings = Vec::new();
-    // Who sends no packets may still want to know, and need not do anything.
+    // A node without packets needs no large buffers: only a note.
     let worst = if facts.uses_packets { Severity::Warning } else { Severity::Note };
     for (address, socket) in &facts.sockets {
         match socket {
@@ -59,25 +59,27 @@ fn segments(socket: &SocketProbe) -> Finding {
         0..=1 => Finding::new(
             "udp_segment",
             Severity::Note,
-            "the kernel takes packets one by one (no UDP_SEGMENT): long accesses over roce cost about twice the processor time",
-            "run a kernel, or a container, that has it",
+            "the kernel sends packets one by one (no UDP_SEGMENT): long accesses over roce cost about twice the processor time",
+            "use a kernel or container that supports it",
             verify,
         ),
-        packets => {
-            Finding::ok("udp_segment", format!("the kernel takes {packets} packets in one piece"), verify)
-        }
+        packets => Finding::ok(
+            "udp_segment",
+            format!("the kernel sends up to {packets} packets per system call"),
+            verify,
+        ),
     }
 }
 
 fn trains(socket: &SocketProbe) -> Finding {
     let verify = "strace -f halite doctor 2>&1 | grep UDP_GRO";
     match socket.receives_trains {
-        true => Finding::ok("udp_gro", "the kernel hands packets over in one piece", verify),
+        true => Finding::ok("udp_gro", "the kernel delivers several packets per system call", verify),
         false => Finding::new(
             "udp_gro",
             Severity::Note,
-            "the kernel hands packets over one by one (no UDP_GRO): long accesses over roce cost more processor time",
-            "run a kernel, or a container, that has it",
+            "the kernel delivers packets one by one (no UDP_GRO): long accesses over roce cost more processor time",
+            "use a kernel or container that supports it",
             verify,
         ),
     }
@@ -88,13 +90,13 @@ fn buffers(socket: &SocketProbe, severity: Severity) -> Finding {
         (ByteCount(socket.receive_bytes as u64), ByteCount(socket.receive_bytes_wanted as u64));
     let verify = "sysctl net.core.rmem_max";
     if socket.receive_bytes >= socket.receive_bytes_wanted {
-        return Finding::ok("socket_buffers", format!("receive buffers have {has}"), verify);
+        return Finding::ok("socket_buffers", format!("receive buffers hold {has}"), verify);
     }
     Finding::new(
         "socket_buffers",
         severity,
         format!(
-            "receive buffers have {has} where {wanted} are wanted: peers may send less at a time, and bursts get lost"
+            "receive buffers hold {has}; {wanted} are recommended: peers may send less at a time, and bursts get lost"
         ),
         format!("sysctl -w net.core.rmem_max={}, and the same in /etc/sysctl.d", socket.receive_bytes_wanted),
         verify,
@@ -156,19 +158,21 @@ fn verify_port(addresses: &[SocketAddr]) -> String {
     addresses.first().map_or_else(String::new, |at| format!("nc -vz {} {}", at.ip(), at.port()))
 }
 
-/// Packets are never fragmented: they are made to fit.
+/// Packets are never fragmented.
 fn payload(host: &HostToJoin) -> Option<Finding> {
     let ip = host.addresses.as_ref().ok()?.first()?.ip();
     let verify = format!("tracepath -n {ip}");
     match host.payload_bytes? {
-        PAYLOAD_BYTES_MAX => {
-            Some(Finding::ok("mtu", format!("packets of {PAYLOAD_BYTES_MAX} bytes go to {ip} whole"), verify))
-        }
+        PAYLOAD_BYTES_MAX => Some(Finding::ok(
+            "mtu",
+            format!("packets to {ip} carry {PAYLOAD_BYTES_MAX} bytes, the maximum"),
+            verify,
+        )),
         bytes => Some(Finding::new(
             "mtu",
             Severity::Note,
             format!(
-                "the frames on the way to {ip} take packets of {bytes} bytes, and are never fragmented: {PAYLOAD_BYTES_MAX} cost less each byte"
+                "packets to {ip} carry only {bytes} bytes, limited by the MTU: {PAYLOAD_BYTES_MAX} cost less per byte"
             ),
             "where the switches permit it, set the MTU of both cards to 4200 or more (ip link set dev NAME mtu 9000)",
             verify,

@@ -1,4 +1,4 @@
-//! Reads and writes of the same bytes over and over, beside bare copies of as many.
+//! Repeated reads and writes of the same bytes, beside bare copies of as many.
 
 use halite::{Lh, ReadOp, WriteOp, blocking};
 
@@ -14,47 +14,46 @@ pub const READS: bool = false;
 /// `IS_WRITE` of writes.
 pub const WRITES: bool = true;
 
-/// At the same place, or at random.
 pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
     if args.is_random() {
         return random::plan::<IS_WRITE>(args);
     }
     let what = match together(args) {
         1 => SAME_BYTES,
-        _ => "operations that are begun together, on the same bytes",
+        _ => "operations started together, on the same bytes",
     };
     Ok(usual::<Access<IS_WRITE>>(args, what))
 }
 
-/// The usual plan for reads and writes: where bandwidth matters, they are longer, and more.
+/// The usual plan for reads and writes: bandwidth tests move more and longer pieces.
 pub fn usual<W: Workload>(args: &PerfArgs, what: &'static str) -> Plan {
     let plan = Plan::of::<W>(what);
     if args.test.is_bandwidth { Plan { size: 64 << 10, bytes: 16 << 30, ..plan } } else { plan }
 }
 
-/// How many are begun together.
+/// Operations started together.
 fn together(args: &PerfArgs) -> usize {
     args.window.unwrap_or(1) as usize
 }
 
-/// A thread's region, and what is to be there in the end.
+/// A thread's region, and its expected contents.
 pub struct Access<const IS_WRITE: bool> {
     lh: Lh,
     name: String,
     bytes: Vec<u8>,
-    /// What was read last, by each of those that are begun together.
+    /// The latest results of reads that start together.
     found: Vec<Vec<u8>>,
 }
 
 impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>> {
         let threads = bench.job.threads as u64;
-        // The pid tells apart those who measure in one cluster at the same time.
+        // The pid distinguishes measurements that run in one cluster at the same time.
         let name = |thread| format!("perf-{}-{thread}", std::process::id());
         bench.make_regions(threads, bench.job.size_max(), |thread| Some(name(thread)))?;
         let share = |(thread, lh): (u64, &Lh)| {
             let bytes = pattern(bench.size, thread as usize);
-            // Else what is left out would not be noticed.
+            // Writes start from other bytes, so that a missing one is noticed.
             let before = if IS_WRITE { inverse(&bytes) } else { bytes.clone() };
             bench.end.session.write(*lh, 0, &before)?;
             let reads = if IS_WRITE { 0 } else { together(&bench.job.args) };
@@ -78,7 +77,7 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
         }
     }
 
-    /// Whether the peer sees it, too.
+    /// The server checks what it sees.
     fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
         let Access { lh, name, bytes, found } = self;
         let errors = found.iter().filter(|found| **found != bytes).count() as u64;
@@ -101,7 +100,7 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
 }
 
 impl<const IS_WRITE: bool> Access<IS_WRITE> {
-    /// With `count` of them begun together, or as many as are left.
+    /// Starts up to `count` operations together.
     fn together(
         &mut self,
         session: &blocking::Session,

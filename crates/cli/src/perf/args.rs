@@ -1,4 +1,4 @@
-//! The flags of `halite perf`, with perftest's letters.
+//! The flags of `halite perf`, with the letters of perftest.
 
 use clap::{Args, ValueEnum};
 use halite::Provider;
@@ -8,7 +8,7 @@ use super::table::{self, Test};
 use crate::args::network;
 use crate::bytes::ByteCount;
 
-/// As a value is called on the command line and in results.
+/// The name of a value on the command line and in results.
 pub fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().expect("none is hidden").get_name().to_owned()
 }
@@ -79,18 +79,17 @@ pub struct PerfArgs {
 }
 
 impl PerfArgs {
-    /// Whether operations go to places that are drawn.
+    /// Whether operations access random places.
     pub fn is_random(&self) -> bool {
         self.regions.is_some() || self.span.is_some()
     }
 
-    /// How many threads there are, one unless the user says.
     pub fn threads(&self) -> u64 {
         u64::from(self.threads.unwrap_or(1))
     }
 }
 
-/// `halite perf-server`, which `halite perf` starts by itself.
+/// `halite perf-server`, which `halite perf` starts.
 #[derive(Args, Debug)]
 pub struct ServerArgs {
     /// The process to end with

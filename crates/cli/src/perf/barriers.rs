@@ -1,4 +1,4 @@
-//! `barrier_lat`: a barrier that as many sessions of either process pass together.
+//! `barrier_lat`: a barrier for as many sessions of either process.
 
 use std::time::Duration;
 
@@ -12,17 +12,16 @@ use super::workload::{IN_TURN, Measured, PerfArgs, Plan, Planned, Timer};
 
 const BARRIER: &str = "perf";
 
-/// After so long the others are taken for dead.
+/// Time after which the other sessions count as dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Of no size.
 pub fn plan(args: &PerfArgs) -> Planned {
     let iterations_max = 50_000 / args.threads();
     let plan = Plan::of_one_size::<Member>(IN_TURN, 0);
     Ok(Plan { iterations_max, needs_server: true, is_at_server: true, ..plan })
 }
 
-/// One of those who meet, of which each process has half.
+/// One participant; each process has half of them.
 pub struct Member {
     session: blocking::Session,
     participants: u32,
@@ -37,7 +36,7 @@ impl Partner for Member {
         Ok(end.sessions(part.threads).into_iter().map(member).collect())
     }
 
-    /// Passes the barrier once, in which nobody leads: each time is one round behind the last.
+    /// Passes the barrier.  No side leads: each call returns the next round.
     fn turn(&mut self, _: bool) -> anyhow::Result<()> {
         let round = self.session.barrier(BARRIER, self.participants, TIMEOUT)?;
         self.errors += u64::from(self.round.is_some_and(|last| round != last + 1));

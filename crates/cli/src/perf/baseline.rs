@@ -1,7 +1,7 @@
-//! What bare memory costs: copies and words without any library in between.
+//! The cost of bare memory: copies and words without a library in between.
 //!
-//! The limit that Halite is compared with is the faster of two ways: the C library's memcpy between private
-//! buffers, and a copy to a plain shared mapping.  The pages are of the same kind that nodes contribute.
+//! Halite is compared with the faster of two: the C library's memcpy between private buffers, and a copy to a plain
+//! shared mapping.  The pages are of the kind that nodes contribute.
 
 use std::hint::black_box;
 use std::io;
@@ -13,18 +13,18 @@ use halite_mem::{PagePolicy, Segment, Window};
 
 use super::measure::{estimate_ns, sure, timed};
 
-/// Which way the bytes go.
+/// The direction of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// Into the shared memory.
+    /// Into shared memory.
     Write,
-    /// Out of it.
+    /// Out of shared memory.
     Read,
-    /// Nowhere: it is set to a byte.
+    /// Sets shared memory to a byte.
     Fill,
 }
 
-/// Copies (or fills) of one size, by the way that was found to be faster.
+/// Copies or fills of one size, by the faster way.
 #[derive(Debug)]
 pub struct Copier {
     direction: Direction,
@@ -35,7 +35,7 @@ pub struct Copier {
 }
 
 impl Copier {
-    /// Makes the buffers, touches them, and tries both ways.
+    /// Creates and touches the buffers, and tries both ways.
     pub fn new(direction: Direction, size: u64) -> io::Result<Copier> {
         let bytes = usize::try_from(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let shared = plain_segment(size)?.window(0, size).expect("the whole segment");
@@ -46,7 +46,7 @@ impl Copier {
             other: vec![0xA5; bytes],
             is_shared_faster: true,
         };
-        // 64 MiB of each is a matter of milliseconds.
+        // 64 MiB of each take some milliseconds.
         let tries = ((64 << 20) / size).clamp(2, 10_000);
         let by_mapping = copier.try_for(tries);
         copier.is_shared_faster = false;
@@ -55,7 +55,7 @@ impl Copier {
         Ok(copier)
     }
 
-    /// One copy, or fill.
+    /// Copies or fills once.
     #[inline]
     pub fn copy(&mut self) {
         let len = self.private.len() as u64;
@@ -75,12 +75,12 @@ impl Copier {
     }
 }
 
-/// A plain shared mapping, to be touched at random: word by word, or by copies of several.
+/// A plain shared mapping for random accesses, by words or copies.
 #[derive(Clone, Debug)]
 pub struct Words(Window);
 
 impl Words {
-    /// A mapping of `bytes`; memory is taken as it is touched.
+    /// A mapping of `bytes`; pages are allocated on first use.
     pub fn new(bytes: u64) -> io::Result<Words> {
         let bytes = bytes.next_multiple_of(8);
         Ok(Words(plain_segment(bytes)?.window(0, bytes).expect("the whole segment")))
@@ -91,30 +91,30 @@ impl Words {
         self.0.atomic_u64(offset).expect("aligned and inside")
     }
 
-    /// Copies `bytes` to `offset`; both ends of them are inside the mapping.
+    /// Copies `bytes` to `offset`; they fit into the mapping.
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         self.0.write(offset, bytes).expect("inside");
     }
 
-    /// Fills `buffer` from `offset`; both ends are inside the mapping.
+    /// Fills `buffer` from `offset`; it lies inside the mapping.
     #[inline]
     pub fn read(&self, offset: u64, buffer: &mut [u8]) {
         self.0.read(offset, buffer).expect("inside");
     }
 }
 
-/// A plain shared mapping whose pages come and go.
+/// A plain shared mapping whose pages are populated and discarded.
 #[derive(Clone, Debug)]
 pub struct Pages(Arc<Segment>);
 
 impl Pages {
-    /// A mapping of `bytes`, without any memory yet.
+    /// A mapping of `bytes` without pages.
     pub fn new(bytes: u64) -> io::Result<Pages> {
         Ok(Pages(plain_segment(bytes)?))
     }
 
-    /// Takes all of it from the system, and gives it back; how long the taking took.
+    /// Populates all pages and discards them; returns the time of the former.
     pub fn take(&self) -> anyhow::Result<Duration> {
         let begin = Instant::now();
         self.0.populate(0, self.0.len())?;
@@ -127,14 +127,14 @@ impl Pages {
 /// One bare store.
 #[inline]
 pub fn store(word: &AtomicU64, value: u64) {
-    // A plain store instruction: nothing is to be ordered, only its cost counts.
+    // Nothing needs to be ordered; only the cost counts.
     word.store(value, Ordering::Relaxed);
 }
 
 /// One bare atomic addition.
 #[inline]
 pub fn fetch_add(word: &AtomicU64, add: u64) -> u64 {
-    // As strong as what it is compared with, which orders what is before with what is behind it.
+    // As strong as the operation that it is compared with.
     black_box(word.fetch_add(add, Ordering::AcqRel))
 }
 

@@ -1,4 +1,4 @@
-//! What a workload finds before it measures one row: the two ends, a size, and how often to operate on it.
+//! One measurement: both ends, and the size and number of operations of a row.
 
 use std::io;
 use std::path::Path;
@@ -17,21 +17,20 @@ use super::server::{CLIENT, Part, Request, Server};
 use crate::output;
 use crate::scratch::Scratch;
 
-/// What all workloads have in common.  Fields are dropped in this order: first we leave the cluster.
+/// State that all workloads share.  Fields are dropped in this order: this process leaves the cluster first.
 pub struct Bench {
-    /// What is to be measured.
     pub job: Job,
-    /// Our end.
+    /// The client's end.
     pub end: End,
-    /// The process at the other end; none at a node that runs already.
+    /// The server process; `None` if the peer is a running node.
     pub server: Option<Server>,
-    /// Regions that are there until the last row has been measured.
+    /// Regions that exist until the last row.
     pub regions: Vec<Lh>,
     /// Bytes of one operation.
     pub size: u64,
     /// Operations of each thread.
     pub iterations: u64,
-    /// How many times longer than usual intervals between them are.
+    /// Factor by which intervals between operations are longer than usual.
     pub slowdown: u64,
     is_followed: bool,
     _scratch: Option<Scratch>,
@@ -48,7 +47,8 @@ impl Bench {
         let server = scratch.as_ref().map(|scratch| Server::start(scratch.path(), &job)).transpose()?;
         let dir = scratch.as_ref().map(Scratch::path).or(dir);
         let dir = dir.map_or_else(|| Config::default().dir, Path::to_owned);
-        // Our node's threads are where our first one is.  Not before the server has been started, for that would inherit our core.
+        // This node's threads run on the core of the first client thread.  The server has started by now, since it
+        // would inherit the core.
         pin(cores.of_client(0)).context("cannot pin the client to its core")?;
         let (node, arena_bytes) =
             server.as_ref().map_or((None, 0), |_| (Some(CLIENT), job.client_arena_bytes()));
@@ -56,7 +56,7 @@ impl Bench {
         let node = Node::embedded(config)
             .with_context(|| format!("cannot join the cluster in {}", dir.display()))?;
         let end = End::new(node, NodeId(job.args.peer.unwrap_or(0)), cores);
-        // A node that runs already is reached by whatever both have.
+        // A running node is reached through the best common network.
         job.fabric = end.provider()?;
         Ok(Bench {
             job,
@@ -74,12 +74,12 @@ impl Bench {
     /// Measures one row.
     pub fn row(&mut self, size: u64, slowdown: u64) -> anyhow::Result<Row> {
         (self.size, self.slowdown) = (size, slowdown);
-        // Fewer operations that come more slowly, so that each row takes as long.
+        // Fewer operations at longer intervals, so that each row takes as long.
         self.iterations = (self.job.iterations(size) / slowdown).max(1);
         (self.job.plan.measure)(self)
     }
 
-    /// Frees the regions, leaves, then stops the server; tells what went wrong.
+    /// Frees the regions, leaves, and stops the server; returns the first error.
     pub fn close(self) -> anyhow::Result<()> {
         let Bench { end, server, regions, _scratch, .. } = self;
         regions.into_iter().try_for_each(|lh| end.session.free(lh))?;
@@ -87,8 +87,8 @@ impl Bench {
         server.map_or(Ok(()), Server::stop)
     }
 
-    /// Makes the regions for all rows, before the first one: so many of so many bytes, at the peer.  Those that the server is to find
-    /// have names.
+    /// Creates the regions for all rows, before the first one: `count` of `bytes` at the peer.  Regions that the
+    /// server opens have names.
     pub fn make_regions(
         &mut self,
         count: u64,
@@ -105,7 +105,7 @@ impl Bench {
         Ok(())
     }
 
-    /// What the server's threads are to do for this row, unless a workload wants something else.
+    /// The task of the server's threads for this row, unless a workload needs another.
     pub fn part(&self) -> Part {
         let Job { args, plan, threads, .. } = &self.job;
         let warm_up = if plan.warms_up { warm_up(self.iterations) } else { 0 };
@@ -119,18 +119,18 @@ impl Bench {
         }
     }
 
-    /// The server; workloads that need one are not planned without.
+    /// The server.  Workloads that need one are refused without.
     pub fn server(&mut self) -> anyhow::Result<&mut Server> {
         self.server.as_mut().context("this test needs a server of our own")
     }
 
-    /// Has the server's threads follow, until the row has been measured.
-    pub fn be_followed(&mut self, part: Part) -> anyhow::Result<()> {
+    /// Starts the server's threads, which follow until the row has been measured.
+    pub fn start_following(&mut self, part: Part) -> anyhow::Result<()> {
         self.is_followed = true;
         self.server()?.ask(&Request::Follow(part)).map(|_| ())
     }
 
-    /// Ends that; how often they found that something was not what it should be.
+    /// Ends that; returns the server's errors.
     pub fn end_following(&mut self) -> anyhow::Result<u64> {
         match std::mem::take(&mut self.is_followed) {
             true => self.server()?.ask(&Request::EndFollowing),
@@ -138,7 +138,7 @@ impl Bench {
         }
     }
 
-    /// Has a thread measure by each of `shares`; what all found, and the shares.
+    /// Measures on a thread for each of `shares`; returns the sums and the shares.
     pub fn time<W: Send>(
         &self,
         shares: Vec<W>,
@@ -150,7 +150,7 @@ impl Bench {
             Ok((measured, share))
         };
         let done = crew::run(shares, |thread| cores.of_client(thread), timed)?;
-        // What counts for bandwidth is the longer way.
+        // The longer direction counts for bandwidth.
         let payload = self.size.max(self.job.args.reply_size.map_or(0, |size| size.0));
         let mut row = Row { size: self.size, payload, iterations: operations, ..Row::default() };
         let add = |(measured, share)| {
@@ -161,12 +161,12 @@ impl Bench {
         Ok((row, shares))
     }
 
-    /// What `make` makes of bare memory, if that is to be measured.
+    /// The baseline of `make`, if it is to be measured.
     pub fn baseline<T>(&self, make: impl FnOnce() -> io::Result<T>) -> anyhow::Result<Option<T>> {
         self.job.args.check_memcpy.then(make).transpose().context("no memory for the baseline")
     }
 
-    /// Bare copies of as many bytes.
+    /// Bare copies of the same size.
     pub fn copier(&self, direction: Direction) -> anyhow::Result<Option<Copier>> {
         self.baseline(|| Copier::new(direction, self.size))
     }

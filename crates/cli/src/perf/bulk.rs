@@ -1,6 +1,6 @@
-//! `fill_lat` and `copy_lat`: bytes of the peer that do not pass through the caller.
+//! `fill_lat` and `copy_lat`: operations on the peer's bytes that do not pass through the caller.
 //!
-//! A fill is compared with memset, and a copy with what it saves: reading the bytes, and writing them back.
+//! A fill is compared with memset, a copy with what it saves: reading the bytes and writing them back.
 
 use halite::Lh;
 
@@ -18,17 +18,16 @@ pub const FILLS: bool = false;
 /// `IS_COPY` of copies.
 pub const COPIES: bool = true;
 
-/// Of many bytes.
 pub fn plan<const IS_COPY: bool>(_: &PerfArgs) -> Planned {
     let bare = if IS_COPY { READ_WRITE } else { MEMSET };
     Ok(Plan { bare, size: 4 << 10, arena_sizes: 8, ..Plan::of::<Bulk<IS_COPY>>(SAME_BYTES) })
 }
 
-/// Two regions of a thread's.
+/// Two regions of a thread.
 pub struct Bulk<const IS_COPY: bool> {
     to: Lh,
     from: Lh,
-    /// What is to be in the one in the end.
+    /// Expected contents of `to`.
     expected: Vec<u8>,
     errors: u64,
 }
@@ -43,7 +42,7 @@ impl<const IS_COPY: bool> Workload for Bulk<IS_COPY> {
             session.write(to, 0, &inverse(&expected))?;
             if IS_COPY {
                 session.write(from, 0, &expected)?;
-                // Before the baseline, which would hide a copy that was left out.
+                // Before the baseline, which would hide a missing copy.
                 session.copy(to, 0, from, 0, size)?;
                 errors = differs(session, to, 0, &expected)?;
             }
@@ -60,7 +59,7 @@ impl<const IS_COPY: bool> Workload for Bulk<IS_COPY> {
             return timer.operations(|| Ok(session.fill(to, 0, size, BYTE)?), bare);
         }
         let mut buffer = vec![0; size as usize];
-        // What the caller would do without copies.
+        // The alternative to a copy.
         let read_and_write = || {
             session.read(from, 0, &mut buffer)?;
             Ok(session.write(to, 0, &buffer)?)

@@ -1,4 +1,4 @@
-//! `rpc_lat` and `rpc_rate`: calls one after the other, or many under way.
+//! `rpc_lat` and `rpc_rate`: calls one after the other, or many outstanding.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,30 +12,30 @@ use super::measure::NO_BASELINE;
 use super::parcel::{Parcel, STAMP_BYTES, stamp_of};
 use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, Timer, Workload};
 
-/// After so long without an answer the server is taken for dead.
+/// Time after which the server counts as dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many calls are under way in each thread unless the user says.
+/// Default number of outstanding calls per thread.
 const WINDOW: u32 = 16;
 
-/// Of calls one after the other.
+/// Calls one after the other.
 pub fn plan_one_by_one(_: &PerfArgs) -> Planned {
     Ok(Plan { needs_server: true, ..Plan::of::<Caller>(IN_TURN) })
 }
 
-/// Of many.
-pub fn plan_under_way(args: &PerfArgs) -> Planned {
-    let (window, batch) = under_way(args);
+/// Many outstanding calls.
+pub fn plan_outstanding(args: &PerfArgs) -> Planned {
+    let (window, batch) = outstanding(args);
     if !window.is_multiple_of(batch) {
         return Err(wrong(&format!(
-            "--window must be a multiple of --batch, and {window} is no multiple of {batch}"
+            "--window must be a multiple of --batch: {window} is not a multiple of {batch}"
         )));
     }
-    Ok(Plan { needs_server: true, ..Plan::of::<Callers>("many calls under way in each thread") })
+    Ok(Plan { needs_server: true, ..Plan::of::<Callers>("many outstanding calls per thread") })
 }
 
-/// How many are under way, and how many are posted together.
-pub fn under_way(args: &PerfArgs) -> (usize, usize) {
+/// Outstanding calls, and calls that are posted together.
+pub fn outstanding(args: &PerfArgs) -> (usize, usize) {
     (args.window.unwrap_or(WINDOW) as usize, args.batch.unwrap_or(1) as usize)
 }
 
@@ -45,7 +45,7 @@ impl Workload for Caller {
         let callers =
             (0..part.threads).map(|thread| Caller::new(&bench.end, thread, part.size, part.reply_bytes));
         let callers = callers.collect();
-        bench.be_followed(part)?;
+        bench.start_following(part)?;
         Ok(callers)
     }
 
@@ -58,12 +58,12 @@ impl Workload for Caller {
     }
 }
 
-/// A thread's, of which each has one call under way.
+/// The callers of a thread, each with one outstanding call.
 pub struct Callers(Vec<Caller>);
 
 impl Workload for Callers {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Callers>> {
-        let ((window, _), lends) = (under_way(&bench.job.args), bench.job.args.lend);
+        let ((window, _), lends) = (outstanding(&bench.job.args), bench.job.args.lend);
         let each = |caller: Caller| {
             let number = |number| Caller { lends, first: number << 32, ..caller.clone() };
             Callers((0..window as u64).map(number).collect())
@@ -72,7 +72,7 @@ impl Workload for Callers {
     }
 
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured> {
-        self.under_way(under_way(&bench.job.args).1, timer)
+        self.outstanding(outstanding(&bench.job.args).1, timer)
     }
 
     fn verify(self, _: &mut Bench) -> anyhow::Result<u64> {
@@ -80,25 +80,25 @@ impl Workload for Callers {
     }
 
     fn figures(bench: &Bench) -> Vec<(&'static str, f64)> {
-        let ((window, batch), reply_bytes) = (under_way(&bench.job.args), bench.part().reply_bytes);
+        let ((window, batch), reply_bytes) = (outstanding(&bench.job.args), bench.part().reply_bytes);
         vec![("window", window as f64), ("batch", batch as f64), ("reply_bytes", reply_bytes as f64)]
     }
 }
 
 impl Callers {
-    fn under_way(&mut self, batch: usize, timer: &Timer) -> anyhow::Result<Measured> {
+    fn outstanding(&mut self, batch: usize, timer: &Timer) -> anyhow::Result<Measured> {
         let callers = &mut self.0;
         let measured = timer.overlapping(|calls| match batch {
-            1 => Ok(keep_under_way(callers, calls)?),
-            _ => Ok(keep_batches_in_flight(callers, batch, calls)?),
+            1 => Ok(keep_outstanding(callers, calls)?),
+            _ => Ok(keep_batches_outstanding(callers, batch, calls)?),
         })?;
-        self.0.iter_mut().try_for_each(Caller::see_whole)?;
+        self.0.iter_mut().try_for_each(Caller::read_last_reply)?;
         Ok(measured)
     }
 }
 
-/// Makes calls, of which each caller has one under way.  One thread serves them, in order: so the oldest ends first.
-fn keep_under_way(callers: &mut [Caller], calls: u64) -> Result<(), CallError> {
+/// Keeps one call of each caller outstanding.  One thread serves them in order, so the oldest ends first.
+fn keep_outstanding(callers: &mut [Caller], calls: u64) -> Result<(), CallError> {
     let window = callers.len() as u64;
     let mut pending = VecDeque::with_capacity(callers.len());
     for number in 0..calls + window {
@@ -115,8 +115,8 @@ fn keep_under_way(callers: &mut [Caller], calls: u64) -> Result<(), CallError> {
     Ok(())
 }
 
-/// As [`keep_under_way`], with `batch` calls posted together once the oldest as many have ended.
-fn keep_batches_in_flight(callers: &mut [Caller], batch: usize, calls: u64) -> Result<(), CallError> {
+/// The same with batches: posts `batch` calls once the oldest batch has ended.
+fn keep_batches_outstanding(callers: &mut [Caller], batch: usize, calls: u64) -> Result<(), CallError> {
     let batches = callers.len() / batch;
     let mut pending = VecDeque::with_capacity(batches);
     let mut left = calls as usize;
@@ -132,7 +132,7 @@ fn keep_batches_in_flight(callers: &mut [Caller], batch: usize, calls: u64) -> R
     Ok(())
 }
 
-/// Begins a call for each caller, at most `left`, which are fewer then.
+/// Posts a call for each caller, at most `left`, which it reduces.
 fn post_batch(callers: &mut [Caller], left: &mut usize) -> Result<Vec<blocking::PendingCall>, CallError> {
     let count = callers.len().min(*left);
     *left -= count;
@@ -144,7 +144,7 @@ fn post_batch(callers: &mut [Caller], left: &mut usize) -> Result<Vec<blocking::
     posted.into_iter().collect()
 }
 
-/// Calls a function and checks its answers.
+/// Calls a function and checks its replies.
 #[derive(Clone)]
 pub struct Caller {
     session: blocking::Session,
@@ -153,16 +153,16 @@ pub struct Caller {
     request: Parcel,
     expected: Parcel,
     reply: Vec<u8>,
-    /// Whether the replies of calls under way are not copied out.
+    /// Whether replies are read in place.
     lends: bool,
-    /// What stamps begin with, so that answers to others do not pass for ours.
+    /// Start of the stamps, so that replies to other callers do not match.
     first: u64,
     calls: u64,
     errors: u64,
 }
 
 impl Caller {
-    /// Of the function that a thread of the other end serves.
+    /// Calls the function that the server's `thread` serves.
     pub fn new(end: &End, thread: usize, request_bytes: u64, reply_bytes: u64) -> Caller {
         Caller {
             session: end.session.clone(),
@@ -182,7 +182,6 @@ impl Caller {
         timer.operations(|| Ok(self.call()?), NO_BASELINE)
     }
 
-    /// One call on a thread.
     #[inline]
     pub fn call(&mut self) -> Result<(), CallError> {
         self.stamp();
@@ -192,17 +191,16 @@ impl Caller {
         Ok(())
     }
 
-    /// Begins a call.
     fn post(&mut self) -> Result<blocking::PendingCall, CallError> {
         self.stamp();
         let answer_bytes_max = self.reply.len();
         self.session.post_call(self.node, self.function, self.request.bytes(), answer_bytes_max, TIMEOUT)
     }
 
-    /// Ends the call that was begun last.
+    /// Ends the oldest call.
     fn finish(&mut self, pending: blocking::PendingCall) -> Result<(), CallError> {
         if self.lends {
-            self.look_at_ends(&pending.lend_answer()?);
+            self.check_ends(&pending.lend_answer()?);
             return Ok(());
         }
         let len = pending.answer_into(&mut self.reply)?;
@@ -210,8 +208,8 @@ impl Caller {
         Ok(())
     }
 
-    /// Sees only what is checked each time.
-    fn look_at_ends(&mut self, answer: &Answer) {
+    /// Reads only the ends, which each check compares.
+    fn check_ends(&mut self, answer: &Answer) {
         let len = answer.len().min(self.reply.len());
         let ends = STAMP_BYTES.min(len);
         answer.copy_to(0, &mut self.reply[..ends]);
@@ -219,8 +217,8 @@ impl Caller {
         self.check(len);
     }
 
-    /// Has one more reply for [`Caller::errors`] to look at, if only the ends of those before were seen.
-    fn see_whole(&mut self) -> Result<(), CallError> {
+    /// Reads one more reply completely for [`Caller::errors`], if only ends were read before.
+    fn read_last_reply(&mut self) -> Result<(), CallError> {
         if self.lends {
             let answer = self.post()?.lend_answer()?;
             let len = answer.copy_to(0, &mut self.reply);
@@ -229,7 +227,7 @@ impl Caller {
         Ok(())
     }
 
-    /// How many answers were wrong; the last one is looked at as a whole.
+    /// Number of wrong replies; the last one is compared completely.
     pub fn errors(&self) -> u64 {
         let is_wrong = self.calls > 0 && self.reply != self.expected.bytes();
         self.errors + u64::from(is_wrong)
@@ -241,7 +239,7 @@ impl Caller {
     }
 
     fn check(&mut self, len: usize) {
-        // Of a short request, the server saw only a part of the stamp.
+        // The server saw only a part of the stamp in a short request.
         self.expected.stamp(stamp_of(self.request.bytes()));
         self.errors += u64::from(!self.expected.resembles(&self.reply[..len]));
     }

@@ -1,22 +1,21 @@
-//! Which thread runs on which core.
+//! Placement of threads on cores.
 
 use std::io;
 
 use clap::ValueEnum;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// How the two ends share the cores.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pinning {
-    /// The two threads of a pair on two cores, pairs over all cores in turn: best where both ends are busy
+    /// The two threads of a pair on two cores, pairs over all cores in turn: best if both ends are busy
     Apart,
-    /// Both ends on the first core, with all their threads: best where they mostly sleep
+    /// Both ends on the first core, with all their threads: best if they mostly sleep
     Shared,
     /// On whichever cores the scheduler picks
     Any,
 }
 
-/// The cores that this process may use, and how the two ends share them.
+/// The cores that this process may use, and how both ends share them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cores {
     available: Vec<usize>,
@@ -24,19 +23,18 @@ pub struct Cores {
 }
 
 impl Cores {
-    /// Those that the system tells.
     pub fn available(pinning: Pinning) -> io::Result<Cores> {
         let set = sched_getaffinity(None)?;
         let available = (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect();
         Ok(Cores { available, pinning })
     }
 
-    /// Whether there is one core only where two are wanted.
+    /// Whether there is one core where two are wanted.
     pub fn are_too_few(&self) -> bool {
         self.available.len() < 2 && self.pinning != Pinning::Shared
     }
 
-    /// Where a server's thread number `thread` may run: apart, on the first core, and so on in turn.
+    /// Cores for a server thread: with `Apart`, one core each, in turn.
     pub fn of_server(&self, thread: usize) -> CpuSet {
         match self.pinning {
             Pinning::Apart => set_of(&[self.available[thread % self.available.len()]]),
@@ -45,7 +43,7 @@ impl Cores {
         }
     }
 
-    /// Where a client's thread number `thread` may run: apart, beside its server's, so that a pair has two cores.
+    /// Cores for a client thread: with `Apart`, the one after its server thread's, so that a pair has two cores.
     pub fn of_client(&self, thread: usize) -> CpuSet {
         self.of_server(thread + 1)
     }
@@ -57,7 +55,7 @@ fn set_of(cores: &[usize]) -> CpuSet {
     set
 }
 
-/// Keeps the calling thread, and those that it starts from now on, on `cores`.
+/// Binds the calling thread, and those that it starts later, to `cores`.
 pub fn pin(cores: CpuSet) -> io::Result<()> {
     Ok(sched_setaffinity(None, &cores)?)
 }

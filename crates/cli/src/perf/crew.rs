@@ -1,4 +1,4 @@
-//! Threads that work together.
+//! A group of measuring threads.
 
 use anyhow::Context;
 use rustix::thread::CpuSet;
@@ -6,8 +6,8 @@ use rustix::thread::CpuSet;
 use super::cores::pin;
 use super::gate::{self, Participant};
 
-/// Does `work` on a thread for each of `shares`, where `cores` says and with a participant at their gate.  Their results are in
-/// order.
+/// Runs `work` on a thread for each of `shares`, on its `cores` and with a participant of one gate.  Returns the
+/// results in order.
 pub fn run<S: Send, T: Send>(
     shares: Vec<S>,
     cores: impl Fn(usize) -> CpuSet + Sync,

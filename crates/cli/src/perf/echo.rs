@@ -1,4 +1,4 @@
-//! The server's part of calls: threads that answer each by a parcel with the same stamp.
+//! The server's side of calls: threads that answer each call with a parcel of the same stamp.
 
 use halite::{Call, Function, ServeCause, ServeError, ServeOptions, blocking};
 
@@ -6,7 +6,7 @@ use super::end::End;
 use super::parcel::{Parcel, stamp_of};
 use super::server::{Follower, Part};
 
-/// Serves a function by each thread.
+/// Serves one function per thread.
 pub fn follow(end: &End, part: &Part) -> anyhow::Result<Vec<Follower>> {
     let follower = |thread| {
         let server = end.session.serve(function(thread), ServeOptions::default())?;
@@ -18,23 +18,22 @@ pub fn follow(end: &End, part: &Part) -> anyhow::Result<Vec<Follower>> {
     (0..part.threads).map(follower).collect()
 }
 
-/// The function that a client's thread calls.
+/// The function that a client thread calls.
 pub fn function(thread: usize) -> Function {
     Function(thread as u32)
 }
 
 struct Echo {
     server: blocking::Server,
-    /// What each request must be; none for any.
+    /// Expected requests; `None` if they vary.
     expected: Option<Parcel>,
     /// As many as are answered together.
     replies: Vec<Parcel>,
-    /// How many requests were not what they should have been.
+    /// Number of wrong requests.
     errors: u64,
 }
 
 impl Echo {
-    /// Answers until the function is closed.
     fn run(mut self) -> anyhow::Result<u64> {
         let ended = match self.replies.len() {
             1 => self.one_by_one(),
@@ -49,7 +48,7 @@ impl Echo {
     fn one_by_one(&mut self) -> Result<(), ServeError> {
         let mut call = self.server.recv()?;
         loop {
-            self.look_at(&call, 0);
+            self.check(&call, 0);
             call = self.server.reply_and_recv(call, self.replies[0].bytes())?;
         }
     }
@@ -57,15 +56,15 @@ impl Echo {
     fn together(&mut self) -> Result<(), ServeError> {
         loop {
             let calls = self.server.recv_many(self.replies.len())?;
-            calls.iter().enumerate().for_each(|(index, call)| self.look_at(call, index));
-            // A caller that has gone is the client's to report.
+            calls.iter().enumerate().for_each(|(index, call)| self.check(call, index));
+            // The client reports a caller that has ended.
             let _ = self.server.reply_all(calls.into_iter().zip(self.replies.iter().map(Parcel::bytes)));
         }
     }
 
-    /// Checks a request, and stamps the reply of this number.
+    /// Checks a request and stamps the reply at index `reply`.
     #[inline]
-    fn look_at(&mut self, call: &Call, reply: usize) {
+    fn check(&mut self, call: &Call, reply: usize) {
         let stamp = stamp_of(call.input());
         if let Some(expected) = &mut self.expected {
             expected.stamp(stamp);

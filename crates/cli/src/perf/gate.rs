@@ -1,6 +1,6 @@
-//! A gate that threads pass together, round after round, and that opens for the rest when one of them leaves.
+//! A gate that threads pass together, round after round; it opens for the others when one leaves.
 //!
-//! The barrier of the standard library would keep the others waiting for ever for a thread that has failed.
+//! The standard library's barrier would block the others forever after a thread has failed.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
@@ -18,11 +18,11 @@ struct Gate {
 struct GateState {
     members: usize,
     waiting: usize,
-    /// Counts how often the gate has opened.
+    /// Number of openings.
     openings: u64,
 }
 
-/// Places for `count` threads, to be handed out before any of them runs.
+/// Participants for `count` threads, all handed out before the first one runs.
 pub fn participants(count: usize) -> Vec<Participant> {
     let state = Mutex::new(GateState { members: count, waiting: 0, openings: 0 });
     let gate = Arc::new(Gate { state, opened: Condvar::new() });
@@ -30,7 +30,7 @@ pub fn participants(count: usize) -> Vec<Participant> {
 }
 
 impl Participant {
-    /// Sleeps until everybody who has not left waits too.
+    /// Blocks until all participants that have not left wait, too.
     pub fn wait(&self) {
         let mut state = self.0.lock();
         state.waiting += 1;
@@ -40,7 +40,7 @@ impl Participant {
         }
         let seen = state.openings;
         let passed = self.0.opened.wait_while(state, |state| state.openings == seen);
-        drop(passed.expect("nobody panics while holding the lock"));
+        drop(passed.expect("no thread panics while it holds the lock"));
     }
 }
 
@@ -56,7 +56,7 @@ impl Drop for Participant {
 
 impl Gate {
     fn lock(&self) -> MutexGuard<'_, GateState> {
-        self.state.lock().expect("nobody panics while holding the lock")
+        self.state.lock().expect("no thread panics while it holds the lock")
     }
 
     fn open(&self, state: &mut GateState) {

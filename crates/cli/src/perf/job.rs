@@ -1,27 +1,23 @@
-//! What is to be measured, once the flags have been found to make sense together.
+//! A measurement, once its flags have been checked.
 
 use super::args::PerfArgs;
 use super::cores::Pinning;
 use super::workload::{Plan, SIZE_MAX};
 use crate::output::UsageError;
 
-/// A measurement that makes sense.
 #[derive(Debug)]
 pub struct Job {
-    /// The flags.
     pub args: PerfArgs,
-    /// What they ask for.
     pub plan: Plan,
-    /// Bytes of one operation, one entry per line of the result.
+    /// Bytes of one operation, for each row.
     pub sizes: Vec<u64>,
-    /// How many threads measure.
+    /// Number of measuring threads.
     pub threads: usize,
-    /// The network.
     pub fabric: &'static str,
 }
 
 impl Job {
-    /// Reads the flags as a whole.
+    /// Checks the flags together.
     pub fn new(args: &PerfArgs) -> Result<Job, UsageError> {
         check_owners(args)?;
         let plan = (args.test.plan)(args)?;
@@ -51,14 +47,14 @@ impl Job {
         Ok(Job { args: args.clone(), plan, sizes, threads, fabric: args.fabric.name() })
     }
 
-    /// Operations of each thread at `size`: what the user said, or what takes about a second.
+    /// Operations of each thread at `size`: the user's number, or enough for about a second.
     pub fn iterations(&self, size: u64) -> u64 {
         let Plan { bytes, iterations_max, .. } = self.plan;
         let longer_way = size.max(self.args.reply_size.map_or(1, |size| size.0));
         self.args.iterations.unwrap_or((bytes / longer_way).max(32).min(iterations_max))
     }
 
-    /// A size for each row, and how many times longer than usual the intervals of a load are.
+    /// The size and slowdown of each row.
     pub fn points(&self) -> Vec<(u64, u64)> {
         let of_size = |size| self.plan.slowdowns.iter().map(move |slowdown| (size, *slowdown));
         self.sizes.iter().copied().flat_map(of_size).collect()
@@ -69,25 +65,24 @@ impl Job {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
 
-    /// Memory that an end should contribute, in bytes.
+    /// Bytes that each end contributes.
     pub fn arena_bytes(&self) -> u64 {
         let of_threads = self.size_max().saturating_mul(self.plan.arena_sizes * self.threads as u64);
         of_threads.saturating_add(self.plan.arena_bytes).saturating_add(256 << 20)
     }
 
-    /// Memory that the client contributes.
     pub fn client_arena_bytes(&self) -> u64 {
         if self.plan.is_at_server { 0 } else { self.arena_bytes() }
     }
 }
 
-/// Whether flags stand beside the tests that they belong to, which are those that the complaint names.
+/// Refuses flags that the test does not have.  The text of an error lists the tests that have the flag.
 fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
     let is_named = |tests: &str| tests.contains(args.test.name);
     let is_access = is_named("read_lat, read_bw, write_lat, write_bw");
     let is_access_or_region = is_access || is_named("alloc_lat, map_lat");
     let is_together = args.window.is_some() || args.batch.is_some();
-    let of_bandwidth = "give --batch of read_bw and write_bw as much as --window";
+    let of_bandwidth = "set --batch to the value of --window for read_bw and write_bw";
     let complaints = [
         (args.populate, "--populate applies only to alloc_lat"),
         (is_together, "--window and --batch apply only to rpc_rate, read_bw and write_bw"),
@@ -110,12 +105,12 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
         )));
     }
     if args.reply_size.is_some_and(|size| size.0 == 0 || size.0 > SIZE_MAX) {
-        return Err(wrong("--reply-size takes 1 byte to 64 MiB"));
+        return Err(wrong("--reply-size must be from 1 byte to 64 MiB"));
     }
     Ok(())
 }
 
-/// Flags that make no sense together.
+/// An error about contradicting flags.
 pub fn wrong(what: &str) -> UsageError {
     UsageError(what.to_owned())
 }
@@ -132,7 +127,6 @@ mod tests {
         args: PerfArgs,
     }
 
-    /// What these flags ask for.
     fn job(line: &str) -> Result<Job, UsageError> {
         let words = std::iter::once("perf").chain(line.split_whitespace());
         Job::new(&Line::try_parse_from(words).expect("clap accepts it").args)

@@ -1,8 +1,8 @@
-//! `rpc_load`: what calls cost the processor when they come now and then, as in LITE, section 5.3 and figure 13.
+//! `rpc_load`: processor time of calls that arrive now and then, as in LITE, section 5.3 and figure 13.
 //!
-//! Calls come by a schedule that does not wait for the answers of earlier ones, with exponentially distributed intervals
-//! from a fixed seed.  Beside it, the same schedule between two processes that write into each other's memory and never
-//! stop polling their own.  Processor time is that of both processes together, whatever they do.
+//! Calls follow a schedule that does not wait for earlier replies, with exponentially distributed intervals from a
+//! fixed seed.  The baseline follows the same schedule: two processes write into each other's memory and poll their
+//! own without pause.  Processor time is that of both processes.
 
 use std::time::{Duration, Instant};
 
@@ -15,19 +15,19 @@ use super::pingpong::Player;
 use super::server::Part;
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, Row, Timer, WORD_BYTES, Workload, verify};
 
-/// The load of LITE, section 5.3: calls per second, and threads on either side.
+/// Load of LITE, section 5.3: calls per second, and threads of either side.
 const RATE: u64 = 1000;
 const THREADS: u32 = 8;
 
-/// How much longer intervals get from point to point of LITE's figure 13.
+/// Factors of the intervals in LITE's figure 13.
 const SLOWDOWNS: &[u64] = &[1, 2, 4, 8];
 
-/// How long a load lasts, in seconds, unless the user says how many calls there are.
+/// Default duration in seconds.
 const SECONDS: u64 = 2;
 
-/// Of words; with -a, at all points of the figure.
+/// Calls of one word; with -a, all points of the figure.
 pub fn plan(args: &PerfArgs) -> Planned {
-    let what = "calls that come by themselves; times are of the calls, processor time is of both processes";
+    let what = "calls on a schedule; times of calls, processor time of both processes";
     let threads = u64::from(args.threads.unwrap_or(THREADS));
     Ok(Plan {
         measure,
@@ -44,13 +44,12 @@ fn rate(args: &PerfArgs) -> u64 {
     args.rate.unwrap_or(RATE)
 }
 
-/// One point of the figure.
+/// Measures one point of the figure.
 fn measure(bench: &mut Bench) -> anyhow::Result<Row> {
-    // Of all threads together.
     let per_s = rate(&bench.job.args) as f64 / bench.slowdown as f64;
     let callers = Caller::setup(bench)?;
     let mut row = on_schedule(bench, callers, per_s, std::thread::sleep, |caller| Ok(caller.call()?))?;
-    // What the test is for: the table for people has no column for it.
+    // Only in JSON: the table has no such column.
     row.extra.extend([("offered_per_s", per_s), ("own_cpu_us_per_op", row.ours.cpu_us())]);
     if bench.job.args.check_memcpy {
         let part = Part { test: "write_lat".to_owned(), ..bench.part() };
@@ -69,7 +68,7 @@ fn on_schedule<W: Workload>(
     wait: fn(Duration),
     operation: impl Fn(&mut W) -> anyhow::Result<()> + Sync,
 ) -> anyhow::Result<Row> {
-    // On average, of each thread.
+    // Mean interval of each thread.
     let interval = Duration::from_secs_f64(bench.job.threads as f64 / per_s);
     let cpu_before = bench.server()?.cpu_of_both()?;
     let (mut row, shares) = bench.time(shares, |thread, share, _, timer| {
@@ -80,8 +79,8 @@ fn on_schedule<W: Workload>(
     Ok(row)
 }
 
-/// Does `operation` at each time of the schedule, or as soon as the one before has ended.  Its rate is that of the whole:
-/// with what lies in between.
+/// Runs `operation` at each time of the schedule, or after the one before if that is later.  The rate includes the
+/// intervals.
 fn timed(
     timer: &Timer,
     mut arrivals: Arrivals,
@@ -103,7 +102,7 @@ fn timed(
     Ok(measured)
 }
 
-/// Waits without letting go of the core, except to others that poll.
+/// Waits without sleeping, but yields the core to other threads that poll.
 fn spin(time: Duration) {
     let begin = Instant::now();
     while begin.elapsed() < time {
@@ -114,7 +113,7 @@ fn spin(time: Duration) {
     }
 }
 
-/// When calls come, since the beginning.
+/// Times of calls, since the start.
 struct Arrivals {
     random: Rng,
     mean: Duration,

@@ -1,7 +1,7 @@
-//! `lock_lat`: a lock whose home is the other process: free, or wanted by many sessions.
+//! `lock_lat`: a lock whose home is the other process, uncontended or contended by many sessions.
 //!
-//! Those that want it are driven by one thread, so that all but the holder wait at any time, however many cores there are,
-//! and so that the order in which they asked is certain: a grant out of order is an error.
+//! One thread drives the contending sessions.  So all but the holder wait at any time, on any number of cores, and the
+//! order of requests is certain: a grant out of order is an error.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -12,23 +12,21 @@ use halite::{Guard, LockCause, LockError, Session, blocking};
 use super::measure::NO_BASELINE;
 use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, Timer, Workload};
 
-/// The one lock.
 const LOCK: &str = "perf";
 
-/// Of no size.
 pub fn plan(args: &PerfArgs) -> Planned {
     let (what, iterations_max) = match args.threads() {
         1 => (IN_TURN, 1_000_000),
-        // Those that wait are slower, the more of them there are.
-        threads => ("from one session to the next; all others wait", 200_000 / threads),
+        // More waiting sessions make the test slower.
+        threads => ("from one session to the next, while all others wait", 200_000 / threads),
     };
     let plan = Plan::of_one_size::<Lock>(what, 0);
     Ok(Plan { iterations_max, needs_server: true, is_at_server: true, ..plan })
 }
 
-/// What the one thread has that measures.
+/// State of the measuring thread.
 struct Lock {
-    /// A session holds a lock once: those that exclude each other are of different sessions.
+    /// One per contender, since a session holds a lock only once.
     sessions: Vec<blocking::Session>,
     errors: u64,
 }
@@ -52,7 +50,7 @@ impl Workload for Lock {
     }
 }
 
-/// Takes a lock that nobody else wants, and gives it up.
+/// Locks and unlocks without contention.
 fn free(session: &blocking::Session, timer: &Timer) -> anyhow::Result<(Measured, u64)> {
     let mut tokens = Tokens::default();
     let once = || {
@@ -64,7 +62,7 @@ fn free(session: &blocking::Session, timer: &Timer) -> anyhow::Result<(Measured,
     Ok((measured, tokens.errors))
 }
 
-/// Has a lock go around among sessions that ask for it again as soon as they have given it up.
+/// Passes a lock around sessions that request it again as soon as they have unlocked it.
 fn wanted(
     driver: &blocking::Session,
     sessions: &[blocking::Session],
@@ -76,7 +74,7 @@ fn wanted(
     Ok((measured, queue.overtakings + queue.tokens.errors))
 }
 
-/// The tokens of a lock, which must rise.
+/// Checks that the tokens of a lock rise.
 #[derive(Default)]
 struct Tokens {
     last: u64,
@@ -92,7 +90,7 @@ impl Tokens {
 
 type Asking<'a> = Pin<Box<dyn Future<Output = Result<Guard, LockError>> + 'a>>;
 
-/// The holder of the lock, and those that wait for it in the order in which they asked.
+/// The holder of the lock, and the waiting sessions in the order of their requests.
 struct Queue<'a> {
     held: Option<(&'a Session, Guard)>,
     waiting: VecDeque<(&'a Session, Asking<'a>)>,
@@ -102,7 +100,7 @@ struct Queue<'a> {
 
 impl<'a> Queue<'a> {
     async fn begin(driver: &Session, sessions: &[&'a Session]) -> Result<Queue<'a>, LockError> {
-        // Each gets to know the lock, so that it asks for it at the first look at its future.
+        // Each session learns the lock, so that the first poll of its future sends the request.
         for session in sessions {
             session.lock(LOCK).await?.unlock().await?;
         }
@@ -112,13 +110,13 @@ impl<'a> Queue<'a> {
         for session in others {
             queue.ask(session).await?;
         }
-        // The answer comes behind all of these: from here on they wait at the lock's home, and nobody may overtake them.
-        let Err(held) = driver.try_lock(LOCK).await else { unreachable!("the first of them holds it") };
+        // This reply follows all requests: now they wait at the lock's home in order.
+        let Err(held) = driver.try_lock(LOCK).await else { unreachable!("the first session holds it") };
         if held.cause != LockCause::Held { Err(held) } else { Ok(queue) }
     }
 
     async fn hand_over(&mut self) -> Result<(), LockError> {
-        let (session, guard) = self.held.take().expect("somebody holds the lock");
+        let (session, guard) = self.held.take().expect("a session holds the lock");
         self.tokens.note(guard.token());
         guard.unlock().await?;
         self.ask(session).await?;
@@ -126,7 +124,7 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Puts a session at the end of those that wait.
+    /// Appends a session to the queue.
     async fn ask(&mut self, session: &'a Session) -> Result<(), LockError> {
         loop {
             let mut asking: Asking<'a> = Box::pin(session.lock(LOCK));
@@ -135,20 +133,20 @@ impl<'a> Queue<'a> {
                 self.waiting.push_back((session, asking));
                 return Ok(());
             };
-            // Of two, the other may have asked, but its request be under way still: nobody waits then.  Of more, one
-            // waits at the home for sure, and has been overtaken.
+            // With two sessions, the other's request may not have arrived yet.  With more, one of them waits at the
+            // home and has been overtaken.
             self.overtakings += u64::from(self.waiting.len() > 1);
             guard?.unlock().await?;
         }
     }
 
     async fn next_holder(&mut self) -> Result<(&'a Session, Guard), LockError> {
-        let mut is_first_look = true;
+        let mut is_first_poll = true;
         let (place, guard) = std::future::poll_fn(|context| {
-            // Only the first in turn has to be looked at, unless that one was not the reason to be woken.
-            let looked_at = if is_first_look { 1 } else { self.waiting.len() };
-            is_first_look = false;
-            for (place, (_, asking)) in self.waiting.iter_mut().enumerate().take(looked_at) {
+            // Usually the first in the queue was woken; polls the others only if it was not.
+            let polled = if is_first_poll { 1 } else { self.waiting.len() };
+            is_first_poll = false;
+            for (place, (_, asking)) in self.waiting.iter_mut().enumerate().take(polled) {
                 if let Poll::Ready(guard) = asking.as_mut().poll(context) {
                     return Poll::Ready((place, guard));
                 }

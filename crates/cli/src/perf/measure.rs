@@ -1,8 +1,7 @@
-//! Timing: operations in batches, in rounds that alternate with those of a baseline.
+//! Timing: batches of operations, in rounds that alternate with those of a baseline.
 //!
-//! Reading the clock takes some 20 ns, longer than many of the operations.  Those are timed in batches, each
-//! giving the mean of its operations; what is called a percentile then is one of batch means.  Nothing here
-//! knows what is being timed.
+//! Reading the clock takes some 20 ns, longer than many operations.  Those are timed in batches, each of which yields
+//! the mean of its operations; percentiles are then those of batch means.
 
 use std::time::{Duration, Instant};
 
@@ -11,42 +10,38 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::gate::Participant;
 
-/// Operations that take less than this, in nanoseconds, are timed in batches.
+/// Shorter operations are timed in batches.
 const SINGLE_NS_MIN: f64 = 1000.0;
 
-/// Rounds of a measurement: odd, so that there is a median, and enough to shrug off one disturbance or two.
+/// Odd, so that there is a median; enough to tolerate one or two disturbances.
 const ROUNDS: u64 = 7;
 
-/// What one thread measured.
+/// Measurements of one thread.
 #[derive(Debug)]
 pub struct Measured {
-    /// Operations between two looks at the clock.
+    /// Operations between two readings of the clock.
     pub batch: u64,
-    /// What was to be measured.
     pub ours: Series,
-    /// What it is compared with.
+    /// The baseline.
     pub bare: Option<Series>,
 }
 
-/// Times what one thread does.  Threads whose participants are at the same gate begin together.
+/// Measures one thread.  Threads with participants of one gate start together.
 #[derive(Debug)]
 pub struct Timer {
-    /// The thread's place at the gate.
     pub participant: Participant,
-    /// How many operations to time.
     pub operations: u64,
 }
 
-/// Nothing to compare operations with.
 pub const NO_BASELINE: Option<fn() -> anyhow::Result<()>> = None;
 
-/// Does as many operations as it is told; how long they took.
+/// Runs a number of operations and returns their time.
 pub trait Batch: FnMut(u64) -> anyhow::Result<Duration> {}
 
 impl<F: FnMut(u64) -> anyhow::Result<Duration>> Batch for F {}
 
 impl Timer {
-    /// Times operations one after the other, of which quick ones share a look at the clock.
+    /// Times operations one after the other; short ones share a reading of the clock.
     pub fn operations(
         &self,
         mut ours: impl FnMut() -> anyhow::Result<()>,
@@ -61,7 +56,7 @@ impl Timer {
         self.warm(|count| Ok(timed(count, &mut round_trip)? / 2), None::<fn(u64) -> _>)
     }
 
-    /// Takes the word of operations for how long they took: not all that they do is to be timed.
+    /// Operations measure themselves: only a part of each is timed.
     pub fn singly(
         &self,
         mut ours: impl FnMut() -> anyhow::Result<Duration>,
@@ -71,7 +66,7 @@ impl Timer {
         self.rounds(1, |_| ours(), bare.map(|mut bare| move |_| bare()))
     }
 
-    /// Times operations that overlap: each round is a batch, and what runs empty in between is part of it.
+    /// Times overlapping operations: each round is a batch, including its start and end.
     pub fn overlapping(&self, mut run: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<Measured> {
         run(warm_up(self.operations))?;
         self.participant.wait();
@@ -88,7 +83,7 @@ impl Timer {
         self.rounds(batch, ours, bare)
     }
 
-    /// Rounds of both alternate, so that both see the same weather.
+    /// Rounds of both alternate, so that both see the same disturbances.
     fn rounds(
         &self,
         batch: u64,
@@ -112,7 +107,7 @@ impl Timer {
     }
 }
 
-/// What was measured of one kind of operation.
+/// Measurements of one kind of operation.
 #[derive(Clone, Debug)]
 pub struct Series {
     /// Times of an operation, in picoseconds.
@@ -130,7 +125,7 @@ pub struct Series {
 
 impl Default for Series {
     fn default() -> Series {
-        // Three digits are finer than any two runs agree.
+        // Three digits are finer than runs reproduce.
         let histogram = Histogram::new(3).expect("three digits are allowed");
         let none = Duration::ZERO;
         Series { histogram, rates: Vec::new(), rate: 0.0, operations: 0, cpu: none, elapsed: none }
@@ -138,7 +133,7 @@ impl Default for Series {
 }
 
 impl Series {
-    /// Runs a round of `operations` in batches, each of which says how long it took without what is not to be timed.
+    /// Runs a round of `operations` in batches, each of which returns its time.
     pub fn round(&mut self, operations: u64, batch: u64, run: &mut impl Batch) -> anyhow::Result<()> {
         let cpu_before = thread_cpu();
         let mut elapsed = Duration::ZERO;
@@ -159,7 +154,7 @@ impl Series {
         Ok(())
     }
 
-    /// Adds what another thread did in the same rounds.
+    /// Adds another thread's measurements of the same rounds.
     pub fn merge(&mut self, other: &Series) {
         self.histogram.add(&other.histogram).expect("a histogram that grows takes any other");
         self.rates.resize(self.rates.len().max(other.rates.len()), 0.0);
@@ -194,18 +189,18 @@ impl Series {
     }
 }
 
-/// Operations between two looks at the clock, of those that take about `operation_ns`.
+/// Operations per reading of the clock, for those that take about `operation_ns`.
 fn batch(operations: u64, operation_ns: f64) -> u64 {
     let batch = match operation_ns {
         ns if ns >= SINGLE_NS_MIN => 1,
         ns if ns >= SINGLE_NS_MIN / 10.0 => 64,
         _ => 256,
     };
-    // At least one batch in each round.
+    // At least one batch per round.
     (operations / ROUNDS).clamp(1, batch)
 }
 
-/// Operations of each round; they add up to all.
+/// Operations of each round.
 fn rounds(operations: u64) -> impl Iterator<Item = u64> {
     let rounds = ROUNDS.min(operations);
     (0..rounds).map(move |round| operations / rounds + u64::from(round < operations % rounds))
@@ -219,19 +214,18 @@ pub fn sure<T>(mut operation: impl FnMut() -> T) -> impl FnMut() -> anyhow::Resu
     }
 }
 
-/// How many operations come before those that are timed.
+/// Number of warm-up operations.
 pub fn warm_up(operations: u64) -> u64 {
     1 + (operations / 10).clamp(1, 1000)
 }
 
-/// About how long one of `operations` takes, in nanoseconds, after they have run often enough to be warm.
+/// Approximate time of an operation in nanoseconds, after warm-up.
 pub fn estimate_ns(operations: u64, mut run: impl Batch) -> anyhow::Result<f64> {
     run(1)?;
     let others = warm_up(operations) - 1;
     Ok(run(others)?.as_nanos() as f64 / others as f64)
 }
 
-/// How long `count` operations take.
 #[inline]
 pub fn timed(count: u64, mut operation: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Duration> {
     let begin = Instant::now();
@@ -242,7 +236,7 @@ pub fn timed(count: u64, mut operation: impl FnMut() -> anyhow::Result<()>) -> a
 }
 
 fn per_second(operations: u64, elapsed: Duration) -> f64 {
-    // A clock that did not move stands for its resolution, a nanosecond.
+    // A clock that did not move counts as its resolution, one nanosecond.
     operations as f64 / elapsed.as_secs_f64().max(1e-9)
 }
 
@@ -265,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_follow_from_the_times_that_batches_report() {
+    fn figures_follow_from_batch_times() {
         let mut series = Series::default();
         // Nine operations of 1 us, in three batches, then a round of one that takes 8 us.
         series.round(9, 3, &mut |size| Ok(Duration::from_micros(size))).unwrap();

@@ -1,4 +1,4 @@
-//! `send_lat`, `publish_lat` and `publish_rate`: messages, each side receiving at a port of its own.
+//! `send_lat`, `publish_lat` and `publish_rate`: messages between ports of both sides.
 
 use halite::{NodeId, Port, ServeOptions, blocking};
 
@@ -8,14 +8,13 @@ use super::parcel::Parcel;
 use super::server::Part;
 use super::workload::{Measured, PerfArgs, Plan, Planned, Timer};
 
-/// There and back, each one waited for until it is in the port's queue.
+/// Ping-pong; each message is waited for until it is in the port's queue.
 pub type Sent = Correspondent<false, false>;
-/// There and back, published: a sender goes on before its message is in the port's queue.
+/// Ping-pong of published messages: the sender does not wait for the port's queue.
 pub type Published = Correspondent<true, false>;
-/// One after the other, published.
+/// Published messages in one direction.
 pub type Streamed = Correspondent<true, true>;
 
-/// One side of one pair.
 pub struct Correspondent<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
     session: blocking::Session,
     sender: blocking::Sender,
@@ -28,7 +27,7 @@ pub struct Correspondent<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
 }
 
 impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Correspondent<PUBLISHES, IS_ONE_WAY> {
-    /// With open ports; those of a pair have the same number.
+    /// Opens the ports; those of a pair have the same number.
     fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Self>> {
         let open = |thread: usize| {
             let (to, port) = (end.peer, Port(thread as u32));
@@ -57,7 +56,7 @@ impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Correspondent<PU
         }
     }
 
-    /// The time of a round that goes one way ends when all of it is in the port's queue.
+    /// A one-way round ends when all messages are in the port's queue.
     fn lead(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
         if !IS_ONE_WAY {
             return timer.halves(|| self.turn(true));
@@ -69,23 +68,22 @@ impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Correspondent<PU
     }
 
     fn end(mut self) -> anyhow::Result<u64> {
-        // What was published last is still on its way.
+        // The last published messages may still be in flight.
         self.sender.flush()?;
         Ok(self.errors)
     }
 }
 
 impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Correspondent<PUBLISHES, IS_ONE_WAY> {
-    /// Of any size.
     pub fn plan(_: &PerfArgs) -> Planned {
         let what = match IS_ONE_WAY {
-            true => "messages one after the other, up to 64 under way",
+            true => "messages one after the other, up to 64 outstanding",
             false => "half a ping-pong of messages",
         };
         Ok(Plan { needs_server: true, ..Plan::of::<Self>(what) })
     }
 
-    /// Sends the next message.  Both sides of a pair send the same.
+    /// Sends the next message; both sides of a pair send the same bytes.
     fn send(&mut self) -> anyhow::Result<()> {
         match PUBLISHES {
             true => Ok(self.sender.send(self.parcel.bytes())?),

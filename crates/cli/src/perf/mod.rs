@@ -1,8 +1,8 @@
-//! `halite perf`: what the operations cost, beside what bare memory costs in the same run.
+//! `halite perf`: the cost of operations, beside that of bare memory in the same run.
 //!
-//! Both ends are processes of their own, pinned to cores of their own, in a private cluster, unless told
-//! otherwise ([`cores`]).  [`table`] has a row for each test, [`workload`] says what one is made of, and [`bench`] runs it; [`measure`] and
-//! [`baseline`] know nothing of Halite and can time anything.
+//! Both ends are processes of their own in a private cluster, pinned to separate cores unless told otherwise
+//! ([`cores`]).  [`table`] lists the tests, [`workload`] defines what a test is, and [`bench`] runs it; [`measure`]
+//! and [`baseline`] are independent of Halite.
 
 mod access;
 mod args;
@@ -44,9 +44,9 @@ pub use server::serve;
 use bench::Bench;
 use job::Job;
 
-/// Runs one test in all its sizes.  Fails if an operation failed or the data was not what it should be.
+/// Runs one test in all its sizes.  Fails if an operation or the verification fails.
 ///
-/// `dir` is the cluster directory if the user named one; it is used only together with a peer.
+/// `dir` is the cluster directory if the user named one; only `--peer` uses it.
 pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {
     let mut bench = Bench::open(dir, Job::new(args)?)?;
     report::begin(&bench.job)?;

@@ -1,9 +1,8 @@
-//! `rpc_memory`: how much of the memory that a server keeps for requests holds requests, as in LITE, figure 12.
+//! `rpc_memory`: utilization of a server's request memory, as in LITE, figure 12.
 //!
-//! Calls of the sizes of keys and values go to a server.  The ring that they travel in is followed by the code that
-//! decides where each lies, so that what is left free at the end of a lap counts.  Beside it, the queues of receive
-//! buffers that sends would need instead: each request takes up the smallest buffer that holds it, and sizes are the
-//! best ones for just these requests.
+//! Calls have the sizes of keys and values.  The code that places requests in the ring also computes the utilization,
+//! so that the unused end of each lap counts.  The baseline is the queues of receive buffers that sends need: each
+//! request occupies the smallest buffer that holds it, and the buffer sizes are optimal for these requests.
 
 use std::time::Instant;
 
@@ -16,25 +15,24 @@ use super::server::Part;
 use super::values;
 use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, Timer, Workload};
 
-/// Any would do; a fixed one makes runs comparable.
+/// Fixed, so that runs are comparable.
 const SEED: u64 = 0x4641_4345;
 
 /// Bytes of a reply: a stamp.
 const REPLY_BYTES: u64 = 8;
 
-/// Queues of the figure.
+/// Columns of the figure.
 const QUEUES: [&str; 4] = ["1_queue_share", "2_queues_share", "3_queues_share", "4_queues_share"];
 
-/// Sizes of buffers among which the best are looked for.
+/// Buffer sizes among which the optimum is sought.
 const CANDIDATES_MAX: usize = 512;
 
-/// Of all sizes.
 pub fn plan(_: &PerfArgs) -> Planned {
     let plan = Plan::of_one_size::<Requests>(IN_TURN, 0);
     Ok(Plan { iterations_max: 100_000, needs_server: true, ..plan })
 }
 
-/// How long so many requests are.
+/// Sizes of the first `count` requests.
 fn sizes(count: u64) -> Vec<u64> {
     let mut random = Rng::with_seed(SEED);
     let draw = |_| {
@@ -44,14 +42,14 @@ fn sizes(count: u64) -> Vec<u64> {
     (0..count).map(draw).collect()
 }
 
-/// What one thread sends, however many there are to be.
+/// A client thread.
 struct Requests {
     errors: u64,
 }
 
 impl Workload for Requests {
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Requests>> {
-        bench.be_followed(Part { threads: 1, reply_bytes: REPLY_BYTES, ..bench.part() })?;
+        bench.start_following(Part { threads: 1, reply_bytes: REPLY_BYTES, ..bench.part() })?;
         Ok(vec![Requests { errors: 0 }])
     }
 
@@ -67,7 +65,7 @@ impl Workload for Requests {
             Ok(took)
         };
         let mut measured = timer.singly(call, None::<fn() -> _>)?;
-        // Rounds do not compare: the sizes of their calls differ.
+        // Rounds are not comparable: their calls differ in size.
         measured.ours.rates = vec![measured.ours.rate];
         Ok(measured)
     }
@@ -87,7 +85,7 @@ impl Workload for Requests {
     }
 }
 
-/// Bytes of a call's request in the ring.
+/// Bytes of a request in the ring.
 fn request_bytes(input_bytes: u64) -> u64 {
     let name_bytes = Config::default().principal().len() as u8;
     let header = RequestHeader {
@@ -104,20 +102,20 @@ fn request_bytes(input_bytes: u64) -> u64 {
     header.request_bytes()
 }
 
-/// What requests took in a ring.
+/// Use of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Usage {
-    /// Their own bytes.
+    /// Bytes of requests.
     sent: u64,
-    /// By how much the ring's head advanced.
+    /// Advance of the ring's head.
     taken: u64,
 }
 
-/// Follows requests through a ring whose server keeps up.
+/// Passes requests through a ring whose server keeps up.
 fn in_ring(ring_bytes: u64, lengths: &[u64]) -> Usage {
     let (mut writer, mut reader) = (RingWriter::new(ring_bytes), RingReader::new(ring_bytes));
     let mut usage = Usage { sent: 0, taken: 0 };
-    // Longer ones stay in their caller's memory.
+    // Longer requests stay in the caller's memory.
     let travelling = lengths.iter().filter(|len| **len <= writer.request_bytes_max());
     let travelling: Vec<u64> = travelling.copied().collect();
     for len in travelling {
@@ -136,13 +134,13 @@ fn in_ring(ring_bytes: u64, lengths: &[u64]) -> Usage {
     usage
 }
 
-/// The share of receive buffers that requests fill, with 1 to `queues` sizes of buffers.
+/// The share of receive buffers that requests fill, with 1 to `queues` buffer sizes.
 fn in_queues(queues: usize, lengths: &[u64]) -> Vec<f64> {
     let mut sorted = lengths.to_vec();
     sorted.sort_unstable();
     let total: u64 = sorted.iter().sum();
     let ends = candidates(sorted.len());
-    // best[i]: bytes of buffers for all requests up to candidate i, the largest of which has a buffer that fits.
+    // best[i]: bytes of buffers for all requests up to candidate i, which exactly fits the largest of them.
     let cost = |from: usize, end: usize| (end - from) as u64 * sorted[end - 1];
     let mut best: Vec<u64> = ends.iter().map(|end| cost(0, *end)).collect();
     let mut shares = Vec::new();
@@ -157,8 +155,8 @@ fn in_queues(queues: usize, lengths: &[u64]) -> Vec<f64> {
     shares
 }
 
-/// How many of `count` sorted requests the buffers up to each candidate hold: evenly spread, but every single one of the
-/// longest, where sizes differ most.
+/// Numbers of sorted requests up to each candidate size: evenly spread, but each of the longest, where sizes differ
+/// most.
 fn candidates(count: usize) -> Vec<usize> {
     let half = CANDIDATES_MAX / 2;
     let tail = count.saturating_sub(half);

@@ -1,29 +1,27 @@
-//! Workloads in which each thread of the client takes turns with one of the server: the client's leads, the server's
-//! follows.
+//! Workloads in which each client thread takes turns with a server thread: the client leads, the server follows.
 
 use super::end::End;
 use super::server::{Follower, Part};
 use super::workload::{Bench, Measured, Timer, Workload};
 
-/// One side of one pair.
 pub trait Partner: Send + Sized + 'static {
-    /// Makes what both sides look for, before the first row.
+    /// Creates shared state before the first row.
     fn prepare(_bench: &mut Bench) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// Those of one end, for each pair.
+    /// The partners of one end, one per pair.
     fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Self>>;
 
-    /// Takes the next turn: who leads begins it and awaits the answer, who follows answers.
+    /// Takes a turn: the leader starts it and awaits the answer, the follower answers.
     fn turn(&mut self, leads: bool) -> anyhow::Result<()>;
 
-    /// Times turns, of which there and back are two.
+    /// Times turns; a round trip has two.
     fn lead(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
         timer.halves(|| self.turn(true))
     }
 
-    /// Ends it; how often what came was not what it should be.
+    /// Ends; returns the number of wrong data.
     fn end(self) -> anyhow::Result<u64>;
 }
 
@@ -41,15 +39,15 @@ impl<P: Partner> Workload for P {
     }
 }
 
-/// The client's, which the server's follow.
+/// The client's partners, after starting the server's.
 pub fn meet<P: Partner>(bench: &mut Bench, part: Part) -> anyhow::Result<Vec<P>> {
     P::prepare(bench)?;
     let partners = P::all(&bench.end, &part)?;
-    bench.be_followed(part)?;
+    bench.start_following(part)?;
     Ok(partners)
 }
 
-/// The server's.
+/// The server's partners.
 pub fn follow<P: Partner>(end: &End, part: &Part) -> anyhow::Result<Vec<Follower>> {
     let turns = part.turns;
     let follower = |mut partner: P| Follower {

@@ -1,4 +1,4 @@
-//! What is sent there and back: bytes that tell whether they are the right ones.
+//! Messages that contain their own verification.
 //!
 //! ```text
 //!   stamp | pattern ... | stamp       the stamps are checked each time, the pattern once: reading all of a long
@@ -6,40 +6,39 @@
 
 use halite::{Lh, blocking};
 
-/// The stamps are words, cut short where there is no room.
+/// A stamp is a word, cut short in a shorter message.
 pub const STAMP_BYTES: usize = 8;
 
-/// As many bytes, which are others for each thread.
+/// A pattern of `len` bytes that differs between threads.
 pub fn pattern(len: u64, thread: usize) -> Vec<u8> {
     let byte = |at: u64| (at ^ (at >> 8) ^ (at >> 16)).wrapping_mul(0x9D).wrapping_add(thread as u64 + 1);
     (0..len).map(|at| byte(at) as u8).collect()
 }
 
-/// As many bytes, of which each is another.
+/// The complement of each byte.
 pub fn inverse(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(|byte| !byte).collect()
 }
 
-/// Whether (one) a region has others than `expected` at `offset`.
+/// 1 if the region's bytes at `offset` differ from `expected`, else 0.
 pub fn differs(session: &blocking::Session, lh: Lh, offset: u64, expected: &[u8]) -> anyhow::Result<u64> {
     let mut found = vec![0; expected.len()];
     session.read(lh, offset, &mut found)?;
     Ok(u64::from(found != expected))
 }
 
-/// Bytes to be sent.
 #[derive(Clone, Debug)]
 pub struct Parcel(Vec<u8>);
 
 impl Parcel {
-    /// As many bytes, stamped zero.  Those of different threads differ.
+    /// A message of `len` bytes with stamp 0; those of different threads differ.
     pub fn new(len: u64, thread: usize) -> Parcel {
         let mut parcel = Parcel(pattern(len, thread));
         parcel.stamp(0);
         parcel
     }
 
-    /// Stamps it.
+    /// Writes the stamp at both ends.
     #[inline]
     pub fn stamp(&mut self, stamp: u64) {
         let stamp = stamp.to_le_bytes();
@@ -51,7 +50,6 @@ impl Parcel {
         }
     }
 
-    /// What is sent.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.0
@@ -66,7 +64,7 @@ impl Parcel {
     }
 }
 
-/// The stamp of what was received.
+/// The stamp of a received message.
 #[inline]
 pub fn stamp_of(bytes: &[u8]) -> u64 {
     let mut stamp = [0; STAMP_BYTES];

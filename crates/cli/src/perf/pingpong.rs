@@ -1,4 +1,4 @@
-//! `write_lat` as perftest means it: both sides write to each other in turn, each polling its own memory.
+//! `write_lat` as in perftest: both sides write to each other in turn, each polling its own memory.
 //!
 //! ```text
 //!  client                            server
@@ -20,13 +20,13 @@ use super::parcel::{differs, pattern};
 use super::server::{CLIENT, Part};
 use super::workload::{Bench, PerfArgs, Plan, Planned, WORD_BYTES};
 
-/// After so long without an answer the other side is taken for dead.
+/// Time after which the other side counts as dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reads of the word for each read of the clock.
 const READS_PER_CLOCK: u32 = 1 << 8;
 
-/// Between words at least; with --completion, of writes that nobody answers.
+/// Of at least a word; with --completion, one-sided writes.
 pub fn plan(args: &PerfArgs) -> Planned {
     if args.completion {
         return access::plan::<WRITES>(args);
@@ -40,7 +40,7 @@ pub fn plan(args: &PerfArgs) -> Planned {
     Ok(Plan { needs_server: true, ..plan })
 }
 
-/// One side of one pair.  The stamp is the last word of a write, so that a reader that sees it has it all, as in perftest.
+/// The stamp is the last word of a write, so that a reader that sees it has the whole write, as in perftest.
 pub struct Player {
     session: blocking::Session,
     own: Lh,
@@ -52,13 +52,13 @@ pub struct Player {
     stamp: u64,
 }
 
-/// A thread's regions at the client, and at the server.
+/// The names of a thread's regions, at the client and at the server.
 fn names(thread: usize) -> [String; 2] {
     ["perf-client", "perf-server"].map(|end| format!("{end}-{thread}"))
 }
 
 impl Partner for Player {
-    /// The client makes the regions of both.
+    /// The client creates the regions of both sides.
     fn prepare(bench: &mut Bench) -> anyhow::Result<()> {
         if bench.regions.is_empty() {
             for thread in 0..bench.job.threads {
@@ -74,7 +74,7 @@ impl Partner for Player {
         Ok(())
     }
 
-    /// One for each thread, their stamps at zero.
+    /// One per thread, with stamp zero.
     fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Player>> {
         let session = &end.session;
         let player = |thread| {
@@ -84,7 +84,7 @@ impl Partner for Player {
                 [own, other].map(|name| session.map(&name, Permissions::READ | Permissions::WRITE));
             let (own, other) = (own?, other?);
             session.write(own, part.size - WORD_BYTES, &[0; WORD_BYTES as usize])?;
-            // Both sides of a pair send the same, so that each knows what it should find; pairs differ.
+            // Both sides of a pair send the same bytes, so each knows what to expect; pairs differ.
             let payload = pattern(part.size, thread);
             Ok(Player {
                 session: session.clone(),
@@ -111,7 +111,7 @@ impl Partner for Player {
         }
     }
 
-    /// Looks at the other side's last write.
+    /// Verifies the other side's last write.
     fn end(mut self) -> anyhow::Result<u64> {
         self.complete()?;
         let errors = differs(&self.session, self.own, 0, &self.payload)?;

@@ -1,7 +1,7 @@
 //! Reads and writes at random places, beside bare words or copies at the same places of a plain mapping.
 //!
-//! The places are drawn before anything is timed, by a generator with a fixed seed, and each is touched once:
-//! what is timed is finding them, not making their pages.
+//! A generator with a fixed seed draws the places before the timing, and each is touched once: the test measures
+//! finding them, not allocating their pages.
 
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
@@ -17,21 +17,19 @@ use super::parcel::{differs, inverse, pattern};
 use super::report::{LOAD, MEMCPY, STORE};
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, Timer, WORD_BYTES, Workload};
 
-/// Most places of one thread's sequence; it is run through again when it ends.  16 MiB of places do not fit the
-/// caches, so that each is found cold again.
+/// Most places of one thread's sequence, which repeats.  16 MiB of places exceed the caches, so that each is cold
+/// again.
 const PLACES_MAX: u64 = 1 << 20;
 
-/// Any number would do; a fixed one makes runs comparable.
+/// Fixed, so that runs are comparable.
 const SEED: u64 = 0x0000_4841_4C49_5445;
 
-/// Regions that only have to be many are a cache line each, so that none shares one with its neighbour.  It is also the least that an
-/// arena gives.
+/// The default size: a cache line, so that regions share none; also the smallest allocation of an arena.
 const REGION_BYTES_MIN: u64 = 64;
 
-/// Of one size.
 pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
     if args.all {
-        return Err(wrong("-a cannot be combined with --regions or --span: name one size by -s"));
+        return Err(wrong("-a cannot be combined with --regions or --span: choose one size with -s"));
     }
     if args.window.is_some() {
         return Err(wrong("random operations run one at a time: omit --window and --batch"));
@@ -44,12 +42,12 @@ pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
         true => LOAD,
         false => MEMCPY,
     };
-    // Allocated once.
+    // Allocated once for all rows.
     let arena_bytes = regions.saturating_mul(region_bytes.max(REGION_BYTES_MIN));
     Ok(Plan { arena_sizes: 0, arena_bytes, ..plan })
 }
 
-/// Over how many regions, of how many bytes each.
+/// Number of regions, and bytes of each.
 pub fn regions(args: &PerfArgs) -> (u64, u64) {
     let regions = args.regions.unwrap_or(1);
     let size = args.size.map_or(WORD_BYTES, |size| size.0);
@@ -57,7 +55,7 @@ pub fn regions(args: &PerfArgs) -> (u64, u64) {
     (regions, args.span.map_or(least, |span| span.0 / regions / WORD_BYTES * WORD_BYTES))
 }
 
-/// Whether bare words stand beside operations of so many bytes.
+/// Whether the baseline uses bare words.
 fn are_words(size: u64) -> bool {
     size <= WORD_BYTES
 }
@@ -65,10 +63,10 @@ fn are_words(size: u64) -> bool {
 /// A thread's places.
 pub struct Random<const IS_WRITE: bool> {
     places: Vec<(Lh, u64)>,
-    /// The same in bare memory.
+    /// The same places in the plain mapping.
     offsets: Vec<u64>,
     words: Option<Words>,
-    /// All threads write the same, for they may draw the same place.
+    /// The same in all threads, since they may draw the same place.
     payload: Vec<u8>,
     buffer: Vec<u8>,
 }
@@ -89,8 +87,8 @@ impl<const IS_WRITE: bool> Workload for Random<IS_WRITE> {
         };
         let shares: Vec<Self> = (0..bench.job.threads).map(share).collect();
         for Random { places, offsets, words, payload, .. } in &shares {
-            // What is written is not there before, and what is read is not in the buffer: else work that is left out would
-            // not be noticed.
+            // Before a write, the region holds other bytes, and before a read the buffer does: so a missing operation
+            // is noticed.
             let before = if IS_WRITE { inverse(payload) } else { payload.clone() };
             places.iter().try_for_each(|(lh, offset)| bench.end.session.write(*lh, *offset, &before))?;
             words.iter().for_each(|words| offsets.iter().for_each(|offset| words.write(*offset, payload)));
@@ -132,17 +130,17 @@ impl<const IS_WRITE: bool> Workload for Random<IS_WRITE> {
     }
 }
 
-/// One after the other, and again.
+/// Repeats a sequence.
 fn endless<T: Copy>(all: &[T]) -> impl FnMut() -> T {
     let mut all = all.iter().cycle();
     move || *all.next().expect("there is at least one place")
 }
 
-/// Draws places at which `size` bytes fit, each a region's number and an offset.  Two of them are the same or do not overlap: else the
-/// bytes of one would be found where those of another are expected.
+/// Draws places for `size` bytes, as a region's index and an offset.  Two places are equal or disjoint, so that one
+/// never overwrites a part of another.
 fn draw(regions: usize, region_bytes: u64, size: u64, count: u64, seed: u64) -> Vec<(usize, u64)> {
     let mut random = Rng::with_seed(seed);
-    // Multiples of a word too, for that is what small sizes are compared with.
+    // Multiples of a word, since small sizes are compared with words.
     let step = size.next_multiple_of(WORD_BYTES);
     let slots = (region_bytes - size) / step + 1;
     (0..count).map(|_| (random.usize(0..regions), random.u64(0..slots) * step)).collect()

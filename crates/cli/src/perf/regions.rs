@@ -1,4 +1,4 @@
-//! `alloc_lat` and `map_lat`: what it costs to make a region, and to map one.
+//! `alloc_lat` and `map_lat`: latency of creating and of mapping a region.
 
 use std::time::{Duration, Instant};
 
@@ -9,27 +9,26 @@ use super::parcel::differs;
 use super::report::PAGES;
 use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, SIZE_LIMIT, Timer, Workload};
 
-/// Of making them.  Those whose memory is taken at once stand beside bare pages.
+/// With --populate, beside bare page faults.
 pub fn plan_alloc(args: &PerfArgs) -> Planned {
     let plan = Plan { bare: PAGES, ..plan::<Alloc>() };
     Ok(if args.populate { Plan { size: 4 << 20, bytes: 1 << 30, ..plan } } else { plan })
 }
 
-/// Of mapping one.
 pub fn plan_map(_: &PerfArgs) -> Planned {
     Ok(plan::<Map>())
 }
 
-/// No bytes are moved, so that there may be any number of them.
+/// No bytes are copied, so the size is unlimited.
 fn plan<W: Workload>() -> Plan {
     let limits = vec![(1..=u64::MAX, SIZE_LIMIT)];
     Plan { size: 4 << 10, limits, bytes: u64::MAX, iterations_max: 10_000, ..Plan::of::<W>(IN_TURN) }
 }
 
-/// What the last byte of a region is.
+/// The last byte of a region.
 const LAST: &[u8] = &[0xA5];
 
-/// How long `make` takes, without the end of what it makes.
+/// The time of `make`, without `end`.
 fn timed(
     make: impl FnOnce() -> Result<Lh, RegionError>,
     end: impl FnOnce(Lh) -> Result<(), RegionError>,
@@ -41,7 +40,7 @@ fn timed(
     Ok(took)
 }
 
-/// Bare pages, if they stand beside it.
+/// The baseline, if any.
 #[derive(Clone)]
 struct Alloc(Option<Pages>);
 
@@ -65,7 +64,7 @@ impl Workload for Alloc {
         timer.singly(ours, self.0.as_ref().map(|pages| || pages.take()))
     }
 
-    /// One more is used, to see that they are regions.
+    /// Uses one more region.
     fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
         let (session, lh) = (&bench.end.session, Alloc::alloc(bench)?);
         session.write(lh, bench.size - 1, LAST)?;
@@ -75,7 +74,7 @@ impl Workload for Alloc {
     }
 }
 
-/// The name of the region that is mapped.
+/// The name of the mapped region.
 #[derive(Clone)]
 struct Map(String);
 

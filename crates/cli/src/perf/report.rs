@@ -1,4 +1,4 @@
-//! Results as people read them, in perftest's columns, and as scripts do.
+//! Results as a table with perftest's columns, or as JSON.
 //!
 //! A megabyte here is 10^6 bytes.
 
@@ -9,29 +9,29 @@ use super::job::Job;
 use super::measure::{Measured, Series};
 use crate::output;
 
-/// What one size of a test gave.
+/// The result of one size.
 #[derive(Default, Debug)]
 pub struct Row {
     /// Bytes of one operation.
     pub size: u64,
-    /// Those that count for bandwidth: as many, or of a call the longer of both ways.
+    /// Bytes that count for bandwidth; for calls, those of the longer direction.
     pub payload: u64,
     /// Operations of each thread.
     pub iterations: u64,
-    /// Operations between two looks at the clock.
+    /// Operations between two readings of the clock.
     pub batch: u64,
-    /// What was measured, of all threads.
+    /// Measurements of all threads.
     pub ours: Series,
-    /// What bare memory took, in the same rounds.
+    /// The baseline, in the same rounds.
     pub bare: Option<Series>,
-    /// How often the data was not what it should be.
+    /// Number of wrong data.
     pub errors: u64,
     /// Further figures of this test, by name.
     pub extra: Vec<(&'static str, f64)>,
 }
 
 impl Row {
-    /// Adds what one thread measured.
+    /// Adds one thread's measurements.
     pub fn add(&mut self, measured: &Measured) {
         self.batch = measured.batch;
         self.ours.merge(&measured.ours);
@@ -41,7 +41,8 @@ impl Row {
     }
 }
 
-/// What is done to bare memory, as headings name it, and its figures in results: in nanoseconds, microseconds, or megabytes per second.
+/// The baseline: its name in headings, and its figures in results, in nanoseconds, microseconds or megabytes per
+/// second.
 #[derive(Clone, Copy, Debug)]
 pub struct Bare(&'static str, &'static [&'static str]);
 
@@ -55,12 +56,12 @@ pub const LOAD: Bare = Bare("load", &["load_ns"]);
 pub const ATOMIC: Bare = Bare("atomic", &["atomic_ns"]);
 /// The C library's memset.
 pub const MEMSET: Bare = Bare("memset", &["memset_lat_us", "memset_MBps"]);
-/// A read and a write, by Halite.
+/// A read and a write through Halite.
 pub const READ_WRITE: Bare = Bare("read+write", &["read_write_lat_us"]);
-/// Pages of shared memory that are taken from the system.
+/// Page faults in shared memory.
 pub const PAGES: Bare = Bare("pages", &["pages_lat_us"]);
 
-/// Prints what stands above the rows.
+/// Prints the heading.
 pub fn begin(job: &Job) -> anyhow::Result<()> {
     if !job.args.json {
         output::print(&heading(job))?;
@@ -82,7 +83,7 @@ fn heading(job: &Job) -> String {
     let (titles, _): (Vec<_>, Vec<_>) = columns(job, &Row::default()).into_iter().unzip();
     format!(
         "{} over {}: {}; {threads}, cores: {}\n\
-         Where ops/clock is not 1, times are means of as many operations, and percentiles those of such means.\n \
+         If ops/clock is not 1, times are means of that many operations, and percentiles are those of the means.\n \
          {:<10} {:<12} {}\n",
         job.args.test.name,
         job.fabric,
@@ -99,7 +100,7 @@ fn text(job: &Job, row: &Row) -> String {
     format!(" {:<10} {:<12} {}{}\n", row.size, row.iterations, cells.join(" "), extra(row))
 }
 
-/// Each column's title, and what stands under it.
+/// Title and cell of each column.
 fn columns(job: &Job, row: &Row) -> Vec<(String, String)> {
     let column =
         |width: usize, title: &str, cell: String| (format!("{title:>width$}"), format!("{cell:>width$}"));
@@ -133,18 +134,17 @@ fn columns(job: &Job, row: &Row) -> Vec<(String, String)> {
     ]
 }
 
-/// Further figures, which bring their names along.
+/// Further figures, with their names.
 fn extra(row: &Row) -> String {
     let digits = |value: &f64| if value.fract() == 0.0 { 0 } else { 4 };
     row.extra.iter().map(|(name, value)| format!("  {name}={value:.*}", digits(value))).collect()
 }
 
-/// What a typical operation takes longer than bare memory.
+/// How much longer the median operation takes than the baseline.
 fn overhead_ns(row: &Row, bare: &Series) -> f64 {
     (row.ours.quantile_us(0.5) - bare.quantile_us(0.5)) * 1e3
 }
 
-/// A row as one JSON object.
 #[derive(Serialize)]
 struct Line {
     test: &'static str,
@@ -178,7 +178,7 @@ impl Serialize for Figures {
 
 impl Line {
     fn new(job: &Job, row: &Row) -> Line {
-        // The median round: the same figure that the ratio is made of.
+        // The median round, which the ratio also uses.
         let rate = row.ours.rate_median();
         let quantiles =
             [("min", 0.0), ("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)];
@@ -206,7 +206,7 @@ impl Line {
     }
 }
 
-/// What stands beside bare memory.
+/// The baseline's figures, and the ratio to it.
 fn beside(job: &Job, row: &Row, bare: &Series) -> Figures {
     let (bare_us, bare_rate) = (bare.quantile_us(0.5), bare.rate_median());
     let ratio = match job.args.test.is_bandwidth {

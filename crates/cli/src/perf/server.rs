@@ -1,6 +1,6 @@
-//! The other end: a process that owns the memory, has threads follow ours, and tells checksums of what it sees.
+//! The other end: a process that owns the memory, runs threads that follow the client's, and reports checksums.
 //!
-//! It does as it is told by lines of JSON on its standard input, and answers each by a number.
+//! It reads requests as lines of JSON from standard input, and answers each with a number.
 
 use std::io::{self, BufRead};
 use std::path::Path;
@@ -22,19 +22,19 @@ use crate::coworker::Coworker;
 use crate::output;
 use crate::signals;
 
-/// The node of the other process.
+/// The client's node.
 pub const CLIENT: NodeId = NodeId(1);
 
-/// What the server can be told.
+/// A request to the server.
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Request {
-    /// Have threads take part; answered when they may be led.
+    /// Start threads; answered when the client may begin.
     Follow(Part),
-    /// Wait until they have ended; answered by how often something was not what it should be.
+    /// Wait for their end; answered with the number of their errors.
     EndFollowing,
-    /// Tell how much processor time the process has used, in nanoseconds.
+    /// Report the processor time of the process, in nanoseconds.
     Cpu,
-    /// Tell the checksum of the first bytes of a region.
+    /// Report the checksum of the first bytes of a region.
     Checksum {
         /// Its name.
         name: String,
@@ -43,44 +43,44 @@ pub enum Request {
     },
 }
 
-/// What threads of the server do.
+/// The task of the server's threads.
 #[derive(Serialize, Deserialize, Debug)]
 pub struct Part {
-    /// The test whose row says it.
+    /// Name of the test.
     pub test: String,
-    /// How many of them there are, each for one of the client's.
+    /// Number of threads, one for each of the client's.
     pub threads: usize,
     /// Bytes of each turn or request; 0 if lengths differ.
     pub size: u64,
-    /// How many turns each takes.
+    /// Turns of each thread.
     pub turns: u64,
     /// Bytes of each reply.
     pub reply_bytes: u64,
-    /// How many requests are taken, and answered, together at most.
+    /// Most requests that are received and answered together.
     pub batch: usize,
 }
 
-/// A thread of the server, before it runs.
+/// A thread of the server, before it starts.
 pub struct Follower {
-    /// What it does, and how often something was not what it should be.
+    /// Returns the number of errors.
     pub run: Box<dyn FnOnce() -> anyhow::Result<u64> + Send>,
-    /// The function that it serves, if it ends when that is closed.
+    /// The function that it serves, if closing it ends the thread.
     pub function: Option<blocking::Server>,
 }
 
-/// An answer: a number, or why something could not be done.
+/// A number, or why the request failed.
 type Reply = Result<u64, String>;
 
-/// The checksum by which both ends compare what they see.
+/// The checksum by which both ends compare memory.
 pub fn checksum(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }
 
-/// The server process, seen from the client.  Dropping it ends it.
+/// The server process, seen from the client.  Dropping it kills it.
 pub struct Server(Coworker);
 
 impl Server {
-    /// Starts it; its node has joined the cluster in `dir` then.
+    /// Starts the process; returns when its node has joined the cluster in `dir`.
     pub fn start(dir: &Path, job: &Job) -> anyhow::Result<Server> {
         let (arena, cores) = (job.arena_bytes().to_string(), name_of(&job.args.cores));
         let flags = ["--arena", &arena, "--cores", &cores, "--fabric", job.fabric].map(str::to_owned);
@@ -89,7 +89,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Sends a request, and waits for the reply.
+    /// Sends a request and waits for the reply.
     pub fn ask(&mut self, request: &Request) -> anyhow::Result<u64> {
         self.0.send(request)?;
         self.reply()
@@ -99,12 +99,12 @@ impl Server {
         self.0.receive::<Reply>()?.map_err(|why| anyhow!("the server process failed: {why}"))
     }
 
-    /// The processor time that both processes have used.
+    /// Processor time of both processes.
     pub fn cpu_of_both(&mut self) -> anyhow::Result<Duration> {
         Ok(Duration::from_nanos(self.ask(&Request::Cpu)?) + process_cpu())
     }
 
-    /// Has it end, and waits until it has.
+    /// Stops the process.
     pub fn stop(self) -> anyhow::Result<()> {
         self.0.stop()
     }
@@ -114,7 +114,7 @@ impl Server {
 pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
     signals::die_with(args.parent)?;
     let cores = Cores::available(args.cores).context("cannot list the cores")?;
-    // Before the node starts its threads, so that they stay there, too.
+    // Before the node starts its threads, which inherit the core.
     pin(cores.of_server(0)).context("cannot pin the server to its core")?;
     let config = Config {
         dir: dir.to_owned(),
@@ -142,7 +142,7 @@ fn handle(request: Request, end: &End, following: &mut Option<Following>) -> any
             *following = Some(Following::begin((test.follow)(end, &part)?, end.cores.clone()));
             Ok(0)
         }
-        Request::EndFollowing => following.take().context("nobody follows")?.end(),
+        Request::EndFollowing => following.take().context("no threads are following")?.end(),
         Request::Cpu => Ok(u64::try_from(process_cpu().as_nanos())?),
         Request::Checksum { name, len } => {
             let lh = end.session.map(&name, Permissions::READ)?;
@@ -154,7 +154,7 @@ fn handle(request: Request, end: &End, following: &mut Option<Following>) -> any
     }
 }
 
-/// Threads that follow.
+/// The threads that follow.
 struct Following {
     functions: Vec<blocking::Server>,
     all: JoinHandle<anyhow::Result<u64>>,

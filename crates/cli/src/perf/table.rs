@@ -14,18 +14,18 @@ use super::words::{ADDS, SWAPS};
 use super::workload::{PerfArgs, Planned};
 use super::{access, barriers, bulk, calls, echo, load, locks, occupancy, pingpong, regions, words};
 
-/// What can be measured.
+/// A test.
 #[derive(Debug)]
 pub struct Test {
-    /// As it is called on the command line and in results.
+    /// Its name on the command line and in results.
     pub name: &'static str,
-    /// Whether bytes or operations per second are what matters.
+    /// Whether its results are rates, not latencies.
     pub is_bandwidth: bool,
-    /// What the client does, by the flags.
+    /// The client's plan.
     pub plan: fn(&PerfArgs) -> Planned,
-    /// What threads of the server do meanwhile.
+    /// The server's threads.
     pub follow: fn(&End, &Part) -> anyhow::Result<Vec<Follower>>,
-    /// What the help says.
+    /// Text of the help.
     help: &'static str,
 }
 
@@ -40,7 +40,7 @@ pub static TESTS: [Test; 19] = [
     time("alloc_lat", regions::plan_alloc, alone, "Latency of alloc of -s bytes; free is not timed"),
     time("map_lat", regions::plan_map, alone, "Latency of map of a region of -s bytes; unmap is not timed"),
     time("rpc_lat", calls::plan_one_by_one, echo::follow, "Latency of a call: -s bytes in, --reply-size bytes out"),
-    rate("rpc_rate", calls::plan_under_way, echo::follow, "Calls per second with --window outstanding per thread"),
+    rate("rpc_rate", calls::plan_outstanding, echo::follow, "Calls per second with --window outstanding per thread"),
     time("rpc_load", load::plan, echo::follow,
          "Processor time of calls at a given --rate, next to two busy-polling processes; -a: also at 1/2, 1/4 and 1/8 of it"),
     time("rpc_memory", occupancy::plan, echo::follow,
@@ -71,17 +71,16 @@ const fn rate(name: &'static str, plan: MakePlan, follow: MakeFollowers, help: &
     Test { is_bandwidth: true, ..time(name, plan, follow, help) }
 }
 
-/// For the server has nothing to do.
+/// The server has nothing to do.
 fn alone(_: &End, _: &Part) -> anyhow::Result<Vec<Follower>> {
     Ok(Vec::new())
 }
 
-/// The test of this name.
 pub fn named(name: &str) -> Option<&'static Test> {
     TESTS.iter().find(|test| test.name == name)
 }
 
-/// Names as the command line has them.
+/// Parses the name of a test.
 pub fn names() -> impl TypedValueParser<Value = &'static Test> {
     let names = TESTS.iter().map(|test| PossibleValue::new(test.name).help(test.help));
     PossibleValuesParser::new(names).map(|name| named(&name).expect("one of the possible values"))

@@ -1,4 +1,4 @@
-//! The sizes of keys and values in a pool of Memcached servers at Facebook.
+//! Sizes of keys and values in a pool of Memcached servers at Facebook.
 //!
 //! After Atikoglu, Xu, Frachtenberg, Jiang and Paleczny, "Workload analysis of a large-scale key-value store"
 //! (SIGMETRICS 2012), section 5: the ETC pool.
@@ -25,12 +25,12 @@ pub fn draw(random: &mut Rng) -> (u64, u64) {
     (key.round() as u64, value.round() as u64)
 }
 
-/// What a share of `quantile` of all keys does not exceed.
+/// The quantile of key sizes.
 fn key_bytes(quantile: f64) -> f64 {
     KEY_LOCATION + KEY_SCALE / KEY_SHAPE * ((-quantile.ln()).powf(-KEY_SHAPE) - 1.0)
 }
 
-/// What a share of `quantile` of all values does not exceed.
+/// The quantile of value sizes.
 fn value_bytes(quantile: f64) -> f64 {
     VALUE_SCALE / VALUE_SHAPE * ((1.0 - quantile).powf(-VALUE_SHAPE) - 1.0)
 }

@@ -1,4 +1,4 @@
-//! `fetch_add_lat` and `cas_lat`: atomics on words of the peer, beside the processor's own on a plain shared mapping.
+//! `fetch_add_lat` and `cas_lat`: atomics on the peer's words, beside the processor's own on a plain shared mapping.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -8,7 +8,7 @@ use super::baseline::{self, Words};
 use super::report::ATOMIC;
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, SAME_BYTES, Timer, WORD_BYTES, Workload};
 
-/// Threads that swap have a cache line each; those that add share one word, so that nothing added may be lost.
+/// Threads that swap use a cache line each; those that add share one word, so that a lost addition is noticed.
 const LINE_BYTES: u64 = 64;
 
 /// `IS_ADD` of swaps.
@@ -16,7 +16,6 @@ pub const SWAPS: bool = false;
 /// `IS_ADD` of additions.
 pub const ADDS: bool = true;
 
-/// Of words.
 pub fn plan<const IS_ADD: bool>(_: &PerfArgs) -> Planned {
     Ok(Plan { bare: ATOMIC, ..Plan::of_one_size::<Word<IS_ADD>>(SAME_BYTES, WORD_BYTES) })
 }
@@ -25,7 +24,7 @@ pub fn plan<const IS_ADD: bool>(_: &PerfArgs) -> Planned {
 pub struct Word<const IS_ADD: bool> {
     offset: u64,
     words: Option<Words>,
-    /// By all threads.
+    /// The sum of all threads.
     added: Arc<AtomicU64>,
     errors: u64,
 }
@@ -48,7 +47,7 @@ impl<const IS_ADD: bool> Workload for Word<IS_ADD> {
         let (mut changes, mut bare_changes, mut errors) = (0, 0, 0);
         let change = || {
             let is_right = match IS_ADD {
-                // Others add to the same word; nobody else swaps ours.
+                // Other threads add to the same word; only this thread swaps its own.
                 true => session.fetch_add(lh, offset, 1)? >= changes,
                 false => session.compare_swap(lh, offset, changes, changes + 1)? == changes,
             };
@@ -69,7 +68,7 @@ impl<const IS_ADD: bool> Workload for Word<IS_ADD> {
         });
         let measured = timer.operations(change, bare)?;
         self.errors = errors;
-        // Relaxed: the sum is read when the threads have ended.
+        // Relaxed: the sum is read after the threads have ended.
         self.added.fetch_add(changes, Relaxed);
         Ok(measured)
     }

@@ -1,6 +1,6 @@
-//! What every kind of benchmark is made of, and what it says about itself before it runs.
+//! The interface of a benchmark, and its plan.
 //!
-//! A new kind is a file with a [`Workload`] and a function that makes its [`Plan`] from the flags, and a row in
+//! A new one is a file with a [`Workload`] and a function that makes its [`Plan`] from the flags, and a row in
 //! [`TESTS`](super::table::TESTS).
 
 use std::ops::RangeInclusive;
@@ -12,16 +12,16 @@ pub use super::report::Row;
 use super::report::{Bare, MEMCPY};
 use crate::output::UsageError;
 
-/// A kind of benchmark: a value of it is what one thread of the client works with.
+/// A kind of benchmark; a value of it belongs to one thread of the client.
 pub trait Workload: Send + Sized {
-    /// Makes what one row needs, at both ends; a share for each thread that measures.
+    /// Prepares a row at both ends; returns a share for each thread.
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>>;
 
-    /// A thread's part: has the timer do the operation over and over.  Which one that is, is decided before, so that nothing but the
-    /// operation is in the timer's loop.
+    /// Passes a thread's operation to the timer.  The choice of the operation comes before, so that the timer's loop
+    /// contains nothing else.
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured>;
 
-    /// How often the data was not what it should be, once all threads have ended.
+    /// The number of wrong data, after all threads have ended.
     fn verify(self, bench: &mut Bench) -> anyhow::Result<u64>;
 
     /// Further figures of a row, by name.
@@ -38,7 +38,7 @@ pub fn measure<W: Workload>(bench: &mut Bench) -> anyhow::Result<Row> {
     Ok(row)
 }
 
-/// Completes a row: what either end found wrong, and further figures.
+/// Completes a row with the errors of both ends and further figures.
 pub fn verify<W: Workload>(shares: Vec<W>, bench: &mut Bench, row: &mut Row) -> anyhow::Result<()> {
     for share in shares {
         row.errors += share.verify(bench)?;
@@ -48,62 +48,60 @@ pub fn verify<W: Workload>(shares: Vec<W>, bench: &mut Bench, row: &mut Row) -> 
     Ok(())
 }
 
-/// A plan, or why the flags make no sense together.
+/// A plan, or why the flags contradict each other.
 pub type Planned = Result<Plan, UsageError>;
 
-/// What headings say of those that do nothing else.
+/// Heading of most tests.
 pub const IN_TURN: &str = "one operation after the other";
-/// The same, and where.
 pub const SAME_BYTES: &str = "one operation after the other on the same bytes";
 
 /// Largest size of the tests that move bytes.
 pub const SIZE_MAX: u64 = 64 << 20;
 
-/// What is said of others.
-pub const SIZE_LIMIT: &str = "-s takes 1 byte to 64 MiB";
+/// The error about other sizes.
+pub const SIZE_LIMIT: &str = "-s must be from 1 byte to 64 MiB";
 
-/// A word, as the stamp of a ping-pong is.
+/// A word, the stamp of a ping-pong.
 pub const WORD_BYTES: u64 = 8;
 
-/// What a test is going to do.
+/// The plan of a test.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Measures one row.
     pub measure: fn(&mut Bench) -> anyhow::Result<Row>,
-    /// What headings say.
+    /// Text of the heading.
     pub what: &'static str,
-    /// What bare memory does beside it, if that has an equal.
+    /// The baseline's operation, if there is one.
     pub bare: Bare,
-    /// Bytes of an operation unless the user says.
+    /// Default bytes of an operation.
     pub size: u64,
-    /// Whether its operations are what they are however many bytes one would like: a word; nothing where no bytes are moved, or of all
-    /// lengths.
+    /// Whether the size is fixed: a word, no bytes at all, or mixed sizes.
     pub has_one_size: bool,
-    /// Sizes that can be had, and what is said of others.
+    /// Valid ranges of sizes, and the errors about other sizes.
     pub limits: Vec<(RangeInclusive<u64>, &'static str)>,
-    /// How many bytes take about a second.
+    /// Bytes that take about a second.
     pub bytes: u64,
-    /// Operations of each thread that take about a second, however few bytes they have.
+    /// Most operations of each thread; as many take about a second.
     pub iterations_max: u64,
-    /// Whether operations that are not timed come before those that are.
+    /// Whether warm-up operations precede the timed ones.
     pub warms_up: bool,
-    /// Threads unless the user says.
+    /// Default number of threads.
     pub threads: u32,
-    /// How many times longer than usual intervals between operations are, for one row after the other.
+    /// Factors by which the intervals between operations are longer than usual, one per row.
     pub slowdowns: &'static [u64],
-    /// Whether it takes a process of ours at the other end.
+    /// Whether it needs the server process.
     pub needs_server: bool,
-    /// Whether the other end is to be the home of what is measured: then ours contributes no memory.
+    /// Whether the server is the home of what is measured: the client then contributes no memory.
     pub is_at_server: bool,
-    /// How many times the largest size each thread needs in an arena.  Four times what is needed where memory is freed and allocated
-    /// again, for it can be used only when all who mapped it have let go; and it is taken from the system only as it is touched.
+    /// Arena that each thread needs, in multiples of the largest size.  Four times as much where memory is freed and
+    /// allocated again: it is reused only when all who mapped it have released it.  Pages are allocated on first use.
     pub arena_sizes: u64,
-    /// Bytes that all threads need there together.
+    /// Arena that all threads need together, in bytes.
     pub arena_bytes: u64,
 }
 
 impl Plan {
-    /// The usual one: a word, or up to 64 MiB if the user says, by one thread, beside bare copies.
+    /// The default: a word, or up to 64 MiB with -s, by one thread, beside bare copies.
     pub fn of<W: Workload>(what: &'static str) -> Plan {
         Plan {
             measure: measure::<W>,
@@ -124,7 +122,7 @@ impl Plan {
         }
     }
 
-    /// Of one size only, which the user cannot choose.
+    /// With one size, which the user cannot change.
     pub fn of_one_size<W: Workload>(what: &'static str, size: u64) -> Plan {
         Plan { size, has_one_size: true, limits: Vec::new(), ..Plan::of::<W>(what) }
     }

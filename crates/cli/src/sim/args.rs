@@ -11,12 +11,10 @@ use crate::args::Listing;
 /// `halite sim`
 #[derive(Args, Debug)]
 pub struct SimArgs {
-    /// What to do.
     #[command(subcommand)]
     pub command: SimCommand,
 }
 
-/// One variant for each command.
 #[derive(Subcommand, Debug)]
 pub enum SimCommand {
     /// Run one trial and report; fails on any violation

@@ -1,9 +1,9 @@
-//! Who has to do with a violation, and what they did last.
+//! The last trace lines about the hosts of a violation.
 
 use std::collections::BTreeSet;
 
-/// The last lines of a trace up to its violation, `count` at most, that tell of hosts which that names; of all hosts
-/// if it names none.
+/// The last lines of a trace up to its violation, at most `count`, about the hosts that the violation names, or all
+/// hosts if it names none.
 pub fn last_lines<'a>(trace: &'a [String], violation: &str, count: usize) -> Vec<&'a str> {
     let hosts = hosts_named(violation);
     let concerns = |line: &&String| hosts.is_empty() || words(line).any(|word| is_about(word, &hosts));
@@ -14,12 +14,12 @@ pub fn last_lines<'a>(trace: &'a [String], violation: &str, count: usize) -> Vec
     lines
 }
 
-/// The story tells of faults, which concern everybody.
+/// The story contains the faults, which concern all hosts.
 fn is_about(word: &str, hosts: &BTreeSet<u32>) -> bool {
     word == "story" || number(word, "host-").is_some_and(|host| hosts.contains(&host))
 }
 
-/// The numbers that stand behind the word `node`: hosts are numbered as their nodes are.
+/// The numbers after the word `node`: hosts have the numbers of their nodes.
 fn hosts_named(violation: &str) -> BTreeSet<u32> {
     let pairs = words(violation).zip(words(violation).skip(1));
     pairs.filter(|(word, _)| *word == "node").filter_map(|(_, number)| number.parse().ok()).collect()
@@ -29,7 +29,7 @@ fn number(word: &str, prefix: &str) -> Option<u32> {
     word.strip_prefix(prefix)?.parse().ok()
 }
 
-/// Letters, digits and hyphens that stand together.
+/// Letters, digits and hyphens in sequence.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|letter: char| !letter.is_alphanumeric() && letter != '-').filter(|word| !word.is_empty())
 }

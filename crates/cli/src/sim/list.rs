@@ -1,4 +1,4 @@
-//! `halite sim list`: the plans and profiles that the program carries with it.
+//! `halite sim list`: the built-in plans and profiles.
 
 use halite_sim::Profile;
 use halite_trials::Plan;
@@ -17,11 +17,10 @@ struct Row {
     lease_us: u64,
     fault_gap_us: u64,
     profile: String,
-    /// Whether `halite sim soak` walks it unless told otherwise.
+    /// Whether `halite sim soak` runs it by default.
     soaked: bool,
 }
 
-/// Lists.
 pub fn run(args: &Listing) -> anyhow::Result<()> {
     let rows = Plan::names().map(row).collect::<Result<Vec<Row>, _>>()?;
     match args.json {

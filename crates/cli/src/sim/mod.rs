@@ -1,7 +1,7 @@
 //! `halite sim`: whole clusters in simulated time, with faults.
 //!
-//! A trial follows from its plan and its seed, so that what fails once fails again: [`run`] runs one, [`soak`] walks
-//! many.  What a trial consists of, and what must not be seen in one, is crate `halite_trials`' business.
+//! A trial is determined by its plan and seed, so that a failure repeats: [`run`] runs one, [`soak`] runs many.  Crate
+//! `halite_trials` defines trials and violations.
 
 mod args;
 mod blame;
@@ -21,9 +21,8 @@ pub use args::SimArgs;
 use crate::output;
 use args::SimCommand;
 
-/// Does what the command line says.
 pub fn run(args: &SimArgs) -> anyhow::Result<()> {
-    panics::name_their_trials();
+    panics::report_trials();
     match &args.command {
         SimCommand::Run(args) => run::run(args),
         SimCommand::Soak(args) => soak::run(args),
@@ -32,13 +31,13 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     }
 }
 
-/// A trial in which something was observed that must not be.
+/// A trial with a violation.
 #[derive(Debug, thiserror::Error)]
-#[error("plan {plan} fails with seed {seed}; again with: {again}")]
+#[error("plan {plan} fails with seed {seed}; repeat it with: {again}")]
 struct Failed {
     plan: String,
     seed: u64,
-    /// A command, to which `--trace FILE` can be added.
+    /// A command that accepts `--trace FILE`.
     again: String,
 }
 
@@ -50,7 +49,6 @@ struct TraceError {
     cause: std::io::Error,
 }
 
-/// Writes a trace, one line after the other.
 fn write_trace(path: &Path, lines: &[String]) -> Result<(), TraceError> {
     let text: String = lines.iter().flat_map(|line| [line, "\n"]).collect();
     std::fs::write(path, text).map_err(|cause| TraceError { path: path.to_owned(), cause })

@@ -1,7 +1,7 @@
-//! Panics in trials: which one it was, told before anything else can go wrong.
+//! Reports which trial panics, at once.
 //!
-//! A trial that panics is reported as one that fails.  But a second panic while the first unwinds ends the whole
-//! program, and then these lines are all that is left.
+//! A panic counts as the trial's failure.  But a second panic during unwinding aborts the program, and then only these
+//! lines remain.
 
 use std::cell::RefCell;
 use std::panic;
@@ -14,8 +14,8 @@ thread_local! {
     static AGAIN: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// From now on, a panic in a trial tells which trial it was.
-pub fn name_their_trials() {
+/// Makes panics report their trial.
+pub fn report_trials() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
         AGAIN.with_borrow(|again| again.iter().for_each(|again| output::note(&format!("panic in: {again}"))));
@@ -23,7 +23,7 @@ pub fn name_their_trials() {
     }));
 }
 
-/// Does `work`, which runs a trial.
+/// Runs `work`, which runs a trial.
 pub fn in_trial<T>(source: &Source, seed: u64, work: impl FnOnce() -> T) -> T {
     AGAIN.set(Some(source.again(seed)));
     let done = work();

@@ -1,4 +1,4 @@
-//! Plans, as a command line names them: those of the tree by their names, others by their files.
+//! Plans by name, for built-in ones, or by file.
 
 use std::io;
 
@@ -6,40 +6,38 @@ use halite_trials::{Plan, PlanError};
 
 use crate::shell::quoted;
 
-/// A plan, and what its user calls it.
+/// A plan, and its name on the command line.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// What the user said, and can say again.
+    /// Name or path, as the user gave it.
     pub said: String,
-    /// The hardware that was said to take the place of the plan's.
+    /// A profile that replaces the plan's.
     pub profile: Option<String>,
-    /// The plan.
     pub plan: Plan,
 }
 
-/// Why there is no such plan.
+/// Why a plan cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// The file cannot be read.
     #[error("cannot read plan {path}: {cause}; `halite sim list` shows the plans that need no file")]
     File {
-        /// Which.
         path: String,
-        /// What the system says.
+        /// The system's error.
         cause: io::Error,
     },
-    /// What the file holds, or the name, is no plan's.
+    /// The plan is invalid or unknown.
     #[error("plan {said}: {cause}")]
     Plan {
-        /// What the user said.
+        /// Name or path.
         said: String,
-        /// What is wrong with it.
+        /// Why.
         cause: Box<PlanError>,
     },
 }
 
 impl Source {
-    /// Finds the plan that `said` names, perhaps over other hardware.
+    /// Finds the plan `said`, with another profile if given.
     pub fn find(said: &str, profile: Option<&str>) -> Result<Source, SourceError> {
         let plan = if is_name(said) { Plan::named(said) } else { Plan::from_toml(&read(said)?) };
         let plan = plan.and_then(|plan| match profile {
@@ -59,7 +57,7 @@ impl Source {
     }
 }
 
-/// Whether it looks like a name, rather than a path.
+/// Whether it is a name, not a path.
 fn is_name(said: &str) -> bool {
     !said.contains(['/', '.'])
 }

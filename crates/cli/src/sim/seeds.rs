@@ -1,10 +1,10 @@
-//! Ranges of seeds, as they are written on a command line.
+//! Ranges of seeds on the command line.
 
 use std::num::ParseIntError;
 use std::ops::Range;
 use std::str::FromStr;
 
-/// Seeds from one until before another, read from `3..17`, or without an end, read from `3..`.
+/// A half-open range of seeds, from `3..17`, or without end, from `3..`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Seeds(pub Range<u64>);
 
@@ -15,14 +15,13 @@ pub enum SeedsError {
     #[error("expected a range of seeds such as 0..5000 or 5000..")]
     Malformed,
     /// An end that is not a number.
-    #[error("{text:?} is no seed: {cause}")]
+    #[error("{text:?} is not a seed: {cause}")]
     Seed {
-        /// What was read.
         text: String,
-        /// What is wrong with it.
+        /// Why not.
         cause: ParseIntError,
     },
-    /// The second seed is not behind the first.
+    /// The end is not above the start.
     #[error("the range {0}..{1} is empty")]
     Empty(u64, u64),
 }

@@ -1,4 +1,4 @@
-//! `halite sim soak`: walks seeds, and shows the first that fails.
+//! `halite sim soak`: runs many seeds, and shows the first that fails.
 
 use std::num::NonZeroUsize;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -15,20 +15,20 @@ use super::{Failed, blame, write_trace};
 use crate::output;
 use crate::perf::measure::process_cpu;
 
-/// Between two lines that tell how far it is.
+/// Interval between progress lines.
 const PROGRESS_GAP: Duration = Duration::from_secs(10);
-/// Lines that are printed of what led to a violation.
+/// Trace lines that are shown before a violation.
 const LINES_MAX: usize = 40;
 
-/// Walks, and fails with the first seed that does.
+/// Fails with the first seed that fails.
 pub fn run(args: &SoakArgs) -> anyhow::Result<()> {
     let (begin, begin_cpu) = (Instant::now(), process_cpu());
-    // So late that it cannot be told is never.
+    // A time beyond the clock's range is no limit.
     let end = args.seconds.and_then(|seconds| begin.checked_add(Duration::from_secs(seconds)));
     let walk = Walk::new(sources(args)?, args.seeds.clone().unwrap_or_default().0, end);
     let threads = args.threads.unwrap_or_else(cores);
     let mut totals = Totals::new(threads.get());
-    walk.run_all(threads, |reports| hear(reports, &walk, begin, args.keep_going, &mut totals))?;
+    walk.run_all(threads, |reports| collect(reports, &walk, begin, args.keep_going, &mut totals))?;
     totals.seconds = begin.elapsed().as_secs_f64();
     totals.cpu_seconds = (process_cpu() - begin_cpu).as_secs_f64();
     let first = totals.violations.first_key_value();
@@ -58,8 +58,8 @@ fn failed(source: &Source, seed: u64) -> Failed {
     Failed { plan: source.said.clone(), seed, again: source.again(seed) }
 }
 
-/// Counts what threads report until all have ended, and tells now and then how far it is.
-fn hear(
+/// Counts the reports of all threads until they end, and prints progress.
+fn collect(
     reports: Receiver<Result<Report, PlanError>>,
     walk: &Walk,
     begin: Instant,
@@ -69,7 +69,7 @@ fn hear(
     let mut due = begin + PROGRESS_GAP;
     loop {
         match reports.recv_timeout(due.saturating_duration_since(Instant::now())) {
-            Ok(report) => hear_one(report?, walk, keep_going, totals),
+            Ok(report) => collect_one(report?, walk, keep_going, totals),
             Err(RecvTimeoutError::Disconnected) => return Ok(()),
             Err(RecvTimeoutError::Timeout) => {
                 output::note(&totals.progress(begin.elapsed()));
@@ -79,7 +79,7 @@ fn hear(
     }
 }
 
-fn hear_one(report: Report, walk: &Walk, keep_going: bool, totals: &mut Totals) {
+fn collect_one(report: Report, walk: &Walk, keep_going: bool, totals: &mut Totals) {
     match &report.violation {
         Some(_) if !keep_going => walk.stop(),
         Some(violation) => {
@@ -90,7 +90,7 @@ fn hear_one(report: Report, walk: &Walk, keep_going: bool, totals: &mut Totals) 
     totals.add(report);
 }
 
-/// Runs a seed that failed once more, and tells people what led to that.
+/// Repeats a failed seed and prints the trace before the violation.
 fn show(walk: &Walk, seed: u64, violation: &str, args: &SoakArgs) -> anyhow::Result<()> {
     let report = walk.run(seed, Keep::All)?;
     if let Some(path) = &args.trace {

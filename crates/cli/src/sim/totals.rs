@@ -1,4 +1,4 @@
-//! What came of many trials.
+//! Sums over many trials.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,12 +7,11 @@ use std::time::Duration;
 use halite_trials::Report;
 use serde::Serialize;
 
-/// Sums over trials, and those that failed.
+/// Sums, and the seeds that failed.
 #[derive(Default, Serialize)]
 pub struct Totals {
-    /// Trials.
     pub seeds: u64,
-    /// Operations in them, however they ended.
+    /// Operations, successful or not.
     pub operations: u64,
     /// Events of the simulator.
     pub events: u64,
@@ -20,45 +19,43 @@ pub struct Totals {
     pub simulated_ns: u64,
     /// Real time, in seconds.
     pub seconds: f64,
-    /// Processor time, in seconds: what a core needs that does nothing else.
+    /// Processor time, in seconds.
     pub cpu_seconds: f64,
     /// Operations that succeeded.
     pub ok: u64,
-    /// How many ran at a time.
+    /// Concurrent trials.
     pub threads: usize,
-    /// The sum of all digests: equal for equal plans and seeds, whatever the threads.
+    /// The sum of all digests: equal for equal plans and seeds, with any number of threads.
     #[serde(serialize_with = "hexadecimal")]
     pub digest: u64,
-    /// The seeds that failed, with what was wrong.
+    /// The seeds that failed, with their violations.
     pub violations: BTreeMap<u64, String>,
 }
 
 impl Totals {
-    /// Nothing yet, of so many threads.
     pub fn new(threads: usize) -> Totals {
         Totals { threads, ..Totals::default() }
     }
 
-    /// Counts a trial.
     pub fn add(&mut self, report: Report) {
         self.seeds += 1;
         self.operations += report.operations_count();
         self.ok += report.ok_count();
         self.events += report.events;
         self.simulated_ns += report.simulated_ns;
-        // That of a trial which was not even reported is unknown; it fails by its violation.
+        // A trial that panicked has no digest; its violation counts.
         self.digest = self.digest.wrapping_add(u64::from_str_radix(&report.digest, 16).unwrap_or(0));
         if let Some(violation) = report.violation {
             self.violations.insert(report.seed, violation);
         }
     }
 
-    /// How far it is after so long, in one line.
+    /// The progress after `elapsed`, in one line.
     pub fn progress(&self, elapsed: Duration) -> String {
         let (seeds, operations) = (self.seeds, self.operations);
         let rate = operations as f64 / elapsed.as_secs_f64();
         let violations = self.violations.len();
-        format!("{seeds} seeds, {operations} operations, {rate:.0} a second, {violations} violations")
+        format!("{seeds} seeds, {operations} operations, {rate:.0} per second, {violations} violations")
     }
 }
 
@@ -68,12 +65,12 @@ impl fmt::Display for Totals {
         let simulated_s = self.simulated_ns as f64 / 1e9;
         writeln!(
             f,
-            "{seeds} seeds, {operations} operations ({ok} with success), {events} events in {simulated_s:.3} s of simulated time"
+            "{seeds} seeds, {operations} operations ({ok} successful), {events} events in {simulated_s:.3} s of simulated time"
         )?;
         let (ms, rate) = (1e3 * cpu_seconds / (*seeds).max(1) as f64, *operations as f64 / cpu_seconds);
         writeln!(
             f,
-            "{seconds:.1} s on {threads} threads; {ms:.1} ms of processor time a seed, {rate:.0} operations a second of it"
+            "{seconds:.1} s on {threads} threads; {ms:.1} ms of processor time per seed, {rate:.0} operations per second of it"
         )?;
         writeln!(f, "digest {:016x}", self.digest)?;
         writeln!(f, "{} violations", self.violations.len())

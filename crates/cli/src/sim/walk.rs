@@ -1,7 +1,7 @@
-//! Walking seeds: which trial is next, and threads that run one after the other.
+//! Hands out seeds in order to threads that run trials.
 //!
-//! Seeds are handed out in order, and all that were handed out are run to their end.  So the first seed that fails is
-//! the same one with any number of threads.
+//! Every seed that is handed out is run to its end.  So the first seed that fails is the same with any number of
+//! threads.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -15,44 +15,44 @@ use halite_trials::{Keep, PlanError, Report};
 use super::panics;
 use super::plans::Source;
 
-/// Trials: seed `n` with plan `n` modulo their number.
+/// Seed `n` runs plan `n` modulo their number.
 pub struct Walk {
     sources: Vec<Source>,
-    /// What is left.
+    /// The remaining seeds.
     seeds: Mutex<Range<u64>>,
-    /// When no more is begun.
+    /// No trial starts after this time.
     end: Option<Instant>,
 }
 
 impl Walk {
-    /// A walk from the first seed on, with at least one plan.
+    /// Requires at least one plan.
     pub fn new(sources: Vec<Source>, seeds: Range<u64>, end: Option<Instant>) -> Walk {
         assert!(!sources.is_empty(), "a walk has a plan");
         Walk { sources, seeds: Mutex::new(seeds), end }
     }
 
-    /// The plan that a seed is run with.
+    /// The plan of a seed.
     pub fn source(&self, seed: u64) -> &Source {
         &self.sources[(seed % self.sources.len() as u64) as usize]
     }
 
-    /// Runs one trial, on the calling thread.
+    /// Runs one trial on the calling thread.
     pub fn run(&self, seed: u64, keep: Keep) -> Result<Report, PlanError> {
         let source = self.source(seed);
         panics::in_trial(source, seed, || halite_trials::run(&source.plan, seed, keep))
     }
 
-    /// Begins no more trials.
+    /// Starts no more trials.
     pub fn stop(&self) {
         let mut seeds = self.seeds.lock().expect(POISONED);
         seeds.end = seeds.start;
     }
 
-    /// Runs all trials on so many threads, and hands reports to `hear` in the order in which trials end.
+    /// Runs all trials on `threads` threads, and hands reports to `receive` in the order in which trials end.
     pub fn run_all<T>(
         &self,
         threads: NonZeroUsize,
-        hear: impl FnOnce(Receiver<Result<Report, PlanError>>) -> T,
+        receive: impl FnOnce(Receiver<Result<Report, PlanError>>) -> T,
     ) -> T {
         thread::scope(|scope| {
             let (sender, receiver) = mpsc::channel();
@@ -61,13 +61,13 @@ impl Walk {
                 scope.spawn(move || self.work(&sender));
             }
             drop(sender);
-            hear(receiver)
+            receive(receiver)
         })
     }
 
     fn work(&self, reports: &Sender<Result<Report, PlanError>>) {
         while let Some(seed) = self.next() {
-            // Nobody listens any more after an error.
+            // After an error, the receiver is gone.
             if reports.send(self.run(seed, Keep::Nothing)).is_err() {
                 return;
             }
@@ -82,4 +82,4 @@ impl Walk {
     }
 }
 
-const POISONED: &str = "nothing panics while it holds the seeds";
+const POISONED: &str = "no thread panics while it holds the seeds";

@@ -143,5 +143,5 @@ fn an_arena_larger_than_the_machine_is_refused() {
         assert!(complaint.contains("the maximum is"), "{complaint}");
         assert!(!scratch.cluster().exists(), "{line} has made nothing");
     }
-    assert!(scratch.fails("up --nodes 2 --arena 99999P", 2).contains("more bytes than 64 bits"));
+    assert!(scratch.fails("up --nodes 2 --arena 99999P", 2).contains("exceeds 64 bits"));
 }

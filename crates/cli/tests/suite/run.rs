@@ -187,7 +187,7 @@ fn wrong_sizes_and_counts_are_refused() {
             "run log --size 1K --batch 4000",
             "--batch 4000 is too large: a segment has 3855 slots for records of 1024 bytes",
         ),
-        ("run log --seconds 0", "not from 0.01 to 86400"),
+        ("run log --seconds 0", "must be from 0.01 to 86400"),
         ("run log --writers 0", "0 is not in 1..=1024"),
         ("run log --nodes 65", "65 is not in 1..=64"),
         ("run kv --clients-max 0", "0 is not in 1..="),

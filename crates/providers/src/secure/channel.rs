@@ -70,26 +70,26 @@ pub enum BadChannel {
 /// One end of an encrypted message stream.
 pub struct Channel {
     state: ChannelState,
-    /// Who dials says so first, and is answered.
+    /// The dialling end uses the first; the answering end finds the one in use from the hello.
     secrets: Secrets,
     received: Vec<u8>,
-    /// Whether the other end has said which version it speaks.
+    /// Whether the other end has sent its version.
     is_met: bool,
-    /// Whether the other end has proven that it knows the secret, and is not a replay.
+    /// Whether the other end has proven that it knows the secret and is no replay.
     is_proven: bool,
-    /// What is to be said when that can be.
+    /// Messages that wait for the handshake.
     waiting: VecDeque<Vec<u8>>,
     output: Vec<u8>,
 }
 
 enum ChannelState {
-    /// We dial, and have nothing to say yet.
+    /// The dialling end, before its first message.
     Dialling(Box<HandshakeState>),
-    /// We have dialled, and wait for the answer.
+    /// The dialling end, waiting for the answer.
     Dialled(Box<HandshakeState>),
-    /// Somebody has dialled.
+    /// The answering end, waiting for a hello.
     Answering,
-    /// By its hello it knows our secret, and it waits for our answer.
+    /// The answering end has received a valid hello, and waits for a first message to answer with.
     Asked(Box<HandshakeState>),
     Up(Box<TransportState>),
     Broken(BadChannel),
@@ -141,7 +141,7 @@ impl Channel {
         self.say_what_waits();
     }
 
-    /// Says hello, and a first message with it.
+    /// Sends the hello with the first message inside.
     fn say_hello(
         &mut self,
         mut hello: Box<HandshakeState>,
@@ -266,7 +266,7 @@ impl Channel {
         }
     }
 
-    /// Answers by the first secret that opens a hello, as soon as there is something to be said.
+    /// Accepts the hello if one of our secrets decrypts it; answers at once if a message waits.
     fn take_hello(&mut self, frame: &[u8]) -> Result<Step, BadChannel> {
         for secret in self.secrets.all() {
             let mut hello = noise(secret, |builder| builder.build_responder())?;
@@ -291,7 +291,7 @@ impl Channel {
             && let Some(message) = self.waiting.pop_front()
         {
             let mut frame = vec![0; message.len() + TAG_BYTES];
-            // It fails after 2^64 messages only.
+            // Fails only after 2^64 messages.
             match state.write_message(&message, &mut frame) {
                 Ok(len) => self.say(KIND_MESSAGE, &frame[..len]),
                 Err(_) => self.state = ChannelState::Broken(BadChannel::Damaged),
@@ -308,13 +308,12 @@ impl Channel {
 }
 
 enum Step {
-    /// More bytes are needed.
     More,
     Again,
     Message(Vec<u8>),
 }
 
-/// The first message, which rides in a hello; `None` if our secret does not open it.
+/// Returns the first message, which is inside the hello; `None` if our secret does not decrypt it.
 fn open_hello(hello: &mut HandshakeState, frame: &[u8]) -> Option<Vec<u8>> {
     let mut first = vec![0; frame.len()];
     let len = hello.read_message(frame, &mut first).ok()?;
@@ -322,7 +321,7 @@ fn open_hello(hello: &mut HandshakeState, frame: &[u8]) -> Option<Vec<u8>> {
     Some(first)
 }
 
-/// Both hellos were said.
+/// Both hellos are complete.
 fn up(hello: Box<HandshakeState>) -> ChannelState {
     match hello.into_transport_mode() {
         Ok(state) => ChannelState::Up(Box::new(state)),
@@ -350,7 +349,7 @@ mod tests {
         Secret::new().unwrap()
     }
 
-    /// Carries what one end has to say to the other, byte by byte, as the worst of networks does; what that one hears.
+    /// Carries the output of one end to the other, byte by byte; returns the messages that arrive.
     fn carry(from: &mut Channel, to: &mut Channel) -> Result<Vec<Vec<u8>>, BadChannel> {
         let mut heard = Vec::new();
         for byte in from.output().to_vec() {
@@ -361,7 +360,7 @@ mod tests {
         Ok(heard)
     }
 
-    /// Two ends that have greeted each other.
+    /// Returns two ends after their handshake.
     fn pair() -> (Channel, Channel) {
         let secrets = Secrets::from(secret());
         let (mut one, mut two) = (Channel::dial(secrets.clone()).unwrap(), Channel::answer(secrets));
@@ -431,7 +430,7 @@ mod tests {
     }
 
     proptest! {
-        // Each takes a pair of keys.
+        // Few cases: each creates a pair of keys.
         #![proptest_config(ProptestConfig::with_cases(32))]
 
         #[test]
@@ -441,7 +440,7 @@ mod tests {
             let mut bytes = one.output().to_vec();
             bytes[at % (HEADER_BYTES + 20 + TAG_BYTES)] ^= 1 << bit;
             two.receive(&bytes);
-            // A frame that seems longer than it is is not whole yet.
+            // A corrupt length can make the frame seem incomplete.
             prop_assert_ne!(two.next_message().map(|message| message.is_some()), Ok(true));
         }
 

@@ -10,13 +10,13 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 /// Bytes of a secret.
 const BYTES: usize = 32;
-/// Digits of a secret, in a file.
+/// Hexadecimal digits of a secret in a file.
 const DIGITS: usize = 2 * BYTES;
-/// Longest file that is read, in bytes.
+/// Maximum length of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
-/// Most secrets of a file: the one in use, and the one that it takes over from or hands over to.
+/// Maximum number of secrets in a file: the current one, and its predecessor or successor.
 const SECRETS_MAX: usize = 2;
-/// Bits of a mode by which others than the owner may do something.
+/// Mode bits that give other users access.
 const OTHERS: u32 = 0o077;
 
 /// The secret of a cluster: 256 random bits. It is never printed.
@@ -41,7 +41,7 @@ impl Secret {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         let digits: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
         let written = file.write_all(format!("{digits}\n").as_bytes()).and_then(|()| file.sync_all());
-        // Half a secret is none.
+        // A partly written secret is useless.
         written.inspect_err(|_| drop(std::fs::remove_file(path)))
     }
 
@@ -139,7 +139,7 @@ impl Secrets {
         }
     }
 
-    /// These, of which there is one at least.
+    /// Creates a set of secrets, which must not be empty.
     #[cfg(test)]
     pub(super) fn of<const N: usize>(secrets: [Secret; N]) -> Secrets {
         Secrets(secrets.into())

@@ -17,9 +17,9 @@ use super::shortage::Trouble;
 use super::socket;
 use super::wire::Message;
 
-/// Connections let in before other sources have their turn.
+/// Maximum number of connections accepted before other sources have their turn.
 const ACCEPTS_MAX: usize = 16;
-/// Reports taken from epoll at a time.
+/// Maximum number of reports per call of epoll.
 const REPORTS_MAX: usize = 64;
 
 /// Runs until the fabric stops.
@@ -42,8 +42,8 @@ pub(super) fn run(core: &Core) {
 
 struct Acceptor<'a> {
     core: &'a Core,
-    /// Given up when descriptors run out, so that a waiting connection can be taken and closed; else it would
-    /// be reported for ever.
+    /// Closed when descriptors run out, so that a waiting connection can be accepted and closed; else epoll would
+    /// report it for ever.
     spare: Option<OwnedFd>,
 }
 
@@ -61,7 +61,7 @@ impl Acceptor<'_> {
         match source {
             Source::Listener => self.accept(),
             Source::Kick => self.core.take_kick(),
-            // A report may be older than the end of its link.
+            // The link of a report may have ended since.
             Source::Socket { token } => {
                 if let Some(link) = self.core.link(token) {
                     link.serve(self.core);
@@ -93,7 +93,7 @@ impl Acceptor<'_> {
         let socket = Arc::new(accepted);
         let refusal = match self.core.is_crowded() {
             true => Err(Trouble::from("this node has as many peers as it takes")),
-            // For one more link, there may be no memory or no descriptors.
+            // Memory or descriptors for the new link may be lacking.
             false => Link::open(self.core, socket.clone(), None, &self.core.config.hello).map_err(Into::into),
         };
         if let Err(trouble) = refusal {
@@ -109,7 +109,7 @@ impl Acceptor<'_> {
         }
         self.spare = Acceptor::new_spare(self.core);
         if self.spare.is_none() {
-            // Others took the descriptor meanwhile; do not spin until they give some back.
+            // Other threads took the descriptor; wait until some are closed instead of spinning.
             std::thread::sleep(TICK);
         }
     }

@@ -29,7 +29,7 @@ use super::{ShmConfig, Sleep, lock, write};
 use crate::meeting::Listener;
 use crate::refusals::Refusals;
 
-/// See the header of this file.
+/// The state of one fabric; the header of this file gives the lock order.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) number: FabricNumber,
@@ -38,36 +38,36 @@ pub(super) struct Core {
     /// `None` once closed.
     pub(super) listener: Mutex<Option<Listener>>,
     pub(super) epoll: OwnedFd,
-    /// An eventfd that makes the acceptor look at its timers and at `stopping`.
+    /// An eventfd that wakes the acceptor to check its timers and `stopping`.
     kick: OwnedFd,
     pub(super) stopping: AtomicBool,
     /// Windows of whole segments, by key; `None` after deregistration. Never shrinks.
     pub(super) registered: RwLock<Vec<Option<Window>>>,
-    /// Keys that were taken back.
+    /// Keys that are being deregistered.
     pub(super) withdrawn: Mutex<Withdrawn>,
     pub(super) links: Mutex<Links>,
-    /// From connected until cut off.
+    /// The peers that are connected or not cut off yet.
     pub(super) peers: RwLock<BTreeMap<PeerId, Arc<Peer>>>,
     pub(super) inbox: Mutex<Inbox>,
     pub(super) events: Events,
-    /// Whose rings were full.
+    /// Peers to which a post found a full queue.
     pub(super) waiters: Waiters,
     refusals: Mutex<Refusals>,
     begin: Instant,
 }
 
-/// What this fabric shows of itself to every peer.
+/// What this fabric sends to every peer in its hello.
 #[derive(Debug)]
 pub(super) struct Own {
     pub(super) pid: i32,
     pub(super) pidfd: OwnedFd,
     pub(super) mailbox: Arc<Segment>,
     pub(super) doorbell: Doorbell,
-    /// The sleepers on its descriptors, if it has any, by [`Sleeper::place`](halite_mem::Sleeper::place).
+    /// The sleepers on the doorbell's descriptors, if it has any, by [`Sleeper::place`](halite_mem::Sleeper::place).
     pub(super) sleepers: Option<[Sleepers; 2]>,
 }
 
-/// The connections, from their first packet until the socket carries nothing more.
+/// The connections; a link stays until its socket carries no more messages.
 #[derive(Debug, Default)]
 pub(super) struct Links {
     by_token: BTreeMap<u64, Arc<Link>>,
@@ -75,7 +75,7 @@ pub(super) struct Links {
     peers: u32,
 }
 
-/// What epoll reports, packed into its 64 bits.
+/// The source of an epoll report, packed into its 64 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Source {
     Listener,
@@ -111,14 +111,14 @@ impl Core {
         Ok(core)
     }
 
-    /// Logs that a process that connected was refused.
+    /// Logs that an incoming connection was refused.
     pub(super) fn tell_refusal(&self, reason: &str) {
         let now_ns = self.begin.elapsed().as_nanos() as u64;
         lock(&self.refusals)
             .tell(now_ns, || tracing::warn!("a process that connected was refused: {reason}"));
     }
 
-    /// Logs how many refusals were left out, when that is due; returns whether some are left to be logged.
+    /// Logs the number of refusals that were not logged, if due; returns true if more remain to be logged later.
     pub(super) fn tell_left_out(&self) -> bool {
         let mut refusals = lock(&self.refusals);
         refusals.tell_left_out(self.begin.elapsed().as_nanos() as u64);
@@ -131,13 +131,13 @@ impl Core {
         self.own.doorbell.wake();
     }
 
-    /// Queues the event that a connection which we started has failed.
+    /// Queues the event that an outgoing connection failed.
     pub(super) fn fail_to_connect(&self, address: &str, trouble: &Trouble) {
         let (reason, trouble) = (trouble.to_string(), trouble.end());
         self.event(Event::ConnectFailed(ConnectFailure { address: address.to_owned(), reason, trouble }));
     }
 
-    /// Wakes a peer that sleeps until there is room in its ring.
+    /// Wakes a peer that sleeps until its ring has room.
     pub(super) fn ring(&self, peer: PeerId) {
         let send_port = self.peer(peer).map(|peer| peer.send_port.clone());
         if let Some(outgoing) =
@@ -188,7 +188,7 @@ impl Core {
         self.tell_withdrawn(|withdrawn| withdrawn.forget_link(token));
     }
 
-    /// Applies `change` to the keys that are being taken back, and posts the event of each that no peer reaches any more.
+    /// Applies `change` to the keys under deregistration; posts an event for each that no peer can access any more.
     pub(super) fn tell_withdrawn(&self, change: impl FnOnce(&mut Withdrawn)) {
         let mut withdrawn = lock(&self.withdrawn);
         change(&mut withdrawn);
@@ -208,21 +208,21 @@ impl Core {
         Ok(epoll::add(&self.epoll, fd, data, flags)?)
     }
 
-    /// Makes epoll report `fd` again although nothing new has happened to it.
+    /// Makes epoll report `fd` again even without a new event.
     pub(super) fn watch_again(&self, fd: impl AsFd, source: Source, flags: epoll::EventFlags) {
         let data = epoll::EventData::new_u64(source.pack());
-        // Fails only for a descriptor that is not watched, which then needs no more attention either.
+        // Fails only for an unwatched descriptor, which needs no report.
         let _ = epoll::modify(&self.epoll, fd, data, flags);
     }
 
-    /// Must precede closing: the peer may hold the same open file, which would keep epoll reporting it.
+    /// Call before closing: the peer may hold the same open file, and epoll would keep reporting it.
     pub(super) fn unwatch(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.epoll, fd);
     }
 
-    /// Makes the acceptor look at its timers.
+    /// Wakes the acceptor to check its timers.
     pub(super) fn kick(&self) {
-        // A full counter means that the acceptor has been kicked already.
+        // Fails only if the counter is full, and then the acceptor has been woken already.
         let _ = rustix::io::write(&self.kick, &1u64.to_ne_bytes());
     }
 
@@ -230,15 +230,14 @@ impl Core {
         let _ = rustix::io::read(&self.kick, &mut [0; 8]);
     }
 
-    /// Makes the acceptor end.
     pub(super) fn stop(&self) {
-        // Pairs with the load in is_stopping(); the kick wakes the acceptor to look.
+        // The kick that follows wakes the acceptor, which then reads `stopping`.
         self.stopping.store(true, SeqCst);
         self.kick();
     }
 
     pub(super) fn is_stopping(&self) -> bool {
-        // The kick, a system call on either side, orders this.
+        // The kick's system calls order this load after the store in stop().
         self.stopping.load(Relaxed)
     }
 
@@ -281,7 +280,7 @@ impl Source {
         match self {
             Source::Listener => 0,
             Source::Kick => 1,
-            // Tokens begin at 1.
+            // Tokens start at 1, so the packed values 0 and 1 are free.
             Source::Socket { token } => token << 1,
             Source::Exit { token } => token << 1 | 1,
         }

@@ -1,4 +1,5 @@
-//! Events that wait to be polled: completions of our requests, last messages of peers that left, connection changes.
+//! Events that wait to be polled: completions of our requests, last messages of disconnected peers, connection
+//! changes.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -9,8 +10,7 @@ use halite_fabric::Event;
 
 use super::lock;
 
-/// A queue whose length is known without its lock, for both who posts and who polls look at it each time, and
-/// mostly nothing is there.
+/// A queue with an atomic length: posters and pollers read it at each call, and it is usually 0.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     /// Written under the lock.
@@ -25,7 +25,7 @@ impl Events {
         self.len.load(Acquire)
     }
 
-    /// How many of them are not ends of requests or arrivals.
+    /// Returns the number of events other than completions.
     pub(super) fn of_connections(&self) -> usize {
         lock(&self.queue).iter().filter(|event| !matches!(event, Event::Completed(_))).count()
     }
@@ -37,7 +37,7 @@ impl Events {
         self.len.store(queue.len(), Release);
     }
 
-    /// Moves the oldest ones, at most `count_max`, to `events`.
+    /// Moves the oldest `count_max` events, or all if fewer, to `events`.
     #[inline]
     pub(super) fn take(&self, events: &mut Vec<Event>, count_max: usize) {
         if self.len() == 0 {

@@ -20,13 +20,13 @@ use crate::meeting;
 pub(super) struct Greeting {
     pub(super) hello: Vec<u8>,
     pub(super) process: Arc<Process>,
-    /// Rung by us.
+    /// The peer's doorbell, which this process rings.
     pub(super) mailbox: Doorbell,
-    /// Emptied by us.
+    /// The peer's outgoing ring, which this process empties.
     pub(super) incoming: Consumer,
 }
 
-/// Why a greeting is refused.
+/// The reason why a greeting is refused.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BadGreeting {
     #[error(
@@ -52,7 +52,7 @@ pub(super) enum BadGreeting {
 }
 
 impl Greeting {
-    /// `fds` are the descriptors that came with the hello.
+    /// Checks a hello; `fds` are the descriptors that came with it.
     pub(super) fn check(
         socket: BorrowedFd<'_>,
         hello: Vec<u8>,
@@ -70,11 +70,11 @@ impl Greeting {
     }
 }
 
-/// The kernel says who is at the other end, by number; the descriptor must stand for that same process, or a
-/// peer could have us watch, and kill, another one.
+/// Checks that the pidfd refers to the process at the other end, as the kernel reports it; otherwise a peer could make
+/// us watch, and kill, another process.
 fn check_process(socket: BorrowedFd<'_>, pidfd: OwnedFd) -> Result<Process, BadGreeting> {
     let Some(pid) = meeting::peer_pid(socket)? else {
-        // It has no number here.  The kernel gives a descriptor by itself, whatever the peer has sent.
+        // The peer has no pid in our namespace. Ask the kernel for a pidfd instead of trusting the peer's.
         let pidfd = meeting::peer_pidfd(socket).ok_or(BadGreeting::ForeignNamespace)?;
         return Ok(Process { pid: None, pidfd });
     };
@@ -84,12 +84,12 @@ fn check_process(socket: BorrowedFd<'_>, pidfd: OwnedFd) -> Result<Process, BadG
     Ok(Process { pid: Some(pid), pidfd })
 }
 
-/// Which process a pidfd stands for; `None` for other descriptors and dead processes.
+/// Returns the process that a pidfd refers to; `None` for other descriptors and dead processes.
 fn pid_of(pidfd: &OwnedFd) -> io::Result<Option<i32>> {
     Ok(field(pidfd, "Pid:")?.and_then(|pid| pid.parse().ok()))
 }
 
-/// What the kernel tells about a descriptor under `name`, which depends on its kind.
+/// Returns the field `name` of a descriptor's fdinfo; the fields depend on its kind.
 fn field(fd: &OwnedFd, name: &str) -> io::Result<Option<String>> {
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", fd.as_raw_fd()))?;
     let value = info.lines().find_map(|line| line.strip_prefix(name));
@@ -110,9 +110,9 @@ fn open_mailbox(fd: OwnedFd, bells: Option<(OwnedFd, OwnedFd)>) -> Result<Doorbe
     doorbell.map_err(|_| BadGreeting::MailboxShape)
 }
 
-/// Checks that a write to the eventfd can only wake its watcher, and neither blocks nor fills a file. A peer that makes
-/// it blocking later, and fills it, can stop our ringing threads; it belongs to our own user, who could stop them by a
-/// signal as well.
+/// Checks that a write to the eventfd can only wake its watcher, and neither blocks nor fills a file. A peer can still
+/// make the eventfd blocking later and fill it, and thus stop our ringing threads; it belongs to our own user, who
+/// could stop them with a signal as well.
 fn check_bell(bell: &OwnedFd) -> Result<(), BadGreeting> {
     let is_eventfd = field(bell, "eventfd-count:")?.is_some();
     let flags = rustix::fs::fcntl_getfl(bell.as_fd()).map_err(io::Error::from)?;
@@ -124,7 +124,7 @@ fn check_bell(bell: &OwnedFd) -> Result<(), BadGreeting> {
 
 fn open_ring(fd: OwnedFd) -> Result<Consumer, BadGreeting> {
     let len = rustix::fs::fstat(&fd).map_err(io::Error::from)?.st_size as u64;
-    // Bounds what a single message can make us allocate.
+    // Bounds the memory that one message can make us allocate.
     if len > ring::ring_bytes(RING_BYTES_MAX) {
         return Err(BadGreeting::RingTooLong { len });
     }

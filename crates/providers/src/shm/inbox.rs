@@ -8,18 +8,18 @@ use halite_mem::ring::{Consumer, Message};
 
 use super::record;
 
-/// Messages taken from one ring before the next one has its turn.
+/// Maximum number of messages per ring and turn.
 const TURN_MESSAGES_MAX: usize = 32;
 
-/// See the header of this file.
+/// The receiving ends of all rings.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     incoming: Vec<Incoming>,
-    /// Whose turn is first in the next poll.
+    /// Index of the ring that the next poll starts with.
     first: usize,
-    /// Peers that wait for room in their rings, and now have some.
+    /// Peers that wait for room in their rings, which now have some.
     made_room: Vec<PeerId>,
-    /// Windows of our own segments, as in the table that all threads share, but behind no lock of its own.
+    /// The windows of `Core::registered`, without the lock that all threads share.
     registered: Vec<Option<Window>>,
 }
 
@@ -31,17 +31,17 @@ struct Incoming {
     ring: Consumer,
 }
 
-/// The peer published something that is no message.
+/// The ring of this peer contains an invalid message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct CorruptRing(pub(super) PeerId);
 
 impl Inbox {
-    /// Our next segment, into which peers may write from now on.
+    /// Adds our next segment: peers may write into it from now on.
     pub(super) fn register(&mut self, window: Window) {
         self.registered.push(Some(window));
     }
 
-    /// One of our segments, into which peers may write no more.
+    /// Removes one of our segments: peers' writes into it are dropped from now on.
     pub(super) fn withdraw(&mut self, key: Key) {
         if let Some(window) = self.registered.get_mut(key.0 as usize) {
             *window = None;
@@ -57,7 +57,7 @@ impl Inbox {
     /// before the corruption has been delivered.
     pub(super) fn poll(&mut self, events: &mut Vec<Event>, len_max: usize) -> Option<CorruptRing> {
         let rings = self.incoming.len();
-        // A ring may have been taken out since.
+        // Rings may have been removed since the last poll.
         let first = if self.first < rings { self.first } else { 0 };
         for index in (first..rings).chain(0..first) {
             if events.len() >= len_max {
@@ -78,7 +78,7 @@ impl Inbox {
         None
     }
 
-    /// Returns the peers that may sleep until their rings have room, and for which some was freed since the last call.
+    /// Returns the peers that may sleep until their rings have room, and whose rings got some since the last call.
     #[inline]
     pub(super) fn take_made_room(&mut self) -> Vec<PeerId> {
         std::mem::take(&mut self.made_room)
@@ -90,7 +90,7 @@ impl Inbox {
         let found = self.incoming.iter().position(|incoming| incoming.peer == peer);
         if let Some(index) = found {
             let mut incoming = self.incoming.remove(index);
-            // The peer may be alive and pushing still: what one ring can hold at a time is enough.
+            // The peer may still be alive and pushing: stop after as many messages as a ring holds.
             let len_max = 1 + incoming.ring.messages_max() as usize;
             let _ = incoming.take(&mut rest, len_max, &self.registered);
         }
@@ -120,7 +120,7 @@ impl Incoming {
     }
 }
 
-/// What the poller is told of `message`, if anything; `None` if it is none that an honest peer sends.
+/// Returns the completion of `message`, or `Some(None)` if it has none; `None` if the message is invalid.
 fn receive(message: &Message<'_>, registered: &[Option<Window>]) -> Option<Option<CompletionKind>> {
     let imm = message.imm();
     match message.kind() {
@@ -134,7 +134,7 @@ fn receive(message: &Message<'_>, registered: &[Option<Window>]) -> Option<Optio
     }
 }
 
-/// Makes the write inside of `message`, unless its key was taken back since; `None` if it leads nowhere.
+/// Executes the write in `message`, unless its key is deregistered; `None` if the address is invalid.
 fn land(message: &Message<'_>, registered: &[Option<Window>]) -> Option<bool> {
     if message.len() < record::ADDRESS_BYTES as u64 {
         return None;

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use halite_fabric::{LINE_BYTES, LINE_WORDS, Lines};
 use halite_mem::{Doorbell, Window};
 
-/// A row of lines, mapped for as long as this is kept.
+/// A row of lines; keeps the memory mapped.
 #[derive(Debug)]
 pub(super) struct PeerLines {
     window: Window,
-    /// Of the peer.
+    /// The doorbell of the peer.
     mailbox: Arc<Doorbell>,
 }
 
 impl PeerLines {
-    /// `None` if the segment that is `whole` has no such lines.
+    /// Returns `None` if the segment, whose whole window is `whole`, has no such lines.
     pub(super) fn new(whole: Window, offset: u64, count: u32, mailbox: Arc<Doorbell>) -> Option<PeerLines> {
         let window = whole.slice(offset, u64::from(count) * LINE_BYTES as u64)?;
         window.atomic_u64(0).ok()?;

@@ -35,15 +35,15 @@ use super::peer::{Outgoing, Peer, PeerSegment};
 use super::shortage::Trouble;
 use super::wire::Message;
 
-/// See the header of this file.
+/// One connection; the header of this file gives its states.
 #[derive(Debug)]
 pub(super) struct Link {
     token: u64,
-    /// What we dialled; `None` if they did.
+    /// The address that we dialled; `None` if the peer dialled.
     dialled: Option<String>,
-    /// What we say about ourselves.
+    /// The data that our hello shows to the peer.
     hello: Vec<u8>,
-    /// Carries our messages; the peer gets it with our hello.
+    /// The ring for our messages; the hello hands it to the peer.
     ring: Arc<Segment>,
     state: Mutex<LinkState>,
 }
@@ -51,7 +51,7 @@ pub(super) struct Link {
 #[derive(Debug)]
 struct LinkState {
     phase: Phase,
-    /// `None` once hung up, by either side.
+    /// `None` once either side has hung up.
     socket: Option<Arc<OwnedFd>>,
     said: Said,
     heard: Heard,
@@ -67,7 +67,7 @@ enum Phase {
     },
     Leaving {
         peer: Arc<Peer>,
-        /// What we mapped of the peer, and others here may still hold.
+        /// The peer's segments that threads of this process may still hold.
         theirs: Vec<Weak<Segment>>,
         cut_off: bool,
     },
@@ -80,15 +80,15 @@ struct Said {
     segments: usize,
     ready: bool,
     detached: bool,
-    /// What is still to be said of keys, ours and theirs.
+    /// Messages about deregistered keys that are still to be sent.
     owed: VecDeque<Message>,
 }
 
 #[derive(Debug, Default)]
 struct Heard {
-    /// Taken when connected.
+    /// Taken when the link is connected.
     greeting: Option<Greeting>,
-    /// Segments that came before the connection was made.
+    /// Segments that arrive during the handshake.
     segments: Vec<PeerSegment>,
     ready: bool,
     detached: bool,
@@ -96,7 +96,7 @@ struct Heard {
 }
 
 impl Link {
-    /// Begins to greet the process at the other end of `socket`.
+    /// Starts the handshake with the process at the other end of `socket`.
     pub(super) fn open(
         core: &Core,
         socket: Arc<OwnedFd>,
@@ -123,10 +123,10 @@ impl Link {
         }
         link.serve(core);
         if core.is_closed() {
-            // The thread that closed may have looked at the links before this one was among them.
+            // The closing thread may have listed the links before this one was added.
             link.leave(core, "we closed");
         }
-        // The acceptor learns of the new deadline.
+        // Makes the acceptor see the new deadline.
         core.kick();
         Ok(())
     }
@@ -147,7 +147,6 @@ impl Link {
         has_more
     }
 
-    /// The peer's process has exited.
     pub(super) fn handle_exit(&self, core: &Core) {
         let state = &mut *lock(&self.state);
         state.heard.exited = true;
@@ -165,7 +164,7 @@ impl Link {
         self.settle(core, state);
     }
 
-    /// Looks at the clock; returns whether that is needed again soon.
+    /// Checks the deadline; returns true if the clock must be checked again soon.
     pub(super) fn handle_time(&self, core: &Core, now: Instant) -> bool {
         let state = &mut *lock(&self.state);
         if let Phase::Greeting { deadline } = state.phase
@@ -182,9 +181,9 @@ impl Link {
         }
     }
 
-    /// Sees to it that the peer can find all segments registered so far, or is disconnected.
+    /// Sends all segments registered so far to the peer, or disconnects it.
     ///
-    /// A peer whose socket stays full reads nothing, as a stopped process does, and is given up in the end.
+    /// A peer that does not read its socket, such as a stopped process, is disconnected when the time limit ends.
     pub(super) fn announce_segments(&self, core: &Core) {
         let deadline = Instant::now() + core.config.handshake_timeout;
         loop {
@@ -195,11 +194,11 @@ impl Link {
                 let told = all_told && state.said.owed.is_empty();
                 match (&state.phase, &state.socket) {
                     (Phase::Connected { .. }, Some(socket)) if !told => socket.clone(),
-                    // While greeting, try_connect() waits for what is missing.
+                    // During the handshake, try_connect() waits for the rest.
                     _ => return,
                 }
             };
-            // Not under the lock: the acceptor must be able to hear meanwhile, or two full sockets wait for
+            // Waits without the lock: the acceptor must be able to receive meanwhile, or two full sockets wait for
             // each other.
             if !messages::wait_for_room(&socket, deadline) {
                 let state = &mut *lock(&self.state);
@@ -210,8 +209,8 @@ impl Link {
         }
     }
 
-    /// Tells the peer that a key is deregistered, if it knows the segment; its answer, or its being cut off, is
-    /// awaited.
+    /// Tells the peer that a key is deregistered, if it knows the segment; deregistration then waits until the peer
+    /// answers or is cut off.
     pub(super) fn withdraw(&self, core: &Core, key: u32) {
         {
             let state = &mut *lock(&self.state);
@@ -220,7 +219,7 @@ impl Link {
                 Phase::Leaving { cut_off, .. } => !cut_off,
                 Phase::Over => false,
             };
-            // Who has not heard of it hears that it is gone in its place.
+            // A peer that was not sent the segment yet is sent Withdrawn in its place.
             if !can_reach || state.said.segments <= key as usize {
                 return;
             }
@@ -248,16 +247,17 @@ impl Link {
         let peer = Peer::new(id, self.token, greeting.process, outgoing, segments);
         let peer = Arc::new(peer);
         state.phase = Phase::Connected { peer: peer.clone() };
-        // In this order, who sees the event can post.  It comes out of the inbox in front of what is in the ring.
+        // Added first, so that a caller that sees the event can post. The inbox delivers the event before the ring's
+        // content.
         core.add_peer(peer);
         let connected = Event::Connected { peer: id, hello: greeting.hello, dialled: self.dialled.clone() };
         lock(&core.inbox).add(id, connected, greeting.incoming);
-        // What came before the ring was looked at rang in vain.
+        // Rings before the ring was added found nothing to poll.
         core.own.doorbell.wake();
         Ok(())
     }
 
-    /// Gives the connection up because something is wrong with it, or with the peer.
+    /// Ends the connection because of an error of ours or the peer's.
     fn break_off(&self, core: &Core, state: &mut LinkState, trouble: impl Into<Trouble>) {
         let trouble = trouble.into();
         self.report(core, state, &trouble);
@@ -265,15 +265,15 @@ impl Link {
             self.refuse(core, state, &trouble);
         } else {
             self.begin_leaving(core, state);
-            // Says Detached if that is true already; nothing more is heard.
+            // Sends Detached if no mapping is left: after the hang-up it is too late.
             self.settle(core, state);
         }
         self.hang_up(core, state);
     }
 
-    /// Logs the reason, except for a process that connected only to list the members and has hung up.
+    /// Logs the reason. Connections of processes that only list the members and hang up are not logged.
     fn report(&self, core: &Core, state: &LinkState, trouble: &Trouble) {
-        // What a stranger sends does not fill the log.
+        // Limits what a stranger can add to the log.
         let reason: String = trouble.to_string().chars().take(REASON_CHARS_MAX).collect();
         match &state.phase {
             Phase::Greeting { .. } if self.dialled.is_none() && state.socket.is_some() => {
@@ -292,7 +292,7 @@ impl Link {
         }
         state.heard.segments.clear();
         let farewell = match &self.dialled {
-            // An acceptor that went ahead has seen our segments, and learns here that we dropped its own.
+            // An acceptor that has connected already has our segments, and learns here that we dropped its own.
             Some(_) => Message::Detached,
             None => Message::Refused { reason: trouble.to_string() },
         };
@@ -310,17 +310,17 @@ impl Link {
         };
         let peer = peer.clone();
         let theirs = peer.disconnect();
-        // What the peer published before it left still arrives, and before the event; its small writes land now,
-        // and none will later, when the memory may have another use.
+        // Delivers what the peer published before it left, ahead of the event. Its small writes are executed now;
+        // later the memory may have another use.
         let last_words = lock(&core.inbox).remove(peer.id);
         core.events.extend(last_words);
         core.event(Event::Disconnected { peer: peer.id });
         state.phase = Phase::Leaving { peer, theirs, cut_off: false };
-        // The acceptor looks on whether the peer's memory is still held.
+        // Makes the acceptor check whether threads still hold the peer's memory.
         core.kick();
     }
 
-    /// Draws the conclusions from all that was said, heard and dropped.
+    /// Advances the phase as far as messages sent, messages received and released mappings allow.
     fn settle(&self, core: &Core, state: &mut LinkState) {
         if state.heard.detached {
             self.begin_leaving(core, state);
@@ -358,11 +358,11 @@ impl Link {
     }
 }
 
-/// Edge-triggered: every report is served until the socket has no more.
+/// Edge-triggered: each report is served until the socket has no more messages.
 const SOCKET_EVENTS: EventFlags = EventFlags::IN.union(EventFlags::OUT).union(EventFlags::ET);
 
-/// Longest part of a reason that is logged.
+/// Maximum length of a reason in the log, in characters.
 const REASON_CHARS_MAX: usize = 200;
 
-/// How often the acceptor looks at clocks while it must.
+/// Interval between the acceptor's checks of deadlines, while it must check any.
 pub(super) const TICK: Duration = Duration::from_millis(20);

@@ -70,7 +70,7 @@ use self::withdrawn::NO_LINK;
 /// Maximum size of a ring, in bytes. It holds for peers' rings too, so it bounds what a message makes its receiver
 /// allocate.
 pub const RING_BYTES_MAX: u64 = 64 << 20;
-/// Events that one poll returns at most, or a few more.
+/// Maximum number of events per poll, give or take a few.
 const POLL_EVENTS_MAX: usize = 256;
 
 /// The configuration of a shm fabric.
@@ -259,7 +259,7 @@ impl ShmFabric {
     }
 }
 
-/// A system that refuses leaves the limit as it is; who then runs out of descriptors is told so.
+/// Ignores a refusal: a caller that runs out of descriptors gets an error that names the limit.
 fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
@@ -272,7 +272,7 @@ impl Fabric for ShmFabric {
         vec!["shm"]
     }
 
-    /// A process of this host that does not answer stands still.
+    /// Always false: a process of this host that does not answer has stopped.
     fn is_being_answered(&self) -> bool {
         false
     }
@@ -281,11 +281,11 @@ impl Fabric for ShmFabric {
         Capabilities {
             provider: "shm",
             direct: self.core.config.direct,
-            // The caller's processor carries them out.
+            // The caller's processor executes them.
             atomics: Atomics::Processor,
             lanes: 1,
             send_bytes_max: self.core.config.send_bytes_max(),
-            // Inline sources are copied straight to where they go.
+            // Inline sources are copied straight to their destination.
             inline_bytes_max: usize::MAX,
         }
     }
@@ -300,11 +300,11 @@ impl Fabric for ShmFabric {
                 return Err(RegisterError::TooManyKeys { max });
             }
             registered.push(Some(window.clone()));
-            // Before any peer can hear of the key, and in the order of the keys.
+            // Added before any peer can learn the key, and in the order of the keys.
             lock(&self.core.inbox).register(window);
             Key(registered.len() as u32 - 1)
         };
-        // A link made from now on finds the segment in the table.
+        // A new link reads the table instead.
         for link in self.core.all_links() {
             link.announce_segments(&self.core);
         }
@@ -315,7 +315,7 @@ impl Fabric for ShmFabric {
         let is_ours = {
             let mut registered = write(&self.core.registered);
             let taken = registered.get_mut(key.0 as usize).and_then(Option::take);
-            // What waits in rings finds it gone, too.
+            // Small writes that wait in rings must not execute either.
             lock(&self.core.inbox).withdraw(key);
             taken.is_some()
         };
@@ -323,21 +323,22 @@ impl Fabric for ShmFabric {
             return;
         }
         self.core.tell_withdrawn(|withdrawn| withdrawn.begin(key.0));
-        // A link made from now on finds it gone.
+        // A new link reads the table instead.
         for link in self.core.all_links() {
             link.withdraw(&self.core, key.0);
         }
         self.core.tell_withdrawn(|withdrawn| withdrawn.forget(key.0, NO_LINK));
     }
 
-    /// `address` is the file name of a socket in the cluster directory, as [`listeners`](crate::listeners) has it, or a path.
+    /// `address` is the file name of a socket in the cluster directory, as returned by
+    /// [`listeners`](crate::listeners), or a path.
     fn connect(&self, address: &str, hello: &[u8]) {
         if let Err(trouble) = self.dial(address, hello) {
             self.core.fail_to_connect(address, &trouble);
         }
     }
 
-    /// All lanes are one: what the caller's processor does, it does in one order.
+    /// Ignores the lane: the caller's processor executes all requests in order.
     fn post(&self, peer: PeerId, _: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         self.core.post(peer, requests)
     }
@@ -345,13 +346,13 @@ impl Fabric for ShmFabric {
     fn poll(&self, events: &mut Vec<Event>) -> usize {
         let before = events.len();
         let len_max = before + POLL_EVENTS_MAX;
-        // Half at most, so that arrivals have their turn, too.
+        // At most half, so that arrivals have their turn, too.
         self.core.events.take(events, POLL_EVENTS_MAX / 2);
         let (corrupt, made_room) = {
             let inbox = &mut *lock(&self.core.inbox);
             (inbox.poll(events, len_max), inbox.take_made_room())
         };
-        // Not under the inbox's lock, which leaving takes.
+        // Called without the inbox's lock, which leaving takes.
         if let Some(CorruptRing(peer)) = corrupt {
             self.leave(peer, "the peer corrupted its ring");
         }
@@ -383,7 +384,7 @@ impl Fabric for ShmFabric {
     }
 
     fn cut_off(&self, peer: PeerId) -> CutOff {
-        // Peers are forgotten when they are cut off.
+        // The table has a peer until it is cut off.
         let Some(peer) = self.core.peer(peer) else {
             return CutOff::Done;
         };
@@ -391,7 +392,7 @@ impl Fabric for ShmFabric {
             return CutOff::NotPermitted;
         }
         match rustix::process::pidfd_send_signal(&peer.process.pidfd, Signal::KILL) {
-            // Dead already: the acceptor is about to notice.
+            // SRCH: it is dead already, and the acceptor will notice.
             Ok(()) | Err(rustix::io::Errno::SRCH) => CutOff::Started,
             Err(_) => CutOff::NotPermitted,
         }
@@ -482,8 +483,8 @@ impl Drop for ShmFabric {
     }
 }
 
-/// Nothing panics while it holds one of our locks; if something did all the same, going on with what it left
-/// behind would be worse than stopping.
+/// A poisoned lock is a bug: no code panics while it holds a lock of the fabric, and half-changed state must not be
+/// used.
 const POISONED: &str = "a thread panicked while it held a lock of the shm fabric";
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

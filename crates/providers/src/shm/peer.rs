@@ -13,10 +13,10 @@ use halite_mem::{Doorbell, Segment, Window};
 use super::send_port::SendPort;
 use super::{lock, read, record, write};
 
-/// A process that we know by a descriptor, so that its number cannot be reused under us.
+/// A process, identified by its pidfd, since its process id can be reused.
 #[derive(Debug)]
 pub(super) struct Process {
-    /// Its number; `None` in another pid namespace, whose processes can be watched and not be killed.
+    /// `None` in another pid namespace: such a process can be watched, but not killed.
     pub(super) pid: Option<i32>,
     pub(super) pidfd: OwnedFd,
 }
@@ -30,11 +30,11 @@ impl fmt::Display for Process {
     }
 }
 
-/// A peer from when it is connected until it is cut off.
+/// A connected peer; exists until it is cut off.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) id: PeerId,
-    /// The link that it came through.
+    /// The link of its connection.
     pub(super) link_token: u64,
     pub(super) process: Arc<Process>,
     pub(super) send_port: Arc<SendPort>,
@@ -42,15 +42,19 @@ pub(super) struct Peer {
     segments: RwLock<Option<Vec<PeerSegment>>>,
 }
 
-/// A segment of the peer's.
+/// A segment of the peer.
 #[derive(Debug)]
 pub(super) enum PeerSegment {
-    /// Within reach.
     Mapped(Window),
-    /// Beyond what this process may map.  Its descriptor is kept, where we could be given that, to try again.
-    Unmapped { fd: Option<OwnedFd>, len: u64 },
-    /// Taken back.  Others of this process may still hold it.
-    Withdrawn { held: Option<Weak<Segment>> },
+    /// Could not be mapped. `fd` is kept for another attempt, if the descriptor could be received.
+    Unmapped {
+        fd: Option<OwnedFd>,
+        len: u64,
+    },
+    /// Deregistered by the peer. Threads of this process may still hold it.
+    Withdrawn {
+        held: Option<Weak<Segment>>,
+    },
 }
 
 impl PeerSegment {
@@ -62,7 +66,7 @@ impl PeerSegment {
         }
     }
 
-    /// As it is once taken back; `None` if it was before.
+    /// Returns the segment's withdrawn form; `None` if it is withdrawn already.
     pub(super) fn withdrawn(&self) -> Option<PeerSegment> {
         match self {
             PeerSegment::Mapped(window) => {
@@ -74,30 +78,30 @@ impl PeerSegment {
     }
 }
 
-/// Where our messages to the peer go.
+/// The sending side of the data path to the peer.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     ring: Producer,
     mailbox: Arc<Doorbell>,
-    /// Lengths of the peer's segments by key, but of those that were taken back: all that a small write needs to know of them.
+    /// Lengths of the peer's segments by key, `None` once withdrawn: all that a small write needs to know.
     segment_bytes: Vec<Option<u64>>,
 }
 
-/// What became of an operation that might travel inside of the ring.
+/// Result of [`Outgoing::try_push`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pushed {
     Whole,
-    /// It has to be done by way of the peer's memory.  Nothing was done yet.
+    /// The operation needs the peer's memory. Nothing was done yet.
     NotInRing,
 }
 
-/// What a key of the peer stands for.
+/// Result of looking up a key of the peer.
 #[derive(Debug)]
 pub(super) enum Lookup<T> {
     Found(T),
-    /// Perhaps not heard of yet.
+    /// Its segment may be announced in a message that was not received yet.
     Unknown,
-    /// This process lacked what mapping it takes.
+    /// This process could not map the segment.
     Unmapped,
     /// The peer is disconnected.
     Gone,
@@ -148,7 +152,7 @@ impl Peer {
         }
     }
 
-    /// Drops a segment that the peer has deregistered, after the copies in flight. Returns false if there is none.
+    /// Marks a segment as withdrawn, after the copies in flight. Returns false if there is none.
     pub(super) fn withdraw(&self, key: u32) -> bool {
         if let Some(outgoing) = &mut *lock(&self.send_port)
             && let Some(len) = outgoing.segment_bytes.get_mut(key as usize)
@@ -187,7 +191,7 @@ impl Peer {
     /// Unmaps the peer's memory. Returns its segments, to which other threads may still hold windows.
     pub(super) fn disconnect(&self) -> Vec<Weak<Segment>> {
         *lock(&self.send_port) = None;
-        // Waits for copies under way: each is bounded by the length of one request.
+        // Waits for copies under way; the length of one request bounds each.
         let segments = write(&self.segments).take().unwrap_or_default();
         let mapped = segments.iter().filter_map(|segment| match segment {
             PeerSegment::Mapped(window) => Some(Arc::downgrade(window.segment())),
@@ -198,19 +202,19 @@ impl Peer {
     }
 }
 
-/// Nothing here rings of itself: one ring does for many messages.
+/// No method wakes the peer unless it says so: one ring suffices for many messages.
 impl Outgoing {
     pub(super) fn new(ring: Producer, mailbox: Doorbell, segments: &[PeerSegment]) -> Outgoing {
         let segment_bytes = segments.iter().map(PeerSegment::len).collect();
         Outgoing { ring, mailbox: Arc::new(mailbox), segment_bytes }
     }
 
-    /// Where the peer is woken.
+    /// Returns the peer's doorbell.
     pub(super) fn mailbox(&self) -> &Arc<Doorbell> {
         &self.mailbox
     }
 
-    /// Lends what is behind `send port` to `push`, for as many messages as it likes.
+    /// Calls `push` with the sending side behind `send_port`, under its lock.
     #[inline]
     pub(super) fn behind<T>(
         send_port: &SendPort,
@@ -222,7 +226,7 @@ impl Outgoing {
         }
     }
 
-    /// Pushes `operation` if it is one that travels inside of the ring as a whole.
+    /// Pushes `operation` if it fits inside the ring as a whole.
     #[inline]
     pub(super) fn try_push(&mut self, operation: &Operation<'_>) -> Result<Pushed, PostCause> {
         match *operation {
@@ -237,18 +241,18 @@ impl Outgoing {
         }
     }
 
-    /// Pushes the immediate of a write that has been made.
+    /// Pushes the immediate of a completed write.
     pub(super) fn push_notice(&mut self, imm: u32) -> Result<Pushed, PostCause> {
         self.push(record::NOTICE, imm, &[])
     }
 
-    /// Whether the immediate of a write would find room now.
+    /// Fails if the immediate of a write finds no room now.
     pub(super) fn check_room(&mut self) -> Result<(), PostCause> {
         self.ring.check_room(0).map_err(cause_of)
     }
 
-    /// Returns true if a message of `len` bytes fits. Otherwise the peer rings when it has made room; it is woken once
-    /// for that, since it may sleep while unsolicited messages wait.
+    /// Returns true if a message of `len` bytes fits. Otherwise asks the peer to ring once it has made room. Wakes the
+    /// peer with the first such request: it may sleep while unsolicited messages wait.
     pub(super) fn has_or_asks_for_room(&mut self, len: usize) -> Result<bool, PostCause> {
         let had_asked = self.ring.asks_for_room();
         let has_room = self.ring.has_or_asks_for_room(len as u64).map_err(cause_of)?;
@@ -264,12 +268,13 @@ impl Outgoing {
         self.mailbox.ring();
     }
 
-    /// `None` if the write is not small, or is not known to be one that the peer would take.
+    /// Returns the packed address of a small write; `None` if the write is too long, or not known to be inside a
+    /// segment of the peer.
     #[inline]
     fn small_write_address(&self, remote: RemoteAddress, bytes: &[u8]) -> Option<u64> {
         let segment_bytes = (*self.segment_bytes.get(remote.key.0 as usize)?)?;
         let address = record::pack(remote)?;
-        // An offset that packs is far from where the sum would overflow.
+        // Offsets that pack are too small for the sum to overflow.
         let inside = remote.offset + bytes.len() as u64 <= segment_bytes;
         (bytes.len() <= record::SMALL_WRITE_BYTES_MAX && inside).then_some(address)
     }

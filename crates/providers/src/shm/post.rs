@@ -14,11 +14,11 @@ use super::peer::{Lookup, Outgoing, Peer, Pushed};
 use super::read;
 use super::send_port::{SendPort, with_send_port};
 
-/// How often what a peer says is heard for a key: that of each segment that it may have, and a peer that talks without end keeps
-/// nobody.
+/// Limit of receiving turns per lookup of a key: enough for the messages of every segment, and a bound for a peer that
+/// sends without end.
 const TURNS_MAX: usize = 32;
 
-/// How far a list of requests has been posted.
+/// Progress of posting a list of requests.
 #[derive(Debug, Default)]
 struct Progress {
     posted: usize,
@@ -26,17 +26,17 @@ struct Progress {
     completed: bool,
 }
 
-/// How a request that could be posted ended.
+/// Result of a request that was posted.
 enum Outcome {
     Done,
     Old(u64),
-    /// The key or range is not the peer's.
+    /// The key or range is not one of the peer's.
     Refused,
-    /// The key is the peer's, and this process cannot map it.
+    /// This process cannot map the peer's segment.
     Unmapped,
 }
 
-/// What became of an access to a segment of the peer's.
+/// Result of an access to a segment of the peer.
 pub(super) enum Access<T> {
     Made(T),
     UnknownKey,
@@ -74,7 +74,7 @@ impl Core {
         requests: &[WorkRequest<'_>],
         progress: &mut Progress,
     ) -> Result<(), PostCause> {
-        // Looked at once per list: the queue may exceed its limit by one list for each posting thread.
+        // Checked once per list: the queue may exceed its limit by one list per posting thread.
         if self.events.len() >= self.config.completions_max {
             return Err(PostCause::QueueFull);
         }
@@ -84,8 +84,8 @@ impl Core {
         if progress.posted < requests.len() { self.post_rest(id, requests, progress) } else { Ok(()) }
     }
 
-    /// Posts the requests up to the first one that does not travel inside of the ring.  Each locked instruction
-    /// counts here, at 5 ns: one lock and one ring must do for all of them, and no lookup.
+    /// Posts the requests up to the first one that does not fit inside the ring. Each locked instruction costs 5 ns
+    /// here, so all of them share one lock and one wake-up, and avoid the table of peers.
     fn post_messages(
         &self,
         id: PeerId,
@@ -143,7 +143,7 @@ impl Core {
             rings |= is_message(request) && request.solicited;
         }
         if rings {
-            // A peer that left meanwhile needs no waking.
+            // Ignores a peer that has left.
             let _ = Outgoing::behind(&peer.send_port, |outgoing| {
                 outgoing.ring();
                 Ok(())
@@ -152,25 +152,25 @@ impl Core {
         result
     }
 
-    /// Who found the queue full is told when it no longer is.
+    /// Makes a later poll queue a room event for the poster that found the queue full.
     #[cold]
     fn wait_for_room(&self, id: PeerId) {
         self.waiters.add(id);
-        // There may be room already: somebody is to look.
+        // Makes the poller check at once: there may be room already.
         self.own.doorbell.ring();
     }
 
-    /// Queues the room events of posters that found a queue full, as far as there is room again.
+    /// Queues the room events of posters that found a queue full, if there is room again.
     #[cold]
     pub(super) fn tell_of_room(&self, events: &mut Vec<Event>) {
         for id in self.waiters.take_all() {
-            // A peer that is gone has no queue.
+            // The peer is cut off.
             let Some(peer) = self.peer(id) else { continue };
             let has_room = Outgoing::behind(&peer.send_port, |outgoing| {
                 outgoing.has_or_asks_for_room(self.config.send_bytes_max())
             });
             match has_room {
-                // It has been told that the peer is gone, or is about to be.
+                // The poster receives the disconnection instead.
                 Err(_) => {}
                 Ok(true) if self.events.len() < self.config.completions_max => {
                     events.push(Event::Room { peer: id });
@@ -190,8 +190,8 @@ impl Core {
         }
     }
 
-    /// Carries a request out and completes it, both while the peer is connected: what is not posted has not been done, and
-    /// nothing of a peer completes behind its end.  Returns whether a completion was queued.
+    /// Executes a request and completes it, both while the peer is connected: a request that fails to post has not
+    /// been executed, and no completion of a peer follows its disconnection. Returns true if a completion was queued.
     fn execute(&self, peer: &Peer, request: &WorkRequest<'_>) -> Result<bool, PostCause> {
         let complete = |outcome| self.complete_request(peer.id, request, outcome);
         match request.operation {
@@ -256,8 +256,8 @@ impl Core {
         }
     }
 
-    /// The copy is not made under the ring's lock, for it may be long.  So the ring can fill up meanwhile, and a
-    /// write that is refused for that may have landed; posting it again lands it again.
+    /// Copies without the ring's lock, since the copy may be long. The ring can fill up meanwhile: a write that is
+    /// refused for that reason may have landed, and posting it again lands it again.
     fn write_imm(
         &self,
         peer: &Peer,
@@ -272,7 +272,7 @@ impl Core {
                 outgoing.push_notice(imm)?;
                 Ok(self.complete_request(peer.id, request, Outcome::Done))
             }),
-            // As on a network, the peer is not told of a write that it refused.
+            // As on a network, the peer is not notified of a failed write.
             outcome => {
                 let complete = || self.complete_request(peer.id, request, outcome);
                 peer.while_connected(complete).ok_or(PostCause::NotConnected)
@@ -300,7 +300,8 @@ impl Core {
         self.attempt(peer, key, |window| copy(window).map_or(Outcome::Refused, |()| Outcome::Done), then)
     }
 
-    /// What `then` makes of what comes of an attempt on a segment of the peer's, which is connected until that returns.
+    /// Attempts an access to a segment of the peer, and returns what `then` makes of the outcome. The peer stays
+    /// connected until `then` returns.
     fn attempt<T>(
         &self,
         peer: &Peer,
@@ -318,8 +319,8 @@ impl Core {
 
     /// Applies `access` to the segment behind `key` of `peer`.
     ///
-    /// A key that was mentioned to us has been sent before, but perhaps not been heard yet.  What could not be mapped
-    /// then may fit by now.
+    /// An unknown key may be announced in a message that waits at the socket, so those are received first. A segment
+    /// that could not be mapped before is tried again.
     pub(super) fn with_window<T>(
         &self,
         peer: &Peer,
@@ -357,7 +358,7 @@ impl Core {
         window.ok_or(PostCause::Malformed)
     }
 
-    /// Queues the completion of a request, if it is due one.
+    /// Queues the completion of a request that is signalled or failed; returns true if it did.
     #[inline]
     fn complete_request(&self, peer: PeerId, request: &WorkRequest<'_>, outcome: Outcome) -> bool {
         let id = request.id;

@@ -17,9 +17,10 @@ pub(super) const NOTICE: u8 = 0;
 pub(super) const SEND: u8 = 1;
 pub(super) const WRITE: u8 = 2;
 
-/// Bytes in front of a write's own.
+/// Bytes of the address in front of the data.
 pub(super) const ADDRESS_BYTES: usize = 8;
-/// Maximum bytes of a write that travels inside the ring, which makes eight lines: see the header of [`super`].
+/// Maximum number of bytes of a write inside the ring: with its header and address, eight cache lines. The header of
+/// [`super`] describes such writes.
 ///
 /// Round trips in ns between two processes on a busy virtual machine, best of 50 runs, of which
 /// two bare cache lines take 281:
@@ -30,19 +31,19 @@ pub(super) const ADDRESS_BYTES: usize = 8;
 ///   copied when posted 588   629   750  1109
 /// ```
 ///
-/// Beyond, the second copy would weigh more and the bytes wait longer for their place.
+/// Longer writes would cost more for the second copy and delay the bytes.
 pub(super) const SMALL_WRITE_BYTES_MAX: usize = 496;
 
 const OFFSET_BITS: u32 = 48;
 
-/// `None` if a number is too large for an address; such a write goes another way.
+/// Returns `None` if the key or offset is too large; such a write is copied when it is posted.
 pub(super) fn pack(address: RemoteAddress) -> Option<u64> {
     let RemoteAddress { key, offset } = address;
     let packs = key.0 <= u16::MAX.into() && offset < 1 << OFFSET_BITS;
     packs.then_some(offset | u64::from(key.0) << OFFSET_BITS)
 }
 
-/// Every word is an address of something, which need not exist.
+/// Unpacks any word; the address need not exist.
 pub(super) fn unpack(word: u64) -> RemoteAddress {
     let key = Key((word >> OFFSET_BITS) as u32);
     RemoteAddress { key, offset: word & ((1 << OFFSET_BITS) - 1) }

@@ -9,7 +9,7 @@ use halite_fabric::PeerId;
 
 use super::lock;
 
-/// Mostly empty, and looked at by each poll.
+/// The waiting peers. An atomic count spares each poll the lock, for there are usually none.
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
     /// Written under the lock.
@@ -21,7 +21,8 @@ impl Waiters {
     pub(super) fn add(&self, peer: PeerId) {
         let mut peers = lock(&self.peers);
         peers.insert(peer);
-        // Pairs with the Acquire in is_empty(); who adds rings next, which orders a look that misses it.
+        // Pairs with the Acquire in is_empty(). A poll that misses this store is followed by another: the caller rings
+        // next.
         self.count.store(peers.len(), Release);
     }
 
@@ -31,7 +32,7 @@ impl Waiters {
         self.count.load(Acquire) == 0
     }
 
-    /// Takes all waiters; add those that still wait again.
+    /// Removes and returns all waiters; the caller adds those again that still wait.
     pub(super) fn take_all(&self) -> BTreeSet<PeerId> {
         let mut peers = lock(&self.peers);
         self.count.store(0, Release);

@@ -13,22 +13,22 @@ use halite_fabric::PeerId;
 
 use super::peer::Outgoing;
 
-/// `None` once the peer is disconnected.
+/// The sending side to a peer; `None` once the peer is disconnected.
 pub(super) type SendPort = Mutex<Option<Outgoing>>;
 
-/// Tells a fabric from all others of this process.
+/// Identifies a fabric within this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FabricNumber(u64);
 
 impl FabricNumber {
     pub(super) fn new() -> FabricNumber {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        // The counter orders nothing.
+        // Relaxed: the counter orders no other memory.
         FabricNumber(NEXT.fetch_add(1, Relaxed))
     }
 }
 
-/// Send ports that a thread remembers; those whose numbers of fabric and peer agree in their sum, modulo this, displace each other.
+/// Slots of a thread's cache; fabric and peer numbers whose sums agree modulo this share a slot.
 const SEND_PORTS_MAX: usize = 16;
 
 thread_local! {
@@ -52,7 +52,7 @@ pub(super) fn with_send_port<T>(
     mut enter: impl FnMut(&SendPort) -> T,
 ) -> Option<T> {
     let entered = SEND_PORTS.try_with(|send_ports| {
-        // Nodes of one process call the same peer by the same number.
+        // Includes the fabric's number, since nodes of one process may call a peer by the same number.
         let place = (u64::from(peer.0) + fabric.0) % SEND_PORTS_MAX as u64;
         let known = &mut send_ports.borrow_mut()[place as usize];
         if !matches!(known, Some(known) if known.fabric == fabric && known.peer == peer) {
@@ -60,6 +60,6 @@ pub(super) fn with_send_port<T>(
         }
         known.as_ref().map(|known| enter(&known.send_port))
     });
-    // A thread that is ending remembers nothing any more.
+    // The cache of an ending thread is gone.
     entered.unwrap_or_else(|_| find().map(|send_port| enter(&send_port)))
 }

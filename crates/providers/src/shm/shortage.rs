@@ -16,9 +16,9 @@ use super::socket::ReceiveError;
 /// The reason why a connection failed or ended.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The peer is gone, misbehaves, or says why it will not.
+    /// The peer is gone, misbehaves, or refuses.
     Peer(String),
-    /// We lack what it takes.
+    /// This process or system lacks a resource.
     Ours(String),
 }
 
@@ -82,7 +82,7 @@ impl From<ReceiveError> for Trouble {
     }
 }
 
-/// What this process lacks, if that is why the system refused.
+/// Returns which resource is lacking, if the system refused for that reason.
 pub(super) fn of(error: &io::Error) -> Option<String> {
     match Errno::from_io_error(error)? {
         Errno::NOMEM => Some(match getrlimit(Resource::As).current {
@@ -100,7 +100,7 @@ pub(super) fn of(error: &io::Error) -> Option<String> {
         }),
         Errno::MFILE => Some(descriptors()),
         Errno::NFILE => Some("the system has no descriptors left (`sysctl fs.file-max`)".to_owned()),
-        // A process that locks all that it maps.
+        // EAGAIN comes from locking memory, as in a process that locks all its mappings.
         Errno::AGAIN => Some(match getrlimit(Resource::Memlock).current {
             Some(bytes) => {
                 format!("its limit on locked memory (`ulimit -l`) is {} KiB", bytes >> 10)
@@ -111,7 +111,7 @@ pub(super) fn of(error: &io::Error) -> Option<String> {
     }
 }
 
-/// What a process lacks that can be given no more descriptors.
+/// Returns the text for a process that has no descriptors left.
 pub(super) fn descriptors() -> String {
     match getrlimit(Resource::Nofile).current {
         Some(most) => format!("it has no descriptors left: its limit (`ulimit -n`) is {most}"),

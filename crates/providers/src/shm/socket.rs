@@ -15,10 +15,10 @@ use rustix::net::{
 
 use super::wire::{BadMessage, MESSAGE_BYTES_MAX, Message};
 
-/// No message carries more descriptors.
+/// Maximum number of descriptors per message.
 const FDS_MAX: usize = 5;
 
-/// Sends one message; `false` if there is no room for it now.
+/// Sends one message; returns false if the socket has no room.
 pub(super) fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<'_>]) -> io::Result<bool> {
     assert_eq!(fds.len(), message.fds(), "each kind of message has its descriptors");
     let packet = message.encode();
@@ -28,7 +28,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<
         let pushed = control.push(SendAncillaryMessage::ScmRights(fds));
         assert!(pushed, "the space is that of FDS_MAX descriptors");
     }
-    // NOSIGNAL: a peer that hangs up must not end us by SIGPIPE.
+    // NOSIGNAL: SIGPIPE must not kill this process when a peer hangs up.
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
     let parts = [IoSlice::new(&packet)];
     let sent = retry_on_intr(|| rustix::net::sendmsg(socket, &parts, &mut control, flags));
@@ -39,20 +39,20 @@ pub(super) fn send(socket: BorrowedFd<'_>, message: &Message, fds: &[BorrowedFd<
     }
 }
 
-/// What was found on a socket.
+/// Result of a receive.
 #[derive(Debug)]
 pub(super) enum Received {
-    /// A message with exactly the descriptors that its kind wants.
+    /// A message with exactly the descriptors of its kind.
     Message(Message, Vec<OwnedFd>),
-    /// A message whose descriptors this process could not be given.
+    /// A message whose descriptors could not be received for lack of descriptors.
     Bare(Message),
-    /// Nothing for now.
+    /// No message waits.
     Nothing,
     /// The other end is closed.
     HungUp,
 }
 
-/// Why what was found on a socket cannot be used.
+/// The reason why a packet is invalid.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReceiveError {
     #[error("the peer sent {0}")]
@@ -72,15 +72,15 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<Received, ReceiveError> 
     let parts = &mut [IoSliceMut::new(&mut packet)];
     let mut receive = || retry_on_intr(|| rustix::net::recvmsg(socket, parts, &mut control, flags));
     let received = match receive() {
-        // A peer that closed without having read everything resets the socket.  That is reported once, and before
-        // its last words, which may be what proves that it is detached.
+        // A peer that closes with unread messages resets the socket. The kernel reports that once, ahead of the peer's
+        // last messages, which may include Detached.
         Err(Errno::CONNRESET) => receive(),
         received => received,
     };
     let received = match received {
         Ok(received) => received,
         Err(Errno::AGAIN) => return Ok(Received::Nothing),
-        // After any other error nothing more can be heard either.
+        // Any other error is final.
         Err(_) => return Ok(Received::HungUp),
     };
     let mut fds = Vec::new();

@@ -1,6 +1,6 @@
 //! Writes a line to the standard error of a process that is about to be killed.
 //!
-//! The user who stopped it, by ctrl-Z or in a debugger, looks there. The line is written only to a terminal, a pipe or
+//! The user who stopped it, by ctrl-Z or in a debugger, reads there. The line is written only to a terminal, a pipe or
 //! the end of a file, and only to processes of our own user.
 
 use std::os::fd::OwnedFd;
@@ -16,14 +16,14 @@ use rustix::termios::{LocalModes, tcgetattr};
 
 use super::peer::Process;
 
-/// How long a process waits for the line before it kills.  Only a file on a file system that hangs takes longer.
+/// Time limit of the write. Only a file on a hanging file system takes longer.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Writes a line to the standard error of `process`, if that can be done; in any case returns soon.
+/// Writes a line to the standard error of `process`, if possible; returns soon in any case.
 pub(super) fn write_line(process: &Arc<Process>, text: &str) {
     let (process, line) = (process.clone(), format!("{text}\n"));
     let (done, is_done) = mpsc::channel();
-    // On a thread of its own, for no flag keeps a write to a file from waiting for its file system.
+    // Uses a thread, since no flag keeps a write to a file from waiting for its file system.
     let spawned = std::thread::Builder::new().name("halite-shm-warn".to_owned()).spawn(move || {
         if let Some(stderr) = standard_error_of(&process) {
             let _ = rustix::io::write(&stderr, line.as_bytes());
@@ -35,12 +35,12 @@ pub(super) fn write_line(process: &Arc<Process>, text: &str) {
     }
 }
 
-/// `None` unless it is of a kind, and of a user, that we may write to.
+/// Opens the standard error of `process`; `None` unless its kind and owner permit a write.
 fn standard_error_of(process: &Process) -> Option<OwnedFd> {
     let dir = PathBuf::from(format!("/proc/{}", process.pid?));
     let is_ours = std::fs::metadata(&dir).ok()?.uid() == rustix::process::geteuid().as_raw();
     let opened = if is_ours { open_harmless(&dir.join("fd/2"))? } else { return None };
-    // Whose number it was when we looked: the process that we know lives, hence nobody else had it.
+    // The process is still alive, so its process id was not reused before the file was opened.
     lives(process).then_some(opened)
 }
 
@@ -50,14 +50,14 @@ fn lives(process: &Process) -> bool {
 }
 
 fn open_harmless(path: &Path) -> Option<OwnedFd> {
-    // Looked at before it is opened, for opening some devices does something.
+    // Checked before opening: opening some devices has effects.
     is_harmless(&stat(path).ok()?).then_some(())?;
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let opened = open(path, flags, Mode::empty()).ok()?;
     let status = fstat(&opened).ok()?;
     is_harmless(&status).then_some(())?;
     if FileType::from_raw_mode(status.st_mode) == FileType::CharacterDevice {
-        // A terminal may stop processes in the background that write to it.
+        // A terminal with TOSTOP stops background processes that write to it.
         let modes = tcgetattr(&opened).ok()?.local_modes;
         (!modes.contains(LocalModes::TOSTOP)).then_some(())?;
     }

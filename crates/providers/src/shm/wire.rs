@@ -19,20 +19,20 @@
 //!   initiator   Hello Segment* Ready ----------------------->
 //!   acceptor    <----------------------- Hello Segment* Ready      both are connected now
 //!   either      Segment* as they are registered
-//!   either      Withdrawn, of a key that is taken back, and Forgotten in answer: "I reach it no more".  A key that the peer was never
-//!               told is Withdrawn in its place among the segments, which needs no answer
+//!   either      Withdrawn, when a key is deregistered, and Forgotten in answer: "I have unmapped it".  A key that the
+//!               peer was never sent is Withdrawn in its place among the segments, without an answer
 //!   either      Detached: "I have unmapped everything of yours"
 //! ```
 //!
-//! The acceptor answers only after `Ready`, so it never sees an initiator that gave up meanwhile as a peer.
+//! The acceptor answers only after `Ready`, so an initiator that gives up earlier never becomes its peer.
 
 use halite_fabric::HELLO_BYTES_MAX;
 
-/// Changes whenever a message or the layout of a ring, a record or a mailbox changes.
+/// Changes with any message and any layout of a ring, a record or a mailbox.
 pub(super) const VERSION: u16 = 5;
-/// No packet is longer: a header and a hello, with the byte in front of it.
+/// Maximum length of a packet: a header, and a hello with the byte in front of it.
 pub(super) const MESSAGE_BYTES_MAX: usize = HEADER_BYTES + 1 + HELLO_BYTES_MAX;
-/// Reasons are for people; this is enough for a sentence.
+/// Maximum length of a reason: a sentence for a person.
 const REASON_BYTES_MAX: usize = 200;
 const MAGIC: [u8; 4] = *b"HLsm";
 const HEADER_BYTES: usize = 8;
@@ -40,42 +40,42 @@ const HEADER_BYTES: usize = 8;
 /// One packet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Message {
-    /// Who I am, and the memory through which we talk.
+    /// The sender's process and the memory for messages.
     Hello {
-        /// Not interpreted here.
+        /// The data of the fabric's user; not interpreted here.
         hello: Vec<u8>,
-        /// Whether I sleep on descriptors, which travel along.
+        /// Whether the sender sleeps on descriptors, which are sent along.
         has_bells: bool,
     },
-    /// A segment of mine that you may reach from now on.
+    /// A segment of the sender that the receiver may access from now on.
     Segment {
-        /// Keys are given out in order, from zero.
+        /// Keys are assigned in order, from zero.
         key: u32,
         /// Length in bytes.
         len: u64,
     },
-    /// All segments that I had when we met have been sent.
+    /// The sender has sent all its segments.
     Ready,
-    /// I have unmapped everything of yours and will not touch it again.
+    /// The sender has unmapped all memory of the receiver and will not access it again.
     Detached,
-    /// A segment of mine that you may reach no more.
+    /// A segment of the sender that the receiver must unmap.
     Withdrawn {
-        /// Which.
+        /// Key of the segment.
         key: u32,
     },
-    /// I reach that segment of yours no more.
+    /// The sender has unmapped a segment of the receiver.
     Forgotten {
-        /// Which.
+        /// Key of the segment.
         key: u32,
     },
-    /// We shall not be connected.
+    /// The sender refuses the connection.
     Refused {
-        /// For a person to read.
+        /// A sentence for a person.
         reason: String,
     },
 }
 
-/// Why a packet is not a message.
+/// The reason why a packet is no message.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum BadMessage {
     #[error("a packet that is not of this protocol")]
@@ -87,7 +87,7 @@ pub(super) enum BadMessage {
 }
 
 impl Message {
-    /// How many descriptors travel along.
+    /// Number of descriptors sent along.
     pub(super) fn fds(&self) -> usize {
         match self {
             Message::Hello { has_bells, .. } => 3 + 2 * usize::from(*has_bells),

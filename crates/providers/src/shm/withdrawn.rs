@@ -8,18 +8,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Stands for the deregistering thread until it has asked all links; tokens of links begin at 1.
+/// Stands for the deregistering thread until it has notified all links; tokens of links start at 1.
 pub(super) const NO_LINK: u64 = 0;
 
-/// See the header of this file.
+/// The keys under deregistration.
 #[derive(Debug, Default)]
 pub(super) struct Withdrawn {
-    /// By key, the links whose peers have been told of the segment and have not forgotten it.
+    /// By key, the links whose peers know the segment and have not answered with Forgotten.
     reached: BTreeMap<u32, BTreeSet<u64>>,
 }
 
 impl Withdrawn {
-    /// A key is being taken back, until [`Withdrawn::forget`] of [`NO_LINK`].
+    /// Starts the deregistration of a key, which lasts at least until [`Withdrawn::forget`] of [`NO_LINK`].
     pub(super) fn begin(&mut self, key: u32) {
         self.reached.insert(key, BTreeSet::from([NO_LINK]));
     }
@@ -29,19 +29,19 @@ impl Withdrawn {
         self.reached.entry(key).or_default().insert(link);
     }
 
-    /// Whether the peer of a link is still to forget a key.
+    /// Returns true if the peer of a link still has to forget a key.
     pub(super) fn is_awaited(&self, key: u32, link: u64) -> bool {
         self.reached.get(&key).is_some_and(|links| links.contains(&link))
     }
 
-    /// It has.
+    /// Notes that the peer of a link has forgotten a key.
     pub(super) fn forget(&mut self, key: u32, link: u64) {
         if let Some(links) = self.reached.get_mut(&key) {
             links.remove(&link);
         }
     }
 
-    /// It is cut off.
+    /// Notes that the peer of a link is cut off.
     pub(super) fn forget_link(&mut self, link: u64) {
         for links in self.reached.values_mut() {
             links.remove(&link);

@@ -11,7 +11,7 @@ impl Net {
     /// Acknowledges a request, done or refused, after `delay_ns`.
     pub(super) fn acknowledge(&mut self, qp: u32, number: u64, status: Status, delay_ns: u64) {
         let (from, to) = self.hosts_of(qp);
-        // Who posted may be gone.
+        // The request may have been flushed.
         let Some(work) = self.qps[qp as usize].work(number) else {
             return;
         };
@@ -31,8 +31,8 @@ impl Net {
         }
     }
 
-    /// Notes when an acknowledgement comes that nobody is told of: the next post finds it.  In a large cluster most
-    /// are so, and each would be an event.  `false` if somebody is told, or would be of one in front of it.
+    /// Records the arrival of an acknowledgement for the next post instead of scheduling an event, of which a large
+    /// cluster would need too many.  Returns false if its arrival, or that of an earlier one, must be reported.
     fn know_later(&mut self, qp: u32, number: u64, at_ns: u64) -> bool {
         let queue = &mut self.qps[qp as usize];
         let is_behind_others = number > queue.first;
@@ -51,7 +51,7 @@ impl Net {
         }
     }
 
-    /// Takes the acknowledgements that have come without an event.
+    /// Processes the acknowledgements that have arrived without events.
     pub(super) fn take_known(&mut self, qp: u32) {
         let now_ns = self.now_ns;
         let is_known = |work: &Work| work.known_ns.is_some_and(|known_ns| known_ns <= now_ns);
@@ -60,10 +60,10 @@ impl Net {
             let work = self.pop_acknowledged(qp).expect("it is acknowledged");
             self.complete_work(qp, work);
         }
-        self.see_to_room(qp);
+        self.report_room(qp);
     }
 
-    /// A node that leaves waits for all acknowledgements: the last that would come without an event has one.
+    /// A closing end waits for all acknowledgements, so the last one without an event gets one.
     pub(super) fn await_known(&mut self, qp: u32) {
         self.take_known(qp);
         let queue = &self.qps[qp as usize];
@@ -93,11 +93,11 @@ impl Net {
         while let Some(work) = self.pop_acknowledged(qp) {
             self.complete_work(qp, work);
         }
-        self.see_to_room(qp);
+        self.report_room(qp);
         self.leave_when_sent(self.end_of(qp));
     }
 
-    /// An acknowledgement stands for all before it, except for answers that have not come themselves.
+    /// An acknowledgement covers all earlier requests, except those that return data.
     fn acknowledge_earlier(&mut self, qp: u32, number: u64) {
         let queue = &mut self.qps[qp as usize];
         let count = number.saturating_sub(queue.first) as usize;
@@ -132,8 +132,8 @@ impl Net {
         self.complete(endpoint, Completion { peer, status, kind });
     }
 
-    /// Sends the last packet of a request again, of which only the acknowledgement may be missing: then the
-    /// target discards it by its number, and acknowledges it once more.
+    /// Retransmits the last packet of a request whose acknowledgement may be lost: the target then discards it by its
+    /// number and acknowledges again.
     pub(super) fn handle_ack_timeout(&mut self, qp: u32, number: u64) {
         let waits = self.qps[qp as usize].work(number).is_some_and(|work| !work.acknowledged);
         if !waits || !self.spend_attempt(qp, number) {
@@ -141,7 +141,7 @@ impl Net {
         }
         let (from, to) = self.hosts_of(qp);
         match self.transmit(from, to, self.now_ns, 0) {
-            // A target that has not done it dropped it, and lets nothing in any more.
+            // A target that has not executed the request has dropped it, and accepts nothing more.
             Transit::Sent { arrives_ns, .. } if self.lets_in(self.end_of(qp).other()) => {
                 self.counters.duplicated += 1;
                 self.send_ack(qp, number, to, from, arrives_ns);
@@ -150,7 +150,7 @@ impl Net {
         }
     }
 
-    /// Counts another attempt at a request; breaks the connection off, and returns false, if there were enough.
+    /// Counts a retry of a request; breaks the connection off and returns false if the limit is reached.
     pub(super) fn spend_attempt(&mut self, qp: u32, number: u64) -> bool {
         let retries_max = self.profile_of(qp).retries_max;
         let Some(work) = self.qps[qp as usize].work(number) else {
@@ -165,7 +165,7 @@ impl Net {
         true
     }
 
-    /// Ends all requests of an end that closes: those of which a part may have been done with `status`.
+    /// Ends all requests of a closing end: those that may be partly executed with `status`.
     pub(super) fn flush(&mut self, qp: u32, status: Status) {
         self.close_lane(qp);
         self.take_known(qp);
@@ -175,7 +175,7 @@ impl Net {
         queue.departing = queue.first;
         queue.offset = 0;
         for mut work in outstanding {
-            // Known to be done, though out of sequence: an answer before it is missing.
+            // Executed but unreported, since an earlier result is missing.
             if !work.acknowledged {
                 work.status = if work.departed { status } else { Status::Flushed };
             }

@@ -21,10 +21,10 @@ struct Atomic {
     eth: AtomicEthRepr,
 }
 
-/// What one adapter has to do.
+/// The atomics of one adapter.
 #[derive(Debug, Default)]
 pub(super) struct Atomics {
-    /// The one that it carries out, and what its word held.
+    /// The atomic in execution, and the value that it has read.
     current: Option<(Atomic, Option<u64>)>,
     waiting: VecDeque<Atomic>,
 }
@@ -40,7 +40,7 @@ impl Net {
         self.read_next_word(endpoint);
     }
 
-    /// Reads the word of the next atomic, if the adapter has none to carry out.
+    /// Reads the word of the next atomic, unless one is in execution.
     fn read_next_word(&mut self, endpoint: u32) {
         let atomics = &mut self.endpoints[endpoint as usize].atomics;
         if atomics.current.is_some() {
@@ -48,7 +48,7 @@ impl Net {
         }
         let Some(next) = atomics.waiting.pop_front() else { return };
         let to = next.datagram.to;
-        // What names no word is refused in the second step.
+        // An invalid address is refused in the second step.
         let word = self.pair_and_view(to, None).and_then(|(_, view)| view.load(&next.eth));
         let at_ns = self.now_ns + self.profile_of(to).atomic_ns;
         self.endpoints[endpoint as usize].atomics.current = Some((next, word));

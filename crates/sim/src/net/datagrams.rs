@@ -10,7 +10,7 @@ use crate::link::Corruption;
 use crate::profile::{AtomicsBy, Profile};
 use crate::world::HostId;
 
-/// A datagram that is under way, or waits where it has arrived.
+/// A datagram in flight, or held at its target.
 #[derive(Debug)]
 pub(super) struct Datagram {
     /// The queue pair that it was sent to.
@@ -18,10 +18,10 @@ pub(super) struct Datagram {
     pub(super) bytes: Vec<u8>,
 }
 
-/// How long before the wire takes it an adapter fetches what it sends: as long as the longest packet takes at 100 Gb/s.
+/// How long before the wire is free an adapter fetches a packet: the time of the longest packet at 100 Gb/s.
 const AHEAD_NS: u64 = 400;
 
-/// All that are under way.
+/// All datagrams in flight.
 #[derive(Debug, Default)]
 pub(super) struct Datagrams {
     slots: Vec<Option<Datagram>>,
@@ -52,18 +52,18 @@ impl Datagrams {
     }
 }
 
-/// What it takes to move a packet out of memory at one end, and to where it belongs at the other, besides the wire.
+/// Time to move a packet between memory and the wire, at both ends.
 fn moves_ns(profile: &Profile, packet: &Packet<'_>) -> u64 {
     let bytes = packet.payload.len() as u64;
     if profile.is_driven_by_process() {
         return 2 * profile.dma_ns(packet.headers.len_bytes() as u64 + bytes) + profile.pcie_ns;
     }
     match packet.headers {
-        // Behind memory, an adapter tells its peer's by itself.
+        // Sent by the adapter itself after the memory access.
         Headers::Acknowledge(_) => 0,
         Headers::AtomicAcknowledge { .. } if profile.atomics == AtomicsBy::Processor => profile.atomic_ns,
         Headers::AtomicAcknowledge { .. } => 0,
-        // To memory and back; and what comes back is fetched, and stored.
+        // To memory and back; the response is fetched and stored.
         Headers::ReadRequest(_) => 2 * profile.pcie_ns,
         headers if headers.opcode().is_response() => 2 * (profile.dma_ns(bytes) + profile.pcie_ns),
         _ => 2 * profile.dma_ns(bytes) + profile.pcie_ns,
@@ -71,17 +71,18 @@ fn moves_ns(profile: &Profile, packet: &Packet<'_>) -> u64 {
 }
 
 impl Net {
-    /// Sends what a queue pair has to send, as far as the wire is about to take it; a kernel takes all.
-    /// Returns when it wants to go on, if it does.
+    /// Sends the packets of a queue pair until the wire is busy; a kernel takes all of them.  Returns when to
+    /// continue, if there may be more.
     pub(super) fn transmit_all(&mut self, qp: u32) -> Option<u64> {
         let mut buffer = std::mem::take(&mut self.scratch);
         let (now_ns, mut sent_bytes, mut goes_on_ns) = (self.now_ns, 0, None);
         let mtu = self.profile_of(qp).mtu_bytes as usize;
         while let Some(lane) = self.lanes[qp as usize].as_deref() {
-            // A turn is a packet of the longest, or several short ones: an acknowledgement is the last of them.
+            // A turn is one packet of maximum length or several short ones, so that a trailing acknowledgement goes
+            // along.
             let is_turn_over = sent_bytes == 0 || sent_bytes >= mtu;
             if let Some(at_ns) = self.wire_is_busy_until(qp).filter(|_| is_turn_over && !lane.is_over()) {
-                // Behind those that wait for the same wire.
+                // After the queue pairs that wait for the same wire.
                 goes_on_ns = Some(at_ns + u64::from(sent_bytes > 0));
                 break;
             }
@@ -95,7 +96,7 @@ impl Net {
         goes_on_ns
     }
 
-    /// An adapter fetches what it sends when the wire is about to take it, so that queue pairs take turns by packets.
+    /// An adapter fetches packets when the wire is about to be free, so that queue pairs alternate packet by packet.
     fn wire_is_busy_until(&self, qp: u32) -> Option<u64> {
         let profile = self.profile_of(qp);
         if profile.is_driven_by_process() {
@@ -119,7 +120,7 @@ impl Net {
         let carried = wire.carry(self.now_ns, on_wire, &mut self.random, &mut self.counters);
         let is_noticed = corruption == Corruption::Caught;
         if carried.is_damaged && !is_noticed && payload > 0 {
-            // Before it was sealed, as it were: in an adapter, or a switch.
+            // As if damaged before the checksum was computed, in an adapter or a switch.
             self.counters.corrupted_uncaught += 1;
             self.damage(&mut bytes[begin..begin + payload]);
         }
@@ -129,12 +130,12 @@ impl Net {
             self.damage(bytes);
         }
         let lane = self.lanes[qp as usize].as_deref_mut().expect("it sends");
-        // What links do not hold up is moved in its order.
+        // Undelayed packets keep their order.
         lane.landed_ns = lane.landed_ns.max(carried.on_time_ns + moves_ns);
         let landed_ns = lane.landed_ns;
         for late_ns in carried.late_ns.into_iter().flatten() {
             let at_ns = landed_ns + late_ns;
-            // What its kernel says later is heard later.
+            // Later messages of the kernel arrive later.
             let queue = &mut self.qps[qp as usize];
             queue.landed_ns = queue.landed_ns.max(at_ns);
             let mut copy = self.packets.buffer();
@@ -160,7 +161,7 @@ impl Net {
         }
         let datagram = self.datagrams.take(index);
         self.digest.fold([u64::from(to), datagram.bytes.len() as u64, checksum(&datagram.bytes), 0]);
-        // Who is spoken to is connected, even if that word is late.
+        // A packet proves that the peer has opened its end, even if the kernel's answer is late.
         self.establish_early(self.end_of(to));
         self.arrive_at(datagram);
     }
@@ -193,7 +194,7 @@ impl Net {
         self.packets.recycle(datagram.bytes);
     }
 
-    /// A queue pair takes a packet in; `word` is what its word held, if it is an adapter's atomic.
+    /// Passes a packet to its queue pair; `word` is the value that an adapter's atomic has read.
     pub(super) fn land(&mut self, datagram: Datagram, word: Option<u64>) {
         let Datagram { to, bytes } = datagram;
         let (end, now_ns) = (self.end_of(to), self.now_ns);
@@ -202,8 +203,8 @@ impl Net {
             return self.drop_datagram(Datagram { to, bytes });
         };
         let is_over = queue_pair.state() == State::Error;
-        // It was opened when it arrived.
-        let packet = Packet::parse(&bytes[..bytes.len() - ICRC_BYTES]).expect("it was looked at");
+        // It was checked when it arrived.
+        let packet = Packet::parse(&bytes[..bytes.len() - ICRC_BYTES]).expect("it was parsed before");
         queue_pair.handle_packet(now_ns, &packet, &view);
         self.counters.dropped += u64::from(is_over);
         let (host, from) = self.hosts_of(to);
@@ -212,7 +213,7 @@ impl Net {
         self.drive(to);
     }
 
-    /// The queue pair of a lane, and memory as that sees it.
+    /// The queue pair of a lane, and its view of memory.
     pub(super) fn pair_and_view(&mut self, qp: u32, word: Option<u64>) -> Option<(&mut QueuePair, View<'_>)> {
         let end = self.end_of(qp);
         let (endpoint, keys_told) = (self.ends[end].endpoint, self.keys_told(end));

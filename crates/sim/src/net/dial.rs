@@ -20,11 +20,11 @@ pub(super) struct Dial {
     from: u32,
     to: u32,
     hello: Vec<u8>,
-    /// How many keys of its own went with it.
+    /// Number of this fabric's keys that the dial carried.
     keys: u32,
-    /// Its end has been told.
+    /// The result has been reported.
     over: bool,
-    /// Our end, once the other knows of it.
+    /// The dialling end, once the target has created it.
     end: Option<EndId>,
 }
 
@@ -40,7 +40,7 @@ impl Net {
         index
     }
 
-    /// Addresses of all other fabrics that are open.
+    /// Addresses of all other open fabrics.
     pub(crate) fn discover(&self, endpoint: u32) -> Vec<String> {
         let others = self.addresses.iter().filter(|(_, index)| **index != endpoint);
         let alive = others.filter(|(_, index)| self.endpoints[**index as usize].alive);
@@ -98,7 +98,7 @@ impl Net {
         let Dial { from, to, .. } = self.dials[dial as usize];
         let (from_host, to_host) = (self.host_of(from), self.host_of(to));
         let state = self.hosts[to_host as usize].state;
-        // A kernel without the process says so; a host that is down says nothing, nor does one that is paused.
+        // A kernel refuses for a missing process; a host that is down or paused does not answer.
         if state != HostState::Crashed && !self.endpoints[to as usize].alive {
             return self.answer(dial, None, to_host, from_host);
         }
@@ -110,7 +110,7 @@ impl Net {
         self.answer(dial, Some(ours), to_host, from_host);
     }
 
-    /// Makes both ends, and opens the one that was dialled.  Returns the other.
+    /// Creates both ends and opens the target's.  Returns the dialling end.
     fn join(&mut self, dial: u32, from_host: u32, to_host: u32) -> EndId {
         let Dial { from, to, keys, .. } = self.dials[dial as usize];
         let said = std::mem::take(&mut self.dials[dial as usize].hello);
@@ -134,20 +134,20 @@ impl Net {
             unpolled: VecDeque::new(),
             heard_ns: now_ns,
             keys_known: 0,
-            keys_said: 0,
+            keys_announced: 0,
             mapped: Mapped::default(),
         };
         let ours = self.ends.push(End {
             hello: shown,
             dialled: Some(address),
-            keys_said: keys,
+            keys_announced: keys,
             keys_known: keys_shown,
             ..blank(from, [from_host, to_host])
         });
         let theirs = self.ends.push(End {
             hello: said,
             first_qp: first_qp + 1,
-            keys_said: keys_shown,
+            keys_announced: keys_shown,
             keys_known: keys,
             ..blank(to, [to_host, from_host])
         });
@@ -179,7 +179,7 @@ impl Net {
         }
     }
 
-    /// Opens an end whose peer is known to have opened its own, unless its fabric has closed meanwhile.
+    /// Opens an end whose peer has opened its own, unless its fabric has closed meanwhile.
     pub(super) fn establish_early(&mut self, end: EndId) {
         let this = &mut self.ends[end];
         if this.state != EndState::Opening {
@@ -189,10 +189,10 @@ impl Net {
             return self.establish(end);
         }
         this.state = EndState::Closed;
-        self.say_goodbye(end);
+        self.send_goodbye(end);
     }
 
-    /// Opens an end: from now on it can be posted to.
+    /// Opens an end: from now on, requests can be posted to it.
     fn establish(&mut self, end: EndId) {
         let index = self.ends[end].endpoint;
         let endpoint = &mut self.endpoints[index as usize];
@@ -210,7 +210,7 @@ impl Net {
         self.give_up_dial(dial, "timed out");
     }
 
-    /// A fabric closes: what it dialled is answered by that, unless it has been already.
+    /// A closing fabric fails its outstanding dials.
     pub(super) fn give_up_dials(&mut self, endpoint: u32) {
         for dial in 0..self.dials.len() as u32 {
             if self.dials[dial as usize].from == endpoint {
@@ -227,7 +227,7 @@ impl Net {
         }
         if let Some(end) = opened {
             self.ends[end].state = EndState::Closed;
-            self.say_goodbye(end);
+            self.send_goodbye(end);
         }
         self.fail(dial, reason);
     }

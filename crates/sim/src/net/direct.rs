@@ -10,26 +10,26 @@ use super::end::EndId;
 use super::{Event, Net};
 use crate::hardware::Reach;
 
-/// Segments of a peer in the addresses of this end's process.
+/// Segments of a peer that this end's process has mapped.
 #[derive(Debug, Default)]
 pub(super) struct Mapped {
     /// By key.
     segments: Vec<Option<Arc<Segment>>>,
     /// Unmapped segments that windows still refer to.
-    given_up: Vec<Weak<Segment>>,
+    unmapped: Vec<Weak<Segment>>,
 }
 
 impl Mapped {
-    /// Hands out no more windows.
-    pub(super) fn give_up(&mut self) {
+    /// Grants no more windows.
+    pub(super) fn unmap_all(&mut self) {
         let segments = std::mem::take(&mut self.segments);
-        self.given_up.extend(segments.into_iter().flatten().map(|segment| Arc::downgrade(&segment)));
+        self.unmapped.extend(segments.into_iter().flatten().map(|segment| Arc::downgrade(&segment)));
     }
 
-    /// Hands out no more windows of one segment.
-    pub(super) fn give_one_up(&mut self, key: Key) {
+    /// Grants no more windows of one segment.
+    pub(super) fn unmap(&mut self, key: Key) {
         let segment = self.segments.get_mut(key.0 as usize).and_then(Option::take);
-        self.given_up.extend(segment.map(|segment| Arc::downgrade(&segment)));
+        self.unmapped.extend(segment.map(|segment| Arc::downgrade(&segment)));
     }
 
     /// Hides later writes through these windows from other processes, because this process was killed.
@@ -42,7 +42,7 @@ impl Mapped {
     }
 
     fn is_held(&self) -> bool {
-        self.given_up.iter().any(|segment| segment.strong_count() > 0)
+        self.unmapped.iter().any(|segment| segment.strong_count() > 0)
     }
 
     fn get(&mut self, key: usize, segment: &Segment) -> Option<&Arc<Segment>> {
@@ -69,7 +69,7 @@ impl Net {
         mapped.window(0, mapped.len())
     }
 
-    /// The process of a fabric is killed: while its values are dropped, nothing that they do is seen by others.
+    /// Hides further writes of a killed process while its values are dropped.
     pub(super) fn silence(&self, index: usize) {
         if !self.hardware.has_processes() {
             return;
@@ -82,23 +82,23 @@ impl Net {
         }
     }
 
-    /// Tells the peer that its memory is given up, as soon as that is so.
+    /// Tells the peer that its memory is unmapped, once no window refers to it.
     pub(super) fn detach(&mut self, end: EndId) {
         if !self.ends[end].mapped.is_held() {
-            return self.say_detached(end);
+            return self.send_detached(end);
         }
         let at_ns = self.now_ns + self.profile(end).notice_ns.max(1);
-        self.schedule(at_ns, Event::LookAtWindows { end });
+        self.schedule(at_ns, Event::CheckWindows { end });
     }
 
-    pub(super) fn handle_look_at_windows(&mut self, end: EndId) {
+    pub(super) fn handle_check_windows(&mut self, end: EndId) {
         let host = self.ends[end].from_host;
-        if self.has_processor(host, Event::LookAtWindows { end }) {
+        if self.has_processor(host, Event::CheckWindows { end }) {
             self.detach(end);
         }
     }
 
-    /// The peer holds none of the memory of this end any more.
+    /// The peer has unmapped all memory of this end.
     pub(super) fn handle_peer_detached(&mut self, end: EndId) {
         let event = Event::PeerDetached { end };
         let this = &self.ends[end];
@@ -106,7 +106,7 @@ impl Net {
         if reach == Reach::Within && !self.has_processor(host, event) {
             return;
         }
-        // That it left is heard first, which may have to wait for a copy.
+        // The peer's departure is handled first, which may wait for a copy.
         if reach == Reach::Within && is_open {
             let at_ns = self.now_ns + self.profile(end).wire_ns.max(1);
             return self.schedule(at_ns, event);

@@ -26,13 +26,13 @@ impl EndId {
     }
 }
 
-/// How far a connection has come, at one end.
+/// The state of a connection at one end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EndState {
-    /// The peer knows of it, we do not yet.
+    /// The peer has opened its end, this one not yet.
     Opening,
     Open,
-    /// We have closed, and what was posted is still being sent.
+    /// This end is closed for posts; outstanding requests are still sent.
     Leaving,
     Closed,
 }
@@ -41,35 +41,35 @@ pub(super) enum EndState {
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) endpoint: u32,
-    /// What this end calls the other; set when it is open.
+    /// Id of the peer here; set when the end opens.
     pub(super) peer: PeerId,
     /// The other end's hello, until this end is open.
     pub(super) hello: Vec<u8>,
-    /// Where it was dialled from here, until this one is open.
+    /// The dialled address, until this end opens.
     pub(super) dialled: Option<String>,
     pub(super) state: EndState,
-    /// The other end can no longer touch the memory here.
+    /// Whether the peer can no longer access the memory here.
     pub(super) fenced: bool,
     pub(super) from_host: u32,
     pub(super) to_host: u32,
-    /// How the two are related.
+    /// Relation of the two processes.
     pub(super) reach: Reach,
-    /// Its queue pair of the first lane, and how many lanes there are.
+    /// Its queue pair of the first lane, and the number of lanes.
     pub(super) first_qp: u32,
     pub(super) lanes: u32,
     /// The queue pairs of messages and immediates from the peer that wait to be polled.
     pub(super) unpolled: VecDeque<u32>,
-    /// When the process at the other end last gave a sign of life, where it acknowledges itself.
+    /// Time of the peer process's last packet, where processes acknowledge themselves.
     pub(super) heard_ns: u64,
-    /// The number of the peer's keys that our provider knows, and of our keys that the peer knows.
+    /// Number of the peer's keys that are known here, and of this end's keys announced to the peer.
     pub(super) keys_known: u32,
-    pub(super) keys_said: u32,
-    /// What of the peer's memory loads and stores reach.
+    pub(super) keys_announced: u32,
+    /// The peer's memory mapped for direct access.
     pub(super) mapped: Mapped,
 }
 
 impl End {
-    /// Whether what was posted is still carried out.
+    /// Whether outstanding requests are still executed.
     pub(super) fn sends(&self) -> bool {
         matches!(self.state, EndState::Open | EndState::Leaving)
     }

@@ -19,18 +19,18 @@ pub(super) struct Endpoint {
     pub(super) hello: Vec<u8>,
     /// Neither closed nor crashed.
     pub(super) alive: bool,
-    /// Windows of whole segments, but of those that were taken back; a key is an index.
+    /// Windows of whole segments by key; `None` after deregistration.
     pub(super) segments: Vec<Option<Window>>,
-    /// Our end of the connection to each peer, whose ids begin at 1.
+    /// This end of the connection to each peer; peer ids start at 1.
     pub(super) peers: Vec<EndId>,
-    /// What waits to be polled, and from when on it can be seen.
+    /// Pending events, with the times from which they are visible.
     events: VecDeque<(u64, Event)>,
-    /// When the last of them can be seen.
+    /// When the last of them becomes visible.
     visible_ns: u64,
     pub(super) doorbell: u32,
     pub(super) armed: bool,
     wakers: Vec<Waker>,
-    /// What its adapter carries out, and what waits for that.
+    /// Atomics that its adapter executes, and those that wait.
     pub(super) atomics: Atomics,
 }
 
@@ -74,7 +74,7 @@ impl Endpoint {
         self.visible_ns = self.visible_ns.min(now_ns);
     }
 
-    /// Moves what can be seen to `events`.
+    /// Moves visible events to `events`.
     pub(super) fn poll(&mut self, now_ns: u64, events: &mut Vec<Event>) -> usize {
         let before = events.len();
         while events.len() - before < POLL_EVENTS_MAX {

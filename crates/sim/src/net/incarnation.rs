@@ -8,11 +8,11 @@ use crate::hardware::Reach;
 use crate::profile::Fence;
 use crate::world::HostId;
 
-/// What the kernel at one end of a connection has to say to the other.
+/// A message from the kernel at one end of a connection to the other.
 pub(super) struct Word {
-    /// The end that says it.
+    /// The sending end.
     end: EndId,
-    /// How long it takes the kernel.
+    /// Delay before it is sent.
     after_ns: u64,
     event: Event,
 }
@@ -20,19 +20,19 @@ pub(super) struct Word {
 impl Net {
     // Connections.
 
-    /// Gives a connection up because the peer does not answer.
+    /// Ends a connection because the peer does not answer.
     pub(super) fn break_off(&mut self, end: EndId, status: Status) {
         self.close_end(end, status);
-        self.say_goodbye(end);
+        self.send_goodbye(end);
     }
 
     /// Closes one end: outstanding requests fail, and its fabric is told.
     pub(super) fn close_end(&mut self, end: EndId, status: Status) {
         let this = &mut self.ends[end];
         let (endpoint, peer, was_open) = (this.endpoint, this.peer, this.sends());
-        this.mapped.give_up();
+        this.mapped.unmap_all();
         if !was_open {
-            // Its fabric does not know of it yet, or not any more.
+            // Its fabric does not know the end yet, or no more.
             this.state = EndState::Closed;
             return;
         }
@@ -40,11 +40,11 @@ impl Net {
             self.flush(qp, status);
         }
         self.ends[end].state = EndState::Closed;
-        // What the peer said before is heard before its end.
+        // Earlier messages of the peer precede the end.
         self.endpoints[endpoint as usize].show_all(self.now_ns);
         self.tell(endpoint, FabricEvent::Disconnected { peer });
         if !self.copies_by_processor(end) {
-            // An adapter drops what comes for a connection that is closed.
+            // An adapter drops packets for a closed connection.
             self.fence(end, false);
         }
         self.release_memory(endpoint as usize);
@@ -52,7 +52,7 @@ impl Net {
         self.release_memory(other as usize);
     }
 
-    /// From now on the peer does not reach this end's memory; whether that is so because it has crashed.
+    /// The peer can no longer access this end's memory; `exited` if it has crashed.
     pub(super) fn fence(&mut self, end: EndId, exited: bool) {
         let this = &mut self.ends[end];
         if this.fenced {
@@ -60,32 +60,32 @@ impl Net {
         }
         this.fenced = true;
         let (endpoint, peer) = (this.endpoint, this.peer);
-        // An end that never opened has nobody to tell.
+        // An end that never opened has no fabric to report to.
         if peer != PeerId(0) {
             self.tell(endpoint, FabricEvent::CutOff { peer, exited });
         }
     }
 
-    /// Lets the kernel tell the peer something, behind what is on the wire to it.  Kernels repeat what is lost: while the
-    /// link is down the word waits, or an end that is alone would never be cut off.
+    /// Sends a kernel message behind the packets on the wire.  Kernels retransmit: the message waits while the link is
+    /// down, or an isolated end would never be fenced.
     fn say(&mut self, word: Word) {
         let this = &self.ends[word.end];
         let landed_ns = this.qps().map(|qp| self.qps[qp as usize].landed_ns).max();
         match self.word_ns(this.from_host, this.to_host) {
             Some(at_ns) => self.schedule((at_ns + word.after_ns).max(landed_ns.unwrap_or(0)), word.event),
-            None => self.unsaid.push(word),
+            None => self.unsent.push(word),
         }
     }
 
     /// Sends the kernel messages that waited for a link to come up.
-    pub(super) fn say_unsaid(&mut self) {
-        for word in std::mem::take(&mut self.unsaid) {
+    pub(super) fn send_unsent(&mut self) {
+        for word in std::mem::take(&mut self.unsent) {
             self.say(word);
         }
     }
 
-    /// Tells the peer, behind what is on the wire to it.
-    pub(super) fn say_goodbye(&mut self, end: EndId) {
+    /// Tells the peer that this end has closed.
+    pub(super) fn send_goodbye(&mut self, end: EndId) {
         self.say(Word { end, after_ns: 0, event: Event::PeerLeft { end: end.other() } });
         if self.ends[end].reach == Reach::Within {
             self.detach(end);
@@ -97,7 +97,7 @@ impl Net {
         let event = Event::PeerLeft { end };
         let host = self.ends[end].from_host;
         if self.copies_by_processor(end) {
-            // The process itself gives the peer's memory up, when it runs and no copy is under way.
+            // The process itself gives up the peer's memory, when it runs and no copy is in progress.
             if !self.has_processor(host, event) {
                 return;
             }
@@ -106,24 +106,24 @@ impl Net {
                 return self.schedule(at_ns, event);
             }
         }
-        // Who has left as well has said so already.
+        // An end that has closed has already said so.
         let answers = self.ends[end].state != EndState::Closed;
         self.close_end(end, Status::PeerGone);
         match self.ends[end].reach {
-            // The peer says by itself when it holds no memory of ours any more.
+            // The peer reports by itself when it has unmapped this end's memory.
             Reach::Within if answers => self.detach(end),
             Reach::Across if self.copies_by_processor(end) => {
-                // The peer left, hence gave our memory up; and hears that we gave up its.
+                // The peer left, so it has given up this end's memory; it learns that this end has done the same.
                 self.fence(end, false);
                 if answers {
-                    self.say_detached(end);
+                    self.send_detached(end);
                 }
             }
             _ => {}
         }
     }
 
-    pub(super) fn say_detached(&mut self, end: EndId) {
+    pub(super) fn send_detached(&mut self, end: EndId) {
         self.say(Word { end, after_ns: 0, event: Event::PeerDetached { end: end.other() } });
     }
 
@@ -165,7 +165,7 @@ impl Net {
 
     fn cut_off_by_exit(&mut self, end: EndId) -> CutOff {
         let this = &self.ends[end];
-        // Nobody kills the host that it runs on itself.
+        // A process never kills its own host.
         let profile = self.profile(end);
         if profile.fence == Fence::Never || this.from_host == this.to_host {
             return CutOff::NotPermitted;
@@ -178,7 +178,7 @@ impl Net {
 
     pub(super) fn handle_fence(&mut self, endpoint: u32) {
         let host = HostId(self.endpoints[endpoint as usize].host);
-        // Not what has been started there since.
+        // The address may belong to a newer process.
         if self.endpoints[endpoint as usize].alive {
             self.crash(host, true);
             self.killed.push_back(host);
@@ -263,12 +263,12 @@ impl Net {
     fn crash_endpoint(&mut self, index: usize, is_told: bool) {
         self.silence(index);
         self.endpoints[index].forget();
-        // All of them, for the peers of those that are not open yet may think otherwise.
+        // All of them: an end that is not open yet may have a peer that is.
         let ours = self.ends.all().filter(|end| self.ends[*end].endpoint as usize == index);
         for end in ours.collect::<Vec<_>>() {
             let this = &mut self.ends[end];
             this.state = EndState::Closed;
-            this.mapped.give_up();
+            this.mapped.unmap_all();
             for qp in this.qps() {
                 self.qps[qp as usize].forget();
                 self.lanes[qp as usize] = None;
@@ -291,7 +291,7 @@ impl Net {
         }
     }
 
-    /// The kernel tells the peer; by when, nothing of the crashed process is on the wire any more.
+    /// The kernel tells the peer, after all packets of the crashed process have left the wire.
     fn report_crash(&mut self, end: EndId) {
         let after_ns = self.profile(end).notice_ns;
         self.say(Word { end, after_ns, event: Event::PeerCrashed { end: end.other() } });

@@ -25,9 +25,9 @@ pub(super) struct Question {
     pub(super) number: u64,
 }
 
-/// A key and what the adapter calls it, or the question for them, with what says which it is.
+/// A key and the adapter's name for it, or a question, with their header.
 const MESSAGE_BYTES: u64 = 16;
-/// What goes out for a key that the provider does not know: a wrong one.
+/// Sent for a key that the provider does not know: an invalid one.
 const NO_KEY: Key = Key(u32::MAX);
 
 impl Net {
@@ -42,8 +42,8 @@ impl Net {
     pub(super) fn announce(&mut self, end: EndId) {
         let this = &self.ends[end];
         let keys = self.endpoints[this.endpoint as usize].segments.len() as u32;
-        if this.state == EndState::Open && self.has_adapter(end) && this.keys_said < keys {
-            self.ends[end].keys_said = keys;
+        if this.state == EndState::Open && self.has_adapter(end) && this.keys_announced < keys {
+            self.ends[end].keys_announced = keys;
             self.tell_keys(end, keys, None);
         }
     }
@@ -69,7 +69,7 @@ impl Net {
             && let Some(lane) = self.lane(qp).filter(|lane| lane.handed == number)
             && let Some(first) = lane.written.front_mut()
         {
-            // What the peer has never heard of goes out all the same, and it refuses it.
+            // A key that the peer does not have is sent all the same, and refused.
             first.is_key_asked = true;
         }
         for qp in self.ends[end].qps() {
@@ -92,12 +92,12 @@ impl Net {
         self.has_adapter(end) && first.is_some_and(|first| !first.is_key_asked && is_unknown(&first.verb))
     }
 
-    /// So many keys of an end mean something to its peer; all, where processes look them up.
+    /// Number of an end's keys that its peer may use; unlimited where processes look them up.
     pub(super) fn keys_told(&self, end: EndId) -> u32 {
         if self.has_adapter(end) { self.ends[end.other()].keys_known } else { u32::MAX }
     }
 
-    /// Sends a message of providers; when it arrives, if it does.
+    /// Sends a message between providers; returns its arrival, unless it is lost.
     fn carry_message(&mut self, from: u32, to: u32) -> Option<u64> {
         let bytes = MESSAGE_BYTES + self.hardware.of(Reach::Across).header_bytes;
         let wire = &mut self.wires[from as usize][to as usize];
@@ -107,7 +107,7 @@ impl Net {
         late_ns.filter(|_| !carried.is_damaged).map(|late_ns| carried.on_time_ns + late_ns)
     }
 
-    /// Asks for the keys of the peer, until there is an answer: what is to be sent in this lane stands still meanwhile.
+    /// Requests the peer's keys, repeatedly until answered; the lane sends nothing meanwhile.
     pub(super) fn ask_for_keys(&mut self, qp: u32) {
         let end = self.end_of(qp);
         let this = &self.ends[end];
@@ -117,8 +117,8 @@ impl Net {
         let arrives_ns = self.carry_message(from, to).filter(|_| lets_in);
         let Some(lane) = self.lane(qp) else { return };
         lane.is_asking = true;
-        lane.asked_in_vain = if arrives_ns.is_some() { 0 } else { lane.asked_in_vain + 1 };
-        let (question, in_vain) = (Question { qp, number: lane.handed }, lane.asked_in_vain);
+        lane.asks_unanswered = if arrives_ns.is_some() { 0 } else { lane.asks_unanswered + 1 };
+        let (question, in_vain) = (Question { qp, number: lane.handed }, lane.asks_unanswered);
         if let Some(arrives_ns) = arrives_ns {
             self.schedule(arrives_ns + interrupt_ns, Event::KeysAsked { question });
         }
@@ -136,7 +136,7 @@ impl Net {
         }
     }
 
-    /// The peer wants to know what there is, for a request of its own.
+    /// The peer requests the keys for one of its requests.
     pub(super) fn handle_keys_asked(&mut self, question: Question) {
         let end = self.end_of(question.qp).other();
         let this = &self.ends[end];
@@ -147,7 +147,7 @@ impl Net {
         }
     }
 
-    /// A request as it leaves: with what the peer's adapter calls the memory, as far as that is known.
+    /// A request as sent: with the adapter's name of the memory, if known.
     pub(super) fn with_adapters_key(&self, qp: u32, verb: Verb) -> Verb {
         let end = self.end_of(qp);
         let is_known = verb.remote().is_none_or(|remote| remote.key.0 < self.ends[end].keys_known);

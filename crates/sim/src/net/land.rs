@@ -27,7 +27,7 @@ impl Net {
 
     fn land_request(&mut self, packet: Packet) {
         let target = packet.qp ^ 1;
-        // Who is spoken to is connected, even if that word is late.
+        // A packet proves that the peer has opened its end, even if the kernel's answer is late.
         self.establish_early(self.end_of(target));
         let queue = &self.qps[target as usize];
         if !queue.stalled.is_empty() {
@@ -59,12 +59,12 @@ impl Net {
             return true;
         };
         let end = &self.ends[self.end_of(target)];
-        // What arrives at a closed end is not kept.
+        // A closed end keeps nothing.
         let consumes = packet.last && verb.needs_receive() && end.state == EndState::Open;
         !consumes || end.unpolled.len() < self.profile_of(target).receive_depth
     }
 
-    /// The packet, and those behind it, are asked for again in a while.
+    /// Retries the packet, and those behind it, later.
     fn stall(&mut self, target: u32, packet: Packet) {
         self.counters.receiver_not_ready += 1;
         let index = self.packets.add(packet);
@@ -83,11 +83,11 @@ impl Net {
                 break;
             }
         }
-        // What was refused again stands in front.
+        // Packets that were refused again come first.
         self.qps[target as usize].stalled.append(&mut stalled);
     }
 
-    // What requests do.
+    // Execution of requests.
 
     fn execute(&mut self, target: u32, packet: Packet) {
         let Packet { qp, number, cargo, offset, last, solicited, bytes } = packet;
@@ -134,7 +134,7 @@ impl Net {
         remote.offset.checked_add(len).is_some_and(|end| end <= window.len())
     }
 
-    /// Lands a piece.  A request is refused as a whole.
+    /// Lands a piece.  Checks the range of the whole request.
     fn write(&self, target: u32, remote: RemoteAddress, len: u64, offset: u64, bytes: &[u8]) -> Status {
         match self.segment(target, remote) {
             Some(window) if Net::covers(window, remote, len) => {
@@ -162,7 +162,7 @@ impl Net {
         let end = self.end_of(target);
         let end = &mut self.ends[end];
         let (endpoint, peer) = (end.endpoint, end.peer);
-        // Nobody polls for a connection that is closed.
+        // No fabric polls a closed connection.
         if end.state == EndState::Open {
             end.unpolled.push_back(target);
             let completion = Completion { peer, status: Status::Success, kind };

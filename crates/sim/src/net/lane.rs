@@ -30,17 +30,17 @@ use super::qp::{Source as VerbSource, Verb};
 use super::{Event, Net};
 use crate::profile::Profile;
 
-/// Packets that each end grants the other in a lane of processes, and answers to reads that it takes: sockets have room for these.
+/// Packets and read answers that each end of a processes' lane grants: as many as fit into sockets.
 const GRANT: u32 = 64;
-/// Packets that an end grants the other in a lane of adapters: as many as 100 Gb/s take in 80 us.
+/// Packets that each end of an adapters' lane grants: 80 us at 100 Gb/s.
 const WINDOW: u32 = 256;
-/// Reads and atomics that adapters have under way in a lane: what usual ones have.
+/// Outstanding reads and atomics of an adapter's lane, as in common adapters.
 const READS_MAX: usize = 16;
-/// How long an adapter delays an acknowledgement that was not requested: the time of some packets.
+/// Delay of an unrequested acknowledgement: the time of some packets.
 const ACK_DELAY: Duration = Duration::from_micros(5);
-/// Where all adapters of software listen.
+/// Port of all software adapters.
 const PORT: u16 = 4791;
-/// Numbers of packets have 24 bits.
+/// Packet numbers have 24 bits.
 const PSNS: u64 = 1 << 24;
 
 /// One end of a lane.
@@ -53,30 +53,30 @@ pub(super) struct Lane {
     /// Posted requests that the queue pair does not have yet: its driver was not told, or an earlier one waits for a
     /// key.
     pub(super) written: VecDeque<Written>,
-    /// How many were the queue pair's, ever.
+    /// Requests that the queue pair has got so far.
     pub(super) handed: u64,
-    /// Its provider has asked for keys, and how often in vain.
+    /// Whether keys have been requested, and unanswered requests in a row.
     pub(super) is_asking: bool,
-    pub(super) asked_in_vain: u32,
-    /// Somebody found the queue full, and waits to be told of room.
+    pub(super) asks_unanswered: u32,
+    /// Whether a poster that found the queue full waits for a free place.
     wants_room: bool,
-    /// Until when the posting processor is busy with what was posted.
+    /// Until when the posting processor is busy with posts.
     posted_ns: u64,
-    /// For when its next turn is scheduled, and for when one at which a timer of its queue pair may run out, much later.
+    /// The next scheduled turn, and a later one for a timer of the queue pair.
     turn_ns: Option<u64>,
     timer_ns: Option<u64>,
-    /// What is not later than that is a turn, and no timer: acknowledgements, and what waits for receives.
+    /// Turns within this time count as turns, later ones as timers: acknowledgements, and retries of receives.
     near_ns: u64,
-    /// When the last of its datagrams is where it belongs, unless links hold it up.
+    /// When the last datagram lands, unless links delay it.
     pub(super) landed_ns: u64,
-    /// An adapter is about an atomic that came for it, and what has come behind that.
+    /// Whether the adapter executes an atomic of this lane, and the datagrams that wait behind it.
     pub(super) is_in_atomic: bool,
     pub(super) behind: VecDeque<Datagram>,
-    /// What was counted for the world already.
+    /// Counters that the world has already included.
     counted: Counters,
 }
 
-/// A request that was posted.
+/// A posted request.
 #[derive(Debug)]
 pub(super) struct Written {
     request: WorkId,
@@ -84,11 +84,11 @@ pub(super) struct Written {
     solicited: bool,
     pub(super) verb: Verb,
     inline: Vec<u8>,
-    /// The segment that is its own end, which may have been taken back since.
+    /// Its local segment, which may be deregistered by now.
     window: Option<Window>,
-    /// When it may be the queue pair's.
+    /// When the queue pair may take it.
     ready_ns: u64,
-    /// The peer has been asked for its key, so that it waits no longer.
+    /// Its key has been requested, so that it waits no longer.
     pub(super) is_key_asked: bool,
 }
 
@@ -102,7 +102,7 @@ impl Lane {
         self.written.len() + self.qp.posted()
     }
 
-    /// Notes that a turn is wanted then; whether one has to be scheduled, for there is none before.
+    /// Requests a turn; returns whether it must be scheduled, since no earlier one is.
     fn wants_turn(&mut self, now_ns: u64, at_ns: u64, near_ns: u64) -> bool {
         let slot = if at_ns - now_ns <= near_ns { &mut self.turn_ns } else { &mut self.timer_ns };
         let is_earlier = slot.is_none_or(|scheduled_ns| at_ns < scheduled_ns);
@@ -123,7 +123,7 @@ impl Lane {
     }
 }
 
-/// What two ends agree on.
+/// The configuration of both ends.
 fn config(profile: &Profile) -> Config {
     let mtu = Mtu::ALL.into_iter().find(|mtu| u64::from(mtu.bytes()) == profile.mtu_bytes);
     let timeout = Duration::from_nanos(profile.retransmit_ns);
@@ -174,12 +174,12 @@ impl Net {
         self.lanes[qp as usize].as_deref_mut()
     }
 
-    /// Makes both queue pairs of a lane; `qp` is the one of the end that dialled.
+    /// Creates both queue pairs of a lane; `qp` is the dialling end's.
     pub(super) fn connect_lane(&mut self, qp: u32) {
         let profile = self.profile_of(qp);
         let config = config(profile);
         let (grant, receives) = match profile.is_driven_by_process() {
-            // What arrives is handed on at once, so there is always room.
+            // Arriving data is passed on at once, so there is always space.
             true => (GRANT, u32::MAX),
             false => (WINDOW, profile.receive_depth as u32),
         };
@@ -201,7 +201,7 @@ impl Net {
                 written: VecDeque::new(),
                 handed: 0,
                 is_asking: false,
-                asked_in_vain: 0,
+                asks_unanswered: 0,
                 wants_room: false,
                 posted_ns: 0,
                 turn_ns: None,
@@ -215,7 +215,7 @@ impl Net {
         }
     }
 
-    /// Writes a request; [`Net::ring_lane`] has it carried out.
+    /// Writes a request; [`Net::ring_lane`] hands it to the queue pair.
     pub(super) fn post_to_lane(&mut self, qp: u32, request: &WorkRequest<'_>) -> Result<(), PostCause> {
         let (verb, inline) = self.parse(qp, &request.operation)?;
         let window = self.local(qp, &verb);
@@ -257,7 +257,7 @@ impl Net {
         self.await_written(qp);
     }
 
-    /// Schedules a turn for when the next of what is written may be the queue pair's.
+    /// Schedules a turn for the time at which the queue pair may take the next written request.
     fn await_written(&mut self, qp: u32) {
         let next = self.lane(qp).filter(|lane| !lane.is_asking).and_then(|lane| lane.written.front());
         if let Some(ready_ns) = next.map(|written| written.ready_ns) {
@@ -265,7 +265,7 @@ impl Net {
         }
     }
 
-    /// Has a queue pair look at what there is to do, no later than at this time.
+    /// Schedules a turn of a queue pair, no later than at this time.
     pub(super) fn schedule_turn(&mut self, qp: u32, at_ns: u64) {
         let now_ns = self.now_ns;
         let near_ns = self.lanes[qp as usize].as_deref().map_or(0, |lane| lane.near_ns);
@@ -291,7 +291,7 @@ impl Net {
         self.drive(qp);
     }
 
-    /// Gives the queue pair what is written, up to what is not ready, or waits for its key.
+    /// Hands written requests to the queue pair, up to one that is not ready or whose key is unknown.
     fn hand_over(&mut self, qp: u32) {
         let now_ns = self.now_ns;
         loop {
@@ -318,8 +318,8 @@ impl Net {
     /// Sends a queue pair's packets, reports its events, and schedules its next turn.
     pub(super) fn drive(&mut self, qp: u32) {
         let goes_on_ns = self.transmit_all(qp);
-        if self.tell_of_lane(qp) {
-            // Why it ends, the peer is told by the queue pair itself first.
+        if self.report_lane_events(qp) {
+            // The queue pair itself first tells the peer why it ends.
             self.transmit_all(qp);
             let end = self.end_of(qp);
             if self.ends[end].sends() {
@@ -327,7 +327,7 @@ impl Net {
             }
             return;
         }
-        // What is due may have to wait for the wire, like all else.
+        // A due timer may have to wait for the wire, as packets do.
         let timeout_ns = self.lane(qp).and_then(|lane| lane.qp.poll_timeout());
         if let Some(at_ns) = goes_on_ns.or(timeout_ns) {
             self.schedule_turn(qp, at_ns);
@@ -336,8 +336,8 @@ impl Net {
         self.leave_when_sent(self.end_of(qp));
     }
 
-    /// Tells what a queue pair has to tell; whether it has ended.
-    fn tell_of_lane(&mut self, qp: u32) -> bool {
+    /// Reports the events of a queue pair; returns whether it has ended.
+    fn report_lane_events(&mut self, qp: u32) -> bool {
         let mut is_broken = false;
         while let Some(event) = self.lane(qp).and_then(|lane| lane.qp.poll_event()) {
             match event {
@@ -364,7 +364,7 @@ impl Net {
             }
         }
         self.count(qp);
-        self.see_to_room_in_lane(qp, is_broken);
+        self.report_room_in_lane(qp, is_broken);
         is_broken
     }
 
@@ -376,7 +376,7 @@ impl Net {
         self.deliver_after(completion_ns, endpoint, peer, FabricEvent::Completed(completion));
     }
 
-    /// Counts for the world what the queue pair has counted since.
+    /// Adds the queue pair's new counts to the world's.
     fn count(&mut self, qp: u32) {
         let Some(lane) = self.lanes[qp as usize].as_deref_mut() else { return };
         let (before, now) = (lane.counted, lane.qp.counters());
@@ -385,7 +385,7 @@ impl Net {
         lane.counted = now;
     }
 
-    fn see_to_room_in_lane(&mut self, qp: u32, is_broken: bool) {
+    fn report_room_in_lane(&mut self, qp: u32, is_broken: bool) {
         let room_at = self.profile_of(qp).queue_depth / 4 * 3;
         let end = self.end_of(qp);
         let (endpoint, peer, state) = (self.ends[end].endpoint, self.ends[end].peer, self.ends[end].state);
@@ -397,37 +397,37 @@ impl Net {
         }
     }
 
-    /// There is room for one more message or immediate of the peer.
+    /// Adds space for one more message or immediate of the peer.
     pub(super) fn add_receive(&mut self, qp: u32) {
         if let Some(lane) = self.lane(qp) {
             lane.qp.add_receives(1);
         }
     }
 
-    /// Ends a queue pair on this side: what is posted completes, and the peer touches memory no more.
+    /// Closes a queue pair: posted requests complete, and the peer can no longer access memory.
     pub(super) fn close_lane(&mut self, qp: u32) {
         let Some(lane) = self.lane(qp) else { return };
         lane.qp.close();
         lane.is_asking = false;
         let written = std::mem::take(&mut lane.written);
-        self.tell_of_lane(qp);
+        self.report_lane_events(qp);
         for Written { request: id, .. } in written {
             self.complete_of_lane(qp, Status::Flushed, CompletionKind::Done { id });
         }
     }
 
-    /// Whether nothing that was posted is under way.
+    /// Whether no posted request is outstanding.
     pub(super) fn is_lane_idle(&self, qp: u32) -> bool {
         self.lanes[qp as usize].as_deref().is_none_or(|lane| lane.outstanding() == 0)
     }
 
-    /// What requests take until they are acknowledged, as the queue pairs of an end have it: that of the first that knows.
+    /// Time from a request to its acknowledgement, from the first queue pair that has measured it.
     pub(super) fn measured_by_lanes(&self, end: EndId) -> Option<u64> {
         self.ends[end].qps().find_map(|qp| self.lanes[qp as usize].as_deref()?.qp.round_trip_ns())
     }
 }
 
-/// A request as a queue pair has it; `key` is how it names the memory that it holds.
+/// A request for a queue pair; `key` is its name of the request's own memory.
 fn operation(verb: &Verb, inline: Vec<u8>, key: u32) -> Operation {
     let remote = |to: halite_fabric::RemoteAddress| Remote { rkey: to.key.0, address: to.offset };
     match *verb {
@@ -456,7 +456,7 @@ fn status_of(status: RnicStatus) -> Status {
             Status::RemoteAccess
         }
         RnicStatus::RetryExceeded | RnicStatus::RnrRetryExceeded => Status::RetryExceeded,
-        // Our own memory is held while a request needs it, so that it is always there.
+        // A request holds its own memory, so that access to it never fails.
         RnicStatus::Aborted | RnicStatus::LocalAccess => Status::PeerGone,
         RnicStatus::Flushed => Status::Flushed,
     }

@@ -63,7 +63,7 @@ use crate::shared::TimerKey;
 use crate::trace::Log;
 use crate::world::{HostId, Step};
 
-/// What a host does.
+/// State of a host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum HostState {
     Running,
@@ -71,13 +71,13 @@ pub(crate) enum HostState {
     Crashed,
 }
 
-/// A process and what it has for itself; hosts that have one are the same thing.
+/// A process; the host itself if hosts have one process each.
 #[derive(Debug)]
 struct Host {
     state: HostState,
-    /// The first process of the host that it stands on, which all of that host share.
+    /// The first process of its host, as the host's id.
     stands_on: HostId,
-    /// Events that need its processor, which is paused.
+    /// Events that wait for the paused processor.
     held: Vec<Event>,
 }
 
@@ -94,7 +94,7 @@ pub(crate) struct Net {
     timers: BTreeMap<TimerKey, Waker>,
     random: Random,
     hosts: Vec<Host>,
-    /// By the host that sends, then the one that receives.
+    /// By sending, then by receiving host.
     wires: Vec<Vec<Wire>>,
     endpoints: Vec<Endpoint>,
     addresses: BTreeMap<String, u32>,
@@ -102,17 +102,17 @@ pub(crate) struct Net {
     ends: Ends,
     qps: Vec<Qp>,
     packets: Packets,
-    /// Of the lanes that are queue pairs of `halite_rnic`, by the same numbers.
+    /// The lanes that are queue pairs of `halite_rnic`, by queue pair.
     lanes: Vec<Option<Box<Lane>>>,
     datagrams: Datagrams,
-    /// Into which packets are written.
+    /// Buffer for packets to send.
     scratch: Vec<u8>,
     wakers: Vec<Waker>,
-    /// A doorbell has rung since the last step began.
+    /// Whether a doorbell has rung since the last step began.
     rang: bool,
     killed: VecDeque<HostId>,
-    /// What kernels cannot say while a link is down.
-    unsaid: Vec<Word>,
+    /// Kernel messages that wait for a link to come up.
+    unsent: Vec<Word>,
 }
 
 impl Net {
@@ -142,11 +142,11 @@ impl Net {
             wakers: Vec::new(),
             rang: false,
             killed: VecDeque::new(),
-            unsaid: Vec::new(),
+            unsent: Vec::new(),
         }
     }
 
-    /// Shows the time to readers that do not hold the lock.
+    /// The time, for readers without the lock.
     pub(crate) fn clock(&self) -> Arc<AtomicU64> {
         self.clock.clone()
     }
@@ -166,7 +166,7 @@ impl Net {
                 return if events > 0 { Step::Happened { events } } else { Step::Later };
             }
             self.set_now(at_ns);
-            self.happen();
+            self.handle_next();
             events += 1;
         }
         self.counters.events += events;
@@ -184,8 +184,8 @@ impl Net {
         self.clock.store(self.now_ns, Relaxed);
     }
 
-    /// Handles what is due next; there is something.
-    fn happen(&mut self) {
+    /// Handles the next timer or event; there must be one.
+    fn handle_next(&mut self) {
         let timer = self.timers.first_key_value().map(|(key, _)| *key);
         let timer_is_next = match (timer, self.queue.next()) {
             (Some(timer), Some(event)) => timer < event,
@@ -220,7 +220,7 @@ impl Net {
             Event::DialAnswered { dial, end } => self.handle_dial_answered(dial, end),
             Event::DialTimeout { dial } => self.handle_dial_timeout(dial),
             Event::Fence { endpoint } => self.handle_fence(endpoint),
-            Event::LookAtWindows { end } => self.handle_look_at_windows(end),
+            Event::CheckWindows { end } => self.handle_check_windows(end),
             Event::KeysTold { end, keys, answer } => self.handle_keys_told(end, keys, answer),
             Event::KeysAsked { question } => self.handle_keys_asked(question),
             Event::AskAgain { qp } => self.handle_ask_again(qp),
@@ -246,7 +246,7 @@ impl Net {
         self.timers.remove(&timer)
     }
 
-    /// Lets all timers ring now.
+    /// Fires all timers now.
     pub(crate) fn wake_sleepers(&mut self) {
         self.wakers.extend(std::mem::take(&mut self.timers).into_values());
     }
@@ -259,7 +259,7 @@ impl Net {
         self.killed.pop_front()
     }
 
-    // What is told of a run.
+    // Trace and digest.
 
     pub(crate) fn note(&mut self, host: Option<HostId>, line: &str) {
         self.log.add(self.now_ns, host.map(|host| host.0), line);
@@ -269,7 +269,7 @@ impl Net {
         self.digest.fold([self.now_ns, STORY_WORD, number, 0]);
     }
 
-    /// A task is to be polled, unless its host is paused.
+    /// Counts the poll of a task, unless its host is paused.
     pub(crate) fn begin_poll(&mut self, host: Option<HostId>, task: u64) -> HostState {
         let state = host.map_or(HostState::Running, |host| self.state(host));
         if state != HostState::Paused {
@@ -290,7 +290,7 @@ impl Net {
 
     // Hosts and wires.
 
-    /// Adds a process, on a host of its own or on that of another.
+    /// Adds a process, on a host of its own or on that of `beside`.
     pub(crate) fn add_process(&mut self, beside: Option<HostId>) -> HostId {
         let added = HostId(self.hosts.len() as u32);
         let stands_on = beside.map_or(added, |other| self.stands_on(other));
@@ -309,7 +309,7 @@ impl Net {
         self.hosts[host.0 as usize].stands_on
     }
 
-    /// All that stand on the host of one of them.
+    /// All processes on the host of `host`.
     pub(crate) fn processes_beside(&self, host: HostId) -> Vec<HostId> {
         let all = (0..self.hosts.len() as u32).map(HostId);
         all.filter(|other| self.stands_on(*other) == self.stands_on(host)).collect()
@@ -320,28 +320,27 @@ impl Net {
         if self.hardware.has_processes() && is_shared { Reach::Within } else { Reach::Across }
     }
 
-    /// What stands between the two ends of a connection.
+    /// The hardware between the ends of a connection.
     fn profile(&self, end: EndId) -> &Profile {
         self.hardware.of(self.ends[end].reach)
     }
 
-    /// The end of a connection that a queue pair belongs to.
+    /// The end to which a queue pair belongs.
     fn end_of(&self, qp: u32) -> EndId {
         self.qps[qp as usize].end
     }
 
-    /// The profile of a queue pair.
     fn profile_of(&self, qp: u32) -> &Profile {
         self.profile(self.end_of(qp))
     }
 
-    /// The host on which a queue pair is, and the one at the other end.
+    /// The hosts of a queue pair and of its peer.
     fn hosts_of(&self, qp: u32) -> (u32, u32) {
         let end = &self.ends[self.end_of(qp)];
         (end.from_host, end.to_host)
     }
 
-    /// What stands between a fabric and a peer of it.
+    /// The hardware between a fabric and its peer.
     pub(crate) fn profile_to(&self, endpoint: u32, peer: PeerId) -> (&Profile, Reach) {
         let end = self.endpoints[endpoint as usize].end(peer);
         let reach = end.map_or(Reach::Across, |end| self.ends[end].reach);
@@ -360,7 +359,7 @@ impl Net {
         self.trace(from.0, |_| format!("link to host-{}: {link:?}", to.0));
         self.wires[from.0 as usize][to.0 as usize].set(link);
         if link.up {
-            self.say_unsaid();
+            self.send_unsent();
         }
     }
 
@@ -372,13 +371,13 @@ impl Net {
         wire.send(ready_ns, len + header_bytes, &mut self.random, &mut self.counters)
     }
 
-    /// When a word of the kernels, of no size and not repeated, would arrive; `None` if the link is down.
+    /// When a kernel message, without size and retransmission, would arrive; `None` if the link is down.
     fn word_ns(&self, from: u32, to: u32) -> Option<u64> {
         let link = self.wires[from as usize][to as usize].link();
         link.up.then(|| self.now_ns + link.latency_ns)
     }
 
-    /// Whether a host's processor can do what `event` is; if it is paused, it will do so later.
+    /// Whether a host's processor can handle `event`; a paused one handles it later.
     fn has_processor(&mut self, host: u32, event: Event) -> bool {
         let host = &mut self.hosts[host as usize];
         if host.state == HostState::Paused {
@@ -387,18 +386,18 @@ impl Net {
         host.state == HostState::Running
     }
 
-    /// Whether processors copy between the two ends, and not adapters.
+    /// Whether processors copy between the ends, not adapters.
     fn copies_by_processor(&self, end: EndId) -> bool {
         !self.profile(end).is_adapter()
     }
 
-    /// Whether an adapter carries requests out that must be told of keys: processes look theirs up as packets arrive.
+    /// Whether an adapter executes requests, which must know keys first: processes look keys up when packets arrive.
     fn has_adapter(&self, end: EndId) -> bool {
         let profile = self.profile(end);
         profile.is_adapter() && !profile.is_driven_by_process()
     }
 
-    // What fabrics see.
+    // What fabrics observe.
 
     /// Returns the time since the process of a peer was heard, where it acknowledges in software.
     pub(crate) fn heard_ns(&self, endpoint: u32, peer: PeerId) -> Option<u64> {
@@ -420,7 +419,7 @@ impl Net {
         self.deliver_after(0, endpoint, peer, event);
     }
 
-    /// Queues an event that is there after a while.
+    /// Queues an event that becomes visible after a while.
     fn deliver_after(&mut self, after_ns: u64, endpoint: u32, peer: PeerId, event: FabricEvent) {
         let armed = self.endpoints[endpoint as usize].armed;
         let (profile, _) = self.profile_to(endpoint, peer);
@@ -440,7 +439,7 @@ impl Net {
         self.endpoints[endpoint as usize].push(at_ns, FabricEvent::Completed(completion));
     }
 
-    /// Rings for what can be seen now, if that is wanted.
+    /// Rings for visible events if the doorbell is armed.
     fn show(&mut self, endpoint: u32) {
         if self.endpoints[endpoint as usize].armed {
             self.wake(endpoint);
@@ -455,7 +454,7 @@ impl Net {
     fn tell(&mut self, endpoint: u32, event: FabricEvent) {
         let host = self.endpoints[endpoint as usize].host;
         self.trace(host, |_| describe(&event));
-        // What went before is seen before, and nothing waits for it.
+        // Earlier events become visible first, without delay.
         self.endpoints[endpoint as usize].show_all(self.now_ns);
         self.endpoints[endpoint as usize].push(self.now_ns, event);
         self.wake(endpoint);
@@ -475,7 +474,7 @@ impl Net {
         count
     }
 
-    /// `None` once the doorbell has moved beyond `seen`; else `waker` is woken when it does.
+    /// Returns `None` once the doorbell has advanced beyond `seen`; otherwise registers `waker`.
     pub(crate) fn listen(&mut self, endpoint: u32, seen: u32, waker: &Waker) -> Option<()> {
         let endpoint = &mut self.endpoints[endpoint as usize];
         if endpoint.doorbell != seen {
@@ -494,7 +493,7 @@ impl Net {
     }
 }
 
-/// An event, without the bytes that a peer says of itself.
+/// An event for the trace, without the peer's hello.
 fn describe(event: &FabricEvent) -> String {
     match event {
         FabricEvent::Connected { peer, dialled, .. } => {
@@ -511,10 +510,10 @@ fn describe(event: &FabricEvent) -> String {
     }
 }
 
-/// So many events at most before tasks are looked at, so that limits of steps hold.
+/// Most events per step, so that the limit of steps is checked.
 const STEP_EVENTS_MAX: u64 = 1024;
-/// The first word of a poll in the digest, apart from those of events.
+/// First words of polls and of [`Net::fold`] in the digest, apart from those of events.
 const POLL_WORD: u64 = 100;
 const STORY_WORD: u64 = 101;
-/// And of a post.
+/// First word of a post.
 const POST_WORD: u64 = 101;

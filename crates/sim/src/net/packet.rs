@@ -2,30 +2,30 @@
 
 use super::qp::Verb;
 
-/// Where one packet of a request is bound.
+/// The direction of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Cargo {
-    /// To the target, to do something there.
+    /// To the target, to execute it.
     Request(Verb),
-    /// Back to the requester, with bytes that were read.
+    /// Back to the requester, with the bytes of a read.
     Response(Verb),
 }
 
 #[derive(Debug)]
 pub(super) struct Packet {
-    /// The end that made the request.
+    /// The requester's end.
     pub(super) qp: u32,
     pub(super) number: u64,
     pub(super) cargo: Cargo,
-    /// Where its bytes stand among those of the request.
+    /// Position of its bytes in the request.
     pub(super) offset: u64,
     pub(super) last: bool,
-    /// Whether its arrival rings.
+    /// Whether its arrival rings the doorbell.
     pub(super) solicited: bool,
     pub(super) bytes: Vec<u8>,
 }
 
-/// All packets on wires, and buffers for those to come.
+/// All packets on wires, and free buffers.
 #[derive(Debug, Default)]
 pub(super) struct Packets {
     slots: Vec<Option<Packet>>,
@@ -33,7 +33,7 @@ pub(super) struct Packets {
     buffers: Vec<Vec<u8>>,
 }
 
-/// Buffers kept for later, which bounds what they take to a few megabytes.
+/// Most free buffers, a few megabytes.
 const BUFFERS_MAX: usize = 256;
 
 impl Packets {
@@ -56,7 +56,6 @@ impl Packets {
         packet.expect("each packet lands once")
     }
 
-    /// An empty buffer.
     pub(super) fn buffer(&mut self) -> Vec<u8> {
         self.buffers.pop().unwrap_or_default()
     }

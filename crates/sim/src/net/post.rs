@@ -36,7 +36,7 @@ impl Net {
             return;
         }
         for end in self.endpoints[endpoint as usize].peers.clone() {
-            self.ends[end.other()].mapped.give_one_up(key);
+            self.ends[end.other()].mapped.unmap(key);
         }
         self.tell(endpoint, FabricEvent::Deregistered { key });
     }
@@ -78,7 +78,7 @@ impl Net {
         self.take_known(qp);
         if self.qps[qp as usize].outstanding.len() >= self.profile_of(qp).queue_depth {
             self.qps[qp as usize].wants_room = true;
-            self.see_to_room(qp);
+            self.report_room(qp);
             return Err(PostCause::QueueFull);
         }
         let (verb, inline) = self.parse(qp, &request.operation)?;
@@ -88,7 +88,7 @@ impl Net {
         copy.extend_from_slice(inline);
         let post_ns = self.profile_of(qp).post_ns;
         let queue = &mut self.qps[qp as usize];
-        // Each lane is taken to be posted to by a processor of its own.
+        // Each lane counts as posted to by a processor of its own.
         queue.posted_ns = queue.posted_ns.max(self.now_ns) + post_ns;
         queue.outstanding.push_back(Work {
             id: request.id,
@@ -111,7 +111,7 @@ impl Net {
     }
 
     /// Queues the room event when a quarter of a full queue is free, so that posters come back with lists.
-    pub(super) fn see_to_room(&mut self, qp: u32) {
+    pub(super) fn report_room(&mut self, qp: u32) {
         let most = self.profile_of(qp).queue_depth / 4 * 3;
         let end = &self.ends[self.end_of(qp)];
         let queue = &mut self.qps[qp as usize];
@@ -124,7 +124,7 @@ impl Net {
             let (endpoint, peer) = (end.endpoint, end.peer);
             return self.deliver(endpoint, peer, FabricEvent::Room { peer });
         }
-        // Nobody is told otherwise of what is known to be done by then.
+        // Requests that are known to be executed by then get no other event.
         let known = queue.outstanding.iter().take(too_many).map_while(|work| work.known_ns);
         if let Some((step, at_ns)) = known.enumerate().last() {
             let number = queue.first + step as u64;
@@ -145,7 +145,7 @@ impl Net {
         });
     }
 
-    /// What an operation is, and its inline bytes; checks everything that concerns our own side.
+    /// Parses an operation and its inline bytes; checks the requester's side.
     pub(super) fn parse<'r>(
         &self,
         qp: u32,
@@ -192,7 +192,7 @@ impl Net {
         }
     }
 
-    /// The segment that a request has as its own end.
+    /// The local segment of a request.
     pub(super) fn local(&self, qp: u32, verb: &Verb) -> Option<Window> {
         let key = match *verb {
             Verb::Read { key, .. } | Verb::Write { source: Source::Registered { key, .. }, .. } => key,
@@ -208,7 +208,7 @@ impl Net {
         covers.then_some(key.0 as usize).ok_or(PostCause::Malformed)
     }
 
-    /// Tells the adapter of the last `posted` requests.
+    /// Tells the adapter about the last `posted` requests.
     fn ring_adapter(&mut self, qp: u32, posted: usize) {
         if posted == 0 {
             return;
@@ -225,7 +225,7 @@ impl Net {
         self.start_sending(qp);
     }
 
-    /// Schedules the next departure of an adapter that rests.
+    /// Schedules the next departure of an idle adapter.
     pub(super) fn start_sending(&mut self, qp: u32) {
         let now_ns = self.now_ns;
         let queue = &mut self.qps[qp as usize];

@@ -8,16 +8,16 @@ use halite_mem::Window;
 
 use super::end::EndId;
 
-/// Where a request's bytes are at the requester.
+/// The source of a request's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
-    /// Copied when it was posted.
+    /// Copied when posted.
     Inline,
-    /// In a registered segment, from which they are taken when they leave.
+    /// In a registered segment, read when they leave.
     Registered { key: usize, offset: u64 },
 }
 
-/// The operation of a request; its lengths and places were checked at the requester.
+/// The operation of a request; the requester has checked lengths and places.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Verb {
     Read { key: usize, offset: u64, remote: RemoteAddress, len: u64 },
@@ -36,7 +36,7 @@ impl Verb {
         }
     }
 
-    /// Whether the answer carries anything, so that a later answer does not stand for it.
+    /// Whether the answer carries data, so that a later answer does not cover it.
     pub(super) fn has_answer(&self) -> bool {
         matches!(self, Verb::Read { .. } | Verb::FetchAdd { .. } | Verb::CompareSwap { .. })
     }
@@ -46,7 +46,7 @@ impl Verb {
         matches!(self, Verb::Send { .. } | Verb::Write { imm: Some(_), .. })
     }
 
-    /// The memory of the target that it names.
+    /// The target memory.
     pub(super) fn remote(&self) -> Option<RemoteAddress> {
         match *self {
             Verb::Send { .. } => None,
@@ -57,7 +57,7 @@ impl Verb {
         }
     }
 
-    /// The same, of other memory.
+    /// The same operation with another key.
     pub(super) fn with_key(mut self, key: Key) -> Verb {
         match &mut self {
             Verb::Send { .. } => {}
@@ -81,30 +81,30 @@ impl Verb {
     }
 }
 
-/// A request that has been posted and has not completed.
+/// An outstanding request.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) id: WorkId,
     pub(super) signalled: bool,
     pub(super) solicited: bool,
     pub(super) verb: Verb,
-    /// The segment that is its own end, which may have been taken back since.
+    /// Its local segment, which may be deregistered by now.
     pub(super) local: Option<Window>,
-    /// When it may be begun with.
+    /// Earliest start.
     pub(super) ready_ns: u64,
-    /// Whether any packet of it has left.
+    /// Whether a packet of it has left.
     pub(super) departed: bool,
-    /// Whether the target has done it.
+    /// Whether the target has executed it.
     pub(super) delivered: bool,
-    /// Whether we know that.
+    /// Whether the requester knows that.
     pub(super) acknowledged: bool,
-    /// When its acknowledgement is known without an event, because no completion is due; the same holds for all earlier
-    /// requests.
+    /// When its acknowledgement is known without an event, since no completion is due; then the same holds for all
+    /// earlier requests.
     pub(super) known_ns: Option<u64>,
     pub(super) status: Status,
-    /// What an atomic found.
+    /// The word before an atomic.
     pub(super) old: u64,
-    /// How much of a read has been sent back.
+    /// Bytes of a read that have been sent back.
     pub(super) answered: u64,
     pub(super) attempts: u32,
     pub(super) inline: Vec<u8>,
@@ -113,26 +113,25 @@ pub(super) struct Work {
 /// One end of a lane; the other end's index is this one's with the lowest bit flipped.
 #[derive(Debug)]
 pub(super) struct Qp {
-    /// The end of the connection that it belongs to.
     pub(super) end: EndId,
-    /// Posted and not completed, in order.
+    /// Outstanding requests, in order.
     pub(super) outstanding: VecDeque<Work>,
-    /// The number of the first of them.
+    /// Number of the first one.
     pub(super) first: u64,
-    /// A poster found the queue full and waits for the room event.
+    /// Whether a poster that found the queue full waits for the room event.
     pub(super) wants_room: bool,
-    /// The number of the one being sent, how much of it has been, and how often its next packet was lost.
+    /// Number of the request being sent, its bytes sent so far, and losses of its next packet.
     pub(super) departing: u64,
     pub(super) offset: u64,
     pub(super) attempts: u32,
     /// Whether a departure is scheduled, or waits for its host.
     pub(super) busy: bool,
-    /// Until when the posting processor is busy with what was posted.
+    /// Until when the posting processor is busy with posts.
     pub(super) posted_ns: u64,
-    /// When the last packet lands at the peer; and the last answer here.
+    /// When the last packet lands at the peer, and the last answer here.
     pub(super) landed_ns: u64,
     pub(super) answered_ns: u64,
-    /// Packets that have arrived here and wait for a receive.
+    /// Packets here that wait for a receive.
     pub(super) stalled: VecDeque<u32>,
 }
 
@@ -158,7 +157,7 @@ impl Qp {
         let index = number.checked_sub(self.first)?;
         self.outstanding.get_mut(index as usize)
     }
-    /// The poster is gone, and gets no completion.
+    /// Drops the requests of a poster that is gone.
     pub(super) fn forget(&mut self) {
         self.first += self.outstanding.len() as u64;
         self.outstanding.clear();

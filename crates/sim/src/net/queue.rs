@@ -13,48 +13,48 @@ pub(super) enum Event {
     Depart { qp: u32 },
     /// A packet reaches memory.
     Land { packet: u32 },
-    /// Messages that found no receive are looked at again.
+    /// Packets that found no receive are tried again.
     ReceiverRetry { qp: u32 },
     /// The target of the read `number` of `qp` sends the next piece of the answer.
     Respond { qp: u32, number: u64 },
-    /// The adapter of an endpoint writes the word of the atomic that it carries out.
+    /// The adapter of an endpoint writes the word of the atomic in execution.
     AtomicWritten { endpoint: u32 },
     /// The request `number` of `qp` is acknowledged.
     Acknowledge { qp: u32, number: u64 },
-    /// An acknowledgement did not come.
+    /// The timeout of a lost acknowledgement.
     AckTimeout { qp: u32, number: u64 },
-    /// A fabric's next completion can be seen.
+    /// The next event of a fabric becomes visible.
     Show { endpoint: u32 },
-    /// The other end has left, by its own word.
+    /// The other end has reported that it closed.
     PeerLeft { end: EndId },
-    /// It has crashed, by the word of its kernel.
+    /// The other end's kernel has reported its crash.
     PeerCrashed { end: EndId },
-    /// It can no longer touch the memory of this end.
+    /// The other end can no longer access the memory of this end.
     PeerDetached { end: EndId },
-    /// An attempt to connect reaches its target.
+    /// A dial reaches its target.
     DialArrives { dial: u32 },
-    /// The answer is back.
+    /// The answer to a dial arrives.
     DialAnswered { dial: u32, end: Option<EndId> },
-    /// It takes too long.
+    /// The timeout of a dial.
     DialTimeout { dial: u32 },
-    /// A fabric's host is brought down, to cut it off.
+    /// Kills the host of a fabric, to cut it off.
     Fence { endpoint: u32 },
-    /// It is looked whether an end that is closed still holds memory of its peer.
-    LookAtWindows { end: EndId },
-    /// The provider of an end hears how many keys its peer has, perhaps because it asked.
+    /// Checks whether a closed end still has the peer's memory mapped.
+    CheckWindows { end: EndId },
+    /// The provider of an end learns the number of its peer's keys, perhaps as an answer.
     KeysTold { end: EndId, keys: u32, answer: Option<Question> },
-    /// The provider of an end is asked that.
+    /// The provider of an end is asked for its keys.
     KeysAsked { question: Question },
-    /// There may have been no answer.
+    /// Asks again if there was no answer.
     AskAgain { qp: u32 },
-    /// A queue pair has something to do though nothing arrives.
+    /// A turn of a queue pair without a packet.
     Turn { qp: u32 },
     /// A datagram arrives.
     Datagram { index: u32 },
 }
 
 impl Event {
-    /// What goes into the digest: which kind, and of what.
+    /// The event's words in the digest: kind and object.
     pub(super) fn words(self) -> [u64; 3] {
         match self {
             Event::Depart { qp } => [1, qp.into(), 0],
@@ -71,7 +71,7 @@ impl Event {
             Event::DialAnswered { dial, end } => [12, dial.into(), end.map_or(0, |end| u64::from(end.0) + 1)],
             Event::DialTimeout { dial } => [13, dial.into(), 0],
             Event::Fence { endpoint } => [14, endpoint.into(), 0],
-            Event::LookAtWindows { end } => [15, end.0.into(), 0],
+            Event::CheckWindows { end } => [15, end.0.into(), 0],
             Event::AtomicWritten { endpoint } => [16, endpoint.into(), 0],
             Event::KeysTold { end, keys, .. } => [17, end.0.into(), keys.into()],
             Event::KeysAsked { question } => [18, question.qp.into(), question.number],
@@ -82,7 +82,7 @@ impl Event {
     }
 }
 
-/// The events, those of one instant in the order in which they were added.
+/// Future events; those of one time in the order of insertion.
 #[derive(Debug, Default)]
 pub(super) struct EventQueue {
     heap: BinaryHeap<Entry>,
@@ -96,7 +96,7 @@ struct Entry {
 }
 
 impl Ord for Entry {
-    /// The earliest is the greatest, which is what the heap yields first.
+    /// The earliest is the greatest, since the heap yields that first.
     fn cmp(&self, other: &Entry) -> Ordering {
         (other.at_ns, other.sequence).cmp(&(self.at_ns, self.sequence))
     }
@@ -121,7 +121,7 @@ impl EventQueue {
         self.heap.push(Entry { at_ns, sequence, event });
     }
 
-    /// When the next one is due, and its number among all.
+    /// Time and number of the next event.
     pub(super) fn next(&self) -> Option<(u64, u64)> {
         self.heap.peek().map(|entry| (entry.at_ns, entry.sequence))
     }

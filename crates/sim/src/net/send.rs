@@ -1,4 +1,4 @@
-//! Where processors copy: pieces leave one after the other, and are repeated when a link loses them.
+//! Where processors copy: pieces leave in sequence, and lost ones are sent again.
 
 use halite_fabric::Status;
 use halite_mem::Window;
@@ -47,7 +47,7 @@ impl Net {
         }
         let verb = queue.work(number)?.verb;
         let rest = verb.outbound_bytes() - offset;
-        // A message lands whole.
+        // A message lands as a whole.
         let len = if matches!(verb, Verb::Send { .. }) { rest } else { rest.min(mtu) };
         Some(Piece { number, verb, offset, len, last: len == rest })
     }
@@ -66,7 +66,7 @@ impl Net {
         self.schedule(lands_ns, Event::Land { packet });
     }
 
-    /// A snapshot of the bytes as they are now.
+    /// A snapshot of the current bytes.
     fn source_bytes(&mut self, qp: u32, piece: &Piece) -> Vec<u8> {
         let source = match piece.verb {
             Verb::Write { source: Source::Registered { offset, .. }, .. } => Some(offset),
@@ -126,12 +126,12 @@ impl Net {
         }
     }
 
-    /// Sends the next piece of what the request `number` of `qp` reads, from its target.
+    /// Sends the next piece of the read `number` of `qp` from its target.
     pub(super) fn handle_respond(&mut self, qp: u32, number: u64) {
         let event = Event::Respond { qp, number };
         let (from, to) = self.hosts_of(qp);
         let end = self.end_of(qp);
-        // Who asks is who copies.
+        // The requester's processor copies.
         if !self.has_processor(from, event) {
             return;
         }
@@ -145,7 +145,7 @@ impl Net {
             return;
         };
         if piece.verb.remote().is_some_and(|remote| self.segment(qp ^ 1, remote).is_none()) {
-            // The key was taken back meanwhile.
+            // The key was deregistered meanwhile.
             return self.refuse(qp, number, true);
         }
         match self.transmit(to, from, self.now_ns, piece.len) {

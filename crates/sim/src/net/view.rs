@@ -8,15 +8,15 @@ use halite_rnic::{Access, Held, Memory, Refused};
 /// See the header of this file.
 pub(super) struct View<'a> {
     pub(super) segments: &'a [Option<Window>],
-    /// So many of their keys mean something to the peer.
+    /// Number of their keys that the peer may use.
     pub(super) keys_told: u32,
     pub(super) held: &'a Held<Window>,
-    /// What the word of an atomic held when the adapter read it, if that is its first step and the answer the second.
+    /// The word of an atomic, as the adapter has read it in the first step.
     pub(super) word: Option<u64>,
 }
 
 impl View<'_> {
-    /// What the word of an atomic holds, if it names one.
+    /// Reads the word of an atomic, if its address is valid.
     pub(super) fn load(&self, eth: &AtomicEthRepr) -> Option<u64> {
         self.segment(eth.rkey).ok()?.load_u64(eth.address).ok()
     }
@@ -26,7 +26,8 @@ impl View<'_> {
         segment.and_then(Option::as_ref).ok_or(Refused)
     }
 
-    /// An atomic: in one piece with what processors do, or the second half of what an adapter does, over whatever the word holds by now.
+    /// Executes an atomic: as a whole, atomic with processors, or only the adapter's write, which overwrites changes
+    /// since its read.
     fn change(
         &self,
         key: u32,

@@ -1,4 +1,4 @@
-//! Handlers: each node serves the same functions, each with a few tasks that do what the calls ask for.
+//! Handlers: each node serves the same functions, with a few tasks each, as the calls request.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use super::{TIMEOUT_US_MAX, in_batches, payload};
 use crate::giving_up;
 use crate::harness::{Harness, PRINCIPALS};
 
-/// As whom functions are served.
+/// Principal that serves the functions.
 const OWNER: usize = 0;
-/// Who may call a closed function beside its owner.
+/// Principal that may also call the closed function.
 const GUEST: usize = 1;
-/// Tasks of each function.
+/// Tasks per function.
 const TASKS: u32 = 2;
-/// Most calls that wait for a narrow function.
+/// Queue limit of the narrow function.
 const NARROW: usize = 2;
 /// Most calls that are received together.
 const BATCH_MAX: usize = 8;
@@ -26,7 +26,7 @@ pub(super) fn function_of(kind: Kind) -> Function {
     Function(1 + kind as u32)
 }
 
-/// Whether a principal, by its index, may call a function of that kind.
+/// Whether a principal, by index, may call a function of that kind.
 pub(super) fn is_allowed(kind: Kind, principal: usize) -> bool {
     kind != Kind::Closed || principal == OWNER || principal == GUEST
 }
@@ -40,7 +40,7 @@ fn options_of(kind: Kind) -> ServeOptions {
     }
 }
 
-/// Serves what there is to serve on a node that has just joined.
+/// Serves all functions on a node that has just joined.
 pub(super) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     let session = driven.session_of(PRINCIPALS[OWNER]).expect("the name is a good one");
     for kind in [Kind::Open, Kind::Closed, Kind::Narrow] {
@@ -79,17 +79,17 @@ impl Handler {
         loop {
             let max = if in_batches(&mut self.random, &self.harness.plan) { BATCH_MAX } else { 1 };
             let receiving = server.recv_many(max);
-            let received = giving_up::or_give_up(&world, self.host, &mut self.random, per_mille, receiving);
+            let received = giving_up::or_cancel(&world, self.host, &mut self.random, per_mille, receiving);
             match received.await {
                 Some(Ok(calls)) => self.handle(calls).await,
                 Some(Err(_)) => return,
-                // What was about to be received is left to the other tasks, and to the next attempt.
+                // The call that was about to be received stays queued.
                 None => {}
             }
         }
     }
 
-    /// Calls that were received together are answered together.
+    /// Answers calls together that were received together.
     async fn handle(&mut self, calls: Vec<Call>) {
         let (mut answers, mut kept, mut is_late) = (Vec::new(), Vec::new(), false);
         for call in calls {
@@ -120,16 +120,17 @@ impl Handler {
         self.harness.world.sleep(Some(self.host), long).await;
     }
 
-    /// Which call it is, once the judge has seen that it is as it was made.
+    /// Identifies a call and checks its input.
     fn understand(&self, call: &Call) -> Result<(CallId, Wish), String> {
         let input = call.input();
-        let id = payload::id_of(input, self.node).ok_or_else(|| format!("{} bytes are none", input.len()))?;
+        let id = payload::id_of(input, self.node)
+            .ok_or_else(|| format!("{} bytes are not an input", input.len()))?;
         let from = (call.node().0, call.caller());
         let mut ledger = self.harness.calls.borrow_mut();
-        let wish = ledger.ledger.carry_out(id, self.node, self.kind, from);
+        let wish = ledger.ledger.execute(id, self.node, self.kind, from);
         let wish = wish.map_err(|why| format!("{id:?} by {from:?}: {why}"))?;
         if !payload::is_input(input, wish.input_bytes as usize) {
-            return Err(format!("{id:?}: its {} bytes are not those that were sent", input.len()));
+            return Err(format!("{id:?}: its {} bytes differ from those that were sent", input.len()));
         }
         Ok((id, wish))
     }

@@ -1,23 +1,22 @@
-//! What is known of each call from outside: what it asks for, whether it was carried out, and what its caller was told.
+//! What is known about each call: what it requests, whether it was executed, and what its caller was told.
 
 use std::collections::BTreeMap;
 
 use halite::{CallCause, CallError};
 
-/// The number of a call, which none other has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct CallId(pub(super) u64);
 
-/// What a handler is to do.
+/// What a handler does with the call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Task {
     /// Answer at once.
     Answer,
-    /// Answer after a while, perhaps too late.
+    /// Answer later, perhaps too late.
     AnswerLate,
-    /// Give the call up without an answer.
+    /// Drop the call without an answer.
     GiveUp,
-    /// Keep the call until its time is over, and then give it up.
+    /// Keep the call beyond its deadline, and then drop it.
     Keep,
 }
 
@@ -29,24 +28,24 @@ impl Task {
     }
 }
 
-/// Whom a function of the trial serves, and how many wait for it.
+/// The principals that a function serves, and its queue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Kind {
-    /// Everybody.
+    /// Serves all principals.
     Open,
-    /// Not everybody.
+    /// Serves some principals.
     Closed,
-    /// Everybody, but few at a time.
+    /// Serves all principals, with a short queue.
     Narrow,
-    /// Nobody: it is not served.
+    /// Is not served.
     Absent,
 }
 
-/// What a caller asks for.
+/// A request of a caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Wish {
     pub(super) from: u32,
-    /// The incarnation of that node, and the number of the session there.
+    /// The incarnation of that node, and the number of its session.
     pub(super) session: (u32, u32),
     pub(super) to: u32,
     pub(super) kind: Kind,
@@ -56,40 +55,39 @@ pub(super) struct Wish {
     pub(super) task: Task,
     pub(super) input_bytes: u32,
     pub(super) output_bytes: u32,
-    /// Most bytes that it takes for an answer.
+    /// Most bytes of an answer.
     pub(super) room: u64,
 }
 
-/// What is known of one.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     wish: Wish,
     times: u32,
-    /// Its caller was told that it has not been carried out.
+    /// Whether its caller was told that it was not executed.
     denied: bool,
-    /// When its handler had answered.
+    /// When its handler answered.
     replied_ns: Option<u64>,
 }
 
-/// When somebody was told that a call has no answer.
+/// The circumstances of a failed call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NoAnswer {
     pub(super) now_ns: u64,
-    /// For how long its time had been over; negative if it was not.
+    /// Time since its deadline; negative before it.
     pub(super) overdue_ns: i64,
-    /// Whether nothing has gone wrong so far.
+    /// Whether no fault has happened so far.
     pub(super) is_calm: bool,
 }
 
-/// An answer that fits into a slot comes so soon after it was given, where nothing goes wrong.
+/// Without faults, an answer that fits into a slot arrives within this time.
 const SHORT_ANSWER_NS_MAX: u64 = 60_000;
-/// The longest such answer.
+/// Longest such answer.
 const SHORT_ANSWER_BYTES_MAX: u32 = 4000;
 /// Inputs up to this length travel in rings of any size.
 const IN_RING_BYTES_MAX: u32 = 512;
 
 impl Known {
-    /// Whether it was answered long enough before its time was over.
+    /// Whether it was answered long enough before its deadline.
     fn lost_answer(&self, told: NoAnswer) -> bool {
         let due_ns = told.now_ns.saturating_add_signed(-told.overdue_ns);
         let in_time = self.replied_ns.is_some_and(|at| at + SHORT_ANSWER_NS_MAX < due_ns);
@@ -97,23 +95,22 @@ impl Known {
     }
 }
 
-/// Everything about the calls of a trial.
+/// All calls of a trial.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     known: Vec<Known>,
-    /// The last call of each session that each function has received.
+    /// The last call of each session that each function received.
     last: BTreeMap<(u32, (u32, u32), u32, Kind), CallId>,
 }
 
 impl Ledger {
-    /// Somebody is about to call.
     pub(super) fn begin(&mut self, wish: Wish) -> CallId {
         self.known.push(Known { wish, times: 0, denied: false, replied_ns: None });
         CallId(self.known.len() as u64 - 1)
     }
 
-    /// A handler at node `at` has received it.
-    pub(super) fn carry_out(
+    /// A handler at node `at` has received the call.
+    pub(super) fn execute(
         &mut self,
         id: CallId,
         at: u32,
@@ -121,12 +118,12 @@ impl Ledger {
         caller: (u32, &str),
     ) -> Result<Wish, String> {
         let known = usize::try_from(id.0).ok().and_then(|index| self.known.get_mut(index));
-        let Some(known) = known else { return Err("nobody ever made it".to_owned()) };
+        let Some(known) = known else { return Err("no session made it".to_owned()) };
         known.times += 1;
         let wish = known.wish;
         match () {
-            () if known.times > 1 => Err(format!("it was carried out {} times", known.times)),
-            () if known.denied => Err("its caller had been told that it was not carried out".to_owned()),
+            () if known.times > 1 => Err(format!("it was executed {} times", known.times)),
+            () if known.denied => Err("its caller was told that it was not executed".to_owned()),
             () if wish.to != at || wish.kind != kind => Err(format!("it was meant for {wish:?}")),
             () if (wish.from, wish.principal) != caller => Err(format!("it came from {wish:?}")),
             () if !wish.is_allowed => Err("its caller may not call that function".to_owned()),
@@ -134,7 +131,7 @@ impl Ledger {
         }
     }
 
-    /// Those of a session come in the order in which they were posted, but for long ones, which are read first.
+    /// A session's calls arrive in the order of posting, except long inputs, which are read first.
     fn keep_order(&mut self, id: CallId, wish: Wish) -> Result<(), String> {
         if wish.input_bytes > IN_RING_BYTES_MAX {
             return Ok(());
@@ -146,32 +143,31 @@ impl Ledger {
         }
     }
 
-    /// Its handler has answered.
     pub(super) fn replied(&mut self, id: CallId, now_ns: u64) {
         self.known[id.0 as usize].replied_ns = Some(now_ns);
     }
 
-    /// Its caller has an answer of so many bytes.
+    /// Its caller has an answer of `len` bytes.
     pub(super) fn answered(&self, id: CallId, len: usize) -> Result<(), String> {
         let Known { wish, times, .. } = self.known[id.0 as usize];
         match () {
-            () if times != 1 => Err(format!("it was answered, and carried out {times} times")),
-            () if !wish.task.answers() => Err(format!("it was answered, but {:?}", wish.task)),
+            () if times != 1 => Err(format!("it was answered, but executed {times} times")),
+            () if !wish.task.answers() => Err(format!("it was answered, but its task is {:?}", wish.task)),
             () if len != wish.output_bytes as usize => Err(format!("its answer has {len} bytes: {wish:?}")),
             () => Ok(()),
         }
     }
 
-    /// Its caller was told that there is no answer, and why.
+    /// Its caller has an error.
     pub(super) fn failed(&mut self, id: CallId, error: &CallError, told: NoAnswer) -> Result<(), String> {
         let known = &mut self.known[id.0 as usize];
         let Known { wish, times, .. } = *known;
         let NoAnswer { is_calm, .. } = told;
         known.denied = !error.may_have_run;
         match () {
-            () if known.denied && times > 0 => return Err("it was carried out".to_owned()),
+            () if known.denied && times > 0 => return Err("it was executed".to_owned()),
             () if !known.denied && is_not_done(error.cause) => {
-                return Err("it cannot have been carried out".to_owned());
+                return Err("it cannot have been executed".to_owned());
             }
             () => {}
         }
@@ -191,11 +187,11 @@ impl Ledger {
             | CallCause::NodeClosed => !is_calm,
             _ => false,
         };
-        if is_explained { Ok(()) } else { Err(format!("there is no reason: {wish:?}")) }
+        if is_explained { Ok(()) } else { Err(format!("without a reason: {wish:?}")) }
     }
 }
 
-/// Whether an error promises that no handler has run, nor will.
+/// Whether an error promises that no handler has run or will run.
 fn is_not_done(cause: CallCause) -> bool {
     matches!(
         cause,

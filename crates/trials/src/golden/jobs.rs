@@ -8,15 +8,14 @@ use halite::{Lh, NodeId, Permissions, Placement, ReadOp, Session, WriteOp};
 
 use super::quiet::{FUNCTION, PORT, Quiet};
 
-/// The node on which everything is that is used.
+/// The node with all regions.
 const THERE: NodeId = NodeId(1);
-/// Longer than anything takes.
+/// Longer than any operation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many accesses a batch has.
+/// Accesses per batch.
 const PIECES: u64 = 64;
 
-/// One operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Job {
     Read,
@@ -36,7 +35,7 @@ pub(super) enum Job {
     Move,
 }
 
-/// All rows; 0 bytes for what has no size.
+/// All rows; 0 bytes for operations without a size.
 pub(super) fn all() -> impl Iterator<Item = (Job, u64)> {
     let sizes: [(Job, &[u64]); 15] = [
         (Job::Read, &[8, 4 << 10, 64 << 10, 1 << 20]),
@@ -79,7 +78,6 @@ impl Job {
         }
     }
 
-    /// Whether it changes a word in one piece.
     pub(super) fn is_atomic(self) -> bool {
         matches!(self, Job::FetchAdd | Job::CompareSwap)
     }
@@ -93,16 +91,16 @@ impl Job {
     }
 }
 
-/// A session that does one operation again and again.
+/// A session that repeats one operation.
 pub(super) struct Worker {
     job: Job,
     session: Session,
-    /// On the other node, for a barrier.
+    /// A session of the other node, for barriers.
     partner: Session,
     name: String,
     bytes: u64,
     buffer: Vec<u8>,
-    /// Where it reads and writes, once it has been prepared.
+    /// Its region, once prepared.
     lh: Option<Lh>,
     done: u64,
 }
@@ -121,7 +119,7 @@ impl Worker {
         }
     }
 
-    /// Makes a region of its own on the other node.
+    /// Creates its region on the other node.
     pub(super) async fn prepare(&mut self) {
         let made =
             self.session.alloc(Some(&self.name), 2 * self.bytes.max(8), Placement::On(THERE), ALL).await;
@@ -172,12 +170,12 @@ impl Worker {
 
 const ALL: Permissions = Permissions::all();
 
-/// Where the pieces of a batch are: every other one of those that the region has room for.
+/// Offsets of a batch's pieces: every second one of those that fit into the region.
 fn scattered(bytes: u64) -> impl Iterator<Item = u64> {
     (0..PIECES).map(move |piece| 2 * piece * (bytes / PIECES))
 }
 
-/// Waits for both, at the same time.
+/// Waits for both in parallel.
 async fn both<T, E>(
     first: impl Future<Output = Result<T, E>>,
     second: impl Future<Output = Result<T, E>>,

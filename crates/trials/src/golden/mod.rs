@@ -1,7 +1,7 @@
-//! The golden table: what each operation costs in simulated time, where nothing goes wrong.
+//! The golden table: cost of each operation in simulated time, without faults.
 //!
-//! It shows what operations cost in steps of the protocol, and nothing about the speed of this code or of any real
-//! machine.  The table is in the tree, so that authors and reviewers of a change see what it costs.
+//! It shows the steps of the protocol, and nothing about the speed of this code or of a real machine.  The table is in
+//! the tree, so that a change shows its cost.
 
 mod jobs;
 mod quiet;
@@ -15,21 +15,21 @@ use halite_sim::{Profile, RunEnd, World};
 use jobs::{Job, Worker};
 use quiet::Quiet;
 
-/// Most operations one after the other whose mean is the latency.
+/// Most operations of which the latency is the mean.
 const ROUNDS_MAX: u64 = 32;
-/// So many bytes are enough, as one long operation takes as long as the next.
+/// Bytes per session that suffice, since one long operation takes as long as the next.
 const BYTES_ENOUGH: u64 = 128 << 10;
-/// Operations that come before, so that connections and rings are as they stay.
+/// Operations before the measurement, so that connections and rings are in their steady state.
 const WARM_UP: u64 = 2;
-/// Sessions that do the same at once, for the throughput.
+/// Parallel sessions, for the throughput.
 const SESSIONS: u32 = 16;
 
-/// Those whose costs are meant to be like real ones.
+/// Profiles whose costs resemble real hardware.
 const PROFILES: [&str; 2] = ["local", "rnic-100g"];
-/// Where atomics travel as calls; all else costs what it does in the last of those.
+/// With atomics by call; all else costs as in `rnic-100g`.
 const BY_CALL: &str = "rnic-100g-hca";
 
-/// The whole document, `docs/simulated.md`.
+/// The document `docs/simulated.md`.
 pub fn golden() -> String {
     let mut text = HEADER.to_owned();
     for name in PROFILES {
@@ -47,7 +47,7 @@ pub fn golden() -> String {
     text
 }
 
-/// By then all have long ended.
+/// All operations have ended by then.
 const LATE_NS: u64 = 1_000_000_000;
 
 const HEADER: &str = "\
@@ -92,12 +92,12 @@ fn per_time(amount: f64, time_ns: u64) -> String {
     if time_ns == 0 { "-".to_owned() } else { format!("{:.1}", amount / time_ns as f64) }
 }
 
-/// Operations of each session, with so many bytes.
+/// Operations of each session.
 fn rounds(bytes: u64) -> u64 {
     (BYTES_ENOUGH / bytes.max(1)).clamp(2, ROUNDS_MAX)
 }
 
-/// How long it takes until so many sessions have all done their operations.
+/// The time until all sessions have done their operations.
 fn elapsed_ns(profile: &Profile, job: Job, bytes: u64, sessions: u32) -> u64 {
     let world = World::new(0, profile.clone());
     let took_ns = Rc::new(Cell::new(0));
@@ -113,7 +113,7 @@ fn elapsed_ns(profile: &Profile, job: Job, bytes: u64, sessions: u32) -> u64 {
     took_ns.get()
 }
 
-/// Lets all prepare, then work; how long the work took.
+/// Prepares all workers, lets them work, and returns the time of the work.
 async fn race(world: &World, workers: Vec<Worker>, rounds: u64) -> u64 {
     let line = Rc::new(Line::new(world.clone(), workers.len()));
     for mut worker in workers {
@@ -130,7 +130,7 @@ async fn race(world: &World, workers: Vec<Worker>, rounds: u64) -> u64 {
     line.finished().await
 }
 
-/// Where all start at once, and their end is waited for.
+/// Synchronizes the start of all workers, and awaits their end.
 struct Line {
     world: World,
     starting: Cell<usize>,

@@ -1,4 +1,4 @@
-//! A cluster of two nodes to which nothing happens.
+//! A cluster of two nodes without faults.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -9,13 +9,13 @@ use halite_sim::{HostId, World};
 
 use crate::hosted::Birth;
 
-/// What calls are answered with.
+/// The reply to calls.
 const ANSWER: [u8; 8] = [7; 8];
-/// The function that answers, and the port that takes messages, of node 1.
+/// Function and port of node 1.
 pub(super) const FUNCTION: Function = Function(1);
 pub(super) const PORT: Port = Port(1);
 
-/// Node 0, on which sessions work, and node 1, on which everything is that they use.
+/// Node 0, whose sessions work, and node 1, which serves them.
 pub(super) struct Quiet {
     pub(super) world: World,
     nodes: [Rc<Driven>; 2],
@@ -36,8 +36,8 @@ impl Quiet {
 
     fn serve(&self, host: HostId) {
         let session = self.session(1);
-        let server = session.serve(FUNCTION, ServeOptions::default()).expect("nobody else serves it");
-        let mailbox = session.open_port(PORT, ServeOptions::default()).expect("nobody else has it");
+        let server = session.serve(FUNCTION, ServeOptions::default()).expect("no other session serves it");
+        let mailbox = session.open_port(PORT, ServeOptions::default()).expect("no other session has it");
         self.world.spawn(Some(host), "server", async move {
             while let Ok(call) = server.recv().await {
                 call.reply(&ANSWER).expect("its caller waits");
@@ -55,7 +55,7 @@ async fn start(world: &World, host: HostId, number: u32) -> Rc<Driven> {
     driven
 }
 
-/// As users have it by default, but for the memory that they do not need here.
+/// The default configuration, with less memory.
 fn config(number: u32) -> Config {
     Config {
         dir: PathBuf::from("simulated"),
@@ -66,7 +66,7 @@ fn config(number: u32) -> Config {
     }
 }
 
-/// Lets a moment pass, as those do who look for the end of something.
+/// The interval of polling for the end of something.
 pub(super) async fn pause(world: &World) {
     world.sleep(None, Duration::from_micros(1)).await;
 }

@@ -1,8 +1,7 @@
-//! What was done to one key: there must be an order that explains all that was seen, in which everything is done between its begin
-//! and its end.
+//! The operations on one key: some order must explain all results, with each operation between its begin and its end.
 //!
-//! What nobody has seen the end of may be done at any time, or, which is the same, after all else.  A key that expires goes at a time of
-//! its own: that is an operation like others, between the earliest and the latest moment that its owner's clock may have meant.
+//! An operation without a known end may take effect at any later time, or never.  The expiry of a key is an operation
+//! of its own, between the earliest and the latest moment that its owner's clock may have meant.
 
 use std::fmt::Write;
 
@@ -12,19 +11,19 @@ use todc_utils::specifications::Specification;
 use super::values::Value;
 use crate::linearizability::{self, Span};
 
-/// When something that was begun has not ended, for all that is known.
+/// End of an operation that is not known to have ended.
 const NEVER: u64 = u64::MAX;
-/// The checker looks at no more, and sessions that have begun something meanwhile add to it.
+/// The checker handles no more; operations in progress still add to it.
 const LEN_MAX: usize = 32;
-/// So many of which nobody knows whether they were done make the checker slow.
+/// More operations without a known outcome make the checker slow.
 const UNKNOWN_MAX: usize = 6;
-/// By how much an owner's clock may be off: it counts in microseconds, and runs a little fast or slow.
+/// Error of an owner's clock: it counts in microseconds, and drifts.
 const CLOCK_NS: u64 = 2_000;
 
-/// What is done to a key; results that are not known are `None`, and then anything is right.
+/// An operation on a key; an unknown result is `None`, and anything fits it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Operation {
-    /// It was not done.
+    /// Was not executed.
     Nothing,
     Get {
         found: Option<Value>,
@@ -35,7 +34,7 @@ pub(super) enum Operation {
         lapse: Option<u64>,
         found: Option<Option<Value>>,
     },
-    /// With the length afterwards, in entries.
+    /// With the resulting length, in entries.
     Append {
         token: u64,
         len: Option<u64>,
@@ -47,13 +46,13 @@ pub(super) enum Operation {
         lapse: u64,
         was: Option<bool>,
     },
-    /// What was told to go, by that number, goes, if it has not been told otherwise since.
+    /// Removes the key if this expiry is still in force.
     Lapse {
         lapse: u64,
     },
 }
 
-/// A key that is there.
+/// The state of a key that exists.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Item {
     value: Value,
@@ -106,37 +105,37 @@ pub(super) struct History {
 }
 
 impl History {
-    /// Whether the key should be left alone from now on.
+    /// Whether the key should be used no longer.
     pub(super) fn is_full(&self) -> bool {
         let unknown = self.done.iter().filter(|(span, _)| span.end_ns == NEVER).count();
         self.done.len() >= LEN_MAX || unknown >= UNKNOWN_MAX
     }
 
-    /// Something begins; returns its place.
+    /// Records the start of an operation; returns its place.
     pub(super) fn begin(&mut self, begin_ns: u64, operation: Operation) -> usize {
         self.done.push((Span { begin_ns, end_ns: NEVER }, operation));
         self.done.len() - 1
     }
 
-    /// It has ended, and this is what it was.
+    /// Records the end of the operation and its result.
     pub(super) fn end(&mut self, place: usize, end_ns: u64, operation: Operation) {
         let (span, known) = &mut self.done[place];
         (span.end_ns, *known) = (end_ns, operation);
     }
 
-    /// It was not done, and will not be.
+    /// The operation was not executed, and will not be.
     pub(super) fn forget(&mut self, place: usize) {
         let (span, operation) = &mut self.done[place];
         (span.end_ns, *operation) = (span.begin_ns, Operation::Nothing);
     }
 
-    /// What begins now, and is to be kept for so long, goes at some time after that; returns its place.
+    /// Records an expiry that starts now; returns its place.
     pub(super) fn lapses(&mut self, begin_ns: u64, kept_us: u64, lapse: u64) -> usize {
         let earliest_ns = (begin_ns + 1000 * kept_us).saturating_sub(CLOCK_NS).max(begin_ns);
         self.begin(earliest_ns, Operation::Lapse { lapse })
     }
 
-    /// And at the latest so long after its end.
+    /// Sets the latest time of the expiry.
     pub(super) fn lapsed(&mut self, place: usize, end_ns: u64, kept_us: u64) {
         self.done[place].0.end_ns = end_ns + 1000 * kept_us + CLOCK_NS;
     }
@@ -146,13 +145,13 @@ impl History {
         linearizability::has_order::<Register>(Operation::Nothing, &self.known())
     }
 
-    /// What must have its place in an order: what was not done needs none, nor does a look of which nobody knows the result.
+    /// Operations that need a place in the order: not those that were not executed, nor reads with unknown results.
     fn known(&self) -> Vec<(Span, Operation)> {
         self.done.iter().copied().filter(|(_, operation)| *operation != Operation::Nothing).collect()
     }
 
-    /// For people.
-    pub(super) fn told(&self) -> String {
+    /// For error messages.
+    pub(super) fn text(&self) -> String {
         let mut done = self.known();
         done.sort_by_key(|(span, _)| span.begin_ns);
         done.iter().fold(String::new(), |mut text, (Span { begin_ns, end_ns }, operation)| {

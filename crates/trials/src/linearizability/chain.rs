@@ -1,56 +1,56 @@
-//! What was done to one word, and in which order.
+//! The changes of one word, and their order.
 //!
-//! Each change leaves a value that the word never had before, so that the value that it found says which was before it:
-//! all changes form one chain, and the only question left is whether the times allow it.  A general checker, which tries
-//! orders, would be lost among operations of which nobody knows whether they were done; here they fill gaps.  Once it
-//! is known which of them were done, the general checker has the last word.
+//! Each change leaves a value that the word never had before, so the value that it found names its predecessor: all
+//! changes form one chain, and only the times remain to be checked.  A general checker, which tries orders, takes too
+//! long with operations of unknown outcome; here they fill gaps.  Once their outcomes are known, the general checker
+//! decides.
 
 use std::collections::BTreeMap;
 
 use super::register::{Change, Operation, Register};
 use super::{Span, pieces};
 
-/// When something that was begun has not ended, for all that is known.
+/// End of an operation that is not known to have ended.
 const NEVER: u64 = u64::MAX;
-/// So many changes of which nobody knows are tried in a row.
+/// Most changes of unknown outcome that are tried in a row.
 const GAP_MAX: usize = 4;
 
-/// Something that was done to the word, or seen of it.
+/// A change or a read of the word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Done {
     span: Span,
-    /// `None` if it was only looked at.
+    /// `None` for a read.
     change: Option<Change>,
-    /// What the word held before.
+    /// The value before.
     found: u64,
 }
 
-/// All that is known of one word, which is 0 in the beginning.
+/// The history of one word, which is 0 at first.
 #[derive(Clone, Debug, Default)]
 pub struct Chain {
-    /// Changes that were done, by the value that they found.
+    /// Executed changes, by the value that they found.
     done: BTreeMap<u64, (Span, Change)>,
-    /// Changes that were done or not, by number.
+    /// Changes of unknown outcome, by number.
     maybe: BTreeMap<u64, (Span, Change)>,
     last_number: u64,
-    /// Values that were seen.
+    /// Values that were read.
     seen: Vec<(Span, u64)>,
 }
 
 impl Chain {
-    /// A change begins, and may be done from now on, whatever becomes of who does it.  Returns its number.
+    /// A change begins, and may take effect from now on.  Returns its number.
     pub fn begin(&mut self, now_ns: u64, change: Change) -> u64 {
         self.last_number += 1;
         self.maybe.insert(self.last_number, (Span { begin_ns: now_ns, end_ns: NEVER }, change));
         self.last_number
     }
 
-    /// The change of that number was not done, and will not be.
+    /// The change was not executed, and will not be.
     pub fn forget(&mut self, number: u64) {
         self.maybe.remove(&number);
     }
 
-    /// The change of that number was done, and has found `old`.
+    /// The change was executed, and has found `old`.
     pub fn changed(&mut self, number: u64, now_ns: u64, old: u64) -> Result<(), String> {
         let (span, change) = self.maybe.remove(&number).expect("it began");
         let span = Span { end_ns: now_ns, ..span };
@@ -64,26 +64,26 @@ impl Chain {
         }
     }
 
-    /// The word held that.
+    /// A read has found `value`.
     pub fn saw(&mut self, span: Span, value: u64) {
         self.seen.push((span, value));
     }
 
-    /// An error unless there is an order.
+    /// Returns an error unless some order explains the history.
     pub fn check(&self) -> Result<(), String> {
         let done = self.explain()?;
         if has_order(&done) { Ok(()) } else { Err(format!("there is no order for {done:?}")) }
     }
 
-    /// All that was done and seen, the changes in their order.
+    /// All operations, the changes in their order.
     fn explain(&self) -> Result<Vec<Done>, String> {
         let (values, changes) = self.order();
         let steps: Vec<Span> = changes.iter().map(|(span, _)| *span).collect();
         let place: BTreeMap<u64, usize> = values.iter().enumerate().map(|(at, value)| (*value, at)).collect();
         if let Some(old) = self.done.keys().find(|old| !place.contains_key(old)) {
-            return Err(format!("a change found {old:#x}, which nobody left"));
+            return Err(format!("a change found {old:#x}, which no change left"));
         }
-        // Since when, and until when, the word may have held the value at each place.
+        // Earliest and latest time at which the word may have held the value at each place.
         let mut since_ns = vec![0; values.len()];
         let mut until_ns = vec![NEVER; values.len()];
         for at in 0..steps.len() {
@@ -98,16 +98,16 @@ impl Chain {
         }
         for (Span { begin_ns, end_ns }, value) in &self.seen {
             let Some(at) = place.get(value) else {
-                return Err(format!("{value:#x} was seen, which nobody left"));
+                return Err(format!("a read found {value:#x}, which no change left"));
             };
             if *end_ns < since_ns[*at] || *begin_ns > until_ns[*at] {
                 let (since, until) = (since_ns[*at], until_ns[*at]);
                 return Err(format!(
-                    "{value:#x} was seen from {begin_ns} to {end_ns} ns, not {since} to {until}"
+                    "{value:#x} was read from {begin_ns} to {end_ns} ns, but was there from {since} to {until}"
                 ));
             }
         }
-        // Whatever nobody saw the end of had been done by the time at which it was found.
+        // A change without a known end had been executed when its value was read.
         for (Span { end_ns, .. }, value) in &self.seen {
             let at = place[value];
             until_ns[at] = until_ns[at].min(*end_ns);
@@ -125,7 +125,7 @@ impl Chain {
         let mut values = vec![0];
         let mut steps = Vec::new();
         let mut left: Vec<(Span, Change)> = self.maybe.values().copied().collect();
-        // Of those that are alike, the one that may have been first.
+        // Of equal changes, takes the earliest.
         left.sort_by_key(|(span, _)| span.begin_ns);
         let wanted: BTreeMap<u64, ()> = self.seen.iter().map(|(_, value)| (*value, ())).collect();
         let is_wanted = |value: u64| self.done.contains_key(&value) || wanted.contains_key(&value);
@@ -143,7 +143,7 @@ impl Chain {
                 let value = values[values.len() - 1];
                 values.push(change.of(value).expect("it was chosen for that"));
                 steps.push((span, change));
-                // What was used is used up; its place is kept, for the other indexes are of the old order.
+                // Marks the change as used; its place stays, since the other indices refer to the old order.
                 left[index].1 = Change::Swap { expected: value, new: value };
             }
             left.retain(|(_, change)| !matches!(change, Change::Swap { expected, new } if expected == new));
@@ -151,7 +151,7 @@ impl Chain {
     }
 }
 
-/// Changes, by index, that lead from `value` to one that is wanted.
+/// Indices of changes that lead from `value` to a wanted value.
 fn fill(
     left: &[(Span, Change)],
     value: u64,
@@ -159,7 +159,7 @@ fn fill(
     is_wanted: &impl Fn(u64) -> bool,
 ) -> Option<Vec<usize>> {
     left.iter().enumerate().find_map(|(index, (_, change))| {
-        // What an earlier one like it did not lead to, it does not either.
+        // An equal change was tried before.
         if left[..index].iter().any(|(_, other)| other == change) {
             return None;
         }
@@ -175,7 +175,7 @@ fn fill(
     })
 }
 
-/// Whether some order explains all that was `done` to a word, of which the changes stand in their order.
+/// Whether some order explains the operations; the changes are in their order.
 fn has_order(done: &[Done]) -> bool {
     let operations: Vec<_> = done.iter().map(|done| (done.span, operation(done))).collect();
     let mut value = 0;

@@ -1,29 +1,29 @@
-//! A lock that one after the other has, each under a token of its own.
+//! A lock as a sequence of holds, each with its own token.
 
 use todc_utils::specifications::Specification;
 
-/// What was done to a lock; each hold of it has a token of its own.
+/// An operation on a lock, with the token of its hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Operation {
-    /// Who has the lock in the beginning, by the token.
+    /// Sets the holder's token.
     Begin(Option<u64>),
-    /// It is taken.
+    /// The lock is taken.
     Take(u64),
-    /// It is not, because it is held.
+    /// It is refused, since it is held.
     Refused,
-    /// It is given up.
+    /// It is released.
     GiveUp(u64),
 }
 
-/// The token of who has a lock, and the last that was given out, where that counts.
+/// The token of the holder, and the last token if that counts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct LockState {
     holder: Option<u64>,
     last: u64,
 }
 
-/// A lock whose tokens rise in the order in which it is taken, if they are `RISING`.  They need not where holders are cut off: who has lost
-/// a lock may learn its token after the next holder has learned its own.
+/// A lock whose tokens rise in the order of the holds if `RISING`.  They need not if holders are cut off: one that has
+/// lost the lock may learn its token after the next holder.
 #[derive(Debug)]
 pub struct Lock<const RISING: bool>;
 

@@ -1,23 +1,23 @@
-//! A word as a register that one after the other changes and looks at.
+//! A word as a register.
 
 use todc_utils::specifications::Specification;
 
-/// A change.
+/// A change of a word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
-    /// So much is added, modulo 2^64.
+    /// Adds a number, modulo 2^64.
     Add(u64),
-    /// `new` takes the place of `expected`, if that is there.
+    /// Replaces `expected` by `new`, if the word holds it.
     Swap {
-        /// What must be there.
+        /// Value before the change.
         expected: u64,
-        /// What is there afterwards.
+        /// Value after it.
         new: u64,
     },
 }
 
 impl Change {
-    /// What it makes of `value`; `None` if it would leave that.
+    /// The value after the change; `None` if the change does not apply.
     pub fn of(self, value: u64) -> Option<u64> {
         match self {
             Change::Add(add) => Some(value.wrapping_add(add)),
@@ -26,21 +26,21 @@ impl Change {
     }
 }
 
-/// One of what is done to a register, in the words of the checker.
+/// An operation on a register.
 #[derive(Clone, Copy, Debug)]
 pub enum Operation {
-    /// The register is given its first value.
+    /// Sets the first value.
     Begin(u64),
-    /// It is looked at.
+    /// Reads.
     Look {
-        /// What it holds.
+        /// The value that was read.
         found: u64,
     },
-    /// It is changed.
+    /// Changes.
     Change {
-        /// How.
+        /// The change.
         change: Change,
-        /// What it held before.
+        /// The value before.
         found: u64,
     },
 }

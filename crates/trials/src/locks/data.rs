@@ -1,5 +1,5 @@
-//! Data under a lock: its holder reads some words, checks them, and writes them anew, by plain reads and writes;
-//! see [`stamps`](super::stamps) for what must hold.
+//! Data under a lock: its holder reads some words, checks them and rewrites them, with plain reads and writes.
+//! [`stamps`](super::stamps) states what must hold.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use crate::actor::Actor;
 use crate::harness::Harness;
 
 const WORD: usize = 8;
-/// Everything is written by so many writes, between which others may come.
+/// Writes per round; others may come between them.
 const PARTS: usize = 2;
 /// Longest time between reading and writing.
 const THINK_NS_MAX: u64 = 3_000;
-/// A write that was given up has landed by then, with nothing going wrong.
+/// Without faults, a cancelled write has landed after this time.
 const DOUBT_NS: u64 = 30_000;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
 
-/// What locks protect.
+/// The data under all locks.
 #[derive(Debug, Default)]
 pub(super) struct Data {
-    /// Of each region that was ever made; each is longer than the one before, so that it is known by its length.
+    /// All regions so far; each is longer than the one before, so that its length identifies it.
     lives: Vec<Life>,
     last_stamp: u64,
 }
@@ -30,18 +30,18 @@ pub(super) struct Data {
 #[derive(Debug)]
 struct Life {
     stamps: Stamps,
-    /// Nobody took what was made, so it is freed.
+    /// The region was not used, so it is freed.
     ends: bool,
 }
 
-/// A region that a session has mapped.
+/// A mapped region.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Opened {
     lh: Lh,
     life: usize,
 }
 
-/// All names that such regions have.
+/// The names of these regions.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES).map(text)
 }
@@ -50,10 +50,10 @@ fn text(name: usize) -> String {
     format!("d{name}")
 }
 
-/// A session has ended, whatever it wrote.
+/// A session has ended.
 pub(super) fn end_session(harness: &Harness, who: super::SessionRun) {
     let now_ns = harness.world.now_ns();
-    // What a dead holder has posted is over when its lock goes on; others may be late in hearing of its death.
+    // The writes of a dead holder are over when its lock passes on; other nodes may hear late of its death.
     let until_ns = if harness.cut_off_is_death { now_ns } else { now_ns + harness.consequences_ns() };
     let lives = &mut harness.locks.borrow_mut().data.lives;
     for Life { stamps, .. } in lives {
@@ -62,7 +62,7 @@ pub(super) fn end_session(harness: &Harness, who: super::SessionRun) {
     }
 }
 
-/// Reads, checks and writes what one of the locks protects that the session holds.
+/// Reads, checks and writes the data under a lock of the session.
 pub(super) async fn work(actor: &mut Actor, index: usize) {
     let name = actor.locks.held[index].name;
     let Some(opened) = open(actor, name).await else { return };
@@ -90,7 +90,7 @@ async fn open(actor: &mut Actor, name: usize) -> Option<Opened> {
             let life = (session.len(lh).ok()? as usize / WORD).checked_sub(WORDS);
             let lives = actor.harness.locks.borrow().data.lives.len();
             let Some(life) = life.filter(|life| *life < lives) else {
-                accuse(actor, name, actor.now_ns(), "what it protects has a length that it never had");
+                accuse(actor, name, actor.now_ns(), "its region has a length that none had");
                 return None;
             };
             Some(Opened { lh, life })
@@ -117,7 +117,7 @@ async fn make(actor: &mut Actor, name: usize) -> Option<Opened> {
     let home = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let (text, session) = (text(name), actor.session.clone());
     let made = session.alloc(Some(&text), len, Placement::On(home), EVERYONE);
-    match actor.attempt("make under a lock", made).await {
+    match actor.attempt("alloc under a lock", made).await {
         Some(Ok(lh)) => Some(Opened { lh, life }),
         ended => {
             actor.harness.locks.borrow_mut().data.lives[life].ends = true;
@@ -129,7 +129,7 @@ async fn make(actor: &mut Actor, name: usize) -> Option<Opened> {
     }
 }
 
-/// A map or an allocation was refused.  A holder before may have given one up that is being freed.
+/// An earlier holder may have left a region that is being freed.
 fn refused(actor: &Actor, name: usize, cause: &RegionCause, error: &str) {
     let is_left = matches!(cause, RegionCause::NameTaken | RegionCause::Stale);
     if !(is_left || is_explained_by(actor, cause)) {
@@ -137,7 +137,7 @@ fn refused(actor: &Actor, name: usize, cause: &RegionCause, error: &str) {
     }
 }
 
-/// Reads everything; whether that succeeded.
+/// Reads all words; returns whether that succeeded.
 async fn read(actor: &mut Actor, index: usize, opened: Opened) -> bool {
     let (session, begin_ns, who) = (actor.session.clone(), actor.now_ns(), who(actor));
     let mut bytes = [0; WORDS * WORD];
@@ -161,7 +161,7 @@ async fn read(actor: &mut Actor, index: usize, opened: Opened) -> bool {
     true
 }
 
-/// Writes everything anew; whether that succeeded.
+/// Writes all words; returns whether that succeeded.
 async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
     let (begin_ns, who) = (actor.now_ns(), who(actor));
     let stamp = {
@@ -186,7 +186,7 @@ async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
     true
 }
 
-/// Nobody knows how far a write has come, nor until when it goes on.
+/// The progress and end of a cancelled or failed write are unknown.
 fn leave(actor: &Actor, opened: Opened, begin_ns: u64) {
     let harness = &actor.harness;
     let doubt_ns = if harness.is_calm_since(begin_ns) { DOUBT_NS } else { harness.consequences_ns() };
@@ -194,7 +194,7 @@ fn leave(actor: &Actor, opened: Opened, begin_ns: u64) {
     with_stamps(actor, opened, |stamps| stamps.leave(who, until_ns));
 }
 
-/// An access failed, or was given up.
+/// An access failed or was cancelled.
 fn failed(actor: &mut Actor, index: usize, opened: Opened, result: Option<Result<(), AccessError>>) {
     let name = actor.locks.held[index].name;
     actor.locks.held[index].seen = None;
@@ -213,8 +213,8 @@ fn failed(actor: &mut Actor, index: usize, opened: Opened, result: Option<Result
     actor.locks.opened[name] = None;
 }
 
-/// Whether nobody else has taken the lock since.  Nobody does with nothing going wrong: then the data is to show it,
-/// whatever the ledger says.
+/// Whether no other session has taken the lock since.  Without faults none does, whatever the ledger says: then the
+/// data must show it.
 fn holds(actor: &Actor, index: usize) -> bool {
     let held = &actor.locks.held[index];
     let is_last = actor.harness.locks.borrow().ledgers[held.name].holds(who(actor), held.token);

@@ -1,9 +1,8 @@
-//! Who had a lock after whom: what was done to it, in the words of the checker.
+//! The holds of a lock, as the checker needs them.
 
 use crate::linearizability::lock::{Lock, Operation};
 use crate::linearizability::{self, Span};
 
-/// What was done to one lock.
 #[derive(Debug, Default)]
 pub(super) struct History {
     done: Vec<(Span, Operation)>,
@@ -14,13 +13,13 @@ impl History {
         self.done.push((span, Operation::Take(token)));
     }
 
-    /// It was given up, or was lost, at some time in between.
+    /// It was released or lost at some time in `span`.
     pub(super) fn gave_up(&mut self, span: Span, token: u64) {
         self.done.push((span, Operation::GiveUp(token)));
     }
 
-    /// Whether there is an order in which nobody takes what another has.
-    pub(super) fn have_order(&self) -> bool {
+    /// Whether some order has no overlapping holds.
+    pub(super) fn has_order(&self) -> bool {
         let mut holder = None;
         linearizability::pieces(&self.done).into_iter().all(|piece| {
             let first = Operation::Begin(holder);
@@ -30,7 +29,7 @@ impl History {
     }
 }
 
-/// Who has it behind a piece: whose turn began and did not end there, or nobody if the one before has given it up.
+/// The holder after a piece: the last one whose hold did not end.
 fn left_by(piece: &[(Span, Operation)], before: Option<u64>) -> Option<u64> {
     let is_over = |token: u64| piece.iter().any(|(_, operation)| *operation == Operation::GiveUp(token));
     let begun = piece.iter().filter_map(|(_, operation)| match *operation {

@@ -1,18 +1,18 @@
-//! What is known of one lock from outside: who tries to take it, who holds it, and what may follow.
+//! What is known about one lock: attempts, holders, and what may follow.
 
 use super::history::History;
 use crate::linearizability::Span;
 
-/// When something that has begun has not ended.
+/// End of a hold that has not ended.
 const NEVER: u64 = u64::MAX;
-/// A session that has waited for so long, with nothing going wrong, stands in the queue.  It takes a dozen messages at most.
+/// Without faults, time after which a request is in the queue.  It takes a dozen messages at most.
 const QUEUED_NS: u64 = 150_000;
-/// What was given up, with nothing going wrong, is over for everybody after that.
+/// Without faults, time after which a released lock is free for all.
 const DOUBT_NS: u64 = 200_000;
-/// Nobody waits for longer than that for a lock that nobody has, with nothing going wrong.
+/// Without faults, longest wait for a lock that is free.
 const IDLE_NS_MAX: u64 = 500_000;
 
-/// A session in one incarnation of its node.
+/// A session, in one incarnation of its node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SessionRun {
     pub(super) node: u32,
@@ -20,15 +20,16 @@ pub(super) struct SessionRun {
     pub(super) session: u32,
 }
 
-/// What the judge knows beside what sessions do with locks.
+/// What the judge knows besides the lock.
 #[derive(Clone, Copy)]
 pub(super) struct Scene<'s> {
     pub(super) now_ns: u64,
-    /// Whether nothing went wrong, nor its consequences lasted, from that time on until now.
+    /// Whether there was no fault, nor a consequence of one, from a time until now.
     pub(super) is_calm_since: &'s dyn Fn(u64) -> bool,
-    /// Whether a session's node neither leaves nor is down.
+    /// Whether a session's node is up and not leaving.
     pub(super) is_up: &'s dyn Fn(SessionRun) -> bool,
-    /// Whether who is cut off does nothing any more: then nobody loses a lock without being gone, or the lock's home.
+    /// Whether a node that is cut off does nothing any more: then a holder loses the lock only if it or the lock's
+    /// home is gone.
     pub(super) cut_off_is_death: bool,
 }
 
@@ -43,16 +44,16 @@ struct Try {
 struct Hold {
     who: SessionRun,
     token: u64,
-    /// When it began to be taken.
+    /// Start of its acquisition.
     begin_ns: u64,
-    /// When it began to be given up.
+    /// Start of its release.
     end_begun_ns: u64,
-    /// Its session has ended without giving it up.
+    /// Its session has ended without a release.
     orphaned: bool,
 }
 
 impl Hold {
-    /// Whether the holder can do nothing with it any more.
+    /// Whether the holder can do nothing any more.
     fn is_gone(&self, scene: Scene<'_>) -> bool {
         self.orphaned || !(scene.is_up)(self.who)
     }
@@ -63,22 +64,22 @@ impl Hold {
 pub(crate) struct Ledger {
     tries: Vec<Try>,
     holds: Vec<Hold>,
-    /// How often it was tried: no faster rise the tokens of one incarnation of the lock.
+    /// Attempts so far: tokens of one incarnation of the lock rise no faster.
     tries_count: u64,
     token_max: u64,
-    /// Until when somebody had it, as far as that is known.
+    /// End of the last hold, as far as known.
     held_until_ns: u64,
-    /// Until when somebody may have it who does not want it any more.
+    /// Until when a cancelled attempt or release may still hold it.
     doubt_until_ns: u64,
-    /// Sessions that have ended while they may have held it, less those for which somebody was told.
+    /// Sessions that ended while they may have held it, less those that a later holder recovered.
     orphans: u64,
     history: History,
-    /// Of the last turn, if nobody has seen its end: since when it may be over, and its token.
+    /// The last hold, if its end is unknown: earliest end, and token.
     open: Option<(u64, u64)>,
 }
 
 impl Ledger {
-    /// Somebody begins to take it; if it `waits`, for as long as it takes.
+    /// An attempt begins; if it `waits`, without a limit.
     pub(super) fn begin(&mut self, who: SessionRun, now_ns: u64, waits: bool) {
         self.tries_count += 1;
         self.tries.push(Try { who, begin_ns: now_ns, waits });
@@ -89,7 +90,6 @@ impl Ledger {
         self.tries.remove(index)
     }
 
-    /// It was taken.
     pub(super) fn took(
         &mut self,
         who: SessionRun,
@@ -114,7 +114,7 @@ impl Ledger {
         verdict
     }
 
-    /// Notes that a turn begins, and that the one before is over, if it may be.
+    /// Records the start of a hold, and the end of the one before if that may be over.
     fn note_turn(&mut self, tried: &Try, token: u64, scene: Scene<'_>) {
         let span = Span { begin_ns: tried.begin_ns, end_ns: scene.now_ns };
         let is_kept =
@@ -126,31 +126,34 @@ impl Ledger {
         self.open = Some((tried.begin_ns, token));
     }
 
-    /// What somebody holds who has not begun to give it up.
+    /// The hold whose release has not begun.
     fn kept(&self) -> Option<&Hold> {
         self.holds.iter().find(|hold| hold.end_begun_ns == NEVER)
     }
 
-    /// Whether there is an order in which nobody took what another had.
+    /// Whether some order has no overlapping holds.
     pub(super) fn has_order(&self) -> bool {
-        self.history.have_order()
+        self.history.has_order()
     }
 
-    /// Nobody else holds it, unless there is a reason why that one counts no more.
+    /// No other session holds it, unless there is a reason why that hold is over.
     fn check_displaced(&self, token: u64, recovered: bool, scene: Scene<'_>) -> Result<(), String> {
         let Some(hold) = self.kept() else { return Ok(()) };
         let is_gone = hold.is_gone(scene);
-        // A lock that was made anew begins far above.
+        // Tokens of a lock that was created again start far above.
         let is_the_same = token.wrapping_sub(hold.token) <= self.tries_count;
         let Hold { who, begin_ns, .. } = hold;
         if !is_gone && (scene.is_calm_since)(*begin_ns) {
-            return Err(format!("{who:?} holds it since {begin_ns} ns, with token {}", hold.token));
+            return Err(format!("{who:?} has held it since {begin_ns} ns, with token {}", hold.token));
         }
         if !is_gone && is_the_same && scene.cut_off_is_death {
-            return Err(format!("{who:?} holds it, lives, and was cut off by nobody; token {}", hold.token));
+            return Err(format!("{who:?} holds it, lives, and was not cut off; token {}", hold.token));
         }
         if is_gone && token == hold.token + 1 && !recovered {
-            return Err(format!("it does not say that {who:?} died with it, with token {}", hold.token));
+            return Err(format!(
+                "it is not marked as recovered from {who:?}, which died with token {}",
+                hold.token
+            ));
         }
         Ok(())
     }
@@ -159,17 +162,17 @@ impl Ledger {
         if token > self.token_max || (token != self.token_max && !is_calm) {
             return Ok(());
         }
-        Err(format!("its token is {token}, and {} was given out before", self.token_max))
+        Err(format!("its token is {token}, but {} was granted before", self.token_max))
     }
 
     fn check_recovered(&self, recovered: bool, is_calm: bool) -> Result<(), String> {
         if !recovered || self.orphans > 0 || !is_calm {
             return Ok(());
         }
-        Err("it was recovered, but nobody died with it".to_owned())
+        Err("it was recovered, but no holder had died".to_owned())
     }
 
-    /// Nobody is overtaken who stood in the queue when this one began.
+    /// No session is overtaken that was in the queue when this one began.
     fn check_order(&self, tried: &Try, scene: Scene<'_>) -> Result<(), String> {
         let was_overtaken = |other: &&Try| {
             other.waits
@@ -190,13 +193,13 @@ impl Ledger {
         Err(format!("it was free since {free_since_ns} ns"))
     }
 
-    /// The attempt was given up, or may have succeeded without its session's knowing.
+    /// The attempt was cancelled, and may have succeeded.
     pub(super) fn gave_up(&mut self, who: SessionRun, now_ns: u64) {
         self.end_try(who);
         self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
     }
 
-    /// It was refused because somebody holds it.
+    /// The attempt was refused because the lock is held.
     pub(super) fn refused(&mut self, who: SessionRun, scene: Scene<'_>) -> Result<(), String> {
         let Try { begin_ns, .. } = self.end_try(who);
         let may_be_held = !self.tries.is_empty()
@@ -206,15 +209,16 @@ impl Ledger {
         if may_be_held || !(scene.is_calm_since)(begin_ns) {
             return Ok(());
         }
-        Err(format!("it was refused, but nobody held it from {begin_ns} ns on"))
+        Err(format!("it was refused, but no session held it from {begin_ns} ns on"))
     }
 
-    /// Whether somebody holds it with that token, as far as is known.
+    /// Whether the session holds it with that token, as far as known.
     pub(super) fn holds(&self, who: SessionRun, token: u64) -> bool {
         self.holds.iter().any(|hold| (hold.who, hold.token) == (who, token))
     }
 
-    /// The highest token that was given out after that one, by the same incarnation of the lock: one that was made anew begins far above.
+    /// The highest token granted after `token` by the same incarnation of the lock; a lock that was created again
+    /// starts far above.
     pub(super) fn taken_after(&self, token: u64) -> Option<u64> {
         let rise = self.token_max.saturating_sub(token);
         (1..=self.tries_count).contains(&rise).then_some(self.token_max)
@@ -224,7 +228,7 @@ impl Ledger {
         self.holds.iter_mut().find(|hold| hold.who == who)
     }
 
-    /// Its holder begins to give it up.
+    /// The holder begins to release it.
     pub(super) fn begin_release(&mut self, who: SessionRun, now_ns: u64) {
         if let Some(hold) = self.hold(who) {
             hold.end_begun_ns = now_ns;
@@ -233,7 +237,6 @@ impl Ledger {
         }
     }
 
-    /// It has been given up.
     pub(super) fn end_release(&mut self, who: SessionRun, now_ns: u64) {
         let ended = self.hold(who).map(|hold| hold.token);
         if let Some((begin_ns, token)) = self.open.take_if(|(_, token)| Some(*token) == ended) {
@@ -247,26 +250,25 @@ impl Ledger {
         self.held_until_ns = self.held_until_ns.max(now_ns);
     }
 
-    /// Its holder was told that it holds it no more, or cannot know.
+    /// The holder has lost it, or cannot know.
     pub(super) fn lost(&mut self, who: SessionRun, scene: Scene<'_>) -> Result<(), String> {
         let held = self.hold(who).copied();
         self.forget_hold(who, scene.now_ns);
         match held {
             Some(hold) if (scene.is_calm_since)(hold.begin_ns) => {
-                Err(format!("{who:?} has held it since {} ns, and nobody after it", hold.begin_ns))
+                Err(format!("{who:?} has held it since {} ns, and no session after it", hold.begin_ns))
             }
             _ => Ok(()),
         }
     }
 
-    /// It is being given up, and nobody waits until it is.
+    /// The release goes on in the background.
     pub(super) fn dropped(&mut self, who: SessionRun, now_ns: u64) {
         self.begin_release(who, now_ns);
         self.forget_hold(who, now_ns);
         self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
     }
 
-    /// A session has ended, whatever it did.
     pub(super) fn end_session(&mut self, who: SessionRun) {
         let tries = self.tries.len();
         self.tries.retain(|each| each.who != who);

@@ -1,18 +1,18 @@
-//! What is known of the words that a lock protects: its holder writes one stamp to all of them, so that who
-//! holds it next reads them all alike, and as they were left.
+//! What is known about the words under a lock.  A holder writes one stamp to all of them, so the next holder reads
+//! equal words, as they were left.
 //!
-//! That does not hold while a write may still land that nobody waits for: one that was given up, or that of a holder
-//! who died and is not cut off everywhere, or of one who lives on although others hold what it held.  Nor does it hold
-//! after that, before somebody has written everything once more.
+//! That does not hold while an unawaited write may still land: a cancelled one, one of a holder that died and is not
+//! cut off everywhere, or one of a holder that has lost the lock.  Nor does it hold after that, until all words have
+//! been written once more.
 
 use super::ledger::SessionRun;
 use crate::regions::words::Words;
 
-/// Words that a lock protects.
+/// Words under a lock.
 pub(super) const WORDS: usize = 4;
 pub(super) type Values = [u64; WORDS];
 
-/// What a holder has seen, or written.
+/// The words that a holder read or wrote.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Seen {
     values: Values,
@@ -26,17 +26,17 @@ struct Open {
     begin_ns: u64,
 }
 
-/// The words of one region from its allocation to its end.
+/// The words of one region.
 #[derive(Debug)]
 pub(super) struct Stamps {
     words: Words,
-    /// Writes that have not ended.
+    /// Writes in progress.
     open: Vec<Open>,
-    /// Reads that have not ended, and when they began.
+    /// Reads in progress, and their starts.
     reads: Vec<(SessionRun, u64)>,
-    /// Whether all words hold one stamp, unless somebody writes.
+    /// Whether all words hold one stamp, apart from writes in progress.
     are_alike: bool,
-    /// Until when something may land that nobody waits for.
+    /// Until when an unawaited write may land.
     doubt_until_ns: u64,
 }
 
@@ -51,7 +51,7 @@ impl Stamps {
         }
     }
 
-    /// Somebody begins to write a stamp that nobody else writes.
+    /// A session begins to write `stamp`, which no other writes.
     pub(super) fn begin(&mut self, who: SessionRun, stamp: u64, now_ns: u64) {
         (0..WORDS).for_each(|index| self.words.get_mut(index).begin(now_ns, stamp));
         self.open.push(Open { who, stamp, begin_ns: now_ns });
@@ -62,7 +62,7 @@ impl Stamps {
         Some(self.open.remove(index))
     }
 
-    /// It has written everything.  If it still `holds` the lock, others see just that from now on.
+    /// The write has ended.  If its session still `holds` the lock, the next reads must return it.
     pub(super) fn end(&mut self, who: SessionRun, now_ns: u64, holds: bool) -> Option<Seen> {
         let Open { stamp, begin_ns, .. } = self.take(who).expect("it began");
         let oldest_ns = self.reads.iter().map(|(_, begin_ns)| *begin_ns).min().unwrap_or(now_ns);
@@ -80,12 +80,12 @@ impl Stamps {
         self.reads.push((who, now_ns));
     }
 
-    /// It has read, or will not.
+    /// The read has ended or was cancelled.
     pub(super) fn end_read(&mut self, who: SessionRun) {
         self.reads.retain(|(reader, _)| *reader != who);
     }
 
-    /// Whatever it was writing is done, half done, or not; or will be until then.
+    /// The write may be done, partly done or not, or may still land until `until_ns`.
     pub(super) fn leave(&mut self, who: SessionRun, until_ns: u64) {
         if self.take(who).is_some() {
             self.are_alike = false;
@@ -93,13 +93,13 @@ impl Stamps {
         }
     }
 
-    /// Whether something may have changed the words since `begin_ns` that `who` has not done.
+    /// Whether another write may have changed the words since `begin_ns`.
     fn is_doubtful(&self, who: SessionRun, begin_ns: u64) -> bool {
         self.doubt_until_ns >= begin_ns || self.open.iter().any(|open| open.who != who)
     }
 
-    /// Somebody who `holds` the lock, or believes so, reads, and had `seen` something since it took the lock; what it has
-    /// seen now, if nobody else can have changed it.
+    /// Checks a read by a session that `holds` the lock or believes so, and that has `seen` certain words since it
+    /// took the lock. Returns the words if no other session can have changed them.
     pub(super) fn read(
         &self,
         who: SessionRun,
@@ -113,14 +113,14 @@ impl Stamps {
             let word = self.words.get(index);
             if !word.may_be(*value, begin_ns) {
                 let may = word.history();
-                return Err(format!("it read {values:?}; word {index} may be {may}"));
+                return Err(format!("it read {values:?}, but word {index} may be {may}"));
             }
         }
         if !holds || self.is_doubtful(who, begin_ns) {
             return Ok(None);
         }
         if self.are_alike && values.iter().any(|value| *value != values[0]) {
-            return Err(format!("it read {values:?}, which nobody wrote at once"));
+            return Err(format!("it read {values:?}, which no session wrote together"));
         }
         match seen.filter(|seen| seen.at_ns > self.doubt_until_ns && seen.values != values) {
             Some(Seen { values: before, .. }) => {

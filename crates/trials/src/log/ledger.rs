@@ -1,13 +1,13 @@
 //! What must hold of logs.
 //!
-//! - What is read was appended, is whole, and stands at one place for all who read.
-//! - What an append has returned is at the place that it says: a reader that goes past that place has seen it, however long ago
-//!   the place was skipped.  So nothing that was skipped is made visible later.
-//! - What an append has returned is seen by a look at its place that begins after that.
-//! - What an append says it has not done is never seen.
+//! - A record that is read was appended, is undamaged, and has one position for all readers.
+//! - A record whose append has returned is at the returned position: a reader that passes it has read it, even if the
+//! position was skipped long ago. So nothing that was skipped becomes visible later.
+//! - It is visible to each poll of its position that begins later.
+//! - A record whose append has failed is never visible.
 //!
-//! A segment that is lost with its node is no exception for those who were told; a segment whose node has died, or was out of others'
-//! sight, promises nothing.
+//! A lost segment is an exception only for readers that were told.  A segment whose node has died, or was cut off,
+//! promises nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -16,18 +16,16 @@ use std::rc::Rc;
 use super::{SEGMENT_SLOTS, records};
 use crate::harness::Harness;
 
-/// What names of logs begin with.
+/// Prefix of the logs' names.
 pub(super) const PREFIX: &str = "log-";
 
-/// The name of the log in so many's life.
 pub(super) fn name_of(life: usize) -> String {
     format!("{PREFIX}{life}")
 }
 
-/// How an append ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
-    /// Nobody knows, or it has not ended.
+    /// Unknown, or not ended.
     Unknown,
     Done {
         position: u64,
@@ -36,10 +34,9 @@ pub(super) enum Outcome {
     NotDone,
 }
 
-/// What is known of all logs.
 #[derive(Debug, Default)]
 pub(crate) struct Logs {
-    /// Of each that was ever made, or begun to be.
+    /// All logs so far.
     lives: Vec<Life>,
     current: BTreeMap<usize, usize>,
     last_token: u64,
@@ -48,22 +45,22 @@ pub(crate) struct Logs {
 #[derive(Debug, Default)]
 struct Life {
     appends: BTreeMap<u64, Outcome>,
-    /// What was read or returned, by place.
+    /// Tokens that were read or returned, by position.
     places: BTreeMap<u64, u64>,
-    /// And the other way around.
+    /// Positions, by token.
     tokens: BTreeMap<u64, u64>,
-    /// The node of each segment, and its life, where that is known for certain.
+    /// The node of each segment and its incarnation, if known for certain.
     homes: BTreeMap<u64, Option<(u32, u32)>>,
     readers: Vec<Passed>,
     trimmed: u64,
-    /// What was seen where something else was seen before, which only a segment that was lost explains.
+    /// Contradicting records, which only a lost segment explains.
     conflicts: Vec<(u64, String)>,
 }
 
-/// What one reader has passed.
+/// Progress of one reader.
 #[derive(Debug, Default)]
 struct Passed {
-    /// Where it is; `None` if it reads no more.
+    /// `None` after its end.
     position: Option<u64>,
     ranges: Vec<Range<u64>>,
     saw: BTreeSet<u64>,
@@ -74,13 +71,13 @@ impl Logs {
         self.current.get(&number).copied()
     }
 
-    /// A new one is to be made.
+    /// A log is to be created.
     pub(super) fn begin(&mut self) -> usize {
         self.lives.push(Life::default());
         self.lives.len() - 1
     }
 
-    /// It is there, for others too.
+    /// It exists.
     pub(super) fn publish(&mut self, number: usize, life: usize) {
         self.current.entry(number).or_insert(life);
     }
@@ -118,14 +115,14 @@ impl Logs {
         self.lives[life].homes.insert(segment, home);
     }
 
-    /// Whether an append has returned that place by now.
+    /// Whether an append has returned that position.
     pub(super) fn is_there(&self, harness: &Harness, life: usize, position: u64) -> bool {
         let life = &self.lives[life];
         let is_done = |token| matches!(life.appends.get(token), Some(Outcome::Done { .. }));
         life.places.get(&position).is_some_and(is_done) && life.is_sound(harness, position)
     }
 
-    /// How far all who read are, which is trimmed from now on.
+    /// The position that all readers have reached, to which the log is trimmed now.
     pub(super) fn trim_begins(&mut self, life: usize) -> u64 {
         let life = &mut self.lives[life];
         let passed = life.readers.iter().filter_map(|reader| reader.position).min().unwrap_or(0);
@@ -133,12 +130,12 @@ impl Logs {
         passed
     }
 
-    /// Up to where it was trimmed at most.
+    /// Largest position to which it was trimmed.
     pub(super) fn trimmed(&self, life: usize) -> u64 {
         self.lives[life].trimmed
     }
 
-    /// What is to be said when nobody reads or appends any more.
+    /// Checks all logs, after all sessions have ended.
     pub(super) fn judge(&self, harness: &Harness) -> Result<(), String> {
         let lives = self.lives.iter().enumerate();
         lives
@@ -148,7 +145,7 @@ impl Logs {
 }
 
 impl Life {
-    /// A record was returned or read at that place.
+    /// A record was returned or read at that position.
     fn stands(&mut self, token: u64, position: u64) {
         let here = *self.places.entry(position).or_insert(token);
         if here != token {
@@ -164,18 +161,18 @@ impl Life {
 
     fn expect_unseen(&self, token: u64) -> Result<(), String> {
         match self.tokens.get(&token) {
-            Some(position) => Err(format!("record {token} was not appended, and seen at {position}")),
+            Some(position) => Err(format!("record {token} was not appended, but read at {position}")),
             None => Ok(()),
         }
     }
 
     fn saw(&mut self, position: u64, records: &[Vec<u8>]) -> Result<(), String> {
-        let token =
-            records::token_of(records).ok_or_else(|| format!("what is read at {position} is no record"))?;
+        let token = records::token_of(records)
+            .ok_or_else(|| format!("the bytes read at {position} are not a record"))?;
         match self.appends.get(&token) {
-            None => return Err(format!("record {token} at {position} is of another log")),
+            None => return Err(format!("record {token} at {position} belongs to another log")),
             Some(Outcome::NotDone) => {
-                return Err(format!("record {token} was not appended, and is read at {position}"));
+                return Err(format!("record {token} was not appended, but read at {position}"));
             }
             Some(_) => {}
         }
@@ -183,7 +180,7 @@ impl Life {
         Ok(())
     }
 
-    /// Whether nothing has happened to the memory that a place is in.
+    /// Whether no fault has affected the memory of a position.
     fn is_sound(&self, harness: &Harness, position: u64) -> bool {
         match self.homes.get(&(position / SEGMENT_SLOTS)) {
             None | Some(None) => harness.is_undisturbed(),
@@ -210,7 +207,7 @@ impl Life {
             let missed = self.readers.iter().find(has_missed).filter(|_| self.is_sound(harness, *position));
             if missed.is_some() {
                 return Err(format!(
-                    "record {token}, which was at {position} at {end_ns} ns, was not seen by one who read on"
+                    "record {token}, at {position} since {end_ns} ns, was missed by a reader"
                 ));
             }
         }
@@ -218,7 +215,7 @@ impl Life {
     }
 }
 
-/// A place among those who read a log.
+/// A registered reader of a log.
 pub(super) struct Reader {
     harness: Rc<Harness>,
     life: usize,
@@ -232,7 +229,7 @@ impl Reader {
         Reader { harness: harness.clone(), life, number: readers.len() - 1 }
     }
 
-    /// It has passed those places and read that.
+    /// The reader has passed `range` and read those records.
     pub(super) fn passed(&self, range: Range<u64>, read: &[(u64, Vec<Vec<u8>>)]) -> Result<(), String> {
         let life = &mut self.harness.logs.borrow_mut().lives[self.life];
         for (position, records) in read {
@@ -241,7 +238,7 @@ impl Reader {
         let reader = &mut life.readers[self.number];
         for (position, _) in read {
             if !range.contains(position) || !reader.saw.insert(*position) {
-                return Err(format!("the record at {position} is handed over between {range:?}, or again"));
+                return Err(format!("the record at {position} was read outside of {range:?}, or twice"));
             }
         }
         reader.position = Some(range.end);
@@ -249,7 +246,7 @@ impl Reader {
         Ok(())
     }
 
-    /// It was told that what stood before that place is gone.
+    /// The reader was told that earlier records are gone.
     pub(super) fn skipped_to(&self, position: u64) {
         let reader = &mut self.harness.logs.borrow_mut().lives[self.life].readers[self.number];
         reader.position = reader.position.max(Some(position));

@@ -1,17 +1,17 @@
-//! What is appended: all of it follows from a number, so that a record that was read shows which it is, and whether it is whole.
+//! Records that derive from a token, so that a record that was read identifies itself and shows damage.
 
-/// Longest record, in bytes, beyond its number: some slots.
+/// Longest payload in bytes: several slots.
 const FILL_MAX: u64 = 100;
-/// Of so many, one is a transaction.
+/// One token in so many is a transaction.
 const ONE_OF: u64 = 4;
 
-/// The records that are appended together under a number; mostly one.
+/// The records of a token; usually one.
 pub(super) fn of(token: u64) -> Vec<Vec<u8>> {
     let count = if token.is_multiple_of(ONE_OF) { 2 + token / ONE_OF % 2 } else { 1 };
     (0..count).map(|index| record(token, index)).collect()
 }
 
-/// The number of records that were read, if they are those of one.
+/// The token of the records that were read, if they are undamaged.
 pub(super) fn token_of(records: &[Vec<u8>]) -> Option<u64> {
     let token = u64::from_le_bytes(*records.first()?.first_chunk()?);
     (of(token) == records).then_some(token)

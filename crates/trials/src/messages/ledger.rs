@@ -1,4 +1,4 @@
-//! What is known of the messages from one session to one port: which were sent, and which have come.
+//! What is known about the messages from one session to one port.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,35 +11,34 @@ pub(super) struct Path {
 
 #[derive(Debug, Default)]
 struct Stream {
-    /// The number of the last that was sent, or begun to be.
+    /// Number of the last message that was begun.
     last_begun: u64,
-    /// The number of the last that came.
+    /// Number of the last message that arrived.
     last_come: u64,
-    /// Those that were sent for sure, and have not come.
+    /// Messages that were sent for certain and have not arrived.
     sent: BTreeSet<u64>,
-    /// Those that will not come.
+    /// Messages that will not arrive.
     denied: BTreeSet<u64>,
 }
 
-/// How much one port has to do.
+/// Load of one port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Load {
-    /// Messages on their way to it, or in its queue, at most.
+    /// Most messages in flight to it or in its queue.
     under_way: u64,
-    /// Messages that were ever begun to be sent to it.
+    /// Messages begun so far.
     begun: u64,
 }
 
-/// Everything about the messages of a trial.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     streams: BTreeMap<Path, Stream>,
-    /// Of the ports of each node, in all its incarnations: what is on its way to one may come to the next.
+    /// By node, for all its incarnations: a message to one may arrive at the next.
     loads: BTreeMap<u32, Load>,
 }
 
 impl Ledger {
-    /// Somebody begins to send; the number of the message.
+    /// A message begins; returns its number.
     pub(super) fn begin(&mut self, path: Path) -> u64 {
         let load = self.loads.entry(path.to.0).or_default();
         load.under_way += 1;
@@ -49,10 +48,10 @@ impl Ledger {
         stream.last_begun
     }
 
-    /// It is in the queue of the port, the incarnation of whose node is now `incarnation`.
+    /// The message is in the port's queue; the node's incarnation is now `incarnation`.
     pub(super) fn sent(&mut self, path: Path, incarnation: u32, number: u64) {
         let stream = self.streams.get_mut(&path).expect("it began");
-        // It may have been received before its sender has heard of that, and who can tell by which incarnation after the first.
+        // It may have arrived before its sender heard of that; after the first incarnation, it is unknown at which.
         if number > stream.last_come && incarnation == path.to.1 {
             stream.sent.insert(number);
         }
@@ -62,10 +61,10 @@ impl Ledger {
     pub(super) fn denied(&mut self, path: Path, number: u64) -> Result<(), String> {
         let stream = self.streams.get_mut(&path).expect("it began");
         stream.denied.insert(number);
-        if stream.last_come == number { Err("it was received".to_owned()) } else { Ok(()) }
+        if stream.last_come == number { Err("it has arrived".to_owned()) } else { Ok(()) }
     }
 
-    /// It takes no room of the port any more, nor is any kept for it.
+    /// The message takes no place at the port any more, and none is reserved for it.
     pub(super) fn unload(&mut self, path: Path) {
         if let Some(load) = self.loads.get_mut(&path.to.0) {
             load.under_way = load.under_way.saturating_sub(1);
@@ -76,41 +75,41 @@ impl Ledger {
         self.loads.get(&path.to.0).copied().unwrap_or_default()
     }
 
-    /// How many others, at most, were on their way or in the queue at any time since the load was `before`.
+    /// Upper bound of the other messages in flight or queued at any time since the load was `before`.
     pub(super) fn others_since(&self, path: Path, before: Load) -> u64 {
         before.under_way + (self.load(path).begun - before.begun) - 1
     }
 
-    /// It has come, to its node in that incarnation.
+    /// The message has arrived at its node in that incarnation.
     pub(super) fn came(&mut self, path: Path, incarnation: u32, number: u64) -> Result<(), String> {
         self.unload(path);
         let Some(stream) = self.streams.get_mut(&path).filter(|stream| number <= stream.last_begun) else {
-            return Err("nobody sent it there".to_owned());
+            return Err("no session sent it there".to_owned());
         };
         if stream.denied.contains(&number) {
-            return Err("its sender had been told that it was not sent".to_owned());
+            return Err("its sender was told that it was not sent".to_owned());
         }
-        // One that waits for a node that has died is sent to the one that comes back.
+        // A message that waits for a dead node goes to its next incarnation.
         if incarnation < path.to.1 || incarnation > path.to.1 && stream.sent.contains(&number) {
-            return Err(format!("it came in life {incarnation}"));
+            return Err(format!("it arrived in incarnation {incarnation}"));
         }
         if number <= stream.last_come {
-            return Err(format!("it came after message {}", stream.last_come));
+            return Err(format!("it arrived after message {}", stream.last_come));
         }
         stream.last_come = number;
         let later = stream.sent.split_off(&number);
         let lost = std::mem::replace(&mut stream.sent, later);
         stream.sent.remove(&number);
         match lost.first() {
-            // What died with the node is not lost.
+            // Messages may die with their node.
             Some(lost) if incarnation == path.to.1 => {
-                Err(format!("message {lost} was sent before it, and never came"))
+                Err(format!("message {lost} was sent before it, but never arrived"))
             }
             _ => Ok(()),
         }
     }
 
-    /// A message that was sent to a port that is still there, and never came.
+    /// A message that was sent to a port that still exists, and never arrived.
     pub(super) fn missing(&self, is_there: impl Fn((u32, u32)) -> bool) -> Option<(Path, u64)> {
         let mut there = self.streams.iter().filter(|(path, _)| is_there(path.to));
         there.find_map(|(path, stream)| Some((*path, *stream.sent.first()?)))

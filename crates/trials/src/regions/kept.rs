@@ -1,4 +1,4 @@
-//! Regions that must be there: made, not freed by anybody, and all of whose nodes live.
+//! Regions that must exist: allocated, not freed, with all their nodes alive.
 
 use std::fmt::{Display, Formatter};
 
@@ -9,20 +9,20 @@ use super::orders::name_of;
 use super::words::NEVER;
 use crate::harness::{Harness, PRINCIPALS};
 
-/// So often a region is looked for.
+/// Attempts to find a region.
 const LOOKS: u32 = 4;
 
-/// One of them.
+/// A region that must exist.
 pub(crate) struct Kept {
     life: LifeId,
     name: String,
     len: u64,
     owner: usize,
-    /// Who looks for it.
+    /// The node that looks for it.
     seeker: u32,
 }
 
-/// All there are now.
+/// All of them now.
 pub(crate) fn kept(harness: &Harness) -> Vec<Kept> {
     let regions = harness.regions.borrow();
     let all = regions.ids().map(|life| {
@@ -40,7 +40,7 @@ impl Display for Kept {
 }
 
 impl Kept {
-    /// Whether it must be there, still.
+    /// Whether it must still exist.
     pub(crate) fn is_kept(&self, harness: &Harness) -> bool {
         let regions = harness.regions.borrow();
         let life = regions.life(self.life);
@@ -48,8 +48,8 @@ impl Kept {
         life.made_ns != NEVER && life.end_begun_ns == NEVER && life.is_whole(lives)
     }
 
-    /// Maps it by its name, or by the one that it has since another took that, and reads a word.  One that is being moved may
-    /// stand in no list meanwhile.
+    /// Maps it by its name, or by the alias that it has since another region took the name, and reads a word.  During
+    /// a move, it may be in no list.
     pub(crate) async fn find(&self, harness: &Harness) -> Result<(), String> {
         for _ in 0..LOOKS - 1 {
             if self.find_once(harness).await.is_ok() {
@@ -61,9 +61,9 @@ impl Kept {
     }
 
     async fn find_once(&self, harness: &Harness) -> Result<(), String> {
-        let driven = harness.driven(self.seeker).ok_or("nobody is there to look")?;
+        let driven = harness.driven(self.seeker).ok_or("the node that looks for it is down")?;
         let session = driven.session_of(PRINCIPALS[self.owner]).expect("the name is a good one");
-        // A reference would keep a node that crashes meanwhile, and its session's futures would never end.
+        // Holding it would keep a node alive that crashes meanwhile, and its session's futures would never end.
         drop(driven);
         let named = session.list().await.map_err(|error| error.to_string())?;
         let alias = format!("{}@", self.name);

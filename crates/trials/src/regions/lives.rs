@@ -1,4 +1,4 @@
-//! The lives of regions: each has a length that no other has, so that a session that maps a name knows which one it found.
+//! The lives of regions: each has a unique length, which identifies it to a session that maps a name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -8,22 +8,21 @@ use halite::Permissions;
 use super::rights::Rights;
 use super::words::{NEVER, Words};
 
-/// Bytes of a word.
 pub(super) const WORD: u64 = 8;
-/// The lengths of two lives differ modulo this, in words.
+/// The lengths of two lives, in words, differ modulo this.
 const LIVES_MAX: u64 = 4096;
-/// Where the number of a write begins in a value, and where that of the life does.
+/// Positions of the write's and the life's number in a value.
 const WRITE_SHIFT: u32 = 14;
 const LIFE_SHIFT: u32 = 48;
 
-/// Everything about the regions of a trial.
+/// All regions of a trial.
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     lives: Vec<Life>,
     writes: u64,
 }
 
-/// An index of a life.
+/// Index of a life.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct LifeId(pub(super) usize);
 
@@ -31,28 +30,28 @@ pub(super) struct LifeId(pub(super) usize);
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) name: usize,
-    /// Of whose it is: an index of the principals.
+    /// Index of its principal.
     pub(super) owner: usize,
     pub(super) words: Words,
     pub(super) rights: Rights,
     pub(super) begun_ns: u64,
-    /// When its allocation returned; [`NEVER`] if it has not, or nobody saw it.
+    /// When its allocation returned; [`NEVER`] if that is unknown.
     pub(super) made_ns: u64,
-    /// Where its home and its chunks may be: nodes, and in which life.
+    /// Nodes that may hold its home or chunks, with their incarnations.
     places: BTreeSet<(u32, u32)>,
-    /// When somebody began to free it.
+    /// When a session began to free it.
     pub(super) end_begun_ns: u64,
-    /// Since when it is gone for sure.
+    /// Since when it is gone for certain.
     pub(super) ended_ns: u64,
-    /// For whom something was revoked at any time.
+    /// Principals from which permissions were ever revoked.
     pub(super) revoked: [bool; crate::harness::PRINCIPALS.len()],
-    /// Accesses under way, by when they began.
+    /// Accesses in progress, by start.
     accesses: BTreeMap<u64, u32>,
-    /// Copies into it that have not ended, and words that they change.
+    /// Target words of copies in progress.
     copies: Vec<Range<usize>>,
 }
 
-/// A write under way.
+/// A write in progress.
 #[derive(Clone, Debug)]
 pub(super) struct Write {
     pub(super) life: LifeId,
@@ -68,7 +67,7 @@ enum WriteKind {
 }
 
 impl Regions {
-    /// A region is about to be made; how many bytes it must have.
+    /// A region is about to be allocated; returns the length that it must have.
     pub(super) fn begin_life(
         &mut self,
         now_ns: u64,
@@ -99,7 +98,7 @@ impl Regions {
         Some((LifeId(id as usize), words * WORD))
     }
 
-    /// The life of a region with so many bytes.
+    /// The life with that length.
     pub(super) fn by_len(&self, len: u64) -> Option<LifeId> {
         let id = (len / WORD % LIVES_MAX).checked_sub(1)? as usize;
         let is_right = self.lives.get(id).is_some_and(|life| life.bytes() == len);
@@ -114,19 +113,18 @@ impl Regions {
         &mut self.lives[id.0]
     }
 
-    /// All of them.
     pub(super) fn ids(&self) -> impl Iterator<Item = LifeId> {
         (0..self.lives.len()).map(LifeId)
     }
 
-    /// All that had the name at some time.
+    /// All lives that ever had the name.
     pub(super) fn named(&self, name: usize) -> impl Iterator<Item = &Life> {
         self.lives.iter().filter(move |life| life.name == name)
     }
 
-    // Writing.
+    // Writes.
 
-    /// A write begins; its bytes, none of which any other write has in that place.
+    /// A write begins; returns its bytes, which no other write has at that place.
     pub(super) fn begin_write(&mut self, now_ns: u64, life: LifeId, words: Range<usize>) -> (Write, Vec<u8>) {
         self.writes += 1;
         let write = Write { life, words, begin_ns: now_ns, kind: WriteKind::Stamped(self.writes) };
@@ -136,7 +134,7 @@ impl Regions {
         (write, bytes)
     }
 
-    /// Words begin to be filled with a byte.
+    /// A fill begins.
     pub(super) fn begin_fill(&mut self, now_ns: u64, life: LifeId, words: Range<usize>, byte: u8) -> Write {
         let write = Write { life, words, begin_ns: now_ns, kind: WriteKind::Filled(byte) };
         self.note_begin(&write);
@@ -150,7 +148,7 @@ impl Regions {
         }
     }
 
-    /// It has been done.
+    /// The write has ended.
     pub(super) fn end_write(&mut self, now_ns: u64, write: &Write) {
         let life = &mut self.lives[write.life.0];
         let oldest_ns = life.oldest_access_ns(now_ns);
@@ -159,7 +157,7 @@ impl Regions {
         }
     }
 
-    /// It has done nothing, and never will.
+    /// The write did nothing, and never will.
     pub(super) fn undo_write(&mut self, write: &Write) {
         let life = &mut self.lives[write.life.0];
         for (index, value) in write.values() {
@@ -167,9 +165,9 @@ impl Regions {
         }
     }
 
-    // Copying.
+    // Copies.
 
-    /// Words of a life may be anything that was ever written, until the copy has ended.
+    /// Until the copy ends, the target words may hold anything that was ever written.
     pub(super) fn begin_copy(&mut self, to: LifeId, words: Range<usize>) {
         self.lives[to.0].copies.push(words);
     }
@@ -188,11 +186,11 @@ impl Regions {
         for index in words.clone() {
             let source = &self.lives[from.0.0];
             let at = from.1 + index - first;
-            // This copy itself may be one of them; another one may be into the same words.
+            // This copy may be one of them; another one may have the same target.
             let own = usize::from(from.0 == to && words.contains(&at));
             let changing = source.copies.iter().filter(|copy| copy.contains(&at)).count();
             let anything = source.words.get(at).is_anything() || changing > own;
-            // Each once: copies of copies would multiply them without end.
+            // Each value once: copies of copies would multiply them.
             let values: BTreeSet<u64> = source.words.get(at).values(begin_ns).collect();
             let target = self.lives[to.0].words.get_mut(index);
             for value in values {
@@ -206,7 +204,7 @@ impl Regions {
         self.forget_copy(to, &words);
     }
 
-    /// It has done nothing, and never will.
+    /// The copy did nothing, and never will.
     pub(super) fn forget_copy(&mut self, to: LifeId, words: &Range<usize>) {
         let copies = &mut self.lives[to.0].copies;
         if let Some(index) = copies.iter().position(|each| each == words) {
@@ -214,10 +212,10 @@ impl Regions {
         }
     }
 
-    // Reading.
+    // Reads.
 
-    /// The first of the words read that holds what it may not: its index and value.  A reader that `is_cut_off` may see what is
-    /// long overwritten.
+    /// The first of the words read that holds an impossible value: its index and value.  A reader that `is_cut_off`
+    /// may see values that were overwritten long ago.
     pub(super) fn unexplained(
         &self,
         id: LifeId,
@@ -244,7 +242,7 @@ impl Regions {
         is_stamp || value.to_le_bytes().iter().all(|byte| *byte == value as u8)
     }
 
-    /// Where a value comes from, for people.
+    /// The origin of a value, for error messages.
     pub(super) fn describe(&self, value: u64) -> String {
         let (life, write) =
             (value >> LIFE_SHIFT, value >> WRITE_SHIFT & ((1 << (LIFE_SHIFT - WRITE_SHIFT)) - 1));
@@ -263,22 +261,22 @@ impl Life {
         self.words.len() as u64 * WORD
     }
 
-    /// Whether it was there from `begin_ns` on until now, as far as peace goes.
+    /// Whether it has existed since `begin_ns`, as far as the ledger knows.
     pub(super) fn has_lived_since(&self, begin_ns: u64) -> bool {
         self.made_ns < begin_ns && self.end_begun_ns == NEVER
     }
 
-    /// It lies, or may come to lie, on these nodes in these lives.
+    /// It may be on these nodes, in these incarnations.
     pub(super) fn may_be_on(&mut self, places: impl IntoIterator<Item = (u32, u32)>) {
         self.places.extend(places);
     }
 
-    /// Whether it has lost nothing, if all live of whom `lives` says so.
+    /// Whether it has lost nothing, if `lives` tells which incarnations live.
     pub(super) fn is_whole(&self, lives: impl Fn(u32, u32) -> bool) -> bool {
         self.places.iter().all(|(node, life)| lives(*node, *life))
     }
 
-    /// Whether it may have been there at some time from `begin_ns` on.
+    /// Whether it may have existed at some time since `begin_ns`.
     pub(super) fn may_have_lived(&self, begin_ns: u64) -> bool {
         self.ended_ns >= begin_ns
     }
@@ -305,7 +303,7 @@ impl Life {
 }
 
 impl Write {
-    /// Which word gets which value.
+    /// The words and their values.
     fn values(&self) -> impl Iterator<Item = (usize, u64)> + use<> {
         let (life, kind) = (self.life.0 as u64 + 1, self.kind);
         self.words.clone().map(move |index| {

@@ -1,4 +1,4 @@
-//! Regions as wholes: made, mapped, granted, moved and freed.
+//! Operations on whole regions: alloc, map, grant, move and free.
 
 use halite::{NodeId, Permissions, Placement, RegionCause, RegionError, Who};
 
@@ -12,10 +12,10 @@ use crate::peace::is_of_distance;
 
 const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE);
 const ALL: Permissions = RIGHTS.union(Permissions::MASTER).union(Permissions::ATOMIC);
-/// A session maps no more regions than that.
+/// Most regions that a session maps.
 const HELD_MAX: usize = 6;
 
-/// All names that regions of a trial have.
+/// The names of a trial's regions.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES as usize).map(name_of)
 }
@@ -84,12 +84,12 @@ pub(super) async fn alloc(actor: &mut Actor) {
             };
             actor.expect_reason(is_explained || (taken && was_taken()), begin_ns, &error);
         }
-        // What nobody waits for any more is freed again.
+        // A cancelled allocation is freed again.
         None => actor.harness.regions.borrow_mut().life_mut(id).end_begun_ns = begin_ns,
     }
 }
 
-/// Whether another allocation of the same name was under way.
+/// Whether another allocation of the same name was in progress.
 fn is_contested(actor: &Actor, id: LifeId) -> bool {
     let regions = actor.harness.regions.borrow();
     let life = regions.life(id);
@@ -103,7 +103,7 @@ fn check_name_was_free(actor: &Actor, id: LifeId, begin_ns: u64) {
     let other = regions.named(name).find(is_there);
     if let Some(other) = other {
         actor.harness.judge.violated(format!(
-            "r{name} was made from {begin_ns} to {} ns, and had been there since {} ns",
+            "r{name} was allocated from {begin_ns} to {} ns, but had existed since {} ns",
             actor.now_ns(),
             other.made_ns
         ));
@@ -116,7 +116,7 @@ fn some_placement(actor: &mut Actor) -> Placement {
     match actor.random.below(3) {
         0 => Placement::Local,
         1 => Placement::On(node),
-        // Each node is the home of some.
+        // Each node is the home of some regions.
         _ => Placement::Spread(
             (0..nodes.min(3)).map(|step| NodeId(((u64::from(node.0) + step) % nodes) as u32)).collect(),
         ),
@@ -180,10 +180,10 @@ fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, b
     let Some(id) = regions.by_len(len).filter(|id| regions.life(*id).name == name) else {
         return harness
             .judge
-            .violated(format!("r{name} was mapped and has {len} bytes, as no such region ever had"));
+            .violated(format!("r{name} was mapped with {len} bytes, which no such region ever had"));
     };
     let life = regions.life(id);
-    // A directory that was cut off from the home when the region was freed has not heard of it.
+    // A directory that was cut off from the home may not know that the region was freed.
     let is_heard = !harness.was_anyone_isolated();
     harness.judge.expect(life.may_have_lived(begin_ns) || !is_heard, || {
         format!("r{name} (life {}) was mapped at {begin_ns} ns, after its end at {} ns", id.0, life.ended_ns)
@@ -203,13 +203,13 @@ fn is_surely_there(actor: &Actor, name: usize, begin_ns: u64) -> bool {
     regions.named(name).any(|life| life.has_lived_since(begin_ns) && is_surely_whole(actor, life))
 }
 
-/// Whether nobody has died, nor left, on whom a region lies.
+/// Whether all nodes that hold the region are up in the same incarnation.
 pub(super) fn is_whole(actor: &Actor, life: &Life) -> bool {
     let harness = &actor.harness;
     life.is_whole(|node, life| harness.is_up(node) && harness.incarnation(node) == life)
 }
 
-/// Whether it is found by its name: nobody has lost sight of those whom it lies on.
+/// Whether it can be found by its name: no node has lost a connection to its nodes.
 fn is_surely_whole(actor: &Actor, life: &Life) -> bool {
     actor.harness.judge.is_calm() || (!actor.harness.was_anyone_isolated() && is_whole(actor, life))
 }
@@ -303,7 +303,7 @@ pub(super) async fn revoke(actor: &mut Actor, holding: Holding) {
     }
 }
 
-/// Whose rights to change, and which; only the owner does so, one at a time.
+/// A principal and a permission to change; only the owner changes them, one at a time.
 fn some_change(actor: &mut Actor, holding: Holding) -> Option<(usize, Permissions)> {
     if !holding.wanted.contains(Permissions::MASTER) {
         return None;
@@ -332,7 +332,7 @@ pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
     }
 }
 
-/// An order to a region that its owner gave was refused.
+/// A command of the region's owner was refused.
 pub(super) fn check_order(actor: &Actor, holding: Holding, error: &RegionError, begin_ns: u64) {
     let is_ending = actor.harness.regions.borrow().life(holding.life).end_begun_ns != NEVER;
     let is_gone = matches!(error.cause, RegionCause::Stale | RegionCause::NotFound);
@@ -343,12 +343,12 @@ pub(super) fn check_order(actor: &Actor, holding: Holding, error: &RegionError, 
     );
 }
 
-/// Whether an order that was answered by this error may have been carried out.
+/// Whether the failed command may have been executed.
 fn may_have_happened(error: &RegionError) -> bool {
     matches!(error.cause, RegionCause::PeerDown(_) | RegionCause::NodeClosed | RegionCause::DirectoryDown)
 }
 
-/// Whether what goes wrong in this trial explains the error, if it concerns nothing from before `since_ns`.
+/// Whether a fault of this trial explains the error, if it concerns nothing from before `since_ns`.
 fn is_trouble(actor: &Actor, error: &RegionError, since_ns: u64) -> bool {
     let is_due = is_of_distance(&error.cause) && actor.harness.was_peace_since(since_ns);
     is_of_trouble(&error.cause) && !actor.harness.judge.is_calm() && !is_due

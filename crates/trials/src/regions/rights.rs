@@ -1,20 +1,20 @@
-//! Who may do what with a region, as far as can be known from outside.
+//! Permissions on a region, as far as known from outside.
 
 use halite::Permissions;
 
 use super::words::NEVER;
 use crate::harness::PRINCIPALS;
 
-/// A kind of access, and whether a principal has it.
+/// Whether a principal has one permission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Right {
-    /// Until when it may have been there; [`NEVER`] while it may be there now.
+    /// Until when it may have had it; [`NEVER`] if it may have it now.
     maybe_until_ns: u64,
-    /// Since when it has been there for sure; [`NEVER`] if that is not so.
+    /// Since when it has had it for certain; [`NEVER`] if it may not have it.
     sure_since_ns: u64,
 }
 
-/// Reading and writing, for each principal.
+/// Read and write permission of each principal.
 #[derive(Clone, Debug)]
 pub(crate) struct Rights {
     rights: [[Right; 2]; PRINCIPALS.len()],
@@ -23,7 +23,7 @@ pub(crate) struct Rights {
 pub(crate) const KINDS: [Permissions; 2] = [Permissions::READ, Permissions::WRITE];
 
 impl Rights {
-    /// Those of a region that `owner` makes, and everyone else has `everyone`.
+    /// The permissions of a new region.
     pub(crate) fn new(owner: usize, everyone: Permissions) -> Rights {
         let right = |has| match has {
             true => Right { maybe_until_ns: NEVER, sure_since_ns: 0 },
@@ -57,12 +57,12 @@ impl Rights {
         self.each(who, kinds).for_each(|right| right.maybe_until_ns = now_ns);
     }
 
-    /// Whether `who` may have had all of `kinds` at some time from `begin_ns` on.
+    /// Whether `who` may have had all of `kinds` at some time since `begin_ns`.
     pub(crate) fn may_have(&self, who: usize, kinds: Permissions, begin_ns: u64) -> bool {
         self.of(who, kinds).all(|right| right.maybe_until_ns >= begin_ns)
     }
 
-    /// Whether `who` has had all of `kinds` from `begin_ns` on.
+    /// Whether `who` has had all of `kinds` since `begin_ns`.
     pub(crate) fn has_had(&self, who: usize, kinds: Permissions, begin_ns: u64) -> bool {
         self.of(who, kinds).all(|right| right.sure_since_ns <= begin_ns)
     }

@@ -1,4 +1,4 @@
-//! What a session may not do: orders and atomics through handles that were not mapped for that, on any session's region.
+//! Operations without permission: commands and atomics through handles that were not mapped for them.
 
 use halite::{NodeId, Permissions, RegionCause, Who};
 
@@ -24,10 +24,10 @@ async fn order(actor: &mut Actor, holding: Holding, choice: u64) {
     let itself = Who::Principal(PRINCIPALS[actor.principal].to_owned());
     let to = NodeId(actor.random.below(actor.harness.nodes().into()) as u32);
     let result = match choice {
-        1 => actor.attempt("free what is not ours", session.free(lh)).await,
-        2 => actor.attempt("grant what is not ours", session.grant(lh, itself, Permissions::WRITE)).await,
-        3 => actor.attempt("revoke what is not ours", session.revoke(lh, itself, Permissions::READ)).await,
-        _ => actor.attempt("move what is not ours", session.move_to(lh, to)).await,
+        1 => actor.attempt("free without permission", session.free(lh)).await,
+        2 => actor.attempt("grant without permission", session.grant(lh, itself, Permissions::WRITE)).await,
+        3 => actor.attempt("revoke without permission", session.revoke(lh, itself, Permissions::READ)).await,
+        _ => actor.attempt("move without permission", session.move_to(lh, to)).await,
     };
     match result {
         Some(Err(error)) if matches!(error.cause, RegionCause::PermissionDenied { .. }) => {}
@@ -39,13 +39,13 @@ async fn order(actor: &mut Actor, holding: Holding, choice: u64) {
 
 async fn add(actor: &mut Actor, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let result = actor.attempt("add without the right", session.fetch_add(holding.lh, 0, 1)).await;
-    // Otherwise it is refused, whatever else there is to say against it.
+    let result = actor.attempt("add without permission", session.fetch_add(holding.lh, 0, 1)).await;
+    // It may be refused for any reason.
     if let Some(Ok(_)) = result {
         succeeded(actor, begin_ns, "changed a word");
     }
 }
 
 fn succeeded(actor: &Actor, begin_ns: u64, what: &str) {
-    actor.expect(false, begin_ns, format_args!("{what}, and nobody has let it"));
+    actor.expect(false, begin_ns, format_args!("{what} without permission"));
 }

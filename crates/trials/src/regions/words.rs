@@ -1,24 +1,24 @@
-//! What each word of a region may hold.
+//! The possible values of each word of a region.
 //!
-//! A word is a register that many write at once.  A value that was written may be read as long as no other write both
-//! began after it had ended and ended before the read began; what was given up, or failed half way, never ends, and
-//! may be read from its beginning on.
+//! A word is a register with concurrent writers.  A written value may be read unless another write began after it had
+//! ended, and itself ended before the read began.  A cancelled or partly failed write never ends, and may be read from
+//! its start on.
 
-/// When something that was begun has not ended.
+/// End of an operation that has not ended.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// The words of one region, of which most are never written.
+/// The words of one region, most of which are never written.
 #[derive(Debug)]
 pub(crate) struct Words {
     len: usize,
-    /// Pages of them, by the number of the page; those that nobody wrote to are empty.
+    /// Pages of words; unwritten ones are empty.
     pages: Vec<Vec<Word>>,
 }
 
 /// Words of a page.
 const PAGE: usize = 64;
 
-/// Something that was written to a word, or may have been.
+/// A write, executed or possibly executed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Candidate {
     begin_ns: u64,
@@ -26,13 +26,13 @@ struct Candidate {
     value: u64,
 }
 
-/// All that one word may hold.  A fresh one is zero, which takes no memory to know.
+/// The possible values of one word.  A fresh word is zero, and takes no memory.
 #[derive(Debug)]
 pub(crate) struct Word {
     candidates: Vec<Candidate>,
-    /// Values that nobody can see any more, unless who was taken for dead looks where the region was.
+    /// Values that only a node that was taken for dead can still see.
     past: Vec<u64>,
-    /// A copy whose source was being copied to itself has ended here.
+    /// Set after a copy whose source was itself the target of a copy.
     anything: bool,
 }
 
@@ -70,7 +70,7 @@ impl Candidate {
     }
 }
 
-/// More candidates than that are looked through for those that nobody can see any more.
+/// Above this number, candidates that no reader can see are removed.
 const CANDIDATES_KEPT: usize = 6;
 
 impl Word {
@@ -78,13 +78,13 @@ impl Word {
         Word { candidates: Vec::new(), past: Vec::new(), anything: false }
     }
 
-    /// Somebody begins to write `value`, and has not ended.
+    /// A write of `value` begins.
     pub(crate) fn begin(&mut self, now_ns: u64, value: u64) {
         self.candidates.push(Candidate { begin_ns: now_ns, end_ns: NEVER, value });
     }
 
-    /// The write of `value` that began at `begin_ns` has ended.  Forgets what none can see who began to read at
-    /// `oldest_read_ns` or later.
+    /// The write of `value` that began at `begin_ns` has ended.  Forgets values that no read since `oldest_read_ns`
+    /// can see.
     pub(crate) fn end(&mut self, begin_ns: u64, now_ns: u64, value: u64, oldest_read_ns: u64) {
         if let Some(candidate) = self.candidates.iter_mut().find(|each| each.is_open(begin_ns, value)) {
             candidate.end_ns = now_ns;
@@ -101,14 +101,14 @@ impl Word {
         }
     }
 
-    /// What was written when, for people.
+    /// The writes and their times, for error messages.
     pub(crate) fn history(&self) -> String {
         let written = self.candidates.iter().map(|each| match each.end_ns {
             NEVER => format!("{:#x} from {} ns on", each.value, each.begin_ns),
             end_ns => format!("{:#x} from {} to {end_ns} ns", each.value, each.begin_ns),
         });
         let written: Vec<String> = written.collect();
-        if written.is_empty() { "0, as in the beginning".to_owned() } else { written.join(", ") }
+        if written.is_empty() { "0, the first value".to_owned() } else { written.join(", ") }
     }
 
     pub(crate) fn may_be_anything(&mut self) {
@@ -119,26 +119,26 @@ impl Word {
         self.anything
     }
 
-    /// Whether `value` may be read by who began at `begin_ns` and ends now.
+    /// Whether a read that began at `begin_ns` and ends now may return `value`.
     pub(crate) fn may_be(&self, value: u64, begin_ns: u64) -> bool {
         let last_begin = self.last_begin_before(begin_ns);
         let written = self.candidates.iter().any(|each| each.value == value && each.end_ns >= last_begin);
         written || (value == 0 && last_begin == 0)
     }
 
-    /// Whether it may have held `value` at any time.
+    /// Whether it may ever have held `value`.
     pub(crate) fn was_ever(&self, value: u64) -> bool {
         value == 0 || self.past.contains(&value) || self.candidates.iter().any(|each| each.value == value)
     }
 
-    /// All values that may be read by who began at `begin_ns` and ends now.
+    /// The values that a read that began at `begin_ns` and ends now may return.
     pub(crate) fn values(&self, begin_ns: u64) -> impl Iterator<Item = u64> {
         let last_begin = self.last_begin_before(begin_ns);
         let written = self.candidates.iter().filter(move |each| each.end_ns >= last_begin);
         written.map(|each| each.value).chain((last_begin == 0).then_some(0))
     }
 
-    /// When the last of the writes began that had ended before `begin_ns`: what had ended by then is overwritten.
+    /// Latest start of a write that ended before `begin_ns`: values that ended before that start are overwritten.
     fn last_begin_before(&self, begin_ns: u64) -> u64 {
         let ended = self.candidates.iter().filter(|each| each.end_ns < begin_ns);
         ended.map(|each| each.begin_ns).max().unwrap_or(0)

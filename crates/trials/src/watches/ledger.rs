@@ -1,8 +1,8 @@
-//! What is known of the notifications of one region: which were begun, who watched then, and who has heard of which.
+//! The notifications of one region: begun, watched and received.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A session in one life of its node.
+/// A session in one incarnation of its node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Writer {
     pub(super) node: u32,
@@ -10,12 +10,12 @@ pub(super) struct Writer {
     pub(super) session: u32,
 }
 
-/// The number of a notification; those of one writer rise.
+/// Number of a notification; those of one writer rise.
 pub(super) type Number = u64;
-/// The number of a watch.
+/// Number of a watch.
 pub(super) type WatchId = u64;
 
-/// What is written, by whom, and since when.
+/// The origin of a notification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Said {
     pub(super) writer: Writer,
@@ -26,34 +26,33 @@ pub(super) struct Said {
 #[derive(Debug)]
 struct Notice {
     said: Said,
-    /// When its writer was told that all have been told.
+    /// When its writer learnt that all watchers were notified.
     end_ns: Option<u64>,
-    /// Its writer was told that nobody was told.
+    /// Whether its writer was told that no watcher was notified.
     is_denied: bool,
-    /// Somebody has heard of it.
+    /// Whether a watcher has received it.
     is_heard: bool,
-    /// Who watched when it began.
+    /// The watches when it began.
     audience: BTreeSet<WatchId>,
 }
 
-/// One who watches.
 #[derive(Debug)]
 pub(super) struct Watcher {
-    /// A node, and which life of it.
+    /// Its node and incarnation.
     pub(super) at: (u32, u32),
-    /// An index of the principals.
+    /// Index of its principal.
     pub(super) principal: usize,
-    /// When it began to ask.
+    /// When it asked for the watch.
     pub(super) begin_ns: u64,
-    /// Its handle ends, and with it the watch: it need not be told of anything more.
+    /// Its handle is being unmapped: no further notification is due.
     is_ending: bool,
-    /// What it heard last of each writer.
+    /// The last notification of each writer.
     last: BTreeMap<Writer, Number>,
-    /// What is in its queue for sure, and of which writer.
+    /// Notifications that are in its queue for certain.
     owed: BTreeMap<Number, Owed>,
 }
 
-/// A notification that is in a queue for sure.
+/// A notification that is in a queue for certain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Owed {
     writer: Writer,
@@ -75,14 +74,14 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// Somebody begins to write.
+    /// A write with notification begins.
     pub(super) fn begin(&mut self, number: Number, said: Said) {
         let audience = self.watchers.keys().copied().collect();
         let notice = Notice { said, end_ns: None, is_denied: false, is_heard: false, audience };
         self.notices.insert(number, notice);
     }
 
-    /// It is in the queue of all who watched when it began, of whom `counts` says that they could be told.
+    /// The notification is in the queue of all watches that existed when it began and that `counts` accepts.
     pub(super) fn end(&mut self, number: Number, now_ns: u64, counts: impl Fn(&Watcher) -> bool) {
         let notice = self.notices.get_mut(&number).expect("it began");
         notice.end_ns = Some(now_ns);
@@ -91,7 +90,7 @@ impl Ledger {
             let Some(watcher) = self.watchers.get_mut(&id).filter(|watcher| counts(watcher)) else {
                 continue;
             };
-            // It may have been received before its writer has heard of that.
+            // It may have been received before its writer learnt that.
             let is_new = watcher.last.get(&owed.writer).is_none_or(|last| *last < number);
             if is_new && !watcher.is_ending {
                 watcher.owed.insert(number, owed);
@@ -99,14 +98,14 @@ impl Ledger {
         }
     }
 
-    /// Its writer was told that nobody was told.
+    /// The writer was told that no watcher was notified.
     pub(super) fn deny(&mut self, number: Number) -> Result<(), String> {
         let notice = self.notices.get_mut(&number).expect("it began");
         notice.is_denied = true;
-        if notice.is_heard { Err("somebody has heard of it".to_owned()) } else { Ok(()) }
+        if notice.is_heard { Err("a watcher has received it".to_owned()) } else { Ok(()) }
     }
 
-    /// Somebody watches from now on.
+    /// A watch begins.
     pub(super) fn watch(&mut self, watcher: Watcher) -> WatchId {
         self.last_watch += 1;
         self.watchers.insert(self.last_watch, watcher);
@@ -118,38 +117,40 @@ impl Ledger {
         self.watchers.get_mut(&id).expect("it watches").is_ending = true;
     }
 
-    /// Somebody watches no more, and whatever is in its queue is gone.
+    /// A watch ends; its queue is dropped.
     pub(super) fn unwatch(&mut self, id: WatchId) {
         self.watchers.remove(&id);
     }
 
-    /// A watcher hears of something; of what.
+    /// A watcher receives a notification; returns its origin.
     pub(super) fn came(&mut self, id: WatchId, number: Number, writer_node: u32) -> Result<Said, String> {
         let watcher = self.watchers.get_mut(&id).expect("it watches");
         let Some(notice) = self.notices.get_mut(&number).filter(|it| it.said.writer.node == writer_node)
         else {
-            return Err("nobody there wrote that".to_owned());
+            return Err("no session of that node wrote that".to_owned());
         };
         notice.is_heard = true;
         if notice.is_denied {
-            return Err("its writer had been told that nobody was told".to_owned());
+            return Err("its writer was told that no watcher was notified".to_owned());
         }
         if let Some(end_ns) = notice.end_ns.filter(|end_ns| *end_ns < watcher.begin_ns) {
-            return Err(format!("it was over at {end_ns} ns, before anybody watched"));
+            return Err(format!("it was over at {end_ns} ns, before the watch began"));
         }
         let last = watcher.last.insert(notice.said.writer, number).unwrap_or(0);
         if last >= number {
-            return Err(format!("it came after {last} of the same writer"));
+            return Err(format!("it arrived after {last} of the same writer"));
         }
         watcher.owed.remove(&number);
         let mut before = watcher.owed.range(..number).filter(|(_, owed)| owed.writer == notice.said.writer);
         match before.next() {
-            Some((lost, _)) => Err(format!("{lost} of the same writer was told before it, and never came")),
+            Some((lost, _)) => {
+                Err(format!("{lost} of the same writer was queued before it, but never arrived"))
+            }
             None => Ok(notice.said),
         }
     }
 
-    /// The first notification that is in a watcher's queue for sure, and which of them has been there longest.
+    /// The notification that has been in a watcher's queue longest for certain.
     pub(super) fn owed(&self, id: WatchId) -> Option<(Number, Owed)> {
         let owed = &self.watchers.get(&id).expect("it watches").owed;
         owed.iter()

@@ -1,4 +1,4 @@
-//! Regions that are watched: what their words may hold, who may do what with them, and who was told what.
+//! Watched regions: possible values of their words, permissions, and notifications.
 
 use super::ledger::{Ledger, Number, Said, Writer};
 use crate::harness::PRINCIPALS;
@@ -6,9 +6,9 @@ use crate::regions::rights::Rights;
 use crate::regions::words::{NEVER, Words};
 
 pub(super) const WORD: u64 = 8;
-/// Words that are written at once.
+/// Words per write.
 pub(super) const SLOT_WORDS: usize = 4;
-/// Where in a region, in bytes, is written; the third slot lies in two chunks.
+/// Offsets of writes; the third slot spans two chunks.
 pub(super) const SLOTS: [u64; 3] = [0, 2048, crate::harness::CHUNK_BYTES - 2 * WORD];
 /// Words of the shortest region, which reaches into a second chunk.
 const WORDS_MIN: u64 = (crate::harness::CHUNK_BYTES + 1024) / WORD;
@@ -18,18 +18,18 @@ const WORDS_MIN: u64 = (crate::harness::CHUNK_BYTES + 1024) / WORD;
 pub(super) struct Life {
     words: Words,
     pub(super) rights: Rights,
-    /// For whom something was revoked at any time.
+    /// Principals from which permissions were ever revoked.
     pub(super) revoked: [bool; PRINCIPALS.len()],
-    /// Somebody has begun to free it, or nobody knows of it.
+    /// It is being freed, or no session uses it.
     pub(super) ends: bool,
-    /// Since when it is gone for sure.
+    /// Since when it is gone for certain.
     pub(super) ended_ns: u64,
     pub(super) ledger: Ledger,
-    /// When those reads began that are under way.
+    /// Starts of the reads in progress.
     reads: Vec<u64>,
 }
 
-/// What is written to one slot.
+/// A write to one slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Write {
     pub(super) number: Number,
@@ -37,12 +37,12 @@ pub(super) struct Write {
     begin_ns: u64,
 }
 
-/// How many bytes the region of that life has, which no other has.
+/// The length of a life's region, which no other has.
 pub(super) fn bytes_of(life: usize) -> u64 {
     (WORDS_MIN + life as u64) * WORD
 }
 
-/// Which life a region of so many bytes is, if it is one.
+/// The life with that length.
 pub(super) fn by_len(bytes: u64) -> Option<usize> {
     (bytes / WORD).checked_sub(WORDS_MIN).map(|life| life as usize)
 }
@@ -60,7 +60,7 @@ impl Life {
         }
     }
 
-    /// Somebody begins to write to a slot, and to tell of it; the bytes.
+    /// A write with notification begins; returns its bytes.
     pub(super) fn begin_write(
         &mut self,
         number: Number,
@@ -76,7 +76,7 @@ impl Life {
         (write, write.values().flat_map(|(_, value)| value.to_le_bytes()).collect())
     }
 
-    /// It has been done, before any watcher was told.
+    /// The write has ended, before any watcher was notified.
     pub(super) fn end_write(&mut self, write: Write, now_ns: u64) {
         let oldest_ns = self.reads.iter().copied().min().unwrap_or(now_ns);
         for (index, value) in write.values() {
@@ -84,15 +84,15 @@ impl Life {
         }
     }
 
-    /// Nothing was done.
+    /// The write did nothing.
     pub(super) fn undo_write(&mut self, write: Write) {
         for (index, value) in write.values() {
             self.words.get_mut(index).undo(write.begin_ns, value);
         }
     }
 
-    /// Somebody has heard of it, so that it has been done, before the read that follows.
-    pub(super) fn heard_of(&mut self, number: Number, said: Said, now_ns: u64) {
+    /// A watcher has received the notification, so the write ended before the read that follows.
+    pub(super) fn received(&mut self, number: Number, said: Said, now_ns: u64) {
         let Said { slot, begin_ns, .. } = said;
         self.end_write(Write { number, slot, begin_ns }, begin_ns.max(now_ns.saturating_sub(1)));
     }
@@ -106,8 +106,8 @@ impl Life {
         self.reads.swap_remove(index);
     }
 
-    /// The first word of a slot that holds what it may not, in words.  A reader that `is_cut_off` may see what is long
-    /// overwritten.
+    /// The first word of a slot that holds an impossible value, as text.  A reader that `is_cut_off` may see values
+    /// that were overwritten long ago.
     pub(super) fn unexplained(
         &self,
         slot: usize,
@@ -126,7 +126,7 @@ impl Life {
 }
 
 impl Write {
-    /// Which word gets which value.
+    /// The words and their values.
     fn values(self) -> impl Iterator<Item = (usize, u64)> {
         (0..SLOT_WORDS).map(move |at| (self.slot * SLOT_WORDS + at, self.number << 8 | at as u64))
     }

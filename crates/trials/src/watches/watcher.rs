@@ -1,8 +1,8 @@
-//! Watchers: each watches a region for a while, hears of what is written there, and looks whether it can read it.
+//! Watchers: each watches a region for a while, receives notifications, and checks that it can read what was written.
 //!
-//! What is in a watcher's queue for sure must come, in the order of each writer, and wake who waits; nothing comes that
-//! nobody wrote, or that cannot be read.  A watch ends with its region, its handle and the right to read, and not
-//! before all has come that was told.
+//! Notifications that are queued for certain must arrive, in the order of each writer, and wake the waiter.  No other
+//! notification arrives, and none whose write cannot be read.  A watch ends with its region, its handle or the read
+//! permission, after all queued notifications have been received.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,22 +16,22 @@ use crate::actor::{Actor, pick, principal_of};
 use crate::giving_up::before;
 use crate::harness::{Harness, PRINCIPALS};
 
-/// Watchers of each node.
+/// Watchers per node.
 const WATCHERS: u32 = 2;
-/// Nodes of higher numbers have none, or all that a large cluster does would be telling.
+/// Nodes with watchers: in a large cluster, notifications would dominate.
 const WATCHING_NODES: u32 = 5;
-/// A watcher hears so much at most before it does something else.
+/// Most notifications per watch.
 const HEARD_MAX: u64 = 60;
-/// For so long at most it waits before it looks whether it should have been woken.
+/// Longest wait before a check whether the watcher should have been woken.
 const PATIENCE_US_MAX: u64 = 300;
-/// A waiter is awake so soon after what it waits for, with nothing going wrong.
+/// Without faults, time within which a waiter wakes.
 const AWAKE_NS: u64 = 50_000;
-/// Longest pause of a watcher that is slow: queues fill meanwhile, and writers wait.
+/// Longest pause of a slow watcher: queues fill meanwhile, and writers wait.
 const NAP_US_MAX: u64 = 2_000;
-/// Longest time between two watches.
+/// Longest pause between two watches.
 const PAUSE_US_MAX: u64 = 40;
 
-/// Lets the watchers of a node that has just joined work.
+/// Starts the watchers of a node that has just joined.
 pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
     if harness.plan.work.watches == 0 || node >= WATCHING_NODES {
         return;
@@ -59,14 +59,14 @@ async fn work(mut actor: Actor) {
     }
 }
 
-/// Watches a region for a while; whether anything more can be done.
+/// Watches a region for a while; returns whether the node still works.
 async fn watch(actor: &mut Actor, lh: Lh, life: usize, rights: Permissions) -> bool {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let result = actor.attempt("watch", session.watch(lh)).await;
     let cause = match result {
         Some(Ok(watch)) => {
             let is_permitted = rights.contains(Permissions::READ);
-            actor.expect(is_permitted, begin_ns, "it watches what it may not read");
+            actor.expect(is_permitted, begin_ns, "it watches a region without read permission");
             Listener::new(actor, watch, lh, life, begin_ns).listen().await
         }
         Some(Err(error)) => {
@@ -80,12 +80,12 @@ async fn watch(actor: &mut Actor, lh: Lh, life: usize, rights: Permissions) -> b
     };
     if cause.is_none() {
         // It may have ended meanwhile.
-        let _ = actor.attempt("unmap what was watched", session.unmap(lh)).await;
+        let _ = actor.attempt("unmap after watching", session.unmap(lh)).await;
     }
     cause != Some(RegionCause::NodeClosed)
 }
 
-/// A place in the ledger, for as long as this lives.
+/// An entry in the ledger; removed when dropped.
 struct Listed {
     harness: Rc<Harness>,
     life: usize,
@@ -98,14 +98,13 @@ impl Drop for Listed {
     }
 }
 
-/// One watch.
 struct Listener<'a> {
     actor: &'a mut Actor,
-    // Off the list before the watch ends.
+    // Removed from the ledger before the watch ends.
     listed: Listed,
     watch: Watch,
     lh: Lh,
-    /// Nothing can be read by the handle any more.
+    /// Whether the handle has been unmapped.
     is_unmapped: bool,
 }
 
@@ -118,10 +117,10 @@ impl Listener<'_> {
         Listener { actor, listed, watch, lh, is_unmapped: false }
     }
 
-    /// Hears as much as it likes to, or until the watch ends: then why.
+    /// Receives some notifications, or until the watch ends; then returns the cause.
     async fn listen(mut self) -> Option<RegionCause> {
         let mut left = self.actor.random.between(1, HEARD_MAX);
-        // When nobody writes any more, it looks whether all has come, until the region is freed.
+        // After the end of all writers, checks that everything has arrived, until the region is freed.
         while left > 0 || !self.actor.harness.goes_on() || self.is_unmapped {
             left = left.saturating_sub(1);
             if let Err(cause) = self.hear().await {
@@ -144,15 +143,15 @@ impl Listener<'_> {
         }
     }
 
-    /// Its handle ends, and so must the watch, when all has been heard that was told before.
+    /// Unmaps the handle, which must end the watch after all queued notifications.
     async fn unmap(&mut self) {
         self.is_unmapped = true;
         self.with_life(|life| life.ledger.end_handle(self.listed.id));
         let session = self.actor.session.clone();
-        let _ = self.actor.attempt("unmap what is heard", session.unmap(self.lh)).await;
+        let _ = self.actor.attempt("unmap while notified", session.unmap(self.lh)).await;
     }
 
-    /// Waits for a notification, or looks for one.
+    /// Waits for a notification, or polls for one.
     async fn hear(&mut self) -> Result<(), RegionCause> {
         let begin_ns = self.actor.now_ns();
         let heard = if self.actor.random.chance(1, 4) {
@@ -161,12 +160,12 @@ impl Listener<'_> {
             let patience = Duration::from_nanos(self.actor.random.between(1, PATIENCE_US_MAX * 1000));
             let enough = self.actor.harness.world.sleep(Some(self.actor.host), patience);
             let next = async { before(enough, self.watch.recv()).await.transpose() };
-            let heard = self.actor.attempt("hear of a write", next).await;
+            let heard = self.actor.attempt("receive a notification", next).await;
             self.check_awake(begin_ns);
             match heard {
                 Some(Ok(None)) => return Ok(()),
                 Some(heard) => heard,
-                // A watcher that gives up its wait loses nothing.
+                // A cancelled wait loses nothing.
                 None => return Ok(()),
             }
         };
@@ -183,17 +182,17 @@ impl Listener<'_> {
         }
     }
 
-    /// A notification has come: it is one that it should hear of, and its bytes are there.
+    /// Checks a notification and the bytes that it announces.
     async fn heard(&mut self, told: &Notification) {
         let begin_ns = self.actor.now_ns();
         match self.came(told) {
             Ok(slot) if !self.is_unmapped => self.read(slot, told.value).await,
             Ok(_) => {}
-            Err(why) => self.accuse(begin_ns, &format!("heard {told:?}: {why}")),
+            Err(why) => self.accuse(begin_ns, &format!("received {told:?}: {why}")),
         }
     }
 
-    /// In which slot it was written.
+    /// The slot that was written.
     fn came(&self, told: &Notification) -> Result<usize, String> {
         let Actor { harness, principal, .. } = &*self.actor;
         let now_ns = self.actor.now_ns();
@@ -205,11 +204,11 @@ impl Listener<'_> {
             let is_permitted = harness.was_anyone_isolated()
                 || life.rights.may_have(*principal, Permissions::READ, said.begin_ns);
             if !harness.was_isolated(told.node.0) {
-                life.heard_of(told.value, said, now_ns);
+                life.received(told.value, said, now_ns);
             }
             match () {
-                () if !is_sound => Err("it was not written so".to_owned()),
-                () if !is_permitted => Err("it may not read that".to_owned()),
+                () if !is_sound => Err("its offset, length or sender is wrong".to_owned()),
+                () if !is_permitted => Err("it has no read permission".to_owned()),
                 () => Ok(said.slot),
             }
         })
@@ -220,7 +219,7 @@ impl Listener<'_> {
         let mut bytes = [0; SLOT_WORDS * WORD as usize];
         self.with_life(|life| life.begin_read(begin_ns));
         let result =
-            self.actor.attempt("read what is told", session.read(self.lh, SLOTS[slot], &mut bytes)).await;
+            self.actor.attempt("read notified", session.read(self.lh, SLOTS[slot], &mut bytes)).await;
         let is_cut_off = self.actor.harness.was_isolated(self.actor.node);
         let wrong = self.with_life(|life| {
             life.end_read(begin_ns);
@@ -228,7 +227,7 @@ impl Listener<'_> {
             is_read.then(|| life.unexplained(slot, &bytes, begin_ns, is_cut_off)).flatten()
         });
         if let Some(wrong) = wrong {
-            self.accuse(begin_ns, &format!("told of {number:#x}, it read {wrong}"));
+            self.accuse(begin_ns, &format!("notified of {number:#x}, it read {wrong}"));
         }
         if let Some(Err(error)) = result {
             let (actor, life) = (&*self.actor, self.listed.life);
@@ -237,9 +236,9 @@ impl Listener<'_> {
         }
     }
 
-    // What must hold.
+    // Checks.
 
-    /// It has waited since `begin_ns`, until now: there was no reason to be awake long ago.
+    /// It has waited since `begin_ns`: nothing should have woken it long ago.
     fn check_awake(&self, begin_ns: u64) {
         let Actor { harness, principal, .. } = &*self.actor;
         let late_ns = self.actor.now_ns().saturating_sub(AWAKE_NS);
@@ -249,39 +248,39 @@ impl Listener<'_> {
         let reason = self.with_life(|life| {
             let told = life.ledger.owed(self.listed.id).filter(|(_, owed)| owed.since_ns < late_ns);
             match told {
-                Some((number, owed)) => Some(format!("{number} was told at {} ns", owed.since_ns)),
+                Some((number, owed)) => Some(format!("{number} was queued at {} ns", owed.since_ns)),
                 None if life.ended_ns < late_ns => {
                     Some(format!("the region was freed at {} ns", life.ended_ns))
                 }
                 None if !life.rights.may_have(*principal, Permissions::READ, late_ns) => {
-                    Some("it lost the right to read".to_owned())
+                    Some("it lost the read permission".to_owned())
                 }
                 None => None,
             }
         });
         if let Some(reason) = reason {
-            self.accuse(begin_ns, &format!("it waited and was not woken, although {reason}"));
+            self.accuse(begin_ns, &format!("it waited and was not woken, but {reason}"));
         }
     }
 
-    /// There is nothing in its queue.
+    /// Its queue must be empty.
     fn check_nothing_is_left(&self, begin_ns: u64) {
         if self.actor.harness.was_anyone_isolated() {
             return;
         }
         if let Some((number, owed)) = self.with_life(|life| life.ledger.owed(self.listed.id)) {
-            self.accuse(begin_ns, &format!("{number} was told at {} ns, and never came", owed.since_ns));
+            self.accuse(begin_ns, &format!("{number} was queued at {} ns, but never arrived", owed.since_ns));
         }
     }
 
-    /// The watch has ended: there is a reason, and all was heard before.
+    /// The watch has ended: there must be a reason, and an empty queue.
     fn ended(&self, begin_ns: u64, error: RegionError) -> RegionCause {
         let is_stale = matches!(error.cause, RegionCause::Stale);
         let life = self.listed.life;
         let is_explained = (self.is_unmapped && is_stale)
             || is_refusal(self.actor, life, Permissions::READ, begin_ns, &error.cause);
         self.actor.expect_reason(is_explained, begin_ns, &error);
-        // A node that leaves takes with it what was not received.
+        // A node that leaves drops its queues.
         if error.cause != RegionCause::NodeClosed {
             self.check_nothing_is_left(begin_ns);
         }

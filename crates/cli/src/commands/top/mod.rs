@@ -1,4 +1,4 @@
-//! `halite top`: the nodes, and what they do, looked at again and again.
+//! `halite top`: nodes and their operations, refreshed.
 
 mod scrape;
 mod view;
@@ -20,16 +20,16 @@ use crate::output;
 use crate::signals::Listener;
 use scrape::Scraped;
 
-/// To the upper left corner; what stands there is written over, so that nothing flickers.
+/// Cursor to the upper left corner: overwriting avoids flicker.
 const HOME: &str = "\x1b[H";
-/// What is left of a line, and of the screen.
+/// Erases the rest of a line, and of the screen.
 const ERASE_LINE: &str = "\x1b[K";
 const ERASE_BELOW: &str = "\x1b[J";
-/// Rows and columns of a terminal that does not say.
+/// Rows and columns of a terminal of unknown size.
 const SIZE: (usize, usize) = (24, 80);
 
-/// What was seen at one moment.
-struct Look {
+/// One sample.
+struct Sample {
     at: Instant,
     rows: Vec<Row>,
     /// Why the members were not asked.
@@ -37,30 +37,30 @@ struct Look {
     scrapes: Vec<(SocketAddr, Result<Scraped, String>)>,
 }
 
-/// Prints once, or on a terminal until it is asked to end.
+/// Prints once, or repeatedly on a terminal until a signal.
 pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
     let mut client = None;
-    let mut look = Look::take(dir, &mut client, args)?;
+    let mut sample = Sample::take(dir, &mut client, args)?;
     if args.once || !io::stdout().is_terminal() {
-        return Ok(output::print(&view::text(&look, None))?);
+        return Ok(output::print(&view::text(&sample, None))?);
     }
     let (end, ended) = channel();
     // The main thread may have ended already; then nothing waits for the signal.
     let asked = move || end.send(()).unwrap_or_default();
     let _listener = Listener::spawn(asked, || ()).context("cannot listen for signals")?;
-    output::print(&format!("{HOME}{ERASE_BELOW}{}", on_screen(&view::text(&look, None), size())))?;
+    output::print(&format!("{HOME}{ERASE_BELOW}{}", on_screen(&view::text(&sample, None), size())))?;
     let interval = Duration::from_secs(args.interval.into());
     while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-        let next = Look::take(dir, &mut client, args)?;
-        output::print(&on_screen(&view::text(&next, Some(&look)), size()))?;
-        look = next;
+        let next = Sample::take(dir, &mut client, args)?;
+        output::print(&on_screen(&view::text(&next, Some(&sample)), size()))?;
+        sample = next;
     }
     Ok(output::print("\n")?)
 }
 
-impl Look {
-    /// Asks the members by `client`, which joins where there is none; what lock files and metrics tell is there all the same.
-    fn take(dir: &Path, client: &mut Option<Client>, args: &Top) -> anyhow::Result<Look> {
+impl Sample {
+    /// Asks the members through `client`, which joins if necessary; lock files and metrics are shown in any case.
+    fn take(dir: &Path, client: &mut Option<Client>, args: &Top) -> anyhow::Result<Sample> {
         let presences = cluster_dir::nodes(dir);
         let presences =
             presences.with_context(|| format!("cannot list the processes in {}", dir.display()))?;
@@ -72,26 +72,26 @@ impl Look {
             false => Err(anyhow::anyhow!("no node runs in {}", dir.display())),
         };
         let trouble = asked.as_ref().err().map(|error| {
-            // The node through which we joined may have been restarted: we join anew.
+            // The node through which the client joined may have been restarted: join again.
             *client = None;
             format!("{}: showing the state from the lock files", output::reasons(error))
         });
         let asked = asked.unwrap_or_default();
         let (rows, trouble) = (status::rows(&presences, &asked), trouble.or(asked.by()));
         let scrapes = fetch_all(&args.scrape);
-        Ok(Look { at: Instant::now(), rows, trouble, scrapes })
+        Ok(Sample { at: Instant::now(), rows, trouble, scrapes })
     }
 }
 
 fn ask(dir: &Path, client: &mut Option<Client>) -> anyhow::Result<Answers> {
     let client = match client {
         Some(client) => client,
-        none => none.insert(Client::look(dir)?),
+        none => none.insert(Client::observe(dir)?),
     };
     Answers::of(client)
 }
 
-/// All at once: one that does not answer delays no other.
+/// In parallel, so that a silent address delays no other.
 fn fetch_all(at: &[SocketAddr]) -> Vec<(SocketAddr, Result<Scraped, String>)> {
     std::thread::scope(|scope| {
         let fetches: Vec<_> = at.iter().map(|at| (*at, scope.spawn(|| Scraped::fetch(*at)))).collect();
@@ -107,7 +107,7 @@ fn size() -> (usize, usize) {
     size.ok().filter(|(rows, columns)| *rows > 0 && *columns > 0).unwrap_or(SIZE)
 }
 
-/// As much of a text as a screen has room for, over what stood there.
+/// Cuts a text to the screen, and overwrites what is there.
 fn on_screen(text: &str, (rows, columns): (usize, usize)) -> String {
     // The last row stays free: a line feed there would move all others up.
     let lines = text.lines().take(rows - 1).map(|line| {

@@ -1,21 +1,21 @@
-//! Asks for the metrics of one node, as Prometheus does.
+//! Fetches the metrics of one node, as Prometheus does.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How long all of it may take.
+/// Time limit of a fetch.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Longest answer that is read, in bytes: a cluster of hundreds of nodes has a tenth of it.
+/// Longest response in bytes; a cluster of hundreds of nodes needs a tenth of it.
 const BYTES_MAX: u64 = 4 << 20;
 
-/// Samples, by name and labels as they are written.
+/// Samples by name and labels.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Scraped(BTreeMap<String, f64>);
 
 impl Scraped {
-    /// Asks; the error is for people.
+    /// The error is for users.
     pub fn fetch(at: SocketAddr) -> Result<Scraped, String> {
         let text = get(at).map_err(|error| error.to_string())?;
         match text.split_once("\r\n\r\n") {
@@ -28,7 +28,7 @@ impl Scraped {
         }
     }
 
-    /// Reads the text format, leniently: what is no sample is left out.
+    /// Parses the text format, ignoring lines that are no samples.
     pub fn parse(text: &str) -> Scraped {
         let samples = text.lines().filter(|line| !line.starts_with('#'));
         let samples = samples.filter_map(|line| line.rsplit_once(' '));
@@ -37,25 +37,24 @@ impl Scraped {
         )
     }
 
-    /// One sample.
     pub fn value(&self, series: &str) -> Option<f64> {
         self.0.get(series).copied()
     }
 
-    /// All samples of a name together.
+    /// The sum of all samples of a name.
     pub fn sum(&self, name: &str) -> f64 {
         let is_meant = |series: &str| series.split('{').next() == Some(name);
         self.0.iter().filter(|(series, _)| is_meant(series)).map(|(_, value)| value).sum()
     }
 
-    /// What a label of the only sample of a name says.
+    /// The value of a label of the only sample of a name.
     pub fn label(&self, name: &str, label: &str) -> Option<&str> {
         let (series, _) = self.0.range(format!("{name}{{")..).next()?;
         let rest = series.strip_prefix(name)?.split_once(&format!("{label}=\""))?.1;
         rest.split('"').next()
     }
 
-    /// The peers that a name has samples of, in order.
+    /// The peers for which a name has samples, in order.
     pub fn peers(&self, name: &str) -> Vec<u32> {
         let begin = format!("{name}{{peer=\"");
         let found =

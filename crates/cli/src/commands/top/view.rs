@@ -1,28 +1,28 @@
-//! What `halite top` shows of one look, and of what has changed since the one before.
+//! The text of one sample, with the rates since the one before.
 
-use super::Look;
+use super::Sample;
 use super::scrape::Scraped;
 use crate::bytes::ByteCount;
 use crate::commands::status;
 use crate::table::{Align, Table};
 
 /// The tables, one below the other.
-pub fn text(look: &Look, before: Option<&Look>) -> String {
-    let mut text = status::table(&look.rows).to_string();
-    if let Some(trouble) = &look.trouble {
+pub fn text(sample: &Sample, before: Option<&Sample>) -> String {
+    let mut text = status::table(&sample.rows).to_string();
+    if let Some(trouble) = &sample.trouble {
         text += &format!("{}\n", crate::table::printable(trouble));
     }
-    if !look.scrapes.is_empty() {
-        text += &format!("\n{}", operations(look, before));
+    if !sample.scrapes.is_empty() {
+        text += &format!("\n{}", operations(sample, before));
     }
-    let peers = peers(look, before);
-    if look.scrapes.iter().any(|(_, scraped)| !peers_of(scraped).is_empty()) {
+    let peers = peers(sample, before);
+    if sample.scrapes.iter().any(|(_, scraped)| !peers_of(scraped).is_empty()) {
         text += &format!("\n{peers}");
     }
     text
 }
 
-fn operations(look: &Look, before: Option<&Look>) -> Table {
+fn operations(sample: &Sample, before: Option<&Sample>) -> Table {
     let mut table = Table::new(&[
         ("metrics of", Align::Left),
         ("node", Align::Right),
@@ -37,7 +37,7 @@ fn operations(look: &Look, before: Option<&Look>) -> Table {
         ("applications", Align::Right),
         ("", Align::Left),
     ]);
-    for (index, (at, scraped)) in look.scrapes.iter().enumerate() {
+    for (index, (at, scraped)) in sample.scrapes.iter().enumerate() {
         let scraped = match scraped {
             Ok(scraped) => scraped,
             Err(reason) => {
@@ -47,7 +47,7 @@ fn operations(look: &Look, before: Option<&Look>) -> Table {
                 continue;
             }
         };
-        let rates = Rates::new(look, before, index);
+        let rates = Rates::new(sample, before, index);
         let rate = |names: &[&str]| {
             or_dash(rates.of(|one| names.iter().map(|name| one.sum(name)).sum()).map(rounded))
         };
@@ -75,7 +75,7 @@ fn operations(look: &Look, before: Option<&Look>) -> Table {
     table
 }
 
-fn peers(look: &Look, before: Option<&Look>) -> Table {
+fn peers(sample: &Sample, before: Option<&Sample>) -> Table {
     let mut table = Table::new(&[
         ("node", Align::Right),
         ("peer", Align::Right),
@@ -83,13 +83,13 @@ fn peers(look: &Look, before: Option<&Look>) -> Table {
         ("silent", Align::Right),
         ("round trip", Align::Right),
         ("packets/s", Align::Right),
-        ("sent again", Align::Right),
+        ("retransmitted", Align::Right),
         ("timeouts/s", Align::Right),
         ("calls", Align::Right),
         ("pairing", Align::Right),
     ]);
-    for (index, (_, scraped)) in look.scrapes.iter().enumerate() {
-        let rates = Rates::new(look, before, index);
+    for (index, (_, scraped)) in sample.scrapes.iter().enumerate() {
+        let rates = Rates::new(sample, before, index);
         for peer in peers_of(scraped) {
             let Ok(scraped) = scraped else { continue };
             let of = |one: &Scraped, name: &str| one.value(&format!("halite_peer_{name}{{peer=\"{peer}\"}}"));
@@ -118,7 +118,7 @@ fn peers_of(scraped: &Result<Scraped, String>) -> Vec<u32> {
     scraped.as_ref().map_or_else(|_| Vec::new(), |scraped| scraped.peers("halite_peer_up"))
 }
 
-/// What has changed in a second between two looks at one node.
+/// Changes per second between two samples of one node.
 struct Rates<'l> {
     now: Option<&'l Scraped>,
     before: Option<&'l Scraped>,
@@ -126,13 +126,15 @@ struct Rates<'l> {
 }
 
 impl<'l> Rates<'l> {
-    fn new(look: &'l Look, before: Option<&'l Look>, index: usize) -> Rates<'l> {
-        let scraped = |look: &'l Look| look.scrapes.get(index).and_then(|(_, scraped)| scraped.as_ref().ok());
-        let seconds = before.map_or(0.0, |before| look.at.saturating_duration_since(before.at).as_secs_f64());
-        Rates { now: scraped(look), before: before.and_then(scraped), seconds }
+    fn new(sample: &'l Sample, before: Option<&'l Sample>, index: usize) -> Rates<'l> {
+        let scraped =
+            |sample: &'l Sample| sample.scrapes.get(index).and_then(|(_, scraped)| scraped.as_ref().ok());
+        let seconds =
+            before.map_or(0.0, |before| sample.at.saturating_duration_since(before.at).as_secs_f64());
+        Rates { now: scraped(sample), before: before.and_then(scraped), seconds }
     }
 
-    /// `None` without a look before, or where the node was restarted in between.
+    /// `None` without an earlier sample, or if the node was restarted in between.
     fn of(&self, value: impl Fn(&Scraped) -> f64) -> Option<f64> {
         let change = value(self.now?) - value(self.before?);
         (self.seconds > 0.0 && change >= 0.0).then(|| change / self.seconds)
@@ -153,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    fn look(at: Instant, reads: u32, packets: u32) -> Look {
+    fn sample(at: Instant, reads: u32, packets: u32) -> Sample {
         let text = format!(
             "halite_info{{node=\"3\",version=\"1\"}} 1\n\
              halite_accesses_total{{kind=\"read\",path=\"direct\"}} {reads}\n\
@@ -167,13 +169,13 @@ mod tests {
             ("127.0.0.1:9464".parse().unwrap(), Ok(Scraped::parse(&text))),
             ("127.0.0.1:9465".parse().unwrap(), Err("Connection refused".to_owned())),
         ];
-        Look { at, rows: Vec::new(), trouble: None, scrapes }
+        Sample { at, rows: Vec::new(), trouble: None, scrapes }
     }
 
     #[test]
-    fn rates_are_what_has_changed_in_a_second() {
+    fn rates_are_changes_per_second() {
         let begin = Instant::now();
-        let (first, next) = (look(begin, 100, 1000), look(begin + Duration::from_secs(2), 700, 3000));
+        let (first, next) = (sample(begin, 100, 1000), sample(begin + Duration::from_secs(2), 700, 3000));
         let once = text(&first, None);
         assert!(once.contains("127.0.0.1:9464     3           -"), "{once}");
         let again = text(&next, Some(&first));
@@ -181,8 +183,8 @@ mod tests {
         assert!(again.contains("Connection refused"), "{again}");
         let peer: Vec<&str> = again.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(peer, ["3", "0", "yes", "-", "25.0", "us", "1000", "1.00", "%", "-", "-", "-"]);
-        // A node that was restarted has counted less than before: that is no rate.
-        let restarted = text(&look(begin + Duration::from_secs(4), 5, 10), Some(&next));
+        // Counters of a restarted node are lower: no rate.
+        let restarted = text(&sample(begin + Duration::from_secs(4), 5, 10), Some(&next));
         assert!(restarted.contains("127.0.0.1:9464     3           -"), "{restarted}");
     }
 }

@@ -17,7 +17,7 @@ use super::super::socket::{self, Received};
 use super::super::wire::Message;
 use super::{Link, LinkState, Phase, SOCKET_EVENTS};
 
-/// Messages heard in one go, so that a peer that never stops talking cannot keep a thread.
+/// Maximum number of messages per call, so that a peer that sends without end cannot keep a thread.
 const TURN_MESSAGES_MAX: usize = 256;
 
 impl Link {
@@ -80,7 +80,7 @@ impl Link {
                 check_key(core, peer.segments(), key)?;
                 let segment = match open_segment(only(&fds), len) {
                     Ok(window) => PeerSegment::Mapped(window),
-                    // The peer is well, and so is what else it shows us.
+                    // The shortage is ours, and affects only this segment.
                     Err(trouble @ Trouble::Ours(_)) => {
                         report_unmapped(peer, len, &trouble);
                         PeerSegment::Unmapped { fd: fds.into_iter().next(), len }
@@ -101,9 +101,9 @@ impl Link {
                 core.tell_withdrawn(|withdrawn| withdrawn.forget(key, self.token));
                 Ok(())
             }
-            // We no longer want it; dropping the descriptor is all there is to do.
+            // No longer needed; dropping the descriptor suffices.
             (Message::Segment { .. }, Phase::Leaving { .. }) => Ok(()),
-            // What counts from here on is who is detached.
+            // While leaving, only Detached and exits end a peer's access.
             (Message::Withdrawn { .. } | Message::Forgotten { .. }, Phase::Leaving { .. }) => Ok(()),
             (Message::Ready, Phase::Greeting { .. }) if greeted && !state.heard.ready => {
                 state.heard.ready = true;
@@ -122,7 +122,7 @@ impl Link {
         }
     }
 
-    /// Drops a segment that the peer takes back, or notes one that we have never heard of.
+    /// Drops a segment that the peer withdraws, or reserves the key of one that we were never sent.
     fn hear_withdrawn(&self, core: &Core, state: &mut LinkState, key: u32) -> Result<(), Trouble> {
         let LinkState { phase, heard, said, .. } = state;
         let known = match phase {
@@ -152,7 +152,7 @@ impl Link {
         Ok(())
     }
 
-    /// Hears a message that came without its descriptors, since we could be given no more.
+    /// Handles a message whose descriptors this process could not receive for lack of descriptors.
     fn hear_bare(&self, core: &Core, state: &LinkState, message: Message) -> Result<(), Trouble> {
         let lack = Trouble::Ours(shortage::descriptors());
         match (message, &state.phase) {
@@ -183,7 +183,7 @@ impl Link {
         Ok(())
     }
 
-    /// Says what is due, as far as the socket takes it; the rest follows when there is room again.
+    /// Sends what is due, as far as the socket has room; the rest follows when it has room again.
     pub(super) fn speak(&self, core: &Core, state: &mut LinkState) {
         let greeting = matches!(state.phase, Phase::Greeting { .. });
         let connected = matches!(state.phase, Phase::Connected { .. });
@@ -205,7 +205,7 @@ impl Link {
         }
     }
 
-    /// Returns whether the peer has been sent all segments.
+    /// Returns true once the peer has been sent all segments.
     fn speak_of_segments(&self, core: &Core, state: &mut LinkState) -> bool {
         loop {
             let next = state.said.segments;
@@ -225,7 +225,7 @@ impl Link {
         }
     }
 
-    /// Returns whether the peer has been sent all that is owed.
+    /// Returns true once the peer has been sent all owed messages.
     fn speak_of_keys(&self, state: &mut LinkState) -> bool {
         while let Some(message) = state.said.owed.front() {
             if !self.try_say(state, message, &[]) {
@@ -236,22 +236,22 @@ impl Link {
         true
     }
 
-    /// Sends one message; `false` if it could not be sent now.
+    /// Sends one message; returns false if it could not be sent now.
     pub(super) fn try_say(&self, state: &LinkState, message: &Message, fds: &[BorrowedFd<'_>]) -> bool {
         let Some(socket) = &state.socket else {
             return false;
         };
-        // A broken socket is found when hearing, after the last words that may still wait in it.
+        // Ignores a broken socket: hear() reports it, after the messages that may still wait in it.
         socket::send(socket.as_fd(), message, fds).unwrap_or(false)
     }
 }
 
-/// Of a segment that we made.
+/// Returns the descriptor of one of our segments.
 fn descriptor(segment: &Segment) -> BorrowedFd<'_> {
     segment.fd().expect("our own segments keep their descriptors")
 }
 
-/// Keys come in order and each once, so a peer cannot swap memory under a key that is in use.
+/// Checks that keys arrive in order and once each, so that a peer cannot swap memory under a key in use.
 fn check_key(core: &Core, known: usize, key: u32) -> Result<(), Trouble> {
     if key as usize != known || known >= core.config.segments_max {
         return Err(format!("unexpected segment with key {key}").into());
@@ -272,7 +272,7 @@ fn open_segment(fd: &OwnedFd, len: u64) -> Result<Window, Trouble> {
     Ok(segment.window(0, len).expect("the segment was opened with this length"))
 }
 
-/// Waits until `socket` may take another message; `false` once `deadline` has passed.
+/// Waits until `socket` may take another message; returns false once `deadline` has passed.
 pub(super) fn wait_for_room(socket: &OwnedFd, deadline: Instant) -> bool {
     let left = deadline.saturating_duration_since(Instant::now());
     if left == Duration::ZERO {
@@ -280,7 +280,7 @@ pub(super) fn wait_for_room(socket: &OwnedFd, deadline: Instant) -> bool {
     }
     let timeout = Timespec::try_from(left).ok();
     let mut fds = [PollFd::new(socket, PollFlags::OUT)];
-    // Whatever ends the wait, the caller tries again and looks at the deadline.
+    // However the wait ends, the caller retries and checks the deadline.
     let _ = rustix::event::poll(&mut fds, timeout.as_ref());
     true
 }
