@@ -45,7 +45,7 @@ fn wrong_plans_seeds_and_profiles_are_refused() {
         let complaint = scratch.fails(&format!("sim {line}"), status);
         assert!(complaint.contains(reason), "{line}: {complaint}");
     };
-    refused("run picnic", 1, "there are calm");
+    refused("run picnic", 1, "the plans are calm");
     refused("run picnic.toml", 1, "cannot read plan picnic.toml");
     refused(&format!("run {}", bad.display()), 1, "speed");
     refused(&format!("run {}", none.display()), 1, "nodes must be");

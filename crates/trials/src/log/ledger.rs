@@ -2,12 +2,11 @@
 //!
 //! - A record that is read was appended, is undamaged, and has one position for all readers.
 //! - A record whose append has returned is at the returned position: a reader that passes it has read it, even if the
-//! position was skipped long ago. So nothing that was skipped becomes visible later.
+//!   position was skipped long ago. So nothing that was skipped becomes visible later.
 //! - It is visible to each poll of its position that begins later.
 //! - A record whose append has failed is never visible.
 //!
-//! A lost segment is an exception only for readers that were told.  A segment whose node has died, or was cut off,
-//! promises nothing.
+//! A reader may skip records that were reported as lost. A segment whose node has died, or was isolated, promises nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
