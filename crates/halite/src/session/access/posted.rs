@@ -150,7 +150,11 @@ impl<B> Posted<B> {
     }
 
     /// Returns true if the access has ended. Polls the node once if it has not.
+    #[inline]
     pub fn is_ended(&mut self) -> bool {
+        if self.session().is_none() {
+            return true;
+        }
         let context = &mut Context::from_waker(Waker::noop());
         if self.poll_end(context).is_ready() {
             return true;
