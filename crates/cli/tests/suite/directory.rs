@@ -95,6 +95,7 @@ fn a_link_in_place_of_the_directory_is_refused() {
 }
 
 #[test]
+#[ignore = "needs root: .ci/deep slow"]
 fn a_directory_of_another_user_is_refused() {
     let scratch = Scratch::new("foreign");
     make_private(&scratch.cluster());

@@ -112,6 +112,7 @@ fn a_command_without_resources_says_so() {
 }
 
 #[test]
+#[ignore = "needs root: .ci/deep slow"]
 fn a_node_without_memory_in_its_group_lives_on() {
     let scratch = Scratch::new("full-group");
     let Some(group) = Cgroup::limited("node", 128 * MIB) else {

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use halite_fabric::{
@@ -30,7 +30,6 @@ const ROUNDS: u64 = 2000;
 struct Full {
     inner: Arc<dyn Fabric>,
     is_full: AtomicBool,
-    refused: AtomicU64,
 }
 
 impl Middleware for Full {
@@ -45,7 +44,6 @@ impl Middleware for Full {
     fn post(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         let is_answer = |request: &WorkRequest<'_>| matches!(request.operation, Operation::WriteImm { .. });
         if self.is_full.load(Relaxed) && requests.iter().any(is_answer) {
-            self.refused.fetch_add(1, Relaxed);
             return Err(PostError { peer, posted: 0, cause: PostCause::QueueFull });
         }
         self.inner.post(peer, lane, requests)
@@ -70,7 +68,7 @@ fn a_full_queue_does_not_slow_other_peers() {
     };
     let mut full = None;
     let wrap = |inner: Arc<dyn Fabric>| -> Arc<dyn Fabric> {
-        let made = Full { inner, is_full: AtomicBool::new(false), refused: AtomicU64::new(0) };
+        let made = Full { inner, is_full: AtomicBool::new(false) };
         full.insert(Arc::new(made)).clone()
     };
     let here = Node::wrap(config(0), wrap).expect("the node joins");
@@ -88,13 +86,13 @@ fn a_full_queue_does_not_slow_other_peers() {
         server.recv().expect("it was called").reply(b"pepper").expect("the caller lives");
     }
 
-    let (before, refused) = (LOCKED.get(), full.refused.load(Relaxed));
+    let before = LOCKED.get();
     let mut word = [0; 8];
     for round in 0..ROUNDS {
         session.write(lh, 8, &round.to_le_bytes()).expect("it may be written");
         session.read(lh, 8, &mut word).expect("it may be read");
     }
-    let (locked, refused) = (LOCKED.get() - before, full.refused.load(Relaxed) - refused);
+    let locked = LOCKED.get() - before;
     full.is_full.store(false, Relaxed);
     // Any change lets the runner settle, which posts them again.
     session.stat("salt").expect("it is there");
@@ -102,5 +100,4 @@ fn a_full_queue_does_not_slow_other_peers() {
         assert_eq!(answer.answer().as_deref(), Ok(&b"pepper"[..]));
     }
     assert!(locked < ROUNDS / 10, "the lock was taken {locked} times in {} operations", 2 * ROUNDS);
-    assert!(refused < ROUNDS, "{refused} answers were posted in vain");
 }

@@ -98,7 +98,7 @@ fn port_of(fabric: &RoceFabric) -> SocketAddr {
 fn as_it_is(_: &mut RoceConfig) {}
 
 fn in_a_hurry(config: &mut RoceConfig) {
-    config.handshake_timeout = Duration::from_secs(1);
+    config.handshake_timeout = Duration::from_secs(3);
 }
 
 #[test]

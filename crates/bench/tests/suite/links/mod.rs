@@ -1,7 +1,6 @@
 //! Halite over emulated networks between real sockets: all is done, once and in order, whatever the network does.
 //!
-//! Each test makes networks of its own, which takes root; it is left out where that is missing, and fails if `HALITE_NETWORK` is set.  How
-//! fast it is, `halite-bench links` measures.
+//! Each test makes networks of its own, which takes root. `halite-bench links` measures how fast they are.
 
 mod commands;
 
@@ -42,21 +41,25 @@ fn all_is_done_over(link: &Link, saw: impl Fn(&Fates) -> u64) {
 }
 
 #[test]
+#[ignore = "needs root: .ci/deep slow"]
 fn all_is_done_where_single_packets_are_lost() {
     all_is_done_over(&Link { lost: 50_000, ..clear() }, |fates| fates.lost);
 }
 
 #[test]
+#[ignore = "needs root: .ci/deep slow"]
 fn all_is_done_where_whole_trains_are_lost() {
     all_is_done_over(&clear().losing_trains(50_000), |fates| fates.lost);
 }
 
 #[test]
+#[ignore = "needs root: .ci/deep slow"]
 fn all_is_done_once_where_packets_come_twice() {
     all_is_done_over(&Link { twice: 100_000, ..clear() }, |fates| fates.twice);
 }
 
 #[test]
+#[ignore = "needs root: .ci/deep slow"]
 fn all_is_done_in_order_where_packets_overtake_each_other() {
     let held_back = Duration::from_micros(300);
     let link = Link { overtaken: 50_000, held_back, jitter: Duration::from_micros(200), ..clear() };
@@ -64,12 +67,14 @@ fn all_is_done_in_order_where_packets_overtake_each_other() {
 }
 
 #[test]
+#[ignore = "needs root: .ci/deep slow"]
 fn nothing_that_was_damaged_on_the_way_is_seen() {
     // Neither IP nor UDP shows it.
     all_is_done_over(&Link { damaged: 20_000, ..clear() }, |fates| fates.damaged);
 }
 
 #[test]
+#[ignore = "needs root: .ci/deep slow"]
 fn all_is_done_where_everything_goes_wrong_at_once() {
     let link = Link {
         lost: 10_000,
@@ -84,6 +89,7 @@ fn all_is_done_where_everything_goes_wrong_at_once() {
 }
 
 #[test]
+#[ignore = "needs root: .ci/deep slow"]
 fn all_is_done_through_a_queue_that_overflows() {
     // Eight packets, of the many that a grant allows; answers are short.
     let link = Link { queue_bytes: 8 * 1100, ..Link::new(100_000_000, Duration::from_micros(100), 0) };
@@ -100,6 +106,7 @@ fn all_is_done_through_a_queue_that_overflows() {
 }
 
 #[test]
+#[ignore = "needs root: .ci/deep slow"]
 fn a_path_that_begins_to_swallow_long_packets_is_used_in_parts_until_it_has_healed() {
     let Some(network) = Network::for_test(MTU, both(&clear()), 1) else { return };
     let ends = Ends::connect(&network, |config| config).unwrap();
@@ -117,6 +124,7 @@ fn a_path_that_begins_to_swallow_long_packets_is_used_in_parts_until_it_has_heal
 }
 
 #[test]
+#[ignore = "needs root: .ci/deep slow"]
 fn nobody_hears_of_a_link_that_was_down_for_less_than_the_lease() {
     let Some(network) = Network::for_test(MTU, both(&clear()), 1) else { return };
     let configure = |config| RoceConfig { lease: Duration::from_secs(600), ..config };

@@ -4,7 +4,7 @@
 //! A minute by default.  For a longer one, and for another order of faults:
 //!
 //! ```text
-//! HALITE_SOAK_S=600 HALITE_SOAK_SEED=7 HALITE_NETWORK=required cargo test --release -p halite-cli --test network -- --nocapture soak
+//! HALITE_SOAK_S=600 HALITE_SOAK_SEED=7 HALITE_NETWORK=required cargo test --release -p halite-cli --test network -- --ignored --nocapture soak
 //! ```
 
 mod judge;
