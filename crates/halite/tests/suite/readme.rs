@@ -15,6 +15,10 @@ session.write(salt, 4096, b"crystals")?;                    // and any other pro
 let theirs = session.map("salt", Permissions::READ)?;
 let mut bytes = [0; 8];
 session.read(theirs, 4096, &mut bytes)?;
+let written = session.post_write(salt, 0, 7u64.to_le_bytes());              // many may be in flight
+session.wait_until(theirs, 0, |word| word != 0)?;                           // a reader waits for a word
+let (_buffer, outcome) = written.wait();                                    // or `written.await`
+outcome?;
 
 let server = session.serve(Function(7), ServeOptions::default())?;
 std::thread::spawn(move || {                                                // any number of threads may serve
