@@ -41,7 +41,7 @@ const TABLE: &str = "peers";
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
     /// How many rounds; each runs everything once
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Two tiny rounds: shows that everything runs, not how fast it is
     #[arg(long)]

@@ -6,6 +6,7 @@ use super::spread::Spread;
 
 /// A measured row.
 struct Line {
+    topic: &'static str,
     name: String,
     unit: &'static str,
     ours: Option<Spread>,
@@ -18,7 +19,6 @@ struct Line {
 /// Everything that is printed.
 pub struct Report {
     lines: Vec<Line>,
-    commands: Vec<String>,
     rounds: u32,
     is_smoke: bool,
     machine: Vec<String>,
@@ -35,8 +35,7 @@ impl Report {
     ) -> Result<Report, ProbeError> {
         let probes = probes(rows);
         let lines = rows.iter().map(|row| Line::new(row, &probes, samples)).collect::<Result<_, _>>()?;
-        let commands = probes.iter().map(Probe::to_string).collect();
-        Ok(Report { lines, commands, rounds, is_smoke, machine })
+        Ok(Report { lines, rounds, is_smoke, machine })
     }
 
     /// For a terminal.
@@ -54,17 +53,16 @@ impl Report {
         text
     }
 
-    /// For a document: what it was measured on, the table, and the command behind each figure.
+    /// For a document: what it was measured on, and a table for each topic.
     pub fn markdown(&self) -> String {
-        let mut text = format!("{}\n\n", self.note());
-        self.machine.iter().for_each(|fact| text.push_str(&format!("- {fact}\n")));
-        text.push_str(&format!("\n| {} |\n|{}\n", HEADINGS.join(" | "), "---|".repeat(COLUMNS)));
-        for line in &self.lines {
-            text.push_str(&format!("| {} |\n", line.cells().join(" | ")));
+        let mut text = format!("{} {}.\n", self.note(), self.machine.join("; "));
+        for lines in self.lines.chunk_by(|line, next| line.topic == next.topic) {
+            text.push_str(&format!("\n## {}\n\n", lines[0].topic));
+            text.push_str(&format!("| {} |\n|{}\n", HEADINGS.join(" | "), "---|".repeat(COLUMNS)));
+            for line in lines {
+                text.push_str(&format!("| {} |\n", line.cells().join(" | ")));
+            }
         }
-        text.push_str("\nWhat was run in each round:\n\n```\n");
-        self.commands.iter().for_each(|command| text.push_str(&format!("{command}\n")));
-        text.push_str("```\n");
         text
     }
 
@@ -77,8 +75,8 @@ impl Report {
     }
 }
 
-const COLUMNS: usize = 8;
-const HEADINGS: [&str; COLUMNS] = ["what", "unit", "Halite", "peer", "peer's", "ratio", "target", "verdict"];
+const COLUMNS: usize = 7;
+const HEADINGS: [&str; COLUMNS] = ["what", "unit", "Halite", "peer", "peer's", "ratio", "wanted"];
 
 impl Line {
     fn new(row: &Row, probes: &[Probe], samples: &[Vec<Sample>]) -> Result<Line, ProbeError> {
@@ -90,6 +88,7 @@ impl Line {
         });
         let spread = |values: Option<Vec<f64>>| values.map(|values| Spread::of(&values));
         Ok(Line {
+            topic: row.topic,
             name: row.name.clone(),
             unit: row.unit,
             ours: spread(ours),
@@ -111,17 +110,17 @@ impl Line {
             shown(&self.theirs),
             shown(&self.ratio),
             self.target.map_or_else(|| "-".to_owned(), |target| self.target_text(target)),
-            self.verdict().to_owned(),
         ]
     }
 
     fn target_text(&self, target: Target) -> String {
-        match target {
+        let wanted = match target {
             Target::RatioAtMost(bound) => format!("at most {bound:.2}"),
             Target::RatioAtLeast(bound) => format!("at least {bound:.2}"),
             Target::AtMost(bound) => format!("at most {bound} {}", self.unit),
             Target::AtLeast(bound) => format!("at least {bound} {}", self.unit),
-        }
+        };
+        format!("{wanted}: {}", self.verdict())
     }
 
     /// Of the median.
@@ -170,6 +169,7 @@ mod tests {
 
     fn report(target: Target) -> Report {
         let row = Row {
+            topic: "Throws",
             name: "throw".to_owned(),
             unit: "us",
             ours: source(1),
@@ -196,8 +196,7 @@ mod tests {
             "other",
             "3.00 [2.00..4.00]",
             "0.500 [0.500..0.500]",
-            "at most 0.50",
-            "met",
+            "at most 0.50: met",
         ];
         assert_eq!(cells, expected);
     }
@@ -213,10 +212,9 @@ mod tests {
     }
 
     #[test]
-    fn markdown_names_the_machine_and_every_command() {
+    fn markdown_names_the_machine_and_the_topic() {
         let text = report(Target::AtMost(1.0)).markdown();
-        assert!(text.contains("- kernel: Linux\n"));
-        assert!(text.contains("| throw | us | 1.50 [1.00..2.00] | other |"));
-        assert!(text.contains(&format!("{}\n{}\n```", probe(1), probe(2))));
+        assert!(text.contains(" kernel: Linux.\n\n## Throws\n\n"), "{text}");
+        assert!(text.contains("| throw | us | 1.50 [1.00..2.00] | other |"), "{text}");
     }
 }

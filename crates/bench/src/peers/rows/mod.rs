@@ -24,6 +24,8 @@ pub enum Figure {
     P99,
     /// Typical time there and back, us, of a ping-pong whose operation is half of that.
     RoundTrip,
+    /// `P99` of such a ping-pong, there and back.
+    P99RoundTrip,
     /// Mean time of an operation, us.
     Mean,
     /// Mean time there and back, as `RoundTrip`, for peers whose medians come in coarse steps.
@@ -74,9 +76,11 @@ pub enum Target {
     AtLeast(f64),
 }
 
-/// One line of the table.
+/// One line of a table.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
+    /// Heading of the table.
+    pub topic: &'static str,
     /// What is done.
     pub name: String,
     /// The unit of both figures.
@@ -161,16 +165,18 @@ fn spans(span_max: u64) -> Vec<u64> {
     spans
 }
 
-/// The table's rows in their order.
+/// All rows, topic by topic.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
     [
-        memory::rows(sizes),
-        calls::rows(sizes),
-        sync::rows(sizes),
-        network::rows(sizes),
-        applications::rows(sizes),
+        ("Regions, through shared memory", memory::rows(sizes)),
+        ("Calls and messages, through shared memory", calls::rows(sizes)),
+        ("Atomics, locks and copies, through shared memory", sync::rows(sizes)),
+        ("Over UDP", network::rows(sizes)),
+        ("Applications", applications::rows(sizes)),
     ]
-    .concat()
+    .into_iter()
+    .flat_map(|(topic, rows)| rows.into_iter().map(move |row| Row { topic, ..row }))
+    .collect()
 }
 
 /// The distinct probes of `rows`, in the order of their first use.
@@ -191,9 +197,9 @@ impl Row {
         sources.filter_map(|source| source.probe.needs()).all(|program| tools.has(program))
     }
 
-    /// Whether `text` stands in its name or in its peer's.
+    /// Whether `text` stands in its topic, its name or its peer's.
     pub fn mentions(&self, text: &str) -> bool {
-        self.name.contains(text) || self.peer.contains(text)
+        [self.topic, &self.name, self.peer].iter().any(|of_row| of_row.contains(text))
     }
 }
 
@@ -205,6 +211,7 @@ impl Source {
             Figure::Latency => sample.latency_us,
             Figure::P99 => sample.p99_us,
             Figure::RoundTrip => sample.latency_us.map(|half| 2.0 * half),
+            Figure::P99RoundTrip => sample.p99_us.map(|half| 2.0 * half),
             Figure::Mean => sample.rate_per_s.map(|rate| 1e6 / rate),
             Figure::MeanRoundTrip => sample.rate_per_s.map(|rate| 2e6 / rate),
             Figure::Bandwidth => sample.rate_per_s.map(|rate| rate * size / 1e6),
@@ -235,7 +242,7 @@ fn row(
     peer: &'static str,
     theirs: Option<Source>,
 ) -> Row {
-    Row { name: name.to_owned(), unit, ours, peer, theirs, target: None }
+    Row { topic: "", name: name.to_owned(), unit, ours, peer, theirs, target: None }
 }
 
 impl Row {
