@@ -36,8 +36,11 @@ enum State<B> {
 /// An access of several parts, or one that must wait before it can be posted.
 struct Carried<B> {
     session: Session,
-    access: Pin<Box<dyn Future<Output = (B, Result<(), AccessError>)> + Send>>,
+    access: Pin<Box<dyn Future<Output = Outcome<B>> + Send>>,
 }
+
+/// The buffer of an access, and how the access ended.
+type Outcome<B> = (B, Result<(), AccessError>);
 
 /// A request in the fabric's queue.
 struct Single<B> {
@@ -138,10 +141,7 @@ impl<B> Posted<B> {
         Posted { state: State::Single(Box::new(Single { session, part, lh, offset, buffer, land })) }
     }
 
-    fn carried(
-        session: &Session,
-        access: impl Future<Output = (B, Result<(), AccessError>)> + Send + 'static,
-    ) -> Posted<B> {
+    fn carried(session: &Session, access: impl Future<Output = Outcome<B>> + Send + 'static) -> Posted<B> {
         let carried = Carried { session: session.clone(), access: Box::pin(access) };
         let mut posted = Posted { state: State::Carried(Box::new(carried)) };
         // The first poll puts the first parts in flight.
@@ -188,7 +188,7 @@ impl<B> Posted<B> {
     }
 
     #[inline]
-    fn take_ended(&mut self) -> (B, Result<(), AccessError>) {
+    fn take_ended(&mut self) -> Outcome<B> {
         match std::mem::replace(&mut self.state, State::Taken) {
             State::Done(buffer) => (buffer, Ok(())),
             State::Failed(buffer, error) => (buffer, Err(*error)),
@@ -212,7 +212,7 @@ impl<B> Posted<B> {
 }
 
 impl<B> Single<B> {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<(B, Result<(), AccessError>)> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Outcome<B>> {
         let inner = &*self.session.inner;
         let mut part = inner.driver.attach(self.part.take().expect("a request ends once"));
         let ended = pin!(part.ended()).poll(context);
