@@ -5,8 +5,8 @@
 //!                                       └─ pieces ── window, frozen, down, or a remote address
 //! ```
 //!
-//! Nothing here waits, allocates, locks or sends messages.  An access that cannot complete at once returns a
-//! [`Blocked`]; the session waits and continues where it stopped.
+//! No function here blocks, allocates, locks or sends messages.  An access that cannot complete at once returns a
+//! [`Blocked`]; the session waits and continues where the access stopped.
 
 mod counts;
 mod memory;
@@ -22,11 +22,11 @@ use crate::permissions::Permissions;
 pub use counts::{Count, Counts};
 pub use memory::{CopySide, RegionOffset, Step};
 
-/// Maximum bytes copied under one pin, so that a change of the region waits for tens of microseconds, not for a whole
+/// Maximum bytes copied under one pin, so that a change of the region waits for tens of microseconds instead of a whole
 /// long copy: 256 KiB at 10 GB/s take 26 us.
 pub const COPY_BYTES_MAX: u64 = 256 << 10;
 
-/// Bytes of the words that atomics change.  Chunks begin at multiples of it, in regions and in memory.
+/// Bytes of a word that atomics change.  Chunks begin at multiples of it, in regions and in memory.
 pub const WORD_BYTES: u64 = 8;
 
 /// A slot of the handle table.
@@ -34,11 +34,11 @@ pub const WORD_BYTES: u64 = 8;
 pub struct SlotRef {
     /// Index in the table.
     pub index: u32,
-    /// Number of the slot's use.
+    /// Number of the slot's current use, which distinguishes handles.
     pub generation: u32,
 }
 
-/// The target of a handle.  48 bytes, so that a slot is one cache line.
+/// The target of a handle, of at most 48 bytes, so that a slot is one cache line.
 #[derive(Clone, Debug)]
 pub struct Mapping {
     /// The places of the bytes.
@@ -69,16 +69,16 @@ pub enum View {
 pub struct Pieces {
     /// Length of the region in bytes.
     pub len: u64,
-    /// Sorted by start; the first starts at 0, and each ends where the next starts.
+    /// Sorted by start.  The first piece starts at 0, and each ends where the next starts.
     pub pieces: Vec<Piece>,
 }
 
 /// A contiguous part of a region.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// Offset in the region.
+    /// Offset in the region, in bytes.
     pub start: u64,
-    /// Its place.
+    /// Place of the piece.
     pub place: Place,
 }
 
@@ -89,14 +89,14 @@ pub enum Place {
     Direct(Window),
     /// Reached by posting to a peer.
     Posted {
-        /// The owner.
+        /// The owner of the bytes.
         peer: PeerId,
-        /// The address in its memory.
+        /// The address in the owner's memory.
         address: RemoteAddress,
     },
-    /// Moving to another node.
+    /// Being moved to another node.
     Frozen,
-    /// On a node that is down, or in an ended incarnation.
+    /// On an unreachable node, or in an ended incarnation.
     Down(NodeIncarnation),
 }
 
@@ -135,7 +135,7 @@ impl Atomic {
 }
 
 impl Place {
-    /// Why an access to `len` bytes from `start` on stops, where loads and stores do not reach.
+    /// The reason why an access to `len` bytes from `start` on stops, at a place that loads and stores do not reach.
     fn blocked(&self, start: u64, len: u64) -> Blocked {
         match self {
             Place::Direct(_) => unreachable!("nothing stops an access by loads and stores"),
@@ -149,23 +149,23 @@ impl Place {
     }
 }
 
-/// Why an access stopped.
+/// Reason why an access stopped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Blocked {
     /// The handle or the place is changing; retry after the change.
     Changing,
-    /// These bytes must be posted.
+    /// The next bytes must be accessed by posting.
     Post {
         /// The peer.
         peer: PeerId,
         /// The address.
         address: RemoteAddress,
-        /// Bytes from where the access stopped.
+        /// Number of bytes from where the access stopped.
         len: u64,
     },
-    /// The handle is not one of this session's.
+    /// The handle does not belong to this session.
     Unknown,
-    /// The handle was valid once.
+    /// The handle was valid earlier.
     Stale,
     /// The handle lacks these permissions.
     Denied(Permissions),
@@ -178,7 +178,7 @@ pub enum Blocked {
     },
     /// The offset of an atomic is not a multiple of [`WORD_BYTES`].
     Unaligned,
-    /// The owner of the bytes is down or was restarted.
+    /// The owner of the bytes is unreachable or was restarted.
     Down(NodeIncarnation),
 }
 
@@ -213,7 +213,7 @@ impl DataPath {
         Ok(self.find(&pin, session, slot)?.view.len())
     }
 
-    /// Reads from `offset`, at most to the next piece or [`COPY_BYTES_MAX`]; returns the number of bytes read.
+    /// Reads from `offset`, at most to the next piece or [`COPY_BYTES_MAX`].  Returns the number of bytes read.
     #[inline]
     pub fn read(
         &self,
@@ -233,7 +233,7 @@ impl DataPath {
         Ok(read)
     }
 
-    /// Writes at `offset`, at most to the next piece or [`COPY_BYTES_MAX`]; returns the number of bytes written.
+    /// Writes at `offset`, at most to the next piece or [`COPY_BYTES_MAX`].  Returns the number of bytes written.
     #[inline]
     pub fn write(
         &self,
@@ -252,8 +252,8 @@ impl DataPath {
         Ok(written)
     }
 
-    /// Performs reads in order, up to the first that loads do not reach in full or that exceeds the bytes of one pin;
-    /// returns their number.  A batch costs little more than its copies.
+    /// Performs reads in order, up to the first that loads do not reach in full or that exceeds [`COPY_BYTES_MAX`] in
+    /// total, and returns their number.  A batch costs little more than its copies.
     #[inline]
     pub fn read_each<'r>(
         &self,
@@ -290,7 +290,7 @@ impl DataPath {
     }
 
     /// Replaces words in order, up to the first that does not hold its expected value; `swaps` are offset, expected and
-    /// new value.  Returns the number replaced, and whether the next word holds another value (as opposed to being
+    /// new value.  Returns the number replaced, and whether the next word holds another value (false if it is
     /// unreachable).
     #[inline]
     pub fn swap_while(
@@ -317,7 +317,7 @@ impl DataPath {
         (run.end(Count::DirectAtomics, None), is_refused)
     }
 
-    /// Changes the word at `offset` and returns the old value.
+    /// Applies `atomic` to the word at `offset` and returns the old value.
     #[inline]
     pub fn atomic(
         &self,
@@ -337,7 +337,7 @@ impl DataPath {
         Ok(old)
     }
 
-    /// Checks the permission for `wanted` on `len` bytes from `offset` without touching them.
+    /// Checks that the handle permits `wanted` on `len` bytes from `offset`, without touching them.
     pub fn check(
         &self,
         session: SessionId,
@@ -351,7 +351,7 @@ impl DataPath {
         mapping.view.check(offset, len)
     }
 
-    /// Simulates an access from `offset` on: returns the number of bytes that it would copy, or where it would stop.
+    /// Simulates an access from `offset` on.  Returns the number of bytes that it would copy, or why it would stop.
     pub fn locate(
         &self,
         session: SessionId,
@@ -414,7 +414,7 @@ impl<'p> Run<'p> {
         Run { path, pin, session, wanted, last: None, accesses: 0, bytes: 0 }
     }
 
-    /// Performs an access if its bytes are one piece that loads and stores reach; returns true if so.
+    /// Performs an access if its bytes are in one piece that loads and stores reach.  Returns true if it did.
     #[inline]
     fn copy(
         &mut self,
@@ -467,7 +467,7 @@ impl View {
         }
     }
 
-    /// Always false: a region has at least one byte.
+    /// Always false, since a region has at least one byte.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,7 +1,7 @@
 //! The directory: maps names to regions and their homes.
 //!
-//! All requests to it go through one trait, in the form in which nodes send them, so that another store can replace the
-//! embedded one ([`Embedded`]).  Sans-IO like the rest: requests and events go in; answers come out, at once or later.
+//! All requests go through one trait, in the form in which nodes send them, so that another store can replace the
+//! embedded one ([`Embedded`]).  Sans-IO like the rest of the crate: requests and events go in, answers come out.
 
 mod embedded;
 mod etcd;
@@ -21,18 +21,18 @@ pub use lost::LOST_NAMES_MAX;
 /// Maximum names in one answer, so that it stays a small message.
 pub const NAMES_PER_ANSWER_MAX: usize = 1024;
 
-/// One node's part of a directory.  It never gives one name to two regions.
+/// One node's part of a directory.  A directory never gives one name to two regions.
 pub trait Directory: fmt::Debug + Send {
     /// The node that lists members and ended incarnations.  Unless the directory [is outside](Directory::is_outside),
-    /// all nodes send their requests, and the names of their regions, there as well.
+    /// all nodes also send their requests and the names of their regions to it.
     fn seat(&self) -> NodeId;
 
-    /// Whether names and numbers are kept outside of the cluster, and each node asks its own part for them.
+    /// Whether names and numbers are in a store outside of the cluster, which each node accesses through its own part.
     fn is_outside(&self) -> bool {
         false
     }
 
-    /// Whether the outside store cannot be written to, as far as is known.
+    /// Whether this node found that it cannot write to the outside store.
     fn lacks_store(&self) -> bool {
         false
     }
@@ -40,98 +40,98 @@ pub trait Directory: fmt::Debug + Send {
     /// Handles a request to claim, release, find, list or forget names.  [`DirectoryOutput::Answer`] follows.
     fn ask(&mut self, now_ns: u64, requester: Requester, question: Request);
 
-    /// Handles an event that names may depend on.
+    /// Handles an event that may affect names.
     fn tell(&mut self, now_ns: u64, event: DirectoryEvent);
 
     /// Handles the result of a transaction ([`DirectoryOutput::Store`]).
     fn handle_stored(&mut self, _now_ns: u64, _id: u64, _result: Result<Stored, StoreFailure>) {}
 
-    /// Frees a name that leads to a region that this node does not have, unless the region is about to have it.
+    /// Frees a name for a region that this node does not have, unless the region is about to get it.
     /// [`DirectoryOutput::Answer`] follows.  Called only if the directory is outside.
     fn free_leftover(&mut self, _now_ns: u64, _requester: Requester, _name: &str, _region: RegionId) {}
 
     /// Handles the reply to [`DirectoryOutput::AskHome`].
     fn handle_home_reply(&mut self, _now_ns: u64, _id: u64, _reply: HomeReply) {}
 
-    /// Starts to move the names to an outside store, by transactions; [`DirectoryOutput::Moved`] or
-    /// [`DirectoryOutput::NotMoved`] follows.  After `Moved` it answers no requests.
+    /// Starts to move the names to an outside store, by transactions.  [`DirectoryOutput::Moved`] or
+    /// [`DirectoryOutput::NotMoved`] follows.  After `Moved`, this part answers no requests.
     fn begin_move(&mut self, now_ns: u64, job: MoveJob);
 
-    /// Takes, after a move, the waiting requesters, and the events since the names were written.
+    /// After a move, removes and returns the waiting requesters, and the events since the names were written.
     fn take_rest(&mut self) -> (Vec<Requester>, Vec<DirectoryEvent>) {
         (Vec::new(), Vec::new())
     }
 
-    /// This node leaves: removes what is no longer needed outside.
+    /// Removes this node's entries that are no longer needed from the outside store, because it leaves.
     fn sign_off(&mut self, _now_ns: u64) {}
 
-    /// Whether the removal has ended.
+    /// Whether the removal by [`Directory::sign_off`] has ended.
     fn is_signed_off(&self) -> bool {
         true
     }
 
-    /// When `handle_timeout` is due, in ns.
+    /// Time in ns at which [`Directory::handle_timeout`] is due; `u64::MAX` if it is not.
     fn poll_timeout(&self) -> u64 {
         u64::MAX
     }
 
-    /// Handles the timeout.
+    /// Handles a timeout.
     fn handle_timeout(&mut self, _now_ns: u64) {}
 
-    /// The next output.
+    /// Returns the next output, or `None`.
     fn poll(&mut self) -> Option<DirectoryOutput>;
 
-    /// Its figures, if this node answers requests and they are known here.
+    /// The directory's figures; `None` if this node does not answer requests.
     fn figures(&self) -> Option<DirectoryFigures> {
         None
     }
 }
 
-/// The size of a directory.
+/// Figures of a directory, for monitoring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirectoryFigures {
-    /// Names that lead to a region; in an outside store, those homed at this node.
+    /// Number of names with a region; in an outside store, of those homed at this node.
     pub names: u64,
-    /// Names whose regions were lost with their homes; `None` for an outside store.
+    /// Number of names whose regions were lost with their homes; `None` for an outside store.
     pub lost: Option<u64>,
-    /// Requests not answered yet, until all homes have reported their names, or the store has answered.
+    /// Number of requests that wait until all homes have reported their names, or the store has answered.
     pub waiting: u64,
     /// Whether requests are answered.
     pub is_ready: bool,
 }
 
-/// A home's reply about a name that leads to it.
+/// Reply of a home about a name recorded for one of its regions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HomeReply {
     /// The region has the name.
     Has,
-    /// There is no such region, and the name is free now.
+    /// There is no such region, and the name has been freed.
     Freed,
-    /// No reply: the home is unreachable.
+    /// The home did not reply: it is unreachable.
     Silent,
-    /// No reply: no node of this cluster knows a node of that number.
+    /// The home did not reply: the cluster knows no node with that number.
     Unknown,
 }
 
 /// An event for a directory.
 #[derive(Clone, PartialEq, Debug)]
 pub enum DirectoryEvent {
-    /// Connections to all earlier nodes are about to start: unknown homes may appear.
+    /// Connections to all earlier nodes are about to start, so unknown homes may appear.
     Meeting,
-    /// All those connections are up, or failed.
+    /// All connections to earlier nodes are up or have failed.
     AllMet,
-    /// This node was there first and will report the names of its regions.
+    /// This earlier node will report the names of its regions.
     Expected(NodeIncarnation),
-    /// The home of these regions reports their names and epochs; complete once `done`.
+    /// A home reports the names and epochs of its regions.
     Names {
         /// The home.
         from: NodeIncarnation,
         /// Names, regions and epochs.
         names: Vec<(String, RegionId, Epoch)>,
-        /// Whether these are the last.
+        /// Whether these are the last names of the home.
         done: bool,
     },
-    /// A region's former home has handed it over.  The next home may have released the name by now.
+    /// A region's former home has handed it over.  The next home may already have released the name.
     Moved {
         /// The name.
         name: String,
@@ -151,21 +151,21 @@ pub enum DirectoryEvent {
         /// Whether it is expected to connect and report its names.
         is_expected: bool,
     },
-    /// An incarnation has ended, and its regions are lost.
+    /// An incarnation has ended, with the loss of its regions.
     Ended {
         /// The incarnation.
         incarnation: NodeIncarnation,
-        /// How it ended.
+        /// Cause and time of the end.
         parting: Parting,
     },
     /// The cause of an incarnation's end was corrected.
     Corrected {
         /// The incarnation.
         incarnation: NodeIncarnation,
-        /// How it ended.
+        /// Corrected cause and time of the end.
         parting: Parting,
     },
-    /// Another node kills a process, or has killed it.
+    /// Another node is killing a process, or has killed it.
     Killed {
         /// The killed node.
         incarnation: NodeIncarnation,
@@ -174,11 +174,11 @@ pub enum DirectoryEvent {
         /// Whether this was reported as news.
         is_reported: bool,
     },
-    /// A node was forgotten by request.
+    /// A node was forgotten at a user's request.
     Forgotten {
         /// The node.
         node: NodeId,
-        /// The requester, to answer.
+        /// The requester, which is to be answered.
         requester: Requester,
     },
 }
@@ -193,7 +193,7 @@ pub enum DirectoryOutput {
         /// The result.
         body: Result<Reply, ErrorReply>,
     },
-    /// To a home: another region has this name.
+    /// Notifies a home that another region has a name of the home's region.
     NameLost {
         /// The home.
         home: NodeIncarnation,
@@ -202,7 +202,7 @@ pub enum DirectoryOutput {
         /// The region that loses it.
         region: RegionId,
     },
-    /// To a home: does the region have that name?  If not, the home frees it; [`Directory::handle_home_reply`] follows.
+    /// Asks a home if a region has that name; if not, the home frees it.  [`Directory::handle_home_reply`] follows.
     AskHome {
         /// Passed to [`Directory::handle_home_reply`].
         id: u64,
@@ -213,7 +213,7 @@ pub enum DirectoryOutput {
         /// The region.
         region: RegionId,
     },
-    /// Execute a transaction in the outside store; [`Directory::handle_stored`] follows in any case.
+    /// Executes a transaction in the outside store.  [`Directory::handle_stored`] follows in any case.
     Store {
         /// Passed to [`Directory::handle_stored`].
         id: u64,
@@ -227,7 +227,7 @@ pub enum DirectoryOutput {
         /// Number of lost names.
         lost: u64,
     },
-    /// The names were not moved, and requests are answered here as before.
+    /// The names were not moved, and this node still answers requests.
     NotMoved {
         /// The reason.
         reason: String,

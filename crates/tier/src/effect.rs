@@ -1,4 +1,4 @@
-//! Commands of sessions to the engine, and effects that its driver carries out.
+//! Commands from sessions to the engine, and effects from the engine to its driver.
 
 use halite_fabric::{Key, PeerId, RemoteAddress};
 use halite_mem::{SlotError, Window};
@@ -19,59 +19,59 @@ pub struct OpId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(pub u64);
 
-/// Why a read of a peer's memory failed.
+/// Cause of a failed read from a peer's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopyFailure {
-    /// The peer is gone, or no longer has the memory.
+    /// The peer is lost, or no longer has the memory.
     PeerGone,
-    /// This process lacks the resources to map that memory.
+    /// This process lacks the resources to map the memory.
     Unmapped,
 }
 
-/// A grace period: ends when all earlier loads and stores, and some posted operations, have ended.
+/// A grace period: ends when all earlier loads and stores, and the posted operations in `posted`, have ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Quiesce {
-    /// Passed to `handle_quiescent` when the grace period ends.
+    /// Passed to `handle_quiescent` at the end of the grace period.
     pub token: Token,
-    /// The posted operations it includes.
+    /// The posted operations that the grace period includes.
     pub posted: PostedTo,
 }
 
 /// A set of posted operations in flight.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PostedTo {
-    /// All.
+    /// All posted operations.
     Anybody,
-    /// Those that reach the memory of these peers.
+    /// The operations that reach the memory of these peers.
     Peers(Vec<PeerId>),
 }
 
 /// A command of a session.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
-    /// Make a region and map it.
+    /// Allocate a region and map it.
     Alloc {
-        /// Its name, at most [`crate::message::NAME_BYTES_MAX`] bytes.
+        /// Name, at most [`crate::message::NAME_BYTES_MAX`] bytes; `None` for an unnamed region.
         name: Option<String>,
-        /// Its length in bytes, not 0.
+        /// Length in bytes, not 0.
         len: u64,
-        /// Bytes per chunk: a power of two.
+        /// Bytes per chunk, a power of two.
         chunk_bytes: u64,
-        /// Nodes of the chunks.
+        /// Nodes that hold the chunks.
         placement: Placement,
         /// Permissions of other principals.
         everyone: Permissions,
-        /// Whether its owners allocate its pages before the command ends.
+        /// Whether the owners allocate the region's pages before the command ends.
         populate: bool,
     },
     /// Map a region by name.
     Map {
-        /// Its name.
+        /// The name.
         name: String,
-        /// The permissions needed.
+        /// The permissions that the handle needs.
         wanted: Permissions,
     },
-    /// Give up a handle.
+    /// Release a handle.
     Unmap(SlotRef),
     /// Change a region as one of its masters.
     RegionCommand(SlotRef, RegionCommand),
@@ -85,29 +85,29 @@ pub enum Command {
     Status,
     /// Describe one node, without asking the directory.
     StatusOf(NodeId),
-    /// Describe the nodes paired with this one: a node that answers has processed all earlier messages.
+    /// Describe the nodes paired with this one.  A node that answers has processed all earlier messages.
     Greet,
-    /// Set bytes that loads and stores do not reach, perhaps only some ([`Outcome::Stepped`] says which).
+    /// Set bytes that loads and stores do not reach, perhaps only a part: see [`Outcome::Stepped`].
     Fill {
-        /// The first byte.
+        /// Position of the first byte.
         at: RegionOffset,
         /// Length in bytes, not 0.
         len: u64,
-        /// The value.
+        /// The value of each byte.
         byte: u8,
     },
-    /// Copy bytes where loads and stores do not reach both sides, perhaps only some ([`Outcome::Stepped`] says which).
+    /// Copy bytes where loads and stores do not reach both sides, perhaps only a part: see [`Outcome::Stepped`].
     Copy {
-        /// The target.
+        /// Start of the target.
         to: RegionOffset,
-        /// The source.
+        /// Start of the source.
         from: RegionOffset,
         /// Length in bytes, not 0.
         len: u64,
     },
-    /// Make the region of a lock or barrier, on a permanent node, and map it.
+    /// Allocate the region of a lock or barrier on a permanent node, and map it.
     Anchor {
-        /// Lock or barrier.
+        /// The kind: lock or barrier.
         service: Service,
         /// The name of the lock or barrier.
         name: String,
@@ -116,39 +116,39 @@ pub enum Command {
     },
     /// Take the lock in a region.
     Lock {
-        /// A handle of that region.
+        /// A handle to that region.
         slot: SlotRef,
-        /// Whether to wait until it is free.
+        /// Whether to wait until the lock is free.
         wait: bool,
-        /// Start of its tokens if it is new, in ns since 1970.
+        /// First token in ns since 1970, if the lock is new.
         base_ns: u64,
     },
     /// Release a lock.
     Unlock {
-        /// A handle of its region.
+        /// A handle to the region of the lock.
         slot: SlotRef,
-        /// Why it is released.
+        /// The circumstances of the release.
         release: Release,
     },
     /// Wait at the barrier in a region.
     Arrive {
-        /// A handle of that region.
+        /// A handle to that region.
         slot: SlotRef,
         /// The number of participants.
         participants: u32,
-        /// Timeout in ns.
+        /// Maximum time to wait, in ns.
         timeout_ns: u64,
     },
     /// End a command that waits for a lock or at a barrier.  Other commands are not affected.
     Withdraw(OpId),
-    /// Notify a port of this node of writes to a region with a notification.
+    /// Register a port of this node for writes to a region with a notification.
     Watch {
-        /// A handle of the region.
+        /// A handle to the region.
         slot: SlotRef,
-        /// The port, which is open.
+        /// The port, which must be open.
         port: u32,
     },
-    /// Stop notifying a port.
+    /// Unregister a port.
     Unwatch {
         /// The region.
         region: RegionId,
@@ -159,26 +159,26 @@ pub enum Command {
     ListWatchers(SlotRef),
     /// List all names whose regions were lost with their homes.
     ListLost,
-    /// Forget that a name was lost.
+    /// Forget the region lost under a name.
     ForgetName(String),
-    /// Forget a node that is not alive, and what was lost with it.
+    /// Forget a node that is not alive, and the names lost with it.
     ForgetNode(NodeId),
     /// Request a number that no node has had.
     TakeNumber,
     /// Ask an owner of memory whether a node can still touch it.
     Reach {
-        /// The node.
+        /// The node that may touch the memory.
         node: NodeId,
-        /// The owner.
+        /// The owner of the memory.
         owner: NodeId,
     },
-    /// Move all data of a node to others within a time, then have it leave.
+    /// Move all data of a node to others within a time limit, after which the node leaves.
     Drain {
         /// The node.
         node: NodeId,
         /// Time limit in ns.
         within_ns: u64,
-        /// Whether the node stays if something could not be moved.
+        /// Whether the node stays if some data could not be moved.
         stays: bool,
     },
     /// Move the names from node 0 to a store outside of the cluster.
@@ -217,14 +217,14 @@ impl Command {
     }
 }
 
-/// Why a lock is released.
+/// The circumstances in which a lock is released.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Release {
-    /// Its holder is done.
+    /// The holder is done.
     Used,
-    /// It was recovered from a dead holder for a session that no longer wanted it: the next must know.
+    /// A lock recovered from a lost holder went to a session that no longer wanted it; the next grant must say so.
     Unused,
-    /// Its session ended without releasing it: the next must know, after that session's posted operations have ended.
+    /// The session ended without a release.  The next grant must say so, and wait for that session's posted operations.
     Abandoned,
 }
 
@@ -237,36 +237,36 @@ pub enum Placement {
     On(NodeId),
     /// On these nodes in turn, chunk by chunk.
     Spread(Vec<NodeId>),
-    /// On the own node, or else on the first node with room.
+    /// On the own node, or else on the first node with enough free memory.
     Anywhere,
 }
 
 /// The result of a command.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Outcome {
-    /// It is done.
+    /// The command is done and has no result.
     Done,
-    /// A new handle.
+    /// A region was mapped.
     Mapped {
-        /// Its slot.
+        /// The new handle.
         slot: SlotRef,
-        /// Its region.
+        /// The region.
         region: RegionId,
     },
-    /// One region.
+    /// The description of one region.
     Info(Box<RegionInfo>),
     /// Named regions, ordered by name.
     List {
-        /// Those whose homes have answered.
+        /// Regions whose homes have answered.
         regions: Vec<RegionInfo>,
-        /// Names of the others, and their homes.
+        /// Names of the other regions, with their homes.
         unreachable: Vec<(String, NodeId)>,
-        /// Names whose records were overwritten and are invalid.
+        /// Names whose records in the store are invalid.
         damaged: Vec<String>,
     },
-    /// Nodes, in order.
+    /// The statuses of nodes, in order.
     Status(Vec<NodeStatus>),
-    /// A number for a node.
+    /// A number for a new node.
     Number(NodeId),
     /// Whether a node can still touch the memory of another.
     Reach(Reach),
@@ -274,28 +274,28 @@ pub enum Outcome {
     Lost(Vec<LostName>),
     /// The result of a drain.
     Drained(Box<Drained>),
-    /// The names have moved.
+    /// The names have been moved.
     NamesMoved {
         /// Number of names.
         names: u64,
         /// Number of lost names.
         lost: u64,
     },
-    /// A part of a memory operation is done.
+    /// A part of a memory operation was done.
     Stepped(Step),
     /// The session holds the lock.
     Locked {
-        /// Higher than any earlier holder's.
+        /// Fencing token, higher than that of any earlier holder.
         token: u64,
-        /// Whether the previous holder ended without releasing.
+        /// Whether an earlier holder ended without releasing the lock.
         recovered: bool,
     },
-    /// All have arrived at the barrier.
+    /// All participants have arrived at the barrier.
     Passed {
         /// The number of the round.
         round: u64,
     },
-    /// The port is registered.
+    /// The port was registered.
     Watching {
         /// The watched region.
         region: RegionId,
@@ -309,38 +309,38 @@ pub enum Outcome {
     },
 }
 
-/// Why a command failed.
+/// Cause of a failed command.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum CommandError {
-    /// A node refused.
+    /// A node refused the request.
     #[error(transparent)]
     Refused(#[from] ErrorReply),
     /// No node of the cluster contributes memory.
     #[error("no node contributes memory")]
     NoMemoryNode,
-    /// The handle is not one of this session's.
+    /// The handle does not belong to this session.
     #[error("the handle is unknown")]
     UnknownHandle,
-    /// The handle was valid once.
+    /// The handle was valid earlier.
     #[error("the handle is stale")]
     Stale,
-    /// Bytes of a memory operation cannot be accessed; none was touched.
+    /// Bytes of a memory operation cannot be accessed; none was changed.
     #[error("the bytes cannot be accessed: {blocked:?}")]
     Access {
-        /// The region concerned.
+        /// The side of the copy.
         side: CopySide,
         /// The cause.
         blocked: Blocked,
     },
-    /// A memory operation stopped midway: some of it may be done.
+    /// A memory operation stopped midway: part of it may be done.
     #[error("{refusal}; some of it may be done")]
     Broken {
-        /// The region concerned.
+        /// The side of the copy.
         side: CopySide,
         /// The cause.
         refusal: ErrorReply,
     },
-    /// A table is full.
+    /// A table is full; names the table.
     #[error("{0}")]
     TableFull(&'static str),
     /// The command was withdrawn while it waited.
@@ -357,7 +357,7 @@ impl From<SlotError> for CommandError {
 /// An action for the driver.
 #[derive(Debug)]
 pub enum Effect {
-    /// Send these bytes, in order; at most the fabric's limit.
+    /// Send bytes to a peer, in order; at most the fabric's limit.
     Send {
         /// The peer.
         peer: PeerId,
@@ -366,68 +366,68 @@ pub enum Effect {
         /// Whether to ring the peer's doorbell; see [`halite_fabric::WorkRequest::solicited`].
         solicited: bool,
     },
-    /// Warn the user of the peer's process, as far as possible without waiting.
+    /// Warn the user of the peer's process, without blocking.
     Warn {
         /// The peer.
         peer: PeerId,
         /// The warning.
         text: String,
     },
-    /// A peer joins the cluster.  Precedes all other effects about it.
+    /// Announces a connected peer.  Precedes all other effects that name the peer.
     PeerUp {
         /// The connection.
         peer: PeerId,
-        /// Its incarnation.
+        /// Incarnation of the peer.
         incarnation: NodeIncarnation,
     },
-    /// A peer is down, after all its messages were handled or it was declared dead: nothing is sent to it or accepted
-    /// from it any more.  It may still reach memory here.
+    /// Announces that a peer is down: all its messages were handled, or it was declared dead.  No message is sent to it
+    /// or accepted from it any more, but it may still reach memory here.
     PeerDown(PeerId),
-    /// Cut the peer off; then `handle_cut_off`, or `handle_kill` if its process is killed.
+    /// Cut a peer off from memory here; then call `handle_cut_off`, or `handle_kill` when killing its process.
     CutOff(PeerId),
-    /// A peer that was down can touch nothing here any more.
+    /// Announces that a lost peer can touch no memory here any more.
     PeerCutOff(PeerId),
-    /// Persist, before the next effect, that all lower node numbers are taken; see
+    /// Persist, before the next effect, that all node numbers below `next` are taken; see
     /// [`restore_numbers`](crate::engine::Engine::restore_numbers).
     NumbersTaken {
-        /// The first free number.
+        /// The first number that is not taken.
         next: u32,
     },
-    /// Drop the connection.
+    /// Drop the connection to a peer.
     Disconnect(PeerId),
-    /// This node's incarnation has ended: close the node, and fail all that its sessions request.
+    /// Close the node because its incarnation has ended, and fail all requests of its sessions.
     End(Over),
-    /// Connect to an address; then `handle_connected`, or `handle_dial_failed`.
+    /// Connect to an address; then call `handle_connected` or `handle_dial_failed`.
     Dial {
         /// The address.
         address: String,
     },
-    /// Register a new segment; then `handle_grown` with the result.
+    /// Register a new segment; then call `handle_grown` with the result.
     Grow {
         /// Length in bytes.
         len: u64,
     },
-    /// Start a grace period; then `handle_quiescent`.
+    /// Start a grace period; then call `handle_quiescent`.
     Quiesce(Quiesce),
-    /// Copy all of `from` to `to`, of equal length; then `handle_copied`.
+    /// Copy `from` to `to`, of equal length; then call `handle_copied`.
     Copy {
         /// Passed to `handle_copied`.
         token: Token,
-        /// Source.
+        /// The source.
         from: Window,
-        /// Destination.
+        /// The target.
         to: Window,
     },
-    /// Set all of `window` to `byte`; then `handle_copied`.
+    /// Set all bytes of `window` to `byte`; then call `handle_copied`.
     Fill {
         /// Passed to `handle_copied`.
         token: Token,
-        /// Local memory.
+        /// The local memory.
         window: Window,
-        /// The value.
+        /// The value of each byte.
         byte: u8,
     },
-    /// Read from a peer's memory into local memory; then `handle_copied`, or `handle_copy_failed`.
+    /// Read from a peer's memory into local memory; then call `handle_copied` or `handle_copy_failed`.
     Fetch {
         /// Passed to `handle_copied` or `handle_copy_failed`.
         token: Token,
@@ -442,67 +442,67 @@ pub enum Effect {
         /// Length in bytes.
         len: u64,
     },
-    /// Make local memory read as zero and return it to the system; then `handle_discarded`.
+    /// Make local memory read as zero and return it to the operating system; then call `handle_discarded`.
     Discard {
         /// Passed to `handle_discarded`.
         token: Token,
         /// The local segment.
         key: Key,
-        /// Offset in bytes.
+        /// Offset in the segment, in bytes.
         offset: u64,
         /// Length in bytes.
         len: u64,
     },
-    /// Allocate the pages of local memory from the system; then `handle_populated`.
+    /// Make the operating system allocate the pages of local memory; then call `handle_populated`.
     Populate {
         /// Passed to `handle_populated`.
         token: Token,
         /// The local segment.
         key: Key,
-        /// Offset in bytes.
+        /// Offset in the segment, in bytes.
         offset: u64,
         /// Length in bytes.
         len: u64,
     },
-    /// A command has ended.
+    /// Reports the result of a command.
     Finish {
         /// The command.
         op: OpId,
         /// Its result.
         outcome: Result<Outcome, CommandError>,
     },
-    /// Refuse calls and messages to this node, since it is about to leave; or accept them again.
+    /// Refuse calls and messages to this node because it is about to leave, or accept them again.
     Draining {
         /// Whether to refuse.
         is_on: bool,
     },
-    /// Execute a transaction in the store outside of the cluster; then `handle_stored`, once.
+    /// Execute a transaction in the store outside of the cluster; then call `handle_stored`, once.
     Store {
         /// Passed to `handle_stored`.
         id: u64,
         /// The transaction.
         transaction: Transaction,
     },
-    /// Send transactions to that store from now on.
+    /// Use that store for transactions from now on.
     OpenStore(NamesAt),
-    /// Test whether that store is reachable from here; then `handle_tried`.
+    /// Test whether a store is reachable from here; then call `handle_tried`.
     TryStore {
         /// Passed to `handle_tried`.
         requester: Requester,
         /// The store.
         at: NamesAt,
     },
-    /// The names are there from now on: persist this for nodes of this host that join later.
+    /// Persist the location of the names, for nodes of this host that join later.
     NamesAt(NamesAt),
-    /// The node was drained and is to leave; some regions may be left.
+    /// Reports the end of a drain, after which the node is to leave.
     Drained {
-        /// Their number.
+        /// Number of regions that could not be moved.
         left: u64,
     },
-    /// These handles have a new view or are gone: accesses that stopped with [`Blocked::Changing`] may retry.
+    /// Reports handles with a new view or none: accesses that stopped with [`Blocked::Changing`] may retry.
     HandlesChanged(Vec<u32>),
-    /// A member, or what is known of one, has changed.
+    /// Reports a change in the list of members or their states.
     MembersChanged,
-    /// An event for the log.
+    /// Reports an event for the log.
     News(News),
 }

@@ -6,7 +6,7 @@
 //!                                directory, homes, store, mapper }
 //! ```
 //!
-//! Requests to the own node take the same path as requests to peers, through an internal queue.
+//! Requests of a node to itself take the same path as requests to peers, through an internal queue.
 
 mod context;
 mod deferred;
@@ -56,11 +56,11 @@ pub use sessions::memory::COMMAND_BYTES_MAX;
 /// Configuration of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// This node's number and its random incarnation.
+    /// Number of this node and its random incarnation.
     pub incarnation: NodeIncarnation,
     /// Process id of this node, for display.
     pub pid: u32,
-    /// Time without a sign of life after which a peer counts as dead, in ns.
+    /// Lease: time without a sign of life after which a peer counts as dead, in ns.
     pub lease_ns: u64,
     /// Maximum bytes of memory that this node contributes.
     pub bytes_total: u64,
@@ -68,12 +68,12 @@ pub struct EngineConfig {
     pub segment_bytes: u64,
     /// Time of day, in ns since 1970, at which the clock behind `now_ns` was 0.
     pub epoch_ns: u64,
-    /// Address at which peers dial this node; empty if they cannot.
+    /// Address at which peers dial this node; empty if no peer can dial it.
     pub address: String,
     /// Names of the fabric's providers, for display.
     pub provider: String,
-    /// Maximum nodes of a full mesh.  In a larger cluster, a node connects to the directory's node and to the nodes
-    /// that it uses.
+    /// Maximum number of nodes in a full mesh.  A node of a larger cluster connects to the directory's node and to the
+    /// nodes that it uses.
     pub full_mesh_nodes_max: usize,
 }
 
@@ -89,15 +89,15 @@ impl EngineConfig {
 pub struct Connection {
     /// The peer.
     pub peer: PeerId,
-    /// Whether this node dialled: then the peer was there first.
+    /// Whether this node dialled: then the peer was in the cluster before it.
     pub dialled: bool,
     /// Maximum length of a send to the peer, in bytes.
     pub send_bytes_max: usize,
 }
 
-/// The state machine of one node.  See the module's documentation.
+/// The state machine of one node; the module header shows its inputs and outputs.
 ///
-/// Each part keeps its state private to its file.  `HomeSide` and the like borrow the other state that its code needs.
+/// Each part keeps its state private to its file.  `HomeSide` and similar types borrow other state that they need.
 pub struct Engine {
     out: Outbox,
     membership: Membership,
@@ -120,7 +120,7 @@ impl Engine {
         Engine::with_directory(config, path, reach, directory, now_ns)
     }
 
-    /// As [`Engine::new`], with another directory.
+    /// Creates the engine of a node without peers, with the given directory.
     pub fn with_directory(
         config: EngineConfig,
         path: Arc<DataPath>,
@@ -144,7 +144,7 @@ impl Engine {
         }
     }
 
-    // Borrows for the parts.
+    // Borrows of the parts.
 
     fn cx(&mut self) -> Context<'_> {
         Context::new(&mut self.out, &self.membership, &self.directory)
@@ -184,7 +184,7 @@ impl Engine {
 
     // Sessions.
 
-    /// Opens a session that acts as `principal`; `None` if there are too many sessions.
+    /// Opens a session that acts as `principal`.  Returns `None` at the maximum number of sessions.
     pub fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
         self.mapper.open_session(principal)
     }
@@ -196,7 +196,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Starts a command of a session.  [`Effect::Finish`] follows, perhaps before this returns.
+    /// Starts a command of a session.  [`Effect::Finish`] reports its result, perhaps before this returns.
     pub fn submit(&mut self, now_ns: u64, session: SessionId, command: Command) -> OpId {
         self.out.set_now(now_ns);
         let op = OpId(self.out.next_number());
@@ -211,17 +211,17 @@ impl Engine {
 
     // Messages and effects.
 
-    /// The hello that this node sends when it connects, encoded.
+    /// Returns the encoded hello that this node sends over a new connection.
     pub fn hello(&self) -> Vec<u8> {
         self.out.config().hello().encode()
     }
 
-    /// The next effect for the driver to carry out.
+    /// Returns the next effect for the driver to carry out, or `None` if there is none.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.out.poll_effect()
     }
 
-    /// Handles a message from a peer, or a fragment of one.
+    /// Handles a frame from a peer: a message or a fragment of one.
     pub fn handle_message(&mut self, now_ns: u64, peer: PeerId, frame: &[u8]) {
         self.handle_heard(now_ns, peer);
         self.out.set_now(now_ns);
@@ -246,7 +246,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Handles messages of this node to itself until none are left.
+    /// Handles queued messages of this node to itself until the queue is empty.
     fn settle(&mut self) {
         while let Some(message) = self.out.poll_loopback() {
             self.dispatch(self.out.incarnation(), message);
@@ -365,14 +365,14 @@ impl Engine {
         if let (Err(ErrorReply::NamesElsewhere), Some(question), true) =
             (&body, question, self.directory.is_outside())
         {
-            // The directory did nothing for this request while it moved: ask at the new place.
+            // The directory was moving, and did not process this request: repeat it at the new place.
             return self.cx().ask_directory(*question, purpose);
         }
         match purpose {
             Purpose::User(op, UserStep::Members(scope)) => self.continue_status(op, scope, from, body),
             Purpose::User(op, step) => self.session_side().continue_command(op, step, from, body),
             Purpose::Claim(region) => self.home_side().continue_making(region, from, body),
-            // The directory released the name, or lost it with its state.
+            // The directory has released the name, or has lost it together with its state.
             Purpose::Unclaim(requester, failure) => self.cx().answer(requester, Err(failure)),
             Purpose::Name(region) => self.home_side().handle_named(region, body),
             Purpose::ReserveForAlloc(region) => self.home_side().continue_making(region, from, body),
@@ -406,7 +406,7 @@ impl Engine {
         }
     }
 
-    /// Handles the list of members from the directory or from another member, or the lack of a reply.
+    /// Handles the list of members from the directory or another member, or a failed request for it.
     fn continue_status(
         &mut self,
         op: OpId,
@@ -433,7 +433,7 @@ impl Engine {
                 self.membership.note_beat(from, sent_ns);
                 self.membership.note_acknowledged(from, heard_ns, self.out.now_ns());
             }
-            // Repeats an earlier welcome.
+            // Repeats an earlier welcome, so it changes nothing.
             Notice::Welcome { .. } => {}
             Notice::Paired { pairing } => self.membership.note_number(from, pairing),
             Notice::Held { held, done, seat, time_ns } => {
@@ -469,7 +469,7 @@ impl Engine {
             Notice::Seen { members, ended } => self.handle_seen(members, ended),
             Notice::Killing { incarnation } => self.handle_killing(from, incarnation),
             Notice::Draining { is_on } => self.membership.note_draining(from, is_on),
-            // After an offer, any message counts as acceptance, so this one may arrive over a connection that is up.
+            // Any message counts as acceptance of an offer, so this may arrive over a connection that is already up.
             Notice::Over => self.end_own_incarnation(from.node),
             Notice::Moved { name, region, epoch, to } => self.handle_moved(name, region, epoch, to),
             Notice::NamesAt(at) => self.handle_names_at(from, at),
@@ -478,14 +478,14 @@ impl Engine {
 
     // Completions from the driver.
 
-    /// The arena has grown, or could not.
+    /// Handles the result of [`Effect::Grow`]: the new segment, or `None` if the arena could not grow.
     pub fn handle_grown(&mut self, now_ns: u64, segment: Option<(Key, Window)>) {
         self.out.set_now(now_ns);
         self.owner_side().handle_grown(segment);
         self.settle();
     }
 
-    /// All accesses that began before `token` was issued have ended.
+    /// Handles the end of the grace period `token`: all accesses that began before it have ended.
     pub fn handle_quiescent(&mut self, now_ns: u64, token: Token, elapsed: Elapsed) {
         self.out.set_now(now_ns);
         let locator = self.owner.locator(self.out.incarnation(), self.membership.members());
@@ -497,12 +497,12 @@ impl Engine {
         self.settle();
     }
 
-    /// A copy is done.
+    /// Handles the completion of a copy.
     pub fn handle_copied(&mut self, now_ns: u64, token: Token) {
         self.end_copy(now_ns, token, None);
     }
 
-    /// A copy failed because its source is gone.
+    /// Handles the failure of a copy, with its cause.
     pub fn handle_copy_failed(&mut self, now_ns: u64, token: Token, why: CopyFailure) {
         self.end_copy(now_ns, token, Some(why));
     }
@@ -514,7 +514,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Resumes what waited for the end of a command whose requester, `giver`, is no longer paired with this node.
+    /// Resumes the work that waited for the end of a command whose requester, `giver`, has lost its pairing.
     fn resume_after_break_off(&mut self, giver: Option<NodeIncarnation>) {
         if let Some(incarnation) = giver {
             self.home_side().handle_reach_changed(incarnation);
@@ -523,28 +523,28 @@ impl Engine {
         }
     }
 
-    /// A piece of memory is populated, or the system refused.
+    /// Handles a populated piece of memory of `len` bytes; `is_done` is false if the operating system refused.
     pub fn handle_populated(&mut self, now_ns: u64, token: Token, len: u64, is_done: bool) {
         self.out.set_now(now_ns);
         self.owner_side().handle_populated(token, len, is_done);
         self.settle();
     }
 
-    /// Discarded memory reads as zero again.
+    /// Handles the completion of a discard: the memory reads as zero again.
     pub fn handle_discarded(&mut self, now_ns: u64, token: Token) {
         self.out.set_now(now_ns);
         self.owner_side().handle_discarded(token);
         self.settle();
     }
 
-    // Queries of the driver.
+    // Queries by the driver.
 
-    /// Whether other nodes execute commands for sessions of this node.
+    /// Whether other nodes are executing commands for sessions of this node.
     pub fn has_commands_under_way(&self) -> bool {
         self.commands.has_copies()
     }
 
-    /// Whether a node of that number is or was in the cluster.  The first node always is.
+    /// Whether a node with this number is or was in the cluster.  Always true for the first node.
     pub fn knows(&self, node: NodeId) -> bool {
         self.membership.knows(node)
     }

@@ -1,6 +1,6 @@
 //! The hello: the first message on a connection.
 //!
-//! It begins with the protocol version; the rest may differ between versions.
+//! It begins with the protocol version; the format of the rest depends on that version.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,35 +12,35 @@ pub const PROTOCOL_VERSION: u16 = 13;
 /// A node's introduction of itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
-    /// Its number and incarnation.
+    /// Number and incarnation of the node.
     pub incarnation: NodeIncarnation,
-    /// Its process id.
+    /// Process id of the node.
     pub pid: u32,
-    /// Maximum bytes of memory that it contributes.
+    /// Maximum bytes of memory that the node contributes.
     pub bytes_total: u64,
-    /// Address at which it is dialled after a loss; empty if it cannot be.
+    /// Address at which peers can dial the node after a loss; empty if they cannot.
     pub address: String,
 }
 
-/// Why a new peer was refused.
+/// Reason for refusing a new peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum BadHello {
-    /// Its hello is malformed.
+    /// The peer's hello is malformed.
     #[error("its hello is malformed")]
     Malformed,
-    /// It speaks another version of the protocol.
+    /// The peer speaks another version of the protocol.
     #[error("it speaks version {0} of the protocol, and this node version {PROTOCOL_VERSION}")]
     Version(u16),
-    /// It claims the receiver's own number.
+    /// The peer claims the receiver's number.
     #[error("it has the number of this node, {0}")]
     OurNumber(NodeId),
-    /// Its incarnation has ended for this node.
+    /// The peer's incarnation has ended for this node.
     #[error("this incarnation of node {0} has ended")]
     Ended(NodeId),
 }
 
 impl Hello {
-    /// Encodes it.
+    /// Encodes the hello.
     pub fn encode(&self) -> Vec<u8> {
         postcard::to_stdvec(&(PROTOCOL_VERSION, self)).expect("a hello has no unencodable parts")
     }

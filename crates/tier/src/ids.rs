@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// A node's number.  Numbers are reused after a node has left; incarnations are not.
+/// Number of a node.  Numbers may be reused after a node has left; incarnations are not.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct NodeId(pub u32);
 
 impl NodeId {
-    /// The node that hosts the directory of names.
+    /// The node that holds the directory of names.
     pub const FIRST: NodeId = NodeId(0);
-    /// The first number of ephemeral nodes: applications and commands.
+    /// The lowest number of ephemeral nodes: applications and commands.
     pub const EPHEMERAL_MIN: NodeId = NodeId(1000);
 
     /// Whether the node is ephemeral.
@@ -27,7 +27,7 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// The random id of one incarnation: a restarted node never has the old one.
+/// Random id of one incarnation; a restarted node gets another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Incarnation(pub u64);
 
@@ -40,12 +40,12 @@ pub struct NodeIncarnation {
     pub id: Incarnation,
 }
 
-/// A region, unique across nodes and incarnations.
+/// Id of a region, unique across nodes and incarnations.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct RegionId {
-    /// The incarnation of the node that made it.
+    /// The incarnation of the node that allocated the region.
     pub origin: Incarnation,
-    /// Serial number there.
+    /// Serial number, unique in that incarnation.
     pub serial: u64,
 }
 
@@ -55,16 +55,16 @@ impl fmt::Display for RegionId {
     }
 }
 
-/// Counts the changes of one region, in its home's order.
+/// Number of changes of a region, as ordered by its home.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Epoch(pub u64);
 
-/// The name by which permissions are granted: by default the Unix user's.
+/// The name to which permissions are granted; by default, that of the Unix user.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Principal(pub Arc<str>);
 
 impl Principal {
-    /// Maximum name of a principal, in bytes.
+    /// Maximum length of a principal's name, in bytes.
     pub const BYTES_MAX: usize = 255;
 }
 
@@ -74,19 +74,19 @@ impl fmt::Display for Principal {
     }
 }
 
-/// A request between nodes, or a command of a session, in flight.
+/// Id of a request between nodes, or of a command of a session, in flight.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
-/// A session of a node.
+/// Number of a session at its node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct SessionId(pub u16);
 
 /// The origin of a request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Requester {
-    /// The node.
+    /// The requesting node.
     pub incarnation: NodeIncarnation,
-    /// Its id for the request.
+    /// Id of the request at that node.
     pub id: RequestId,
 }

@@ -1,8 +1,8 @@
-//! The layout of regions: chunk arithmetic, and extents of consecutive chunks.
+//! The layout of regions: arithmetic of chunks, and extents of consecutive chunks.
 //!
-//! A region of `len` bytes is cut into chunks of `chunk_bytes`, a power of two; the last one may be shorter.
-//! Consecutive chunks that are adjacent in one segment of one node form one [`Extent`], so that a large region on one
-//! node is a single extent:
+//! A region of `len` bytes consists of chunks of `chunk_bytes`, a power of two; the last one may be shorter.
+//! Consecutive chunks that are adjacent in one segment of one node form one [`Extent`], so a large region on one node
+//! is a single extent:
 //!
 //! ```text
 //!  region  |  chunk 0  |  chunk 1  |  chunk 2  | chunk 3 |      len = 3.6 chunks
@@ -15,18 +15,18 @@ use smallvec::SmallVec;
 
 use crate::ids::{NodeId, NodeIncarnation};
 
-/// Minimum chunk size.
+/// Minimum chunk size, in bytes.
 pub const CHUNK_BYTES_MIN: u64 = 4096;
 
-/// Maximum extents of one region.  Each takes up to 40 bytes in messages: 2.5 MB.
+/// Maximum extents of one region.  Each takes up to 40 bytes in messages, so all take 2.5 MB.
 pub const EXTENTS_MAX: usize = 1 << 16;
 
 /// Chunks of one region that are adjacent in one node's segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Extent {
-    /// The node whose arena holds them.
+    /// The node whose arena holds the chunks.
     pub owner: NodeIncarnation,
-    /// The segment's key.
+    /// Key of the segment.
     #[serde(with = "key_as_u32")]
     pub key: Key,
     /// Offset in the segment, in bytes.
@@ -87,7 +87,7 @@ pub(crate) fn is_chunk_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && bytes >= CHUNK_BYTES_MIN
 }
 
-/// Whether `extents` hold exactly `len` bytes, end at chunk borders, and do not overflow.
+/// Whether `extents` hold exactly `len` bytes, end at chunk boundaries, and do not overflow.
 pub fn is_sound(extents: &[Extent], len: u64, chunk_bytes: u64) -> bool {
     let mut total: u64 = 0;
     for (index, extent) in extents.iter().enumerate() {
@@ -104,7 +104,7 @@ pub fn is_sound(extents: &[Extent], len: u64, chunk_bytes: u64) -> bool {
     total == len
 }
 
-/// Appends `extent`, and joins it to the last one if they are adjacent.
+/// Appends `extent`, merging it with the last one if they are adjacent.
 pub fn append(extents: &mut Extents, extent: Extent) {
     if let Some(last) = extents.last_mut() {
         let touches =
@@ -117,7 +117,7 @@ pub fn append(extents: &mut Extents, extent: Extent) {
     extents.push(extent);
 }
 
-/// The place of chunk `index`, which must be in the region.
+/// The place of chunk `index`, which must exist in the region.
 pub fn chunk_extent(extents: &[Extent], chunk_bytes: u64, index: u64) -> Extent {
     let mut start = index * chunk_bytes;
     for extent in extents {
@@ -130,7 +130,7 @@ pub fn chunk_extent(extents: &[Extent], chunk_bytes: u64, index: u64) -> Extent 
     unreachable!("chunk {index} is behind the end of its region");
 }
 
-/// The region with the bytes from `from` on replaced by `place`.
+/// Returns `extents` with the bytes from `from` on replaced by `place`.
 pub fn with_range_at(extents: &[Extent], from: u64, place: Extent) -> Extents {
     let total = total_len(extents);
     let to = from.saturating_add(place.len).min(total);
@@ -150,7 +150,7 @@ pub fn total_len(extents: &[Extent]) -> u64 {
     extents.iter().map(|extent| extent.len).sum()
 }
 
-/// Bytes `from..to` of the region.
+/// The places of bytes `from..to` of the region.
 pub fn slice(extents: &[Extent], from: u64, to: u64) -> Extents {
     let mut result = Extents::new();
     let mut start = 0;
@@ -165,7 +165,7 @@ pub fn slice(extents: &[Extent], from: u64, to: u64) -> Extents {
     result
 }
 
-/// Bytes per node, ordered by node.
+/// Total bytes per node, ordered by node.
 pub fn bytes_by_node<'e>(extents: impl IntoIterator<Item = &'e Extent>) -> Vec<(NodeId, u64)> {
     let mut sums = std::collections::BTreeMap::new();
     for extent in extents {

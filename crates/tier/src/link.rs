@@ -1,4 +1,4 @@
-//! Sends messages of any length over sends of limited length.
+//! Sends messages of any length as frames of limited length.
 //!
 //! ```text
 //!  message   | ............................................ |
@@ -12,7 +12,7 @@ use crate::message::MESSAGE_BYTES_MAX;
 const MORE: u8 = 0;
 const LAST: u8 = 1;
 
-/// Splits an encoded message into frames of at most `frame_bytes_max`.
+/// Splits an encoded message into frames of at most `frame_bytes_max` bytes.
 pub fn frames(message: &[u8], frame_bytes_max: usize) -> Vec<Vec<u8>> {
     let part_bytes_max =
         frame_bytes_max.checked_sub(1).filter(|bytes| *bytes > 0).expect("frames hold a byte");
@@ -35,12 +35,12 @@ pub struct Assembler {
     parts: Vec<u8>,
 }
 
-/// The bytes are not a valid frame.
+/// The error for bytes that are not a valid frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadFrame;
 
 impl Assembler {
-    /// Handles a frame; returns the message that it completes, if any.
+    /// Handles a frame. Returns the message that it completes, or `None` if more frames follow.
     pub fn handle_frame(&mut self, frame: &[u8]) -> Result<Option<Vec<u8>>, BadFrame> {
         let (kind, part) = frame.split_first().ok_or(BadFrame)?;
         if *kind > LAST || self.parts.len() + part.len() > MESSAGE_BYTES_MAX {

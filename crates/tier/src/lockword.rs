@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A session takes a free lock by a compare-swap from 0, and releases it by one to 0.  While sessions wait, both fail
-//! and all requests go through the home, which alone sets and clears the bit, so no session overtakes another.
+//! and all requests go through the home.  Only the home sets and clears the bit, so no session overtakes a waiter.
 
 use halite_mem::Window;
 
@@ -15,18 +15,18 @@ use crate::ids::{NodeIncarnation, SessionId};
 
 /// Bytes of the region behind a lock: one cache line.
 pub const LOCK_BYTES: u64 = 64;
-/// Offset of the state.
+/// Offset of the state, in bytes.
 pub const STATE_OFFSET: u64 = 0;
-/// Offset of the last token.
+/// Offset of the last token, in bytes.
 pub const TOKENS_OFFSET: u64 = 8;
 
-/// Set while sessions wait at the home.
+/// Bit that is set while sessions wait at the home.
 pub const CONTENDED: u64 = 1 << 63;
 
 const SESSION_BITS: u32 = 16;
 const INCARNATION_MASK: u64 = (CONTENDED >> SESSION_BITS) - 1;
 
-/// Lower counters have no base yet: clocks that count nanoseconds since 1970 show more.
+/// Lower counters have no base yet, since clocks that count nanoseconds since 1970 show higher values.
 const TOKEN_BASE_MIN: u64 = 1 << 60;
 
 /// The holder of a lock: a session in one incarnation of a node.  Never 0.
@@ -34,15 +34,15 @@ const TOKEN_BASE_MIN: u64 = 1 << 60;
 pub struct Holder(u64);
 
 impl Holder {
-    /// A session that ended while it held the lock.
+    /// Represents a session that ended while it held the lock.
     pub const ABANDONED: Holder = Holder(!CONTENDED);
 
-    /// A session of a node in that incarnation.
+    /// A session of the given incarnation.
     pub fn new(incarnation: NodeIncarnation, session: SessionId) -> Holder {
         Holder(incarnation_bits(incarnation) << SESSION_BITS | u64::from(session.0))
     }
 
-    /// The holder in that state; `None` if the lock is free.
+    /// The holder encoded in a state; `None` if the lock is free.
     pub fn of_state(state: u64) -> Option<Holder> {
         let holder = state & !CONTENDED;
         (holder != 0).then_some(Holder(holder))
@@ -53,32 +53,32 @@ impl Holder {
         self.0
     }
 
-    /// Whether its session belongs to that incarnation.  Two random incarnations with the same 47 bits would be
-    /// confused: among a thousand, this happens once in 10^8 clusters.
+    /// Whether the holder's session belongs to that incarnation.  Two random incarnations with the same 47 bits would
+    /// be confused: among a thousand nodes, this happens in one of 10^8 clusters.
     pub fn is_of(self, incarnation: NodeIncarnation) -> bool {
         self.0 >> SESSION_BITS == incarnation_bits(incarnation)
     }
 }
 
-/// Neither 0, which means free, nor all ones, which [`Holder::ABANDONED`] uses.
+/// Returns neither 0, which means free, nor all ones, which [`Holder::ABANDONED`] uses.
 fn incarnation_bits(incarnation: NodeIncarnation) -> u64 {
     (incarnation.id.0 & INCARNATION_MASK).clamp(1, INCARNATION_MASK - 1)
 }
 
-/// What to add to a counter that was `last` before this acquisition added 1.
+/// Returns the number to add to a counter that was `last` before this acquisition added 1.
 ///
-/// A new lock's counter starts at `base_ns`, the time since 1970.  So a lock recreated after its home's death issues
-/// higher tokens than before: no lock is taken once per nanosecond.
+/// A new lock's counter starts at `base_ns`, the time since 1970.  So a lock recreated after the end of its home issues
+/// higher tokens than before, since no lock is taken once per nanosecond.
 pub fn token_correction(last: u64, base_ns: impl FnOnce() -> u64) -> u64 {
     if last < TOKEN_BASE_MIN { base_ns().max(TOKEN_BASE_MIN) } else { 0 }
 }
 
-/// The words, as the home changes them in its own memory.
+/// The two words of a lock, for the home, which changes them in its own memory.
 #[derive(Clone, Debug)]
 pub struct LockWords(Window);
 
 impl LockWords {
-    /// Wraps a window; `None` if it is shorter than [`LOCK_BYTES`].
+    /// Wraps a window.  Returns `None` if it is shorter than [`LOCK_BYTES`].
     pub fn new(window: Window) -> Option<LockWords> {
         (window.len() >= LOCK_BYTES).then_some(LockWords(window))
     }
@@ -92,14 +92,14 @@ impl LockWords {
         self.0.load_u64(STATE_OFFSET).expect("the window is long enough, and extents are aligned")
     }
 
-    /// Takes a free lock; otherwise returns its holder.
+    /// Takes the lock if it is free and returns `None`; otherwise returns its holder.
     pub fn try_take(&self, holder: Holder) -> Option<Holder> {
         let before = self.0.compare_exchange_u64(STATE_OFFSET, 0, holder.state());
         Holder::of_state(before.expect("as in state()"))
     }
 
-    /// Forces takers and releasers to ask the home; returns the holder.  Other nodes change the state concurrently, but
-    /// never this bit, so an addition sets it without a loop.
+    /// Forces sessions to take and release the lock through the home, and returns the holder.  Other nodes change the
+    /// state concurrently, but never this bit, so an addition sets it without a loop.
     pub fn mark_contended(&self) -> Option<Holder> {
         if self.state() & CONTENDED != 0 {
             return self.holder();
@@ -107,26 +107,26 @@ impl LockWords {
         Holder::of_state(self.0.fetch_add_u64(STATE_OFFSET, CONTENDED).expect("as in state()"))
     }
 
-    /// Clears the mark: no session waits.
+    /// Clears the mark when no session waits.
     pub fn clear_contended(&self) {
         if self.state() & CONTENDED != 0 {
             self.0.fetch_add_u64(STATE_OFFSET, CONTENDED).expect("as in state()");
         }
     }
 
-    /// Grants the lock to `holder`.  Requires that no other node changes it: it is marked, or its holder asked for
-    /// this, or is dead and cut off.
+    /// Grants the lock to `holder`.  Requires that no other node changes the word: it is marked, or its holder asked
+    /// for this, or was lost and is cut off.
     pub fn give(&self, holder: Holder, contended: bool) {
         let mark = if contended { CONTENDED } else { 0 };
         self.0.store_u64(STATE_OFFSET, holder.state() | mark).expect("as in state()");
     }
 
-    /// Frees the lock, under the same conditions.
+    /// Frees the lock, under the same conditions as [`LockWords::give`].
     pub fn make_free(&self) {
         self.0.store_u64(STATE_OFFSET, 0).expect("as in state()");
     }
 
-    /// Issues the token for the new holder.
+    /// Issues the token for a new holder and returns it.
     pub fn next_token(&self, base_ns: u64) -> u64 {
         let last = self.0.fetch_add_u64(TOKENS_OFFSET, 1).expect("as in state()");
         let correction = token_correction(last, || base_ns);
@@ -135,9 +135,9 @@ impl LockWords {
     }
 }
 
-/// The word of a barrier, in its home's memory.
+/// The word of a barrier, in the memory of its home.
 impl LockWords {
-    /// Ends a round; returns its number, from 1.
+    /// Ends a round and returns its number, counted from 1.
     pub fn next_round(&self) -> u64 {
         self.0.fetch_add_u64(STATE_OFFSET, 1).expect("as in state()").wrapping_add(1)
     }

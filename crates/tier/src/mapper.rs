@@ -1,12 +1,12 @@
 //! The mapper: the regions that this node maps, and their changes.
 //!
-//! A change takes effect in two steps, so that no access uses the old state after the change was acknowledged:
+//! A change takes effect in two steps, so that no access uses the old state after the acknowledgement:
 //!
 //! ```text
 //!  change arrives ── state changes, handles freeze ── Quiesce ── handles get the new view ── acknowledged
 //! ```
 //!
-//! Changes that arrive meanwhile alter the state at once; the handles stay frozen until the last has finished.
+//! Changes that arrive in between alter the state at once; the handles stay frozen until the last change has finished.
 
 mod resolve;
 
@@ -25,22 +25,22 @@ use crate::permissions::{AccessList, Permissions};
 
 pub use resolve::Known;
 
-/// Access to the memory of nodes; the driver implements it over the fabric and the local arena.
+/// Access to other nodes' memory, which the driver implements over the fabric and the local arena.
 pub trait Reach: Send + Sync {
-    /// The memory behind `key` of `peer`, if loads and stores reach it.
+    /// Returns the memory behind `key` of `peer` if loads and stores reach it, else `None`.
     fn window(&self, peer: PeerId, key: Key) -> Option<Window>;
 }
 
-/// Resolves extents as this node reaches them.
+/// Resolves extents to places, from this node's view.
 pub trait Locate {
-    /// The place of `extent`.
+    /// Returns the place of `extent`.
     fn place(&self, extent: &Extent) -> Place;
 }
 
 /// A region that this node maps.
 #[derive(Debug)]
 struct Mapped {
-    /// The only handle, or the first of those in `Mapper::more`.
+    /// The only handle, or the first one in `Mapper::more`.
     first: u32,
     /// Index of the home in `Mapper::incarnations`.
     home: u32,
@@ -50,7 +50,7 @@ struct Mapped {
 
 const SEVERAL: u32 = u32::MAX;
 
-/// Places of a region that is not one window.
+/// The layout of a region that is not one window.
 #[derive(Debug)]
 struct Large {
     extents: Extents,
@@ -63,11 +63,11 @@ struct Changing {
     tokens: BTreeSet<Token>,
     slots: BTreeSet<u32>,
     access: Option<(AccessList, bool)>,
-    /// Whether a handle was added meanwhile, whose view may be newer than the others'.
+    /// Whether a handle was added during the change, so that its view may be newer than the others'.
     has_newer: bool,
 }
 
-/// The waiter for a token.
+/// The state that waits for the end of a grace period.
 #[derive(Debug)]
 enum TokenWaiter {
     Region(RegionId),
@@ -82,18 +82,18 @@ pub struct Mapper {
     regions: BTreeMap<RegionId, Mapped>,
     more: BTreeMap<RegionId, Vec<u32>>,
     large: BTreeMap<RegionId, Large>,
-    /// Pairs of an owner and a home that is dead for it.
+    /// Pairs of an owner and a home: the owner holds no chunks for the home, which has ended for it.
     disowned: BTreeSet<(NodeIncarnation, NodeIncarnation)>,
     changing: BTreeMap<RegionId, Changing>,
     waiting: BTreeMap<Token, TokenWaiter>,
-    /// Homes and owners of mapped regions.
+    /// Homes and owners of mapped regions, by index.
     incarnations: BTreeMap<u32, NodeIncarnation>,
-    /// The owners' keys of segments that regions are reached in as one window: there are few segments and millions of
-    /// regions, which therefore do not store theirs.
+    /// Keys of segments that contain a region reached as one window, by owner and segment.  There are few segments and
+    /// millions of regions, so regions do not store their keys.
     keys: BTreeMap<(u32, usize), Key>,
-    /// Those that are not reached.
+    /// Incarnations that are unreachable.
     dead: BTreeSet<NodeIncarnation>,
-    /// Those that have ended while regions of them are mapped.
+    /// Incarnations that have ended, but of which regions are still mapped.
     ended: BTreeSet<NodeIncarnation>,
     principals: BTreeMap<SessionId, Principal>,
     last_session: SessionId,
@@ -101,7 +101,7 @@ pub struct Mapper {
 }
 
 impl Mapper {
-    /// A mapper of nothing, which fills the handle table of `path`.
+    /// Creates a mapper without regions, which fills the handle table of `path`.
     pub fn new(path: Arc<DataPath>) -> Mapper {
         Mapper {
             path,
@@ -121,9 +121,9 @@ impl Mapper {
         }
     }
 
-    /// Opens a session that acts as `principal`; `None` if there are too many sessions.
+    /// Opens a session that acts as `principal`.  Returns `None` at the maximum number of sessions.
     pub fn open_session(&mut self, principal: Principal) -> Option<SessionId> {
-        // The next number is free unless tens of thousands of sessions were opened since.
+        // The next number is free unless tens of thousands of sessions were opened since it was last used.
         let last = self.last_session.0;
         let session = (1..=u16::MAX)
             .chain([0])
@@ -134,12 +134,12 @@ impl Mapper {
         Some(session)
     }
 
-    /// Ends a session, whose handles are removed already.
+    /// Ends a session whose handles are already removed.
     pub fn close_session(&mut self, session: SessionId) {
         self.principals.remove(&session);
     }
 
-    /// The principal of a session.
+    /// The principal of a session; `None` if it is not open.
     pub fn principal(&self, session: SessionId) -> Option<&Principal> {
         self.principals.get(&session)
     }
@@ -149,7 +149,7 @@ impl Mapper {
         self.path.slots().len()
     }
 
-    /// Adds a handle for a region that its home let this node map.
+    /// Adds a handle to a region, as permitted by its home, and returns the handle's slot.
     pub fn insert(
         &mut self,
         reply: &MappedReply,
@@ -158,8 +158,8 @@ impl Mapper {
         locate: &dyn Locate,
     ) -> SlotRef {
         let home = self.incarnation_index(reply.home);
-        // While the region changes, its other handles have yet to receive the view of these extents, so they are kept
-        // until then.
+        // While the region changes, its other handles still have to receive the view of these extents, so the extents
+        // are kept until then.
         let is_changing = match self.changing.get_mut(&reply.region) {
             Some(changing) => {
                 changing.has_newer = true;
@@ -194,7 +194,7 @@ impl Mapper {
         SlotRef { index, generation }
     }
 
-    /// The extent of the whole region, if this node reaches it as one window.
+    /// The extent of the whole region if this node reaches it as one window, else `None`.
     fn whole(reply: &MappedReply, locate: &dyn Locate) -> Option<Extent> {
         match (&reply.extents[..], reply.frozen) {
             ([extent], None) => matches!(locate.place(extent), Place::Direct(_)).then_some(*extent),
@@ -221,18 +221,18 @@ impl Mapper {
         self.incarnations.iter().find(|(_, known)| **known == incarnation).map(|(index, _)| *index)
     }
 
-    /// The region and home behind a handle of `session`.
+    /// The region behind a handle and its home; `None` if the handle does not belong to `session`.
     pub fn region_of(&self, session: SessionId, slot: SlotRef) -> Option<(RegionId, NodeIncarnation)> {
         let region = self.inspect_handle(session, slot, |mapping| mapping.region)?;
         Some((region, self.home_of(region)?))
     }
 
-    /// The permissions of a handle of `session`.
+    /// The permissions of a handle; `None` if it does not belong to `session`.
     pub fn permissions_of(&self, session: SessionId, slot: SlotRef) -> Option<Permissions> {
         self.inspect_handle(session, slot, |mapping| mapping.permissions)
     }
 
-    /// Reads from a handle of `session`, even while it is frozen.
+    /// Reads from a handle of `session`, even a frozen one.
     fn inspect_handle<T>(&self, session: SessionId, slot: SlotRef, get: impl Fn(&Mapping) -> T) -> Option<T> {
         let get = |mapping: &Mapping| (mapping.session == session).then(|| get(mapping));
         let pin = self.path.pins().pin();
@@ -246,18 +246,18 @@ impl Mapper {
         }
     }
 
-    /// The region behind a handle of any session.
+    /// The region behind a handle of any session, or `None`.
     pub fn path_region(&self, index: u32) -> Option<RegionId> {
         self.path.slots().inspect(index, |mapping| mapping.region)
     }
 
-    /// The home of a mapped region.
+    /// The home of a mapped region; `None` if the region is not mapped.
     pub fn home_of(&self, region: RegionId) -> Option<NodeIncarnation> {
         self.regions.get(&region).map(|mapped| self.incarnations[&mapped.home])
     }
 
-    /// Removes a handle.  Returns its region, whether it was the last handle, and the grace period after which no
-    /// access uses it.
+    /// Removes a handle.  Returns its region, whether it was the region's last handle, and the grace period after which
+    /// no access uses it.
     pub fn remove(&mut self, index: u32) -> Option<(RegionId, bool, Quiesce)> {
         let region = self.path.slots().inspect(index, |mapping| mapping.region)?;
         let posted = self.owners_of(region, &[index]);
@@ -319,7 +319,7 @@ impl Mapper {
         Quiesce { token, posted }
     }
 
-    /// The peers that accesses through these unretired handles are posted to.
+    /// The peers to which accesses through these unretired handles are posted.
     fn posted_owners(&self, handles: &[u32]) -> PostedTo {
         let mut peers = BTreeSet::new();
         for handle in handles {
@@ -334,13 +334,13 @@ impl Mapper {
         PostedTo::Peers(peers.into_iter().collect())
     }
 
-    /// A grace period after which no access that began earlier is in flight.
+    /// Returns a grace period after which no earlier access is in flight.
     pub fn quiesce(&mut self) -> Quiesce {
         self.quiesce_for(PostedTo::Anybody, TokenWaiter::Quiesced)
     }
 
-    /// Applies a change that the home announced.  Acknowledge it after the grace period, even if the region is no
-    /// longer mapped: an access through a removed handle may be in flight.
+    /// Applies a change announced by the home.  Acknowledge it after the grace period, even if the region is no longer
+    /// mapped, since an access through a removed handle may be in flight.
     pub fn change(&mut self, region: RegionId, change: Change) -> Result<Quiesce, BadChange> {
         let Some(len) = self.len_of(region) else { return Ok(self.quiesce()) };
         if !is_valid_change(&change, len) {
@@ -367,7 +367,7 @@ impl Mapper {
         let handles = self.handles(region);
         let posted = self.owners_of(region, &handles);
         for handle in &handles {
-            // A handle that is retired already is being reclaimed.
+            // A handle that is already retired is being reclaimed.
             let _ = self.path.slots().retire(*handle);
         }
         self.forget_region(region);
@@ -375,7 +375,7 @@ impl Mapper {
         self.quiesce_for(posted, TokenWaiter::Retired(handles))
     }
 
-    /// The peers that accesses through handles of a region may be posted to, removed handles included.
+    /// The peers to which accesses through handles of a region may be posted, including removed handles.
     fn owners_of(&self, region: RegionId, handles: &[u32]) -> PostedTo {
         match self.changing.get(&region) {
             Some(changing) if changing.has_newer => PostedTo::Anybody,
@@ -427,8 +427,8 @@ impl Mapper {
         quiesce
     }
 
-    /// `owner` holds nothing for these homes any more, whatever they report.  Returns the grace periods after which no
-    /// access uses it.
+    /// Drops the mappings of these homes' chunks at `owner`, which holds none for them any more.  Returns the grace
+    /// periods after which no access uses them.
     pub fn disown(&mut self, owner: NodeIncarnation, homes: &[NodeIncarnation]) -> Vec<Quiesce> {
         self.disowned.retain(|(other, _)| other.node != owner.node || *other == owner);
         self.disowned.extend(homes.iter().map(|home| (owner, *home)));
@@ -438,14 +438,14 @@ impl Mapper {
         disowned.collect::<Vec<_>>().into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// A node is unreachable, with what it owns or is home of.  Returns the grace periods to wait for.
+    /// Drops the mappings of regions that an unreachable node is home of or owns bytes of.  Returns the grace periods.
     pub fn handle_down(&mut self, incarnation: NodeIncarnation) -> Vec<Quiesce> {
         self.dead.insert(incarnation);
         self.regions_touching(incarnation).into_iter().map(|region| self.freeze_handles(region)).collect()
     }
 
-    /// An incarnation has ended.  Forgets it with the last mapped region of it, since nodes come and go with every
-    /// command.
+    /// Records that an incarnation has ended.  Forgets it once no region of it is mapped, since nodes come and go with
+    /// every command.
     pub fn handle_ended(&mut self, incarnation: NodeIncarnation) {
         self.ended.insert(incarnation);
         for incarnation in std::mem::take(&mut self.ended) {
@@ -471,8 +471,8 @@ impl Mapper {
         self.waiting.keys().copied()
     }
 
-    /// A node is reachable again.  Its regions may have changed, or may change unnoticed, so their handles are dropped
-    /// and must be mapped again.  Returns the regions, their homes and the grace periods.
+    /// Drops the handles to regions of a node that is reachable again: the regions may have changed meanwhile.  They
+    /// must be mapped again.  Returns the regions, their homes and the grace periods.
     pub fn handle_up(&mut self, incarnation: NodeIncarnation) -> Vec<(RegionId, NodeIncarnation, Quiesce)> {
         self.dead.remove(&incarnation);
         let regions = self.regions_touching(incarnation).into_iter();
@@ -481,18 +481,18 @@ impl Mapper {
         homed.into_iter().map(|(region, home)| (region, home, self.drop_region(region))).collect()
     }
 
-    /// Drops the handles of a region whose home was lost and that is mapped again from another.
+    /// Drops the handles to a region whose home was lost, before it is mapped again from another home.
     pub fn drop_if_lost(&mut self, region: RegionId) -> Option<Quiesce> {
         let is_lost = self.home_of(region).is_some_and(|home| self.dead.contains(&home));
         is_lost.then(|| self.drop_region(region))
     }
 
-    /// Whether this node maps a region that the node is home of, or owns bytes of.
+    /// Whether this node maps a region that `incarnation` is the home of or owns bytes of.
     pub fn maps_any_of(&self, incarnation: NodeIncarnation) -> bool {
         !self.regions_touching(incarnation).is_empty()
     }
 
-    /// All regions that the node is home of, or owns bytes of.
+    /// All mapped regions that `incarnation` is the home of or owns bytes of.
     fn regions_touching(&self, incarnation: NodeIncarnation) -> Vec<RegionId> {
         let index = self.index_of(incarnation);
         if index.is_none() && self.large.is_empty() {
@@ -506,13 +506,13 @@ impl Mapper {
         touching.map(|(region, _)| *region).collect()
     }
 
-    /// Handles the end of a grace period.  Returns the handles that have a new view, or are gone.
+    /// Handles the end of a grace period.  Returns the handles that have a new view or were removed.
     pub fn handle_quiescent(&mut self, token: Token, elapsed: Elapsed, locate: &dyn Locate) -> Vec<u32> {
         match self.waiting.remove(&token) {
             None | Some(TokenWaiter::Quiesced) => Vec::new(),
             Some(TokenWaiter::Retired(handles)) => {
                 for handle in &handles {
-                    // Fails only if another token has reclaimed the handle.
+                    // Fails only if another token has already reclaimed the handle.
                     let _ = self.path.slots().reclaim(*handle, elapsed);
                 }
                 handles
@@ -542,14 +542,14 @@ impl Mapper {
                 mapping.sealed = *sealed;
                 mapping.permissions &= self.allowed(access, mapping.session);
             }
-            // Fails only if the handle was unmapped meanwhile.
+            // Fails only if the handle was unmapped in the meantime.
             let _ = slots.update(*handle, elapsed, mapping);
         }
         self.shrink(region, locate);
         changing.slots.into_iter().collect()
     }
 
-    /// Gives `mapping` the current view of its region.
+    /// Updates the view of `mapping` to the current state of its region.
     fn update_view(&self, region: RegionId, mapping: &mut Mapping, locate: &dyn Locate) {
         let Some(mapped) = self.regions.get(&region) else { return };
         let home = self.incarnations[&mapped.home];
@@ -568,7 +568,7 @@ impl Mapper {
         }
     }
 
-    /// Drops the extents of a region that is one window again.
+    /// Drops the stored extents of a region that is one window again.
     fn shrink(&mut self, region: RegionId, locate: &dyn Locate) {
         let Some(Large { extents, frozen: None }) = self.large.get(&region) else { return };
         let [extent] = extents[..] else { return };
@@ -602,7 +602,7 @@ impl Mapper {
         View::Pieces(Arc::new(Pieces { len, pieces }))
     }
 
-    /// Every extent, split at frozen parts, and how this node reaches it.
+    /// Each extent, split at frozen parts, with its place as seen from this node.
     fn places(
         &self,
         home: NodeIncarnation,
@@ -645,12 +645,12 @@ impl Mapper {
     }
 }
 
-/// Distinguishes segments that are mapped at the same time.
+/// Returns a number that is unique among the segments that are currently mapped.
 fn segment_of(window: &Window) -> usize {
     Arc::as_ptr(window.segment()).addr()
 }
 
-/// A change that no conforming home announces for this region.
+/// A change that the home of this region would not announce if it followed the protocol.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadChange;
 
@@ -668,7 +668,7 @@ fn is_valid_change(change: &Change, len: u64) -> bool {
     }
 }
 
-/// The place of an extent in a peer's memory.
+/// Returns the place of an extent in a peer's memory.
 pub fn place_at(reach: &dyn Reach, peer: PeerId, extent: &Extent) -> Place {
     match reach.window(peer, extent.key) {
         Some(window) => match window.slice(extent.offset, extent.len) {

@@ -12,50 +12,50 @@ use crate::message::{Loss, LossCause, Member, NodeState};
 /// A connected peer.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its incarnation.
+    /// Incarnation of the peer.
     pub incarnation: NodeIncarnation,
-    /// Its process id.
+    /// Process id of the peer.
     pub pid: u32,
-    /// Maximum length of a send to it, in bytes.
+    /// Maximum length of a send to the peer, in bytes.
     pub send_bytes_max: usize,
-    /// Reassembles its messages.
+    /// Reassembles the peer's messages.
     pub assembler: Assembler,
-    /// When it was last heard, in ns.
+    /// Time at which the peer was last heard, in ns.
     pub heard_ns: u64,
-    /// When its last heartbeat was sent, by its clock.
+    /// Time at which the peer sent its last heartbeat, in ns of its clock.
     pub beat_ns: u64,
-    /// When the last message that it has surely heard was sent, in ns: it considers this node alive for at least a
-    /// lease from then.
+    /// Send time, in ns, of the last message that the peer has certainly received: it considers this node alive for at
+    /// least a lease from then.
     pub acknowledged_ns: u64,
-    /// Whether it has reported all its names to this node as the directory.
+    /// Whether the peer has reported all its names to this node as the directory.
     pub has_reported_names: bool,
-    /// Whether it has reported all that it holds for regions homed here.
+    /// Whether the peer has reported all chunks that it holds for regions homed here.
     has_reported_held: bool,
-    /// Whether another node is killing its process for silence.
+    /// Whether another node is killing the peer's process because of its silence.
     is_killed_elsewhere: bool,
 }
 
-/// How and when a node was lost, on this node's clock.
+/// Cause and time of a node's loss, on this node's clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Parting {
-    /// How.
+    /// The cause.
     pub cause: LossCause,
-    /// When, in ns; negative if before this node's clock started.
+    /// The time in ns; negative if before this node's clock started.
     pub at_ns: i64,
 }
 
 impl Parting {
-    /// A loss as of now.
+    /// A loss at the present time.
     pub fn now(cause: LossCause, now_ns: u64) -> Parting {
         Parting { cause, at_ns: signed(now_ns) }
     }
 
-    /// A loss that another node reported.
+    /// A loss reported by another node.
     pub fn of(loss: Loss, now_ns: u64) -> Parting {
         Parting { cause: loss.cause, at_ns: signed(now_ns) - signed(loss.age_ns) }
     }
 
-    /// Corrects an exit to a kill; returns true if that is new.
+    /// Changes the cause from an exit to a kill.  Returns true if that is a change.
     pub fn note_killed(&mut self) -> bool {
         let is_news = self.cause == LossCause::Exited;
         if is_news {
@@ -64,83 +64,83 @@ impl Parting {
         is_news
     }
 
-    /// The loss, as other nodes are told.
+    /// The loss in the form sent to other nodes.
     pub fn loss(self, now_ns: u64) -> Loss {
         Loss { cause: self.cause, age_ns: u64::try_from(signed(now_ns) - self.at_ns).unwrap_or(0) }
     }
 }
 
-/// Half of the range is 292 years: a hostile peer's values cannot overflow the difference of two.
+/// Limited to half of the range, 292 years, so that the difference of two values from a hostile peer cannot overflow.
 fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX).min(i64::MAX / 2)
 }
 
-/// A dead node that is not cut off.
+/// A lost node that is not cut off yet.
 #[derive(Debug)]
 struct Zombie {
     incarnation: NodeIncarnation,
-    /// Its process id, for display.
+    /// Process id, for display.
     pid: u32,
-    /// When it died, in ns.
+    /// Time of the loss, in ns.
     since_ns: u64,
-    /// When it was last heard, in ns.
+    /// Time at which the node was last heard, in ns.
     heard_ns: u64,
-    /// Whether its process is killed for silence, by this node or another.
+    /// Whether the process is killed because of its silence, by this node or another.
     silent: bool,
-    /// Whether its process is being killed.
+    /// Whether the process is being killed.
     killed: bool,
 }
 
 /// A zombie whose process this node is killing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Killed {
-    /// Its incarnation.
+    /// Incarnation of the zombie.
     pub incarnation: NodeIncarnation,
-    /// Its process id.
+    /// Process id of the zombie.
     pub pid: u32,
-    /// Whether it is killed for silence.
+    /// Whether it is killed because of its silence.
     pub silent: bool,
 }
 
-/// A former zombie, now cut off.
+/// A former zombie that has been cut off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CutOffPeer {
-    /// Its incarnation.
+    /// Incarnation of the peer.
     pub incarnation: NodeIncarnation,
-    /// Its process id.
+    /// Process id of the peer.
     pub pid: u32,
-    /// Whether it was killed for silence.
+    /// Whether it was killed because of its silence.
     pub killed: bool,
-    /// When it was last heard, in ns.
+    /// Time at which it was last heard, in ns.
     pub heard_ns: u64,
 }
 
-/// A node that was seen.
+/// A known node.
 #[derive(Clone, Debug)]
 struct Known {
     member: Member,
-    /// `None` while it is alive.
+    /// Cause and time of its loss; `None` while it is alive.
     parting: Option<Parting>,
 }
 
-/// All nodes that this one has seen.
+/// All nodes that this one knows.
 #[derive(Debug, Default)]
 pub struct Members {
     known: BTreeMap<NodeId, Known>,
-    /// The highest ephemeral number seen.  They only rise, so all lower ones were issued before.
+    /// The highest ephemeral number seen.  Numbers only rise, so all lower ones were issued before.
     ephemeral_max: Option<NodeId>,
     peers: BTreeMap<PeerId, Peer>,
     by_node: BTreeMap<NodeId, PeerId>,
-    /// Dead nodes that may still touch memory here.
+    /// Lost nodes that may still touch memory here.
     zombies: BTreeMap<PeerId, Zombie>,
-    /// Lost peers that the fabric has not reported as cut off.
+    /// Lost peers that the fabric has not reported as cut off yet.
     departed: BTreeMap<PeerId, Departed>,
 }
 
-/// The driver's state of a lost peer.
+/// The driver's view of a lost peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Departed {
-    /// The driver still considers it up.
+    /// The driver was not informed and still considers the peer up.
     Unreported,
     Down,
 }
@@ -187,7 +187,7 @@ impl Members {
         self.known.insert(node, known);
     }
 
-    /// Records what the directory remembers of nodes not connected here, and forgets the rest.
+    /// Records the directory's list of members for nodes not connected here, and forgets nodes that it lacks.
     pub fn learn(&mut self, members: Vec<Member>, me: NodeId, now_ns: u64) {
         let told: BTreeSet<NodeId> = members.iter().map(|member| member.incarnation.node).collect();
         let by_node = &self.by_node;
@@ -196,7 +196,7 @@ impl Members {
         let elsewhere: Vec<Member> =
             members.into_iter().filter(|member| !is_here(&member.incarnation.node)).collect();
         for member in elsewhere {
-            // A node that is dead here may be alive for others, but is of no use here.
+            // A node that is lost here may be alive for others, but is of no use here.
             let is_news = |known: &Known| {
                 known.member.incarnation != member.incarnation || member.state != NodeState::Alive
             };
@@ -207,7 +207,7 @@ impl Members {
         }
     }
 
-    /// Records a node that another one knows but does not hear, unless its number is known.
+    /// Records a node that another one knows but does not hear, unless its number is already known.
     pub fn note_missing(&mut self, member: Member, now_ns: u64) {
         if !self.known.contains_key(&member.incarnation.node) {
             let loss = member.loss.unwrap_or(Loss { cause: LossCause::Unreachable, age_ns: 0 });
@@ -216,25 +216,25 @@ impl Members {
         }
     }
 
-    /// Records a node that the directory hears, and that is about to be met.
+    /// Records a node that the directory hears and this node is about to meet.
     pub fn note_awaited(&mut self, member: Member) {
         let member = Member { state: NodeState::Alive, loss: None, ..member };
         self.note(Known { member, parting: None });
     }
 
-    /// A node that the directory hears could not be met.
+    /// Records that a node could not be met although the directory hears it.
     pub fn note_unmet(&mut self, incarnation: NodeIncarnation) {
         if let Some(known) = self.known_mut(incarnation).filter(|it| it.member.state == NodeState::Alive) {
             known.member.state = NodeState::Silent;
         }
     }
 
-    /// Whether a node of that number is recorded.
+    /// Whether a node with that number is recorded.
     pub fn has(&self, node: NodeId) -> bool {
         self.known.contains_key(&node)
     }
 
-    /// Records a node that the directory hears, and that is connected on first use.
+    /// Records a node that the directory hears and this node connects to on first use.
     pub fn note_unconnected(&mut self, member: Member) {
         self.note(Known {
             member: Member { state: NodeState::Unconnected, loss: None, ..member },
@@ -242,7 +242,7 @@ impl Members {
         });
     }
 
-    /// Removes a lost peer, which becomes a zombie; returns its incarnation, once.
+    /// Removes a lost peer, which becomes a zombie.  Returns its incarnation, or `None` if it was removed before.
     pub fn remove(
         &mut self,
         peer: PeerId,
@@ -272,26 +272,26 @@ impl Members {
         Some(gone.incarnation)
     }
 
-    /// An incarnation has ended.
+    /// Records that an incarnation has ended.
     pub fn end(&mut self, incarnation: NodeIncarnation, state: NodeState, parting: Parting) {
         let Some(known) = self.known_mut(incarnation) else { return };
         known.member.state = state;
         known.parting = Some(parting);
-        // Forgets nodes without memory, which come and go with every command, and ephemeral ones, whose numbers are
+        // Forgets nodes without memory, which come and go with every command, and ephemeral nodes, whose numbers are
         // never reissued.
         if known.member.bytes_total == 0 || incarnation.node.is_ephemeral() {
             self.known.remove(&incarnation.node);
         }
     }
 
-    /// A peer has reported all that it holds for this node.
+    /// Records that a peer has reported all chunks that it holds for this node.
     pub fn note_held_reported(&mut self, incarnation: NodeIncarnation) {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             peer.has_reported_held = true;
         }
     }
 
-    /// Whether a peer is connected and has reported all that it holds for this node.
+    /// Whether a peer is connected and has reported all chunks that it holds for this node.
     pub fn has_reported_held(&self, incarnation: NodeIncarnation) -> bool {
         self.peer_of(incarnation.node)
             .is_some_and(|(_, peer)| peer.incarnation == incarnation && peer.has_reported_held)
@@ -301,38 +301,38 @@ impl Members {
         self.known.get_mut(&incarnation.node).filter(|known| known.member.incarnation == incarnation)
     }
 
-    /// The last known state of a node.
+    /// The last known state of a node; `None` if it is unknown.
     pub fn state_of(&self, node: NodeId) -> Option<NodeState> {
         self.known.get(&node).map(|known| known.member.state)
     }
 
-    /// How and when an incarnation was lost, if known.
+    /// Cause and time of an incarnation's loss, if known.
     pub fn parting_of(&self, incarnation: NodeIncarnation) -> Option<Parting> {
         self.known.get(&incarnation.node).filter(|it| it.member.incarnation == incarnation)?.parting
     }
 
-    /// Records how a node ended, now that it is known.
+    /// Replaces the cause and time of an incarnation's loss by the real ones.
     pub fn correct_loss(&mut self, incarnation: NodeIncarnation, parting: Parting) {
         if let Some(known) = self.known_mut(incarnation) {
             known.parting = Some(parting);
         }
     }
 
-    /// A peer became a zombie because of its silence.
+    /// Records that a zombie was declared dead because of its silence.
     pub fn note_silent(&mut self, peer: PeerId) {
         if let Some(zombie) = self.zombies.get_mut(&peer) {
             zombie.silent = true;
         }
     }
 
-    /// This node is killing the process of a zombie; returns it.
+    /// Records that this node is killing the process of a zombie, and returns it; `None` if `peer` is no zombie.
     pub fn note_killed(&mut self, peer: PeerId) -> Option<Killed> {
         let zombie = self.zombies.get_mut(&peer)?;
         zombie.killed = true;
         Some(Killed { incarnation: zombie.incarnation, pid: zombie.pid, silent: zombie.silent })
     }
 
-    /// Another node is killing that process for silence.  Returns true if that is new.
+    /// Records that another node is killing a silent node's process.  Returns true if this node did not know that.
     pub fn note_killed_elsewhere(&mut self, incarnation: NodeIncarnation) -> bool {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             return !std::mem::replace(&mut peer.is_killed_elsewhere, true);
@@ -346,44 +346,44 @@ impl Members {
         parting.is_some_and(Parting::note_killed)
     }
 
-    /// Whether a node of that number is or was in the cluster, as far as recorded.
+    /// Whether a node with that number is or was in the cluster, as far as recorded.
     pub fn knows(&self, node: NodeId) -> bool {
         self.known.contains_key(&node) || node.is_ephemeral() && Some(node) <= self.ephemeral_max
     }
 
-    /// Forgets a node that is not alive; returns true if it was known.
+    /// Forgets a node that is not alive.  Returns true if it was known.
     pub fn forget(&mut self, node: NodeId) -> bool {
         self.known.remove(&node).is_some()
     }
 
-    /// The driver is told that a lost peer is down; returns true once.
+    /// Records that the driver is informed of a lost peer.  Returns true in the first call for the peer, then false.
     pub fn note_down(&mut self, peer: PeerId) -> bool {
         let departed = self.departed.get_mut(&peer);
         departed.is_some_and(|departed| std::mem::replace(departed, Departed::Down) == Departed::Unreported)
     }
 
-    /// The fabric has cut off a peer that is down; returns true once.
+    /// Records that the fabric has cut off a lost peer. Returns true in the first call for the peer, then false.
     pub fn note_cut_off(&mut self, peer: PeerId) -> bool {
         self.departed.remove(&peer).is_some()
     }
 
-    /// A zombie can touch nothing here any more; returns it.
+    /// Removes a zombie that has been cut off from memory here and returns it; `None` if `peer` is no zombie.
     pub fn mark_cut_off(&mut self, peer: PeerId) -> Option<CutOffPeer> {
         let Zombie { incarnation, pid, silent, killed, heard_ns, .. } = self.zombies.remove(&peer)?;
         Some(CutOffPeer { incarnation, pid, killed: silent && killed, heard_ns })
     }
 
-    /// Dead nodes that may still touch memory here.
+    /// Lost nodes that may still touch memory here.
     pub fn zombies(&self) -> impl Iterator<Item = NodeIncarnation> {
         self.zombies.values().map(|zombie| zombie.incarnation)
     }
 
-    /// Whether `incarnation` is dead but may still touch memory here.
+    /// Whether `incarnation` is lost but may still touch memory here.
     pub fn is_zombie(&self, incarnation: NodeIncarnation) -> bool {
         self.zombies().any(|zombie| zombie == incarnation)
     }
 
-    /// Zombies that died at `then_ns` or before.
+    /// Zombies lost at `then_ns` or before.
     pub fn zombies_since(&self, then_ns: u64) -> impl Iterator<Item = NodeIncarnation> {
         self.zombies
             .values()
@@ -391,7 +391,7 @@ impl Members {
             .map(|zombie| zombie.incarnation)
     }
 
-    /// Those of `incarnations` that are not cut off: zombies and connected ones.
+    /// Those of `incarnations` that are not cut off: the zombies and the connected nodes.
     pub fn not_cut_off(
         &self,
         incarnations: impl IntoIterator<Item = NodeIncarnation>,
@@ -407,18 +407,18 @@ impl Members {
         self.peer_of(incarnation.node).is_some_and(|(_, peer)| peer.incarnation == incarnation)
     }
 
-    /// The connection to a node.
+    /// The connection to a node, or `None`.
     pub fn peer_of(&self, node: NodeId) -> Option<(PeerId, &Peer)> {
         let peer = *self.by_node.get(&node)?;
         Some((peer, &self.peers[&peer]))
     }
 
-    /// The peer behind a connection.
+    /// The peer behind a connection, or `None`.
     pub fn peer_mut(&mut self, peer: PeerId) -> Option<&mut Peer> {
         self.peers.get_mut(&peer)
     }
 
-    /// A peer has reported all its names.
+    /// Records that a peer has reported all its names.
     pub fn note_names_reported(&mut self, incarnation: NodeIncarnation) {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             peer.has_reported_names = true;
@@ -430,14 +430,14 @@ impl Members {
         self.peers.iter().map(|(id, peer)| (*id, peer))
     }
 
-    /// Merges other knowledge of when peers were last heard.
+    /// Updates the times at which peers were last heard, where `heard` returns a later one, in ns.
     pub fn note_heard(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
         for (id, peer) in &mut self.peers {
             peer.heard_ns = peer.heard_ns.max(heard(*id).unwrap_or(0));
         }
     }
 
-    /// A peer has heard what was sent at `said_ns`; times in the future are ignored.
+    /// Records that a peer has received a message sent at `said_ns`.  Ignores times in the future.
     pub fn note_acknowledged(&mut self, incarnation: NodeIncarnation, said_ns: u64, now_ns: u64) {
         if let Some(peer) =
             self.peers.values_mut().find(|peer| peer.incarnation == incarnation && said_ns <= now_ns)
@@ -446,26 +446,26 @@ impl Members {
         }
     }
 
-    /// A heartbeat of a peer has arrived.
+    /// Records a heartbeat that a peer sent at `sent_ns` of its clock.
     pub fn note_beat(&mut self, incarnation: NodeIncarnation, sent_ns: u64) {
         if let Some(peer) = self.peers.values_mut().find(|peer| peer.incarnation == incarnation) {
             peer.beat_ns = peer.beat_ns.max(sent_ns);
         }
     }
 
-    /// Resets the silence of all peers, because this node was not listening.
+    /// Resets the silence of all peers, because this node itself was suspended.
     pub fn excuse_silence(&mut self, now_ns: u64) {
         for peer in self.peers.values_mut() {
             peer.heard_ns = now_ns;
         }
     }
 
-    /// All known nodes, dead ones too, in order.  [`Members::described`] adds how they were lost.
+    /// All known nodes, including lost ones, in order.  [`Members::described`] adds the causes of losses.
     pub fn all(&self) -> impl Iterator<Item = &Member> {
         self.known.values().map(|known| &known.member)
     }
 
-    /// As [`Members::all`], with losses, for other nodes.
+    /// As [`Members::all`], with the causes of losses, in the form for other nodes.
     pub fn described(&self, now_ns: u64) -> impl Iterator<Item = Member> {
         self.known.values().map(move |known| Member {
             loss: known.parting.map(|parting| parting.loss(now_ns)),

@@ -9,131 +9,130 @@ use crate::ids::{Epoch, NodeId, NodeIncarnation, Principal, RegionId, RequestId,
 use crate::layout::{Extent, Extents};
 use crate::permissions::{AccessList, Grantee, Permissions};
 
-/// Maximum name of a region, in bytes of UTF-8.
+/// Maximum length of a region's name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Maximum encoded message, in bytes: fits the extents of a region of a million chunks.
+/// Maximum length of an encoded message, in bytes: fits the extents of a region of a million chunks.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// A message from a peer.
+/// A message between two nodes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Message {
-    /// A request; exactly one [`Message::Reply`] with its id returns, unless a node dies.
+    /// A request; exactly one [`Message::Reply`] with its id follows, unless one of the nodes is lost.
     Request {
-        /// Chosen by the requester.
+        /// Id chosen by the requester.
         id: RequestId,
         /// The request.
         body: Request,
     },
     /// A reply.
     Reply {
-        /// The request it answers.
+        /// Id of the request.
         id: RequestId,
         /// The result.
         body: Result<Reply, ErrorReply>,
     },
-    /// A message without a reply.
+    /// A message that is not answered.
     Notice(Notice),
 }
 
-/// Requests.
+/// A request, with the part of the cluster that serves it.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Request {
-    /// To the directory: claim this name for the region if it is free.
+    /// To the directory: give this name to the region if it is free.
     ClaimName { name: String, region: RegionId },
-    /// To the directory: release the name.
+    /// To the directory: release the name, if that region of the requester has it.
     ReleaseName { name: String, region: RegionId },
-    /// To the directory: find the region of this name, and its home.
+    /// To the directory: return the region with this name, and its home.
     FindName { name: String },
     /// To the directory: list names after `after`, in order, as many as fit.
     ListNames { after: Option<String> },
-    /// To the directory: list all nodes that it has seen.
+    /// To the directory: list all nodes that it knows.
     ListMembers,
-    /// To the home of a new region.
+    /// To the home of a new region: allocate it.
     Alloc {
         name: Option<String>,
         len: u64,
         chunk_bytes: u64,
-        /// One node: all chunks there.  Several: chunks in turn.
+        /// One node holds all chunks; several hold them in turn.
         nodes: Vec<NodeId>,
         maker: Principal,
         everyone: Permissions,
-        /// Whether owners allocate the pages of its chunks first.
+        /// Whether owners allocate the pages of the chunks first.
         populate: bool,
     },
-    /// To a region's home: map it at the requesting node for `principal`.
+    /// To a region's home: let the requesting node map it for `principal`.
     Map { region: RegionId, principal: Principal, wanted: Permissions },
     /// To a region's home: describe it.
     Stat { region: RegionId },
-    /// To a region's home: change it, as a master.
+    /// To a region's home: execute a master's command.
     RegionCommand { region: RegionId, principal: Principal, command: RegionCommand },
-    /// To a node with memory: reserve chunks for a region of the requester; if `populate`, reply once their pages are
-    /// allocated.
+    /// To a node with memory: reserve chunks for a region of the requester.  With `populate`, the reply follows once
+    /// their pages are allocated.
     Reserve { region: RegionId, chunk_bytes: u64, len: u64, populate: bool },
-    /// To the node that will hold a chunk: copy it from its current place.
+    /// To the node that will hold a chunk: copy the chunk from its current place.
     CopyChunk { from: Extent, to: Extent },
-    /// To a mapper: apply this change; reply once no access under the old state is in flight.
+    /// To a mapper: apply this change, and reply once no access under the old state is in flight.
     Change { region: RegionId, epoch: Epoch, change: Change },
-    /// To the home of a lock: grant it to that session of the requesting node, either at once or, with `wait`, in turn.
+    /// To the home of a lock: grant it to that session of the requesting node if it is free or, with `wait`, in turn.
     Lock {
         region: RegionId,
         principal: Principal,
         session: SessionId,
         wait: bool,
-        /// Start of a new lock's tokens.
+        /// First token of a new lock, in ns since 1970.
         base_ns: u64,
     },
-    /// To the home of a lock: release it; `recover` tells the next holder that an earlier one ended without releasing.
+    /// To the home of a lock: release it.  With `recover`, the next grant says that a holder ended without releasing.
     Unlock { region: RegionId, session: SessionId, recover: bool },
-    /// To the home of a barrier: one participant has arrived; reply when all have.
+    /// To the home of a barrier: one participant has arrived.  The reply follows when all have.
     Arrive { region: RegionId, principal: Principal, participants: u32, timeout_ns: u64 },
-    /// To all nodes: that home is dead; drop mappings of its regions in the requester's memory, and reply once no
+    /// To all nodes: that home has ended.  Drop mappings of its regions in the requester's memory, and reply once no
     /// access is in flight.
     DropHome { home: NodeIncarnation },
-    /// To an owner of chunks of the requester's regions: that mapper is unreachable.  Make it drop what it mapped until
-    /// that pairing ended, or cut it off; reply when either is done.
+    /// To an owner of chunks of the requester's regions: that mapper is unreachable.  Make it drop what it mapped
+    /// before that pairing ended, or cut it off; reply when either is done.
     Relay { to: NodeIncarnation, pairing: u64 },
-    /// To a mapper, forwarded for a home that has ended that pairing: drop its regions; reply once no access is in
-    /// flight.
+    /// To a mapper, forwarded for a home that has ended that pairing: drop the home's regions, and reply once no access
+    /// is in flight.
     Retire { home: NodeIncarnation, pairing: u64 },
     /// To the next home of a region: adopt its record.
     Adopt { record: Box<Record> },
-    /// Report your status.
+    /// To any node: report your status.
     Status,
-    /// To an owner of memory: can that node still touch it?
+    /// To an owner of memory: report whether that node can still touch it.
     Reach { node: NodeId },
-    /// To an owner of memory: set these parts of a region.
+    /// To an owner of memory: set each byte of these parts of a region to `byte`.
     FillBytes { region: RegionId, parts: Extents, byte: u8 },
-    /// To an owner of memory: copy into it, one segment after the other, each from its end if `backward`.
+    /// To an owner of memory: copy into it, segment by segment, each from its end if `backward`.
     CopyBytes { to: RegionId, from: RegionId, copy_segments: Vec<CopySegment>, backward: bool },
-    /// To a region's home: register that port of the requesting node for notifications.
+    /// To a region's home: notify that port of the requesting node of writes.
     Watch { region: RegionId, principal: Principal, port: u32 },
-    /// To a region's home: remove that port of the requesting node.
+    /// To a region's home: stop notifying that port of the requesting node.
     Unwatch { region: RegionId, port: u32 },
-    /// To a region's home: list the watchers of what `principal` has written.
+    /// To a region's home: list the watchers, for a notification about a write of `principal`.
     ListWatchers { region: RegionId, principal: Principal },
     /// To the directory: list lost names after `after`, in order, as many as fit.
     ListLost { after: Option<String> },
     /// To the directory: forget the region lost under this name.
     ForgetName { name: String },
-    /// To the directory: forget that node, and what was lost with it.
+    /// To the directory: forget that node, and the names lost with it.
     ForgetNode { node: NodeId },
     /// To the directory: issue a number for a permanent node.
     TakeNumber,
-    /// To a node: move all data to other nodes within that time, then leave; with `stays`, leave only if nothing is
-    /// left.
+    /// To a node: move all data to other nodes within that time, then leave; with `stays`, only if no data is left.
     Drain { within_ns: u64, stays: bool },
-    /// To node 0, which has the names: move them there, and have all nodes use them there.
+    /// To node 0, which keeps the names: move them to that store, and make all nodes use it.
     MoveNames { to: NamesAt },
-    /// To any node: can you reach the names there?
+    /// To any node: check whether you reach that store.
     TryNames { at: NamesAt },
 }
 
 /// Location of the names outside of the cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NamesAt {
-    /// Address of the store, for drivers.  Without password: anything on the path of a message can read it.
+    /// Address of the store, for drivers.  Without password, since intermediaries may read it.
     pub address: String,
     /// Prefix of the keys of names.
     pub prefix: String,
@@ -143,14 +142,14 @@ impl NamesAt {
     /// Maximum length of each part, in bytes.
     pub const BYTES_MAX: usize = 4096;
 
-    /// Whether both parts are plausible; they are untrusted.
+    /// Whether both parts, which are untrusted, have a plausible length.
     pub fn is_well_formed(&self) -> bool {
         let is_fit = |text: &String| !text.is_empty() && text.len() <= NamesAt::BYTES_MAX;
         is_fit(&self.address) && is_fit(&self.prefix)
     }
 }
 
-/// A part of a copy: both sides have one length and are contiguous.
+/// A part of a copy, contiguous on both sides, which have equal length.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CopySegment {
     /// The source.
@@ -159,7 +158,7 @@ pub struct CopySegment {
     pub to: Extent,
 }
 
-/// Commands of a master.
+/// A command on a region, by one of its masters.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum RegionCommand {
@@ -169,13 +168,13 @@ pub enum RegionCommand {
     Grant { who: Grantee, permissions: Permissions },
     /// Remove permissions.
     Revoke { who: Grantee, permissions: Permissions },
-    /// Make it immutable forever.
+    /// Make the region immutable forever.
     Seal,
-    /// Move all its chunks, and its home, to another node.
+    /// Move all chunks of the region, and its home, to another node.
     Move { to: NodeId },
-    /// Name it, if it has no name.
+    /// Give the region a name, unless it has one.
     SetName { name: String },
-    /// Move the chunks of the requesting owner to another node; or all chunks and the home, if the home requests it.
+    /// Move the chunks of the requesting owner to another node; if the home requests it, all chunks and the home.
     Vacate { to: NodeId },
 }
 
@@ -194,26 +193,26 @@ impl RegionCommand {
     }
 }
 
-/// Changes of a mapped region.
+/// A change of a mapped region.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Change {
-    /// These bytes may not be accessed until placed.  The first freeze of a move carries the whole layout, since a
-    /// mapper keeps no extents of regions that it reaches as one window.  Acknowledged once the target is connected, or
-    /// cannot be.
+    /// Freezes bytes: they may not be accessed until placed.  The first freeze of a move carries the whole layout,
+    /// since a mapper keeps no extents of regions that it reaches as one window.  Acknowledged once the target is
+    /// connected, or cannot be connected.
     Freeze { from: u64, len: u64, layout: Option<Extents>, to: NodeIncarnation },
-    /// The bytes from `from` on are now at `place`.
+    /// Announces that the bytes from `from` on are at `place`.
     Place { from: u64, place: Extent },
-    /// The new permissions.
+    /// Replaces the permissions.
     Access { access: AccessList, sealed: bool },
-    /// A move has ended, and this is the home.
+    /// Announces the home, at the end of a move.
     Settle { home: NodeIncarnation },
-    /// The region is freed.
+    /// Frees the region.
     Drop,
 }
 
 impl Change {
-    /// The node to which bytes move.
+    /// The node to which bytes move, or `None`.
     pub fn moves_to(&self) -> Option<NodeIncarnation> {
         match self {
             Change::Freeze { to, .. } => Some(*to),
@@ -222,15 +221,15 @@ impl Change {
     }
 }
 
-/// Replies to granted requests.
+/// The reply to a granted request.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Reply {
-    /// Granted, without a result.
+    /// The request is done, and has no result.
     Done,
     /// To `FindName`.
     Found { region: RegionId, home: NodeId },
-    /// To `ListNames`; names whose records are invalid are `damaged`; `more` if the list was cut.
+    /// To `ListNames`; `damaged` lists names with invalid records, and `more` says that the list is incomplete.
     Names { names: Vec<(String, RegionId, NodeId)>, damaged: Vec<String>, more: bool },
     /// To `ListMembers`.
     Members { members: Vec<Member> },
@@ -244,17 +243,17 @@ pub enum Reply {
     Status(Box<NodeStatus>),
     /// To `TakeNumber`.
     Number(NodeId),
-    /// To `Lock`; `recovered` if the previous holder ended without releasing.
+    /// To `Lock`; `recovered` says that an earlier holder ended without releasing.
     Locked { token: u64, recovered: bool },
-    /// To `Arrive`: all have arrived, in round number `round`.
+    /// To `Arrive`: all participants of round `round` have arrived.
     Passed { round: u64 },
-    /// The region has moved to another home; ask there.
+    /// The region has moved to another home; repeat the request there.
     MovedTo { home: NodeId },
     /// To `ListWatchers`: nodes and their ports.
     Watchers { watchers: Vec<(NodeIncarnation, u32)> },
-    /// To `ListLost`; `more` if the list was cut.
+    /// To `ListLost`; `more` says that the list is incomplete.
     Lost { names: Vec<LostName>, more: bool },
-    /// To `Relay`: the mapper has dropped all those regions.
+    /// To `Relay`: the mapper has dropped all regions concerned.
     Retired,
     /// To `Relay`: the mapper cannot touch the asked node's memory.
     CutOff,
@@ -272,65 +271,65 @@ pub const LEFTOVERS_MAX: usize = 1000;
 /// The result of a drain.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Drained {
-    /// Regions moved, in whole or in part.
+    /// Number of regions moved, in whole or in part.
     pub moved: u64,
-    /// Their bytes.
+    /// Number of bytes in these regions.
     pub moved_bytes: u64,
-    /// Regions still there, at most [`LEFTOVERS_MAX`].
+    /// Regions that are still on the node, at most [`LEFTOVERS_MAX`].
     pub left: Vec<Leftover>,
-    /// Their number.
+    /// Number of all regions that are still on the node.
     pub left_count: u64,
 }
 
-/// A region that could not move.
+/// A region that could not be moved.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Leftover {
     /// The region.
     pub region: RegionId,
-    /// Its name, if it has one and the drained node is its home.
+    /// Name of the region, if it has one and the drained node is its home.
     pub name: Option<String>,
-    /// Its bytes on the node.
+    /// Bytes of the region on the node.
     pub bytes: u64,
     /// The reason.
     pub cause: LeftoverCause,
 }
 
-/// Why a region could not move.
+/// Reason why a region could not be moved.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum LeftoverCause {
-    /// A node refused.
+    /// A node refused the region.
     #[error(transparent)]
     Refused(ErrorReply),
-    /// The deadline passed before its turn, or before a mapper let go of it.
+    /// The deadline passed before its turn, or before a mapper acknowledged a freeze.
     #[error("the deadline passed")]
     TimeOver,
-    /// No other permanent node has memory.
-    #[error("no other node with memory stays")]
+    /// No permanent node other than the drained one has memory.
+    #[error("no other node that stays in the cluster has memory")]
     NoOtherNode,
 }
 
-/// Data that a mapper needs about a region.
+/// The data of a region that a mapper needs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MappedReply {
     /// The region.
     pub region: RegionId,
-    /// Its home, which announces changes.
+    /// The home, which announces changes.
     pub home: NodeIncarnation,
-    /// The epoch of this state.
+    /// Epoch of this state.
     pub epoch: Epoch,
-    /// Its length in bytes.
+    /// Length in bytes.
     pub len: u64,
     /// Bytes per chunk.
     pub chunk_bytes: u64,
-    /// Permissions.
+    /// Permissions of all principals.
     pub access: AccessList,
-    /// Whether it is immutable.
+    /// Whether the region is immutable.
     pub sealed: bool,
-    /// Places of its chunks.
+    /// Places of the chunks, in order.
     pub extents: Extents,
-    /// Frozen bytes, if any: first byte and length.
+    /// Offset and length of the frozen bytes, if any.
     pub frozen: Option<(u64, u64)>,
-    /// The node to which its bytes move, if any.
+    /// The node to which the bytes move, if any.
     pub moving_to: Option<NodeIncarnation>,
 }
 
@@ -348,16 +347,16 @@ pub struct Record {
     pub extents: Extents,
     pub mappers: Vec<MapperEntry>,
     pub watchers: Vec<Watcher>,
-    /// For a lock: whether it was granted as recovered, so the next holder must know if that grant is lost.
+    /// For a lock: whether it was granted as recovered, so the next grant must say so too if that one is lost.
     pub recovered: bool,
 }
 
-/// A node that maps a region, with its latest map request: unmap notices about earlier requests are stale.
+/// A node that maps a region, with its latest map request: unmap notices about earlier ones are stale.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MapperEntry {
     /// The node.
     pub incarnation: NodeIncarnation,
-    /// Its latest request.
+    /// The latest map request of the node.
     pub request: RequestId,
 }
 
@@ -366,7 +365,7 @@ pub struct MapperEntry {
 pub struct Watcher {
     /// The node.
     pub incarnation: NodeIncarnation,
-    /// Its port.
+    /// The port.
     pub port: u32,
     /// The request that registered it.
     pub request: RequestId,
@@ -374,99 +373,98 @@ pub struct Watcher {
     pub principal: Principal,
 }
 
-/// Whether operations of a node can still land in the memory of another, the owner, according to the owner.
+/// Whether operations of a node can still change the memory of another, the owner, from the owner's view.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Reach {
-    /// The incarnation that the owner saw last; 0 if it remembers none.
+    /// The incarnation that the owner saw most recently; 0 if it remembers none.
     pub incarnation: u64,
-    /// Number of the current or last pairing of the two; 0 if they never paired, or that incarnation has ended.
+    /// Number of the current or last pairing of the two; 0 if they never paired, or the incarnation has ended.
     pub pairing: u64,
-    /// Whether no incarnation of the node can touch the owner's memory: nothing it began in this pairing or an earlier
-    /// one lands any more.
+    /// Whether no incarnation of the node can touch the owner's memory any more, not even by operations begun earlier.
     pub is_cut_off: bool,
 }
 
-/// A region, as users see it.
+/// The description of a region for users.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RegionInfo {
-    /// Its name, if it has one.
+    /// Name; `None` if it has none.
     pub name: Option<String>,
-    /// Its id.
+    /// Id of the region.
     pub region: RegionId,
     /// Length in bytes.
     pub len: u64,
     /// Bytes per chunk.
     pub chunk_bytes: u64,
-    /// Its home, which decides on changes.
+    /// The home, which orders all changes.
     pub home: NodeId,
     /// Bytes on each connected node.
     pub nodes: Vec<(NodeId, u64)>,
-    /// Bytes on nodes that the home does not reach now.
+    /// Bytes on nodes that are not connected to the home but may be alive.
     pub unreachable: Vec<(NodeId, u64)>,
-    /// Bytes lost with nodes that are gone, even if restarted since.
+    /// Bytes lost with incarnations that have ended, even if their nodes have restarted.
     pub lost: Vec<(NodeId, u64)>,
-    /// Its maker.
+    /// The principal that made the region.
     pub owner: String,
-    /// Permissions of principals not named.
+    /// Permissions of principals that are not named in `grants`.
     pub everyone: Permissions,
     /// Permissions of named principals.
     pub grants: Vec<(String, Permissions)>,
-    /// Nodes that map it.
+    /// Nodes that map the region.
     pub mappers: Vec<NodeId>,
-    /// Number of its changes.
+    /// Number of changes so far.
     pub epoch: u64,
-    /// Whether it is immutable.
+    /// Whether the region is immutable.
     pub sealed: bool,
 }
 
-/// A node, as users see it.
+/// The description of a node for users.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeStatus {
-    /// The node.
+    /// Number of the node.
     pub node: NodeId,
-    /// Its process id.
+    /// Process id of the node.
     pub pid: u32,
-    /// Whether it is alive.
+    /// Whether the node is alive.
     pub state: NodeState,
-    /// Its incarnation.
+    /// Random id of the incarnation.
     pub incarnation: u64,
-    /// The fabric by which it is reached.
+    /// Provider of the fabric by which the node is reached.
     pub provider: String,
-    /// Bytes of its memory that belong to regions.
+    /// Bytes of the node's memory that belong to regions.
     pub bytes_used: u64,
-    /// Maximum bytes that it contributes.
+    /// Maximum bytes that the node contributes.
     pub bytes_total: u64,
-    /// Bytes of those that its system refused last time.
+    /// Bytes of these that the operating system refused to provide last time.
     pub bytes_refused: u64,
     /// Bytes in quarantine because a node that could reach them is not cut off yet.
     pub bytes_quarantined: u64,
-    /// Regions homed there.
+    /// Number of regions homed at the node.
     pub regions: u64,
-    /// Handles of its sessions.
+    /// Number of handles of the node's sessions.
     pub mappings: u64,
-    /// How and when it was lost, if so and known.
+    /// Cause and time of the node's loss; `None` if it is not lost, or the cause is unknown.
     pub loss: Option<Loss>,
 }
 
-/// How a node was lost.
+/// Cause of a node's loss.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum LossCause {
-    /// It left by itself.
+    /// The node left as planned.
     Left,
-    /// Its process has exited.
+    /// The node's process has exited.
     Exited,
-    /// Another node killed its process, after silence for longer than its lease.
+    /// Another node killed the process after silence for longer than a lease.
     Killed,
-    /// It does not answer, and may be alive.
+    /// The node does not answer, and may be alive.
     Unreachable,
 }
 
-/// How a node was lost, and when: as an age, since nodes share no clock.
+/// Cause and time of a node's loss, given as an age, since nodes share no clock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Loss {
-    /// How.
+    /// The cause.
     pub cause: LossCause,
-    /// Age in ns: since it was last heard if nothing else is known, else since its end.
+    /// Age in ns, counted from the node's end, or from the last message of the node if its end is unknown.
     pub age_ns: u64,
 }
 
@@ -477,27 +475,27 @@ pub struct LostName {
     pub name: String,
     /// The home.
     pub home: NodeIncarnation,
-    /// How the home was lost.
+    /// Cause and time of the home's loss.
     pub loss: Loss,
 }
 
-/// Whether a node is alive.
+/// State of a node, as another node sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum NodeState {
-    /// It answers.
+    /// The node answers.
     Alive,
-    /// The directory, or another member while that is unreachable, hears it; the two nodes are not connected because
-    /// neither has used the other.
+    /// The directory hears the node (or another member does, while the directory is unreachable), but the two nodes are
+    /// not connected, because neither has used the other.
     Unconnected,
-    /// The directory hears it, but it does not answer here: it may be stopped.
+    /// The directory hears the node, but it does not answer here: its process may be stopped.
     Silent,
-    /// It was silent for longer than its lease, or its connection has ended; chunks stay held for it.
+    /// The node was silent for longer than its lease, or its connection has ended; chunks stay held for it.
     Unreachable,
-    /// Its incarnation has ended: it crashed, was killed or forgotten, or was restarted.
+    /// The node's incarnation has ended: its process crashed or was killed, or it was forgotten or restarted.
     Dead,
-    /// It left by itself.
+    /// The node left as planned.
     Left,
-    /// It answers, accepts nothing new, and moves its data to others.
+    /// The node answers, but is draining: it accepts no new data, and moves its data to others.
     Draining,
 }
 
@@ -513,7 +511,7 @@ impl NodeState {
         NodeState::Draining,
     ];
 
-    /// Its name for users.
+    /// The state's name for users.
     pub fn name(self) -> &'static str {
         match self {
             NodeState::Alive => "alive",
@@ -532,7 +530,7 @@ impl NodeState {
     }
 }
 
-/// A node, as the directory remembers it.
+/// The directory's record of a node.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Member {
@@ -550,63 +548,63 @@ impl Member {
     }
 }
 
-/// Messages without a reply.
+/// A message that is not answered.
 #[allow(missing_docs, reason = "the fields are named as in docs/protocol.md")]
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Notice {
-    /// The sender was alive at `sent_ns` of its clock; it last received the receiver's heartbeat of `heard_ns` on the
-    /// receiver's clock, 0 if none.  `time_ns` is the time since 1970 by the fastest clock that it knows of.
+    /// The sender was alive at `sent_ns` of its clock.  Its last heartbeat from the receiver was sent at `heard_ns` of
+    /// the receiver's clock; 0 if none.  `time_ns` is the time since 1970 by the fastest clock known.
     Heartbeat { sent_ns: u64, heard_ns: u64, time_ns: u64 },
     /// The sender leaves, and can no longer touch the receiver's memory.
     Leave,
-    /// To a home: no session of the sender maps this region any more, by any request up to `upto`.
+    /// To a home: the sender does not map this region any more by any request up to `upto`.
     Unmapped { region: RegionId, upto: RequestId },
-    /// The same about another node, from the former home of the region.
+    /// To the next home, from the former one: `node` does not map the region any more by any request up to `upto`.
     UnmappedBy { region: RegionId, node: NodeIncarnation, upto: RequestId },
-    /// To a new node: these homes are dead for the sender, and what it held for them may belong to others.
+    /// To a new node: these homes have ended for the sender, and the chunks that it held for them may be reused.
     Swept { homes: Vec<NodeIncarnation> },
-    /// To a restarted directory: names of regions homed at the sender, with their epochs; `done` with the last.
+    /// To a restarted directory: names of regions homed at the sender, with their epochs; `done` marks the last part.
     Names { names: Vec<(String, RegionId, Epoch)>, done: bool },
-    /// From the directory to a home: another region has this name, so the receiver's region loses it.
+    /// From the directory to a home: another region has this name, so the home's region loses it.
     NameLost { name: String, region: RegionId },
-    /// To the home of a lock: that request of the sender is cancelled.
+    /// To the home of a lock: the sender cancels that lock request.
     CancelLock { region: RegionId, session: SessionId, request: RequestId },
-    /// To the home of a barrier: that request of the sender is withdrawn.
+    /// To the home of a barrier: the sender withdraws that arrival.
     Withdraw { region: RegionId, request: RequestId },
-    /// To the owner of chunks: they are free.
+    /// To the owner of chunks: these are free.
     Return { extents: Extents },
-    /// To a home, first of all: chunks that the sender holds for its regions, `done` with the last; it returns unknown
-    /// ones.  Also where the directory is, which it may have lost, and the time, as in heartbeats.
+    /// To a home, as the first message: chunks that the sender holds for it, the last ones with `done`; the home
+    /// returns unknown ones.  Also the directory's address, which may have been lost, and the time, as in heartbeats.
     Held { held: Vec<(RegionId, Extents)>, done: bool, seat: Option<(NodeIncarnation, String)>, time_ns: u64 },
-    /// From the directory: the members with their addresses, and ended incarnations.  Joining nodes do not wait for
-    /// `unreachable` ones, which the directory does not hear.
+    /// From the directory: the members with their addresses, and ended incarnations.  Joining nodes do not wait for the
+    /// `unreachable` members, which the directory does not hear.
     Known { living: Vec<(Member, String)>, unreachable: Vec<(Member, String)>, ended: Vec<NodeIncarnation> },
     /// To the directory, which may have restarted: members known to the sender with their addresses, and ended
     /// incarnations.
     Seen { members: Vec<(Member, String)>, ended: Vec<NodeIncarnation> },
-    /// To the directory: the sender kills the process of that node, which was silent for longer than its lease.
+    /// To the directory: the sender is killing the process of that node, which was silent for longer than its lease.
     Killing { incarnation: NodeIncarnation },
-    /// To a node of a higher number: offers this connection as pairing of this number or a higher one.
+    /// To a node with a higher number: offers this connection as the pairing with this number or a higher one.
     Welcome { pairing: u64 },
-    /// To a node of a lower number, first of all: accepts, with the pairing's number.
+    /// To a node with a lower number, as the first message: accepts the pairing, and returns its number.
     Paired { pairing: u64 },
-    /// The sender is about to leave and accepts nothing new, or accepts again.
+    /// To all nodes: the sender starts draining, or stops.
     Draining { is_on: bool },
-    /// To the directory, from the former home of a region: as of that epoch, its home is `to`.
+    /// From the former home of a region to the directory: since that epoch, the region's home is `to`.
     Moved { name: String, region: RegionId, epoch: Epoch, to: NodeIncarnation },
-    /// The names are there: ask there from now on, not node 0.
+    /// The names have moved to that store: use it from now on, instead of node 0.
     NamesAt(NamesAt),
-    /// To a new peer: its incarnation has ended for the sender, which will not pair with it again.
+    /// To a new peer: the receiver's incarnation has ended for the sender, which will not pair with it again.
     Over,
 }
 
-/// Why a request was refused.  Nothing was changed, except where stated.
+/// Reason for refusing a request.  Unless stated otherwise, the request changed nothing.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 pub enum ErrorReply {
     /// Another region has the name.
     #[error("the name is taken")]
     NameTaken,
-    /// No region has the name, or it was freed.
+    /// No region has the name, or the region was freed.
     #[error("there is no such region")]
     NotFound,
     /// The principal lacks these permissions.
@@ -615,18 +613,18 @@ pub enum ErrorReply {
         /// The missing permissions.
         missing: Permissions,
     },
-    /// Not enough free memory.
+    /// The node has not enough free memory.
     #[error("no space for {wanted} bytes ({available} available)")]
     NoSpace {
         /// Bytes requested.
         wanted: u64,
-        /// Bytes free on that node, perhaps fragmented.
+        /// Free bytes on the node, perhaps fragmented.
         available: u64,
     },
-    /// No node of that number is in the cluster.
+    /// The cluster has no node with that number.
     #[error("node {0} is unknown")]
     UnknownNode(NodeId),
-    /// The node died before it answered: the request may or may not be done.
+    /// The node was lost before it answered: the request may or may not be done.
     #[error("node {0} is down")]
     PeerDown(NodeId),
     /// A malformed request.
@@ -649,7 +647,7 @@ pub enum ErrorReply {
     /// The chunk size is not a power of two, or too small.
     #[error("chunk size {0} is invalid: use a power of two of at least 4096")]
     BadChunkSize(u64),
-    /// This node leaves or has left.
+    /// This node is leaving or has left.
     #[error("the node is closed")]
     NodeClosed,
     /// Another session holds the lock.
@@ -661,7 +659,7 @@ pub enum ErrorReply {
     /// Not all participants arrived in time.
     #[error("not all participants arrived in time")]
     Timeout,
-    /// The waiting participants expect another number.
+    /// The waiting participants expect another number of participants.
     #[error("the waiting participants expect {expected} participants")]
     Participants {
         /// The number they expect.
@@ -676,34 +674,34 @@ pub enum ErrorReply {
     /// The lock's holder is on a node that is silent and cannot be cut off.
     #[error("the lock is held on node {0}, which is silent and cannot be cut off")]
     HeldBySilent(NodeId),
-    /// The region has another name already.
+    /// The region already has another name.
     #[error("the region has a name")]
     HasName,
-    /// The system of the node has no memory for the bytes now.
+    /// The operating system of the node currently provides no memory for the bytes.
     #[error("the system of node {node} gave {given} of {wanted} bytes")]
     OutOfMemory {
         /// The node.
         node: NodeId,
         /// Bytes requested.
         wanted: u64,
-        /// Bytes given before it refused.
+        /// Bytes provided before the refusal.
         given: u64,
     },
-    /// The region of that name was lost with its home.
+    /// The region with that name was lost with its home.
     #[error("the region was lost with node {}", home.node)]
     Lost {
-        /// Its home.
+        /// The home.
         home: NodeIncarnation,
-        /// How the home was lost.
+        /// Cause and time of the home's loss.
         loss: Loss,
     },
     /// A living node cannot be forgotten.
     #[error("node {0} lives")]
     NodeLives(NodeId),
-    /// All numbers of permanent nodes are taken, and none was given up.
+    /// All numbers of permanent nodes are taken, and none can be reused.
     #[error("all numbers below {} are taken", NodeId::EPHEMERAL_MIN)]
     NoNumbers,
-    /// The reading node cannot map the source's memory.
+    /// The reading node cannot map the memory of the source.
     #[error("node {node} has not enough addresses or descriptors to map that memory of node {owner}")]
     Unmapped {
         /// The reading node.
@@ -711,10 +709,10 @@ pub enum ErrorReply {
         /// The owner of the bytes.
         owner: NodeId,
     },
-    /// The node is about to leave and accepts nothing new.
+    /// The node is draining, so it accepts no new data.
     #[error("node {0} is being drained")]
     Draining(NodeId),
-    /// The requesting node has too many requests waiting there.
+    /// The node has the maximum number of waiting requests from the requesting node.
     #[error("{max} requests of this node wait there, which is the maximum")]
     TooManyRequests {
         /// The maximum.
@@ -723,7 +721,7 @@ pub enum ErrorReply {
     /// The directory outside of the cluster does not answer; the claim may have succeeded.
     #[error("the directory outside of the cluster does not answer")]
     DirectoryOut,
-    /// The names have moved, and this node was told where: it asks there.
+    /// The names have moved, and this node was notified of the new place: it repeats the request there.
     #[error("the names have moved elsewhere")]
     NamesElsewhere,
     /// The names did not move.
@@ -732,7 +730,7 @@ pub enum ErrorReply {
         /// The reason.
         reason: String,
     },
-    /// The record of that name was overwritten and is invalid.
+    /// The record of that name in the store is invalid.
     #[error("the key {key:?} in the store of names holds no valid record")]
     NameDamaged {
         /// The key.
@@ -740,13 +738,13 @@ pub enum ErrorReply {
     },
 }
 
-/// Why bytes are not a message.
+/// Cause for which bytes are not a valid message.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// Longer than [`MESSAGE_BYTES_MAX`].
+    /// The bytes are longer than [`MESSAGE_BYTES_MAX`].
     #[error("a message of {0} bytes is too long")]
     TooLong(usize),
-    /// Not the encoding of any message.
+    /// The bytes encode no message.
     #[error("not a message: {0}")]
     Malformed(postcard::Error),
     /// Extra bytes follow the message.
@@ -759,7 +757,7 @@ pub fn encode(message: &Message) -> Vec<u8> {
     postcard::to_stdvec(message).expect("control messages have no unencodable parts")
 }
 
-/// Decodes a peer's message.
+/// Decodes a message from a peer.
 pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
     if bytes.len() > MESSAGE_BYTES_MAX {
         return Err(DecodeError::TooLong(bytes.len()));

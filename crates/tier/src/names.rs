@@ -12,12 +12,12 @@ use crate::message::NAME_BYTES_MAX;
 const RESERVED: char = '\0';
 const PREFIX_BYTES: usize = 2;
 
-/// The use of a region, other than as user memory.
+/// The purpose of a region that is not user memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Service {
     /// A lock; see [`crate::lockword`].
     Lock,
-    /// A barrier: its first word counts the rounds.
+    /// A barrier, whose first word counts the rounds.
     Barrier,
 }
 
@@ -34,7 +34,7 @@ impl Service {
         format!("{}{name}", self.prefix())
     }
 
-    /// Whether a region of this name serves as this.
+    /// Whether a region with this name serves that purpose.
     pub fn has(self, region_name: &str) -> bool {
         region_name.starts_with(self.prefix())
     }
@@ -51,7 +51,7 @@ pub fn is_name(name: &str) -> bool {
     (1..=len_max).contains(&name.len())
 }
 
-/// The new name of a region on `node` that lost its name.  Numbered if that is taken as well.
+/// Returns the new name of a region on `node` that lost its name; numbered if `name` is an alias already.
 pub fn alias(name: &str, node: NodeId, number: u64) -> String {
     let suffix = format!("@{node}");
     let suffix = if name.contains(&suffix) { format!("{suffix}.{number}") } else { suffix };
@@ -62,5 +62,5 @@ pub fn alias(name: &str, node: NodeId, number: u64) -> String {
     format!("{cut}{suffix}")
 }
 
-/// The first name, in order, after all reserved ones.
+/// The lowest name that is not reserved.
 pub const FIRST_FREE: &str = "\u{1}";

@@ -1,4 +1,4 @@
-//! Events of members and memory that users should learn, with their texts. Drivers log them.
+//! Events of members and memory for users, with their texts. Drivers log them.
 
 use std::fmt;
 
@@ -8,9 +8,9 @@ use crate::ids::{NodeId, NodeIncarnation};
 /// A node and its process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NodeProcess {
-    /// Its number and incarnation.
+    /// Number and incarnation of the node.
     pub incarnation: NodeIncarnation,
-    /// Its process id.
+    /// Process id of the node.
     pub pid: u32,
 }
 
@@ -20,23 +20,23 @@ impl fmt::Display for NodeProcess {
     }
 }
 
-/// The incarnation of a node has ended without its knowledge, while it was stopped or unreachable for longer than its
-/// lease.
+/// The end of a node's incarnation that its process did not notice, because it was stopped or unreachable for longer
+/// than a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "the incarnation of node {node} that this process runs has ended, according to node {by}: while it was stopped or unreachable for longer than its lease, another process became node {node}, or it was forgotten; what it held is lost, restart it to rejoin"
 )]
 pub struct Over {
-    /// The node that ended.
+    /// The node whose incarnation has ended.
     pub node: NodeId,
     /// The node that reports it.
     pub by: NodeId,
 }
 
-/// An event.
+/// An event to report.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum News {
-    /// A node connected.
+    /// A node was paired with this one for the first time.
     Joined(NodeProcess),
     /// An unreachable node is paired with this node again.
     PairedAgain {
@@ -45,7 +45,7 @@ pub enum News {
         /// The pairing's number.
         pairing: u64,
     },
-    /// A node left by itself.
+    /// A node left as planned.
     Left(NodeProcess),
     /// A node's connection has ended.
     Disconnected(NodeProcess),
@@ -58,7 +58,7 @@ pub enum News {
     },
     /// A region of this node lost its name to another region.
     Renamed {
-        /// The name.
+        /// The lost name.
         name: String,
         /// The new name.
         alias: String,
@@ -70,28 +70,28 @@ pub enum News {
         /// The cause.
         reason: String,
     },
-    /// The names are in etcd from now on.
+    /// The names have been moved to etcd.
     NamesMoved {
         /// The address of etcd.
         address: String,
     },
-    /// Another node keeps its names in another store.
+    /// Another node keeps its names in a different store.
     NamesApart {
         /// The node.
         node: NodeId,
-        /// Its store.
+        /// Address of that node's store.
         address: String,
     },
     /// etcd answers again.
     EtcdBack,
-    /// etcd was restored, and lacks recent writes.
+    /// etcd was restored to an earlier state, and lacks recent writes.
     EtcdRestored {
         /// The last known revision.
         was: u64,
         /// The current revision.
         is: u64,
     },
-    /// Another etcd answers at the address.
+    /// A different etcd cluster answers at the address.
     EtcdOther {
         /// The last known cluster id.
         was: u64,
@@ -102,10 +102,10 @@ pub enum News {
     EtcdEdited {
         /// The key.
         key: String,
-        /// The found value; `None` if the key is gone.
+        /// The value found; `None` if the key is missing.
         found: Option<String>,
     },
-    /// Another node, not connected to this one, recorded in etcd that this incarnation has ended.
+    /// Another node, not connected to this one, has recorded in etcd that this incarnation has ended.
     EtcdEnded {
         /// The key.
         key: String,
@@ -117,7 +117,7 @@ pub enum News {
         /// The key.
         key: String,
     },
-    /// This node is killing a process that could still touch memory here.
+    /// This node is killing the process of a lost node that could still touch memory here.
     Killing(NodeProcess),
     /// Another node is killing a process that was silent for longer than its lease.
     KilledBy {
@@ -130,31 +130,31 @@ pub enum News {
     Exited {
         /// The node.
         process: NodeProcess,
-        /// Whether it was killed for silence.
+        /// Whether it was killed because of its silence.
         killed: bool,
     },
     /// A new peer was refused.
     Refused(BadHello),
-    /// Another node considers this node's incarnation ended: this node ends, too.
+    /// Another node considers this node's incarnation ended, so this node closes.
     Over(Over),
-    /// Memory is quarantined because a dead node could reach it.
+    /// Memory is in quarantine because a lost node could reach it.
     Quarantined {
         /// Total in bytes.
         bytes: u64,
     },
-    /// No memory is quarantined any more.
+    /// No memory is in quarantine any more.
     QuarantineOver,
     /// Names were lost with a node.
     NamesLost {
-        /// Their number.
+        /// Number of names.
         count: usize,
-        /// The node.
+        /// The lost node.
         incarnation: NodeIncarnation,
     },
 }
 
 impl News {
-    /// Returns true if an ephemeral node joined or left as planned: each command causes two such events.
+    /// Whether an ephemeral node joined or left as planned, which happens with each command.
     pub fn is_routine(&self) -> bool {
         match self {
             News::Joined(process) | News::Left(process) => process.incarnation.node.is_ephemeral(),
@@ -162,7 +162,7 @@ impl News {
         }
     }
 
-    /// Returns true if something has gone wrong.
+    /// Whether the event is a problem.
     pub fn is_trouble(&self) -> bool {
         let is_none = matches!(self, News::Joined(_) | News::PairedAgain { .. } | News::Left(_));
         !(is_none

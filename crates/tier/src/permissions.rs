@@ -35,7 +35,7 @@ impl<'de> Deserialize<'de> for Permissions {
 }
 
 impl fmt::Display for Permissions {
-    /// The letters of those present, `-` for each absent: `rw--`.
+    /// Writes one letter for each permission present, and `-` for each absent one: `rw--`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (bit, letter) in [
             (Permissions::READ, 'r'),
@@ -54,23 +54,23 @@ impl fmt::Display for Permissions {
 pub enum Grantee {
     /// One principal.
     Principal(Principal),
-    /// All principals that are not named.
+    /// All principals that have no entry of their own.
     Everyone,
 }
 
 /// The permissions of all principals on one region.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AccessList {
-    /// The maker of the region.
+    /// The principal that made the region.
     pub maker: Principal,
-    /// For principals not named below.
+    /// Permissions of principals without an entry in `named`.
     pub everyone: Permissions,
-    /// Sorted by principal; an entry replaces the default, it does not add to it.
+    /// Entries sorted by principal; an entry replaces `everyone` and does not add to it.
     named: Vec<(Principal, Permissions)>,
 }
 
 impl AccessList {
-    /// The list of a new region: all permissions for its maker, `everyone` for the others.
+    /// The list of a new region: all permissions for its maker, and `everyone` for others.
     pub fn new(maker: Principal, everyone: Permissions) -> AccessList {
         AccessList { everyone, named: vec![(maker.clone(), Permissions::all())], maker }
     }
@@ -83,7 +83,7 @@ impl AccessList {
         }
     }
 
-    /// Named principals and their permissions, in order.
+    /// The principals with entries of their own, and their permissions, in order.
     pub fn named(&self) -> &[(Principal, Permissions)] {
         &self.named
     }
@@ -94,12 +94,12 @@ impl AccessList {
         named || self.everyone.contains(Permissions::MASTER)
     }
 
-    /// Adds permissions.
+    /// Adds permissions to those of a principal, or of everyone.
     pub fn grant(&mut self, who: &Grantee, permissions: Permissions) {
         self.set(who, |held| held | permissions);
     }
 
-    /// Removes permissions.
+    /// Removes permissions from those of a principal, or of everyone.
     pub fn revoke(&mut self, who: &Grantee, permissions: Permissions) {
         self.set(who, |held| held - permissions);
     }

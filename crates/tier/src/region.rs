@@ -1,4 +1,4 @@
-//! A region, as its home stores it.
+//! The record of a region at its home.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -13,99 +13,99 @@ use crate::permissions::AccessList;
 /// A region homed at this node.  Small, since there may be millions.
 #[derive(Debug)]
 pub struct Region {
-    /// Its name, if it has one.
+    /// Name; `None` if it has none.
     pub name: Option<Box<str>>,
     /// Length in bytes.
     pub len: u64,
-    /// Counts its changes.
+    /// Number of changes so far.
     pub epoch: Epoch,
-    /// Shared by regions of one maker until a grant separates them.
+    /// Permissions, shared by regions of one maker until a grant separates them.
     pub access: Arc<AccessList>,
-    /// Places of its bytes, in order.
+    /// Places of the region's bytes, in order.
     pub extents: Extents,
-    /// Nodes that map it.
+    /// Nodes that map the region.
     pub mappers: SmallVec<[MapperEntry; 1]>,
-    /// The command in flight, and those queued behind it.
+    /// The command in progress with its queue; `None` if there is none.
     pub busy: Option<Box<Busy>>,
-    /// Bytes per chunk, as a power of two.
+    /// Binary logarithm of the bytes per chunk.
     pub chunk_bytes_log2: u8,
-    /// Whether it is immutable.
+    /// Whether the region is immutable.
     pub sealed: bool,
 }
 
-/// A command in flight on a region.
+/// A command in progress on a region.
 #[derive(Debug)]
 pub struct Busy {
-    /// The requester, if it still waits.
+    /// The requester, or `None` if it does not wait for a reply any more.
     pub requester: Option<Requester>,
     /// The progress of the command.
     pub stage: Stage,
-    /// Mappers that have not acknowledged the change of this epoch.  The region's own epoch may be higher, after a
-    /// rename for example.
+    /// Mappers that have not acknowledged the change numbered `epoch`.  The region's own epoch may be higher, for
+    /// example after a rename.
     pub awaited: BTreeSet<NodeIncarnation>,
-    /// The epoch of the change that mappers acknowledge.
+    /// Epoch of the change that mappers acknowledge.
     pub epoch: Epoch,
-    /// Whether the directory has yet to release the name.
+    /// Whether the command waits for the directory to release the name.
     pub has_name: bool,
-    /// Whether another region took the name, without which this one is useless.
+    /// Whether the name went to another region, without which this lock or barrier is useless.
     pub lost_name: bool,
-    /// Commands queued meanwhile.
+    /// Commands queued behind this one.
     pub queue: VecDeque<(Requester, Principal, RegionCommand)>,
 }
 
-/// The progress of a command.
+/// The stage of a command.
 #[derive(Debug)]
 pub enum Stage {
-    /// Mappers drop the region.
+    /// Waits until mappers have dropped the region.
     Freeing,
-    /// Mappers receive the new permissions.
+    /// Waits until mappers have applied the new permissions.
     ChangingAccess,
-    /// The directory is asked for this name.
+    /// Waits for the directory to grant this name.
     Naming(Box<str>),
-    /// Chunks move to another node.
+    /// Moves chunks to another node.
     Moving(Moving),
 }
 
-/// A move in flight.
+/// A move in progress.
 #[derive(Clone, Debug)]
 pub struct Moving {
-    /// The target.
+    /// The node to which chunks move.
     pub to: NodeIncarnation,
-    /// The owner whose chunks move; `None` moves all chunks and the home.
+    /// The owner whose chunks move; if `None`, all chunks and the home move.
     pub of: Option<NodeIncarnation>,
     /// Reserved places of chunks not moved yet, in order.
     pub places: Extents,
-    /// Bytes of `places` in use.
+    /// Number of bytes of `places` in use.
     pub used: u64,
-    /// Offset of the current chunk.
+    /// Offset of the current chunk in the region, in bytes.
     pub at: u64,
-    /// Whether mappers received the layout.
+    /// Whether mappers were sent the layout.
     pub announced: bool,
     /// Whether the chunk at `at` is frozen.
     pub frozen: bool,
-    /// Whether all chunks are moved, and mappers acknowledge that they know all places.
+    /// Whether all chunks are moved, so that mappers only have to acknowledge the last places.
     pub closing: bool,
     /// Whether `parked` includes the waiters of the lock or barrier in this region.
     pub waiters_are_parked: bool,
-    /// Whether the record is on its way to the next home.
+    /// Whether the record was sent to the next home, which has not replied yet.
     pub adopting: bool,
     /// Whether the next home became unreachable before it acknowledged the record.
     pub in_doubt: bool,
-    /// Nodes that unmapped the region since the record was first sent, with their last request: the next home may not
-    /// know.
+    /// Nodes that unmapped the region since the record was first sent, with their last requests: the next home may not
+    /// know of these.
     pub unmapped: Vec<(NodeIncarnation, RequestId)>,
     /// Map, watch, lock and barrier requests to serve after the move.
     pub parked: Vec<(Requester, Request)>,
 }
 
-/// Presence of a node, as another node sees it.
+/// Whether a node is reachable, as another node sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presence {
-    /// It is connected, or is the observing node.
+    /// The node is connected, or is the observing node.
     There,
-    /// It is not connected, but may be alive.
+    /// The node is not connected, but may be alive.
     Unreachable,
-    /// Its incarnation has ended.
+    /// The node's incarnation has ended.
     Gone,
 }
 
@@ -115,7 +115,7 @@ impl Region {
         1 << self.chunk_bytes_log2
     }
 
-    /// Adds a mapper, or records its latest request.
+    /// Adds a mapper, or updates the latest request of an existing one.
     pub fn add_mapper(&mut self, requester: Requester) {
         match self.mappers.iter_mut().find(|mapper| mapper.incarnation == requester.incarnation) {
             Some(mapper) => mapper.request = mapper.request.max(requester.id),
@@ -125,12 +125,12 @@ impl Region {
         }
     }
 
-    /// Removes a mapper, unless it has asked to map the region again since.
+    /// Removes a mapper, unless it has sent a map request after `upto`.
     pub fn remove_mapper(&mut self, incarnation: NodeIncarnation, upto: RequestId) {
         self.mappers.retain(|mapper| mapper.incarnation != incarnation || mapper.request > upto);
     }
 
-    /// The move in flight, if any.
+    /// The move in progress, if any.
     pub fn moving(&self) -> Option<&Moving> {
         match &self.busy.as_ref()?.stage {
             Stage::Moving(moving) => Some(moving),
@@ -146,7 +146,7 @@ impl Region {
         }
     }
 
-    /// Whether the record is on its way to the next home, or was sent before.
+    /// Whether the record was sent to the next home, which may have adopted it.
     pub fn is_being_handed_over(&self) -> bool {
         self.moving().is_some_and(|moving| moving.adopting || moving.in_doubt)
     }
@@ -168,7 +168,7 @@ impl Region {
         }
     }
 
-    /// The description for users; `presence` tells the state of owners.
+    /// The description for users; `presence` returns the state of each owner.
     pub fn info(
         &self,
         region: RegionId,
@@ -198,7 +198,7 @@ impl Region {
         }
     }
 
-    /// The record for the next home, without watchers and the state of a lock.
+    /// The record for the next home, without watchers and the lock's state.
     pub fn record(&self, region: RegionId) -> Record {
         Record {
             region,
@@ -217,12 +217,12 @@ impl Region {
 }
 
 impl Moving {
-    /// Whether the move includes an extent.
+    /// Whether the move includes `extent`.
     pub fn covers(&self, extent: &Extent) -> bool {
         extent.owner != self.to && self.of.is_none_or(|of| extent.owner == of)
     }
 
-    /// Records that a node has unmapped the region, up to its request `upto`.
+    /// Records that a node has unmapped the region: no mapping that its requests up to `upto` made is left.
     pub fn note_unmapped(&mut self, incarnation: NodeIncarnation, upto: RequestId) {
         match self.unmapped.iter_mut().find(|(mapper, _)| *mapper == incarnation) {
             Some((_, last)) => *last = upto.max(*last),
@@ -230,7 +230,7 @@ impl Moving {
         }
     }
 
-    /// Whether mappers were told of the move: later changes of the bytes by the home may be lost.
+    /// Whether mappers were informed of the move: from then on, the home's own changes of the bytes may be lost.
     pub fn has_started(&self) -> bool {
         self.announced || self.closing
     }

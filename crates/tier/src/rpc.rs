@@ -1,4 +1,4 @@
-//! Remote procedure calls and messages between nodes: the parts without threads and memory.
+//! Remote procedure calls and messages between nodes: the parts that need neither threads nor memory.
 //!
 //! A call is two writes with immediate (LITE, section 5.1):
 //!
@@ -8,10 +8,10 @@
 //!     head            <── plain write, now and then ───────    how far the ring has been read
 //! ```
 //!
-//! The ring lies at the server, one for each client node; the client owns its tail ([`RingWriter`]), the server its
-//! head ([`RingReader`]).  The reply goes into a slot of the caller's node ([`ReplySlots`]).  A slot whose caller has
-//! given up stays reserved until the late reply arrives, or the server acknowledges that it never will ([`Served`]), or
-//! the server is cut off.
+//! Each server has one ring per client node.  The client owns its tail ([`RingWriter`]), the server its head
+//! ([`RingReader`]).  The reply goes into a slot of the caller's node ([`ReplySlots`]).  A slot whose caller has given
+//! up stays reserved until the late reply arrives, the server acknowledges that it will not write any more
+//! ([`Served`]), or the server is cut off.
 
 pub mod atomic;
 pub mod line;
@@ -27,15 +27,15 @@ pub use served::{Cancelling, Served, ServedId};
 pub use slots::{Abandoned, Arrival, CutOffYet, ReplySlots, ReplyState, SlotId, Target};
 pub use wire::{CallControl, Imm, Input, Kind, ReplyHeader, RequestHeader, Status, WireError};
 
-/// Maximum input of a call, reply, or message, in bytes.
+/// Maximum length of an input, output or message, in bytes.
 pub const PAYLOAD_BYTES_MAX: u64 = 1 << 30;
 
-/// Minimum ring, in bytes.
+/// Minimum length of a ring, in bytes.
 pub const RING_BYTES_MIN: u64 = 4 << 10;
-/// Maximum ring, in bytes: every offset in it fits into an immediate.
+/// Maximum length of a ring, in bytes: every offset in it fits into an immediate.
 pub const RING_BYTES_MAX: u64 = 1 << 30;
 
-/// A violation of the protocol by a peer.  Drop the connection.
+/// A violation of the protocol by a peer, whose connection is to be dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the peer violates the protocol of calls: {0}")]
 pub struct Violation(pub &'static str);

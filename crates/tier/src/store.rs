@@ -1,11 +1,11 @@
-//! The owner's memory: reserves chunks in the local arena, and reuses them only when that is safe.
+//! The owner's memory: reserves chunks in the local arena, and reuses them only when no node can touch them any more.
 //!
 //! ```text
 //!  free ──reserve──> used ──release──> discarding ──> free          no node can reach it any more
 //!                             └──────> quarantine ──┘               until the last tainted node is cut off
 //! ```
 //!
-//! An expired lease never leads to `free`: only an acknowledgement or a cut-off does.
+//! An expired lease never leads to `free`; only an acknowledgement or a cut-off does.
 
 mod growth;
 
@@ -23,16 +23,16 @@ use crate::layout::{Extent, Extents, append};
 /// Alignment of regions in bytes: a cache line.
 const ALIGNMENT: u64 = 64;
 
-/// Why chunks could not be reserved.
+/// Reason why chunks could not be reserved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shortage {
-    /// The arena can grow by a segment of this length: request it from the system, then try again.
+    /// The arena can grow by a segment of this many bytes: register one, then try again.
     Grow(u64),
-    /// A segment is being registered, or freed memory cleaned; try again afterwards.
+    /// A segment is being registered, or freed memory is being cleaned: try again afterwards.
     Wait,
-    /// There is no room until memory is freed.
+    /// There is no space until memory is freed.
     NoSpace {
-        /// Free bytes, perhaps fragmented.
+        /// Number of free bytes, perhaps fragmented.
         available: u64,
     },
 }
@@ -60,7 +60,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// An arena of at most `bytes_total`, which grows by segments of `segment_bytes`.
+    /// Creates an arena of at most `bytes_total`, which grows by segments of `segment_bytes`.
     pub fn new(me: NodeIncarnation, bytes_total: u64, segment_bytes: u64) -> Store {
         Store {
             me,
@@ -116,12 +116,12 @@ impl Store {
         self.bytes_total
     }
 
-    /// Bytes of those that the system refused last time.
+    /// Bytes of these that the operating system refused to provide last time.
     pub fn bytes_refused(&self) -> u64 {
         if self.growth.is_refused() { self.growth_max() } else { 0 }
     }
 
-    /// Reserves chunks for `len` bytes of a region: few extents, all but the last of whole chunks.
+    /// Reserves chunks for `len` bytes of a region, in few extents; all but the last have whole chunks.
     pub fn reserve(&mut self, now_ns: u64, len: u64, chunk_bytes: u64) -> Result<Extents, Shortage> {
         let mut extents = Extents::new();
         let mut missing = len;
@@ -138,14 +138,14 @@ impl Store {
         Ok(extents)
     }
 
-    /// Undoes a reservation that was not handed out yet.
+    /// Undoes a reservation whose extents were not passed on yet.
     pub fn unreserve(&mut self, extents: &[Extent]) {
         for extent in extents {
             self.free_range_of(*extent);
         }
     }
 
-    /// Bytes by which the arena may still grow.
+    /// Number of bytes by which the arena may still grow.
     fn growth_max(&self) -> u64 {
         self.bytes_total.saturating_sub(self.allocator.bytes_total())
     }
@@ -165,7 +165,7 @@ impl Store {
         self.growth.request(chunk_bytes, least, growth).map_or(Shortage::Wait, Shortage::Grow)
     }
 
-    /// A segment was registered, or the system refused it.
+    /// Handles the result of growing: the new segment, or `None` if the operating system refused it.
     pub fn handle_grown(&mut self, now_ns: u64, segment: Option<(Key, Window)>) {
         match segment {
             Some((key, window)) => {
@@ -177,7 +177,7 @@ impl Store {
         }
     }
 
-    /// The window of `extent`, if it is local.
+    /// The window of `extent`; `None` if it is not local.
     pub fn window(&self, extent: &Extent) -> Option<Window> {
         if extent.owner != self.me {
             return None;
@@ -193,7 +193,7 @@ impl Store {
         }
     }
 
-    /// Joins adjacent runs of a region from any reservations, since the home joins adjacent extents, too.
+    /// Merges adjacent runs of a region from any reservations, since the home merges adjacent extents too.
     fn hold_one(&mut self, key: Key, mut offset: u64, mut held: Foreign) {
         let is_same = |other: &Foreign| other.region == held.region && other.home == held.home;
         let before = self.foreign.range(..(key, offset)).next_back();
@@ -212,8 +212,8 @@ impl Store {
         self.foreign.insert((key, offset), held);
     }
 
-    /// Ends the holding of these chunks, since their region's home has moved here.  Chunks that a former home moved
-    /// away and has not returned yet stay held for it.
+    /// Stops holding these chunks for another node, since their region is now homed here. Chunks that a former home
+    /// moved away and has not returned yet stay held for it.
     pub fn adopt(&mut self, extents: &[Extent]) {
         let me = self.me;
         for extent in extents.iter().filter(|extent| extent.owner == me) {
@@ -231,7 +231,7 @@ impl Store {
         self.holding(extent).is_some_and(|held| held.region == region)
     }
 
-    /// The run that contains all of `extent`.
+    /// The run that contains all of `extent`, or `None`.
     fn holding(&self, extent: &Extent) -> Option<&Foreign> {
         let (&(key, start), held) = self.foreign.range(..=(extent.key, extent.offset)).next_back()?;
         let end = extent.offset.checked_add(extent.len);
@@ -255,7 +255,7 @@ impl Store {
         let mut held: BTreeMap<RegionId, (NodeIncarnation, u64)> = BTreeMap::new();
         for foreign in self.foreign.values() {
             let of = held.entry(foreign.region).or_insert((foreign.home, 0));
-            // Of several homes, one has handed the region over.
+            // If there are several homes, one has handed the region over to another.
             of.1 += foreign.len;
         }
         held
@@ -266,7 +266,7 @@ impl Store {
         self.foreign.values().any(|foreign| foreign.home == home)
     }
 
-    /// Takes the chunks of a dead home, to release once no node maps them.
+    /// Removes and returns the chunks of an ended home, for release once no node maps them.
     pub fn take_orphans(&mut self, home: NodeIncarnation) -> Extents {
         let orphans: Vec<(Key, u64)> =
             self.foreign.iter().filter(|(_, foreign)| foreign.home == home).map(|(at, _)| *at).collect();
@@ -278,7 +278,7 @@ impl Store {
         extents
     }
 
-    /// Frees local chunks. Chunks that nodes in `tainted` can still write stay in quarantine until all of those are cut
+    /// Frees local chunks. Chunks that nodes in `tainted` can still write stay in quarantine until all of these are cut
     /// off.
     pub fn release(
         &mut self,
@@ -296,7 +296,7 @@ impl Store {
         }
     }
 
-    /// Ends the holding of `extent`, which may be part of a longer run.
+    /// Stops holding `extent`, which may be part of a longer run, for another node.
     pub fn forget_foreign(&mut self, extent: &Extent) {
         let before = self.foreign.range(..=(extent.key, extent.offset)).next_back();
         let Some((&(key, start), &foreign)) = before else { return };
@@ -313,7 +313,7 @@ impl Store {
         }
     }
 
-    /// `incarnation` can reach nothing here any more.
+    /// Releases quarantined chunks that only `incarnation` could reach, since it is cut off now.
     pub fn handle_cut_off(&mut self, incarnation: NodeIncarnation, effects: &mut impl Extend<Effect>) {
         let mut safe = Vec::new();
         self.quarantine.retain_mut(|(extents, tainted)| {
@@ -333,14 +333,14 @@ impl Store {
         Effect::Discard { token, key: extent.key, offset: extent.offset, len: extent.len }
     }
 
-    /// Discarded memory reads as zero again and can be reserved.
+    /// Frees memory that was discarded, so reads as zero again and can be reserved.
     pub fn handle_discarded(&mut self, token: Token) {
         if let Some(extent) = self.discarding.remove(&token) {
             self.free_range_of(extent);
         }
     }
 
-    /// Frees `extent`, which may be a part or a join of the allocator's runs.
+    /// Frees `extent`, which may be a part of a run of the allocator or consist of several.
     fn free_range_of(&mut self, extent: Extent) {
         let segment =
             self.segments.iter().position(|(key, _)| *key == extent.key).expect("local extents only");
@@ -365,7 +365,7 @@ mod tests {
         let piece = |offset| Extent { owner: me, key: Key(3), offset, len: 64 };
         let mut store = Store::new(me, 4096, 4096);
         store.hold_for(former, region, &[piece(0), piece(64), piece(256)]);
-        // The region was moved away from the piece in the middle, and back; the return of that piece was lost.
+        // The region was moved away from the piece in the middle, then back; the return of that piece was lost.
         store.adopt(&[piece(0), piece(256)]);
         assert_eq!(store.held_for(former), [(region, Extents::from(vec![piece(64)]))]);
     }

@@ -137,7 +137,7 @@ fn regions_that_cannot_move_are_named() {
     let output = scratch.run("drain 0 --or-stay");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("\"model\", ") && said.contains("no other node with memory stays"), "{said}");
+    assert!(said.contains("\"model\", ") && said.contains("no other node that stays"), "{said}");
     assert!(said.contains("node 0 stays"), "{said}");
     assert_eq!(scratch.states(), ["alive"]);
     node.signal(Signal::TERM);

@@ -1,62 +1,62 @@
-//! Counters of the data path.  Each thread counts by a load and a store, on a cache line that no other thread writes.
+//! Counters of the data path.  Each thread counts by a load and a store, in a cache line that no other thread writes.
 
 use halite_mem::{COUNTS, Pin};
 
 use super::DataPath;
 
-/// A counter, per thread.
+/// A counter.  Each thread has its own value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Count {
     /// Pieces read by loads.
     DirectReads,
-    /// Their bytes.
+    /// Bytes read by loads.
     DirectReadBytes,
     /// Pieces written by stores.
     DirectWrites,
-    /// Their bytes.
+    /// Bytes written by stores.
     DirectWriteBytes,
-    /// Words changed by this processor.
+    /// Words changed by this node's processor.
     DirectAtomics,
     /// Pieces filled by stores.
     DirectFills,
-    /// Their bytes.
+    /// Bytes filled by stores.
     DirectFillBytes,
     /// Pieces copied by loads and stores.
     DirectCopies,
-    /// Their bytes.
+    /// Bytes copied by loads and stores.
     DirectCopyBytes,
     /// Pieces read by posting.
     PostedReads,
-    /// Their bytes.
+    /// Bytes read by posting.
     PostedReadBytes,
     /// Pieces written by posting.
     PostedWrites,
-    /// Their bytes.
+    /// Bytes written by posting.
     PostedWriteBytes,
-    /// Words changed by posting, or by their owner's processor.
+    /// Words changed by posting, or by the processor of their owner.
     PostedAtomics,
     /// Accesses that failed.
     AccessFailures,
     /// Calls made.
     Calls,
-    /// Bytes of their inputs.
+    /// Bytes of inputs of the calls made.
     CallBytes,
     /// Calls that failed.
     CallFailures,
     /// Calls received.
     CallsReceived,
-    /// Bytes of their inputs.
+    /// Bytes of inputs of the calls received.
     CallBytesReceived,
     /// Messages sent.
     Messages,
-    /// Their bytes.
+    /// Bytes of messages sent.
     MessageBytes,
     /// Messages that could not be sent.
     MessageFailures,
     /// Messages received.
     MessagesReceived,
-    /// Their bytes.
+    /// Bytes of messages received.
     MessageBytesReceived,
 }
 
@@ -74,13 +74,13 @@ impl Counts {
 }
 
 impl DataPath {
-    /// Adds to a counter of the calling thread; returns its new value there.
+    /// Adds to a counter of the calling thread, and returns the thread's new value.
     #[inline]
     pub fn count(&self, count: Count, more: u64) -> u64 {
         note(&self.pins.pin(), count, more)
     }
 
-    /// Counts one event and its bytes.
+    /// Counts one event and its bytes, in two counters.
     #[inline]
     pub fn count_one(&self, count: Count, of_bytes: Count, bytes: u64) {
         let pin = self.pins.pin();
@@ -88,13 +88,13 @@ impl DataPath {
         note(&pin, of_bytes, bytes);
     }
 
-    /// The sums over all threads so far.
+    /// The sums over all threads at this time.
     pub fn counts(&self) -> Counts {
         Counts(self.pins.counts())
     }
 }
 
-/// As [`DataPath::count`], for a pinned thread.
+/// As [`DataPath::count`], for a thread that is already pinned.
 #[inline]
 pub(super) fn note(pin: &Pin<'_>, count: Count, more: u64) -> u64 {
     pin.count(count as usize, more)

@@ -1,7 +1,7 @@
 //! Memory operations on the one-sided path: fills and copies where loads and stores reach all bytes.
 //!
-//! Each call does one step; the caller continues with the rest.  Overlapping copies are correct: they start at the end
-//! that is not read again.
+//! Each call does one step, and the caller continues with the rest.  Overlapping copies are correct: they start at the
+//! end where the target does not cover unread source bytes.
 //!
 //! ```text
 //!  from  |######........|        the target lies higher, and overlaps: last bytes first
@@ -21,16 +21,16 @@ use crate::permissions::Permissions;
 pub struct RegionOffset {
     /// The handle.
     pub slot: SlotRef,
-    /// Bytes from the region's start.
+    /// Offset in the region, in bytes.
     pub offset: u64,
 }
 
-/// A side of a copy.
+/// One of the two sides of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopySide {
-    /// The one that is read.
+    /// The side that is read.
     Source,
-    /// The one that is written.
+    /// The side that is written.
     Target,
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for CopySide {
 pub struct Step {
     /// Length in bytes.
     pub len: u64,
-    /// Whether it was the last part of the request, not the first.
+    /// Whether it was the last part of the request, rather than the first.
     pub backward: bool,
 }
 
@@ -59,7 +59,7 @@ impl Step {
         Step { len: len.min(len_max), backward }
     }
 
-    /// Bytes of `len` that precede this step.
+    /// Number of the `len` bytes that precede this step.
     pub fn skip(self, len: u64) -> u64 {
         if self.backward { len - self.len } else { 0 }
     }
@@ -73,7 +73,7 @@ struct Run<'v> {
 }
 
 impl DataPath {
-    /// Sets bytes to `byte`: the first of the `len` at `at`, up to the next piece or [`COPY_BYTES_MAX`].
+    /// Sets up to `len` bytes from `at` on, at most to the next piece or [`COPY_BYTES_MAX`].  Returns the part done.
     pub fn fill(&self, session: SessionId, at: RegionOffset, len: u64, byte: u8) -> Result<Step, Blocked> {
         let pin = self.pins.pin();
         let mapping = self.allowed(&pin, session, at.slot, Permissions::WRITE)?;
@@ -85,8 +85,8 @@ impl DataPath {
         Ok(Step { len: done as u64, backward: false })
     }
 
-    /// Copies some of `len` bytes: up to the next piece of either region, or [`COPY_BYTES_MAX`].  Touches nothing
-    /// unless both regions permit and contain all of them.
+    /// Copies up to `len` bytes, at most to the next piece of either region or [`COPY_BYTES_MAX`].  Copies none unless
+    /// both regions permit and contain all of them.
     pub fn copy(
         &self,
         session: SessionId,
@@ -111,7 +111,7 @@ impl DataPath {
     }
 }
 
-/// Copies the bytes that two runs have in common.
+/// Copies the bytes that the next runs of both sides have in common.
 fn copy_step(
     (target, to): (&Mapping, u64),
     (source, from): (&Mapping, u64),
@@ -129,7 +129,7 @@ fn copy_step(
 }
 
 impl View {
-    /// The first or last contiguous run of `len` bytes, which are in the region and not empty.
+    /// The first contiguous run of `len > 0` bytes of the region, or with `backward` the last.
     fn run(&self, offset: u64, len: u64, backward: bool) -> Result<Run<'_>, Blocked> {
         let pieces = match self {
             View::Whole(window) => return Ok(Run { window, start: offset, len }),

@@ -1,7 +1,7 @@
-//! The embedded directory: soft state at the first node.
+//! The embedded directory, with soft state at the first node.
 //!
 //! After a restart of that node, the homes report their names again.  Until all earlier nodes have done so, requests
-//! are parked, since a name that seems free may not be.  Names lost before are forgotten with the directory's
+//! are parked, since a name that seems free may not be.  Names of lost regions are forgotten with the directory's
 //! incarnation.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -21,23 +21,23 @@ use crate::news::News;
 struct Entry {
     region: RegionId,
     home: NodeIncarnation,
-    /// The epoch at which this became the home.
+    /// The epoch at which this node became the home.
     epoch: Epoch,
 }
 
-/// See the module's documentation.
+/// One node's part of the directory; see the module's documentation.
 #[derive(Debug)]
 pub struct Embedded {
     /// Whether this node answers requests.
     is_seat: bool,
     table: Table,
-    /// Whether unknown homes may still appear.
+    /// Whether homes that are not known yet may still connect.
     meeting: bool,
-    /// Earlier nodes that have yet to report their names.
+    /// Earlier nodes that have not yet reported all their names.
     awaited: BTreeSet<NodeIncarnation>,
-    /// Names reported so far by homes that are not done.
+    /// Names reported so far by homes whose reports are incomplete.
     reporting: BTreeMap<NodeIncarnation, BTreeSet<Box<str>>>,
-    /// Requests that wait until all names are known, or moved.
+    /// Requests that wait until all names are known, or have moved.
     parked: Vec<(Requester, Request)>,
     mover: Option<Move>,
     last_id: u64,
@@ -48,14 +48,14 @@ pub struct Embedded {
 #[derive(Debug)]
 struct Move {
     mover: Mover,
-    /// The transaction in flight.
+    /// Id of the transaction in flight.
     id: u64,
     /// Events since requests began to wait.
     events: Vec<DirectoryEvent>,
 }
 
 impl Embedded {
-    /// The part of node `me` in the directory.
+    /// Creates the part of node `me`.
     pub fn new(me: NodeId) -> Embedded {
         Embedded {
             is_seat: me == NodeId::FIRST,
@@ -70,7 +70,7 @@ impl Embedded {
         }
     }
 
-    /// Whether all names are known.
+    /// Whether all homes have reported their names.
     fn is_complete(&self) -> bool {
         self.awaited.is_empty() && !self.meeting
     }
@@ -88,7 +88,7 @@ impl Embedded {
         self.outputs.push_back(DirectoryOutput::Store { id: self.last_id, transaction });
     }
 
-    /// Ends a move without effect, and answers waiting requests.
+    /// Ends a move without effect, and answers the waiting requests.
     fn end_move(&mut self, now_ns: u64, reason: String) {
         self.mover = None;
         self.table.changed = None;
@@ -157,7 +157,7 @@ impl Embedded {
     }
 
     fn part_from(&mut self, incarnation: NodeIncarnation, is_expected: bool, now_ns: u64) {
-        // A name granted to a requester that cannot learn of it would never be released.
+        // A name granted to a requester that cannot receive the reply would never be released.
         self.parked.retain(|(requester, _)| requester.incarnation != incarnation);
         self.reporting.remove(&incarnation);
         if !is_expected {
@@ -213,7 +213,7 @@ impl Directory for Embedded {
             DirectoryEvent::Names { from, names, done } => {
                 self.note_names(from, names);
                 if done {
-                    // Names that it released while disconnected are free.
+                    // Names that the home released while disconnected are free.
                     let told = self.reporting.remove(&from).unwrap_or_default();
                     let given_up = self
                         .table
@@ -299,13 +299,13 @@ impl Directory for Embedded {
 struct Table {
     names: BTreeMap<Box<str>, Entry>,
     lost: LostNames,
-    /// Names changed during a move.
+    /// Names changed during a move; `None` if there is no move.
     changed: Option<Vec<Box<str>>>,
 }
 
 impl Table {
-    /// Gives `name` to `region`, unless another region has it.  Of two nodes that claim to be its home, the one with
-    /// the higher epoch wins: the other has handed it over.
+    /// Gives `name` to `region` and returns true, unless another region has the name.  If two nodes claim to be its
+    /// home, the one with the higher epoch is, since the other has handed it over.
     fn claim(&mut self, name: &str, region: RegionId, home: NodeIncarnation, epoch: Epoch) -> bool {
         match self.names.get(name) {
             Some(entry) if entry.region != region => return false,
@@ -319,15 +319,14 @@ impl Table {
         true
     }
 
-    /// Redirects `name` to the next home of `region`, as reported by the former one, unless the next one has released
-    /// it.
+    /// Redirects `name` to the next home of `region`, unless that home has already released the name.
     fn hand_over(&mut self, name: &str, region: RegionId, to: NodeIncarnation, epoch: Epoch) {
         if self.names.contains_key(name) {
             self.claim(name, region, to, epoch);
         }
     }
 
-    /// Releases `name` for its current home; ignores former homes.
+    /// Releases `name` if `by` is its home; ignores former homes.
     fn release(&mut self, name: &str, region: RegionId, by: NodeIncarnation) {
         if self.names.get(name).is_some_and(|entry| entry.region == region && entry.home == by) {
             self.names.remove(name);
@@ -341,14 +340,14 @@ impl Table {
         }
     }
 
-    /// The cause of losses with a home was corrected.
+    /// Marks the names lost with a home as changed, since the cause of the loss was corrected.
     fn note_changed_with(&mut self, home: NodeIncarnation) {
         if let Some(changed) = &mut self.changed {
             changed.extend(self.lost.names_of(|of| of == home));
         }
     }
 
-    /// All names, lost ones included.
+    /// All names, including lost ones.
     fn all(&self) -> BTreeSet<Box<str>> {
         self.names.keys().cloned().chain(self.lost.names_of(|_| true)).collect()
     }
@@ -379,12 +378,12 @@ impl Table {
         self.lost.remove_node(node)
     }
 
-    /// The region of that name, and its home.
+    /// The region with that name and its home, or `None`.
     fn find(&self, name: &str) -> Option<(RegionId, NodeIncarnation)> {
         self.names.get(name).map(|entry| (entry.region, entry.home))
     }
 
-    /// Names after `after`, and whether there are more.
+    /// Returns the names after `after` in order, and whether there are more.
     fn list(&self, after: Option<&str>) -> (Vec<(String, RegionId, NodeId)>, bool) {
         // Names of locks and barriers come first, and are hidden.
         let from = after.map_or(Bound::Included(names::FIRST_FREE), Bound::Excluded);
@@ -397,11 +396,11 @@ impl Table {
         (names, rest.next().is_some())
     }
 
-    /// Moves the names of a dead home to the lost ones; returns their number.
+    /// Makes the names of an ended home lost, and returns their number.
     fn lose_home(&mut self, home: NodeIncarnation, parting: Parting) -> usize {
         let mut count = 0;
         for (name, _) in self.names.extract_if(.., |_, entry| entry.home == home) {
-            // Locks and barriers are recreated by the next session that needs them.
+            // Locks and barriers are not recorded as lost: the next session that needs them recreates them.
             if let Some(changed) = &mut self.changed {
                 changed.push(name.clone());
             }
@@ -413,7 +412,7 @@ impl Table {
         count
     }
 
-    /// The error for a name that was not found: free, or lost with its region.
+    /// The error for a name without a region, which is free or was lost.
     fn why_absent(&self, name: &str, now_ns: u64) -> ErrorReply {
         match self.lost.find(name) {
             Some((home, parting)) => ErrorReply::Lost { home, loss: parting.loss(now_ns) },
@@ -443,7 +442,7 @@ mod tests {
         let mut table = Table::default();
         table.claim("a", region(1), incarnation(1), Epoch(0));
         assert!(table.claim("a", region(1), incarnation(2), Epoch(5)));
-        // What the former home reports later is stale.
+        // Later reports of the former home are stale.
         assert!(table.claim("a", region(1), incarnation(1), Epoch(4)));
         table.lose_home(incarnation(1), PARTING);
         assert_eq!(table.find("a"), Some((region(1), incarnation(2))));

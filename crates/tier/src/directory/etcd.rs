@@ -1,4 +1,4 @@
-//! The directory of names in etcd.  Each node accesses it by itself, and retries writes that must not be lost.
+//! The directory of names in etcd.  Each node accesses it directly, and retries writes that must not be lost.
 //!
 //! ```text
 //!   engine ── ask, tell ──► EtcdDirectory ── Output::Store(transaction) ─► driver ──► etcd
@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Sans-IO: the driver executes transactions in any order, and reports each result once.  A claim's transaction
-//! requires that the name is absent and that this node's fence is unchanged.  If its result is unknown, the fence is
-//! rewritten, so that the claim fails if it arrives later; then the name is cleared if it was written.  Nothing else
+//! requires that the name is absent and that this node's fence is unchanged.  If the result is unknown, the fence is
+//! rewritten, so that the claim fails if it arrives later; then the name is cleared if it was written.  No other case
 //! can leave a name without a region.
 
 mod fence;
@@ -34,9 +34,9 @@ pub(super) use records::NameRecord;
 pub use mover::MoveJob;
 pub use store::{Compare, Pair, Step, StoreFailure, Stored, Transaction};
 
-/// Maximum repair transactions in flight: repairs restore lost records gradually.
+/// Maximum repair transactions in flight, so that lost records are restored gradually.
 const REPAIRS_IN_FLIGHT_MAX: usize = 64;
-/// Maximum requests in flight; more are refused.
+/// Maximum requests in flight; further ones are refused.
 const REQUESTS_MAX: usize = 4096;
 /// Maximum ended incarnations to remember.
 const ENDED_MAX: usize = 4096;
@@ -44,19 +44,19 @@ const ENDED_MAX: usize = 4096;
 const DAMAGED_MAX: usize = 64;
 /// Maximum characters of an edited record to show.
 const SHOWN_MAX: usize = 80;
-/// Interval between retries while the store is away.
+/// Interval between retries while the store is unavailable.
 const RETRY_NS: u64 = 500_000_000;
-/// Interval of rewriting the fence, which detects that the store was restored to an earlier state.
+/// Interval between rewrites of the fence, which detect that the store was restored to an earlier state.
 const FENCE_REFRESH_NS: u64 = 10_000_000_000;
 
-/// Interval at which node 0 removes records of incarnations that no name refers to; sooner after an end, or if an
-/// incarnation has not rewritten its key since the last time.
+/// Interval at which node 0 removes records of incarnations that no name refers to.  The shorter one applies after an
+/// end, or while an incarnation has not rewritten its key since the previous removal.
 const TIDY_NS: u64 = 600_000_000_000;
 const TIDY_SOON_NS: u64 = 70_000_000_000;
 /// Maximum names of locks and barriers that a leaving node removes.
 const SIGNED_OFF_MAX: usize = 1000;
 
-/// One node's part of the directory.  See the module's documentation.
+/// One node's part of the directory; see the module's documentation.
 #[derive(Debug)]
 pub struct EtcdDirectory {
     me: NodeIncarnation,
@@ -67,42 +67,42 @@ pub struct EtcdDirectory {
     last_id: u64,
     in_flight: BTreeMap<u64, Sent>,
     repairs_in_flight: usize,
-    /// Tasks to retry until they succeed.
+    /// Tasks that are retried until they succeed.
     repairs: VecDeque<Task>,
-    /// The revision at which the fence was written; `None` until it is.
+    /// Revision at which the fence was written; `None` until it is written.
     fence: Option<u64>,
-    /// Whether the fence is being written.
+    /// Whether a write of the fence is in progress.
     is_fencing: bool,
-    /// Whether the ends of earlier incarnations of this number are recorded, and which those are.
+    /// Whether the ends of earlier incarnations with this number were recorded, and these incarnations.
     are_predecessors_ended: bool,
     predecessors: Option<BTreeSet<NodeIncarnation>>,
     /// Claims that wait for the fence.
     unfenced: Vec<Task>,
-    /// Names of regions of this node with their epochs, to rewrite in a store that has lost them.
+    /// Names of this node's regions with their epochs, to be rewritten if the store loses them.
     own_names: BTreeMap<Box<str>, (RegionId, Epoch)>,
-    /// Names that may have been written, or may yet be, for regions that do not exist.
+    /// Names that were or may still be written for regions that do not exist.
     doubtful: BTreeMap<Box<str>, NameRecord>,
-    /// Ended incarnations and how they ended; the oldest are forgotten.
+    /// Ended incarnations with cause and time; the oldest are evicted.
     ended: BTreeMap<NodeIncarnation, Parting>,
     ended_order: VecDeque<NodeIncarnation>,
-    /// Nodes paired now: they are alive, whatever the store says.
+    /// Nodes that are currently paired, so alive, whatever the store says.
     paired: BTreeSet<NodeIncarnation>,
-    /// Requests to homes whether a region has its name.
+    /// Requests in flight that ask homes whether a region has its name.
     home_requests: BTreeMap<u64, HomeRequest>,
-    /// Damaged keys that were reported.
+    /// Damaged keys that were already reported.
     damaged: BTreeSet<String>,
-    /// The node that recorded this node's end, as reported.
+    /// The node that recorded this node's end, if reported already.
     ended_by: Option<NodeIncarnation>,
-    /// Whether the store does not answer; whether it is full, and can only be read.
+    /// Whether the store does not answer, and whether it is full, so that it can only be read.
     is_out: bool,
     is_full: bool,
-    /// The trouble reported, until its end is reported.
+    /// The problem reported to users, until its end is reported.
     reported: Option<Trouble>,
-    /// When the store is checked next, in ns; at once in the beginning.
+    /// Time of the next check of the store, in ns; initially 0, for an immediate check.
     retry_ns: u64,
-    /// When node 0 tidies up next, in ns.
+    /// Time in ns at which node 0 removes unneeded records next.
     tidy_ns: u64,
-    /// Keys of unheard incarnations without names, and when they were written: living nodes rewrite theirs in time.
+    /// Keys of unconnected incarnations without names, and their last revisions: living nodes rewrite theirs.
     unrenewed: BTreeMap<NodeIncarnation, u64>,
     is_leaving: bool,
     cluster: Option<u64>,
@@ -119,7 +119,7 @@ struct HomeRequest {
 
 #[derive(Debug)]
 enum HomeQuery {
-    /// A claim found the name taken.
+    /// A claim that found the name taken.
     Claim { requester: Requester, name: Box<str>, region: RegionId, tries: u8 },
     /// A request to forget the name.
     Forget { requester: Requester, taken: Pair },
@@ -128,13 +128,13 @@ enum HomeQuery {
 #[derive(Debug)]
 struct Sent {
     task: Task,
-    /// The store's last known revision: a lower one shows that it was restored.
+    /// The store's last known revision when sent.  A lower one in the result shows that the store was restored.
     revision: u64,
-    /// Whether it writes if the conditions hold, and if not.
+    /// Whether the transaction writes if its conditions hold, and whether it does if they fail.
     writes: [bool; 2],
 }
 
-/// A trouble with the store.
+/// A problem with the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Trouble {
     Out,
@@ -142,7 +142,7 @@ enum Trouble {
 }
 
 impl EtcdDirectory {
-    /// The part of node `me` in the directory below `prefix`; `epoch_ns` is the time of day when its clock was at 0.
+    /// Creates the part of node `me`, with keys below `prefix`; `epoch_ns` is the time of day at which `now_ns` was 0.
     pub fn new(me: NodeIncarnation, prefix: &str, epoch_ns: u64) -> EtcdDirectory {
         let mut directory = EtcdDirectory {
             me,
@@ -183,7 +183,7 @@ impl EtcdDirectory {
         directory
     }
 
-    /// Sends a transaction.
+    /// Sends a transaction on behalf of a task.
     fn send(&mut self, task: Task, transaction: Transaction) {
         self.last_id += 1;
         self.repairs_in_flight += usize::from(task.is_repair());
@@ -196,7 +196,7 @@ impl EtcdDirectory {
         self.outputs.push_back(DirectoryOutput::Answer { requester, body });
     }
 
-    /// Starts as many repairs as allowed.
+    /// Starts as many repairs as permitted.
     fn start_repairs(&mut self) {
         while !self.lacks_store()
             && self.repairs_in_flight < REPAIRS_IN_FLIGHT_MAX
@@ -206,20 +206,20 @@ impl EtcdDirectory {
         }
     }
 
-    /// Learns the state of the store from a result.
+    /// Updates the known state of the store from a result.
     fn note_store(&mut self, sent_revision: u64, has_written: bool, stored: &Stored) {
         self.is_out = false;
         self.is_full &= !has_written;
         let is_over = match self.reported {
             Some(Trouble::Out) => true,
-            // A read proves nothing about space.
+            // A successful read does not prove that the store has space.
             Some(Trouble::Full) => has_written,
             None => false,
         };
         if is_over {
             self.reported = None;
             self.retry_ns = self.now_ns.saturating_add(FENCE_REFRESH_NS);
-            // It may have been restored.
+            // The store may have been restored in between.
             self.rewrite_own_names();
             self.outputs.push_back(DirectoryOutput::News(News::EtcdBack));
         }
@@ -234,18 +234,18 @@ impl EtcdDirectory {
         self.revision = self.revision.max(stored.revision);
     }
 
-    /// The store has lost writes.
+    /// Handles a restored store, which has lost writes.
     fn note_restored(&mut self, revision: u64) {
         self.outputs
             .push_back(DirectoryOutput::News(News::EtcdRestored { was: self.revision, is: revision }));
         self.reset_store_state(revision);
     }
 
-    /// The content of the store is unknown.
+    /// Starts to restore this node's records, since the content of the store is unknown.
     fn reset_store_state(&mut self, revision: u64) {
         self.revision = revision;
         self.fence = None;
-        // It may again record ended incarnations as living.
+        // The store may again record ended incarnations as living.
         self.are_predecessors_ended = false;
         let ended: Vec<Task> = self.ended.keys().map(|ended| Task::End { incarnation: *ended }).collect();
         self.repairs.extend(ended);
@@ -255,14 +255,14 @@ impl EtcdDirectory {
         self.rewrite_own_names();
     }
 
-    /// Reports a damaged key, once.
+    /// Reports a damaged key, unless it was reported already.
     fn note_damaged(&mut self, key: &str) {
         if self.damaged.len() < DAMAGED_MAX && self.damaged.insert(key.to_owned()) {
             self.outputs.push_back(DirectoryOutput::News(News::EtcdDamaged { key: key.to_owned() }));
         }
     }
 
-    /// Rewrites all names of this node.
+    /// Starts to rewrite all names of this node.
     fn rewrite_own_names(&mut self) {
         let own = self.own_names.iter();
         let updates = own.map(|(name, (region, epoch))| Task::Update {
@@ -297,8 +297,8 @@ impl EtcdDirectory {
                 self.ended.remove(&oldest);
             }
         }
-        // Of permanent nodes, each records the ends it hears of, and node 0 also corrects them.  Of ephemeral ones,
-        // which come and go with every command, only node 0 does, or a node that finds a name of such an incarnation.
+        // Each permanent node records ends of permanent nodes; node 0 also corrects them.  Ends of ephemeral nodes,
+        // which come and go with every command, are recorded by node 0, or by a node that finds a name of one.
         if self.me.node == NodeId::FIRST || !self.me.node.is_ephemeral() && !incarnation.node.is_ephemeral() {
             self.repair(Task::End { incarnation });
             self.tidy_soon();
@@ -309,13 +309,13 @@ impl EtcdDirectory {
         self.tidy_ns = self.tidy_ns.min(self.now_ns.saturating_add(TIDY_SOON_NS));
     }
 
-    /// Whether this node needs a fence: ephemeral nodes without names write none.
+    /// Whether this node needs a fence.  Ephemeral nodes without names do not.
     fn needs_fence(&self) -> bool {
         let has_names = !self.own_names.is_empty() || !self.doubtful.is_empty() || !self.unfenced.is_empty();
         !self.me.node.is_ephemeral() || self.fence.is_some() || has_names
     }
 
-    /// Asks a home whether its region has a name.
+    /// Asks a home whether its region has the given name.
     fn ask_home(&mut self, home: NodeIncarnation, name: &str, region: RegionId, query: HomeQuery) {
         self.last_id += 1;
         self.home_requests.insert(self.last_id, HomeRequest { home, query });
@@ -332,7 +332,7 @@ impl EtcdDirectory {
         let is_of = |task: &Task| match task {
             Task::Claim { name: other, region: its, .. }
             | Task::CheckHolder { name: other, region: its, .. } => **other == *name && *its == region,
-            // A region that was handed over: its next home may not have written the name yet.
+            // The region was handed over, and its next home may not have written the name yet.
             Task::Update { name: other, record }
             | Task::Write { name: other, record }
             | Task::CheckRival { name: other, record, .. }
@@ -354,7 +354,7 @@ impl EtcdDirectory {
 }
 
 impl Directory for EtcdDirectory {
-    /// Node 0 stays the seat of membership.
+    /// Membership stays at node 0.
     fn seat(&self) -> NodeId {
         NodeId::FIRST
     }
@@ -412,7 +412,7 @@ impl Directory for EtcdDirectory {
             }
             DirectoryEvent::Moved { name, region, epoch, to } => {
                 if to != self.me && self.own_names.get(name.as_str()).is_some_and(|(own, _)| *own == region) {
-                    // The next home decides on its name.
+                    // The next home decides on the name.
                     self.own_names.remove(name.as_str());
                 }
                 let record = NameRecord { region, home: to, epoch };
@@ -444,7 +444,7 @@ impl Directory for EtcdDirectory {
             DirectoryEvent::Parted { incarnation, .. } => {
                 self.paired.remove(&incarnation);
             }
-            // Names are in the store, so no home has to be awaited.
+            // Names are in the store, so there is no need to wait for homes.
             DirectoryEvent::Meeting | DirectoryEvent::AllMet | DirectoryEvent::Expected(_) => {}
         }
     }
@@ -505,7 +505,7 @@ impl Directory for EtcdDirectory {
         self.outputs.push_back(DirectoryOutput::NotMoved { reason: "they are in etcd already".to_owned() });
     }
 
-    /// Regions of a leaving node are lost with it; its engine reports that.
+    /// Removes names of locks and barriers, and records that this node left.  Its engine reports its lost regions.
     fn sign_off(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
         self.is_leaving = true;
@@ -545,11 +545,11 @@ impl Directory for EtcdDirectory {
             return;
         }
         self.retry_ns = now_ns.saturating_add(if self.lacks_store() { RETRY_NS } else { FENCE_REFRESH_NS });
-        // The fence is tried first; after a success, the rest follows.
+        // The fence is tried first.  The rest follows after its success.
         match self.needs_fence() {
             true => self.begin_fencing(),
             false if self.is_out => self.begin(Task::Probe),
-            // The next write tests for space.
+            // The next write shows whether the store has space.
             false => self.is_full = false,
         }
         if self.me.node == NodeId::FIRST && !self.lacks_store() && self.tidy_ns <= now_ns {

@@ -1,6 +1,6 @@
-//! Names whose regions were lost with their homes, kept to tell requesters how they were lost.
+//! Names whose regions were lost with their homes, kept to explain the loss to later requesters.
 //!
-//! A name stays until it is forgotten by request, claimed again, or evicted by later losses.
+//! A name stays until a request forgets or claims it, or later losses evict it.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -10,14 +10,14 @@ use crate::ids::{NodeId, NodeIncarnation};
 use crate::members::Parting;
 use crate::message::LostName;
 
-/// Maximum lost names: at 255 bytes each, about 3 MB.
+/// Maximum number of lost names: at 255 bytes each, about 3 MB.
 pub const LOST_NAMES_MAX: usize = 10_000;
 
 #[derive(Debug)]
 struct Entry {
     home: NodeIncarnation,
     parting: Parting,
-    /// Order of losses.
+    /// Position in the order of losses.
     serial: u64,
 }
 
@@ -34,7 +34,7 @@ impl LostNames {
         self.names.len()
     }
 
-    /// Names lost with the selected homes.
+    /// Names that were lost with the selected homes.
     pub(super) fn names_of(
         &self,
         is_selected: impl Fn(NodeIncarnation) -> bool,
@@ -42,7 +42,7 @@ impl LostNames {
         self.names.iter().filter(move |(_, entry)| is_selected(entry.home)).map(|(name, _)| name.clone())
     }
 
-    /// Adds a name; evicts the oldest if full.
+    /// Adds a name. Evicts the oldest if the map is full.
     pub(super) fn insert(&mut self, name: Box<str>, home: NodeIncarnation, parting: Parting) {
         self.remove(&name);
         if self.names.len() == LOST_NAMES_MAX
@@ -55,14 +55,14 @@ impl LostNames {
         self.names.insert(name, Entry { home, parting, serial: self.serials });
     }
 
-    /// Returns true if it was present.
+    /// Removes a name. Returns true if it was present.
     pub(super) fn remove(&mut self, name: &str) -> bool {
         let Some(entry) = self.names.remove(name) else { return false };
         self.by_serial.remove(&entry.serial);
         true
     }
 
-    /// Forgets what was lost with any incarnation of a node; returns true if there was anything.
+    /// Forgets the names lost with any incarnation of a node. Returns true if there were any.
     pub(super) fn remove_node(&mut self, node: NodeId) -> bool {
         let before = self.names.len();
         self.names.retain(|_, entry| entry.home.node != node);
@@ -71,14 +71,14 @@ impl LostNames {
         self.names.len() < before
     }
 
-    /// The cause of a home's end was corrected.
+    /// Corrects the cause and time of a home's end.
     pub(super) fn correct(&mut self, home: NodeIncarnation, parting: Parting) {
         for entry in self.names.values_mut().filter(|entry| entry.home == home) {
             entry.parting = parting;
         }
     }
 
-    /// A process that exited was killed; returns true if that is new for any name.
+    /// Records that a process was killed rather than exited by itself. Returns true if that changes any entry.
     pub(super) fn note_killed(&mut self, home: NodeIncarnation) -> bool {
         let of_home = self.names.values_mut().filter(|entry| entry.home == home);
         of_home.filter_map(|entry| entry.parting.note_killed().then_some(())).count() > 0
@@ -88,7 +88,7 @@ impl LostNames {
         self.names.get(name).map(|entry| (entry.home, entry.parting))
     }
 
-    /// Names after `after`, and whether there are more.
+    /// Returns the names after `after` in order, and whether there are more.
     pub(super) fn list(&self, after: Option<&str>, now_ns: u64) -> (Vec<LostName>, bool) {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut rest = self.names.range::<str, _>((from, Bound::Unbounded));

@@ -1,6 +1,6 @@
-//! What every part of the engine shares: the configuration, the time, the membership, and the outbox.
+//! The state shared by all parts of the engine: the configuration, the time, the membership, and the outbox.
 //!
-//! Everything leaves the engine through the outbox, so effects and numbers have one order.
+//! All output of the engine passes through the outbox, so effects and numbers have one order.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,17 +17,17 @@ use crate::message::{self, ErrorReply, Message, Notice, Reply, Request};
 use crate::news::News;
 use crate::region::Presence;
 
-/// Maximum time of day that is believed, in the year 2262: a peer's clock cannot exhaust lock tokens.
+/// Maximum accepted time of day, in the year 2262, so that a peer's clock cannot exhaust lock tokens.
 const TIME_OF_DAY_NS_MAX: u64 = i64::MAX as u64;
 
-/// Maximum requests of one node that wait here for their replies.
+/// Maximum requests of one node that may wait here for their replies.
 pub const REQUESTS_OF_NODE_MAX: usize = 1 << 16;
 
-/// Whether a request is served.
+/// The decision whether to serve a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Admission {
     Served,
-    /// A request with that id is already waiting: the peer violates the protocol.
+    /// A request with the same id is already waiting, which violates the protocol.
     Repeated,
     TooMany,
 }
@@ -39,45 +39,45 @@ pub(super) struct Outbox {
     /// The last number issued, for a command, request, region or token.
     number: u64,
     pending: BTreeMap<RequestId, PendingRequest>,
-    /// Requests of other nodes without a reply yet; bounds what a peer can queue here.
+    /// Requests of other nodes not answered yet; limits the number that a peer can queue here.
     serving: BTreeMap<NodeIncarnation, BTreeSet<RequestId>>,
     /// Messages of this node to itself.
     loopback: VecDeque<Message>,
     on_demand: OnDemand,
     effects: VecDeque<Effect>,
-    /// As in the configuration, but advanced to the fastest clock of the cluster that this node has heard of.
+    /// Time of day, in ns since 1970, at `now_ns` 0: as configured, but advanced to the fastest known clock.
     epoch_ns: u64,
 }
 
-/// A pending request to a node, perhaps this one.
+/// A request whose reply is pending, to another node or this one.
 #[derive(Debug)]
 struct PendingRequest {
     of: NodeId,
     purpose: Purpose,
     sent_at_ns: u64,
-    /// The request, if it went to the directory: it is sent again if the directory has moved.
+    /// The request, if it went to the directory: it is repeated if the directory has moved.
     question: Option<Box<Request>>,
 }
 
-/// A pending request whose reply arrived.
+/// A request whose reply has arrived.
 pub(super) struct Answered {
     pub(super) purpose: Purpose,
     pub(super) sent_ns: u64,
     pub(super) question: Option<Box<Request>>,
 }
 
-/// Why a request was sent.
+/// Purpose of a request, which determines how its reply is handled.
 #[derive(Debug)]
 pub(super) enum Purpose {
     /// A command of a session.
     User(OpId, UserStep),
-    /// Claims a name for a region in the making.
+    /// Claims a name for a region being allocated.
     Claim(RegionId),
-    /// Releases the name of a region whose making failed; its requester then receives the failure.
+    /// Releases the name of a region whose allocation failed; afterwards, the requester is sent the failure.
     Unclaim(Requester, ErrorReply),
     /// Claims a name for a region that has none.
     Name(RegionId),
-    /// Reserves chunks on another node for a region in the making.
+    /// Reserves chunks for a region being allocated.
     ReserveForAlloc(RegionId),
     /// Reserves chunks on the node to which a region moves.
     ReserveForMove(RegionId),
@@ -87,29 +87,29 @@ pub(super) enum Purpose {
     OneWay,
     /// Releases the name of a region that is being freed.
     Release(RegionId),
-    /// Has the new owner copy a chunk.
+    /// Makes the new owner copy a chunk.
     CopyChunk(RegionId),
     /// Hands a region to its next home.
     Adopt(RegionId),
-    /// Has an owner of chunks make a mapper let go of regions homed here.
+    /// Makes an owner of chunks ask a mapper to release its mappings of regions homed here.
     Relay { mapper: NodeIncarnation, pairing: u64, owner: NodeIncarnation },
-    /// Has a mapper let go of a home's regions, on behalf of that home.
+    /// Makes a mapper release its mappings of a home's regions, on behalf of that home.
     Retire(Requester, NodeIncarnation),
-    /// Has all nodes drop the regions of a dead home.
+    /// Makes all nodes drop the regions of a home that has ended.
     Sweep(NodeIncarnation),
-    /// Has a node execute part of a memory operation.
+    /// Makes a node execute part of a memory operation.
     Memory(OpId, NodeId),
     /// Waits for a lock or at a barrier.
     Wait(OpId),
-    /// Asks a draining target how much room it has.
+    /// Asks a node for its free memory, as a target for draining.
     Room(NodeId),
-    /// Has a region leave this node.
+    /// Makes a region leave this node.
     Vacate(RegionId),
-    /// Asks whether a node reaches the store to which names are to move.
+    /// Asks whether a node reaches the store to which the names are to move.
     TryNames(NodeId),
-    /// Asks that incarnation, for the directory, whether a region has its name.
+    /// Asks the given incarnation, for the directory, whether a region has its name.
     AskHome(u64, NodeIncarnation),
-    /// Asks whether a member has that number.
+    /// Asks the directory whether a member has that number.
     Inquiry(NodeId),
 }
 
@@ -144,7 +144,7 @@ impl Outbox {
         self.now_ns = now_ns;
     }
 
-    /// Issues a number that was never issued before.
+    /// Issues a number, each only once.
     pub(super) fn next_number(&mut self) -> u64 {
         self.number += 1;
         self.number
@@ -155,22 +155,22 @@ impl Outbox {
         self.number
     }
 
-    /// Time of day by the latest known clock of the cluster, in ns since 1970: the first token of a new lock.
+    /// Time of day by the fastest known clock of the cluster, in ns since 1970. The tokens of a new lock start there.
     pub(super) fn time_of_day_ns(&self) -> u64 {
         self.epoch_ns.saturating_add(self.now_ns)
     }
 
-    /// Learns that a clock of the cluster shows that time.
+    /// Records a time of day that another clock of the cluster shows.
     pub(super) fn note_time(&mut self, time_ns: u64) {
         self.epoch_ns = self.epoch_ns.max(time_ns.min(TIME_OF_DAY_NS_MAX).saturating_sub(self.now_ns));
     }
 
-    /// Members that are dialled on first use, and what waits for them.
+    /// Members that are dialled on first use, and the operations that wait for them.
     pub(super) fn on_demand(&mut self) -> &mut OnDemand {
         &mut self.on_demand
     }
 
-    /// Whether a member of that number is being dialled or inquired about.
+    /// Whether a member with that number is being dialled or inquired about.
     pub(super) fn is_awaited(&self, node: NodeId) -> bool {
         self.on_demand.is_awaited(node)
     }
@@ -195,7 +195,7 @@ impl Outbox {
         self.push(Effect::News(news));
     }
 
-    /// Admits a request of another node, unless too many of its requests are waiting.
+    /// Admits a request of another node, unless too many of that node's requests are waiting.
     pub(super) fn begin_serving(&mut self, requester: Requester) -> Admission {
         if requester.incarnation == self.incarnation() {
             return Admission::Served;
@@ -211,7 +211,7 @@ impl Outbox {
         Admission::Served
     }
 
-    /// A request was answered, or its requester no longer waits.
+    /// Records that a request was answered, or that its requester no longer waits.
     pub(super) fn end_serving(&mut self, requester: Requester) {
         if let Some(serving) = self.serving.get_mut(&requester.incarnation) {
             serving.remove(&requester.id);
@@ -234,14 +234,14 @@ impl Outbox {
         self.serving.remove(&incarnation);
     }
 
-    /// Takes the pending request with that id, if it was sent to `of`.
+    /// Removes and returns the pending request `id`; `None` if it does not exist, or was not sent to `of`.
     pub(super) fn take_pending(&mut self, id: RequestId, of: NodeId) -> Option<Answered> {
         self.pending.get(&id).filter(|pending| pending.of == of)?;
         let PendingRequest { purpose, sent_at_ns, question, .. } = self.pending.remove(&id)?;
         Some(Answered { purpose, sent_ns: sent_at_ns, question })
     }
 
-    /// Refuses a pending request that was not sent yet.
+    /// Refuses a pending request that has not been sent yet.
     pub(super) fn refuse_pending(&mut self, id: RequestId, refusal: ErrorReply) {
         let own = self.incarnation().node;
         if let Some(pending) = self.pending.get_mut(&id) {
@@ -266,7 +266,7 @@ impl Outbox {
         self.pending.iter().filter(|(_, pending)| pending.of == node).map(|(id, _)| *id).collect()
     }
 
-    /// Whether this node sent that request to itself as to any other home.
+    /// Whether this node sent the request to itself in its role as a home.
     pub(super) fn asks_as_home(&self, id: RequestId) -> bool {
         self.pending.get(&id).is_some_and(|pending| matches!(pending.purpose, Purpose::AskHome(..)))
     }
@@ -288,17 +288,17 @@ impl Extend<Effect> for Outbox {
     }
 }
 
-/// The outbox, and the membership that messages are addressed by.
+/// The outbox, and the membership that determines where messages go.
 pub(super) struct Context<'a> {
     out: &'a mut Outbox,
     membership: &'a Membership,
     /// The node that lists the members.
     seat: NodeId,
-    /// The node that answers for names.
+    /// The node that keeps names, as seen from this one.
     names_seat: NodeId,
     /// Whether names are kept outside of the cluster.
     names_are_outside: bool,
-    /// Whether this node cannot write to that store, as far as it knows.
+    /// Whether this node found that it cannot write to that store.
     lacks_store: bool,
 }
 
@@ -356,7 +356,7 @@ impl<'a> Context<'a> {
         self.out.tell(news);
     }
 
-    /// Ends a command of a session.
+    /// Finishes a command of a session with its outcome.
     pub(super) fn finish(&mut self, op: OpId, outcome: Result<Outcome, CommandError>) {
         self.out.push(Effect::Finish { op, outcome });
     }
@@ -371,27 +371,27 @@ impl<'a> Context<'a> {
         self.membership.members()
     }
 
-    /// Whether that is this node, or a connected one.
+    /// Whether an incarnation is this node's or connected.
     pub(super) fn is_present(&self, incarnation: NodeIncarnation) -> bool {
         incarnation == self.incarnation() || self.members().is_alive(incarnation)
     }
 
-    /// Whether that node is this one, or connected.
+    /// Whether a node is this one or connected.
     pub(super) fn is_node_present(&self, node: NodeId) -> bool {
         node == self.incarnation().node || self.members().peer_of(node).is_some()
     }
 
-    /// Whether a member of that number is being dialled or inquired about.
+    /// Whether a member with that number is being dialled or inquired about.
     pub(super) fn is_awaited(&self, node: NodeId) -> bool {
         self.out.is_awaited(node)
     }
 
-    /// The incarnation of that number that is being dialled.
+    /// The incarnation with that number that is being dialled, or `None`.
     pub(super) fn dialled(&self, node: NodeId) -> Option<NodeIncarnation> {
         self.out.on_demand.dialled(node)
     }
 
-    /// Presence of a node that holds bytes of a region.
+    /// Whether the holder of a region's bytes is connected, unreachable, or has ended.
     pub(super) fn presence_of(&self, incarnation: NodeIncarnation) -> Presence {
         match (self.is_present(incarnation), self.membership.pairings().may_live(incarnation)) {
             (true, _) => Presence::There,
@@ -424,7 +424,7 @@ impl<'a> Context<'a> {
         id
     }
 
-    /// As [`Context::ask`], but refused if the node now runs another incarnation.
+    /// As [`Context::ask`], but refuses the request if that incarnation is not connected.
     pub(super) fn ask_incarnation(&mut self, to: NodeIncarnation, body: Request, purpose: Purpose) {
         match self.is_present(to) || self.reach_out(to) {
             true => self.ask(to.node, body, purpose),
@@ -436,7 +436,7 @@ impl<'a> Context<'a> {
         self.names_are_outside
     }
 
-    /// Whether names are outside and other nodes may have to write this node's changes there, because it does not reach
+    /// Whether names are outside and other nodes may have to write this node's changes there, because it cannot reach
     /// the store or is about to leave.
     pub(super) fn may_need_other_writers(&self) -> bool {
         self.names_are_outside && (self.lacks_store || self.membership.draining().is_on())
@@ -444,7 +444,7 @@ impl<'a> Context<'a> {
 
     pub(super) fn ask_directory(&mut self, question: Request, purpose: Purpose) {
         let to = match question {
-            // Only nodes know the members.
+            // The members are known to nodes only, not to the store.
             Request::ListMembers => self.membership_source(),
             Request::ForgetNode { .. } if self.names_are_outside => self.membership_source(),
             Request::ForgetNode { .. } | Request::MoveNames { .. } => self.seat,
@@ -497,7 +497,7 @@ impl<'a> Context<'a> {
         let Some((peer, member)) = self.members().peer_of(to) else {
             return self.queue_for_dial(to, message);
         };
-        // A sleeping peer checks what has arrived before it judges silence, so a heartbeat need not wake it.
+        // A sleeping peer handles arrived messages before it judges silence, so a heartbeat need not wake it.
         let solicited = !matches!(message, Message::Notice(Notice::Heartbeat { .. }));
         for bytes in link::frames(&message::encode(&message), member.send_bytes_max) {
             self.out.push(Effect::Send { peer, bytes, solicited });

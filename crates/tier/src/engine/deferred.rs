@@ -1,5 +1,5 @@
 //! Acknowledgements that wait until no local access under an old state is in flight: first for a grace period, then for
-//! the memory operations issued before its end.
+//! the memory operations issued before the end of that period.
 
 use std::collections::BTreeMap;
 
@@ -15,21 +15,21 @@ pub(super) struct Deferred {
     owed: BTreeMap<Token, Vec<Requester>>,
     /// Unmappings to announce and finish after each grace period.
     unmapping: BTreeMap<Token, Unmapping>,
-    /// Acknowledgements that wait for all memory operations up to that one.
+    /// Acknowledgements that wait for all memory operations up to the given one.
     held: Vec<(OpId, DeferredAck)>,
 }
 
 /// A handle that is being unmapped.
 #[derive(Debug)]
 pub(super) struct Unmapping {
-    /// The region and its home, if this was the last handle of it.
+    /// The region and its home, if this was the last handle to the region.
     pub(super) last_of: Option<(RegionId, NodeIncarnation)>,
-    /// The command to finish.
+    /// The command to finish, if any.
     pub(super) op: Option<OpId>,
 }
 
 impl Unmapping {
-    /// All handles of a region are unmapped, without a command.
+    /// Unmapping of all handles to a region, not requested by a command.
     pub(super) fn without_command(region: RegionId, home: NodeIncarnation) -> Unmapping {
         Unmapping { last_of: Some((region, home)), op: None }
     }
@@ -40,26 +40,26 @@ impl Unmapping {
 enum DeferredAck {
     Answer(Requester),
     Unmapped(Unmapping),
-    /// No message: this side of a pairing has ended.
+    /// The end of a pairing on this side, which sends no message.
     Parted(Token),
 }
 
 impl DeferredAck {
-    /// Whether it also waits for memory operations whose replies are lost.  The end of a pairing does not: the node
-    /// that executes them waits by itself before it pairs again.
+    /// Whether the acknowledgement also waits for memory operations whose replies are lost.  The end of a pairing does
+    /// not: the node that executes them finishes them before it pairs again.
     fn awaits_lost_replies(&self) -> bool {
         !matches!(self, DeferredAck::Parted(_))
     }
 }
 
 impl Deferred {
-    /// Acknowledges `requester` after a grace period.
+    /// Acknowledges a change to `requester` after a grace period.
     pub(super) fn owe(&mut self, out: &mut Outbox, quiesce: Quiesce, requester: Requester) {
         self.owed.entry(quiesce.token).or_default().push(requester);
         out.push(Effect::Quiesce(quiesce));
     }
 
-    /// Unmaps a handle after a grace period.
+    /// Finishes the unmapping of a handle after a grace period.
     pub(super) fn announce(&mut self, out: &mut Outbox, quiesce: Quiesce, unmapping: Unmapping) {
         self.unmapping.insert(quiesce.token, unmapping);
         out.push(Effect::Quiesce(quiesce));

@@ -1,5 +1,5 @@
-//! This node's part of the directory: passes events in and answers out.  Also issues numbers to permanent nodes, each
-//! number once.
+//! This node's part of the directory: passes events to it and sends its answers.  Also issues the numbers of permanent
+//! nodes, each number once.
 
 use std::collections::BTreeSet;
 
@@ -17,11 +17,11 @@ use crate::news::News;
 /// The directory, and the state of a move of its names.
 pub(super) struct DirectoryPart {
     directory: Box<dyn Directory>,
-    /// All lower numbers are taken.  Used by the directory's node only.
+    /// The next number to issue; all lower ones are taken.  Used by the directory's node only.
     next_number: u32,
-    /// The last number reissued, after all unused numbers were taken.
+    /// The last number reissued, once all unused numbers were taken.
     last_reissued: NodeId,
-    /// Where the names are, or would be, if other nodes may be told.
+    /// Location of the outside store of names, for peers; `None` if unknown or not to be sent to them.
     at: Option<NamesAt>,
     moving: Option<Moving>,
 }
@@ -30,18 +30,18 @@ pub(super) struct DirectoryPart {
 struct Moving {
     requester: Requester,
     to: NamesAt,
-    /// Nodes that have not reported yet whether they reach the store.
+    /// Nodes that have not yet reported whether they reach the store.
     untried: BTreeSet<NodeId>,
 }
 
 impl DirectoryPart {
     pub(super) fn new(directory: Box<dyn Directory>) -> DirectoryPart {
-        // The first node has its own number.
+        // The first node has its number without a request.
         let (next_number, last_reissued) = (NodeId::FIRST.0 + 1, NodeId::FIRST);
         DirectoryPart { directory, next_number, last_reissued, at: None, moving: None }
     }
 
-    /// The node that answers for the directory.
+    /// The node that holds the directory.
     pub(super) fn seat(&self) -> NodeId {
         self.directory.seat()
     }
@@ -50,7 +50,7 @@ impl DirectoryPart {
         self.directory.figures()
     }
 
-    /// Passes an event in, and answers out.
+    /// Passes an event to the directory, and sends the resulting answers.
     pub(super) fn tell(&mut self, cx: &mut Context<'_>, event: DirectoryEvent) {
         self.directory.tell(cx.now_ns(), event);
         self.send_outputs(cx);
@@ -60,7 +60,7 @@ impl DirectoryPart {
         let is_ours =
             requester.incarnation == cx.incarnation() || matches!(question, Request::ForgetNode { .. });
         if self.is_outside() && !is_ours {
-            // The requester was told the new place before this answer.
+            // The requester is notified of the new place before this answer arrives.
             return cx.answer(requester, Err(ErrorReply::NamesElsewhere));
         }
         self.directory.ask(cx.now_ns(), requester, question);
@@ -74,7 +74,7 @@ impl DirectoryPart {
                 DirectoryOutput::NameLost { home, name, region } => {
                     cx.notify(home.node, Notice::NameLost { name, region })
                 }
-                // Another incarnation has no such name to release, and its answer does not count.
+                // Another incarnation has no such name to release, and its answer is ignored.
                 DirectoryOutput::AskHome { id, home, name, region } => {
                     let question = Request::ReleaseName { name, region };
                     cx.ask(home.node, question, Purpose::AskHome(id, home));
@@ -87,11 +87,11 @@ impl DirectoryPart {
         }
     }
 
-    /// Starts a move of the names: first, all permanent nodes try whether they reach the store.
+    /// Starts a move of the names.  First, all permanent nodes check whether they reach the store.
     pub(super) fn serve_move(&mut self, cx: &mut Context<'_>, requester: Requester, to: NamesAt) {
         let refusal = match &self.at {
             _ if !to.is_well_formed() => return cx.answer(requester, Err(ErrorReply::Malformed)),
-            // Repeats an earlier move, whose reply may have been lost.
+            // Repeats an earlier move whose reply may have been lost.
             Some(at) if *at == to => {
                 return cx.answer(requester, Ok(Reply::NamesMoved { names: 0, lost: 0 }));
             }
@@ -113,7 +113,7 @@ impl DirectoryPart {
         }
     }
 
-    /// Handles a node's report whether it reaches the store.
+    /// Handles a node's report on whether it reaches the store.
     pub(super) fn note_tried(&mut self, cx: &mut Context<'_>, node: NodeId, body: Result<Reply, ErrorReply>) {
         let Some(moving) = &mut self.moving else { return };
         if !moving.untried.remove(&node) {
@@ -144,7 +144,7 @@ impl DirectoryPart {
         }
     }
 
-    /// All names are written to the store: tells all nodes, this one included.
+    /// Notifies all nodes, including this one, that the store now has all names.
     fn finish_move(&mut self, cx: &mut Context<'_>, names: u64, lost: u64) {
         let Some(Moving { requester, to, .. }) = self.moving.take() else { return };
         cx.notify(cx.incarnation().node, Notice::NamesAt(to.clone()));
@@ -152,12 +152,12 @@ impl DirectoryPart {
         cx.answer(requester, Ok(Reply::NamesMoved { names, lost }));
     }
 
-    /// Where the names are, if other nodes may be told.
+    /// The location of the names if peers may be informed of it, else `None`.
     pub(super) fn at(&self) -> Option<&NamesAt> {
         self.at.as_ref()
     }
 
-    /// The node that answers for names, seen from node `me`.
+    /// The node that keeps names, as seen from node `me`.
     pub(super) fn names_seat(&self, me: NodeId) -> NodeId {
         if self.is_outside() { me } else { self.seat() }
     }
@@ -170,7 +170,7 @@ impl DirectoryPart {
         self.directory.lacks_store()
     }
 
-    /// When the directory needs its next timeout, in ns.
+    /// Time of the directory's next timeout, in ns.
     pub(super) fn deadline_ns(&self) -> u64 {
         self.directory.poll_timeout()
     }
@@ -180,7 +180,7 @@ impl DirectoryPart {
         self.send_outputs(cx);
     }
 
-    /// This node leaves.
+    /// Makes the directory clean up, because this node leaves.
     pub(super) fn sign_off(&mut self, cx: &mut Context<'_>) {
         self.directory.sign_off(cx.now_ns());
         self.send_outputs(cx);
@@ -191,7 +191,7 @@ impl DirectoryPart {
         self.send_outputs(cx);
     }
 
-    /// Issues a number that no node has had; if there is none, the number that was `reusable`.
+    /// Issues a number that no node has had.  If there is none left, issues `reusable`.
     pub(super) fn serve_number(
         &mut self,
         cx: &mut Context<'_>,
@@ -216,12 +216,12 @@ impl DirectoryPart {
         cx.answer(requester, body);
     }
 
-    /// The last number reissued, if all unused numbers are taken.
+    /// The last number reissued; `None` while unused numbers are left.
     pub(super) fn last_reissued_number(&self) -> Option<NodeId> {
         NodeId(self.next_number).is_ephemeral().then_some(self.last_reissued)
     }
 
-    /// Marks a number as taken that its node chose itself, or has had since before this node was the directory.
+    /// Marks a number as taken that its node chose itself, or was given by an earlier directory.
     pub(super) fn note_number_of(&mut self, cx: &mut Context<'_>, node: NodeId) {
         if self.seat() == cx.incarnation().node && !node.is_ephemeral() && node.0 >= self.next_number {
             self.take_number(cx, node);
@@ -236,7 +236,7 @@ impl DirectoryPart {
 
 impl Engine {
     /// The next number after `last`, cyclically, whose node has left or was forgotten.  So concurrent requesters
-    /// receive different numbers though joining takes time, and a dead node may restart under its own.
+    /// receive different numbers although joining takes time, and a lost node may restart under its own.
     pub(super) fn reusable_number(&self, last: NodeId) -> Option<NodeId> {
         let (first, end) = (NodeId::FIRST.0 + 1, NodeId::EPHEMERAL_MIN.0);
         let mut circle = (last.0 + 1..end).chain(first..=last.0).map(NodeId);
@@ -248,19 +248,18 @@ impl Engine {
         circle.find(is_reusable)
     }
 
-    /// Names are kept at `at` from the start; peers that do not know are told.
+    /// Records that names have been kept at `at` from the start, and lets this node announce that to its peers.
     pub fn set_names_at(&mut self, at: NamesAt) {
         self.directory.at = Some(at);
     }
 
-    /// Whether a request is for a home here: with names outside, other nodes ask this one to release its own.
+    /// Whether a request is for a home here: if names are outside, other nodes ask this one to release its own names.
     pub(super) fn is_asked_as_home(&self, requester: Requester) -> bool {
         let is_own = requester.incarnation == self.out.incarnation();
         self.directory.is_outside() && (!is_own || self.out.asks_as_home(requester.id))
     }
 
-    /// A requester found a name in the store that leads to a region of this node.  Frees the name if there is no such
-    /// region.
+    /// Serves a requester that found a name of a region homed here in the store; frees it if there is no such region.
     pub(super) fn serve_leftover_name(&mut self, requester: Requester, name: &str, region: RegionId) {
         if self.homes.may_have(region, name) {
             return self.cx().answer(requester, Err(ErrorReply::NameTaken));
@@ -282,7 +281,7 @@ impl Engine {
         let reply = match body {
             Ok(Reply::Done) if from == home => HomeReply::Freed,
             Err(ErrorReply::NameTaken) if from == home => HomeReply::Has,
-            // Node 0 knows all members: without it, an unknown number is no proof.
+            // Node 0 knows all members; without it, an unknown number proves nothing.
             Err(ErrorReply::UnknownNode(_)) if cx.is_node_present(NodeId::FIRST) => HomeReply::Unknown,
             _ => HomeReply::Silent,
         };
@@ -290,12 +289,12 @@ impl Engine {
         directory.send_outputs(&mut cx);
     }
 
-    /// Whether the store holds nothing more to clean up after this node [leaves](Engine::leave).
+    /// Whether the store has nothing left to clean up after this node [leaves](Engine::leave).
     pub fn is_signed_off(&self) -> bool {
         self.directory.directory.is_signed_off()
     }
 
-    /// Reports whether [`Effect::TryStore`] reached the store, or why not.
+    /// Handles the result of [`Effect::TryStore`]: whether the store was reached, or why not.
     pub fn handle_tried(&mut self, now_ns: u64, requester: Requester, result: Result<(), String>) {
         self.out.set_now(now_ns);
         let body = result.map(|()| Reply::Done).map_err(|reason| ErrorReply::NamesNotMoved { reason });
@@ -303,7 +302,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Tells a newly paired node where the names are: it may have missed their move.
+    /// Notifies a newly paired node of the location of the names, since it may have missed their move.
     pub(super) fn announce_names_store(&mut self, newcomer: NodeIncarnation) {
         self.tell_directory(DirectoryEvent::Paired(newcomer));
         if let Some(at) = self.directory.at().cloned() {
@@ -311,7 +310,7 @@ impl Engine {
         }
     }
 
-    /// Names are now outside of the cluster: this node asks for them there.
+    /// Switches this node to the store outside of the cluster to which the names have moved.
     pub(super) fn handle_names_at(&mut self, from: NodeIncarnation, at: NamesAt) {
         if !at.is_well_formed() {
             return;
@@ -332,7 +331,7 @@ impl Engine {
         self.directory.directory = Box::new(moved);
         self.directory.at = Some(at.clone());
         let (directory, mut cx) = self.directory_side();
-        // Another node moved them first.
+        // Another node has moved the names first.
         directory.refuse_move(&mut cx, format!("they are at {} already", at.address));
         let paired: Vec<NodeIncarnation> =
             self.membership.members().peers().map(|(_, peer)| peer.incarnation).collect();
@@ -344,7 +343,7 @@ impl Engine {
         }
     }
 
-    /// Reports the result of a transaction ([`Effect::Store`]).
+    /// Handles the result of a transaction ([`Effect::Store`]).
     pub fn handle_stored(&mut self, now_ns: u64, id: u64, result: Result<Stored, StoreFailure>) {
         self.out.set_now(now_ns);
         let (directory, mut cx) = self.directory_side();
@@ -352,7 +351,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Restores that all numbers below `next` are taken, from a former incarnation of this node as the directory; see
+    /// Restores, from a former incarnation of this node as the directory, that all numbers below `next` are taken; see
     /// [`Effect::NumbersTaken`].  Call before any peer connects.
     pub fn restore_numbers(&mut self, next: u32) {
         self.directory.next_number = self.directory.next_number.max(next);

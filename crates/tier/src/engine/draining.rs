@@ -1,4 +1,4 @@
-//! Draining: a node that is about to leave accepts nothing new, and moves all that it holds to other nodes.
+//! Draining: a node that is about to leave accepts no new data, and moves all that it holds to other nodes.
 //!
 //! ```text
 //! requester           this node                     homes (this node included)
@@ -9,8 +9,8 @@
 //!  Drained ◄────────── all moved, or deadline passed
 //! ```
 //!
-//! Mappers hear of a region's next home and of new places before they hear that this node leaves, so they do not take
-//! moved data for lost.
+//! Mappers learn of a region's next home and of new places before they learn that this node leaves, so they do not
+//! consider moved data lost.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -23,17 +23,17 @@ use crate::message::{
     Request,
 };
 
-/// Maximum regions in motion: enough to hide round trips, and few enough to share the network.
+/// Maximum regions moved at a time: enough to hide round trips, and few enough to share the network.
 const MOVES_MAX: usize = 8;
-/// Fraction of a lease after which a region that could not move is tried again.
+/// Interval between attempts to move a refused region, as a fraction of a lease.
 const RETRY_PARTS: u64 = 64;
-/// Retries, over a lease and a half, for a region that its home does not know (it may be in the making, or just freed),
+/// Retries, over a lease and a half, for a region that its home does not know (it may be in allocation, or just freed),
 /// and for a lock whose holder is cut off.
 const RETRIES_MAX: u32 = 96;
-/// Cap on the requested time, so that it can be added to any clock.
+/// Cap on the requested time, so that it can be added to any time without overflow.
 const WITHIN_NS_MAX: u64 = u64::MAX / 4;
 
-/// Nodes that accept nothing new.
+/// The nodes that are draining.
 #[derive(Debug, Default)]
 pub(super) struct Draining {
     own: Option<Box<Drain>>,
@@ -45,20 +45,20 @@ pub(super) struct Draining {
 struct Drain {
     requesters: Vec<Requester>,
     deadline_ns: u64,
-    /// Whether the node stays if something is left.
+    /// Whether the node stays if some data could not be moved.
     stays: bool,
-    /// Bytes that each node can take, as far as it has answered.
+    /// Free bytes of each node that has answered.
     room: BTreeMap<NodeId, u64>,
     rooms_missing: BTreeSet<NodeId>,
-    /// Regions not tried yet.
+    /// Regions that were not tried yet.
     waiting: VecDeque<Holding>,
     moving: BTreeMap<RegionId, Attempt>,
-    /// Regions that cannot leave, with the cause and the retries left.
+    /// Regions that could not be moved, each with the cause and the number of retries left.
     refused: BTreeMap<RegionId, Refused>,
     retry_ns: u64,
     moved: u64,
     moved_bytes: u64,
-    /// Set at the end: the node is about to leave.
+    /// The result, once the drain has ended and the node is about to leave.
     outcome: Option<Drained>,
 }
 
@@ -74,7 +74,7 @@ struct Holding {
 struct Attempt {
     holding: Holding,
     to: NodeId,
-    /// Nodes that refused it.
+    /// Nodes that refused the region.
     tried: BTreeSet<NodeId>,
 }
 
@@ -85,12 +85,12 @@ struct Refused {
 }
 
 impl Draining {
-    /// Whether this node accepts nothing new.
+    /// Whether this node is draining.
     pub(super) fn is_on(&self) -> bool {
         self.own.is_some()
     }
 
-    /// Whether a node, perhaps this one (`me`), accepts nothing new.
+    /// Whether a node is draining; `me` is this node.
     pub(super) fn covers(&self, me: NodeIncarnation, incarnation: NodeIncarnation) -> bool {
         if incarnation == me { self.is_on() } else { self.others.contains(&incarnation) }
     }
@@ -103,7 +103,7 @@ impl Draining {
         };
     }
 
-    /// The next timeout, in ns.
+    /// Time of the next timeout in ns; `u64::MAX` if there is none.
     pub(super) fn deadline_ns(&self) -> u64 {
         match &self.own {
             Some(drain) if drain.outcome.is_none() => drain.deadline_ns.min(drain.retry_ns),
@@ -124,7 +124,7 @@ impl Engine {
                 let outcome = Box::new(outcome.clone());
                 self.cx().answer(requester, Ok(Reply::Drained(outcome)));
             }
-            // The earliest deadline wins, and leaving wins over staying.
+            // The earlier deadline applies, and leaving takes precedence over staying.
             Some(drain) => {
                 drain.requesters.push(requester);
                 drain.deadline_ns = drain.deadline_ns.min(deadline_ns);
@@ -160,7 +160,7 @@ impl Engine {
         self.continue_draining();
     }
 
-    /// Handles a node's reply about its room, or its loss.
+    /// Handles a node's reply with its free memory, or its loss.
     pub(super) fn handle_room(&mut self, node: NodeId, body: Result<Reply, ErrorReply>) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
         drain.rooms_missing.remove(&node);
@@ -185,7 +185,7 @@ impl Engine {
         }
     }
 
-    /// Starts as many moves as allowed, and finishes when nothing movable is left.
+    /// Starts as many moves as allowed. Finishes when no movable region is left.
     fn continue_draining(&mut self) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
         if !drain.rooms_missing.is_empty() {
@@ -215,7 +215,7 @@ impl Engine {
         }
     }
 
-    /// Holdings that were not refused for good.
+    /// The holdings that may move now; uses up a retry of each refused one.
     fn movable_holdings(&mut self) -> Vec<Holding> {
         let holdings = self.holdings();
         let Some(drain) = self.membership.draining_mut().active() else { return Vec::new() };
@@ -228,13 +228,13 @@ impl Engine {
             None => true,
         };
         let movable: Vec<Holding> = holdings.iter().copied().filter(may_move).collect();
-        // Forgets refusals of regions that have gone.
+        // Forgets refusals of regions that are not here any more.
         let here: BTreeSet<RegionId> = holdings.iter().map(|holding| holding.region).collect();
         drain.refused.retain(|region, _| here.contains(region));
         movable
     }
 
-    /// All regions homed here, or with bytes here, except those that no other node can map: they end with this node.
+    /// All regions homed here or with bytes here, except those that only this node can map, which end with it.
     fn holdings(&self) -> Vec<Holding> {
         let me = self.out.incarnation();
         let homed = self.homes.mappable_by_others(me);
@@ -248,7 +248,7 @@ impl Engine {
         homed.chain(held).collect()
     }
 
-    /// Moves a region to the node with the most room that has not refused it.
+    /// Moves a region to the node with the most free memory among those that have not refused it.
     fn vacate(&mut self, holding: Holding, tried: BTreeSet<NodeId>, why: Option<LeftoverCause>) {
         let Some(drain) = self.membership.draining_mut().active() else { return };
         let open = drain.room.iter().filter(|(node, _)| !tried.contains(node));
@@ -257,7 +257,7 @@ impl Engine {
             drain.refused.insert(holding.region, Refused { cause, retries_left: 0 });
             return;
         };
-        // An estimate to spread regions; the target decides by itself.
+        // Only an estimate, to spread regions; the target decides by itself.
         drain.room.insert(to, room.saturating_sub(holding.bytes));
         drain.moving.insert(holding.region, Attempt { holding, to, tried });
         let command = RegionCommand::Vacate { to };
@@ -344,7 +344,7 @@ impl Engine {
     }
 }
 
-/// Whether the target refused the region, or is gone: another may take it.
+/// Whether the refusal is the target's, or the target is lost: another node may accept the region.
 fn is_target_refusal(refusal: &ErrorReply, to: NodeId) -> bool {
     match refusal {
         ErrorReply::NoSpace { .. } | ErrorReply::OutOfMemory { .. } => true,

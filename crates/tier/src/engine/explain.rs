@@ -1,4 +1,4 @@
-//! What the engine knows of a region or a peer, for explanations.  Sends nothing.
+//! The engine's knowledge of a region or a peer, for explanations to users.  Sends nothing.
 
 use halite_fabric::PeerId;
 
@@ -9,29 +9,29 @@ use crate::layout::Extent;
 use crate::mapper::Known;
 use crate::message::{Loss, Member, NodeState, Reach};
 
-/// The state of another node, as this node knows it.
+/// The state of another node, as far as this node knows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KnownPeer {
-    /// The incarnation seen last.
+    /// The incarnation seen most recently.
     pub incarnation: NodeIncarnation,
-    /// Its process id.
+    /// Process id of the node.
     pub pid: u32,
-    /// Whether it is alive.
+    /// State of the node; tells whether it is alive.
     pub state: NodeState,
     /// The connection to it; `None` if there is none, or for this node itself.
     pub peer: Option<PeerId>,
-    /// Time since it was last heard, in ns, if it is connected.
+    /// Time since it was last heard, in ns; `None` if it is not connected.
     pub silent_ns: Option<u64>,
-    /// How it was lost, if it is not alive and the cause is known.
+    /// Cause and time of its loss; `None` if it is alive or the cause is unknown.
     pub loss: Option<Loss>,
-    /// Whether it is dead but may still reach memory here.
+    /// Whether it is lost but not cut off, so that it may still reach memory here.
     pub is_zombie: bool,
-    /// Bytes of this node's memory in quarantine because it could reach them.
+    /// Bytes of this node's memory in quarantine because that node could reach them.
     pub bytes_quarantined: u64,
 }
 
 impl Engine {
-    /// The region behind a handle; `None` if the handle is not one of `session`'s.
+    /// The region behind a handle; `None` if the handle does not belong to `session`.
     pub fn known_region(&self, session: SessionId, slot: SlotRef) -> Option<Known> {
         self.mapper.known(
             session,
@@ -40,30 +40,30 @@ impl Engine {
         )
     }
 
-    /// The memory that accesses through this node's handles can touch now, by region.
+    /// The memory that accesses through this node's handles can currently touch, by region.
     pub fn reached(&self) -> Vec<(RegionId, Extent)> {
         self.mapper.reached(&self.owner.locator(self.out.incarnation(), self.membership.members()))
     }
 
-    /// Whether that node can touch memory of this one, as far as is known here.
+    /// Whether a node can touch memory of this one, as far as this node knows.
     pub fn is_reached_by(&self, incarnation: NodeIncarnation) -> bool {
         incarnation == self.out.incarnation()
             || !self.membership.members().not_cut_off([incarnation]).is_empty()
     }
 
-    /// Address of a node that is connected, or may be again; `None` if unknown.
+    /// Address of a node that is connected or may reconnect; `None` if unknown.
     pub fn address_of(&self, node: NodeId) -> Option<&str> {
         self.membership.pairings().address_of(node)
     }
 
-    /// First token of a new lock, in ns since 1970: at or after every time that a known clock of the cluster
-    /// has shown.  So a recreated lock issues higher tokens than before, even if clocks differ by hours.
+    /// First token of a new lock, in ns since 1970: no less than any time that a known clock of the cluster has shown.
+    /// So a recreated lock issues higher tokens than before, even if clocks differ by hours.
     pub fn time_of_day_ns(&self) -> u64 {
         self.out.time_of_day_ns()
     }
 
-    /// Time until which the home gives a lock held through `slot` to no other session, in ns; `None` if it may have
-    /// done so already.  It advances while the home hears this node.
+    /// Time in ns until which the home will not give a lock held through `slot` to another session; `None` if it may
+    /// have done so already.  Advances while the home receives messages from this node.
     pub fn lock_is_kept_until_ns(&self, session: SessionId, slot: SlotRef) -> Option<u64> {
         let (_, home) = self.mapper.region_of(session, slot)?;
         if home == self.out.incarnation() {
@@ -74,7 +74,7 @@ impl Engine {
         Some(known.acknowledged_ns + self.out.config().lease_ns)
     }
 
-    /// Whether a node can still touch memory here; `None` if no node of that number is or was in the cluster.
+    /// Whether a node can still touch memory here; `None` if no node with this number is or was in the cluster.
     pub(super) fn reach_of(&self, node: NodeId) -> Option<Reach> {
         if !self.knows(node) {
             return None;

@@ -1,4 +1,4 @@
-//! Figures of a node for monitoring.  Sends nothing and changes nothing.
+//! Figures of a node for monitoring.  Sends no messages and changes no state.
 
 use super::Engine;
 use super::explain::KnownPeer;
@@ -14,20 +14,20 @@ pub struct Figures {
     pub bytes_grown: u64,
     /// Bytes of the arena that are free.
     pub bytes_free: u64,
-    /// Time without a sign of life after which a peer counts as dead, in ns.
+    /// Lease: time without a sign of life after which a peer counts as dead, in ns.
     pub lease_ns: u64,
-    /// Pending requests of this node, to itself included.
+    /// Pending requests of this node, including those to itself.
     pub requests_under_way: u64,
-    /// Requests of other nodes without a reply yet.
+    /// Requests of other nodes that are not answered yet.
     pub requests_served: u64,
-    /// The directory's figures, if it is on this node.
+    /// The directory's figures; `None` if it is on another node.
     pub directory: Option<DirectoryFigures>,
     /// The other known nodes, each with the number of its current pairing with this node.
     pub peers: Vec<(KnownPeer, u64)>,
 }
 
 impl Engine {
-    /// A snapshot; see [`Figures`].
+    /// Takes a snapshot; see [`Figures`].
     pub fn figures(&self, now_ns: u64) -> Figures {
         let others = self.known_peers(now_ns, |member| member.incarnation != self.out.incarnation());
         let with_pairing = |known: KnownPeer| {

@@ -1,4 +1,4 @@
-//! The home's side of regions: allocation, mapping, and commands of masters, one at a time per region.
+//! The home's side of regions: allocation, mapping, and masters' commands, of which a region runs one at a time.
 
 pub(super) mod barriers;
 pub(super) mod evidence;
@@ -28,17 +28,17 @@ use crate::names;
 use crate::permissions::{AccessList, Permissions};
 use crate::region::{Busy, Moving, Presence, Region, Stage};
 
-/// Regions that are homed here, are being made, or have moved away.
+/// Regions that are homed here, are being allocated, or have moved away.
 #[derive(Debug, Default)]
 pub(super) struct Homes {
     regions: BTreeMap<RegionId, Box<Region>>,
     making: BTreeMap<RegionId, Making>,
     moved: moving::Moved,
-    /// Chunks to return to owners that have reported only part of what they hold for this node.
+    /// Chunks to return to owners that have not yet reported everything that they hold for this node.
     freed_early: BTreeMap<NodeIncarnation, Extents>,
-    /// Regions adopted after their mapper was offered a pairing, which it may have accepted: see [`moving`].
+    /// Regions adopted after their mapper was offered a pairing, which it may have accepted already: see [`moving`].
     early: BTreeMap<NodeIncarnation, BTreeSet<RegionId>>,
-    /// Mappers of adopted regions that no node has announced yet.
+    /// Mappers of adopted regions that have not been announced to this node yet.
     unannounced: BTreeSet<NodeIncarnation>,
     last_access: Option<Arc<AccessList>>,
 }
@@ -58,8 +58,8 @@ impl Homes {
         self.regions.len()
     }
 
-    /// Regions homed here that other nodes can map, with their lengths.  A region without a name that only `me` maps
-    /// ends with this node.
+    /// Regions homed here that other nodes can map, with their lengths.  Excludes unnamed regions that only `me` maps:
+    /// they end with this node.
     pub(super) fn mappable_by_others(&self, me: NodeIncarnation) -> impl Iterator<Item = (RegionId, u64)> {
         let is_mappable = move |found: &Region| {
             found.name.is_some() || found.mappers.iter().any(|mapper| mapper.incarnation != me)
@@ -68,8 +68,8 @@ impl Homes {
         found.map(|(region, found)| (*region, found.len))
     }
 
-    /// Whether a region of that name is, was, or is about to be homed here.  An unnamed one may be about to get the
-    /// name.
+    /// Whether a region with that name is, was, or may soon be homed here.  True for an unnamed region, which may be
+    /// about to get the name.
     pub(super) fn may_have(&self, region: RegionId, name: &str) -> bool {
         let has_name_or_none = |found: &Region| found.name.as_deref().is_none_or(|its| its == name);
         self.get(&region).is_some_and(has_name_or_none)
@@ -81,13 +81,13 @@ impl Homes {
         !self.making.is_empty()
     }
 
-    /// The next home of a region that was homed here.
+    /// The node to which a region homed here has moved, or `None`.
     pub(super) fn next_home_of(&self, region: RegionId) -> Option<NodeId> {
         self.moved.home_of(region)
     }
 
-    /// Whether to accept a change of a region.  Only this node changes a region homed here, except one being handed
-    /// over: that may be homed elsewhere by now.
+    /// Whether to accept a change of a region.  Only this node changes a region homed here, except for one being handed
+    /// over, whose new home may already send changes.
     pub(super) fn accepts_change(&self, region: RegionId, is_local: bool) -> bool {
         self.regions.get(&region).is_none_or(|found| is_local || found.is_being_handed_over())
     }
@@ -101,15 +101,15 @@ pub(super) struct HomeSide<'a> {
     pub(super) locks: &'a mut Locks,
     pub(super) barriers: &'a mut Barriers,
     pub(super) watching: &'a mut Watching,
-    /// Regions homed here may have chunks here.
+    /// Local memory, since regions homed here may have chunks here.
     pub(super) owner: &'a mut Owner,
 }
 
-/// A region in the making: its name and chunks come from several nodes.
+/// A region being allocated: its name and chunks come from several nodes.
 #[derive(Debug)]
 struct Making {
     requester: Requester,
-    /// The pairing with the requester has ended, so it takes no reply.
+    /// Whether the pairing with the requester has ended, so that it accepts no reply.
     is_requester_lost: bool,
     name: Option<String>,
     len: u64,
@@ -124,30 +124,30 @@ struct Making {
 }
 
 impl Making {
-    /// The directory has given the name to another region.
+    /// Records that the directory has given the name to another region.
     fn lose_name(&mut self) {
         self.claimed = false;
         self.failure.get_or_insert(ErrorReply::NameTaken);
     }
 
-    /// The pairing with an incarnation has ended: it takes no reply.
+    /// Records that the pairing with an incarnation has ended.  If that is the requester, it accepts no reply.
     fn lose_requester(&mut self, incarnation: NodeIncarnation) {
         self.is_requester_lost |= self.requester.incarnation == incarnation;
     }
 
-    /// The chunks reserved so far.
+    /// Chunks reserved so far.
     fn chunks(&self) -> impl Iterator<Item = &Extent> {
         self.reserved.values().flatten()
     }
 
-    /// The name, if the directory has granted it.
+    /// The name if the directory has granted it, else `None`.
     fn claimed_name(&self) -> Option<String> {
         self.name.clone().filter(|_| self.claimed)
     }
 }
 
 impl HomeSide<'_> {
-    /// Local memory, for regions homed here.
+    /// Borrow of local memory, which may hold chunks of regions homed here.
     fn owner(&mut self) -> OwnerSide<'_> {
         OwnerSide { cx: self.cx.reborrow(), owner: self.owner, homes: self.homes }
     }
@@ -263,7 +263,7 @@ impl HomeSide<'_> {
         }
         let failure = making.failure.unwrap_or(ErrorReply::Malformed);
         match making.name.filter(|_| making.claimed) {
-            // Release first: on hearing of the failure, the requester may ask another home to use the name.
+            // Releases the name first: on the failure, the requester may ask another home to use the name.
             Some(name) => {
                 let release = Request::ReleaseName { name, region };
                 self.cx.ask_directory(release, Purpose::Unclaim(making.requester, failure));
@@ -272,7 +272,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Regions of one maker share one list until a grant separates them: a million lists would cost 100 MB.
+    /// Returns a new region's access list, shared with the last one if equal: a million lists would cost 100 MB.
     fn access_list(&mut self, maker: &Principal, everyone: Permissions) -> Arc<AccessList> {
         let wanted = AccessList::new(maker.clone(), everyone);
         match &self.homes.last_access {
@@ -289,7 +289,7 @@ impl HomeSide<'_> {
         wanted: Permissions,
     ) {
         if !self.cx.is_present(requester.incarnation) {
-            // It died while its request was parked, and could never acknowledge a change.
+            // The requester was lost while its request was parked, and could never acknowledge a change.
             return;
         }
         let Some(found) = self.homes.regions.get_mut(&region) else {
@@ -298,8 +298,8 @@ impl HomeSide<'_> {
         if matches!(found.busy.as_deref(), Some(Busy { stage: Stage::Freeing, .. })) {
             return self.cx.answer(requester, Err(ErrorReply::NotFound));
         }
-        // A node that does not map the region finds it by name.  If the region has no name, the directory granted one
-        // without this home's knowledge, and takes it back.
+        // A node that does not map the region finds it by name.  If the region has no name, the directory has granted
+        // one without this home's knowledge, and will take it back.
         let is_mapper =
             |found: &Region| found.mappers.iter().any(|mapper| mapper.incarnation == requester.incarnation);
         if found.name.is_none() && !is_mapper(found) {
@@ -313,7 +313,7 @@ impl HomeSide<'_> {
         if found.sealed && wanted.intersects(changes) {
             return self.cx.answer(requester, Err(ErrorReply::Sealed));
         }
-        // All mappers are being told, or the record is on its way to the next home, which would not wait for this
+        // All mappers are being informed, or the record is on its way to the next home, which would not wait for a new
         // mapper.  It asks the next home afterwards.
         if let Some(moving) = found.moving_mut().filter(|moving| moving.closing) {
             if moving.in_doubt {
@@ -410,8 +410,8 @@ impl HomeSide<'_> {
             }
             RegionCommand::Move { to } => self.start_moving(requester, region, to, None),
             RegionCommand::Vacate { to } => {
-                // An owner's chunks are freed with the incarnation of their home, so if the home leaves, all chunks go
-                // with it.
+                // An owner's chunks are freed with the incarnation of their home, so if the home leaves, all chunks
+                // move.
                 let of =
                     Some(requester.incarnation).filter(|incarnation| *incarnation != self.cx.incarnation());
                 self.start_moving(requester, region, to, of)
@@ -436,7 +436,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// The directory granted the name or not, or is lost.
+    /// Handles the directory's reply to a claim of a name, or the loss of the directory.
     pub(super) fn handle_named(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let found = self.homes.regions.get_mut(&region).expect("nothing else is done to it until then");
         if let (Ok(_), Some(Stage::Naming(name))) = (&body, found.busy.as_ref().map(|busy| &busy.stage)) {
@@ -462,21 +462,21 @@ impl HomeSide<'_> {
         busy.has_name = name.is_some();
         found.busy = Some(Box::new(busy));
         if let Some(name) = name {
-            // The requester may reuse the name once it hears that the region is free, so release it first.
+            // The requester may reuse the name once it learns that the region is free, so release the name first.
             let release = Request::ReleaseName { name: name.into(), region };
             self.cx.ask_directory(release, Purpose::Release(region));
         }
         self.notify_mappers(region, Change::Drop);
     }
 
-    /// The directory released the name, or is lost.
+    /// Handles the release of a name by the directory, or the loss of the directory.
     pub(super) fn handle_name_released(&mut self, region: RegionId) {
         let busy = self.homes.regions.get_mut(&region).and_then(|found| found.busy.as_mut());
         busy.expect("being freed until then").has_name = false;
         self.continue_if_acknowledged(region);
     }
 
-    /// Sends a change to all mappers, and continues when each has acknowledged it or cannot touch the region any more.
+    /// Sends a change to all mappers.  The command continues once each has acknowledged it or is cut off.
     fn notify_mappers(&mut self, region: RegionId, change: Change) {
         self.forget_stalled(region);
         let found = self.homes.regions.get_mut(&region).expect("the region is here");
@@ -494,7 +494,7 @@ impl HomeSide<'_> {
             let request = Request::Change { region, epoch, change: change.clone() };
             self.cx.ask(mapper.node, request, Purpose::Change(region, epoch));
         }
-        // The last acknowledgement may continue the command.
+        // That acknowledgement may continue the command.
         let is_over = apart.is_empty();
         for mapper in apart {
             self.note_stalled(region);
@@ -539,7 +539,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Answers the command in flight and starts those queued behind it.
+    /// Answers the command in progress and starts the queued ones.
     fn finish_region_command(&mut self, region: RegionId, body: Result<Reply, ErrorReply>) {
         let found = self.homes.regions.get_mut(&region).expect("the region is here");
         let Some(busy) = found.busy.take() else { return };
@@ -556,7 +556,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Drops waiting requests of a node: in the next pairing it would not know their results.
+    /// Drops waiting requests of a node that has lost its pairing: in the next one it would ignore the replies.
     pub(super) fn forget_requests_of(&mut self, incarnation: NodeIncarnation) {
         self.homes.freed_early.remove(&incarnation);
         self.evidence.forget_requests_of(incarnation);
@@ -569,7 +569,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Removes a dead node from all lists of watchers.
+    /// Removes a lost node from all lists of watchers.
     pub(super) fn forget_watcher(&mut self, incarnation: NodeIncarnation) {
         self.watching.forget_node(incarnation);
     }
@@ -593,7 +593,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Frees a lock or barrier that lost its name, and is useless without it, after the command in flight.
+    /// Frees a lock or barrier that lost its name, and is useless without one, once the command in progress has ended.
     fn free_for_lost_name(&mut self, region: RegionId) {
         match self.homes.regions.get_mut(&region).map(|found| found.busy.as_mut()) {
             Some(Some(busy)) => busy.lost_name = true,
@@ -603,7 +603,7 @@ impl HomeSide<'_> {
     }
 
     fn run_queue(&mut self, region: RegionId, queue: VecDeque<(Requester, Principal, RegionCommand)>) {
-        // Checks each again: the command before it may have removed its permission or started something longer.
+        // Checks each command again: its predecessor may have removed its permission or started a longer change.
         for (requester, principal, command) in queue {
             self.serve_region_command(requester, region, principal, command);
         }
@@ -619,8 +619,8 @@ impl HomeSide<'_> {
         let next_home = match self.homes.regions.get_mut(&region) {
             Some(found) => {
                 found.remove_mapper(incarnation, upto);
-                // The next home may list the mapper even if this one does not: the two nodes may have paired again
-                // since.
+                // The next home may list the mapper even if this one does not, since the two nodes may have paired
+                // again.
                 found.moving_mut().filter(|moving| moving.adopting).map(|moving| {
                     moving.note_unmapped(incarnation, upto);
                     moving.to.node
@@ -634,13 +634,13 @@ impl HomeSide<'_> {
         self.free_if_unreachable(region);
     }
 
-    /// Whether the incarnation of a mapper has ended.  An unannounced one may not have: its announcement may be in
-    /// flight.
+    /// Whether the incarnation of a mapper has ended.  An unannounced one counts as alive, since its announcement may
+    /// be in flight.
     fn is_over(&self, mapper: NodeIncarnation) -> bool {
         self.cx.presence_of(mapper) == Presence::Gone && !self.homes.unannounced.contains(&mapper)
     }
 
-    /// Frees an unnamed region with its last mapping, since no other node can map it.  Ended incarnations map nothing.
+    /// Frees an unnamed region without mappings, since no node can map it.  Those of ended incarnations do not count.
     fn free_if_unreachable(&mut self, region: RegionId) {
         let Some(found) = self.homes.regions.get(&region) else { return };
         let is_mapped = found.mappers.iter().any(|mapper| !self.is_over(mapper.incarnation));
@@ -661,7 +661,7 @@ fn too_many_pieces(pieces: u64) -> ErrorReply {
     ErrorReply::TooManyPieces { pieces, max: layout::EXTENTS_MAX as u64 }
 }
 
-/// Bytes of each node for a region dealt out chunk by chunk; skips nodes without any.
+/// Returns the bytes that each node holds of a region striped by chunks, without nodes that hold none.
 fn shares(len: u64, chunk_bytes: u64, nodes: &[NodeId]) -> Vec<(NodeId, u64)> {
     let (chunks, count) = (layout::chunk_count(len, chunk_bytes), nodes.len() as u64);
     let last_len = layout::chunk_len(len, chunk_bytes, chunks - 1);
@@ -678,7 +678,7 @@ fn shares(len: u64, chunk_bytes: u64, nodes: &[NodeId]) -> Vec<(NodeId, u64)> {
         .collect()
 }
 
-/// Deals out the reserved chunks in turn; `None` if a node reserved something else than requested.
+/// Stripes the reserved chunks over the nodes.  Returns `None` if a node reserved something else than requested.
 fn interleave(
     len: u64,
     chunk_bytes: u64,

@@ -22,7 +22,7 @@ impl Engine {
         }
     }
 
-    /// Whether a change is new.  A former home announces the next home, which counts only if the next home has not
+    /// Whether to apply a change.  A former home's announcement of the next home is ignored once the next home has
     /// announced itself.
     fn is_news(&self, from: NodeIncarnation, region: RegionId, change: &Change) -> bool {
         match change {
@@ -31,8 +31,8 @@ impl Engine {
         }
     }
 
-    /// An owner holds nothing for these homes any more.  Ended incarnations are skipped: their regions are never mapped
-    /// again.
+    /// Drops the mappings of chunks that `owner` held for these homes, which have ended for it.  Ended incarnations
+    /// without mappings are skipped, since their regions are never mapped again.
     pub(super) fn disown(&mut self, owner: NodeIncarnation, homes: &[NodeIncarnation]) {
         let pairings = self.membership.pairings();
         let is_relevant =
@@ -42,15 +42,15 @@ impl Engine {
         self.out.extend(disowned.into_iter().map(Effect::Quiesce));
     }
 
-    /// A node that holds chunks for `home` found it dead.  This drops mappings of that node's memory alone, and cuts no
-    /// peer off.
+    /// Serves an owner that found a home ended: drops mappings of chunks of that home in the owner's memory only, and
+    /// cuts no peer off.
     pub(super) fn serve_drop_home(&mut self, requester: Requester, home: NodeIncarnation) {
         self.disown(requester.incarnation, &[home]);
         let quiesce = self.mapper.quiesce();
         self.owe(quiesce, requester);
     }
 
-    /// Ends a pairing with a home that is not connected, at the request of another node.
+    /// Ends a pairing with a home that cannot reach this node, at the request of another node.
     pub(super) fn serve_retire(&mut self, requester: Requester, home: NodeIncarnation, pairing: u64) {
         if self.membership.pairings().number(home) <= pairing {
             self.part(home);

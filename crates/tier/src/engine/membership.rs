@@ -1,4 +1,4 @@
-//! Members that come and go, and what follows from it.
+//! The members of the cluster as they join and leave, and the consequences in the other parts of the engine.
 
 mod ended;
 mod listed;
@@ -29,9 +29,9 @@ pub(super) struct Membership {
     members: Members,
     pairings: Pairings,
     meeting: Meeting,
-    /// Members according to a store outside of the cluster.
+    /// Members listed in a store outside of the cluster.
     listed: Listed,
-    /// When the next heartbeat is due, in ns.
+    /// Time of the next heartbeat, in ns.
     heartbeat_ns: u64,
     is_leaving: bool,
     draining: Draining,
@@ -40,7 +40,7 @@ pub(super) struct Membership {
 /// A received frame.
 pub(super) struct ReceivedFrame {
     pub(super) from: NodeIncarnation,
-    /// The message that the frame completes, if any.
+    /// The message that the frame completes, or `None` if the frame is a fragment that completes none.
     pub(super) message: Result<Option<Vec<u8>>, BadFrame>,
 }
 
@@ -73,7 +73,7 @@ impl Membership {
         self.is_leaving
     }
 
-    /// Nodes that are about to leave.
+    /// Nodes that are draining, so are about to leave.
     pub(super) fn draining(&self) -> &Draining {
         &self.draining
     }
@@ -82,20 +82,20 @@ impl Membership {
         &mut self.draining
     }
 
-    /// A member could not be met.
+    /// Records that the first meeting with a member failed.
     pub(super) fn note_unmet(&mut self, incarnation: NodeIncarnation) {
         if !self.members.is_alive(incarnation) {
             self.members.note_unmet(incarnation);
         }
     }
 
-    /// The number of nodes, as far as is known here.
+    /// Number of nodes in the cluster, as far as this node knows.
     pub(super) fn count(&self) -> usize {
         self.pairings.len().max(self.listed.len()) + 1
     }
 
-    /// The node that lists members to node `me`: the directory's, or if that is unreachable, the lowest permanent one
-    /// among `me` and its peers.
+    /// Returns the node that lists members to node `me`: the directory's node, or if that is unreachable, the lowest
+    /// permanent one among `me` and its peers.
     pub(super) fn source(&self, me: NodeId, seat: NodeId) -> NodeId {
         if seat == me || self.members.peer_of(seat).is_some() {
             return seat;
@@ -104,69 +104,68 @@ impl Membership {
         peers.chain([me]).filter(|node| !node.is_ephemeral()).min().unwrap_or(seat)
     }
 
-    /// Another node starts or stops draining.
+    /// Records that another node starts (`is_on`) or stops draining.
     pub(super) fn note_draining(&mut self, incarnation: NodeIncarnation, is_on: bool) {
         self.draining.note(incarnation, is_on);
     }
 
-    /// Whether a node of that number is or was in the cluster.  The first node always is.
+    /// Whether a node with this number is or was in the cluster.  Always true for the first node.
     pub(super) fn knows(&self, node: NodeId) -> bool {
         node == NodeId::FIRST || self.members.knows(node) || self.listed.has(node)
     }
 
-    /// Handles a frame of a peer; `None` if the connection is not up.
+    /// Handles a frame of a peer.  Returns `None` if the connection is not up.
     pub(super) fn handle_frame(&mut self, now_ns: u64, peer: PeerId, frame: &[u8]) -> Option<ReceivedFrame> {
         let from = self.members.peer_mut(peer)?;
         from.heard_ns = now_ns;
         Some(ReceivedFrame { from: from.incarnation, message: from.assembler.handle_frame(frame) })
     }
 
-    /// A heartbeat arrived.
+    /// Records a heartbeat that the peer sent at `sent_ns` by its own clock.
     pub(super) fn note_beat(&mut self, from: NodeIncarnation, sent_ns: u64) {
         self.members.note_beat(from, sent_ns);
     }
 
-    /// A peer has heard what this node sent at `said_ns`.
+    /// Records that a peer has received a message that this node sent at `said_ns`.
     pub(super) fn note_acknowledged(&mut self, from: NodeIncarnation, said_ns: u64, now_ns: u64) {
         self.members.note_acknowledged(from, said_ns, now_ns);
     }
 
-    /// The other end of a pairing reports its number.
+    /// Records the number of a pairing as the peer counts it.
     pub(super) fn note_number(&mut self, from: NodeIncarnation, pairing: u64) {
         self.pairings.note_number(from, pairing);
     }
 
-    /// A peer has reported all that it holds for this node.
+    /// Records that a peer has reported all the chunks that it holds for this node.
     pub(super) fn note_held_reported(&mut self, from: NodeIncarnation) {
         self.members.note_held_reported(from);
     }
 
-    /// The directory lists present and former members.
+    /// Records the directory's list of present and former members.
     pub(super) fn learn(&mut self, members: Vec<Member>, me: NodeId, now_ns: u64) {
         self.members.learn(members, me, now_ns);
     }
 }
 
 impl Engine {
-    /// Connections to all nodes that were there first are about to start.  A home among them may be slower than a node
-    /// that asks for its names.
+    /// Announces that this node is about to connect to all earlier nodes.  A home among them may report its names later
+    /// than another node asks for them.
     pub fn begin_to_meet(&mut self) {
         self.membership.meeting.is_joining = true;
         self.tell_directory(DirectoryEvent::Meeting);
     }
 
-    /// All connections that were started are up, or failed.
+    /// Handles the end of joining: each connection that was started is up or has failed.
     pub fn handle_all_met(&mut self, now_ns: u64) {
         self.out.set_now(now_ns);
         self.membership.meeting.is_joining = false;
         self.tell_directory(DirectoryEvent::AllMet);
-        // Of some members this node heard from other nodes only.
+        // Some members are known only from the reports of other nodes.
         self.dial_unreachable();
         self.settle();
     }
 
-    /// If this node is the directory: expects the names of a peer that was there first, unless the peer has reported
-    /// them.
+    /// If this node is the directory: waits for the names of an earlier node, unless it has reported them.
     pub(super) fn expect_names(&mut self, incarnation: NodeIncarnation, was_before_us: bool) {
         let has_told = self
             .membership
@@ -212,7 +211,7 @@ impl Engine {
         }
     }
 
-    /// Ends all incarnations of an unreachable node; returns true if it was known.
+    /// Ends all incarnations of an unreachable node.  Returns true if the node was known.
     fn end_incarnations_of(&mut self, node: NodeId) -> bool {
         let ended = self.membership.pairings.incarnations_of(node);
         for incarnation in &ended {
@@ -221,7 +220,7 @@ impl Engine {
         self.membership.members.forget(node) || !ended.is_empty()
     }
 
-    /// Tells the other nodes of a forgotten one, in place of the directory's node while that is unreachable.
+    /// Tells all peers that a node was forgotten, in place of the directory's node while that is unreachable.
     fn announce_forgotten(&mut self, node: NodeId) {
         let seat = self.directory.seat();
         if seat != self.out.incarnation().node && !self.is_connected_to(seat) {
@@ -230,8 +229,8 @@ impl Engine {
         }
     }
 
-    /// The node that lists members: the directory's, or if that is unreachable, the lowest permanent one among this
-    /// node and its peers.
+    /// Returns the node that lists members: the directory's node, or if that is unreachable, the lowest permanent one
+    /// among this node and its peers.
     pub fn membership_source(&self) -> NodeId {
         self.membership.source(self.out.incarnation().node, self.directory.seat())
     }
@@ -240,14 +239,14 @@ impl Engine {
         node == self.out.incarnation().node || self.is_connected_to(node)
     }
 
-    /// The home of a region has handed it over.  The next home reports this too, unless its incarnation has ended.
+    /// Handles a home's report that a region has moved.  The new home reports it too, unless its incarnation has ended.
     pub(super) fn handle_moved(&mut self, name: String, region: RegionId, epoch: Epoch, to: NodeIncarnation) {
         if !self.membership.pairings.has_ended(to) {
             self.tell_directory(DirectoryEvent::Moved { name, region, epoch, to });
         }
     }
 
-    /// A connection has ended.
+    /// Handles the end of a connection.
     pub fn handle_disconnected(&mut self, now_ns: u64, peer: PeerId) {
         self.out.set_now(now_ns);
         self.report_peer(peer, News::Disconnected);
@@ -257,7 +256,7 @@ impl Engine {
         self.settle();
     }
 
-    /// A peer can touch no memory here any more; `exited` if its process has exited.
+    /// Handles a cut-off: the peer can no longer touch memory here.  `exited` says that its process has exited.
     pub fn handle_cut_off(&mut self, now_ns: u64, peer: PeerId, exited: bool) {
         self.out.set_now(now_ns);
         self.forget_met(peer);
@@ -271,7 +270,7 @@ impl Engine {
         self.settle();
     }
 
-    /// The process of a peer that was to be cut off is being killed.
+    /// Handles the start of a kill: the driver is killing the process of a peer in order to cut it off.
     pub fn handle_kill(&mut self, now_ns: u64, peer: PeerId) {
         self.out.set_now(now_ns);
         let Some(killed) = self.membership.members.note_killed(peer) else { return };
@@ -282,7 +281,7 @@ impl Engine {
         }
     }
 
-    /// This node may know how a node ended, but not that another killed it.
+    /// Records that node `by` is killing a process.  This node may know of its end, but not of the kill.
     pub(super) fn handle_killing(&mut self, by: NodeIncarnation, incarnation: NodeIncarnation) {
         let by = by.node;
         let is_reported = self.membership.members.note_killed_elsewhere(incarnation);
@@ -330,7 +329,7 @@ impl Engine {
         self.pair_all();
     }
 
-    /// Declares a peer dead since `since_ns`, and cuts it off from memory here.
+    /// Declares a peer dead since `since_ns`, and cuts it off from this node's memory.
     pub(super) fn declare_dead(&mut self, peer: PeerId, since_ns: u64) {
         self.lose(peer, NodeState::Unreachable, Parting::now(LossCause::Unreachable, since_ns));
         self.out.push(Effect::CutOff(peer));
@@ -356,7 +355,7 @@ impl Engine {
         }
     }
 
-    /// When `handle_timeout` is due, in ns.
+    /// Returns the time at which [`Engine::handle_timeout`] is due, in ns.
     pub fn poll_timeout(&self) -> Option<u64> {
         let waits_ns = self.barriers.deadline_ns().min(self.locks.deadline_ns()).min(self.out.dials_due_ns());
         let own_ns = self.membership.heartbeat_ns.min(self.membership.draining.deadline_ns());
@@ -364,14 +363,13 @@ impl Engine {
         Some(waits_ns.min(own_ns).min(asked_ns))
     }
 
-    /// Records signs of life that are no messages, such as acknowledgements.  `heard` gives the time of a peer's last
-    /// one, in ns.  Call before [`Engine::handle_timeout`].
+    /// Records signs of life other than messages, such as acknowledgements.  `heard` returns the time of a peer's last
+    /// one in ns, or `None`.  Call before [`Engine::handle_timeout`].
     pub fn handle_signs_of_life(&mut self, heard: impl Fn(PeerId) -> Option<u64>) {
         self.membership.members.note_heard(heard);
     }
 
-    /// Extends the wait for members that are being dialled if any of them answers.  Call before
-    /// [`Engine::handle_timeout`].
+    /// Extends waits for statuses if a node that is dialled answers.  Call before [`Engine::handle_timeout`].
     pub fn handle_dials(&mut self, now_ns: u64, are_answered: impl FnOnce() -> bool) {
         // A connection that exists may not be up yet.
         if self.commands.has_overdue_statuses(now_ns) && (self.awaits_first_words() || are_answered()) {
@@ -395,7 +393,7 @@ impl Engine {
         }
         let lease_ns = self.out.config().lease_ns;
         if now_ns - self.membership.heartbeat_ns > lease_ns / 2 {
-            // This node itself slept, so silence proves nothing.
+            // This node itself was suspended, so a peer's silence proves nothing.
             self.membership.members.excuse_silence(now_ns);
             self.membership.meeting.excuse_silence(now_ns);
         }
@@ -431,7 +429,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Cuts off mappers that did not let go in time.
+    /// Cuts off mappers that did not release their mappings in time.
     fn cut_off_unresponsive_mappers(&mut self) {
         let now_ns = self.out.now_ns();
         for mapper in self.home_side().unresponsive_mappers() {
@@ -443,7 +441,7 @@ impl Engine {
         }
     }
 
-    /// Tells all peers that this node leaves.
+    /// Tells all peers and the directory that this node leaves.
     pub fn leave(&mut self, now_ns: u64) {
         self.out.set_now(now_ns);
         self.membership.is_leaving = true;
@@ -452,12 +450,12 @@ impl Engine {
         directory.sign_off(&mut cx);
     }
 
-    /// Whether a node is connected.
+    /// Whether `node` is a connected peer.  False for this node itself.
     pub fn is_connected_to(&self, node: NodeId) -> bool {
         self.membership.members.peer_of(node).is_some()
     }
 
-    /// The connection to a node; or that it is this node.
+    /// How this node reaches `node`: locally if it is this node itself, else over a connection; `None` without one.
     pub fn target_of(&self, node: NodeId) -> Option<Target> {
         if node == self.out.incarnation().node {
             return Some(Target::Own);
@@ -465,7 +463,7 @@ impl Engine {
         self.membership.members.peer_of(node).map(|(peer, _)| Target::Peer(peer))
     }
 
-    /// The incarnation of a node that is connected, or is this one.
+    /// The incarnation of `node` if it is connected or is this node, else `None`.
     pub fn incarnation_of(&self, node: NodeId) -> Option<NodeIncarnation> {
         if node == self.out.incarnation().node {
             return Some(self.out.incarnation());
@@ -473,7 +471,7 @@ impl Engine {
         self.membership.members.peer_of(node).map(|(_, peer)| peer.incarnation)
     }
 
-    /// Time without a sign of life after which a peer counts as dead, in ns.
+    /// The lease: time without a sign of life after which a peer counts as dead, in ns.
     pub fn lease_ns(&self) -> u64 {
         self.out.config().lease_ns
     }
@@ -483,7 +481,7 @@ impl Engine {
         self.out.incarnation()
     }
 
-    /// All members that this node has seen.
+    /// All members that this node knows or knew.
     pub fn members(&self) -> Vec<Member> {
         self.membership.members.all().cloned().collect()
     }

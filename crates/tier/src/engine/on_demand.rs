@@ -1,5 +1,6 @@
-//! First meetings, and what waits for them.  Beyond [`EngineConfig::full_mesh_nodes_max`] nodes, a member is dialled on
-//! first use; in a smaller cluster, as soon as the directory announces it.
+//! First meetings of members, and the operations that wait for them.  In a cluster of more than
+//! [`EngineConfig::full_mesh_nodes_max`] nodes, a node dials a member on first use; in a smaller one, as soon as the
+//! directory announces the member.
 //!
 //! ```text
 //!   announced by directory ──> unconnected ── used ──> dialled ──> paired: queued messages go out in order
@@ -9,17 +10,19 @@
 //!                                        └──── waiters fail, as at the end of a pairing ──> silent
 //! ```
 //!
-//! So a joining node waits for the directory only: a member that the directory heard lately may have lost power since,
-//! and only those that need it wait.  This holds for the first meeting alone: what needs a lost or unreachable peer
-//! fails at once.
+//! So a joining node waits for the directory only.  Any other member may have lost power since the directory last
+//! heard it, and only operations that need that member wait for it.  They wait for a first meeting only: an operation
+//! that needs a lost or unreachable peer fails at once.
 //!
-//! The directory's announcement of a member may be in flight.  A member named by a home is awaited as long as a dial
-//! would take.  For an unknown number this node asks the directory, which announces all members before it answers.
+//! A home may name a member whose announcement by the directory is still in flight.  Operations wait for such a member
+//! for as long as for a dial.  About an unknown number, this node asks the directory, which announces all members
+//! before it answers.
 //!
 //! Two rules preserve the guarantees of a full mesh.  A mapper connects to a region's home and to all owners of its
-//! chunks before the home last reports their places, so no access uses a connection younger than that report.  And
-//! before a node acknowledges a freeze, it connects to the node that receives the bytes.  The rest follows, since a
-//! node that is not connected reaches nothing here and need not be told anything.  (Decisions 020 and 023.)
+//! chunks; if it had to connect to an owner, it asks the home for the places of the chunks again.  So no access uses a
+//! connection younger than the last report.  And before a node acknowledges a freeze, it connects to the node that
+//! receives the bytes.  No other rule is needed: a node that is not connected reaches no memory here and needs no
+//! notice.  (Decisions 020 and 023.)
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -32,28 +35,28 @@ use crate::layout::Extent;
 use crate::message::{ErrorReply, MappedReply, Message, Reply, Request};
 use crate::permissions::Permissions;
 
-/// Members that are met for the first time, because they are used or new.
+/// Members that are being met for the first time, because they are new or about to be used.
 #[derive(Debug, Default)]
 pub(super) struct OnDemand {
     dials: BTreeMap<NodeIncarnation, Dial>,
-    /// Numbers that the directory is asked about, or that are dialled at their listed address.
+    /// Numbers that the directory was asked about, or that are being dialled at their listed addresses.
     inquiries: BTreeMap<NodeId, Inquiry>,
-    /// Requesters to acknowledge once the target of a region's move is connected, or cannot be.
+    /// Requesters to acknowledge once the target of a region's move is connected, or cannot be connected.
     moves: BTreeMap<Requester, NodeIncarnation>,
 }
 
 /// A dial in flight.  Limits on sessions and peers bound its waiters.
 #[derive(Debug)]
 struct Dial {
-    /// When it fails, in ns.
+    /// Time at which it fails, in ns.
     due_ns: u64,
     waiting: VecDeque<DialWaiter>,
 }
 
-/// An inquiry about a number.
+/// An inquiry about an unknown number.
 #[derive(Debug)]
 struct Inquiry {
-    /// When it fails, in ns; `u64::MAX` if the directory answers.
+    /// Time at which it fails, in ns; `u64::MAX` if the directory was asked.
     due_ns: u64,
     waiting: VecDeque<DialWaiter>,
 }
@@ -61,13 +64,13 @@ struct Inquiry {
 /// An action that waits until a member is connected.
 #[derive(Debug)]
 pub(super) enum DialWaiter {
-    /// Send it.
+    /// Send a message.
     Message(Message),
     /// Copy a chunk out of the member's memory.
     Copy { requester: Requester, from: Extent, to: Extent },
-    /// Continue a command that copies out of its memory.
+    /// Continue a command that copies out of the member's memory.
     Step(u64),
-    /// Map a region with chunks there: asks the home again.
+    /// Map a region with chunks at the member: repeats the request to the home.
     Mapping {
         op: OpId,
         session: SessionId,
@@ -83,7 +86,7 @@ pub(super) enum DialWaiter {
 }
 
 impl OnDemand {
-    /// When the next dial or inquiry fails, in ns.
+    /// Time in ns at which the next dial or inquiry fails; `u64::MAX` if there is none.
     pub(super) fn deadline_ns(&self) -> u64 {
         let dials = self.dials.values().map(|dial| dial.due_ns);
         dials.chain(self.inquiries.values().map(|inquiry| inquiry.due_ns)).min().unwrap_or(u64::MAX)
@@ -93,12 +96,12 @@ impl OnDemand {
         self.dials.contains_key(&incarnation)
     }
 
-    /// The incarnation of that number that is being dialled.
+    /// The incarnation with that number that is being dialled, or `None`.
     pub(super) fn dialled(&self, node: NodeId) -> Option<NodeIncarnation> {
         self.dials.keys().rev().find(|incarnation| incarnation.node == node).copied()
     }
 
-    /// Whether a member of that number is being dialled or inquired about.
+    /// Whether a member with that number is being dialled or inquired about.
     pub(super) fn is_awaited(&self, node: NodeId) -> bool {
         self.dialled(node).is_some() || self.inquiries.contains_key(&node)
     }
@@ -114,15 +117,15 @@ impl OnDemand {
 }
 
 impl EngineConfig {
-    /// Whether a joining node connects to all of so many nodes.
+    /// Whether a cluster of that many nodes is a full mesh.
     pub(in crate::engine) fn is_full_mesh(&self, nodes: usize) -> bool {
         nodes <= self.full_mesh_nodes_max
     }
 }
 
 impl Context<'_> {
-    /// Dials a member that this node is about to use.  Returns true while the dial is in flight; false if the member is
-    /// connected, or cannot be.
+    /// Dials a member that this node is about to use.  Returns true while the dial is in flight, or false if the member
+    /// is connected or cannot be connected.
     pub(super) fn reach_out(&mut self, incarnation: NodeIncarnation) -> bool {
         if self.membership().is_leaving() || self.is_present(incarnation) {
             return false;
@@ -144,20 +147,20 @@ impl Context<'_> {
         true
     }
 
-    /// As [`Context::reach_out`], by number.
+    /// As [`Context::reach_out`], for a node number.
     pub(super) fn reach_out_to(&mut self, node: NodeId) -> bool {
         let incarnation = self.unmet_member(node);
         incarnation.is_some_and(|incarnation| self.reach_out(incarnation))
     }
 
-    /// The member of that number that is being dialled, or will be on first use.
+    /// The member with that number that is being dialled or is to be connected on first use, or `None`.
     pub(super) fn unmet_member(&self, node: NodeId) -> Option<NodeIncarnation> {
         let unconnected = self.membership().pairings().unconnected(node);
         unconnected.or_else(|| self.dialled(node))
     }
 
-    /// Asks the directory about an unknown number; if the directory is unreachable, dials the address listed outside of
-    /// the cluster.  Returns true while that is in flight.
+    /// Asks the directory about an unknown number.  If the directory is unreachable, dials the address in the outside
+    /// list.  Returns true while either is in flight.
     pub(super) fn inquire(&mut self, node: NodeId) -> bool {
         if self.out().on_demand().inquiries.contains_key(&node) {
             return true;
@@ -191,7 +194,7 @@ impl Context<'_> {
         self.out().on_demand().wait(incarnation, waiting);
     }
 
-    /// Queues a message to a peer that is not connected if it is being dialled, and drops it otherwise.
+    /// Queues a message to an unconnected peer if it is being dialled, and drops the message otherwise.
     pub(super) fn queue_for_dial(&mut self, to: NodeId, message: Message) {
         if let Some(incarnation) =
             self.unmet_member(to).filter(|incarnation| self.out().on_demand().is_dialling(*incarnation))
@@ -200,8 +203,8 @@ impl Context<'_> {
         }
     }
 
-    /// An owner of the region's chunks, or the target of its move, to connect before the region is mapped.  Skips the
-    /// `unmet`.
+    /// Dials the owners of the region's chunks and the target of its move, except the `unmet`.  Returns one of those to
+    /// wait for before the region is mapped, or `None`.
     pub(super) fn owner_to_connect(
         &mut self,
         reply: &MappedReply,
@@ -211,14 +214,14 @@ impl Context<'_> {
         owners.filter(|owner| !unmet.contains(owner) && self.reach_out(*owner)).last()
     }
 
-    /// A home froze a chunk in order to move it.
+    /// Records that a home froze a chunk in order to move it to `to`, and dials `to`.
     pub(super) fn note_move(&mut self, requester: Requester, to: Option<NodeIncarnation>) {
         if let Some(to) = to.filter(|to| self.reach_out(*to)) {
             self.out().on_demand().moves.insert(requester, to);
         }
     }
 
-    /// All accesses that a change waits for have ended.
+    /// Acknowledges a change whose accesses have all ended, once the target of the move is connected or has failed.
     pub(super) fn acknowledge(&mut self, requester: Requester) {
         let to = self.out().on_demand().moves.remove(&requester);
         match to.filter(|to| self.out().on_demand().is_dialling(*to)) {
@@ -229,25 +232,25 @@ impl Context<'_> {
 }
 
 impl Engine {
-    /// Dials a member that this node is about to use.  Returns true while the dial is in flight; false if the member is
-    /// connected, or cannot be.
+    /// Dials a member that this node is about to use.  Returns true while a dial or inquiry is in flight, or false if
+    /// the member is connected or cannot be connected.
     pub fn use_node(&mut self, now_ns: u64, node: NodeId) -> bool {
         self.out.set_now(now_ns);
         !self.lives(node) && (self.cx().reach_out_to(node) || self.cx().inquire(node))
     }
 
-    /// Whether a member is being dialled for the first time, or the directory is asked about it.
+    /// Whether a member is being dialled for the first time or inquired about.
     pub fn is_connecting(&self, node: NodeId) -> bool {
         !self.lives(node) && self.out.is_awaited(node)
     }
 
-    /// The directory announced a new member: a small cluster meets it now, a large one if something waits for it.
+    /// Starts the wait for a new member to connect, for at most a lease.
     pub(super) fn await_first_meeting(&mut self, incarnation: NodeIncarnation) {
         let due_ns = self.out.now_ns() + self.out.config().lease_ns;
         self.out.on_demand().begin(incarnation, due_ns);
     }
 
-    /// The directory has announced all its members, or is lost.
+    /// Handles the directory's reply to an inquiry, before which it announced all members, or its loss.
     pub(super) fn handle_inquired(&mut self, node: NodeId, body: Result<Reply, ErrorReply>) {
         if let Ok(Reply::Members { members }) = body {
             self.membership.learn(members, self.out.incarnation().node, self.out.now_ns());
@@ -256,14 +259,14 @@ impl Engine {
         self.end_inquiry(node);
     }
 
-    /// Ends an inquiry, with or without a result.
+    /// Ends an inquiry and resumes its waiters.
     pub(super) fn end_inquiry(&mut self, node: NodeId) {
         let Some(Inquiry { waiting, .. }) = self.out.on_demand().inquiries.remove(&node) else { return };
         waiting.into_iter().for_each(|waiting| self.resume_after_inquiry(node, waiting));
         self.out.push(Effect::MembersChanged);
     }
 
-    /// Ends an inquiry that did not ask the directory.
+    /// Ends an inquiry that dialled a listed address, rather than asking the directory.
     pub(super) fn end_search(&mut self, node: NodeId) {
         let inquiry = self.out.on_demand().inquiries.get(&node);
         if inquiry.is_some_and(|inquiry| inquiry.due_ns < u64::MAX) {
@@ -272,7 +275,7 @@ impl Engine {
     }
 
     fn resume_after_inquiry(&mut self, node: NodeId, waiting: DialWaiter) {
-        // The message goes out once the member is connected.
+        // A queued message is sent once the member is connected.
         let is_there = self.lives(node) || self.cx().reach_out_to(node);
         match waiting {
             DialWaiter::Message(Message::Request { id, .. }) if !is_there => {
@@ -287,12 +290,12 @@ impl Engine {
         }
     }
 
-    /// Whether a member is connected on first use.
+    /// Whether a member is to be connected on first use.
     pub fn is_unconnected(&self, node: NodeId) -> bool {
         self.membership.pairings().unconnected(node).is_some()
     }
 
-    /// A member is connected.
+    /// Resumes the waiters for a member that is now connected.
     pub(super) fn resume_on_demand(&mut self, incarnation: NodeIncarnation) {
         let waiting = self.out.on_demand().dials.remove(&incarnation).map(|dial| dial.waiting);
         waiting.into_iter().flatten().for_each(|waiting| self.resume(incarnation.node, waiting));
@@ -314,14 +317,14 @@ impl Engine {
         }
     }
 
-    /// Serves a request, unless its requester was lost meanwhile.
+    /// Serves a request, unless its requester was lost in the meantime.
     fn serve_if_pending(&mut self, requester: Requester, request: Request) {
         if self.out.is_serving(requester) {
             self.handle_request(requester, request);
         }
     }
 
-    /// A member could not be connected, or its incarnation has ended.
+    /// Fails the waiters for a member that could not be connected, or whose incarnation has ended.
     pub(super) fn fail_on_demand(&mut self, incarnation: NodeIncarnation) {
         let Some(Dial { waiting, .. }) = self.out.on_demand().dials.remove(&incarnation) else { return };
         self.membership.note_unmet(incarnation);
@@ -349,7 +352,7 @@ impl Engine {
         }
     }
 
-    /// A node is connected: waiters for another incarnation of its number fail.
+    /// Fails the waiters for other incarnations with the number of a newly connected node.
     pub(super) fn fail_dials_to_rivals_of(&mut self, incarnation: NodeIncarnation) {
         let dials = self.out.on_demand().dials.keys().copied();
         let rivals: Vec<NodeIncarnation> =
@@ -357,7 +360,7 @@ impl Engine {
         rivals.into_iter().for_each(|rival| self.fail_on_demand(rival));
     }
 
-    /// A dial failed.  Ignored if the member has dialled this node meanwhile.
+    /// Handles a failed dial.  Ignored if the member has dialled this node in the meantime.
     pub(super) fn fail_dials_to(&mut self, address: &str) {
         let membership = &self.membership;
         let is_at =
@@ -368,7 +371,7 @@ impl Engine {
         at.into_iter().for_each(|incarnation| self.fail_on_demand(incarnation));
     }
 
-    /// Fails dials and inquiries past their time.
+    /// Fails overdue dials and inquiries.
     pub(super) fn fail_overdue_dials(&mut self) {
         let now_ns = self.out.now_ns();
         let overdue = self.out.on_demand().dials.iter().filter(|(_, dial)| dial.due_ns <= now_ns);

@@ -1,4 +1,4 @@
-//! The owner's side: reserves, copies into and releases local chunks, for homes here and elsewhere.
+//! The owner's side: reserves, fills and releases local chunks, for homes here and elsewhere.
 
 mod populating;
 mod running;
@@ -23,7 +23,7 @@ use crate::message::{ErrorReply, NodeStatus, Reply};
 use crate::news::News;
 use crate::store::{Shortage, Store};
 
-/// Local memory, and the operations in progress on it.
+/// Local memory, and the operations in progress on it, including those that wait for memory.
 pub(super) struct Owner {
     store: Store,
     reach: Arc<dyn Reach>,
@@ -36,7 +36,7 @@ pub(super) struct Owner {
     running: running::Commands,
     populating: populating::Populations,
     sweeps: sweeps::Sweeps,
-    /// Whether quarantined memory was reported as news.
+    /// Whether the start of the current quarantine was reported as news.
     is_quarantine_reported: bool,
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Reservation {
 #[derive(Debug)]
 struct Copying {
     requester: Requester,
-    /// The node that holds the source.
+    /// Node that holds the source.
     source: NodeId,
     to: Extent,
 }
@@ -65,9 +65,9 @@ pub(super) struct OwnerSide<'a> {
     pub(super) homes: &'a dyn HomeExtents,
 }
 
-/// Extents of the regions that are at home on this node.
+/// Extents of the regions homed on this node.
 pub(super) trait HomeExtents {
-    /// `None` if the region's home is elsewhere.
+    /// Returns `None` if the region's home is elsewhere.
     fn extents(&self, region: &RegionId) -> Option<&[Extent]>;
 }
 
@@ -86,7 +86,7 @@ impl Owner {
         }
     }
 
-    /// The window of `extent`, if it is local.
+    /// The window of `extent`; `None` if it is not local.
     pub(super) fn window(&self, extent: &Extent) -> Option<Window> {
         self.store.window(extent)
     }
@@ -106,7 +106,7 @@ impl Owner {
         self.store.held_for(home)
     }
 
-    /// The home of a region has moved here: see [`Store::adopt`].
+    /// Marks the chunks of an adopted region as homed here: see [`Store::adopt`].
     pub(super) fn adopt(&mut self, extents: &[Extent]) {
         self.store.adopt(extents);
     }
@@ -116,7 +116,7 @@ impl Owner {
         self.store.bytes_total()
     }
 
-    /// Bytes that the arena has grown to, and how many of them are free.
+    /// Bytes that the arena has grown to, and the number of free bytes among them.
     pub(super) fn bytes_grown_and_free(&self) -> (u64, u64) {
         (self.store.bytes_grown(), self.store.bytes_free())
     }
@@ -133,12 +133,12 @@ impl Owner {
         status.bytes_quarantined = self.store.bytes_quarantined();
     }
 
-    /// Resolves places as this node reaches them.
+    /// Returns a locator that resolves extents to places as this node reaches them.
     pub(super) fn locator<'a>(&'a self, incarnation: NodeIncarnation, members: &'a Members) -> Locator<'a> {
         Locator { incarnation, store: &self.store, members, reach: &*self.reach }
     }
 
-    /// Reports when quarantine begins, and when it ends.
+    /// Reports the start and the end of a quarantine as news.
     pub(super) fn report_quarantine(&mut self, out: &mut Outbox) {
         let is_on = self.store.has_quarantine();
         if is_on != self.is_quarantine_reported {
@@ -150,25 +150,25 @@ impl Owner {
         }
     }
 
-    /// A peer can reach nothing here any more.
+    /// Records that a peer is cut off from memory here.
     pub(super) fn handle_cut_off(&mut self, incarnation: NodeIncarnation, out: &mut Outbox) {
         self.store.handle_cut_off(incarnation, out);
     }
 
-    /// Drops waiting requests of an incarnation.
+    /// Drops waiting reservations of an incarnation.
     pub(super) fn forget_requests_of(&mut self, incarnation: NodeIncarnation) {
         self.short_of_memory.retain(|(requester, _)| requester.incarnation != incarnation);
     }
 }
 
 impl OwnerSide<'_> {
-    /// The arena has grown, or could not.
+    /// Handles the result of growing the arena: the new segment, or `None` after a failure.
     pub(super) fn handle_grown(&mut self, segment: Option<(Key, Window)>) {
         self.owner.store.handle_grown(self.cx.now_ns(), segment);
         self.retry_short_of_memory();
     }
 
-    /// Discarded memory reads as zero again.
+    /// Handles the completion of a discard: the memory reads as zero again.
     pub(super) fn handle_discarded(&mut self, token: Token) {
         self.owner.store.handle_discarded(token);
         self.retry_short_of_memory();
@@ -176,7 +176,7 @@ impl OwnerSide<'_> {
 
     fn retry_short_of_memory(&mut self) {
         for (requester, wanted) in std::mem::take(&mut self.owner.short_of_memory) {
-            // Chunks reserved for a dead home would never be returned.
+            // Chunks reserved for a lost home would never be returned.
             if self.cx.is_present(requester.incarnation) {
                 self.serve_reserve(requester, wanted);
             }
@@ -205,7 +205,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Reserves chunks; `None` if the request waits for memory.
+    /// Reserves chunks.  Returns `None` if the request waits for memory.
     fn reserve_or_grow(
         &mut self,
         requester: Requester,
@@ -236,7 +236,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Releases local chunks once neither the tainted nodes nor the local driver touches them.
+    /// Releases local chunks once neither the tainted nodes nor the local driver access them.
     pub(super) fn release(&mut self, extents: Extents, tainted: BTreeSet<NodeIncarnation>) {
         let owner = &mut *self.owner;
         let is_busy = |extent: &Extent| {
@@ -246,14 +246,14 @@ impl OwnerSide<'_> {
         };
         let (busy, free): (Extents, Extents) = extents.into_iter().partition(is_busy);
         if !busy.is_empty() {
-            // The home cannot return them a second time meanwhile.
+            // Until then, the home must not return them a second time.
             busy.iter().for_each(|extent| owner.store.forget_foreign(extent));
             owner.release_after_copies.push((busy, tainted.clone()));
         }
         owner.store.release(&free, &tainted, self.cx.out());
     }
 
-    /// A copy has ended: releases chunks that waited for it, unless they wait for another.
+    /// Releases chunks that waited for a copy, unless they wait for another operation.
     pub(super) fn release_copied(&mut self) {
         for (extents, tainted) in std::mem::take(&mut self.owner.release_after_copies) {
             let tainted = self.cx.members().not_cut_off(tainted);
@@ -280,7 +280,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// The effect that copies `from`, wherever it is, to `to`, which is `target` here.
+    /// Returns the effect that copies `from`, local or remote, to `to`, whose local window is `target`.
     fn copy_effect(
         &self,
         token: Token,
@@ -298,7 +298,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Handles the end of a copy.  Returns the requester of a command that ended by it, if that is no longer paired.
+    /// Handles the end of a copy.  If it ended a command whose requester is no longer paired, returns that requester.
     pub(super) fn handle_copied(
         &mut self,
         token: Token,
@@ -322,7 +322,7 @@ impl OwnerSide<'_> {
     }
 }
 
-/// Resolves places with the engine's state.
+/// Resolves extents to places, given the engine's state.
 pub(super) struct Locator<'a> {
     incarnation: NodeIncarnation,
     store: &'a Store,

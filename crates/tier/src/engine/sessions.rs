@@ -1,4 +1,4 @@
-//! Commands of sessions.  Each is a short series of requests to other nodes.
+//! Commands of sessions.  Each command is a short series of requests to other nodes.
 
 mod known;
 pub(super) mod memory;
@@ -26,21 +26,21 @@ use crate::message::{ErrorReply, LostName, MappedReply, Notice, RegionCommand, R
 use crate::names::Service;
 use crate::permissions::Permissions;
 
-/// Times that a command follows a region that moves ahead of it.
+/// Maximum number of times that a command is redirected because its region has moved.
 const HOPS_MAX: u8 = 16;
-/// Homes to try while none reaches the store of names: each attempt may take seconds.
+/// Maximum number of homes to try while the store of names is unreachable, since each attempt may take seconds.
 const DIRECTORY_FAILURES_MAX: u8 = 3;
 
-/// State of commands in flight that their pending requests do not hold.
+/// State of commands in flight, except for the part in their pending requests.
 #[derive(Debug, Default)]
 pub(super) struct Commands {
     waits: Waits,
     memory: IssuedCopies,
     lists: BTreeMap<OpId, Listing>,
     statuses: Statuses,
-    /// Map requests in flight: the home lists this node as a mapper once it has replied.
+    /// Number of map requests in flight per region: once it has replied, the home lists this node as a mapper.
     mapping: BTreeMap<RegionId, usize>,
-    /// Where names led, if they are kept outside of the cluster.
+    /// Regions and homes of names used before, if names are kept outside of the cluster.
     known: KnownNames,
 }
 
@@ -50,7 +50,7 @@ struct Gathering<T> {
     found: Vec<T>,
 }
 
-/// Named regions, as their homes describe them.
+/// The regions of a list command, as their homes describe them.
 #[derive(Debug)]
 struct Listing {
     infos: Gathering<RegionInfo>,
@@ -58,7 +58,7 @@ struct Listing {
     damaged: Vec<String>,
 }
 
-/// Names listed so far, and those whose records are damaged.
+/// Names listed so far, and names whose records are damaged.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Listed {
     names: Vec<(String, RegionId, NodeId)>,
@@ -74,7 +74,7 @@ pub(super) struct SessionSide<'a> {
     pub(super) owner: &'a Owner,
 }
 
-/// A region to allocate.
+/// Parameters of a region to allocate.
 struct Wanted {
     name: Option<String>,
     len: u64,
@@ -83,14 +83,14 @@ struct Wanted {
     populate: bool,
 }
 
-/// The progress of a command.
+/// The step that a command is in, with the state that it needs.
 #[derive(Clone, Debug)]
 pub(super) enum UserStep {
     Alloc {
         session: SessionId,
         request: Request,
         others: Vec<NodeId>,
-        /// Homes that could not register the name.
+        /// Number of homes so far that could not register the name.
         directory_failures: u8,
     },
     Find {
@@ -127,11 +127,11 @@ pub(super) enum UserStep {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum StatusScope {
     AllMembers,
-    /// Nodes that are paired with this one.
+    /// The nodes that are paired with this one.
     PairedPeers,
 }
 
-/// The continuation after a name is found.
+/// The request to send to the home once a name is found.
 #[derive(Clone, Debug)]
 pub(super) enum Then {
     Map { session: SessionId, wanted: Permissions },
@@ -141,13 +141,13 @@ pub(super) enum Then {
 /// A request to a region's home.
 #[derive(Clone, Debug)]
 pub(super) enum Act {
-    /// Maps a region without the bytes at the `unmet` nodes, which could not be connected.
+    /// Maps a region except for its bytes at the `unmet` nodes, to which no connection could be made.
     Map {
         session: SessionId,
         wanted: Permissions,
         unmet: Vec<NodeIncarnation>,
     },
-    /// Checks that the region still has the name under which it was last used.
+    /// Checks that the region still has the name by which it was last found.
     Confirm {
         name: String,
         then: Then,
@@ -178,7 +178,7 @@ impl SessionSide<'_> {
         self.mapper.close_session(session);
     }
 
-    /// Starts a command of a session.  [`Effect::Finish`] follows, perhaps before this returns.
+    /// Starts a command of a session.  [`Effect::Finish`] reports its result, perhaps before this returns.
     ///
     /// [`Effect::Finish`]: crate::effect::Effect::Finish
     pub(super) fn start(&mut self, op: OpId, session: SessionId, command: Command) {
@@ -233,7 +233,7 @@ impl SessionSide<'_> {
         }
     }
 
-    /// Chooses the node of a lock or barrier by its name, which spreads them over the nodes.
+    /// Allocates the region of a lock or barrier on a node chosen by the hash of its name, to spread the load.
     fn anchor(&mut self, op: OpId, session: SessionId, service: Service, name: &str, everyone: Permissions) {
         let name = service.region_name(name);
         let (mut nodes, unconnected) = self.memory_nodes_by_contact();
@@ -267,7 +267,7 @@ impl SessionSide<'_> {
         self.cx.ask(home, request, Purpose::User(op, step));
     }
 
-    /// The nodes that are to hold a region, and the alternatives if they lack space.
+    /// Returns the nodes that are to hold a region, and the alternatives in case that they lack space.
     fn nodes_for(&self, placement: Placement) -> (Vec<NodeId>, Vec<NodeId>) {
         let me = self.cx.incarnation().node;
         match placement {
@@ -296,13 +296,13 @@ impl SessionSide<'_> {
         }
     }
 
-    /// As [`SessionSide::memory_nodes`], split into connected nodes and those still being met.
+    /// As [`SessionSide::memory_nodes`], split into connected nodes and nodes still being met.
     fn memory_nodes_by_contact(&self) -> (Vec<NodeId>, Vec<NodeId>) {
         let nodes = self.memory_nodes();
         nodes.into_iter().partition(|node| !self.cx.is_awaited(*node))
     }
 
-    /// Permanent nodes that contribute memory.  Ephemeral ones count only if there are no others, since their memory
+    /// Permanent nodes that contribute memory.  Returns ephemeral ones only if there are no others, since their memory
     /// leaves with the application.
     pub(super) fn memory_nodes(&self) -> Vec<NodeId> {
         let with_memory =
@@ -315,7 +315,7 @@ impl SessionSide<'_> {
         if permanent.is_empty() { ephemeral } else { permanent }
     }
 
-    /// With names outside, asks the known home directly: this is cheaper, and works while the store is down.
+    /// Finds a region by name.  If names are outside, tries the known home first, even while the store is down.
     fn find(&mut self, op: OpId, name: String, then: Then) {
         match self.commands.known.find(&name) {
             Some((region, home)) => self.act(op, Act::Confirm { name, then }, region, home, 0),
@@ -357,7 +357,7 @@ impl SessionSide<'_> {
         }
     }
 
-    /// A handle permits only what it was mapped for.  The home checks the permissions of its principal.
+    /// Sends a master's command to the home, which checks the principal, if the handle has that permission.
     fn command_region(&mut self, op: OpId, session: SessionId, slot: SlotRef, command: RegionCommand) {
         let held = self.mapper.permissions_of(session, slot).unwrap_or(Permissions::all());
         let missing = Permissions::MASTER - held;
@@ -431,7 +431,7 @@ impl SessionSide<'_> {
             }
             (UserStep::Act { act: Act::Map { .. }, region, .. }, Err(refusal)) => {
                 self.stop_mapping(region);
-                // A handle may have been unmapped while another was requested.
+                // Another handle may have been unmapped while this map request was in flight.
                 self.announce_unmapped(region, from);
                 self.cx.finish(op, Err(refusal.into()));
             }
@@ -470,7 +470,7 @@ impl SessionSide<'_> {
         let is_directory_out = body == Err(ErrorReply::DirectoryOut);
         directory_failures += u8::from(is_directory_out);
         match body {
-            // An earlier home's claim may have succeeded, so the name may be this command's own.
+            // A claim by an earlier home may have succeeded, so the name may belong to this command.
             Err(ErrorReply::NameTaken) if directory_failures > 0 => {
                 self.cx.finish(op, Err(ErrorReply::DirectoryOut.into()))
             }
@@ -483,7 +483,7 @@ impl SessionSide<'_> {
                 }
                 self.insert_mapping(op, session, (Permissions::all(), Vec::new()), &reply)
             }
-            // A leaving node may not have announced it yet.
+            // A draining node may refuse before this node hears that it drains.
             Err(
                 ErrorReply::NoSpace { .. }
                 | ErrorReply::OutOfMemory { .. }
@@ -513,7 +513,7 @@ impl SessionSide<'_> {
     ) {
         let sound = crate::layout::is_sound(&reply.extents, reply.len, reply.chunk_bytes);
         if self.cx.membership().is_leaving() {
-            // Peers were told that this node reaches nothing any more, so it must not.
+            // Peers rely on the notice that this node leaves, so it must map nothing more.
             return self.cx.finish(op, Err(ErrorReply::NodeClosed.into()));
         }
         if !sound || self.mapper.principal(session).is_none() {
@@ -525,7 +525,7 @@ impl SessionSide<'_> {
             let waiting = DialWaiter::Mapping { op, session, wanted, unmet, region, home };
             return self.cx.wait_until_connected(owner, waiting);
         }
-        // Handles from before the home was lost stay dead: they may allow what was revoked since.
+        // Handles from before the loss of the home stay invalid: they may allow what was revoked since.
         if let Some(quiesce) = self.mapper.drop_if_lost(reply.region) {
             self.cx.push(Effect::Quiesce(quiesce));
         }
@@ -590,21 +590,21 @@ impl SessionSide<'_> {
         }
     }
 
-    /// Tells the home that this node no longer maps the region, unless it does again or is about to.
+    /// Tells the home that this node does not map the region, unless it does or a map request is in flight.
     pub(super) fn announce_unmapped(&mut self, region: RegionId, home: NodeIncarnation) {
         if !self.cx.is_present(home) {
-            // The end of the pairing tells it the same.
+            // The home learns the same from the end of the pairing.
             return;
         }
         let mapped = self.mapper.home_of(region).is_some() || self.commands.mapping.contains_key(&region);
         if !mapped {
-            // All map requests sent so far have been answered.
+            // Every map request sent so far has been answered.
             let upto = RequestId(self.cx.out().last_number());
             self.cx.notify(home.node, Notice::Unmapped { region, upto });
         }
     }
 
-    /// Ends a session's watch.  If this node does not map the region, its home has dropped the watch already.
+    /// Ends a session's watch.  If this node does not map the region, the home has already dropped the watch.
     fn unwatch(&mut self, op: OpId, region: RegionId, port: u32) {
         match self.mapper.home_of(region) {
             Some(home) => self.act(op, Act::Unwatch { port }, region, home.node, 0),
@@ -641,13 +641,13 @@ impl SessionSide<'_> {
         }
     }
 
-    /// Skips regions that were freed since their names were listed.
+    /// Collects the description of a listed region.  Skips regions freed since their names were listed.
     fn gather_info(&mut self, op: OpId, name: String, home: NodeId, body: Result<Reply, ErrorReply>) {
         let Some(Listing { infos, unreachable, .. }) = self.commands.lists.get_mut(&op) else { return };
         infos.missing -= 1;
         match body {
             Ok(Reply::Info(info)) => infos.found.push(*info),
-            // A new node may not know former members.
+            // A node that joined recently may not know former members.
             Err(ErrorReply::PeerDown(_) | ErrorReply::UnknownNode(_)) => unreachable.push((name, home)),
             _ => {}
         }
@@ -689,7 +689,7 @@ impl SessionSide<'_> {
     }
 }
 
-/// FNV-1a: the same on every node, and in every version.
+/// FNV-1a, whose result is the same on every node and in every version.
 fn hash(name: &str) -> u64 {
     name.bytes()
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))

@@ -1,4 +1,4 @@
-//! Resolves mapped bytes for commands that travel, and for explanations.
+//! Resolves mapped bytes to extents, for commands sent to other nodes and for explanations.
 
 use std::borrow::Cow;
 
@@ -15,17 +15,17 @@ use crate::permissions::Permissions;
 pub struct Known {
     /// The region.
     pub region: RegionId,
-    /// The node that orders its changes.
+    /// The home, which orders all changes.
     pub home: NodeIncarnation,
     /// The permissions of the handle.
     pub permissions: Permissions,
     /// Whether the region is immutable.
     pub sealed: bool,
-    /// Its extents in order, and how this node reaches them.
+    /// The extents in order, each with its place as seen from this node.
     pub pieces: Vec<(Extent, Place)>,
 }
 
-/// The extents of a region, and its frozen part: first byte and length.
+/// The extents of a region, and the offset and length of its frozen part, if any.
 type Layout<'m> = (Cow<'m, [Extent]>, Option<(u64, u64)>);
 
 impl Mapper {
@@ -57,7 +57,7 @@ impl Mapper {
         }
     }
 
-    /// Returns the state of the region behind a handle; `None` if the handle is not one of `session`'s.
+    /// Returns the state of the region behind a handle; `None` if the handle does not belong to `session`.
     pub fn known(&self, session: SessionId, slot: SlotRef, locate: &dyn Locate) -> Option<Known> {
         let (region, home) = self.region_of(session, slot)?;
         let mapped = self.regions.get(&region)?;
@@ -68,7 +68,7 @@ impl Mapper {
         Some(Known { region, home, permissions, sealed, pieces })
     }
 
-    /// The memory that accesses through this node's handles can touch now, by region.
+    /// The memory that accesses through this node's handles can currently touch, by region.
     pub fn reached(&self, locate: &dyn Locate) -> Vec<(RegionId, Extent)> {
         let settled = self.regions.iter().filter(|(region, _)| !self.changing.contains_key(region));
         let mut reached = Vec::new();
@@ -94,7 +94,7 @@ impl Mapper {
                 let key = self.keys.get(&(mapped.owner, segment_of(window)));
                 (key.copied(), window.offset(), window.len())
             }
-            // The region is down, so its old place does not matter.
+            // The region is down, so its former place does not matter.
             View::Pieces(pieces) => (Some(Key(0)), 0, pieces.len),
         };
         let (key, offset, len) = self.path.slots().inspect(mapped.first, place)?;

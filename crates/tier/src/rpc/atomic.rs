@@ -1,4 +1,4 @@
-//! Atomics by call, for words that posted atomics would not change atomically with respect to processors.
+//! Atomics by call, for memory in which posted atomics are not atomic with respect to processors.
 //!
 //! ```text
 //!   requester                                              owner of the word
@@ -6,14 +6,14 @@
 //!     the operation ends  <─────────── AtomicAnswer ─────  by its processor, at once; no handler, no engine
 //! ```
 //!
-//! Both are sends with immediates of their own, and so ordered with all other sends of a node.  Nothing is
-//! retransmitted: a broken connection ends the operation like a posted atomic, with an unknown result.  Until then it
-//! counts as posted work to the owner, which changes of the region wait for.
+//! Both messages are sends with immediates of their own, and so ordered with all other sends of a node.  They are not
+//! retransmitted: a broken connection ends the operation like a posted atomic, with an unknown result.  Until then the
+//! operation counts as posted work to the owner, for which changes of the region wait.
 //!
 //! The owner executes a call only while the requester is connected, and only in its arena.  It holds the lock that also
-//! guards the requester's end: once a peer is known to be gone, none of its calls executes.
+//! guards the end of the requester, so no call of a peer is executed after the peer was declared lost.
 //!
-//! Everything is little-endian.
+//! All integers are little-endian.
 
 use halite_fabric::{Key, RemoteAddress, WorkId};
 use halite_mem::Window;
@@ -26,7 +26,7 @@ pub const ATOMIC_IMM: u32 = 2;
 /// The immediate of a send that carries an [`AtomicAnswer`].
 pub const ATOMIC_ANSWER_IMM: u32 = 3;
 
-/// Maximum calls of a node in flight to one peer, which may have to buffer as many answers.
+/// Maximum calls in flight from a node to one peer, which may have to buffer as many answers.
 pub const ATOMICS_UNDER_WAY_MAX: usize = 1 << 16;
 
 /// A request to change a word of the receiver.
@@ -36,9 +36,9 @@ pub const ATOMICS_UNDER_WAY_MAX: usize = 1 << 16;
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AtomicCall {
-    /// The requester's id.
+    /// Id of the request, chosen by the requester.
     pub id: WorkId,
-    /// The word.
+    /// Address of the word.
     pub word: RemoteAddress,
     /// The operation.
     pub atomic: Atomic,
@@ -48,7 +48,7 @@ pub struct AtomicCall {
 pub const ATOMIC_CALL_BYTES: usize = 40;
 
 impl AtomicCall {
-    /// Encodes it.
+    /// Encodes the call.
     pub fn emit(&self) -> [u8; ATOMIC_CALL_BYTES] {
         let (kind, one, two) = match self.atomic {
             Atomic::FetchAdd { add } => (0, add, 0),
@@ -57,7 +57,7 @@ impl AtomicCall {
         words([self.id.0, u64::from(self.word.key.0) | kind << 32, self.word.offset, one, two])
     }
 
-    /// Decodes it.
+    /// Decodes a call.
     pub fn parse(bytes: &[u8]) -> Result<AtomicCall, WireError> {
         let [id, place, offset, one, two] = parse_words::<5>(bytes).ok_or(BAD_CALL)?;
         let atomic = match (place >> 32, two) {
@@ -69,8 +69,8 @@ impl AtomicCall {
         Ok(AtomicCall { id: WorkId(id), word, atomic })
     }
 
-    /// Changes the word in `segment`, the memory behind the key, and returns the old value; `None`, without effect, if
-    /// it is not an aligned word there.
+    /// Changes the word in `segment`, the memory behind the key, and returns the old value.  Returns `None`, without
+    /// effect, if the address is not that of an aligned word in `segment`.
     pub fn apply(&self, segment: &Window) -> Option<u64> {
         self.atomic.try_apply(segment, self.word.offset)
     }
@@ -83,9 +83,9 @@ impl AtomicCall {
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AtomicAnswer {
-    /// The requester's id.
+    /// Id of the request, chosen by the requester.
     pub id: WorkId,
-    /// The old value; `None` if there is no such word, and nothing changed.
+    /// The old value; `None` if the address was invalid, so that no word was changed.
     pub old: Option<u64>,
 }
 
@@ -93,12 +93,12 @@ pub struct AtomicAnswer {
 pub const ATOMIC_ANSWER_BYTES: usize = 24;
 
 impl AtomicAnswer {
-    /// Encodes it.
+    /// Encodes the answer.
     pub fn emit(&self) -> [u8; ATOMIC_ANSWER_BYTES] {
         words([self.id.0, u64::from(self.old.is_none()), self.old.unwrap_or(0)])
     }
 
-    /// Decodes it.
+    /// Decodes an answer.
     pub fn parse(bytes: &[u8]) -> Result<AtomicAnswer, WireError> {
         let [id, status, old] = parse_words::<3>(bytes).ok_or(BAD_ANSWER)?;
         let old = match (status, old) {
@@ -121,7 +121,7 @@ fn words<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BY
     bytes
 }
 
-/// Decodes exactly `WORDS` words.
+/// Decodes exactly `WORDS` words.  Returns `None` if the length differs.
 fn parse_words<const WORDS: usize>(bytes: &[u8]) -> Option<[u64; WORDS]> {
     let (chunks, rest) = bytes.as_chunks::<8>();
     let chunks: &[[u8; 8]; WORDS] = chunks.try_into().ok()?;

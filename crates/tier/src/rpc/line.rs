@@ -1,4 +1,4 @@
-//! Lines: short requests and replies of 64 bytes, each visible as a whole.
+//! Lines: short requests and replies of 64 bytes, each of which becomes visible as a whole.
 //!
 //! ```text
 //!   request, in the server's row of lines for the client's node
@@ -13,11 +13,11 @@
 //!   56 whether to notify the caller: written by the caller
 //! ```
 //!
-//! The mark of a request is the lap of its place, that of a reply the generation of its slot, each with the highest bit
-//! set.  Older content has another mark, and fresh memory, which is zero, none.
+//! The mark of a request is the lap of its position, and that of a reply the generation of its slot, each with the
+//! highest bit set.  Older content has a different mark, and fresh memory, which is zero, has none.
 //!
-//! A principal is a number that an earlier request in the ring introduced with its name.  Requests of a node are
-//! handled in posting order, whether in lines or in the ring, and after earlier cancels.  So each line carries the
+//! A principal is given as a number that an earlier request in the ring has assigned to its name.  Requests of a node
+//! are handled in posting order, whether in lines or in the ring, and after earlier cancels.  So each line carries the
 //! number of ring requests and cancels posted before it.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -28,17 +28,17 @@ use halite_fabric::RemoteAddress;
 use super::wire::WireError;
 use super::{Kind, ReplyHeader, SlotId, Status, Violation, wire};
 
-/// Maximum input in a line, in bytes.
+/// Maximum length of an input in a line, in bytes.
 pub const INPUT_BYTES_MAX: usize = 40;
-/// Maximum output in a line, in bytes.
+/// Maximum length of an output in a line, in bytes.
 pub const OUTPUT_BYTES_MAX: usize = 48;
-/// Lines in a row for requests.
+/// Number of lines in a row of requests.
 pub const REQUEST_LINES: u32 = 512;
-/// Words of a request.
+/// Number of words of a request.
 pub const REQUEST_WORDS: usize = 8;
-/// Words of a reply; after them the caller sets whether to notify it.
+/// Number of words of a reply.  The word after them is written by the caller: whether to notify it.
 pub const REPLY_WORDS: usize = 7;
-/// Maximum principals with a number.
+/// Maximum number of principals with a number.
 pub const PRINCIPALS_MAX: u16 = 1024;
 
 /// First word of the input, and its maximum number of words.
@@ -51,15 +51,15 @@ const MARK: u16 = 1 << 15;
 pub struct RequestLine {
     /// The kind of request.
     pub kind: Kind,
-    /// The function or port.
+    /// Number of the function or port.
     pub number: u32,
     /// The caller's slot.
     pub slot: SlotId,
-    /// The principal's number.
+    /// Number of the principal.
     pub principal: u16,
-    /// Number of ring requests and cancels posted before it, wrapping.
+    /// Number of ring requests and cancels posted before this request, wrapping.
     pub posted_before: u16,
-    /// Maximum reply that the caller accepts, in bytes.
+    /// Maximum length of the reply that the caller accepts, in bytes.
     pub reply_bytes_max: u32,
     /// Length of the input in bytes.
     pub input_bytes: u8,
@@ -80,7 +80,7 @@ pub fn reply_mark(slot: SlotId) -> u16 {
 }
 
 impl RequestLine {
-    /// Encodes it; the first word is stored last.
+    /// Encodes the request.  The first word must be stored last.
     #[inline]
     pub fn emit(&self, mark: u16) -> [u64; REQUEST_WORDS] {
         let (kind, limit) = wire::kind_code(self.kind, self.reply_bytes_max);
@@ -100,7 +100,7 @@ impl RequestLine {
         words
     }
 
-    /// Decodes a private copy of it.
+    /// Decodes `words`, a private copy of a request.
     #[inline]
     pub fn parse(words: &[u64; REQUEST_WORDS]) -> Result<RequestLine, WireError> {
         let bad = WireError("request");
@@ -129,7 +129,7 @@ impl RequestLine {
     }
 }
 
-/// A reply whose output is in the line if short, else in the slot.
+/// A reply, with its output in the line if that is short, else in the slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReplyLine {
     /// The result of the request.
@@ -139,13 +139,13 @@ pub struct ReplyLine {
 }
 
 impl ReplyLine {
-    /// Encodes it, with `output` if short; the first word is stored last.  Also returns the number of words.
+    /// Encodes a reply, with `output` if short, and returns its number of words.  The first is to be stored last.
     #[inline]
     pub fn emit(status: Status, slot: SlotId, output: &[u8]) -> ([u64; REPLY_WORDS], usize) {
         let is_here = output.len() <= OUTPUT_BYTES_MAX;
         let mut words = [0; REPLY_WORDS];
         let header = u64::from_le_bytes(ReplyHeader { status }.emit());
-        // Codes fit a byte; the number is the upper half.
+        // Codes fit into a byte, and the number is the upper half.
         words[0] = u64::from(reply_mark(slot))
             | (header & 0xff) << 16
             | u64::from(is_here) << 24
@@ -162,7 +162,7 @@ impl ReplyLine {
         (words, 1 + output.len().div_ceil(size_of::<u64>()))
     }
 
-    /// Decodes the first word of a private copy.
+    /// Decodes the first word of a private copy of a reply.
     #[inline]
     pub fn parse(first: u64) -> Result<ReplyLine, WireError> {
         let header = first >> 16 & 0xff | first >> 32 << 32;
@@ -175,7 +175,7 @@ impl ReplyLine {
     }
 }
 
-/// The output in a line.
+/// Returns the output in a line.
 #[inline]
 pub fn output_of(words: &[u64; REPLY_WORDS]) -> [u8; OUTPUT_BYTES_MAX] {
     let mut output = [0; OUTPUT_BYTES_MAX];
@@ -186,7 +186,7 @@ pub fn output_of(words: &[u64; REPLY_WORDS]) -> [u8; OUTPUT_BYTES_MAX] {
     output
 }
 
-/// The address in a line.
+/// Returns the address in a line.
 #[inline]
 pub fn address_of(words: &[u64; REPLY_WORDS]) -> Result<RemoteAddress, WireError> {
     let output = output_of(words);
@@ -198,24 +198,24 @@ pub fn address_of(words: &[u64; REPLY_WORDS]) -> Result<RemoteAddress, WireError
 pub struct LineWriter {
     /// Number of requests posted.
     tail: u64,
-    /// Number read by the server, when last updated.
+    /// Number of requests read by the server, when last updated.
     head: u64,
 }
 
 impl LineWriter {
-    /// The position of the next request; `None` if there is no room.
+    /// The position of the next request; `None` if the row is full.
     #[inline]
     pub fn place(&self) -> Option<u64> {
         (self.tail - self.head < u64::from(REQUEST_LINES)).then_some(self.tail)
     }
 
-    /// Takes the position for a posted request.
+    /// Advances the tail behind a posted request.
     #[inline]
     pub fn take(&mut self) {
         self.tail += 1;
     }
 
-    /// The server has read `head` requests.
+    /// Records that the server has read `head` requests.
     #[inline]
     pub fn set_head(&mut self, head: u64) -> Result<(), Violation> {
         if head > self.tail {
@@ -226,13 +226,13 @@ impl LineWriter {
     }
 }
 
-/// The line of a position in the row.
+/// Index of the line for a position in the row.
 #[inline]
 pub fn index_of(position: u64) -> u32 {
     (position % u64::from(REQUEST_LINES)) as u32
 }
 
-/// The server's end.  One thread at a time reads requests and hands this on; others may read what the client was told.
+/// The server's end of a row.  Only one thread at a time reads requests; any thread may read the head reported last.
 #[derive(Debug, Default)]
 pub struct LineReader {
     head: AtomicU64,
@@ -245,11 +245,11 @@ impl LineReader {
     /// The position of the next request.
     #[inline]
     pub fn position(&self) -> u64 {
-        // The handover of the reader orders this and all below.
+        // Handing the reader to another thread orders this access and those below.
         self.head.load(Relaxed)
     }
 
-    /// The next request was read.
+    /// Records that the next request was read.
     #[inline]
     pub fn advance(&self) {
         self.head.store(self.position() + 1, Relaxed);
@@ -261,12 +261,12 @@ impl LineReader {
         self.heard.load(Relaxed)
     }
 
-    /// Counts one more: later lines may have waited for it.
+    /// Counts one more ring request or cancel, for which later lines may have waited.
     pub fn hear(&self) {
         self.heard.store(self.heard().wrapping_add(1), Relaxed);
     }
 
-    /// Whether to report the head to the client, once per quarter of the row.
+    /// Whether to report the head to the client, which is due once per quarter of the row.
     #[inline]
     pub fn poll_head(&self) -> bool {
         let is_due = self.position() - self.told() >= u64::from(REQUEST_LINES) / 4;
@@ -277,7 +277,7 @@ impl LineReader {
         is_due
     }
 
-    /// The head last reported to the client; 0 at first.
+    /// The head reported last to the client; 0 before the first report.
     #[inline]
     pub fn told(&self) -> u64 {
         // Pairs with the Release in poll_head().

@@ -1,29 +1,29 @@
-//! The two ends of a request ring: the places to write and read next.
+//! The two ends of a request ring, which determine the next places to write and read.
 //!
 //! Positions count bytes since the beginning.  A request is contiguous: one that does not fit before the end starts at
-//! the beginning of the ring, and the rest of the lap is skipped.  Requests are not padded, so a ring holds as many as
-//! it has bytes for.  Neither end touches memory.
+//! the beginning of the ring, and the rest of the lap is skipped.  Requests are not padded, so their number is limited
+//! only by the ring's bytes.  Neither end accesses memory.
 
 use super::{RING_BYTES_MAX, RING_BYTES_MIN, Violation};
 
-/// The ring has no room until the server has read on.
+/// The ring has no space until the server has read more requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the request ring is full")]
 pub struct RingFull;
 
-/// The client's end, which owns the tail.  A clone allows rollback if requests were not posted.
+/// The client's end, which owns the tail.  A clone allows a rollback if requests could not be posted.
 #[derive(Clone, Debug)]
 pub struct RingWriter {
     bytes: u64,
     tail: u64,
-    /// The server's head when last read.
+    /// The server's head as last read.
     head: u64,
 }
 
 /// A place for one request, not taken yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Place {
-    /// Bytes from the start of the ring.
+    /// Offset in the ring, in bytes.
     pub offset: u64,
     end: u64,
 }
@@ -37,30 +37,30 @@ pub struct RingReader {
     told: u64,
 }
 
-/// Whether a ring can have that many bytes.
+/// Whether a ring can have this length.
 pub fn is_ring_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && (RING_BYTES_MIN..=RING_BYTES_MAX).contains(&bytes)
 }
 
-/// Maximum request in a ring of `bytes`.  With a head that lags by a quarter, and a lap that ends a quarter early, a
-/// ring read to its end has room for it.
+/// Maximum length of a request in a ring of `bytes`.  Even with a head that lags by a quarter and a lap that ends a
+/// quarter early, a ring that was read to its end has space for it.
 pub const fn request_bytes_max(bytes: u64) -> u64 {
     bytes / 4
 }
 
 impl RingWriter {
-    /// The writing end of an empty ring.
+    /// Creates the writing end of an empty ring of `bytes`.
     pub fn new(bytes: u64) -> RingWriter {
         debug_assert!(is_ring_size(bytes), "a ring of {bytes} bytes");
         RingWriter { bytes, tail: 0, head: 0 }
     }
 
-    /// Maximum request, in bytes.
+    /// Maximum length of a request, in bytes.
     pub fn request_bytes_max(&self) -> u64 {
         request_bytes_max(self.bytes)
     }
 
-    /// The place of a request of `len` bytes, at most [`RingWriter::request_bytes_max`].
+    /// Returns the place of a request of `len` bytes, at most [`RingWriter::request_bytes_max`].
     pub fn place(&self, len: u64) -> Result<Place, RingFull> {
         debug_assert!(len <= self.request_bytes_max(), "a request of {len} bytes");
         let left_in_lap = self.bytes - self.tail % self.bytes;
@@ -72,12 +72,12 @@ impl RingWriter {
         Ok(Place { offset: start % self.bytes, end })
     }
 
-    /// Takes `place` for a posted request.
+    /// Advances the tail behind the request posted at `place`.
     pub fn take(&mut self, place: Place) {
         self.tail = place.end;
     }
 
-    /// The server has read up to `head`.
+    /// Records that the server has read up to `head`.
     pub fn set_head(&mut self, head: u64) -> Result<(), Violation> {
         if head > self.tail {
             return Err(Violation("its head is beyond the tail"));
@@ -89,13 +89,13 @@ impl RingWriter {
 }
 
 impl RingReader {
-    /// The reading end of an empty ring.
+    /// Creates the reading end of an empty ring of `bytes`.
     pub fn new(bytes: u64) -> RingReader {
         debug_assert!(is_ring_size(bytes), "a ring of {bytes} bytes");
         RingReader { bytes, head: 0, told: 0 }
     }
 
-    /// Handles a request at `offset`; returns its maximum length in bytes.
+    /// Handles a request at `offset`.  Returns its maximum length in bytes.
     pub fn arrive(&mut self, offset: u64) -> Result<u64, Violation> {
         let at = self.head % self.bytes;
         if offset != at {
@@ -107,12 +107,12 @@ impl RingReader {
         Ok(request_bytes_max(self.bytes).min(self.bytes - offset))
     }
 
-    /// The last request had `len` bytes and was copied out.
+    /// Records that the last request, of `len` bytes, was copied out.
     pub fn advance(&mut self, len: u64) {
         self.head += len;
     }
 
-    /// The head to report to the client, once a quarter of the ring was read since the last report.
+    /// Returns the head to report to the client if a quarter of the ring was read since the last report, else `None`.
     pub fn poll_head(&mut self) -> Option<u64> {
         if self.head - self.told < self.bytes / 4 {
             return None;
@@ -121,7 +121,7 @@ impl RingReader {
         Some(self.head)
     }
 
-    /// The last head that [`RingReader::poll_head`] returned; 0 at first.
+    /// The head that [`RingReader::poll_head`] last returned; 0 before.
     pub fn told(&self) -> u64 {
         self.told
     }
@@ -159,7 +159,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that tracks the bytes of unread requests.
+        /// Compares with a model that tracks the bytes of unread requests.
         #[test]
         fn unread_requests_are_never_overwritten(
             steps in prop::collection::vec((any::<bool>(), 1..=BYTES / 4, any::<bool>()), 1..500)

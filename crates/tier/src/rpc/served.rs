@@ -7,16 +7,16 @@
 //!                      └──> Idle        v
 //! ```
 //!
-//! A call is *busy* while its slot is written, or its input read: only then must a cancel wait.  The caller may see the
+//! A call is *busy* while its slot is written, or its input read; only then must a cancel wait.  The caller may see the
 //! answer, and reuse the slot, before the writing thread reaches `end`, which then has no effect.
 //!
-//! Answering threads take no lock: each slot is one word.
+//! Answering threads take no lock, since each slot is one word.
 //!
 //! ```text
 //!   | number of the request, 47 bits | generation, 15 bits | state, 2 bits |      0: never used
 //! ```
 //!
-//! Requests and cancels of a client are handled by one thread at a time; answers may begin and end on any thread.
+//! One thread at a time handles requests and cancels of a client; any thread may begin and end an answer.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -28,18 +28,18 @@ use std::sync::atomic::AtomicU64;
 
 use super::{SlotId, Violation};
 
-/// See the module's documentation.  Indexed by the client's slots.
+/// The states of a client's calls, indexed by its slots; see the module's documentation.
 #[derive(Debug)]
 pub struct Served {
     /// The slots of most calls.
     first: Box<[AtomicU64]>,
     /// The other slots, allocated in blocks.
     others: Box<[OnceLock<Box<[AtomicU64]>>]>,
-    /// Number of requests so far.
+    /// Number of the latest request.
     count: AtomicU64,
 }
 
-/// One request.  Slot and generation recur when the client has used the slot often enough; the number recurs after a
+/// One request.  Slot and generation repeat after the client has used the slot often enough; the number repeats after a
 /// day of one call per nanosecond.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ServedId {
@@ -62,11 +62,11 @@ enum ServedState {
 pub enum Cancelling {
     /// Acknowledge it now.
     Acknowledge,
-    /// [`Served::end`] reports when.
+    /// Acknowledge it when [`Served::end`] returns true.
     Later,
 }
 
-/// Slots of a block: as many as have a default place for the reply.
+/// Number of slots in a block, which is also the number of default slots.
 const BLOCK_SLOTS: usize = if cfg!(loom) { 4 } else { 1024 };
 const BLOCKS: usize = (u16::MAX as usize + 1) / BLOCK_SLOTS;
 const STATE_BITS: u32 = 2;
@@ -85,10 +85,10 @@ fn block() -> Box<[AtomicU64]> {
 }
 
 impl Served {
-    /// Opens a request.  Called by one thread at a time.
+    /// Opens a request.  Must be called by one thread at a time.
     #[inline]
     pub fn open(&self, slot: SlotId) -> Result<ServedId, Violation> {
-        // The poll token, or a lock, orders this between the threads that handle requests.
+        // The poll token or a lock orders this access between the threads that handle requests.
         let number = self.count.load(Relaxed).wrapping_add(1) & NUMBER_MAX;
         self.count.store(number, Relaxed);
         let id = ServedId { slot, number };
@@ -106,20 +106,20 @@ impl Served {
     /// Whether the call may still be answered.
     #[inline]
     pub fn is_open(&self, id: ServedId) -> bool {
-        // A hint; callers that act on it call begin().
+        // Only a hint: callers that rely on it call begin().
         self.of(id.slot.index).load(Relaxed) == word_of(id, ServedState::Open)
     }
 
-    /// Begins to write the call's slot, or to read its input.  `false` if the call was cancelled.
+    /// Begins to write the call's slot, or to read its input.  Returns false if the call was cancelled.
     #[inline]
     pub fn begin(&self, id: ServedId) -> bool {
-        // Pairs with open() and end(), and with a cancel, which finds the call open or busy.
+        // Pairs with open() and end(), and with cancel(), which finds the call open or busy.
         let (open, busy) = (word_of(id, ServedState::Open), word_of(id, ServedState::Busy));
         self.of(id.slot.index).compare_exchange(open, busy, Acquire, Relaxed).is_ok()
     }
 
-    /// Ends that; the call is `answered`, or not yet.  Returns whether to acknowledge a cancel now.  No effect if the
-    /// slot is in its next use.
+    /// Ends what [`Served::begin`] began; `answered` says that the call is done.  Returns true if a cancel is to be
+    /// acknowledged now.  Has no effect if the slot is already in its next use.
     ///
     /// Acts as a full fence between the thread's earlier stores and its later loads.
     #[inline]
@@ -127,18 +127,18 @@ impl Served {
         let call = self.of(id.slot.index);
         let busy = word_of(id, ServedState::Busy);
         let after = word_of(id, if answered { ServedState::Idle } else { ServedState::Open });
-        // Never a plain store: the slot may be open for the next call already.  Pairs with the Acquire of begin().
+        // Never a plain store: the slot may already be open for the next call.  Pairs with the Acquire of begin().
         let ended = call.compare_exchange(busy, after, SeqCst, Relaxed);
         fence_behind_exchange();
         let Err(found) = ended else { return false };
         if found != word_of(id, ServedState::Cancelled) {
             return false;
         }
-        // Only the next use of the slot can change it before the acknowledgement arrives.
+        // Until the acknowledgement arrives, only the next use of the slot can change the word.
         call.compare_exchange(found, word_of(id, ServedState::Idle), AcqRel, Relaxed).is_ok()
     }
 
-    /// The caller has given up.  Called by one thread at a time.
+    /// Handles the cancel of a caller that has given up.  Must be called by one thread at a time.
     pub fn cancel(&self, slot: SlotId) -> Cancelling {
         let call = self.of(slot.index);
         let mut word = call.load(Acquire);
@@ -150,7 +150,7 @@ impl Served {
                 ServedState::Busy if generation_of(word) == slot.generation => {
                     (ServedState::Cancelled, Cancelling::Later)
                 }
-                // It was answered: the reply precedes the acknowledgement.
+                // The call was answered, and the reply precedes the acknowledgement.
                 _ => return Cancelling::Acknowledge,
             };
             match call.compare_exchange(word, with_state(word, next), AcqRel, Acquire) {
@@ -175,8 +175,8 @@ impl Served {
     }
 }
 
-/// A store suffices: only end() of a finished call may change the word concurrently.  Its exchange writes directly
-/// after what it read, so it precedes this store or fails.  Pairs with the Acquire in begin().
+/// A store suffices: only end() of a finished call may change the word concurrently.  The exchange there writes
+/// directly after what it read, so it precedes this store or fails.  Pairs with the Acquire in begin().
 #[inline]
 #[cfg(not(loom))]
 fn store_open(call: &AtomicU64, word: u64) {
@@ -215,7 +215,7 @@ fn generation_of(word: u64) -> u16 {
     (word >> STATE_BITS) as u16 & 0x7fff
 }
 
-/// A fence after a compare-and-swap, which on x86-64 is one itself.
+/// A fence after a compare-and-swap, which on x86-64 is a fence itself.
 #[inline]
 fn fence_behind_exchange() {
     #[cfg(all(target_arch = "x86_64", not(any(loom, miri))))]
@@ -277,7 +277,7 @@ mod loom_tests {
                 let served = served.clone();
                 thread::spawn(move || served.end(first, true))
             };
-            // The client has seen the answer, and calls again.
+            // The client has seen the answer and makes its next call.
             let second = served.open(SlotId { generation: 4, ..ID }).unwrap();
             assert!(!ending.join().unwrap());
             assert!(served.begin(second), "the end of the first call ended the second");

@@ -1,4 +1,4 @@
-//! Reply slots: the places at a caller's node into which servers write.
+//! Reply slots: the places in a caller's node into which servers write replies.
 //!
 //! ```text
 //!           open            handle_reply         free
@@ -10,8 +10,8 @@
 //!                    └─────── handle_reply (late) ──> Replied ────> Free
 //! ```
 //!
-//! Slots may also be *lent* to a thread that manages their uses by itself while nothing goes wrong.  A use that needs a
-//! waker, a cancel, or the end of its server is taken back first:
+//! A slot may also be *lent* to a thread that manages its uses by itself, as long as nothing goes wrong.  A use that
+//! needs a waker or a cancel, or whose server is lost, is adopted first:
 //!
 //! ```text
 //!        lend           adopt
@@ -20,8 +20,8 @@
 //!     └──────────┘
 //! ```
 //!
-//! A waiter holds only a slot's id.  A slot becomes free only when nothing can write to it any more; its next use has
-//! another generation, which exposes peers that break this rule.
+//! A waiter holds only a slot's id.  A slot becomes free only when no server can write to it any more.  Its next use
+//! has another generation, which exposes peers that violate this.
 
 use std::task::Waker;
 
@@ -35,7 +35,7 @@ use super::wire::next_generation;
 pub struct SlotId {
     /// Index of the slot.
     pub index: u16,
-    /// Number of its use: 15 bits.
+    /// Number of the use, in 15 bits.
     pub generation: u16,
 }
 
@@ -44,7 +44,7 @@ pub struct SlotId {
 pub enum Target {
     /// On this node.
     Own,
-    /// Behind a connection.
+    /// On another node, behind this connection.
     Peer(PeerId),
 }
 
@@ -52,13 +52,13 @@ pub enum Target {
 #[derive(Debug)]
 pub struct ReplySlots<H> {
     slots: Vec<Slot<H>>,
-    /// Free preferred slots.  The last used is reused first: it is in the cache.
+    /// Free preferred slots.  The slot used last is reused first, since it is in the cache.
     free: Vec<u16>,
-    /// Other free slots.
+    /// Other free slots, used if no preferred one is free.
     free_others: Vec<u16>,
     preferred: usize,
     slots_max: usize,
-    /// No waiting slot has an earlier deadline.
+    /// Time in ns before which no waiting slot is overdue.
     next_deadline_ns: u64,
     closed: bool,
 }
@@ -74,58 +74,58 @@ struct Slot<H> {
 #[derive(Debug)]
 enum SlotState {
     Free,
-    /// Managed by the borrower.
+    /// Managed by the thread to which it is lent.
     Lent,
     Waiting {
         waker: Option<Waker>,
         deadline_ns: u64,
     },
     Replied,
-    /// The server is gone; `cut_off` once it can write no more.
+    /// The server is lost; `cut_off` once it can write no more.
     Down {
         cut_off: bool,
     },
     Abandoned,
 }
 
-/// The meaning of a reply.
+/// The state of the call for which a reply has arrived.
 #[derive(Debug)]
 pub enum Arrival {
-    /// A caller waits for it.
+    /// A caller waits for the reply.
     Expected(Option<Waker>),
-    /// The caller has given up: inspect it, then [`ReplySlots::free`] the slot.
+    /// The caller has given up: inspect the reply, then [`ReplySlots::free`] the slot.
     Late,
-    /// From a peer that was declared dead before: ignored.
+    /// The peer was declared lost before: ignore the reply.
     Posthumous,
 }
 
-/// The state seen by a waiter.
+/// State of a slot, as its waiter sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplyState {
-    /// No reply yet.
+    /// The reply has not arrived yet.
     Waiting,
-    /// Replied: copy it out, then [`ReplySlots::free`] the slot.
+    /// The reply has arrived: copy it out, then [`ReplySlots::free`] the slot.
     Replied,
-    /// The server's node is gone: [`ReplySlots::abandon`] the slot.
+    /// The server's node is lost: [`ReplySlots::abandon`] the slot.
     Down,
     /// The deadline has passed: [`ReplySlots::abandon`] the slot.
     Overdue,
 }
 
-/// How to handle an abandoned slot.
+/// The action that an abandoned slot requires.
 #[derive(Debug)]
 pub enum Abandoned<H> {
-    /// Ask the server to acknowledge that it will not write.  Drop the waker without holding a lock.
+    /// Ask the server to acknowledge that it will not write, and drop the waker without holding a lock.
     Cancel(Target, Option<Waker>),
-    /// The reply had arrived: inspect it, then [`ReplySlots::free`] the slot.
+    /// The reply had already arrived: inspect it, then [`ReplySlots::free`] the slot.
     Replied,
-    /// The slot is free.
+    /// None: the slot is free.  Contains its resource.
     Freed(Option<H>),
-    /// The slot becomes free when the server's node is cut off.
+    /// None: the slot becomes free when the server's node is cut off.
     Kept,
 }
 
-/// Whether a peer that is down can write no more.
+/// Whether a lost peer is cut off, so that it can write no more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CutOffYet(pub bool);
 
@@ -136,7 +136,7 @@ impl<H> Slot<H> {
 }
 
 impl<H> ReplySlots<H> {
-    /// At most `slots_max` slots, none in use.  The first `preferred` are used while available.
+    /// Creates at most `slots_max` slots, none in use.  The first `preferred` are used while any of them is free.
     pub fn new(preferred: usize, slots_max: usize) -> ReplySlots<H> {
         assert!(slots_max <= 1 << 16, "an index has 16 bits");
         ReplySlots {
@@ -150,12 +150,12 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// Takes a slot into use; `None` if all are in use, or after [`ReplySlots::close`].
+    /// Takes a slot into use.  Returns `None` if all are in use, or after [`ReplySlots::close`].
     pub fn open(&mut self, target: Target) -> Option<SlotId> {
         if self.closed {
             return None;
         }
-        // Others are created only after all preferred ones.
+        // Other slots are created only after all preferred ones.
         let index = self.free.pop().or_else(|| self.free_others.pop()).or_else(|| self.make(target))?;
         let slot = &mut self.slots[usize::from(index)];
         slot.state = SlotState::Waiting { waker: None, deadline_ns: u64::MAX };
@@ -163,7 +163,7 @@ impl<H> ReplySlots<H> {
         Some(SlotId { index, generation: slot.generation })
     }
 
-    /// Lends a preferred slot for uses that are not managed here; `None` if all are in use, or after
+    /// Lends a preferred slot for uses that are not managed here.  Returns `None` if all are in use, or after
     /// [`ReplySlots::close`].
     pub fn lend(&mut self, target: Target) -> Option<SlotId> {
         if self.closed {
@@ -185,7 +185,7 @@ impl<H> ReplySlots<H> {
         self.free(id);
     }
 
-    /// Manages the current use `id` of a lent slot from now on.  `is_down` if its server is down, and perhaps cut off.
+    /// Starts to manage the current use `id` of a lent slot.  `is_down` is set if its server is lost or cut off.
     pub fn adopt(&mut self, id: SlotId, deadline_ns: u64, is_down: Option<CutOffYet>) {
         let slot = &mut self.slots[usize::from(id.index)];
         debug_assert!(matches!(slot.state, SlotState::Lent), "a slot is adopted once");
@@ -200,7 +200,7 @@ impl<H> ReplySlots<H> {
         };
     }
 
-    /// The use for which a reply is awaited, even if abandoned.
+    /// The use of a slot for which a reply is expected, even if abandoned; `None` otherwise.
     pub fn awaited(&self, index: u16) -> Option<SlotId> {
         let slot = self.slots.get(usize::from(index))?;
         let is_awaited = matches!(slot.state, SlotState::Waiting { .. } | SlotState::Abandoned);
@@ -215,7 +215,7 @@ impl<H> ReplySlots<H> {
         })
     }
 
-    /// Sets the deadline of a reply, initially infinite.
+    /// Sets the deadline of a reply, which is initially infinite.
     pub fn set_deadline(&mut self, id: SlotId, at_ns: u64) {
         let slot = self.slot_mut(id).expect("its opener holds it");
         if let SlotState::Waiting { deadline_ns, .. } = &mut slot.state {
@@ -224,7 +224,7 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// Attaches a resource to a slot in use until it is free.
+    /// Attaches a resource to a slot in use, until the slot is free.
     pub fn hold(&mut self, id: SlotId, held: H) {
         self.slot_mut(id).expect("its opener holds it").held = Some(held);
     }
@@ -234,28 +234,28 @@ impl<H> ReplySlots<H> {
         self.slots[usize::from(id.index)].target
     }
 
-    /// Number of slots in use, without lent ones.
+    /// Number of slots in use for replies from all servers, abandoned ones included, lent ones excluded.
     pub fn all_in_use(&self) -> usize {
         self.slots.iter().filter(|slot| slot.is_in_use()).count()
     }
 
-    /// Number of slots in use for replies from `target`, abandoned ones included.
+    /// Number of slots in use for replies from `target`, including abandoned ones.
     pub fn in_use(&self, target: Target) -> usize {
         self.slots.iter().filter(|slot| slot.is_in_use() && slot.target == target).count()
     }
 
-    /// Takes the resource of a slot; the outer `None` if that use is over.
+    /// Takes the resource of a slot.  The outer `None` means that this use has ended.
     pub fn take_held(&mut self, id: SlotId) -> Option<Option<H>> {
         self.slot_mut(id).map(|slot| slot.held.take())
     }
 
-    /// The resource of a slot in use.
+    /// The resource of a slot in use, or `None`.
     pub fn held(&self, id: SlotId) -> Option<&H> {
         let slot = self.slots.get(usize::from(id.index))?;
         slot.held.as_ref().filter(|_| slot.generation == id.generation)
     }
 
-    /// Handles a written reply.
+    /// Handles a reply that was written into a slot.
     pub fn handle_reply(&mut self, from: Target, id: SlotId) -> Result<Arrival, Violation> {
         let unknown = Violation("an unexpected reply");
         let slot = self.slot_mut(id).filter(|slot| slot.target == from).ok_or(unknown)?;
@@ -266,17 +266,17 @@ impl<H> ReplySlots<H> {
                 Ok(Arrival::Expected(waker))
             }
             SlotState::Abandoned => {
-                // From here on only its waiter frees it.
+                // From now on, only the slot's waiter frees it.
                 slot.state = SlotState::Replied;
                 Ok(Arrival::Late)
             }
             SlotState::Down { .. } => Ok(Arrival::Posthumous),
-            // A second reply.
+            // This is a second reply.
             SlotState::Free | SlotState::Lent | SlotState::Replied => Err(unknown),
         }
     }
 
-    /// The state of a slot.
+    /// Returns the state of a slot.
     pub fn look(&mut self, id: SlotId, now_ns: u64) -> ReplyState {
         let slot = self.slot_mut(id).expect("its waiter holds it");
         match &slot.state {
@@ -288,8 +288,8 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// As [`ReplySlots::look`]; if there is no reply yet, registers `waker`.  Hands the previous waker back, to be
-    /// dropped without holding a lock, since dropping may run arbitrary code.
+    /// As [`ReplySlots::look`], but registers `waker` if the reply has not arrived.  Exchanges it for the previous
+    /// waker, to be dropped without holding a lock, since dropping may run arbitrary code.
     pub fn wait(&mut self, id: SlotId, now_ns: u64, waker: &mut Option<Waker>) -> ReplyState {
         let look = self.look(id, now_ns);
         if look == ReplyState::Waiting
@@ -300,7 +300,7 @@ impl<H> ReplySlots<H> {
         look
     }
 
-    /// The waiter gives up a slot.
+    /// Abandons a slot, because its waiter has given up.
     pub fn abandon(&mut self, id: SlotId) -> Abandoned<H> {
         let slot = self.slot_mut(id).expect("its waiter holds it");
         match &mut slot.state {
@@ -321,14 +321,14 @@ impl<H> ReplySlots<H> {
         }
     }
 
-    /// The server acknowledges that it will not write.  Returns the slot's resource if it is free now.
+    /// Handles the server's acknowledgement that it will not write.  Returns the resource if the slot is free now.
     pub fn handle_cancelled(&mut self, from: Target, id: SlotId) -> Option<H> {
         let slot = self.slot_mut(id).filter(|slot| slot.target == from)?;
         // The reply may have preceded the acknowledgement.
         if let SlotState::Abandoned = slot.state { self.free(id) } else { None }
     }
 
-    /// Frees a slot; returns its resource.
+    /// Frees a slot and returns its resource.
     pub fn free(&mut self, id: SlotId) -> Option<H> {
         let slot = self.slot_mut(id).expect("its waiter holds it");
         slot.state = SlotState::Free;
@@ -339,7 +339,7 @@ impl<H> ReplySlots<H> {
         held
     }
 
-    /// A peer is gone but may still write.  Returns the wakers to wake.
+    /// Records that a peer is lost, but may still write.  Returns the wakers to wake.
     pub fn handle_down(&mut self, peer: PeerId) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for slot in self.slots.iter_mut().filter(|slot| slot.target == Target::Peer(peer)) {
@@ -351,7 +351,7 @@ impl<H> ReplySlots<H> {
         wakers
     }
 
-    /// A peer can write no more.  Returns the resources of slots that are free now.
+    /// Records that a peer is cut off, so can write no more.  Returns the resources of slots that are free now.
     pub fn handle_cut_off(&mut self, peer: PeerId) -> Vec<H> {
         let mut held = Vec::new();
         for index in 0..self.slots.len() {
@@ -371,12 +371,12 @@ impl<H> ReplySlots<H> {
         held
     }
 
-    /// When a slot may become overdue next, in ns.
+    /// Earliest time at which a slot may become overdue, in ns.
     pub fn next_deadline_ns(&self) -> u64 {
         self.next_deadline_ns
     }
 
-    /// Handles the time.  Returns the wakers to wake.
+    /// Handles the passing of time.  Returns the wakers of overdue slots, to be woken.
     pub fn handle_time(&mut self, now_ns: u64) -> Vec<Waker> {
         if now_ns < self.next_deadline_ns {
             return Vec::new();
@@ -394,7 +394,7 @@ impl<H> ReplySlots<H> {
         wakers
     }
 
-    /// Ends all waits; returns the wakers to wake.  Slots stay reserved, since replies may still be written.
+    /// Ends all waits and returns the wakers to wake.  Slots stay reserved, since replies may still be written.
     pub fn close(&mut self) -> Vec<Waker> {
         self.closed = true;
         let mut wakers = Vec::new();
@@ -412,7 +412,7 @@ impl<H> ReplySlots<H> {
         self.closed
     }
 
-    /// Number of slots in use, lent ones included.
+    /// Number of slots in use, including lent ones.
     pub fn used(&self) -> usize {
         self.slots.len() - self.free.len() - self.free_others.len()
     }
@@ -446,7 +446,7 @@ mod tests {
         let id = open(&mut slots);
         slots.abandon(id);
         assert!(matches!(slots.handle_reply(SERVER, id), Ok(Arrival::Late)));
-        // It is being inspected, and only the inspector frees it.
+        // The reply is being inspected, and only the inspector frees the slot.
         assert_eq!(slots.handle_cancelled(SERVER, id), None);
         assert!(slots.handle_cut_off(PEER).is_empty());
         assert_eq!(slots.free(id), Some("memory"));

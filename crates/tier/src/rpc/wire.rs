@@ -1,6 +1,6 @@
-//! The encodings of requests, replies and control messages.  `docs/protocol.md` draws them.
+//! Encodings of requests, replies and control messages, as drawn in `docs/protocol.md`.
 //!
-//! All fields are little-endian.  A parser works on a private copy, and refuses what no emitter writes.
+//! All integers are little-endian.  A parser works on a private copy, and rejects all bytes that no emitter writes.
 
 use halite_fabric::{Key, RemoteAddress};
 use serde::{Deserialize, Serialize};
@@ -12,12 +12,12 @@ use super::{PAYLOAD_BYTES_MAX, SlotId};
 pub const CONTROL_IMM: u32 = 1;
 
 const REPLY_FLAG: u32 = 1 << 31;
-/// Above every ring offset.
+/// Greater than every ring offset.
 const LINES_FLAG: u32 = 1 << 30;
 const LOOK_FLAG: u32 = 1 << 29;
 const GENERATION_MASK: u16 = 0x7fff;
 
-/// Bytes that do not parse.
+/// The error for bytes that cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("not a {0}")]
 pub struct WireError(pub(super) &'static str);
@@ -27,19 +27,19 @@ pub struct WireError(pub(super) &'static str);
 pub enum Imm {
     /// A request in the ring.
     Request {
-        /// Bytes from the start of the ring.
+        /// Offset in the ring, in bytes.
         offset: u64,
     },
-    /// A reply in this slot.
+    /// A reply in the given slot.
     Reply(SlotId),
-    /// Requests in lines.
+    /// Requests in the lines.
     Lines,
-    /// Tells the caller to poll the line of this slot: a reply was stored there, and may have been taken already.
+    /// Makes the caller poll the line of a slot: a reply was stored there, and may already have been taken.
     Look(u16),
 }
 
 impl Imm {
-    /// Encodes it for the fabric.
+    /// Encodes the immediate.
     #[inline]
     pub fn emit(self) -> u32 {
         match self {
@@ -50,7 +50,7 @@ impl Imm {
         }
     }
 
-    /// Decodes it.
+    /// Decodes an immediate.
     #[inline]
     pub fn parse(imm: u32) -> Imm {
         if imm & REPLY_FLAG == 0 && imm & LINES_FLAG != 0 {
@@ -64,7 +64,7 @@ impl Imm {
     }
 }
 
-/// The generation after `generation`: 15 bits.
+/// The generation after `generation`, in 15 bits.
 pub(super) fn next_generation(generation: u16) -> u16 {
     (generation + 1) & GENERATION_MASK
 }
@@ -74,17 +74,17 @@ pub(super) fn next_generation(generation: u16) -> u16 {
 pub enum Kind {
     /// Call a function.
     Call,
-    /// Put a message into a port, waiting for room.
+    /// Put a message into a port, waiting until the port has space.
     Send,
-    /// Put a message into a port if there is room now.
+    /// Put a message into a port if the port has space now.
     TrySend,
-    /// Put a message into a port, with room reserved under this number.
+    /// Put a message into a port, using the space reserved under this number.
     GrantedSend(u32),
-    /// Put a message into a port, buffered until there is room: the sender does not wait.
+    /// Put a message into a port, buffered until the port has space, so that the sender does not wait.
     Publish,
 }
 
-/// Maximum offset: longer than any segment, and no sum with headers, slots and payloads overflows.
+/// Maximum offset in bytes: above the length of any segment, and low enough that no sum with other lengths overflows.
 pub const OFFSET_BYTES_MAX: u64 = 1 << 56;
 
 /// The place of a request's input.
@@ -92,7 +92,7 @@ pub const OFFSET_BYTES_MAX: u64 = 1 << 56;
 pub enum Input {
     /// After the header and the principal's name.
     InRing,
-    /// In the client's memory, for the server to read.
+    /// In the client's memory, from which the server reads it.
     At(RemoteAddress),
 }
 
@@ -108,21 +108,21 @@ pub enum Input {
 pub struct RequestHeader {
     /// The kind of request.
     pub kind: Kind,
-    /// The function or port.
+    /// Number of the function or port.
     pub number: u32,
     /// The caller's slot.
     pub slot: SlotId,
-    /// Address and room in bytes for the reply, if not in the default slot.
+    /// Address of and space for the reply, in bytes; `None` for the default slot.
     pub reply_at: Option<(RemoteAddress, u32)>,
-    /// Maximum reply that the caller accepts, in bytes.
+    /// Maximum length of the reply that the caller accepts, in bytes.
     pub reply_bytes_max: u32,
     /// Length of the input in bytes.
     pub input_bytes: u32,
     /// Place of the input.
     pub input: Input,
-    /// Length of the principal's name, which follows.
+    /// Length in bytes of the principal's name, which follows the header.
     pub name_bytes: u8,
-    /// The number by which requests in lines refer to the principal from now on, if any.
+    /// Number by which later requests in lines refer to the principal, if assigned.
     pub principal: Option<u16>,
 }
 
@@ -130,26 +130,26 @@ const FIXED_BYTES: usize = 20;
 const ADDRESS_BYTES: usize = 16;
 const FLAG_REPLY_AT: u16 = 1;
 const FLAG_INPUT_AT: u16 = 2;
-/// The bits above it hold the principal's number plus one, or zero.
+/// The bits from this one on hold the principal's number plus one, or zero.
 const PRINCIPAL_SHIFT: u32 = 4;
 
-/// Maximum encoding of a [`RequestHeader`], in bytes.
+/// Maximum length of an encoded [`RequestHeader`], in bytes.
 pub const REQUEST_HEADER_BYTES_MAX: usize = FIXED_BYTES + 2 * ADDRESS_BYTES;
 
 impl RequestHeader {
-    /// Length of its encoding, in bytes.
+    /// Length of the encoded header, in bytes.
     pub fn len_bytes(&self) -> usize {
         let input_at = matches!(self.input, Input::At(_));
         FIXED_BYTES + ADDRESS_BYTES * (usize::from(self.reply_at.is_some()) + usize::from(input_at))
     }
 
-    /// Bytes of the whole request in the ring.
+    /// Length of the whole request in the ring, in bytes.
     pub fn request_bytes(&self) -> u64 {
         let input_bytes = if self.input == Input::InRing { u64::from(self.input_bytes) } else { 0 };
         self.len_bytes() as u64 + u64::from(self.name_bytes) + input_bytes
     }
 
-    /// Encodes it at the front of `bytes`; returns its length.
+    /// Encodes the header at the front of `bytes`.  Returns its length.
     #[inline]
     pub fn emit(&self, bytes: &mut [u8; REQUEST_HEADER_BYTES_MAX]) -> usize {
         let (kind, limit) = kind_code(self.kind, self.reply_bytes_max);
@@ -176,7 +176,7 @@ impl RequestHeader {
         at
     }
 
-    /// Decodes a header at the front of a private copy of the request.
+    /// Decodes the header at the front of `bytes`, a private copy of the request.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<RequestHeader, WireError> {
         let bad = WireError("request");
@@ -211,7 +211,7 @@ impl RequestHeader {
     }
 }
 
-/// Encodes a kind, with the number beside it: for a call, the maximum reply.
+/// Encodes a kind and the number beside it, which for a call is the maximum length of the reply.
 #[inline]
 pub(super) fn kind_code(kind: Kind, reply_bytes_max: u32) -> (u8, u32) {
     match kind {
@@ -223,7 +223,7 @@ pub(super) fn kind_code(kind: Kind, reply_bytes_max: u32) -> (u8, u32) {
     }
 }
 
-/// Decodes a kind and the number beside it: the maximum reply of a call.
+/// Decodes a kind, with the maximum length of the reply for a call.  Returns `None` if the code is invalid.
 #[inline]
 pub(super) fn kind_of(code: u8, limit: u32) -> Option<(Kind, u32)> {
     match code {
@@ -273,34 +273,34 @@ pub struct ReplyHeader {
 /// The result of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// The output follows: its length in bytes.
+    /// Done; an output of this many bytes follows.
     Done(u32),
-    /// The output is in the server's memory, its address follows: its length in bytes.
+    /// Done; the address of an output of this many bytes in the server's memory follows.
     DoneAt(u32),
-    /// No server has the function, or has opened the port.
+    /// No server offers the function, or has opened the port.
     Unknown,
     /// The function's queue is full.
     Busy,
-    /// The principal lacks permission.
+    /// The principal lacks the permission.
     Denied,
-    /// The output exceeds what the caller accepts: its length in bytes.
+    /// The output, of this many bytes, is longer than the caller accepts.
     TooLong(u32),
-    /// The handler dropped the call without an answer.
+    /// The handler dropped the call without answering.
     Dropped,
-    /// The server ended while the call waited.
+    /// The server was closed while the call waited.
     Closed,
-    /// The server lacks memory for the output.
+    /// The server has no memory for the output.
     NoMemory,
-    /// The port has no room now.
+    /// The port has no space now.
     WouldBlock,
-    /// The port has reserved room under this number: send again.
+    /// The port has reserved space under this number: send again.
     Granted(u32),
-    /// The node is about to leave, and accepts no calls.
+    /// The node is draining, and accepts no calls.
     Draining,
 }
 
 impl ReplyHeader {
-    /// Encodes it.
+    /// Encodes the header.
     #[inline]
     pub fn emit(self) -> [u8; REPLY_HEADER_BYTES] {
         let (code, number): (u32, u32) = match self.status {
@@ -320,7 +320,7 @@ impl ReplyHeader {
         (u64::from(code) | u64::from(number) << 32).to_le_bytes()
     }
 
-    /// Decodes a private copy of it.
+    /// Decodes `bytes`, a private copy of a reply header.
     #[inline]
     pub fn parse(bytes: [u8; REPLY_HEADER_BYTES]) -> Result<ReplyHeader, WireError> {
         let word = u64::from_le_bytes(bytes);
@@ -351,68 +351,68 @@ pub fn emit_output_address(address: RemoteAddress) -> [u8; ADDRESS_BYTES] {
     bytes
 }
 
-/// Decodes it.
+/// Decodes the address after the header of a [`Status::DoneAt`].
 pub fn parse_output_address(bytes: [u8; ADDRESS_BYTES]) -> Result<RemoteAddress, WireError> {
     parse_address(&mut bytes.as_slice()).map(|(address, _)| address)
 }
 
-/// Length of that address in bytes.
+/// Length of the encoded address of an output, in bytes.
 pub const OUTPUT_ADDRESS_BYTES: usize = ADDRESS_BYTES;
 
 /// Control messages about calls, in sends with [`CONTROL_IMM`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum CallControl {
-    /// The addresses that the receiver needs to call the sender: its ring, and the sender's default reply slots.
+    /// What the receiver needs to call the sender: its ring and lines, and the sender's default reply slots.
     Handshake {
-        /// The ring's segment.
+        /// Key of the ring's segment.
         ring_key: u32,
-        /// Offset of the ring there.
+        /// Offset of the ring in its segment, in bytes.
         ring_offset: u64,
-        /// Its length in bytes.
+        /// Length of the ring in bytes.
         ring_bytes: u64,
-        /// Segment of the sender's head word, in which the receiver reports how far it has read the sender's requests.
+        /// Key of the segment of the sender's head word: the receiver reports there how far it has read requests.
         head_key: u32,
-        /// Offset of the word.
+        /// Offset of the head word, in bytes.
         head_offset: u64,
-        /// Segment of the sender's default reply slots.
+        /// Key of the segment of the sender's default reply slots.
         slots_key: u32,
-        /// Offset of the first.
+        /// Offset of the first default slot, in bytes.
         slots_offset: u64,
-        /// Distance between slots in bytes.
+        /// Distance between slots, in bytes.
         slot_bytes: u32,
         /// Number of default slots.
         slots: u32,
-        /// Segment of the lines for the receiver's requests.
+        /// Key of the segment of the lines for the receiver's requests.
         lines_key: u32,
-        /// Offset of the first.
+        /// Offset of the first of these lines, in bytes.
         lines_offset: u64,
-        /// Segment of the lines for the receiver's replies, one per default slot.
+        /// Key of the segment of the lines for the receiver's replies, one per default slot.
         replies_key: u32,
-        /// Offset of the first.
+        /// Offset of the first of these lines, in bytes.
         replies_offset: u64,
     },
-    /// The caller has given up on the reply to this slot.
+    /// The sender has given up on the reply to this slot.
     Cancel {
         /// The sender's slot.
         index: u16,
-        /// Its generation.
+        /// Generation of the slot.
         generation: u16,
     },
-    /// Nothing will be written to this use of a slot any more.
+    /// The sender will not write to this use of a slot any more.
     Cancelled {
         /// The receiver's slot.
         index: u16,
-        /// Its generation.
+        /// Generation of the slot.
         generation: u16,
     },
-    /// The output kept for this slot has been read.
+    /// The sender has read the output that was kept for this slot.
     Release {
         /// The sender's slot.
         index: u16,
-        /// Its generation.
+        /// Generation of the slot.
         generation: u16,
     },
-    /// The room reserved for a message of the sender is not needed.
+    /// The space reserved for a message of the sender is not needed.
     Decline {
         /// The port.
         port: u32,
@@ -422,18 +422,18 @@ pub enum CallControl {
 }
 
 impl CallControl {
-    /// Whether it is ordered with lines as posted.
+    /// Whether lines count the message in their number of earlier messages.
     pub fn is_ordered(&self) -> bool {
         matches!(self, CallControl::Cancel { .. })
     }
 
-    /// Encodes it.
+    /// Encodes the message.
     #[inline]
     pub fn emit(&self) -> Vec<u8> {
         postcard::to_stdvec(self).expect("control messages have no unencodable parts")
     }
 
-    /// Decodes it.
+    /// Decodes a message.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<CallControl, WireError> {
         match postcard::take_from_bytes(bytes) {
@@ -443,7 +443,7 @@ impl CallControl {
     }
 }
 
-/// Whether its offsets are plausible.
+/// Whether all offsets in a message are at most [`OFFSET_BYTES_MAX`].
 fn are_offsets_plausible(control: &CallControl) -> bool {
     match *control {
         CallControl::Handshake {

@@ -1,24 +1,24 @@
-//! How much the arena grows, and when it may try again.
+//! Growth of the arena: how much memory to request from the operating system, and when to retry.
 //!
 //! If the system refuses a segment, the next request is half as long, down to [`SEGMENT_BYTES_MIN`].  If that is
-//! refused, the arena stops growing for a while; then the next allocation starts again with full length.
+//! refused, the arena stops growing for a while; then the next allocation starts with full length again.
 
-/// Minimum length after halving.
+/// Minimum length of a segment after halving.
 const SEGMENT_BYTES_MIN: u64 = 1 << 20;
-/// Wait after the system has refused everything, at first and at most.
+/// Initial and maximum wait after the system has refused the shortest segment.
 const PATIENCE_NS_MIN: u64 = 100_000_000;
 const PATIENCE_NS_MAX: u64 = 10_000_000_000;
 
-/// See the module's documentation.
+/// The state of growth; see the module's documentation.
 #[derive(Debug)]
 pub(super) struct Growth {
-    /// Length of segments normally.
+    /// Normal length of segments.
     usual_bytes: u64,
-    /// Length of segments since a longer one was refused.
+    /// Length of segments after a longer one was refused; `None` if none was.
     reduced_bytes: Option<u64>,
     /// The request in flight.
     requested: Option<SegmentRequest>,
-    /// When the system may be asked again, after it refused everything.
+    /// Earliest time of the next request, after the system has refused the shortest segment.
     refused_until_ns: Option<u64>,
     patience_ns: u64,
 }
@@ -26,7 +26,7 @@ pub(super) struct Growth {
 #[derive(Clone, Copy, Debug)]
 struct SegmentRequest {
     bytes: u64,
-    /// Shorter segments are useless to the allocation.
+    /// Minimum length that is of use for the allocation.
     bytes_min: u64,
 }
 
@@ -41,18 +41,18 @@ impl Growth {
         }
     }
 
-    /// Whether the system may be asked.
+    /// Whether a request to the system is allowed now.
     pub(super) fn is_open(&self, now_ns: u64) -> bool {
         self.refused_until_ns.is_none_or(|until_ns| until_ns <= now_ns)
     }
 
-    /// Whether the system refused everything last time.
+    /// Whether the system has refused the shortest segment most recently.
     pub(super) fn is_refused(&self) -> bool {
         self.refused_until_ns.is_some()
     }
 
-    /// Requests a segment, unless a request is in flight.  Its length is the usual one, rounded up to a chunk, or the
-    /// reduced one; between `bytes_min` and `bytes_max`.
+    /// Requests a segment, and returns its length.  Returns `None` if a request is in flight.  The length is the usual
+    /// one, rounded up to a chunk, or the reduced one; at least `bytes_min` unless `bytes_max` is less.
     pub(super) fn request(&mut self, chunk_bytes: u64, bytes_min: u64, bytes_max: u64) -> Option<u64> {
         if self.requested.is_some() {
             return None;
@@ -89,7 +89,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// The requests to a system that grants at most `given` bytes, until it grants one or the arena stops.
+    /// The lengths requested from a system that grants at most `given` bytes, until it grants one or growth stops.
     fn requested(growth: &mut Growth, given: u64, bytes_min: u64) -> Vec<u64> {
         let mut requested = Vec::new();
         while growth.is_open(0) {

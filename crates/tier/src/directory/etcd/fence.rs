@@ -1,4 +1,4 @@
-//! The key that fences this node's claims: rewritten periodically, and repaired after edits by others.
+//! The fence: a key that guards this node's claims, is rewritten periodically, and is repaired if others edit it.
 
 use super::records::{HomeRecord, parse_incarnation};
 use super::store::{Compare, Pair, Step, Stored, Transaction};
@@ -10,14 +10,14 @@ use crate::message::{ErrorReply, LossCause};
 use crate::news::News;
 
 impl EtcdDirectory {
-    /// Rewrites the fence: claims sent before fail if they arrive later.
+    /// Starts to rewrite the fence, so that claims sent before fail if they arrive later.
     pub(super) fn begin_fencing(&mut self) {
         if self.is_leaving {
             return self.refuse_unfenced();
         }
         if !std::mem::replace(&mut self.is_fencing, true) {
             let (key, lives) = (self.keys.home(self.me), HomeRecord::Lives.emit());
-            // If it is not as last written, the store has lost that write, and all later ones.
+            // If the key is not as last written, the store has lost that write, and all later ones.
             let compares = vec![match self.fence {
                 Some(written_at) => Compare::WrittenAt(key.clone(), written_at),
                 None => Compare::Holds(key.clone(), lives.clone()),
@@ -33,7 +33,7 @@ impl EtcdDirectory {
         }
         self.is_fencing = false;
         self.ended_by = None;
-        // This transaction wrote the key, so its revision is the store's.
+        // This transaction wrote the key, so the store's revision is that of the key.
         self.fence = Some(stored.revision);
         let doubtful = self.doubtful.iter();
         let clears: Vec<Task> =
@@ -48,7 +48,7 @@ impl EtcdDirectory {
         self.start_repairs();
     }
 
-    /// The fence is not as this node wrote it.
+    /// Repairs a fence that is not as this node wrote it.
     fn repair_fence(&mut self, found: Option<&Pair>, revision: u64) {
         if self.is_leaving {
             return;
@@ -68,15 +68,15 @@ impl EtcdDirectory {
             self.note_restored(revision);
         }
         match HomeRecord::parse(&found.value) {
-            // Written by an earlier transaction that arrived late.
+            // An earlier transaction of this node, which arrived late, wrote this.
             Some(HomeRecord::Lives) => {
                 self.is_fencing = false;
                 self.fence = None;
                 self.begin_fencing();
             }
-            // Written on behalf of this node when its names were moved here.
+            // A move of the names wrote this on behalf of this node.
             Some(HomeRecord::Awaited) => self.write_fence(found),
-            // Paired nodes would not write this, nor would this node itself.
+            // Neither a paired node nor this node itself would write this.
             Some(HomeRecord::Ended { by: Some(by), .. }) if by != self.me && !self.paired.contains(&by) => {
                 self.begin(Task::CheckEnding { by, found: found.clone() })
             }
@@ -84,7 +84,7 @@ impl EtcdDirectory {
         }
     }
 
-    /// A living node that recorded this node's end may be right, and its names may have been given away.
+    /// Handles a record of this node's end.  If its author is alive, it may be right, and names given away.
     pub(super) fn check_ending(&mut self, by: NodeIncarnation, found: &Pair, home: Option<&Pair>) {
         if home.and_then(|pair| HomeRecord::parse(&pair.value)) != Some(HomeRecord::Lives) {
             return self.overwrite_edited(found);
@@ -96,14 +96,14 @@ impl EtcdDirectory {
         self.refuse_unfenced();
     }
 
-    /// Overwrites an edit by hand, whatever it says.
+    /// Overwrites a record that was edited by hand, whatever its content.
     fn overwrite_edited(&mut self, found: &Pair) {
         let shown = found.value.chars().take(SHOWN_MAX).collect();
         self.outputs.push_back(DirectoryOutput::News(News::EtcdEdited {
             key: found.key.clone(),
             found: Some(shown),
         }));
-        // Other nodes may have believed the edit, and given names away.
+        // Other nodes may have believed the edited record, and given names away.
         self.rewrite_own_names();
         self.write_fence(found);
     }
@@ -121,8 +121,8 @@ impl EtcdDirectory {
         }
     }
 
-    /// Records the end of earlier incarnations of this number.  Only those present at the start count: a later
-    /// incarnation is to end this one, not the reverse.
+    /// Records the end of earlier incarnations with this number.  Only those present at the start count, since a later
+    /// incarnation ends this one, not the reverse.
     pub(super) fn end_predecessors(&mut self, stored: &Stored) {
         let prefix = self.keys.homes();
         let me = self.me;

@@ -1,4 +1,4 @@
-//! Moves all names from the embedded directory to etcd, while the embedded one keeps serving requests.
+//! Moves all names from the embedded directory to etcd, while the embedded one continues to serve requests.
 //!
 //! ```text
 //!   look ── take ── clear leftovers of an earlier move ── copy, some names at a time ──┐
@@ -7,10 +7,10 @@
 //!                          few are left: requests wait ── copy the rest ── close ◄───────┘
 //! ```
 //!
-//! A key marks the move, and each transaction requires it as this move wrote it.  So late transactions of an earlier
-//! move have no effect, and of two clusters that move to one prefix, the later to take the mark wins.  Names of other
-//! clusters are never overwritten: there, the key of an incarnation says that it is alive, while a move writes it as
-//! awaited.  One transaction is in flight at a time, so the last record written for a name or home is final.
+//! A key marks the move, and each transaction requires the mark as this move wrote it.  So late transactions of an
+//! earlier move have no effect, and of two clusters that move to one prefix, the later to write the mark succeeds.
+//! Names of other clusters are never overwritten: there, the key of an incarnation says that it is alive, while a move
+//! writes it as awaited.  Only one transaction is in flight, so the last record written for a name or home is final.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,9 +19,9 @@ use super::store::{Compare, Pair, Step, Stored, Transaction};
 use crate::ids::{Incarnation, NodeIncarnation, RegionId};
 use crate::members::Parting;
 
-/// Names in a transaction: each writes a name and perhaps a home, and etcd takes 128 steps.
+/// Names per transaction: each needs a step, and perhaps one for its home; etcd accepts 128 steps.
 const BATCH: usize = 50;
-/// Maximum homes read at once.
+/// Maximum number of homes read at once.
 const HOMES_MAX: usize = 10_000;
 
 /// The parameters of a move.
@@ -33,7 +33,7 @@ pub struct MoveJob {
     pub prefix: String,
     /// Time of day, in ns since 1970, at which the clock behind `now_ns` was 0.
     pub epoch_ns: u64,
-    /// All lower node numbers are taken.
+    /// The first number that is not taken; all lower ones are.
     pub next_number: u32,
 }
 
@@ -53,7 +53,7 @@ pub(in crate::directory) enum Next {
     Failed(String),
 }
 
-/// See the module's documentation.
+/// The state of a move; see the module's documentation.
 #[derive(Debug)]
 pub(in crate::directory) struct Mover {
     job: MoveJob,
@@ -61,10 +61,10 @@ pub(in crate::directory) struct Mover {
     step: Phase,
     /// The revision at which the mark was written.
     marked_at: u64,
-    /// Names whose current state the store lacks.
+    /// Names whose current state is not in the store yet.
     unwritten: BTreeSet<Box<str>>,
     is_frozen: bool,
-    /// The numbers of names and of lost names written.
+    /// Number of names and of lost names written so far.
     pub(in crate::directory) count: (u64, u64),
 }
 
@@ -80,14 +80,14 @@ enum Phase {
 }
 
 impl Mover {
-    /// Creates a move of `names`: all that exist or were lost.
+    /// Creates a move of `names`, which include lost ones.
     pub(in crate::directory) fn new(job: MoveJob, names: BTreeSet<Box<str>>) -> Mover {
         let keys = Keys::new(&job.prefix);
         let step = Phase::Looking;
         Mover { job, keys, step, marked_at: 0, unwritten: names, is_frozen: false, count: (0, 0) }
     }
 
-    /// The first transaction.
+    /// Returns the first transaction.
     pub(in crate::directory) fn begin(&self) -> Transaction {
         let list = |prefix, limit| Step::List { prefix, after: None, limit };
         let then =
@@ -95,17 +95,17 @@ impl Mover {
         Transaction { then, ..Transaction::default() }
     }
 
-    /// Whether requests have to wait, so that the move terminates.
+    /// Whether requests have to wait, so that the move can end.
     pub(in crate::directory) fn is_frozen(&self) -> bool {
         self.is_frozen
     }
 
-    /// The state of a name has changed.
+    /// Records that the state of a name has changed, so that it is written again.
     pub(in crate::directory) fn note_changed(&mut self, name: &str) {
         self.unwritten.insert(name.into());
     }
 
-    /// Handles the result of the transaction in flight.
+    /// Handles the result of the transaction in flight, and returns the next step.
     pub(in crate::directory) fn handle_stored(
         &mut self,
         stored: &Stored,
@@ -124,10 +124,10 @@ impl Mover {
             Phase::ListingLeftovers => self.clear(stored, state_of),
             Phase::Clearing => self.list_leftovers(),
             Phase::Copying => self.copy(state_of),
-            // Another cluster started there meanwhile.
+            // Another cluster started to use the prefix in the meantime.
             Phase::Closing if stored.read.iter().flatten().any(is_alive) => self.refuse_taken(),
             Phase::Closing if self.unwritten.is_empty() => Next::Moved,
-            // Names have changed meanwhile.
+            // Names have changed in the meantime.
             Phase::Closing => self.copy(state_of),
         }
     }
@@ -183,7 +183,7 @@ impl Mover {
         self.send(Phase::Clearing, transaction)
     }
 
-    /// Writes some of the remaining names, or closes the move.
+    /// Writes some of the remaining names.  If there are none, closes the move.
     fn copy(&mut self, state_of: impl Fn(&str) -> NameState) -> Next {
         self.is_frozen |= self.unwritten.len() <= BATCH;
         let mut homes = BTreeMap::new();
@@ -202,7 +202,7 @@ impl Mover {
                 }
                 NameState::Lost(home, parting) => {
                     self.count.1 += 1;
-                    // The id of a lost region is never needed.
+                    // The id of a lost region is not needed.
                     let region = RegionId { origin: Incarnation(0), serial: 0 };
                     let at_ns = self.job.epoch_ns.saturating_add_signed(parting.at_ns);
                     let record = NameRecord { region, home, epoch: Default::default() };
@@ -225,7 +225,7 @@ impl Mover {
     }
 }
 
-/// Whether the incarnation itself recorded that it is alive, below a prefix that was free.
+/// Whether the incarnation itself has recorded that it is alive.
 fn is_alive(home: &Pair) -> bool {
     HomeRecord::parse(&home.value) == Some(HomeRecord::Lives)
 }

@@ -9,12 +9,12 @@
 //! ```
 //!
 //! Names have no lease: those of an unreachable home stay.  They are lost when its incarnation has ended, which one key
-//! records for all of them.  NUL, the first byte of lock and barrier names, is valid in keys.
+//! records for all of them.  NUL, the first byte of the names of locks and barriers, is valid in keys.
 
 use crate::ids::{Epoch, Incarnation, NodeId, NodeIncarnation, RegionId};
 use crate::message::LossCause;
 
-/// The region behind a name.
+/// The record of a name: its region and home.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::directory) struct NameRecord {
     pub(in crate::directory) region: RegionId,
@@ -28,7 +28,7 @@ impl NameRecord {
         format!("{:x}.{serial} {} {}", origin.0, incarnation_text(self.home), self.epoch.0)
     }
 
-    /// `None` if no node has written it.
+    /// Decodes a record.  Returns `None` if it is invalid.
     pub(super) fn parse(text: &str) -> Option<NameRecord> {
         let [region, home, epoch] = text.split(' ').collect::<Vec<_>>()[..] else { return None };
         let (origin, serial) = region.split_once('.')?;
@@ -38,16 +38,16 @@ impl NameRecord {
     }
 }
 
-/// The state of an incarnation.
+/// The record of an incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HomeRecord {
     Lives,
-    /// Its names were moved here, and it has not connected to the store yet.
+    /// Its names were moved to the store, but it has not accessed the store yet.
     Awaited,
     Ended {
         cause: LossCause,
         at_ns: u64,
-        /// The reporting node; `None` if edited by hand.
+        /// The reporting node; `None` if the record was edited by hand.
         by: Option<NodeIncarnation>,
     },
 }

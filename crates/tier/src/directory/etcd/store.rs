@@ -1,6 +1,6 @@
-//! Requests to etcd and its replies: transactions over keys, as in its v3 interface.
+//! Requests to etcd and replies: transactions over keys, as in the v3 API.
 
-/// A condition; if one fails, the transaction takes the other branch.
+/// A condition. If one fails, the transaction executes `otherwise`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Compare {
     /// The key does not exist.
@@ -16,19 +16,19 @@ pub enum Compare {
 /// A step of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// Write a key.
+    /// Write a key and its value.
     Put(String, String),
-    /// Remove it.
+    /// Remove a key.
     Delete(String),
-    /// Read it.
+    /// Read a key.
     Get(String),
-    /// Read keys that begin with `prefix`, in order, after `after` if given, at most `limit`.
+    /// Read at most `limit` keys that begin with `prefix`, in order, after `after` if given.
     List {
         /// The prefix.
         prefix: String,
-        /// The key to start after.
+        /// The key after which to start.
         after: Option<String>,
-        /// Maximum number.
+        /// Maximum number of keys.
         limit: usize,
     },
 }
@@ -38,14 +38,14 @@ pub enum Step {
 pub struct Transaction {
     /// The conditions.
     pub compares: Vec<Compare>,
-    /// The steps if all conditions hold.
+    /// Steps to execute if all conditions hold.
     pub then: Vec<Step>,
-    /// The steps otherwise.
+    /// Steps to execute otherwise.
     pub otherwise: Vec<Step>,
 }
 
 impl Transaction {
-    /// Whether a branch writes, and so needs space.
+    /// Whether the branch `then` (if `is_so`) or `otherwise` (if not) puts a key, and so needs space in the store.
     pub fn writes(&self, is_so: bool) -> bool {
         let branch = if is_so { &self.then } else { &self.otherwise };
         branch.iter().any(|step| matches!(step, Step::Put(..)))
@@ -59,7 +59,7 @@ pub struct Pair {
     pub key: String,
     /// The value.
     pub value: String,
-    /// The revision of its last write.
+    /// The revision at which the key was last written.
     pub written_at: u64,
 }
 
@@ -68,7 +68,7 @@ pub struct Pair {
 pub struct Stored {
     /// Whether all conditions held.
     pub is_so: bool,
-    /// The pairs that each step of the branch read.
+    /// The pairs read by each step of the executed branch.
     pub read: Vec<Vec<Pair>>,
     /// The revision of the store.
     pub revision: u64,
@@ -76,12 +76,12 @@ pub struct Stored {
     pub cluster: u64,
 }
 
-/// Why a transaction failed, or has an unknown result.
+/// Cause of a transaction that failed, or whose result is unknown.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoreFailure {
-    /// Whether it may have been executed, or may yet be.
+    /// Whether the transaction may have been executed, or may still be.
     pub may_be_done: bool,
-    /// Whether the store is out of space: it can still be read.
+    /// Whether the store is out of space, so that it can only be read.
     pub is_full: bool,
     /// The cause, for display.
     pub reason: String,

@@ -1,4 +1,4 @@
-//! Tasks in etcd: the transactions of each, and how their results are handled.
+//! Tasks in etcd: their transactions, and the handling of results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +11,14 @@ use crate::members::Parting;
 use crate::message::{ErrorReply, Loss, LostName, Reply, Request};
 use crate::names;
 
-/// Maximum incarnations read with a page of names.
+/// Maximum number of incarnations read with a page of names.
 const HOMES_PER_PAGE_MAX: usize = 10_000;
-/// Names removed in one transaction: etcd takes 128 steps.
+/// Maximum number of names removed in one transaction: etcd accepts 128 steps.
 const SWEPT_AT_ONCE_MAX: usize = 100;
-/// Retries of a request that conflicts with concurrent changes.
+/// Maximum retries of a request that conflicts with concurrent changes.
 pub(super) const TRIES_MAX: u8 = 8;
 
-/// Sorts after all names of locks and barriers.
+/// A name that sorts after all names of locks and barriers.
 const LAST_RESERVED: &str = "\0\u{10ffff}";
 
 /// A task in flight.
@@ -31,7 +31,7 @@ pub(super) enum Task {
         region: RegionId,
         tries: u8,
     },
-    /// The name is taken: reads whether its holder's incarnation has ended.
+    /// Checks whether the incarnation that holds a claimed name has ended.
     CheckHolder {
         requester: Requester,
         name: Box<str>,
@@ -40,7 +40,7 @@ pub(super) enum Task {
         home: NodeIncarnation,
         tries: u8,
     },
-    /// Releases a name; `exactly` is the revision if its record differed from the expected one.
+    /// Releases a name; `exactly` is the revision of its record if that differed from the expected one.
     Release {
         requester: Option<Requester>,
         name: Box<str>,
@@ -51,13 +51,13 @@ pub(super) enum Task {
         requester: Requester,
         name: Box<str>,
     },
-    /// The name is found: reads the state of its home.
+    /// Reads the state of a found name's home.
     FindHome {
         requester: Requester,
         name: Box<str>,
         record: NameRecord,
     },
-    /// Lists names, or lost names.
+    /// Lists names or, with `lost`, lost names.
     List {
         requester: Requester,
         after: Option<String>,
@@ -68,19 +68,19 @@ pub(super) enum Task {
         requester: Requester,
         name: Box<str>,
     },
-    /// The name exists: reads whether it was lost.
+    /// Checks whether an existing name was lost, in order to forget it.
     ForgetTaken {
         requester: Requester,
         taken: Pair,
         home: NodeIncarnation,
     },
-    /// No node knows its home: reads whether a node of that number keeps its place.
+    /// Checks whether the home of a name, unknown to all nodes, has a place key, which shows that it is alive.
     ForgetUnplaced {
         requester: Requester,
         taken: Pair,
         node: NodeId,
     },
-    /// The name is known to be lost: removes it.
+    /// Removes a name that is known to be lost.
     Remove {
         requester: Requester,
     },
@@ -88,7 +88,7 @@ pub(super) enum Task {
         requester: Requester,
         tries: u8,
     },
-    /// Takes that number by writing the next one.
+    /// Takes `number` by writing the next one.
     Take {
         requester: Requester,
         number: u32,
@@ -96,7 +96,7 @@ pub(super) enum Task {
     },
     /// Writes the fence.
     Fence,
-    /// The fence says that this incarnation has ended, according to `by`: reads whether that one is alive.
+    /// Checks whether incarnation `by`, which recorded that this one has ended, is alive.
     CheckEnding {
         by: NodeIncarnation,
         found: Pair,
@@ -106,17 +106,17 @@ pub(super) enum Task {
         name: Box<str>,
         record: NameRecord,
     },
-    /// Reads the record of a region's name, in order to update it.
+    /// Reads the record of a name, in order to update it.
     Update {
         name: Box<str>,
         record: NameRecord,
     },
-    /// Writes that record.
+    /// Writes the record of a name.
     Write {
         name: Box<str>,
         record: NameRecord,
     },
-    /// Another region has the name: reads whether its home has ended.
+    /// Checks whether the home of another region with the same name has ended.
     CheckRival {
         name: Box<str>,
         record: NameRecord,
@@ -127,50 +127,50 @@ pub(super) enum Task {
     End {
         incarnation: NodeIncarnation,
     },
-    /// Records the ends of earlier incarnations of this number.
+    /// Records the ends of earlier incarnations with this number.
     EndPredecessors,
-    /// Checks whether the store is back.
+    /// Checks whether the store answers again.
     Probe,
-    /// Signs off a leaving node.
+    /// Records that this node leaves.
     SignOff,
-    /// Forgets names after `after` that were lost with any incarnation of a node; then answers the requester, if any.
+    /// Forgets names after `after` that were lost with any incarnation of a node, then answers the requester, if any.
     Sweep {
         node: NodeId,
         after: Option<String>,
         reply_to: Option<Requester>,
-        /// Whether the node was known.
+        /// Whether the node is known, so that finding no names is no error.
         was_known: bool,
     },
-    /// Removes those of a page: names after `after`, up to `last` if there are more.
+    /// Removes such names on one page: those after `after`, up to `last` if there are more pages.
     SweepPage {
         node: NodeId,
         after: Option<String>,
         last: Option<String>,
         reply_to: Option<Requester>,
     },
-    /// Collects the incarnations that names refer to.
+    /// Collects the incarnations to which names refer.
     Tidy {
         after: Option<String>,
         referenced: BTreeSet<NodeIncarnation>,
     },
-    /// Removes records of other incarnations that have ended.
+    /// Removes the records of incarnations to which no name refers and that have ended.
     TidyHomes {
         referenced: BTreeSet<NodeIncarnation>,
     },
-    /// Reads the first free number, in order to raise it.
+    /// Reads the first free number, in order to raise it to `number_min`.
     Raise {
         number_min: u32,
     },
-    /// Raises it.
+    /// Raises the first free number to `number_min`.
     RaiseFrom {
         number_min: u32,
     },
-    /// Writes something and ignores the result.
+    /// Executes a transaction and ignores the result.
     Unchecked(Transaction),
 }
 
 impl Task {
-    /// The task of a request; `None` if it is none for a directory.
+    /// The task for a request; `None` if the directory does not serve such requests.
     pub(super) fn of(requester: Requester, question: Request) -> Option<Task> {
         let task = match question {
             Request::ClaimName { name, region } => {
@@ -193,7 +193,7 @@ impl Task {
         Some(task)
     }
 
-    /// Whether it is retried until it succeeds, without a requester.
+    /// Whether the task is retried until it succeeds, without a requester.
     pub(super) fn is_repair(&self) -> bool {
         match self {
             Task::Release { requester, .. } => requester.is_none(),
@@ -347,7 +347,7 @@ impl EtcdDirectory {
                 Transaction::read(Step::List { prefix, after: None, limit })
             }
             Task::Unchecked(transaction) => transaction.clone(),
-            // These are sent only with the result of an earlier transaction.
+            // Sent only with the result of an earlier transaction.
             Task::Remove { .. }
             | Task::Take { .. }
             | Task::Write { .. }
@@ -377,7 +377,7 @@ impl EtcdDirectory {
         self.send(task, transaction);
     }
 
-    /// Handles the result of a transaction.
+    /// Handles the result of a task's transaction.
     pub(super) fn finish(&mut self, task: Task, stored: Stored) {
         match task {
             Task::Claim { requester, name, region, tries } => {
@@ -386,7 +386,7 @@ impl EtcdDirectory {
             Task::CheckHolder { requester, name, region, taken, home, tries } => {
                 match self.ending_of(home, first(&stored, 0)).is_some() && !self.is_elsewhere(&name, &taken) {
                     true => self.claim_lost((requester, name, region, tries), &taken),
-                    // The home may have freed it, and the store lost that.
+                    // The home may have freed the name, and the store may have lost that write.
                     false => match NameRecord::parse(&taken.value).map(|record| record.region) {
                         Some(its) => {
                             let query = HomeQuery::Claim { requester, name: name.clone(), region, tries };
@@ -420,12 +420,12 @@ impl EtcdDirectory {
                 };
                 match NameRecord::parse(&taken.value) {
                     Some(record) => self.begin(Task::ForgetTaken { requester, taken, home: record.home }),
-                    // A damaged record leads nowhere.
+                    // A damaged record has no region.
                     None => self.remove(requester, &taken),
                 }
             }
             Task::ForgetTaken { requester, taken, home } => {
-                // A living node has a key; one without a key, whose number another holds, is gone.
+                // A living node has a key.  An incarnation without one, whose number another one holds, has ended.
                 let is_none = first(&stored, 0).is_none() && self.has_rival(home);
                 let lost = self.ending_of(home, first(&stored, 0));
                 let name = taken.key.strip_prefix(&self.keys.names()).map(str::to_owned);
@@ -479,7 +479,7 @@ impl EtcdDirectory {
                 self.begin(Task::Sweep { node, after: Some(last), reply_to, was_known: true })
             }
             Task::SweepPage { node, after, reply_to, .. } if !stored.is_so => {
-                // One of the names was claimed meanwhile.
+                // One of the names was claimed in the meantime.
                 self.begin(Task::Sweep { node, after, reply_to, was_known: true })
             }
             Task::SweepPage { reply_to, .. } => self.end_sweep(reply_to, Ok(Reply::Done)),
@@ -496,7 +496,7 @@ impl EtcdDirectory {
         }
     }
 
-    /// A transaction failed, or its result is unknown.
+    /// Handles a transaction that failed, or whose result is unknown.
     pub(super) fn fail(&mut self, task: Task, may_be_done: bool) {
         if let Some(requester) = task.requester() {
             self.answer(requester, Err(ErrorReply::DirectoryOut));
@@ -505,7 +505,7 @@ impl EtcdDirectory {
             Task::Claim { requester: _, name, region, .. } if may_be_done => {
                 let record = NameRecord { region, home: self.me, epoch: Default::default() };
                 self.doubtful.insert(name, record);
-                // Claims wait for the next fence, which voids those sent under this one.
+                // Claims wait for the next fence, which invalidates those sent under this one.
                 self.fence = None;
             }
             Task::Release { name, record, exactly, .. } => {
@@ -517,11 +517,11 @@ impl EtcdDirectory {
                 self.refuse_unfenced();
             }
             Task::RaiseFrom { number_min } => self.repairs.push_back(Task::Raise { number_min }),
-            // The requester was told of the failure; the rest is retried.
+            // The requester was informed of the failure; the rest is retried.
             Task::Sweep { node, after, .. } | Task::SweepPage { node, after, .. } => {
                 self.repairs.push_back(Task::Sweep { node, after, reply_to: None, was_known: true })
             }
-            // It may have been written: read it again.
+            // The record may have been written, so read it again.
             Task::Write { name, record } | Task::CheckRival { name, record, .. } => {
                 self.repairs.push_back(Task::Update { name, record });
             }
@@ -554,7 +554,7 @@ impl EtcdDirectory {
                 None => self.refuse_damaged(requester, &taken.key),
             },
             None if tries == TRIES_MAX => self.answer(requester, Err(ErrorReply::DirectoryOut)),
-            // The fence was rewritten or removed meanwhile.
+            // The fence was rewritten or removed in the meantime.
             None => {
                 let is_as_written = home.map(|pair| pair.written_at) == self.fence;
                 if !is_as_written && !self.is_fencing {
@@ -567,7 +567,7 @@ impl EtcdDirectory {
         }
     }
 
-    /// Whether the region of a name was handed over by its recorded home.
+    /// Whether the recorded home of a name has handed its region over.
     fn is_elsewhere(&self, name: &str, taken: &Pair) -> bool {
         NameRecord::parse(&taken.value).is_some_and(|record| self.may_have(name, record.region))
     }
@@ -594,7 +594,7 @@ impl EtcdDirectory {
         self.send(Task::Claim { requester, name, region, tries: tries + 1 }, transaction);
     }
 
-    /// Refuses a name whose record no node has written.
+    /// Refuses a request for a name whose record is invalid.
     fn refuse_damaged(&mut self, requester: Requester, key: &str) {
         self.note_damaged(key);
         self.answer(requester, Err(ErrorReply::NameDamaged { key: key.to_owned() }));
@@ -605,11 +605,11 @@ impl EtcdDirectory {
         self.send(Task::Remove { requester }, transaction);
     }
 
-    /// How an incarnation has ended, if so: by this node's knowledge, or by its record `home`.  Also records what only
-    /// this node knows.
+    /// Returns the cause and time of an incarnation's end if it has ended, from its record `home` or this node's
+    /// knowledge.  Also records an end that only this node knows.
     fn ending_of(&mut self, incarnation: NodeIncarnation, home: Option<&Pair>) -> Option<Loss> {
         if incarnation == self.me || self.paired.contains(&incarnation) {
-            // It is alive, whatever its record says.
+            // The incarnation is alive, whatever its record says.
             return None;
         }
         match home.and_then(|pair| HomeRecord::parse(&pair.value)) {
@@ -636,7 +636,7 @@ impl EtcdDirectory {
     fn finish_find(&mut self, requester: Requester, name: Box<str>, found: Option<&Pair>) {
         let Some(pair) = found else { return self.answer(requester, Err(ErrorReply::NotFound)) };
         match NameRecord::parse(&pair.value) {
-            // This node knows best.
+            // This node itself is the home, so there is no need to read its state.
             Some(record) if record.home == self.me => {
                 let body = Ok(Reply::Found { region: record.region, home: record.home.node });
                 self.answer(requester, body);
@@ -648,7 +648,7 @@ impl EtcdDirectory {
 
     fn found(&mut self, name: &str, record: NameRecord, home: Option<&Pair>) -> Result<Reply, ErrorReply> {
         match self.ending_of(record.home, home) {
-            // Its next home is known here, but not in the store yet.
+            // This node knows the next home, but the store does not have it yet.
             Some(_) if self.may_have(name, record.region) => Err(ErrorReply::DirectoryOut),
             // Locks and barriers are recreated.
             Some(_) if names::is_reserved(name) => Err(ErrorReply::NotFound),
@@ -684,7 +684,7 @@ impl EtcdDirectory {
         self.answer(requester, Ok(body));
     }
 
-    /// The ended incarnations among those read with names.
+    /// The ended incarnations among those read together with names.
     fn endings(&mut self, stored: &Stored) -> BTreeMap<NodeIncarnation, Loss> {
         let prefix = self.keys.homes();
         let homes = stored.read.get(1).map(Vec::as_slice).unwrap_or_default();
@@ -705,13 +705,13 @@ impl EtcdDirectory {
         written.unwrap_or(0).max(NodeId::FIRST.0 + 1)
     }
 
-    /// Whether another incarnation of its node is alive.
+    /// Whether another incarnation with the same number is alive.
     fn has_rival(&self, incarnation: NodeIncarnation) -> bool {
         let mut heard = self.paired.iter().chain([&self.me]);
         heard.any(|other| other.node == incarnation.node && *other != incarnation)
     }
 
-    /// The first number after all known permanent nodes: the written one may have been edited, removed or restored.
+    /// The first number above all known permanent nodes: the written one may have been edited, removed or restored.
     fn first_above_all(&self, stored: &Stored) -> u32 {
         let (homes, places) = (self.keys.homes(), self.keys.places());
         let told = stored.read.iter().skip(1).flatten().filter_map(|pair| {
@@ -747,11 +747,11 @@ impl EtcdDirectory {
         Transaction::when(vec![compare], vec![Step::Put(key, next.to_string())])
     }
 
-    /// Updates a record: of two homes of a region, the one with the higher epoch wins.
+    /// Updates a record.  If two nodes claim to be the home of a region, the one with the higher epoch is.
     fn update(&mut self, name: Box<str>, record: NameRecord, found: Option<&Pair>) {
         let is_own = record.home == self.me;
         if is_own && self.own_names.get(&name).is_none_or(|(region, _)| *region != record.region) {
-            // It was released, or lost its name, meanwhile.
+            // The region was freed, or lost its name, in the meantime.
             return;
         }
         let Some(pair) = found else {
@@ -768,7 +768,7 @@ impl EtcdDirectory {
                 let (taken, home) = (pair.clone(), there.home);
                 self.begin(Task::CheckRival { name, record, taken, home });
             }
-            // Also if the record is invalid.
+            // This includes invalid records.
             _ => self.write(name, record, Some(pair)),
         }
     }
@@ -788,8 +788,8 @@ impl EtcdDirectory {
         Transaction::when(vec![compare], vec![Step::Delete(pair.key.clone())])
     }
 
-    /// Removes names of ended incarnations, and all names of a node that keeps no place: one that does may be alive
-    /// elsewhere.
+    /// Removes names of ended incarnations, and all names of a node without a place key.  With such a key, the node may
+    /// be alive elsewhere.
     fn sweep(
         &mut self,
         (node, after, reply_to, was_known): (NodeId, Option<String>, Option<Requester>, bool),

@@ -1,4 +1,4 @@
-//! Removes records of incarnations that are no longer needed.
+//! Removal of records of incarnations that are no longer needed.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::tasks::Task;
 use crate::directory::NAMES_PER_ANSWER_MAX;
 use crate::ids::NodeIncarnation;
 
-/// Age of an ended incarnation after which none of its requests arrives at etcd any more: a request takes 3 s.
+/// Age of an end after which no request of the incarnation can reach etcd any more, since a request takes at most 3 s.
 const SETTLED_NS: u64 = 60_000_000_000;
 
 impl EtcdDirectory {
@@ -23,8 +23,8 @@ impl EtcdDirectory {
         }
     }
 
-    /// Removes records of ended incarnations that no name refers to, once their last requests must have arrived; and of
-    /// unheard ones that did not rewrite their keys since the last time, as all living nodes do.
+    /// Removes records of ended incarnations to which no name refers, once their last requests must have arrived; and
+    /// of unconnected ones that have not rewritten their keys since the previous removal, as living nodes do.
     pub(super) fn tidy_homes(&mut self, referenced: &BTreeSet<NodeIncarnation>, stored: &Stored) {
         let prefix = self.keys.homes();
         let now_ns = self.epoch_ns.saturating_add(self.now_ns);

@@ -1,7 +1,7 @@
 //! The home's side of barriers.
 //!
-//! The first to arrive in a round sets the number of participants.  A round ends when all have arrived, or times out
-//! for all with the first arrival's deadline.  The home alone decides, so all participants learn the same result.
+//! The first arrival of a round sets the number of participants.  A round ends when all have arrived, or times out for
+//! all at the earliest deadline.  The home alone decides, so all participants learn the same result.
 
 use std::collections::BTreeMap;
 
@@ -10,17 +10,17 @@ use crate::ids::{NodeIncarnation, Principal, RegionId, Requester};
 use crate::message::{ErrorReply, Reply, Request};
 use crate::names::Service;
 
-/// Barriers of this home with waiting participants.
+/// Barriers homed here with waiting participants.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Barriers {
-    /// Never holds an empty round.
+    /// No round is empty.
     rounds: BTreeMap<RegionId, Round>,
 }
 
 #[derive(Debug)]
 struct Round {
     participants: u32,
-    /// Fewer than `participants`.
+    /// Always fewer than `participants`.
     waiting: Vec<Arrival>,
 }
 
@@ -32,7 +32,7 @@ struct Arrival {
 }
 
 impl Barriers {
-    /// When the next round times out, in ns.
+    /// Time in ns at which the next round times out; `u64::MAX` if there is none.
     pub(in crate::engine) fn deadline_ns(&self) -> u64 {
         self.rounds.values().map(Round::deadline_ns).min().unwrap_or(u64::MAX)
     }
@@ -75,7 +75,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Takes the requests of waiting participants, to repeat at the next home.
+    /// Removes the waiting requests and returns them, to be repeated at the next home.
     pub(super) fn take_arrivals(&mut self, region: RegionId) -> Vec<(Requester, Request)> {
         let Some(Round { participants, waiting }) = self.barriers.rounds.remove(&region) else {
             return Vec::new();
@@ -88,7 +88,7 @@ impl HomeSide<'_> {
         waiting.into_iter().map(again).collect()
     }
 
-    /// Ends a round with one reply to all.
+    /// Ends a round with the same reply to all participants.
     pub(super) fn end_round(&mut self, region: RegionId, body: &Result<Reply, ErrorReply>) {
         let Some(round) = self.barriers.rounds.remove(&region) else { return };
         for arrival in round.waiting {
@@ -96,7 +96,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Ends the rounds whose deadline has passed.
+    /// Ends the rounds whose deadlines have passed.
     pub(in crate::engine) fn break_overdue_rounds(&mut self) {
         let now_ns = self.cx.now_ns();
         let rounds = self.barriers.rounds.iter();
@@ -107,7 +107,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// A requester stops waiting.
+    /// Removes the waiting request of a participant.
     pub(in crate::engine) fn withdraw(&mut self, region: RegionId, requester: Requester) {
         let is_selected = |of, arrival: &Arrival| of == region && arrival.requester == requester;
         if self.unpark(region, requester) || self.remove_arrivals(is_selected) {
@@ -119,7 +119,7 @@ impl HomeSide<'_> {
         self.remove_arrivals(|_, arrival| arrival.requester.incarnation == incarnation);
     }
 
-    /// Returns true if any was removed.
+    /// Removes the selected arrivals.  Returns true if there were any.
     fn remove_arrivals(&mut self, is_selected: impl Fn(RegionId, &Arrival) -> bool) -> bool {
         let mut removed = false;
         self.barriers.rounds.retain(|region, round| {

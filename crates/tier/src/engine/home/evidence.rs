@@ -1,17 +1,17 @@
-//! Substitutes for the acknowledgement of a mapper that its region's home does not reach.
+//! Evidence that replaces a mapper's acknowledgement when its region's home cannot reach the mapper.
 //!
 //! ```text
 //!  home                         owners of the region's chunks               mapper
 //!   (not paired with the mapper)
-//!   Relay(mapper) ─────────────►  paired with it?  Retire(home) ─────────►  lets go of all regions of the home
+//!   Relay(mapper) ─────────────►  paired with it?  Retire(home) ─────────►  drops all regions of the home
 //!                                                  ◄──────────────── Done ┘
 //!   ◄─────────────────── Retired ┘
 //!   ◄──────────────────── CutOff ┘ else, or without an answer for two leases: once it is cut off
 //! ```
 //!
-//! A node speaks for its own memory only.  So a change continues when the mapper has let go, or when each owner of a
-//! chunk has itself cut the mapper off; silence proves nothing.  An owner's report stays true until the mapper pairs
-//! with the home again: by pairing with an owner again, the mapper lets go of what it mapped there.
+//! A node speaks for its own memory only.  So a change continues when the mapper has released its mappings, or when
+//! each owner of a chunk has itself cut the mapper off; silence proves nothing.  An owner's report stays true until the
+//! mapper pairs with the home again: to pair with an owner again, the mapper drops what it mapped there.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,26 +21,26 @@ use crate::ids::{NodeId, NodeIncarnation, RegionId, Requester};
 use crate::message::{ErrorReply, Reply, Request};
 use crate::region::Stage;
 
-/// Leases that a command waits for evidence before its requester is told that it is not done yet.
+/// Leases that a command waits for evidence before the home answers that it is unfinished.
 const PATIENCE_LEASES: u64 = 3;
 
-/// Leases that an owner waits for a mapper to let go: in one of them, the mapper itself may wait for a lost node.
+/// Leases that an owner waits for a mapper to release its mappings; for one, the mapper may wait for a lost node.
 const PATIENCE_WITH_MAPPERS_LEASES: u64 = 2;
 
-/// All evidence.
+/// Reports requested from owners, and requests of other homes.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Evidence {
-    /// Reports of owners about mappers that are not paired with this node.
+    /// Reports of owners, by the mapper concerned, which is not paired with this node.
     of: BTreeMap<NodeIncarnation, Reports>,
-    /// Regions whose command waits for evidence, and since when.
+    /// Regions whose command waits for evidence, with the start of the wait in ns.
     stalled: BTreeMap<RegionId, u64>,
-    /// Homes to tell when a mapper is cut off here, with the number of their ended pairing.
+    /// Requests of homes to answer when a mapper is cut off here, each with the number of the pairing that they lost.
     owed: Vec<(Requester, NodeIncarnation, u64)>,
-    /// Mappers that were told to let go, and are cut off otherwise.
+    /// Mappers that were asked to release their mappings, and are cut off if they do not.
     relayed: Vec<Relayed>,
 }
 
-/// A mapper that was told to let go.
+/// A mapper that was asked to release its mappings.
 #[derive(Debug)]
 struct Relayed {
     requester: Requester,
@@ -49,7 +49,7 @@ struct Relayed {
     due_ns: u64,
 }
 
-/// Reports of owners about one mapper.
+/// Reports about one mapper: the owners asked, and those that have cut it off.
 #[derive(Debug, Default)]
 struct Reports {
     asked: BTreeSet<NodeIncarnation>,
@@ -57,19 +57,19 @@ struct Reports {
 }
 
 impl Evidence {
-    /// Drops requests of a home that takes no replies any more.
+    /// Drops requests of a home that accepts no replies any more.
     pub(in crate::engine) fn forget_requests_of(&mut self, home: NodeIncarnation) {
         self.owed.retain(|(requester, ..)| requester.incarnation != home);
         self.relayed.retain(|relayed| relayed.requester.incarnation != home);
     }
 }
 
-/// The side of the home.
+/// The home of a region with an unreachable mapper.
 impl HomeSide<'_> {
-    /// Asks all other owners of the region's chunks about a mapper that is not paired with this node.
+    /// Asks the other owners of the region's chunks about a mapper that is not paired with this node.
     pub(super) fn seek(&mut self, region: RegionId, mapper: NodeIncarnation) {
         let pairing = self.cx.membership().pairings().number(mapper);
-        // Recorded even if no owner can be asked now: see `resume_relays`.
+        // Recorded even if no owner can be asked now, since `resume_relays` asks later.
         self.evidence.of.entry(mapper).or_default();
         for owner in self.owners_of(region) {
             if owner == self.cx.incarnation() || !self.cx.is_present(owner) {
@@ -88,12 +88,12 @@ impl HomeSide<'_> {
         extents.map(|extent| extent.owner).collect()
     }
 
-    /// The command on a region waits for evidence.
+    /// Records that the command on a region waits for evidence, if not recorded already.
     pub(super) fn note_stalled(&mut self, region: RegionId) {
         self.evidence.stalled.entry(region).or_insert(self.cx.now_ns());
     }
 
-    /// Commands waited for a mapper whose pairing has ended.
+    /// Seeks evidence for the commands that wait for a mapper whose pairing has ended.
     pub(in crate::engine) fn seek_stalled_commands(&mut self, mapper: NodeIncarnation) {
         for region in
             self.regions_where(|found| found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper)))
@@ -103,7 +103,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// A mapper is dead: drops it from each region whose owners have cut it off.
+    /// Removes a mapper whose incarnation has ended from each region whose owners have cut it off.
     pub(in crate::engine) fn seek_all_mapped_by(&mut self, mapper: NodeIncarnation) {
         for region in self.regions_mapped_by(mapper) {
             self.seek(region, mapper);
@@ -111,15 +111,15 @@ impl HomeSide<'_> {
         self.forget_if_over(mapper);
     }
 
-    /// Forgets reports about the dead once no region lists them.
+    /// Forgets the reports about an ended incarnation once no region lists it.
     fn forget_if_over(&mut self, mapper: NodeIncarnation) {
         if self.is_over(mapper) && self.regions_mapped_by(mapper).is_empty() {
             self.forget_evidence(mapper);
         }
     }
 
-    /// Regions that list a mapper, or whose command waits for it: a mapper that has just unmapped may still owe an
-    /// acknowledgement.
+    /// Regions that list a mapper, or whose command waits for it, since a mapper that has just unmapped may still owe
+    /// an acknowledgement.
     fn regions_mapped_by(&self, mapper: NodeIncarnation) -> Vec<RegionId> {
         self.regions_where(|found| {
             let is_awaited = found.busy.as_ref().is_some_and(|busy| busy.awaited.contains(&mapper));
@@ -132,14 +132,14 @@ impl HomeSide<'_> {
         found.map(|(region, _)| *region).collect()
     }
 
-    /// Handles an owner's report.
+    /// Handles an owner's report about a mapper.
     pub(in crate::engine) fn handle_relayed(
         &mut self,
         (mapper, pairing): (NodeIncarnation, u64),
         owner: NodeIncarnation,
         body: Result<Reply, ErrorReply>,
     ) {
-        // It may have paired with this node again since, and be lost again.
+        // The mapper may have paired with this node again since, and may be lost again.
         if self.cx.membership().pairings().may_live(mapper)
             && self.cx.membership().pairings().number(mapper) != pairing
         {
@@ -158,7 +158,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// A mapper is cut off here or elsewhere, or an owner is dead.
+    /// Reconsiders the commands that wait for a mapper: it was cut off here or elsewhere, or an owner has ended.
     pub(in crate::engine) fn conclude_for(&mut self, mapper: NodeIncarnation) {
         for region in self.regions_mapped_by(mapper) {
             self.conclude(region, mapper);
@@ -166,14 +166,14 @@ impl HomeSide<'_> {
         self.forget_if_over(mapper);
     }
 
-    /// An owner is dead, and its memory with it.
+    /// Reconsiders all waiting commands, since an owner has ended, and its memory with it.
     pub(in crate::engine) fn conclude_for_dead_owner(&mut self, owner: NodeIncarnation) {
         let mappers: Vec<NodeIncarnation> =
             self.evidence.of.keys().copied().filter(|mapper| *mapper != owner).collect();
         mappers.into_iter().for_each(|mapper| self.conclude_for(mapper));
     }
 
-    /// Drops a mapper from a region if it reaches none of the chunks, and is dead or a command waits for it.
+    /// Drops a mapper from a region if it is cut off from all chunks, and has ended or a command waits for it.
     fn conclude(&mut self, region: RegionId, mapper: NodeIncarnation) {
         if self.cx.is_present(mapper) || !self.is_cut_off_everywhere(region, mapper) {
             return;
@@ -196,7 +196,7 @@ impl HomeSide<'_> {
         })
     }
 
-    /// A mapper has let go of all regions of this home, except those that it may have mapped since.
+    /// Drops a mapper that has released its mappings from all regions, except those that it may have mapped since.
     pub(in crate::engine) fn drop_mapper(&mut self, mapper: NodeIncarnation) {
         for region in self.regions_mapped_by(mapper) {
             if !self.is_early(region, mapper) {
@@ -214,12 +214,12 @@ impl HomeSide<'_> {
         self.free_if_unreachable(region);
     }
 
-    /// The mapper has paired with this node again or for the first time: old reports are void.
+    /// Drops the reports about a mapper that has paired with this node: they are about an earlier pairing.
     pub(in crate::engine) fn forget_evidence(&mut self, mapper: NodeIncarnation) {
         self.evidence.of.remove(&mapper);
     }
 
-    /// An owner is connected again: sends the requests that it missed.
+    /// Sends the requests that an owner missed while it was not connected.
     pub(in crate::engine) fn resume_relays(&mut self, owner: NodeIncarnation) {
         let mappers: Vec<NodeIncarnation> = self.evidence.of.keys().copied().collect();
         for mapper in mappers {
@@ -231,8 +231,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Tells requesters in time that their command takes longer; the change continues.  A move is aborted instead,
-    /// since others wait for its frozen chunk.
+    /// Answers overdue commands as unfinished; their changes continue.  Aborts a move instead, since other accesses
+    /// wait for its frozen chunk.
     pub(in crate::engine) fn answer_stalled(&mut self) {
         let patience_ns = PATIENCE_LEASES * self.cx.lease_ns();
         let late = self.evidence.stalled.iter();
@@ -248,12 +248,12 @@ impl HomeSide<'_> {
         }
     }
 
-    /// A step of a command begins or ends, and its wait is measured anew.
+    /// Restarts the measurement of a command's wait, at the start or end of a step.
     pub(super) fn forget_stalled(&mut self, region: RegionId) {
         self.evidence.stalled.remove(&region);
     }
 
-    /// A mapper that the command on a region waits for, and that is not connected.
+    /// An unconnected mapper that the command on a region waits for, or `None`.
     fn absent_mapper(&self, region: RegionId) -> Option<NodeIncarnation> {
         let busy = self.homes.regions.get(&region)?.busy.as_ref()?;
         busy.awaited.iter().copied().find(|incarnation| !self.cx.is_present(*incarnation))
@@ -277,7 +277,7 @@ impl HomeSide<'_> {
     }
 }
 
-/// The side of an owner.
+/// The owner of a chunk, asked by a home.
 impl HomeSide<'_> {
     pub(in crate::engine) fn serve_relay(&mut self, requester: Requester, to: NodeIncarnation, pairing: u64) {
         if to == self.cx.incarnation() || !self.cx.is_present(to) {
@@ -312,7 +312,7 @@ impl HomeSide<'_> {
         self.answer_cut_off();
     }
 
-    /// Tells waiting homes which mappers are cut off here.
+    /// Answers the waiting homes whose mappers are cut off here.
     pub(in crate::engine) fn answer_cut_off(&mut self) {
         let owed = std::mem::take(&mut self.evidence.owed);
         let (cut_off, owed): (Vec<_>, Vec<_>) =
@@ -321,15 +321,14 @@ impl HomeSide<'_> {
         cut_off.into_iter().for_each(|(requester, ..)| self.cx.answer(requester, Ok(Reply::CutOff)));
     }
 
-    /// A mapper has paired with this node again.  It may have mapped the region before its home lost contact, so it is
-    /// asked.
+    /// Asks a mapper that has paired with this node again: it may have mapped the region before its home lost contact.
     pub(in crate::engine) fn relay_again(&mut self, mapper: NodeIncarnation) {
         let owed = self.evidence.owed.extract_if(.., |(_, other, _)| *other == mapper);
         let owed: Vec<_> = owed.collect();
         owed.into_iter().for_each(|(requester, to, pairing)| self.serve_relay(requester, to, pairing));
     }
 
-    /// Whether a node can write nothing to memory here, and none of its commands is in progress here.
+    /// Whether a node can write nothing to memory here, and no command of it is in progress here.
     pub(in crate::engine) fn is_cut_off_here(&self, incarnation: NodeIncarnation) -> bool {
         let is_there = self.cx.is_present(incarnation) || self.cx.members().is_zombie(incarnation);
         !is_there
@@ -337,7 +336,7 @@ impl HomeSide<'_> {
             && !self.owner.is_running_for(incarnation)
     }
 
-    /// A node that is not connected may be cut off here by now, and may pair again.
+    /// Reconsiders an unconnected node: it may be cut off by now, or pair again.
     pub(in crate::engine) fn handle_reach_changed(&mut self, incarnation: NodeIncarnation) {
         if !self.cx.is_present(incarnation) {
             self.conclude_for(incarnation);
@@ -345,7 +344,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Mappers that did not let go in time.  Their replies reach the waiting homes as usual.
+    /// Mappers that did not release their mappings in time.  Their cut-off answers the waiting homes as usual.
     pub(in crate::engine) fn unresponsive_mappers(&self) -> BTreeSet<NodeIncarnation> {
         let now_ns = self.cx.now_ns();
         let deaf = self.evidence.relayed.iter().filter(|relayed| relayed.due_ns < now_ns);

@@ -1,4 +1,4 @@
-//! Chunks of other owners: returns them, and compares what owners report to hold.
+//! Chunks of regions homed here at other owners: returns them, and compares them with the owners' reports.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use crate::layout::{Extent, Extents};
 use crate::message::Notice;
 
 impl HomeSide<'_> {
-    /// Returns chunks to their owners.  Owners that are not connected, or have not reported all that they hold, receive
+    /// Returns chunks to their owners.  Owners that are not connected, or have not reported all that they hold, get
     /// theirs after their report.
     pub(super) fn return_chunks(&mut self, extents: &[Extent]) {
         let mut by_owner: BTreeMap<NodeIncarnation, Extents> = BTreeMap::new();
@@ -52,7 +52,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// All chunks that this home counts as a region's.
+    /// All chunks that this home attributes to a region.
     fn chunks_of(&self, region: RegionId) -> Vec<Extent> {
         let homed = self.homes.regions.get(&region).into_iter().flat_map(|found| {
             let places = found.moving().into_iter().flat_map(|moving| moving.places.iter());
@@ -63,7 +63,7 @@ impl HomeSide<'_> {
     }
 }
 
-/// The parts of an extent outside all others.
+/// The parts of an extent that no other covers.
 fn without(extent: Extent, others: &[Extent]) -> Extents {
     let mut rest: Extents = [extent].into_iter().collect();
     for other in others.iter().filter(|other| other.owner == extent.owner) {

@@ -9,14 +9,15 @@
 //!                                    Locked ──────────────────────────────►
 //! ```
 //!
-//! The word is marked exactly while the queue is not empty, so no session overtakes it; see [`crate::lockword`].
-//! Requests of one session for one lock arrive in order, and a session tries for a lock once at a time.  So a word with
-//! its name was granted for its latest request, or taken by the session just before.
+//! The word is marked exactly while the queue is not empty, so no session overtakes a waiter; see [`crate::lockword`].
+//! Requests of one session for one lock arrive in order, and a session makes one attempt at a lock at a time.  So if a
+//! word names a session, either the home granted the lock for the latest request of that session, or the session took
+//! the lock by compare-swap just before that request.
 //!
-//! A holder that loses contact knows when its guard expires: a lease after its last message that the home has
+//! A holder that loses contact knows when its guard expires: one lease after it sent the last message that the home has
 //! acknowledged ([`lock_is_kept_until_ns`](crate::engine::Engine::lock_is_kept_until_ns)).  The home counts from the
-//! last message it received, which is later, and adds the maximum drift of two clocks in a lease.  So neither needs a
-//! message from the other, or its time of day.
+//! arrival of the last message, which is later, and adds the maximum drift of two clocks in a lease.  So neither side
+//! needs a message from the other, or the other's time of day.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -28,22 +29,22 @@ use crate::names::Service;
 use crate::permissions::Permissions;
 use crate::region::Stage;
 
-/// Maximum drift between two clocks, as one part of so many: 3 %, where a quartz has 0.01 %.
+/// Maximum drift between two clocks, as 1/32 of a duration: 3 %, where a quartz has 0.01 %.
 const DRIFT_PARTS: u64 = 32;
 
-/// The locks of this home.
+/// Locks homed here.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Locks {
-    /// Queues of waiters, none empty.  A session waits for a lock once, so the number of sessions bounds the length.
+    /// Queues of waiters; none is empty.  A session waits for a lock once, so the number of sessions bounds the length.
     queues: BTreeMap<RegionId, VecDeque<Waiter>>,
-    /// Locks granted as recovered: if they return unused, the next holder must be told.
+    /// Locks granted as recovered: if they return unused, the next grant must say so too.
     recovered: BTreeSet<RegionId>,
-    /// Incarnations that are cut off but may be alive, and until when they may consider themselves holders.
+    /// Incarnations that are cut off but may be alive, with the time in ns at which their guards expire.
     lapsing: BTreeMap<NodeIncarnation, u64>,
 }
 
 impl Locks {
-    /// When the guards of the next cut-off incarnation expire, in ns.
+    /// Time in ns at which the guards of a cut-off incarnation expire next; `u64::MAX` if there is none.
     pub(in crate::engine) fn deadline_ns(&self) -> u64 {
         self.lapsing.values().copied().min().unwrap_or(u64::MAX)
     }
@@ -56,7 +57,7 @@ impl Locks {
         self.recovered.insert(region);
     }
 
-    /// The lock has moved to another home.
+    /// Forgets a lock that has moved to another home.
     pub(super) fn forget_region(&mut self, region: RegionId) {
         self.recovered.remove(&region);
     }
@@ -70,7 +71,7 @@ impl Locks {
         self.lapsing.keys().any(|incarnation| holder.is_of(*incarnation))
     }
 
-    /// Takes the waiting requests, in order, to repeat at the next home.
+    /// Removes the waiting requests and returns them in order, to be repeated at the next home.
     pub(super) fn take_queue(&mut self, region: RegionId) -> Vec<(Requester, Request)> {
         let waiting = self.queues.remove(&region).unwrap_or_default();
         waiting.into_iter().map(|waiter| waiter.into_request(region)).collect()
@@ -100,7 +101,7 @@ impl Waiter {
         Holder::new(self.requester.incarnation, self.session)
     }
 
-    /// The request to repeat.
+    /// The lock request to repeat.
     fn into_request(self, region: RegionId) -> (Requester, Request) {
         let Waiter { requester, session, principal, base_ns } = self;
         (requester, Request::Lock { region, principal, session, wait: true, base_ns })
@@ -128,7 +129,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// The memory of a lock or barrier homed here, if `principal` may use it; `None` checks no permissions.
+    /// Returns the words of a lock or barrier homed here if `principal` may use it; `None` skips that check.
     pub(super) fn served_region(
         &self,
         region: RegionId,
@@ -165,8 +166,7 @@ impl HomeSide<'_> {
         self.cx.answer(waiter.requester, Ok(Reply::Locked { token, recovered }));
     }
 
-    /// Whether a holder can do nothing under its lock any more: its session has ended, or its node is cut off and its
-    /// guards have expired.
+    /// Whether a holder has lost its lock for certain: its session has ended, or its guards have expired.
     fn is_gone(&self, holder: Holder) -> bool {
         let alive =
             self.cx.members().peers().map(|(_, peer)| peer.incarnation).chain([self.cx.incarnation()]);
@@ -174,8 +174,8 @@ impl HomeSide<'_> {
         !alive.chain(self.cx.members().zombies()).chain(lapsing).any(|incarnation| holder.is_of(incarnation))
     }
 
-    /// The node of a holder that was silent for a lease and could not be cut off within another: it may resume under
-    /// its lock at any time.
+    /// The node of a holder that was silent for a lease and could not be cut off within another, or `None`.  That node
+    /// may resume at any time, and still hold the lock.
     fn silent_node_of(&self, holder: Holder) -> Option<NodeId> {
         let then_ns = self.cx.now_ns().checked_sub(self.cx.lease_ns())?;
         self.cx
@@ -185,8 +185,8 @@ impl HomeSide<'_> {
             .map(|incarnation| incarnation.node)
     }
 
-    /// Refuses waiters behind a silent holder, which may never return.  Clears the mark with them: a holder that
-    /// resumes releases the lock by itself.
+    /// Refuses waiters behind a silent holder, which may never return, and clears the mark: a holder that resumes
+    /// releases the lock by itself.
     pub(in crate::engine) fn refuse_waiters_of_silent_holders(&mut self) {
         for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
             if !self.is_in_motion(region)
@@ -219,10 +219,10 @@ impl HomeSide<'_> {
         self.cx.answer(requester, body);
     }
 
-    /// Gives the lock to the session that has waited longest.
+    /// Passes the lock to the session that has waited longest, or frees it; `recovered` as in [`Reply::Locked`].
     fn pass_on(&mut self, region: RegionId, words: &LockWords, recovered: bool) {
-        // Waiters for a lock in motion repeat their requests at the next home.  A grant from here could not be refused
-        // there.
+        // Waiters for a lock in motion repeat their requests at the next home, which could not refuse a grant from
+        // here.
         let next = match self.is_in_motion(region) {
             true => None,
             false => self.locks.queues.get_mut(&region).and_then(VecDeque::pop_front),
@@ -233,13 +233,13 @@ impl HomeSide<'_> {
         }
         match next {
             Some(waiter) => self.grant_lock(region, words, &waiter, contended, recovered),
-            // Tells the next requester that the lock is recovered.
+            // Lets the next requester learn that the lock is recovered.
             None if recovered => words.give(Holder::ABANDONED, false),
             None => words.make_free(),
         }
     }
 
-    /// Cancels a lock request.  If it was granted, the requesting session never hears of it.
+    /// Cancels a lock request.  If the lock was granted, passes it on, since the requester ignores the grant.
     pub(in crate::engine) fn handle_cancelled(
         &mut self,
         from: NodeIncarnation,
@@ -253,7 +253,7 @@ impl HomeSide<'_> {
         {
             return self.cx.out().end_serving(requester);
         }
-        // A lock in motion grants nothing, so that a mapper that lets go of its bytes knows all locks that it holds.
+        // A lock that is being moved is not granted, so a mapper that releases its bytes knows all locks that it holds.
         if !self.is_parked(region)
             && let Ok(words) = self.served_region(region, Service::Lock, None)
             && words.holder() == Some(Holder::new(from, session))
@@ -263,7 +263,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Returns true if any was removed.
+    /// Removes the selected waiters.  Returns true if there were any.
     fn remove_waiters(&mut self, region: RegionId, is_selected: impl Fn(&Waiter) -> bool) -> bool {
         let Some(queue) = self.locks.queues.get_mut(&region) else { return false };
         let before = queue.len();
@@ -278,7 +278,7 @@ impl HomeSide<'_> {
         removed
     }
 
-    /// A node has died: its sessions wait no more.
+    /// Removes the waiters and arrivals of a lost node.
     pub(in crate::engine) fn forget_waiters_of(&mut self, incarnation: NodeIncarnation) {
         for region in self.locks.queues.keys().copied().collect::<Vec<_>>() {
             self.remove_waiters(region, |waiter| waiter.requester.incarnation == incarnation);
@@ -286,7 +286,7 @@ impl HomeSide<'_> {
         self.forget_arrivals_of(incarnation);
     }
 
-    /// A node that may be alive was cut off: it keeps its locks until its guards expire.
+    /// Recovers the locks of a node that was cut off but may be alive, after its guards have expired.
     pub(in crate::engine) fn recover_locks_after_guards(
         &mut self,
         incarnation: NodeIncarnation,
@@ -298,14 +298,14 @@ impl HomeSide<'_> {
         self.recover_overdue_locks();
     }
 
-    /// A node has paired again: all its guards have expired.
+    /// Recovers the locks of a node that has paired again, since all its guards have expired.
     pub(in crate::engine) fn recover_locks_of_repaired(&mut self, incarnation: NodeIncarnation) {
         if self.locks.lapsing.contains_key(&incarnation) {
             self.recover_locks(incarnation);
         }
     }
 
-    /// Recovers locks whose guards have expired.
+    /// Recovers the locks of cut-off incarnations whose guards have expired.
     pub(in crate::engine) fn recover_overdue_locks(&mut self) {
         let now_ns = self.cx.now_ns();
         let lapsing = self.locks.lapsing.iter().filter(|(_, over_ns)| **over_ns <= now_ns);
@@ -313,13 +313,13 @@ impl HomeSide<'_> {
         expired.into_iter().for_each(|incarnation| self.recover_locks(incarnation));
     }
 
-    /// A node holds nothing any more: its locks go to the waiters, or to the next requester.
+    /// Recovers the locks of a node that holds none any more: passes them to waiters or the next requester.
     pub(in crate::engine) fn recover_locks(&mut self, incarnation: NodeIncarnation) {
         self.locks.lapsing.remove(&incarnation);
         let is_lock = |name: &str| Service::Lock.has(name);
         let named = self.homes.regions.iter().filter(|(_, found)| found.name.as_deref().is_some_and(is_lock));
         for region in named.map(|(region, _)| *region).collect::<Vec<_>>() {
-            // The bytes may be moving: the next requester finds that the holder is gone.
+            // The bytes may be moving.  The next requester will find that the holder is gone.
             if !self.is_in_motion(region)
                 && let Ok(words) = self.served_region(region, Service::Lock, None)
                 && words.holder().is_some_and(|holder| holder.is_of(incarnation))
@@ -329,7 +329,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// The region of a lock or barrier is being freed.
+    /// Refuses all waiters of a lock or barrier that is being freed.
     pub(super) fn refuse_waiters(&mut self, region: RegionId) {
         self.locks.recovered.remove(&region);
         for waiter in self.locks.queues.remove(&region).unwrap_or_default() {

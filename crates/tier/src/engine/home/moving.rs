@@ -1,4 +1,4 @@
-//! Moves a region: freezes one chunk at a time, has its new owner copy and place it; then moves the home.
+//! Moves a region: freezes one chunk at a time, lets its new owner copy and place it, and finally moves the home.
 //!
 //! ```text
 //!  home                         mappers                     new owner
@@ -21,14 +21,14 @@ use crate::layout::{self, Extent, Extents};
 use crate::message::{Change, ErrorReply, Notice, Record, Reply, Request};
 use crate::region::{Busy, Moving, Region, Stage};
 
-/// Moved regions to remember.  By then the directory knows their homes.
+/// Maximum number of moved regions to remember.  The directory knows the homes of older ones.
 const MOVED_MAX: usize = 16 << 10;
 
-/// New homes of regions that were homed here.
+/// The new homes of regions that were homed here.
 #[derive(Debug, Default)]
 pub(super) struct Moved {
     homes: BTreeMap<RegionId, NodeId>,
-    /// In the order in which they moved.
+    /// The regions in the order in which they moved.
     order: VecDeque<RegionId>,
 }
 
@@ -48,7 +48,7 @@ impl Moved {
         self.homes.insert(region, home);
     }
 
-    /// The region is back.
+    /// Forgets a region that has moved back.
     fn forget(&mut self, region: RegionId) {
         if self.homes.remove(&region).is_some() {
             self.order.retain(|other| *other != region);
@@ -57,7 +57,7 @@ impl Moved {
 }
 
 impl HomeSide<'_> {
-    /// Moves all chunks to a node, followed by the home; or only the chunks of one owner `of` that is not the home.
+    /// Moves all chunks and then the home to a node; or only the chunks of one owner `of` that is not the home.
     pub(super) fn start_moving(
         &mut self,
         requester: Requester,
@@ -116,7 +116,7 @@ impl HomeSide<'_> {
         moving.expect("only called while the region is being moved")
     }
 
-    /// Freezes the next chunk that is not at its new place; if there is none, hands the region over.
+    /// Freezes the next chunk that is not at its new place.  If there is none, hands the region over.
     fn next_chunk(&mut self, region: RegionId) {
         let found = &self.homes.regions[&region];
         let moving = found.moving().expect("the region is being moved");
@@ -131,7 +131,7 @@ impl HomeSide<'_> {
         self.notify_mappers(region, Change::Freeze { from: at, len, layout, to });
     }
 
-    /// All mappers have let go of the chunk.
+    /// Continues a move after all mappers have acknowledged a freeze or the handover.
     pub(super) fn continue_moving(&mut self, region: RegionId) {
         self.park_waiters(region);
         let found = &self.homes.regions[&region];
@@ -176,7 +176,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Aborts a move because a mapper does not let go of the current chunk, which stays in place.
+    /// Aborts a move because a mapper did not acknowledge; the current chunk stays in place.
     pub(super) fn abort_move(&mut self, region: RegionId, why: ErrorReply) {
         let moving = self.moving_mut(region);
         match moving.frozen {
@@ -190,7 +190,7 @@ impl HomeSide<'_> {
         layout::slice(&moving.places, moving.used, layout::total_len(&moving.places))
     }
 
-    /// Sends new places without waiting: the old place is free, since all mappers let go of it at the freeze.
+    /// Sends new places without waiting: all mappers acknowledged the freeze, so none uses the old place.
     fn place_for_mappers(&mut self, region: RegionId, from: u64, place: Extent) {
         self.notify_mappers_without_waiting(region, Change::Place { from, place });
     }
@@ -209,7 +209,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// All chunks are moved: the home follows.
+    /// Continues a move after its last chunk: hands the home over unless it stays.
     fn hand_over(&mut self, region: RegionId) {
         let Moving { to, of, .. } = *self.moving_mut(region);
         if to == self.cx.incarnation() && of.is_none() {
@@ -217,13 +217,13 @@ impl HomeSide<'_> {
             return self.finish_region_command(region, Ok(Reply::Done));
         }
         // The next home's messages take other paths, and must not overtake this home's: a late place would thaw a chunk
-        // that was frozen again.  Likewise, mappers must learn where a vacating owner's chunks are before they hear of
-        // its end.
+        // that was frozen again.  Likewise, mappers must know the new places of a vacating owner's chunks before they
+        // learn of its end.
         self.moving_mut(region).closing = true;
         self.notify_mappers(region, Change::Settle { home: self.cx.incarnation() });
     }
 
-    /// All mappers have received everything from this home: sends the record to the next.
+    /// Sends the record to the next home, after all mappers have received all changes from this one.
     fn send_record(&mut self, region: RegionId) {
         let to = self.moving_mut(region).to;
         self.moving_mut(region).adopting = self.cx.is_present(to);
@@ -231,7 +231,7 @@ impl HomeSide<'_> {
         record.watchers = self.watching.of(region).to_vec();
         record.recovered = self.locks.is_recovered(region);
         self.cx.ask_incarnation(to, Request::Adopt { record }, Purpose::Adopt(region));
-        // An earlier record may have reached it, with these mappers still listed.
+        // An earlier record may have reached the next home, with these mappers still listed.
         for (mapper, upto) in self.moving_mut(region).unmapped.clone() {
             self.cx.notify(to.node, Notice::UnmappedBy { region, node: mapper, upto });
         }
@@ -245,8 +245,8 @@ impl HomeSide<'_> {
         };
         let may_live = self.cx.membership().pairings().may_live(to);
         let moving = self.moving_mut(region);
-        // An unanswered record may or may not have arrived: the region is at that node, or gone with it.  A second home
-        // would not know all mappers.
+        // An unanswered record may or may not have arrived: the region is at that node, or was lost with it.  A second
+        // home would not know all mappers.
         let is_unanswered = moving.adopting && matches!(body, Err(ErrorReply::PeerDown(_)));
         if is_unanswered && may_live {
             moving.in_doubt = true;
@@ -266,7 +266,7 @@ impl HomeSide<'_> {
             self.announce_next_home(region, &found, to);
         }
         if let Some(name) = found.name.filter(|_| is_gone) {
-            // The directory ignores this if the next home has reported in.
+            // The directory ignores this if the next home has reported the name.
             self.cx.ask_directory(Request::ReleaseName { name: name.into(), region }, Purpose::OneWay);
         }
         let busy = found.busy.expect("it was being moved");
@@ -283,9 +283,9 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Announces the next home, which also announces itself.  A node that hears of this node's end first must not take
-    /// the region for lost, so this goes out before anything else; to all nodes, if names are outside and only others
-    /// may reach the store.
+    /// Announces the next home, which also announces itself.  Must precede other messages: a node that first learns of
+    /// this node's end must not consider the region lost.  If names are outside, informs all nodes, since perhaps only
+    /// others reach the store.
     fn announce_next_home(&mut self, region: RegionId, found: &Region, to: NodeIncarnation) {
         let epoch = Epoch(found.epoch.0 + 1);
         if let Some(name) = found.name.as_deref().map(str::to_owned) {
@@ -301,8 +301,8 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Without a reply from the next home, no node knows where the region is homed.  It is asked again when
-    /// reconnected.
+    /// Answers the waiting requesters: without a reply from the next home, the region's home is unknown.  This node
+    /// asks again once reconnected.
     fn leave_in_doubt(&mut self, region: RegionId, to: NodeIncarnation, parked: Vec<(Requester, Request)>) {
         let busy =
             self.homes.regions.get_mut(&region).and_then(|found| found.busy.as_mut()).expect("being moved");
@@ -315,7 +315,7 @@ impl HomeSide<'_> {
             .for_each(|requester| self.cx.answer(requester, Err(ErrorReply::PeerDown(to.node))));
     }
 
-    /// A next home is reconnected: sends its records again, to learn whether it has adopted the regions.
+    /// Sends the records again to a reconnected next home, to learn whether it has adopted the regions.
     pub(in crate::engine) fn resume_adoption(&mut self, to: NodeIncarnation) {
         for region in self.in_doubt_of(to) {
             self.moving_mut(region).in_doubt = false;
@@ -323,7 +323,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// A next home is dead, and the regions with it.
+    /// Ends handovers to a next home whose incarnation has ended, and with it the regions.
     pub(in crate::engine) fn end_adoption(&mut self, to: NodeIncarnation) {
         for region in self.in_doubt_of(to) {
             self.handle_adopted(region, Err(ErrorReply::PeerDown(to.node)));
@@ -339,7 +339,7 @@ impl HomeSide<'_> {
 
     pub(in crate::engine) fn serve_adopt(&mut self, requester: Requester, mut record: Record) {
         let me = self.cx.incarnation();
-        // It was sent before the two nodes lost contact, and is done.
+        // The record was sent before the two nodes lost contact, and has been adopted.
         let all_local = record.extents.iter().all(|extent| extent.owner == me);
         if all_local
             && !record.extents.iter().any(|extent| self.owner.is_held_for(requester.incarnation, extent))
@@ -365,7 +365,7 @@ impl HomeSide<'_> {
         self.adopt_lock(&record);
         let mut region = Region::from(record);
         if let Some(name) = region.name.as_deref() {
-            // Higher than the former home can have seen, so its later words about the name are stale.
+            // Higher than any epoch that the former home has seen, so its later messages about the name are stale.
             region.epoch.0 += 1;
             let names = vec![(name.to_string(), id, region.epoch)];
             self.cx.notify_directory(Notice::Names { names, done: false });
@@ -378,7 +378,7 @@ impl HomeSide<'_> {
         let mappers: Vec<NodeIncarnation> =
             self.homes.regions[&id].mappers.iter().map(|mapper| mapper.incarnation).collect();
         mappers.iter().for_each(|mapper| self.note_early(id, *mapper));
-        // Mappers that died since the record was written never acknowledge a change.
+        // Mappers that ended since the record was written will never acknowledge a change.
         let dead: Vec<NodeIncarnation> =
             mappers.into_iter().filter(|incarnation| self.is_over(*incarnation)).collect();
         dead.into_iter().for_each(|incarnation| self.seek(id, incarnation));
@@ -393,10 +393,10 @@ impl HomeSide<'_> {
     //    <──────────────────────────────────────────── Adopt
     //    <──────── Paired(pairing)   maps the region under this pairing
     //
-    // The mapper has let go of regions that were here when the pairing was offered.  It still maps those that came
-    // since, unless it reports otherwise.
+    // The mapper has dropped regions that were here when the pairing was offered.  It still maps those that came since,
+    // unless it reports otherwise.
 
-    /// Records that a mapper of an adopted region may be paired already, or was never announced.
+    /// Records that a mapper of an adopted region may already be paired, or was never announced.
     fn note_early(&mut self, region: RegionId, mapper: NodeIncarnation) {
         if self.cx.is_present(mapper) {
             return;
@@ -414,17 +414,17 @@ impl HomeSide<'_> {
         self.homes.early.get(&mapper).is_some_and(|regions| regions.contains(&region))
     }
 
-    /// A pairing was offered, or an offer failed: accepting the next one lets go of all earlier regions.
+    /// Forgets early regions, because a pairing was offered or an offer failed: accepting the next one drops them.
     pub(in crate::engine) fn forget_early(&mut self, mapper: NodeIncarnation) {
         self.homes.early.remove(&mapper);
     }
 
-    /// A mapper is paired, or its incarnation has ended.
+    /// Records that a mapper was announced: it is paired, or its incarnation has ended.
     pub(in crate::engine) fn note_announced(&mut self, mapper: NodeIncarnation) {
         self.homes.unannounced.remove(&mapper);
     }
 
-    /// A mapper is paired: sends it what it missed about regions that it maps since it accepted the pairing.
+    /// Sends a newly paired mapper the changes that it missed of regions mapped since it accepted the pairing.
     pub(in crate::engine) fn inform_early_mapper(&mut self, mapper: NodeIncarnation) {
         let me = self.cx.incarnation();
         for region in self.homes.early.remove(&mapper).unwrap_or_default() {
@@ -442,7 +442,7 @@ impl HomeSide<'_> {
     }
 }
 
-/// The change that the command in flight sends to mappers.
+/// The change that the command in progress sends to mappers, or `None`.
 fn change_in_flight(found: &Region, busy: &Busy, me: NodeIncarnation) -> Option<Change> {
     match &busy.stage {
         Stage::Freeing => Some(Change::Drop),
@@ -481,17 +481,17 @@ impl Moving {
     }
 }
 
-/// Bytes that are not at their new place.
+/// Number of bytes that are not at their new place.
 fn missing_bytes(extents: &[Extent], moving: &Moving) -> u64 {
     extents.iter().filter(|extent| moving.covers(extent)).map(|extent| extent.len).sum()
 }
 
-/// Offset of the next chunk that is not at its new owner.
+/// Offset of the next chunk that is not at its new owner, or `None`.
 fn next_chunk_elsewhere(extents: &[Extent], moving: &Moving, chunk_bytes: u64) -> Option<u64> {
     let mut start = 0;
     for extent in extents {
         let end = start + extent.len;
-        // A chunk that could not be copied is not tried again: `at` only grows.
+        // A chunk that could not be copied is not tried again, since `at` only grows.
         let from = start.max(if moving.announced { moving.at + chunk_bytes } else { 0 });
         if moving.covers(extent) && from < end {
             return Some(from);
@@ -501,7 +501,7 @@ fn next_chunk_elsewhere(extents: &[Extent], moving: &Moving, chunk_bytes: u64) -
     None
 }
 
-/// The current chunk: its old and its new place.
+/// Returns the old and the new place of the current chunk.
 fn chunk_places(region: &Region, moving: &Moving) -> (Extent, Extent) {
     let chunk_bytes = region.chunk_bytes();
     let from = layout::chunk_extent(&region.extents, chunk_bytes, moving.at / chunk_bytes);

@@ -1,4 +1,4 @@
-//! Names of regions homed here: reports them to the directory, which may take them away.
+//! Names of regions homed here: reports them to the directory, and gives up names that the directory withdraws.
 
 use super::HomeSide;
 use crate::directory::NAMES_PER_ANSWER_MAX;
@@ -13,7 +13,7 @@ impl HomeSide<'_> {
         let homed = self.homes.regions.iter();
         let homed =
             homed.filter_map(|(id, region)| Some((region.name.as_deref()?.to_string(), *id, region.epoch)));
-        // Regions in the making have their names from the directory's former incarnation.
+        // An earlier incarnation of the directory granted the names of regions being allocated.
         let claimed =
             self.homes.making.iter().filter_map(|(id, making)| Some((making.claimed_name()?, *id, Epoch(0))));
         let named: Vec<(String, RegionId, Epoch)> = homed.chain(claimed).collect();
@@ -23,7 +23,7 @@ impl HomeSide<'_> {
         self.cx.notify_directory(Notice::Names { names: Vec::new(), done: true });
     }
 
-    /// Two homes that lost contact with each other or the directory gave one name to two regions.
+    /// Gives up a name that two regions were given while homes had lost contact with each other or the directory.
     pub(in crate::engine) fn lose_name(&mut self, name: &str, region: RegionId) {
         if let Some(making) = self.homes.making.get_mut(&region) {
             making.lose_name();
@@ -36,7 +36,7 @@ impl HomeSide<'_> {
         }
     }
 
-    /// Renames a region whose name another has, so that it stays reachable and is not freed.
+    /// Renames a region whose name belongs to another, so that it stays reachable and is not freed.
     fn rename(&mut self, region: RegionId, name: &str) {
         let alias = names::alias(name, self.cx.incarnation().node, self.cx.next_number());
         let found = self.homes.regions.get_mut(&region).expect("looked up just before");

@@ -1,6 +1,6 @@
-//! The home's side of watching: which nodes are notified of writes to a region.
+//! The home's side of watching: the list of nodes that are notified of writes to a region.
 //!
-//! The home only keeps the list: the writer asks for it and sends the notifications.  So a notification never precedes
+//! The home only keeps the list; the writer requests it and sends the notifications.  So a notification never precedes
 //! its bytes, and a slow watcher delays writers, not the home.
 
 use std::collections::BTreeMap;
@@ -17,17 +17,17 @@ pub const WATCHERS_MAX: usize = 4096;
 /// The watchers of all regions homed here.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Watching {
-    /// Never holds an empty list.
+    /// No list is empty.
     lists: BTreeMap<RegionId, Vec<Watcher>>,
 }
 
 impl Watching {
-    /// The watchers of a region, in order of arrival.
+    /// The watchers of a region, in order of registration.
     pub(super) fn of(&self, region: RegionId) -> &[Watcher] {
         self.lists.get(&region).map_or(&[], Vec::as_slice)
     }
 
-    /// Adds a watcher, or replaces its entry, unless there are too many.
+    /// Adds a watcher or replaces its entry.  Fails if there are too many.
     fn add(&mut self, region: RegionId, watcher: Watcher) -> Result<(), ErrorReply> {
         let list = self.lists.entry(region).or_default();
         let is_same =
@@ -44,7 +44,7 @@ impl Watching {
         self.retain_of(region, |watcher| (watcher.incarnation, watcher.port) != (incarnation, port));
     }
 
-    /// Removes a node's watches requested up to `upto`: it does not map the region any more.
+    /// Removes a node's watches requested up to `upto`, since it does not map the region any more.
     pub(super) fn forget_unmapped(
         &mut self,
         region: RegionId,
@@ -54,12 +54,12 @@ impl Watching {
         self.retain_of(region, |watcher| watcher.incarnation != incarnation || watcher.request > upto);
     }
 
-    /// The region is freed, or homed elsewhere.
+    /// Forgets a region that is freed or homed elsewhere.
     pub(super) fn forget_region(&mut self, region: RegionId) {
         self.lists.remove(&region);
     }
 
-    /// A node has died or left.
+    /// Forgets a node that is lost or has left.
     pub(in crate::engine) fn forget_node(&mut self, incarnation: NodeIncarnation) {
         self.lists.retain(|_, list| {
             list.retain(|watcher| watcher.incarnation != incarnation);
@@ -87,7 +87,7 @@ impl HomeSide<'_> {
         let Some(found) = self.homes.regions.get_mut(&region) else {
             return self.answer_unknown_region(requester, region);
         };
-        // The record on its way to the next home lacks this request, and the next home may have served others.
+        // The record on its way to the next home lacks this request, and the next home may have served later ones.
         if let Some(moving) = found.moving_mut().filter(|moving| moving.adopting) {
             if moving.in_doubt {
                 let next = moving.to.node;
@@ -115,7 +115,7 @@ impl HomeSide<'_> {
         port: u32,
     ) -> Result<Reply, ErrorReply> {
         let found = self.permitted(region, &principal, Permissions::READ)?;
-        // A node that has unmapped the region or died would stay listed forever.
+        // A node that has unmapped the region or ended would stay listed forever.
         if !found.mappers.iter().any(|mapper| mapper.incarnation == requester.incarnation) {
             return Err(ErrorReply::NotFound);
         }
@@ -126,7 +126,7 @@ impl HomeSide<'_> {
         Ok(Reply::Done)
     }
 
-    /// Leaves out watchers that may no longer read.
+    /// Lists the watchers that may still read.
     fn list_watchers(&self, region: RegionId, principal: &Principal) -> Result<Reply, ErrorReply> {
         let found = self.permitted(region, principal, Permissions::WRITE)?;
         let may_read = |watcher: &&Watcher| found.access.of(&watcher.principal).contains(Permissions::READ);
@@ -136,7 +136,7 @@ impl HomeSide<'_> {
         })
     }
 
-    /// A region homed here and not being freed, if `principal` has `wanted`.
+    /// Returns a region homed here and not being freed if `principal` has the `wanted` permissions.
     fn permitted(
         &self,
         region: RegionId,
@@ -151,11 +151,11 @@ impl HomeSide<'_> {
         if missing.is_empty() { Ok(found) } else { Err(ErrorReply::PermissionDenied { missing }) }
     }
 
-    /// Takes over the watchers of an adopted region, without those that died since.
+    /// Adopts the watchers of a region, except those lost since.
     pub(super) fn adopt_watchers(&mut self, region: RegionId, watchers: Vec<Watcher>) {
         for watcher in watchers {
             if self.cx.is_present(watcher.incarnation) {
-                // A conforming home sends no more than the maximum.
+                // A conforming home sends at most the maximum.
                 let _ = self.watching.add(region, watcher);
             }
         }

@@ -1,16 +1,16 @@
-//! Ended incarnations: no node pairs with one again.
+//! The incarnations that have ended. No node pairs with one of them again.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::ids::{NodeId, NodeIncarnation};
 
-/// Ended incarnations kept per permanent node: a connection that began earlier may come up afterwards, and a node that
-/// was forgotten while alive may return.
+/// Ended incarnations kept per permanent node. They are needed because an older connection may come up late, and a node
+/// that was forgotten while alive may return.
 const ENDED_OF_NODE_MAX: usize = 8;
-/// The same for all ephemeral nodes together, whose numbers are never reissued.
+/// Ended incarnations kept of all ephemeral nodes together, whose numbers are never reissued.
 const ENDED_EPHEMERAL_MAX: usize = 256;
 
-/// Ended incarnations, per node, the latest last.
+/// Ended incarnations, per node, the most recent last.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
     permanent: BTreeMap<NodeId, VecDeque<NodeIncarnation>>,

@@ -1,14 +1,14 @@
-//! The list of members in a store outside of the cluster.  Each member registers its address there, and all nodes read
-//! it without node 0.
+//! The list of members in a store outside of the cluster.  Each member registers its address there, and all nodes can
+//! read the list without node 0.
 //!
 //! ```text
 //!   store ── listed: node and address ──► number unknown here ──► dialled (by the higher number at once)
 //!         ── no longer listed ──────────► no longer dialled
 //! ```
 //!
-//! The list is hearsay, and may be edited by hand: it gives addresses, but no incarnations, and no proof of life or
-//! death.  A wrong entry costs one failed dial.  For nodes that the cluster itself knows, by [`super::pairing`], the
-//! list is ignored.  (Decision 021.)
+//! The list is unconfirmed, and may be edited by hand.  It contains addresses but no incarnations, and proves neither
+//! life nor death.  A wrong entry costs one failed dial.  For nodes that the cluster itself knows, by
+//! [`super::pairing`], the list is ignored.  (Decision 021.)
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::engine::Engine;
 use crate::ids::NodeId;
 use crate::message::NodeState;
 
-/// Dials of a listed address, one per lease, until the entry is written again.
+/// Maximum dials of a listed address, one per lease, until its entry is written again.
 const LISTED_DIALS_MAX: u32 = 256;
 
 /// An update of the list of members.  Ephemeral numbers are ignored.
@@ -26,17 +26,17 @@ const LISTED_DIALS_MAX: u32 = 256;
 pub enum Listing {
     /// The complete list.
     All(BTreeMap<NodeId, String>),
-    /// A member registered this address.
+    /// A member has registered this address.
     Is(NodeId, String),
-    /// A member is no longer listed.
+    /// A member has been removed from the list.
     Gone(NodeId),
 }
 
-/// The list, as far as it was read.
+/// The list as read so far.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Listed {
     members: BTreeMap<NodeId, Entry>,
-    /// Whether all of it was read.
+    /// Whether the complete list was read.
     is_known: bool,
 }
 
@@ -44,7 +44,7 @@ pub(in crate::engine) struct Listed {
 #[derive(Debug)]
 struct Entry {
     address: String,
-    /// Dials left, and when the next is due.
+    /// Number of dials left; the next is due at `due_ns`.
     dials_left: u32,
     due_ns: u64,
     /// Whether the last dial failed.
@@ -60,12 +60,12 @@ impl Listed {
         self.members.len()
     }
 
-    /// Whether the complete list is known and lacks that node.
+    /// Whether the complete list was read and lacks `node`.
     pub(in crate::engine) fn lacks(&self, node: NodeId) -> bool {
         self.is_known && !self.has(node)
     }
 
-    /// Members known from the list, with a presumed state.
+    /// Members on the list, each with a presumed state.
     pub(in crate::engine) fn states(&self) -> impl Iterator<Item = (NodeId, NodeState)> {
         self.members.iter().map(|(node, entry)| {
             (*node, if entry.has_failed { NodeState::Silent } else { NodeState::Unconnected })
@@ -78,7 +78,7 @@ impl Listed {
 }
 
 impl Membership {
-    /// Address of a member that is known from the list only.
+    /// Address of a member that only the list names; `None` for all other nodes.
     pub(in crate::engine) fn listed_address(&self, node: NodeId) -> Option<&str> {
         let is_known = self.members.peer_of(node).is_some()
             || !self.pairings.incarnations_of(node).is_empty()
@@ -86,10 +86,10 @@ impl Membership {
         self.listed.members.get(&node).filter(|_| !is_known).map(|entry| entry.address.as_str())
     }
 
-    /// As [`Membership::listed_address`], if a dial is due now; counts that dial.
+    /// As [`Membership::listed_address`], but `None` unless a dial is due now.  Counts the dial.
     fn due_listed_address(&mut self, node: NodeId, now_ns: u64, lease_ns: u64) -> Option<String> {
         let address = self.listed_address(node)?.to_owned();
-        // An address that did not answer when this node joined is retried anyway.
+        // An address that did not answer when this node joined is retried by `dial_strangers`.
         let is_retried = self.pairings.is_stranger(&address);
         let entry = self.listed.members.get_mut(&node)?;
         let is_due = entry.dials_left > 0 && entry.due_ns <= now_ns && !is_retried;
@@ -132,15 +132,15 @@ impl Engine {
         !node.is_ephemeral() && node != self.out.incarnation().node
     }
 
-    /// The higher number dials at once; the lower one if no connection is up after a lease.
+    /// Records a listed address.  The higher number dials at once, the lower one after a lease without a connection.
     fn note_listed(&mut self, node: NodeId, address: String) {
         let is_own_turn = node < self.out.incarnation().node;
         let wait_ns = if is_own_turn { 0 } else { self.out.config().lease_ns };
         self.membership.listed.note(node, address, self.out.now_ns().saturating_add(wait_ns));
     }
 
-    /// Dials listed members that are not known otherwise.  A large cluster dials them on first use, except for the
-    /// directory's seat.
+    /// Dials listed members that are not known otherwise.  In a large cluster, dials the directory's node only; the
+    /// others are dialled on first use.
     pub(in crate::engine) fn dial_listed(&mut self) {
         if self.membership.is_leaving || self.membership.meeting.is_joining {
             return;
@@ -154,7 +154,7 @@ impl Engine {
         }
     }
 
-    /// No node answers at that address.
+    /// Records that no node answers at a listed address.
     pub(in crate::engine) fn note_listed_failure(&mut self, address: &str) {
         let due_ns = self.out.now_ns().saturating_add(self.out.config().lease_ns);
         let mut nodes = Vec::new();

@@ -1,4 +1,4 @@
-//! How two nodes establish one connection, even if both dial, and pair over it.
+//! The protocol by which two nodes establish one connection, even if both dial, and pair over it.
 //!
 //! ```text
 //!   lower number                                             higher number
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A node is ready when nothing is left of its former pairing with that incarnation ([`super::pairing`]), and it knows
-//! no other incarnation of that number.  A connection that is not up carries nothing else, so nothing can be lost with
-//! it.  (Decisions 015 and 016.)
+//! no other incarnation with that number.  A connection that is not up carries only these messages, so nothing is lost
+//! when it ends.  (Decisions 015 and 016.)
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,18 +25,18 @@ use crate::members::Parting;
 use crate::message::{self, LossCause, Message, Notice};
 use crate::news::{News, Over};
 
-/// Leases that a connection may exist without being up: its node may wait for the lease of another.
+/// Leases for which a connection may wait to be up: the peer may be waiting for the end of another node's lease.
 const PATIENCE_LEASES: u64 = 3;
 
-/// Connections that are not up.
+/// Connections that are not up, with the state of their handshakes.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct Meeting {
     waiting: BTreeMap<PeerId, Candidate>,
-    /// Those that have ended but may still deliver.
+    /// Connections that ended before they were up, but may still deliver messages.
     ended: BTreeMap<PeerId, NodeIncarnation>,
-    /// Peers of another version, and since when.  A dialling peer sees the mismatch itself and hangs up.
+    /// Refused peers, and the time of refusal in ns.  A dialling peer reads the reason and hangs up by itself.
     refused: BTreeMap<PeerId, u64>,
-    /// Connections to all earlier nodes are being started.
+    /// Whether this node is still connecting to the nodes that were in the cluster before it.
     pub(in crate::engine) is_joining: bool,
 }
 
@@ -46,9 +46,9 @@ struct Candidate {
     hello: Hello,
     since_ns: u64,
     assembler: Assembler,
-    /// The pairing offered over it, if this node chooses.
+    /// Number of the pairing that this node has offered over it, if this node chooses the connection.
     offered: Option<u64>,
-    /// The pairing received over it, if the peer chooses.
+    /// Number of the pairing that the peer has offered over it, if the peer chooses the connection.
     welcomed: Option<u64>,
 }
 
@@ -58,12 +58,12 @@ impl Meeting {
         of.map(|(peer, waiting)| (*peer, waiting))
     }
 
-    /// Whether a connection to that incarnation exists that is not up.
+    /// Whether a connection to that incarnation exists that is not up yet.
     pub(in crate::engine) fn has(&self, incarnation: NodeIncarnation) -> bool {
         self.of(incarnation).next().is_some()
     }
 
-    /// Whether one exists to any incarnation of a node.
+    /// Whether a connection to any incarnation of `node` exists that is not up yet.
     pub(in crate::engine) fn has_node(&self, node: NodeId) -> bool {
         self.waiting.values().any(|waiting| waiting.hello.incarnation.node == node)
     }
@@ -78,26 +78,25 @@ impl Meeting {
         self.has_offered(incarnation) || self.ended.values().any(|of| *of == incarnation)
     }
 
-    /// Whether a pairing was offered to that incarnation over a connection that still exists.
+    /// Whether this node has offered that incarnation a pairing over a connection that still exists.
     pub(in crate::engine) fn has_offered(&self, incarnation: NodeIncarnation) -> bool {
         self.of(incarnation).any(|(_, waiting)| waiting.offered.is_some())
     }
 
-    /// Incarnations that may consider a connection to be up.
+    /// Incarnations to which a pairing was offered, so that they may consider a connection to be up.
     pub(in crate::engine) fn offered(&self) -> impl Iterator<Item = NodeIncarnation> {
         let offered = self.waiting.values().filter(|waiting| waiting.offered.is_some());
         offered.map(|waiting| waiting.hello.incarnation)
     }
 
-    /// This node was not listening, so silence proves nothing.
+    /// Restarts the timeouts of all candidates: this node was suspended, so their silence proves nothing.
     pub(in crate::engine) fn excuse_silence(&mut self, now_ns: u64) {
         self.waiting.values_mut().for_each(|waiting| waiting.since_ns = now_ns);
     }
 }
 
 impl Engine {
-    /// A connection was established.  If this node is the directory, a peer that was there first will report the names
-    /// of its regions.
+    /// Handles a new connection.  If this node is the directory, an earlier node will report its names over it.
     pub fn handle_connected(&mut self, now_ns: u64, connection: Connection, hello: &[u8]) {
         self.out.set_now(now_ns);
         match self.check_hello(hello) {
@@ -110,7 +109,7 @@ impl Engine {
                     }
                     BadHello::Ended(_) => {
                         self.send_early(connection.peer, connection.send_bytes_max, Notice::Over);
-                        // It hangs up after reading that.
+                        // The peer hangs up after reading that notice.
                         self.membership.meeting.refused.insert(connection.peer, now_ns);
                     }
                     _ => self.out.push(Effect::Disconnect(connection.peer)),
@@ -134,8 +133,8 @@ impl Engine {
         self.membership.pairings.note_address(incarnation, &hello.address);
         self.membership.pairings.note_dialled(&hello.address);
         if self.membership.members.is_alive(incarnation) {
-            // The choosing node leaves it to the peer to drop surplus connections.  A peer that dials again has yet to
-            // learn that its pairing is over.
+            // The choosing node lets the peer drop surplus connections.  A peer that dials again does not know yet that
+            // its pairing has ended.
             let is_surplus = self.membership.meeting.has(incarnation);
             if !self.chooses_for(incarnation.node) || is_surplus {
                 return self.out.push(Effect::Disconnect(peer));
@@ -148,12 +147,12 @@ impl Engine {
         self.pair(incarnation);
     }
 
-    /// Whether this node chooses the connection to that node.
+    /// Whether this node, rather than `node`, chooses which connection between them to use.
     fn chooses_for(&self, node: NodeId) -> bool {
         self.out.incarnation().node < node
     }
 
-    /// Retries all candidates: one of them may be ready now.
+    /// Retries pairing with all candidates: one of them may have become ready.
     pub(in crate::engine) fn pair_all(&mut self) {
         let waiting: BTreeSet<NodeIncarnation> =
             self.membership.meeting.waiting.values().map(|waiting| waiting.hello.incarnation).collect();
@@ -161,8 +160,8 @@ impl Engine {
     }
 
     fn pair(&mut self, incarnation: NodeIncarnation) {
-        // A dialling peer may have died: until its first message, it proves nothing against another incarnation of its
-        // number.
+        // A dialling peer may have died since.  Until its first message, the connection does not prove that another
+        // incarnation with its number has ended.
         let is_asked =
             self.chooses_for(incarnation.node) || self.membership.meeting.is_welcomed_by(incarnation);
         if self.membership.is_leaving || self.membership.members.is_alive(incarnation) || !is_asked {
@@ -202,21 +201,21 @@ impl Engine {
         self.home_side().forget_early(incarnation);
     }
 
-    /// Sends a notice over a connection that is not up.
+    /// Sends a notice over a connection that is not up yet.
     fn send_early(&mut self, peer: PeerId, send_bytes_max: usize, notice: Notice) {
         for bytes in link::frames(&message::encode(&Message::Notice(notice)), send_bytes_max) {
             self.out.push(Effect::Send { peer, bytes, solicited: true });
         }
     }
 
-    /// Handles traffic on a connection: if a pairing was offered over it, the peer has accepted.
+    /// Handles traffic on a connection: if this node offered a pairing over it, this is the peer's acceptance.
     pub fn handle_heard(&mut self, now_ns: u64, peer: PeerId) {
         let Some(pairing) = self.membership.meeting.waiting.get(&peer).and_then(|waiting| waiting.offered)
         else {
             return;
         };
         self.out.set_now(now_ns);
-        // Since the offer, another incarnation of that number may have paired or become known.
+        // Since the offer, another incarnation with that number may have paired or become known.
         let incarnation = self.membership.meeting.waiting[&peer].hello.incarnation;
         match !self.membership.members.is_alive(incarnation) && self.is_ready_for(incarnation) {
             true => self.bring_up(peer, pairing),
@@ -225,7 +224,7 @@ impl Engine {
         self.settle();
     }
 
-    /// Handles a frame on a connection that is not up.
+    /// Handles a frame that arrived over a connection that is not up yet.
     pub(in crate::engine) fn handle_early_frame(&mut self, peer: PeerId, frame: &[u8]) {
         let Some(waiting) = self.membership.meeting.waiting.get_mut(&peer) else { return };
         let Ok(complete) = waiting.assembler.handle_frame(frame) else { return self.drop_waiting(peer) };
@@ -244,8 +243,8 @@ impl Engine {
         }
     }
 
-    /// Another node considers this incarnation ended, and refuses to pair: what was held for others is freed there, and
-    /// what this node has of theirs may be gone.
+    /// Ends this node's incarnation, because node `by` considers it ended and refuses to pair.  Chunks held there for
+    /// this node are freed, and memory of other nodes that is mapped here may be lost.
     pub(in crate::engine) fn end_own_incarnation(&mut self, by: NodeId) {
         if self.membership.is_leaving {
             return;
@@ -255,18 +254,19 @@ impl Engine {
         self.out.push(Effect::End(over));
     }
 
-    /// Whether connections exist that are neither up nor dropped.
+    /// Whether connections exist that are neither up nor dropped yet.
     pub fn awaits_first_words(&self) -> bool {
         !self.membership.meeting.waiting.is_empty()
     }
 
-    /// Whether other nodes have told where the directory's seat is, and its incarnation may be alive.
+    /// Whether other nodes have named an incarnation of the node that holds the directory, and it is not known to have
+    /// ended.
     pub fn is_told_of_seat(&self) -> bool {
         let seat = self.directory.seat();
         !self.membership.pairings.incarnations_of(seat).is_empty()
     }
 
-    /// Whether no peer is paired, or may come to be.
+    /// Whether no peer is paired or is about to be.
     pub fn is_alone(&self) -> bool {
         self.membership.members.peers().next().is_none() && self.membership.meeting.waiting.is_empty()
     }
@@ -307,7 +307,7 @@ impl Engine {
         self.out.push(Effect::MembersChanged);
     }
 
-    /// A connection has ended, perhaps before it was up.
+    /// Handles the end of a connection that may not have been up yet.
     pub(in crate::engine) fn forget_met(&mut self, peer: PeerId) {
         self.membership.meeting.refused.remove(&peer);
         if let Some(waiting) = self.membership.meeting.waiting.remove(&peer) {
@@ -316,7 +316,7 @@ impl Engine {
         }
     }
 
-    /// Nothing more arrives over a connection that was not up; `exited` if the peer's process has exited.
+    /// Handles the end of deliveries over a connection that was never up; `exited` if the peer's process has exited.
     pub(in crate::engine) fn note_met_cut_off(&mut self, peer: PeerId, exited: bool) {
         let Some(incarnation) = self.membership.meeting.ended.remove(&peer) else { return };
         if exited {
@@ -325,7 +325,7 @@ impl Engine {
         self.home_side().handle_reach_changed(incarnation);
     }
 
-    /// A connection ended before it was up.  If it was the only one, nothing waits for its peer any more.
+    /// Cleans up after a connection that was never up, unless another one to the same peer exists.
     fn end_meeting(&mut self, hello: &Hello) {
         let incarnation = hello.incarnation;
         if !self.membership.members.is_alive(incarnation) && !self.membership.meeting.has(incarnation) {
@@ -333,7 +333,7 @@ impl Engine {
             self.report_parting(incarnation);
             self.owner_side().abandon_sweeps_by(incarnation);
             self.home_side().handle_reach_changed(incarnation);
-            // No other node may know its address, and the known address of its number may be an earlier incarnation's.
+            // This node alone may know its address; the known address of its number may be an earlier incarnation's.
             let is_worth_retrying = !incarnation.node.is_ephemeral() && !hello.address.is_empty();
             if is_worth_retrying && !self.chooses_for(incarnation.node) {
                 self.retry_if_unknown(incarnation, &hello.address);
@@ -342,13 +342,13 @@ impl Engine {
         self.out.push(Effect::MembersChanged);
     }
 
-    /// An incarnation has ended.
+    /// Drops all connections to an ended incarnation that are not up.
     pub(in crate::engine) fn drop_waiting_of(&mut self, incarnation: NodeIncarnation) {
         let of: Vec<PeerId> = self.membership.meeting.of(incarnation).map(|(peer, _)| peer).collect();
         of.into_iter().for_each(|peer| self.drop_waiting(peer));
     }
 
-    /// Drops candidates that were not paired in time; they start over.
+    /// Drops candidates that were not paired in time; the peers may connect again.
     pub(in crate::engine) fn drop_late_candidates(&mut self) {
         let (now_ns, patience_ns) = (self.out.now_ns(), PATIENCE_LEASES * self.out.config().lease_ns);
         let is_late = |waiting: &Candidate| now_ns.saturating_sub(waiting.since_ns) > patience_ns;

@@ -1,4 +1,4 @@
-//! Pairings: what two nodes share, and what follows when they lose contact.
+//! Pairings: the state that two nodes share, and the consequences of a lost contact.
 //!
 //! ```text
 //!               lease over, connection lost, or ended by the peer
@@ -8,7 +8,7 @@
 //!   any of them ── exit shown, left, forgotten, newer incarnation seen ──> dead
 //! ```
 //!
-//! The end of a pairing fails what is in flight, cuts the peer off from memory here, and retires the mappings of its
+//! The end of a pairing fails operations in flight, cuts the peer off from memory here, and retires the mappings of its
 //! regions.  Regions and names stay, and chunks stay held for the peer until its incarnation ends.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,11 +26,11 @@ use crate::layout::Extents;
 use crate::members::Parting;
 use crate::message::{LossCause, Member, NodeState, Notice};
 
-/// Maximum nodes accepted from one report: no cluster has more.
+/// Maximum nodes accepted from one report, more than any cluster has.
 const REPORTED_MAX: usize = 4096;
-/// Dials of an address that was unreachable at join, one per lease.
+/// Maximum dials of an address that was unreachable at join, one per lease.
 const RETRIES_MAX: u32 = 256;
-/// Maximum runs of chunks in one message.
+/// Maximum runs of chunks in one [`Notice::Held`].
 const HELD_PER_NOTICE_MAX: usize = 1024;
 
 /// All incarnations that are not known to have ended.
@@ -38,36 +38,36 @@ const HELD_PER_NOTICE_MAX: usize = 1024;
 pub(in crate::engine) struct Pairings {
     by_incarnation: BTreeMap<NodeIncarnation, Pairing>,
     ended: Ended,
-    /// Addresses that were unreachable when this node joined, with the dials left and the time of the next.
+    /// Addresses that were unreachable at join, each with the number of dials left and the time of the next in ns.
     strangers: BTreeMap<String, (u32, u64)>,
 }
 
-/// The relation to one incarnation.
+/// This node's state of the relation to one incarnation.
 #[derive(Debug, Default)]
 struct Pairing {
     /// Number of the current or last pairing; 0 before the first.
     number: u64,
-    /// Its address; empty if unknown.
+    /// Address of the incarnation; empty if unknown.
     address: String,
     is_up: bool,
-    /// When contact was lost, since it was last up.
+    /// Time and cause of the last loss of contact; `None` while it is up, and before the first pairing.
     lost: Option<Parting>,
-    /// Since when it is missing, as far as this node dials it.
+    /// Time in ns at which this node first found it disconnected; `None` while it is up.
     missed_ns: Option<u64>,
-    /// Grace periods of local accesses under the last pairing.
+    /// Grace periods that must end before the last pairing is over.
     grace_periods: BTreeSet<Token>,
     is_dialled: bool,
-    /// Dials since it was last up or changed its address, and the earliest time of the next.
+    /// Number of dials since it was last up or changed its address; the next is due at `dial_due_ns` at the earliest.
     dials: u32,
     dial_due_ns: u64,
-    /// Dialled on first use; until the first dial.
+    /// Whether it is dialled on first use; reset when it is dialled.
     is_on_demand: bool,
-    /// The directory does not hear it either: nothing waits for it.
+    /// Whether the directory has not heard it recently either, so that no operation waits for it.
     is_doubtful: bool,
-    /// Until when the directory, which heard of it from other nodes, waits for the names of its regions.
+    /// Time in ns until which the directory, which knows it from other nodes only, waits for the names of its regions.
     names_due_ns: Option<u64>,
-    /// Whether the directory says that the incarnation has ended.  This node agrees once contact is lost, or the number
-    /// is claimed.
+    /// Whether the directory reports that the incarnation has ended.  This node agrees once contact is lost, or another
+    /// incarnation claims the number.
     is_succeeded: bool,
 }
 
@@ -83,12 +83,12 @@ impl Pairing {
     /// nodes that lost each other do not collide forever.  Two leases suffice to reconnect.
     fn note_dial(&mut self, now_ns: u64, lease_ns: u64, chance: u64, is_peer_turn: bool) {
         let quarters = match self.dials {
-            // The other end dials more often, if it lives.
+            // The peer dials more often, if it is alive.
             _ if is_peer_turn => 4 + chance % 4,
             0 | 1 => 1,
             _ => 2 + chance % 2,
         };
-        // Heartbeat timers fire slightly early now and then.
+        // Heartbeat timers occasionally fire slightly early.
         self.dial_due_ns = now_ns + quarters * lease_ns / 4 - lease_ns / 16;
         self.dials = self.dials.saturating_add(1);
         self.is_dialled = true;
@@ -101,7 +101,7 @@ impl Pairings {
         self.by_incarnation.get(&incarnation).map_or(0, |pairing| pairing.number)
     }
 
-    /// Number of incarnations not known to have ended, without this one.
+    /// Number of incarnations not known to have ended, excluding this node's.
     pub(in crate::engine) fn len(&self) -> usize {
         self.by_incarnation.len()
     }
@@ -110,13 +110,13 @@ impl Pairings {
         self.ended.contains(incarnation)
     }
 
-    /// Whether an incarnation is known, and not known to have ended.
+    /// Whether an incarnation is known, but not known to have ended.
     pub(in crate::engine) fn may_live(&self, incarnation: NodeIncarnation) -> bool {
         self.by_incarnation.contains_key(&incarnation)
     }
 
-    /// Whether an incarnation may exist that was not announced yet: it has not ended, and no other of its number is
-    /// known.
+    /// Whether an incarnation may exist that has not been announced yet: it has not ended, and no other incarnation
+    /// with its number is known.
     pub(in crate::engine) fn may_be_unannounced(&self, incarnation: NodeIncarnation) -> bool {
         let is_known = self.may_live(incarnation) || self.has_ended(incarnation);
         !is_known && self.rivals(incarnation).is_empty()
@@ -128,12 +128,12 @@ impl Pairings {
         }
     }
 
-    /// Whether the address is being retried.
+    /// Whether the address was unreachable when this node joined and is being retried.
     pub(in crate::engine) fn is_stranger(&self, address: &str) -> bool {
         self.strangers.contains_key(address)
     }
 
-    /// A dial to that address succeeded or failed.
+    /// Records that a dial of that address has succeeded or failed.
     pub(in crate::engine) fn note_dialled(&mut self, address: &str) {
         let at = self.by_incarnation.values_mut().filter(|pairing| pairing.address == address);
         at.for_each(|pairing| pairing.is_dialled = false);
@@ -148,17 +148,17 @@ impl Pairings {
         pairing.address = address.to_owned();
     }
 
-    /// Whether a member is not connected because neither node has used the other.
+    /// Whether a member is not connected because neither node has used the other yet.
     pub(in crate::engine) fn is_on_demand(&self, incarnation: NodeIncarnation) -> bool {
         self.is(incarnation, |pairing| pairing.is_on_demand)
     }
 
-    /// The incarnation of a member that is connected on first use.
+    /// The incarnation of a member that is to be connected on first use; `None` for all other nodes.
     pub(in crate::engine) fn unconnected(&self, node: NodeId) -> Option<NodeIncarnation> {
         self.incarnations_of(node).into_iter().find(|incarnation| self.is_on_demand(*incarnation))
     }
 
-    /// The other end reports the pairing's number.
+    /// Records the pairing's number as the peer counts it.
     pub(in crate::engine) fn note_number(&mut self, incarnation: NodeIncarnation, number: u64) {
         if let Some(pairing) = self.by_incarnation.get_mut(&incarnation) {
             pairing.number = pairing.number.max(number);
@@ -176,25 +176,25 @@ impl Pairings {
         pairing.grace_periods.extend(grace_periods);
     }
 
-    /// The directory says that an incarnation has ended while it is connected here.
+    /// Records that according to the directory, a connected incarnation has ended.
     fn note_succeeded(&mut self, incarnation: NodeIncarnation) {
         if let Some(pairing) = self.by_incarnation.get_mut(&incarnation) {
             pairing.is_succeeded = true;
         }
     }
 
-    /// Whether a pairing ends with that grace period.
+    /// Whether the end of a pairing waits for that grace period.
     pub(in crate::engine) fn awaits(&self, token: Token) -> bool {
         self.by_incarnation.values().any(|pairing| pairing.grace_periods.contains(&token))
     }
 
-    /// A grace period is over; returns true if an incarnation waited for it.
+    /// Records the end of a grace period.  Returns true if the end of a pairing waited for it.
     pub(in crate::engine) fn note_quiescent(&mut self, token: Token) -> bool {
         let over = self.by_incarnation.values_mut().map(|pairing| pairing.grace_periods.remove(&token));
         over.fold(false, |any, is_over| any | is_over)
     }
 
-    /// Other incarnations of the same number that are not known to have ended.
+    /// Other incarnations with the same number that are not known to have ended.
     fn rivals(&self, incarnation: NodeIncarnation) -> Vec<NodeIncarnation> {
         let others = self.by_incarnation.keys().copied().filter(|other| other.node == incarnation.node);
         others.filter(|other| other.id != incarnation.id).collect()
@@ -204,13 +204,13 @@ impl Pairings {
         self.by_incarnation.get(&incarnation).is_some_and(so)
     }
 
-    /// Address of a node, if known.
+    /// Address of a node; `None` if unknown.
     pub(in crate::engine) fn address_of(&self, node: NodeId) -> Option<&str> {
         let of = self.by_incarnation.iter().filter(|(incarnation, _)| incarnation.node == node);
         of.map(|(_, pairing)| pairing.address.as_str()).find(|address| !address.is_empty())
     }
 
-    /// Address of an incarnation, if known.
+    /// Address of an incarnation; `None` if unknown.
     pub(in crate::engine) fn address(&self, incarnation: NodeIncarnation) -> Option<&str> {
         self.by_incarnation
             .get(&incarnation)
@@ -223,7 +223,7 @@ impl Pairings {
         self.by_incarnation.keys().copied().filter(|incarnation| incarnation.node == node).collect()
     }
 
-    /// Ended incarnations of a node, the latest last.
+    /// Ended incarnations of a node, the most recent last.
     pub(in crate::engine) fn ended_of(&self, node: NodeId) -> Vec<NodeIncarnation> {
         let ended = self.ended.of(node).into_iter().flatten();
         ended.copied().filter(|incarnation| incarnation.node == node).collect()
@@ -234,8 +234,8 @@ impl Pairings {
         self.by_incarnation.remove(&incarnation).is_some()
     }
 
-    /// Records an incarnation that may exist, and its address.  Returns `None` if it has ended, or another holds its
-    /// number: only the directory decides on the next holder.
+    /// Records an incarnation that may exist, and its address.  Returns `None` if it has ended, or if another holds its
+    /// number, since only the directory decides on the next holder.
     fn note_known(
         &mut self,
         incarnation: NodeIncarnation,
@@ -256,10 +256,10 @@ impl Pairings {
 }
 
 impl Engine {
-    // The beginning.
+    // The start of a pairing.
 
     /// Whether a pairing with that incarnation can begin: nothing is left of the last one, and no other incarnation
-    /// holds its number.
+    /// holds its number.  Ends former holders of the number if that is allowed.
     pub(in crate::engine) fn is_ready_for(&mut self, incarnation: NodeIncarnation) -> bool {
         let is_ending = self.membership.pairings.is(incarnation, |pairing| !pairing.grace_periods.is_empty());
         let is_left =
@@ -267,7 +267,7 @@ impl Engine {
         if is_ending || is_left || self.membership.pairings.has_ended(incarnation) {
             return false;
         }
-        // A claimant of a used number waits until the holder's lease is over, as the directory sees it.
+        // Another node with a used number must wait until the directory considers the holder's lease expired.
         let is_judge =
             self.directory.seat() == self.out.incarnation().node || incarnation.node == self.directory.seat();
         let rivals = self.membership.pairings.rivals(incarnation);
@@ -275,7 +275,7 @@ impl Engine {
             let is_succeeded = self.membership.pairings.is(*former, |pairing| pairing.is_succeeded);
             if self.membership.members.is_alive(*former) {
                 if is_succeeded {
-                    // It is cut off first.
+                    // The former holder must be cut off first.
                     self.part(*former);
                 }
                 return false;
@@ -290,7 +290,7 @@ impl Engine {
         true
     }
 
-    /// A pairing has begun; both sides have finished the last one.
+    /// Starts a pairing, after both nodes have finished the last one.
     pub(in crate::engine) fn begin_pairing(&mut self, incarnation: NodeIncarnation) {
         self.report_held(incarnation);
         self.owner_side().report_swept(incarnation);
@@ -298,12 +298,12 @@ impl Engine {
             self.cx().notify(incarnation.node, Notice::Draining { is_on: true });
         }
         self.introduce_members(incarnation);
-        // Mappings of its regions, and of its memory, missed changes.
+        // Mappings of the peer's regions, and of its memory, missed changes.
         for (region, home, quiesce) in self.mapper.handle_up(incarnation) {
             self.deferred.announce(&mut self.out, quiesce, Unmapping::without_command(region, home));
         }
         self.home_side().recover_locks_of_repaired(incarnation);
-        // It has dropped its mappings of regions homed here, and of memory here.
+        // The peer has dropped its mappings of regions homed here, and of memory here.
         self.owner_side().untaint_sweeps(incarnation);
         self.home_side().forget_evidence(incarnation);
         self.home_side().note_announced(incarnation);
@@ -315,7 +315,7 @@ impl Engine {
         self.home_side().resume_adoption(incarnation);
     }
 
-    /// As the directory, introduces the newcomer and the members to each other.
+    /// If this node is the directory: introduces the newcomer and the members to each other.
     fn introduce_members(&mut self, newcomer: NodeIncarnation) {
         if self.directory.seat() != self.out.incarnation().node {
             if self.directory.seat() == newcomer.node {
@@ -345,7 +345,7 @@ impl Engine {
         }
     }
 
-    /// All members not known to be dead, with their addresses.
+    /// All members that are not known to have ended, with their addresses.
     fn introductions(&self) -> Vec<(Member, String)> {
         let Membership { members, pairings, .. } = &self.membership;
         let described = members.described(self.out.now_ns()).map(|member| (member.incarnation, member));
@@ -357,7 +357,7 @@ impl Engine {
         pairings.by_incarnation.iter().map(introduced).collect()
     }
 
-    /// Whether it was heard within half a lease: heartbeats come every quarter.
+    /// Whether an incarnation was heard within half a lease; heartbeats come every quarter.
     fn was_heard_recently(&self, incarnation: NodeIncarnation) -> bool {
         let peer = self
             .membership
@@ -369,7 +369,7 @@ impl Engine {
         })
     }
 
-    /// Tells peers where the restarted directory is: a node that lost it before would not find it.
+    /// Tells peers the address of the restarted directory: a node that lost contact with it could not find it.
     fn announce_directory(&mut self, newcomer: NodeIncarnation) {
         let seat = self.seat().map(|(incarnation, address)| (Member::unseen(incarnation), address));
         let (living, unreachable, ended) = (seat.into_iter().collect(), Vec::new(), Vec::new());
@@ -383,7 +383,7 @@ impl Engine {
         others.collect::<Vec<_>>().into_iter().for_each(|node| self.cx().notify(node, known.clone()));
     }
 
-    /// Tells the directory the members known here: it may have restarted without them.  A joining node skips this.
+    /// Reports the known members to the directory, which may have restarted without them.  Joining nodes skip this.
     fn report_known_members(&mut self) {
         if self.membership.meeting.is_joining {
             return;
@@ -402,8 +402,8 @@ impl Engine {
         self.cx().notify(seat, Notice::Seen { members, ended });
     }
 
-    /// Handles another node's report of present, former and ended incarnations.  The present ones will report the names
-    /// of their regions; until then, a name that seems free may be taken.
+    /// If this node is the directory: handles another node's report of present, former and ended incarnations.  The
+    /// present ones will report the names of their regions; until then, it is unknown which names are free.
     pub(in crate::engine) fn handle_seen(
         &mut self,
         members: Vec<(Member, String)>,
@@ -424,7 +424,7 @@ impl Engine {
                 continue;
             };
             pairing.is_doubtful = member.state != NodeState::Alive;
-            // A node that lost contact with the reporter may still connect here.
+            // A node that lost contact with the reporter may still connect to this node.
             pairing.names_due_ns = Some(self.out.now_ns() + self.out.config().lease_ns);
             self.membership.members.note_missing(member, self.out.now_ns());
             self.tell_directory(DirectoryEvent::Expected(incarnation));
@@ -433,7 +433,7 @@ impl Engine {
         self.out.push(Effect::MembersChanged);
     }
 
-    /// Stops waiting for the names of nodes that did not come within a lease; colliding names will be renamed.
+    /// Stops waiting for names of nodes that did not connect within a lease.  Colliding names will be changed later.
     pub(in crate::engine) fn expire_expected_names(&mut self) {
         let (now_ns, members) = (self.out.now_ns(), &self.membership.members);
         let is_over = |pairing: &Pairing| pairing.names_due_ns.is_some_and(|due_ns| due_ns < now_ns);
@@ -449,13 +449,13 @@ impl Engine {
         over.into_iter().for_each(|incarnation| self.report_parting(incarnation));
     }
 
-    /// A connection has ended, or never came up.
+    /// Tells the directory that a connection has ended, or never came up.
     pub(in crate::engine) fn report_parting(&mut self, incarnation: NodeIncarnation) {
         let is_expected = self.membership.pairings.is(incarnation, |pairing| pairing.names_due_ns.is_some());
         self.tell_directory(DirectoryEvent::Parted { incarnation, is_expected });
     }
 
-    /// A node has reported all names of its regions.
+    /// Records that a node has reported all names of its regions.
     pub(in crate::engine) fn note_names_reported(&mut self, incarnation: NodeIncarnation) {
         if let Some(pairing) = self.membership.pairings.by_incarnation.get_mut(&incarnation) {
             pairing.names_due_ns = None;
@@ -463,7 +463,7 @@ impl Engine {
         self.membership.members.note_names_reported(incarnation);
     }
 
-    /// Handles reports that incarnations have ended.  A report alone does not end a connected one.
+    /// Records incarnations as ended.  A connected one is only marked, since a report alone does not end it.
     fn note_ended(&mut self, ended: impl IntoIterator<Item = NodeIncarnation>) {
         for incarnation in ended {
             if self.membership.members.is_alive(incarnation) {
@@ -474,7 +474,7 @@ impl Engine {
         }
     }
 
-    /// Handles a member's report that incarnations were forgotten.
+    /// Records incarnations that were forgotten at the request of another member.
     fn note_forgotten(&mut self, ended: Vec<NodeIncarnation>) {
         self.note_ended(ended.clone());
         for incarnation in
@@ -487,7 +487,7 @@ impl Engine {
         }
     }
 
-    /// The directory's node and its address, if that is a connected peer.
+    /// The directory's incarnation and its address, or `None` if it is not a connected peer.
     fn seat(&self) -> Option<(NodeIncarnation, String)> {
         let (_, seat) = self.membership.members.peer_of(self.directory.seat())?;
         let address = self
@@ -499,8 +499,8 @@ impl Engine {
         Some((seat.incarnation, address.unwrap_or_default()))
     }
 
-    /// Handles the directory's list of living and ended incarnations.  A report alone ends no connected incarnation,
-    /// unless another claims its number here.
+    /// Handles the directory's list of living and ended incarnations.  A report alone does not end a connected
+    /// incarnation, unless another one claims its number here.
     pub(in crate::engine) fn handle_known(
         &mut self,
         from: NodeIncarnation,
@@ -509,19 +509,19 @@ impl Engine {
         ended: Vec<NodeIncarnation>,
     ) {
         if from.node != self.directory.seat() {
-            // While the directory's node is away and names are outside, a member may have a node forgotten.
+            // If the directory's node is unreachable and names are outside, a member may tell others to forget a node.
             if self.directory.is_outside() && !self.is_connected_to(self.directory.seat()) {
                 self.note_forgotten(ended);
             }
             let living = living.into_iter().map(|(member, address)| (member.incarnation, address));
             return self.note_directory(living.collect());
         }
-        // A restarted directory may know an unreachable incarnation from a node that missed its end, which proves
-        // nothing against another of the same number.
+        // A restarted directory may know an unreachable incarnation from a node that missed its end.  Such a report
+        // does not prove that another incarnation with the same number has ended.
         let known = living.iter().map(|(member, _)| member.incarnation);
         let known = known.filter(|incarnation| !self.membership.pairings.has_ended(*incarnation));
         let succeeded = known.flat_map(|incarnation| self.membership.pairings.rivals(incarnation));
-        // If both are listed as living, neither has taken the other's number.
+        // If both incarnations are listed as living, neither has taken the other's number.
         let succeeded =
             succeeded.filter(|rival| !living.iter().any(|(member, _)| member.incarnation == *rival));
         let over: BTreeSet<NodeIncarnation> = succeeded.chain(ended).collect();
@@ -541,7 +541,7 @@ impl Engine {
                 new.extend((is_new || is_back).then_some(member));
             }
             if is_doubtful && self.is_full_mesh() {
-                // Nothing waits for it.
+                // No operation may wait for it.
                 self.fail_on_demand(incarnation);
             }
         }
@@ -554,7 +554,7 @@ impl Engine {
         self.out.push(Effect::MembersChanged);
     }
 
-    /// In a small cluster, meets a new member now, if possible; what needs it waits.
+    /// In a small cluster, dials a new member now, if possible; operations that need it wait.
     fn meet_first(&mut self, member: Member) {
         let (own, incarnation) = (self.out.incarnation().node, member.incarnation);
         let Membership { members, pairings, .. } = &mut self.membership;
@@ -568,17 +568,17 @@ impl Engine {
         }
     }
 
-    /// In a large cluster, new members are connected on first use.
+    /// In a large cluster, marks new members for connection on first use.
     fn leave_unconnected(&mut self, new: Vec<Member>) {
         let (seat, Membership { members, pairings, .. }) = (self.directory.seat(), &mut self.membership);
         for member in new.into_iter().filter(|member| member.incarnation.node != seat) {
             let incarnation = member.incarnation;
             let Some(pairing) = pairings.by_incarnation.get_mut(&incarnation) else { continue };
-            // Even if it is being met: that may fail, and then neither node would dial the other.
+            // This includes members that are being met: a meeting may fail, and then neither node would dial the other.
             if !members.is_alive(incarnation) && pairing.number == 0 {
                 pairing.is_on_demand = true;
                 members.note_unconnected(member);
-                // A request may be waiting for it already.
+                // A request may already be waiting for it.
                 if self.out.is_awaited(incarnation.node) && !pairing.address.is_empty() {
                     self.out.push(Effect::Dial { address: pairing.address.clone() });
                 }
@@ -586,12 +586,12 @@ impl Engine {
         }
     }
 
-    /// Whether a joining node connects to all nodes.
+    /// Whether the cluster is small enough for a full mesh.
     pub(in crate::engine) fn is_full_mesh(&self) -> bool {
         self.out.config().is_full_mesh(self.membership.count())
     }
 
-    /// Another node reports where the directory is.
+    /// Records the directory's incarnation and address, as reported by another node, unless it is connected.
     pub(in crate::engine) fn note_directory(&mut self, living: Vec<(NodeIncarnation, String)>) {
         let seat = self.directory.seat();
         for (incarnation, address) in living {
@@ -611,7 +611,7 @@ impl Engine {
     }
 
     /// Dials nodes that are not connected.  The higher number dials, so that the two do not collide.  After two leases
-    /// the lower number dials too, rarely: the peer may think that it has ended, and would not come to report so.
+    /// the lower number dials too, rarely: the peer may believe that this node has ended, and would then not dial.
     pub(in crate::engine) fn dial_unreachable(&mut self) {
         if self.membership.is_leaving || self.membership.meeting.is_joining {
             return;
@@ -619,7 +619,7 @@ impl Engine {
         self.dial_strangers();
         self.dial_listed();
         let (own, now_ns, lease_ns) = (self.out.incarnation(), self.out.now_ns(), self.out.config().lease_ns);
-        // A node connected to the directory alone does not hear that the directory has moved.
+        // Nodes connected to the directory only are not informed when the directory moves, so the directory dials them.
         let is_sought = own.node == self.directory.seat() && !self.is_full_mesh();
         for (incarnation, pairing) in &mut self.membership.pairings.by_incarnation {
             if pairing.is_up {
@@ -634,7 +634,7 @@ impl Engine {
                 is_own_turn && !pairing.address.is_empty() && !self.membership.meeting.has(*incarnation);
             let is_due = pairing.dial_due_ns <= now_ns && !pairing.is_dialled;
             if is_own_turn && is_due && pairing.grace_periods.is_empty() {
-                // Derived from both incarnations, which consumes no random numbers.
+                // Derived from both incarnations, so that it consumes no random numbers.
                 let chance = (own.id.0 ^ incarnation.id.0).rotate_right(pairing.dials);
                 pairing.note_dial(now_ns, lease_ns, chance, is_peer_turn);
                 self.out.push(Effect::Dial { address: pairing.address.clone() });
@@ -642,7 +642,7 @@ impl Engine {
         }
     }
 
-    /// A dial that the engine asked for failed.
+    /// Handles a failed dial to `address`, which the engine had requested.
     pub fn handle_dial_failed(&mut self, address: &str) {
         self.membership.pairings.note_dialled(address);
         self.fail_dials_to(address);
@@ -650,14 +650,14 @@ impl Engine {
         self.settle();
     }
 
-    /// No node answered at that address when this node joined.  A node may still be there that no other knows.
+    /// Starts retrying an address that did not answer when this node joined: an unknown node may be there.
     pub fn handle_stranger(&mut self, address: &str) {
         self.retry_address(address);
         self.fail_dials_to(address);
         self.settle();
     }
 
-    /// A node was met but not paired: retries its address, unless it is dialled anyway.
+    /// Retries the address of a node that was met but not paired, unless it is known, and so dialled anyway.
     pub(in crate::engine) fn retry_if_unknown(&mut self, incarnation: NodeIncarnation, address: &str) {
         let pairings = &self.membership.pairings;
         if !pairings.may_live(incarnation) && !pairings.has_ended(incarnation) {
@@ -670,7 +670,7 @@ impl Engine {
         self.membership.pairings.strangers.insert(address.to_owned(), (RETRIES_MAX, due_ns));
     }
 
-    /// A node answered at a dialled address, though perhaps not the expected one.
+    /// Records that a node answered at a dialled address, though perhaps not the expected one.
     pub fn handle_answered(&mut self, address: &str) {
         self.membership.pairings.strangers.remove(address);
     }
@@ -686,15 +686,15 @@ impl Engine {
         self.membership.pairings.strangers.retain(|_, (retries, _)| *retries > 0);
     }
 
-    // The end.
+    // The end of a pairing, and of an incarnation.
 
-    /// Ends the pairing with a peer: what is in flight to it fails.
+    /// Ends the pairing with a peer, and fails the operations that need it.
     pub(in crate::engine) fn lose(&mut self, peer: PeerId, state: NodeState, parting: Parting) {
         let Some(incarnation) = self.membership.members.remove(peer, state, parting, self.out.now_ns())
         else {
             return;
         };
-        // Replies of a leaving node to calls still count; its connection ends by itself.
+        // Replies of a leaving node to calls still count, and its connection ends by itself.
         if state != NodeState::Left {
             self.report_down(peer);
         }
@@ -702,11 +702,11 @@ impl Engine {
         let grace_periods = self.mapper.handle_down(incarnation);
         self.out.extend(grace_periods.into_iter().map(Effect::Quiesce));
         if self.commands.has_copies() {
-            // They may use handles that are gone by now.
+            // The remote copies may use handles that no longer exist.
             let behind_them = self.mapper.quiesce();
             self.out.push(Effect::Quiesce(behind_them));
         }
-        // Includes those of regions that were dropped before without its knowledge.
+        // Includes grace periods of regions that were dropped earlier without the peer's knowledge.
         self.membership.pairings.note_down(incarnation, parting, self.mapper.grace_periods());
         self.out.end_serving_all_of(incarnation);
         self.owner.forget_requests_of(incarnation);
@@ -727,14 +727,14 @@ impl Engine {
         self.out.push(Effect::MembersChanged);
     }
 
-    /// The last grace period of a pairing is over, and so are the commands issued before.
+    /// Handles the end of a grace period: if it was the last one of a pairing, candidates may be ready to pair.
     pub(in crate::engine) fn handle_parted(&mut self, token: Token) {
         if self.membership.pairings.note_quiescent(token) {
             self.pair_all();
         }
     }
 
-    /// Ends the pairing with an incarnation on this side, without declaring its process dead.
+    /// Ends the pairing with an incarnation and disconnects it, without declaring its process dead.
     pub(in crate::engine) fn part(&mut self, incarnation: NodeIncarnation) {
         if let Some((peer, _)) = self
             .membership
@@ -747,7 +747,7 @@ impl Engine {
         }
     }
 
-    /// An incarnation has ended: nothing is held for it any more.
+    /// Records that an incarnation has ended, and releases everything held for it.
     pub(in crate::engine) fn end_incarnation(&mut self, incarnation: NodeIncarnation, parting: Parting) {
         let is_news = !self.membership.pairings.has_ended(incarnation);
         let parting = self.earliest_parting(incarnation, parting);
@@ -757,9 +757,9 @@ impl Engine {
         self.fail_on_demand(incarnation);
         if !was_known {
             if is_news {
-                // An owner may have reported its regions.
+                // An owner may have reported regions of this incarnation.
                 self.mapper.handle_ended(incarnation);
-                // Adopted regions may list it.
+                // Adopted regions may list it as a mapper.
                 self.home_side().seek_all_mapped_by(incarnation);
             }
             if is_news && self.directory.seat() == self.out.incarnation().node {
@@ -782,8 +782,8 @@ impl Engine {
         self.out.push(Effect::MembersChanged);
     }
 
-    /// Dates an end that no node witnessed by the loss of contact, here or at the node that reported it, rather than by
-    /// the claim of its number.
+    /// Dates an unwitnessed end: returns the loss of contact, here or at the reporting node, if that was before the
+    /// claim of the number.
     fn earliest_parting(&self, incarnation: NodeIncarnation, parting: Parting) -> Parting {
         let pairing = self.membership.pairings.by_incarnation.get(&incarnation);
         let lost = pairing.and_then(|pairing| pairing.lost);
@@ -792,8 +792,7 @@ impl Engine {
         if parting.cause == LossCause::Unreachable { before.unwrap_or(parting) } else { parting }
     }
 
-    /// Reports a loss to the directory, which may have restarted without knowing that incarnation and could not forget
-    /// it.
+    /// Reports a loss to the directory, which may have restarted and could not forget an unknown incarnation.
     fn report_loss(&mut self, incarnation: NodeIncarnation) {
         let lost = self
             .membership
@@ -810,7 +809,7 @@ impl Engine {
         }
     }
 
-    /// Announces the end of an incarnation: a witness tells the directory, and the directory tells all nodes.
+    /// Announces the end of an incarnation: the directory to all nodes, a witness of the end to the directory.
     fn announce_end(&mut self, incarnation: NodeIncarnation, parting: Parting) {
         let seat = self.directory.seat();
         if seat == self.out.incarnation().node {
@@ -824,9 +823,9 @@ impl Engine {
         }
     }
 
-    // Held chunks.
+    // Chunks held for other homes.
 
-    /// Tells a home what this node holds for it: the home may not know, or may have freed it while disconnected.
+    /// Reports the chunks held here for a home, which may not know of them, or may have freed them while disconnected.
     fn report_held(&mut self, home: NodeIncarnation) {
         let held: Vec<(RegionId, Extents)> = self.owner.held_for(home);
         let (mut left, time_ns) = (&held[..], self.out.time_of_day_ns());

@@ -1,8 +1,8 @@
-//! Populating: allocates the pages of new local chunks from the system before their first use.
+//! Populating: allocates the pages of new local chunks before their first use.
 //!
-//! The system charges a page to the process that touches it first.  That should be this node, which owns the memory,
-//! not the first writer; and a requester that hears of its region need not fear for its memory.  Populating proceeds in
-//! pieces, so that others get their turn, and stops when the requester is gone.
+//! The operating system charges a page to the process that touches it first.  That should be this node, which owns the
+//! memory, rather than the first writer; and once a region is allocated, its memory must not run out.  Populating
+//! proceeds in pieces, between which other work runs, and stops when the requester is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::ids::{NodeId, Requester};
 use crate::layout::{Extent, Extents};
 use crate::message::{ErrorReply, Reply};
 
-/// Maximum bytes of one piece: about 1 ms.
+/// Maximum bytes of one piece, which takes about 1 ms.
 const PIECE_BYTES_MAX: u64 = 4 << 20;
 
 /// All populations in progress.
@@ -22,7 +22,7 @@ pub(super) struct Populations {
 }
 
 impl Populations {
-    /// Whether the driver still touches memory there.
+    /// Whether the driver is still populating part of `extent`.
     pub(super) fn touches(&self, extent: &Extent) -> bool {
         let mut extents = self.in_progress.values().flat_map(|populating| &populating.extents);
         extents.any(|other| other.touches(extent))
@@ -34,13 +34,13 @@ impl Populations {
 struct Populating {
     requester: Requester,
     extents: Extents,
-    /// The current extent, and the bytes of it done.
+    /// Index of the current extent, and number of its bytes done.
     at: usize,
     done: u64,
 }
 
 impl Populating {
-    /// The next piece; `None` when all is done.
+    /// Returns the next piece, or `None` if all is done.
     fn piece(&mut self) -> Option<Extent> {
         let extent = *self.extents.get(self.at)?;
         let len = (extent.len - self.done).min(PIECE_BYTES_MAX);
@@ -74,18 +74,18 @@ impl OwnerSide<'_> {
         self.cx.push(Effect::Populate { token, key, offset, len });
     }
 
-    /// A piece is populated, or the system refused.
+    /// Handles a populated piece of `len` bytes; `is_done` is false if the operating system refused.
     pub(in crate::engine) fn handle_populated(&mut self, token: Token, len: u64, is_done: bool) {
         let Some(populating) = self.owner.populating.in_progress.remove(&token) else { return };
         let requester = populating.requester;
-        // If the requester has died, its chunks are freed with all that is held for it.
+        // The chunks of a lost requester are freed with everything held for it.
         if self.cx.is_present(requester.incarnation) {
             match is_done {
                 true => self.populate_next(token, populating),
                 false => self.refuse_populated(populating, len),
             }
         }
-        // Chunks released meanwhile may have waited for the piece.
+        // Chunks released in the meantime may have waited for the piece.
         self.release_copied();
     }
 

@@ -1,5 +1,5 @@
-//! Commands on local memory: fills and copies requested by sessions of this node or others.  Each runs in steps, so
-//! that others get their turn; see [`super::super::sessions`] for the requesting side.
+//! Commands on local memory: fills and copies requested by sessions of any node.  Each runs in steps, so that others
+//! can run in between; see [`super::super::sessions`] for the requesting side.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::ids::{NodeIncarnation, RegionId, Requester};
 use crate::layout::{Extent, Extents};
 use crate::message::{CopySegment, ErrorReply, Reply};
 
-/// Maximum bytes of one step: about 0.2 ms, after which others get their turn.
+/// Maximum bytes of one step: about 0.2 ms, after which other work runs.
 const STEP_BYTES_MAX: u64 = 1 << 20;
 
 /// All commands in progress.
@@ -28,17 +28,17 @@ struct Running {
     requester: Requester,
     work: Work,
     copy_segments: Vec<CopySegment>,
-    /// The current copy segment, and the bytes of it done.
+    /// Index of the current copy segment, and number of its bytes done.
     at: usize,
     done: u64,
-    /// The pairing with the requester has ended: the current step is the last.
+    /// Whether the pairing with the requester has ended, so that the current step is the last.
     is_broken_off: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum Work {
     Fill(u8),
-    /// Copies each segment from its end if the overlap requires it.
+    /// Copies each segment from its end if `backward`, as some overlaps require.
     Copy {
         backward: bool,
     },
@@ -80,7 +80,7 @@ impl OwnerSide<'_> {
         }) {
             return self.cx.answer(requester, Err(ErrorReply::Malformed));
         }
-        // The requester may have died long ago, and its extents may belong to others since.
+        // The requester may have been lost long ago, and its extents reused for other regions.
         let me = self.cx.incarnation();
         let targets = copy_segments.iter().map(|segment| segment.to);
         let own_sources =
@@ -91,16 +91,16 @@ impl OwnerSide<'_> {
         let id = self.cx.next_number();
         let running = Running { requester, work, copy_segments, at: 0, done: 0, is_broken_off: false };
         self.owner.running.in_progress.insert(id, running);
-        // It cannot have been broken off yet.
+        // Returns `None`, since a new command cannot have been broken off yet.
         self.next_step(id);
     }
 
-    /// Whether all extents are local memory that now belongs to `region`.
+    /// Whether all extents are local memory that currently belongs to `region`.
     fn belong_to_region(&self, region: RegionId, mut extents: impl Iterator<Item = Extent>) -> bool {
         let Some(at_home) = self.homes.extents(&region) else {
             return extents.all(|extent| self.owner.store.is_held_for_region(region, &extent));
         };
-        // Sorted, since there may be thousands on both sides.
+        // Sorted, since there may be thousands of extents on both sides.
         let me = self.cx.incarnation();
         let mut local: Vec<(Key, u64, u64)> = (at_home.iter().filter(|extent| extent.owner == me))
             .map(|extent| (extent.key, extent.offset, extent.len))
@@ -109,7 +109,7 @@ impl OwnerSide<'_> {
         extents.all(|extent| extent.owner == me && is_inside(&local, &extent))
     }
 
-    /// Continues a command, or ends it: see [`OwnerSide::handle_copied`].
+    /// Continues a command or ends it; returns as [`OwnerSide::handle_copied`].
     pub(in crate::engine) fn next_step(&mut self, id: u64) -> Option<NodeIncarnation> {
         let running = self.owner.running.in_progress.get(&id)?;
         let requester = running.requester;
@@ -141,7 +141,7 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Handles the end of a step, if `token` belongs to one.
+    /// Handles the end of the step that `token` belongs to, if any.
     pub(super) fn handle_step(
         &mut self,
         token: Token,
@@ -159,8 +159,8 @@ impl OwnerSide<'_> {
         }
     }
 
-    /// Ends a command.  Returns its requester if that is no longer paired: waiters for this end go first, before memory
-    /// is released.
+    /// Ends a command.  Returns its requester if that is no longer paired: the caller resumes what waited for the end
+    /// before it releases memory.
     pub(in crate::engine) fn end_running(
         &mut self,
         id: u64,
@@ -177,7 +177,7 @@ impl OwnerSide<'_> {
 }
 
 impl Owner {
-    /// The requester's pairing has ended, and it takes its commands to have failed.
+    /// Stops the commands of a requester whose pairing has ended: to the requester, they have failed.
     pub(in crate::engine) fn break_off_for(&mut self, incarnation: NodeIncarnation) {
         let of = self
             .running
@@ -194,7 +194,7 @@ impl Owner {
 }
 
 impl Commands {
-    /// Whether a command in progress changes any of these local bytes.
+    /// Whether a command in progress changes any byte of `extent`.
     pub(super) fn touches(&self, extent: &Extent) -> bool {
         let mut copy_segments = self.in_progress.values().flat_map(|running| &running.copy_segments);
         copy_segments.any(|segment| segment.to.touches(extent))
@@ -202,7 +202,7 @@ impl Commands {
 }
 
 impl Running {
-    /// The next step.
+    /// The next step, or `None` if all are done.
     fn step(&self) -> Option<CopySegment> {
         let segment = self.copy_segments.get(self.at)?;
         let missing = segment.to.len - self.done;

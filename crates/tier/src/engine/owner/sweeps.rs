@@ -1,4 +1,4 @@
-//! Sweeps: local chunks whose home died are free once no node maps regions of that home any more.
+//! Sweeps: local chunks whose home has ended are freed once no node maps regions of that home any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,15 +11,15 @@ use crate::message::{Notice, Request};
 #[derive(Debug, Default)]
 pub(super) struct Sweeps {
     in_progress: BTreeMap<NodeIncarnation, Sweep>,
-    /// Homes whose chunks here were taken, or are about to be: new nodes may still hear of them from others.
+    /// Homes whose chunks here were freed, or are about to be: a new node may still learn of them from others.
     swept: BTreeSet<NodeIncarnation>,
 }
 
-/// All nodes drop their mappings, then the chunks are free.
+/// A sweep: all nodes drop their mappings of a home's regions, then its chunks are freed.
 #[derive(Debug)]
 struct Sweep {
     awaited: BTreeSet<NodeIncarnation>,
-    /// Nodes that died before they replied.
+    /// Nodes that were lost before they replied.
     tainted: BTreeSet<NodeIncarnation>,
 }
 
@@ -31,15 +31,15 @@ impl Sweeps {
 }
 
 impl Owner {
-    /// Whether the chunks of that home were taken, or are about to be.
+    /// Whether the chunks of that home were freed, or are about to be.
     pub(in crate::engine) fn has_swept(&self, home: NodeIncarnation) -> bool {
         self.sweeps.swept.contains(&home)
     }
 }
 
 impl OwnerSide<'_> {
-    /// Reports swept homes to a new node: a home that is dead here may be alive for it, and let it map chunks that are
-    /// no longer held.
+    /// Reports swept homes to a new node: a home that has ended here may be alive for that node, and let it map chunks
+    /// that are no longer held.
     pub(in crate::engine) fn report_swept(&mut self, newcomer: NodeIncarnation) {
         let swept = &mut self.owner.sweeps.swept;
         swept.retain(|home| home.node != newcomer.node || *home == newcomer);
@@ -55,15 +55,15 @@ impl OwnerSide<'_> {
         }
         let membership = self.cx.membership();
         let sweeps = &mut self.owner.sweeps;
-        // Announced ends reach new nodes through the directory.
+        // The directory reports announced ends to new nodes.
         sweeps.swept.retain(|home| membership.pairings().has_ended(*home));
         sweeps.swept.insert(home);
         let me = self.cx.incarnation();
         let peers = self.cx.members().peers().map(|(_, peer)| peer.incarnation);
         let asked: BTreeSet<NodeIncarnation> = peers.chain([me]).collect();
-        // Nodes that may consider themselves paired already are asked once they are.
+        // Nodes that may already consider themselves paired are asked once they are paired here.
         let awaited = asked.iter().copied().chain(membership.meeting().offered()).collect();
-        // Nodes that died before the home are not asked, but may have mapped its regions.
+        // Nodes that were lost before the home are not asked, but may have mapped its regions.
         let tainted = self.cx.members().zombies().collect();
         sweeps.in_progress.insert(home, Sweep { awaited, tainted });
         for incarnation in asked {
@@ -75,14 +75,14 @@ impl OwnerSide<'_> {
         self.cx.ask(incarnation.node, Request::DropHome { home }, Purpose::Sweep(home));
     }
 
-    /// A node has paired: it has let go of everything here, and taints no sweep.
+    /// Removes a newly paired node from the tainted ones: it has dropped all mappings of memory here.
     pub(in crate::engine) fn untaint_sweeps(&mut self, incarnation: NodeIncarnation) {
         for sweep in self.owner.sweeps.in_progress.values_mut() {
             sweep.tainted.remove(&incarnation);
         }
     }
 
-    /// A node that sweeps wait for has paired.
+    /// Asks a newly paired node for which sweeps wait.
     pub(in crate::engine) fn resume_sweeps_with(&mut self, incarnation: NodeIncarnation) {
         for home in self.owner.sweeps.awaiting(incarnation) {
             self.request_drop(home, incarnation);

@@ -1,22 +1,22 @@
-//! Where names of this node's sessions led.  Sessions ask the known home first, and the directory only if that fails.
-//! Homes verify the name of a region, so stale entries do no harm.
+//! Cache of the regions and homes of names used by this node's sessions.  Sessions ask the known home first, and the
+//! directory only if that fails.  Homes verify the name of a region, so stale entries do no harm.
 
 use std::collections::BTreeMap;
 
 use crate::ids::{NodeId, RegionId};
 
-/// Maximum known names: at 255 bytes each, about 5 MB.
+/// Maximum number of known names: at 255 bytes each, about 5 MB.
 const KNOWN_NAMES_MAX: usize = 16_384;
 
 #[derive(Debug)]
 struct Entry {
     region: RegionId,
     home: NodeId,
-    /// Order of insertion.
+    /// Position in the order of insertion.
     serial: u64,
 }
 
-/// A bounded map from names to regions and homes.
+/// A bounded map from names to regions and homes, which evicts the oldest entry.
 #[derive(Debug, Default)]
 pub(super) struct KnownNames {
     names: BTreeMap<Box<str>, Entry>,

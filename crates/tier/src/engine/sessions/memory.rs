@@ -1,4 +1,4 @@
-//! Memory operations: fills and copies of memory that loads and stores do not reach.  The command travels, not the
+//! Memory operations: fills and copies of memory that loads and stores do not reach.  Commands are sent instead of the
 //! data: the node that owns the target executes each part, and reads the source by itself.
 //!
 //! ```text
@@ -22,19 +22,19 @@ use crate::layout::{Extent, Extents};
 use crate::message::{CopySegment, ErrorReply, Reply, Request};
 use crate::permissions::Permissions;
 
-/// Maximum bytes of one command: about 3 ms, for which a change of the region has to wait.
+/// Maximum bytes of one command: about 3 ms of copying, for which a change of the region has to wait.
 pub const COMMAND_BYTES_MAX: u64 = 16 << 20;
 
-/// Memory operations in flight of this node's sessions.
+/// Memory operations of this node's sessions in flight.
 #[derive(Debug, Default)]
 pub(super) struct IssuedCopies {
     issued: BTreeMap<OpId, IssuedCopy>,
-    /// Commands that failed because contact with the executing node was lost; that node may continue until then, in ns.
+    /// Commands that failed at the loss of the executing node, which may execute them until this time, in ns.
     lost: BTreeMap<(OpId, NodeIncarnation), u64>,
 }
 
 impl IssuedCopies {
-    /// The last command in flight; `with_lost` includes commands whose replies are lost.
+    /// The latest command in flight, or `None`; `with_lost` includes commands whose replies are lost.
     fn last(&self, with_lost: bool) -> Option<OpId> {
         let issued = self.issued.keys().next_back().copied();
         let lost = self.lost.keys().next_back().map(|(op, _)| *op);
@@ -60,17 +60,17 @@ impl Commands {
         self.memory.has_any_upto(upto, with_lost)
     }
 
-    /// Whether other nodes execute commands for sessions of this node.
+    /// Whether other nodes are executing commands for sessions of this node.
     pub(in crate::engine) fn has_copies(&self) -> bool {
         !self.memory.issued.is_empty()
     }
 
-    /// A node has finished all earlier commands, or its incarnation has ended.
+    /// Drops the lost replies of a node that has finished all earlier commands, or whose incarnation has ended.
     pub(in crate::engine) fn forget_lost_replies_of(&mut self, incarnation: NodeIncarnation) {
         self.memory.lost.retain(|(_, by), _| *by != incarnation);
     }
 
-    /// A node that has not heard from this one for a lease has broken off its commands.
+    /// Drops lost replies of nodes that did not hear from this node for a lease, and so aborted the commands.
     pub(in crate::engine) fn expire_lost_replies(&mut self, now_ns: u64) {
         self.memory.lost.retain(|_, until_ns| now_ns < *until_ns);
     }
@@ -80,7 +80,7 @@ impl Commands {
 #[derive(Debug)]
 struct IssuedCopy {
     step: Step,
-    /// Requests to send in sequence, each after the reply to the one before.
+    /// Requests to send in sequence, each after the reply to its predecessor.
     queue: VecDeque<(NodeId, Request)>,
     awaited: usize,
     failure: Option<CommandError>,
@@ -156,7 +156,7 @@ impl SessionSide<'_> {
         self.cx.ask(node, request, Purpose::Memory(op, node));
     }
 
-    /// Handles a reply of `node`, or the loss of its incarnation `from`.  Returns true if the command has ended.
+    /// Handles a reply of `node`, or the loss of its incarnation `from`.  Returns true if this ends the command.
     pub(in crate::engine) fn handle_memory_done(
         &mut self,
         op: OpId,
@@ -175,7 +175,7 @@ impl SessionSide<'_> {
             Err(refusal) => Some(refusal),
         };
         if let Some(refusal) = refusal {
-            // The rest would be copied over missing parts.
+            // Later parts would be copied over the missing part.
             issued.queue.clear();
             issued.failure.get_or_insert(broken(node, refusal));
         }
@@ -192,7 +192,7 @@ impl SessionSide<'_> {
     }
 }
 
-/// The side to blame when `node`, the owner of the target, fails.
+/// Attributes a failure reported by `node`, the owner of the target, to the source or the target.
 fn broken(node: NodeId, refusal: ErrorReply) -> CommandError {
     let side = match refusal {
         ErrorReply::PeerDown(down) if down != node => CopySide::Source,
@@ -201,7 +201,7 @@ fn broken(node: NodeId, refusal: ErrorReply) -> CommandError {
     CommandError::Broken { side, refusal }
 }
 
-/// Splits both lists, of equal length in bytes, at the boundaries of either.
+/// Splits two lists of equal length in bytes into pairs of extents of equal length.
 fn copy_segments(from: &[Extent], to: &[Extent]) -> Vec<CopySegment> {
     let (mut from, mut to) = (from.iter().copied(), to.iter().copied());
     let (mut source, mut target) = (from.next(), to.next());

@@ -1,11 +1,10 @@
-//! The status of all nodes: the directory's node lists the members, and each member is asked.
+//! The status of all nodes: this node asks the directory's node for the members, then each member for its status.
 //!
-//! A member that is met for the first time and does not answer is awaited briefly: it may have lost power since the
-//! directory last heard it.
+//! The wait for a member that is met for the first time is short: it may have lost power recently.
 //!
 //! If the directory's node is unreachable, another member lists those it knows
 //! ([`Engine::membership_source`](super::super::Engine::membership_source)).  Members that this node does not know
-//! itself are shown as hearsay: they are neither connected nor recorded.
+//! itself are shown in the result, but neither connected nor recorded.
 
 use std::collections::BTreeMap;
 
@@ -15,12 +14,12 @@ use crate::engine::context::{Context, Purpose};
 use crate::ids::{Incarnation, NodeId, NodeIncarnation};
 use crate::message::{ErrorReply, Member, NodeState, NodeStatus, Reply, Request};
 
-/// Fraction of a lease to wait for a dial: half a second by default, longer than any round trip.
+/// Wait for a dial, as a fraction of a lease: half a second by default, longer than any round trip.
 const DIAL_PATIENCE_PER_LEASE: u64 = 10;
-/// Factor on that wait for peers that answered a dial: connecting to a distant peer takes several round trips.
+/// Maximum factor on that wait if dials are answered: connecting to a distant peer takes several round trips.
 const DIAL_PATIENCE_FACTOR_MAX: u64 = 4;
 
-/// Steps in which that wait is extended, each only if a dial was answered.
+/// Number of steps in which that wait is extended, each only if a dial was answered.
 const STATUS_WAIT_STEPS: u64 = 40;
 
 /// Status commands in flight.
@@ -32,21 +31,21 @@ pub(super) struct Statuses(BTreeMap<OpId, Gathering>);
 struct Gathering {
     missing: Vec<NodeId>,
     found: Vec<NodeStatus>,
-    /// Members known from another member only.
+    /// Members that only another member or the outside list names.
     hearsay: Vec<Member>,
     since_ns: u64,
-    /// Until when to wait for members being met once only they are missing, and the latest such time.
+    /// Time in ns until which to wait for members being met once only they are missing, and its maximum.
     due_ns: u64,
     due_ns_max: u64,
 }
 
 impl Commands {
-    /// Whether a wait for members being met is over, unless a dial was answered.
+    /// Whether a command has waited long enough for members being met, but may wait longer if a dial was answered.
     pub(in crate::engine) fn has_overdue_statuses(&self, now_ns: u64) -> bool {
         self.statuses.0.values().any(|gathering| gathering.due_ns <= now_ns && now_ns < gathering.due_ns_max)
     }
 
-    /// A dial was answered: members being met may be distant.
+    /// Extends waits for members being met, because a dial was answered: they may be distant.
     pub(in crate::engine) fn extend_status_waits(&mut self, now_ns: u64) {
         for gathering in self.statuses.0.values_mut().filter(|gathering| gathering.due_ns <= now_ns) {
             let pause_ns = (gathering.due_ns_max - gathering.since_ns) / STATUS_WAIT_STEPS;
@@ -54,7 +53,7 @@ impl Commands {
         }
     }
 
-    /// When the first wait for members being met is over, in ns.
+    /// Time in ns at which the first wait for members being met ends; `u64::MAX` if there is none.
     pub(in crate::engine) fn statuses_due_ns(&self) -> u64 {
         self.statuses.0.values().map(|gathering| gathering.due_ns).min().unwrap_or(u64::MAX)
     }
@@ -72,13 +71,13 @@ impl SessionSide<'_> {
         self.cx.ask_directory(Request::ListMembers, Purpose::User(op, UserStep::Members(scope)))
     }
 
-    /// Asks living nodes for their status, given the list of members, in part `hearsay`; without a list, the members
-    /// known here.
+    /// Asks the members known here for their status, and if possible those that only `hearsay` lists, the list of
+    /// another member; empty without such a list.
     pub(in crate::engine) fn request_statuses(&mut self, op: OpId, scope: StatusScope, hearsay: Vec<Member>) {
         let is_unconnected = |member: &Member| member.state == NodeState::Unconnected;
         let (unconnected, mut others): (Vec<Member>, Vec<Member>) =
             self.cx.members().described(self.cx.now_ns()).partition(is_unconnected);
-        // A status command connects no nodes of a large cluster.
+        // A status command in a large cluster does not connect nodes.
         let mut found: Vec<NodeStatus> =
             unconnected.into_iter().map(|member| self.status_of(self.as_listed(member))).collect();
         let hearsay_only = self.hearsay_members(&hearsay);
@@ -90,14 +89,14 @@ impl SessionSide<'_> {
         self.request_status(op, nodes, found, hearsay_only);
     }
 
-    /// Whether an unknown member can be dialled at its listed address; not if another member misses it.
+    /// Whether an unknown member can be dialled at its listed address; false if another member has lost it.
     fn is_diallable(&self, member: &Member) -> bool {
         let is_small = self.cx.config().is_full_mesh(self.cx.membership().count());
         let is_missed = matches!(member.state, NodeState::Unreachable | NodeState::Dead | NodeState::Left);
         is_small && !is_missed && self.cx.membership().listed_address(member.incarnation.node).is_some()
     }
 
-    /// While the directory is away, the outside list decides whether a member that is not connected exists.
+    /// While the directory's node is unreachable, the outside list decides whether an unconnected member exists.
     fn as_listed(&self, member: Member) -> Member {
         let (node, seat) = (member.incarnation.node, self.cx.seat());
         let is_away = seat != self.cx.incarnation().node && self.cx.members().peer_of(seat).is_none();
@@ -106,11 +105,11 @@ impl SessionSide<'_> {
         Member { state, ..member }
     }
 
-    /// Members unknown here: as another member sees them, or else as the outside list has them.
+    /// Members unknown here, in the state that another member reports, or else as the outside list has them.
     fn hearsay_members(&self, hearsay: &[Member]) -> Vec<Member> {
         let is_unknown = |node: NodeId| !self.cx.members().has(node);
         let told = hearsay.iter().filter(|member| is_unknown(member.incarnation.node)).map(|member| {
-            // It answers that member, not this node.
+            // It is connected to that member, but not to this node.
             let state = if member.state.is_there() { NodeState::Unconnected } else { member.state };
             Member { state, ..member.clone() }
         });
@@ -139,7 +138,7 @@ impl SessionSide<'_> {
         }
     }
 
-    /// The status of a node that was not asked, or did not reply, as far as is known here.
+    /// The status of a node that was not asked or did not reply, from what this node knows.
     fn status_of(&self, member: Member) -> NodeStatus {
         NodeStatus {
             node: member.incarnation.node,
@@ -157,7 +156,7 @@ impl SessionSide<'_> {
         }
     }
 
-    /// The same for a node that was asked in vain.
+    /// The status of a node that did not reply; `None` if the node is unknown.
     fn status_of_silent(&self, node: NodeId, hearsay: &[Member]) -> Option<NodeStatus> {
         let known =
             self.cx.members().described(self.cx.now_ns()).find(|member| member.incarnation.node == node);
@@ -186,7 +185,7 @@ impl SessionSide<'_> {
         self.commands.statuses.0.insert(op, gathering);
     }
 
-    /// Ends waits for members being met that took too long.
+    /// Ends overdue waits for members being met.
     pub(in crate::engine) fn conclude_overdue_statuses(&mut self) {
         let now_ns = self.cx.now_ns();
         let overdue: Vec<(OpId, Gathering)> =

@@ -1,6 +1,6 @@
 //! Commands that wait for a lock or at a barrier, and commands that release a lock.
 //!
-//! Such a wait may last arbitrarily long, so it ends at once when withdrawn, and the home is told.
+//! Such a wait may last arbitrarily long, so withdrawing it ends it at once and notifies the home.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +11,11 @@ use crate::engine::context::Purpose;
 use crate::ids::{NodeId, Principal, RegionId, RequestId, SessionId};
 use crate::message::{ErrorReply, Notice, Reply, Request};
 
-/// All waits of this node's sessions.
+/// All waits of this node's sessions, and locks that they abandoned.
 #[derive(Debug, Default)]
 pub(super) struct Waits {
     waiting: BTreeMap<OpId, Wait>,
-    /// Locks of ended sessions, to release after the grace period of their posted accesses.
+    /// Unlock requests of ended sessions, to send after the grace period of their posted accesses.
     abandoned: BTreeMap<Token, (OpId, NodeId, Request)>,
 }
 
@@ -29,7 +29,7 @@ struct Wait {
 }
 
 impl Wait {
-    /// The notice that withdraws the request.
+    /// The notice that withdraws the request at the home.
     fn withdrawal(&self) -> Option<Notice> {
         match self.request {
             Request::Lock { region, session, .. } => {
@@ -40,7 +40,7 @@ impl Wait {
         }
     }
 
-    /// The request to repeat at another home, with the time that remains.
+    /// The request to repeat at another home, with the remaining timeout.
     fn into_request(self, now_ns: u64) -> Request {
         let waited_ns = now_ns.saturating_sub(self.since_ns);
         match self.request {
@@ -82,8 +82,8 @@ impl SessionSide<'_> {
         self.wait_for(op, home, request);
     }
 
-    /// The region behind the handle of a lock or barrier, its home, and the requesting principal; ends the command if
-    /// the handle is stale.
+    /// Returns the region behind the handle of a lock or barrier, its home, and the requesting principal. If the handle
+    /// is stale, finishes the command and returns `None`.
     fn resolve_service(
         &mut self,
         op: OpId,
@@ -140,7 +140,7 @@ impl SessionSide<'_> {
         self.cx.ask(home, request, Purpose::User(op, step));
     }
 
-    /// Ends a waiting command, if it still waits, and tells the home.
+    /// Ends a waiting command and notifies the home, unless the command has ended already.
     pub(super) fn withdraw(&mut self, op: OpId, waiting: OpId) {
         if let Some(wait) = self.commands.waits.waiting.remove(&waiting) {
             self.cx.out().forget_pending(wait.id);
