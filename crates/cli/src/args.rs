@@ -136,7 +136,7 @@ fn congestion() -> impl TypedValueParser<Value = Congestion> {
 /// Networks of a node.
 #[derive(Args, Clone, Debug)]
 pub struct Networks {
-    /// Networks in order of preference, as shm,roce; two nodes use the first that both have [default: those of the first node, else shm]
+    /// Networks, as shm,roce; two nodes that have both use shm [default: those of the first node, else shm]
     #[arg(long, env = "HALITE_FABRIC", value_parser = network(), value_delimiter = ',')]
     pub fabric: Vec<Provider>,
     /// Address of this host for roce packets

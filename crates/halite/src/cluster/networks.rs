@@ -73,7 +73,7 @@ impl fmt::Display for Provider {
     }
 }
 
-/// Returns the providers of a node: those of `config`, in order of preference, or those of the cluster that it joins.
+/// Returns the providers of a node: those of `config`, or those of the cluster that it joins, in the order of [`Provider`].
 pub(crate) fn chosen(config: &Config, others: &[Listeners]) -> Vec<Provider> {
     let mut chosen = match (config.providers.is_empty(), others.first()) {
         (false, _) => config.providers.clone(),
