@@ -2,8 +2,8 @@
 
 use halite::{NodeId, RegionCause};
 
-/// Returns whether an operation failed because the directory of names does not answer, which may be temporary. If node
-/// 0 has the names and is away, a home that could not reach it names node 0 in the error.
+/// Returns true if an operation failed because the directory of names does not answer, which may be temporary. If node
+/// 0 holds the names and a home could not reach it, the error names node 0.
 pub fn is_without_directory(cause: &RegionCause) -> bool {
     matches!(cause, RegionCause::DirectoryOut | RegionCause::DirectoryDown)
         || *cause == RegionCause::PeerDown(NodeId::FIRST)

@@ -20,9 +20,9 @@ use crate::settings::{self, Setting, Settings, UnknownVariable};
 use crate::sim;
 use halite::{Congestion, EtcdAddress, Permissions, Provider};
 
-/// Below the default grace periods of supervisors: Kubernetes 30 s, systemd 90 s.
+/// Default time to drain in seconds; below the grace periods of supervisors: Kubernetes 30 s, systemd 90 s.
 const DRAIN_WITHIN_S: u32 = 25;
-/// As in [`halite::Config`]; a test holds that.
+/// Same value as in [`halite::Config`], which a test checks.
 const FULL_MESH_NODES_MAX: u32 = 64;
 
 /// The commands by purpose, in the order of `halite --help`.
@@ -50,7 +50,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
 
 const HELP: &str = "{about}\n\n{usage-heading} {usage}\n\n{before-help}Options:\n{options}";
 
-/// The parser lists subcommands without headings.
+/// Formats the commands by purpose, since the parser lists them without headings.
 fn groups() -> String {
     let commands = Command::augment_subcommands(clap::Command::new("halite"));
     let mut text = String::new();
@@ -92,10 +92,10 @@ pub struct Arguments {
     /// Log format
     #[arg(long, global = true, env = "HALITE_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
-    /// Whether `dir` comes from the flag.
+    /// True if `dir` comes from the flag.
     #[arg(skip)]
     pub dir_is_flag: bool,
     /// All settings and their sources, for `halite config`.
@@ -104,12 +104,12 @@ pub struct Arguments {
     /// `HALITE_*` variables that no flag has.
     #[arg(skip)]
     pub unknown: Vec<UnknownVariable>,
-    /// Variables with invalid values.  `halite config` reports all of them; other commands, those that they read.
+    /// Variables with invalid values. `halite config` reports all of them; others, the ones that they read.
     #[arg(skip)]
     pub refused: Vec<String>,
 }
 
-/// Log format.
+/// Format of the log.
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogFormat {
     /// One line of text per event, on standard error
@@ -166,7 +166,7 @@ pub struct Networks {
 }
 
 impl Arguments {
-    /// Whether another process of this program started this one, and has printed the notes.
+    /// Returns true if another process of this program started this one; it has printed the notes then.
     fn is_internal(&self) -> bool {
         match &self.command {
             Command::Up(up) => up.parent.is_some(),
@@ -176,7 +176,7 @@ impl Arguments {
         }
     }
 
-    /// Variables that are probably misspelt.
+    /// Returns the variables that are probably misspelt.
     pub fn notes(&self) -> impl Iterator<Item = &UnknownVariable> {
         let tells = !self.is_internal() && !matches!(self.command, Command::Config(_));
         self.unknown.iter().filter(move |unknown| tells && unknown.is_misspelt)
@@ -205,7 +205,7 @@ pub struct Directory {
     pub directory: Option<EtcdAddress>,
 }
 
-/// Checks the address of another host, which may be a name.
+/// Checks the address of another host, whose name may be given instead of an IP address.
 fn host_and_port(text: &str) -> Result<String, String> {
     let (host, port) = text.rsplit_once(':').unwrap_or((text, ""));
     let is_bare = host.contains(':') && !text.starts_with('[');
@@ -237,7 +237,7 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// Whether it joins other hosts without an address that they reach.  `own` is the address for packets.
+    /// Returns true if the node joins other hosts without an address for them. `own` is the address for packets.
     fn is_out_of_reach(&self, own: IpAddr) -> bool {
         let is_elsewhere =
             |host: &String| !["127.", "[::1]", "localhost"].iter().any(|here| host.starts_with(here));
@@ -245,7 +245,7 @@ impl Hosts {
     }
 }
 
-/// The parser cannot check this: it treats values from the file as absent.
+/// Checks here because the parser treats values from the file as absent.
 impl Node {
     fn lacks(&self) -> Option<&'static str> {
         let is_spread = !self.hosts.listen.is_empty() || !self.hosts.join.is_empty();
@@ -482,7 +482,7 @@ pub struct Forget {
     pub node: u32,
 }
 
-/// How a list is printed.
+/// Format of a list.
 #[derive(Args, Debug)]
 pub struct Listing {
     /// Print one JSON object per line
@@ -577,11 +577,11 @@ pub struct Revoke {
     pub permissions: Permissions,
 }
 
-/// Parses the command line, with defaults from the environment and the configuration file.  Prints help or an error
-/// and exits if there is nothing else to do.
+/// Parses the command line, with defaults from the environment and the configuration file. Prints help or an error and
+/// exits if there is no command to run.
 pub fn parse() -> Arguments {
     let words: Vec<OsString> = std::env::args_os().collect();
-    // A name that is not UTF-8 is not one of this program's.
+    // A name that is not UTF-8 cannot be one of this program's variables.
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let unknown = settings::unknown_variables(&Arguments::command(), names);
     match parse_from(words, |variable| Some(std::env::var_os(variable)?.to_string_lossy().into_owned())) {
@@ -590,7 +590,7 @@ pub fn parse() -> Arguments {
     }
 }
 
-/// `environment` returns the values of variables, which the parser also reads itself.
+/// As [`parse`]; `environment` returns the values of variables, which the parser also reads by itself.
 fn parse_from(
     words: Vec<OsString>,
     environment: impl Fn(&str) -> Option<String>,
@@ -604,7 +604,7 @@ fn parse_from(
     };
     let by_file = |error: &clap::Error| settings.as_ref().and_then(|settings| settings.blame(error));
     let by_variable = |error: &clap::Error| match error.kind() {
-        // The parser does not name the variable.
+        // The parser's error does not name the variable.
         ErrorKind::InvalidUtf8 => settings::refused_variables(&command, &environment).into_iter().next(),
         _ => settings::blamed_variable(&command, error, &environment),
     };
@@ -632,7 +632,7 @@ fn parse_from(
     Ok(arguments)
 }
 
-/// The message without the hints that follow it.
+/// Returns the first line of the message, without the hints that follow.
 fn first_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let lines: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
@@ -685,13 +685,13 @@ mod tests {
         assert!(
             lacks("", "halite node --config FILE").contains("a node needs --id <ID>; or --listen or --join")
         );
-        // The parser treated --listen from the file as absent.
+        // --listen comes from the file, which the parser treats as absent.
         let alone = lacks("listen = '127.0.0.1:0'", "halite node --config FILE --id 0");
         assert!(alone.contains("need --secret-file <FILE>"), "{alone}");
         assert!(lacks("", "halite node --config FILE --join x:1").contains("need --secret-file <FILE>"));
         let deaf = lacks("secret_file = '/s'", "halite node --config FILE --join x:1");
         assert!(deaf.contains("--join needs --listen <IP:PORT>"), "{deaf}");
-        // A node that accepts no connections, or joins nodes of its own host.
+        // Nodes that accept no connections, or join only nodes of their own host.
         node("secret_file = '/s'", "halite node --config FILE --join x:1 --address 10.0.0.2").unwrap();
         node("secret_file = '/s'", "halite node --config FILE --join 127.0.0.2:1").unwrap();
     }

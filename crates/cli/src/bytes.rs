@@ -9,13 +9,13 @@ use std::str::FromStr;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct ByteCount(pub u64);
 
-/// Why a text is not a number of bytes.
+/// The reason why a text is not a number of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ByteCountError {
-    /// No number, or an unknown suffix.
+    /// The text is no number, or has an unknown suffix.
     #[error("expected a number of bytes such as 4096, 64K, 8G or 1.5MiB")]
     Malformed,
-    /// More than 64 bits.
+    /// The number exceeds 64 bits.
     #[error("the number of bytes exceeds 64 bits")]
     TooLarge,
 }
@@ -44,7 +44,7 @@ impl FromStr for ByteCount {
     }
 }
 
-/// How many bytes `suffix` stands for: `K`, `KB` and `KiB` are the same, in either case.
+/// Returns the bytes that `suffix` stands for; `None` if it is unknown. `K`, `KB` and `KiB` are equal, in either case.
 fn unit(suffix: &str) -> Option<u128> {
     let upper = suffix.to_ascii_uppercase();
     let rest = upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper);
@@ -60,9 +60,9 @@ fn unit(suffix: &str) -> Option<u128> {
     }
 }
 
-/// The bytes of a decimal fraction of `unit`, rounded down.
+/// Returns the bytes of a decimal fraction of `unit`, rounded down.
 fn fraction_bytes(digits: &str, unit: u128) -> Result<u128, ByteCountError> {
-    // Twelve digits are enough, and keep the product below 128 bits.
+    // Twelve digits are precise enough, and the product stays below 128 bits.
     if digits.is_empty() || digits.len() > 12 || unit == 1 {
         return Err(ByteCountError::Malformed);
     }

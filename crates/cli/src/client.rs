@@ -8,7 +8,7 @@ use halite::{Config, JoinError, Node, NodeId, blocking, cluster_dir};
 /// Name of node 0 in errors about connections.
 const FIRST: &str = "node 0";
 
-/// A node for the length of one command.
+/// A node that exists for the length of one command.
 pub struct Client {
     pub id: NodeId,
     /// Its session.
@@ -23,7 +23,7 @@ impl Client {
         Client::of(Node::client(config(dir)), dir)
     }
 
-    /// The same for a command that only reads: node 0 may be unreachable.
+    /// As [`Client::join`], for a command that only reads: node 0 may be unreachable.
     pub fn observe(dir: &Path) -> anyhow::Result<Client> {
         Client::of(Node::observer(config(dir)), dir)
     }
@@ -33,12 +33,12 @@ impl Client {
         Ok(Client { id: node.id(), session: node.blocking_session(), node })
     }
 
-    /// The node that lists the members, if node 0 is unreachable.
+    /// Returns the node that lists the members if node 0 is unreachable; `None` if it is node 0.
     pub fn membership_source(&self) -> Option<NodeId> {
         Some(self.node.membership_source()).filter(|node| *node != NodeId(0))
     }
 
-    /// The nodes that are alive and contribute memory, in their order.
+    /// Returns the nodes that are alive and contribute memory, in their order.
     pub fn memory_nodes(&self) -> anyhow::Result<Vec<NodeId>> {
         let nodes = self.session.status().context("cannot list the nodes")?;
         let gives = nodes.into_iter().filter(|node| node.state.is_there() && node.bytes_total > 0);
@@ -50,7 +50,7 @@ fn config(dir: &Path) -> Config {
     Config { dir: dir.to_owned(), node: None, arena_bytes: 0, ..Config::default() }
 }
 
-/// How to start node 0 again while others live.
+/// Formats the command that starts node 0 again while other nodes live.
 pub fn restart_advice(dir: &Path) -> String {
     let hosts = match cluster_dir::has_hosts(dir) {
         true => " --listen IP:PORT --secret-file FILE --join HOST:PORT",
@@ -59,7 +59,7 @@ pub fn restart_advice(dir: &Path) -> String {
     format!("`halite node --id 0{hosts} --dir {}` starts it again", dir.display())
 }
 
-/// Reports that there is no cluster, and how to start one.
+/// Formats the report that there is no cluster, and the command that starts one.
 pub fn no_cluster(dir: &Path) -> String {
     format!(
         "there is no cluster in {0}: `halite up --nodes 2 --dir {0}` starts one on this host, and `halite node --listen IP:PORT --secret-file FILE --join HOST:PORT --dir {0}` joins one of other hosts",
@@ -74,7 +74,7 @@ fn has_living_node(dir: &Path) -> bool {
 /// Adds the next step for the user, where it is known.
 fn explain(error: JoinError, dir: &Path) -> anyhow::Error {
     match error {
-        // Living nodes wait for node 0, and are in the way of a new cluster.
+        // Living nodes wait for node 0; a new cluster cannot start until they have ended.
         JoinError::NoCluster { .. } if has_living_node(dir) => {
             anyhow!("node 0 of the cluster in {0} is not running: {1}", dir.display(), restart_advice(dir))
         }

@@ -1,7 +1,7 @@
 //! Node processes: starts them, waits until they are ready, and stops them.
 //!
-//! A start is awaited on a pipe, an end on a pidfd.  Locks in the cluster directory show whether a node lives, and the
-//! other end of its socket shows which process it is: the contents and names of files prove neither.
+//! A pipe shows that a node is ready, a pidfd that it has ended. A lock in the cluster directory shows whether a node
+//! lives, and the other end of its socket which process it is; contents and names of files prove neither.
 
 mod start;
 mod stop;

@@ -1,4 +1,4 @@
-//! A process of this program that executes lines of JSON, and ends with this one.
+//! A child process of this program that executes lines of JSON, and ends with this process.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -24,27 +24,26 @@ fn running() -> MutexGuard<'static, BTreeMap<u32, Target>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Kills all coworkers, for a thread that ends this process.  Keeps the lock, so that no thread starts or drops
-/// another one.
+/// Kills all coworkers, for a thread that ends this process. Keeps the lock, so that none is started or dropped.
 pub fn kill_all() {
     let mut running = running();
-    // A coworker that survives ends with this process.
+    // A coworker that survives this ends with the process anyway.
     let _ = control::stop(std::mem::take(&mut *running).into_values().collect(), Duration::ZERO);
     std::mem::forget(running);
 }
 
-/// Such a process.  Dropping it kills it.
+/// A child process with pipes. Dropping it kills the process.
 pub struct Coworker {
     what: String,
     child: Child,
-    /// Closed to end it.
+    /// Standard input of the process; dropped to end it.
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
 }
 
 impl Coworker {
-    /// Starts a command of this program on the cluster in `dir`.  The command ends with the process that `--parent`
-    /// names, which is this one.  Errors name it `what`.
+    /// Starts a command of this program on the cluster in `dir`. `--parent` ties the command to this process. Errors
+    /// call the process `what`.
     pub fn start(
         what: impl Into<String>,
         dir: &Path,
@@ -60,7 +59,7 @@ impl Coworker {
             .arg(command)
             .args(["--parent", &std::process::id().to_string()])
             .args(flags);
-        // A group of its own: ctrl-C reaches only this process.
+        // Ctrl-C reaches only this process, since the coworker has its own process group.
         started.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
         let mut running = running();
         let mut child = started.spawn().with_context(|| format!("cannot start {what}"))?;
@@ -71,7 +70,7 @@ impl Coworker {
         Ok(Coworker { what, child, stdin: Some(stdin), stdout })
     }
 
-    /// Changes its name in errors.
+    /// Changes the name of the process in errors.
     pub fn rename(&mut self, what: String) {
         self.what = what;
     }
@@ -79,7 +78,7 @@ impl Coworker {
     /// Sends a line.
     pub fn send(&mut self, line: &impl Serialize) -> anyhow::Result<()> {
         let stdin = self.stdin.as_mut().expect("it is open until the end");
-        // It reads until it ends.
+        // A process that still runs reads its input, so a failure means that it has ended.
         writeln!(stdin, "{}", output::json_line(line)).map_err(|_| self.how_ended())
     }
 
@@ -93,22 +92,22 @@ impl Coworker {
         serde_json::from_str(&line).with_context(|| format!("invalid answer from {}: {line:?}", self.what))
     }
 
-    /// Its standard output, if no line is buffered.
+    /// Returns the standard output to poll, unless a line is buffered already.
     pub fn unbuffered_output(&self) -> Option<BorrowedFd<'_>> {
         self.stdout.buffer().is_empty().then(|| self.stdout.get_ref().as_fd())
     }
 
-    /// Its standard output, which reports a hangup when it has ended.
+    /// Returns the standard output, which reports a hangup when the process has ended.
     pub fn output(&self) -> BorrowedFd<'_> {
         self.stdout.get_ref().as_fd()
     }
 
-    /// Whether it has ended, or closed its standard output.
+    /// Returns true if the process has ended, or closed its standard output.
     pub fn has_ended(&self) -> bool {
         self.poll_output(PollFlags::empty()).contains(PollFlags::HUP)
     }
 
-    /// Whether a line is ready.
+    /// Returns true if a line is ready.
     pub fn has_line(&self) -> bool {
         !self.stdout.buffer().is_empty() || self.poll_output(PollFlags::IN).contains(PollFlags::IN)
     }
@@ -122,7 +121,7 @@ impl Coworker {
         }
     }
 
-    /// Waits for its end; returns how it ended.
+    /// Waits for the end of the process; returns how it ended.
     pub fn how_ended(&mut self) -> anyhow::Error {
         match self.child.wait() {
             Ok(status) => anyhow!("{} has ended: {status}", self.what),
@@ -132,19 +131,19 @@ impl Coworker {
         }
     }
 
-    /// Signals it, and waits for its end.
+    /// Signals the process, and waits for its end.
     pub fn stop(mut self) -> anyhow::Result<()> {
         control::stop(Target::of_child(0, self.child.id())?.into_iter().collect(), GRACE)?;
         self.child.wait().with_context(|| format!("cannot get the exit status of {}", self.what))?;
         Ok(())
     }
 
-    /// Closes its standard input, which ends it, and waits; returns what it printed meanwhile.  Workers take no longer
-    /// than their own grace.
+    /// Closes the standard input, which ends the process, and waits; returns what the process printed meanwhile.
+    /// Workers end within their own time limit.
     pub fn end(mut self) -> anyhow::Result<String> {
         self.stdin = None;
         let mut said = String::new();
-        // Its end closes its standard output.
+        // Returns when the process closes its standard output, at its end.
         self.stdout.read_to_string(&mut said).with_context(|| format!("cannot read from {}", self.what))?;
         let status =
             self.child.wait().with_context(|| format!("cannot get the exit status of {}", self.what))?;
@@ -158,7 +157,7 @@ impl Coworker {
 impl Drop for Coworker {
     fn drop(&mut self) {
         running().remove(&self.child.id());
-        // Both fail only if it has ended and was waited for.
+        // Both calls fail only if the process has ended and was waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

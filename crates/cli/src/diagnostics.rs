@@ -1,6 +1,6 @@
 //! Diagnostics: which events of the libraries are logged, and in which format.
 //!
-//! One event is a line, a JSON object or a journal entry.  A detached node's standard error is its log file.
+//! One event is a line, a JSON object or a journal entry. The standard error of a detached node is its log file.
 
 use std::io::{self, IsTerminal};
 
@@ -13,7 +13,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::args::{Arguments, Command, LogFormat};
 use crate::output::UsageError;
 
-/// Checks a log filter.
+/// Checks a log filter; returns it.
 pub fn checked_filter(text: &str) -> Result<String, String> {
     let parsed = EnvFilter::builder().parse(text);
     let refused = |error| format!("{error}; as in warn, or warn,halite=info");
@@ -27,7 +27,7 @@ pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
         .parse(&filter)
         .map_err(|error| UsageError(format!("{filter:?} is not a log filter: {error}")))?;
     let timer = ChronoLocal::new("%Y-%m-%dT%H:%M:%S%.3f%:z".to_owned());
-    // A closed standard error is ignored.
+    // If standard error is closed, log lines are lost.
     let lines =
         tracing_subscriber::fmt::layer().with_writer(io::stderr).log_internal_errors(false).with_timer(timer);
     let events = tracing_subscriber::registry().with(filter);
@@ -45,7 +45,7 @@ pub fn start(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The filter from the command line, if any; processes that this command starts get the same.
+/// Returns the filter from the command line, if any. Processes that this command starts get the same one.
 pub fn asked_for(arguments: &Arguments) -> Option<String> {
     match arguments.verbose {
         0 => arguments.log.clone().filter(|filter| !filter.trim().is_empty()),
@@ -57,7 +57,7 @@ pub fn asked_for(arguments: &Arguments) -> Option<String> {
 
 fn by_default(command: &Command) -> &'static str {
     match command {
-        // Nodes of `halite up` in the foreground share a terminal.
+        // Nodes of `halite up` in the foreground share a terminal, so they log less.
         Command::Node(node) if node.parent.is_none() => "info",
         Command::Node(_) | Command::Up(_) => "warn",
         _ => "error",

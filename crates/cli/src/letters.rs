@@ -23,7 +23,7 @@ pub fn parse(text: &str) -> Result<Permissions, String> {
     text.chars().try_fold(Permissions::empty(), |sum, letter| Ok(sum | find(letter).ok_or_else(expected)?))
 }
 
-/// Reads `rw`, but not `none`.
+/// Reads `rw`, but refuses `none`.
 pub fn parse_some(text: &str) -> Result<Permissions, String> {
     match parse(text)? {
         none if none.is_empty() => Err("expected letters of `rwam` (read, write, atomic, master)".to_owned()),
@@ -31,7 +31,7 @@ pub fn parse_some(text: &str) -> Result<Permissions, String> {
     }
 }
 
-/// The inverse of [`parse`].
+/// Formats permissions as letters; the inverse of [`parse`].
 pub fn format(permissions: Permissions) -> String {
     if permissions.is_empty() {
         return "none".to_owned();

@@ -14,7 +14,7 @@ pub struct LossJson {
 }
 
 impl LossJson {
-    /// `age` counts back from now.
+    /// Describes a loss `age` ago.
     pub fn new(cause: LossCause, age: Duration) -> LossJson {
         let at = moment(age).to_rfc3339_opts(SecondsFormat::Secs, false);
         LossJson { cause: name(cause), at }
@@ -30,7 +30,7 @@ fn name(cause: LossCause) -> &'static str {
     }
 }
 
-/// The cause and time of a node's loss, for a table.
+/// Formats the cause and time of a node's loss, for a table.
 pub fn in_short(cause: LossCause, age: Duration) -> String {
     let when = when(moment(age), Local::now());
     match cause {
@@ -41,7 +41,7 @@ pub fn in_short(cause: LossCause, age: Duration) -> String {
     }
 }
 
-/// How a region was lost: its node, and the cause of that node's loss.
+/// Formats how a region was lost: its node, and the cause of that node's loss.
 pub fn in_words(lost: &Lost) -> String {
     let short = in_short(lost.cause, lost.age);
     match lost.cause {
@@ -60,13 +60,13 @@ pub fn explain(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// Clocks differ, so other nodes report an age; one that reaches beyond the calendar becomes its start.
+/// Returns the local time `age` ago. Ages are reported since clocks differ; ages beyond the calendar give its start.
 fn moment(age: Duration) -> DateTime<Local> {
     let age = chrono::TimeDelta::from_std(age).unwrap_or(chrono::TimeDelta::MAX);
     Local::now().checked_sub_signed(age).unwrap_or(DateTime::UNIX_EPOCH.into())
 }
 
-/// The time of day, with the date unless it is today.
+/// Formats the time of day, with the date unless that is today.
 fn when(moment: DateTime<Local>, now: DateTime<Local>) -> String {
     let is_today = moment.date_naive() == now.date_naive();
     moment.format(if is_today { "%H:%M:%S" } else { "%Y-%m-%d %H:%M:%S" }).to_string()

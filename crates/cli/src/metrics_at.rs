@@ -4,11 +4,11 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
-/// `None` serves no metrics.
+/// An address for metrics; `None` serves none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MetricsAt(pub Option<SocketAddr>);
 
-/// Overrides an address from a variable or file.
+/// Value that overrides an address from a variable or file.
 const NOWHERE: &str = "none";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -36,8 +36,8 @@ impl fmt::Display for MetricsAt {
 }
 
 impl MetricsAt {
-    /// The address for node `id` of several on one host: node 0 has the given port, each next node the next port.
-    ///  `None` if there are too few ports.
+    /// Returns the address for node `id` of several on one host: node 0 has the given port, each next node the next
+    /// port. `None` if there are too few ports.
     pub fn of_node(self, id: u32) -> Option<MetricsAt> {
         let Some(mut address) = self.0.filter(|address| address.port() != 0) else { return Some(self) };
         let port = u32::from(address.port()).checked_add(id)?;

@@ -8,12 +8,12 @@ use serde::Serialize;
 
 use crate::signals::Interrupted;
 
-/// Valid arguments that contradict each other: exit status 2, as for invalid ones.
+/// Valid arguments that contradict each other. The exit status is 2, as for invalid ones.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
 
-/// Standard output; an error if the parent process closed it, where Rust would write to `/dev/null`.
+/// Returns standard output; an error if the parent process closed it, since Rust would write to `/dev/null`.
 pub fn standard_output() -> io::Result<Stdout> {
     if was_closed(Standard::Output) {
         return Err(io::Error::other("standard output is closed (`>/dev/null` drops what is printed)"));
@@ -33,18 +33,18 @@ pub fn print_json(object: &impl Serialize) -> io::Result<()> {
     print(&(json_line(object) + "\n"))
 }
 
-/// `object` on one line.
+/// Formats `object` on one line.
 pub fn json_line(object: &impl Serialize) -> String {
     serde_json::to_string(object).expect("what we print has string keys and finite numbers")
 }
 
-/// Prints a note to standard error, so that scripts can read standard output.
+/// Prints a note to standard error, so that scripts can parse standard output.
 pub fn note(text: &str) {
-    // Standard error may be closed.
+    // If standard error is closed, notes are lost.
     let _ = writeln!(io::stderr(), "halite: {text}");
 }
 
-/// An error and its causes, each once: some errors already contain the text of their cause.
+/// Formats an error and its causes, each once, because some errors contain the text of their cause.
 pub fn reasons(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for reason in error.chain().map(ToString::to_string) {
@@ -59,7 +59,7 @@ pub fn reasons(error: &anyhow::Error) -> String {
 
 /// Prints the error and returns its exit status.
 pub fn failure(error: &anyhow::Error) -> ExitCode {
-    // The reader of standard output has closed it (`halite ls | head -1`): not an error.
+    // A reader that has closed standard output (`halite ls | head -1`) is not an error.
     let is_closed = |cause: &(dyn std::error::Error + 'static)| match cause
         .downcast_ref::<io::Error>()
         .map(io::Error::kind)

@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output;
 
-/// A bar of `len` bytes on standard error, hidden unless that is a terminal.
+/// Creates a bar of `len` bytes on standard error, hidden unless that is a terminal.
 pub fn bar(len: u64, what: &str) -> ProgressBar {
     if !io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -32,15 +32,15 @@ pub fn counter(what: &str) -> ProgressBar {
 /// Interval between two updates of a bar of time.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A bar of elapsed time, shown until it is dropped.
+/// A bar of elapsed time, which disappears when it is dropped.
 pub struct Passing {
     bar: ProgressBar,
-    // Dropping it ends the thread.
+    // Dropping the sender ends the thread.
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// A bar that is full after `seconds`, on standard error; hidden unless that is a terminal.
+/// Creates a bar that is full after `seconds`, on standard error; hidden unless that is a terminal.
 pub fn passing(seconds: f64, what: &str) -> Passing {
     if !io::stderr().is_terminal() {
         return Passing { bar: ProgressBar::hidden(), end: None, thread: None };
@@ -69,7 +69,7 @@ impl Drop for Passing {
     fn drop(&mut self) {
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
-            // It only draws.
+            // The thread only draws, so its result does not matter.
             let _ = thread.join();
         }
         self.bar.finish_and_clear();

@@ -1,4 +1,4 @@
-//! A private directory that exists for the length of a run, even if a signal ends that.
+//! A private directory that exists for the length of a run, even if a signal ends the run.
 
 use std::fs::DirBuilder;
 use std::io::{self, ErrorKind};
@@ -12,18 +12,17 @@ use rustix::process::{Pid, test_kill_process};
 use crate::coworker;
 use crate::signals::{Ending, Woken};
 
-/// Followed by a pid and a random number.
+/// Prefix of the directories' names; a pid and a random number follow.
 const PREFIX: &str = "halite-perf-";
-/// Attempts to remove a directory in which files appear.
+/// Maximum number of attempts to remove a directory, while new files appear in it.
 const ATTEMPTS: u32 = 100;
 
-/// A directory that only this user can enter; removed when dropped.
+/// A directory that only this user can enter. Dropping it removes the directory.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Creates a directory, and starts a thread that on a signal kills the coworkers, removes the directory and ends
-    /// the process.
+    /// Creates a directory. On a signal, a thread kills the coworkers, removes the directory and ends the process.
     pub fn create() -> anyhow::Result<Scratch> {
         let scratch = Scratch::create_unguarded()?;
         let mut ending = Ending::listen().context("cannot listen for signals")?;
@@ -34,7 +33,7 @@ impl Scratch {
                     break signal;
                 }
             };
-            // Coworkers that are joining would recreate it.
+            // Coworkers that are joining would create the directory again.
             coworker::kill_all();
             remove(&path);
             std::process::exit(128 + signal.as_raw());
@@ -52,7 +51,7 @@ impl Scratch {
         let name = format!("{PREFIX}{}-{:016x}", std::process::id(), u64::from_ne_bytes(random));
         let path = std::env::temp_dir().join(name);
         let failed = || format!("cannot create the directory {}", path.display());
-        // Fails if it exists, so that no other user can have prepared it.
+        // Fails if the directory exists, since another user could have prepared it.
         DirBuilder::new().mode(0o700).create(&path).with_context(failed)?;
         Ok(Scratch(path))
     }
@@ -68,9 +67,9 @@ impl Drop for Scratch {
     }
 }
 
-/// Removes a directory in which a node of this process may be joining.
+/// Removes a directory, even while a node of this process is joining there.
 fn remove(path: &Path) {
-    // A leftover in the directory of temporary files is no reason to fail a measurement.
+    // A leftover among the temporary files must not fail a measurement.
     let _ = (0..ATTEMPTS).find(|_| match std::fs::remove_dir_all(path) {
         Err(error) => error.kind() != ErrorKind::DirectoryNotEmpty,
         Ok(()) => true,
@@ -82,7 +81,7 @@ fn remove_residue() {
     let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
     for entry in entries.flatten() {
         let is_dead = entry.file_name().to_str().and_then(owner).is_some_and(|pid| !exists(pid));
-        // The pid may belong to another pid namespace: a held lock shows that the owner lives.
+        // The pid may be from another pid namespace, but a held lock shows that the owner lives.
         let is_used =
             || cluster_dir::nodes(&entry.path()).is_ok_and(|nodes| nodes.iter().any(|node| node.alive));
         if is_dead && !is_used() {
@@ -92,7 +91,7 @@ fn remove_residue() {
     }
 }
 
-/// The pid in the name of a directory.
+/// Returns the pid in the name of a directory.
 fn owner(name: &str) -> Option<Pid> {
     let (pid, _) = name.strip_prefix(PREFIX)?.split_once('-')?;
     pid.parse().ok().filter(|pid| *pid > 0).and_then(Pid::from_raw)

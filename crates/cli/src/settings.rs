@@ -1,7 +1,7 @@
 //! The configuration file: defaults for flags and variables that are not given.
 //!
-//! Its keys are the names of the `HALITE_*` variables without that prefix, in lower case: a flag with a variable has a
-//! key.  A command reads the keys of its own flags, so one file serves all commands.
+//! Its keys are the names of the `HALITE_*` variables without that prefix, in lower case, so each flag with a variable
+//! has a key. A command reads the keys of its own flags, so one file serves all commands.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,7 +14,7 @@ use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 
-/// Largest file, in bytes.
+/// Maximum length of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Prefix of variables.
 const PREFIX: &str = "HALITE_";
@@ -28,57 +28,57 @@ pub struct Settings {
     values: BTreeMap<String, String>,
 }
 
-/// Why a configuration file is invalid.
+/// The reason why a configuration file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read configuration file {}: {source}", path.display())]
     Unreadable {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It is too long.
+    /// The file is too long.
     #[error("configuration file {} has more than {FILE_BYTES_MAX} bytes", path.display())]
     TooLong {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// It is not TOML.
+    /// The file is not TOML.
     #[error("configuration file {} is not TOML: {source}", path.display())]
     NotToml {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Where and why.
+        /// Place and reason.
         source: Box<toml::de::Error>,
     },
     /// No flag has this key.
     #[error("configuration file {} has the unknown key {key:?}{}", path.display(), hint(nearest, known))]
     UnknownKey {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
         /// The key.
         key: String,
         /// The most similar key, if there is one.
         nearest: Option<String>,
-        /// All keys.
+        /// All valid keys.
         known: Vec<String>,
     },
     /// The type of a value fits no flag.
     #[error("configuration file {}: {key} is {kind}; it must be a string, a number or a boolean", path.display())]
     WrongKind {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
         /// The key.
         key: String,
-        /// TOML's name of its type.
+        /// TOML's name of the type.
         kind: &'static str,
     },
     /// No command accepts the value.
     #[error("configuration file {}: {key} = {value:?} is invalid: {reason}", path.display())]
     BadValue {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
         /// The key.
         key: String,
@@ -102,14 +102,14 @@ impl Settings {
         command: &Command,
         words: impl IntoIterator<Item = std::ffi::OsString>,
     ) -> Result<Option<Settings>, SettingsError> {
-        // Other errors are reported when the whole line is parsed.
+        // Other errors are reported later, when the whole line is parsed.
         let matches = command.clone().ignore_errors(true).try_get_matches_from(words).ok();
         let path = matches.and_then(|matches| matches.get_one::<PathBuf>(CONFIG).cloned());
         let settings = path.map(|path| Settings::read(&path, &keys(command))).transpose()?;
         settings.map(|settings| settings.checked(command)).transpose()
     }
 
-    /// A file is valid for all commands or for none.
+    /// Checks the values, whichever command reads them: a file is valid for all commands or for none.
     fn checked(self, command: &Command) -> Result<Settings, SettingsError> {
         let mut built = command.clone();
         built.build();
@@ -162,7 +162,7 @@ impl Settings {
         Ok(Settings { path: path.to_owned(), values })
     }
 
-    /// `command` with these values as defaults.
+    /// Returns `command` with these values as defaults.
     pub fn apply(&self, command: Command) -> Command {
         let command = command.mut_args(|arg| match self.value_of(&arg) {
             Some(value) => arg.required(false).default_value(OsStr::from(value.to_owned())),
@@ -175,7 +175,7 @@ impl Settings {
         key_of(arg).and_then(|key| self.values.get(&key)).map(String::as_str)
     }
 
-    /// Adds the source to an error about a value, if this file has it.
+    /// Returns the text of an error about a value with its source, if the value comes from this file.
     pub fn blame(&self, error: &clap::Error) -> Option<String> {
         let (flag, value) = subject_of(error)?;
         let (key, _) =
@@ -184,7 +184,7 @@ impl Settings {
     }
 }
 
-/// The flag, without dashes, and the value that an error is about.
+/// Returns the flag, without dashes, and the value that an error is about.
 fn subject_of(error: &clap::Error) -> Option<(&str, &str)> {
     let text = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -194,7 +194,7 @@ fn subject_of(error: &clap::Error) -> Option<(&str, &str)> {
     Some((argument.strip_prefix("--")?.split(' ').next()?, value))
 }
 
-/// The text of an error without the value of an address that may hold a password: others may read it.
+/// Returns the text of an error without the address that it quotes, if that may hold a password.
 pub fn without_password(error: &clap::Error, said: &str) -> String {
     match error.get(ContextKind::InvalidValue) {
         Some(ContextValue::String(value)) => said.replacen(value, shown(value), 1),
@@ -202,7 +202,7 @@ pub fn without_password(error: &clap::Error, said: &str) -> String {
     }
 }
 
-/// Adds the source to an error about a value, if a variable has it.
+/// Returns the text of an error about a value with its source, if the value comes from a variable.
 pub fn blamed_variable(
     command: &Command,
     error: &clap::Error,
@@ -214,7 +214,7 @@ pub fn blamed_variable(
     (environment(&variable)? == value).then(|| format!("set by {variable}"))
 }
 
-/// Why no command accepts the value of that key; `None` if one does.  `command` is built.
+/// Returns the reason why no command accepts the value of that key; `None` if one does. `command` must be built.
 fn refusal(command: &Command, key: &str, value: &str) -> Option<String> {
     let of_key = args(command).into_iter().filter(|arg| key_of(arg).as_deref() == Some(key));
     let refusals: Option<Vec<String>> = of_key.map(|arg| refusal_by(arg, value)).collect();
@@ -243,12 +243,12 @@ fn refusal_by(arg: &Arg, value: &str) -> Option<String> {
     })
 }
 
-/// Hides an address that may contain a password.
+/// Returns the value to show: hides an address that may contain a password.
 fn shown(value: &str) -> &str {
     if value.contains('@') { "..." } else { value }
 }
 
-/// The variables whose values no command accepts, each with the reason.
+/// Returns the variables whose values no command accepts, each with the reason.
 pub fn refused_variables(command: &Command, environment: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let mut built = command.clone();
     built.build();
@@ -270,13 +270,13 @@ fn variable_of(key: &str) -> String {
 pub struct Setting {
     /// Its key in a file.
     pub key: String,
-    /// `None` if commands have different defaults, or none.
+    /// The value; `None` if commands have different defaults, or none.
     pub value: Option<String>,
-    /// A flag, a variable, a file, or `default`.
+    /// Source of the value: a flag, a variable, a file, or `default`.
     pub source: String,
 }
 
-/// All settings, from the command line, the environment and a file.
+/// Returns all settings, from the command line, the environment and a file.
 pub fn in_force(
     command: &Command,
     matches: &ArgMatches,
@@ -312,11 +312,11 @@ pub fn in_force(
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the environment has the unknown variable {variable}{}", meant(nearest))]
 pub struct UnknownVariable {
-    /// Its name.
+    /// Name of the variable.
     pub variable: String,
     /// The most similar variable, if there is one.
     pub nearest: Option<String>,
-    /// Whether the similarity makes a misspelling very likely.
+    /// True if the similarity makes a misspelling very likely.
     pub is_misspelt: bool,
 }
 
@@ -324,10 +324,10 @@ fn meant(nearest: &Option<String>) -> String {
     nearest.as_ref().map_or_else(String::new, |nearest| format!("; did you mean {nearest}?"))
 }
 
-/// Similarity of a probable misspelling.
+/// Minimum similarity of a probable misspelling.
 const MISSPELT_SIMILARITY_MIN: f64 = 0.92;
 
-/// The names that have the prefix but are no variable of this program.
+/// Returns the names with the prefix that are not variables of this program.
 pub fn unknown_variables(command: &Command, names: impl IntoIterator<Item = String>) -> Vec<UnknownVariable> {
     let mut known = keys(command);
     known.push(CONFIG.to_owned());
@@ -364,7 +364,7 @@ fn key_of(arg: &Arg) -> Option<String> {
     (arg.get_id() != CONFIG).then(|| variable.strip_prefix(PREFIX).map(str::to_lowercase)).flatten()
 }
 
-/// The most similar known key, if it is similar enough.
+/// Returns the most similar known key, if it is similar enough.
 fn nearest(key: &str, known: &[String]) -> Option<String> {
     let similar = |other: &String| strsim::jaro_winkler(&key.to_lowercase().replace('-', "_"), other);
     let best = known.iter().max_by(|one, other| similar(one).total_cmp(&similar(other)))?;

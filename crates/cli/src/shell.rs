@@ -1,6 +1,6 @@
 //! Quotes words for shells, in commands that users may paste.
 
-/// `word`, quoted so that a shell reads it as one word and a terminal shows it unchanged: paths and names come from
+/// Quotes `word` so that a shell reads it as one word and a terminal shows it unchanged. Paths and names may come from
 /// other users, and may hold blanks, shell characters and escapes.
 pub fn quoted(word: &str) -> String {
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-+".contains(letter);
@@ -17,14 +17,14 @@ pub fn quoted(word: &str) -> String {
         match letter {
             '\'' | '\\' => text.extend(['\\', letter]),
             _ if is_printable(letter) => text.push(letter),
-            // Three digits, so that the next letter cannot be read as one.
+            // Three digits, so that a following digit cannot belong to the code.
             _ => text.extend(letter.to_string().bytes().map(|byte| format!("\\{byte:03o}"))),
         }
     }
     text + "'"
 }
 
-/// As [`quoted`], for a command's argument: a leading dash would make it an option.
+/// As [`quoted`], for a command's argument, which must not begin with a dash: it would be an option.
 pub fn argument(name: &str) -> String {
     if name.starts_with('-') { format!("-- {}", quoted(name)) } else { quoted(name) }
 }

@@ -1,7 +1,7 @@
 //! Signals that end this program, and processes that end with their parent.
 //!
-//! A command checks [`Interrupt`] between its steps, so that it can undo them, has a [`Listener`] react while it
-//! waits, or sleeps in [`Ending::wait`].  A child ties itself to its parent with [`die_with`].
+//! A command checks [`Interrupt`] between its steps so that it can undo them, uses a [`Listener`] that reacts while it
+//! waits, or sleeps in [`Ending::wait`]. A child ties itself to its parent with [`die_with`].
 
 use std::io;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use signal_hook::iterator::{Handle, Signals};
 /// The signals that request an orderly end.
 const ENDING: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
 
-/// Signals within this time are one request: `timeout`, for example, signals the process and then its group.
+/// Time in which several signals are one request: `timeout`, for example, signals the process and then its group.
 const ONE_REQUEST: Duration = Duration::from_millis(200);
 
-/// Distinguishes a second request from the first.
+/// State that distinguishes a second request from the first.
 #[derive(Default, Debug)]
 struct Requests {
     first: Option<Instant>,
 }
 
 impl Requests {
-    /// The first request has come.
+    /// Returns the state after the first request, which has just arrived.
     fn begun() -> Requests {
         Requests { first: Some(Instant::now()) }
     }
@@ -38,14 +38,14 @@ impl Requests {
         }
     }
 
-    /// Whether a signal at `now` is a second request.
+    /// Returns true if a signal at `now` is a second request.
     fn is_second(&mut self, now: Instant) -> bool {
         let first = *self.first.get_or_insert(now);
         now.saturating_duration_since(first) >= ONE_REQUEST
     }
 }
 
-/// Whether an end was requested; a second request ends the process at once.
+/// Flag that an end was requested. A second request ends the process at once.
 #[derive(Clone, Default, Debug)]
 pub struct Interrupt(Arc<AtomicBool>);
 
@@ -62,13 +62,12 @@ impl Interrupt {
     }
 
     pub fn is_asked(&self) -> bool {
-        // Carries no data.
+        // Relaxed: the flag orders no other memory.
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Until dropped, a second signal ends the process at once.  Uses no thread, which would cost a node 64 MiB of address
-/// space.
+/// Makes a second signal end the process at once, until dropped. A thread would take 64 MiB of address space.
 #[derive(Debug)]
 pub struct EndsAtOnce(Vec<SigId>);
 
@@ -77,7 +76,8 @@ impl EndsAtOnce {
         let asked = Arc::new(AtomicBool::new(false));
         let mut listening = EndsAtOnce(Vec::new());
         for signal in ENDING {
-            // In this order: the first signal finds the flag unset and sets it, the second finds it set.
+            // The order matters: at the first signal, the shutdown finds the flag unset before it is set; at the
+            // second, it finds it set.
             let ends = signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, asked.clone())?;
             listening.0.push(ends);
             listening.0.push(signal_hook::flag::register(signal, asked.clone())?);
@@ -94,42 +94,42 @@ impl Drop for EndsAtOnce {
     }
 }
 
-/// After a first request: ends the process at the next.
+/// Makes the next request end the process at once, after a first one.
 pub fn end_if_asked_again() -> io::Result<()> {
     let signals = Signals::new(ENDING)?;
     let listen = move || Requests::begun().end_at_second(signals);
     std::thread::Builder::new().name("halite-signals".to_owned()).spawn(listen).map(drop)
 }
 
-/// A signal interrupted the command, which did less or more than it was to.
+/// The error of a command that a signal interrupted, so that it did less or more than it was to.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted: {outcome}")]
 pub struct Interrupted {
-    /// The signal.
+    /// Number of the signal.
     pub signal: i32,
-    /// The state that the command leaves.
+    /// Description of the state that the command leaves.
     pub outcome: String,
 }
 
 impl Interrupted {
-    /// The exit status of a process that a signal ends, as in shells.
+    /// Returns the exit status of a process that a signal ends, as in shells.
     pub fn status(&self) -> u8 {
         128 + self.signal as u8
     }
 }
 
-/// Makes a write beyond the limit of file sizes (`ulimit -f`) an error instead of a silent death.
+/// Makes writes beyond the limit of file sizes (`ulimit -f`) fail with an error.
 pub fn refuse_large_files() {
-    // Without it, the signal ends the process.
+    // Without a handler, SIGXFSZ ends the process without a message.
     let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
 }
 
-/// Reacts to signals at once, while the command waits for something else.
+/// Reacts to signals at once, while the command waits for another event.
 #[derive(Debug)]
 pub struct Listener(Arc<AtomicI32>);
 
 impl Listener {
-    /// Calls `first` on the first signal, on another thread.  On the second it calls `second` and ends the process.
+    /// Starts a thread that calls `first` on the first signal. On the second it calls `second` and ends the process.
     pub fn spawn(
         first: impl FnOnce() + Send + 'static,
         second: impl FnOnce() + Send + 'static,
@@ -153,25 +153,25 @@ impl Listener {
         Ok(Listener(heard))
     }
 
-    /// The first signal, if one has come.
+    /// Returns the first signal, if one has arrived.
     pub fn heard(&self) -> Option<i32> {
-        // Carries no data.
+        // Relaxed: the number orders no other memory.
         Some(self.0.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
     }
 }
 
-/// Why a wait ended.
+/// The reason why a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Woken {
-    /// This signal requested the end.
+    /// A signal requested the end.
     Asked(Signal),
-    /// A child of this process changed.
+    /// A child of this process changed its state.
     Child,
     /// A [`Waker`] ended the wait.
     Closed,
 }
 
-/// Ends the wait of an [`Ending`], now and from now on.
+/// Ends the waits of an [`Ending`], the current one and later ones.
 #[derive(Clone, Debug)]
 pub struct Waker(Handle);
 
@@ -181,27 +181,27 @@ impl Waker {
     }
 }
 
-/// Sleeps until a signal requests the end, or a child ends.
+/// Sleeps until a signal requests the end, a child changes its state, or a [`Waker`] is used.
 #[derive(Debug)]
 pub struct Ending(Signals);
 
 impl Ending {
-    /// From now on, no signal is lost even if no thread waits yet.
+    /// Starts to receive signals: from now on, none is lost even if no thread waits yet.
     pub fn listen() -> io::Result<Ending> {
         let mut signals = ENDING.to_vec();
         signals.push(SIGCHLD);
         Signals::new(signals).map(Ending)
     }
 
-    /// Ends the wait from another thread.
+    /// Returns a handle that ends the waits from another thread.
     pub fn waker(&self) -> Waker {
         Waker(self.0.handle())
     }
 
-    /// Sleeps until one of them occurs.
+    /// Sleeps until one of the reasons occurs, and returns it.
     pub fn wait(&mut self) -> Woken {
         loop {
-            // Takes all pending signals, since the next wait would not return for the rest.
+            // All pending signals are taken, because the next wait would not return for the remaining ones.
             let signals: Vec<i32> = self.0.wait().collect();
             let asked = signals.iter().find(|signal| **signal != SIGCHLD);
             if let Some(signal) = asked.and_then(|signal| Signal::from_named_raw(*signal)) {
@@ -217,21 +217,21 @@ impl Ending {
     }
 }
 
-/// Why this process could not be tied to its parent.
+/// The reason why this process could not be tied to its parent.
 #[derive(Debug, thiserror::Error)]
 pub enum TetherError {
-    /// The parent died before this process could ask to die with it.
+    /// The parent died before this process asked the kernel to die with it.
     #[error("process {parent}, which started this one, has ended")]
     Orphaned {
-        /// Its pid.
+        /// Pid of the parent.
         parent: u32,
     },
-    /// The operating system refused.
+    /// The operating system refused the request.
     #[error("cannot ask to end together with process {parent}: {source}")]
     Refused {
-        /// Its pid.
+        /// Pid of the parent.
         parent: u32,
-        /// The system's error.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
@@ -240,7 +240,7 @@ pub enum TetherError {
 pub fn die_with(parent: u32) -> Result<(), TetherError> {
     let refused = |error: rustix::io::Errno| TetherError::Refused { parent, source: error.into() };
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(refused)?;
-    // A parent that died before the request sends no signal.
+    // A parent that died before the request causes no signal.
     let is_ours = getppid().is_some_and(|pid| Pid::as_raw(Some(pid)) as u32 == parent);
     if is_ours { Ok(()) } else { Err(TetherError::Orphaned { parent }) }
 }

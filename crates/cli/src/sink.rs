@@ -1,7 +1,7 @@
 //! The destination of `get`.
 //!
-//! A [`Sink`] gives a file its name only when it is complete.  Until then the file has no name at all, if the file
-//! system supports that, so that a killed command leaves nothing.
+//! A [`Sink`] gives a file its name only when it is complete. Until then the file has no name at all, if the file
+//! system supports that, so a killed command leaves no file.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Permissions};
@@ -16,7 +16,7 @@ use rustix::io::Errno;
 
 use crate::output;
 
-/// A destination.  Without [`Sink::finish`], a file leaves no trace.
+/// A destination. If [`Sink::finish`] is not called, no file remains.
 #[derive(Debug)]
 pub struct Sink {
     target: Target,
@@ -32,12 +32,12 @@ enum Target {
 }
 
 impl Sink {
-    /// Whether `path` would become a file: not standard output, a pipe or a device.
+    /// Returns true if `path` would become a file; false for standard output, a pipe or a device.
     pub fn is_file(path: Option<&Path>) -> bool {
         path.is_some_and(|path| fs::metadata(path).map_or(true, |metadata| metadata.is_file()))
     }
 
-    /// Standard output, or the file `path`.
+    /// Opens standard output, or creates the file `path`.
     pub fn create(path: Option<&Path>) -> anyhow::Result<Sink> {
         let Some(path) = path else {
             let stdout = output::standard_output().and_then(|stdout| Ok(rustix::io::dup(stdout)?));
@@ -48,12 +48,12 @@ impl Sink {
         let failed = || format!("cannot write to {label}");
         match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => bail!("cannot write to {label}: it is a directory"),
-            // A file must not replace a device or pipe.
+            // The file must not replace a device or pipe.
             Ok(metadata) if !metadata.is_file() => {
                 let file = File::options().write(true).open(path).with_context(failed)?;
                 Ok(Sink { target: Target::Stream(file), label })
             }
-            // A file that must not be written is not replaced either.
+            // An existing file without write permission must not be replaced either.
             existing => {
                 let existing = match existing {
                     Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -92,10 +92,10 @@ impl Sink {
     }
 }
 
-/// The target of `path` if it is a symbolic link, so that the link stays one; the target need not exist.
+/// Returns the target of `path` if that is a symbolic link, so that the link stays; the target need not exist.
 fn behind_links(path: &Path) -> PathBuf {
     let mut path = path.to_owned();
-    // The kernel refuses longer chains of links.
+    // Same limit as the kernel's for chains of links.
     for _ in 0..40 {
         let Ok(target) = fs::read_link(&path) else { break };
         path = path.parent().unwrap_or(Path::new("")).join(target);
@@ -107,10 +107,10 @@ fn behind_links(path: &Path) -> PathBuf {
 #[derive(Debug)]
 struct Unnamed {
     file: File,
-    /// Its directory.
+    /// Directory of the file.
     dir: OwnedFd,
     name: OsString,
-    /// Its temporary name, if the file system requires one.  Removed when dropped.
+    /// Temporary name, if the file system requires one. Dropping removes the file of that name.
     provisional: Option<OsString>,
 }
 
@@ -125,7 +125,7 @@ impl Unnamed {
             Ok(file) if can_be_named(&file) => {
                 Ok(Unnamed { file: File::from(file), dir, name, provisional: None })
             }
-            // The file system does not support it, or /proc is not mounted.
+            // The file system does not support unnamed files, or /proc is not mounted.
             Ok(_) | Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL | Errno::NOENT) => {
                 Unnamed::create_named(dir, name)
             }
@@ -147,7 +147,7 @@ impl Unnamed {
                 Err(Errno::EXIST) => {}
                 linked => return Ok(linked?),
             }
-            // A link replaces nothing, and a rename needs a first name.
+            // A link cannot replace a file, and a rename needs a first name.
             let provisional = provisional_name()?;
             self.link(&provisional)?;
             self.provisional = Some(provisional);
@@ -167,16 +167,16 @@ impl Unnamed {
 impl Drop for Unnamed {
     fn drop(&mut self) {
         if let Some(provisional) = &self.provisional {
-            // Drop cannot report an error.
+            // Errors cannot be reported in drop.
             let _ = rustix::fs::unlinkat(&self.dir, provisional, AtFlags::empty());
         }
     }
 }
 
-/// The mode of a new file, before the user's mask.
+/// Mode of a new file, before the user's mask.
 const MODE: Mode = Mode::from_raw_mode(0o666);
 
-/// A random name, independent of the file's own, which may already have the maximum length.
+/// Returns a random name, independent of the file's own name, which may already have the maximum length.
 fn provisional_name() -> io::Result<OsString> {
     let mut random = [0; 8];
     rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
@@ -187,7 +187,7 @@ fn own_descriptor(fd: i32) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{fd}"))
 }
 
-/// Ordinary users can name an unnamed file only through /proc.
+/// Returns true if this process can name the file, which ordinary users can only do through /proc.
 fn can_be_named(file: &OwnedFd) -> bool {
     own_descriptor(file.as_raw_fd()).exists()
 }

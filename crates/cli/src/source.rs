@@ -11,13 +11,13 @@ use rustix::io::Errno;
 
 use crate::signals::Interrupt;
 
-/// Bytes of one piece of a transfer.
+/// Length in bytes of one piece of a transfer.
 pub const PIECE_BYTES: usize = 1 << 20;
 
-/// Interval between checks for an interrupt while there is nothing to read.
+/// Interval between checks for an interrupt while there is no input.
 const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
 
-/// Bytes to read, from first to last.
+/// A source of bytes, read once from first to last.
 #[derive(Debug)]
 pub struct Source {
     file: File,
@@ -26,7 +26,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Opens `path`, or standard input for `-`; reads nothing yet.
+    /// Opens `path`, or standard input for `-`. Reads no bytes yet.
     pub fn open(path: &Path) -> anyhow::Result<Source> {
         let is_stdin = path == Path::new("-");
         let label = if is_stdin { "standard input".to_owned() } else { path.display().to_string() };
@@ -36,10 +36,10 @@ impl Source {
         if metadata.is_dir() {
             bail!("cannot put {label}: it is a directory");
         }
-        // Generated files, as in /proc, have bytes but no length.
+        // Generated files, as in /proc, report no length although they have bytes.
         let len = match metadata.is_file() && metadata.len() > 0 {
             true => {
-                // The parent process may have read a part of a redirected file.
+                // Another process may have read a part of a redirected file already.
                 let position = file
                     .stream_position()
                     .with_context(|| format!("cannot read the file status of {label}"))?;
@@ -50,17 +50,17 @@ impl Source {
         Ok(Source { file, len, label })
     }
 
-    /// Number of bytes to read, if known.
+    /// Returns the number of bytes to read; `None` if unknown.
     pub fn len(&self) -> Option<u64> {
         self.len
     }
 
-    /// Its name in errors.
+    /// Returns the name of the source in errors.
     pub fn label(&self) -> &str {
         &self.label
     }
 
-    /// Fills `piece` from the current position; returns the number of bytes, which is smaller only at the end.
+    /// Fills `piece` from the current position. Returns the number of bytes, which is smaller only at the end.
     pub fn read(&mut self, piece: &mut [u8], interrupt: &Interrupt) -> anyhow::Result<usize> {
         let mut filled = 0;
         while filled < piece.len() {
@@ -83,7 +83,7 @@ impl Source {
         Ok(())
     }
 
-    /// Fails if the file has grown meanwhile.
+    /// Fails if the file has grown during the transfer.
     pub fn finish(&mut self, interrupt: &Interrupt) -> anyhow::Result<()> {
         if self.read(&mut [0], interrupt)? > 0 {
             bail!("{} became longer while it was read", self.label);
@@ -91,7 +91,7 @@ impl Source {
         Ok(())
     }
 
-    /// A pipe may stay empty for hours.
+    /// Waits for input in short intervals, since a pipe may stay empty for hours.
     fn await_bytes(&self, interrupt: &Interrupt) -> anyhow::Result<()> {
         loop {
             if interrupt.is_asked() {
@@ -99,7 +99,7 @@ impl Source {
             }
             match poll(&mut [PollFd::new(&self.file, PollFlags::IN)], Some(&LOOK_AGAIN)) {
                 Ok(0) | Err(Errno::INTR) => {}
-                // Files without readiness can be read at once.
+                // Files that cannot be polled can be read at once.
                 _ => return Ok(()),
             }
         }

@@ -1,4 +1,4 @@
-//! Notifies the supervisor of this process (systemd): the node is ready, alive, or stopping.
+//! Notifies the supervisor of this process (systemd) that the node is ready, alive, or stopping.
 //!
 //! Sends datagrams to the socket that `NOTIFY_SOCKET` names; without it, sends nothing.
 
@@ -8,8 +8,8 @@ use std::time::Duration;
 use halite::Node;
 use sd_notify::NotifyState;
 
-/// Notifies that the node is ready, during `during` at the watchdog's interval that it is alive, and then that it
-/// stops.
+/// Notifies the supervisor that the node is ready, then during `during`, at the watchdog's interval, that it is alive,
+/// and at the end that it stops.
 pub fn supervised<R>(node: &Node, status: &str, during: impl FnOnce() -> R) -> R {
     notify_all(&[NotifyState::Ready, NotifyState::Status(status)]);
     let (end, ended) = channel::<()>();
@@ -17,7 +17,7 @@ pub fn supervised<R>(node: &Node, status: &str, during: impl FnOnce() -> R) -> R
         if let Some(interval) = interval(sd_notify::watchdog_enabled()) {
             scope.spawn(move || {
                 while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                    // Without these, the supervisor restarts this process.
+                    // If the node is not well, no message is sent, and the supervisor restarts this process.
                     if node.is_well() {
                         notify_all(&[NotifyState::Watchdog]);
                     }
@@ -32,7 +32,7 @@ pub fn supervised<R>(node: &Node, status: &str, during: impl FnOnce() -> R) -> R
     result
 }
 
-/// Twice per watchdog timeout.
+/// Returns the interval of messages: half the watchdog's timeout.
 fn interval(patience: Option<Duration>) -> Option<Duration> {
     patience.filter(|patience| !patience.is_zero()).map(|patience| patience / 2)
 }

@@ -6,9 +6,9 @@ use std::fmt;
 /// The alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Align {
-    /// For words.
+    /// Alignment of words.
     Left,
-    /// For numbers.
+    /// Alignment of numbers.
     Right,
 }
 
@@ -20,7 +20,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table with these headings.
+    /// Creates an empty table with these headings.
     pub fn new(columns: &[(&str, Align)]) -> Table {
         let heading = columns.iter().map(|(heading, _)| printable(heading)).collect();
         Table { align: columns.iter().map(|(_, align)| *align).collect(), rows: vec![heading] }
@@ -33,7 +33,7 @@ impl Table {
     }
 }
 
-/// Escapes control characters: names come from other users, and must not control the terminal or break a row.
+/// Escapes control characters. Names come from other users, and must not control the terminal or break a row.
 pub fn printable(text: &str) -> String {
     text.chars().flat_map(escaped).collect()
 }

@@ -1,14 +1,13 @@
 //! The trailer that `put` stores after a file's bytes, so that `get` can verify them.
 //!
 //! ```text
-//! 0        8         12      16             24            32
-//! +--------+---------+-------+--------------+-------------+
+//! 0        8         12      16             24            32 +--------+---------+-------+--------------+-------------+
 //! | magic  | version | state | length       | xxh3-64     |     little-endian
 //! +--------+---------+-------+--------------+-------------+
 //! ```
 //!
-//! A region gets its name when it is complete, so the only state is *complete*.  The trailer protects against
-//! accidents, not against those who may write to the region.
+//! A region gets its name when it is complete, so the only state is *complete*. The trailer protects against
+//! accidents, not against processes that may write to the region.
 
 /// Bytes of a trailer.
 pub const TRAILER_BYTES: usize = 32;
@@ -20,33 +19,33 @@ const COMPLETE: u32 = 1;
 /// The last bytes of a region that holds a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Trailer {
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     pub len: u64,
-    /// xxh3-64 of them.
+    /// xxh3-64 of the file.
     pub checksum: u64,
 }
 
-/// Why a trailer cannot be used.
+/// The reason why a trailer cannot be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TrailerError {
-    /// Made by a later version of this program.
+    /// A later version of this program wrote the trailer.
     #[error("the trailer has version {0}, which this program does not support")]
     Version(u32),
-    /// An unknown state.
+    /// The state is unknown.
     #[error("the trailer is damaged (state {0})")]
     State(u32),
     /// The trailer belongs to a file of another length.
     #[error("the trailer records a file of {claimed} bytes, but {present} bytes precede it")]
     Length {
-        /// The trailer's length.
+        /// Length according to the trailer.
         claimed: u64,
-        /// The bytes before the trailer.
+        /// Number of bytes before the trailer.
         present: u64,
     },
 }
 
 impl Trailer {
-    /// The bytes of the trailer.
+    /// Encodes the trailer.
     pub fn to_bytes(self) -> [u8; TRAILER_BYTES] {
         let mut bytes = [0; TRAILER_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);

@@ -10,8 +10,8 @@ use std::fmt;
 pub enum Atomics {
     /// No atomics; they must not be posted.
     None,
-    /// Atomic as by the peer's own processors: with atomic instructions of those, with the atomics of all posters, and
-    /// with plain loads and stores.
+    /// Atomic with respect to the peer's processors: with their atomic instructions, plain loads and stores, and the
+    /// atomics of all posters.
     Processor,
     /// Executed by the peer's adapter (verbs' `IBV_ATOMIC_HCA`): atomic with other atomics posted to the same adapter,
     /// and with nothing else. The adapter reads the word and writes it a moment later; a processor's change in between
@@ -20,7 +20,7 @@ pub enum Atomics {
 }
 
 impl Atomics {
-    /// Returns whether they may be mixed with processors' atomic instructions on the same word.
+    /// Returns true if the atomics may be mixed with processors' atomic instructions on the same word.
     pub fn are_coherent(self) -> bool {
         self == Atomics::Processor
     }

@@ -2,7 +2,7 @@
 
 use crate::{PeerId, WorkId};
 
-/// How a work request ended, as in verbs.
+/// The end of a work request, as in verbs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
     /// The request succeeded.
@@ -20,7 +20,7 @@ pub enum Status {
     Flushed,
 }
 
-/// What a completion reports.
+/// The content of a completion.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CompletionKind {
     /// A request without a result ended.
@@ -54,7 +54,7 @@ pub enum CompletionKind {
 pub struct Completion {
     /// The target of the request, or the sender of the arrival.
     pub peer: PeerId,
-    /// How the request ended; arrivals are always [`Status::Success`].
+    /// Status of the request; always [`Status::Success`] for arrivals.
     pub status: Status,
     /// The request or the arrival.
     pub kind: CompletionKind,

@@ -34,7 +34,7 @@ use crate::{
 /// Maximum number of fabrics in a composite.
 pub const PARTS_MAX: usize = 4;
 
-/// Maximum number of peers per part: a thousand connections a second for twelve days.
+/// Maximum number of peers per part; lasts twelve days at a thousand connections a second.
 const PEERS_MAX: u32 = 1 << PEER_BITS;
 const PEER_BITS: u32 = u32::BITS - (PARTS_MAX as u32 - 1).count_ones();
 
@@ -42,10 +42,10 @@ const PEER_BITS: u32 = u32::BITS - (PARTS_MAX as u32 - 1).count_ones();
 pub struct Composite {
     parts: Vec<Part>,
     keys: Mutex<Keys>,
-    /// Failed connections that reached no part, until they are polled.
+    /// Failed attempts to connect that reached no part, until a poll returns them.
     failures: Mutex<Vec<ConnectFailure>>,
     has_failures: AtomicBool,
-    /// By kind of sleeper. `None` if there is one part, which has its own way to sleep.
+    /// Sleepers by kind. `None` for one part, whose own sleepers are used.
     sleepers: Option<[Sleepers; 2]>,
 }
 
@@ -82,8 +82,8 @@ pub enum CompositeError {
 }
 
 impl Composite {
-    /// Makes one fabric of `parts`, which are new and not in use, under the names that addresses use. If there are
-    /// several, each needs a descriptor to sleep on.
+    /// Combines `parts` into one fabric. The name of a part is the prefix of its addresses: `NAME:ADDRESS`. The parts
+    /// must be new and not in use. If there are several, each needs a descriptor to sleep on.
     pub fn new(parts: Vec<(&'static str, Arc<dyn Fabric>)>) -> Result<Composite, CompositeError> {
         let parts: Vec<Part> = parts.into_iter().map(|(name, fabric)| Part { name, fabric }).collect();
         if parts.is_empty() || parts.len() > PARTS_MAX {
@@ -125,7 +125,7 @@ impl Composite {
         part.map(|part| (part, rest)).ok_or(name)
     }
 
-    /// Translates an event of the part at `index`; returns false if the event is to be dropped.
+    /// Translates an event of the part at `index`. Returns false if the event must be dropped.
     fn adopt(&self, index: usize, event: &mut Event) -> bool {
         let peer = match event {
             Event::ConnectFailed(failure) => {
@@ -152,7 +152,7 @@ impl Composite {
         self.turn_away(index, event)
     }
 
-    /// Disconnects a peer for which no number is left, as if it had never connected.
+    /// Disconnects a peer for which no number is left. Returns false if the event must be dropped.
     fn turn_away(&self, index: usize, event: &mut Event) -> bool {
         let Event::Connected { peer, dialled, .. } = event else {
             return false;
@@ -373,7 +373,7 @@ impl Fabric for Composite {
         self.parts[0].fabric.wake();
     }
 
-    /// Returns the descriptor of a single part; that of several is not needed yet.
+    /// Returns the descriptor of a single part; `None` for several, where no caller needs one yet.
     fn descriptor(&self, sleeper: Sleeper) -> Option<BorrowedFd<'_>> {
         match &self.sleepers {
             None => self.parts[0].fabric.descriptor(sleeper),

@@ -40,7 +40,7 @@ pub enum Event {
     CutOff {
         /// The peer.
         peer: PeerId,
-        /// Whether the fabric knows for certain that the peer's process has exited.
+        /// True if the fabric knows for certain that the peer's process has exited.
         exited: bool,
     },
 }

@@ -45,7 +45,7 @@ pub struct FaultInjector {
 #[derive(Debug)]
 struct FaultState {
     plan: FaultPlan,
-    /// Requests at the inner fabric, under unique ids of the injector: callers' ids need not be unique.
+    /// Requests posted to the inner fabric, under unique ids of the injector, because callers' ids need not be unique.
     pending: BTreeMap<WorkId, Pending>,
     next_id: u64,
     polls: u64,
@@ -64,7 +64,7 @@ struct Pending {
 
 #[derive(Debug)]
 struct Withheld {
-    /// Number of the poll from which it may be returned.
+    /// Number of the poll from which the event may be returned.
     due: u64,
     event: Event,
 }
@@ -85,7 +85,7 @@ impl FaultInjector {
         }
     }
 
-    /// Offers no atomics, whatever the inner fabric does; a posted atomic is malformed.
+    /// Offers no atomics, even if the inner fabric does; a posted atomic is malformed.
     pub fn without_atomics(self) -> FaultInjector {
         FaultInjector { without_atomics: true, ..self }
     }
@@ -134,7 +134,7 @@ impl FaultInjector {
         request: &WorkRequest<'_>,
         delay_polls: u64,
     ) -> Result<(), PostCause> {
-        // Entered before posting, because another thread may poll the completion at once.
+        // The request is entered before the post, because another thread may poll its completion at once.
         let ours = self.lock().enter(request, delay_polls);
         let renamed = WorkRequest { id: ours, signalled: true, ..*request };
         self.inner.post(peer, lane, &[renamed]).map_err(|error| {
@@ -225,7 +225,7 @@ impl Middleware for FaultInjector {
         let before = events.len();
         self.lock().polls += 1;
         let mut happened = Vec::new();
-        // A batch may hold nothing for the caller, which must not sleep while more events wait behind it.
+        // After a batch without events for the caller, polls again: the caller could sleep while events wait.
         while events.len() == before && self.inner.poll(&mut happened) > 0 {
             let mut state = self.lock();
             for event in happened.drain(..) {
@@ -243,7 +243,7 @@ impl Middleware for FaultInjector {
         None
     }
 
-    /// None, because a descriptor would not show withheld events; threads sleep in [`Fabric::wait`].
+    /// Returns `None`: a descriptor would not show withheld events, so threads sleep in [`Fabric::wait`].
     fn descriptor(&self, _: Sleeper) -> Option<BorrowedFd<'_>> {
         None
     }

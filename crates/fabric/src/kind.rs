@@ -20,7 +20,7 @@ pub enum OperationKind {
 }
 
 impl OperationKind {
-    /// Returns whether it is an atomic.
+    /// Returns true for atomics.
     pub fn is_atomic(self) -> bool {
         matches!(self, OperationKind::FetchAdd | OperationKind::CompareSwap)
     }

@@ -19,7 +19,7 @@
 pub struct Lane {
     /// Number of the lane. Requests of one lane to a peer have the same class.
     pub number: u8,
-    /// Class of its requests, by which a provider may treat them.
+    /// Traffic class of the requests.
     pub class: Class,
 }
 
@@ -36,7 +36,7 @@ impl Lane {
     /// The lane of callers that need only one.
     pub const FIRST: Lane = Lane { number: 0, class: Class::Latency };
 
-    /// Returns its index among `orders` lanes of a provider, at least one.
+    /// Returns the index of this lane among the `orders` lanes of a provider, of which there is at least one.
     #[inline]
     pub fn order_among(self, orders: usize) -> usize {
         usize::from(self.number) % orders.max(1)

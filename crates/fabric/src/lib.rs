@@ -54,7 +54,7 @@ pub struct WorkId(pub u64);
 pub struct Capabilities {
     /// Name for users: `shm`, `roce`, `verbs`, `sim`.
     pub provider: &'static str,
-    /// Whether loads and stores reach peers' memory, through [`Fabric::direct`].
+    /// True if loads and stores reach peers' memory, through [`Fabric::direct`].
     pub direct: bool,
     /// One-sided atomics on peers' memory.
     pub atomics: Atomics,
@@ -165,8 +165,8 @@ pub trait Fabric: Send + Sync {
         None
     }
 
-    /// Returns whether a peer that this end dials has answered, if only by the network, and is not connected yet: such
-    /// a peer exists, but is far away or slow. True if the provider cannot tell.
+    /// Returns true if a peer that this end dials has answered, if only by the network, and is not connected yet: such
+    /// a peer exists, but is far away or slow. Always true if the provider cannot tell.
     fn is_being_answered(&self) -> bool {
         true
     }
@@ -176,7 +176,7 @@ pub trait Fabric: Send + Sync {
         None
     }
 
-    /// Returns whether a poll without events takes a system call, and so some hundreds of nanoseconds; a poller may
+    /// Returns true if a poll without events takes a system call, and so some hundreds of nanoseconds; a poller may
     /// then as well read the clock each time.
     fn polls_by_system_calls(&self) -> bool {
         false
@@ -209,10 +209,10 @@ pub trait Fabric: Send + Sync {
 /// Maximum length of a hello, in bytes.
 pub const HELLO_BYTES_MAX: usize = 1024;
 
-/// Cause of a failed registration.
+/// The cause of a failed registration.
 #[derive(Debug, thiserror::Error)]
 pub enum RegisterError {
-    /// The provider's keys are used up.
+    /// The provider has no more keys.
     #[error("cannot register a segment: all {max} keys have been used")]
     TooManyKeys {
         /// Number of keys.
@@ -234,7 +234,7 @@ pub enum RegisterError {
     Io(#[from] std::io::Error),
 }
 
-/// A list of requests was posted only in part.
+/// The error of a list of requests that was posted only in part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("only {posted} requests posted to peer {peer:?}: {cause}")]
 pub struct PostError {
@@ -246,7 +246,7 @@ pub struct PostError {
     pub cause: PostCause,
 }
 
-/// Cause of a refused post.
+/// The cause of a refused post.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostCause {
     /// The queue to this peer is full; try again after [`Event::Room`].

@@ -7,13 +7,13 @@ use std::net::SocketAddr;
 pub struct Path {
     /// Maximum payload of a packet, in bytes (verbs' path MTU).
     pub mtu_bytes: u32,
-    /// Whether the MTU is known yet; probing takes a moment after connecting.
+    /// True if the MTU is known; probing takes a moment after connecting.
     pub is_known: bool,
     /// Packets sent, including repetitions.
     pub sent: u64,
-    /// Packets sent again; at least this many were lost or late.
+    /// Retransmitted packets; at least as many were lost or late.
     pub repeated: u64,
-    /// Whether both ends repeat single packets; otherwise all packets behind a lost one are sent again.
+    /// True if both ends retransmit single packets; otherwise a loss repeats all later packets as well.
     pub repeats_single: bool,
     /// Packets that arrived ahead of a lost or late one, and were kept.
     pub kept: u64,
@@ -27,7 +27,7 @@ pub struct Path {
     pub window_packets: Vec<u32>,
     /// Addresses of the packets: this end's, and the peer's.
     pub ends: (SocketAddr, SocketAddr),
-    /// Another source address of the peer's packets, and the number of those packets, all of which were refused: an
-    /// address is translated on the way, or packets are replayed.
+    /// Source address of refused packets and their number, if packets of the peer came from another address: NAT
+    /// changed it, or packets are replayed.
     pub elsewhere: Option<(SocketAddr, u64)>,
 }

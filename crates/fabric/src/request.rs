@@ -98,9 +98,9 @@ pub struct WorkRequest<'a> {
     pub id: WorkId,
     /// The operation.
     pub operation: Operation<'a>,
-    /// Whether success produces a completion. Failures always do.
+    /// True if success produces a completion. Failures always do.
     pub signalled: bool,
-    /// Whether a message or an immediate rings the peer's doorbell (verbs' solicited event). Otherwise the peer finds
+    /// True if a message or an immediate rings the peer's doorbell (verbs' solicited event). Otherwise the peer finds
     /// it in its next poll, however late that is.
     pub solicited: bool,
 }

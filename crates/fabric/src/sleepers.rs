@@ -29,17 +29,17 @@ pub struct Sleepers {
     epoll: OwnedFd,
     watch: Mutex<Watch>,
     told: Condvar,
-    /// A bit per descriptor with an edge that was taken.
+    /// Bits of descriptors whose edge was taken.
     edges: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Watch {
-    /// Whether a thread sleeps in epoll.
+    /// True if a thread sleeps in epoll.
     is_kept: bool,
     /// Number of watches that ended with an edge.
     rings: u64,
-    /// Number of other sleepers; notifying without one would cost a system call too.
+    /// Number of other sleepers. If there is none, no notification is needed, which saves a system call.
     others: usize,
 }
 
@@ -47,7 +47,7 @@ struct Watch {
 const EDGES_MAX: usize = 8;
 
 impl AsFd for Sleepers {
-    /// Has an edge with each edge of the descriptors.
+    /// Returns the epoll, which has an edge with each edge of the descriptors.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -65,7 +65,7 @@ impl Sleepers {
         Ok(Sleepers { epoll, watch: Mutex::default(), told: Condvar::new(), edges: AtomicU64::new(0) })
     }
 
-    /// Watches the descriptor at `place` for one more edge, or for none. A readable descriptor counts as an edge.
+    /// Watches the descriptor at `place` for an edge if `is_watched`, else for none. A readable one counts as an edge.
     pub fn watch_once(&self, place: usize, descriptor: BorrowedFd<'_>, is_watched: bool) {
         let edge = epoll::EventFlags::IN | epoll::EventFlags::ET | epoll::EventFlags::ONESHOT;
         let flags = if is_watched { edge } else { epoll::EventFlags::empty() };
@@ -86,7 +86,7 @@ impl Sleepers {
             self.take_edges();
             return;
         }
-        // A deadline beyond the clock's range never comes.
+        // A deadline beyond the clock's range counts as none.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         let mut watch = self.lock();
         let rings = watch.rings;
@@ -123,8 +123,7 @@ impl Sleepers {
         }
     }
 
-    /// A sleeper that leaves wakes another one to watch, if any sleeps: the one that was woken may be the one that
-    /// leaves.
+    /// Wakes another sleeper to watch when one leaves: the sleeper that was woken may be the one that leaves.
     fn leave(&self, watch: &Watch) {
         if !watch.is_kept && watch.others > 0 {
             self.told.notify_one();
@@ -135,7 +134,7 @@ impl Sleepers {
         let Some(timeout) = timeout.and_then(|timeout| Timespec::try_from(timeout).ok()) else {
             return self.take_edges_within(None);
         };
-        // epoll alone counts in milliseconds. On every error the caller checks again.
+        // The call of epoll counts in milliseconds, which is too coarse. After errors the caller checks again.
         let _ = rustix::event::poll(&mut [PollFd::new(&self.epoll, PollFlags::IN)], Some(&timeout));
         self.take_edges()
     }
@@ -158,5 +157,5 @@ impl Sleepers {
     }
 }
 
-/// No code that holds the lock panics.
+/// Nothing panics while it holds the lock.
 const POISONED: &str = "a thread panicked while it held the lock of those who sleep";

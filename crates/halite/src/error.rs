@@ -111,7 +111,9 @@ pub enum RegionCause {
     )]
     NoNumbers,
     /// This node has the maximum number of requests waiting at the region's home or an owner.
-    #[error("{max} requests of this node wait for answers there, the maximum; try again later")]
+    #[error(
+        "{max} requests of this node, the maximum, already wait at the node that must answer; try again later"
+    )]
     TooManyRequests {
         /// Maximum number of waiting requests.
         max: u64,
@@ -412,7 +414,7 @@ pub enum AccessCause {
     /// This node cannot register staging memory for the access, or the accesses in progress to that node already use
     /// its maximum of 32 MiB of staging memory.
     #[error(
-        "no staging memory: 32 MiB of accesses to that node are outstanding, or memory could not be registered; see `ulimit -v -n -f`"
+        "no staging memory: accesses in progress to the node that holds the bytes use all 32 MiB, or memory could not be registered; see `ulimit -v -n -f`"
     )]
     NoStaging,
 }
@@ -566,7 +568,7 @@ pub enum JoinError {
     },
     /// Another host is founding the cluster with names in the same etcd.
     #[error(
-        "cannot join: the host at {by} is founding the cluster with the names in {address} as node 0 (key PREFIX/founding, for 15 s); start this node again with another number or none"
+        "cannot join as node 0: the host at {by} is founding this cluster as node 0, with its names in {address} (key PREFIX/founding, kept for 15 s); start this node with another number, or without one"
     )]
     Founding {
         /// The address of etcd, without a password.

@@ -48,21 +48,21 @@ pub struct BadFree {
 /// ```
 #[derive(Debug)]
 pub struct Allocator {
-    /// All offsets are multiples of it, and all sizes are rounded up to it.
+    /// Alignment in bytes: all offsets are multiples of it, and all sizes are rounded up to it.
     alignment: u64,
     segments: u32,
     free: FreeExtents,
     slabs: Slabs,
-    /// Everything that is not in `free`, by segment and offset.
+    /// All parts that are not in `free`, by segment and offset.
     used: BTreeMap<(u32, u64), Block>,
     bytes_free: u64,
     bytes_total: u64,
 }
 
-/// What a used part of a segment is.
+/// The use of a part of a segment.
 #[derive(Clone, Copy, Debug)]
 enum Block {
-    /// An extent of the length (in bytes) that was asked for.
+    /// An extent of the requested length, in bytes.
     Extent(u64),
     Slab(SlabId),
 }
@@ -99,7 +99,7 @@ impl Allocator {
 
     /// Allocates `len` contiguous bytes. Returns `None` if no free extent is large enough, or if `len` is zero.
     pub fn allocate(&mut self, len: u64) -> Option<Extent> {
-        // Where no slab fits any more, there may still be room for a single small object.
+        // If no slab fits any more, there may still be room for a single small object.
         self.allocate_small(len).or_else(|| self.allocate_extent(len))
     }
 
@@ -151,7 +151,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// The allocated part of `offset..end` that lies in the extent, or is the small object, at `offset`.
+    /// Returns the allocated part of `offset..end` that lies in the extent, or is the small object, at `offset`.
     fn used_part(&self, segment: u32, offset: u64, end: u64) -> Option<Extent> {
         let (&(_, start), &block) =
             self.used.range(..=(segment, offset)).next_back().filter(|(start, _)| start.0 == segment)?;

@@ -64,7 +64,7 @@ mod tests {
 
     type CopyFn = unsafe fn(*mut u8, *const u8, usize);
 
-    /// Copies inside one buffer and compares with what the standard library does.
+    /// Copies inside one buffer and compares the result with the standard library's.
     fn check(copy: CopyFn, buffer_bytes: usize, source: usize, target: usize, len: usize) {
         assert!(source + len <= buffer_bytes && target + len <= buffer_bytes);
         let mut actual: Vec<u8> = (0..buffer_bytes).map(|at| (at.wrapping_mul(31) >> 3) as u8).collect();
@@ -81,14 +81,14 @@ mod tests {
             for shift in 0..33 {
                 check(copy, 2 * len + 100, shift, len + 40, len);
                 check(copy, 2 * len + 100, len + 40, shift, len);
-                // Overlapping, by every distance near a vector's size.
+                // Overlaps by every distance near a vector's size.
                 check(copy, 2 * len + 100, 3, 3 + shift, len);
                 check(copy, 2 * len + 100, 3 + shift, 3, len);
             }
         }
     }
 
-    /// As `copy`, on the code for machines other than this one.
+    /// As `copy`, with the code for other machines.
     unsafe fn portable_copy(target: *mut u8, source: *const u8, len: usize) {
         match len {
             // SAFETY: per the caller.
@@ -153,7 +153,7 @@ mod tests {
         never_tear(by_fill);
     }
 
-    /// A writer alternates between two patterns: a copy shows one or the other.
+    /// A writer alternates between two patterns; every copy must be one of them.
     fn never_tear(write: impl Fn(*mut u8, u8, usize) + Sync) {
         for size in [2, 4, 8] {
             let mut word = 0u64;

@@ -72,7 +72,7 @@ impl Sleeper {
         }
     }
 
-    /// Its bit in the futex's mask.
+    /// Returns the bit of this kind in the futex's mask.
     fn bit(self) -> NonZeroU32 {
         match self {
             Sleeper::Progress => NonZeroU32::MIN,
@@ -81,7 +81,7 @@ impl Sleeper {
     }
 }
 
-/// Both.
+/// Mask of both kinds.
 const ALL: NonZeroU32 = NonZeroU32::MAX;
 
 /// One end of a doorbell, for the ringer or for the sleeper.
@@ -99,7 +99,7 @@ const ALL: NonZeroU32 = NonZeroU32::MAX;
 #[derive(Debug)]
 pub struct Doorbell {
     memory: Memory,
-    /// One for each kind of sleeper, by its place.
+    /// Descriptors by [`Sleeper::place`]; `None` if sleepers use the futex.
     bells: Option<[Bell; 2]>,
 }
 
@@ -137,7 +137,7 @@ impl Doorbell {
 
     /// Wakes all sleepers, armed or not.
     pub fn wake(&self) {
-        // First, so that who is woken, or finds no edge any more, sees that it has rung.
+        // The number changes first, so that a woken thread, and one that finds no edge any more, sees the ring.
         self.memory.advance();
         match &self.bells {
             Some(bells) => bells.iter().for_each(Bell::ring),
@@ -153,7 +153,7 @@ impl Doorbell {
             (CALLER_BY_FUTEX, _) => self.memory.wake(Sleeper::Caller.bit()),
             (PROGRESS_BY_DESCRIPTOR, Some(bells)) => bells[Sleeper::Progress.place()].ring(),
             (CALLER_BY_DESCRIPTOR, Some(bells)) => bells[Sleeper::Caller.place()].ring(),
-            // A word that makes no sense costs at most a wake-up.
+            // An invalid value costs a wake-up at most.
             _ => self.memory.wake(ALL),
         }
     }
@@ -223,7 +223,7 @@ mod loom_tests {
                 if message.load(Relaxed) {
                     break;
                 }
-                // A lost wake-up would block here for ever, which loom reports as a deadlock.
+                // A lost wake-up would block here forever, which loom reports as a deadlock.
                 doorbell.wait(Sleeper::Progress, seen, None);
             }
             ringer.join().unwrap();
@@ -265,7 +265,7 @@ mod loom_tests {
                 if message.load(Relaxed) {
                     break;
                 }
-                // A lost edge would block here for ever, which loom reports as a deadlock.
+                // A lost edge would block here forever, which loom reports as a deadlock.
                 if doorbell.seq() == seen {
                     bell.wait_for_edge();
                 }

@@ -39,11 +39,11 @@ use crate::sync::{AtomicU64, Mutex, fence, lock, thread_locals};
 /// ```
 #[derive(Debug)]
 pub struct Pins {
-    /// Never given to another `Pins` of this process.
+    /// Unique among the `Pins` of this process.
     id: u64,
-    /// How many grace periods have been started, plus one.
+    /// Number of grace periods that were started, plus one.
     epoch: AtomicU64,
-    /// Whether the heavy fence makes light ones do.
+    /// True if the heavy fence makes light fences sufficient.
     asymmetric: bool,
     registry: Arc<Registry>,
 }
@@ -62,7 +62,7 @@ pub struct Pin<'a> {
 pub struct GracePeriod {
     pins_id: u64,
     epoch: u64,
-    /// Whether the heavy fence has been executed since the start.
+    /// True if the heavy fence has been executed since the start.
     fenced: AtomicBool,
 }
 
@@ -81,7 +81,7 @@ impl Pins {
     }
 
     fn with_asymmetry(asymmetric: bool) -> Pins {
-        // The counter orders nothing, so it need not be a modelled atomic.
+        // The counter orders nothing, so it need not be one of loom's atomics.
         static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Relaxed);
         Pins { id, epoch: AtomicU64::new(1), asymmetric, registry: Arc::default() }
@@ -102,8 +102,8 @@ impl Pins {
 
     /// Starts a grace period for all threads that are pinned now. Never blocks; takes a few microseconds.
     pub fn start_grace_period(&self) -> GracePeriod {
-        // Release: what the caller unlinked before is visible to those who pin with the new epoch (pairs with
-        // the Acquire in publish()).  SeqCst only to be no weaker than epoch_now().
+        // Release: the caller's unlinking before this is visible to threads that pin with the new epoch (pairs with the
+        // Acquire in publish()). SeqCst only to be no weaker than epoch_now().
         let epoch = self.epoch.fetch_add(1, SeqCst) + 1;
         let fenced = AtomicBool::new(self.fence_heavy());
         GracePeriod { pins_id: self.id, epoch, fenced }
@@ -121,7 +121,7 @@ impl Pins {
         sums
     }
 
-    /// The current epoch: a grace period whose epoch is higher was started after this call, by whatever thread.
+    /// Returns the current epoch. A grace period with a higher epoch was started after this call, by whichever thread.
     pub(crate) fn epoch_now(&self) -> u64 {
         // A read-modify-write, since a plain load might miss a grace period that another thread has just started.
         self.epoch.fetch_add(0, SeqCst)
@@ -129,7 +129,7 @@ impl Pins {
 
     #[inline]
     fn pin_with<'a>(&'a self, slot: &'a ThreadSlot) -> Pin<'a> {
-        // Depth is touched by the owning thread only.
+        // Only the owning thread accesses the depth.
         let depth = slot.depth.load(Relaxed);
         slot.depth.store(depth + 1, Relaxed);
         if depth == 0 {
@@ -140,12 +140,12 @@ impl Pins {
 
     #[inline]
     fn publish(&self, slot: &ThreadSlot) {
-        // Acquire pairs with the Release in start_grace_period(): with a new epoch comes the sight of what was
-        // unlinked.  Release pairs with the Acquire in elapsed(): who sees that we have pinned anew has also
-        // seen the end of what we did under the pin before.
+        // Acquire pairs with the Release in start_grace_period(): a thread that reads a new epoch also sees the
+        // unlinking before it. Release pairs with the Acquire in elapsed(): a thread that sees this new pin also sees
+        // the end of all uses under the previous one.
         slot.epoch.store(self.epoch.load(Acquire), Release);
-        // Pairs with fence_heavy(): either the scan in elapsed() sees the store above, or what follows here
-        // sees what was unlinked before the grace.
+        // Pairs with fence_heavy(): either the scan in elapsed() sees the store above, or the lookups that follow see
+        // the unlinking before the grace period.
         if self.asymmetric {
             compiler_fence(SeqCst);
         } else {
@@ -153,14 +153,14 @@ impl Pins {
         }
     }
 
-    /// Pairs with the light fence in publish().  Returns whether it was executed.
+    /// Fences all running threads; pairs with the light fence in publish(). Returns false if the kernel refused.
     fn fence_heavy(&self) -> bool {
         fence(SeqCst);
         // The kernel may run out of memory here; the grace period then tries again before it ends.
         !self.asymmetric || membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     }
 
-    /// Finds or makes this thread's slot.
+    /// Finds or creates this thread's slot.
     #[cold]
     fn pin_slow(&self) -> Pin<'_> {
         let found = THREAD.try_with(|thread| thread.borrow_mut().slot_of(self));
@@ -191,8 +191,7 @@ impl Pin<'_> {
     #[inline]
     pub fn count(&self, which: usize, more: u64) -> u64 {
         let count = &self.slot.counts[which];
-        // Only the owner of the slot writes, so that nothing is lost between load and store; slots change hands under the
-        // registry's lock.
+        // Only the slot's owner writes, so no addition is lost. Slots change owners under the registry's lock.
         let sum = count.load(Relaxed).wrapping_add(more);
         count.store(sum, Relaxed);
         sum
@@ -213,7 +212,7 @@ impl Drop for Pin<'_> {
         if depth & !ONE_PIN_ONLY != 0 {
             return;
         }
-        // Pairs with the Acquire in elapsed(): our uses happened before the reclaim.
+        // Pairs with the Acquire in elapsed(): the uses under this pin happened before the reclaim.
         self.slot.epoch.store(0, Release);
         if depth == ONE_PIN_ONLY {
             self.slot.depth.store(0, Relaxed);
@@ -238,7 +237,7 @@ impl GracePeriod {
             if !pins.fence_heavy() {
                 return None;
             }
-            // Pairs with the Acquire above, on another thread that asks.
+            // Pairs with the Acquire above, in another thread.
             self.fenced.store(true, Release);
         }
         let slots = lock(&pins.registry.slots);
@@ -255,7 +254,7 @@ impl GracePeriod {
 }
 
 impl Elapsed {
-    /// Whether the grace period was one of `pins`, started after [`Pins::epoch_now`] had returned `epoch`.
+    /// Returns true if the grace period was one of `pins`, started after [`Pins::epoch_now`] had returned `epoch`.
     pub(crate) fn began_after(&self, pins: &Pins, epoch: u64) -> bool {
         self.pins_id == pins.id && self.epoch > epoch
     }
@@ -264,19 +263,19 @@ impl Elapsed {
 /// Counters per thread; with 30, a thread's slot takes 256 bytes.
 pub const COUNTS: usize = 30;
 
-/// Where one thread shows that it is pinned, and counts.  Cache lines of its own, in pairs as processors fetch them.
+/// A thread's published pin, and its counters. Aligned to a pair of cache lines, since processors fetch pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct ThreadSlot {
     /// The epoch read by the outermost pin; 0 while there is none.
     epoch: AtomicU64,
-    /// How many pins the owning thread holds, or [`ONE_PIN_ONLY`] plus that.
+    /// Number of pins that the owning thread holds, or [`ONE_PIN_ONLY`] plus that number.
     depth: AtomicU64,
-    /// Written by the owning thread only.  They order nothing, so they need not be modelled atomics.
+    /// Written by the owning thread only. They order nothing, so they need not be loom's atomics.
     counts: [std::sync::atomic::AtomicU64; COUNTS],
 }
 
-/// Marks a slot that goes back to the registry with its pin and not with its thread.
+/// Flag of a slot that returns to the registry with its pin, not at the end of its thread.
 const ONE_PIN_ONLY: u64 = 1 << 63;
 
 /// All slots of one `Pins`, and those without a thread.
@@ -329,11 +328,11 @@ impl Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // Later destructors of this thread must not take their slot for theirs.
-        // (LAST has no destructor and is always there; loom alone may have destroyed it already.)
+        // Later destructors of this thread must not use the slot, which may have another owner by then. (LAST has no
+        // destructor and always exists; only loom may have destroyed it already.)
         let _ = LAST.try_with(|last| last.iter().for_each(|last| last.set((0, null()))));
         for (_, registry, slot) in self.slots.drain(..) {
-            // A pin that was leaked may still protect something: its slot is never used again.
+            // A leaked pin may still protect objects, so its slot is never used again.
             if slot.depth.load(Relaxed) == 0
                 && let Some(registry) = registry.upgrade()
             {
@@ -351,8 +350,8 @@ fn place_of(id: u64) -> usize {
 }
 
 thread_locals! {
-    /// The ids of the `Pins` that this thread used last, and the thread's slots there: one place for every other id, so that a
-    /// thread that works with two nodes finds both.
+    /// The ids of the `Pins` that this thread used last, and its slots there. Even and odd ids have separate places, so
+    /// that a thread that works with two nodes finds both.
     static LAST: [Cell<(u64, *const ThreadSlot)>; LAST_PLACES] = const { [const { Cell::new((0, null())) }; LAST_PLACES] };
     static THREAD: RefCell<Thread> = const { RefCell::new(Thread { slots: Vec::new() }) };
 }
@@ -360,7 +359,7 @@ thread_locals! {
 /// Registers this process for private expedited membarriers, once.
 fn has_membarrier() -> bool {
     static REGISTERED: OnceLock<bool> = OnceLock::new();
-    // Models and interpreters know no membarrier.
+    // membarrier does not exist under loom and Miri.
     if cfg!(any(loom, miri)) {
         return false;
     }
@@ -380,7 +379,7 @@ mod loom_tests {
 
     use super::*;
 
-    /// An object that can be unlinked and then destroyed; loom reports a use that races with destruction.
+    /// An object that can be unlinked and then destroyed. loom reports a use that races with the destruction.
     struct World {
         pins: Pins,
         is_linked: AtomicU64,

@@ -46,13 +46,13 @@ use memory::Memory;
 use crate::Window;
 use crate::window::OutOfBounds;
 
-/// Bytes of a ring segment in front of its data: two cache lines, since processors fetch lines in pairs.
+/// Bytes before the data of a ring: two cache lines, since processors fetch lines in pairs.
 const DATA_OFFSET: u64 = 128;
-/// Records begin at multiples of this.
+/// Length of a line in bytes; records begin at multiples of it.
 const LINE_BYTES: u64 = 64;
-/// Bytes of a record in front of its payload.
+/// Bytes of a record before its payload.
 const HEADER_BYTES: u64 = 8;
-/// A record of one line fits several times.
+/// Minimum capacity in bytes, in which several records of one line fit.
 const CAPACITY_MIN: u64 = 4 * LINE_BYTES;
 
 /// Returns the bytes of shared memory that a ring with `capacity` bytes of data takes.
@@ -126,11 +126,11 @@ pub struct Corrupt;
 #[derive(Debug)]
 pub struct Producer {
     memory: Memory,
-    /// Bytes ever published.
+    /// Number of bytes published so far.
     tail: u64,
-    /// The consumer's position when it was last looked at, so that most pushes do not look.
+    /// Position of the consumer when it was last read; most pushes need not read it again.
     head_seen: u64,
-    /// What the consumer was last told of our wish for room.
+    /// True if a request for room stands.
     waiting: bool,
 }
 
@@ -138,14 +138,14 @@ pub struct Producer {
 #[derive(Debug)]
 pub struct Consumer {
     memory: Memory,
-    /// Bytes ever consumed.
+    /// Number of bytes consumed so far.
     head: u64,
-    /// How much of that the producer has been told.
+    /// Part of `head` that has been published to the producer.
     head_told: u64,
-    /// Lines in between that hold payload still where a header may be next: cleared together, for the producer
-    /// has them in its cache, and a reply need not wait for each to come over.
+    /// Lines from `head_told` to `head` that hold payload where a header may come. They are cleared together, because
+    /// the producer has them in its cache and clearing each at once would delay replies.
     unclear: Vec<Range<u64>>,
-    /// Room was made for a producer that waits for it.
+    /// True if room was freed for a producer that waits for it.
     made_room: bool,
     corrupt: bool,
 }
@@ -181,7 +181,7 @@ impl Producer {
         }
         self.waiting = true;
         self.memory.set_waiting(true);
-        // Pairs with the one in tell_head(): either that sees the wish, or the next look sees the head.
+        // Pairs with the fence in tell_head(): either the consumer sees the request, or the next check sees the head.
         Memory::fence();
         self.has_room(len)
     }
@@ -220,7 +220,7 @@ impl Producer {
         }
         let header = Header { kind, imm, len: len as u32 };
         let lap = Lap::of(self.tail, self.memory.capacity());
-        // Pairs with the Acquire in the consumer's load_header(): who sees the header sees the payload.
+        // Pairs with the Acquire in the consumer's load_header(): a consumer that sees the header sees the payload.
         self.memory.store_header(self.tail, header.pack(lap));
         self.tail += record_bytes(len);
         Ok(())
@@ -238,7 +238,7 @@ impl Producer {
 
     #[cold]
     fn look_for_room(&mut self, len: u64) -> Result<(), PushError> {
-        // Pairs with the Release in the consumer's store_head(): it has copied the bytes that we overwrite.
+        // Pairs with the Release in the consumer's store_head(): it has copied the bytes that are overwritten next.
         let head = self.memory.load_head();
         if head < self.head_seen || head > self.tail {
             return Err(PushError::Corrupt);
@@ -284,7 +284,7 @@ impl Consumer {
         Some(Ok(Message { consumer: self, header }))
     }
 
-    /// Whether `word`, found where no record of this lap begins, cannot have come there by the rules.
+    /// Returns true if `word`, found where no record of this lap begins, cannot be there under the protocol.
     fn is_corrupt(&mut self, word: u64) -> bool {
         let capacity = self.memory.capacity();
         let left_over = |head: u64| Lap::of(head, capacity).is_of(word);
@@ -312,10 +312,10 @@ impl Consumer {
                 self.memory.clear_header(line);
             }
         }
-        // Pairs with the Acquire in the producer's load_head(): it may overwrite what we have copied and cleared.
+        // Pairs with the Acquire in the producer's load_head(): it may overwrite what was copied and cleared.
         self.memory.store_head(self.head);
         self.head_told = self.head;
-        // Pairs with the one in has_or_asks_for_room().
+        // Pairs with the fence in has_or_asks_for_room().
         Memory::fence();
         self.made_room |= self.memory.is_waiting();
     }

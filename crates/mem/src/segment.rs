@@ -26,14 +26,14 @@ use crate::window::{OutOfBounds, Window};
 /// ```
 #[derive(Debug)]
 pub struct Segment {
-    /// `None` for a peer's: a mapping needs no descriptor, and a process has few of them.
+    /// Descriptor; `None` for a peer's segment, since a mapping needs none and a process has few.
     fd: Option<OwnedFd>,
     base: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: `base` is the only field that is not Send.  It names a mapping of the whole process, which any
-// thread may use and, in drop(), unmap.
+// SAFETY: `base` is the only field that is not Send. It names a mapping of the whole process, which any thread may use
+// and, in drop(), unmap.
 unsafe impl Send for Segment {}
 // SAFETY: no method of &Segment touches the mapped bytes except through `Window`, which argues for itself.
 unsafe impl Sync for Segment {}
@@ -89,7 +89,7 @@ impl Segment {
     /// (`ulimit -f`).
     pub fn create(name: &str, len: u64, pages: PagePolicy) -> io::Result<Arc<Segment>> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // Asked before: the system would not refuse, but end the process by a signal.
+        // The limit is checked here, because the system would not return an error but end the process by a signal.
         if getrlimit(Resource::Fsize).current.is_some_and(|most| len > most) {
             return Err(Errno::FBIG.into());
         }
@@ -99,7 +99,7 @@ impl Segment {
         let mut segment = Segment::map(fd.as_fd(), len)?;
         segment.fd = Some(fd);
         if pages == PagePolicy::Huge {
-            // Only a wish: a kernel without transparent huge pages refuses, and normal pages serve too.
+            // Optional: a kernel without transparent huge pages refuses, and normal pages work, too.
             let _ = segment.advise(Advice::LinuxHugepage);
         }
         Ok(Arc::new(segment))
@@ -133,7 +133,7 @@ impl Segment {
         self.fd.as_ref().map(AsFd::as_fd)
     }
 
-    /// Where it is mapped in this process.
+    /// Returns the address of the mapping in this process.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -166,7 +166,7 @@ impl Segment {
         let page_bytes = rustix::param::page_size() as u64;
         let whole_pages_end = (offset + len) / page_bytes;
         if offset.div_ceil(page_bytes) >= whole_pages_end {
-            // No whole page inside: plain stores are cheaper than a system call.
+            // The range contains no whole page, so plain stores are cheaper than a system call.
             window.fill(0, len, 0)?;
             return Ok(());
         }
@@ -190,7 +190,7 @@ impl Segment {
             return Ok(());
         }
         match self.populate_by_fault(begin, len) {
-            // Before Linux 5.14.
+            // The system is older than Linux 5.14.
             Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
                 self.populate_by_touch(begin, len)
             }
@@ -198,7 +198,7 @@ impl Segment {
         }
     }
 
-    /// The whole pages in which `len` bytes from `offset` lie.
+    /// Returns the whole pages that contain `len` bytes from `offset`.
     fn pages_around(&self, offset: u64, len: u64) -> io::Result<(u64, u64)> {
         let page_bytes = rustix::param::page_size() as u64;
         let end = offset.checked_add(len).filter(|end| *end <= self.len());
@@ -221,7 +221,7 @@ impl Segment {
         }
     }
 
-    /// Reserves the pages, so that touching them cannot fail, and touches them: what is reserved only counts as a hole.
+    /// Reserves the pages, so that accesses cannot fail, and accesses them: reserved pages still count as a hole.
     fn populate_by_touch(self: &Arc<Segment>, begin: u64, len: u64) -> io::Result<()> {
         let len = len.min(self.len() - begin);
         let fd = self.fd().ok_or(io::ErrorKind::Unsupported)?;
@@ -229,7 +229,7 @@ impl Segment {
         let window = self.window(begin, len).expect("whole pages of the segment");
         let page_bytes = rustix::param::page_size() as u64;
         for offset in (0..len).step_by(page_bytes as usize) {
-            // Only a last page of less than a word is left to its first user.
+            // A last page of less than a word is left to its first user.
             let _ = window.fetch_add_u64(offset, 0);
         }
         Ok(())
@@ -265,9 +265,9 @@ impl Segment {
         let base = unsafe { rustix::mm::mmap(null_mut(), len, access, flags, fd, 0) }?;
         let base = NonNull::new(base.cast()).expect("mmap never chooses address zero");
         let segment = Segment { fd: None, base, len };
-        // A forked child must not keep writing into an arena that its parent has given up.
+        // A forked child must not write into an arena that its parent has given up.
         segment.advise(Advice::LinuxDontFork)?;
-        // Core files would otherwise carry other users' data, and gigabytes of it.
+        // Otherwise core files would contain the data of other users, and gigabytes of it.
         segment.advise(Advice::LinuxDontDump)?;
         Ok(segment)
     }
@@ -286,8 +286,8 @@ impl Drop for Segment {
     }
 }
 
-/// Whether no page of the range has been touched: they read as zero, and there is nothing to give back.
-/// Asking takes a tenth of the time that punching a large hole into a hole takes.
+/// Returns true if no page of the range has been accessed: all read as zero, and there is nothing to free. The check
+/// takes a tenth of the time of punching a large hole that exists already.
 fn is_hole(fd: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
     match rustix::fs::seek(fd, rustix::fs::SeekFrom::Data(offset)) {
         Ok(next_data) => next_data >= offset + len,
@@ -371,7 +371,7 @@ mod tests {
         let used = segment.resident_bytes().unwrap();
         assert!(used >= MIB);
 
-        // Ragged at both ends: 100 bytes stay at either side.
+        // The range is not aligned: 100 bytes stay at either end.
         segment.discard(100, MIB - 200).unwrap();
         assert!(segment.resident_bytes().unwrap() < used);
         let mut all = vec![0; MIB as usize];
@@ -383,7 +383,7 @@ mod tests {
 
     #[test]
     fn populated_memory_keeps_its_bytes() {
-        // As old kernels do it, too.
+        // Both with the system call and in the way for old kernels.
         for is_old in [false, true] {
             let segment = create(8 * MIB);
             let window = segment.window(0, 8 * MIB).unwrap();

@@ -91,7 +91,7 @@ impl<T> Slots<T> {
         Slots { pins, blocks, writer: Mutex::new(writer) }
     }
 
-    /// Looks an object up without locks, in two dependent loads. Panics if `pin` belongs to other pins than the
+    /// Looks an object up without locks, in two dependent loads. Panics if `pin` was taken from other [`Pins`] than the
     /// table's.
     #[inline]
     pub fn get<'p>(&'p self, pin: &'p Pin<'_>, index: u32, generation: u32) -> Lookup<'p, T> {
@@ -99,10 +99,10 @@ impl<T> Slots<T> {
         let Some(slot) = self.slot(index) else {
             return Lookup::Stale;
         };
-        // Pairs with the Release in Slot::set_state(): with the state comes the sight of the value.
+        // Pairs with the Release in Slot::set_state(): a reader that sees the state sees the value.
         let state = slot.state.load(Acquire);
         if state == pack(generation, LIVE) {
-            // SAFETY: a live slot holds a value, written before its state.  It stays until a grace period has passed
+            // SAFETY: a live slot holds a value, written before its state. It stays until a grace period has passed
             // since the slot left this state, and that grace period waits for `pin`, which outlives the reference.
             return Lookup::Found(unsafe { slot.value() });
         }
@@ -218,7 +218,7 @@ impl<T> Slots<T> {
     #[inline]
     fn slot(&self, index: u32) -> Option<&Slot<T>> {
         let (block, offset) = place(index);
-        // Pairs with the Release in take_free().  There are fewer blocks than a u32 could ask for.
+        // Pairs with the Release in take_free(). There are fewer blocks than a u32 could ask for.
         let slots = self.blocks.get(block)?.load(Acquire);
         if slots.is_null() {
             return None;
@@ -291,24 +291,24 @@ impl<T> Drop for Slots<T> {
     }
 }
 
-/// What only the holder of the writers' lock may touch, besides the slots' `book`.
+/// State that only the holder of the writers' lock may access, besides the slots' `book`.
 #[derive(Debug)]
 struct Writer {
-    /// Slots that have been used at least once; all below this index exist.
+    /// Number of slots that have been used at least once; all indices below it exist.
     slots_used: u32,
-    /// The free slot to use next, or `NO_SLOT`; the others follow in their `book`.
+    /// Index of the free slot to use next, or `NO_SLOT`; each free slot's `book` has the next one.
     free_head: u64,
-    /// Live and frozen slots.
+    /// Number of live and frozen slots.
     len: usize,
 }
 
-/// One cache line for a value of 48 bytes.
+/// A slot, which is one cache line for a value of 48 bytes.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Slot<T> {
-    /// Generation in the upper half, status in the lower.  All zero: free, never used.
+    /// Generation in the upper half, status in the lower. All zero: free and never used.
     state: AtomicU64,
-    /// Writers only.  Free: the next free slot.  Frozen, retired: the epoch of the pins at that moment.
+    /// For writers only: the next free slot if free, the epoch of the pins at the change if frozen or retired.
     book: AtomicU64,
     /// Holds a value unless free.
     value: UnsafeCell<MaybeUninit<T>>,
@@ -348,18 +348,18 @@ const fn pack(generation: u32, status: u32) -> u64 {
 
 const NO_SLOT: u64 = u64::MAX;
 
-/// 4 KiB of slots that fit a cache line; models get by with two slots.
+/// 4 KiB of slots of one cache line; models have two slots.
 const FIRST_BLOCK_SLOTS_LOG2: u32 = if cfg!(loom) { 1 } else { 6 };
 
-/// As many as leave all indices below 2^32.
+/// Number of blocks, so that all indices are below 2^32.
 const BLOCKS: usize = if cfg!(loom) { 3 } else { (32 - FIRST_BLOCK_SLOTS_LOG2) as usize };
 
 const fn block_slots(block: usize) -> usize {
     1 << (block + FIRST_BLOCK_SLOTS_LOG2 as usize)
 }
 
-/// The block of a slot and its offset there: with the first block's size added, an index's highest bit tells the
-/// block and the other bits the offset.
+/// Returns the block of a slot, and the offset in the block. With the first block's size added to the index, the
+/// highest bit gives the block and the other bits the offset.
 #[inline]
 fn place(index: u32) -> (usize, usize) {
     let shifted = u64::from(index) + (1 << FIRST_BLOCK_SLOTS_LOG2);

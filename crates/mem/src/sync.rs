@@ -13,13 +13,12 @@ pub(crate) use std::sync::{
     atomic::{AtomicPtr, AtomicU64, fence},
 };
 
-/// Locks `mutex`, also after a panic under it: our critical sections leave nothing half done where they could
-/// panic.
+/// Locks `mutex`, even after a panic under it: critical sections that can panic leave the state consistent.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// `std::thread_local!`, or loom's, which knows no `const` initialisers.
+/// `std::thread_local!`, or loom's, which does not support `const` initialisers.
 macro_rules! thread_locals {
     ($($(#[$attribute:meta])* static $name:ident: $type:ty = const $initial:block;)*) => {
         #[cfg(not(loom))]

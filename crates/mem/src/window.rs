@@ -188,7 +188,7 @@ impl Window {
         Ok(words)
     }
 
-    /// `count` words at `offset`, as atomics that other processes may change too.
+    /// Returns `count` words at `offset` as atomics, which other processes may change, too.
     #[inline(always)]
     fn words(&self, offset: u64, count: usize) -> Result<&[AtomicU64], AccessError> {
         let first = self.range(offset, (count * size_of::<u64>()) as u64)?;
@@ -199,10 +199,10 @@ impl Window {
         Ok(unsafe { std::slice::from_raw_parts(first.cast().as_ptr(), count) })
     }
 
-    /// The address of `len` bytes at `offset`, if all of them are inside.
+    /// Returns the address of `len` bytes at `offset`, if all of them are inside.
     #[inline(always)]
     fn range(&self, offset: u64, len: u64) -> Result<NonNull<u8>, OutOfBounds> {
-        // Subtraction cannot overflow where an addition of untrusted numbers could.
+        // Untrusted numbers could overflow an addition, but not this subtraction.
         if offset > self.len || len > self.len - offset {
             return Err(OutOfBounds { offset, len, window_len: self.len });
         }

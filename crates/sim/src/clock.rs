@@ -18,7 +18,7 @@ pub struct HostClock {
 }
 
 struct Dial {
-    /// How far the clock is ahead of true time; [`DRIFTS`] if that changes, so that the rate must be read.
+    /// Time by which the clock is ahead of true time, in ns; [`DRIFTS`] if that changes, so that the rate must be read.
     ahead_ns: AtomicU64,
     rate: Mutex<Rate>,
 }
@@ -48,7 +48,7 @@ impl Rate {
         self.local_ns + (i128::from(passed) * (MILLION + i128::from(self.drift_ppm)) / MILLION) as u64
     }
 
-    /// The first time at which the clock shows `local_ns` or later.
+    /// Returns the first true time at which the clock shows `local_ns` or later.
     fn true_ns_at(&self, local_ns: u64) -> u64 {
         let wanted = local_ns.saturating_sub(self.local_ns);
         let scaled = i128::from(wanted) * MILLION;
@@ -71,7 +71,7 @@ impl HostClock {
         HostClock { shared, dial: Arc::new(Dial::new(rate)) }
     }
 
-    /// A clock that shows true time.
+    /// Creates a clock that shows true time.
     pub(crate) fn truth(shared: Arc<Shared>) -> HostClock {
         let rate = Rate { true_ns: 0, local_ns: 0, drift_ppm: 0 };
         HostClock { shared, dial: Arc::new(Dial::new(rate)) }
@@ -79,7 +79,7 @@ impl HostClock {
 
     /// Returns the local time, in ns since an instant before the start of the world.
     pub fn now_ns(&self) -> u64 {
-        // A world runs in one thread.
+        // Relaxed: a world runs in one thread.
         match self.dial.ahead_ns.load(Relaxed) {
             DRIFTS => self.rate().local_ns_at(self.shared.now_ns()),
             ahead_ns => self.shared.now_ns().wrapping_add(ahead_ns),
@@ -91,7 +91,7 @@ impl HostClock {
         Sleep { clock: self.clone(), local_ns, timer: None }
     }
 
-    /// The clock runs fast by `ppm` millionths from now on, or slow if negative.
+    /// Makes the clock run fast by `ppm` millionths from now on, or slow if negative.
     pub(crate) fn set_drift_ppm(&self, drift_ppm: i64) {
         assert!((-900_000..=1_000_000).contains(&drift_ppm), "a drift of {drift_ppm} ppm is no clock's");
         let true_ns = self.shared.now_ns();

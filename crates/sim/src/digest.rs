@@ -23,7 +23,7 @@ impl Digest {
     }
 }
 
-/// A checksum of a payload.
+/// Returns a checksum of a payload.
 #[inline]
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)

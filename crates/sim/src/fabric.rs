@@ -120,7 +120,7 @@ impl Fabric for SimFabric {
 
     fn wait(&self, _: Sleeper, _: u32, _: Option<Duration>) {}
 
-    /// For processes that acknowledge themselves; an adapter acknowledges while its process is stopped.
+    /// Returns `None` for adapters, which acknowledge even while their process is stopped.
     fn heard(&self, peer: PeerId) -> Option<Duration> {
         self.shared.with(|net| net.heard_ns(self.endpoint, peer)).map(Duration::from_nanos)
     }

@@ -11,14 +11,14 @@ pub(crate) enum Reach {
     Within,
 }
 
-/// See the header of this file.
+/// Hardware profiles; see the header of this file.
 pub(crate) struct Hardware {
     across: Profile,
     within: Option<Profile>,
 }
 
 impl Hardware {
-    /// Panics if a profile does not fit its place.
+    /// Creates the hardware. Panics if a profile does not fit its place.
     pub(crate) fn new(across: Profile, within: Option<Profile>) -> Hardware {
         for profile in [&across].into_iter().chain(&within) {
             profile.check().unwrap_or_else(|error| panic!("{error}"));
@@ -30,7 +30,7 @@ impl Hardware {
         Hardware { across, within }
     }
 
-    /// Whether hosts have several processes.
+    /// Returns true if hosts have several processes.
     pub(crate) fn has_processes(&self) -> bool {
         self.within.is_some()
     }

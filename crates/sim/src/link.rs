@@ -26,13 +26,13 @@ pub struct Link {
     pub corruption: Corruption,
 }
 
-/// Whether damage is detected.
+/// The detection of damage.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Corruption {
     /// The checksum detects it: the packet is lost.
     #[default]
     Caught,
-    /// It is not detected: one bit of the payload lands flipped, as if damaged before the checksum was computed.
+    /// Undetected: a bit of the payload lands flipped, as if damaged before the checksum was computed.
     Uncaught,
 }
 
@@ -72,7 +72,7 @@ impl Link {
 pub(crate) struct Wire {
     link: Link,
     clean: bool,
-    /// When the packets sent so far have left.
+    /// Time at which the packets sent so far have left.
     free_ns: u64,
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Wire {
 pub(crate) enum Transit {
     Lost,
     Sent {
-        /// When its last bit left.
+        /// Time at which the last bit left.
         left_ns: u64,
         arrives_ns: u64,
     },
@@ -90,11 +90,11 @@ pub(crate) enum Transit {
 /// The fate of a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Carried {
-    /// Its arrival without delays.
+    /// Time of arrival without delays.
     pub(crate) on_time_ns: u64,
-    /// Delay of its arrival, if it arrives, and of a duplicate's.
+    /// Delay of the arrival, if there is one, and of a duplicate's.
     pub(crate) late_ns: [Option<u64>; 2],
-    /// Whether a bit is flipped.
+    /// True if a bit is flipped.
     pub(crate) is_damaged: bool,
 }
 
@@ -112,7 +112,7 @@ impl Wire {
         self.link = link;
     }
 
-    /// Sends a piece of a copy, of `len` bytes, ready at `now_ns`.  Damage and duplication only cost time.
+    /// Sends a piece of a copy, of `len` bytes, ready at `now_ns`. Damage and duplication only cost time.
     #[inline]
     pub(crate) fn send(
         &mut self,
@@ -176,12 +176,12 @@ impl Wire {
         (len * 1000).div_ceil(self.link.bandwidth_bytes_per_us)
     }
 
-    /// When all packets sent so far have left.
+    /// Returns the time at which all packets sent so far have left.
     pub(crate) fn free_ns(&self) -> u64 {
         self.free_ns
     }
 
-    /// Delay of a datagram by jitter and reordering.
+    /// Returns the delay of a datagram by jitter and reordering.
     fn late(&self, random: &mut Random, counters: &mut Counters) -> u64 {
         let jitter_ns = match self.link.jitter_ns {
             0 => 0,

@@ -52,9 +52,9 @@ pub struct Profile {
     pub queue_depth: usize,
     /// Maximum number of messages and immediates of one peer that wait to be polled.
     pub receive_depth: usize,
-    /// Maximum size of an inline source.
+    /// Maximum length of an inline source, in bytes.
     pub inline_bytes_max: usize,
-    /// Maximum size of a message.
+    /// Maximum length of a message, in bytes.
     pub send_bytes_max: usize,
     /// Maximum number of registered segments of one fabric.
     pub keys_max: usize,
@@ -62,15 +62,15 @@ pub struct Profile {
     pub connect_timeout_ns: u64,
     /// Time from a crash until its peers are told, if a message can reach them.
     pub notice_ns: u64,
-    /// How a peer is cut off.
+    /// Mechanism by which a peer is cut off.
     pub cut_off: CutOffBy,
-    /// What may be done to cut a peer off, where that takes the end of its process.
+    /// Permitted action to cut a peer off, if that requires the end of its process.
     pub fence: Fence,
     /// Time that fencing takes.
     pub fence_ns: u64,
 }
 
-/// What executes posted atomics.
+/// The executor of posted atomics.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AtomicsBy {
@@ -80,7 +80,7 @@ pub enum AtomicsBy {
     Adapter,
 }
 
-/// What acknowledges and answers requests.
+/// The unit that acknowledges and answers requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AcknowledgedBy {
@@ -99,7 +99,7 @@ impl From<AtomicsBy> for Atomics {
     }
 }
 
-/// What keeps a peer from accessing our memory.
+/// The mechanism that keeps a peer from accessing our memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CutOffBy {
@@ -109,13 +109,13 @@ pub enum CutOffBy {
     Exit,
 }
 
-/// What may be done to a peer that only its exit cuts off.
+/// The permitted action against a peer that only its exit cuts off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fence {
     /// Bring its host down.
     Kill,
-    /// Nothing.
+    /// No action is permitted.
     Never,
 }
 
@@ -135,10 +135,10 @@ pub enum ProfileError {
         /// The allowed values.
         wanted: &'static str,
     },
-    /// Where processors copy, no adapter can execute atomics.
+    /// If processors copy, no adapter can execute atomics.
     #[error("cannot use a hardware profile: atomics by \"adapter\" need a cut_off by \"target\"")]
     NoAdapter,
-    /// Where processors copy, requests are not acknowledged.
+    /// If processors copy, requests are not acknowledged.
     #[error("cannot use a hardware profile: acknowledged by \"process\" needs a cut_off by \"target\"")]
     NobodyAcknowledges,
     /// Queue pairs of `halite_rnic` require certain packet sizes, and processes without an adapter cannot use an
@@ -263,7 +263,7 @@ impl Profile {
         self.cut_off == CutOffBy::Target
     }
 
-    /// Whether processes drive the queue pairs of their lanes, which therefore stop with them.
+    /// Returns true if processes drive the queue pairs of their lanes, which therefore stop with them.
     pub(crate) fn is_driven_by_process(&self) -> bool {
         self.acknowledged == AcknowledgedBy::Process
     }

@@ -14,7 +14,7 @@ use crate::net::Net;
 pub(crate) type TimerKey = (u64, u64);
 
 pub(crate) struct Shared {
-    /// A copy of the network's time for clocks, which are read most often.
+    /// Copy of the network's time for clocks, which are read most often.
     now_ns: Arc<AtomicU64>,
     net: Mutex<Net>,
 }
@@ -25,7 +25,7 @@ impl Shared {
     }
 
     pub(crate) fn now_ns(&self) -> u64 {
-        // A world runs in one thread.
+        // Relaxed: a world runs in one thread.
         self.now_ns.load(Relaxed)
     }
 
@@ -45,7 +45,7 @@ impl Shared {
     }
 
     pub(crate) fn cancel_timer(&self, timer: TimerKey) {
-        // The waker is dropped without the lock: it may own the last reference to a task.
+        // The waker is dropped without the lock, because it may own the last reference to a task.
         let waker = self.with(|net| net.cancel_timer(timer));
         drop(waker);
     }

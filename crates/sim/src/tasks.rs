@@ -44,11 +44,11 @@ struct Slot {
 pub(crate) struct Task {
     pub(crate) host: Option<HostId>,
     pub(crate) name: String,
-    /// Absent during a poll.
+    /// `None` during a poll.
     future: Option<BoxFuture>,
     bell: Arc<Bell>,
     waker: Waker,
-    /// Whether it is ready but its host is paused.
+    /// True if the task is ready but its host is paused.
     held: bool,
 }
 
@@ -59,7 +59,7 @@ const POISONED: &str = "no code panics while it holds the queue of ready tasks";
 
 struct Bell {
     id: TaskId,
-    /// Whether it is in the queue.
+    /// True if the task is in the queue.
     queued: AtomicBool,
     ready: Arc<ReadyQueue>,
 }
@@ -70,7 +70,7 @@ impl Wake for Bell {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // A world runs in one thread: the flag orders nothing.
+        // Relaxed: a world runs in one thread, so the flag orders nothing.
         if !self.queued.swap(true, Relaxed) {
             self.ready.lock().expect(POISONED).push(self.id);
         }
@@ -125,7 +125,7 @@ impl Tasks {
     /// Takes the future for a poll; [`Tasks::restore`] puts it back, or [`Tasks::remove`] ends it.
     pub(crate) fn take(&mut self, id: TaskId) -> Option<(BoxFuture, Waker)> {
         let task = self.task_mut(id)?;
-        // Before the poll: a wake during the poll queues the task again.
+        // The flag is cleared before the poll, so that a wake during the poll queues the task again.
         task.bell.queued.store(false, Relaxed);
         let future = task.future.take()?;
         Some((future, task.waker.clone()))
@@ -187,7 +187,7 @@ impl Tasks {
         self.alive
     }
 
-    /// Number of tasks without a host.
+    /// Returns the number of tasks without a host.
     pub(crate) fn stories(&self) -> usize {
         self.stories
     }

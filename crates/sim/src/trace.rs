@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-/// Which lines a world keeps. A line costs far more than the event that it describes.
+/// The lines that a world keeps. A line costs far more than the event that it describes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Trace {
     /// No lines.
@@ -30,7 +30,7 @@ impl Log {
         self.mode != Trace::Off
     }
 
-    /// `None` for tasks without a host.
+    /// Adds a line; `host` is `None` for tasks without a host.
     pub(crate) fn add(&mut self, now_ns: u64, host: Option<u32>, what: &str) {
         let (us, ns) = (now_ns / 1000, now_ns % 1000);
         let host = host.map_or_else(|| "story".to_owned(), |host| format!("host-{host}"));

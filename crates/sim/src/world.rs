@@ -24,7 +24,7 @@ use crate::trace::Trace;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct HostId(pub u32);
 
-/// Why [`World::run`] returned.
+/// The reason why [`World::run`] returned.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RunEnd {
     /// All tasks without a host have ended; or, in a world without such tasks, no event is left.
@@ -43,7 +43,7 @@ pub enum RunEnd {
     },
 }
 
-/// More polls without progress of time count as a loop.
+/// Maximum number of polls without progress of time; more count as a loop.
 const POLLS_PER_INSTANT_MAX: u64 = 1_000_000;
 
 /// One simulated world; see the documentation of the crate.
@@ -72,12 +72,12 @@ struct Inner {
     tasks: RefCell<Tasks>,
     order: RefCell<Random>,
     steps_left: Cell<u64>,
-    /// Whether the network's log is on; readable without its lock.
+    /// True if the network's log is on; readable without its lock.
     keeps_lines: Cell<bool>,
 }
 
 impl Drop for Inner {
-    /// Ends the tasks while the network still exists.
+    /// Drops the tasks while the network still exists.
     fn drop(&mut self) {
         let tasks = self.tasks.get_mut().remove_all();
         drop(tasks);
@@ -149,7 +149,7 @@ impl World {
     /// Adds a running host.
     pub fn add_host(&self) -> HostId {
         let host = self.inner.shared.with(|net| net.add_process(None));
-        // Up to an hour, so that a mix-up of clocks shows.
+        // Offsets up to an hour, so that a test detects mixed-up clocks.
         let offset_ns =
             Random::new(self.inner.seed, &format!("clock of host {}", host.0)).below(3_600_000_000_000);
         self.inner.clocks.borrow_mut().push(HostClock::new(self.inner.shared.clone(), offset_ns));
@@ -258,7 +258,7 @@ impl World {
     /// Adds a line to the trace, formatted only if it is kept. The digest does not include it.
     pub fn note(&self, host: Option<HostId>, what: fmt::Arguments<'_>) {
         if self.inner.keeps_lines.get() {
-            // Formatted before taking the lock: formatting may run any code.
+            // The line is formatted before the lock is taken, because formatting may run any code.
             let line = what.to_string();
             self.inner.shared.with(|net| net.note(host, &line));
         }
@@ -389,7 +389,7 @@ impl World {
         };
         self.spend(1);
         let ended = future.as_mut().poll(&mut Context::from_waker(&waker));
-        // Dropped without borrows: destructors may call this world.
+        // The values are dropped without borrows, because destructors may call this world.
         match ended {
             Poll::Ready(()) => drop(self.inner.tasks.borrow_mut().remove(id)),
             Poll::Pending => {
@@ -432,7 +432,7 @@ pub(crate) enum Step {
     Happened {
         events: u64,
     },
-    /// No event before the deadline, which is the time now.
+    /// No event occurs before the deadline, which is the time now.
     Later,
     Nothing,
 }

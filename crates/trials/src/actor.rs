@@ -16,11 +16,11 @@ pub(crate) struct Actor {
     pub(crate) harness: Rc<Harness>,
     pub(crate) node: u32,
     pub(crate) host: HostId,
-    /// The incarnation of its node.
+    /// Incarnation of the session's node.
     pub(crate) incarnation: u32,
-    /// Its number on its node.
+    /// Number of the session on its node.
     pub(crate) number: u32,
-    /// An index of [`PRINCIPALS`].
+    /// Index of the session's principal in [`PRINCIPALS`].
     pub(crate) principal: usize,
     pub(crate) session: Session,
     pub(crate) random: Random,
@@ -46,7 +46,7 @@ pub(crate) fn start_all(harness: &Rc<Harness>, node: u32, driven: &Driven) {
 }
 
 impl Actor {
-    /// A session of a node that has just joined.
+    /// Creates a session of a node that has just joined.
     pub(crate) fn new(harness: &Rc<Harness>, node: u32, number: u32, driven: &Driven) -> Actor {
         let principal = principal_of(node, number);
         let session = driven.session_of(PRINCIPALS[principal]).expect("the name is a good one");
@@ -99,7 +99,7 @@ impl Actor {
         regions::finish(&mut self).await;
     }
 
-    /// The time that the judge uses.
+    /// Returns the judge's time, in ns.
     pub(crate) fn now_ns(&self) -> u64 {
         self.harness.world.now_ns()
     }
@@ -109,12 +109,12 @@ impl Actor {
         self.note(format_args!("is about life {life}"));
     }
 
-    /// Records something about the next operation in the trace.
+    /// Records a fact about the next operation in the trace.
     pub(crate) fn note(&self, what: std::fmt::Arguments<'_>) {
         self.harness.world.note(Some(self.host), format_args!("session {} {what}", self.number));
     }
 
-    /// Reports a violation by this session, which has acted since `begin_ns`, unless `is_so`.
+    /// Reports a violation by this session, unless `is_so`. The session's operation began at `begin_ns`.
     pub(crate) fn expect(&self, is_so: bool, begin_ns: u64, otherwise: impl Display) {
         self.harness.judge.expect(is_so, || {
             let (number, node, now) = (self.number, self.node, self.now_ns());
@@ -122,17 +122,17 @@ impl Actor {
         });
     }
 
-    /// The same for an error that must have a reason.
+    /// As [`Actor::expect`], for an error that must have a reason.
     pub(crate) fn expect_reason(&self, has_reason: bool, begin_ns: u64, error: &impl Display) {
         self.expect(has_reason, begin_ns, format_args!("{error}, without a reason"));
     }
 
-    /// The time of its host's clock.
+    /// Returns the time of the host's clock, in ns.
     pub(crate) fn clock_ns(&self) -> u64 {
         self.harness.world.clock(self.host).now_ns()
     }
 
-    /// Executes an operation, or cancels it midway as often as the plan says.
+    /// Executes an operation, or cancels it midway with the plan's probability.
     pub(crate) async fn attempt<T, E: Display>(
         &mut self,
         operation: &'static str,
@@ -165,7 +165,7 @@ impl Actor {
     }
 }
 
-/// The principal of a session, as an index of [`PRINCIPALS`].
+/// Returns the principal of a session, as an index of [`PRINCIPALS`].
 pub(crate) fn principal_of(node: u32, session: u32) -> usize {
     (node + session) as usize % PRINCIPALS.len()
 }

@@ -5,8 +5,8 @@
 //!        └────────────────  holder  ────────────────────────┘   cut, if at all, for less than a lease
 //! ```
 //!
-//! The mapper uses its handle while it may.  Meanwhile the home's session frees the region, and the memory goes to
-//! another region. After that, no access of the mapper succeeds, and none of its earlier accesses lands.
+//! The mapper accesses the region until its handle fails. Meanwhile the home's session frees the region, and the memory
+//! goes to another region. After that, no access of the mapper succeeds, and none of its earlier accesses lands.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,13 +22,13 @@ use crate::regions::WORD_OF_SUCCESS_NS;
 use crate::rights::clear;
 
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
-/// A chunk at the home, and one at the holder.
+/// Length of the region in bytes: a chunk at the home, and one at the holder.
 const BYTES: u64 = 2 * CHUNK_BYTES;
 const MARK: [u8; 64] = [0x5a; 64];
-/// Pause of the mapper between accesses.
+/// Pause of the mapper between two accesses.
 const PAUSE: Duration = Duration::from_micros(5);
 
-/// The names of these regions: one per session.
+/// Returns the names of these regions, one per session.
 pub(crate) fn names(harness: &Harness) -> impl Iterator<Item = String> + use<> {
     let (nodes, sessions) = match harness.plan.work.apart {
         0 => (0, 0),
@@ -41,17 +41,17 @@ fn name(node: u32, session: u32) -> String {
     format!("a{node}.{session}")
 }
 
-/// The participants and the outcome.
+/// The participants of a scene, and its outcome.
 struct Scene {
     harness: Rc<Harness>,
     home: u32,
     holder: u32,
-    /// The home's session, and its handle.
+    /// Session of the home, and its handle.
     maker: Session,
     lh: Lh,
-    /// When the free had returned.
+    /// Time at which the free returned.
     freed_ns: Cell<Option<u64>>,
-    /// The region that has its memory since.
+    /// The region that got the memory after the free.
     next: RefCell<Option<Lh>>,
 }
 
@@ -74,15 +74,15 @@ pub(crate) async fn act(actor: &mut Actor) {
     check_next(actor, &scene).await;
 }
 
-/// Two nodes other than `own`, chosen by two numbers.
+/// Returns two nodes other than `own`, chosen by two numbers.
 fn two_others(own: u32, nodes: u64, first: u64, second: u64) -> [u32; 2] {
     let after = |step: u64| (u64::from(own) + 1 + step) % nodes;
-    // Skips the first: counts on from it.
+    // Skips the first node by counting on from it.
     let second = (first + 1 + second) % (nodes - 1);
     [after(first) as u32, after(second) as u32]
 }
 
-/// The home creates a region whose second half is at the holder.
+/// Prepares a scene: the home creates a region whose second half is at the holder, and the mapper maps it.
 async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
     let harness = actor.harness.clone();
     if !harness.is_up(home) {
@@ -108,8 +108,8 @@ async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
     }
 }
 
-/// Cuts the mapper's link to the home, and perhaps for a while the one to the holder, and lets the home free the
-/// region. Returns the time at which all of this and another lease are over.
+/// Cuts the mapper's link to the home, perhaps also for a while the link to the holder, and lets the home free the
+/// region. Returns the time at which all cuts and another lease are over.
 fn part(actor: &mut Actor, scene: &Rc<Scene>) -> u64 {
     let harness = &scene.harness;
     let lease_ns = harness.plan.lease().as_nanos() as u64;
@@ -145,7 +145,7 @@ fn cut(actor: &mut Actor, other: u32, later_ns: u64, long_ns: u64) {
     faults::cut_later(&actor.harness, ways, Duration::from_nanos(later_ns), Duration::from_nanos(long_ns));
 }
 
-/// The mapper accesses the region until its handle fails, and then waits for the end.
+/// Lets the mapper access the region until its handle fails, and then waits until `end_ns`.
 async fn use_until(actor: &mut Actor, scene: &Scene, lh: Lh, end_ns: u64) {
     let (world, host, mapper) = (actor.harness.world.clone(), actor.host, actor.session.clone());
     let mut is_write = true;
@@ -158,7 +158,7 @@ async fn use_until(actor: &mut Actor, scene: &Scene, lh: Lh, end_ns: u64) {
         };
         match done {
             Some(Ok(())) => check_success(actor, scene, begin_ns),
-            // Waits for the rest, in which no earlier access may land.
+            // During the rest of the time, no earlier access may land.
             Some(Err(_)) => {
                 world.sleep(Some(host), Duration::from_nanos(end_ns.saturating_sub(actor.now_ns()))).await
             }
@@ -183,7 +183,7 @@ fn check_success(actor: &Actor, scene: &Scene, begin_ns: u64) {
     );
 }
 
-/// The region that has the memory now still holds its first contents.
+/// Checks that the region that now has the memory still holds its first contents.
 async fn check_next(actor: &mut Actor, scene: &Scene) {
     let Some(next) = scene.next.take() else { return };
     let (mut bytes, begin_ns) = (vec![0; BYTES as usize], actor.now_ns());

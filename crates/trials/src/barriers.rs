@@ -9,16 +9,16 @@ use halite::{BarrierCause, BarrierError, RegionCause};
 use crate::actor::Actor;
 use crate::harness::Harness;
 
-/// Participants of the barrier of each name.
+/// Numbers of participants, by barrier.
 const PARTICIPANTS: [u32; 2] = [2, 3];
-/// Longest timeout of a participant.
+/// Maximum timeout of a participant, in microseconds.
 const TIMEOUT_US_MAX: u64 = 120;
-/// Without faults, time for which a barrier may count a participant that has left.
+/// Time for which a barrier may count a participant that has left, without faults.
 const DOUBT_NS: u64 = 20_000;
-/// Without faults, time beyond the round's own that finding or creating the barrier and hearing of the end takes at
-/// most: a dozen messages one after the other, each of up to 10 us between queue pairs in software.
+/// Maximum time beyond the round's own that finding or creating the barrier and the notice of its end take, without
+/// faults: a dozen messages in sequence, each of up to 10 us between queue pairs in software.
 const SLACK_NS: u64 = 150_000;
-/// Bound of the clock difference between hosts during the longest wait.
+/// Maximum difference of the hosts' clocks that arises during the longest wait.
 const CLOCKS_NS: u64 = 1_000;
 
 #[derive(Debug, Default)]
@@ -39,14 +39,14 @@ struct Room {
 struct Visit {
     participants: u32,
     begin_ns: u64,
-    /// End of its timeout.
+    /// End of the participant's timeout.
     deadline_ns: u64,
-    /// Until when the barrier may count it.
+    /// Time until which the barrier may count the participant.
     until_ns: u64,
 }
 
 impl Barriers {
-    /// A node is cut off from `now_ns` on: barriers may count participants that have just left for longer.
+    /// Records that a node is cut off from `now_ns` on: barriers may count participants that have just left for longer.
     pub(crate) fn delay(&mut self, now_ns: u64, long_ns: u64) {
         self.rooms.iter_mut().for_each(|room| room.delay(now_ns, long_ns));
     }
@@ -69,13 +69,13 @@ impl Room {
         self.last_visit
     }
 
-    /// Participant `visit` waits no longer, but may be counted until `until_ns`.
+    /// Records that participant `visit` waits no longer; the barrier may count it until `until_ns`.
     fn go(&mut self, visit: u64, until_ns: u64) {
         let visit = self.visits.get_mut(&visit).expect("it came");
         visit.until_ns = visit.until_ns.min(until_ns);
     }
 
-    /// The other participants that may have been counted since `visit` arrived.
+    /// Returns the other participants that the barrier may have counted since `visit` arrived.
     fn others(&self, number: u64, visit: &Visit) -> impl Iterator<Item = &Visit> {
         let begin_ns = visit.begin_ns;
         self.visits
@@ -94,7 +94,7 @@ impl Room {
             () if there < visit.participants as usize => {
                 Err(format!("it passed with {there} of {} participants", visit.participants))
             }
-            // A barrier that is created again restarts its rounds.
+            // A barrier that was created again restarts its rounds.
             () if *passed > visit.participants && is_calm => {
                 Err(format!("{passed} have passed in round {round}, of {}", visit.participants))
             }
@@ -118,7 +118,7 @@ impl Room {
         }
     }
 
-    /// It was told that other participants expect `expected`.
+    /// Checks a refusal because other participants expect `expected`.
     fn refuse(&self, number: u64, expected: u32) -> Result<(), String> {
         let visit = self.visits[&number];
         let is_right = expected != visit.participants
@@ -139,11 +139,11 @@ impl Drop for Stay {
         let harness = &self.harness;
         let doubt_ns = match () {
             () if harness.is_undisturbed() => DOUBT_NS,
-            // Kernels report every death, and all nodes are connected.
+            // Kernels report all deaths, and all nodes are connected.
             () if !harness.was_anyone_isolated() && harness.deaths_are_told() => {
                 harness.notice_ns() + DOUBT_NS
             }
-            // The home may hear late of nodes that are cut off.
+            // The home may learn late that nodes are cut off.
             () => harness.consequences_ns(),
         };
         let until_ns = self.harness.world.now_ns() + doubt_ns;
@@ -151,7 +151,7 @@ impl Drop for Stay {
     }
 }
 
-/// The names of a trial's barriers.
+/// Returns the names of a trial's barriers.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..PARTICIPANTS.len()).map(text)
 }

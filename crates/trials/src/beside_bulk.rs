@@ -1,5 +1,5 @@
-//! Messages, calls and heartbeats do not queue behind long accesses, where a network keeps order within a lane only;
-//! and a slow writer is not taken for dead: stories.
+//! Messages, calls and heartbeats do not queue behind long accesses, if a network keeps order within a lane only; and a
+//! slow writer is not taken for dead: stories.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use halite_sim::Link;
 
 use crate::found::{ALL, alloc_here, look, on_hardware, session_of};
 
-/// Most bytes that are posted at once.
+/// Maximum number of bytes that one post sends.
 const LONG: usize = 256 << 10;
 const LONG_ENOUGH: Duration = Duration::from_millis(10);
 
@@ -52,7 +52,7 @@ fn messages_and_calls_overtake_long_writes() {
     });
 }
 
-/// The process acknowledges nothing, so that only heartbeats show that it lives.
+/// The process acknowledges nothing, so only heartbeats show that it lives.
 #[test]
 fn heartbeats_overtake_writes_of_many_leases() {
     on_hardware("rnic-100g", 2, |harness| async move {
@@ -80,7 +80,7 @@ fn heartbeats_overtake_writes_of_many_leases() {
     });
 }
 
-/// Regression: the answer shared the heartbeats' lane, and the pairing ended while bytes arrived without a break.
+/// Regression: the answer shared the heartbeats' lane, and the pairing ended although bytes kept arriving.
 #[test]
 fn heartbeats_overtake_answers_of_many_leases() {
     on_hardware("rnic-100g", 2, |harness| async move {
@@ -138,7 +138,7 @@ fn acknowledgements_count_as_signs_of_life() {
     });
 }
 
-/// A stopped process acknowledges nothing; writes to it are no sign of life.
+/// A stopped process acknowledges nothing, so writes to it are no sign of life.
 #[test]
 fn a_stopped_process_is_silent_even_if_written_to() {
     for profile in ["roce-100g", "rnic-100g"] {

@@ -1,4 +1,4 @@
-//! Atomics by call, where those of adapters are atomic with respect to nothing else: stories.
+//! Atomics by call, used if an adapter's atomics are not atomic with respect to processors: stories.
 
 use std::pin::pin;
 use std::task::Poll;
@@ -7,7 +7,7 @@ use halite::{AccessCause, Atomics, NodeId, Placement};
 
 use crate::found::{ALL, TIMEOUT, alloc_here, look, on_hardware, session_of};
 
-/// Between these hosts, remote atomics are calls.
+/// Profile of hosts between which remote atomics are calls.
 const ADAPTERS: &str = "rnic-100g-hca";
 
 #[test]
@@ -36,7 +36,7 @@ fn an_atomic_with_a_lost_answer_is_not_repeated() {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = alloc_here(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("it is there");
-        // The addition is done, but its answer is lost.
+        // The addition is executed, but its answer is lost.
         let (from, to) = (harness.host(1), harness.host(0));
         harness.world.set_link(from, to, harness.world.link(from, to).down());
         let error = here.fetch_add(lh, 8, 1).await.expect_err("the connection is broken");
@@ -46,7 +46,7 @@ fn an_atomic_with_a_lost_answer_is_not_repeated() {
     });
 }
 
-/// Its adapter has the call, but no answer comes.
+/// The adapter of the node has received the call, but no answer arrives.
 #[test]
 fn an_atomic_fails_when_its_node_dies() {
     on_hardware(ADAPTERS, 2, |harness| async move {
@@ -86,7 +86,7 @@ fn a_region_change_waits_for_its_own_atomics_only() {
     });
 }
 
-/// More than the connection takes at once, and than a thread may post.
+/// More additions than the connection takes at once, and than a thread may post.
 #[test]
 fn additions_of_many_tasks_complete_with_short_queues() {
     on_hardware(ADAPTERS, 2, |harness| async move {

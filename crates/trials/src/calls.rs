@@ -1,5 +1,5 @@
-//! Calls of all lengths, one or several at a time: answered, answered late, dropped, refused or cancelled.  [`ledger`]
-//! states what must hold.
+//! Calls of all lengths, one or several at a time: answered, answered late, dropped, refused or cancelled. [`ledger`]
+//! defines the valid outcomes.
 
 mod handler;
 mod ledger;
@@ -18,13 +18,13 @@ use crate::plan::Plan;
 use handler::{function_of, is_allowed};
 use ledger::{CallId, Kind, Ledger, NoAnswer, Task, Wish};
 
-/// Longest timeout of a call.
+/// Maximum timeout of a call, in microseconds.
 const TIMEOUT_US_MAX: u64 = 150;
-/// Time after a deadline within which a call ends: the progress thread of its node wakes, and then its session.
+/// Maximum time from a deadline to the end of the call: the progress thread of the node wakes, and then the session.
 const SLACK_NS: u64 = 20_000;
-/// Most nodes that are called at once, so that calls do not dominate in large clusters.
+/// Maximum number of nodes that are called at once, so that calls do not dominate in large clusters.
 const CALLED_TOGETHER_MAX: u32 = 8;
-/// More than any answer needs.
+/// Space that exceeds every answer, in bytes.
 const ENDLESS_ROOM: u64 = 1 << 30;
 
 #[derive(Debug, Default)]
@@ -46,7 +46,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     }
 }
 
-/// Whether calls are posted as a batch.  Plans without batches draw no random number here.
+/// Returns true if calls are posted as a batch. Plans without batches draw no random number here.
 fn in_batches(random: &mut Random, plan: &Plan) -> bool {
     let per_mille = plan.work.batches_per_mille;
     per_mille > 0 && random.chance(per_mille.into(), 1000)
@@ -57,11 +57,11 @@ struct Calling {
     wish: Wish,
     begin_ns: u64,
     timeout: Duration,
-    /// By the clock of the caller's host.
+    /// Deadline by the clock of the caller's host.
     deadline_ns: u64,
 }
 
-/// Why a call has no answer.
+/// The reason why a call has no answer.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -82,7 +82,7 @@ impl Calling {
         payload::input(self.id, self.wish.input_bytes as usize)
     }
 
-    /// Waits for the end of the call until long after its deadline.
+    /// Waits for the end of the call; gives up only long after its deadline.
     async fn in_time<T>(
         &self,
         actor: &mut Actor,
@@ -99,7 +99,7 @@ impl Calling {
         actor.attempt(operation, bounded).await
     }
 
-    /// Checks how the call ended.
+    /// Checks the end of the call.
     fn end(&self, actor: &Actor, result: Option<Result<Vec<u8>, Failure>>) {
         let verdict = match result {
             None => Ok(()),
@@ -133,8 +133,7 @@ impl Calling {
     }
 }
 
-/// Ends when a call with that deadline, by the clock of its node's host, must have ended.  If the host was stopped, it
-/// gets time to wake up.
+/// Ends when a call with that deadline, by its host's clock, must have ended. A stopped host gets more time.
 async fn late(harness: Rc<Harness>, node: u32, deadline_ns: u64) {
     let clock = harness.world.clock(harness.host(node));
     clock.sleep_until(deadline_ns).await;
@@ -166,14 +165,14 @@ fn some_wish(actor: &mut Actor) -> Wish {
     }
 }
 
-/// Lengths that fit into a usual slot, into a quarter of a ring, or into neither.
+/// Returns a length that fits into a usual slot, into a quarter of a ring, or into neither.
 fn some_len(actor: &mut Actor) -> u32 {
     let most = [0, 64, 1000, 4096, 20_000, 100 << 10][pick(&mut actor.random, &[1, 20, 8, 6, 2, 1])];
     actor.random.between(0, most) as u32
 }
 
 fn some_timeout(actor: &mut Actor) -> Duration {
-    // Some are too short for any answer.
+    // Some timeouts are too short for any answer.
     let us_max = if actor.random.chance(1, 8) { 10 } else { TIMEOUT_US_MAX };
     Duration::from_nanos(actor.random.between(1, us_max * 1000))
 }
@@ -207,7 +206,7 @@ async fn call_into(actor: &mut Actor) {
     );
 }
 
-/// Space for an answer of that length, sometimes too little.
+/// Returns the space for an answer of that length, which is sometimes too little.
 fn some_room(actor: &mut Actor, output_bytes: u32) -> u64 {
     let output_bytes = u64::from(output_bytes);
     if actor.random.chance(1, 8) {
@@ -238,7 +237,7 @@ async fn post_calls(actor: &mut Actor) {
     await_all(actor, posted).await;
 }
 
-/// Calls of one function that are posted together.  They share the node, the space for answers and the timeout.
+/// Posts calls of one function together. They share the node, the space for answers and the timeout.
 async fn post_batch(actor: &mut Actor) {
     let session = actor.session.clone();
     let first = some_wish(actor);
@@ -283,7 +282,7 @@ async fn await_all(actor: &mut Actor, mut posted: Vec<(Calling, PendingCall)>) {
     }
 }
 
-/// The same call to all nodes, or to some from the caller's own on; each handler computes its number from the first.
+/// Makes the same call to all nodes, or some, from its own on. Handlers derive their call's number from the first.
 async fn call_many(actor: &mut Actor) {
     let (wish, timeout) = (some_wish(actor), some_timeout(actor));
     let all = actor.harness.nodes();

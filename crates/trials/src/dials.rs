@@ -13,7 +13,7 @@ use crate::hosted::Birth;
 const NODES: u32 = 3;
 const FUNCTION: Function = Function(7);
 const LEASE: Duration = Duration::from_millis(2);
-/// Nodes start within this time.
+/// Maximum time between the starts of two nodes.
 const SPREAD_NS: u64 = 20_000;
 
 /// Nodes that join within [`SPREAD_NS`].
@@ -27,7 +27,7 @@ struct Start {
 impl Start {
     fn new(profile: &str, seed: u64) -> Start {
         let profile = Profile::named(profile).expect("it is one of the tree");
-        // As in trials: dials time out after little more than a lease.
+        // As in trials: dials time out after about two leases.
         let connect_timeout_ns = 2 * LEASE.as_nanos() as u64;
         let world = World::new(seed, Profile { connect_timeout_ns, ..profile });
         let hosts: Vec<HostId> = (0..NODES).map(|_| world.add_host()).collect();
@@ -57,7 +57,7 @@ impl Start {
         });
     }
 
-    /// Runs until all nodes of `alive` have joined, hear each other, and a few leases have passed.
+    /// Runs until all nodes of `alive` have joined and hear each other, and a few leases more.
     fn run(&self, alive: &[u32]) {
         let told: Rc<Cell<usize>> = Rc::default();
         for node in alive.iter().copied() {
@@ -110,7 +110,7 @@ pub(crate) fn config(node: u32, lease: Duration) -> Config {
     }
 }
 
-/// Processes that are cut off are killed, or not, or cut off by adapters.
+/// Profiles in which processes that are cut off are killed, are not, or are cut off by adapters.
 const PROFILES: [&str; 3] = ["local", "local-torn", "rnic-100g"];
 
 #[test]

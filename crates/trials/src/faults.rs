@@ -10,7 +10,7 @@ use crate::actor::pick;
 use crate::harness::Harness;
 use crate::peace;
 
-/// Injects faults until the trial ends.  Each undoes itself after a while.
+/// Injects faults until the trial ends. Each fault ends after a while.
 pub(crate) async fn inject(harness: Rc<Harness>) {
     let faults = harness.plan.faults.clone();
     if faults.gap_us == 0 {
@@ -42,7 +42,7 @@ fn begin(harness: &Rc<Harness>, kind: usize, random: &mut Random) {
     let node = random.below(harness.nodes().into()) as u32;
     let other = (node + 1 + random.below(u64::from(harness.nodes().max(2) - 1)) as u32) % harness.nodes();
     let lease_ns = harness.plan.lease().as_nanos() as u64;
-    // Some faults end before the peers give up the node, and some do not.
+    // Some faults end before the peers give up the node, others later.
     let long_ns_max = lease_ns * u64::from(harness.plan.faults.long_percent) / 100;
     let long = Duration::from_nanos(random.below(long_ns_max.max(1)) + 1);
     harness.judge.expect_trouble(harness.world.now_ns() + long.as_nanos() as u64);
@@ -80,8 +80,7 @@ fn begin(harness: &Rc<Harness>, kind: usize, random: &mut Random) {
     }
 }
 
-/// Makes the cluster forget a node that only `friend` sees.  `friend` must not lose it; then it restarts in another
-/// incarnation.
+/// Makes the cluster forget a node that only `friend` reaches, and must not lose; then restarts it in another one.
 fn forget(harness: &Rc<Harness>, node: u32, friend: u32) {
     if harness.has_disturbed_links() {
         return;
@@ -94,7 +93,7 @@ fn forget(harness: &Rc<Harness>, node: u32, friend: u32) {
     harness.judge.expect_trouble(harness.world.now_ns() + (4 * lease).as_nanos() as u64);
     let (shared, lives) = (harness.clone(), [harness.incarnation(node), harness.incarnation(friend)]);
     scenario(harness, "forget", async move {
-        // The links were cut at this time.
+        // Time at which the links were cut.
         let cut_ns = shared.world.now_ns();
         shared.world.sleep(None, 2 * lease).await;
         let Some(directory) = shared.driven(0).map(|directory| directory.session()) else { return };
@@ -117,7 +116,7 @@ fn forget(harness: &Rc<Harness>, node: u32, friend: u32) {
     });
 }
 
-/// The links from one node's host to another's; none within a host.
+/// Returns the links from one node's host to another's; none within a host.
 fn ways(harness: &Harness, from: u32, to: u32) -> Vec<(u32, u32)> {
     let beside = |node| harness.beside(node).into_iter();
     match harness.world.share_a_host(harness.host(from), harness.host(to)) {
@@ -161,7 +160,7 @@ fn change(
     scenario(harness, name, async move {
         let world = &shared.world;
         let before: Vec<Link> = ways.iter().map(|(from, to)| world.link(*from, *to)).collect();
-        // Not if another fault has changed them already.
+        // Does nothing if another fault has already changed them.
         if before.iter().any(|link| !link.up || link.loss_ppm > 0) {
             return;
         }

@@ -1,4 +1,4 @@
-//! Scenarios that trials found to fail once.
+//! Scenarios that once failed in trials.
 
 use std::cell::Cell;
 use std::pin::{Pin, pin};
@@ -16,7 +16,7 @@ use crate::harness::{CHUNK_BYTES, Harness};
 use crate::plan::Plan;
 use crate::trial;
 
-/// Runs a scenario on nodes that have joined, without other work.  Returns the trial's digest.
+/// Runs a scenario on nodes that have joined, without other work. Returns the digest of the trial.
 fn on_nodes<F: Future<Output = ()> + 'static>(
     nodes: u32,
     scenario: impl FnOnce(Rc<Harness>) -> F + 'static,
@@ -32,7 +32,7 @@ pub(crate) fn on_hardware<F: Future<Output = ()> + 'static>(
     on_plan(&format!("nodes = {nodes}\nprofile = '{profile}'"), scenario)
 }
 
-/// On nodes of several hosts, `nodes` per host, which adapters connect.
+/// As [`on_nodes`], on hosts with `nodes` nodes each, which adapters connect.
 fn on_hosts<F: Future<Output = ()> + 'static>(
     nodes: &[u32],
     scenario: impl FnOnce(Rc<Harness>) -> F + 'static,
@@ -74,21 +74,21 @@ pub(crate) fn look<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A region of a few words on the session's own node.
+/// Allocates a region of a few words on the session's own node.
 pub(crate) async fn alloc_here(session: &Session, name: &str) -> Lh {
     session.alloc(Some(name), 64, Placement::Local, ALL).await.expect("there is room")
 }
 
 pub(crate) const TIMEOUT: Duration = Duration::from_micros(50);
-/// Time after which a call with [`TIMEOUT`] has ended.
+/// Time after which a call with [`TIMEOUT`] must have ended.
 const ENOUGH: Duration = Duration::from_micros(60);
-/// More bytes than a slot holds.
+/// Length that exceeds a slot, in bytes.
 const LONG: usize = 100 << 10;
 const FUNCTION: Function = Function(77);
 /// All permissions on bytes.
 pub(crate) const ALL: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
 
-/// Regression: only freed space woke the call, or a poll once per millisecond.
+/// Regression: only freed space, or a poll once per millisecond, woke the call.
 #[test]
 fn a_call_that_waits_for_ring_space_times_out() {
     on_nodes(2, |harness| async move {
@@ -107,7 +107,7 @@ fn a_call_that_waits_for_ring_space_times_out() {
     });
 }
 
-/// Regression: answers were awaited one after the other, and a long answer was read only then.
+/// Regression: answers were awaited one after the other, and a long answer was not read before.
 #[test]
 fn a_silent_node_does_not_delay_other_answers() {
     on_nodes(4, |harness| async move {
@@ -131,7 +131,7 @@ fn a_silent_node_does_not_delay_other_answers() {
     });
 }
 
-/// Regression: the peer had been forgotten when the connection was given up, so the handle seemed to be stale, which
+/// Regression: the peer was forgotten when the connection was given up, so the handle seemed stale, an error which
 /// promises that nothing was done.
 #[test]
 fn a_broken_connection_reports_possible_effects() {
@@ -139,7 +139,7 @@ fn a_broken_connection_reports_possible_effects() {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = alloc_here(&there, "words").await;
         let lh = here.map("words", ALL).await.expect("it is there");
-        // The operations are done, but their answers are lost.
+        // The operations are executed, but their answers are lost.
         let (from, to) = (harness.host(1), harness.host(0));
         harness.world.set_link(from, to, harness.world.link(from, to).down());
         let mut adding = pin!(here.fetch_add(lh, 8, 1));
@@ -168,7 +168,7 @@ fn handles_of_a_leaving_node_keep_their_regions() {
         alloc_here(&slow, "slow").await;
         leaver.map("salt", ALL).await.expect("it is there");
         let other = leaver.map("slow", ALL).await.expect("it is there");
-        // A node that leaves waits for its commands; another one is outstanding.
+        // A node that leaves waits for its commands; one more is outstanding.
         harness.world.pause(harness.host(3));
         let mut filling = pin!(leaver.fill(other, 0, 64, 7));
         assert!(look(filling.as_mut()).is_pending());
@@ -178,7 +178,7 @@ fn handles_of_a_leaving_node_keep_their_regions() {
         harness.driven(2).expect("it is up").begin_to_leave();
         let [first, second] = mapping;
         let late = [first.await, second.await].map(|each| each.expect("the node has not left yet"));
-        // A revoke changes what the leaver still knows about the first region.
+        // A revoke changes the leaver's knowledge of the first region.
         let mut revoking = pin!(home.revoke(ours[0], Who::Principal("bob".into()), ALL));
         assert!(look(revoking.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
@@ -212,7 +212,7 @@ fn lock_within_fails_when_the_node_leaves() {
     });
 }
 
-/// Regression: a guard dropped during leaving releases nothing, so that the session seemed to hold the lock.
+/// Regression: a guard that is dropped during leaving releases nothing, so the session seemed to hold the lock.
 #[test]
 fn a_lock_on_a_leaving_node_is_not_reported_as_held() {
     on_nodes(1, |harness| async move {
@@ -225,7 +225,7 @@ fn a_lock_on_a_leaving_node_is_not_reported_as_held() {
     });
 }
 
-/// Regression: tokens came from the host's date, and watch ports from a counter of the process.
+/// Regression: tokens derived from the host's date, and watch ports from a counter of the process.
 #[test]
 fn locks_and_watches_repeat_with_the_seed() {
     let run = || {
@@ -244,7 +244,7 @@ fn locks_and_watches_repeat_with_the_seed() {
     assert_eq!(run(), run());
 }
 
-/// Regression: the read of the input ends with the node's connections, which looked like a lack of memory.
+/// Regression: the read of the input ends with the node's connections, which was taken for a lack of memory.
 #[test]
 fn a_server_that_leaves_reports_that_it_closed() {
     on_nodes(2, |harness| async move {
@@ -256,7 +256,7 @@ fn a_server_that_leaves_reports_that_it_closed() {
         harness.world.spawn(None, "the server leaves", async move {
             // Some of several parts are outstanding, and others have not been requested.
             leaving.world.sleep(None, Duration::from_micros(15)).await;
-            // The caller hears the server's messages only after all have been sent.
+            // The caller receives the server's messages only after all have been sent.
             leaving.world.pause(leaving.host(0));
             leaving.driven(1).expect("it is up").begin_to_leave();
             while leaving.world.is_alive(handler) {
@@ -296,7 +296,7 @@ fn an_unreachable_watcher_delays_its_writer_by_a_lease() {
     });
 }
 
-/// The next poll would come up to a millisecond later.
+/// Without the wake-up, the next poll would follow up to a millisecond later.
 #[test]
 fn a_notification_ends_the_pause_of_a_wait() {
     on_nodes(2, |harness| async move {
@@ -333,7 +333,7 @@ async fn begin_next_incarnation(harness: &Rc<Harness>, node: u32) {
     }
 }
 
-/// Regression: the message went to the next incarnation, or waited forever if none lived for long enough.
+/// Regression: the message went to the next incarnation, or waited forever if none lived long enough.
 #[test]
 fn a_waiting_message_fails_with_its_incarnation() {
     on_nodes(2, |harness| async move {
@@ -359,7 +359,7 @@ fn a_waiting_message_fails_with_its_incarnation() {
     });
 }
 
-/// Regression: the number of the reserved place went to a node that did not know it, and so did the message.
+/// Regression: the number of the reserved place went to a node that did not know it, together with the message.
 #[test]
 fn reserved_places_end_with_their_incarnation() {
     on_nodes(2, |harness| async move {
@@ -371,7 +371,7 @@ fn reserved_places_end_with_their_incarnation() {
         assert!(look(sending.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
         mailbox.recv().await.expect("the first is here");
-        // The reservation arrives; nothing polls it yet.
+        // The reservation arrives, but no thread polls it yet.
         harness.world.sleep(None, TIMEOUT).await;
         drop(mailbox);
         begin_next_incarnation(&harness, 1).await;
@@ -438,7 +438,7 @@ fn a_principal_with_a_name_of_250_bytes_calls_and_sends() {
     });
 }
 
-/// Regression: outstanding answers of a node that left counted as operations that had not been executed.
+/// Regression: outstanding answers of a node that left counted as operations without effect.
 #[test]
 fn leaving_reports_possible_effects() {
     on_nodes(2, |harness| async move {
@@ -446,7 +446,7 @@ fn leaving_reports_possible_effects() {
         let lh = session.alloc(Some("till"), 64, Placement::On(NodeId(1)), ALL).await.expect("there is room");
         let theirs = other.map("till", ALL).await.expect("it is there");
         session.write(lh, 0, &[0; 16]).await.expect("it may be written");
-        // Its requests arrive, but no answer comes back.
+        // The requests arrive, but no answer returns.
         let (from, to) = (harness.host(1), harness.host(0));
         harness.world.set_link(from, to, harness.world.link(from, to).down());
         let (mut adding, mut writing) =
@@ -462,7 +462,7 @@ fn leaving_reports_possible_effects() {
     });
 }
 
-/// The place of a word decides, not the caller: `explain` reports the path of each piece.
+/// The place of a word decides which path is taken, not the caller: `explain` reports the path of each piece.
 #[test]
 fn instructions_and_adapters_lose_no_addition() {
     on_hosts(&[2, 1], |harness| async move {
@@ -536,7 +536,7 @@ fn a_neighbour_recovers_the_lock_of_a_killed_process() {
     });
 }
 
-/// Regression: they kept all staging memory, for which other accesses waited.
+/// Regression: such accesses kept all staging memory, for which others waited.
 #[test]
 fn unpolled_accesses_do_not_block_others() {
     on_nodes(2, |harness| async move {
@@ -599,7 +599,7 @@ fn a_half_posted_write_reports_a_partial_effect() {
     });
 }
 
-/// Requests beyond the queue are posted later; two writers compete for its places.
+/// Requests beyond the queue are posted later; two writers compete for the queue's places.
 #[test]
 fn batches_complete_over_short_queues() {
     on_plan("nodes = 3\nprofile = 'rnic-100g'\nqueue_depth = 4", |harness| async move {
@@ -635,7 +635,7 @@ async fn write_and_read_words(session: &Session, regions: [Lh; 2], writer: u64) 
     assert!(found == words, "some words differ from those written");
 }
 
-/// A restarted node meets a peer that hears nothing from it; no other node knows its new place.
+/// A restarted node connects to a peer that hears nothing from it; no other node knows its new place.
 #[test]
 fn an_unheard_node_is_dialled_at_its_new_address() {
     on_plan("nodes = 2\nprofile = 'roce-100g'\nlease_us = 500", |harness| async move {
@@ -652,7 +652,7 @@ fn an_unheard_node_is_dialled_at_its_new_address() {
         let [first, second] = [0, 1].map(|node| harness.host(node));
         let link = world.link(first, second);
         world.set_link(first, second, Link { up: false, ..link });
-        // Both give the connection up.
+        // Both nodes give the connection up.
         world.sleep(None, 8 * lease).await;
         assert!(!harness.does_see(1, 0), "nothing of what node 0 says has come");
         world.set_link(first, second, link);

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use halite_sim::{HostId, Random, World};
 
-/// Most polls of a future that is dropped for its number of polls.
+/// Maximum number of polls before a future is dropped.
 const POLLS_MAX: u64 = 4;
-/// Longest time of a future that is dropped for its age.
+/// Maximum time before a future is dropped.
 const AGE_NS_MAX: u64 = 40_000;
 
-/// The output of `future`; `None` if it was dropped before, with a probability of `per_mille` in a thousand.
+/// Returns the output of `future`. With a probability of `per_mille`, drops it; `None` if it had not ended.
 pub(crate) async fn or_cancel<F: Future>(
     world: &World,
     host: HostId,
@@ -30,7 +30,7 @@ pub(crate) async fn or_cancel<F: Future>(
     }
 }
 
-/// `None` if it is not ready after `polls` polls.
+/// Returns the output of `future`; `None` if it has not ended after `polls` polls.
 async fn after_polls<F: Future>(mut polls: u64, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     std::future::poll_fn(|context| {
@@ -43,7 +43,7 @@ async fn after_polls<F: Future>(mut polls: u64, future: F) -> Option<F::Output> 
     .await
 }
 
-/// The output of `future`, or `None` if `end` ends before.
+/// Returns the output of `future`; `None` if `end` ends before.
 pub(crate) async fn before<F: Future>(end: impl Future<Output = ()>, future: F) -> Option<F::Output> {
     let (mut end, mut future) = (pin!(end), pin!(future));
     std::future::poll_fn(|context| match future.as_mut().poll(context) {

@@ -25,17 +25,17 @@ use crate::regions::Regions;
 use crate::watches::Watches;
 use crate::words::Words;
 
-/// Most memory that each node contributes.
+/// Maximum memory that each node contributes, in bytes.
 pub(crate) const ARENA_BYTES: u64 = 4 << 20;
-/// Small, so that regions have many chunks.
+/// Length of a chunk in bytes; small, so that regions have many chunks.
 pub(crate) const CHUNK_BYTES: u64 = 4096;
-/// Leases for which a fault may have consequences after its end: one until a node is taken for dead, another until
-/// that node notices, and as much again for the reactions of both.
+/// Number of leases after its end for which a fault may have consequences: one until a node is taken for dead, another
+/// until that node notices, and as many again for the reactions of both.
 const LEASES_OF_CONSEQUENCES: u64 = 4;
 /// The principals of sessions, in turn.
 pub(crate) const PRINCIPALS: [&str; 3] = ["ada", "bob", "eve"];
 
-/// See the module's documentation.
+/// State of a trial; see the header of this file.
 pub(crate) struct Harness {
     pub(crate) world: World,
     pub(crate) plan: Plan,
@@ -49,44 +49,44 @@ pub(crate) struct Harness {
     pub(crate) watches: RefCell<Watches>,
     pub(crate) logs: RefCell<Logs>,
     pub(crate) kv: RefCell<Kv>,
-    /// Whether a node that is cut off does nothing any more, since its host is down: nothing else ends a connection.
+    /// True if a node that is cut off does nothing any more, since its host is down: nothing else ends a connection.
     pub(crate) cut_off_is_death: bool,
-    /// Whether a node that is cut off from memory cannot reach it, since adapters connect all nodes.
+    /// True if a node that is cut off from memory cannot reach it, since adapters connect all nodes.
     pub(crate) cut_off_is_by_adapters: bool,
-    /// The networks between nodes.
+    /// Profiles of the networks between nodes.
     profiles: Vec<Profile>,
     slots: Vec<NodeSlot>,
     anyone_isolated: Cell<bool>,
     faults: RefCell<Vec<TaskId>>,
-    /// Time of the last change of a node or link, to the worse or the better.
+    /// Time of the last change of a node or link, for better or worse.
     last_trouble_ns: Cell<u64>,
-    /// Links that are disturbed, as they were before.
+    /// Links that a fault has changed, with their previous state.
     disturbed: RefCell<BTreeMap<(HostId, HostId), Link>>,
-    /// Nodes join one at a time, as with the lock of a cluster directory, in the order of their turns.
+    /// Nodes that wait to join, in order. They join one at a time, as with the lock of a cluster directory.
     joining: RefCell<VecDeque<u64>>,
     join_turns: Cell<u64>,
-    /// Set when all nodes have joined: work begins.
+    /// True once all nodes have joined; work begins then.
     open: Cell<bool>,
-    /// Set when sessions are to end.
+    /// True once sessions must end.
     closing: Cell<bool>,
     /// Number of sessions at work.
     working: Cell<usize>,
 }
 
-/// A node number, for one incarnation after the other.
+/// State of a node number, for one incarnation after the other.
 struct NodeSlot {
     host: HostId,
     lives: Cell<u32>,
     node: RefCell<Option<Rc<Driven>>>,
-    /// Has joined, and neither crashed nor begun to leave.
+    /// True if the node has joined, and has neither crashed nor begun to leave.
     up: Cell<bool>,
-    /// Was stopped or cut off in this incarnation: peers may have taken it for dead.
+    /// True if the node was stopped or cut off in this incarnation, so that peers may have taken it for dead.
     isolated: Cell<bool>,
-    /// Was ended, and will be started again.
+    /// True if the node was ended, and will be started again.
     down: Cell<bool>,
-    /// Was stopped, and will be resumed.
+    /// True if the node was stopped, and will be resumed.
     stopped: Cell<bool>,
-    /// Until then, a peer may not have heard it for long, since it was stopped.
+    /// Time until which a peer may not have heard from the node for long, since it was stopped.
     missed_until_ns: Cell<u64>,
 }
 
@@ -146,18 +146,18 @@ impl Harness {
         self.slots[node as usize].host
     }
 
-    /// All nodes on its host.
+    /// Returns all nodes on the host of a node.
     pub(crate) fn beside(&self, node: u32) -> Vec<u32> {
         let host = self.host(node);
         (0..self.nodes()).filter(|other| self.world.share_a_host(host, self.host(*other))).collect()
     }
 
-    /// Number of its incarnations so far.
+    /// Returns the number of the node's incarnations so far.
     pub(crate) fn incarnation(&self, node: u32) -> u32 {
         self.slots[node as usize].lives.get()
     }
 
-    /// Whether its process exists, stopped or not.
+    /// Returns true if the node's process exists, stopped or not.
     pub(crate) fn has_process(&self, node: u32) -> bool {
         !self.world.has_crashed(self.slots[node as usize].host)
     }
@@ -166,14 +166,14 @@ impl Harness {
         self.slots[node as usize].up.get()
     }
 
-    /// Peers may take the node for dead although it lives.
+    /// Records that peers may take the node for dead although it lives.
     pub(crate) fn isolate(&self, node: u32) {
         self.judge.note_trouble();
         self.slots[node as usize].isolated.set(true);
         self.anyone_isolated.set(true);
     }
 
-    /// Whether a node may have taken a living one for dead.
+    /// Returns true if a node may have taken a living one for dead.
     pub(crate) fn was_anyone_isolated(&self) -> bool {
         self.anyone_isolated.get()
     }
@@ -182,28 +182,28 @@ impl Harness {
         self.slots[node as usize].isolated.get()
     }
 
-    /// Whether nodes hear of the end of a process at once, not only by its silence.
+    /// Returns true if kernels report the end of a process, so that nodes learn of it at once, not only by its silence.
     pub(crate) fn deaths_are_told(&self) -> bool {
         !self.profiles.iter().any(Profile::is_adapter)
     }
 
-    /// Time until they hear of it.
+    /// Returns the time until nodes learn of the end of a process.
     pub(crate) fn notice_ns(&self) -> u64 {
         self.profiles.iter().map(|profile| profile.notice_ns).max().unwrap_or(0)
     }
 
-    /// Whether there was no fault so far.  Noise counts, since it may end a connection for good.
+    /// Returns true if there was no fault so far. Noise counts as one, since it may end a connection for good.
     pub(crate) fn is_undisturbed(&self) -> bool {
         self.judge.is_calm() && self.judge.trouble_until_ns() == 0
     }
 
-    /// Whether there was no fault since `begin_ns`, nor a consequence of an earlier one to expect.
+    /// Returns true if there was no fault since `begin_ns`, and no consequence of an earlier one can still follow.
     pub(crate) fn is_calm_since(&self, begin_ns: u64) -> bool {
         let until_ns = self.judge.trouble_until_ns();
         until_ns == 0 || until_ns + self.consequences_ns() < begin_ns
     }
 
-    /// Time for which a fault may have consequences.
+    /// Returns the time for which a fault may have consequences.
     pub(crate) fn consequences_ns(&self) -> u64 {
         LEASES_OF_CONSEQUENCES * self.plan.lease().as_nanos() as u64
     }
@@ -232,7 +232,7 @@ impl Harness {
         self.world.spawn(Some(host), format!("boot {node}"), boot);
     }
 
-    /// A node that cannot join ends, and is started again.
+    /// Ends a node that could not join, and starts it again.
     fn try_again(self: &Rc<Harness>, node: u32) {
         let harness = self.clone();
         self.world.spawn(None, format!("start {node} again"), async move {
@@ -260,7 +260,7 @@ impl Harness {
         Ok(())
     }
 
-    /// The nodes that a joining node dials: all, or the first one in a large cluster.
+    /// Returns the nodes that a joining node dials: all, or the first one in a large cluster.
     fn greeted_by(&self, node: u32, mut found: Vec<String>) -> Vec<String> {
         let is_large = self.nodes() > self.plan.full_mesh_nodes_max;
         if node > 0 && (is_large || self.plan.joins_by_first) {
@@ -269,7 +269,7 @@ impl Harness {
         found
     }
 
-    /// Whether two nodes are connected, or would be on first use.
+    /// Returns true if two nodes are connected, or would be on first use.
     pub(crate) fn does_see(&self, one: u32, other: u32) -> bool {
         let (one, other) = (self.driven(one), NodeId(other));
         one.is_some_and(|one| one.id() == other || one.is_connected_to(other) || one.is_unconnected_to(other))
@@ -300,13 +300,13 @@ impl Harness {
         }
     }
 
-    /// Ends a node without notice.
+    /// Crashes a node, without notice to others.
     pub(crate) fn crash(&self, node: u32) {
         self.world.crash(self.host(node));
         self.end_incarnation(node);
     }
 
-    /// Ends a host with all its nodes.
+    /// Crashes a host with all its nodes.
     pub(crate) fn crash_host(&self, node: u32) {
         self.world.crash_whole_host(self.host(node));
         self.beside(node).into_iter().for_each(|node| self.end_incarnation(node));
@@ -318,11 +318,11 @@ impl Harness {
         let slot = &self.slots[node as usize];
         slot.up.set(false);
         slot.down.set(true);
-        // The last reference frees its memory.
+        // Dropping the last reference frees the node's memory.
         drop(slot.node.borrow_mut().take());
     }
 
-    /// Lets a node leave; it is down when this returns.
+    /// Lets a node leave; returns when it is down.
     pub(crate) async fn leave(&self, node: u32) {
         self.judge.note_trouble();
         let slot = &self.slots[node as usize];
@@ -340,7 +340,7 @@ impl Harness {
         self.crash(node);
     }
 
-    /// Starts a node that is down, unless another fault has done so.
+    /// Starts a node that is down, unless another fault has already done so.
     pub(crate) fn restart(self: &Rc<Harness>, node: u32) {
         if !self.slots[node as usize].down.get() {
             return;
@@ -354,7 +354,7 @@ impl Harness {
         let (slot, incarnation) = (&self.slots[node as usize], self.incarnation(node));
         let (now_ns, long_ns, lease_ns) =
             (self.world.now_ns(), long.as_nanos() as u64, self.plan.lease().as_nanos() as u64);
-        // It sends four times per lease, so a short stop goes unnoticed, unless another one preceded it.
+        // A node sends four times per lease, so a short stop remains undetected, unless another one preceded it.
         match long_ns < lease_ns / 2 && slot.missed_until_ns.get() <= now_ns {
             true => self.judge.note_trouble(),
             false => self.isolate(node),
@@ -372,19 +372,19 @@ impl Harness {
         }
     }
 
-    /// Whether a node may have been stopped since `begin_ns`.
+    /// Returns true if a node may have been stopped since `begin_ns`.
     pub(crate) fn may_have_slept_since(&self, node: u32, begin_ns: u64) -> bool {
         self.slots[node as usize].missed_until_ns.get() > begin_ns
     }
 
-    /// Changes a link until it is mended.
+    /// Changes a link until [`Harness::mend`].
     pub(crate) fn disturb(&self, from: HostId, to: HostId, link: Link) {
         self.disturbed.borrow_mut().entry((from, to)).or_insert_with(|| self.world.link(from, to));
         self.world.set_link(from, to, link);
         self.note_change();
     }
 
-    /// Restores a link, unless another fault has done so.
+    /// Restores a link, unless another fault has already done so.
     pub(crate) fn mend(&self, from: HostId, to: HostId) {
         if let Some(before) = self.disturbed.borrow_mut().remove(&(from, to)) {
             self.world.set_link(from, to, before);
@@ -404,7 +404,7 @@ impl Harness {
         self.last_trouble_ns.get()
     }
 
-    /// Whether a node has joined and runs.
+    /// Returns true if a node has joined and runs.
     pub(crate) fn is_well(&self, node: u32) -> bool {
         let slot = &self.slots[node as usize];
         slot.up.get() && !slot.stopped.get() && self.world.is_running(slot.host)
@@ -447,7 +447,7 @@ impl Harness {
 
     // Work.
 
-    /// Waits until all nodes have joined.
+    /// Waits until all nodes have joined and work begins.
     pub(crate) async fn opened(&self) {
         while !self.open.get() && self.judge.is_content() {
             self.world.sleep(None, Duration::from_micros(5)).await;
@@ -459,12 +459,12 @@ impl Harness {
         self.open.set(true);
     }
 
-    /// Lets sessions end, and start nothing new.
+    /// Makes sessions end and start no more operations.
     pub(crate) fn close(&self) {
         self.closing.set(true);
     }
 
-    /// Whether sessions continue.
+    /// Returns true if sessions continue.
     pub(crate) fn goes_on(&self) -> bool {
         !self.closing.get() && self.judge.is_content()
     }
@@ -480,7 +480,7 @@ impl Harness {
     }
 }
 
-/// Adds a process for each node, on the host that the plan says.
+/// Adds a process for each node, on the host that the plan assigns.
 fn put_up(world: &World, plan: &Plan) -> Vec<HostId> {
     let mut first = BTreeMap::new();
     let places = plan.hosts_of_nodes().into_iter();
@@ -491,7 +491,7 @@ fn put_up(world: &World, plan: &Plan) -> Vec<HostId> {
     places.map(stand).collect()
 }
 
-/// See [`Harness::count_in`].
+/// A working session; see [`Harness::count_in`].
 pub(crate) struct Working(Rc<Harness>);
 
 impl Drop for Working {

@@ -9,22 +9,22 @@ use halite_sim::{HostClock, HostId, Random, SimFabric, World};
 
 use crate::giving_up::before;
 
-/// The start of all worlds, in the year 2023.
+/// Start time of all worlds, in ns since 1970, in the year 2023.
 const BEGIN_SINCE_1970_NS: u64 = 1_700_000_000_000_000_000;
 
-/// How a node starts.
+/// Parameters of a node's start.
 pub struct Birth {
-    /// Its host, which runs.
+    /// Host of the node, which must run.
     pub host: HostId,
-    /// Number of its incarnation; makes its address unique.
+    /// Number of the incarnation; makes the node's address unique.
     pub incarnation: u32,
-    /// Name of its random stream.
+    /// Name of the node's random stream.
     pub stream: String,
 }
 
 impl Birth {
-    /// Starts a node, driven as long as its host runs, with a fabric that finds the others.  The node has not joined
-    /// yet.
+    /// Starts a node with a fabric that finds the others, and drives the node as long as its host runs. The node has
+    /// not joined yet on return.
     pub fn of(&self, world: &World, config: &Config) -> Result<(Rc<Driven>, Arc<SimFabric>), JoinError> {
         let mut fabric = None;
         let clock = world.clock(self.host);
@@ -49,7 +49,7 @@ impl Birth {
         Ok((driven, fabric))
     }
 
-    /// The pid of a node's process.
+    /// Returns the pid of a node's process.
     pub fn pid(node: NodeId) -> u32 {
         node.0 + 1
     }
@@ -70,7 +70,7 @@ async fn keep(world: World, host: HostId, fabric: Arc<SimFabric>, driven: Rc<Dri
 /// The environment of a simulated node.
 struct Made {
     clock: HostClock,
-    /// When its clock was 0, in nanoseconds since 1970.
+    /// Time at which the node's clock was 0, in ns since 1970.
     clock_since_1970_ns: u64,
     random: Mutex<Random>,
     node: u32,

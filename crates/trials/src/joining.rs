@@ -1,4 +1,4 @@
-//! A node joins a cluster of which a part is unreachable or slow: stories, in simulated time.
+//! Nodes that join a cluster of which a part is unreachable or slow: stories, in simulated time.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -15,9 +15,9 @@ use crate::hosted::Birth;
 const MEMBERS: u32 = 5;
 const FUNCTION: Function = Function(7);
 const LEASE: Duration = Duration::from_millis(20);
-/// A dial to an unreachable node fails within this time.
+/// Maximum time until a dial to an unreachable node fails.
 const DIAL: Duration = Duration::from_millis(8);
-/// Far longer than a join, far shorter than a failed dial.
+/// Time that is far longer than a join, and far shorter than a failed dial.
 const SOON: Duration = Duration::from_millis(1);
 /// Latency of a distant member.
 const FAR: Duration = Duration::from_millis(2);
@@ -59,7 +59,7 @@ impl Cluster {
         self.nodes.push(birth.of(&self.world, &config(node, LEASE)).expect("the configuration is good").0);
     }
 
-    /// Runs a story on a host to its end.
+    /// Runs a story on a host until it ends.
     fn tell(&self, host: u32, story: impl Future<Output = ()> + 'static) {
         let is_over: Rc<Cell<bool>> = Rc::default();
         let (told, host) = (is_over.clone(), Some(self.hosts[host as usize]));
@@ -87,7 +87,7 @@ impl Cluster {
         }
     }
 
-    /// Lets the sixth node join through the first; returns the time.
+    /// Lets the sixth node join through the first one; returns the time that it took.
     fn join(&mut self) -> Duration {
         self.bear(MEMBERS);
         let began_ns = self.world.now_ns();
@@ -100,7 +100,7 @@ impl Cluster {
     }
 }
 
-/// Calls a function that is not served; that error proves a connection.
+/// Calls a function that is not served; that error proves that the nodes are connected.
 async fn call(node: &Driven, other: u32) -> CallError {
     node.session().call(NodeId(other), FUNCTION, b"", 10 * LEASE).await.expect_err("no node serves it")
 }
@@ -144,7 +144,7 @@ fn access_to_an_unreachable_member_fails_with_its_dial() {
         assert_eq!((called.cause, called.may_have_run), (CallCause::PeerDown, false));
         let waited = Duration::from_nanos(world.now_ns() - began_ns);
         assert!(waited >= DIAL && waited < LEASE, "{waited:?}");
-        // By now all of them are known to be unreachable.
+        // All of them are known to be unreachable by now.
         let began_ns = world.now_ns();
         assert_eq!(read(&joined, 3).await, Err(RegionCause::PeerDown(NodeId(3))));
         assert_eq!(call(&joined, 4).await.cause, CallCause::PeerDown);
@@ -152,7 +152,7 @@ fn access_to_an_unreachable_member_fails_with_its_dial() {
     });
 }
 
-/// A thread that polls often keeps others from polling, but nothing else polls a driven node.
+/// A thread that polls often would keep others from polling, although nothing else polls a driven node.
 #[test]
 fn posts_before_a_poll_complete_at_once() {
     let cluster = Cluster::new();
@@ -160,7 +160,7 @@ fn posts_before_a_poll_complete_at_once() {
     cluster.tell(1, async move {
         let session = node.session();
         let lh = session.map("of 2", Permissions::READ).await.expect("it is there");
-        // After so many polls, the thread would keep the doorbell.
+        // After this number of polls, the thread would keep the doorbell.
         (0..100).for_each(|_| session.progress());
         world.sleep(None, Duration::from_micros(20)).await;
         let (began_ns, mut word) = (world.now_ns(), [0; 4]);
@@ -172,7 +172,7 @@ fn posts_before_a_poll_complete_at_once() {
     });
 }
 
-/// Regression: the caller got a timeout long before its deadline.
+/// Regression: the caller's call timed out long before its deadline.
 #[test]
 fn a_call_that_waits_for_a_dial_ends_with_its_node() {
     let mut cluster = Cluster::new();

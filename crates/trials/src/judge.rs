@@ -7,18 +7,18 @@ use halite::RegionCause;
 use halite_sim::World;
 use serde::Serialize;
 
-/// How operations of one kind ended, and their simulated time.
+/// Results of operations of one kind, and their simulated time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct Tally {
-    /// Successful.
+    /// Number of successful operations.
     pub ok: u64,
-    /// Failed with an error that a fault explains.
+    /// Number of operations that failed with an error that a fault explains.
     pub failed: u64,
-    /// Cancelled by their session.
+    /// Number of operations that their session cancelled.
     pub given_up: u64,
-    /// Total time of the successful ones.
+    /// Total time of the successful operations, in ns.
     pub ok_ns: u64,
-    /// Longest of the successful ones.
+    /// Maximum time of a successful operation, in ns.
     pub ok_ns_max: u64,
 }
 
@@ -29,7 +29,7 @@ pub(crate) enum End {
     GivenUp,
 }
 
-/// Whether a fault may cause this error.
+/// Returns true if a fault may cause this error.
 pub(crate) fn is_of_trouble(cause: &RegionCause) -> bool {
     matches!(
         cause,
@@ -44,14 +44,14 @@ pub(crate) fn is_of_trouble(cause: &RegionCause) -> bool {
     )
 }
 
-/// See the module's documentation.
+/// Tallies of operations, and the first violation; see the header of this file.
 pub(crate) struct Judge {
     world: World,
     violation: RefCell<Option<String>>,
     tallies: RefCell<BTreeMap<&'static str, Tally>>,
-    /// Whether a fault that may explain an error has happened.
+    /// True if a fault that may explain an error has happened.
     troubled: Cell<bool>,
-    /// End of the faults so far.
+    /// End of all faults so far.
     trouble_until_ns: Cell<u64>,
 }
 
@@ -81,7 +81,7 @@ impl Judge {
         }
     }
 
-    /// The first violation.
+    /// Returns the first violation.
     pub(crate) fn violation(&self) -> Option<String> {
         self.violation.borrow().clone()
     }
@@ -90,12 +90,12 @@ impl Judge {
         self.violation.borrow().is_none()
     }
 
-    /// From now on, errors about unreachable nodes are explained.
+    /// Records a fault that explains errors about unreachable nodes from now on.
     pub(crate) fn note_trouble(&self) {
         self.troubled.set(true);
     }
 
-    /// A fault lasts until then.
+    /// Records that a fault lasts until `until_ns`.
     pub(crate) fn expect_trouble(&self, until_ns: u64) {
         self.trouble_until_ns.set(self.trouble_until_ns.get().max(until_ns));
     }
@@ -104,7 +104,7 @@ impl Judge {
         self.trouble_until_ns.get()
     }
 
-    /// Whether no such fault has happened so far.
+    /// Returns true if no fault that may explain an error has happened so far.
     pub(crate) fn is_calm(&self) -> bool {
         !self.troubled.get()
     }

@@ -22,22 +22,22 @@ use values::{ENTRY_BYTES, Value};
 const FUNCTION: Function = Function(900);
 /// Prefix of the stores' names.
 const PREFIX: &str = "kv-";
-/// Keys of a store in use; few, so that sessions compete.
+/// Number of keys of a store in use; few, so that sessions compete.
 const KEYS: usize = 3;
-/// Unused keys, so that a few more make the table grow.
+/// Number of unused keys, after which a few more make the table grow.
 const FILLERS: u64 = 90;
 /// Timeout of calls.
 const TIMEOUT: Duration = Duration::from_micros(400);
-/// Longest lifetime of keys that expire, in microseconds.
+/// Maximum lifetime of keys that expire, in microseconds.
 const KEPT_US_MAX: u64 = 60;
-/// Interval at which a node checks whether to end.
+/// Interval at which a node checks whether it must end.
 const LOOK: Duration = Duration::from_micros(20);
 
 #[derive(Debug, Default)]
 pub(crate) struct Kv {
-    /// All stores so far.
+    /// All stores that were created so far.
     stores: Vec<Served>,
-    /// The store of each node.
+    /// Index of the current store of each node.
     current: BTreeMap<u32, usize>,
     last_token: u64,
 }
@@ -45,7 +45,7 @@ pub(crate) struct Kv {
 #[derive(Debug)]
 struct Served {
     name: String,
-    /// By key, of all keys so far.
+    /// Histories of all keys so far.
     histories: Vec<History>,
     /// The keys in use.
     used: [usize; KEYS],
@@ -57,7 +57,7 @@ pub(crate) struct Holdings {
     open: BTreeMap<usize, Store>,
 }
 
-/// The indices of a store and of a history.
+/// A key: the indices of a store and of a history.
 #[derive(Clone, Copy, Debug)]
 struct Key {
     store: usize,
@@ -84,7 +84,7 @@ pub(crate) fn judge(harness: &Harness) {
     }
 }
 
-/// Whether a region belongs to a store.
+/// Returns true if a region belongs to a store.
 pub(crate) fn is_name(name: &str) -> bool {
     name.starts_with(PREFIX)
 }
@@ -122,7 +122,7 @@ async fn keep(
     let ended: Rc<std::cell::Cell<bool>> = Rc::default();
     let (shared, is_over) = (harness.clone(), ended.clone());
     harness.world.spawn(Some(host), format!("owner of node {node}"), async move {
-        // The store's milliseconds are microseconds here.
+        // The store counts microseconds as its milliseconds.
         let run = owner.run(move || clock.now_ns() / 1000).await;
         is_over.set(true);
         if let Err(error) = run {
@@ -149,7 +149,7 @@ async fn keep(
     while !ended.get() {
         harness.world.sleep(Some(host), LOOK).await;
     }
-    // Otherwise the leak check frees it.
+    // If the map fails, the leak check frees the head.
     if let Ok(head) = session.map(&name, Permissions::MASTER).await {
         let _ = session.free(head).await;
     }
@@ -174,7 +174,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     }
 }
 
-/// A key of a store; replaces a key whose history is too long to be checked.
+/// Chooses a key of a store. Replaces a key whose history is too long to be checked.
 fn choose(actor: &mut Actor, store: usize) -> Key {
     let place = actor.random.index(KEYS);
     let mut kv = actor.harness.kv.borrow_mut();
@@ -200,7 +200,7 @@ async fn open(actor: &mut Actor, store: usize) {
     }
 }
 
-/// Whether a fault may cause this error.
+/// Returns true if a fault may cause this error.
 fn is_of_trouble_of(harness: &Harness, error: &KvError) -> bool {
     let is_such = match error {
         KvError::Full => return true,
@@ -229,7 +229,7 @@ fn is_region_trouble(error: &RegionError) -> bool {
     is_of_trouble(error.cause())
 }
 
-/// Whether the operation may have been executed, or may be later, despite the error.
+/// Returns true if the operation may have been executed, or may be later, despite the error.
 fn may_be_done(error: &KvError) -> bool {
     match error {
         KvError::Call(error) => error.may_have_run,
@@ -256,7 +256,7 @@ fn begin(actor: &Actor, key: Key, operation: Operation) -> Begun {
 }
 
 impl Begun {
-    /// Records the end; `known` completes the operation with its result.
+    /// Records the end of an operation; `known` completes it with its result.
     fn end<T>(
         self,
         actor: &mut Actor,
@@ -282,7 +282,7 @@ impl Begun {
     }
 }
 
-/// The open store, which [`keep_open`] puts back.
+/// Takes the open store, which [`keep_open`] puts back.
 fn take(actor: &mut Actor, key: Key) -> Store {
     actor.kv.open.remove(&key.store).expect("it was opened")
 }
@@ -300,7 +300,7 @@ async fn get(actor: &mut Actor, key: Key) {
     begun.end(actor, found, |found| Operation::Get { found });
 }
 
-/// The value that was read; a violation if no session wrote it.
+/// Returns the value that was read; records a violation if no session wrote it.
 fn seen(
     actor: &Actor,
     begun: &Begun,
@@ -329,7 +329,7 @@ fn new_token(actor: &Actor) -> u64 {
 
 async fn swap(actor: &mut Actor, key: Key, only: Only) {
     let (mut store, text, token) = (take(actor, key), key.text(), new_token(actor));
-    // Some are long, and land in pieces; of the longest, few fit into the first part of a heap.
+    // Some values are long, and land in pieces; few of the longest fit into the first part of a heap.
     let entries = match actor.random.between(0, 15) {
         0..4 => actor.random.between(20, 150),
         4 => actor.random.between(300, 1000),
@@ -350,7 +350,7 @@ async fn swap(actor: &mut Actor, key: Key, only: Only) {
     begun.end(actor, found, |found| Operation::Swap { new, only, lapse, found: Some(found) });
 }
 
-/// Bounds the expiry, if its start is known.
+/// Sets the latest time of an expiry, if its start is known.
 fn end_lapse<T>(
     actor: &Actor,
     key: Key,

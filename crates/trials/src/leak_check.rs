@@ -1,4 +1,4 @@
-//! The leak check: after all sessions have ended, nothing that they created is left.
+//! The leak check: after all sessions have ended, no object that they created remains.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,22 +11,22 @@ use crate::peace::HEALING_LEASES;
 use crate::regions;
 use crate::{apart, barriers, giving_up::before, kv, locks, log, rights, watches, words};
 
-/// Leases until everything must be freed: deaths must be noticed first.
+/// Number of leases until everything must be freed: deaths must be detected first.
 const PATIENCE_LEASES: u32 = 40;
 /// Interval between checks.
 const LOOK: Duration = Duration::from_micros(50);
 
-/// Ends all faults, waits until all nodes are connected, frees what is left of regions and locks, and checks for more.
+/// Ends all faults, waits until all nodes are connected, frees remaining regions and locks, and checks for others.
 pub(crate) async fn run(harness: &Rc<Harness>) {
     harness.heal();
     let patience = harness.plan.lease() * PATIENCE_LEASES;
-    // What the check waits for.
+    // The condition that the check waits for.
     let open = RefCell::new("a node that is not up".to_owned());
     let counted = async {
         all_up(harness).await;
         open.replace("a node that another does not see".to_owned());
         all_seen(harness).await;
-        // A node that was not heard before the healing may be given up a little later.
+        // Peers may give up a node shortly after the healing, if it was silent before.
         harness.world.sleep(None, harness.plan.lease() * HEALING_LEASES).await;
         all_up(harness).await;
         all_seen(harness).await;
@@ -39,7 +39,7 @@ pub(crate) async fn run(harness: &Rc<Harness>) {
         for node in 0..harness.nodes() {
             count_calls(harness, node, &open).await;
         }
-        // A node that is not connected cannot report a free name to the directory.
+        // A node without a connection cannot report a free name to the directory.
         if harness.is_undisturbed() {
             take_names(harness, &driven.session(), &open).await;
         }
@@ -68,7 +68,7 @@ async fn all_seen(harness: &Rc<Harness>) {
     }
 }
 
-/// Whether a node lacks a connection.
+/// Returns true if a node lacks a connection.
 fn is_unseen(harness: &Harness, node: u32) -> bool {
     let mut others = (0..harness.nodes()).filter(|other| *other != node && harness.driven(*other).is_some());
     harness.driven(node).is_none()
@@ -81,13 +81,13 @@ fn region_names(harness: &Harness) -> impl Iterator<Item = String> {
 }
 
 async fn free_all(harness: &Harness, session: &Session) {
-    // Two regions that got one name during a partition: one of them was renamed since.
+    // Two regions got one name during a partition, and one of them was renamed since.
     let named = session.list().await.unwrap_or_default();
     let is_left = |name: &String| name.contains('@') || log::is_name(name) || kv::is_name(name);
     let left = named.into_iter().filter_map(|info| info.name).filter(is_left);
     for name in region_names(harness).chain(left) {
         while let Ok(lh) = session.map(&name, Permissions::MASTER).await {
-            // The process that was about to free it may be faster.
+            // Fails if the process that was about to free the region is faster.
             let _ = session.free(lh).await;
         }
     }
@@ -99,7 +99,7 @@ async fn free_all(harness: &Harness, session: &Session) {
     }
 }
 
-/// Waits until nothing is left.
+/// Waits until no region or lock remains.
 async fn count(harness: &Harness, session: &Session, open: &RefCell<String>) {
     loop {
         match left(session).await {
@@ -111,7 +111,7 @@ async fn count(harness: &Harness, session: &Session, open: &RefCell<String>) {
     }
 }
 
-/// Waits until a node awaits and keeps no answers.
+/// Waits until a node neither awaits nor keeps answers.
 async fn count_calls(harness: &Harness, node: u32, open: &RefCell<String>) {
     for other in 0..harness.nodes() {
         loop {
@@ -129,7 +129,7 @@ async fn count_calls(harness: &Harness, node: u32, open: &RefCell<String>) {
     }
 }
 
-/// Waits until every name can be given again: a leaked name is in no list.
+/// Waits until every name can be used again: no list shows a leaked name.
 async fn take_names(harness: &Harness, session: &Session, open: &RefCell<String>) {
     for name in region_names(harness) {
         let lh = loop {
@@ -144,7 +144,7 @@ async fn take_names(harness: &Harness, session: &Session, open: &RefCell<String>
     }
 }
 
-/// Describes what is left; empty if nothing is, `None` if a node does not answer.
+/// Describes the remaining objects; empty if there are none, `None` if a node does not answer.
 async fn left(session: &Session) -> Option<String> {
     let all = session.status().await.ok()?;
     let dirty = all.iter().filter(|status| !is_clean(status)).map(|status| {

@@ -1,8 +1,8 @@
 //! Checks histories of one object with an independent checker: [`todc_utils::linearizability`], the algorithm of Wing
 //! and Gong with Lowe's memoization.
 //!
-//! Its time grows with the square of a history's length.  So histories are cut wherever no operation was in progress,
-//! and longer pieces are left to the judge's other checks.
+//! The checker's time grows with the square of a history's length. So histories are cut wherever no operation was in
+//! progress, and long pieces are left to the judge's other checks.
 
 pub mod chain;
 pub mod lock;
@@ -13,15 +13,15 @@ use todc_utils::linearizability::history::Action::{Call, Response};
 use todc_utils::linearizability::history::{Action, History};
 use todc_utils::specifications::Specification;
 
-/// Longest piece that is checked.
+/// Maximum length of a piece that is checked.
 const PIECE_MAX: usize = 48;
 
 /// The time of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
-    /// When it began.
+    /// Start of the operation, in ns.
     pub begin_ns: u64,
-    /// When it ended.
+    /// End of the operation, in ns.
     pub end_ns: u64,
 }
 
@@ -46,19 +46,19 @@ pub(crate) fn pieces<T: Copy>(done: &[(Span, T)]) -> Vec<Vec<(Span, T)>> {
     pieces.into_iter().map(in_order).collect()
 }
 
-/// Whether a piece is linearizable after `first`, which sets the object's state.
+/// Returns true if a piece is linearizable after `first`, which sets the object's state.
 pub(crate) fn has_order<S>(first: S::Operation, piece: &[(Span, S::Operation)]) -> bool
 where
     S: Specification<Operation: Copy>,
 {
     match piece {
-        // Most pieces have one operation, and so one order.
+        // Most pieces consist of one operation, which has one order.
         [(_, alone)] => S::apply(alone, &S::apply(&first, &S::init()).1).0,
         _ => piece.len() > PIECE_MAX || is_linearizable::<S>(first, piece),
     }
 }
 
-/// Whether a history is linearizable after `first`, which sets the object's state, however long the checker takes.
+/// Returns true if a history is linearizable after `first`, which sets the object's state, whatever its length.
 pub fn is_linearizable<S>(first: S::Operation, done: &[(Span, S::Operation)]) -> bool
 where
     S: Specification<Operation: Copy>,
@@ -66,14 +66,14 @@ where
     WGLChecker::<S>::is_linearizable(history(first, done))
 }
 
-/// Converts a history for the checker; each operation is a process of its own.
+/// Converts a history for the checker, with each operation as a process of its own.
 fn history<T: Copy>(first: T, piece: &[(Span, T)]) -> History<T> {
     let mut entries: Vec<(u64, usize, Action<T>)> = Vec::new();
     for (index, (span, operation)) in piece.iter().enumerate() {
         entries.push((span.begin_ns, index + 1, Call(*operation)));
         entries.push((span.end_ns, index + 1, Response(*operation)));
     }
-    // Of two operations, one that ends when the other begins overlaps it.
+    // An operation that ends when another begins overlaps it.
     entries.sort_by_key(|(time_ns, _, action)| (*time_ns, matches!(action, Response(_))));
     let entries = entries.into_iter().map(|(_, process, action)| (process, action));
     History::from_actions([(0, Call(first)), (0, Response(first))].into_iter().chain(entries).collect())

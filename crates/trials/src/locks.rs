@@ -1,5 +1,5 @@
-//! Locks: taken, tried, awaited, kept, released and lost.  [`ledger`] states what must hold, and [`data`] what a
-//! holder does with the data under its lock.
+//! Locks: taken, tried, awaited, kept, released and lost. [`ledger`] defines the valid results, and [`data`] checks the
+//! data that a lock protects.
 
 mod data;
 mod history;
@@ -19,11 +19,11 @@ use data::{Data, Opened};
 use ledger::{Ledger, Scene, SessionRun};
 use stamps::Seen;
 
-/// Number of names.
+/// Number of locks' names.
 const NAMES: usize = 4;
-/// Most locks that a session holds.
+/// Maximum number of locks that a session holds.
 const HELD_MAX: usize = 2;
-/// Longest timeout.
+/// Maximum timeout, in microseconds.
 const PATIENCE_US_MAX: u64 = 60;
 
 #[derive(Debug, Default)]
@@ -45,18 +45,18 @@ pub(crate) fn judge(harness: &Harness) {
 #[derive(Default)]
 pub(crate) struct Holdings {
     held: Vec<HeldLock>,
-    /// The regions under the locks, as far as they are mapped.
+    /// Mapped regions of the data under the locks.
     opened: [Option<Opened>; NAMES],
 }
 
 struct HeldLock {
     name: usize,
     token: u64,
-    /// `None` if the guard was dropped and the lock kept.
+    /// Guard of the lock; `None` if it was dropped and the lock kept.
     guard: Option<Guard>,
-    /// Its release was cancelled, before or after it began.
+    /// True if a release was cancelled, before or after it began.
     is_doubtful: bool,
-    /// The protected data, as this session read or left it, if known.
+    /// The protected data as this session last read or wrote it, if known.
     seen: Option<Seen>,
 }
 
@@ -83,7 +83,7 @@ fn who(actor: &Actor) -> SessionRun {
     SessionRun { node: actor.node, incarnation: actor.incarnation, session: actor.number }
 }
 
-/// The names of a trial's locks.
+/// Returns the names of a trial's locks.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES).map(text)
 }
@@ -92,7 +92,7 @@ fn text(name: usize) -> String {
     format!("l{name}")
 }
 
-/// A session whose guard is valid holds the lock: no other session has taken it since.
+/// Checks that no other session has taken a lock whose guard is valid here.
 fn check_guards(actor: &Actor) {
     for held in &actor.locks.held {
         let kept = match &held.guard {
@@ -118,7 +118,7 @@ fn check_guards(actor: &Actor) {
     }
 }
 
-/// A node that leaves holds no lock; a cancelled release may have succeeded.
+/// Returns true if a node that leaves, and so holds no lock, explains the error, or a cancelled release.
 fn is_explained_by_its_end(actor: &Actor, held: &HeldLock, cause: &LockCause) -> bool {
     match cause {
         LockCause::NotHeld => held.is_doubtful,
@@ -131,7 +131,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     check_guards(actor);
     let held = actor.locks.held.len();
     match pick(&mut actor.random, if held == 0 { &[3, 3, 3, 0, 0, 0, 1] } else { &[0, 2, 2, 9, 1, 9, 1] }) {
-        // A session that holds a lock does not wait for another one without limit, which could deadlock.
+        // A session that holds a lock must not wait for another one without limit, which could deadlock.
         0 => take(actor, Patience::Endless).await,
         1 if held < HELD_MAX => take(actor, Patience::None).await,
         2 if held < HELD_MAX => {
@@ -236,7 +236,7 @@ fn refused(
     }
 }
 
-/// Whether a fault of this trial explains the error.
+/// Returns true if a fault of this trial explains the error.
 fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
     match cause {
         LockCause::PeerDown(_) => !actor.harness.is_undisturbed(),
@@ -253,7 +253,7 @@ fn is_explained_by(actor: &Actor, cause: &RegionCause) -> bool {
     }
 }
 
-/// A session cannot take a lock that it holds, even if it has lost it since.
+/// Tries to take a lock that the session holds, which must fail even if the session has lost it since.
 async fn take_again(actor: &mut Actor) {
     let Some(held) = actor.locks.held.iter().find(|held| !held.is_doubtful) else { return };
     let (name, session) = (held.name, actor.session.clone());
@@ -270,7 +270,7 @@ async fn take_again(actor: &mut Actor) {
     }
 }
 
-/// Releases a lock that this session does not hold, though perhaps another one does.
+/// Releases a lock that this session does not hold, although another one may.
 async fn release_unheld(actor: &mut Actor) {
     let name = actor.random.index(NAMES);
     if actor.locks.held.iter().any(|held| held.name == name) {

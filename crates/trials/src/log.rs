@@ -1,4 +1,4 @@
-//! The log of `halite-apps`: sessions append, follow and trim.  [`ledger`] states what must hold.
+//! The log of `halite-apps`: sessions append, follow and trim. [`ledger`] defines the valid results.
 
 mod ledger;
 mod records;
@@ -17,17 +17,17 @@ use ledger::{Outcome, Reader};
 
 /// Number of logs at a time.
 const LOGS: usize = 2;
-/// Small slots and short segments: most records take several slots, and segments are often created and freed.
+/// Slot length in bytes. Small, so that most records take several slots, and segments are often created and freed.
 const SLOT_BYTES: u64 = 32;
 const SEGMENT_SLOTS: u64 = 16;
-/// Most slots that a writer reserves at a time.
+/// Maximum number of slots that a writer reserves at a time.
 const BATCH_MAX: u64 = 4;
-/// Twice this time after which a follower skips an unsettled slot: about the time of an append, so that both happen.
+/// Maximum patience of followers: twice this is about the time of an append, so that some slots are skipped.
 const PATIENCE_NS_MAX: u64 = 20_000;
-/// One token in so many begins a call that appends several records; and their number.
+/// Number of tokens per token that begins a call of several records; and the number of these.
 const EACH_ONE_OF: u64 = 8;
 const EACH: usize = 3;
-/// Polls after the last append that bring a follower to the end, with pauses between.
+/// Maximum number of polls, with pauses, that bring a follower to the end after the last append.
 const POLLS_MAX: u64 = 400;
 
 #[derive(Default)]
@@ -62,13 +62,13 @@ pub(crate) async fn act(actor: &mut Actor) {
         2 => trim(actor, &mut held).await,
         _ => follow_anew(actor, &mut held).await,
     };
-    // A log that failed is opened again.
+    // The log is opened again after a failure.
     if done.is_ok() {
         actor.log.held[number] = Some(held);
     }
 }
 
-/// Follows all open logs to the end: no record and no reservation may stop the follower.
+/// Follows all open logs to the end; neither a record nor a reservation may stop the follower.
 pub(crate) async fn finish(actor: &mut Actor) {
     let Holdings { held, session } = std::mem::take(&mut actor.log);
     for mut held in held.into_iter().flatten() {
@@ -96,7 +96,7 @@ async fn open(actor: &mut Actor, number: usize) {
     };
     if actor.log.session.is_none() {
         let Some(driven) = actor.harness.driven(actor.node) else { return };
-        // All act as one user, since a cleaner must be a master of others' segments.
+        // All sessions act as one user, since a cleaner must be a master of segments that others created.
         actor.log.session = Some(driven.session_of(PRINCIPALS[0]).expect("the name is a good one"));
     }
     let session = actor.log.session.clone().expect("it is there by now");
@@ -146,7 +146,7 @@ async fn open(actor: &mut Actor, number: usize) {
     }
 }
 
-/// Whether a fault may cause this error.
+/// Returns true if a fault may cause this error.
 fn is_of_trouble_of(actor: &Actor, error: &LogError) -> bool {
     match error {
         LogError::Full { .. } => true,
@@ -165,7 +165,7 @@ fn is_of_trouble_of(actor: &Actor, error: &LogError) -> bool {
     }
 }
 
-/// Returns `Err` if the log must be opened again.
+/// Handles an error; returns `Err` if the log must be opened again.
 fn go_on_after(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), ()> {
     actor.expect_reason(is_of_trouble_of(actor, error), begin_ns, error);
     match error {
@@ -200,7 +200,7 @@ async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
             Ok(())
         }
         Some(Err(error)) => {
-            // As documented: after an access error the record may exist; after other errors it does not.
+            // As documented: after an access error the record may exist, after other errors it does not.
             if !matches!(error, LogError::Access(_)) {
                 append_is_not_done(actor, held, token);
             }
@@ -210,7 +210,7 @@ async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     }
 }
 
-/// Appends some records by one call; each becomes visible separately.
+/// Appends some records by one call; each record becomes visible separately.
 async fn append_each(actor: &mut Actor, held: &mut OpenLog, first: (u64, Vec<u8>)) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
     let mut records = vec![first];
@@ -265,14 +265,14 @@ async fn note_home(actor: &Actor, held: &OpenLog, segment: u64) {
     let name = format!("{}/{segment}", ledger::name_of(held.life));
     let before = lives(&actor.harness);
     let found = held.session.stat(&name).await;
-    // If a node is gone, this may be a replacement of the record's segment.
+    // If a node has ended, this may be a replacement of the record's segment.
     let is_the_same = before.is_some() && before == lives(&actor.harness);
     let home =
         found.ok().filter(|_| is_the_same).map(|info| (info.home.0, actor.harness.incarnation(info.home.0)));
     actor.harness.logs.borrow_mut().note_home(held.life, segment, home);
 }
 
-/// The incarnations of all nodes, if all are up and none may be taken for dead.
+/// Returns the incarnations of all nodes; `None` unless all are up and no node may be taken for dead.
 fn lives(harness: &Harness) -> Option<Vec<u32>> {
     let is_well = |node: &u32| harness.is_up(*node) && !harness.was_isolated(*node);
     (0..harness.nodes()).map(|node| is_well(&node).then(|| harness.incarnation(node))).collect()
@@ -287,7 +287,7 @@ async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
         taken.borrow_mut().push((entry.position, entry.records().map(<[u8]>::to_vec).collect::<Vec<_>>()));
     });
     let polled = actor.attempt("follow a log", polling).await;
-    // Records that the callback got are read, despite an error.
+    // Records that the callback received count as read, despite an error.
     let to = held.follower.position();
     let told = held.reader.passed(from..to, &taken.into_inner());
     told.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
@@ -347,7 +347,7 @@ async fn follow_anew(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     }
 }
 
-/// Whether a region belongs to a log.
+/// Returns true if a region belongs to a log.
 pub(crate) fn is_name(name: &str) -> bool {
     name.starts_with(ledger::PREFIX)
 }

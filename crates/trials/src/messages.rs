@@ -1,4 +1,4 @@
-//! Messages: sent to the port of each node, whose receiver is sometimes slow.  [`ledger`] states what must hold.
+//! Messages: sent to the port of each node, whose receiver is sometimes slow. [`ledger`] defines the valid results.
 
 mod ledger;
 
@@ -14,13 +14,13 @@ use crate::harness::{Harness, PRINCIPALS};
 use ledger::{Ledger, Load, Path};
 
 const PORT: Port = Port(5);
-/// Most messages in a port's queue.
+/// Maximum number of messages in a port's queue.
 const QUEUED_MAX: usize = 6;
-/// Most messages that a session publishes at a time.
+/// Maximum number of messages that a session publishes at a time.
 const PUBLISHED_MAX: u64 = 100;
-/// Longest pause of a slow receiver.
+/// Maximum pause of a slow receiver, in microseconds.
 const SLOW_US_MAX: u64 = 60;
-/// Bytes before the filler.
+/// Number of bytes before the filler.
 const HEAD_BYTES: usize = 5 * 4 + 8;
 
 #[derive(Debug, Default)]
@@ -155,7 +155,7 @@ pub(crate) async fn publish(actor: &mut Actor) {
         match actor.attempt("publish", sender.send(&bytes)).await {
             Some(Ok(())) => begun.push(number),
             Some(Err(error)) => errors.push(error),
-            // The message goes on.
+            // The message is still delivered.
             None => {}
         }
         if actor.random.chance(1, 4) {
@@ -167,7 +167,7 @@ pub(crate) async fn publish(actor: &mut Actor) {
         match actor.attempt("flush", sender.flush()).await {
             Some(Ok(())) => break,
             Some(Err(error)) => errors.push(error),
-            // Dropped with outstanding messages, whose fate is unknown.
+            // The outcome of messages that were outstanding at the drop is unknown.
             None => return,
         }
     }
@@ -177,7 +177,7 @@ pub(crate) async fn publish(actor: &mut Actor) {
         begun.into_iter().for_each(|number| ledger.sent(path, incarnation, number));
         return;
     }
-    // The call does not report which of them failed; the reason does not depend on that.
+    // The error does not tell which of the messages failed, but its cause is the same for all.
     for error in errors {
         let is_down = matches!(error.cause, SendCause::PeerDown | SendCause::NodeClosed);
         if !is_down {
@@ -188,7 +188,7 @@ pub(crate) async fn publish(actor: &mut Actor) {
     }
 }
 
-/// Places may be reserved for other senders, which are told to send again.
+/// Returns true if the port may be full. Places may be reserved for other senders, which were told to send again.
 fn may_be_full(actor: &Actor, path: Path, before: Load) -> bool {
     actor.harness.messages.borrow().ledger.others_since(path, before) >= QUEUED_MAX as u64
 }
@@ -208,7 +208,7 @@ fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendE
         return Err("it cannot have arrived".to_owned());
     }
     if !is_down {
-        // Otherwise a place may be reserved for it until its port hears that it will not come.
+        // A place may be reserved for the message until its port learns that it will not arrive.
         ledger.unload(path);
     }
     if !error.may_have_arrived {
@@ -217,13 +217,13 @@ fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendE
     if is_explained { Ok(()) } else { Err("without a reason".to_owned()) }
 }
 
-/// Lengths that fit into a ring, or are fetched.
+/// Returns a length of a message that fits into a ring, or of one that is fetched.
 fn some_len(actor: &mut Actor) -> usize {
     let most = [64, 1000, 4000, 30_000][pick(&mut actor.random, &[10, 5, 2, 1])];
     HEAD_BYTES + actor.random.index(most)
 }
 
-/// A message: a head, and filler that derives from it.
+/// Creates a message: a head, and filler that derives from it.
 fn emit(path: Path, number: u64, principal: u32, len: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(len);
     for field in [path.from.0, path.from.1, path.from.2, path.to.0, path.to.1 << 8 | principal] {
@@ -237,7 +237,7 @@ fn emit(path: Path, number: u64, principal: u32, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The path, the number and the principal's index; `None` if the message is damaged.
+/// Returns the path, the number and the principal's index; `None` if the message is damaged.
 fn parse(bytes: &[u8]) -> Option<(Path, u64, u32)> {
     let field =
         |at: usize| bytes.get(4 * at..4 * at + 4).map(|it| u32::from_le_bytes(it.try_into().expect("4")));

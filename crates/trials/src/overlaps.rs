@@ -1,11 +1,11 @@
 //! No memory belongs to two regions at once, even in the view of stale nodes.
 //!
-//! This finds memory that is reused too early at once, and not only when accesses collide.
+//! The check detects early reuse of memory at once, and not only when accesses collide.
 
 use crate::harness::Harness;
 
-/// Checks all nodes whose processes exist, also stopped ones.  A node that is cut off cannot access memory, whatever
-/// its view is; where adapters cut it off, it learns of that late.
+/// Checks all nodes whose processes exist, even stopped ones. A node that is cut off cannot access memory, whatever its
+/// view; if adapters cut it off, it learns of that late.
 pub(crate) fn judge(harness: &Harness) {
     if !harness.deaths_are_told() {
         return;
@@ -19,7 +19,7 @@ pub(crate) fn judge(harness: &Harness) {
         touched.extend(reached.map(|(region, at)| (at.owner, at.key, at.offset, at.len, region, node)));
     }
     touched.sort_unstable();
-    // The earlier piece of the segment with the highest end.
+    // Earlier piece of the segment that has the highest end.
     let Some(mut furthest) = touched.first().copied() else { return };
     for piece in touched.into_iter().skip(1) {
         let (owner, key, offset, len, region, node) = piece;

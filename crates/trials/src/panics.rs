@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The result of `work`, or the message of its panic.
+/// Returns the result of `work`, or the message of its panic.
 ///
 /// After a panic, the state that `work` has used may be inconsistent: read it carefully, and do not use it further.
 pub(crate) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {

@@ -1,7 +1,7 @@
-//! Peace: two leases after the last fault between nodes, everything that lives works.
+//! Peace: from two leases after the last fault between nodes on, everything that lives works.
 //!
 //! All nodes are connected, every region whose nodes live is found under its name or as `NAME@NODE`, and no operation
-//! that begins then fails.  Where processes share memory, nodes that were cut off have been killed.
+//! that begins then fails. Where processes share memory, nodes that were cut off have been killed.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use halite::RegionCause;
 use crate::harness::Harness;
 use crate::regions;
 
-/// One lease until a node is missed, and another until the two are paired again.
+/// Number of leases: one until a node is missed, and another until the two are paired again.
 pub(crate) const HEALING_LEASES: u32 = 2;
 
 impl Harness {
@@ -19,19 +19,19 @@ impl Harness {
         (self.plan.lease() * HEALING_LEASES).as_nanos() as u64
     }
 
-    /// Start of the peace, if there is peace now.
+    /// Returns the start of the peace; `None` if there is no peace now.
     fn peace_since_ns(&self) -> Option<u64> {
         let is_whole = (0..self.nodes()).all(|node| self.is_well(node)) && !self.has_disturbed_links();
         let since_ns = self.last_trouble_ns() + self.healing_ns();
         (is_whole && self.is_mended_soon() && since_ns <= self.world.now_ns()).then_some(since_ns)
     }
 
-    /// Whether an operation that began then and ends now had peace.
+    /// Returns true if there was peace from the start of an operation until now.
     pub(crate) fn was_peace_since(&self, begin_ns: u64) -> bool {
         self.peace_since_ns().is_some_and(|since_ns| since_ns <= begin_ns)
     }
 
-    /// Whether nodes that lose each other live on, each on a host of its own, and are dialled again soon.
+    /// Returns true if nodes that lose each other live on, each on a host of its own, and are dialled again soon.
     pub(crate) fn is_mended_soon(&self) -> bool {
         let is_soon = self.plan.dial_us.is_some_and(|dial_us| dial_us <= self.plan.lease_us / 2);
         self.cut_off_is_by_adapters && self.plan.hosts.is_none() && is_soon
@@ -79,7 +79,7 @@ async fn check_regions(harness: &Harness) {
     }
 }
 
-/// Whether the error reports an unreachable node.
+/// Returns true if the error reports an unreachable node.
 pub(crate) fn is_of_distance(cause: &RegionCause) -> bool {
     matches!(
         cause,

@@ -20,24 +20,23 @@ pub struct Plan {
     pub name: String,
     /// Number of nodes, from 1 to 1000.
     pub nodes: u32,
-    /// Largest cluster with a full mesh of connections; in larger ones, a node connects to the first node, and to
-    /// others on first use.
+    /// Maximum number of nodes with a full mesh of connections; in a larger cluster, a node connects to the first node,
+    /// and to others on first use.
     #[serde(default = "defaults::full_mesh_nodes_max")]
     pub full_mesh_nodes_max: u32,
-    /// Whether a joining node dials only node 0, which announces the others, as between hosts; otherwise it dials
-    /// every member.
+    /// True if a joining node dials only node 0, which announces the others, as between hosts; otherwise it dials all.
     #[serde(default)]
     pub joins_by_first: bool,
-    /// Sessions per node.
+    /// Number of sessions per node.
     #[serde(default = "defaults::sessions")]
     pub sessions: u32,
-    /// Simulated time for which they work, in microseconds.
+    /// Simulated time for which sessions work, in microseconds.
     #[serde(default = "defaults::duration_us")]
     pub duration_us: u64,
     /// Lease, in microseconds.
     #[serde(default = "defaults::lease_us")]
     pub lease_us: u64,
-    /// Longest delay between the starts of two nodes, in microseconds; it also shifts their periodic work.
+    /// Maximum delay between the starts of two nodes, in microseconds; the delay also shifts their periodic work.
     #[serde(default)]
     pub start_gap_us: u64,
     /// Timeout of a dial, in microseconds; two leases by default.
@@ -55,7 +54,7 @@ pub struct Plan {
     /// Profile of the hardware between the nodes of one host: one whose processes share memory.
     #[serde(default)]
     pub host_profile: Option<String>,
-    /// Work requests that a connection's queue holds; the profile's number by default.
+    /// Number of work requests that a connection's queue holds; the profile's by default.
     #[serde(default)]
     pub queue_depth: Option<usize>,
     /// Bandwidth of a link in bytes per microsecond; the profile's by default.
@@ -76,7 +75,7 @@ pub struct Plan {
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(untagged)]
 pub enum Hosts {
-    /// Nodes are dealt to this many hosts in turn.
+    /// Nodes are assigned to this number of hosts in turn.
     Dealt(u32),
     /// Each host gets this many nodes, in the order of their numbers.
     Filled(Vec<u32>),
@@ -114,11 +113,11 @@ pub struct Work {
     pub long_per_mille: u32,
     /// Regions per thousand that are long: of many chunks, which are on several nodes if the region is spread.
     pub long_regions_per_mille: u32,
-    /// Most outstanding calls of a session.
+    /// Maximum number of outstanding calls of a session.
     pub calls_posted_max: u32,
     /// Calls per thousand that are posted, received and answered in batches.
     pub batches_per_mille: u32,
-    /// Longest pause between two operations of a session, in microseconds.
+    /// Maximum pause between two operations of a session, in microseconds.
     pub think_us_max: u64,
     /// Operations per thousand that are cancelled midway.
     pub given_up_per_mille: u32,
@@ -148,15 +147,15 @@ pub struct Faults {
     pub host_crash: u32,
     /// A node that only one other node reaches is forgotten, and restarts in another incarnation.
     pub forget: u32,
-    /// Longest duration of a fault, in hundredths of a lease.
+    /// Maximum duration of a fault, in hundredths of a lease.
     pub long_percent: u32,
     /// Faults pause after this many microseconds until there has been peace for two leases; 0 for never.
     pub spell_us: u64,
 }
 
-/// A minute, longer than any trial.
+/// Maximum of times in microseconds: a minute, longer than any trial.
 const US_MAX: u64 = 60_000_000;
-/// Small enough that sums do not overflow.
+/// Maximum weight; small enough that sums do not overflow.
 const WEIGHT_MAX: u32 = 1_000_000;
 
 mod defaults {
@@ -230,18 +229,18 @@ impl Default for Faults {
     }
 }
 
-/// Why a text is not a plan.
+/// The reason why a text is not a plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// It is not TOML, or has unknown fields.
+    /// The text is not TOML, or has unknown fields.
     #[error("cannot read the plan: {0}")]
     Toml(#[from] toml::de::Error),
     /// A number is out of range.
     #[error("cannot use plan {plan:?}: {what}")]
     Bad {
-        /// The plan's name.
+        /// Name of the plan.
         plan: String,
-        /// Which number, and its range.
+        /// The number, and its range.
         what: &'static str,
     },
     /// No built-in plan has that name.
@@ -253,7 +252,7 @@ pub enum PlanError {
     /// The profile does not exist.
     #[error("cannot use plan {plan:?}: {source}")]
     Profile {
-        /// The plan's name.
+        /// Name of the plan.
         plan: String,
         /// The known profiles.
         source: ProfileError,
@@ -268,7 +267,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The same plan with another profile, between hosts if `hosts` is set.
+    /// Returns the same plan with another profile, which applies between hosts if `hosts` is set.
     pub fn over(mut self, profile: &str) -> Result<Plan, PlanError> {
         profile.clone_into(&mut self.profile);
         self.check()?;
@@ -356,12 +355,12 @@ impl Plan {
         }
     }
 
-    /// The hardware between nodes, or between hosts if `hosts` is set.
+    /// Returns the hardware between nodes, or between hosts if `hosts` is set.
     pub fn profile(&self) -> Result<Profile, PlanError> {
         self.hardware(&self.profile)
     }
 
-    /// The hardware between the nodes of one host.
+    /// Returns the hardware between the nodes of one host.
     pub fn host_profile(&self) -> Result<Profile, PlanError> {
         self.hardware(self.host_profile.as_deref().unwrap_or("local"))
     }
@@ -376,7 +375,7 @@ impl Plan {
         })
     }
 
-    /// The host of each node.
+    /// Returns the host of each node.
     pub(crate) fn hosts_of_nodes(&self) -> Vec<u32> {
         match &self.hosts {
             None => (0..self.nodes).collect(),
@@ -394,7 +393,7 @@ impl Plan {
 }
 
 impl Work {
-    /// In the order of the fields.
+    /// Returns the weights in the order of the fields.
     pub(crate) fn weights(&self) -> [u32; 12] {
         let Work {
             regions,
@@ -416,12 +415,12 @@ impl Work {
 }
 
 impl Faults {
-    /// Whether faults end connections of living nodes.
+    /// Returns true if faults end connections of living nodes.
     pub(crate) fn break_links(&self) -> bool {
         self.gap_us > 0 && self.partition + self.one_way + self.noise + self.forget > 0
     }
 
-    /// In the order of the fields.
+    /// Returns the weights in the order of the fields.
     pub(crate) fn weights(&self) -> [u32; 9] {
         let Faults { crash, leave, pause, partition, one_way, noise, drift, host_crash, forget, .. } = *self;
         [crash, leave, pause, partition, one_way, noise, drift, host_crash, forget]

@@ -1,4 +1,4 @@
-//! The plans that the program contains.
+//! The built-in plans.
 
 use crate::plan::{Plan, PlanError};
 
@@ -16,7 +16,7 @@ const PLANS: [(&str, &str); 10] = [
 ];
 
 impl Plan {
-    /// Plans of which thousands of seeds are run: a trial takes some milliseconds.
+    /// Names of the plans for thousands of seeds: a trial takes some milliseconds.
     pub const SMALL: [&str; 7] = ["calm", "storm", "regions", "links", "adapters", "mixed", "torn"];
 
     /// Returns the names of the built-in plans.

@@ -24,12 +24,12 @@ use crate::actor::{Actor, pick};
 
 /// Number of names.
 const NAMES: u64 = 6;
-/// Most words of an access, and of a long one.
+/// Maximum number of words of an access, and of a long one.
 const WORDS_MAX: u64 = 16;
 const LONG_WORDS_MAX: u64 = 1200;
-/// Time after an adapter's access within which its session learns of it.
+/// Maximum time from an adapter's access until its session learns of it.
 pub(crate) const WORD_OF_SUCCESS_NS: u64 = 50_000;
-/// The read side of a copy.
+/// Name of the read side of a copy.
 const COPY_FROM: &str = "copy from";
 
 /// The regions that a session has mapped.
@@ -44,7 +44,7 @@ struct Holding {
     life: LifeId,
     /// Permissions of the mapping.
     wanted: Permissions,
-    /// Start of the map.
+    /// Start of the mapping operation.
     begun_ns: u64,
 }
 
@@ -138,8 +138,7 @@ async fn fill(actor: &mut Actor, holding: Holding) {
 fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), AccessError>>) {
     let mut regions = actor.harness.regions.borrow_mut();
     match result {
-        // A node that was taken for dead writes to the region's former place, which stays reserved for it; others do
-        // not read there.
+        // A node that was taken for dead writes to the region's former place, which others do not read.
         Some(Ok(())) if actor.harness.was_isolated(actor.node) => {}
         Some(Ok(())) => regions.end_write(actor.now_ns(), write),
         Some(Err(error)) if is_not_done(error) => regions.undo_write(write),
@@ -147,7 +146,7 @@ fn end_write(actor: &Actor, write: &lives::Write, result: &Option<Result<(), Acc
     }
 }
 
-/// Whether the error promises that nothing was done.
+/// Returns true if the error promises that nothing was done.
 fn is_not_done(error: &AccessError) -> bool {
     !error.partly
 }
@@ -187,7 +186,7 @@ async fn copy(actor: &mut Actor, from: Holding) {
     }
     let [reading, writing] = accesses;
     match result {
-        // Either side may have been refused.
+        // The cause may be the refusal of either side.
         Some(Err(error)) if error.side == halite::CopySide::Target => {
             reading.cancel(actor);
             writing.end(actor, "copy to", Some(Err(error.cause)));
@@ -207,7 +206,7 @@ async fn copy(actor: &mut Actor, from: Holding) {
     }
 }
 
-/// An access that is partly or completely beyond the end, or wraps around, must be refused.
+/// Accesses bytes beyond the end, partly or completely, or a range that wraps around; that must be refused.
 async fn beyond_the_end(actor: &mut Actor, holding: Holding) {
     let len = actor.harness.regions.borrow().life(holding.life).bytes();
     let offset = match actor.random.below(4) {
@@ -236,7 +235,7 @@ fn note(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
     );
 }
 
-/// A range of words, sometimes long.
+/// Returns a range of words, sometimes a long one.
 fn some_words(actor: &mut Actor, life: LifeId) -> Range<usize> {
     let words = actor.harness.regions.borrow().life(life).words.len() as u64;
     let is_long = actor.random.chance(actor.harness.plan.work.long_per_mille.into(), 1000);
@@ -260,7 +259,7 @@ impl Access {
         Access { holding, kind, begin_ns }
     }
 
-    /// The outcome stays unknown.
+    /// Records that the outcome is unknown.
     fn cancel(self, actor: &Actor) {
         actor.harness.regions.borrow_mut().life_mut(self.holding.life).end_access(self.begin_ns);
     }
@@ -295,11 +294,10 @@ fn check_success(
 ) -> Result<(), String> {
     let regions = actor.harness.regions.borrow();
     let life = regions.life(holding.life);
-    // A node that was taken for dead, or was stopped and so took others for dead, has missed changes.  Through
-    // adapters it reaches nothing all the same: a change waits until all mappers have let go or are cut off.
+    // A node that was taken for dead, or was stopped and so took others for dead, has missed changes. Through adapters
+    // it cannot reach anything all the same: a change waits until all mappers have confirmed it or are cut off.
     let over_ns = match actor.harness.cut_off_is_by_adapters {
-        // A copy may read long before it writes, and a stopped session learns of its adapter's accesses when it
-        // resumes.
+        // A copy may read long before it writes, and a stopped session learns of its adapter's accesses late.
         true if is_copied || actor.harness.may_have_slept_since(actor.node, begin_ns) => begin_ns,
         true => actor.now_ns() - WORD_OF_SUCCESS_NS,
         false if actor.harness.was_anyone_isolated() => return Ok(()),
@@ -326,7 +324,7 @@ fn check_refusal(
     let life = regions.life(holding.life);
     let is_calm = actor.harness.judge.is_calm();
     let was_revoked = life.revoked[actor.principal];
-    // A handle that was mapped in peace, and whose region's nodes all live, must work.
+    // A handle that was mapped in peace must work if all nodes of its region live.
     let is_due = actor.harness.was_peace_since(holding.begun_ns) && orders::is_whole(actor, life);
     let is_calm = is_calm || is_due;
     let is_explained = match cause {

@@ -7,18 +7,18 @@ use serde::Serialize;
 
 use crate::judge::Tally;
 
-/// The result of one trial.  Equal for equal plans and seeds, except `trace`.
+/// The result of one trial. Except for `trace`, it is equal for equal plans and seeds.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Report {
-    /// The plan's name.
+    /// Name of the plan.
     pub plan: String,
-    /// The seed.
+    /// Seed of the trial.
     pub seed: u64,
     /// A digest of all events.
     pub digest: String,
     /// Simulated time, in nanoseconds.
     pub simulated_ns: u64,
-    /// Events of the simulator.
+    /// Number of events of the simulator.
     pub events: u64,
     /// Results of operations, by kind.
     pub operations: BTreeMap<&'static str, Tally>,
@@ -29,7 +29,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// The report of a trial of which only the violation is known.
+    /// Returns the report of a trial of which only the violation is known.
     pub(crate) fn bare(plan: &str, seed: u64, violation: Option<String>) -> Report {
         Report {
             plan: plan.to_owned(),
@@ -43,12 +43,12 @@ impl Report {
         }
     }
 
-    /// Operations of all kinds, successful or not.
+    /// Returns the number of operations of all kinds, successful or not.
     pub fn operations_count(&self) -> u64 {
         self.operations.values().map(|tally| tally.ok + tally.failed + tally.given_up).sum()
     }
 
-    /// Successful operations of all kinds.
+    /// Returns the number of successful operations of all kinds.
     pub fn ok_count(&self) -> u64 {
         self.operations.values().map(|tally| tally.ok).sum()
     }

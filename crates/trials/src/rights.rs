@@ -1,7 +1,7 @@
-//! Permissions that are revoked while they are used: each session sometimes creates a region of its own, grants
-//! another principal access, and revokes that or seals the region.
+//! Permissions that are revoked while they are used: each session sometimes creates a region of its own, grants another
+//! principal access, and revokes that or seals the region.
 //!
-//! No other session knows the region, so the outcome does not depend on them.  The other principal's session is on the
+//! No other session knows the region, so the outcome does not depend on them. The other principal's session is on the
 //! same node, so that its commands reach the region's home just before or after those of the owner.
 
 use std::pin::pin;
@@ -16,10 +16,10 @@ use crate::judge::is_of_trouble;
 
 const BYTES: u64 = 64;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
-/// Longest delay between two commands.
+/// Maximum delay between two commands.
 const LATER_NS_MAX: u64 = 4_000;
 
-/// The names of these regions: one per session.
+/// Returns the names of these regions: one per session.
 pub(crate) fn names(harness: &Harness) -> impl Iterator<Item = String> + use<> {
     let (nodes, sessions) = match harness.plan.work.rights {
         0 => (0, 0),
@@ -60,7 +60,7 @@ async fn set(actor: &mut Actor) -> Option<Scene> {
     let lh = match actor.attempt("alloc contested", made).await? {
         Ok(lh) => lh,
         Err(error) => {
-            // It was cancelled, or its home was unreachable when it was to be freed.
+            // The operation was cancelled, or the home could not be reached to free the region.
             let is_explained = matches!(
                 error.cause,
                 RegionCause::NameTaken | RegionCause::NoSpace { .. } | RegionCause::Lost(_)
@@ -75,7 +75,7 @@ async fn set(actor: &mut Actor) -> Option<Scene> {
     Some(Scene { name, lh, other, who: Who::Principal(principal.to_owned()) })
 }
 
-/// Frees the name.
+/// Frees the region that has the name.
 pub(crate) async fn clear(actor: &mut Actor, name: &str) {
     let session = actor.session.clone();
     let cleared = async {
@@ -99,7 +99,7 @@ async fn depose(actor: &mut Actor, scene: &Scene) {
     let later = |ns| world.sleep(Some(host), Duration::from_nanos(ns));
     let deposing = async {
         later(early).await;
-        // Commands queue: the free finds both of these before it, or one, or none.
+        // Commands are queued, so the free may come after both of these, between them, or before them.
         let first = session.revoke(*lh, Who::Everyone, Permissions::ATOMIC);
         both(first, session.revoke(*lh, who.clone(), Permissions::MASTER)).await.1
     };
@@ -122,7 +122,7 @@ async fn depose(actor: &mut Actor, scene: &Scene) {
     }
 }
 
-/// After sealing, no session can write to the region or map it for writing.
+/// Seals the region. Afterwards no session can write to it or map it for writing.
 async fn seal(actor: &mut Actor, scene: &Scene) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let Scene { name, lh, other, .. } = scene;
@@ -168,7 +168,7 @@ fn is_trouble(actor: &Actor, cause: &RegionCause) -> bool {
     is_of_trouble(cause) && !actor.harness.judge.is_calm()
 }
 
-/// The outputs of two futures, which are polled alternately.
+/// Returns the outputs of two futures, which are polled alternately.
 async fn both<A: Future, B: Future>(a: A, b: B) -> (A::Output, B::Output) {
     let (mut a, mut b) = (pin!(a), pin!(b));
     let (mut from_a, mut from_b) = (None, None);

@@ -13,25 +13,25 @@ use crate::plan::{Plan, PlanError};
 use crate::report::Report;
 use crate::{kv, locks, log, messages, overlaps, peace, words};
 
-/// How much of the trace is kept.
+/// The part of the trace that is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Keep {
-    /// Nothing.
+    /// No lines.
     Nothing,
     /// The last lines.
     Last(usize),
-    /// Everything.
+    /// All lines.
     All,
 }
 
-/// Without faults, time in which all messages arrive.
+/// Time in which all messages arrive, without faults.
 const SETTLING: Duration = Duration::from_micros(500);
 /// Interval between checks of the judge.
 const LOOK_NS: u64 = 50_000;
-/// Most polls and events per microsecond of duration and node: far more than any trial needs.
+/// Maximum number of polls and events per microsecond of duration and node: far more than any trial needs.
 const STEPS_PER_NODE_US: u64 = 20_000;
 
-/// Runs a trial.  A panic in it is a violation.
+/// Runs a trial. A panic counts as a violation.
 pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
     let world = world(plan, seed)?;
     world.set_trace(match keep {
@@ -53,8 +53,8 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
     Ok(told.unwrap_or_else(|panic| report_panic(harness, seed, panic)))
 }
 
-/// A world with the plan's hardware.  Dials time out within about a lease: otherwise a node that joins while another
-/// is stopped would block the queue.
+/// Creates a world with the plan's hardware. Dials time out within about a lease: otherwise a node that joins while
+/// another is stopped would block the queue.
 pub(crate) fn world(plan: &Plan, seed: u64) -> Result<World, PlanError> {
     let dial_ns = 1000 * plan.dial_us.unwrap_or(2 * plan.lease_us);
     let hasty = |profile: Profile| {
@@ -68,7 +68,7 @@ pub(crate) fn world(plan: &Plan, seed: u64) -> Result<World, PlanError> {
     })
 }
 
-/// The report after a panic.
+/// Returns the report after a panic.
 fn report_panic(harness: Rc<Harness>, seed: u64, panic: String) -> Report {
     let told = panics::caught(|| {
         harness.judge.violated(panic);
@@ -76,12 +76,12 @@ fn report_panic(harness: Rc<Harness>, seed: u64, panic: String) -> Report {
     });
     let bare = || Report::bare(&harness.plan.name, seed, harness.judge.violation());
     let report = told.unwrap_or_else(|_| bare());
-    // Nodes in an inconsistent state may panic again when dropped.
+    // A node in an inconsistent state may panic again when dropped.
     std::mem::forget(harness);
     report
 }
 
-/// Runs the world until the scenario ends or the judge finds a violation; returns what was wrong with the end.
+/// Runs the world until the scenario ends or the judge finds a violation. Returns the fault of the end, if any.
 fn tell(harness: &Harness) -> Option<String> {
     let world = &harness.world;
     loop {
@@ -102,7 +102,7 @@ fn tell(harness: &Harness) -> Option<String> {
     }
 }
 
-/// No request names memory that does not exist, or not yet: over a network, that ends the connection.
+/// Returns an error if a request named memory that does not exist: over a network, that ends connections.
 fn wrong_keys(harness: &Harness) -> Option<String> {
     let refused = harness.world.counters().refused;
     (refused > 0).then(|| format!("adapters refused {refused} requests for the memory that they named"))
@@ -138,7 +138,7 @@ async fn scenario(harness: Rc<Harness>) {
 
 /// Waits until all sessions have ended, and checks for leaks.
 async fn wind_down(harness: &Rc<Harness>) {
-    // A session may have begun a pause, by a slow clock.
+    // A session may have just begun a pause, which a slow clock lengthens.
     let patience = harness.plan.lease() * 40 + Duration::from_micros(2 * harness.plan.work.think_us_max);
     let late_ns = harness.world.now_ns() + patience.as_nanos() as u64;
     while harness.working() > 0 && harness.judge.is_content() {

@@ -1,5 +1,5 @@
-//! Watches: sessions write with notifications, while others watch, and the regions move, end, and change their
-//! permissions.  [`watcher`] states what a watcher must receive; [`ledger`] and [`lives`] record what is known.
+//! Watches: sessions write with notifications while others watch, and the regions move, end, and change their
+//! permissions. [`watcher`] defines the valid notifications; [`ledger`] and [`lives`] record known facts.
 
 mod ledger;
 mod lives;
@@ -24,7 +24,7 @@ const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
 
 #[derive(Debug, Default)]
 pub(crate) struct Watches {
-    /// Each is longer than the one before, so that its length identifies it.
+    /// All regions so far. Each is longer than the previous one, so that its length identifies it.
     lives: Vec<Life>,
     /// Number of the last notification.
     last: Number,
@@ -44,7 +44,7 @@ struct Holding {
     rights: Permissions,
 }
 
-/// The names of watched regions.
+/// Returns the names of watched regions.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES).map(text)
 }
@@ -83,7 +83,7 @@ async fn open(actor: &mut Actor, name: usize) {
     }
 }
 
-/// Maps a name; `None` if that was cancelled, or is a violation.
+/// Maps a name; `None` if the operation was cancelled, or is a violation.
 async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Result<Holding, RegionCause>> {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     match actor.attempt("map watched", session.map(&text(name), rights)).await? {
@@ -100,7 +100,7 @@ async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Resu
         Err(error) => {
             let is_denied = matches!(error.cause, RegionCause::PermissionDenied { .. });
             let is_absent = matches!(error.cause, RegionCause::NotFound | RegionCause::Stale);
-            // The life is unknown.
+            // It is unknown which life the error concerns.
             let is_explained = is_denied || is_absent || is_trouble(&actor.harness, &error.cause);
             actor.expect_reason(is_explained, begin_ns, &error);
             Some(Err(error.cause))
@@ -195,7 +195,7 @@ async fn revoke(actor: &mut Actor, name: usize, holding: Holding) {
     ordered(actor, name, holding, begin_ns, result);
 }
 
-/// A principal and a permission to change; only the creator changes them, one at a time.
+/// Chooses a principal and a permission to change. Only the creator changes them, one at a time.
 fn some_change(actor: &mut Actor) -> (usize, Permissions) {
     let others = PRINCIPALS.len() - 1;
     let who = (actor.principal + 1 + actor.random.index(others)) % PRINCIPALS.len();
@@ -255,7 +255,7 @@ fn notified(actor: &Actor, holding: Holding, write: Write, begin_ns: u64) -> Res
         if !harness.was_isolated(actor.node) {
             life.end_write(write, now_ns);
         }
-        // A watcher that was taken for dead or is unreachable is not notified; one that leaves receives nothing.
+        // A watcher that was taken for dead or is unreachable is not notified, and one that leaves receives nothing.
         let Life { ledger, rights, .. } = life;
         ledger.end(write.number, now_ns, |watcher| {
             let (node, node_incarnation) = watcher.at;
@@ -304,13 +304,13 @@ fn not_notified(
                 || is_access_refusal(actor, holding.life, Permissions::WRITE, begin_ns, cause)
         }
         NotifyCause::Watchers(cause) => is_refusal(actor, holding.life, Permissions::WRITE, begin_ns, cause),
-        // The end of this node, or of a connection.
+        // This node or a connection has ended.
         _ => !harness.is_undisturbed(),
     };
     if is_explained { Ok(()) } else { Err("without a reason".to_owned()) }
 }
 
-/// Unmaps a handle without permission after a while, and drops a stale one.
+/// Drops a stale handle; sometimes unmaps one without permission.
 async fn give_way(actor: &mut Actor, name: usize, holding: Holding, error: &NotifyError) {
     let is_denied = match &error.cause {
         NotifyCause::Write { cause, .. } => matches!(cause, AccessCause::PermissionDenied { .. }),
@@ -326,7 +326,7 @@ async fn give_way(actor: &mut Actor, name: usize, holding: Holding, error: &Noti
 
 // Reasons.
 
-/// Whether an access may have been refused for this cause.
+/// Returns true if an access may have been refused for this cause.
 fn is_access_refusal(
     actor: &Actor,
     life: usize,
@@ -344,7 +344,7 @@ fn is_access_refusal(
     is_refusal(actor, life, needed, begin_ns, &cause)
 }
 
-/// Whether a command may have been refused for this cause.
+/// Returns true if a command may have been refused for this cause.
 fn is_refusal(actor: &Actor, life: usize, needed: Permissions, begin_ns: u64, cause: &RegionCause) -> bool {
     let harness = &actor.harness;
     with_life(harness, life, |life| match cause {
@@ -359,7 +359,7 @@ fn is_refusal(actor: &Actor, life: usize, needed: Permissions, begin_ns: u64, ca
     })
 }
 
-/// Whether a fault of this trial explains the error.
+/// Returns true if a fault of this trial explains the error.
 fn is_trouble(harness: &Harness, cause: &RegionCause) -> bool {
     is_of_trouble(cause) && !harness.is_undisturbed()
 }

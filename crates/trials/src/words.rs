@@ -1,4 +1,4 @@
-//! Words: added to, swapped and read concurrently.  [`Chain`] states what must hold.
+//! Words: added to, swapped and read concurrently. [`Chain`] defines the valid results.
 
 use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, RegionCause, RegionError};
 
@@ -9,23 +9,23 @@ use crate::linearizability::Span;
 use crate::linearizability::chain::Chain;
 use crate::linearizability::register::Change;
 
-/// Number of names.
+/// Number of regions' names.
 const NAMES: usize = 2;
-/// Words in use per region.
+/// Number of words in use per region.
 const WORDS: usize = 2;
 const WORD: u64 = 8;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::ATOMIC);
 
 #[derive(Debug, Default)]
 pub(crate) struct Words {
-    /// All regions so far; each is longer than the one before, so that its length identifies it.
+    /// All regions so far. Each is longer than the previous one, so that its length identifies it.
     lives: Vec<Life>,
 }
 
 #[derive(Debug, Default)]
 struct Life {
     chains: [Chain; WORDS],
-    /// It is being freed.
+    /// True if the region is being freed.
     ends: bool,
 }
 
@@ -41,7 +41,7 @@ struct Holding {
     life: usize,
     /// Permissions of the mapping; the creator is a master.
     rights: Permissions,
-    /// The last known values of the words.
+    /// Last known values of the words.
     last: [u64; WORDS],
 }
 
@@ -80,7 +80,7 @@ pub(crate) async fn finish(actor: &mut Actor) {
         if holding.rights.contains(Permissions::MASTER) {
             actor.harness.words.borrow_mut().lives[holding.life].ends = true;
             let session = actor.session.clone();
-            // Again if it was cancelled: no other session frees them.
+            // A second attempt follows a cancelled one, since no other session frees the regions.
             for _ in 0..2 {
                 if actor.attempt("free words", session.free(holding.lh)).await.is_some() {
                     break;
@@ -90,7 +90,7 @@ pub(crate) async fn finish(actor: &mut Actor) {
     }
 }
 
-/// The names of these regions.
+/// Returns the names of these regions.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES).map(text)
 }
@@ -228,7 +228,7 @@ fn refused(
     }
 }
 
-/// Atomics on bytes that are not a word of the region must be refused.
+/// Requests atomics on bytes that are not a word of the region, which must be refused.
 async fn misuse(actor: &mut Actor, name: usize, holding: Holding) {
     let len = (holding.life + WORDS) as u64 * WORD;
     let offset = match actor.random.below(3) {

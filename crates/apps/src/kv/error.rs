@@ -28,7 +28,7 @@ pub enum KvError {
     /// The node of the shard has no memory left; nothing was changed.
     #[error("the node that holds the key's shard is out of memory")]
     Full,
-    /// The directory of names does not answer, so the store gets no more memory. Nothing was changed.
+    /// The directory of names does not answer, so the store cannot allocate memory. Nothing was changed.
     #[error("the directory of names does not answer, so the shard cannot get more memory")]
     NoDirectory,
     /// The value is not a 64-bit number in decimal; nothing was changed.
@@ -37,10 +37,10 @@ pub enum KvError {
     /// The sum exceeds 64 bits; nothing was changed.
     #[error("the result exceeds 64 bits")]
     Overflow,
-    /// The owner of a shard has ended; its node may serve another store by now.
+    /// The owner of a shard has ended. Its node may serve another store by now.
     #[error("the shard is no longer served")]
     Ended,
-    /// A shard's answer is malformed, or entries are damaged without a change in progress.
+    /// The answer of a shard is malformed, or entries are damaged without a change in progress.
     #[error("shard {shard} {what}")]
     Damaged {
         /// The shard.

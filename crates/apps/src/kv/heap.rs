@@ -168,9 +168,9 @@ impl Heap {
         Ok(self.session.read(self.parts[slot.part()].lh, slot.offset(), into).await?)
     }
 
-    /// Frees empty parts at the end of the heap; returns whether there were any.
+    /// Frees empty parts at the end of the heap. Returns true if there were any.
     pub(super) async fn shrink(&mut self) -> Result<bool, KvError> {
-        // Writers of a full store ask for this again and again.
+        // Without this check, each write to a full store would search the heap again.
         if !std::mem::take(&mut self.may_shrink) {
             return Ok(false);
         }
@@ -329,7 +329,7 @@ pub(super) async fn make(
             Err(error) if *error.cause() == RegionCause::NameTaken => {}
             made => return made,
         }
-        // An earlier attempt was reported as failed and had succeeded; only this process uses this name.
+        // An earlier attempt succeeded although an error was reported. Only this process uses the name.
         let left = session.map(name, Permissions::MASTER).await?;
         session.free(left).await?;
         session.alloc_with(Some(name), len, options).await
@@ -361,7 +361,7 @@ mod tests {
         ) {
             const UNITS: u64 = 300;
             let mut free = Free::new();
-            // Over the boundary of two parts.
+            // These units cross the boundary of two parts.
             free.add(Run { place: PART_UNITS - 100, units: 100 });
             free.add(Run { place: PART_UNITS, units: UNITS - 100 });
             let mut taken: BTreeMap<u64, Block> = BTreeMap::new();

@@ -117,10 +117,10 @@ impl Slot {
         (class < CLASSES && slot.offset() + slot.bytes() <= PART_BYTES).then_some(slot)
     }
 
-    /// As [`Slot::decode`], but `None` unless the slot may lead to the key of `hash`.
+    /// As [`Slot::decode`], but also `None` if the slot cannot lead to the key of `hash`.
     #[inline]
     pub(super) fn decode_of(word: u64, hash: Hash) -> Option<Slot> {
-        // Nearly all slots lead to other keys.
+        // The tag is compared first, because nearly all slots lead to other keys.
         if word as u32 & TAG_MAX == hash.tag() { Slot::decode(word) } else { None }
     }
 

@@ -12,7 +12,7 @@ use super::wire::{Answer, Request, parts, push_part};
 /// Maximum number of calls that are answered together.
 const CALLS_MAX: usize = 32;
 
-/// Why an owner ends.
+/// The reason why an owner ends.
 enum End {
     /// The store was closed, or this owner was stopped.
     Asked,
@@ -29,7 +29,7 @@ pub struct Owner {
     server: Server,
 }
 
-/// A shard of this process, which other threads of the process use without a call, one at a time.
+/// A shard of this process. Other threads of the process use it without calls, one at a time.
 #[derive(Clone)]
 pub struct Local(Arc<Mutex<Option<Shard>>>);
 
@@ -42,8 +42,8 @@ impl Local {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Executes a request and writes the answer into `answer`. A thread waits for this future alone; if it waited for
-    /// the owner too, both could wait for each other.
+    /// Executes a request and writes the answer into `answer`. A thread must not wait for the owner together with this
+    /// future: both could wait for each other.
     #[expect(
         clippy::await_holding_lock,
         reason = "each thread has one future, and what it waits for needs no shard"
@@ -58,7 +58,7 @@ impl Local {
         held.as_mut().ok_or(KvError::Ended)?.perform_or_refuse(now_ms, request, answer).await
     }
 
-    /// Removes some expired keys.
+    /// Removes some expired keys of the shard.
     #[expect(clippy::await_holding_lock, reason = "see perform")]
     pub(super) async fn sweep_some(&self, now_ms: u64) -> Result<(), KvError> {
         match &mut *self.hold() {
@@ -170,7 +170,7 @@ impl Owner {
                 }
                 answers.push((call, answer));
             }
-            // A caller that has gone waits for no answer.
+            // A caller that has ended waits for no answer, so errors do not matter.
             self.server.reply_all(answers);
             if is_last {
                 return Ok(End::Asked);

@@ -41,7 +41,7 @@ pub(super) struct Shard {
     table: Table,
     heap: Heap,
     keys: u64,
-    /// Expiring keys, with their time in ms.
+    /// Keys with an expiry, each with that time in ms.
     expiring: BTreeSet<(u64, Box<[u8]>)>,
     /// The last entry read, and the last written.
     entry: Vec<u8>,
@@ -531,7 +531,7 @@ pub(super) fn number_of(text: &[u8]) -> Option<i64> {
     begins_well.then_some(number)
 }
 
-/// Returns whether the condition allows a change of expiry from `old_ms` to `new_ms`.
+/// Returns true if the condition allows a change of expiry from `old_ms` to `new_ms`.
 fn holds(when: When, old_ms: u64, new_ms: u64) -> bool {
     let rank = |ms| if ms == 0 { u64::MAX } else { ms };
     match when {

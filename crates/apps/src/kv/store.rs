@@ -176,7 +176,7 @@ impl Store {
         Ok(self.get_into(key, &mut value).await?.then_some(value))
     }
 
-    /// As [`Store::get`], into a buffer that becomes as long as the value; returns whether there is a value.
+    /// As [`Store::get`], into a buffer that becomes as long as the value. Returns true if there is a value.
     pub async fn get_into(&mut self, key: &[u8], value: &mut Vec<u8>) -> Result<bool, KvError> {
         check_len("key", key.len(), KEY_BYTES_MAX)?;
         let hash = Hash::of(key);
@@ -437,7 +437,7 @@ impl Store {
 
     // Changes, executed by the owner.
 
-    /// Sets a value; returns whether the condition held.
+    /// Sets a value. Returns true if the condition held.
     pub async fn set(&mut self, key: &[u8], value: &[u8], options: SetOptions) -> Result<bool, KvError> {
         let SetOptions { only, expires } = options;
         let request = Request::Set { key, value, only, expires, returns_old: false };
@@ -463,7 +463,7 @@ impl Store {
         }
     }
 
-    /// Removes a key; returns whether it existed.
+    /// Removes a key. Returns true if it existed.
     pub async fn delete(&mut self, key: &[u8]) -> Result<bool, KvError> {
         Ok(self.number(key, None, Request::Delete { key }).await?.is_some())
     }
@@ -479,12 +479,12 @@ impl Store {
         Ok(self.number(key, None, Request::Add { key, number }).await?.unwrap_or(0))
     }
 
-    /// Sets the expiry of a key; returns whether the key exists.
+    /// Sets the expiry of a key. Returns true if the key exists.
     pub async fn expire(&mut self, key: &[u8], expires: Expires) -> Result<bool, KvError> {
         self.expire_when(key, expires, When::Always).await
     }
 
-    /// As [`Store::expire`], on a condition; returns whether the key exists and the condition held.
+    /// As [`Store::expire`], on a condition. Returns true if the key exists and the condition held.
     pub async fn expire_when(&mut self, key: &[u8], expires: Expires, when: When) -> Result<bool, KvError> {
         Ok(self.number(key, None, Request::Expire { key, expires, when }).await?.is_some())
     }
@@ -672,13 +672,12 @@ fn look_at(block: &[u8], again: [u8; WORD as usize], slot: Slot, key: &[u8]) -> 
     }
 }
 
-/// Returns whether a slot leads to that entry, and not only to its place: after a change of the key, the same place may
-/// hold another entry.
+/// Returns true if the slot leads to this entry. After a change of the key, its place may hold another.
 fn is_led_to(slot: Slot, entry: &Entry<'_>) -> bool {
     Hash::of(entry.key).tag() == slot.tag
 }
 
-/// Returns whether a handle is stale; mapping the region again tells why.
+/// Returns true if a handle is stale. The error of mapping the region again gives the reason.
 fn is_gone(error: &AccessError) -> bool {
     matches!(error.cause(), AccessCause::Stale)
 }
@@ -693,7 +692,7 @@ mod tests {
 
     const KEY: &[u8] = b"key";
 
-    /// One node with the only shard of a store, and a client that sees slots at moments of the test's choice.
+    /// Runs a test with the only shard of a store and a client, which reads slots at moments that the test chooses.
     fn look_with(test: impl AsyncFnOnce(Shard, Store)) {
         let dir = tempfile::tempdir().unwrap();
         let dir_of_cluster = dir.path().join("cluster");
@@ -716,7 +715,7 @@ mod tests {
         shard.perform_or_refuse(1, &request, &mut Vec::new()).await.unwrap();
     }
 
-    /// The slot of the key, and where it stands.
+    /// Returns the slot of the key, and where it is stored.
     async fn slot_of(store: &mut Store) -> (Slot, (Lh, u64)) {
         let (table, buckets) = store.table(0).await.unwrap().unwrap();
         let at = bucket_of(Hash::of(KEY).low(), buckets) * BUCKET_BYTES;

@@ -42,7 +42,7 @@ pub(super) enum Request<'a> {
         key: &'a [u8],
         number: i64,
     },
-    /// Returns whether the key exists and the condition held.
+    /// Sets the expiry; returns true if the key exists and the condition held.
     Expire {
         key: &'a [u8],
         expires: Expires,
@@ -159,8 +159,8 @@ pub(super) fn together_bytes_max(count: usize) -> usize {
 }
 
 impl<'a> Request<'a> {
-    /// Returns whether the answer has no value, so that the request may go together with others: the answers are never
-    /// longer than the requests.
+    /// Returns true if the answer has no value, so that the request may be sent together with others: the answers are
+    /// never longer than the requests.
     pub(super) fn is_answered_shortly(&self) -> bool {
         match self {
             Request::Set { returns_old, .. } => !returns_old,

@@ -40,12 +40,12 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Why a follower makes no progress.
+/// The reason why a follower makes no progress.
 #[derive(Clone, Copy, Debug)]
 enum Stall {
-    /// No record has come since then.
+    /// No record has become visible since this time.
     Since(u64),
-    /// Slots up to `end` have been reserved since then at the latest.
+    /// Slots up to `end` have been reserved at least since `since_ns`.
     Reserved { since_ns: u64, end: u64 },
 }
 
@@ -125,7 +125,7 @@ impl Follower {
         Ok(self.next - begin)
     }
 
-    /// Returns whether the next slot was abandoned with the slots that were just skipped; such slots share one wait.
+    /// Returns true if the next slot was abandoned together with the slots just skipped, so the same wait covers it.
     fn is_skipping(&self) -> bool {
         matches!(self.stall, Some(Stall::Reserved { end, .. }) if self.next < end)
     }
@@ -218,7 +218,7 @@ impl Follower {
         for position in self.next..end.min(self.next + slots_max) {
             match self.log.void(position).await {
                 Ok(true) => {}
-                // Settled by its writer or skipped by another follower.
+                // Its writer has settled the slot, or another follower has skipped it.
                 Ok(false) => break,
                 Err(error) => return Err(error),
             }

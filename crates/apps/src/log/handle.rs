@@ -15,8 +15,8 @@ const USE: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permi
 /// Options of a new log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Bytes per slot, of which 8 are its word: a multiple of 8. A record takes as many slots as it needs; choose a
-    /// size at which most records take one.
+    /// Length of a slot in bytes, a multiple of 8. The first 8 bytes are the slot's word; the rest holds a record or a
+    /// part of one. A record takes as many slots as it needs; choose a length at which most records take one.
     pub slot_bytes: u64,
     /// Slots per segment. A segment is freed as a whole, and no record is longer.
     pub segment_slots: u64,
@@ -43,7 +43,7 @@ pub struct Log {
     everyone: Permissions,
     /// The segment in use, and the one before or after it.
     mapped: [Option<(u64, Lh)>; 2],
-    /// Regions that may or may not be those segments, because the directory of names did not answer.
+    /// Regions that may be those segments; unknown, because the directory of names did not answer.
     in_doubt: Vec<(u64, Lh)>,
 }
 
@@ -285,7 +285,7 @@ impl Log {
 
     async fn make_anew(&mut self, segment: u64) -> Result<Lh, RegionError> {
         match self.make_at(segment, self.placement_of(segment)).await {
-            // The node whose turn it is has gone.
+            // The node whose turn it is has left the cluster.
             Err(error) if matches!(error.cause(), RegionCause::UnknownNode(_) | RegionCause::PeerDown(_)) => {
                 self.make_at(segment, Placement::Anywhere).await
             }
@@ -296,8 +296,8 @@ impl Log {
     async fn make_at(&mut self, segment: u64, placement: Placement) -> Result<Lh, RegionError> {
         let options = AllocOptions { placement, everyone: self.everyone, ..AllocOptions::default() };
         let lh = self.session.alloc_with(None, self.layout.segment_bytes(), options).await?;
-        // Named in a second step: an allocation whose future is dropped is freed, and others could be using the segment
-        // by then.
+        // Naming is a second step: if this future is dropped during the allocation, the region is freed, although other
+        // sessions could use a named one.
         self.name_segment(segment, lh).await
     }
 
@@ -305,7 +305,7 @@ impl Log {
         match self.session.set_name(lh, &self.name_of(segment)).await {
             Ok(()) => Ok(lh),
             Err(error) if is_without_directory(error.cause()) => {
-                // The name may have been recorded. Others then append to this region, so it must become the segment.
+                // The name may have been recorded. Other sessions then append here, so it must become the segment.
                 self.in_doubt.push((segment, lh));
                 Err(error)
             }
@@ -348,7 +348,7 @@ impl Log {
         if segment < self.layout.segment_of(first) { Err(LogError::Trimmed { first }) } else { Ok(()) }
     }
 
-    /// Frees a segment; returns whether it existed.
+    /// Frees a segment. Returns true if it existed.
     pub(crate) async fn free_segment(&mut self, segment: u64) -> Result<bool, LogError> {
         let position = segment.saturating_mul(self.layout.segment_slots());
         self.forget_segment_at(position).await;
@@ -377,7 +377,7 @@ impl Log {
     }
 }
 
-/// Returns whether a handle is stale; mapping the region again tells why.
+/// Returns true if a handle is stale. The error of mapping the region again gives the reason.
 pub(crate) fn is_gone(error: &AccessError) -> bool {
     matches!(error.cause(), AccessCause::Stale | AccessCause::PeerDown(_))
 }

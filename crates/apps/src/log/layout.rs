@@ -20,7 +20,7 @@ pub(crate) const FREED_AT: u64 = 328;
 pub(crate) const HEAD_BYTES: u64 = 384;
 /// Maximum number of nodes that hold segments in turn.
 pub(crate) const NODES_MAX: usize = 24;
-/// No log reaches this position, so a counter beyond it is damaged.
+/// Upper bound of positions. No log reaches it, so a counter beyond is damaged.
 pub(crate) const POSITION_MAX: u64 = 1 << 62;
 
 const SLOT_BYTES_MAX: u64 = 1 << 20;
@@ -97,7 +97,7 @@ impl Layout {
         if len <= self.payload_bytes() { 1 } else { len.div_ceil(self.payload_bytes()) as u64 }
     }
 
-    /// Returns whether a writer of these slots passes the middle of their segment.
+    /// Returns true if the range of written slots passes the middle of their segment.
     pub fn passes_middle(self, written: Range<u64>) -> bool {
         let next = written.start + self.room_at(written.start);
         self.segment_slots > 1 && written.contains(&(next - self.segment_slots / 2))
@@ -133,7 +133,7 @@ pub(crate) enum Word {
     /// A record starts here.
     Entry {
         len: u32,
-        /// The entry holds several records, each behind its length.
+        /// True if the entry holds several records, each after its length.
         is_many: bool,
         sum: u32,
     },
@@ -170,7 +170,7 @@ impl Word {
     }
 }
 
-/// Checksum by which a follower knows that it has all bytes of a record.
+/// Returns the checksum by which a follower detects missing bytes of a record.
 #[inline]
 pub(crate) fn checksum(record: &[u8]) -> u32 {
     xxhash_rust::xxh3::xxh3_64(record) as u32

@@ -1,4 +1,4 @@
-//! A log with many writers and many followers, all by one-sided operations; no thread serves it.
+//! A log with many writers and many followers. All of them use one-sided operations; no thread serves the log.
 //!
 //! ```text
 //!  NAME      | slot and segment lengths, nodes | reserved (a fetch-add) | first kept, first not freed |
@@ -6,9 +6,10 @@
 //!  NAME/1    | word, record |    0         |                                              on each node in turn
 //! ```
 //!
-//! A writer reserves slots by a fetch-add, writes its record behind their words, and makes it visible by a compare-swap
-//! of the first word from 0. A follower reads slots in order. If a reserved slot stays at 0 for too long, the follower
-//! swaps it to *void* and continues; the writer finds that and reserves again, so no skipped record appears later.
+//! Each slot begins with a word, which is 0 at first. A writer reserves slots by a fetch-add, writes its record behind
+//! their words, and makes it visible by a compare-swap of the first slot's word from 0. A follower reads slots in
+//! order. If the word of a reserved slot stays 0 for too long, the follower swaps it to *void* and continues. The
+//! writer's own compare-swap then fails, and it reserves other slots, so no skipped record appears later.
 //! [`Log::trim`] frees segments that are no longer needed.
 //!
 //! A record is visible when [`Writer::append`] returns. All followers see the records in the same order, each once.

@@ -11,18 +11,18 @@ use halite_apps::log::LogError;
 use super::worker::Answer;
 use crate::output;
 
-/// Longest wait of an operation that needs the directory.
+/// Maximum wait of an operation that needs the directory.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest wait at the end of a run, when only regions remain to be removed.
+/// Maximum wait at the end of a run, when only regions remain to be removed.
 const PATIENCE_AT_END: Duration = Duration::from_secs(15);
-/// The same once the parent process has ended; a worker then has 10 s to end.
+/// Maximum wait once the parent process has ended: a worker then has 10 s in all.
 const PATIENCE_AT_ONCE: Duration = Duration::from_secs(4);
-/// Pause between attempts; an attempt itself takes seconds if the directory hangs.
+/// Pause between attempts. An attempt itself takes seconds if the directory hangs.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Errors that an unavailable directory may cause.
 pub(super) trait DirectoryFault {
-    /// The reason, if the directory was unavailable.
+    /// Returns the reason if the directory was unavailable; `None` for other errors.
     fn directory_fault(&self) -> Option<String>;
 }
 
@@ -48,7 +48,7 @@ impl DirectoryFault for KvError {
     }
 }
 
-/// An outage of the directory, as one operation loop sees it.
+/// An outage of the directory, from the view of one loop of operations.
 #[derive(Debug)]
 pub(super) struct Outage<'a> {
     since: Option<Instant>,
@@ -58,13 +58,13 @@ pub(super) struct Outage<'a> {
 }
 
 impl<'a> Outage<'a> {
-    /// Waits no longer once `is_over` is set.
+    /// Creates the state of a loop. Waits are shorter once `is_over` is set.
     pub(super) fn new(is_over: &'a AtomicBool) -> Outage<'a> {
         Outage { since: None, waits: 0, is_over }
     }
 
-    /// Waits before a retry if the directory caused `error`.  Returns `error` if it did not, or if the outage lasts
-    /// too long.
+    /// Waits before a retry if the directory caused `error`. Returns `error` if it did not, or if the outage is too
+    /// long.
     pub(super) fn wait<E: DirectoryFault>(&mut self, error: E) -> Result<(), E> {
         let patience = if self.is_over.load(Ordering::Relaxed) { Duration::ZERO } else { PATIENCE };
         self.wait_for(patience, error)
@@ -73,7 +73,7 @@ impl<'a> Outage<'a> {
     fn wait_for<E: DirectoryFault>(&mut self, patience: Duration, error: E) -> Result<(), E> {
         let Some(why) = error.directory_fault() else { return Err(error) };
         if self.since.is_none() {
-            // The parent process reports it once for all workers; if it has ended, nothing reads it.
+            // The parent process reports the outage once for all workers. If it has ended, nothing reads this message.
             let _ = output::print_json(&Answer::Waits(format!("waiting for the directory of names: {why}")));
         }
         if self.since.get_or_insert_with(Instant::now).elapsed() > patience {
@@ -84,7 +84,7 @@ impl<'a> Outage<'a> {
         Ok(())
     }
 
-    /// An operation succeeded.
+    /// Ends the outage, after a successful operation.
     pub(super) fn end(&mut self) {
         self.since = None;
     }

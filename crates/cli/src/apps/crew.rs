@@ -17,25 +17,25 @@ use crate::coworker::Coworker;
 use crate::output;
 use crate::scratch::Scratch;
 
-/// Time for the kernel to close all files of a killed process.
+/// Time after which the kernel has closed all files of a killed process.
 const END_IS_SEEN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
-/// The workers and their cluster.  Fields are dropped in this order.
+/// The workers of a run and their cluster. Fields are dropped in this order.
 pub struct Crew {
-    // Node 0 hosts the names and is dropped last: workers are inserted at the front.
+    // Node 0 holds the names, so its worker is dropped last: workers are inserted at the front.
     workers: Vec<Coworker>,
     scratch: Option<Scratch>,
     dir: PathBuf,
     /// Name of this run's regions, once they exist.
     made: Option<String>,
-    /// One report per run is enough.
+    /// True once a wait was reported; one report per run is enough.
     has_reported_wait: bool,
-    /// Metrics addresses, in the order of the workers.
+    /// Addresses of the workers' metrics, in their order.
     pub metrics: Vec<SocketAddr>,
 }
 
 impl Crew {
-    /// Starts the workers on the cluster in `dir`, or on one of their own.
+    /// Starts the workers on the cluster in `dir`, or on a cluster of their own.
     pub fn start(dir: Option<&Path>, over: &Over) -> anyhow::Result<Crew> {
         let scratch = if dir.is_none() { Some(Scratch::create()?) } else { None };
         Crew::start_in(dir, scratch, over)
@@ -82,7 +82,7 @@ impl Crew {
         Ok(crew)
     }
 
-    /// Fails if regions with the names of this run exist: they belong to another run.
+    /// Fails if regions with the names of this run exist, because they belong to another run.
     pub fn claim(&self, name: &str) -> anyhow::Result<()> {
         if self.scratch.is_some() {
             return Ok(());
@@ -94,7 +94,7 @@ impl Crew {
         })
     }
 
-    /// The regions of that name, and its parts, belong to this run.
+    /// Records that the region `name`, and those named after it, belong to this run.
     pub fn note_made(&mut self, name: &str) {
         self.made = Some(name.to_owned());
     }
@@ -114,16 +114,16 @@ impl Crew {
         self.receive_noting(output::note)
     }
 
-    /// The same; `note` reports what workers wait for, once per run.
+    /// As [`Crew::receive`]; `note` reports what workers wait for, once per run.
     pub fn receive_noting<T: DeserializeOwned>(&mut self, note: impl Fn(&str)) -> anyhow::Result<Vec<T>> {
         let mut answers: Vec<Option<T>> = (0..self.workers.len()).map(|_| None).collect();
         while answers.iter().any(Option::is_none) {
-            // A worker's end is reported at once, whatever the others do.
+            // Polls all workers, so that the end of one is reported at once.
             for place in self.ready(|place| answers[place].is_none())? {
                 match receive(&mut self.workers[place]) {
                     Ok(Received::Answer(value)) => answers[place] = Some(value),
                     Ok(Received::Waits(why)) => self.note_wait(&why, &note),
-                    // Other workers fail after one has ended; its end is the cause.
+                    // If a worker has ended, the others fail, too, and its end is the cause.
                     Err(error) => {
                         self.await_an_end();
                         return Err(self.why_ended().unwrap_or_else(|| self.first(error)));
@@ -134,7 +134,7 @@ impl Crew {
         Ok(answers.into_iter().rev().flatten().collect())
     }
 
-    /// The places of the awaited workers that have output or have ended.
+    /// Returns the places of the awaited workers that have output or have ended.
     fn ready(&self, is_awaited: impl Fn(usize) -> bool) -> anyhow::Result<Vec<usize>> {
         let mut places = Vec::new();
         let mut fds = Vec::new();
@@ -168,15 +168,15 @@ impl Crew {
         })
     }
 
-    /// Waits briefly for a worker to end.  The kernel closes the files of a killed process in no fixed order, so other
-    /// workers may report a failure before its end is visible.
+    /// Waits briefly for a worker to end. The kernel closes the files of a killed process in no fixed order, so another
+    /// worker may report a failure before the end is visible.
     fn await_an_end(&self) {
         let mut fds: Vec<_> = self
             .workers
             .iter()
             .map(|worker| PollFd::from_borrowed_fd(worker.output(), PollFlags::empty()))
             .collect();
-        // If none ends, the failure itself is reported.
+        // If no worker ends, the failure itself is reported.
         let _ = poll(&mut fds, Some(&END_IS_SEEN));
     }
 
@@ -186,7 +186,7 @@ impl Crew {
         }
     }
 
-    /// The last message or the exit status of a worker that has ended.
+    /// Returns the last message or the exit status of a worker that has ended; `None` if all run.
     pub fn why_ended(&mut self) -> Option<anyhow::Error> {
         let ended = self.workers.iter_mut().find_map(|worker| worker.has_ended().then_some(worker))?;
         loop {
@@ -198,7 +198,7 @@ impl Crew {
         }
     }
 
-    /// The earliest of `heard` and the failures reported by now: later ones may be consequences.
+    /// Returns the earliest of `heard` and the failures reported by now, because later ones may be consequences.
     fn first(&mut self, heard: anyhow::Error) -> anyhow::Error {
         match heard.downcast::<Failure>() {
             Ok(heard) => {
@@ -209,13 +209,13 @@ impl Crew {
         }
     }
 
-    /// Runs `play`, then ends the workers; frees the regions of a failed run.
+    /// Runs `play`, then ends the workers. Frees the regions of a failed run.
     pub fn play<T>(mut self, play: impl FnOnce(&mut Crew) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let outcome = play(&mut self);
         let left = self.made.take().filter(|_| self.scratch.is_none()).map(|name| (self.dir.clone(), name));
         let ended = self.end();
         if let Some((dir, name)) = left.filter(|_| outcome.is_err() || ended.is_err()) {
-            // A killed worker leaves its regions.  The run's own failure is returned in any case.
+            // A killed worker leaves its regions behind. The failure of the run itself takes precedence.
             if let Err(why) = sweep(&dir, &name) {
                 output::note(&left_behind(&dir, &name, &why));
             }
@@ -232,7 +232,7 @@ impl Crew {
     }
 }
 
-/// Ends one worker, which may fail to remove its regions.
+/// Ends one worker; fails if the worker could not remove its regions.
 fn end(worker: Coworker) -> anyhow::Result<()> {
     for line in worker.end()?.lines() {
         if let Ok(Answer::Failed(failure)) = serde_json::from_str(line) {
@@ -250,16 +250,16 @@ fn sweep(dir: &Path, name: &str) -> anyhow::Result<()> {
     for region in named.filter(|region| is_part(region, name)) {
         let mapped = client.session.map(&region, Permissions::MASTER);
         match mapped.and_then(|lh| client.session.free(lh)) {
-            // The other regions are still tried.
+            // After an unavailable directory, the remaining regions are still tried.
             Err(error) if is_without_directory(error.cause()) => freed = Err(error.into()),
-            // A region that is gone already needs no removal.
+            // A region that no longer exists needs no removal.
             _ => {}
         }
     }
     freed
 }
 
-/// Names the regions that may remain, and the command that frees them.
+/// Formats the names of regions that may remain, and the command that frees them.
 fn left_behind(dir: &Path, name: &str, why: &anyhow::Error) -> String {
     let dir = dir.display();
     let progress = log::PROGRESS;
@@ -269,13 +269,13 @@ fn left_behind(dir: &Path, name: &str, why: &anyhow::Error) -> String {
     )
 }
 
-/// Whether `region` belongs to a run called `name`.
+/// Returns true if `region` belongs to a run called `name`.
 fn is_part(region: &str, name: &str) -> bool {
     let rest = region.strip_prefix(name);
     rest.is_some_and(|rest| rest.is_empty() || rest == log::PROGRESS || rest.starts_with('/'))
 }
 
-/// A worker's message.
+/// A message of a worker.
 enum Received<T> {
     Answer(T),
     Waits(String),
@@ -291,7 +291,7 @@ fn receive<T: DeserializeOwned>(worker: &mut Coworker) -> anyhow::Result<Receive
     }
 }
 
-/// The failure that the worker has reported by now, if any.
+/// Returns the failure that the worker has reported by now, if any.
 fn failure(worker: &mut Coworker) -> Option<Failure> {
     while worker.has_line() {
         match worker.receive().ok()? {

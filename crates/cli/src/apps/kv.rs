@@ -1,7 +1,7 @@
 //! `halite run kv`: a key-value store, served to Redis clients until it is stopped.
 //!
-//! Each worker owns a shard.  The first also serves the clients: it executes what concerns its own shard, and calls
-//! the owners of the others.
+//! Each worker owns a shard. The first also serves the clients: it executes requests to its own shard, and calls the
+//! owners of the other shards.
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -41,7 +41,7 @@ pub struct KvArgs {
 pub struct Task {
     name: String,
     number: usize,
-    /// Address for clients, for the worker that serves them.
+    /// Address for clients; `None` for workers without clients.
     listen: Option<String>,
     clients_max: usize,
 }
@@ -61,8 +61,7 @@ const FUNCTION: Function = Function(0x6b76_0100);
 
 pub fn run(dir: Option<&Path>, args: &KvArgs) -> anyhow::Result<()> {
     shards::check(&args.over)?;
-    // Before there is anything to remove, so that a signal during the start is not lost; a second one ends the process
-    // at once.
+    // The listener comes first, so that no signal is lost. A second signal ends the process at once.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
     let _at_once = Interrupt::listen().context("cannot listen for signals")?;
     Crew::start_unguarded(dir, &args.over)?.play(|crew| serve(crew, dir.is_none(), args, &mut ending))
@@ -98,7 +97,7 @@ fn serve(crew: &mut Crew, is_own: bool, args: &KvArgs, ending: &mut Ending) -> a
             return Err(why);
         }
     }
-    // Clients leave before the shards do.
+    // Clients must leave before the shards do.
     crew.ask(0, &Line::Clear)
 }
 
@@ -131,7 +130,7 @@ fn play_part(worker: &Worker, task: &Task, shard: (usize, Local), clock: Clock) 
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
             if let Err(error) = server.run() {
-                // The exit status tells the parent process; the message is optional.
+                // The parent process notices the exit status in any case; the message is optional.
                 let _ = say_failed(&error.into());
                 std::process::exit(1);
             }

@@ -54,7 +54,7 @@ pub struct LogArgs {
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Task {
     name: String,
-    /// For the worker that creates the log.
+    /// Geometry of the log, for the worker that creates it; `None` for others.
     segments: Option<Segments>,
     writers: Vec<u64>,
     readers: Vec<u64>,
@@ -66,7 +66,7 @@ pub struct Task {
     together: usize,
 }
 
-/// Geometry of the log.
+/// Geometry of a log.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 struct Segments {
     slot_bytes: u64,
@@ -77,29 +77,29 @@ struct Segments {
 #[derive(Serialize, Deserialize, Clone, Copy, Default, Debug)]
 struct Written {
     commits: u64,
-    /// Checksum of its records and their positions.
+    /// Checksum of the records and their positions.
     sum: u64,
-    /// Position after its last record.
+    /// Position after the last record.
     end: u64,
     ns: u64,
-    /// Waits for memory.
+    /// Number of waits for memory.
     waits: u64,
-    /// Waits for the directory of names.
+    /// Number of waits for the directory of names.
     away: u64,
 }
 
 /// Result of one reader.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 struct Seen {
-    /// By writer.
+    /// Number of records of each writer.
     commits: Vec<u64>,
     /// Checksum of all records and their positions.
     sum: u64,
-    /// Records that were altered or out of order.
+    /// Number of records that were altered or out of order.
     errors: u64,
     p50_ns: u64,
     p99_ns: u64,
-    /// Waits for the directory of names.
+    /// Number of waits for the directory of names.
     away: u64,
 }
 
@@ -126,17 +126,17 @@ struct Outcome {
 }
 
 const RECORD_BYTES_MIN: u64 = 16;
-/// One record in so many carries the time of its write.
+/// Number of records per record that carries the time of its write.
 const RECORDS_PER_TIME: u64 = 64;
 const SEGMENT_BYTES_MAX: u64 = 1 << 40;
-/// Stride of the readers' positions: each has cache lines of its own.
+/// Distance of the readers' positions in bytes, so that each has its own cache lines.
 const PROGRESS_BYTES: u64 = 128;
-/// 1 MiB less the 8 bytes that a slot adds.
+/// Maximum length of a record in bytes: 1 MiB less the 8 bytes of the slot's word.
 const RECORD_BYTES_MAX: u64 = (1 << 20) - 8;
 const CALL_BYTES_MAX: u64 = 64 << 20;
-/// Time for freed memory to return: a stopped process may keep it for a lease of 5 s.
+/// Maximum time until freed memory is available again: a stopped process may keep it for its lease of 5 s.
 const FREED_COMES_BACK: Duration = Duration::from_secs(8);
-/// Time for another writer to name the first segment, before which no memory can return.
+/// Maximum time until another writer has named the first segment. Before that no memory can be freed.
 const FIRST_IS_NAMED: Duration = Duration::from_secs(1);
 
 pub fn run(dir: Option<&Path>, args: &LogArgs) -> anyhow::Result<()> {
@@ -146,7 +146,7 @@ pub fn run(dir: Option<&Path>, args: &LogArgs) -> anyhow::Result<()> {
         outcome = Some(play(crew, dir.is_none(), args)?);
         crew.ask::<()>(0, &Line::Clear)
     });
-    // The result counts even if something could not be removed.
+    // The result is printed even if the removal failed.
     if let Some(outcome) = &outcome {
         print(outcome, args.over.json)?;
     }
@@ -198,12 +198,12 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
         (0..u64::from(count)).filter(|one| (*one as usize + first) % workers == number).collect()
     };
     for number in 0..workers {
-        // The first worker creates the log before the others open it.
+        // The first worker must create the log before the others open it.
         let task = Task {
             name: args.name.clone(),
             segments: (number == 0).then(|| segments(args)),
             writers: share(args.writers, 0, number),
-            // Not on the first writer's worker, if there is another.
+            // Readers are not on the first writer's worker, if there is another worker.
             readers: share(args.readers, 1, number),
             readers_in_all: args.readers.into(),
             writers_in_all: args.writers.into(),
@@ -228,7 +228,8 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
     let expected: Vec<u64> = by_writer.iter().map(|written| written.commits).collect();
     let commits: u64 = expected.iter().sum();
     let sum = by_writer.iter().fold(0, |sum: u64, written| sum.wrapping_add(written.sum));
-    // Positions rise, so equal counts and checksums mean the appended records, at their positions, in their order.
+    // Positions increase, so equal counts and checksums mean that the reader saw the appended records, at their
+    // positions and in order.
     let is_whole = |seen: &Seen| seen.errors == 0 && seen.commits == expected && seen.sum == sum;
     let ns = by_writer.iter().map(|written| written.ns).max().unwrap_or(1).max(1);
     let worst = |of: fn(&Seen) -> u64| seen.iter().map(of).max().map(|ns| ns as f64 / 1e3);
@@ -257,7 +258,7 @@ fn play(crew: &mut Crew, is_own: bool, args: &LogArgs) -> anyhow::Result<Outcome
 
 fn segments(args: &LogArgs) -> Segments {
     let slot = args.size.0 + 8;
-    // A slot of at most a cache line does not cross one.
+    // A slot of at most a cache line must not cross one.
     let slot_bytes = if slot <= 64 { slot.next_power_of_two() } else { slot.next_multiple_of(64) };
     Segments { slot_bytes, segment_slots: args.segment.0 / slot_bytes }
 }
@@ -308,7 +309,7 @@ impl Progress {
         Ok(self.session.write(self.lh, PROGRESS_BYTES * reader, &position.to_le_bytes())?)
     }
 
-    /// Position of the slowest reader.
+    /// Returns the position of the slowest reader.
     fn least(&self) -> anyhow::Result<u64> {
         let mut least = u64::MAX;
         for reader in 0..self.readers {
@@ -320,7 +321,7 @@ impl Progress {
     }
 }
 
-/// Runs a worker's part.  The worker that created the log removes it in any case.
+/// Runs a worker's part. The worker that created the log removes it, even after a failure.
 pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     let session = &worker.session;
     let Some(segments) = &task.segments else { return play_part(worker, task) };
@@ -341,7 +342,7 @@ pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     if let (Err(_), Err(left)) = (&played, &removed)
         && worker::say_failed(left).is_err()
     {
-        // The parent process has ended, so this process reports it.
+        // The parent process has ended, so this process reports the remaining regions.
         output::note(&output::reasons(left));
     }
     played?;
@@ -349,7 +350,7 @@ pub fn work(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     say(&())
 }
 
-/// The nodes that contribute memory.
+/// Returns the nodes that contribute memory.
 fn members(session: &blocking::Session) -> anyhow::Result<Vec<NodeId>> {
     let mut nodes: Vec<NodeId> =
         session.status()?.iter().filter(|node| node.bytes_total > 0).map(|node| node.node).collect();
@@ -357,7 +358,7 @@ fn members(session: &blocking::Session) -> anyhow::Result<Vec<NodeId>> {
     Ok(nodes)
 }
 
-/// Most nodes over which a log places its segments.
+/// Maximum number of nodes that hold the segments of a log.
 const NODES_MAX: usize = 24;
 
 fn free_progress(session: &blocking::Session, log: &str) -> Result<(), RegionError> {
@@ -391,7 +392,7 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
             .collect();
         let written = writers.into_iter().map(join).collect::<anyhow::Result<Vec<_>>>();
         let heard = written.and_then(|written| report_written(worker, &written));
-        // Readers need nothing else, and must also end after a failure.
+        // Readers only need the end; they must also stop after a failure.
         end.store(*heard.as_ref().unwrap_or(&0), Ordering::Relaxed);
         let seen = readers.into_iter().map(join).collect::<anyhow::Result<Vec<_>>>();
         let played = heard.and(seen).and_then(|seen| report_seen(worker, seen, &reader(0)));
@@ -409,7 +410,7 @@ fn report_written(worker: &Worker, written: &[Written]) -> anyhow::Result<u64> {
     }
 }
 
-/// Reports what the readers saw.  The creator of the log reads it if there are no readers, and keeps it until all have
+/// Reports the readers' results. Without readers, the creator of the log reads it. It keeps the log until all have
 /// ended.
 fn report_seen(worker: &Worker, mut seen: Vec<Seen>, reader: &Reader<'_>) -> anyhow::Result<()> {
     let is_maker = reader.task.segments.is_some();
@@ -423,14 +424,14 @@ fn report_seen(worker: &Worker, mut seen: Vec<Seen>, reader: &Reader<'_>) -> any
     Ok(())
 }
 
-/// A shortage of memory for the next segment.
+/// A lack of memory for the next segment.
 #[derive(Debug, Default)]
 struct Shortage {
     since: Option<Instant>,
 }
 
 impl Shortage {
-    /// Fails if the segment at `first` has waited too long and no earlier segment remains to be freed.
+    /// Fails if the segment at `first` has lacked memory for too long and no earlier segment remains to be freed.
     async fn note(&mut self, log: &Log, first: u64) -> Result<(), LogError> {
         if log.start().await? < first {
             self.since = None;
@@ -450,7 +451,7 @@ fn open(session: &blocking::Session, task: &Task) -> Result<Log, LogError> {
     session.block_on(Log::open(session.as_async(), &task.name))
 }
 
-/// Appends until the time is over.
+/// Appends records until the time is over.
 fn write(
     session: &blocking::Session,
     task: &Task,
@@ -467,7 +468,7 @@ fn write(
         let mut records = vec![0; task.size * task.together];
         let mut positions = Vec::with_capacity(task.together);
         let mut timed = 0;
-        // The clock is read rarely: a reading costs part of an append.
+        // A clock reading takes a part of the time of an append, so most appends skip it.
         while written.commits < timed || !is_last() {
             let slices = fill_all(&mut records, task.size, writer, written.commits, &mut timed);
             let appended = match slices[..] {
@@ -485,7 +486,7 @@ fn write(
                     shortage.since = None;
                     away.end();
                 }
-                // The log is full, and no reader frees segments.
+                // Without readers, nothing frees segments of the full log.
                 Err(LogError::Full { first }) if first > 0 && (task.readers_in_all == 0 || is_last()) => {
                     break;
                 }
@@ -511,8 +512,7 @@ fn write(
     Ok(Written { ns, ..written })
 }
 
-/// Fills the records of one call, numbered from `first`; from number `timed` on, one in `RECORDS_PER_TIME` carries the
-/// time.
+/// Fills the records of one call, numbered from `first`. From `timed` on, one in `RECORDS_PER_TIME` carries the time.
 fn fill_all<'a>(
     records: &'a mut [u8],
     size: usize,
@@ -531,14 +531,14 @@ fn fill_all<'a>(
     records.chunks(size).collect()
 }
 
-/// A record holds its writer, its number and the time of its write or 0; the number fills the rest.
+/// Fills a record with its writer, its number, and the time of its write or 0; the number is repeated in the rest.
 fn fill(record: &mut [u8], writer: u64, number: u64, time_ns: u64) {
     record[..8].copy_from_slice(&((writer << 48) | number).to_le_bytes());
     record[8..16].copy_from_slice(&time_ns.to_le_bytes());
     record[16..].fill(number as u8);
 }
 
-/// Checksum of one record at its position.
+/// Returns the checksum of one record at its position.
 fn sum_of(position: u64, record: &[u8]) -> u64 {
     let head = record.first_chunk().map_or(0, |head| u64::from_le_bytes(*head));
     let mixed = (position ^ head.rotate_left(24)).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ head;
@@ -551,7 +551,7 @@ struct Reader<'a> {
     task: &'a Task,
     number: u64,
     progress: &'a Progress,
-    /// Position at which it ends; `u64::MAX` until all writers are done.  Carries no data.
+    /// Position at which the reader ends; `u64::MAX` until all writers are done. Orders no other memory.
     end: &'a AtomicU64,
     is_over: &'a AtomicBool,
 }
@@ -567,7 +567,7 @@ fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
     while follower.position() < end.load(Ordering::Relaxed) && !is_over.load(Ordering::Relaxed) {
         let now = now_ns();
         let slots = match session.block_on(follower.poll(now, |entry| check.note(entry))) {
-            // Memory returns if other processes advance.
+            // Freeing memory requires progress of other processes: try again.
             Err(LogError::Full { first }) => {
                 let noted = session.block_on(shortage.note(&log, first));
                 noted.with_context(|| format!("reader {number} cannot skip an unwritten record"))?;
@@ -592,7 +592,7 @@ fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
         } else if idle > 0 {
             std::thread::yield_now();
         }
-        // Writers may wait for the segments that it has passed.
+        // Writers may wait for the segments before this position, so it is stored even without new slots.
         if follower.position() - noted >= SLOTS_PER_NOTE || slots == 0 && follower.position() > noted {
             noted = follower.position();
             progress.note(number, noted)?;
@@ -602,19 +602,19 @@ fn read(reader: &Reader<'_>) -> anyhow::Result<Seen> {
     Ok(Seen { away: away.waits, ..check.seen() })
 }
 
-/// Empty polls before the reader sleeps between polls.
+/// Number of empty polls before a reader sleeps between polls.
 const POLLS_BEFORE_SLEEP: u32 = 10_000;
-/// Slots between two stores of the position.
+/// Number of slots between two stores of the position.
 const SLOTS_PER_NOTE: u64 = 4096;
 
-/// Largest recorded latency.
+/// Maximum latency that is recorded, in ns.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
-/// What one reader has verified.
+/// The records that one reader has verified.
 struct Check {
     size: usize,
     next: Vec<u64>,
-    /// The lowest valid position of the next record.
+    /// Minimum position of the next record.
     position: u64,
     sum: u64,
     errors: u64,
@@ -634,7 +634,7 @@ impl Check {
         }
     }
 
-    /// `None` unless the record is its writer's next, unaltered, and behind all others.
+    /// Checks a record; `None` unless it is its writer's next record, unaltered, and behind all others.
     fn note_record(&mut self, position: u64, record: &[u8]) -> Option<()> {
         self.sum = self.sum.wrapping_add(sum_of(position, record));
         let is_behind = position >= self.position;
@@ -677,7 +677,7 @@ fn clean(
     let mut log = Outage::new(is_over).retry(|| open(session, task))?;
     while !done.load(Ordering::Relaxed) {
         match session.block_on(log.trim(progress.least()?)) {
-            // The next round tries again; writers that need the memory wait.
+            // A later round tries again; writers that need the memory wait until then.
             Err(LogError::NoDirectory(_)) => {}
             trimmed => drop(trimmed?),
         }
@@ -709,7 +709,7 @@ mod tests {
         }
     }
 
-    /// Errors and checksum of a reader that has seen the records (position, writer, number).
+    /// Returns errors and checksum of a reader that has seen the records (position, writer, number).
     fn seen(records: &[(u64, u64, u64)]) -> (u64, u64) {
         let mut check = Check::new(&task()).unwrap();
         let mut record = [0; 20];
@@ -724,10 +724,10 @@ mod tests {
     fn wrong_records_and_orders_are_found() {
         let (errors, sum) = seen(&[(0, 0, 0), (2, 1, 0), (3, 0, 1)]);
         assert_eq!(errors, 0);
-        // As from another segment in its place: the writers are exchanged.
+        // As from a segment that belongs elsewhere: the writers are exchanged.
         let (errors, other) = seen(&[(0, 1, 0), (2, 0, 0), (3, 0, 1)]);
         assert!(errors == 0 && other != sum);
-        // Moved, lost, repeated, backwards.
+        // A moved, a lost, a repeated and a misplaced record.
         assert_ne!(seen(&[(0, 0, 0), (1, 1, 0), (3, 0, 1)]).1, sum);
         assert_ne!(seen(&[(0, 0, 0), (3, 0, 1)]).1, sum);
         assert_eq!(seen(&[(0, 0, 0), (2, 1, 0), (2, 1, 0), (3, 0, 1)]).0, 1);

@@ -72,7 +72,7 @@ impl Over {
         self.fabric.unwrap_or(Provider::Shm)
     }
 
-    /// Fails if flags configure a cluster of the application's own and `dir` names a running one.
+    /// Fails if `dir` names a running cluster and flags configure one of the application's own.
     fn check(&self, dir: Option<&Path>) -> Result<(), UsageError> {
         let Some(dir) = dir else { return Ok(()) };
         let said = [("--arena", self.arena.is_some()), ("--fabric", self.fabric.is_some())];
@@ -94,7 +94,8 @@ impl App {
     }
 }
 
-/// Runs an application and verifies its result.  `dir` names a running cluster, if any.
+/// Runs an application and verifies its result. `dir` is the directory of a running cluster; with `None`, the
+/// application starts its own.
 pub fn run(dir: Option<&Path>, args: &RunArgs) -> anyhow::Result<()> {
     args.app.over().check(dir)?;
     match &args.app {

@@ -18,7 +18,7 @@ pub(super) struct Place<'a> {
     /// Name of the store.
     pub(super) name: &'a str,
     pub(super) number: usize,
-    /// The function of shard 0; shard N has the Nth after it.
+    /// Function of shard 0; the functions of the next shards follow.
     pub(super) functions: Function,
 }
 
@@ -31,14 +31,13 @@ pub(super) fn check(over: &Over) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// The clock of expiry: milliseconds since its creation.
+/// Creates the clock for expiry, in milliseconds since its creation.
 pub(super) fn clock() -> Clock {
     let begin = Instant::now();
     Arc::new(move || begin.elapsed().as_millis() as u64)
 }
 
-/// Creates a shard, serves it during `play`, and removes it in any case.  The owner of shard 0 also removes the
-/// store's head.
+/// Creates a shard, serves it during `play`, and removes it in any case. The owner of shard 0 also removes the head.
 pub(super) fn own(
     worker: &Worker,
     place: &Place<'_>,
@@ -52,7 +51,7 @@ pub(super) fn own(
     let owner = session.block_on(creating);
     let owner = owner.with_context(|| format!("cannot create a shard of the store {name:?}"))?;
     let (stopper, shard) = (owner.stopper(), owner.local());
-    // Set when the shard is to end.  Carries no data.
+    // Set when the shard must end. Orders no other memory.
     let is_ending = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let serving = scope.spawn(|| {
@@ -60,14 +59,14 @@ pub(super) fn own(
             if let Err(error) = &served
                 && !is_ending.load(Ordering::Relaxed)
             {
-                // The exit status tells the parent process; the message is optional.
+                // The parent process notices the exit status in any case; the message is optional.
                 let why = anyhow::Error::msg(error.to_string()).context("the owner of a shard failed");
                 let _ = say_failed(&why);
                 std::process::exit(1);
             }
             served
         });
-        // A failure is reported before the shard ends, which makes other workers fail.
+        // The failure must be reported before the shard ends, because then other workers fail, too.
         let played = reported(play(shard));
         is_ending.store(true, Ordering::Relaxed);
         let freed = match number {
@@ -82,7 +81,7 @@ pub(super) fn own(
     })
 }
 
-/// Worker 0 has created the head, if the run got that far.
+/// Frees the head of the store, which worker 0 has created if the run got that far.
 fn free_head(session: &blocking::Session, name: &str) -> Result<(), RegionError> {
     match session.map(name, Permissions::MASTER) {
         Ok(lh) => session.free(lh),

@@ -41,15 +41,15 @@ pub struct WorkerArgs {
 /// A message to a worker.
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Line {
-    /// Prepare this task.
+    /// Prepare the task.
     Task(Task),
-    /// The nodes of the shards.
+    /// Nodes of all shards.
     Nodes(Vec<u32>),
     /// Begin.
     Go,
-    /// The writers have ended: read to this position.
+    /// The writers have ended; read up to this position.
     End(u64),
-    /// Remove what remains.
+    /// Remove the remaining regions.
     Clear,
 }
 
@@ -63,21 +63,21 @@ pub enum Task {
     Ycsb(ycsb::Task),
 }
 
-/// A message from a worker.
+/// A message of a worker.
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Answer {
     Done(serde_json::Value),
-    /// The worker waits for this; its answer follows.
+    /// The worker waits for the named object; its answer follows later.
     Waits(String),
     Failed(Failure),
 }
 
-/// Why a task failed.
+/// The failure of a task.
 #[derive(Serialize, Deserialize, thiserror::Error, Debug)]
 #[error("{why}")]
 pub struct Failure {
     why: String,
-    /// By the clock that all processes of this host share: consequences of a failure come later.
+    /// Time of the failure, in ns of the clock that all processes of this host share. Consequences have later times.
     pub at_ns: u64,
 }
 
@@ -87,15 +87,15 @@ impl Failure {
     }
 }
 
-/// A worker's first message.
+/// First message of a worker.
 #[derive(Serialize, Deserialize, Debug)]
 pub struct Joined {
     pub node: u32,
-    /// Its metrics address.
+    /// Address of the worker's metrics.
     pub metrics: Option<SocketAddr>,
 }
 
-/// A worker's session, and the messages of its parent process.
+/// Session of a worker, and the messages of its parent process.
 pub struct Worker {
     pub session: blocking::Session,
     pub node: NodeId,
@@ -104,7 +104,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Set when standard input has ended; carries no data.
+    /// Returns the flag that is set when standard input has ended; it orders no other memory.
     pub fn is_over(&self) -> &AtomicBool {
         &self.is_over
     }
@@ -115,7 +115,7 @@ impl Worker {
     }
 }
 
-/// Executes a task, and leaves when standard input ends.
+/// Executes a task; leaves the cluster when standard input ends.
 pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     if args.node.is_some() {
         signals::die_with(args.parent)?;
@@ -127,7 +127,7 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     config.providers = args.fabric.map_or(config.providers, |network| vec![network]);
     let node = match Node::embedded(config) {
         Ok(node) => node,
-        // The parent process reports it.
+        // The parent process prints the error.
         Err(error) => return say_failed(&error.into()),
     };
     say(&Joined { node: node.id().0, metrics: node.metrics_address() })?;
@@ -144,14 +144,14 @@ pub fn work(dir: &Path, args: &WorkerArgs) -> anyhow::Result<()> {
     if let Err(error) = done {
         say_failed(&error)?;
     }
-    // The parent process decides when this node leaves: other workers may still use its regions.
+    // This node leaves when the parent process says so, since other workers may still use its regions.
     while worker.next().is_some() {}
     drop(worker);
     node.leave();
     Ok(())
 }
 
-/// Makes a panic of any thread end the process: the other threads would wait for the panicked one.
+/// Makes a panic of any thread end the process, because other threads would wait for the panicked one.
 fn end_with_a_panic() {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -178,17 +178,17 @@ pub fn reported<T>(done: anyhow::Result<T>) -> anyhow::Result<T> {
     done
 }
 
-/// The monotonic clock, which all processes of this host share.
+/// Returns the time of the monotonic clock, which all processes of this host share, in ns.
 pub fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Time for a worker to end its task and remove its regions.
+/// Maximum time for a worker to end its task and remove its regions.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Reads messages from standard input.  It also ends when the parent process is killed; the worker then removes its
-/// regions.
+/// Reads messages from standard input on a thread. Input also ends when the parent process is killed, and the worker
+/// then removes its regions.
 fn listen(is_over: Arc<AtomicBool>) -> Receiver<Line> {
     let (teller, lines) = mpsc::channel();
     std::thread::spawn(move || {

@@ -93,19 +93,19 @@ pub struct Task {
 struct Done {
     reads: u64,
     updates: u64,
-    /// Values that were missing or damaged.
+    /// Number of missing or damaged values.
     errors: u64,
-    /// Of the slowest thread.
+    /// Time of the slowest thread, in ns.
     ns: u64,
     read_ns: [u64; 2],
     update_ns: [u64; 2],
     /// Number of keys at the end, if this worker counted them.
     keys: Option<u64>,
-    /// Waits for the directory of names.
+    /// Number of waits for the directory of names.
     away: u64,
-    /// Updates begun, by thread of this worker.
+    /// Number of updates begun, by thread of this worker.
     begun: Vec<u64>,
-    /// The latest update that was read here, by thread of the run.
+    /// Number of the latest update that was read here, by thread of the run.
     latest: Vec<u64>,
 }
 
@@ -175,11 +175,11 @@ fn play(crew: &mut Crew, is_own: bool, args: &YcsbArgs) -> anyhow::Result<Outcom
         nodes.push(crew.ask::<u32>(number, &Line::Task(worker::Task::Ycsb(task)))?);
         crew.note_made(&args.name);
     }
-    // The first worker creates the store before the others open it.
+    // The first worker must create the store before the others open it.
     for number in 0..workers {
         crew.ask::<()>(number, &Line::Nodes(nodes.clone()))?;
     }
-    // All workers fill the store before any of them measures.
+    // No worker may measure before all have filled the store.
     crew.tell(&Line::Go)?;
     crew.receive::<()>()?;
     let passing = progress::passing(args.seconds, "measuring");
@@ -272,7 +272,7 @@ fn play_part(worker: &Worker, task: &Task) -> anyhow::Result<()> {
     })?;
     let keys = if task.number == 0 { Some(session.block_on(store.count())?) } else { None };
     say(&Counts::done(threads, keys, task, &known)?)?;
-    // Other workers may still read this shard.
+    // The shard must stay until all workers have finished reading.
     if let Some(Line::Clear) = worker.next() {
         say(&())?;
     }
@@ -304,7 +304,7 @@ fn fill(worker: &Worker, task: &Task, store: &mut Store) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keys as in YCSB.
+/// Returns a key with YCSB's format.
 fn key_of(key: u64) -> Vec<u8> {
     format!("user{key:012}").into_bytes()
 }
@@ -319,7 +319,7 @@ struct Counts {
     latest: Latest,
 }
 
-/// Largest recorded latency.
+/// Maximum latency that is recorded, in ns.
 const LATENCY_NS_MAX: u64 = 60_000_000_000;
 
 impl Counts {
@@ -356,7 +356,7 @@ impl Counts {
     }
 }
 
-/// Reads and updates until the time is over.
+/// Reads and updates values until the time is over.
 fn ask(
     session: &blocking::Session,
     task: &Task,
@@ -374,7 +374,7 @@ fn ask(
     let begin = Instant::now();
     let mut last = begin;
     loop {
-        // Popular keys are spread over the key space.
+        // The hash of the rank spreads popular keys over the key space.
         let rank = popular.sample(&mut random) as u64 - 1;
         let key = fastrand::Rng::with_seed(rank).u64(..task.keys);
         let is_update = random.next_u32() % 1000 < task.workload.updates_per_mille();

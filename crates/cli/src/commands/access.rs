@@ -9,7 +9,7 @@ use crate::args::{Grant, Revoke};
 use crate::client::Client;
 use crate::letters;
 
-/// Grants permissions; `none` revokes all.
+/// Grants permissions; `none` denies all access.
 pub fn grant(dir: &Path, args: &Grant) -> anyhow::Result<()> {
     if args.permissions.is_empty() {
         return change(dir, &args.name, &args.who, Change::Revoke(Permissions::all()));

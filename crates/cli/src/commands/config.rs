@@ -22,7 +22,7 @@ pub fn run(
     if let Some(directory) = settings.iter_mut().find(|setting| setting.key == "directory")
         && let Some(Ok(address)) = directory.value.as_deref().map(str::parse::<EtcdAddress>)
     {
-        // This format omits the password.
+        // Debug output omits the password.
         directory.value = Some(format!("{address:?}"));
     }
     if args.json {

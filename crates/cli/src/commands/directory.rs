@@ -10,7 +10,7 @@ use crate::args::DirectoryCommand;
 use crate::client::Client;
 use crate::output;
 
-/// Never shows a password.
+/// Shows or moves the directory of names. Never prints a password.
 pub fn run(dir: &Path, command: &DirectoryCommand) -> anyhow::Result<()> {
     match command {
         DirectoryCommand::Show => show(dir),
@@ -19,7 +19,7 @@ pub fn run(dir: &Path, command: &DirectoryCommand) -> anyhow::Result<()> {
 }
 
 fn show(dir: &Path) -> anyhow::Result<()> {
-    // A node that joins learns the place from the others, and stores it.
+    // Joining stores the current place of the directory, which the other nodes know.
     let _member = Client::join(dir)?;
     let known = ClusterDir::open(dir).and_then(|dir| dir.etcd());
     let known = known.with_context(|| format!("cannot read {}", dir.display()))?;

@@ -13,10 +13,10 @@ use crate::args::Down;
 use crate::control::{self, Found, GRACE, Outcome, Unlisted};
 use crate::output;
 
-/// Rounds of stopping, for nodes that join meanwhile.
+/// Maximum number of rounds, for nodes that join meanwhile.
 const ROUNDS: u32 = 5;
 
-/// Ends the nodes that listen in `path`, with `--all` also applications.  Fails unless all of them have ended.
+/// Stops the nodes that listen in `path`, and with `--all` also applications. Fails unless all of them have ended.
 pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
     let dir = match ClusterDir::open(path) {
         Err(error @ ClusterDirError::NoCluster { .. }) => return Err(error.into()),
@@ -30,7 +30,7 @@ pub fn run(path: &Path, args: &Down) -> anyhow::Result<()> {
     });
     let (mut stopped, elsewhere) = (0, unlisted.elsewhere());
     if !unlisted.is_none_here() {
-        // Node 0 stays: only it knows the unlisted nodes.
+        // Node 0 stays for now, since only it knows the unlisted nodes.
         stopped += stop_found(&dir, |node| node != 0 && wanted(node))?;
         check_all_listed(unlisted, path)?;
     }
@@ -72,7 +72,7 @@ fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Found>
         .with_context(|| format!("cannot list the processes in {}", dir.path().display()))
 }
 
-/// Reported pids are not signalled, since they may be wrong: the error names them.
+/// Fails if unlisted nodes live. Their reported pids may be wrong, so they are not signalled; the error names them.
 fn check_all_listed(unlisted: Unlisted, path: &Path) -> anyhow::Result<()> {
     let remaining = unlisted.remaining()?;
     if remaining.is_empty() {
@@ -129,7 +129,7 @@ pub fn applications(dir: &ClusterDir) -> anyhow::Result<Option<String>> {
     // A process may have joined more than once.
     let pids: BTreeSet<u32> = found.targets.iter().map(|target| target.pid).collect();
     let mut list: Vec<String> = pids.iter().map(|pid| format!("process {pid}")).collect();
-    // A leaving process does not listen for a moment.  `find` waits for it unless others listen.
+    // A leaving process stops listening before it ends. `find` waits for its end unless others listen.
     list.extend(found.hidden.iter().map(|node| format!("node {}", node.presence.node)));
     Ok(match list.len() {
         0 => None,

@@ -13,16 +13,16 @@ use crate::bytes::ByteCount;
 use crate::client::Client;
 use crate::output;
 
-/// Time for a drained node to leave.
+/// Maximum time for a drained node to leave.
 const LEAVE_PATIENCE: Duration = Duration::from_secs(10);
-/// Polling: no event announces that a node has left.
+/// Polling interval, since no event announces that a node has left.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// Returns when the node has left, or stays.
+/// Drains the node; returns when it has left, or when it stays.
 pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     let client = Client::join(dir)?;
     let node = NodeId(args.node);
-    // `None` if the node is on another host.
+    // `None` for a node of another host.
     let process = cluster_dir::nodes(dir)?.into_iter().find(|known| known.node == node && known.alive);
     let drained = client.session.drain(node, Duration::from_secs(args.within.into()), args.or_stay)?;
     output::print(&(sentence(args.node, &drained) + "\n"))?;
@@ -36,8 +36,8 @@ pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     Ok(status(drained.left_count))
 }
 
-/// Waits until the members know that the node has left and, on this host, its process has ended: then its number is
-/// free.
+/// Waits until all members know that the node has left, and its process on this host has ended. Its number is free
+/// then.
 fn await_end(dir: &Path, client: &Client, node: NodeId, process: Option<&Presence>) -> anyhow::Result<()> {
     let deadline = Instant::now() + LEAVE_PATIENCE;
     let is_there =
@@ -55,7 +55,7 @@ fn await_end(dir: &Path, client: &Client, node: NodeId, process: Option<&Presenc
     Ok(())
 }
 
-/// Exit status 3 if regions remain.
+/// Returns exit status 3 if regions remain, otherwise success.
 pub fn status(left: u64) -> ExitCode {
     if left == 0 { ExitCode::SUCCESS } else { ExitCode::from(3) }
 }
@@ -71,7 +71,7 @@ pub fn sentence(node: u32, drained: &Drained) -> String {
     }
 }
 
-/// One line for each remaining region that is named.
+/// Formats one line for each named region that remains.
 pub fn leftovers(drained: &Drained) -> Vec<String> {
     let mut lines: Vec<String> = drained.left.iter().map(leftover).collect();
     let unnamed = drained.left_count.saturating_sub(lines.len() as u64);

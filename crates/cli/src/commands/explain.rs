@@ -11,7 +11,7 @@ use crate::args::Explain;
 use crate::client::Client;
 use crate::output;
 
-/// A number is a node; anything else is the name of a region.
+/// Explains the path to a node if the argument is a number, otherwise to the region of that name.
 pub fn run(dir: &Path, args: &Explain) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let session = &client.session;
@@ -24,7 +24,7 @@ pub fn run(dir: &Path, args: &Explain) -> anyhow::Result<()> {
     }
 }
 
-/// Maps a region with all the permissions that this principal has.
+/// Maps a region with all permissions that this principal has.
 fn map(session: &blocking::Session, name: &str) -> Result<Lh, RegionError> {
     let wanted = Permissions::READ | Permissions::WRITE | Permissions::ATOMIC;
     let less = match session.map(name, wanted) {

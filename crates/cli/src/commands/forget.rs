@@ -9,7 +9,7 @@ use halite::{NodeId, RegionCause};
 use crate::args::Forget;
 use crate::client::Client;
 
-/// Removes the node from the directory of names, so that all commands agree, and then its files.
+/// Removes the node from the directory of names, which all commands read, and then its files.
 pub fn run(path: &Path, args: &Forget) -> anyhow::Result<()> {
     let node = NodeId(args.node);
     let failed = || format!("cannot forget node {node}");
@@ -21,7 +21,7 @@ pub fn run(path: &Path, args: &Forget) -> anyhow::Result<()> {
         bail!("{}: it runs as process {}; stop it first", failed(), living.pid);
     }
     match client.session.forget_node(node) {
-        // A directory that was restarted does not know the node, but its files remain.
+        // After a restart, the directory may not know the node although its files remain.
         Err(error) if matches!(error.cause, RegionCause::UnknownNode(_)) && presence.is_some() => {}
         other => other?,
     }

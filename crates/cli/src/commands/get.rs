@@ -17,7 +17,7 @@ use crate::sink::Sink;
 use crate::source::PIECE_BYTES;
 use crate::trailer::{TRAILER_BYTES, Trailer};
 
-/// A file appears only when all its bytes are right; standard output gets them as they are read.
+/// Copies a region. A file appears when all its bytes are verified; standard output receives bytes as they are read.
 pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     if args.output.is_none() {
         output::standard_output().context("cannot write to standard output")?;
@@ -40,8 +40,7 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
             (region_len, None)
         }
     };
-    // Only a file must be removed after an interrupt.  Otherwise the signal may end the process, also while it waits
-    // for a pipe.
+    // Only a file must be removed after an interrupt. Otherwise the signal may end the process, even at a pipe.
     let interrupt = Sink::is_file(args.output.as_deref()).then(Interrupt::listen).transpose();
     let interrupt = interrupt.context("cannot listen for signals")?;
     let mut sink = Sink::create(args.output.as_deref())?;
@@ -61,7 +60,7 @@ pub fn run(dir: &Path, args: &Get) -> anyhow::Result<()> {
     sink.finish()
 }
 
-/// Fails early: the lost bytes may hold the checksum.
+/// Fails early if chunks are lost: the checksum may be in one of them.
 fn check_complete(region: &RegionInfo, name: &str) -> anyhow::Result<()> {
     match region.lost.first() {
         Some((node, _)) => {
@@ -74,7 +73,7 @@ fn check_complete(region: &RegionInfo, name: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The end of a region, with its trailer; all of a region that is no longer than a piece.
+/// The last piece of a region, which contains the trailer; the whole region if it is no longer than a piece.
 struct End(Vec<u8>);
 
 impl End {
@@ -91,7 +90,7 @@ impl End {
         Trailer::parse(bytes, region_len).with_context(|| format!("cannot verify {name:?}"))
     }
 
-    /// The first `len` bytes of the region, if it was read whole.
+    /// Returns the first `len` bytes of the region, if the piece is the whole region.
     fn all_before(&self, region_len: u64, len: u64) -> Option<&[u8]> {
         (self.0.len() as u64 == region_len).then(|| &self.0[..len as usize])
     }

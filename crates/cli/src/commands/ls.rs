@@ -16,7 +16,7 @@ use crate::loss::{self, LossJson};
 use crate::output;
 use crate::table::{Align, Table};
 
-/// By name: available regions, those whose home is unreachable, those whose record is damaged, and lost ones.
+/// Lists regions by name: available ones, those whose home is unreachable, those with damaged records, and lost ones.
 pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let session = client.session.as_async();

@@ -1,4 +1,4 @@
-//! One file for each command; this one dispatches.
+//! The commands, one file for each; this file dispatches.
 
 mod access;
 mod config;
@@ -33,7 +33,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let log = diagnostics::asked_for(&arguments);
     let is_given = arguments.dir.is_some();
     let dir: PathBuf = arguments.dir.unwrap_or_else(|| Config::default().dir);
-    // A variable may be set for later use: it counts only where a cluster runs.
+    // `HALITE_DIR` may be set for later use, so it counts only if a cluster runs there.
     let uses_dir = arguments.dir_is_flag || is_given && runs(&dir);
     let done = match arguments.command {
         Command::Up(args) => up::run(&dir, &args, log),
@@ -68,7 +68,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     done.map(|()| ExitCode::SUCCESS)
 }
 
-/// Whether a cluster runs in `dir`.
+/// Returns true if a cluster runs in `dir`.
 fn runs(dir: &Path) -> bool {
     cluster_dir::nodes(dir).is_ok_and(|nodes| nodes.iter().any(|node| node.alive))
 }

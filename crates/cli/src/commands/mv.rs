@@ -14,8 +14,8 @@ use crate::signals::{Interrupted, Listener};
 
 /// Returns when the bytes are there; existing handles stay valid.
 ///
-/// The region's home performs the move, even if this process ends.  So an interrupted command waits for it and reports
-/// where the region is; a second interrupt ends the wait.
+/// The region's home performs the move, even if this process ends. So an interrupted command waits for the move and
+/// reports where the region is; a second interrupt ends the wait.
 pub fn run(dir: &Path, args: &Move) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let failed = attempting("move", format!("{:?} to node {}", args.name, args.to));

@@ -18,7 +18,7 @@ use crate::output;
 use crate::signals::{self, Ending, EndsAtOnce, Woken};
 use crate::supervisor::supervised;
 
-/// Prints a line when other nodes can connect; `halite up` and scripts wait for it.
+/// Runs a node. Prints a line when other nodes can connect, for which `halite up` and scripts wait.
 pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     if let Some(parent) = args.parent {
         signals::die_with(parent)?;
@@ -26,7 +26,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     if args.detached {
         rustix::process::setsid().context("cannot leave the terminal")?;
     }
-    // Before the node exists, so that a signal during its start is not lost; a second one ends the process at once.
+    // The listener precedes the node, so that no signal is lost. A second signal ends the process at once.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
     let at_once = EndsAtOnce::listen().context("cannot listen for signals")?;
     let mut config = Config {
@@ -59,7 +59,7 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     let node = match node {
         Ok(node) => node,
         Err(error) if args.parent.is_some() || args.detached => {
-            // The parent process waits for the ready line, and reports this one.
+            // The parent process waits for the first line, and reports this one.
             output::print(&format!("{FAILED}{error}\n"))?;
             std::process::exit(1);
         }
@@ -83,12 +83,12 @@ pub fn run(dir: &Path, args: &args::Node) -> anyhow::Result<ExitCode> {
     Ok(drain::status(left?))
 }
 
-/// Runs until a signal, or until the node has been drained.  Returns the number of regions that could not be moved.
+/// Runs until a signal, or until the node has been drained. Returns the number of regions that could not be moved.
 fn stay(node: &halite::Node, ending: &mut Ending, drain_within: u32) -> anyhow::Result<u64> {
     let (drained, waker) = (node.drained(), ending.waker());
     let (tell, told) = std::sync::mpsc::channel();
     let listen = move || {
-        // After a signal, nothing receives it.
+        // The receiver is gone if a signal has ended the wait.
         let _ = tell.send(drained.wait());
         waker.wake();
     };
@@ -122,7 +122,7 @@ fn stay(node: &halite::Node, ending: &mut Ending, drain_within: u32) -> anyhow::
             drain::leftovers(&drained).into_iter().for_each(|line| tracing::warn!("{line}"));
             Ok(drained.left_count)
         }
-        // The node leaves in any case.
+        // The node leaves even if the drain failed.
         Err(error) => {
             tracing::error!("{error}");
             Ok(1)

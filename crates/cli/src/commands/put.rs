@@ -1,7 +1,7 @@
 //! `halite put`: copies a file into a region, followed by a trailer.
 //!
-//! The region gets its name when it is complete.  Until then it cannot be found, and its memory is freed however this
-//! process ends: a region without a name ends with its last mapping.
+//! The region gets its name when it is complete. Until then, no other process can find it, and its memory is freed
+//! however this process ends, because a region without a name ends with its last mapping.
 
 use std::path::Path;
 
@@ -20,20 +20,20 @@ use crate::signals::Interrupt;
 use crate::source::{PIECE_BYTES, Source};
 use crate::trailer::{TRAILER_BYTES, Trailer};
 
-/// Bytes of the first part of input of unknown length; each further part is twice as long, up to 1 GiB.
+/// Length in bytes of the first part, for input of unknown length. Each further part is twice as long, up to 1 GiB.
 const PART_BYTES_FIRST: u64 = 16 << 20;
 const PART_DOUBLINGS_MAX: usize = 6;
 
-/// Bytes of the shortest part, when memory is short.
+/// Minimum length of a part in bytes, if memory is short.
 const PART_BYTES_MIN: u64 = 64 << 10;
 
-/// Checks cluster, name and space before it reads a byte.
+/// Copies a file into a region. Checks cluster, name and space before it reads a byte.
 pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     check_name(&client, args)?;
     let put = Putting { session: &client.session, placement: placement(&client, args)? };
     let source = Source::open(&args.file)?;
-    // Until here a signal may simply end the process.
+    // Until here, a signal may end the process, which leaves nothing behind.
     let interrupt = Interrupt::listen().context("cannot listen for signals")?;
     let mut input = Input { source, interrupt, hasher: Xxh3::new(), buffer: vec![0; PIECE_BYTES] };
     let filled = put.fill(&mut input, &args.name);
@@ -44,7 +44,7 @@ pub fn run(dir: &Path, args: &Put) -> anyhow::Result<()> {
     named.map_err(|error| explain(error.into(), &client, args, &input.source))
 }
 
-/// Fails early; only `set_name` is certain.
+/// Fails early if the name is taken. Only `set_name` is certain.
 fn check_name(client: &Client, args: &Put) -> anyhow::Result<()> {
     match client.session.stat(&args.name) {
         Ok(_) => Err(name_taken(&args.name)),
@@ -84,7 +84,7 @@ struct Putting<'a> {
 }
 
 impl Putting<'_> {
-    /// Copies the input into a region without a name; returns that and the length.
+    /// Copies the input into a region without a name; returns the region and the length of the input.
     fn fill(&self, input: &mut Input, name: &str) -> anyhow::Result<(Lh, u64)> {
         let Some(len) = input.source.len() else {
             let bar = progress::counter(name);
@@ -108,7 +108,7 @@ impl Putting<'_> {
         Ok((lh, len))
     }
 
-    /// A region has a fixed length: longer input of unknown length is gathered in regions of growing size first.
+    /// Copies input of unknown length. A region has a fixed length, so growing regions gather the input first.
     fn fill_in_parts(&self, input: &mut Input, bar: &ProgressBar) -> anyhow::Result<(Lh, u64)> {
         let mut parts = Parts { of: self, filled: Vec::new(), room: 0 };
         loop {
@@ -166,7 +166,7 @@ impl Putting<'_> {
         Ok(self.alloc(region_len)?)
     }
 
-    /// The nodes that hold the region populate it, so that its memory is charged to them.
+    /// Allocates a region that the nodes holding it populate, so that the memory is charged to their processes.
     fn alloc(&self, len: u64) -> Result<Lh, RegionError> {
         let placement = self.placement.clone();
         let options = AllocOptions { placement, everyone: Permissions::empty(), populate: true };
@@ -174,12 +174,12 @@ impl Putting<'_> {
     }
 }
 
-/// Regions that gather input of unknown length, in order.
+/// Regions that hold the parts of input of unknown length, in order.
 struct Parts<'a> {
     of: &'a Putting<'a>,
-    /// Each with its number of filled bytes.
+    /// Each region with the number of its filled bytes.
     filled: Vec<(Lh, u64)>,
-    /// Free bytes in the last.
+    /// Number of free bytes in the last region.
     room: u64,
 }
 
@@ -203,7 +203,7 @@ impl Parts<'_> {
     }
 }
 
-/// The length to try after `len` did not fit: a power of two, at most a quarter of what is available.
+/// Returns the length to try after `len` did not fit: a power of two, at most a quarter of what is available.
 fn shorter(len: u64, available: u64) -> u64 {
     let quarter = (available / 4).checked_ilog2().map_or(0, |exponent| 1 << exponent);
     quarter.min(len / 2).max(PART_BYTES_MIN)
@@ -222,7 +222,7 @@ fn explain(error: anyhow::Error, client: &Client, args: &Put, source: &Source) -
     match *refused.cause() {
         RegionCause::NameTaken => name_taken(&args.name),
         RegionCause::NoSpace { .. } if source.len().is_none() => anyhow!(
-            "cannot put {name}: {}; {} has no length, so that it needs twice its size for a moment",
+            "cannot put {name}: {}; `put` holds two copies of {} for a moment, because its length is not known in advance",
             refused.cause(),
             source.label()
         ),
@@ -233,9 +233,9 @@ fn explain(error: anyhow::Error, client: &Client, args: &Put, source: &Source) -
     }
 }
 
-/// Whether all nodes together have enough memory.
+/// Returns true if all nodes together have `wanted` bytes of free memory.
 fn has_room_when_spread(client: &Client, wanted: u64) -> bool {
-    // Without an answer, there is no advice.
+    // If the nodes do not answer, there is no advice.
     let nodes = client.session.status().unwrap_or_default();
     let alive = nodes.iter().filter(|node| node.state.is_there());
     let free = |node: &NodeStatus| {

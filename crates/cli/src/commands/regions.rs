@@ -64,12 +64,12 @@ fn shares(shares: &[(NodeId, u64)]) -> Vec<Share> {
     shares.iter().map(|(node, bytes)| Share { node: node.0, bytes: *bytes }).collect()
 }
 
-/// Makes errors name what the command attempted, instead of its steps: `cannot OPERATION OBJECT: ...`.
+/// Returns a function that makes errors name the command instead of its steps: `cannot OPERATION OBJECT: ...`.
 pub fn attempting(operation: &'static str, object: String) -> impl Fn(RegionError) -> RegionError {
     move |error| RegionError { operation, object: object.clone(), cause: error.cause }
 }
 
-/// Numbers of the nodes that hold bytes of the region, as `0,2`, and the bytes that are missing.
+/// Formats the nodes that hold bytes of the region, as `0,2`, and the number of missing bytes.
 pub fn holders(region: &RegionInfo) -> String {
     let nodes: Vec<String> = region.nodes.iter().map(|(node, _)| node.to_string()).collect();
     let nodes = nodes.join(",");

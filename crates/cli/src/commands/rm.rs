@@ -9,7 +9,7 @@ use crate::args::Region;
 use crate::client::Client;
 use crate::{loss, output};
 
-/// Processes that have the region mapped get errors from now on.
+/// Frees a region, or forgets a lost one. Processes that have it mapped get errors from then on.
 pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
     let client = Client::join(dir)?;
     let failed = attempting("remove", format!("{:?}", args.name));
@@ -18,7 +18,7 @@ pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
             Some(name) if name != args.name => return remove_alias(&client, &args.name, &name),
             _ => lh,
         },
-        // Nothing remains to be freed, but the directory lists the name.
+        // The memory of a lost region is gone, but the directory still lists the name.
         Err(RegionError { cause: RegionCause::Lost(lost), .. }) => {
             client.session.forget_name(&args.name).map_err(&failed)?;
             output::note(&forgotten(&args.name, &lost));
@@ -44,7 +44,7 @@ pub fn run(dir: &Path, args: &Region) -> anyhow::Result<()> {
     Ok(client.session.free(lh).map_err(&failed)?)
 }
 
-/// The name leads to a region with another name: etcd was edited by hand, or the region has just been renamed.
+/// Removes a name that leads to a region with another name: etcd was edited by hand, or the region was just renamed.
 fn remove_alias(client: &Client, name: &str, its: &str) -> anyhow::Result<()> {
     client.session.forget_name(name).map_err(|error| {
         let led = format!("{name:?}, which leads to the region {its:?},");

@@ -12,7 +12,7 @@ use crate::letters;
 use crate::output;
 use crate::table::{Align, Table};
 
-/// Does not map the region, so that it needs no permission.
+/// Shows a region without mapping it, so no permission is needed.
 pub fn run(dir: &Path, args: &Stat) -> anyhow::Result<()> {
     let region = Client::join(dir)?.session.stat(&args.name)?;
     if args.listing.json {

@@ -19,7 +19,7 @@ use crate::loss::{self, LossJson};
 use crate::output;
 use crate::table::{Align, Table};
 
-/// One node; unknown values are null.
+/// Status of one node; unknown values are null.
 #[derive(Serialize, Clone, PartialEq, Default, Debug)]
 pub(super) struct Row {
     pub(super) node: u32,
@@ -37,7 +37,7 @@ pub(super) struct Row {
     #[serde(skip)]
     pub(super) loss: Option<Loss>,
     pub(super) address: Option<String>,
-    /// Whether it is a process of this cluster directory; null if this host has no contact with it.
+    /// True if a process of this cluster directory is the node; null if this host has no contact with it.
     pub(super) here: Option<bool>,
     pub(super) heard_ms_ago: Option<u64>,
     pub(super) round_trip_us: Option<f64>,
@@ -47,7 +47,7 @@ pub(super) struct Row {
 /// Exit status if a node is dead or silent.
 const NOT_WELL: u8 = 3;
 
-/// Fails if there are no files of any node.
+/// Shows the nodes. Fails if `dir` has no files of a node.
 pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
     let presences = cluster_dir::nodes(dir);
     let presences = presences.with_context(|| format!("cannot list the processes in {}", dir.display()))?;
@@ -66,21 +66,21 @@ pub fn run(dir: &Path, args: &Listing) -> anyhow::Result<ExitCode> {
         output::print(&table(&rows).to_string())?;
     }
     let is_well = |row: &Row| matches!(row.state, "alive" | "left");
-    // Without reports, no node is known to be well.
+    // If the members did not answer, no node is known to be well.
     Ok(if asked.is_ok() && rows.iter().all(is_well) { ExitCode::SUCCESS } else { ExitCode::from(NOT_WELL) })
 }
 
-/// The reports of the members, and this host's view of them.
+/// Reports of the members, and this host's view of them.
 #[derive(Default)]
 pub(super) struct Answers {
-    /// The node that lists the members, if not node 0.
+    /// The node that listed the members, unless it was node 0.
     source: Option<NodeId>,
     statuses: Vec<NodeStatus>,
     seen: BTreeMap<u32, PeerSeen>,
 }
 
 impl Answers {
-    /// Asks all members but the client itself.
+    /// Asks all members, except the client itself.
     pub(super) fn of(client: &Client) -> anyhow::Result<Answers> {
         let (mut statuses, source) = (client.session.status()?, client.membership_source());
         statuses.retain(|status| status.node != client.id);
@@ -89,14 +89,14 @@ impl Answers {
         Ok(Answers { source, statuses, seen })
     }
 
-    /// A note about the source, if that is not node 0.
+    /// Returns a note about the source of the list, unless that is node 0.
     pub(super) fn by(&self) -> Option<String> {
         let source = self.source?;
         Some(format!("node 0 is unreachable: showing the report of node {source}"))
     }
 }
 
-/// All nodes that files or members know, in order.
+/// Returns a row for each node that files or members know, in order.
 pub(super) fn rows(presences: &[Presence], asked: &Answers) -> Vec<Row> {
     let mut rows = merge(presences, &asked.statuses);
     for row in &mut rows {
@@ -128,7 +128,7 @@ fn ask(dir: &Path, presences: &[Presence]) -> anyhow::Result<Answers> {
 /// A reason with this prefix comes from a node that answered, so that it is not silent.
 const REFUSAL: &str = "the peer refused: ";
 
-/// A node that lives and does not answer is silent.
+/// Marks the nodes that live but do not answer as silent.
 fn mark_silent(rows: &mut [Row], error: &anyhow::Error) {
     let Some(JoinError::Unreachable { address, reason, .. }) = error.downcast_ref::<JoinError>() else {
         return;
@@ -140,8 +140,9 @@ fn mark_silent(rows: &mut [Row], error: &anyhow::Error) {
     rows.iter_mut().filter(is_meant).filter(|row| row.state == "alive").for_each(|row| row.state = "silent");
 }
 
-/// The files decide whether processes of this host live; the members add the figures.  A dead process gives way to a
-/// report of another incarnation: the node may have been restarted on another host.  A row describes one incarnation.
+/// Merges lock files and reports. The files decide whether processes of this host live; the reports add the figures. A
+/// report of another incarnation replaces a dead process, since the node may have been restarted on another host. Each
+/// row describes one incarnation.
 fn merge(presences: &[Presence], statuses: &[NodeStatus]) -> Vec<Row> {
     let mut rows: BTreeMap<u32, Row> = BTreeMap::new();
     for presence in presences {
@@ -155,7 +156,7 @@ fn merge(presences: &[Presence], statuses: &[NodeStatus]) -> Vec<Row> {
             (false, _) => {}
         }
     }
-    // Every command is an ephemeral node: those that are gone are omitted.
+    // Every command is an ephemeral node, so ended ephemeral nodes are omitted.
     rows.into_values().filter(|row| row.node < EPHEMERAL_NODE_MIN || row.state == "alive").collect()
 }
 
@@ -185,7 +186,7 @@ impl Row {
     }
 
     fn of_status(status: &NodeStatus) -> Row {
-        // An unconnected node was not asked.
+        // A node without a connection was not asked.
         let told = |count: u64| (status.state != NodeState::Unconnected).then_some(count);
         let state = status.state.name();
         let mut row = Row {
@@ -207,7 +208,7 @@ impl Row {
     }
 }
 
-/// Memory of a node: `GRANTED of TOTAL` if its system refused some.
+/// Formats the memory of a node, as `GRANTED of TOTAL` if its system refused a part.
 fn total(row: &Row) -> String {
     match (row.bytes_total, row.bytes_refused) {
         (None, _) => "-".to_owned(),
@@ -222,7 +223,7 @@ fn age(loss: Loss) -> Duration {
     Duration::from_nanos(loss.age_ns)
 }
 
-/// Not all readers of JSON keep integers of 64 bits.
+/// Formats an incarnation as a string, since some readers of JSON cannot represent integers of 64 bits.
 pub fn hexadecimal(incarnation: u64) -> String {
     format!("{incarnation:016x}")
 }
@@ -327,7 +328,7 @@ mod tests {
         let rows = merge(&[presence(0, 7, true), presence(1, 8, false)], std::slice::from_ref(&told));
         assert_eq!((rows[0].loss, rows[1].loss), (None, Some(loss)));
         assert!(table(&rows).to_string().trim_end().ends_with(", killed"));
-        // Not for another incarnation.
+        // The report of another incarnation has no effect.
         assert_eq!(merge(&[presence(1, 9, true)], &[told])[0].loss, None);
     }
 
@@ -340,7 +341,7 @@ mod tests {
                 [Row::of_status(&moved)]
             );
         }
-        // A living process of this host keeps its row: reports of another incarnation do not apply.
+        // A living process of this host keeps its row, whatever members say about other incarnations.
         let seen = PeerSeen {
             address: "10.0.0.3:7000".parse().ok(),
             is_here: false,

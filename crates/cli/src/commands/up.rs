@@ -15,14 +15,14 @@ use crate::output;
 use crate::signals::{self, Ending, Woken};
 use crate::table::{Align, Table};
 
-/// Starts the nodes, and unless they are detached runs until it is to stop them.  They log as `log` says.
+/// Starts the nodes. Unless they are detached, runs until a signal and stops them. `log` is their log filter.
 pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     if let Some(parent) = args.parent {
         signals::die_with(parent)?;
     }
-    // Before the nodes start, so that a signal meanwhile stops them.
+    // The listener precedes the nodes, so that a signal during the start stops them.
     let mut ending = Ending::listen().context("cannot listen for signals")?;
-    // Without standard output, the user would not learn of the nodes.
+    // The check precedes the start, because the user would not learn of the nodes otherwise.
     output::standard_output()?;
     Config { arena_bytes: args.arena.0, ..Config::default() }.check()?;
     limits::check_descriptors(args.nodes)?;
@@ -49,8 +49,7 @@ pub fn run(dir: &Path, args: &Up, log: Option<String>) -> anyhow::Result<()> {
     verdict
 }
 
-/// Makes sure that `path` is a private directory in which no cluster runs or starts, and removes the files of an
-/// earlier one.
+/// Prepares `path`: a private directory in which no cluster runs or starts, without files of an earlier cluster.
 fn prepare(path: &Path) -> anyhow::Result<(ClusterDir, Starting)> {
     let failed = || format!("cannot use {} as the directory of a cluster", path.display());
     let dir = ClusterDir::found(path).with_context(failed)?;
@@ -66,7 +65,7 @@ fn prepare(path: &Path) -> anyhow::Result<(ClusterDir, Starting)> {
             running.join(", ")
         );
     }
-    // Applications would belong to both clusters, the ended one and the new one.
+    // Applications that still run would belong to both the ended cluster and the new one.
     if let Some(applications) = applications(&dir)? {
         bail!(
             "cannot start a cluster in {0}: {applications}; stop them, or run `halite down --all --dir {0}`",
@@ -77,13 +76,13 @@ fn prepare(path: &Path) -> anyhow::Result<(ClusterDir, Starting)> {
     Ok((dir, starting))
 }
 
-/// The nodes that run under this process.  Dropping it stops them.
+/// The nodes that this process started. Dropping it stops them.
 struct Cluster {
     nodes: Vec<NodeProcess>,
 }
 
 impl Cluster {
-    /// The other nodes join through node 0; they start in parallel.
+    /// Starts `count` nodes: node 0 first, the others through it in parallel.
     fn start(&mut self, spec: &ClusterSpec, count: u32) -> anyhow::Result<()> {
         self.nodes.push(NodeProcess::start(spec, 0)?);
         self.nodes[0].await_ready()?;
@@ -109,7 +108,7 @@ impl Cluster {
         }
         let mut table = Table::new(&columns);
         let names: Vec<&str> = args.networks.fabric.iter().map(|fabric| fabric.name()).collect();
-        // As in the status of a node.
+        // As in the output of `halite status`.
         let fabric = if names.is_empty() { Provider::Shm.name().to_owned() } else { names.join("+") };
         for node in &self.nodes {
             let arena = ByteCount(args.arena.0).to_string();
@@ -147,7 +146,7 @@ impl Cluster {
     fn stop(&mut self) -> anyhow::Result<()> {
         let mut targets = Vec::new();
         for node in &self.nodes {
-            // Children that were not waited for: their pids cannot have been reused.
+            // These children were not waited for, so their pids cannot have been reused.
             targets.extend(Target::of_child(node.id, node.pid())?);
         }
         control::stop(targets, GRACE)?;

@@ -13,27 +13,27 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::metrics_at::MetricsAt;
 
-/// Time for a node to become ready.  All time limits of joining are shorter.
+/// Maximum time for a node to become ready; longer than all time limits of joining.
 pub const READY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Prefix of the reason that a node prints if `halite up` started it and it cannot join.
 pub const FAILED: &str = "failed: ";
 
-/// Separates the ready line from the metrics address.
+/// Separator of the ready line and the metrics address.
 pub const METRICS_AT: &str = ", metrics at http://";
 
-/// Bytes of the first line that are read at once: a pipe takes as many in one piece.
+/// Maximum length of the first line in bytes, which a pipe delivers in one piece.
 const LINE_BYTES_MAX: usize = 4 << 10;
 
-/// Most bytes of a reason that are shown; a path has up to 4096.
+/// Maximum number of bytes of a reason that are shown; a path alone has up to 4096.
 const REASON_BYTES_MAX: u64 = 16 << 10;
 
-/// How long a node lives.
+/// Lifetime of a node process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lifetime {
-    /// Killed with the process that started it.
+    /// The node is killed with the process that started it.
     OfParent,
-    /// Until `halite down`; it logs to a file in the cluster directory.
+    /// The node runs until `halite down`, and logs to a file in the cluster directory.
     Detached,
 }
 
@@ -42,17 +42,17 @@ pub enum Lifetime {
 pub struct ClusterSpec {
     /// The cluster directory.
     pub dir: ClusterDir,
-    /// Memory of each node.
+    /// Memory of each node, in bytes.
     pub arena_bytes: u64,
-    /// Their networks, as flags.
+    /// Flags that set the networks of the nodes.
     pub networks: Vec<String>,
     /// The etcd that holds the names, if any.
     pub directory: Option<EtcdAddress>,
     /// Metrics address of node 0; each next node uses the next port.
     pub metrics: MetricsAt,
-    /// See [`Lifetime`].
+    /// Lifetime of the nodes.
     pub lifetime: Lifetime,
-    /// Their log filter; `None` for the default.
+    /// Log filter of the nodes; `None` for the default.
     pub log: Option<String>,
 }
 
@@ -60,62 +60,62 @@ pub struct ClusterSpec {
 #[derive(Debug)]
 pub struct NodeProcess {
     pub id: u32,
-    /// Its metrics address, once it is ready.
+    /// Metrics address of the node, once the node is ready.
     pub metrics: Option<String>,
     child: Child,
     stdout: ChildStdout,
     log: Option<File>,
 }
 
-/// Why a node is not running.
+/// The reason why a node is not running.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Too few port numbers for metrics.
+    /// Too few port numbers remain for metrics.
     #[error(
         "cannot start node {id}: too few port numbers remain above that of --metrics; choose a lower port"
     )]
     NoPort {
-        /// Which node.
+        /// Number of the node.
         id: u32,
     },
-    /// The process could not be made.
+    /// The process could not be created.
     #[error("cannot start node {id}")]
     Spawn {
-        /// Which node.
+        /// Number of the node.
         id: u32,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Its log file could not be created.
+    /// The log file could not be created.
     #[error("cannot start node {id}")]
     Log {
-        /// Which node.
+        /// Number of the node.
         id: u32,
-        /// What is wrong with its log file.
+        /// Error of the log file.
         source: ClusterDirError,
     },
-    /// The process reported why it cannot run that node.
+    /// The node could not start, and its process reported the reason.
     #[error("node {id} did not start: {reason}")]
     Failed {
-        /// Which node.
+        /// Number of the node.
         id: u32,
-        /// What it said.
+        /// The reported reason.
         reason: String,
     },
-    /// The process ended without a reason before it was ready.
+    /// The process ended before it was ready, without a reason.
     #[error("node {id} did not start ({status}){said}")]
     Ended {
-        /// Which node.
+        /// Number of the node.
         id: u32,
-        /// How it ended.
+        /// Exit status of the process.
         status: ExitStatus,
-        /// The text of its log file; empty without one.
+        /// Text of the log file; empty without one.
         said: String,
     },
-    /// It runs, but is not ready.
+    /// The process runs, but was not ready in time.
     #[error("node {id} is not ready after {} s", READY_TIMEOUT.as_secs())]
     NotReady {
-        /// Which node.
+        /// Number of the node.
         id: u32,
     },
 }
@@ -131,7 +131,7 @@ impl NodeProcess {
             &id.to_string(),
         ]);
         command.args(["--arena", &spec.arena_bytes.to_string()]).args(&spec.networks);
-        // The command line is public, and the address may hold a password.
+        // The address may hold a password, and command lines are public: pass it in the environment.
         match &spec.directory {
             Some(directory) => command.env("HALITE_DIRECTORY", directory.to_string()),
             None => command.env_remove("HALITE_DIRECTORY"),
@@ -145,7 +145,7 @@ impl NodeProcess {
         let mut log = None;
         match spec.lifetime {
             Lifetime::OfParent => {
-                // A group of its own: ctrl-C reaches only this process, which stops the nodes in order.
+                // Ctrl-C reaches the node's group only through this process, which stops the nodes in order.
                 command.args(["--parent", &std::process::id().to_string()]).process_group(0);
             }
             Lifetime::Detached => {
@@ -160,7 +160,7 @@ impl NodeProcess {
         Ok(NodeProcess { id, metrics: None, child, stdout, log })
     }
 
-    /// Its pid.
+    /// Returns the pid of the process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -178,7 +178,7 @@ impl NodeProcess {
                 Err(error) => return Err(StartError::Spawn { id: self.id, source: error.into() }),
             }
         }
-        // Either line is short enough to arrive in one piece.
+        // Both possible lines are short enough to arrive in one piece.
         let mut first = vec![0; LINE_BYTES_MAX];
         match self.stdout.read(&mut first) {
             Ok(0) => Err(self.explain_end()),
@@ -193,7 +193,7 @@ impl NodeProcess {
         }
     }
 
-    /// Reads the rest of the reason; `said` is its beginning.  The node ends then.
+    /// Reads the rest of the reason, which begins with `said`. The node ends after it.
     fn reason(&mut self, said: &[u8]) -> StartError {
         let mut reason = said.to_vec();
         match self.stdout.by_ref().take(REASON_BYTES_MAX).read_to_end(&mut reason) {
@@ -205,9 +205,9 @@ impl NodeProcess {
         }
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit status of the process if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
-        // It only fails if the child was waited for, and only this type waits for it.
+        // Fails only for a child that was waited for, and only this type waits for it.
         self.child.try_wait().ok().flatten()
     }
 

@@ -9,13 +9,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-/// Time for a node to leave after a signal.
+/// Maximum time for a node to leave after a signal.
 pub const GRACE: Duration = Duration::from_secs(5);
 
-/// Time for the kernel to end a killed process and free its memory, which may be hundreds of gigabytes.
+/// Maximum time for the kernel to end a killed process and free its memory, which may be hundreds of gigabytes.
 const KILL_GRACE: Duration = Duration::from_secs(30);
 
-/// Time for which a living node may not listen before it counts as hidden: leaving takes as long.
+/// Time for which a living node may not listen before it counts as hidden; leaving takes as long.
 const HIDDEN_PATIENCE: Duration = GRACE;
 
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -25,49 +25,49 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 pub struct Target {
     pub node: u32,
     pub pid: u32,
-    // A pid may be reused; a pidfd never refers to another process.
+    // A pidfd always refers to this process, whereas a pid may be reused.
     pidfd: OwnedFd,
 }
 
-/// How a process ended.
+/// The end of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// It left when asked.
+    /// The process left after the signal.
     Left,
-    /// It had to be killed.
+    /// The process did not leave and was killed.
     Killed,
 }
 
-/// Why a process could not be stopped.
+/// The reason why a process could not be stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum StopError {
-    /// The system refused.
+    /// The system refused a signal.
     #[error("cannot stop node {node} (process {pid}): {source}")]
     Refused {
-        /// Which node.
+        /// Number of the node.
         node: u32,
-        /// Its process.
+        /// Pid of the process.
         pid: u32,
-        /// What it said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It survived SIGKILL.
+    /// The process survived SIGKILL.
     #[error("node {node} (process {pid}) was killed and has not ended yet: it hangs in the kernel")]
     Hangs {
-        /// Which node.
+        /// Number of the node.
         node: u32,
-        /// Its process.
+        /// Pid of the process.
         pid: u32,
     },
 }
 
 impl Target {
-    /// Opens a child that was not waited for, whose pid cannot be reused; `None` if there is none.
+    /// Opens a child that was not waited for, so that its pid cannot have been reused; `None` if it does not exist.
     pub fn of_child(node: u32, pid: u32) -> Result<Option<Target>, StopError> {
         Target::of_pid(node, pid)
     }
 
-    /// Opens the process that has this pid now; `None` if there is none.
+    /// Opens the process that has this pid now; `None` if it does not exist.
     pub(super) fn of_pid(node: u32, pid: u32) -> Result<Option<Target>, StopError> {
         let refused = |source: Errno| StopError::Refused { node, pid, source: source.into() };
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(refused(Errno::INVAL))?;
@@ -90,7 +90,7 @@ impl Target {
 #[derive(Debug, Default)]
 pub struct Found {
     pub targets: Vec<Target>,
-    /// Those whose processes are unknown.
+    /// Living nodes whose processes are unknown.
     pub hidden: Vec<Hidden>,
 }
 
@@ -98,12 +98,12 @@ pub struct Found {
 #[derive(Debug)]
 pub struct Hidden {
     pub presence: Presence,
-    /// The error of its socket; `None` if it does not listen.
+    /// Error of the node's socket; `None` if the node does not listen.
     pub reason: Option<io::Error>,
 }
 
 impl Hidden {
-    /// Whether its process is in another pid namespace, which signals from here do not reach.
+    /// Returns true if the process is in another pid namespace, which signals from here do not reach.
     pub fn is_elsewhere(&self) -> bool {
         self.reason.as_ref().is_some_and(|reason| reason.kind() == io::ErrorKind::NotFound)
     }
@@ -114,7 +114,7 @@ pub fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, Clu
     let deadline = Instant::now() + HIDDEN_PATIENCE;
     loop {
         let found = look(dir, &wanted)?;
-        // A joining node does not listen yet, a leaving one no longer.  Polling, since locks have no deadline.
+        // A joining node does not listen yet, a leaving one no longer. The locks have no deadline, so they are polled.
         let is_worth_waiting =
             found.targets.is_empty() && found.hidden.iter().any(|node| !node.is_elsewhere());
         if !is_worth_waiting || Instant::now() >= deadline {
@@ -131,7 +131,7 @@ fn look(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, Cluster
             Ok(Some(Listening { pid, pidfd })) => {
                 found.targets.push(Target { node: presence.node.0, pid: pid.unsigned_abs(), pidfd });
             }
-            // It may have ended since; the caller tries again.
+            // The process may have ended since; the caller tries again.
             Ok(None) => found.hidden.push(Hidden { presence, reason: None }),
             Err(ClusterDirError::Unreachable { source, .. }) => {
                 found.hidden.push(Hidden { presence, reason: Some(source) });
@@ -142,8 +142,7 @@ fn look(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> Result<Found, Cluster
     Ok(found)
 }
 
-/// Stops all `targets`: node 0 last, since the others need it to leave cleanly.  Kills what has not left after
-/// `grace`.
+/// Stops all `targets`, node 0 last, since the others need it to leave. Kills those that have not left after `grace`.
 pub fn stop(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, Outcome)>, StopError> {
     let (first, others): (Vec<Target>, Vec<Target>) =
         targets.into_iter().partition(|target| target.node == 0);
@@ -155,7 +154,7 @@ pub fn stop(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, Outcom
 
 fn stop_together(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, Outcome)>, StopError> {
     for target in &targets {
-        // Not SIGTERM, which drains a node: the other nodes end, too.
+        // SIGTERM would drain the nodes, which is useless because all of them end.
         target.signal(Signal::INT)?;
     }
     let (left, staying) = await_ends(targets, grace)?;
@@ -170,7 +169,7 @@ fn stop_together(targets: Vec<Target>, grace: Duration) -> Result<Vec<(Target, O
     Ok(left.chain(killed.into_iter().map(|target| (target, Outcome::Killed))).collect())
 }
 
-/// Waits until all have ended or `grace` is over; returns the ended and the remaining ones.
+/// Waits until all targets have ended or `grace` is over; returns the ended and the remaining ones.
 pub(super) fn await_ends(
     targets: Vec<Target>,
     grace: Duration,
@@ -210,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_process_that_ignores_the_signal_is_killed() {
-        // Its `read` ends with its pipe, so that it does not outlive this test.
+        // `read` returns when the pipe closes, so the process does not outlive this test.
         let mut stubborn = Command::new("sh");
         stubborn.args(["-c", "trap '' INT; echo up; read line"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut stubborn = stubborn.spawn().unwrap();

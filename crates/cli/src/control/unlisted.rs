@@ -1,7 +1,7 @@
 //! Living nodes without files in the cluster directory: the files were removed.
 //!
-//! Only the other nodes know of these.  Their reports are shown to the user but end no process: only the other end of
-//! a node's socket proves its process.  Members on other hosts have no files here, and their pids mean nothing on this
+//! Only the other nodes know such nodes. Their reports are shown to the user but end no process: only the other end of
+//! a node's socket proves its process. Members on other hosts have no files here, and their pids mean nothing on this
 //! host.
 
 use std::collections::BTreeSet;
@@ -17,13 +17,13 @@ use serde::Deserialize;
 
 use super::stop::{GRACE, StopError, Target, await_ends};
 
-/// Time for the members to answer.
+/// Maximum time for the members to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Living nodes without files.
 #[derive(Default, Debug)]
 pub struct Unlisted {
-    /// Processes of this host.
+    /// Unlisted processes of this host.
     here: Vec<Target>,
     elsewhere: usize,
 }
@@ -34,26 +34,26 @@ struct Member {
     node: u32,
     pid: u32,
     state: String,
-    /// Reported by members, not by files.
+    /// Reported by members, not read from files.
     provider: Option<String>,
-    /// Whether the member belongs to this cluster directory.
+    /// True if the member belongs to this cluster directory; null if that is unknown.
     here: Option<bool>,
 }
 
 impl Unlisted {
-    /// Asks the cluster in `dir` which `wanted` nodes have no files here.  Returns none if node 0 does not run and
-    /// there are no other hosts.  Fails if the members do not answer.
+    /// Asks the cluster in `dir` which `wanted` nodes have no files here. Returns none if node 0 does not run and there
+    /// are no other hosts. Fails if the members do not answer.
     pub fn find(dir: &ClusterDir, wanted: impl Fn(u32) -> bool) -> anyhow::Result<Unlisted> {
         let (before, is_spread) = (listed(dir)?, cluster_dir::has_hosts(dir.path()));
         if !before.contains(&0) && (before.is_empty() || !is_spread) {
             return Ok(Unlisted::default());
         }
         let members = members(dir.path())?;
-        // Read after the members, so that a node that joins meanwhile has files.
+        // The files are read after the members, so that a node that joins in between has files.
         let listed = listed(dir)?;
         let mut unlisted = Unlisted::default();
         for Member { node, pid, state, here, .. } in members {
-            // Nothing can connect to nodes without files, so that they seem silent.
+            // A node without files accepts no connections, so it seems silent.
             let lives = matches!(state.as_str(), "alive" | "draining" | "silent" | "unconnected");
             if !lives || !wanted(node) || listed.contains(&node) {
                 continue;
@@ -70,7 +70,7 @@ impl Unlisted {
         self.here.is_empty()
     }
 
-    /// Reports the nodes that stay on other hosts; `None` if there are none.
+    /// Formats the nodes that stay on other hosts; `None` if there are none.
     pub fn elsewhere(&self) -> Option<String> {
         match self.elsewhere {
             0 => None,
@@ -79,21 +79,20 @@ impl Unlisted {
         }
     }
 
-    /// Those of this host that do not end within [`GRACE`]: a node that is leaving has no files either.
+    /// Returns the processes of this host that do not end within [`GRACE`], since leaving nodes have no files either.
     pub fn remaining(self) -> Result<Vec<Target>, StopError> {
         let (_, remaining) = await_ends(self.here, GRACE)?;
         Ok(remaining)
     }
 }
 
-/// The nodes that live according to their files.
+/// Returns the nodes that live according to their files.
 fn listed(dir: &ClusterDir) -> anyhow::Result<BTreeSet<u32>> {
     let nodes = dir.nodes()?;
     Ok(nodes.into_iter().filter(|presence| presence.alive).map(|presence| presence.node.0).collect())
 }
 
-/// The output of `halite status`.  As a process of its own it can be killed while it waits, and leaves no ephemeral
-/// node in this one.
+/// Returns the output of `halite status`, as a process, which can be killed and leaves no node in this one.
 fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--dir").arg(dir).args(["status", "--json"]);
@@ -103,7 +102,7 @@ fn members(dir: &Path) -> anyhow::Result<Vec<Member>> {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || tell.send(stdout.lines().collect::<io::Result<Vec<String>>>()));
     let lines = told.recv_timeout(PATIENCE);
-    // A process that has ended needs no kill.
+    // The kill fails if the process has ended, which does not matter.
     let _ = status.kill();
     status.wait()?;
     let lines = lines.with_context(|| format!("no answer within {} s", PATIENCE.as_secs()))??;

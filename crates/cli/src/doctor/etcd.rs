@@ -5,19 +5,19 @@ use halite::{EtcdError, EtcdFault, EtcdHealth};
 use super::{Finding, Severity};
 use crate::bytes::ByteCount;
 
-/// A larger difference distorts the times of lost regions.
+/// Maximum difference of clocks in seconds; a larger one distorts the times of lost regions.
 const SKEW_S_MAX: u64 = 5;
 
-/// The state of etcd, as this host sees it.
+/// State of etcd, from the view of this host.
 #[derive(Clone, Debug)]
 pub struct EtcdFacts {
-    /// Without a password.
+    /// Address without the password.
     pub address: String,
     /// The answer of each endpoint.
     pub endpoints: Vec<(String, Result<EtcdHealth, EtcdError>)>,
-    /// Why names cannot be read, if so.
+    /// The reason why names cannot be read; `None` if they can.
     pub refused: Option<EtcdError>,
-    /// Difference between its clock and that of this host, in seconds.
+    /// Difference between the clocks of etcd and this host, in seconds.
     pub skew_s: Option<u64>,
 }
 
@@ -68,7 +68,7 @@ fn finding(severity: Severity, found: String, remedy: &str, verify: &str) -> Fin
     Finding::new("etcd", severity, found, remedy, verify)
 }
 
-/// One silent endpoint of several costs redundancy; if all are silent, the names are unavailable.
+/// Creates the finding about a silent endpoint. If all are silent, the names are unavailable.
 fn silent(facts: &EtcdFacts, endpoint: &str, error: &EtcdError) -> Finding {
     let is_any = facts.endpoints.iter().any(|(_, health)| health.is_ok());
     let severity = if is_any { Severity::Warning } else { Severity::Error };
@@ -80,7 +80,7 @@ fn silent(facts: &EtcdFacts, endpoint: &str, error: &EtcdError) -> Finding {
     )
 }
 
-/// Without the remedy, which a finding shows separately.
+/// Formats the error without its remedy, which a finding shows separately.
 fn what(error: &EtcdError) -> String {
     format!("it {}: {}", error.fault.as_str(), error.reason)
 }

@@ -1,4 +1,4 @@
-//! The state of the host, its networks and the cluster.  Changes nothing; closes each connection at once.
+//! The state of the host, its networks and the cluster. Changes nothing; closes each connection at once.
 
 use std::fs;
 use std::io;
@@ -21,7 +21,7 @@ use crate::args;
 use crate::client::Client;
 use crate::output;
 
-/// Time for a host to answer.
+/// Maximum time for a host to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ pub struct Facts {
 /// The machine, and the limits of this process.
 #[derive(Clone, Debug)]
 pub struct HostFacts {
-    /// As `5.10.0-21-amd64`.
+    /// Release of the kernel, as `5.10.0-21-amd64`.
     pub kernel: String,
     pub has_pidfd: bool,
     pub has_memfd: bool,
@@ -45,28 +45,28 @@ pub struct HostFacts {
     pub clocksource: Option<String>,
     /// System time in seconds since 1970.
     pub time_s: u64,
-    /// Hard limit on descriptors; `None` without one.
+    /// Hard limit on descriptors; `None` if unlimited.
     pub descriptors: Option<u64>,
-    /// Limit on locked memory, in bytes; `None` without one.
+    /// Limit on locked memory in bytes; `None` if unlimited.
     pub locked_bytes: Option<u64>,
-    /// Limit on the size of files, in bytes; `None` without one.
+    /// Limit on the size of files in bytes; `None` if unlimited.
     pub file_bytes: Option<u64>,
-    /// Bytes of /dev/shm, if it is there.
+    /// Size of /dev/shm in bytes; `None` if it does not exist.
     pub dev_shm_bytes: Option<u64>,
     /// The kernel's setting of transparent huge pages for shared memory.
     pub huge_pages: Option<String>,
     /// Memory that the node is to contribute, in bytes.
     pub arena_bytes: u64,
-    /// Why the node cannot contribute it, if so.
+    /// The reason why the node cannot contribute the memory; `None` if it can.
     pub arena_refused: Option<String>,
 }
 
 /// Sockets, ports and the hosts to join.
 #[derive(Clone, Debug)]
 pub struct NetworkFacts {
-    /// Whether nodes send packets at all.
+    /// True if nodes send packets at all.
     pub uses_packets: bool,
-    /// Whether a node of the directory runs on this host.
+    /// True if a node of the directory runs on this host.
     pub runs_here: bool,
     /// Source addresses of packets, each with its socket's properties or the error.
     pub sockets: Vec<(IpAddr, Result<SocketProbe, String>)>,
@@ -74,7 +74,7 @@ pub struct NetworkFacts {
     pub ports: Vec<PortFacts>,
     /// The hosts to join.
     pub hosts: Vec<HostToJoin>,
-    /// Why the settings for other hosts contradict each other, if so.
+    /// The contradiction between settings for other hosts, if any.
     pub contradiction: Option<String>,
 }
 
@@ -101,11 +101,11 @@ pub enum PortRefusal {
 #[derive(Clone, Debug)]
 pub struct HostToJoin {
     pub name: String,
-    /// Its addresses, or why they are unknown.
+    /// Addresses of the host, or the reason why they are unknown.
     pub addresses: Result<Vec<SocketAddr>, String>,
-    /// Why it does not answer, if so.
+    /// The reason why the host does not answer; `None` if it does.
     pub refused: Option<String>,
-    /// Largest payload of packets to it, as far as this host knows; `None` without a route.
+    /// Maximum payload of packets to the host, as far as this host knows; `None` without a route.
     pub payload_bytes: Option<u32>,
 }
 
@@ -113,24 +113,24 @@ pub struct HostToJoin {
 #[derive(Debug)]
 pub struct ClusterFacts {
     pub dir: PathBuf,
-    /// What is wrong with the directory, if it exists.
+    /// The fault of the directory, if it exists and has one.
     pub dir_refused: Option<String>,
-    /// Whether it is or was a cluster's directory.
+    /// True if the directory belongs or belonged to a cluster.
     pub is_founded: bool,
     pub presences: Vec<Presence>,
-    /// Whether nodes on other hosts take part.
+    /// True if nodes on other hosts take part.
     pub is_spread: bool,
-    /// The file of the secret, and why it is invalid.
+    /// File of the secret, and the fault of the secret, if any.
     pub secret: Option<(PathBuf, Option<SecretRefusal>)>,
-    /// The members' reports, or why there are none; `None` if no node lives.
+    /// Reports of the members, or the reason why there are none; `None` if no node lives.
     pub members: Option<Result<Vec<NodeStatus>, String>>,
 }
 
-/// What is wrong with a secret or its file.
+/// The fault of a secret or its file.
 #[derive(Clone, Debug)]
 pub struct SecretRefusal {
     pub text: String,
-    /// Whether other users may read or change it.
+    /// True if other users may read or change the file.
     pub is_open: bool,
 }
 
@@ -149,7 +149,7 @@ impl Facts {
 }
 
 impl EtcdFacts {
-    /// The etcd of the configuration, or else that of the directory.
+    /// Gathers facts about the etcd of the configuration, or else of the cluster directory.
     fn gather(dir: &Path, args: &args::Doctor) -> Option<EtcdFacts> {
         let known = || ClusterDir::open(dir).and_then(|dir| dir.etcd()).ok().flatten();
         let address = args.names.directory.clone().or_else(known)?;
@@ -202,7 +202,7 @@ impl NetworkFacts {
         ports.extend(args.metrics.0.map(|at| PortFacts::gather(at, "--metrics")));
         let sockets = own.into_iter().map(|ip| (ip, probe(ip, &[]).map_err(|error| error.to_string())));
         let config = Config {
-            // The check is the same for each node.
+            // The number has no effect on this check.
             node: Some(NodeId::FIRST),
             providers: args.networks.fabric.clone(),
             hosts: args.hosts.secret_file.clone().filter(|_| is_spread).map(|secret_file| Hosts {
@@ -258,11 +258,11 @@ impl HostToJoin {
     }
 }
 
-/// Largest payload of packets to a host, from the address that the kernel chooses.
+/// Returns the maximum payload of packets to a host, from the address that the kernel chooses.
 fn payload_to(host: IpAddr) -> Option<u32> {
     let any: IpAddr = if host.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
     let socket = UdpSocket::bind((any, 0)).ok()?;
-    // Sends nothing; the discard port stands for any.
+    // Connecting a UDP socket sends nothing; any port works.
     socket.connect((host, 9)).ok()?;
     let own = socket.local_addr().ok()?.ip();
     let mtus = probe(own, &[host]).ok()?.mtus;
@@ -292,7 +292,7 @@ impl ClusterFacts {
     }
 }
 
-/// Why no cluster could be created there, as far as can be checked without doing so.
+/// Returns the reason why no cluster could be created in `dir`, as far as can be checked without creating files.
 fn unusable(dir: &Path) -> Option<String> {
     if let Ok(metadata) = fs::metadata(dir) {
         let is_private = metadata.mode() & 0o077 == 0;

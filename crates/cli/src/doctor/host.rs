@@ -5,9 +5,9 @@ use super::{Finding, Severity};
 use crate::bytes::ByteCount;
 use crate::limits::{NODES_MAX, nodes_within};
 
-/// The first kernel with all required features.
+/// Oldest kernel with all required features.
 const KERNEL_MIN: (u32, u32) = (5, 10);
-/// 2024: a clock before that was never set.
+/// Start of 2024; a clock before that was never set.
 const TIME_MIN_S: u64 = 1_704_067_200;
 /// Clock sources that are read without a system call.
 const FAST_CLOCKS: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];
@@ -46,7 +46,7 @@ fn kernel(facts: &HostFacts) -> Finding {
     }
 }
 
-/// A feature of the kernel.
+/// Creates the finding about a feature of the kernel.
 fn feature(check: &'static str, is_there: bool, severity: Severity, without: &str) -> Finding {
     let verify = format!("strace -f halite doctor 2>&1 | grep {check}");
     match is_there {
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// The findings after a change, and their severities.
+    /// Returns the findings after a change of the facts, and their severities.
     fn found(change: impl FnOnce(&mut HostFacts)) -> Vec<(&'static str, Severity)> {
         let mut facts = well();
         change(&mut facts);

@@ -23,11 +23,11 @@ use facts::Facts;
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     Ok,
-    /// It works, but could be faster.
+    /// Everything works, but could be faster.
     Note,
-    /// It works until something fails.
+    /// Everything works until another part fails.
     Warning,
-    /// It does not work.
+    /// A function of the node does not work.
     Error,
 }
 
@@ -41,7 +41,7 @@ impl Severity {
         }
     }
 
-    /// The exit status for the worst finding.
+    /// Returns the exit status for the worst finding.
     fn status(self) -> u8 {
         match self {
             Severity::Ok | Severity::Note => 0,
@@ -60,7 +60,7 @@ pub struct Finding {
     pub found: String,
     /// The next step; empty if there is none.
     pub remedy: String,
-    /// A command that shows the same.
+    /// A command that shows the same fact.
     pub verify: String,
 }
 

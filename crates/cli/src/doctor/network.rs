@@ -8,12 +8,12 @@ use super::facts::{HostToJoin, NetworkFacts, PortFacts, PortRefusal};
 use super::{Finding, Severity};
 use crate::bytes::ByteCount;
 
-/// Largest payload of a packet, in bytes.
+/// Maximum payload of a packet, in bytes.
 const PAYLOAD_BYTES_MAX: u32 = 4096;
 
 pub fn judge(facts: &NetworkFacts) -> Vec<Finding> {
     let mut findings = Vec::new();
-    // A node without packets needs no large buffers: only a note.
+    // Small buffers only matter to nodes that send packets; otherwise the finding is a note.
     let worst = if facts.uses_packets { Severity::Warning } else { Severity::Note };
     for (address, socket) in &facts.sockets {
         match socket {
@@ -158,7 +158,7 @@ fn verify_port(addresses: &[SocketAddr]) -> String {
     addresses.first().map_or_else(String::new, |at| format!("nc -vz {} {}", at.ip(), at.port()))
 }
 
-/// Packets are never fragmented.
+/// Creates the finding about the payload to a host, since packets are never fragmented.
 fn payload(host: &HostToJoin) -> Option<Finding> {
     let ip = host.addresses.as_ref().ok()?.first()?.ip();
     let verify = format!("tracepath -n {ip}");

@@ -1,4 +1,4 @@
-//! Repeated reads and writes of the same bytes, beside bare copies of as many.
+//! Repeated reads and writes of the same bytes, compared with bare copies of as many bytes.
 
 use halite::{Lh, ReadOp, WriteOp, blocking};
 
@@ -9,9 +9,9 @@ use super::random;
 use super::server::{Request, checksum};
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, SAME_BYTES, Timer, Workload};
 
-/// `IS_WRITE` of reads.
+/// Value of the parameter `IS_WRITE` for reads.
 pub const READS: bool = false;
-/// `IS_WRITE` of writes.
+/// Value of the parameter `IS_WRITE` for writes.
 pub const WRITES: bool = true;
 
 pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
@@ -25,23 +25,23 @@ pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
     Ok(usual::<Access<IS_WRITE>>(args, what))
 }
 
-/// The usual plan for reads and writes: bandwidth tests move more and longer pieces.
+/// Returns the plan of tests of reads and writes. Bandwidth tests move more bytes, in longer pieces.
 pub fn usual<W: Workload>(args: &PerfArgs, what: &'static str) -> Plan {
     let plan = Plan::of::<W>(what);
     if args.test.is_bandwidth { Plan { size: 64 << 10, bytes: 16 << 30, ..plan } } else { plan }
 }
 
-/// Operations started together.
+/// Returns the number of operations that a thread starts together.
 fn together(args: &PerfArgs) -> usize {
     args.window.unwrap_or(1) as usize
 }
 
-/// A thread's region, and its expected contents.
+/// State of a thread: its region, and the region's expected contents.
 pub struct Access<const IS_WRITE: bool> {
     lh: Lh,
     name: String,
     bytes: Vec<u8>,
-    /// The latest results of reads that start together.
+    /// Results of the last reads, one per read that starts together.
     found: Vec<Vec<u8>>,
 }
 
@@ -53,7 +53,7 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
         bench.make_regions(threads, bench.job.size_max(), |thread| Some(name(thread)))?;
         let share = |(thread, lh): (u64, &Lh)| {
             let bytes = pattern(bench.size, thread as usize);
-            // Writes start from other bytes, so that a missing one is noticed.
+            // Before a write the region holds other bytes, so that a missing write is detected.
             let before = if IS_WRITE { inverse(&bytes) } else { bytes.clone() };
             bench.end.session.write(*lh, 0, &before)?;
             let reads = if IS_WRITE { 0 } else { together(&bench.job.args) };
@@ -77,7 +77,7 @@ impl<const IS_WRITE: bool> Workload for Access<IS_WRITE> {
         }
     }
 
-    /// The server checks what it sees.
+    /// A server of our own computes the checksum, so a write must have reached its memory.
     fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
         let Access { lh, name, bytes, found } = self;
         let errors = found.iter().filter(|found| **found != bytes).count() as u64;

@@ -8,7 +8,7 @@ use super::table::{self, Test};
 use crate::args::network;
 use crate::bytes::ByteCount;
 
-/// The name of a value on the command line and in results.
+/// Returns the name of a value on the command line and in results.
 pub fn name_of(value: &impl ValueEnum) -> String {
     value.to_possible_value().expect("none is hidden").get_name().to_owned()
 }
@@ -79,7 +79,7 @@ pub struct PerfArgs {
 }
 
 impl PerfArgs {
-    /// Whether operations access random places.
+    /// Returns true if operations access random places.
     pub fn is_random(&self) -> bool {
         self.regions.is_some() || self.span.is_some()
     }

@@ -12,7 +12,7 @@ use super::workload::{IN_TURN, Measured, PerfArgs, Plan, Planned, Timer};
 
 const BARRIER: &str = "perf";
 
-/// Time after which the other sessions count as dead.
+/// Timeout of a barrier, after which the other sessions count as dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub fn plan(args: &PerfArgs) -> Planned {
@@ -36,7 +36,7 @@ impl Partner for Member {
         Ok(end.sessions(part.threads).into_iter().map(member).collect())
     }
 
-    /// Passes the barrier.  No side leads: each call returns the next round.
+    /// Passes the barrier. Neither side leads: each call returns the next round.
     fn turn(&mut self, _: bool) -> anyhow::Result<()> {
         let round = self.session.barrier(BARRIER, self.participants, TIMEOUT)?;
         self.errors += u64::from(self.round.is_some_and(|last| round != last + 1));

@@ -1,7 +1,7 @@
 //! The cost of bare memory: copies and words without a library in between.
 //!
 //! Halite is compared with the faster of two: the C library's memcpy between private buffers, and a copy to a plain
-//! shared mapping.  The pages are of the kind that nodes contribute.
+//! shared mapping. The pages are of the kind that nodes contribute.
 
 use std::hint::black_box;
 use std::io;
@@ -16,15 +16,15 @@ use super::measure::{estimate_ns, sure, timed};
 /// The direction of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// Into shared memory.
+    /// Copies into shared memory.
     Write,
-    /// Out of shared memory.
+    /// Copies out of shared memory.
     Read,
-    /// Sets shared memory to a byte.
+    /// Fills shared memory with one byte.
     Fill,
 }
 
-/// Copies or fills of one size, by the faster way.
+/// Copies or fills memory of one size, by the faster of two ways.
 #[derive(Debug)]
 pub struct Copier {
     direction: Direction,
@@ -35,7 +35,7 @@ pub struct Copier {
 }
 
 impl Copier {
-    /// Creates and touches the buffers, and tries both ways.
+    /// Allocates and touches the buffers, and measures which way is faster.
     pub fn new(direction: Direction, size: u64) -> io::Result<Copier> {
         let bytes = usize::try_from(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let shared = plain_segment(size)?.window(0, size).expect("the whole segment");
@@ -46,7 +46,7 @@ impl Copier {
             other: vec![0xA5; bytes],
             is_shared_faster: true,
         };
-        // 64 MiB of each take some milliseconds.
+        // Takes some milliseconds per way: each moves 64 MiB.
         let tries = ((64 << 20) / size).clamp(2, 10_000);
         let by_mapping = copier.try_for(tries);
         copier.is_shared_faster = false;
@@ -55,7 +55,7 @@ impl Copier {
         Ok(copier)
     }
 
-    /// Copies or fills once.
+    /// Copies or fills the memory once.
     #[inline]
     pub fn copy(&mut self) {
         let len = self.private.len() as u64;
@@ -75,29 +75,29 @@ impl Copier {
     }
 }
 
-/// A plain shared mapping for random accesses, by words or copies.
+/// A plain shared mapping for random accesses to words or pieces.
 #[derive(Clone, Debug)]
 pub struct Words(Window);
 
 impl Words {
-    /// A mapping of `bytes`; pages are allocated on first use.
+    /// Maps `bytes` of shared memory; pages are allocated on first use.
     pub fn new(bytes: u64) -> io::Result<Words> {
         let bytes = bytes.next_multiple_of(8);
         Ok(Words(plain_segment(bytes)?.window(0, bytes).expect("the whole segment")))
     }
 
-    /// The word at `offset`, a multiple of 8 inside the mapping.
+    /// Returns the word at `offset`, which must be a multiple of 8 inside the mapping.
     pub fn at(&self, offset: u64) -> &AtomicU64 {
         self.0.atomic_u64(offset).expect("aligned and inside")
     }
 
-    /// Copies `bytes` to `offset`; they fit into the mapping.
+    /// Copies `bytes` to `offset`; the range must lie inside the mapping.
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) {
         self.0.write(offset, bytes).expect("inside");
     }
 
-    /// Fills `buffer` from `offset`; it lies inside the mapping.
+    /// Fills `buffer` from `offset`; the range must lie inside the mapping.
     #[inline]
     pub fn read(&self, offset: u64, buffer: &mut [u8]) {
         self.0.read(offset, buffer).expect("inside");
@@ -109,12 +109,12 @@ impl Words {
 pub struct Pages(Arc<Segment>);
 
 impl Pages {
-    /// A mapping of `bytes` without pages.
+    /// Maps `bytes` of shared memory without populating pages.
     pub fn new(bytes: u64) -> io::Result<Pages> {
         Ok(Pages(plain_segment(bytes)?))
     }
 
-    /// Populates all pages and discards them; returns the time of the former.
+    /// Populates all pages, then discards them; returns the time of populating.
     pub fn take(&self) -> anyhow::Result<Duration> {
         let begin = Instant::now();
         self.0.populate(0, self.0.len())?;
@@ -124,21 +124,21 @@ impl Pages {
     }
 }
 
-/// One bare store.
+/// Stores a word without a library in between.
 #[inline]
 pub fn store(word: &AtomicU64, value: u64) {
     // Nothing needs to be ordered; only the cost counts.
     word.store(value, Ordering::Relaxed);
 }
 
-/// One bare atomic addition.
+/// Adds to a word with the processor's atomic.
 #[inline]
 pub fn fetch_add(word: &AtomicU64, add: u64) -> u64 {
-    // As strong as the operation that it is compared with.
+    // AcqRel, as strong as the operation that it is compared with.
     black_box(word.fetch_add(add, Ordering::AcqRel))
 }
 
-/// One bare compare-and-swap.
+/// Compares and swaps a word with the processor's atomic.
 #[inline]
 pub fn compare_swap(word: &AtomicU64, expected: u64, new: u64) -> u64 {
     // As in fetch_add().
@@ -146,7 +146,7 @@ pub fn compare_swap(word: &AtomicU64, expected: u64, new: u64) -> u64 {
     black_box(old)
 }
 
-/// One bare load.
+/// Loads a word without a library in between.
 #[inline]
 pub fn load(word: &AtomicU64) -> u64 {
     // As in store().

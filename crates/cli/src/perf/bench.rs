@@ -17,7 +17,8 @@ use super::server::{CLIENT, Part, Request, Server};
 use crate::output;
 use crate::scratch::Scratch;
 
-/// State that all workloads share.  Fields are dropped in this order: this process leaves the cluster first.
+/// State of a measurement that all workloads share. Fields are dropped in this order: this process leaves the cluster
+/// before the server stops.
 pub struct Bench {
     pub job: Job,
     /// The client's end.
@@ -47,8 +48,8 @@ impl Bench {
         let server = scratch.as_ref().map(|scratch| Server::start(scratch.path(), &job)).transpose()?;
         let dir = scratch.as_ref().map(Scratch::path).or(dir);
         let dir = dir.map_or_else(|| Config::default().dir, Path::to_owned);
-        // This node's threads run on the core of the first client thread.  The server has started by now, since it
-        // would inherit the core.
+        // This node runs on the first client thread's core. The server, a child, would inherit the core, so it started
+        // before.
         pin(cores.of_client(0)).context("cannot pin the client to its core")?;
         let (node, arena_bytes) =
             server.as_ref().map_or((None, 0), |_| (Some(CLIENT), job.client_arena_bytes()));
@@ -56,7 +57,7 @@ impl Bench {
         let node = Node::embedded(config)
             .with_context(|| format!("cannot join the cluster in {}", dir.display()))?;
         let end = End::new(node, NodeId(job.args.peer.unwrap_or(0)), cores);
-        // A running node is reached through the best common network.
+        // The nodes use the best network that both have.
         job.fabric = end.provider()?;
         Ok(Bench {
             job,
@@ -74,7 +75,7 @@ impl Bench {
     /// Measures one row.
     pub fn row(&mut self, size: u64, slowdown: u64) -> anyhow::Result<Row> {
         (self.size, self.slowdown) = (size, slowdown);
-        // Fewer operations at longer intervals, so that each row takes as long.
+        // Longer intervals need fewer operations, so that each row takes equally long.
         self.iterations = (self.job.iterations(size) / slowdown).max(1);
         (self.job.plan.measure)(self)
     }
@@ -87,8 +88,8 @@ impl Bench {
         server.map_or(Ok(()), Server::stop)
     }
 
-    /// Creates the regions for all rows, before the first one: `count` of `bytes` at the peer.  Regions that the
-    /// server opens have names.
+    /// Creates the regions that all rows use, in the first call only: `count` regions of `bytes` bytes each, at the
+    /// peer. Regions that the server opens need a name, which `name` returns.
     pub fn make_regions(
         &mut self,
         count: u64,
@@ -105,7 +106,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The task of the server's threads for this row, unless a workload needs another.
+    /// Returns the usual task of the server's threads for this row.
     pub fn part(&self) -> Part {
         let Job { args, plan, threads, .. } = &self.job;
         let warm_up = if plan.warms_up { warm_up(self.iterations) } else { 0 };
@@ -119,18 +120,18 @@ impl Bench {
         }
     }
 
-    /// The server.  Workloads that need one are refused without.
+    /// Returns the server; fails for the peer of a running cluster, which has none.
     pub fn server(&mut self) -> anyhow::Result<&mut Server> {
         self.server.as_mut().context("this test needs a server of our own")
     }
 
-    /// Starts the server's threads, which follow until the row has been measured.
+    /// Starts the server's threads, which follow the client's until [`Bench::end_following`].
     pub fn start_following(&mut self, part: Part) -> anyhow::Result<()> {
         self.is_followed = true;
         self.server()?.ask(&Request::Follow(part)).map(|_| ())
     }
 
-    /// Ends that; returns the server's errors.
+    /// Stops the server's threads; returns the number of their errors, 0 if none were started.
     pub fn end_following(&mut self) -> anyhow::Result<u64> {
         match std::mem::take(&mut self.is_followed) {
             true => self.server()?.ask(&Request::EndFollowing),
@@ -138,7 +139,7 @@ impl Bench {
         }
     }
 
-    /// Measures on a thread for each of `shares`; returns the sums and the shares.
+    /// Measures `operation` on one thread for each of `shares`; returns the sums and the shares.
     pub fn time<W: Send>(
         &self,
         shares: Vec<W>,
@@ -161,12 +162,12 @@ impl Bench {
         Ok((row, shares))
     }
 
-    /// The baseline of `make`, if it is to be measured.
+    /// Calls `make` if the baseline is to be measured; `None` otherwise.
     pub fn baseline<T>(&self, make: impl FnOnce() -> io::Result<T>) -> anyhow::Result<Option<T>> {
         self.job.args.check_memcpy.then(make).transpose().context("no memory for the baseline")
     }
 
-    /// Bare copies of the same size.
+    /// Returns bare copies of the same size as baseline; `None` if there is to be none.
     pub fn copier(&self, direction: Direction) -> anyhow::Result<Option<Copier>> {
         self.baseline(|| Copier::new(direction, self.size))
     }

@@ -1,6 +1,6 @@
 //! `fill_lat` and `copy_lat`: operations on the peer's bytes that do not pass through the caller.
 //!
-//! A fill is compared with memset, a copy with what it saves: reading the bytes and writing them back.
+//! A fill is compared with memset, a copy with the alternative: reading the bytes and writing them back.
 
 use halite::Lh;
 
@@ -10,12 +10,12 @@ use super::parcel::{differs, inverse, pattern};
 use super::report::{MEMSET, READ_WRITE};
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, SAME_BYTES, Timer, Workload};
 
-/// What fills write.
+/// Byte that fills write.
 const BYTE: u8 = 0xA7;
 
-/// `IS_COPY` of fills.
+/// Value of the parameter `IS_COPY` for fills.
 pub const FILLS: bool = false;
-/// `IS_COPY` of copies.
+/// Value of the parameter `IS_COPY` for copies.
 pub const COPIES: bool = true;
 
 pub fn plan<const IS_COPY: bool>(_: &PerfArgs) -> Planned {
@@ -23,7 +23,7 @@ pub fn plan<const IS_COPY: bool>(_: &PerfArgs) -> Planned {
     Ok(Plan { bare, size: 4 << 10, arena_sizes: 8, ..Plan::of::<Bulk<IS_COPY>>(SAME_BYTES) })
 }
 
-/// Two regions of a thread.
+/// State of a thread: two regions.
 pub struct Bulk<const IS_COPY: bool> {
     to: Lh,
     from: Lh,
@@ -42,7 +42,7 @@ impl<const IS_COPY: bool> Workload for Bulk<IS_COPY> {
             session.write(to, 0, &inverse(&expected))?;
             if IS_COPY {
                 session.write(from, 0, &expected)?;
-                // Before the baseline, which would hide a missing copy.
+                // The copy precedes the baseline, which would hide a missing copy.
                 session.copy(to, 0, from, 0, size)?;
                 errors = differs(session, to, 0, &expected)?;
             }

@@ -12,18 +12,18 @@ use super::measure::NO_BASELINE;
 use super::parcel::{Parcel, STAMP_BYTES, stamp_of};
 use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, Timer, Workload};
 
-/// Time after which the server counts as dead.
+/// Timeout of a call, after which the server counts as dead.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Default number of outstanding calls per thread.
 const WINDOW: u32 = 16;
 
-/// Calls one after the other.
+/// Plans calls one after the other.
 pub fn plan_one_by_one(_: &PerfArgs) -> Planned {
     Ok(Plan { needs_server: true, ..Plan::of::<Caller>(IN_TURN) })
 }
 
-/// Many outstanding calls.
+/// Plans many outstanding calls.
 pub fn plan_outstanding(args: &PerfArgs) -> Planned {
     let (window, batch) = outstanding(args);
     if !window.is_multiple_of(batch) {
@@ -34,7 +34,7 @@ pub fn plan_outstanding(args: &PerfArgs) -> Planned {
     Ok(Plan { needs_server: true, ..Plan::of::<Callers>("many outstanding calls per thread") })
 }
 
-/// Outstanding calls, and calls that are posted together.
+/// Returns the number of outstanding calls per thread, and of calls that are posted together.
 pub fn outstanding(args: &PerfArgs) -> (usize, usize) {
     (args.window.unwrap_or(WINDOW) as usize, args.batch.unwrap_or(1) as usize)
 }
@@ -58,7 +58,7 @@ impl Workload for Caller {
     }
 }
 
-/// The callers of a thread, each with one outstanding call.
+/// The callers of a thread. Each has one outstanding call.
 pub struct Callers(Vec<Caller>);
 
 impl Workload for Callers {
@@ -97,7 +97,7 @@ impl Callers {
     }
 }
 
-/// Keeps one call of each caller outstanding.  One thread serves them in order, so the oldest ends first.
+/// Keeps one call of each caller outstanding. One server thread serves them in order, so the oldest ends first.
 fn keep_outstanding(callers: &mut [Caller], calls: u64) -> Result<(), CallError> {
     let window = callers.len() as u64;
     let mut pending = VecDeque::with_capacity(callers.len());
@@ -115,7 +115,7 @@ fn keep_outstanding(callers: &mut [Caller], calls: u64) -> Result<(), CallError>
     Ok(())
 }
 
-/// The same with batches: posts `batch` calls once the oldest batch has ended.
+/// As [`keep_outstanding`], in batches: posts `batch` calls once the oldest batch has ended.
 fn keep_batches_outstanding(callers: &mut [Caller], batch: usize, calls: u64) -> Result<(), CallError> {
     let batches = callers.len() / batch;
     let mut pending = VecDeque::with_capacity(batches);
@@ -132,7 +132,7 @@ fn keep_batches_outstanding(callers: &mut [Caller], batch: usize, calls: u64) ->
     Ok(())
 }
 
-/// Posts a call for each caller, at most `left`, which it reduces.
+/// Posts a call for each caller, at most `left` calls, and subtracts their number from `left`.
 fn post_batch(callers: &mut [Caller], left: &mut usize) -> Result<Vec<blocking::PendingCall>, CallError> {
     let count = callers.len().min(*left);
     *left -= count;
@@ -153,16 +153,16 @@ pub struct Caller {
     request: Parcel,
     expected: Parcel,
     reply: Vec<u8>,
-    /// Whether replies are read in place.
+    /// True if replies are read in place.
     lends: bool,
-    /// Start of the stamps, so that replies to other callers do not match.
+    /// First stamp of this caller; the stamps of callers differ, so that a reply to another caller does not match.
     first: u64,
     calls: u64,
     errors: u64,
 }
 
 impl Caller {
-    /// Calls the function that the server's `thread` serves.
+    /// Creates a caller of the function that the server's `thread` serves.
     pub fn new(end: &End, thread: usize, request_bytes: u64, reply_bytes: u64) -> Caller {
         Caller {
             session: end.session.clone(),
@@ -197,7 +197,7 @@ impl Caller {
         self.session.post_call(self.node, self.function, self.request.bytes(), answer_bytes_max, TIMEOUT)
     }
 
-    /// Ends the oldest call.
+    /// Waits for the oldest call and checks its reply.
     fn finish(&mut self, pending: blocking::PendingCall) -> Result<(), CallError> {
         if self.lends {
             self.check_ends(&pending.lend_answer()?);
@@ -208,7 +208,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Reads only the ends, which each check compares.
+    /// Checks only the stamps at both ends of a reply; comparing all bytes would distort the timing.
     fn check_ends(&mut self, answer: &Answer) {
         let len = answer.len().min(self.reply.len());
         let ends = STAMP_BYTES.min(len);
@@ -217,7 +217,7 @@ impl Caller {
         self.check(len);
     }
 
-    /// Reads one more reply completely for [`Caller::errors`], if only ends were read before.
+    /// Makes one more call and reads its reply completely, if earlier ones were only checked at the ends.
     fn read_last_reply(&mut self) -> Result<(), CallError> {
         if self.lends {
             let answer = self.post()?.lend_answer()?;
@@ -227,7 +227,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Number of wrong replies; the last one is compared completely.
+    /// Returns the number of wrong replies, after a complete comparison of the last one.
     pub fn errors(&self) -> u64 {
         let is_wrong = self.calls > 0 && self.reply != self.expected.bytes();
         self.errors + u64::from(is_wrong)
@@ -239,7 +239,7 @@ impl Caller {
     }
 
     fn check(&mut self, len: usize) {
-        // The server saw only a part of the stamp in a short request.
+        // A short request contains only a part of the stamp, so the server saw no more.
         self.expected.stamp(stamp_of(self.request.bytes()));
         self.errors += u64::from(!self.expected.resembles(&self.reply[..len]));
     }

@@ -29,12 +29,12 @@ impl Cores {
         Ok(Cores { available, pinning })
     }
 
-    /// Whether there is one core where two are wanted.
+    /// Returns true if placement needs two cores and this process may use only one.
     pub fn are_too_few(&self) -> bool {
         self.available.len() < 2 && self.pinning != Pinning::Shared
     }
 
-    /// Cores for a server thread: with `Apart`, one core each, in turn.
+    /// Returns the cores for a server thread: with `Apart`, one core for each, in turn.
     pub fn of_server(&self, thread: usize) -> CpuSet {
         match self.pinning {
             Pinning::Apart => set_of(&[self.available[thread % self.available.len()]]),
@@ -43,7 +43,7 @@ impl Cores {
         }
     }
 
-    /// Cores for a client thread: with `Apart`, the one after its server thread's, so that a pair has two cores.
+    /// Returns the cores for a client thread: with `Apart`, the core after its server thread's, so each pair has two.
     pub fn of_client(&self, thread: usize) -> CpuSet {
         self.of_server(thread + 1)
     }

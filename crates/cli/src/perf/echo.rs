@@ -18,7 +18,7 @@ pub fn follow(end: &End, part: &Part) -> anyhow::Result<Vec<Follower>> {
     (0..part.threads).map(follower).collect()
 }
 
-/// The function that a client thread calls.
+/// Returns the function that a client thread calls.
 pub fn function(thread: usize) -> Function {
     Function(thread as u32)
 }
@@ -27,7 +27,7 @@ struct Echo {
     server: blocking::Server,
     /// Expected requests; `None` if they vary.
     expected: Option<Parcel>,
-    /// As many as are answered together.
+    /// Replies to the calls that are answered together, one for each.
     replies: Vec<Parcel>,
     /// Number of wrong requests.
     errors: u64,
@@ -57,7 +57,7 @@ impl Echo {
         loop {
             let calls = self.server.recv_many(self.replies.len())?;
             calls.iter().enumerate().for_each(|(index, call)| self.check(call, index));
-            // The client reports a caller that has ended.
+            // A lost caller is no error here: the client reports it.
             let _ = self.server.reply_all(calls.into_iter().zip(self.replies.iter().map(Parcel::bytes)));
         }
     }

@@ -5,7 +5,7 @@ use halite::{Node, NodeId, blocking};
 
 use super::cores::Cores;
 
-/// Fields are dropped in this order.
+/// One end of a measurement. Fields are dropped in this order.
 pub struct End {
     pub session: blocking::Session,
     pub peer: NodeId,
@@ -19,14 +19,14 @@ impl End {
         End { session: node.blocking_session(), peer, cores, node }
     }
 
-    /// Name of the network to the peer.
+    /// Returns the name of the network to the peer.
     pub fn provider(&self) -> anyhow::Result<&'static str> {
         let peer =
             self.session.explain_peer(self.peer).context("cannot get the connection to the other end")?;
         Ok(peer.capabilities.context("the other end is not connected")?.provider)
     }
 
-    /// Independent sessions, as other processes would have.
+    /// Creates independent sessions, which behave like those of other processes.
     pub fn sessions(&self, count: usize) -> Vec<blocking::Session> {
         (0..count).map(|_| self.node.blocking_session()).collect()
     }

@@ -1,10 +1,10 @@
-//! A gate that threads pass together, round after round; it opens for the others when one leaves.
+//! A gate that threads pass together, round after round. When a participant leaves, it no longer counts.
 //!
 //! The standard library's barrier would block the others forever after a thread has failed.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
-/// A thread's place at the gate.  Dropping it leaves.
+/// A participant of a gate. Dropping it leaves the gate.
 #[derive(Debug)]
 pub struct Participant(Arc<Gate>);
 
@@ -18,11 +18,11 @@ struct Gate {
 struct GateState {
     members: usize,
     waiting: usize,
-    /// Number of openings.
+    /// Number of times that the gate has opened.
     openings: u64,
 }
 
-/// Participants for `count` threads, all handed out before the first one runs.
+/// Creates a gate and its `count` participants, before any thread waits.
 pub fn participants(count: usize) -> Vec<Participant> {
     let state = Mutex::new(GateState { members: count, waiting: 0, openings: 0 });
     let gate = Arc::new(Gate { state, opened: Condvar::new() });
@@ -30,7 +30,7 @@ pub fn participants(count: usize) -> Vec<Participant> {
 }
 
 impl Participant {
-    /// Blocks until all participants that have not left wait, too.
+    /// Blocks until all participants that have not left are waiting.
     pub fn wait(&self) {
         let mut state = self.0.lock();
         state.waiting += 1;

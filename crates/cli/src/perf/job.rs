@@ -17,7 +17,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Checks the flags together.
+    /// Checks the flags, alone and in combination.
     pub fn new(args: &PerfArgs) -> Result<Job, UsageError> {
         check_owners(args)?;
         let plan = (args.test.plan)(args)?;
@@ -47,25 +47,25 @@ impl Job {
         Ok(Job { args: args.clone(), plan, sizes, threads, fabric: args.fabric.name() })
     }
 
-    /// Operations of each thread at `size`: the user's number, or enough for about a second.
+    /// Returns the operations of each thread at `size`: the user's number, or enough for about a second.
     pub fn iterations(&self, size: u64) -> u64 {
         let Plan { bytes, iterations_max, .. } = self.plan;
         let longer_way = size.max(self.args.reply_size.map_or(1, |size| size.0));
         self.args.iterations.unwrap_or((bytes / longer_way).max(32).min(iterations_max))
     }
 
-    /// The size and slowdown of each row.
+    /// Returns the size and slowdown of each row.
     pub fn points(&self) -> Vec<(u64, u64)> {
         let of_size = |size| self.plan.slowdowns.iter().map(move |slowdown| (size, *slowdown));
         self.sizes.iter().copied().flat_map(of_size).collect()
     }
 
-    /// The largest size of all.
+    /// Returns the largest size of all.
     pub fn size_max(&self) -> u64 {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
 
-    /// Bytes that each end contributes.
+    /// Returns the size of each end's arena, in bytes.
     pub fn arena_bytes(&self) -> u64 {
         let of_threads = self.size_max().saturating_mul(self.plan.arena_sizes * self.threads as u64);
         of_threads.saturating_add(self.plan.arena_bytes).saturating_add(256 << 20)
@@ -76,7 +76,7 @@ impl Job {
     }
 }
 
-/// Refuses flags that the test does not have.  The text of an error lists the tests that have the flag.
+/// Refuses flags that the test does not have. The error lists the tests that have the flag.
 fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
     let is_named = |tests: &str| tests.contains(args.test.name);
     let is_access = is_named("read_lat, read_bw, write_lat, write_bw");
@@ -110,7 +110,7 @@ fn check_owners(args: &PerfArgs) -> Result<(), UsageError> {
     Ok(())
 }
 
-/// An error about contradicting flags.
+/// Creates the error about contradicting flags.
 pub fn wrong(what: &str) -> UsageError {
     UsageError(what.to_owned())
 }

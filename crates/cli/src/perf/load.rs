@@ -1,8 +1,8 @@
 //! `rpc_load`: processor time of calls that arrive now and then, as in LITE, section 5.3 and figure 13.
 //!
 //! Calls follow a schedule that does not wait for earlier replies, with exponentially distributed intervals from a
-//! fixed seed.  The baseline follows the same schedule: two processes write into each other's memory and poll their
-//! own without pause.  Processor time is that of both processes.
+//! fixed seed. The baseline follows the same schedule: two processes write into each other's memory, and each polls its
+//! own memory without pause. Processor time is that of both processes.
 
 use std::time::{Duration, Instant};
 
@@ -19,13 +19,13 @@ use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, Row, Timer, WORD
 const RATE: u64 = 1000;
 const THREADS: u32 = 8;
 
-/// Factors of the intervals in LITE's figure 13.
+/// Factors by which the points of LITE's figure 13 lengthen the intervals.
 const SLOWDOWNS: &[u64] = &[1, 2, 4, 8];
 
 /// Default duration in seconds.
 const SECONDS: u64 = 2;
 
-/// Calls of one word; with -a, all points of the figure.
+/// Plans calls with an input of one word; with -a, the plan has all points of LITE's figure 13.
 pub fn plan(args: &PerfArgs) -> Planned {
     let what = "calls on a schedule; times of calls, processor time of both processes";
     let threads = u64::from(args.threads.unwrap_or(THREADS));
@@ -49,7 +49,7 @@ fn measure(bench: &mut Bench) -> anyhow::Result<Row> {
     let per_s = rate(&bench.job.args) as f64 / bench.slowdown as f64;
     let callers = Caller::setup(bench)?;
     let mut row = on_schedule(bench, callers, per_s, std::thread::sleep, |caller| Ok(caller.call()?))?;
-    // Only in JSON: the table has no such column.
+    // In JSON only: the table has no column for these.
     row.extra.extend([("offered_per_s", per_s), ("own_cpu_us_per_op", row.ours.cpu_us())]);
     if bench.job.args.check_memcpy {
         let part = Part { test: "write_lat".to_owned(), ..bench.part() };
@@ -68,7 +68,7 @@ fn on_schedule<W: Workload>(
     wait: fn(Duration),
     operation: impl Fn(&mut W) -> anyhow::Result<()> + Sync,
 ) -> anyhow::Result<Row> {
-    // Mean interval of each thread.
+    // Mean interval between the calls of one thread.
     let interval = Duration::from_secs_f64(bench.job.threads as f64 / per_s);
     let cpu_before = bench.server()?.cpu_of_both()?;
     let (mut row, shares) = bench.time(shares, |thread, share, _, timer| {
@@ -79,8 +79,8 @@ fn on_schedule<W: Workload>(
     Ok(row)
 }
 
-/// Runs `operation` at each time of the schedule, or after the one before if that is later.  The rate includes the
-/// intervals.
+/// Runs `operation` at each time of the schedule, or right after the previous operation if that ends later. The rate
+/// includes the intervals.
 fn timed(
     timer: &Timer,
     mut arrivals: Arrivals,
@@ -102,7 +102,7 @@ fn timed(
     Ok(measured)
 }
 
-/// Waits without sleeping, but yields the core to other threads that poll.
+/// Busy-waits for `time`, and yields the core to other polling threads.
 fn spin(time: Duration) {
     let begin = Instant::now();
     while begin.elapsed() < time {
@@ -113,7 +113,7 @@ fn spin(time: Duration) {
     }
 }
 
-/// Times of calls, since the start.
+/// Times of calls since the start, with exponentially distributed intervals.
 struct Arrivals {
     random: Rng,
     mean: Duration,

@@ -1,7 +1,7 @@
 //! `lock_lat`: a lock whose home is the other process, uncontended or contended by many sessions.
 //!
-//! One thread drives the contending sessions.  So all but the holder wait at any time, on any number of cores, and the
-//! order of requests is certain: a grant out of order is an error.
+//! One thread drives all contending sessions. So all sessions but the holder always wait, on any number of cores, and
+//! the order of requests is known: a grant out of order is an error.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -26,7 +26,7 @@ pub fn plan(args: &PerfArgs) -> Planned {
 
 /// State of the measuring thread.
 struct Lock {
-    /// One per contender, since a session holds a lock only once.
+    /// One session per contender, since a session cannot hold a lock twice.
     sessions: Vec<blocking::Session>,
     errors: u64,
 }
@@ -50,7 +50,7 @@ impl Workload for Lock {
     }
 }
 
-/// Locks and unlocks without contention.
+/// Measures lock and unlock without contention.
 fn free(session: &blocking::Session, timer: &Timer) -> anyhow::Result<(Measured, u64)> {
     let mut tokens = Tokens::default();
     let once = || {
@@ -62,7 +62,7 @@ fn free(session: &blocking::Session, timer: &Timer) -> anyhow::Result<(Measured,
     Ok((measured, tokens.errors))
 }
 
-/// Passes a lock around sessions that request it again as soon as they have unlocked it.
+/// Measures how a lock passes from session to session; each requests the lock again as soon as it has unlocked it.
 fn wanted(
     driver: &blocking::Session,
     sessions: &[blocking::Session],
@@ -74,7 +74,7 @@ fn wanted(
     Ok((measured, queue.overtakings + queue.tokens.errors))
 }
 
-/// Checks that the tokens of a lock rise.
+/// Checks that the tokens of a lock increase.
 #[derive(Default)]
 struct Tokens {
     last: u64,
@@ -100,7 +100,7 @@ struct Queue<'a> {
 
 impl<'a> Queue<'a> {
     async fn begin(driver: &Session, sessions: &[&'a Session]) -> Result<Queue<'a>, LockError> {
-        // Each session learns the lock, so that the first poll of its future sends the request.
+        // Each session locks once first: later, the first poll of its future sends the request.
         for session in sessions {
             session.lock(LOCK).await?.unlock().await?;
         }
@@ -110,7 +110,7 @@ impl<'a> Queue<'a> {
         for session in others {
             queue.ask(session).await?;
         }
-        // This reply follows all requests: now they wait at the lock's home in order.
+        // The reply to this request follows all earlier ones, so they wait at the lock's home in order.
         let Err(held) = driver.try_lock(LOCK).await else { unreachable!("the first session holds it") };
         if held.cause != LockCause::Held { Err(held) } else { Ok(queue) }
     }
@@ -124,7 +124,7 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Appends a session to the queue.
+    /// Requests the lock for a session and appends it to the queue.
     async fn ask(&mut self, session: &'a Session) -> Result<(), LockError> {
         loop {
             let mut asking: Asking<'a> = Box::pin(session.lock(LOCK));
@@ -133,8 +133,8 @@ impl<'a> Queue<'a> {
                 self.waiting.push_back((session, asking));
                 return Ok(());
             };
-            // With two sessions, the other's request may not have arrived yet.  With more, one of them waits at the
-            // home and has been overtaken.
+            // A request that is granted at once overtook the waiting ones. With two sessions this is no error: the
+            // other session's request may not have arrived yet.
             self.overtakings += u64::from(self.waiting.len() > 1);
             guard?.unlock().await?;
         }
@@ -143,7 +143,7 @@ impl<'a> Queue<'a> {
     async fn next_holder(&mut self) -> Result<(&'a Session, Guard), LockError> {
         let mut is_first_poll = true;
         let (place, guard) = std::future::poll_fn(|context| {
-            // Usually the first in the queue was woken; polls the others only if it was not.
+            // Usually the first session of the queue was woken; the others are polled only otherwise.
             let polled = if is_first_poll { 1 } else { self.waiting.len() };
             is_first_poll = false;
             for (place, (_, asking)) in self.waiting.iter_mut().enumerate().take(polled) {

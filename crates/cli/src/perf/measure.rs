@@ -1,7 +1,7 @@
 //! Timing: batches of operations, in rounds that alternate with those of a baseline.
 //!
-//! Reading the clock takes some 20 ns, longer than many operations.  Those are timed in batches, each of which yields
-//! the mean of its operations; percentiles are then those of batch means.
+//! Reading the clock takes some 20 ns, longer than many operations. Short operations are timed in batches, and each
+//! batch yields the mean of its operations; percentiles are then those of these means.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::gate::Participant;
 
-/// Shorter operations are timed in batches.
+/// Time below which operations are timed in batches.
 const SINGLE_NS_MIN: f64 = 1000.0;
 
-/// Odd, so that there is a median; enough to tolerate one or two disturbances.
+/// Number of rounds: odd, so that there is a median, and enough to tolerate one or two disturbances.
 const ROUNDS: u64 = 7;
 
 /// Measurements of one thread.
@@ -22,11 +22,11 @@ pub struct Measured {
     /// Operations between two readings of the clock.
     pub batch: u64,
     pub ours: Series,
-    /// The baseline.
+    /// Measurements of the baseline, if there is one.
     pub bare: Option<Series>,
 }
 
-/// Measures one thread.  Threads with participants of one gate start together.
+/// Measures one thread. Threads with participants of one gate start their rounds together.
 #[derive(Debug)]
 pub struct Timer {
     pub participant: Participant,
@@ -35,13 +35,13 @@ pub struct Timer {
 
 pub const NO_BASELINE: Option<fn() -> anyhow::Result<()>> = None;
 
-/// Runs a number of operations and returns their time.
+/// A function that runs a number of operations and returns their time.
 pub trait Batch: FnMut(u64) -> anyhow::Result<Duration> {}
 
 impl<F: FnMut(u64) -> anyhow::Result<Duration>> Batch for F {}
 
 impl Timer {
-    /// Times operations one after the other; short ones share a reading of the clock.
+    /// Times operations one after the other. Short ones share a reading of the clock.
     pub fn operations(
         &self,
         mut ours: impl FnMut() -> anyhow::Result<()>,
@@ -51,12 +51,12 @@ impl Timer {
         self.warm(|count| timed(count, &mut ours), bare)
     }
 
-    /// Times round trips; a result is half of one.
+    /// Times round trips; records half of each.
     pub fn halves(&self, mut round_trip: impl FnMut() -> anyhow::Result<()>) -> anyhow::Result<Measured> {
         self.warm(|count| Ok(timed(count, &mut round_trip)? / 2), None::<fn(u64) -> _>)
     }
 
-    /// Operations measure themselves: only a part of each is timed.
+    /// Times operations that measure themselves, because only a part of each counts.
     pub fn singly(
         &self,
         mut ours: impl FnMut() -> anyhow::Result<Duration>,
@@ -66,7 +66,7 @@ impl Timer {
         self.rounds(1, |_| ours(), bare.map(|mut bare| move |_| bare()))
     }
 
-    /// Times overlapping operations: each round is a batch, including its start and end.
+    /// Times overlapping operations. Each round is one batch, including its start and end.
     pub fn overlapping(&self, mut run: impl FnMut(u64) -> anyhow::Result<()>) -> anyhow::Result<Measured> {
         run(warm_up(self.operations))?;
         self.participant.wait();
@@ -83,7 +83,7 @@ impl Timer {
         self.rounds(batch, ours, bare)
     }
 
-    /// Rounds of both alternate, so that both see the same disturbances.
+    /// Alternates rounds of the operation and of the baseline, so that both see the same disturbances.
     fn rounds(
         &self,
         batch: u64,
@@ -118,14 +118,14 @@ pub struct Series {
     pub rate: f64,
     /// Operations in all.
     pub operations: u64,
-    /// Processor time of the measuring threads.
+    /// Processor time of the measuring threads in these rounds.
     pub cpu: Duration,
     elapsed: Duration,
 }
 
 impl Default for Series {
     fn default() -> Series {
-        // Three digits are finer than runs reproduce.
+        // Three digits: finer values are not reproducible.
         let histogram = Histogram::new(3).expect("three digits are allowed");
         let none = Duration::ZERO;
         Series { histogram, rates: Vec::new(), rate: 0.0, operations: 0, cpu: none, elapsed: none }
@@ -166,30 +166,30 @@ impl Series {
         self.cpu += other.cpu;
     }
 
-    /// Operations per second in the median round.
+    /// Returns the operations per second in the median round.
     pub fn rate_median(&self) -> f64 {
         let mut rates = self.rates.clone();
         rates.sort_by(f64::total_cmp);
         rates.get(rates.len() / 2).copied().unwrap_or(0.0)
     }
 
-    /// Operations per second in the best round.
+    /// Returns the operations per second in the best round.
     pub fn rate_max(&self) -> f64 {
         self.rates.iter().copied().fold(0.0, f64::max)
     }
 
-    /// The time that `quantile` (0 to 1) of the operations did not exceed, in microseconds.
+    /// Returns the time that `quantile` (0 to 1) of the operations did not exceed, in microseconds.
     pub fn quantile_us(&self, quantile: f64) -> f64 {
         self.histogram.value_at_quantile(quantile) as f64 / 1e6
     }
 
-    /// Processor time of an operation, in microseconds.
+    /// Returns the processor time of an operation, in microseconds.
     pub fn cpu_us(&self) -> f64 {
         self.cpu.as_secs_f64() * 1e6 / self.operations.max(1) as f64
     }
 }
 
-/// Operations per reading of the clock, for those that take about `operation_ns`.
+/// Returns the number of operations per reading of the clock, for operations of about `operation_ns`.
 fn batch(operations: u64, operation_ns: f64) -> u64 {
     let batch = match operation_ns {
         ns if ns >= SINGLE_NS_MIN => 1,
@@ -200,13 +200,13 @@ fn batch(operations: u64, operation_ns: f64) -> u64 {
     (operations / ROUNDS).clamp(1, batch)
 }
 
-/// Operations of each round.
+/// Returns the number of operations of each round.
 fn rounds(operations: u64) -> impl Iterator<Item = u64> {
     let rounds = ROUNDS.min(operations);
     (0..rounds).map(move |round| operations / rounds + u64::from(round < operations % rounds))
 }
 
-/// An operation that cannot fail.
+/// Wraps an operation that cannot fail.
 pub fn sure<T>(mut operation: impl FnMut() -> T) -> impl FnMut() -> anyhow::Result<()> {
     move || {
         operation();
@@ -214,12 +214,12 @@ pub fn sure<T>(mut operation: impl FnMut() -> T) -> impl FnMut() -> anyhow::Resu
     }
 }
 
-/// Number of warm-up operations.
+/// Returns the number of warm-up operations.
 pub fn warm_up(operations: u64) -> u64 {
     1 + (operations / 10).clamp(1, 1000)
 }
 
-/// Approximate time of an operation in nanoseconds, after warm-up.
+/// Measures the approximate time of an operation in nanoseconds, after a warm-up.
 pub fn estimate_ns(operations: u64, mut run: impl Batch) -> anyhow::Result<f64> {
     run(1)?;
     let others = warm_up(operations) - 1;
@@ -236,11 +236,11 @@ pub fn timed(count: u64, mut operation: impl FnMut() -> anyhow::Result<()>) -> a
 }
 
 fn per_second(operations: u64, elapsed: Duration) -> f64 {
-    // A clock that did not move counts as its resolution, one nanosecond.
+    // If the clock did not advance, the time counts as its resolution, one nanosecond.
     operations as f64 / elapsed.as_secs_f64().max(1e-9)
 }
 
-/// Processor time of all threads of this process.
+/// Returns the processor time of all threads of this process.
 pub fn process_cpu() -> Duration {
     cpu(ClockId::ProcessCPUTime)
 }
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn figures_follow_from_batch_times() {
         let mut series = Series::default();
-        // Nine operations of 1 us, in three batches, then a round of one that takes 8 us.
+        // Nine operations of 1 us in three batches, then a round of one operation of 8 us.
         series.round(9, 3, &mut |size| Ok(Duration::from_micros(size))).unwrap();
         series.round(1, 3, &mut |_| Ok(Duration::from_micros(8))).unwrap();
         assert_eq!(series.operations, 10);

@@ -8,11 +8,11 @@ use super::parcel::Parcel;
 use super::server::Part;
 use super::workload::{Measured, PerfArgs, Plan, Planned, Timer};
 
-/// Ping-pong; each message is waited for until it is in the port's queue.
+/// Ping-pong of messages: the sender waits until a message is in the port's queue.
 pub type Sent = Correspondent<false, false>;
-/// Ping-pong of published messages: the sender does not wait for the port's queue.
+/// Ping-pong of published messages: the sender does not wait until a message is in the port's queue.
 pub type Published = Correspondent<true, false>;
-/// Published messages in one direction.
+/// Stream of published messages in one direction.
 pub type Streamed = Correspondent<true, true>;
 
 pub struct Correspondent<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
@@ -27,7 +27,7 @@ pub struct Correspondent<const PUBLISHES: bool, const IS_ONE_WAY: bool> {
 }
 
 impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Correspondent<PUBLISHES, IS_ONE_WAY> {
-    /// Opens the ports; those of a pair have the same number.
+    /// Opens the ports; the two of a pair have the same number.
     fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Self>> {
         let open = |thread: usize| {
             let (to, port) = (end.peer, Port(thread as u32));
@@ -56,7 +56,7 @@ impl<const PUBLISHES: bool, const IS_ONE_WAY: bool> Partner for Correspondent<PU
         }
     }
 
-    /// A one-way round ends when all messages are in the port's queue.
+    /// In one direction, a round ends when all messages are in the port's queue.
     fn lead(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
         if !IS_ONE_WAY {
             return timer.halves(|| self.turn(true));

@@ -1,8 +1,8 @@
 //! `halite perf`: the cost of operations, beside that of bare memory in the same run.
 //!
 //! Both ends are processes of their own in a private cluster, pinned to separate cores unless told otherwise
-//! ([`cores`]).  [`table`] lists the tests, [`workload`] defines what a test is, and [`bench`] runs it; [`measure`]
-//! and [`baseline`] are independent of Halite.
+//! ([`cores`]). [`table`] lists the tests, [`workload`] defines what a test is, and [`bench`] runs it; [`measure`] and
+//! [`baseline`] are independent of Halite.
 
 mod access;
 mod args;
@@ -44,7 +44,7 @@ pub use server::serve;
 use bench::Bench;
 use job::Job;
 
-/// Runs one test in all its sizes.  Fails if an operation or the verification fails.
+/// Runs one test in all its sizes. Fails if an operation or the verification fails.
 ///
 /// `dir` is the cluster directory if the user named one; only `--peer` uses it.
 pub fn run(dir: Option<&Path>, args: &PerfArgs) -> anyhow::Result<()> {

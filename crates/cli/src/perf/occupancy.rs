@@ -1,8 +1,8 @@
 //! `rpc_memory`: utilization of a server's request memory, as in LITE, figure 12.
 //!
-//! Calls have the sizes of keys and values.  The code that places requests in the ring also computes the utilization,
-//! so that the unused end of each lap counts.  The baseline is the queues of receive buffers that sends need: each
-//! request occupies the smallest buffer that holds it, and the buffer sizes are optimal for these requests.
+//! Calls have the sizes of keys and values. The ring's own code computes the utilization, so the unused end of each lap
+//! counts. The baseline is the receive queues that sends need: each request occupies the smallest buffer that holds it,
+//! and the buffer sizes are optimal for these requests.
 
 use std::time::Instant;
 
@@ -15,16 +15,16 @@ use super::server::Part;
 use super::values;
 use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, Timer, Workload};
 
-/// Fixed, so that runs are comparable.
+/// Seed of the sizes; fixed, so that runs are comparable.
 const SEED: u64 = 0x4641_4345;
 
-/// Bytes of a reply: a stamp.
+/// Length of a reply in bytes: a stamp.
 const REPLY_BYTES: u64 = 8;
 
-/// Columns of the figure.
+/// Names of the baseline's figures, by number of queues.
 const QUEUES: [&str; 4] = ["1_queue_share", "2_queues_share", "3_queues_share", "4_queues_share"];
 
-/// Buffer sizes among which the optimum is sought.
+/// Maximum number of buffer sizes that the search for the optimum considers.
 const CANDIDATES_MAX: usize = 512;
 
 pub fn plan(_: &PerfArgs) -> Planned {
@@ -32,7 +32,7 @@ pub fn plan(_: &PerfArgs) -> Planned {
     Ok(Plan { iterations_max: 100_000, needs_server: true, ..plan })
 }
 
-/// Sizes of the first `count` requests.
+/// Returns the sizes of the first `count` requests.
 fn sizes(count: u64) -> Vec<u64> {
     let mut random = Rng::with_seed(SEED);
     let draw = |_| {
@@ -42,7 +42,7 @@ fn sizes(count: u64) -> Vec<u64> {
     (0..count).map(draw).collect()
 }
 
-/// A client thread.
+/// State of a client thread.
 struct Requests {
     errors: u64,
 }
@@ -65,7 +65,7 @@ impl Workload for Requests {
             Ok(took)
         };
         let mut measured = timer.singly(call, None::<fn() -> _>)?;
-        // Rounds are not comparable: their calls differ in size.
+        // The rounds differ in the sizes of their calls, so only the total is comparable.
         measured.ours.rates = vec![measured.ours.rate];
         Ok(measured)
     }
@@ -85,7 +85,7 @@ impl Workload for Requests {
     }
 }
 
-/// Bytes of a request in the ring.
+/// Returns the bytes that a request occupies in the ring.
 fn request_bytes(input_bytes: u64) -> u64 {
     let name_bytes = Config::default().principal().len() as u8;
     let header = RequestHeader {
@@ -102,16 +102,16 @@ fn request_bytes(input_bytes: u64) -> u64 {
     header.request_bytes()
 }
 
-/// Use of a ring.
+/// Utilization of a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Usage {
-    /// Bytes of requests.
+    /// Bytes of the requests themselves.
     sent: u64,
-    /// Advance of the ring's head.
+    /// Bytes by which the ring's head advanced.
     taken: u64,
 }
 
-/// Passes requests through a ring whose server keeps up.
+/// Places requests in a ring whose server keeps up.
 fn in_ring(ring_bytes: u64, lengths: &[u64]) -> Usage {
     let (mut writer, mut reader) = (RingWriter::new(ring_bytes), RingReader::new(ring_bytes));
     let mut usage = Usage { sent: 0, taken: 0 };
@@ -134,13 +134,14 @@ fn in_ring(ring_bytes: u64, lengths: &[u64]) -> Usage {
     usage
 }
 
-/// The share of receive buffers that requests fill, with 1 to `queues` buffer sizes.
+/// Returns the fraction of receive buffers that requests fill, for 1 to `queues` buffer sizes.
 fn in_queues(queues: usize, lengths: &[u64]) -> Vec<f64> {
     let mut sorted = lengths.to_vec();
     sorted.sort_unstable();
     let total: u64 = sorted.iter().sum();
     let ends = candidates(sorted.len());
-    // best[i]: bytes of buffers for all requests up to candidate i, which exactly fits the largest of them.
+    // best[i] is the minimum number of buffer bytes for all requests up to candidate i, whose largest request the
+    // candidate fits exactly.
     let cost = |from: usize, end: usize| (end - from) as u64 * sorted[end - 1];
     let mut best: Vec<u64> = ends.iter().map(|end| cost(0, *end)).collect();
     let mut shares = Vec::new();
@@ -155,8 +156,8 @@ fn in_queues(queues: usize, lengths: &[u64]) -> Vec<f64> {
     shares
 }
 
-/// Numbers of sorted requests up to each candidate size: evenly spread, but each of the longest, where sizes differ
-/// most.
+/// Returns, for each candidate size, the number of requests that fit. Candidates are evenly spread over the sorted
+/// requests, but each of the longest requests is one, because those differ most.
 fn candidates(count: usize) -> Vec<usize> {
     let half = CANDIDATES_MAX / 2;
     let tail = count.saturating_sub(half);

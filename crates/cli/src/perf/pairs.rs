@@ -10,18 +10,18 @@ pub trait Partner: Send + Sized + 'static {
         Ok(())
     }
 
-    /// The partners of one end, one per pair.
+    /// Creates the partners of one end, one per pair.
     fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Self>>;
 
-    /// Takes a turn: the leader starts it and awaits the answer, the follower answers.
+    /// Takes a turn. The leader starts it and waits for the answer; the follower answers.
     fn turn(&mut self, leads: bool) -> anyhow::Result<()>;
 
-    /// Times turns; a round trip has two.
+    /// Times the turns as the leader; a round trip counts as two.
     fn lead(&mut self, timer: &Timer) -> anyhow::Result<Measured> {
         timer.halves(|| self.turn(true))
     }
 
-    /// Ends; returns the number of wrong data.
+    /// Ends the pair; returns the number of errors in the data.
     fn end(self) -> anyhow::Result<u64>;
 }
 
@@ -39,7 +39,7 @@ impl<P: Partner> Workload for P {
     }
 }
 
-/// The client's partners, after starting the server's.
+/// Creates the client's partners after starting the server's threads.
 pub fn meet<P: Partner>(bench: &mut Bench, part: Part) -> anyhow::Result<Vec<P>> {
     P::prepare(bench)?;
     let partners = P::all(&bench.end, &part)?;
@@ -47,7 +47,7 @@ pub fn meet<P: Partner>(bench: &mut Bench, part: Part) -> anyhow::Result<Vec<P>>
     Ok(partners)
 }
 
-/// The server's partners.
+/// Creates the server's partners, as threads that follow.
 pub fn follow<P: Partner>(end: &End, part: &Part) -> anyhow::Result<Vec<Follower>> {
     let turns = part.turns;
     let follower = |mut partner: P| Follower {

@@ -6,21 +6,21 @@
 
 use halite::{Lh, blocking};
 
-/// A stamp is a word, cut short in a shorter message.
+/// Length of a stamp in bytes. A shorter message holds only the stamp's first bytes.
 pub const STAMP_BYTES: usize = 8;
 
-/// A pattern of `len` bytes that differs between threads.
+/// Returns a pattern of `len` bytes that differs between threads.
 pub fn pattern(len: u64, thread: usize) -> Vec<u8> {
     let byte = |at: u64| (at ^ (at >> 8) ^ (at >> 16)).wrapping_mul(0x9D).wrapping_add(thread as u64 + 1);
     (0..len).map(|at| byte(at) as u8).collect()
 }
 
-/// The complement of each byte.
+/// Returns the complement of each byte.
 pub fn inverse(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().map(|byte| !byte).collect()
 }
 
-/// 1 if the region's bytes at `offset` differ from `expected`, else 0.
+/// Returns 1 if the region's bytes at `offset` differ from `expected`, otherwise 0.
 pub fn differs(session: &blocking::Session, lh: Lh, offset: u64, expected: &[u8]) -> anyhow::Result<u64> {
     let mut found = vec![0; expected.len()];
     session.read(lh, offset, &mut found)?;
@@ -31,14 +31,14 @@ pub fn differs(session: &blocking::Session, lh: Lh, offset: u64, expected: &[u8]
 pub struct Parcel(Vec<u8>);
 
 impl Parcel {
-    /// A message of `len` bytes with stamp 0; those of different threads differ.
+    /// Creates a message of `len` bytes with stamp 0; those of different threads differ.
     pub fn new(len: u64, thread: usize) -> Parcel {
         let mut parcel = Parcel(pattern(len, thread));
         parcel.stamp(0);
         parcel
     }
 
-    /// Writes the stamp at both ends.
+    /// Writes the stamp at both ends of the message.
     #[inline]
     pub fn stamp(&mut self, stamp: u64) {
         let stamp = stamp.to_le_bytes();
@@ -55,7 +55,7 @@ impl Parcel {
         &self.0
     }
 
-    /// Whether `found` has the same length and stamps.
+    /// Returns true if `found` has the same length and the same stamps.
     #[inline]
     pub fn resembles(&self, found: &[u8]) -> bool {
         let len = self.0.len();
@@ -64,7 +64,7 @@ impl Parcel {
     }
 }
 
-/// The stamp of a received message.
+/// Returns the stamp of a received message.
 #[inline]
 pub fn stamp_of(bytes: &[u8]) -> u64 {
     let mut stamp = [0; STAMP_BYTES];

@@ -23,10 +23,10 @@ use super::workload::{Bench, PerfArgs, Plan, Planned, WORD_BYTES};
 /// Time after which the other side counts as dead.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Reads of the word for each read of the clock.
+/// Number of reads of the word per reading of the clock.
 const READS_PER_CLOCK: u32 = 1 << 8;
 
-/// Of at least a word; with --completion, one-sided writes.
+/// Plans writes of at least a word; with --completion, one-sided writes.
 pub fn plan(args: &PerfArgs) -> Planned {
     if args.completion {
         return access::plan::<WRITES>(args);
@@ -40,25 +40,25 @@ pub fn plan(args: &PerfArgs) -> Planned {
     Ok(Plan { needs_server: true, ..plan })
 }
 
-/// The stamp is the last word of a write, so that a reader that sees it has the whole write, as in perftest.
+/// One side of a pair. As in perftest, the stamp is the last word of a write, so a reader that sees it has all of it.
 pub struct Player {
     session: blocking::Session,
     own: Lh,
     other: Lh,
     payload_bytes: u64,
     payload: Vec<u8>,
-    /// The last write, which has the payload.
+    /// The last write with its payload, until it has completed.
     posted: Option<Posted<Vec<u8>>>,
     stamp: u64,
 }
 
-/// The names of a thread's regions, at the client and at the server.
+/// Returns the names of a thread's regions, at the client and at the server.
 fn names(thread: usize) -> [String; 2] {
     ["perf-client", "perf-server"].map(|end| format!("{end}-{thread}"))
 }
 
 impl Partner for Player {
-    /// The client creates the regions of both sides.
+    /// Creates the regions of both sides; only the client does.
     fn prepare(bench: &mut Bench) -> anyhow::Result<()> {
         if bench.regions.is_empty() {
             for thread in 0..bench.job.threads {
@@ -74,7 +74,7 @@ impl Partner for Player {
         Ok(())
     }
 
-    /// One per thread, with stamp zero.
+    /// Creates one player per thread, with stamp 0.
     fn all(end: &End, part: &Part) -> anyhow::Result<Vec<Player>> {
         let session = &end.session;
         let player = |thread| {
@@ -84,7 +84,7 @@ impl Partner for Player {
                 [own, other].map(|name| session.map(&name, Permissions::READ | Permissions::WRITE));
             let (own, other) = (own?, other?);
             session.write(own, part.size - WORD_BYTES, &[0; WORD_BYTES as usize])?;
-            // Both sides of a pair send the same bytes, so each knows what to expect; pairs differ.
+            // Both sides of a pair send the same bytes, so each can verify the other's; pairs differ.
             let payload = pattern(part.size, thread);
             Ok(Player {
                 session: session.clone(),
@@ -121,7 +121,7 @@ impl Partner for Player {
 }
 
 impl Player {
-    /// Posts a write to the other side, which completes while its answer is awaited.
+    /// Posts a write to the other side; it completes during the wait for the answer.
     #[inline]
     fn serve(&mut self) -> anyhow::Result<()> {
         self.complete()?;
@@ -132,7 +132,7 @@ impl Player {
         Ok(())
     }
 
-    /// Completes the last write.
+    /// Waits until the last write has completed.
     #[inline]
     fn complete(&mut self) -> anyhow::Result<()> {
         if let Some(posted) = self.posted.take() {
@@ -146,7 +146,7 @@ impl Player {
     /// Waits until the other side's write is in our own region.
     #[inline]
     fn await_stamp(&mut self) -> anyhow::Result<()> {
-        // A write by stores is over: completing it now costs no time of the ping-pong.
+        // A write by stores has ended already: completing it now adds no time to the ping-pong.
         if self.posted.as_mut().is_some_and(Posted::is_ended) {
             self.complete()?;
         }

@@ -1,7 +1,7 @@
 //! Reads and writes at random places, beside bare words or copies at the same places of a plain mapping.
 //!
-//! A generator with a fixed seed draws the places before the timing, and each is touched once: the test measures
-//! finding them, not allocating their pages.
+//! A generator with a fixed seed draws the places before the timing, and each is touched once, so the test includes the
+//! lookup of regions and no page faults.
 
 use std::hint::black_box;
 use std::sync::atomic::AtomicU64;
@@ -17,14 +17,13 @@ use super::parcel::{differs, inverse, pattern};
 use super::report::{LOAD, MEMCPY, STORE};
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, Timer, WORD_BYTES, Workload};
 
-/// Most places of one thread's sequence, which repeats.  16 MiB of places exceed the caches, so that each is cold
-/// again.
+/// Maximum length of a thread's sequence of places, which repeats. 16 MiB exceed the caches, so that each is cold.
 const PLACES_MAX: u64 = 1 << 20;
 
-/// Fixed, so that runs are comparable.
+/// Seed of the places; fixed, so that runs are comparable.
 const SEED: u64 = 0x0000_4841_4C49_5445;
 
-/// The default size: a cache line, so that regions share none; also the smallest allocation of an arena.
+/// Default length of a region in bytes: a cache line, so that regions share none; also the minimum of an arena.
 const REGION_BYTES_MIN: u64 = 64;
 
 pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
@@ -42,12 +41,12 @@ pub fn plan<const IS_WRITE: bool>(args: &PerfArgs) -> Planned {
         true => LOAD,
         false => MEMCPY,
     };
-    // Allocated once for all rows.
+    // One arena for all rows: the regions are allocated once.
     let arena_bytes = regions.saturating_mul(region_bytes.max(REGION_BYTES_MIN));
     Ok(Plan { arena_sizes: 0, arena_bytes, ..plan })
 }
 
-/// Number of regions, and bytes of each.
+/// Returns the number of regions, and the bytes of each.
 pub fn regions(args: &PerfArgs) -> (u64, u64) {
     let regions = args.regions.unwrap_or(1);
     let size = args.size.map_or(WORD_BYTES, |size| size.0);
@@ -55,18 +54,18 @@ pub fn regions(args: &PerfArgs) -> (u64, u64) {
     (regions, args.span.map_or(least, |span| span.0 / regions / WORD_BYTES * WORD_BYTES))
 }
 
-/// Whether the baseline uses bare words.
+/// Returns true if the baseline accesses bare words; otherwise it copies.
 fn are_words(size: u64) -> bool {
     size <= WORD_BYTES
 }
 
-/// A thread's places.
+/// State of a thread: its places.
 pub struct Random<const IS_WRITE: bool> {
     places: Vec<(Lh, u64)>,
-    /// The same places in the plain mapping.
+    /// Offsets of the same places in the plain mapping.
     offsets: Vec<u64>,
     words: Option<Words>,
-    /// The same in all threads, since they may draw the same place.
+    /// Bytes to write or expect; the same in all threads, since two may draw the same place.
     payload: Vec<u8>,
     buffer: Vec<u8>,
 }
@@ -87,8 +86,7 @@ impl<const IS_WRITE: bool> Workload for Random<IS_WRITE> {
         };
         let shares: Vec<Self> = (0..bench.job.threads).map(share).collect();
         for Random { places, offsets, words, payload, .. } in &shares {
-            // Before a write, the region holds other bytes, and before a read the buffer does: so a missing operation
-            // is noticed.
+            // Before a write the region holds other bytes, before a read the buffer, to detect missing operations.
             let before = if IS_WRITE { inverse(payload) } else { payload.clone() };
             places.iter().try_for_each(|(lh, offset)| bench.end.session.write(*lh, *offset, &before))?;
             words.iter().for_each(|words| offsets.iter().for_each(|offset| words.write(*offset, payload)));
@@ -130,17 +128,17 @@ impl<const IS_WRITE: bool> Workload for Random<IS_WRITE> {
     }
 }
 
-/// Repeats a sequence.
+/// Returns a function that repeats a sequence without end.
 fn endless<T: Copy>(all: &[T]) -> impl FnMut() -> T {
     let mut all = all.iter().cycle();
     move || *all.next().expect("there is at least one place")
 }
 
-/// Draws places for `size` bytes, as a region's index and an offset.  Two places are equal or disjoint, so that one
-/// never overwrites a part of another.
+/// Draws places for `size` bytes, each as a region's index and an offset. Two places are equal or disjoint, so that
+/// none overwrites a part of another.
 fn draw(regions: usize, region_bytes: u64, size: u64, count: u64, seed: u64) -> Vec<(usize, u64)> {
     let mut random = Rng::with_seed(seed);
-    // Multiples of a word, since small sizes are compared with words.
+    // Offsets are multiples of a word, since small sizes are compared with words.
     let step = size.next_multiple_of(WORD_BYTES);
     let slots = (region_bytes - size) / step + 1;
     (0..count).map(|_| (random.usize(0..regions), random.u64(0..slots) * step)).collect()

@@ -9,7 +9,7 @@ use super::parcel::differs;
 use super::report::PAGES;
 use super::workload::{Bench, IN_TURN, Measured, PerfArgs, Plan, Planned, SIZE_LIMIT, Timer, Workload};
 
-/// With --populate, beside bare page faults.
+/// Plans allocations; with --populate, compared with bare page faults.
 pub fn plan_alloc(args: &PerfArgs) -> Planned {
     let plan = Plan { bare: PAGES, ..plan::<Alloc>() };
     Ok(if args.populate { Plan { size: 4 << 20, bytes: 1 << 30, ..plan } } else { plan })
@@ -19,16 +19,16 @@ pub fn plan_map(_: &PerfArgs) -> Planned {
     Ok(plan::<Map>())
 }
 
-/// No bytes are copied, so the size is unlimited.
+/// Creates the plan of a test that copies no bytes, so that its size is unlimited.
 fn plan<W: Workload>() -> Plan {
     let limits = vec![(1..=u64::MAX, SIZE_LIMIT)];
     Plan { size: 4 << 10, limits, bytes: u64::MAX, iterations_max: 10_000, ..Plan::of::<W>(IN_TURN) }
 }
 
-/// The last byte of a region.
+/// Contents of a region's last byte.
 const LAST: &[u8] = &[0xA5];
 
-/// The time of `make`, without `end`.
+/// Returns the time of `make`, without that of `end`.
 fn timed(
     make: impl FnOnce() -> Result<Lh, RegionError>,
     end: impl FnOnce(Lh) -> Result<(), RegionError>,
@@ -40,7 +40,7 @@ fn timed(
     Ok(took)
 }
 
-/// The baseline, if any.
+/// The baseline, if there is one.
 #[derive(Clone)]
 struct Alloc(Option<Pages>);
 
@@ -64,7 +64,7 @@ impl Workload for Alloc {
         timer.singly(ours, self.0.as_ref().map(|pages| || pages.take()))
     }
 
-    /// Uses one more region.
+    /// Writes and reads one more region, after the timing.
     fn verify(self, bench: &mut Bench) -> anyhow::Result<u64> {
         let (session, lh) = (&bench.end.session, Alloc::alloc(bench)?);
         session.write(lh, bench.size - 1, LAST)?;
@@ -74,7 +74,7 @@ impl Workload for Alloc {
     }
 }
 
-/// The name of the mapped region.
+/// Name of the mapped region.
 #[derive(Clone)]
 struct Map(String);
 

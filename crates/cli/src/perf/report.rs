@@ -9,12 +9,12 @@ use super::job::Job;
 use super::measure::{Measured, Series};
 use crate::output;
 
-/// The result of one size.
+/// The result of one size, as a row of the table.
 #[derive(Default, Debug)]
 pub struct Row {
     /// Bytes of one operation.
     pub size: u64,
-    /// Bytes that count for bandwidth; for calls, those of the longer direction.
+    /// Bytes that count for bandwidth; for calls, the bytes of the longer direction.
     pub payload: u64,
     /// Operations of each thread.
     pub iterations: u64,
@@ -24,7 +24,7 @@ pub struct Row {
     pub ours: Series,
     /// The baseline, in the same rounds.
     pub bare: Option<Series>,
-    /// Number of wrong data.
+    /// Number of errors in the data.
     pub errors: u64,
     /// Further figures of this test, by name.
     pub extra: Vec<(&'static str, f64)>,
@@ -41,8 +41,7 @@ impl Row {
     }
 }
 
-/// The baseline: its name in headings, and its figures in results, in nanoseconds, microseconds or megabytes per
-/// second.
+/// A baseline: its name in headings, and the names of its figures in results, which contain the units.
 #[derive(Clone, Copy, Debug)]
 pub struct Bare(&'static str, &'static [&'static str]);
 
@@ -100,7 +99,7 @@ fn text(job: &Job, row: &Row) -> String {
     format!(" {:<10} {:<12} {}{}\n", row.size, row.iterations, cells.join(" "), extra(row))
 }
 
-/// Title and cell of each column.
+/// Returns the title and the cell of each column.
 fn columns(job: &Job, row: &Row) -> Vec<(String, String)> {
     let column =
         |width: usize, title: &str, cell: String| (format!("{title:>width$}"), format!("{cell:>width$}"));
@@ -134,13 +133,13 @@ fn columns(job: &Job, row: &Row) -> Vec<(String, String)> {
     ]
 }
 
-/// Further figures, with their names.
+/// Formats the further figures of a row with their names.
 fn extra(row: &Row) -> String {
     let digits = |value: &f64| if value.fract() == 0.0 { 0 } else { 4 };
     row.extra.iter().map(|(name, value)| format!("  {name}={value:.*}", digits(value))).collect()
 }
 
-/// How much longer the median operation takes than the baseline.
+/// Returns by how much the median operation is slower than the baseline.
 fn overhead_ns(row: &Row, bare: &Series) -> f64 {
     (row.ours.quantile_us(0.5) - bare.quantile_us(0.5)) * 1e3
 }
@@ -167,7 +166,7 @@ struct Line {
     extra: Figures,
 }
 
-/// Figures by name, in their order.
+/// Figures with their names, in order.
 struct Figures(Vec<(&'static str, f64)>);
 
 impl Serialize for Figures {
@@ -178,7 +177,7 @@ impl Serialize for Figures {
 
 impl Line {
     fn new(job: &Job, row: &Row) -> Line {
-        // The median round, which the ratio also uses.
+        // The rate of the median round, as in the ratio.
         let rate = row.ours.rate_median();
         let quantiles =
             [("min", 0.0), ("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)];
@@ -206,7 +205,7 @@ impl Line {
     }
 }
 
-/// The baseline's figures, and the ratio to it.
+/// Returns the baseline's figures, and the ratio to them.
 fn beside(job: &Job, row: &Row, bare: &Series) -> Figures {
     let (bare_us, bare_rate) = (bare.quantile_us(0.5), bare.rate_median());
     let ratio = match job.args.test.is_bandwidth {

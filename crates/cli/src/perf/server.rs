@@ -1,4 +1,5 @@
-//! The other end: a process that owns the memory, runs threads that follow the client's, and reports checksums.
+//! The other end of a measurement: a process that owns the memory, runs threads that follow the client's, and reports
+//! checksums.
 //!
 //! It reads requests as lines of JSON from standard input, and answers each with a number.
 
@@ -28,17 +29,17 @@ pub const CLIENT: NodeId = NodeId(1);
 /// A request to the server.
 #[derive(Serialize, Deserialize, Debug)]
 pub enum Request {
-    /// Start threads; answered when the client may begin.
+    /// Start threads. The answer arrives when the client may begin.
     Follow(Part),
-    /// Wait for their end; answered with the number of their errors.
+    /// Wait for the threads to end. The answer is the number of their errors.
     EndFollowing,
     /// Report the processor time of the process, in nanoseconds.
     Cpu,
     /// Report the checksum of the first bytes of a region.
     Checksum {
-        /// Its name.
+        /// Name of the region.
         name: String,
-        /// How many bytes.
+        /// Number of bytes.
         len: u64,
     },
 }
@@ -50,37 +51,37 @@ pub struct Part {
     pub test: String,
     /// Number of threads, one for each of the client's.
     pub threads: usize,
-    /// Bytes of each turn or request; 0 if lengths differ.
+    /// Bytes of each turn or request; 0 if their lengths differ.
     pub size: u64,
     /// Turns of each thread.
     pub turns: u64,
     /// Bytes of each reply.
     pub reply_bytes: u64,
-    /// Most requests that are received and answered together.
+    /// Maximum number of requests that are received and answered together.
     pub batch: usize,
 }
 
 /// A thread of the server, before it starts.
 pub struct Follower {
-    /// Returns the number of errors.
+    /// Work of the thread; returns the number of its errors.
     pub run: Box<dyn FnOnce() -> anyhow::Result<u64> + Send>,
-    /// The function that it serves, if closing it ends the thread.
+    /// Function that the thread serves, if closing the function ends the thread.
     pub function: Option<blocking::Server>,
 }
 
-/// A number, or why the request failed.
+/// The answer to a request: a number, or the reason for its failure.
 type Reply = Result<u64, String>;
 
-/// The checksum by which both ends compare memory.
+/// Returns the checksum by which both ends compare memory.
 pub fn checksum(bytes: &[u8]) -> u64 {
     xxhash_rust::xxh3::xxh3_64(bytes)
 }
 
-/// The server process, seen from the client.  Dropping it kills it.
+/// The server process, from the client's view. Dropping it kills the process.
 pub struct Server(Coworker);
 
 impl Server {
-    /// Starts the process; returns when its node has joined the cluster in `dir`.
+    /// Starts the server process; returns when its node has joined the cluster in `dir`.
     pub fn start(dir: &Path, job: &Job) -> anyhow::Result<Server> {
         let (arena, cores) = (job.arena_bytes().to_string(), name_of(&job.args.cores));
         let flags = ["--arena", &arena, "--cores", &cores, "--fabric", job.fabric].map(str::to_owned);
@@ -99,7 +100,7 @@ impl Server {
         self.0.receive::<Reply>()?.map_err(|why| anyhow!("the server process failed: {why}"))
     }
 
-    /// Processor time of both processes.
+    /// Returns the processor time of both processes.
     pub fn cpu_of_both(&mut self) -> anyhow::Result<Duration> {
         Ok(Duration::from_nanos(self.ask(&Request::Cpu)?) + process_cpu())
     }
@@ -114,7 +115,7 @@ impl Server {
 pub fn serve(dir: &Path, args: &ServerArgs) -> anyhow::Result<()> {
     signals::die_with(args.parent)?;
     let cores = Cores::available(args.cores).context("cannot list the cores")?;
-    // Before the node starts its threads, which inherit the core.
+    // The pinning precedes the start of the node's threads, which inherit the core.
     pin(cores.of_server(0)).context("cannot pin the server to its core")?;
     let config = Config {
         dir: dir.to_owned(),
@@ -154,7 +155,7 @@ fn handle(request: Request, end: &End, following: &mut Option<Following>) -> any
     }
 }
 
-/// The threads that follow.
+/// The server's threads.
 struct Following {
     functions: Vec<blocking::Server>,
     all: JoinHandle<anyhow::Result<u64>>,

@@ -1,4 +1,4 @@
-//! The table of all tests.
+//! The table of all tests of `halite perf`.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
@@ -19,11 +19,11 @@ use super::{access, barriers, bulk, calls, echo, load, locks, occupancy, pingpon
 pub struct Test {
     /// Its name on the command line and in results.
     pub name: &'static str,
-    /// Whether its results are rates, not latencies.
+    /// True if the results are rates, not latencies.
     pub is_bandwidth: bool,
-    /// The client's plan.
+    /// Creates the client's plan.
     pub plan: fn(&PerfArgs) -> Planned,
-    /// The server's threads.
+    /// Creates the server's threads.
     pub follow: fn(&End, &Part) -> anyhow::Result<Vec<Follower>>,
     /// Text of the help.
     help: &'static str,
@@ -71,7 +71,7 @@ const fn rate(name: &'static str, plan: MakePlan, follow: MakeFollowers, help: &
     Test { is_bandwidth: true, ..time(name, plan, follow, help) }
 }
 
-/// The server has nothing to do.
+/// Creates no server threads, for tests without them.
 fn alone(_: &End, _: &Part) -> anyhow::Result<Vec<Follower>> {
     Ok(Vec::new())
 }

@@ -5,16 +5,16 @@
 
 use fastrand::Rng;
 
-/// Keys: a generalized extreme value distribution.
+/// Parameters of key sizes: a generalized extreme value distribution.
 const KEY_LOCATION: f64 = 30.7984;
 const KEY_SCALE: f64 = 8.20449;
 const KEY_SHAPE: f64 = 0.078688;
 
-/// Values: a generalized Pareto distribution from 0 on.
+/// Parameters of value sizes: a generalized Pareto distribution from 0 on.
 const VALUE_SCALE: f64 = 214.476;
 const VALUE_SHAPE: f64 = 0.348238;
 
-/// Memcached's limits in bytes.
+/// Maximum sizes of Memcached in bytes.
 const KEY_BYTES_MAX: f64 = 250.0;
 const VALUE_BYTES_MAX: f64 = (1 << 20) as f64;
 
@@ -25,12 +25,12 @@ pub fn draw(random: &mut Rng) -> (u64, u64) {
     (key.round() as u64, value.round() as u64)
 }
 
-/// The quantile of key sizes.
+/// Returns the size of the key at `quantile`.
 fn key_bytes(quantile: f64) -> f64 {
     KEY_LOCATION + KEY_SCALE / KEY_SHAPE * ((-quantile.ln()).powf(-KEY_SHAPE) - 1.0)
 }
 
-/// The quantile of value sizes.
+/// Returns the size of the value at `quantile`.
 fn value_bytes(quantile: f64) -> f64 {
     VALUE_SCALE / VALUE_SHAPE * ((1.0 - quantile).powf(-VALUE_SHAPE) - 1.0)
 }

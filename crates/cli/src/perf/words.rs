@@ -1,4 +1,4 @@
-//! `fetch_add_lat` and `cas_lat`: atomics on the peer's words, beside the processor's own on a plain shared mapping.
+//! `fetch_add_lat` and `cas_lat`: atomics on the peer's words, compared with the processor's own on a plain mapping.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -8,23 +8,23 @@ use super::baseline::{self, Words};
 use super::report::ATOMIC;
 use super::workload::{Bench, Measured, PerfArgs, Plan, Planned, SAME_BYTES, Timer, WORD_BYTES, Workload};
 
-/// Threads that swap use a cache line each; those that add share one word, so that a lost addition is noticed.
+/// Bytes of a cache line. Threads that swap use one each; those that add share a word, to detect lost additions.
 const LINE_BYTES: u64 = 64;
 
-/// `IS_ADD` of swaps.
+/// Value of the parameter `IS_ADD` for swaps.
 pub const SWAPS: bool = false;
-/// `IS_ADD` of additions.
+/// Value of the parameter `IS_ADD` for additions.
 pub const ADDS: bool = true;
 
 pub fn plan<const IS_ADD: bool>(_: &PerfArgs) -> Planned {
     Ok(Plan { bare: ATOMIC, ..Plan::of_one_size::<Word<IS_ADD>>(SAME_BYTES, WORD_BYTES) })
 }
 
-/// A thread's word.
+/// State of a thread: its word.
 pub struct Word<const IS_ADD: bool> {
     offset: u64,
     words: Option<Words>,
-    /// The sum of all threads.
+    /// Sum that all threads have added.
     added: Arc<AtomicU64>,
     errors: u64,
 }
@@ -47,7 +47,7 @@ impl<const IS_ADD: bool> Workload for Word<IS_ADD> {
         let (mut changes, mut bare_changes, mut errors) = (0, 0, 0);
         let change = || {
             let is_right = match IS_ADD {
-                // Other threads add to the same word; only this thread swaps its own.
+                // Other threads add to the same word, so it may be higher; only this thread swaps its own word.
                 true => session.fetch_add(lh, offset, 1)? >= changes,
                 false => session.compare_swap(lh, offset, changes, changes + 1)? == changes,
             };

@@ -1,6 +1,6 @@
 //! The interface of a benchmark, and its plan.
 //!
-//! A new one is a file with a [`Workload`] and a function that makes its [`Plan`] from the flags, and a row in
+//! A new benchmark is a file with a [`Workload`] and a function that creates its [`Plan`] from the flags, and a row in
 //! [`TESTS`](super::table::TESTS).
 
 use std::ops::RangeInclusive;
@@ -12,16 +12,15 @@ pub use super::report::Row;
 use super::report::{Bare, MEMCPY};
 use crate::output::UsageError;
 
-/// A kind of benchmark; a value of it belongs to one thread of the client.
+/// A kind of benchmark. Each value belongs to one thread of the client.
 pub trait Workload: Send + Sized {
-    /// Prepares a row at both ends; returns a share for each thread.
+    /// Prepares a row at both ends; returns the values of all threads.
     fn setup(bench: &mut Bench) -> anyhow::Result<Vec<Self>>;
 
-    /// Passes a thread's operation to the timer.  The choice of the operation comes before, so that the timer's loop
-    /// contains nothing else.
+    /// Passes the thread's operation to the timer. Decisions come before, so the timer's loop contains no others.
     fn operation(&mut self, bench: &Bench, timer: &Timer) -> anyhow::Result<Measured>;
 
-    /// The number of wrong data, after all threads have ended.
+    /// Returns the number of errors in the data, after all threads have ended.
     fn verify(self, bench: &mut Bench) -> anyhow::Result<u64>;
 
     /// Further figures of a row, by name.
@@ -38,7 +37,7 @@ pub fn measure<W: Workload>(bench: &mut Bench) -> anyhow::Result<Row> {
     Ok(row)
 }
 
-/// Completes a row with the errors of both ends and further figures.
+/// Adds the errors of both ends and the further figures to a row.
 pub fn verify<W: Workload>(shares: Vec<W>, bench: &mut Bench, row: &mut Row) -> anyhow::Result<()> {
     for share in shares {
         row.errors += share.verify(bench)?;
@@ -48,20 +47,20 @@ pub fn verify<W: Workload>(shares: Vec<W>, bench: &mut Bench, row: &mut Row) -> 
     Ok(())
 }
 
-/// A plan, or why the flags contradict each other.
+/// A plan, or the error of contradicting flags.
 pub type Planned = Result<Plan, UsageError>;
 
-/// Heading of most tests.
+/// Heading of tests whose operations do not overlap.
 pub const IN_TURN: &str = "one operation after the other";
 pub const SAME_BYTES: &str = "one operation after the other on the same bytes";
 
-/// Largest size of the tests that move bytes.
+/// Maximum size in bytes of tests that move bytes.
 pub const SIZE_MAX: u64 = 64 << 20;
 
-/// The error about other sizes.
+/// Error about sizes out of range.
 pub const SIZE_LIMIT: &str = "-s must be from 1 byte to 64 MiB";
 
-/// A word, the stamp of a ping-pong.
+/// Length of a word in bytes, which is the stamp of a ping-pong.
 pub const WORD_BYTES: u64 = 8;
 
 /// The plan of a test.
@@ -71,37 +70,37 @@ pub struct Plan {
     pub measure: fn(&mut Bench) -> anyhow::Result<Row>,
     /// Text of the heading.
     pub what: &'static str,
-    /// The baseline's operation, if there is one.
+    /// Baseline of the test.
     pub bare: Bare,
-    /// Default bytes of an operation.
+    /// Default size of an operation in bytes.
     pub size: u64,
-    /// Whether the size is fixed: a word, no bytes at all, or mixed sizes.
+    /// True if the user cannot change the size: a word, no bytes at all, or mixed sizes.
     pub has_one_size: bool,
-    /// Valid ranges of sizes, and the errors about other sizes.
+    /// Valid ranges of sizes, each with the error for sizes out of range.
     pub limits: Vec<(RangeInclusive<u64>, &'static str)>,
-    /// Bytes that take about a second.
+    /// Number of bytes that an average machine moves in about a second.
     pub bytes: u64,
-    /// Most operations of each thread; as many take about a second.
+    /// Maximum number of operations of each thread: as many as take about a second.
     pub iterations_max: u64,
-    /// Whether warm-up operations precede the timed ones.
+    /// True if warm-up operations precede the timed ones.
     pub warms_up: bool,
     /// Default number of threads.
     pub threads: u32,
-    /// Factors by which the intervals between operations are longer than usual, one per row.
+    /// Factors by which intervals between operations are longer than usual, one per row.
     pub slowdowns: &'static [u64],
-    /// Whether it needs the server process.
+    /// True if the test needs the server process.
     pub needs_server: bool,
-    /// Whether the server is the home of what is measured: the client then contributes no memory.
+    /// True if the server is the home of the measured objects; the client then contributes no memory.
     pub is_at_server: bool,
-    /// Arena that each thread needs, in multiples of the largest size.  Four times as much where memory is freed and
-    /// allocated again: it is reused only when all who mapped it have released it.  Pages are allocated on first use.
+    /// Arena that each thread needs, in multiples of the largest size. Tests that allocate again need four times as
+    /// much: memory is reused when all its mappers have released it. Pages are allocated on first use.
     pub arena_sizes: u64,
-    /// Arena that all threads need together, in bytes.
+    /// Arena in bytes that all threads need together.
     pub arena_bytes: u64,
 }
 
 impl Plan {
-    /// The default: a word, or up to 64 MiB with -s, by one thread, beside bare copies.
+    /// Creates the default plan: a word, or up to 64 MiB with -s, by one thread, compared with bare copies.
     pub fn of<W: Workload>(what: &'static str) -> Plan {
         Plan {
             measure: measure::<W>,
@@ -122,7 +121,7 @@ impl Plan {
         }
     }
 
-    /// With one size, which the user cannot change.
+    /// Creates the plan of a test with one size, which the user cannot change.
     pub fn of_one_size<W: Workload>(what: &'static str, size: u64) -> Plan {
         Plan { size, has_one_size: true, limits: Vec::new(), ..Plan::of::<W>(what) }
     }

@@ -50,7 +50,7 @@ pub struct RunArgs {
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("bound").required(true).multiple(true).args(["seconds", "seeds"])))]
 pub struct SoakArgs {
-    /// TOML file, or name of a plan; with several, seeds take them in turn [default: the small plans of `halite sim list`]
+    /// TOML file, or name of a plan; several plans take turns, seed by seed [default: the small plans of `halite sim list`]
     #[arg(long = "plan", value_name = "PLAN")]
     pub plans: Vec<String>,
     /// Stop after this many seconds

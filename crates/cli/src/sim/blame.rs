@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-/// The last lines of a trace up to its violation, at most `count`, about the hosts that the violation names, or all
-/// hosts if it names none.
+/// Returns the last lines of a trace up to its violation, at most `count`, about the hosts that the violation names, or
+/// about all hosts if it names none.
 pub fn last_lines<'a>(trace: &'a [String], violation: &str, count: usize) -> Vec<&'a str> {
     let hosts = hosts_named(violation);
     let concerns = |line: &&String| hosts.is_empty() || words(line).any(|word| is_about(word, &hosts));
@@ -14,12 +14,12 @@ pub fn last_lines<'a>(trace: &'a [String], violation: &str, count: usize) -> Vec
     lines
 }
 
-/// The story contains the faults, which concern all hosts.
+/// Returns true if a line with this word concerns one of the hosts. The story has the faults, which concern all hosts.
 fn is_about(word: &str, hosts: &BTreeSet<u32>) -> bool {
     word == "story" || number(word, "host-").is_some_and(|host| hosts.contains(&host))
 }
 
-/// The numbers after the word `node`: hosts have the numbers of their nodes.
+/// Returns the numbers after the word `node` in a violation; hosts have the numbers of their nodes.
 fn hosts_named(violation: &str) -> BTreeSet<u32> {
     let pairs = words(violation).zip(words(violation).skip(1));
     pairs.filter(|(word, _)| *word == "node").filter_map(|(_, number)| number.parse().ok()).collect()
@@ -29,7 +29,7 @@ fn number(word: &str, prefix: &str) -> Option<u32> {
     word.strip_prefix(prefix)?.parse().ok()
 }
 
-/// Letters, digits and hyphens in sequence.
+/// Returns the words of a text: sequences of letters, digits and hyphens.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|letter: char| !letter.is_alphanumeric() && letter != '-').filter(|word| !word.is_empty())
 }

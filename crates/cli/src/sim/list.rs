@@ -17,7 +17,7 @@ struct Row {
     lease_us: u64,
     fault_gap_us: u64,
     profile: String,
-    /// Whether `halite sim soak` runs it by default.
+    /// True if `halite sim soak` runs it by default.
     soaked: bool,
 }
 

@@ -1,7 +1,7 @@
 //! `halite sim`: whole clusters in simulated time, with faults.
 //!
-//! A trial is determined by its plan and seed, so that a failure repeats: [`run`] runs one, [`soak`] runs many.  Crate
-//! `halite_trials` defines trials and violations.
+//! A trial depends on its plan and seed only, so a failure can be repeated. [`run`] runs one trial, [`soak`] runs many.
+//! Crate `halite_trials` defines trials and violations.
 
 mod args;
 mod blame;
@@ -31,17 +31,17 @@ pub fn run(args: &SimArgs) -> anyhow::Result<()> {
     }
 }
 
-/// A trial with a violation.
+/// The error of a trial with a violation.
 #[derive(Debug, thiserror::Error)]
 #[error("plan {plan} fails with seed {seed}; repeat it with: {again}")]
 struct Failed {
     plan: String,
     seed: u64,
-    /// A command that accepts `--trace FILE`.
+    /// A command that repeats the trial and accepts `--trace FILE`.
     again: String,
 }
 
-/// A trace that cannot be written.
+/// The error of a trace that could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write the trace to {}: {cause}", path.display())]
 struct TraceError {

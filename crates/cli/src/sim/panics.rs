@@ -1,7 +1,7 @@
 //! Reports which trial panics, at once.
 //!
-//! A panic counts as the trial's failure.  But a second panic during unwinding aborts the program, and then only these
-//! lines remain.
+//! A panic counts as the trial's failure. But a second panic during unwinding aborts the program, and then these lines
+//! are the only report.
 
 use std::cell::RefCell;
 use std::panic;
@@ -10,11 +10,11 @@ use super::plans::Source;
 use crate::output;
 
 thread_local! {
-    /// The command that repeats the trial that this thread is running.
+    /// The command that repeats the trial of this thread.
     static AGAIN: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Makes panics report their trial.
+/// Installs a panic hook that names the trial.
 pub fn report_trials() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -23,7 +23,7 @@ pub fn report_trials() {
     }));
 }
 
-/// Runs `work`, which runs a trial.
+/// Runs `work`, which runs a trial, and names that trial if it panics.
 pub fn in_trial<T>(source: &Source, seed: u64, work: impl FnOnce() -> T) -> T {
     AGAIN.set(Some(source.again(seed)));
     let done = work();

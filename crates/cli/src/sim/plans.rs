@@ -1,4 +1,4 @@
-//! Plans by name, for built-in ones, or by file.
+//! Finds plans: built-in ones by name, others by file.
 
 use std::io;
 
@@ -9,21 +9,21 @@ use crate::shell::quoted;
 /// A plan, and its name on the command line.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// Name or path, as the user gave it.
+    /// Name or path as the user gave it.
     pub said: String,
-    /// A profile that replaces the plan's.
+    /// Name of a profile that replaces the plan's.
     pub profile: Option<String>,
     pub plan: Plan,
 }
 
-/// Why a plan cannot be used.
+/// The reason why a plan cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// The file cannot be read.
     #[error("cannot read plan {path}: {cause}; `halite sim list` shows the plans that need no file")]
     File {
         path: String,
-        /// The system's error.
+        /// Error of the operating system.
         cause: io::Error,
     },
     /// The plan is invalid or unknown.
@@ -31,13 +31,13 @@ pub enum SourceError {
     Plan {
         /// Name or path.
         said: String,
-        /// Why.
+        /// The reason.
         cause: Box<PlanError>,
     },
 }
 
 impl Source {
-    /// Finds the plan `said`, with another profile if given.
+    /// Finds the plan `said`, with another profile if one is given.
     pub fn find(said: &str, profile: Option<&str>) -> Result<Source, SourceError> {
         let plan = if is_name(said) { Plan::named(said) } else { Plan::from_toml(&read(said)?) };
         let plan = plan.and_then(|plan| match profile {
@@ -50,14 +50,14 @@ impl Source {
         }
     }
 
-    /// The command that runs it with a seed.
+    /// Returns the command that runs the plan with a seed.
     pub fn again(&self, seed: u64) -> String {
         let profile = self.profile.as_ref().map(|name| format!(" --profile {name}"));
         format!("halite sim run {} --seed {seed}{}", quoted(&self.said), profile.unwrap_or_default())
     }
 }
 
-/// Whether it is a name, not a path.
+/// Returns true if `said` is a name, not a path.
 fn is_name(said: &str) -> bool {
     !said.contains(['/', '.'])
 }

@@ -7,13 +7,13 @@ use super::plans::Source;
 use super::{Failed, panics, write_trace};
 use crate::output;
 
-/// Runs it, and fails on a violation.
+/// Runs a trial, and fails on a violation.
 pub fn run(args: &RunArgs) -> anyhow::Result<()> {
     let source = Source::find(&args.plan, args.profile.as_deref())?;
     let keep = if args.trace.is_some() { Keep::All } else { Keep::Nothing };
     let mut report =
         panics::in_trial(&source, args.seed, || halite_trials::run(&source.plan, args.seed, keep))?;
-    // The trace must not change what is printed.
+    // The trace goes to its file only; the printed report stays the same.
     let trace = std::mem::take(&mut report.trace);
     if let Some(path) = &args.trace {
         write_trace(path, &trace)?;

@@ -8,20 +8,20 @@ use std::str::FromStr;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Seeds(pub Range<u64>);
 
-/// Why a text is not a range of seeds.
+/// The reason why a text is not a range of seeds.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SeedsError {
-    /// No two dots.
+    /// The text does not have two dots.
     #[error("expected a range of seeds such as 0..5000 or 5000..")]
     Malformed,
-    /// An end that is not a number.
+    /// One end is not a number.
     #[error("{text:?} is not a seed: {cause}")]
     Seed {
         text: String,
-        /// Why not.
+        /// The reason why it is no number.
         cause: ParseIntError,
     },
-    /// The end is not above the start.
+    /// The end is not greater than the start.
     #[error("the range {0}..{1} is empty")]
     Empty(u64, u64),
 }

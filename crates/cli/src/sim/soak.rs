@@ -1,4 +1,4 @@
-//! `halite sim soak`: runs many seeds, and shows the first that fails.
+//! `halite sim soak`: runs trials of many seeds, and shows the first that fails.
 
 use std::num::NonZeroUsize;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -17,13 +17,13 @@ use crate::perf::measure::process_cpu;
 
 /// Interval between progress lines.
 const PROGRESS_GAP: Duration = Duration::from_secs(10);
-/// Trace lines that are shown before a violation.
+/// Maximum number of trace lines that are shown before a violation.
 const LINES_MAX: usize = 40;
 
-/// Fails with the first seed that fails.
+/// Runs trials; fails with the first seed that fails.
 pub fn run(args: &SoakArgs) -> anyhow::Result<()> {
     let (begin, begin_cpu) = (Instant::now(), process_cpu());
-    // A time beyond the clock's range is no limit.
+    // A time beyond the clock's range counts as no limit.
     let end = args.seconds.and_then(|seconds| begin.checked_add(Duration::from_secs(seconds)));
     let walk = Walk::new(sources(args)?, args.seeds.clone().unwrap_or_default().0, end);
     let threads = args.threads.unwrap_or_else(cores);
@@ -58,7 +58,7 @@ fn failed(source: &Source, seed: u64) -> Failed {
     Failed { plan: source.said.clone(), seed, again: source.again(seed) }
 }
 
-/// Counts the reports of all threads until they end, and prints progress.
+/// Adds up the reports of all threads until they end, and prints progress.
 fn collect(
     reports: Receiver<Result<Report, PlanError>>,
     walk: &Walk,
@@ -90,7 +90,7 @@ fn collect_one(report: Report, walk: &Walk, keep_going: bool, totals: &mut Total
     totals.add(report);
 }
 
-/// Repeats a failed seed and prints the trace before the violation.
+/// Repeats the trial of a failed seed and prints the trace before the violation.
 fn show(walk: &Walk, seed: u64, violation: &str, args: &SoakArgs) -> anyhow::Result<()> {
     let report = walk.run(seed, Keep::All)?;
     if let Some(path) = &args.trace {

@@ -11,9 +11,9 @@ use serde::Serialize;
 #[derive(Default, Serialize)]
 pub struct Totals {
     pub seeds: u64,
-    /// Operations, successful or not.
+    /// Number of operations, successful or not.
     pub operations: u64,
-    /// Events of the simulator.
+    /// Number of events of the simulator.
     pub events: u64,
     /// Simulated time, in nanoseconds.
     pub simulated_ns: u64,
@@ -21,14 +21,14 @@ pub struct Totals {
     pub seconds: f64,
     /// Processor time, in seconds.
     pub cpu_seconds: f64,
-    /// Operations that succeeded.
+    /// Number of operations that succeeded.
     pub ok: u64,
-    /// Concurrent trials.
+    /// Number of concurrent trials.
     pub threads: usize,
-    /// The sum of all digests: equal for equal plans and seeds, with any number of threads.
+    /// Sum of all digests; equal for equal plans and seeds, with any number of threads.
     #[serde(serialize_with = "hexadecimal")]
     pub digest: u64,
-    /// The seeds that failed, with their violations.
+    /// Violations by the seed that failed.
     pub violations: BTreeMap<u64, String>,
 }
 
@@ -43,14 +43,14 @@ impl Totals {
         self.ok += report.ok_count();
         self.events += report.events;
         self.simulated_ns += report.simulated_ns;
-        // A trial that panicked has no digest; its violation counts.
+        // A trial that panicked has no digest, but its violation counts.
         self.digest = self.digest.wrapping_add(u64::from_str_radix(&report.digest, 16).unwrap_or(0));
         if let Some(violation) = report.violation {
             self.violations.insert(report.seed, violation);
         }
     }
 
-    /// The progress after `elapsed`, in one line.
+    /// Formats the progress after `elapsed` in one line.
     pub fn progress(&self, elapsed: Duration) -> String {
         let (seeds, operations) = (self.seeds, self.operations);
         let rate = operations as f64 / elapsed.as_secs_f64();

@@ -1,7 +1,6 @@
 //! Hands out seeds in order to threads that run trials.
 //!
-//! Every seed that is handed out is run to its end.  So the first seed that fails is the same with any number of
-//! threads.
+//! Every trial that starts is run to its end, so the first seed that fails is the same with any number of threads.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -15,23 +14,23 @@ use halite_trials::{Keep, PlanError, Report};
 use super::panics;
 use super::plans::Source;
 
-/// Seed `n` runs plan `n` modulo their number.
+/// Plans and remaining seeds. Seed `n` runs plan `n` modulo the number of plans.
 pub struct Walk {
     sources: Vec<Source>,
     /// The remaining seeds.
     seeds: Mutex<Range<u64>>,
-    /// No trial starts after this time.
+    /// Time after which no trial starts; `None` without a limit.
     end: Option<Instant>,
 }
 
 impl Walk {
-    /// Requires at least one plan.
+    /// Creates the walk; `sources` must have at least one plan.
     pub fn new(sources: Vec<Source>, seeds: Range<u64>, end: Option<Instant>) -> Walk {
         assert!(!sources.is_empty(), "a walk has a plan");
         Walk { sources, seeds: Mutex::new(seeds), end }
     }
 
-    /// The plan of a seed.
+    /// Returns the plan of a seed.
     pub fn source(&self, seed: u64) -> &Source {
         &self.sources[(seed % self.sources.len() as u64) as usize]
     }
@@ -42,13 +41,13 @@ impl Walk {
         panics::in_trial(source, seed, || halite_trials::run(&source.plan, seed, keep))
     }
 
-    /// Starts no more trials.
+    /// Lets no more trials start.
     pub fn stop(&self) {
         let mut seeds = self.seeds.lock().expect(POISONED);
         seeds.end = seeds.start;
     }
 
-    /// Runs all trials on `threads` threads, and hands reports to `receive` in the order in which trials end.
+    /// Runs all trials on `threads` threads, and passes reports to `receive` in the order in which trials end.
     pub fn run_all<T>(
         &self,
         threads: NonZeroUsize,
@@ -67,7 +66,7 @@ impl Walk {
 
     fn work(&self, reports: &Sender<Result<Report, PlanError>>) {
         while let Some(seed) = self.next() {
-            // After an error, the receiver is gone.
+            // The receiver is gone after an error; then the report is lost.
             if reports.send(self.run(seed, Keep::Nothing)).is_err() {
                 return;
             }

@@ -59,7 +59,7 @@ impl Keys {
         is_new
     }
 
-    /// Counts a part's confirmation; returns whether it was the last.
+    /// Counts a part's confirmation; returns true if it was the last.
     pub(super) fn handle_deregistered(&mut self, key: Key) -> bool {
         let left = self.deregistered.get_mut(&key).filter(|left| **left > 0);
         let Some(left) = left else { return false };

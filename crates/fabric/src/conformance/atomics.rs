@@ -4,7 +4,7 @@ use super::node::{Node, Pair, connect, quiet};
 use super::{Harness, leave_out};
 use crate::{Atomics, CompletionKind, Operation, Status};
 
-/// Returns whether the provider has atomics; prints the skip otherwise.
+/// Returns true if the provider has atomics; prints the skip otherwise.
 fn are_offered(pair: &Pair<'_>) -> bool {
     let offered = pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None;
     if !offered {
@@ -13,7 +13,7 @@ fn are_offered(pair: &Pair<'_>) -> bool {
     offered
 }
 
-/// Both when the word is changed and when it is not.
+/// Expects the previous value both when the word is changed and when it is not.
 pub fn atomics_return_the_previous_value(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     if !are_offered(&pair) {
@@ -44,7 +44,7 @@ pub fn atomics_return_the_previous_value(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Two posters change one word, together with its owner where processors execute the atomics.
+/// Lets two posters change one word, together with its owner if processors execute the atomics.
 pub fn concurrent_atomics_are_all_done(harness: &dyn Harness) {
     const EACH: u64 = 50;
     let mut pair = Pair::new(harness);

@@ -6,7 +6,7 @@ use super::Harness;
 use super::node::Node;
 use crate::{ConnectFailure, ConnectTrouble, Event};
 
-/// Each end receives the other's hello, and both can post.
+/// Expects each end to receive the other's hello, and posts of both to arrive.
 pub fn both_ends_hear_who_the_other_is(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     let address = harness.address("two");
@@ -35,7 +35,7 @@ fn failure(node: &mut Node<'_>, name: &str, hello: &[u8]) -> ConnectFailure {
     }
 }
 
-/// A closed fabric reports a failure to itself, and refuses others.
+/// Expects a closed fabric to report a failed dial, and to refuse the dials of others.
 pub fn a_closed_fabric_neither_dials_nor_answers(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     two.fabric.close();
@@ -44,7 +44,7 @@ pub fn a_closed_fabric_neither_dials_nor_answers(harness: &dyn Harness) {
     one.expect_nothing();
 }
 
-/// Over one connection or two: the layer above makes sure that one remains.
+/// Expects one connection or two: the layer above makes sure that one remains.
 pub fn two_that_dial_each_other_at_once_can_talk(harness: &dyn Harness) {
     let mut nodes = [Node::open(harness, "one"), Node::open(harness, "two")];
     nodes[0].fabric.connect(&harness.address("two"), b"");

@@ -8,7 +8,7 @@ use super::node::{Node, Pair, bytes_of, connect, request};
 use super::{Harness, leave_out};
 use crate::{Atomics, CompletionKind, Event, Key, Local, Operation, PostCause, RemoteAddress, Status};
 
-/// Waits for the event that `key` is deregistered, while the other end answers.
+/// Waits for the event that `key` is deregistered, while the other end polls.
 fn taken_back(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
     node.fabric.deregister(key);
     let told = node.until(|node| {
@@ -18,7 +18,7 @@ fn taken_back(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
     assert_eq!(told, Event::Deregistered { key });
 }
 
-/// Every request is refused as with a wrong key, and nothing is done.
+/// Expects every request to be refused as with a wrong key, and to have no effect.
 pub fn a_withdrawn_key_leads_nowhere(harness: &dyn Harness) {
     type Post = fn(&Pair<'_>) -> Operation<'static>;
     let operations: [(&str, Post); 6] = [
@@ -58,7 +58,7 @@ pub fn a_withdrawn_key_leads_nowhere(harness: &dyn Harness) {
     }
 }
 
-/// Later peers do not find it, and keys continue to count.
+/// Expects that later peers do not find the key, and that keys continue to count.
 pub fn keys_are_never_reused(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let later = pair.two.register(4096);
@@ -88,7 +88,7 @@ pub fn keys_are_never_reused(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// As soon as no peer has a window of it.
+/// Expects the release as soon as no peer has a window of the memory.
 pub fn withdrawn_memory_is_released(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let segment = Segment::create("story", 4096, PagePolicy::Normal).expect("a segment can be made");
@@ -102,7 +102,7 @@ pub fn withdrawn_memory_is_released(harness: &dyn Harness) {
     assert_eq!(Arc::strong_count(&segment), 1);
 }
 
-/// Posted requests are carried out as if the key were valid, and no more can be posted.
+/// Expects posted requests to be executed as if the key were valid, and further ones to be refused.
 pub fn posted_work_ends_before_its_memory_goes(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let segment = Segment::create("story", 100_000, PagePolicy::Normal).expect("a segment can be made");

@@ -4,7 +4,7 @@ use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet};
 use super::{Harness, leave_out};
 use crate::{CompletionKind, CutOff, Event, Local, Operation, PostCause, Status};
 
-/// Whichever end disconnects.
+/// Expects a cut-off at both ends, whichever end disconnects.
 pub fn disconnecting_cuts_both_ends_off(harness: &dyn Harness) {
     for is_one in [true, false] {
         let names = [format!("one-{is_one}"), format!("two-{is_one}")];
@@ -25,7 +25,7 @@ pub fn disconnecting_cuts_both_ends_off(harness: &dyn Harness) {
     }
 }
 
-/// The bytes are in place by then.
+/// Expects the bytes to be in place when the other end learns of the close.
 pub fn posted_work_arrives_before_a_close(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for imm in 0..20 {
@@ -46,7 +46,7 @@ pub fn posted_work_arrives_before_a_close(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// From the cut-off or its event on, not one byte arrives, although many are in flight.
+/// Expects that no byte arrives after the cut-off or its event, although many are in flight.
 pub fn a_peer_that_is_cut_off_writes_nothing(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.source.1.fill(0, SEGMENT_BYTES, 7).expect("it is inside");
@@ -76,7 +76,7 @@ pub fn a_peer_that_is_cut_off_writes_nothing(harness: &dyn Harness) {
     assert!(bytes_of(&pair.target.1, 0, SEGMENT_BYTES as usize).iter().all(|byte| *byte == 1));
 }
 
-/// Where loads and stores reach memory: it must not be reused that long, whichever end leaves.
+/// Expects memory that loads and stores reach not to be reused while a window exists, whichever end leaves.
 pub fn a_held_window_delays_the_cut_off(harness: &dyn Harness) {
     for holder_leaves in [false, true] {
         let names = [format!("one-{holder_leaves}"), format!("two-{holder_leaves}")];
@@ -94,7 +94,7 @@ pub fn a_held_window_delays_the_cut_off(harness: &dyn Harness) {
         assert!(pair.one.fabric.direct(to_two, pair.target.0).is_none(), "there is no connection any more");
         held.write(0, b"late").expect("it is inside");
         assert_eq!(bytes_of(&pair.target.1, 0, 4), b"late");
-        // That one has left may be told at once, or together with the end.
+        // The departure may be reported at once, or together with the end.
         let mut heard = pair.two.rest();
         assert!(heard.is_empty() || heard == [Event::Disconnected { peer: to_one }], "{heard:?}");
         drop(held);

@@ -8,7 +8,7 @@ fn write_to(key: Key) -> Operation<'static> {
     Operation::Write { local: Local::Inline(b"salt"), remote: RemoteAddress { key, offset: 8 } }
 }
 
-/// A peer that learns the key needs no further message.
+/// Expects that a peer which learns the key needs no further message.
 pub fn a_key_mentioned_in_a_message_can_be_used_at_once(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for round in 0..100u32 {
@@ -28,7 +28,7 @@ pub fn a_key_mentioned_in_a_message_can_be_used_at_once(harness: &dyn Harness) {
     }
 }
 
-/// Before the answer to a dial, and just after it, at either end.
+/// Registers memory before the answer to a dial, and just after it, at either end.
 pub fn memory_registered_while_connecting_is_reached(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     one.fabric.connect(&harness.address("two"), b"");
@@ -47,8 +47,8 @@ pub fn memory_registered_while_connecting_is_reached(harness: &dyn Harness) {
     }
 }
 
-/// More segments than one message announces, before and after connecting. The ones that are checked have memory of
-/// their own.
+/// Registers more segments than one message announces, before and after connecting. The checked ones have their own
+/// memory.
 pub fn hundreds_of_segments_are_reached_at_once(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     let register = |node: &Node<'_>| {

@@ -9,7 +9,7 @@ use crate::{Class, Event, Lane, Local, Operation, PostCause, Status};
 const SMALL: Lane = Lane::FIRST;
 const LONG: Lane = Lane { number: 1, class: Class::Bulk };
 
-/// Returns whether the provider has two lanes; prints the skip otherwise.
+/// Returns true if the provider has two lanes; prints the skip otherwise.
 fn are_two(pair: &Pair<'_>) -> bool {
     let are_two = pair.one.fabric.capabilities(pair.to_two).lanes > 1;
     if !are_two {
@@ -18,12 +18,12 @@ fn are_two(pair: &Pair<'_>) -> bool {
     are_two
 }
 
-/// A write of the whole segment.
+/// Returns a write of the whole segment.
 fn long(pair: &Pair<'_>) -> Operation<'static> {
     Operation::Write { local: pair.local(0, SEGMENT_BYTES), remote: pair.at(0) }
 }
 
-/// The requests of each lane land and complete in order, even if lanes share one queue.
+/// Expects the requests of each lane to land and complete in order, even if lanes share one queue.
 pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
     const EACH: u32 = 20;
     let mut pair = Pair::new(harness);
@@ -59,7 +59,7 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// A request behind a long write waits for it in the same lane, and overtakes it in another.
+/// Expects a request behind a long write to wait in the same lane, and to overtake the write in another.
 pub fn small_requests_overtake_only_other_lanes(harness: &dyn Harness) {
     if harness.moves_by_itself() {
         return leave_out("the long one may have ended before the small one is posted");
@@ -83,7 +83,7 @@ pub fn small_requests_overtake_only_other_lanes(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// A caller that needs an order between two lanes waits for the first request.
+/// Expects that a caller gets an order between two lanes by waiting for the first request.
 pub fn completed_work_precedes_later_posts_in_any_lane(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for (round, [first, then]) in (1..).zip([[LONG, SMALL], [SMALL, LONG]]) {
@@ -98,7 +98,7 @@ pub fn completed_work_precedes_later_posts_in_any_lane(harness: &dyn Harness) {
     }
 }
 
-/// The other lane continues to accept requests, and the full one gets a `Room` event.
+/// Expects that the other lane accepts requests, and that the full one gets a `Room` event.
 pub fn a_lane_that_is_full_fills_no_other(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     if !are_two(&pair) {
@@ -120,7 +120,7 @@ pub fn a_lane_that_is_full_fills_no_other(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// Whichever lane fails: all outstanding work completes, then the connection ends.
+/// Expects that all outstanding work completes and then the connection ends, whichever lane fails.
 pub fn a_connection_ends_with_all_of_its_lanes(harness: &dyn Harness) {
     if harness.moves_by_itself() {
         return leave_out("the connection may have ended before all is posted");

@@ -9,7 +9,7 @@ use crate::{LINE_BYTES, LINE_WORDS, Lines};
 const ROW: u64 = 64 << 10;
 const COUNT: u32 = 64;
 
-/// Returns lines at the other end, unless stores do not reach it.
+/// Returns lines at the other end; `None` if stores do not reach it.
 fn lines(pair: &Pair<'_>) -> Option<Box<dyn Lines>> {
     let lines = pair.one.fabric.lines(pair.to_two, pair.at(ROW), COUNT);
     if lines.is_none() {
@@ -22,7 +22,7 @@ fn line_at(window: &Window, index: u32) -> [u64; LINE_WORDS] {
     window.load_words(ROW + u64::from(index) * LINE_BYTES as u64).expect("it is inside")
 }
 
-/// Each line is in its place, and words beyond it keep their values.
+/// Expects each line in its place, and words beyond it unchanged.
 pub fn a_line_that_is_put_is_found_whole(harness: &dyn Harness) {
     let pair = Pair::new(harness);
     let Some(lines) = lines(&pair) else { return };
@@ -38,7 +38,7 @@ pub fn a_line_that_is_put_is_found_whole(harness: &dyn Harness) {
     }
 }
 
-/// A ring wakes a sleeper, which finds the line that was put before.
+/// Expects a ring to wake a sleeper, which finds the line that was put before.
 pub fn a_ring_wakes_who_looks_for_lines(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let Some(lines) = lines(&pair) else { return };

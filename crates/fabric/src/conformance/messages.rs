@@ -4,7 +4,7 @@ use super::Harness;
 use super::node::{Node, Pair, bytes_of, connect, quiet};
 use crate::{CompletionKind, Event, Local, Operation, Status};
 
-/// Up to the maximum length, in both directions.
+/// Sends messages up to the maximum length, in both directions.
 pub fn messages_of_all_lengths_arrive_whole(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let longest = pair.one.fabric.capabilities(pair.to_two).send_bytes_max;
@@ -17,7 +17,7 @@ pub fn messages_of_all_lengths_arrive_whole(harness: &dyn Harness) {
     }
 }
 
-/// Whether the bytes travel with the request or are fetched.
+/// Expects the bytes in place, whether they travel with the request or are fetched.
 pub fn a_write_with_immediate_has_landed_when_it_is_told(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let longest = pair.one.fabric.capabilities(pair.to_two).inline_bytes_max.min(100_000);
@@ -38,7 +38,7 @@ pub fn a_write_with_immediate_has_landed_when_it_is_told(harness: &dyn Harness) 
     assert_eq!(bytes_of(&pair.target.1, 0, 3), [0; 3]);
 }
 
-/// In at most a few hundred polls.
+/// Expects the other peers' messages within a few hundred polls.
 pub fn an_endless_sender_does_not_starve_others(harness: &dyn Harness) {
     let mut hub = Node::open(harness, "hub");
     let mut others: Vec<_> = (0..6)

@@ -36,23 +36,22 @@ pub trait Harness {
     /// Returns the address of the fabric of that name.
     fn address(&self, name: &str) -> String;
 
-    /// Lets time pass until the doorbell of `fabric` is no longer at `seen`, or less; returns false if that never
-    /// happens, or takes too long.
+    /// Lets time pass until the doorbell's number differs from `seen`, or less; returns false if that takes too long.
     fn sleep(&self, fabric: &dyn Fabric, seen: u32) -> bool;
 
     /// Lets work in progress finish, as far as it does by itself and the harness can tell.
     fn settle(&self);
 
-    /// Returns whether a request that the target refuses ends the connection, as on networks.
+    /// Returns true if a request that the target refuses ends the connection, as on networks.
     fn refusal_ends_connection(&self) -> bool;
 
-    /// Returns whether posted work continues without polls, in threads of the fabrics, and so at unknown times.
+    /// Returns true if posted work continues without polls, in threads of the fabrics, and so at unknown times.
     fn moves_by_itself(&self) -> bool {
         false
     }
 }
 
-/// Prints why a story is skipped, in whole or in part.
+/// Prints the reason why a story is skipped, in whole or in part.
 pub(crate) fn leave_out(why: &str) {
     println!("left out: {why}");
 }

@@ -68,7 +68,7 @@ impl<'h> Node<'h> {
         assert_eq!(known, Some(before), "{event:?} came out of order");
     }
 
-    /// Arms the doorbell, polls once more, and sleeps, until `find` returns something.
+    /// Arms the doorbell, then calls `find` and sleeps in turn, until `find` returns something.
     pub fn until<T>(&mut self, mut find: impl FnMut(&mut Node<'h>) -> Option<T>) -> T {
         self.fabric.arm(Some(Sleeper::Progress));
         loop {
@@ -91,7 +91,7 @@ impl<'h> Node<'h> {
         self.event().into_completion().unwrap_or_else(|event| panic!("expected a completion, got {event:?}"))
     }
 
-    /// Waits until another event than the end of a request, and returns the ends before it, and the event.
+    /// Waits for an event that is not the end of a request. Returns the requests that ended before it, and the event.
     pub fn ended_until_end(&mut self) -> (BTreeMap<u64, Status>, Event) {
         let mut ended = BTreeMap::new();
         loop {
@@ -133,13 +133,13 @@ impl<'h> Node<'h> {
         assert_eq!(self.event(), Event::CutOff { peer, exited: false });
     }
 
-    /// Returns the events that come by themselves.
+    /// Returns the events that arrive without further action.
     pub fn rest(&mut self) -> Vec<Event> {
         self.harness.settle();
         std::iter::from_fn(|| self.try_event()).collect()
     }
 
-    /// Expects that no event comes by itself.
+    /// Expects that no event arrives without further action.
     pub fn expect_nothing(&mut self) {
         assert_eq!(self.rest(), []);
     }
@@ -184,9 +184,9 @@ pub struct Pair<'h> {
     pub one: Node<'h>,
     /// The fabric that was dialled.
     pub two: Node<'h>,
-    /// `two`, as `one` numbers it.
+    /// Number of `two` at `one`.
     pub to_two: PeerId,
-    /// `one`, as `two` numbers it.
+    /// Number of `one` at `two`.
     pub to_one: PeerId,
     /// The key of `one`'s segment.
     pub source: (Key, Window),
@@ -200,7 +200,7 @@ impl<'h> Pair<'h> {
         Pair::between(harness, ["one", "two"])
     }
 
-    /// As `open`, with other names, for stories with several pairs.
+    /// As [`Pair::new`], with other names, for stories with several pairs.
     pub fn between(harness: &'h dyn Harness, names: [&str; 2]) -> Pair<'h> {
         let [mut one, mut two] = names.map(|name| Node::open(harness, name));
         let (source, target) = (one.register(SEGMENT_BYTES), two.register(SEGMENT_BYTES));
@@ -219,7 +219,7 @@ impl<'h> Pair<'h> {
     }
 }
 
-/// Connects `one` to `two`, at the given name; returns each one's number for the other.
+/// Connects `one` to `two` under the given name. Returns the number of each peer at the other.
 pub fn connect(one: &mut Node<'_>, two: &mut Node<'_>, name: &str) -> (PeerId, PeerId) {
     one.fabric.connect(&one.harness.address(name), b"");
     (one.connected(), two.connected())

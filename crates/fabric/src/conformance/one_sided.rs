@@ -6,7 +6,7 @@ use crate::{Key, Local, Operation, PeerId, Status};
 
 const DONE: Status = Status::Success;
 
-/// Inline or registered, short or long, in both directions.
+/// Covers inline and registered sources, short and long, in both directions.
 pub fn writes_and_reads_reach_the_other_ends_memory(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let (_, source) = pair.source.clone();
@@ -36,10 +36,10 @@ pub fn writes_and_reads_reach_the_other_ends_memory(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Up to the maximum length, the writer may reuse the bytes at once.
+/// Expects that the writer may reuse the bytes at once, up to the maximum length.
 pub fn inline_sources_are_copied_before_the_post_returns(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
-    // Where no limit, this is long.
+    // Without a limit, this length counts as long.
     let longest = pair.one.fabric.capabilities(pair.to_two).inline_bytes_max.min(100_000);
     for (id, len) in (1..).zip([1, 8, longest]) {
         let mut bytes = vec![id as u8; len];
@@ -51,7 +51,7 @@ pub fn inline_sources_are_copied_before_the_post_returns(harness: &dyn Harness) 
     }
 }
 
-/// Unsignalled requests that succeed do not complete.
+/// Expects that unsignalled requests that succeed do not complete.
 pub fn only_signalled_requests_complete(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let write = |id| quiet(id, Operation::Write { local: Local::Inline(b"x"), remote: pair.at(id) });
@@ -62,7 +62,7 @@ pub fn only_signalled_requests_complete(harness: &dyn Harness) {
     pair.one.expect_nothing();
 }
 
-/// Otherwise the fabric lends no window.
+/// Expects no window where the capabilities promise none.
 pub fn loads_and_stores_reach_what_is_said_to_be_direct(harness: &dyn Harness) {
     let pair = Pair::new(harness);
     let Pair { one, two, to_two, to_one, .. } = &pair;

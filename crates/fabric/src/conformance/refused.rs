@@ -1,10 +1,10 @@
-//! Requests that are refused, by the target or at once.
+//! Requests that are refused, by the target or when they are posted.
 
 use super::Harness;
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
 use crate::{Atomics, Key, Local, Operation, PostCause, RemoteAddress, Status};
 
-/// Requests of 4 bytes, of a word, or of several packets, to an invalid range at `remote`.
+/// Returns requests of 4 bytes, of a word, and of several packets, to an invalid range at `remote`.
 fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
     let mut operations = vec![
         Operation::Write { local: Local::Inline(b"1234"), remote },
@@ -13,7 +13,7 @@ fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
         Operation::WriteImm { local: pair.local(0, 4), remote, imm: 1 },
         Operation::Read { local: pair.local(0, 4), remote },
     ];
-    // All but their last byte would find a place.
+    // Only the last byte is outside.
     let beyond = pair.at(SEGMENT_BYTES - 8999);
     operations.push(Operation::Write { local: pair.local(0, 9000), remote: beyond });
     operations.push(Operation::WriteImm { local: pair.local(0, 9000), remote: beyond, imm: 1 });
@@ -25,7 +25,7 @@ fn wrong(pair: &Pair<'_>, remote: RemoteAddress) -> Vec<Operation<'static>> {
     operations
 }
 
-/// Earlier requests are done. Over a network the connection ends; otherwise only this request fails.
+/// Expects earlier requests to be done. On networks the connection then ends; otherwise only this request fails.
 pub fn a_wrong_key_or_range_is_refused(harness: &dyn Harness) {
     let key = |key| RemoteAddress { key: Key(key), offset: 0 };
     let offset = |offset| RemoteAddress { key: Key(0), offset };
@@ -73,7 +73,7 @@ fn expect_refused(pair: &mut Pair<'_>, operation: Operation<'_>) {
     assert!(memory == expected, "{operation:?} changed something");
 }
 
-/// Earlier requests are posted, later ones are not, and the connection continues.
+/// Expects earlier requests to be posted, later ones not, and the connection to continue.
 pub fn requests_that_could_never_be_posted_are_malformed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let capabilities = pair.one.fabric.capabilities(pair.to_two);

@@ -5,10 +5,10 @@ use super::node::{Node, Pair, quiet};
 use crate::{CompletionKind, Event, Operation, PeerId, PostCause};
 
 const MESSAGE: [u8; 1000] = [7; 1000];
-/// More than any queue holds.
+/// A number of requests that exceeds every queue.
 const MANY: u32 = 8000;
 
-/// One end of a flood: posts while it may, and polls.
+/// One end of a flood: posts until the queue is full, then polls.
 struct Flood<'a, 'h> {
     node: &'a mut Node<'h>,
     peer: PeerId,
@@ -36,7 +36,7 @@ impl Flood<'_, '_> {
         }
     }
 
-    /// Polls; returns whether there were events.
+    /// Polls. Returns true if there were events.
     fn hear(&mut self) -> bool {
         let mut is_any = false;
         while let Some(event) = self.node.try_event() {
@@ -60,7 +60,7 @@ impl Flood<'_, '_> {
     }
 }
 
-/// Posting only after [`Event::Room`] delivers everything, in order, once.
+/// Expects that posting only after [`Event::Room`] delivers everything, in order, once.
 pub fn a_flood_both_ways_loses_nothing(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let flood = |node, peer| Flood { node, peer, posted: 0, heard: 0, may_post: true, refused: 0 };
@@ -90,7 +90,7 @@ fn fill(node: &Node<'_>, peer: PeerId) -> u32 {
     panic!("the queue takes whatever is posted")
 }
 
-/// Even if no request of its own completes.
+/// Expects a wake-up even if no request of the poster completes.
 pub fn room_in_a_full_queue_wakes_the_poster(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for round in 0..3 {

@@ -15,7 +15,7 @@ fn send(imm: u32, solicited: bool) -> WorkRequest<'static> {
     WorkRequest { solicited, ..quiet(0, Operation::Send { bytes: b"", imm }) }
 }
 
-/// In its place among the others.
+/// Expects the message in order among the others, although it wakes no sleeper.
 pub fn an_unsolicited_message_wakes_nobody(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();
@@ -33,7 +33,7 @@ pub fn an_unsolicited_message_wakes_nobody(harness: &dyn Harness) {
     }
 }
 
-/// Arm, poll once more, sleep: an arrival between any two of these is seen.
+/// Expects an arrival between any two steps of arming, polling once more and sleeping to be seen.
 pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let send_one = |imm| pair.one.try_post(pair.to_two, &[send(imm, true)]).expect("it fits");
@@ -58,7 +58,7 @@ pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// A thread that sleeps for several fabrics watches the descriptors of its kind.
+/// Expects edges only at the descriptors of the armed kind, which a thread watches that sleeps for several fabrics.
 pub fn only_the_armed_sleeper_has_edges(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();
@@ -83,7 +83,7 @@ pub fn only_the_armed_sleeper_has_edges(harness: &dyn Harness) {
     let kinds = [(Sleeper::Progress, &progress, [1, 0]), (Sleeper::Caller, &caller, [0, 1])];
     for (imm, (kind, own, expected)) in kinds.into_iter().cycle().take(6).enumerate() {
         harness.settle();
-        // An edge that is taken away is armed for anew: what else a network delivers has edges, too.
+        // An edge that was taken requires arming again: other traffic of a network has edges, too.
         loop {
             fabric.arm(Some(kind));
             pair.two.expect_nothing();

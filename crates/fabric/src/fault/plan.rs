@@ -3,13 +3,13 @@
 use crate::Status;
 use crate::kind::OperationKind;
 
-/// Rules, and how often each has struck.
+/// Rules, and the number of requests that each has struck.
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     rules: Vec<(Rule, u64)>,
 }
 
-/// What happens to a posted request.
+/// The fate of a posted request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// Its completion is delivered this many polls late. Later events of the same peer wait behind it.
@@ -17,7 +17,7 @@ pub enum Fault {
         /// Number of polls.
         polls: u64,
     },
-    /// It fails, and is not carried out.
+    /// The request fails without being executed.
     Fail {
         /// Status of the completion; not success.
         status: Status,
@@ -26,7 +26,7 @@ pub enum Fault {
     QueueFull,
 }
 
-/// A fault, and the requests that it strikes.
+/// A fault, and the kind of requests that it strikes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rule {
     kind: OperationKind,

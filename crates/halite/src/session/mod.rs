@@ -204,8 +204,8 @@ impl Session {
 
     /// Polls the node once on this thread, unless another thread is polling. Returns at once if nothing has arrived.
     ///
-    /// For threads that poll memory until a peer has written it: where the peer's stores do not reach this node, the
-    /// node itself must receive the bytes, and the polling thread may keep the progress thread off the processor.
+    /// Call this in a loop that polls memory until a peer has written it. Where the peer's stores do not reach this
+    /// node, the node itself must receive the bytes, and such a loop may keep the progress thread off the processor.
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement};

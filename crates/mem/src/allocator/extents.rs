@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The free extents of all segments; no two of them touch.
 #[derive(Debug, Default)]
 pub(super) struct FreeExtents {
-    /// Lengths by segment and offset.
+    /// Length of each extent, by segment and offset.
     by_place: BTreeMap<(u32, u64), u64>,
-    /// Length, segment, offset.
+    /// Length, segment and offset of each extent.
     by_len: BTreeSet<(u64, u32, u64)>,
 }
 
 impl FreeExtents {
-    /// Takes `len` bytes from the end of the smallest extent that has as many; among equals of the first.
-    /// (From the end, so that what is left keeps its place in the map, and gets the bytes back there.)
+    /// Takes `len` bytes from the smallest extent that is long enough, the first one of equals. Takes them from its
+    /// end, so that the rest keeps its place in the map, and the bytes return there when freed.
     pub(super) fn take(&mut self, len: u64) -> Option<(u32, u64)> {
         let &(found_len, segment, offset) = self.by_len.range((len, 0, 0)..).next()?;
         let left = found_len - len;
@@ -44,12 +44,12 @@ impl FreeExtents {
         }
     }
 
-    /// Length in bytes of the largest extent; 0 if there is none.
+    /// Returns the length in bytes of the largest extent; 0 if there is none.
     pub(super) fn largest(&self) -> u64 {
         self.by_len.last().map_or(0, |(len, ..)| *len)
     }
 
-    /// How many extents there are.
+    /// Returns the number of extents.
     #[cfg(test)]
     pub(super) fn count(&self) -> usize {
         assert_eq!(self.by_place.len(), self.by_len.len());

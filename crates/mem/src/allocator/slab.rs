@@ -6,17 +6,16 @@
 /// Bytes of a slab.
 pub(super) const SLAB_BYTES: u64 = 64 << 10;
 
-/// Objects above this size are not worth a slab.
+/// Maximum length of objects in slabs; longer ones are not worth a slab.
 const OBJECT_BYTES_MAX: u64 = 4096;
 
 const BITMAP_WORDS: usize = (SLAB_BYTES / 64 / 64) as usize;
 
-/// Size classes in units of the alignment: every one up to 16, then four per doubling, so that rounding up wastes a
-/// fifth at most.
+/// Size classes in units of the alignment: each up to 16, then four per doubling, so rounding wastes a fifth at most.
 const CLASS_UNITS: [u8; 24] =
     [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24, 28, 32, 40, 48, 56, 64];
 
-/// A size of objects.
+/// A class of objects of one size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Class {
     index: u8,
@@ -24,7 +23,7 @@ pub(super) struct Class {
 }
 
 impl Class {
-    /// Bytes of one object.
+    /// Returns the bytes of one object.
     pub(super) fn bytes(self) -> u64 {
         u64::from(self.bytes)
     }
@@ -34,7 +33,7 @@ impl Class {
     }
 }
 
-/// Names a slab until it is removed.
+/// The number of a slab, until it is removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct SlabId(u32);
 
@@ -45,14 +44,14 @@ pub(super) struct Slab {
     segment: u32,
     class: Class,
     objects_free: u32,
-    /// Where the list of its class's slabs with room mentions it, if it has room.
+    /// Index of this slab in the list of its class's slabs with room; meaningless if it has no room.
     room_position: u32,
     /// One bit per object, set while it is free.
     free: [u64; BITMAP_WORDS],
 }
 
 impl Slab {
-    /// A slab whose objects are all free.
+    /// Creates a slab whose objects are all free.
     pub(super) fn new(segment: u32, offset: u64, class: Class) -> Slab {
         let objects = class.objects();
         let free = std::array::from_fn(|word| match objects.saturating_sub(64 * word as u32) {
@@ -71,7 +70,7 @@ impl Slab {
         self.offset + (64 * word as u64 + u64::from(bit)) * self.class.bytes()
     }
 
-    /// Returns whether an object at `offset` was allocated.
+    /// Marks an object as free. Returns true if an object at `offset` was allocated.
     fn free(&mut self, offset: u64) -> bool {
         let from_start = offset - self.offset;
         let object = from_start / self.class.bytes();
@@ -94,7 +93,7 @@ impl Slab {
 pub(super) struct Slabs {
     alignment: u64,
     slabs: Vec<Slab>,
-    /// Places in `slabs` whose slab was removed.
+    /// Indices in `slabs` without a slab.
     unused: Vec<SlabId>,
     /// The slabs of each class that have a free object.
     with_room: [Vec<SlabId>; CLASS_UNITS.len()],
@@ -106,7 +105,7 @@ impl Slabs {
         Slabs { alignment, slabs: Vec::new(), unused: Vec::new(), with_room }
     }
 
-    /// The class for objects of `len` bytes, if they are small.
+    /// Returns the class for objects of `len` bytes, if they are small.
     pub(super) fn class_of(&self, len: u64) -> Option<Class> {
         let units = len.div_ceil(self.alignment);
         if units == 0 || len > OBJECT_BYTES_MAX || self.alignment > OBJECT_BYTES_MAX {
@@ -120,7 +119,7 @@ impl Slabs {
         Some(Class { index: index as u8, bytes: bytes as u32 })
     }
 
-    /// Bytes of each object of a slab.
+    /// Returns the bytes of each object of a slab.
     pub(super) fn object_bytes(&self, id: SlabId) -> u64 {
         self.slabs[id.0 as usize].class.bytes()
     }
@@ -129,7 +128,7 @@ impl Slabs {
         !self.with_room[usize::from(class.index)].is_empty()
     }
 
-    /// Adds a slab, all free.
+    /// Adds a slab whose objects are all free.
     pub(super) fn add(&mut self, slab: Slab) -> SlabId {
         let id = match self.unused.pop() {
             Some(id) => {
@@ -157,7 +156,7 @@ impl Slabs {
         place
     }
 
-    /// Gives an object back; `false` if the slab has none of this class allocated at `offset`.
+    /// Frees an object. Returns false if the slab has no object of this class allocated at `offset`.
     pub(super) fn free(&mut self, id: SlabId, class: Class, offset: u64) -> bool {
         let slab = &mut self.slabs[id.0 as usize];
         if slab.class != class || !slab.free(offset) {

@@ -15,7 +15,7 @@ fn allocator(segments: &[u64]) -> Allocator {
     allocator
 }
 
-/// What must hold when everything has been given back.
+/// Checks what must hold when everything has been freed.
 fn check_all_free(allocator: &Allocator, segments: usize) {
     assert_eq!(allocator.bytes_free(), allocator.bytes_total());
     assert_eq!(allocator.free.count(), segments);
@@ -59,7 +59,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The allocator and, as the model, all that is allocated.
+/// The allocator, and a model of all allocated ranges.
 struct Pair {
     allocator: Allocator,
     segments: Vec<u64>,
@@ -162,7 +162,7 @@ fn a_range_over_joined_extents_is_given_back_whole() {
     let large = allocator.allocate(8192).expect("there is room");
     let mut all: Vec<Extent> = small.iter().copied().chain([large]).collect();
     all.sort_by_key(|extent| extent.offset);
-    // Join whatever touches, as a region does whose chunks came from several reservations.
+    // Joins adjacent extents, as in a region whose chunks came from several reservations.
     let mut joined: Vec<Extent> = Vec::new();
     for extent in all {
         match joined.last_mut() {

@@ -29,20 +29,20 @@ use std::arch::asm;
 use std::arch::x86_64::__cpuid;
 use std::sync::LazyLock;
 
-/// Below this, going to the AVX loop costs more than it saves.
+/// Length in bytes below which entering the AVX loop costs more than it saves.
 const AVX_BYTES_MIN: usize = 128;
 
-/// Below this, microcode wins nothing.
+/// Length in bytes below which microcode is not faster.
 const MICROCODE_BYTES_MIN: usize = 128 << 10;
 
-/// Whether `rep movsb` is as fast as any loop wherever source and target begin.
+/// True if `rep movsb` is as fast as any loop at all alignments of source and target.
 static HAS_FAST_MICROCODE: LazyLock<bool> = LazyLock::new(|| {
     let vendor = __cpuid(0);
     let is_intel = (vendor.ebx, vendor.edx, vendor.ecx) == (0x756e_6547, 0x4965_6e69, 0x6c65_746e);
     is_intel && is_x86_feature_detected!("ermsb") && is_x86_feature_detected!("avx512f")
 });
 
-/// From here on a store that crosses cache lines, once per vector, costs more than aligning the target.
+/// Length in bytes from which stores that cross cache lines, one per vector, cost more than aligning the target.
 const ALIGN_BYTES_MIN: usize = 1024;
 
 macro_rules! copy_word {
@@ -161,7 +161,7 @@ pub(super) unsafe fn copy_upwards_sse(target: *mut u8, source: *const u8, len: u
         unsafe { copy_16(target.wrapping_add(at), source.wrapping_add(at)) };
         at += 16;
     }
-    // What is left is below 16, hence the sum of a subset of 8, 4, 2 and 1.
+    // The rest is shorter than 16, hence the sum of a subset of 8, 4, 2 and 1.
     if len & 8 != 0 {
         // SAFETY: at + 8 <= len.
         unsafe { copy_8(target.wrapping_add(at), source.wrapping_add(at)) };

@@ -64,19 +64,19 @@ mod shared {
         }
 
         pub(crate) fn wake(&self, mask: NonZeroU32) {
-            // Not a private futex: the sleeper maps the same memfd elsewhere.  This cannot fail on a mapped word,
-            // and a failure would only cost a wake-up.
+            // Not a private futex: the sleeper maps the same memfd elsewhere. This cannot fail on a mapped word, and a
+            // failure would only cost a wake-up.
             let flags = futex::Flags::empty();
             let _ = futex::wake_bitset(self.word(SEQ_OFFSET), flags, i32::MAX as u32, mask);
         }
 
         pub(crate) fn wait(&self, mask: NonZeroU32, seen: u32, timeout: Option<Duration>) {
-            // A timeout beyond what the kernel can express is as good as none.
+            // A timeout that the kernel cannot represent counts as none.
             let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-            // With a mask, it is a point in time.
+            // With a mask, the timeout is a point in time.
             let until = timeout.and_then(|timeout| clock_gettime(ClockId::Monotonic).checked_add(timeout));
             let flags = futex::Flags::empty();
-            // Every error (the word has moved, a signal, the timeout) means: look again.
+            // The caller checks again after every error: the word has changed, a signal arrived, or the time is over.
             let _ = futex::wait_bitset(self.word(SEQ_OFFSET), flags, seen, until.as_ref(), mask);
         }
 
@@ -99,10 +99,10 @@ mod shared {
             Some(self.0.as_fd())
         }
 
-        /// Signals the descriptor: each write is an edge, whether it was read or not.
+        /// Signals the descriptor. Each write is an edge, whether the previous one was read or not.
         pub(crate) fn ring(&self) {
             let one = 1u64.to_ne_bytes();
-            // Full by what somebody wrote, not by rings: they would take ages.
+            // Only another process can have filled the counter, since rings would take ages.
             if let Err(Errno::AGAIN) = rustix::io::write(&self.0, &one) {
                 let _ = rustix::io::read(&self.0, &mut [0; 8]);
                 let _ = rustix::io::write(&self.0, &one);
@@ -127,7 +127,7 @@ mod model {
         loom::sync::atomic::fence(SeqCst);
     }
 
-    /// The mutex stands for the kernel's lock on the futex queue, the condition variables for the sleepers in it, by their bits.
+    /// A model of the kernel's futex queue: the mutex is its lock, and each condition variable the sleepers of one bit.
     #[derive(Debug)]
     pub(crate) struct Memory {
         seq: AtomicU32,
@@ -137,7 +137,7 @@ mod model {
     }
 
     impl Memory {
-        /// There is no shared memory under loom; the windows of other tests must still compile.
+        /// Returns a private model: loom has no shared memory, but the windows of other tests must compile.
         pub(crate) fn new(_: Window) -> Result<Memory, AccessError> {
             Ok(Memory::private())
         }
@@ -191,7 +191,7 @@ mod model {
     }
 
     impl Bell {
-        /// There are no descriptors under loom.
+        /// Returns a model, since loom has no descriptors.
         pub(crate) fn new(_: OwnedFd) -> Bell {
             Bell::private()
         }

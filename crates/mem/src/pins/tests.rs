@@ -70,7 +70,7 @@ fn destructors_of_an_exiting_thread_can_still_pin() {
     let pins = Arc::new(Pins::new());
     let theirs = pins.clone();
     let exiting = thread::spawn(move || {
-        // Registered first, hence destroyed after or before the pins' own locals: both must do.
+        // Registered first, so it is destroyed after or before the pins' own thread-locals; both orders must work.
         LATE.with(|late| *late.borrow_mut() = Some(PinsInDrop(theirs.clone())));
         drop(theirs.pin());
     });

@@ -15,9 +15,9 @@ const LEN_SHIFT: u32 = KIND_SHIFT + KIND_BITS;
 const LEN_BITS: u32 = 26;
 const IMM_SHIFT: u32 = LEN_SHIFT + LEN_BITS;
 
-/// How many kinds of records there can be.
+/// Number of kinds of records.
 pub(super) const KINDS: u8 = 1 << KIND_BITS;
-/// The longest payload that a header can express.
+/// Maximum payload length that a header can hold, in bytes.
 pub(super) const LEN_MAX: u64 = (1 << LEN_BITS) - 1;
 
 /// The fields of a record's header; the lap shows whether the record is current.
@@ -25,11 +25,11 @@ pub(super) const LEN_MAX: u64 = (1 << LEN_BITS) - 1;
 pub(super) struct Header {
     pub(super) kind: u8,
     pub(super) imm: u32,
-    /// Payload bytes.
+    /// Length of the payload in bytes.
     pub(super) len: u32,
 }
 
-/// Which time around the ring, from 1 to 4 and then from 1 again.
+/// The lap of a position around the ring: 1 to 4, and then 1 again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Lap(u8);
 
@@ -40,7 +40,7 @@ impl Lap {
         Lap(1 + (position >> capacity.trailing_zeros()) as u8 % 4)
     }
 
-    /// Whether `word` is the header of a record of this lap.
+    /// Returns true if `word` is the header of a record of this lap.
     pub(super) fn is_of(self, word: u64) -> bool {
         word as u8 % (1 << LAP_BITS) == self.0
     }
@@ -55,7 +55,7 @@ impl Header {
             | u64::from(self.imm) << IMM_SHIFT
     }
 
-    /// Every word means something; only the length can be out of bounds.
+    /// Decodes a word. Every word is valid; only the length can be out of bounds.
     pub(super) fn unpack(word: u64) -> Header {
         Header {
             kind: (word >> KIND_SHIFT) as u8 % KINDS,

@@ -35,7 +35,7 @@ fn loom_small_messages_arrive_whole_and_in_order_through_a_wrap() {
     check(2, &[b"one", b"two", b"three"]);
 }
 
-/// A payload whose every word looks like a header of the first lap, of length 0.
+/// A payload in which every word looks like a header of the first lap, of length 0.
 const PRETENDER: &[u8] = &{
     let mut bytes = [0; 64];
     let mut at = 0;
@@ -48,20 +48,20 @@ const PRETENDER: &[u8] = &{
 
 #[test]
 fn loom_payload_is_never_taken_for_a_header() {
-    // Of two lines each: the second and the fourth message wrap, and the last one begins where payload was.
+    // Messages of two lines each: the second and the fourth wrap, and the last one begins at an old payload.
     check(4, &[b"one", PRETENDER, PRETENDER, b"four"]);
 }
 
 #[test]
 fn loom_room_that_is_told_late_is_found_in_the_end() {
-    // Told every two lines: the third message waits until the first two have been consumed.
+    // The head moves every two lines, so the third message waits until the first two have been consumed.
     check(16, &[&[1; 400], &[2; 400], &[3; 400]]);
 }
 
 #[test]
 fn loom_a_producer_that_waits_for_room_finds_it_or_is_known_to_wait() {
     loom::model(|| {
-        // Told at every message: of two lines, one is to be free.
+        // The head moves at every message, because one of the two lines must be free.
         let memory = Memory::private(2 * LINE_BYTES);
         let mut producer = Producer::over(memory.clone());
         let mut consumer = Consumer::over(memory);

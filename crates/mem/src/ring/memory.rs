@@ -7,11 +7,10 @@ pub(crate) use model::Memory;
 #[cfg(not(loom))]
 pub(crate) use shared::Memory;
 
-/// Where the consumer's position is.
+/// Offset of the consumer's position.
 #[cfg_attr(loom, allow(dead_code))]
 pub(super) const HEAD_OFFSET: u64 = 0;
-/// Offset of the producer's request for room: in another line, which the consumer reads only when it publishes its
-/// position.
+/// Offset of the producer's request for room. The consumer reads its line only to publish its position.
 #[cfg_attr(loom, allow(dead_code))]
 pub(super) const WAITING_OFFSET: u64 = 64;
 
@@ -61,7 +60,7 @@ mod shared {
             self.line_word(position).store(header, Release);
         }
 
-        /// Makes the line at `position` one without a header.
+        /// Clears the header word of the line at `position`.
         pub(crate) fn clear_header(&self, position: u64) {
             // Ordered before the producer's next use of the line by store_head().
             self.line_word(position).store(0, Relaxed);
@@ -89,7 +88,7 @@ mod shared {
             std::sync::atomic::fence(SeqCst);
         }
 
-        /// Copies `bytes` in at `position`, around the end if need be; at most the capacity.
+        /// Copies `bytes` to `position`, wrapping at the end; at most the capacity.
         #[inline]
         pub(crate) fn write(&self, position: u64, bytes: &[u8]) {
             let (at, first) = self.split(position, bytes.len());
@@ -100,7 +99,7 @@ mod shared {
             }
         }
 
-        /// Copies bytes out from `position`, around the end if need be; at most the capacity.
+        /// Copies bytes from `position`, wrapping at the end; at most the capacity.
         #[inline]
         pub(crate) fn read(&self, position: u64, bytes: &mut [u8]) {
             let (at, first) = self.split(position, bytes.len());
@@ -111,7 +110,7 @@ mod shared {
             }
         }
 
-        /// As `read`, into a window; nothing is copied if that is too short.
+        /// As `read`, into a window; copies nothing if that is too short.
         #[inline]
         pub(crate) fn copy_to(
             &self,
@@ -123,14 +122,14 @@ mod shared {
             let (at, first) = self.split(position, len);
             let after = len - first;
             if after > 0 {
-                // The higher part goes first: where it fits, the lower one does, too.
+                // The higher part goes first: if it fits, the lower one does, too.
                 let offset = offset.saturating_add(first as u64);
                 target.copy_from(offset, &self.window, DATA_OFFSET, after as u64)?;
             }
             target.copy_from(offset, &self.window, DATA_OFFSET + at, first as u64)
         }
 
-        /// Where in the data `position` lies, and how many of `len` bytes there come before the wrap.
+        /// Returns the offset of `position` in the data, and how many of `len` bytes precede the wrap.
         #[inline]
         fn split(&self, position: u64, len: usize) -> (u64, usize) {
             let at = position & (self.capacity - 1);
@@ -148,7 +147,7 @@ mod shared {
         }
     }
 
-    /// Offsets are masked by a capacity that new() measured, and the window never changes.
+    /// new() measured the capacity that masks all offsets, and the window never changes.
     const IN_RING: &str = "offsets in a ring are masked to lie inside its window";
 }
 
@@ -166,7 +165,7 @@ mod model {
 
     const LINE: usize = LINE_BYTES as usize;
 
-    /// Data is a row of lines, whose bytes behind the first word loom watches for races.
+    /// A model of a ring's memory: a row of lines, whose bytes after the first word loom checks for races.
     #[derive(Clone, Debug)]
     pub(crate) struct Memory {
         words: Arc<Words>,
@@ -181,7 +180,7 @@ mod model {
 
     #[derive(Debug)]
     struct Line {
-        /// A header, or payload of a record that began in a line before.
+        /// A header, or payload of a record that began in an earlier line.
         first: AtomicU64,
         rest: UnsafeCell<[u8; LINE]>,
     }
@@ -192,7 +191,7 @@ mod model {
     unsafe impl Sync for Words {}
 
     impl Memory {
-        /// There is no shared memory under loom; the windows of other tests must still compile.
+        /// Returns a private model: loom has no shared memory, but the windows of other tests must compile.
         pub(crate) fn new(window: Window) -> Result<Memory, BadRing> {
             let window_bytes = window.len();
             let capacity = check_capacity(window_bytes).ok_or(BadRing::Size { window_bytes })?;

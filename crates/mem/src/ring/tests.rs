@@ -19,7 +19,7 @@ fn pop(consumer: &mut Consumer) -> Option<Result<(u32, Vec<u8>), Corrupt>> {
     Some(popped.map(|message| (message.imm(), message.to_vec())))
 }
 
-/// The header of a message of kind 0 at `position` of a ring of 256 bytes.
+/// Returns the header of a message of kind 0 at `position` of a ring of 256 bytes.
 fn header(position: u64, imm: u32, len: u32) -> u64 {
     Header { kind: 0, imm, len }.pack(Lap::of(position, 256))
 }
@@ -53,7 +53,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Bytes that tell messages apart, or that look like headers wherever a line begins.
+/// Returns bytes that distinguish messages, or that look like headers wherever a line begins.
 fn payload(len: usize, imm: u32, pretend: bool) -> Vec<u8> {
     let pretended = header(256 * u64::from(imm), 3, 3).to_ne_bytes();
     let byte = |at: usize| if pretend { pretended[at % 8] } else { at as u8 ^ imm as u8 };
@@ -111,7 +111,7 @@ proptest! {
     ) {
         let (mut producer, mut consumer, window) = ring(256);
         for (word, value, lap) in words {
-            // Half of the words look as if they were headers.
+            // Half of the words look like headers.
             let len = value as u32 % 200;
             let word_value = if value % 2 == 0 { header(lap * 256, 0, len) } else { value };
             window.store_u64(word * 8, word_value).unwrap();

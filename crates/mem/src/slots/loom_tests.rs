@@ -5,7 +5,7 @@ use loom::thread;
 
 use super::*;
 
-/// A value whose destruction loom takes for a write, so that it reports readers who may come later.
+/// A value whose destruction counts as a write, so that loom reports readers that may come later.
 struct Tracked(UnsafeCell<u64>);
 
 // SAFETY: the very claim that the models check.

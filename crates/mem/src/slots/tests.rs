@@ -68,7 +68,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a handle ought to lead to.
+/// The expected result of a handle's lookup.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Model {
     Live(u32),

@@ -9,7 +9,6 @@
 //! The thread that handles timers sleeps until the next deadline that it knows. An earlier deadline that is set
 //! meanwhile only sets the alarm: nearly all timers wait for an acknowledgement, which arrives first, so posting a
 //! request wakes no thread.
-//! nearly all timers wait for an acknowledgement, which comes before, and no thread is woken for a request that is posted.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,35 +25,35 @@ use rustix::time::{
 
 use super::lock;
 
-/// See the header of this file.
+/// Wakes the sleeping threads of a fabric; see the header of this file.
 #[derive(Debug)]
 pub(super) struct Bell {
     seq: AtomicU32,
     eventfd: OwnedFd,
     alarm: OwnedFd,
-    /// When that rings, or has rung.
+    /// Time for which the alarm was last set, in ns since the fabric was opened.
     alarm_ns: Mutex<u64>,
-    /// By their places.
+    /// Indexed by [`Sleeper::place`].
     kinds: [Kind; 2],
-    /// Which of them is armed, from 1.
+    /// Index of the armed kind plus 1; 0 if none is armed.
     armed: AtomicU8,
 }
 
 #[derive(Debug)]
 struct Kind {
     sleepers: Sleepers,
-    /// Where there are receivers, which wake this kind alone.
+    /// Wakes threads of this kind only; `None` without receivers.
     rung_by_receivers: Option<OwnedFd>,
-    /// Which of the sources may be watched, from 1; 0 if none.
+    /// Index of the watched source plus 1; 0 if none is watched.
     watched: AtomicU8,
 }
 
-/// The places of what is watched.
+/// Place of the control socket in a kind's epoll; the sources follow from place [`SOURCES`] on.
 const CONTROL: usize = 1;
 const SOURCES: usize = 2;
 
 impl Kind {
-    /// Watches that source, and no other.  Returns whether the control has had an edge.
+    /// Watches only the source with this index, if any. Returns true if the control socket had an edge.
     fn watch(&self, sources: [BorrowedFd<'_>; 2], index: Option<usize>) -> bool {
         let wanted = index.map_or(0, |index| index as u8 + 1);
         let before = self.watched.swap(wanted, SeqCst);
@@ -62,7 +61,7 @@ impl Kind {
         let had_edge = |place: usize| edges & 1 << place != 0;
         if before != 0 && before != wanted {
             let place = SOURCES + usize::from(before) - 1;
-            // One that has had its edge is watched no more.
+            // A source that has had its edge is no longer watched.
             if !had_edge(place) {
                 self.sleepers.watch_once(place, sources[usize::from(before) - 1], false);
             }
@@ -75,8 +74,8 @@ impl Kind {
 }
 
 impl Bell {
-    /// `sources` are the two descriptors to choose from; `control` is always watched. With receivers, these wake the
-    /// sleepers.
+    /// Creates a bell. Sleepers always watch `control`, and at most one of the two `sources` at a time. With receivers,
+    /// these wake the sleepers.
     pub(super) fn new(
         sources: [BorrowedFd<'_>; 2],
         control: BorrowedFd<'_>,
@@ -87,7 +86,7 @@ impl Bell {
         let alarm =
             timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let kind = |sleeper| -> io::Result<Kind> {
-            // A caller leads for a moment: the progress thread sees to timers.
+            // Callers sleep only briefly, so the alarm wakes only the progress thread, which handles timers.
             let alarm = Some(alarm.as_fd()).filter(|_| sleeper == Sleeper::Progress);
             let rung_by_receivers = has_receivers.then(eventfd).transpose()?;
             let always = [common.as_fd(), control, sources[0], sources[1]];
@@ -101,8 +100,8 @@ impl Bell {
         Ok(Bell { seq, eventfd: common, kinds: [first?, second?], armed, alarm, alarm_ns })
     }
 
-    /// Arms a sleeper, which watches the source of this index, if any; it must be woken when the index changes. Returns
-    /// true if the control had an edge and must be checked.
+    /// Arms a sleeper, which watches the source with this index, if any. If the index changes, the sleeper must be
+    /// woken. Returns true if the control socket had an edge and must be checked.
     pub(super) fn arm(
         &self,
         sleeper: Option<Sleeper>,
@@ -115,7 +114,7 @@ impl Bell {
         own.watch(sources, index) || others_had_edge
     }
 
-    /// Something has been polled that was to ring.
+    /// Notes that a poll found an event that rings the doorbell.
     pub(super) fn note_arrival(&self) {
         if self.armed.load(Relaxed) != 0 {
             self.seq.fetch_add(1, SeqCst);
@@ -124,7 +123,8 @@ impl Bell {
 
     /// Rings after a receiver handled a packet. With receivers, sleepers watch no socket; this wakes them once.
     pub(super) fn note_received(&self) {
-        // What rings was queued under a lock that who arms takes afterwards, to look for it: either that finds it, or this sees who is armed.
+        // The event was queued under a lock that an arming thread takes later to check for events. So either that
+        // thread finds the event, or this load finds that thread armed.
         if self.armed.load(Relaxed) == 0 {
             return;
         }
@@ -139,23 +139,23 @@ impl Bell {
     }
 
     fn ring(&self, eventfd: &OwnedFd) {
-        // Before the descriptor becomes readable, so that who is woken by it sees that it has rung.
+        // The number changes before the descriptor becomes readable, so that a woken thread sees the change.
         self.seq.fetch_add(1, SeqCst);
-        // A full counter is readable as well, but only a change makes an edge.
+        // If the counter is full, the write fails; reading it makes the next write an edge.
         while rustix::io::write(eventfd, &1u64.to_ne_bytes()).is_err() {
             let _ = rustix::io::read(eventfd, &mut [0; 8]);
         }
     }
 
-    /// Wakes the thread that handles timers at `at_ns`, or earlier.
+    /// Sets the alarm so that the thread that handles timers wakes at `at_ns` or earlier.
     pub(super) fn wake_at(&self, at_ns: u64, now_ns: u64) {
         let mut alarm_ns = lock(&self.alarm_ns);
-        // One that has yet to ring and is earlier will do: who is woken by it asks what is due.
+        // A pending earlier alarm is enough: the woken thread checks which timers are due.
         if now_ns < *alarm_ns && *alarm_ns <= at_ns {
             return;
         }
         *alarm_ns = at_ns;
-        // No time at all would take the alarm back.
+        // A timeout of 0 would disable the alarm.
         let left = Timespec::try_from(Duration::from_nanos(at_ns.saturating_sub(now_ns).max(1)));
         let it_value = left.expect("a time within a lease");
         let it_interval = Timespec::default();

@@ -26,22 +26,22 @@ use super::lock;
 
 /// Bytes before the first record.
 const FILE_HEADER_BYTES: usize = 24;
-/// Bytes before a packet of a record.
+/// Bytes of a record's header.
 const RECORD_HEADER_BYTES: usize = 16;
-/// Packets that begin with an IP header.
+/// Link type of packets that begin with an IP header.
 const LINK_TYPE_RAW: u32 = 101;
 const UDP_BYTES: usize = 8;
-/// The byte of a packet that says its place in its train, below the highest bit.
+/// Offset of the byte that holds a packet's position in its train, below the highest bit.
 const PLACE_BYTE: usize = 8;
 
-/// See the header of this file.
+/// A capture file that threads share; see the header of this file.
 #[derive(Debug)]
 pub(super) struct Capture(Mutex<Sink>);
 
 #[derive(Debug)]
 struct Sink {
     file: File,
-    /// What is being written, kept for its room.
+    /// Records of the current write; kept to reuse the allocation.
     records: Vec<u8>,
     written: u64,
     bytes_max: u64,
@@ -49,10 +49,10 @@ struct Sink {
 }
 
 impl Capture {
-    /// Into a file of its own, of which nothing is left that stood there.
+    /// Creates the file, or truncates an existing one. At most `bytes_max` bytes are written.
     pub(super) fn create(path: &Path, bytes_max: u64) -> io::Result<Capture> {
         let mut options = OpenOptions::new();
-        // A FIFO that nobody reads is refused in place of waited for; what peers say is not for everybody's eyes.
+        // NONBLOCK refuses a FIFO without a reader instead of waiting for one. Mode 0600: packets contain data.
         options.write(true).create(true).mode(0o600).custom_flags(OFlags::NONBLOCK.bits() as i32);
         let file = options.open(path)?;
         if !file.metadata()?.is_file() {
@@ -75,7 +75,7 @@ impl Capture {
         Ok(Capture(Mutex::new(Sink { file, records: Vec::new(), written, bytes_max, is_over: false })))
     }
 
-    /// Packets that were sent or received together, each with its source and target.
+    /// Writes packets that were sent or received together, each with its source and target.
     pub(super) fn write<'a>(&self, packets: impl Iterator<Item = (SocketAddr, SocketAddr, &'a [u8])>) {
         let mut sink = lock(&self.0);
         if sink.is_over {
@@ -109,7 +109,7 @@ impl Sink {
             Ok(()) => self.written += records.len() as u64,
             Err(error) => {
                 self.is_over = true;
-                // What was written of them ends somewhere in a packet.
+                // A partial write ends inside a packet: cut it off.
                 let _ = self.file.set_len(self.written);
                 tracing::warn!("the capture of packets ends after {} bytes: {error}", self.written);
             }
@@ -133,7 +133,7 @@ fn add_record(records: &mut Vec<u8>, time: [u32; 2], source: SocketAddr, target:
 }
 
 fn add_datagram(records: &mut Vec<u8>, source: SocketAddr, target: SocketAddr, packet: &[u8]) {
-    // No datagram is longer, whatever came.
+    // No datagram is longer; the bound protects the arithmetic below.
     let packet = &packet[..packet.len().min(usize::from(u16::MAX) - 20 - UDP_BYTES)];
     let udp_len = (packet.len() + UDP_BYTES) as u16;
     let mut sum = Sum::default();
@@ -175,14 +175,14 @@ fn add_datagram(records: &mut Vec<u8>, source: SocketAddr, target: SocketAddr, p
     sum.add(&udp_len.to_be_bytes());
     sum.add(&udp);
     sum.add(packet);
-    // Zero would say that there is none.
+    // In UDP, a checksum of 0 means that there is none.
     let checksum = Some(sum.finish()).filter(|sum| *sum != 0).unwrap_or(0xffff);
     udp[6..8].copy_from_slice(&checksum.to_be_bytes());
     records.extend(udp);
     records.extend(packet);
 }
 
-/// The sum of ones' complements that IP and UDP check; parts but the last have an even length.
+/// Ones' complement sum, the checksum of IP and UDP. All parts but the last must have an even length.
 #[derive(Default)]
 struct Sum(u64);
 

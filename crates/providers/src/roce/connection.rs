@@ -24,76 +24,76 @@ use super::ports::PortUse;
 use super::translated::{AddressChanged, Translated};
 use super::{INLINE_BYTES_MAX, LANES, lock, read};
 
-/// See the header of this file.
+/// A connection to a peer; see the header of this file.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: PeerId,
     /// Token of the socket that set the connection up; its hang-up shows that the other end is gone.
     pub(super) token: u64,
     pub(super) address: SocketAddr,
-    /// From where our packets go there.
+    /// Source address and port of our packets to the peer.
     pub(super) own_address: SocketAddr,
-    /// At the socket of that address.
+    /// Place at the socket that has `own_address`.
     pub(super) port_use: Arc<PortUse>,
-    /// Agreed on.
+    /// Maximum payload of a packet; both ends agreed on it.
     pub(super) mtu: Mtu,
-    /// Whether single packets are repeated: agreed on.
+    /// True if single packets are retransmitted; both ends agreed on it.
     pub(super) selective: bool,
     qpns: [Qpn; LANES],
     outwards: Flow,
     inwards: Flow,
-    /// What the peer hides our keys by, and we its.
+    /// Salt that hides our keys in the peer's packets, and the salt for the peer's keys in ours.
     salt: u32,
     their_salt: u32,
     lanes: [Mutex<Lane>; LANES],
-    /// What `Connected` is to tell, until both ends are ready: what the peer said of itself, and where we dialled it.
+    /// Data of the connected event, until both ends are ready: the peer's hello, and the address that we dialled.
     greeting: Mutex<Option<(Vec<u8>, Option<String>)>>,
-    /// Both ends are ready, and `Connected` was told.
+    /// True once both ends are ready and the connected event is queued.
     is_up: AtomicBool,
-    /// Nothing more is posted: it ends when what was has ended.
+    /// True if no more requests are posted; the connection ends when all posted ones have completed.
     is_leaving: AtomicBool,
     has_ended: AtomicBool,
-    /// We have dialled another host, and have yet to see that packets get there and back.
+    /// True if we dialled another host, and no probe has been answered yet.
     awaits_answer: AtomicBool,
-    /// Who has dialled us from another host has said that it is ready, and a packet of it has come.
+    /// True once the dialling end, on another host, has sent Ready; `is_probed`: once a probe or an answer has arrived.
     is_ready: AtomicBool,
     is_probed: AtomicBool,
-    /// What the peer has said while its packets came here and it was not known whether ours get there: at most what it may have under way.
+    /// Events before the connection is up. At most as many as the peer may have outstanding requests.
     early: Mutex<Vec<Event>>,
-    /// Packets with which the peer has left.
+    /// Unacknowledged packets that the peer sent in its last message.
     last: Mutex<Vec<Vec<u8>>>,
-    /// It is being found out, or known, how long packets come through.
+    /// True once probing of the path MTU has begun.
     is_path_sought: AtomicBool,
     translated: Translated,
-    /// When something last came from it.
+    /// Time of the last packet from the peer, in ns.
     pub(super) heard_ns: AtomicU64,
-    /// When the two have made their offers.
+    /// Time at which both offers were known, in ns.
     pub(super) met_ns: u64,
 }
 
-/// A queue pair and what belongs to it.
+/// A queue pair, and the memory that its requests hold.
 #[derive(Debug)]
 pub(super) struct Lane {
     qp: QueuePair,
     held: Held<Window>,
-    /// A post was refused because the queue was full.
+    /// True if a post was refused because the queue was full.
     wants_room: bool,
 }
 
-/// What a step of a lane works with.
+/// Arguments of all steps of a lane.
 #[derive(Clone, Copy)]
 pub(super) struct LaneContext<'a> {
     pub(super) now_ns: u64,
     pub(super) registered: &'a Registered,
 }
 
-/// What a step of a lane has brought.
+/// Results of the steps of a lane.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) events: Vec<Event>,
-    /// Something that is to ring is among them.
+    /// True if one of the events rings the doorbell.
     pub(super) rings: bool,
-    /// The queue pair has ended.
+    /// True if the queue pair has ended.
     pub(super) is_broken: bool,
 }
 
@@ -112,7 +112,7 @@ impl Connection {
             let mut qp = QueuePair::new(config.clone(), own.qpn, own.psn);
             qp.ready_to_receive(their.qpn, their.psn);
             qp.ready_to_send();
-            // What arrives is handed on at once, so there is always room.
+            // Arrivals are passed on at once, so there is always room.
             qp.add_receives(u32::MAX);
             Mutex::new(Lane { qp, held: Held::default(), wants_room: false })
         };
@@ -154,7 +154,7 @@ impl Connection {
         lock(&self.lanes[index])
     }
 
-    /// What a packet holds that is undamaged and from the peer's own address.
+    /// Returns the packet without its ICRC, if that is right and the packet comes from the peer's own address.
     pub(super) fn open<'a>(&self, from: SocketAddr, packet: &'a [u8]) -> Option<&'a [u8]> {
         let body = self.inwards.open(packet).ok()?;
         if from == self.address {
@@ -164,7 +164,7 @@ impl Connection {
         None
     }
 
-    /// Packets that the peer has sent, and that came from elsewhere, if there were any.
+    /// Returns the address change, if packets of the peer came from another address than it offered.
     pub(super) fn address_change(&self) -> Option<AddressChanged> {
         self.translated.told(self.address)
     }
@@ -191,7 +191,7 @@ impl Connection {
 
     /// Notes that the dialling end is ready. Returns true if its packets have arrived, too.
     pub(super) fn note_ready(&self) -> bool {
-        // Two threads may note one each: whichever is the later one sees both.
+        // SeqCst: if two threads note one condition each, the later one sees both.
         self.is_ready.store(true, SeqCst);
         self.is_probed.load(SeqCst)
     }
@@ -202,10 +202,10 @@ impl Connection {
         self.is_ready.load(SeqCst)
     }
 
-    /// Keeps events until the connection is up, unless it is.
+    /// Moves `events` to the early ones, unless the connection is up.
     pub(super) fn keep_early(&self, events: &mut Vec<Event>) {
         let mut early = lock(&self.early);
-        // Who takes them has brought it up before.
+        // The thread that takes the early events has set `is_up` before.
         if !self.is_up() {
             early.append(events);
         }
@@ -215,22 +215,22 @@ impl Connection {
         std::mem::take(&mut *lock(&self.early))
     }
 
-    /// Whether the first look at the path is due: once, when both ends are ready, or that is to be seen by it.
+    /// Returns true, once, if probing of the path must begin: both ends are ready, or wait for an answer to a probe.
     pub(super) fn begins_path(&self) -> bool {
         (self.is_up() || self.awaits_answer()) && !self.is_path_sought.swap(true, Relaxed)
     }
 
-    /// It does not come up before a probe was answered.
+    /// Keeps the connection down until a probe has been answered.
     pub(super) fn await_answer(&self) {
         self.awaits_answer.store(true, Relaxed);
     }
 
     pub(super) fn awaits_answer(&self) -> bool {
-        // Says nothing of other memory: which connection may come up by it is decided under the lock of the control.
+        // Relaxed: it publishes no other memory. The lock of the control decides which connection comes up.
         self.awaits_answer.load(Relaxed) && !self.is_up()
     }
 
-    /// What comes through, if that has been found out.
+    /// Returns the path MTU, if probing has finished.
     pub(super) fn found_path(&self) -> Option<Mtu> {
         let mut found = None;
         for lane in &self.lanes {
@@ -253,12 +253,13 @@ impl Connection {
         self.is_leaving.load(Acquire)
     }
 
-    /// Whether nothing that was posted is under way.
+    /// Returns true if no posted request is outstanding.
     pub(super) fn is_idle(&self) -> bool {
         self.lanes.iter().all(|lane| lock(lane).qp.posted() == 0)
     }
 
-    /// Packets by which the peer has all that was posted; see [`QueuePair::rest`].
+    /// Returns the packets that the peer needs to have all posted requests, or `None` if a lane has more than
+    /// `bytes_max` bytes of them, see [`QueuePair::rest`].
     pub(super) fn rest(&self, registered: &Registered, bytes_max: usize) -> Option<Vec<Vec<u8>>> {
         let mut packets = Vec::new();
         for lane in &self.lanes {
@@ -269,12 +270,12 @@ impl Connection {
         Some(packets)
     }
 
-    /// The peer has left, with these packets.
+    /// Stores the packets of the peer's last message.
     pub(super) fn keep_last(&self, packets: Vec<Vec<u8>>) {
         *lock(&self.last) = packets;
     }
 
-    /// Takes the packets that the peer has left with, as if they had just come, unless it has ended.
+    /// Handles the packets of the peer's last message, unless the connection has ended. `tell` gets the events.
     pub(super) fn take_last(&self, context: LaneContext<'_>, tell: impl FnOnce(Vec<Event>)) {
         let mut lanes = self.lanes.each_ref().map(lock);
         if self.has_ended.load(Relaxed) {
@@ -295,7 +296,7 @@ impl Connection {
     pub(super) fn end(&self, exited: bool, tell: impl FnOnce(Vec<Event>)) -> bool {
         let mut lanes = self.lanes.each_ref().map(lock);
         let was_up = {
-            // It comes up before this, or never.
+            // The lock orders this with `come_up`, which does nothing after the end.
             let _greeting = lock(&self.greeting);
             if self.has_ended.swap(true, Relaxed) {
                 return false;
@@ -317,7 +318,7 @@ impl Connection {
     }
 }
 
-/// Steps, which the holder of a lane's lock makes.
+/// Steps of a lane; the caller holds its lock.
 impl Lane {
     /// Posts a request, or returns the reason for its refusal.
     pub(super) fn post(
@@ -345,7 +346,7 @@ impl Lane {
         }
     }
 
-    /// A request as the queue pair has it, and the memory that it is to hold.
+    /// Converts a request for the queue pair; returns it with the memory that it holds.
     fn convert(
         &self,
         connection: &Connection,
@@ -391,7 +392,7 @@ impl Lane {
         }
     }
 
-    /// Takes a packet, which [`Connection::open`] has let through, and which came then.
+    /// Handles a packet that [`Connection::open`] has accepted and that arrived at `arrived_ns`.
     pub(super) fn handle_packet(
         &mut self,
         connection: &Connection,
@@ -403,12 +404,12 @@ impl Lane {
         self.qp.handle_stamped(context.now_ns, arrived_ns, packet, &view);
     }
 
-    /// So much came through to the peer's host before.
+    /// Starts with this path MTU, which an earlier connection to the peer's host has found.
     pub(super) fn expect_path(&mut self, now_ns: u64, mtu: Mtu) {
         self.qp.expect_path(now_ns, mtu);
     }
 
-    /// Begins to find out how long packets come through.
+    /// Begins to probe the path MTU.
     pub(super) fn find_path(&mut self, now_ns: u64) {
         self.qp.find_path(now_ns);
     }
@@ -436,17 +437,17 @@ impl Lane {
         self.qp.poll_timeout()
     }
 
-    /// Whether requests of the peer have come, and not only probes of the path.
+    /// Returns true if requests of the peer have arrived, not only probes of the path.
     pub(super) fn has_heard_requests(&self) -> bool {
         self.qp.has_heard_requests()
     }
 
-    /// Whether the peer has begun to send, having been silent for long, since this was last asked.
+    /// Returns true if the peer has begun to send after a long silence, since the last call.
     pub(super) fn take_has_begun(&mut self) -> bool {
         self.qp.take_has_begun()
     }
 
-    /// What has happened.
+    /// Moves the queue pair's events and completions to `outcome`.
     pub(super) fn drain(&mut self, peer: PeerId, outcome: &mut Outcome) {
         while let Some(event) = self.qp.poll_event() {
             let (status, kind) = match event {
@@ -492,12 +493,12 @@ impl Lane {
     }
 }
 
-/// Requests that may be posted to a lane and have not ended.
+/// Maximum number of outstanding requests of a lane.
 pub(super) const QUEUE_MAX: usize = 1024;
 /// Outstanding requests at which a poster that found the queue full gets the room event.
 const ROOM_AT: usize = QUEUE_MAX / 4 * 3;
 
-/// The segment of a key of ours, if it holds these bytes.
+/// Returns the segment of a key of ours, if it contains these bytes.
 fn own_window(registered: &Registered, key: Key, offset: u64, len: u64) -> Result<(u32, Window), PostCause> {
     let registered = read(registered);
     let window = registered.get(key.0 as usize).and_then(Option::as_ref).ok_or(PostCause::Malformed)?;
@@ -515,7 +516,7 @@ fn status_of(status: RnicStatus) -> Status {
             Status::RemoteAccess
         }
         RnicStatus::RetryExceeded | RnicStatus::RnrRetryExceeded => Status::RetryExceeded,
-        // Our own memory is held while a request needs it, so that it is always there.
+        // A request holds its local memory, so a local access error cannot occur.
         RnicStatus::Aborted | RnicStatus::LocalAccess => Status::PeerGone,
         RnicStatus::Flushed => Status::Flushed,
     }

@@ -24,21 +24,21 @@ use super::{Hosts, LANES, Mtu};
 use crate::meeting::Listener;
 use crate::refusals::Refusals;
 
-/// The numbers of the listeners in epoll; those of links begin behind them.
+/// Tokens of the listeners in epoll; those of links follow.
 const LISTENER: u64 = 0;
 const PORT: u64 = 1;
-/// What one look sees to; the rest waits for the next.
+/// Events that one look handles; the rest waits for the next.
 const EVENTS_MAX: usize = 16;
 /// Maximum number of incoming connections that have not proven yet that they know the secret, in all and from one
 /// network (see [`network_of`]).
 const STRANGERS_MAX: usize = 64;
 const STRANGERS_FROM_ONE_MAX: usize = 8;
-/// How long to wait before a host is dialled again that has hung up: so long at first, then twice that each time, up to the second; of
-/// which a half is left to chance, lest those that were hung up on together come back together.
+/// Initial pause before dialling a host again that hung up; it doubles each time, up to the second constant. Half of it
+/// is random, so that the ends of simultaneous hang-ups do not return together.
 const AGAIN_NS: u64 = 10_000_000;
 const AGAIN_NS_MAX: u64 = 200_000_000;
 
-/// See the header of this file.
+/// All control sockets of a fabric; see the header of this file.
 #[derive(Debug)]
 pub(super) struct Control {
     /// `None` once closed.
@@ -48,26 +48,26 @@ pub(super) struct Control {
     links: BTreeMap<u64, Link>,
     tokens: u64,
     attempts: u64,
-    /// Numbers of queue pairs that are ours already.
+    /// Our queue pair numbers in use.
     qpns: BTreeSet<u32>,
-    /// What was agreed on and has come to nothing.
+    /// Connections whose handshake failed; to be ended.
     given_up: Vec<Arc<Connection>>,
-    /// Hosts that hung up, and when each is dialled again, in ns.
+    /// Attempts to dial hosts that hung up, each with the time of the next, in ns.
     postponed: Vec<(u64, Attempt)>,
     pub(super) refusals: Refusals,
-    /// Whether it has been told that the secrets of the cluster cannot be read.
+    /// True if unreadable secrets have been logged.
     are_secrets_missed: bool,
 }
 
-/// A connection that was accepted.
+/// An accepted connection.
 pub(super) enum Accepted {
-    /// Somebody of this host.
+    /// From a process of this host.
     Line(Line),
-    /// Somebody of another host, or of one that is not known to be this one.
+    /// A TCP connection, with the address of the other end.
     Stranger(TcpStream, IpAddr),
 }
 
-/// What counts as one sender: an IPv4 address, or the network of 64 bits that IPv6 gives to a host.
+/// Returns the unit that counts as one sender: an IPv4 address, or the 64-bit network of an IPv6 address.
 fn network_of(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => address,
@@ -75,11 +75,11 @@ fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// One other end.
+/// A control connection to one other end.
 #[derive(Debug)]
 pub(super) struct Link {
     line: Line,
-    /// Whether epoll says when more can be sent.
+    /// True if epoll watches for room to send.
     is_writing: bool,
     pub(super) handshake: Handshake,
 }
@@ -88,32 +88,31 @@ pub(super) struct Link {
 pub(super) enum Handshake {
     /// We sent an offer to the dialled end, and wait for its answer.
     Dialled { attempt: Attempt, offer: Offer, port_use: Arc<PortUse>, deadline_ns: u64 },
-    /// They are to make us one.
+    /// The other end connected, and has not sent its offer yet.
     Accepted { deadline_ns: u64 },
-    /// Both have made their offers, and it is to be shown yet that packets get through: to the end that dialled, by an answer to a
-    /// probe, and to the other, by the word of the first and a packet of it.  Until that word the first may be a stranger that repeats what
-    /// it has seen.
+    /// Both offers are known, but not whether packets get through. The dialling end waits for an answer to a probe, the
+    /// other one for Ready and a packet. Until Ready, the dialling end may be a replay.
     Agreed { connection: Arc<Connection>, attempt: Option<Attempt>, has_said_ready: bool, deadline_ns: u64 },
-    /// There is a connection; on one host, the end that was dialled may have to hear yet that the other is ready.
+    /// The connection exists. On one host, the dialled end may still wait for Ready.
     Connected(Arc<Connection>),
-    /// The other end has hung up without a word: its process is ending, which is waited for a little while.
+    /// The other end has hung up without a message. Its process may exit, which is awaited until the deadline.
     HungUp { connection: Arc<Connection>, deadline_ns: u64 },
 }
 
-/// The rest of an attempt to dial another host, which may have several addresses.
+/// An attempt to dial another host, which may have several addresses.
 #[derive(Clone, Debug)]
 pub(super) struct Attempt {
-    /// All links of one wish have this number; none, but for those, is answered.
+    /// Shared by all links of one attempt. When one of them succeeds, the others are closed.
     pub(super) number: u64,
-    /// As it was wished.
+    /// The address as the caller gave it.
     pub(super) address: String,
     pub(super) hello: Vec<u8>,
-    /// Where this link of it leads, if to another host.
+    /// Address of this link; `None` for a socket of this host.
     pub(super) at: Option<SocketAddr>,
-    /// When the wish began, and how often hosts have hung up since.
+    /// Start of the attempt, in ns, and number of hang-ups since.
     pub(super) begun_ns: u64,
     pub(super) hang_ups: u32,
-    /// Addresses that are to be tried yet, and when the next of them is, though nothing has failed.
+    /// Addresses that remain, and the time from which the next one is tried in parallel, in ns.
     pub(super) rest: VecDeque<SocketAddr>,
     pub(super) next_ns: u64,
 }
@@ -144,12 +143,12 @@ impl Control {
         })
     }
 
-    /// Where other hosts may dial.
+    /// Returns the addresses and ports that other hosts may dial.
     pub(super) fn ports(&self) -> Vec<SocketAddr> {
         self.hosts.as_ref().map(Hosts::addresses).unwrap_or_default()
     }
 
-    /// What becomes readable when there is something to look at.
+    /// Returns the epoll descriptor, which is readable if a control socket has input.
     pub(super) fn epoll(&self) -> Arc<OwnedFd> {
         self.epoll.clone()
     }
@@ -158,9 +157,9 @@ impl Control {
         self.listener.is_none()
     }
 
-    /// Accepts no more connections and gives up the unfinished dials; returns these.
+    /// Stops accepting connections and gives up the unfinished dials; returns these.
     pub(super) fn close(&mut self) -> Vec<Attempt> {
-        // A port that others hold, too, is not theirs to be let in by.
+        // A port may have other owners that keep it open, so dropping it would not remove it from the epoll.
         for port in self.hosts.take().into_iter().flat_map(|hosts| hosts.ports) {
             let _ = epoll::delete(&self.epoll, &port);
         }
@@ -181,7 +180,7 @@ impl Control {
         self.links.len()
     }
 
-    /// Watches a line; an error if that cannot be.
+    /// Adds a line and watches it in epoll; fails if epoll refuses.
     pub(super) fn add(&mut self, line: Line, handshake: Handshake) -> io::Result<u64> {
         self.tokens += 1;
         let token = self.tokens;
@@ -229,13 +228,13 @@ impl Control {
         is_said
     }
 
-    /// Has epoll say when more can be sent, while there is more.
+    /// Watches for room to send, while messages are queued.
     fn watch(&mut self, token: u64) {
         let Some(link) = self.links.get_mut(&token) else { return };
         let is_writing = link.line.wants_to_write();
         if is_writing != link.is_writing {
             let data = epoll::EventData::new_u64(token);
-            // It was added, and is there until it is closed.
+            // The line stays in epoll until it is closed, so this cannot fail.
             if epoll::modify(&self.epoll, &link.line, data, interest(is_writing)).is_ok() {
                 link.is_writing = is_writing;
             }
@@ -251,7 +250,7 @@ impl Control {
         Line::dial_host(address, hosts.secrets.clone())
     }
 
-    /// Reads the secrets again, for a connection that begins.  A warning is logged when they cannot be read, once until they can.
+    /// Reads the secrets again, for a new connection. Logs a warning for the first failure in a row.
     fn read_secrets(&mut self) {
         let Some(hosts) = &mut self.hosts else { return };
         match hosts.read_secrets() {
@@ -277,7 +276,7 @@ impl Control {
         is_watched
     }
 
-    /// Whether it is known that the process at the other end has ended.
+    /// Returns true if the process at the other end is known to have ended.
     pub(super) fn has_exited(&self, token: u64) -> bool {
         self.links.get(&token).is_some_and(|link| link.line.has_exited())
     }
@@ -310,12 +309,13 @@ impl Control {
         self.attempts
     }
 
-    /// Connections that have come to nothing since this was last asked for; their numbers are given back when they have ended.
+    /// Returns connections whose handshake failed since the last call. The caller ends them and gives their numbers
+    /// back.
     pub(super) fn take_given_up(&mut self) -> Vec<Arc<Connection>> {
         std::mem::take(&mut self.given_up)
     }
 
-    /// One address has answered: the others are not waited for.
+    /// Closes the other links of an attempt after one address has answered.
     pub(super) fn forget_attempt(&mut self, number: u64) {
         for token in self.links_of(number) {
             self.remove(token);
@@ -332,13 +332,13 @@ impl Control {
         })
     }
 
-    /// Whether an address is being tried still, or will be again.
+    /// Returns true if a link of the attempt exists, or is postponed.
     pub(super) fn is_trying(&self, number: u64) -> bool {
         !self.links_of(number).is_empty() || self.postponed.iter().any(|(_, other)| other.number == number)
     }
 
-    /// A host has hung up before it has answered, as one does that too many strangers dial: it is dialled again after a moment, as long as
-    /// the wish is no older than `patience_ns`.
+    /// Postpones an attempt to a host that hung up before it answered, as a host does with too many unproven
+    /// connections. Drops the attempt if it would be older than `patience_ns` then.
     pub(super) fn postpone(&mut self, attempt: &Attempt, now_ns: u64, patience_ns: u64) {
         let (Some(at), Ok(chance)) = (attempt.at, random()) else { return };
         let at_ns = now_ns + pause_ns(attempt.hang_ups, chance);
@@ -348,7 +348,7 @@ impl Control {
         }
     }
 
-    /// Those whose pause is over.
+    /// Returns the attempts whose pause is over.
     pub(super) fn take_postponed(&mut self, now_ns: u64) -> Vec<Attempt> {
         let due = self.postponed.extract_if(.., |(at_ns, _)| *at_ns <= now_ns);
         due.map(|(_, attempt)| attempt).collect()
@@ -386,7 +386,7 @@ impl Control {
         }
     }
 
-    /// An offer has come to nothing.
+    /// Gives back the numbers of an offer that led to no connection.
     pub(super) fn withdraw(&mut self, offer: &Offer) {
         self.give_back(&offer.lanes.map(|lane| lane.qpn));
     }
@@ -414,7 +414,7 @@ impl Control {
         Ok(Some(Accepted::Stranger(socket, from)))
     }
 
-    /// The line to a stranger; `None` once closed.
+    /// Creates the line that answers a stranger; `None` once closed.
     pub(super) fn answer(&mut self, socket: TcpStream, from: IpAddr) -> Option<Line> {
         self.read_secrets();
         let secrets = self.hosts.as_ref()?.secrets.clone();
@@ -437,21 +437,22 @@ impl Control {
         })
     }
 
-    /// Selects the link that makes room for one more from there, if there is none: the oldest of the same network,
-    /// otherwise one of the network with the most links. So a host that connects for the first time finds room.
+    /// Selects the link that must give its place to a connection from `from`; `None` if there is room. That is the
+    /// oldest link of the same network, otherwise one of the network with the most links, so that a host that connects
+    /// for the first time finds room.
     pub(super) fn in_the_way_of(&self, from: IpAddr) -> Option<u64> {
         let strangers = self.links.iter().filter(|(_, link)| link.is_stranger());
         let strangers = strangers.filter_map(|(token, link)| Some((*token, network_of(link.line.from()?))));
         in_the_way(&strangers.collect::<Vec<_>>(), network_of(from))
     }
 
-    /// Links whose greeting takes too long.
+    /// Returns the links whose deadline has passed.
     pub(super) fn late(&self, now_ns: u64) -> Vec<u64> {
         let is_late = |link: &Link| link.handshake.deadline_ns().is_some_and(|deadline| deadline <= now_ns);
         self.links.iter().filter(|(_, link)| is_late(link)).map(|(token, _)| *token).collect()
     }
 
-    /// When the next one is.
+    /// Returns the earliest deadline of all links and postponed attempts; `None` if there is none.
     pub(super) fn next_late(&self) -> Option<u64> {
         let links = self.links.values().filter_map(|link| link.handshake.deadline_ns());
         links.chain(self.postponed.iter().map(|(at_ns, _)| *at_ns)).min()
@@ -471,7 +472,7 @@ fn in_the_way(strangers: &[(u64, IpAddr)], newcomer: IpAddr) -> Option<u64> {
     strangers.iter().find(|(_, network)| is_in_the_way(network)).map(|(token, _)| *token)
 }
 
-/// How long to wait before a host is dialled again that has hung up so often before.
+/// Returns the pause before dialling a host again after `hang_ups` hang-ups.
 fn pause_ns(hang_ups: u32, chance: u32) -> u64 {
     let pause_ns = AGAIN_NS.checked_shl(hang_ups.min(16)).unwrap_or(AGAIN_NS_MAX).min(AGAIN_NS_MAX);
     pause_ns / 2 + u64::from(chance) % (pause_ns / 2)
@@ -490,7 +491,7 @@ impl Link {
 }
 
 impl Handshake {
-    /// Why we dialled, where that has not come to its end.
+    /// Returns the unfinished attempt of a dialling end.
     fn attempt(&self) -> Option<&Attempt> {
         match self {
             Handshake::Dialled { attempt, .. } => Some(attempt),
@@ -499,7 +500,7 @@ impl Handshake {
         }
     }
 
-    /// The same, to be changed.
+    /// As [`Handshake::attempt`], mutable.
     pub(super) fn attempt_mut(&mut self) -> Option<&mut Attempt> {
         match self {
             Handshake::Dialled { attempt, .. } => Some(attempt),
@@ -508,7 +509,7 @@ impl Handshake {
         }
     }
 
-    /// When it has taken too long.
+    /// Returns the time at which the handshake fails, in ns.
     pub(super) fn over_ns(&self) -> Option<u64> {
         match self {
             Handshake::Dialled { deadline_ns, .. }
@@ -519,7 +520,7 @@ impl Handshake {
         }
     }
 
-    /// When something is to be done: another address is to be tried, too, or it has taken too long.
+    /// Returns the time of the next action: another address is tried in parallel, or the handshake fails.
     fn deadline_ns(&self) -> Option<u64> {
         let next_ns =
             self.attempt().filter(|attempt| !attempt.rest.is_empty()).map(|attempt| attempt.next_ns);
@@ -542,7 +543,7 @@ fn random() -> io::Result<u32> {
 mod tests {
     use super::*;
 
-    /// Strangers of networks with these numbers, in the order in which they came, which gives them their tokens.
+    /// Returns strangers of networks with these numbers, in the order of their arrival, which determines their tokens.
     fn strangers(networks: impl IntoIterator<Item = u8>) -> Vec<(u64, IpAddr)> {
         (0..).zip(networks.into_iter().map(network)).collect()
     }
@@ -553,13 +554,13 @@ mod tests {
 
     #[test]
     fn a_newcomer_evicts_the_oldest_of_the_largest_crowd() {
-        // Nine places are held by each of seven networks but the last, which came first and holds ten.
+        // Seven networks hold nine places each; the last one, which came first, holds ten.
         let held: Vec<u8> = (0..64).map(|index| 7 - (index % 7) as u8).collect();
         assert_eq!(in_the_way(&strangers(held[..63].to_vec()), network(9)), None, "there is room");
         assert_eq!(in_the_way(&strangers(held.clone()), network(9)), Some(0), "the oldest of network 7");
-        // One of a hundred networks, none of which has two: the oldest of all.
+        // No network of a hundred holds two places, so the oldest link of all gives way.
         assert_eq!(in_the_way(&strangers(100..164), network(9)), Some(0));
-        // Who came alone keeps its place, however old, while another network has two.
+        // A single link of its network keeps its place, however old, while another network has two.
         assert_eq!(in_the_way(&strangers((100..163).chain([162])), network(9)), Some(62));
     }
 }

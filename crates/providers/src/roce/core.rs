@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   poll ── receive ── packets by queue pair ── handled, answered ──┐
-//!     ├──── now and then: greetings and hang-ups ───────────────────┼──► events
-//!     └──── when it is time: what queue pairs do by time ───────────┘
-//!   post ── onto the lane, and what may leave, leaves
+//!     ├──── now and then: handshakes and hang-ups ──────────────────┼──► events
+//!     └──── when due: timers of the queue pairs ────────────────────┘
+//!   post ── queue of the lane ── packets that may leave are sent
 //! ```
 //!
 //! If configured, [`receivers`](super::receivers) do the first line of this diagram, and the poller the rest.
@@ -43,18 +43,18 @@ use super::receivers::Receiver;
 use super::sharing::Sharing;
 use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
 
-/// How many connections are let in at a time.
+/// Maximum number of connections that one look accepts.
 const ACCEPTED_MAX: usize = 64;
-/// Batches that are received before a peer counts as gone, in case they hold its last messages.
+/// Maximum number of batches received after a peer's end, which may contain its last messages.
 const LAST_BATCHES_MAX: usize = 64;
-/// Reads and atomics of a lane that may be under way, and packets that reads may ask for.
+/// Maximum number of outstanding reads and atomics of a lane, and of packets that reads request.
 const READS_MAX: usize = GRANT_MAX as usize;
-/// How long a process may take from the end of its sockets to its own end.
+/// Maximum time between the closing of a process's sockets and its end, in ns.
 const EXIT_NS: u64 = 200_000_000;
-/// A time that never comes.
+/// Deadline of no timer.
 const NEVER: u64 = u64::MAX;
 
-/// See the header of this file.
+/// State of a fabric that all threads share; see the header of this file.
 #[derive(Debug)]
 pub(super) struct Core {
     pub(super) config: RoceConfig,
@@ -67,17 +67,17 @@ pub(super) struct Core {
     pub(super) receivers: Vec<Receiver>,
     pub(super) has_receiver_panicked: AtomicBool,
     pub(super) control: Mutex<Control>,
-    /// When it was last looked at; 0 if that is to be done in the next poll.
+    /// Time of the last look at the control sockets, in ns; 0 requests one in the next poll.
     control_seen_ns: AtomicU64,
-    /// Nothing was there when it was last looked at: what comes has an edge.
+    /// True if the last look left no input, so that new input causes an edge.
     control_is_empty: AtomicBool,
     pub(super) events: Events,
     begin: Instant,
-    /// Nothing is to be done for queue pairs by time before this.
+    /// Next deadline of the queue pairs, in ns.
     due_ns: AtomicU64,
-    /// When the next greeting is late.
+    /// Next deadline of a handshake, in ns.
     greeting_due_ns: AtomicU64,
-    /// What a sleeper was last told of that.
+    /// Deadline until which a sleeper was last told to sleep, in ns.
     told_due_ns: AtomicU64,
     /// See [`Fabric::traffic`](halite_fabric::Fabric::traffic).
     traffic: AtomicU64,
@@ -85,16 +85,16 @@ pub(super) struct Core {
     paths: Mutex<Paths>,
 }
 
-/// Who is connected.
+/// The connections, by queue pair and by peer.
 #[derive(Debug, Default)]
 struct Table {
-    /// By the number of a queue pair, and which of the two it is.
+    /// By queue pair number, each with its lane's index.
     lanes: HashMap<u32, (Arc<Connection>, usize)>,
     peers: BTreeMap<PeerId, Arc<Connection>>,
     last: u32,
 }
 
-/// See [`Dropped`].
+/// Counters of [`Dropped`].
 #[derive(Debug, Default)]
 struct DroppedCounts {
     strangers: AtomicU64,
@@ -129,7 +129,7 @@ impl Core {
         })
     }
 
-    /// Nanoseconds since the fabric was opened, and never 0.
+    /// Returns the time since the fabric was opened in nanoseconds, never 0.
     pub(super) fn now_ns(&self) -> u64 {
         self.begin.elapsed().as_nanos() as u64 + 1
     }
@@ -150,7 +150,7 @@ impl Core {
         !read(&self.table).peers.is_empty()
     }
 
-    /// Whether nothing that was posted is under way.
+    /// Returns true if no posted request is outstanding.
     pub(super) fn is_idle(&self) -> bool {
         self.peers().iter().all(|connection| connection.is_idle())
     }
@@ -174,7 +174,7 @@ impl Core {
         self.events.take(events);
     }
 
-    /// Where other hosts may dial.
+    /// Returns the addresses and ports that other hosts may dial.
     pub(super) fn control_ports(&self) -> Vec<SocketAddr> {
         lock(&self.control).ports()
     }
@@ -184,7 +184,7 @@ impl Core {
     }
 }
 
-/// Counting.
+/// Counters.
 impl Core {
     pub(super) fn dropped(&self) -> Dropped {
         let DroppedCounts { strangers, refused, malformed } = &self.dropped;
@@ -197,7 +197,7 @@ impl Core {
 
 /// Posting.
 impl Core {
-    /// Posts requests; returns how many, and why not the next one.
+    /// Posts requests; returns how many, and the reason why the next one was refused.
     pub(super) fn post(
         &self,
         peer: PeerId,
@@ -212,7 +212,7 @@ impl Core {
         let mut outcome = Outcome::default();
         self.move_on(&connection, &mut lane, self.now_ns(), &mut outcome);
         drop(lane);
-        // What a receiver has just handled is told here, and the receiver finds nothing left that rings.
+        // Also passes on what a receiver has just handled, which then finds no event that rings.
         if outcome.rings && !self.receivers.is_empty() {
             self.bell.note_received();
         }
@@ -220,12 +220,12 @@ impl Core {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Sends what may leave in a lane, and tells what has happened.
+    /// Sends the packets that may leave and queues the lane's events.
     fn move_on(&self, connection: &Connection, lane: &mut Lane, now_ns: u64, outcome: &mut Outcome) {
         let due = lane.transmit(connection, self.context(now_ns));
         lane.drain(connection.peer, outcome);
         if !outcome.events.is_empty() && !connection.is_up() {
-            // Nothing is told of a peer before that it is there.
+            // Events of a peer must follow its connected event.
             connection.keep_early(&mut outcome.events);
         }
         if !outcome.events.is_empty() {
@@ -237,9 +237,9 @@ impl Core {
     }
 }
 
-/// Time.
+/// Timers.
 impl Core {
-    /// Notes a deadline, and wakes a thread that would sleep beyond it.
+    /// Records a deadline, and wakes a thread that would sleep beyond it.
     fn note_due(&self, at_ns: u64) {
         if at_ns < self.due_ns.fetch_min(at_ns, SeqCst) {
             self.wake_for(at_ns);
@@ -255,7 +255,7 @@ impl Core {
     }
 
     fn wake_for(&self, at_ns: u64) {
-        // Pairs with time_left(): either this sees what the sleeper was told, or the sleeper sees what is due.
+        // Pairs with time_left(): either this load sees the sleeper's deadline, or the sleeper sees the new one.
         if at_ns < self.told_due_ns.load(SeqCst) {
             self.told_due_ns.fetch_min(at_ns, SeqCst);
             self.bell.wake_at(at_ns, self.now_ns());
@@ -270,7 +270,7 @@ impl Core {
         (due != NEVER).then(|| Duration::from_nanos(due.saturating_sub(self.now_ns())))
     }
 
-    /// Does what is to be done by now.
+    /// Runs the timers that are due.
     fn see_to_time(&self, now_ns: u64) {
         if now_ns >= self.due_ns.load(SeqCst) {
             self.see_to_lanes();
@@ -318,7 +318,7 @@ impl Core {
         }
     }
 
-    /// Ends what was agreed on and has come to nothing.
+    /// Ends the connections whose handshake failed.
     pub(super) fn end_given_up(&self, mut control: MutexGuard<'_, Control>) {
         let given_up = control.take_given_up();
         drop(control);
@@ -330,7 +330,7 @@ impl Core {
 
     fn see_to_lanes(&self) {
         let now_ns = self.now_ns();
-        // What others add meanwhile stays.
+        // The swap keeps deadlines that other threads add from here on.
         self.due_ns.swap(NEVER, SeqCst);
         self.share_where_due(now_ns);
         for connection in self.peers() {
@@ -344,7 +344,7 @@ impl Core {
                 }
                 lane.handle_timeout(now_ns);
                 if connection.awaits_answer() && lane.qp().knows_path() {
-                    // Nothing was answered: it goes on for as long as a greeting may take.
+                    // No probe was answered: probe again until the handshake's deadline.
                     lane.find_path(now_ns);
                 }
                 self.move_on(&connection, &mut lane, now_ns, &mut outcome);
@@ -355,11 +355,11 @@ impl Core {
     }
 }
 
-/// Connections.
+/// Connections and handshakes.
 impl Core {
-    /// The most payload of packets to a host.
+    /// Returns the maximum payload of packets to a host.
     pub(super) fn mtu_to(&self, host: IpAddr) -> Mtu {
-        // Where there is no way to it, that shows when it is dialled.
+        // A host without a route gets the configured one; dialling it reports the error.
         self.ports.mtu_to(host).map_or(self.config.mtu, |mtu| mtu.min(self.config.mtu))
     }
 
@@ -371,7 +371,7 @@ impl Core {
         self.config.handshake_timeout.as_nanos() as u64
     }
 
-    /// Lets peers in, hears what they say, and whether they are gone.
+    /// Accepts peers, handles their messages and detects their ends.
     fn look_at_control(&self, batch: &mut Batch, now_ns: u64) {
         let mut gone = Vec::new();
         {
@@ -389,7 +389,7 @@ impl Core {
             self.end_given_up(control);
         }
         if !gone.is_empty() {
-            // What they said before they went has arrived.
+            // Messages that a peer sent before its end have arrived; receive them first.
             if self.receivers.is_empty() {
                 let _ = (0..LAST_BATCHES_MAX).find(|_| !self.receive(batch, now_ns));
             } else {
@@ -422,13 +422,12 @@ impl Core {
                 continue;
             }
             let deadline_ns = self.greeting_deadline_ns();
-            // Where a socket cannot be watched, its other end sees that it is closed.
+            // If the socket cannot be watched, it is closed, which the other end sees.
             let _ = control.add(line, Handshake::Accepted { deadline_ns });
         }
     }
 
-    /// Where those who have not said who they are have all places, the newcomer is given that of another: to refuse it would be to let
-    /// them keep everybody out.
+    /// If strangers occupy all places, frees one for `from`. Strangers could block all others.
     fn make_room_for(
         &self,
         control: &mut Control,
@@ -437,7 +436,7 @@ impl Core {
         gone: &mut Vec<Arc<Connection>>,
     ) {
         let Some(token) = control.in_the_way_of(from) else { return };
-        // It may have said so by now.
+        // Its authentication may have arrived by now.
         self.hear(control, token, now_ns, gone);
         if !control.is_stranger(token) {
             return;
@@ -452,7 +451,7 @@ impl Core {
         });
     }
 
-    /// Hears all that was said over a link.
+    /// Handles all pending messages of a link.
     fn hear(&self, control: &mut Control, token: u64, now_ns: u64, gone: &mut Vec<Arc<Connection>>) {
         if let Some(Handshake::HungUp { connection, .. }) = control.handshake(token) {
             gone.push(connection.clone());
@@ -542,7 +541,7 @@ impl Core {
         }
     }
 
-    /// Answers a dialling peer.
+    /// Answers the offer of a dialling peer. An error is the reason for the refusal.
     fn answer(
         &self,
         control: &mut Control,
@@ -571,7 +570,7 @@ impl Core {
             return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
         }
         let connection = self.connect(token, (&ours, port_use), &theirs, (hello, None), false, now_ns);
-        // Who may be a stranger has no more time than those who say nothing.
+        // The dialling end may be a replay, so its deadline is no later than that of a silent one.
         let deadline_ns = self.greeting_deadline_ns();
         if let Some(handshake) = control.handshake(token) {
             *handshake = Handshake::Agreed { connection, attempt: None, has_said_ready: false, deadline_ns };
@@ -580,7 +579,7 @@ impl Core {
         Ok(())
     }
 
-    /// Makes the queue pairs that both ends have agreed on; `awaits_answer` if they are to show first that packets get there and back.
+    /// Creates a connection with the queue pairs of both offers. If `awaits_answer`, a probe must be answered.
     fn connect(
         &self,
         token: u64,
@@ -601,7 +600,7 @@ impl Core {
             mtu,
             send_queue_max: QUEUE_MAX,
             send_bytes_max: SEND_BYTES_MAX,
-            // One-packet messages: all packets of a long write but the last have one length and leave in one train.
+            // Writes of one packet: all packets of a long write but the last have one length and leave in one train.
             write_packets_max: 1,
             reads_max: READS_MAX,
             answers_max: READS_MAX,
@@ -610,7 +609,7 @@ impl Core {
             finds_path: true,
             selective,
             tells_waits,
-            // Between processes of one host there is no network that anybody shares.
+            // Processes of one host share no network, so credits are enough.
             congestion: if is_elsewhere { self.config.congestion } else { Congestion::Grant },
             ..Config::default()
         };
@@ -637,9 +636,9 @@ impl Core {
         connection
     }
 
-    /// A place at a socket for one more peer.
+    /// Reserves a place at a socket for one more peer.
     pub(super) fn port_use(&self) -> Arc<PortUse> {
-        // Those of attempts that came to nothing are left.
+        // Sockets of failed attempts have no users; close them first.
         self.close_unused_ports();
         let (port_use, is_watched_anew) = self.ports.port_use();
         if is_watched_anew {
@@ -660,7 +659,7 @@ impl Core {
         }
     }
 
-    /// Notes whether a lane began to send, and rebalances the socket's shares if that is due.
+    /// Rebalances the socket's shares if that is due; `has_begun` if a lane began to send.
     fn see_to_shares(&self, sharing: &Sharing, has_begun: bool, now_ns: u64) {
         let begun_due_ns = has_begun.then(|| sharing.note_begun());
         if sharing.is_due(now_ns) || begun_due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
@@ -678,7 +677,7 @@ impl Core {
         }
     }
 
-    /// A probe of ours has been answered.
+    /// Handles the first answer to a probe of a dialling end.
     fn handle_answered(&self, connection: &Arc<Connection>) {
         let mut control = lock(&self.control);
         self.make_ready(&mut control, connection);
@@ -700,8 +699,8 @@ impl Core {
         }
     }
 
-    /// The first address that has answered is told that we are ready beside the probe that is to show it, and not a round trip later: it is up there when
-    /// a packet of ours has come, too.
+    /// Sends Ready to the first address of an attempt that has answered, together with the probe, which saves a round
+    /// trip: that end comes up when it has also received a packet.
     fn say_ready_early(&self, control: &mut Control, token: u64, number: u64) {
         if control.has_said_ready(number) {
             return;
@@ -712,7 +711,7 @@ impl Core {
         }
     }
 
-    /// Who has dialled knows the secret, and is ready; where it is of another host, its packets are to come through as well.
+    /// Handles Ready from the dialling end, which knows the secret; if on another host, a packet must arrive.
     fn handle_ready(&self, control: &mut Control, token: u64, connection: &Arc<Connection>) {
         let is_elsewhere = control.own_address(token).is_some();
         let Some(handshake) = control.handshake(token) else { return };
@@ -720,12 +719,12 @@ impl Core {
             *handshake = Handshake::Connected(connection.clone());
             self.come_up(connection);
         } else if let Handshake::Agreed { deadline_ns, .. } = handshake {
-            // It tries for as long as it waited for us.
+            // The dialling end may take as long as its own timeout.
             *deadline_ns = self.greeting_deadline_ns() + self.patience_ns();
         }
     }
 
-    /// What we have dialled is up for us, and for the other end as soon as that hears so.
+    /// Completes the handshake of a dialling end, and sends Ready unless that was sent early.
     fn make_ready(&self, control: &mut Control, connection: &Arc<Connection>) {
         let Some(handshake) = control.handshake(connection.token) else { return };
         let Handshake::Agreed { attempt: Some(Attempt { number, .. }), has_said_ready, .. } = *handshake
@@ -744,14 +743,14 @@ impl Core {
         if connection.is_up() {
             return;
         }
-        // A thread that sees it up queues what it tells behind this.
+        // The lock is held until the connected event is queued, so that the events of other threads follow it.
         let mut events = self.events.lock();
         if let Some((hello, dialled)) = connection.come_up() {
             let peer = connection.peer;
             events.push(Event::Connected { peer, hello, dialled });
             events.extend(connection.take_early());
             drop(events);
-            // Both look at the path, as soon as no lane is locked.
+            // Both lanes begin to probe the path in the next timer run, when no lane is locked.
             self.note_due(self.now_ns());
         }
     }

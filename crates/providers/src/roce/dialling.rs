@@ -17,8 +17,8 @@ use super::line::Line;
 use super::lock;
 use crate::secure::BadChannel;
 
-/// How long an address has before the next one is tried, too: longer than most answers take, so that the order of the addresses counts, and
-/// short enough that a command which finds the first one dead is hardly slower for it.
+/// Time after which the next address is tried in parallel. Most answers are faster, so the order of the addresses
+/// counts; and a command whose first address is dead is hardly slower.
 const NEXT_NS: u64 = 25_000_000;
 /// Reason for a dial that ended because the other end closed the socket.
 const HUNG_UP: &str = "it hung up";
@@ -66,7 +66,7 @@ impl Core {
         }
     }
 
-    /// Dials the next address that can be dialled, and leaves the rest to that link.  An error is that of the last one.
+    /// Dials the next address that can be dialled, and hands the rest to its link. Returns the last error if none can.
     fn dial_next(&self, control: &mut Control, mut attempt: Attempt) -> io::Result<()> {
         let mut dialled = Err(io::ErrorKind::AddrNotAvailable.into());
         while let Some(host) = attempt.rest.pop_front() {
@@ -91,7 +91,7 @@ impl Core {
         let own = port_use.port().at(self.ports.address_as(line.own_address()));
         let offer = control.offer(own, mtu, self.config.selective)?;
         let dialled = line.send(&Message::Dial { offer, hello: attempt.hello.clone() });
-        // Who has hung up before has no more time for that.
+        // A host that has hung up before gets no additional time.
         let deadline_ns = match attempt.hang_ups {
             0 => self.greeting_deadline_ns(),
             _ => attempt.begun_ns.saturating_add(self.patience_ns()),
@@ -105,12 +105,12 @@ impl Core {
         Ok(())
     }
 
-    /// Tries the next address, beside the one that has not answered yet.
+    /// Dials the next address in parallel to the one that has not answered yet.
     pub(super) fn dial_also(&self, control: &mut Control, token: u64) {
         let Some(attempt) = control.handshake(token).and_then(Handshake::attempt_mut) else { return };
         let next = attempt.clone();
         attempt.rest.clear();
-        // Where none can be, the one before may answer yet.
+        // If none can be dialled, the previous one may still answer.
         let _ = self.dial_next(control, next);
     }
 
@@ -134,7 +134,7 @@ impl Core {
         if !is_dialled {
             let from =
                 control.from(token).map_or_else(|| "of this host".to_owned(), |from| format!("at {from}"));
-            // What a stranger sends does not fill the log.
+            // The length of a stranger's message in the log is limited.
             let reason: String = reason.chars().take(REASON_CHARS_MAX).collect();
             control
                 .refusals
@@ -144,7 +144,7 @@ impl Core {
 
     /// As [`Core::fail`], because the other end has hung up without a word.
     pub(super) fn fail_hung_up(&self, control: &mut Control, token: u64) {
-        // Strangers may have had us make room as long as we were not proven.
+        // An unproven connection may have been closed to make room for others: try again later.
         if let Some(Handshake::Dialled { attempt, .. } | Handshake::Agreed { attempt: Some(attempt), .. }) =
             control.handshake(token)
         {
@@ -162,7 +162,7 @@ impl Core {
         self.fail(control, token, if has_hung_up { HUNG_UP } else { "it does not answer" });
     }
 
-    /// Dials hosts again that have hung up a moment ago.
+    /// Dials the hosts whose pause after a hang-up is over.
     pub(super) fn dial_postponed(&self, control: &mut Control, now_ns: u64) {
         for attempt in control.take_postponed(now_ns) {
             let (number, address) = (attempt.number, attempt.address.clone());
@@ -172,7 +172,7 @@ impl Core {
         }
     }
 
-    /// Gives a link up over which there is no connection yet, and goes on with the next address, if there is one.
+    /// Closes a link that has no connection yet, and dials the next address, if any; otherwise reports the failure.
     pub(super) fn fail(&self, control: &mut Control, token: u64, reason: &str) {
         self.fail_as(control, token, reason, ConnectTrouble::Theirs);
     }

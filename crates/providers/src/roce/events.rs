@@ -9,7 +9,7 @@ use super::{POISONED, lock};
 /// Pending events at which receivers wait for the poller; each holds at most the bytes of a message.
 const WAITING_MAX: usize = 1024;
 
-/// See the header of this file.
+/// A queue of events; see the header of this file.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     waiting: Mutex<Vec<Event>>,
@@ -30,12 +30,12 @@ impl Events {
         }
     }
 
-    /// Whether as many wait as may.
+    /// Returns true if the maximum number of events is pending.
     pub(super) fn is_full(&self) -> bool {
         self.lock().len() >= WAITING_MAX
     }
 
-    /// Waits while as many wait as may, and not where it `is_over`.
+    /// Blocks while the maximum number of events is pending and `is_over` returns false.
     pub(super) fn await_room(&self, is_over: impl Fn() -> bool) {
         let is_full = |waiting: &mut Vec<Event>| waiting.len() >= WAITING_MAX && !is_over();
         drop(self.taken.wait_while(self.lock(), is_full).expect(POISONED));
@@ -43,7 +43,7 @@ impl Events {
 
     /// Wakes the threads in [`Events::await_room`] to evaluate `is_over` again.
     pub(super) fn interrupt(&self) {
-        // Who has asked and does not wait yet holds this.
+        // A thread that has evaluated `is_over` and does not wait yet holds this lock.
         drop(self.lock());
         self.taken.notify_all();
     }

@@ -4,8 +4,8 @@
 //!   dialling end                  listening end
 //!     Dial(offer, hello) ───────────►
 //!     ◄─────────── Accept(offer, hello)      or Refused(reason)
-//!     Ready ────────────────────────►        both have queue pairs that are ready; from here on the socket says one thing more:
-//!                                            Left(packets), or without a word that its other end is closed
+//!     Ready ────────────────────────►        the queue pairs of both are ready; the last message is then:
+//!                                            Left(packets), or, without a message, the hang-up
 //!
 //!   0 "roce" | 4 version u8 | 5 kind u8 | then, of Dial and Accept:
 //!   6 mtu u8 | 7 family u8 | 8 port u16 | 10 address, 16 bytes | 26 salt u32 | 30 qpn u32, psn u32, of each lane | 46 extensions u8
@@ -28,33 +28,33 @@ use super::LANES;
 const MAGIC: &[u8; 4] = b"roce";
 const VERSION: u8 = 3;
 const OFFER_BYTES: usize = EXTENSIONS_AT + 1;
-/// Behind the lanes.
+/// Offset of the extensions in an offer, after the lanes.
 const EXTENSIONS_AT: usize = 24 + LANES * 8;
-/// What one end understands; others may have a meaning one day, and are passed over.
+/// Bits of the extensions that an end supports; unknown bits are ignored.
 const SELECTIVE: u8 = 1;
 const TELLS_WAITS: u8 = 2;
-/// No packet is longer.
+/// Maximum length of a message in bytes; Dial and Accept with the longest hello have it.
 pub(super) const MESSAGE_BYTES_MAX: usize = 6 + OFFER_BYTES + HELLO_BYTES_MAX;
-/// What a packet takes of that in the last message, besides its own bytes.
+/// Bytes of the length before each packet of the last message.
 const PACKET_LEN_BYTES: usize = 2;
 const REASON_BYTES_MAX: usize = 200;
 
-/// What one end has for the other: where it is, and its queue pairs.
+/// What one end tells the other about itself: its address and its queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Offer {
     pub(super) address: SocketAddr,
-    /// The most that it wants to send in a packet, or to receive.
+    /// Maximum payload of a packet that it sends or receives.
     pub(super) mtu: Mtu,
-    /// What keys are hidden by in its packets: an rkey is the exclusive or of key and salt.
+    /// Salt of our keys in its packets: an rkey is the key XORed with the salt.
     pub(super) salt: u32,
     pub(super) lanes: [LaneOffer; LANES],
-    /// Whether it repeats single packets, and keeps those that come before their turn.
+    /// True if it retransmits single packets, and keeps packets that arrive out of order.
     pub(super) selective: bool,
-    /// Whether its answers say how long what they answer has waited for its processor.
+    /// True if its answers contain the time for which a request waited for the processor.
     pub(super) tells_waits: bool,
 }
 
-/// A queue pair, and the number of the first packet that it will send.
+/// A queue pair, and the number of the first packet that it sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct LaneOffer {
     pub(super) qpn: Qpn,
@@ -75,14 +75,14 @@ pub(super) enum Message {
     Refused {
         reason: String,
     },
-    /// Who says so ends the connection, and its process goes on or ends by itself.
+    /// The sender ends the connection; its process may go on.
     Left {
-        /// What was not acknowledged of what it has sent last.
+        /// Unacknowledged packets of the sender.
         packets: Vec<Vec<u8>>,
     },
 }
 
-/// Why a packet makes no sense.
+/// The reason why a message is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum BadMessage {
     #[error("a greeting of version {0}; this process uses version {VERSION}")]
@@ -144,7 +144,7 @@ impl Message {
         }
     }
 
-    /// Who leaves with these packets; `None` where they are too long for one message.
+    /// Returns the last message with these packets; `None` if they do not fit.
     pub(super) fn left_with(packets: Vec<Vec<u8>>) -> Option<Message> {
         let bytes: usize = packets.iter().map(|packet| PACKET_LEN_BYTES + packet.len()).sum();
         (6 + bytes <= MESSAGE_BYTES_MAX).then_some(Message::Left { packets })
@@ -164,7 +164,7 @@ fn packets(mut bytes: &[u8]) -> Result<Vec<Vec<u8>>, BadMessage> {
 }
 
 impl Offer {
-    /// Whether packets can go between the two.
+    /// Returns true if packets can be sent between the two addresses.
     pub(super) fn suits(&self, other: &Offer) -> bool {
         self.address.is_ipv4() == other.address.is_ipv4()
     }

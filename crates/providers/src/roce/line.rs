@@ -16,7 +16,7 @@ use crate::secure::{BadChannel, Channel, FIRST_BYTES_MAX, Secrets};
 
 const _: () = assert!(MESSAGE_BYTES_MAX <= FIRST_BYTES_MAX, "a greeting rides in a hello");
 
-/// Bytes that are read from a stream at a time.
+/// Bytes per read from a stream.
 const READ_BYTES: usize = 4096;
 const SEND: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 
@@ -24,18 +24,18 @@ const SEND: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 #[derive(Debug)]
 pub(super) struct Line {
     socket: OwnedFd,
-    /// To another host, perhaps.
+    /// State of a TCP connection; `None` for a Unix socket.
     stream: Option<Box<Stream>>,
-    /// The process at the other end, if it is one of this host that we know.
+    /// pidfd of the process at the other end, if it is a known process of this host.
     process: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
 struct Stream {
     channel: Channel,
-    /// The other host has not answered yet.
+    /// True until the other host has answered.
     is_connecting: bool,
-    /// Who dialled us.
+    /// Address of the other end, if it dialled us.
     from: Option<IpAddr>,
 }
 
@@ -43,22 +43,22 @@ struct Stream {
 #[derive(Debug)]
 pub(super) enum Heard {
     Message(Message),
-    /// It made no sense, for this reason.
+    /// A message that is invalid, with the reason.
     Nonsense(String),
     /// The other end could not be authenticated.
     Bad(BadChannel),
-    /// There is no way to it.
+    /// The other end cannot be reached.
     Unreachable(io::Error),
     HungUp,
 }
 
 impl Line {
-    /// To a socket of this host.
+    /// Connects to a Unix socket of this host.
     pub(super) fn dial_path(path: &Path) -> io::Result<Line> {
         Ok(Line::to_process(meeting::connect(path)?))
     }
 
-    /// To another host, perhaps; whether it is there shows later.
+    /// Starts to connect to another host; a later receive reports whether that succeeded.
     pub(super) fn dial_host(address: SocketAddr, secrets: Secrets) -> io::Result<Line> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -83,12 +83,12 @@ impl Line {
         Line { socket, stream: None, process }
     }
 
-    /// The process at the other end, if it is one of this host that we know; it becomes readable when that has ended.
+    /// Returns the pidfd of the other end's process, readable once that has ended; `None` if it is unknown.
     pub(super) fn process(&self) -> Option<&OwnedFd> {
         self.process.as_ref()
     }
 
-    /// Whether it is known that the process at the other end has ended.
+    /// Returns true if the process at the other end is known to have ended.
     pub(super) fn has_exited(&self) -> bool {
         self.process.as_ref().is_some_and(|process| is_ready(process.as_fd(), PollFlags::IN))
     }
@@ -98,7 +98,7 @@ impl Line {
         let (socket, from) = match listener.accept() {
             Ok(accepted) => accepted,
             Err(error) => match error.kind() {
-                // One that was reset while it waited is no error of ours.
+                // A connection that was reset while it waited is not an error.
                 io::ErrorKind::WouldBlock
                 | io::ErrorKind::ConnectionAborted
                 | io::ErrorKind::ConnectionReset
@@ -111,13 +111,13 @@ impl Line {
         Ok(Some((socket, from.ip().to_canonical())))
     }
 
-    /// Over a connection that was accepted, for a peer that knows one of the secrets.
+    /// Wraps an accepted TCP connection. The peer must know one of the secrets.
     pub(super) fn answer(socket: TcpStream, from: IpAddr, secrets: Secrets) -> Line {
         let stream = Stream { channel: Channel::answer(secrets), is_connecting: false, from: Some(from) };
         Line { socket: socket.into(), stream: Some(Box::new(stream)), process: None }
     }
 
-    /// The host that dialled, if it was not this one for sure.
+    /// Returns the address of the dialling host; `None` for a Unix socket and for the dialling end.
     pub(super) fn from(&self) -> Option<IpAddr> {
         self.stream.as_ref()?.from
     }
@@ -134,12 +134,12 @@ impl Line {
         Some(address.ip().to_canonical())
     }
 
-    /// Whether the other end has answered, if only its host has.
+    /// Returns true if the other end has answered; for TCP, if its host has.
     pub(super) fn is_heard(&self) -> bool {
         self.stream.as_ref().is_none_or(|stream| !stream.is_connecting)
     }
 
-    /// Whether there is something to be sent, or to be found out, once the socket takes more.
+    /// Returns true if the line must be watched for room: data is queued, or the connection is not complete.
     pub(super) fn wants_to_write(&self) -> bool {
         self.stream.as_ref().is_some_and(|stream| stream.is_connecting || !stream.channel.output().is_empty())
     }
@@ -175,18 +175,18 @@ impl AsFd for Line {
     }
 }
 
-/// Who holds the other end of a socket of this host.
+/// Returns a pidfd of the process at the other end of a Unix socket; `None` if it is unknown or has closed the socket.
 fn process_behind(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     if let Some(process) = meeting::peer_pidfd(socket) {
         return Some(process);
     }
     let pid = meeting::peer_pid(socket).ok()??;
     let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-    // Where it still holds its end, nobody else has been given its number.
+    // As long as the other end is open, its process lives and its pid cannot have been reused.
     (!is_ready(socket, PollFlags::RDHUP | PollFlags::HUP)).then_some(process)
 }
 
-/// Whether one of these is so now.
+/// Returns true if one of the flags is set now.
 fn is_ready(descriptor: BorrowedFd<'_>, flags: PollFlags) -> bool {
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut polled = [PollFd::from_borrowed_fd(descriptor, flags)];
@@ -224,7 +224,7 @@ impl Stream {
         }
         loop {
             let heard = self.channel.next_message();
-            // Also that it is refused.
+            // The flush may also find that the connection was refused.
             let flushed = self.flush(socket);
             match heard {
                 Ok(Some(message)) => return Some(understood(&message)),
@@ -242,7 +242,7 @@ impl Stream {
         }
     }
 
-    /// Whether the other host has answered.
+    /// Returns true if the other host has answered; an error if it refused.
     fn has_connected(&mut self, socket: BorrowedFd<'_>) -> io::Result<bool> {
         sockopt::socket_error(socket)??;
         self.is_connecting = match rustix::net::getpeername(socket) {

@@ -14,16 +14,16 @@ use super::read;
 /// Windows of whole segments, by key; `None` after deregistration. Never shrinks.
 pub(super) type Registered = RwLock<Vec<Option<Window>>>;
 
-/// All memory that a queue pair sees.
+/// All memory that a queue pair can access.
 pub(super) struct View<'a> {
     pub(super) registered: &'a Registered,
-    /// What the peer hides our keys by.
+    /// Salt of our keys in the peer's packets.
     pub(super) salt: u32,
     pub(super) held: &'a Held<Window>,
 }
 
 impl View<'_> {
-    /// The lock is held until `then` is done, so that a key that was taken back is not being used any more.
+    /// Calls `then` with the window of an rkey under the lock, so that no deregistered key is in use.
     fn with<R, E>(&self, rkey: u32, then: impl FnOnce(&Window) -> Result<R, E>) -> Result<R, Refused> {
         let registered = read(self.registered);
         let window = registered.get((rkey ^ self.salt) as usize).and_then(Option::as_ref).ok_or(Refused)?;

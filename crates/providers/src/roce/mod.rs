@@ -67,15 +67,15 @@ use self::receivers::Receivers;
 pub use self::translated::AddressChanged;
 use crate::secure::{SecretError, Secrets};
 
-/// Queue pairs to each peer.
+/// Number of queue pairs to each peer.
 const LANES: usize = 2;
-/// Longest message.
+/// Maximum length of a message in bytes.
 const SEND_BYTES_MAX: usize = 1 << 16;
-/// Longest source that travels with its request.
+/// Maximum length in bytes of a source that is copied into its request.
 const INLINE_BYTES_MAX: usize = 4096;
 /// Maximum of [`RoceConfig::receivers`].
 pub const RECEIVERS_MAX: usize = 64;
-/// How long a fabric that is dropped waits for its peers to acknowledge what was posted.
+/// Maximum time for which a dropped fabric waits for acknowledgements.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The configuration of a roce fabric.
@@ -94,12 +94,11 @@ pub struct RoceConfig {
     /// Maximum payload of a packet. A connection uses the smaller value of its two ends, and less where frames on the
     /// path are shorter.
     pub mtu: Mtu,
-    /// Whether to retransmit single packets with peers that do so too; otherwise a loss repeats all later packets as
-    /// well.
+    /// True to retransmit single packets with peers that do so, too; otherwise a loss repeats all later ones as well.
     pub selective: bool,
     /// Congestion control towards other hosts, in addition to credits, where single packets are retransmitted.
     pub congestion: Congestion,
-    /// How long a silent peer keeps its connection.
+    /// Time after which a silent peer loses its connection.
     pub lease: Duration,
     /// Maximum number of registered segments.
     pub segments_max: usize,
@@ -122,11 +121,11 @@ pub struct RoceConfig {
     pub pcap: Option<PathBuf>,
     /// Maximum size of the capture file, in bytes.
     pub pcap_bytes_max: u64,
-    /// How to reach other hosts; with `None`, all peers are on this host.
+    /// Access to other hosts; with `None`, all peers are on this host.
     pub hosts: Option<Hosts>,
 }
 
-/// How to reach other hosts.
+/// Access to other hosts.
 #[derive(Clone, Debug)]
 pub struct Hosts {
     /// Listeners that other hosts may dial, in order of preference; empty if they may not dial.
@@ -285,9 +284,9 @@ pub struct Dropped {
     /// Damaged packets, and packets for a queue pair from another address than its peer's (those that the peer itself
     /// sent are in [`AddressChanged`]).
     pub refused: u64,
-    /// Undamaged packets from a peer that are malformed.
+    /// Malformed packets from a peer, although their checksum is right.
     pub malformed: u64,
-    /// Packets that the system refused to send; a train counts as one.
+    /// Packets that the system refused to send; a refused train (the packets of one system call) counts as one.
     pub unsent: u64,
     /// Packets that found a socket's receive buffer full; a train counts as one.
     pub overflowed: u64,
@@ -385,7 +384,7 @@ impl Fabric for RoceFabric {
         Capabilities {
             provider: "roce",
             direct: false,
-            // The peer's processor carries them out, where its memory is.
+            // The peer's processor executes atomics, and its memory is local to it.
             atomics: Atomics::Processor,
             lanes: LANES,
             send_bytes_max: SEND_BYTES_MAX,
@@ -405,16 +404,16 @@ impl Fabric for RoceFabric {
     }
 
     fn deregister(&self, key: Key) {
-        // Its user holds the lock.
+        // Accesses hold the lock, so none is in progress after this.
         let taken = write(&self.core.registered).get_mut(key.0 as usize).and_then(Option::take);
         if taken.is_some() {
             self.core.tell_and_wake(Event::Deregistered { key });
         }
     }
 
-    /// `address` is the file name of a socket in the cluster directory, as [`listeners`](crate::listeners) has it, or a path, or
-    /// another host's IP address and port, as `10.1.2.3:7000` or `[fd00::1]:7000`, or several of these with commas between, which are
-    /// tried in their order.
+    /// `address` is the file name of a socket in the cluster directory, as in [`listeners`](crate::listeners), a path,
+    /// or IP addresses and ports of another host, separated by commas and tried in order, as
+    /// `10.1.2.3:7000,[fd00::1]:7000`.
     fn connect(&self, address: &str, hello: &[u8]) {
         self.core.dial(address, hello);
     }
@@ -431,7 +430,7 @@ impl Fabric for RoceFabric {
         events.len() - before
     }
 
-    /// There is no way but packets.
+    /// Always `None`: peers' memory is only reachable by packets.
     fn direct(&self, _: PeerId, _: Key) -> Option<Window> {
         None
     }
@@ -469,7 +468,7 @@ impl Fabric for RoceFabric {
 
     fn round_trip(&self, peer: PeerId) -> Option<Duration> {
         let connection = self.core.peer(peer)?;
-        // That of the lane in which small requests go, if it has any.
+        // Of the lane of small requests if it has measured one, else of the other.
         let of_lane = |index| connection.lane(index).qp().round_trip_ns();
         (0..LANES).find_map(of_lane).map(Duration::from_nanos)
     }
@@ -519,7 +518,7 @@ impl Fabric for RoceFabric {
         Some(self.core.bell.descriptor(sleeper))
     }
 
-    /// Connections end when peers have acknowledged what was posted, which polling finds.
+    /// Polls end the connections when peers have acknowledged all posted requests.
     fn close(&self) {
         self.core.close();
     }
@@ -533,7 +532,7 @@ impl Drop for RoceFabric {
         while self.core.has_peers() && Instant::now() < deadline {
             let seen = self.doorbell();
             self.core.turn();
-            // Nobody wants them any more, and receivers wait while there are many.
+            // Discards the pending events, so that receivers that wait for room can end.
             self.core.take_events(&mut Vec::new());
             let left = self.core.time_left().unwrap_or(LAST_WORDS).min(LAST_WORDS);
             if self.core.has_peers() {
@@ -544,8 +543,7 @@ impl Drop for RoceFabric {
     }
 }
 
-/// Nothing panics while it holds one of our locks; if something did all the same, going on with what it left
-/// behind would be worse than stopping.
+/// Nothing should panic while it holds a lock. If something did, its state may be broken, so that stopping is better.
 const POISONED: &str = "a thread panicked while it held a lock of the roce fabric";
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -5,20 +5,20 @@ use std::net::IpAddr;
 
 use halite_rnic::Mtu;
 
-/// Hosts of which that is remembered.
+/// Maximum number of hosts whose path MTU is remembered.
 const HOSTS_MAX: usize = 1024;
 
-/// Only of hosts to which less comes through than was agreed on.
+/// Path MTUs by host, only where they are smaller than the agreed maximum.
 #[derive(Debug, Default)]
 pub(super) struct Paths(BTreeMap<IpAddr, Mtu>);
 
 impl Paths {
-    /// What has come through to a host, if it was less than was agreed on.
+    /// Returns the path MTU of a host, if it is smaller than what was agreed on.
     pub(super) fn to(&self, host: IpAddr) -> Option<Mtu> {
         self.0.get(&host).copied()
     }
 
-    /// So much came through, where so much was agreed on.
+    /// Records that `found` gets through to a host, of the `agreed` maximum.
     pub(super) fn note(&mut self, host: IpAddr, found: Mtu, agreed: Mtu) {
         if found >= agreed {
             self.0.remove(&host);

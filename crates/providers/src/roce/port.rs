@@ -22,48 +22,48 @@ use super::capture::Capture;
 use super::sharing::Sharing;
 use super::single;
 
-/// Most bytes of a train: a datagram of IPv4.
+/// Maximum length of a train in bytes: the largest datagram of IPv4.
 const TRAIN_BYTES_MAX: usize = 65507;
-/// Most packets of a train that all kernels take.
+/// Maximum number of packets of a train that all kernels accept.
 const TRAIN_PACKETS_MAX: usize = 64;
-/// Datagrams, or trains, that one call receives.
+/// Maximum number of datagrams or trains that one call receives.
 const BATCH: usize = 8;
-/// Headers of UDP, and of each version of IP.
+/// Bytes of the UDP header, and of the IP header of each version.
 const UDP_BYTES: usize = 8;
 pub(super) const IPV4_BYTES: usize = 20;
 pub(super) const IPV6_BYTES: usize = 40;
-/// What the kernel may hand over at a time.
+/// Maximum length in bytes of a datagram or train that the kernel delivers.
 const RECEIVED_BYTES_MAX: usize = 1 << 16;
 
-/// A socket with a port of its own.
+/// A UDP socket with its own port.
 #[derive(Debug)]
 pub(super) struct Port {
     socket: UdpSocket,
     state: UdpSocketState,
-    /// Where packets come from and go to, unless another one is said.
+    /// Address and port of the socket.
     address: SocketAddr,
-    /// More addresses of this host, if the socket has all of them.
+    /// Further addresses of this host; if there are any, the socket is bound to all addresses.
     others: Vec<IpAddr>,
-    /// Whether it takes addresses of IPv4 as those of IPv6.
+    /// True if IPv4 addresses are given to the socket as IPv6 ones.
     maps: bool,
-    /// Trains and packets that the system did not take.
+    /// Number of trains and packets that the system refused.
     unsent: AtomicU64,
     /// Consecutive receives that returned as many packets as were asked for.
     full_in_a_row: AtomicU32,
-    /// Whether the system is to say when packets have come.
+    /// True if the system reports the arrival times of packets.
     is_stamped: AtomicBool,
-    /// The number of the one that receives from it, where there are receivers.
+    /// Index of the receiver that receives from it; 0 without receivers.
     pub(super) receiver: usize,
-    /// Peers that have a place here: connected ones, and those to whom it was offered.
+    /// Number of peers with a place here: connected ones, and those to which one was offered.
     pub(super) users: AtomicUsize,
-    /// Who shares its receive buffer.
+    /// Division of the receive buffer among the peers.
     pub(super) sharing: Sharing,
     capture: Arc<OnceLock<Capture>>,
 }
 
 impl Port {
-    /// Binds a socket to `address`, or to all addresses of the host. It requests a receive buffer of so many bytes; the
-    /// system may grant less.
+    /// Binds a socket to `address`, or to all addresses of the host if there are `others`. Requests a receive buffer of
+    /// `receive_bytes`; the system may grant less.
     pub(super) fn bind(
         address: IpAddr,
         others: &[IpAddr],
@@ -81,7 +81,7 @@ impl Port {
         if others.is_empty() {
             single::say_less(&socket);
         }
-        // A smaller one will do.
+        // A smaller buffer works, too.
         let _ = state.set_recv_buffer_size((&socket).into(), receive_bytes);
         let room = Room::new(state.recv_buffer_size((&socket).into())?);
         let address = SocketAddr::new(address, socket.local_addr()?.port());
@@ -107,14 +107,14 @@ impl Port {
         self.address
     }
 
-    /// That port at an address of this host.
+    /// Returns the address `own` with this socket's port.
     pub(super) fn at(&self, own: IpAddr) -> SocketAddr {
         SocketAddr::new(own, self.address.port())
     }
 
-    /// Datagrams that came when its receive buffer was full, as the system counts them.
+    /// Returns the number of datagrams that the system dropped because the receive buffer was full.
     pub(super) fn overflowed(&self) -> u64 {
-        // The last of these numbers (linux/sock_diag.h: SK_MEMINFO_DROPS).
+        // The counter is the last of these (linux/sock_diag.h: SK_MEMINFO_DROPS).
         let mut counts = [0u32; 9];
         let mut len = size_of_val(&counts) as libc::socklen_t;
         // SAFETY: the kernel writes at most `len` bytes to `counts`, both of which outlive the call.
@@ -141,7 +141,8 @@ impl Port {
         self.unsent.load(Relaxed)
     }
 
-    /// Calls `write` with room for packets until it writes none, and sends what it has written from the first of `ends` to the second.
+    /// Calls `write` with room for a packet until it returns `None`, and sends all from the first of `ends` to the
+    /// second.
     pub(super) fn send_all(
         &self,
         flow: &Flow,
@@ -167,7 +168,7 @@ impl Port {
         }
         match self.transmit(ends, bytes, Some(segment)) {
             Ok(()) => self.capture_sent(ends, bytes, segment),
-            // As good as lost; what is missing is sent again.
+            // The train counts as lost; its packets are retransmitted.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.unsent.fetch_add(1, Relaxed);
             }
@@ -180,7 +181,7 @@ impl Port {
         }
     }
 
-    /// Cheaper than through the library, whose control messages say what is the default.
+    /// Sends one packet. The library would add control messages with default values, which cost time.
     fn send_one(&self, ends: (SocketAddr, SocketAddr), packet: &[u8]) {
         let sent = match self.others[..] {
             [] => rustix::net::sendto(&self.socket, packet, SendFlags::empty(), &ends.1)
@@ -206,7 +207,7 @@ impl Port {
             IpAddr::V4(ip) if self.maps => SocketAddr::new(ip.to_ipv6_mapped().into(), target.port()),
             _ => target,
         };
-        // A socket with all addresses does not know by itself which of them the peer expects.
+        // A socket that is bound to all addresses would choose a source that the peer may not expect.
         let src_ip = Some(own.ip()).filter(|_| !self.others.is_empty());
         let transmit = Transmit { destination, ecn: None, contents: bytes, segment_size, src_ip };
         self.state.try_send((&self.socket).into(), &transmit)
@@ -220,17 +221,17 @@ impl Port {
 
     /// Receives once; returns true if more may wait.
     pub(super) fn receive(&self, batch: &mut Batch) -> bool {
-        // To ask for more than there is costs a third of a microsecond: where calls come one by one, one is asked for.
+        // A request for more datagrams than there are costs 0.3 us: asks for one unless recent receives were full.
         let full_in_a_row = self.full_in_a_row.load(Relaxed);
         let wanted = if full_in_a_row < 2 { 1 } else { BATCH };
         let received = match wanted {
             1 if self.others.is_empty() => self.receive_one(batch),
             _ => self.receive_some(batch, wanted),
         };
-        // Whatever went wrong, nothing has come.
+        // After any error, the batch is empty.
         batch.count = received.unwrap_or(0);
         let is_full = batch.count == wanted;
-        // Only who receives is here, one thread at a time.
+        // Relaxed: one thread at a time receives from a socket.
         self.full_in_a_row.store(if is_full { full_in_a_row.saturating_add(1) } else { 0 }, Relaxed);
         if let Some(capture) = self.capture.get().filter(|_| batch.count > 0) {
             let own = |meta: &RecvMeta| {
@@ -254,19 +255,20 @@ impl Port {
         self.state.recv((&self.socket).into(), &mut targets[..wanted], &mut batch.metas)
     }
 
-    /// Most packets of a train, whether trains come in whole, and what the receive buffer holds by the kernel's count.
+    /// Returns the maximum number of packets of a train, whether trains arrive whole, and the kernel's size of the
+    /// receive buffer in bytes.
     pub(super) fn offers(&self) -> (usize, bool, usize) {
         let receive_bytes = self.state.recv_buffer_size((&self.socket).into()).unwrap_or(0);
         (self.train_packets_max(), self.state.gro_segments() > 1, receive_bytes)
     }
 
-    /// Most packets of a train.
+    /// Returns the maximum number of packets of a train.
     fn train_packets_max(&self) -> usize {
         self.state.max_gso_segments().min(TRAIN_PACKETS_MAX).min(usize::from(PLACE_MAX) + 1)
     }
 }
 
-/// An address of IPv4 as that, also where the socket takes it as one of IPv6.
+/// Converts an IPv4 address that is mapped to IPv6 back to IPv4; returns others unchanged.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(ip) => SocketAddr::new(ip.into(), address.port()),
@@ -274,7 +276,7 @@ pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// A socket with all addresses of this host, of both kinds.
+/// Binds a socket to all addresses of this host, of IPv4 and IPv6.
 fn bind_both() -> io::Result<UdpSocket> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::INET6, SocketType::DGRAM, flags, None)?;
@@ -283,11 +285,11 @@ fn bind_both() -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// The most payload of packets that have at most so many bytes, from their header of IP on.
+/// Returns the maximum payload of packets of at most `packet_bytes_max`, with an IP header of `ip_bytes`.
 pub(super) fn mtu_within(packet_bytes_max: usize, ip_bytes: usize) -> Mtu {
     let payload = packet_bytes_max.saturating_sub(ip_bytes + UDP_BYTES + HEADER_BYTES_MAX + ICRC_BYTES);
     let fitting = Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() as usize <= payload);
-    // Less cannot be had.
+    // The smallest MTU that there is.
     fitting.unwrap_or(Mtu::Bytes256)
 }
 
@@ -297,11 +299,11 @@ impl AsFd for Port {
     }
 }
 
-/// Packets to one target that have not left yet.
+/// Packets to one target that have not been sent yet.
 struct Train<'a> {
     port: &'a Port,
     flow: &'a Flow,
-    /// Ours, and the peer's.
+    /// Our address and the peer's.
     ends: (SocketAddr, SocketAddr),
     bytes: &'a mut [u8],
     len: usize,
@@ -311,7 +313,7 @@ struct Train<'a> {
 }
 
 impl Train<'_> {
-    /// Where the next packet is to be written.
+    /// Returns the buffer for the next packet, with room for `bytes`; sends the train first if it is too full.
     fn room(&mut self, bytes: usize) -> &mut [u8] {
         if self.bytes.len() - self.len < bytes {
             self.leave();
@@ -319,7 +321,8 @@ impl Train<'_> {
         &mut self.bytes[self.len..]
     }
 
-    /// A packet of this length was written there.
+    /// Adds a packet of `len` bytes, which the caller has written to [`Train::room`]; sends the train first if the
+    /// packet cannot belong to it.
     fn add(&mut self, len: usize) {
         let is_closed = self.len < self.packets * self.segment;
         if self.packets > 0
@@ -327,7 +330,7 @@ impl Train<'_> {
         {
             let begin = self.len;
             self.leave();
-            // Only a short one moves, or the first of the next train.
+            // The packet begins a new train: move it to the front.
             self.bytes.copy_within(begin..begin + len, 0);
         }
         if self.packets == 0 {
@@ -346,7 +349,7 @@ impl Train<'_> {
     }
 }
 
-/// What was received at a time.
+/// The datagrams of one receive.
 #[derive(Debug)]
 pub(super) struct Batch {
     bytes: Box<[u8]>,
@@ -362,17 +365,17 @@ impl Batch {
         Batch { bytes, metas: [RecvMeta::default(); BATCH], count: 0, full_in_a_row: 0 }
     }
 
-    /// How many datagrams hold nothing, and so are no packets.
+    /// Returns the number of empty datagrams, which are not packets.
     pub(super) fn empty(&self) -> u64 {
         self.metas[..self.count].iter().filter(|meta| meta.len == 0).count() as u64
     }
 
-    /// Somebody has polled, and perhaps more waits.
+    /// Counts consecutive polls that left packets in the socket: `is_more` if this one did.
     pub(super) fn note_polled(&mut self, is_more: bool) {
         self.full_in_a_row = if is_more { self.full_in_a_row.saturating_add(1) } else { 0 };
     }
 
-    /// Consecutive polls that left packets in the socket.
+    /// Returns the number of consecutive polls that left packets in the socket.
     pub(super) fn full_in_a_row(&self) -> u32 {
         self.full_in_a_row
     }
@@ -403,7 +406,7 @@ mod tests {
     const PACKET_BYTES: usize = BTH_BYTES + 100 + ICRC_BYTES;
     const PLACE_BYTE: usize = 8;
 
-    /// Sends packets that hold these numbers.
+    /// Sends packets that contain these numbers.
     fn send(port: &Port, flow: &Flow, target: SocketAddr, numbers: std::ops::Range<u8>) {
         let mut numbers = numbers;
         port.send_all(flow, (port.address(), target), PACKET_BYTES, |buffer| {
@@ -413,7 +416,7 @@ mod tests {
         });
     }
 
-    /// The number and the place in its train of each packet, all of which have a right ICRC.
+    /// Returns the number and the position in its train of each packet, all of which must have a valid ICRC.
     fn receive(port: &Port, flow: &Flow, count: usize) -> Vec<(u8, u8)> {
         let (mut batch, mut received) = (Batch::new(), Vec::new());
         while received.len() < count {
@@ -436,7 +439,7 @@ mod tests {
     #[test]
     fn packets_leave_singly_if_the_kernel_refuses_trains() {
         let (from, to, flow) = ports();
-        // Linux makes no trains without checksums of UDP: it says EINVAL, and takes single packets.
+        // Without UDP checksums, Linux refuses trains with EINVAL, but accepts single packets.
         let without_checksums: libc::c_int = 1;
         // SAFETY: the kernel reads an int, which outlives the call.
         let failed = unsafe {

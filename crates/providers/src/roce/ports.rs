@@ -30,12 +30,12 @@ use super::capture::Capture;
 use super::port::{IPV4_BYTES, IPV6_BYTES, Port, mtu_within};
 use super::{RoceConfig, read, write};
 
-/// Sockets that one look finds; the rest waits for the next.
+/// Maximum number of sockets that one look returns; the rest waits for the next.
 const READY_MAX: usize = 16;
-/// Any port will do: nothing is sent there.
+/// Any port works: nothing is sent.
 const DISCARD: u16 = 9;
 
-/// See the header of this file.
+/// All sockets of a fabric; see the header of this file.
 #[derive(Debug)]
 pub(super) struct Ports {
     address: IpAddr,
@@ -44,14 +44,14 @@ pub(super) struct Ports {
     users_max: usize,
     ports_max: usize,
     first: Arc<Port>,
-    /// All of them, the first one first.
+    /// All sockets, the first one first.
     all: RwLock<Vec<Arc<Port>>>,
     has_further: AtomicBool,
-    /// Watches all of them while there are several; or, for each receiver, its part of them, always.
+    /// One epoll for all sockets, used while there are several; or one per receiver, always used.
     epolls: Vec<OwnedFd>,
     has_receivers: bool,
     capture: Arc<OnceLock<Capture>>,
-    /// What those that are closed have counted.
+    /// Counters of closed sockets.
     unsent: AtomicU64,
     overflowed: AtomicU64,
 }
@@ -104,7 +104,7 @@ impl Ports {
         Ok(ports)
     }
 
-    /// Writes all packets there from now on.
+    /// Captures the packets of all sockets from now on.
     pub(super) fn capture_to(&self, capture: Capture) {
         self.capture.set(capture).expect("a capture is begun once");
     }
@@ -124,7 +124,7 @@ impl Ports {
         let mut with_room = all.iter().filter(|port| users(port) < self.users_max);
         let chosen = match self.epolls.len() {
             1 => with_room.next(),
-            // Each receiver has a peer before any has two.
+            // Peers go to the receiver with the fewest, so each has a peer before any has two.
             several => {
                 let users_of = |receiver| {
                     all.iter()
@@ -156,7 +156,7 @@ impl Ports {
         }
     }
 
-    /// One more, watched; `None` where the system gives none: peers can do without.
+    /// Opens and watches a further socket; `None` if the system refuses: peers then share the existing ones.
     fn open_further(&self, all: &[Arc<Port>]) -> Option<Arc<Port>> {
         let sockets_of = |receiver: &usize| all.iter().filter(|port| port.receiver == *receiver).count();
         let receiver = (0..self.epolls.len()).min_by_key(sockets_of).expect("at least one");
@@ -195,7 +195,7 @@ impl Ports {
         let mut all = write(&self.all);
         let is_over = |port: &mut Arc<Port>| !Arc::ptr_eq(port, &self.first) && port.users.load(Relaxed) == 0;
         for port in all.extract_if(.., is_over) {
-            // Who polls may hold it for a moment yet.
+            // A thread that is polling may still hold the socket.
             let _ = epoll::delete(&self.epolls[port.receiver], &*port);
             self.unsent.fetch_add(port.unsent(), Relaxed);
             self.overflowed.fetch_add(port.overflowed(), Relaxed);
@@ -210,7 +210,7 @@ impl Ports {
         is_alone
     }
 
-    /// Has each receiver woken, for good, when that descriptor becomes readable.
+    /// Adds a descriptor to the epolls of all receivers, which wakes them when it becomes readable.
     pub(super) fn wake_receivers_by(&self, descriptor: BorrowedFd<'_>) -> io::Result<()> {
         let of_no_port = epoll::EventData::new_u64(u64::MAX);
         self.epolls
@@ -219,7 +219,7 @@ impl Ports {
     }
 
     fn has_further(&self) -> bool {
-        // What is watched is decided anew by who sleeps, whenever this changes.
+        // When this changes, the sleeper is woken and chooses its descriptor again.
         self.has_further.load(SeqCst)
     }
 
@@ -230,7 +230,7 @@ impl Ports {
         ([self.first.as_fd(), self.epolls[0].as_fd()], index)
     }
 
-    /// Those at which something may have come.
+    /// Calls `then` for each socket that may have input.
     pub(super) fn for_each_ready(&self, mut then: impl FnMut(&Port)) {
         match self.has_further() {
             true => self.for_each_ready_of(0, Some(&Timespec::default()), then),
@@ -238,7 +238,7 @@ impl Ports {
         }
     }
 
-    /// The same of one receiver's, as soon as there is one, or the receiver is woken, or that time is over.
+    /// As [`Ports::for_each_ready`], for one receiver. Waits for input, a wake-up, or `timeout`.
     pub(super) fn for_each_ready_of(
         &self,
         receiver: usize,
@@ -246,7 +246,7 @@ impl Ports {
         mut then: impl FnMut(&Port),
     ) {
         let mut space = [MaybeUninit::uninit(); READY_MAX];
-        // Those that are not emptied wait behind the others for the next time.
+        // epoll moves sockets that remain readable behind the others, so each gets its turn.
         let ready = epoll::wait(&self.epolls[receiver], &mut space[..], timeout);
         for event in ready.map(|(events, _)| events).unwrap_or_default() {
             let number = event.data.u64();
@@ -263,7 +263,7 @@ impl Ports {
         self.unsent.load(Relaxed) + self.all().iter().map(|port| port.unsent()).sum::<u64>()
     }
 
-    /// Datagrams that came when a receive buffer was full.
+    /// Returns the number of datagrams that the system dropped because a receive buffer was full.
     pub(super) fn overflowed(&self) -> u64 {
         self.overflowed.load(Relaxed) + self.all().iter().map(|port| port.overflowed()).sum::<u64>()
     }
@@ -276,7 +276,7 @@ impl Ports {
         own.filter(|_| !self.others.is_empty()).unwrap_or(self.address)
     }
 
-    /// Where packets from that address of this host come to: the first that is of its kind.
+    /// Returns our address for packets from `host`: the first one of the same IP version.
     pub(super) fn address_for(&self, host: IpAddr) -> IpAddr {
         let mut all = [self.address].into_iter().chain(self.others.iter().copied());
         self.address_as(all.find(|own| own.is_ipv4() == host.is_ipv4()))
@@ -287,9 +287,9 @@ impl Ports {
         address.is_loopback() || address == self.address || self.others.contains(&address)
     }
 
-    /// The most payload of packets to a host that fit into frames all the way there, as far as the system knows it.
+    /// Returns the maximum payload of packets to a host that need no fragmentation, as far as the system knows.
     pub(super) fn mtu_to(&self, host: IpAddr) -> io::Result<Mtu> {
-        // The system tells it of sockets that are connected, which ours is not.
+        // The system only reports the path MTU of connected sockets, so this takes one of its own.
         let any = if host.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let own = if self.others.is_empty() { self.address } else { any };
         let socket = UdpSocket::bind((own, 0))?;
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(receivers(&peers), [0, 1, 0, 1, 0]);
         peers.retain(|peer| peer.port().receiver == 0);
         ports.close_unused();
-        // Both sockets that are left are those of one receiver, and have room.
+        // Both remaining sockets belong to one receiver, and have room.
         assert_eq!(receivers(&meet(2)), [1, 1]);
     }
 }

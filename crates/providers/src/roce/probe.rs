@@ -22,7 +22,8 @@ pub struct SocketProbe {
     pub mtus: Vec<Option<Mtu>>,
 }
 
-/// Detects the capabilities of a socket bound to `address`, an address of this host. Sends nothing.
+/// Detects the capabilities of a socket bound to `address`, an address of this host, and the maximum payload of packets
+/// to each of `hosts`. Sends nothing.
 pub fn probe(address: IpAddr, hosts: &[IpAddr]) -> io::Result<SocketProbe> {
     let config = RoceConfig { address, ..RoceConfig::new("", "probe") };
     let ports = Ports::open(&config)?;

@@ -37,13 +37,13 @@ pub(super) struct Receiver {
     pub(super) full_in_a_row: AtomicU32,
 }
 
-/// The threads, which end with this.
+/// Handle of the threads, which end when it is dropped.
 #[derive(Debug)]
 pub(super) struct Receivers {
     core: Arc<Core>,
     threads: Vec<JoinHandle<()>>,
     is_over: Arc<AtomicBool>,
-    /// Readable when it is over; where there are none, it takes no descriptor.
+    /// Becomes readable when the threads must end; `None` without receivers, to save a descriptor.
     over: Option<OwnedFd>,
 }
 
@@ -78,12 +78,12 @@ impl Drop for Receivers {
     fn drop(&mut self) {
         self.is_over.store(true, Relaxed);
         if let Some(over) = &self.over {
-            // It is readable from now on, which orders what was stored.
+            // `over` stays readable, so a receiver sees the flag that was stored before.
             let _ = rustix::io::write(over, &1u64.to_ne_bytes());
         }
         self.core.events.interrupt();
         for thread in self.threads.drain(..) {
-            // One that has panicked has said so.
+            // A panicked receiver has reported that.
             let _ = thread.join();
         }
     }
@@ -107,12 +107,12 @@ impl Core {
         let mut batch = Batch::new();
         while !is_over.load(Relaxed) {
             if self.events.is_full() {
-                // What waits may be what rings for nobody; but who sleeps is to make room.
+                // None of the pending events may ring, but a sleeping poller must make room.
                 self.bell.note_received();
                 self.receivers[index].full_in_a_row.store(0, Relaxed);
                 self.events.await_room(|| is_over.load(Relaxed));
             }
-            // Nobody takes it for busy while it sleeps.
+            // A receiver that sleeps must not count as busy.
             let at_once = (batch.full_in_a_row() > 0).then(Timespec::default);
             let is_more = self.receive_for(index, &mut batch, at_once.as_ref());
             batch.note_polled(is_more);
@@ -120,7 +120,7 @@ impl Core {
         }
     }
 
-    /// Receives once from each socket of a receiver; says whether more may wait.
+    /// Receives once from each ready socket of a receiver; returns true if more may wait.
     fn receive_for(&self, index: usize, batch: &mut Batch, timeout: Option<&Timespec>) -> bool {
         let receiver = &self.receivers[index];
         let mut is_more = false;
@@ -145,7 +145,7 @@ impl Core {
     ) {
         for index in receivers {
             let _ = (0..batches_max).find(|_| !self.receive_for(index, batch, Some(&Timespec::default())));
-            // What the receiver has taken out of its sockets is handled by then.
+            // The receiver holds this lock while it handles packets that it has received.
             drop(lock(&self.receivers[index].receiving));
         }
     }

@@ -49,9 +49,9 @@ impl Sharing {
         lock(&self.members).remove(&peer).is_some()
     }
 
-    /// Notes that a lane began to send. Returns the time of the next rebalance.
+    /// Notes that a lane began to send. Returns the time at which to rebalance; 0 for at once.
     pub(super) fn note_begun(&self) -> u64 {
-        // Not while others share, who would forget it.
+        // The lock excludes a rebalance, which would reset the flag.
         let members = lock(&self.members);
         self.is_waited_for.store(true, Relaxed);
         match members.len() {

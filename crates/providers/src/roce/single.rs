@@ -13,10 +13,10 @@ use quinn_udp::RecvMeta;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
 
 const HEADER_BYTES: usize = size_of::<libc::cmsghdr>();
-/// What the system says: when it came, if that is asked for, and of a train the length of each packet but the last; a header before either.
+/// Bytes of the control messages: the arrival time, if requested, and a train's packet length, each after a header.
 const CONTROL_BYTES: usize = 2 * HEADER_BYTES + size_of::<libc::timespec>() + size_of::<u64>();
 
-/// Aligned as a header is: what is in front of one that is not would be left out, and with it room for the length.
+/// Aligned as a header: the library would skip the bytes before an aligned one, and the length would not fit.
 #[repr(align(8))]
 struct Control([MaybeUninit<u8>; CONTROL_BYTES]);
 
@@ -32,21 +32,21 @@ pub(super) fn say_less(socket: &UdpSocket) {
     let off: libc::c_int = 0;
     for (level, name) in options {
         let len = size_of_val(&off) as libc::socklen_t;
-        // SAFETY: the kernel reads an int, which outlives the call.  Options of another family fail, which means that they are off.
+        // SAFETY: the kernel reads an int, which outlives the call. Options of the other IP version fail; they are off.
         unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const off).cast(), len) };
     }
 }
 
-/// Has it say when a datagram came.
+/// Enables arrival times of datagrams.
 pub(super) fn say_when(socket: &UdpSocket) {
     let on: libc::c_int = 1;
     let len = size_of_val(&on) as libc::socklen_t;
     let (level, name) = (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS);
-    // SAFETY: the kernel reads an int, which outlives the call.  Where it fails, nothing is said.
+    // SAFETY: the kernel reads an int, which outlives the call. If it fails, there are no arrival times.
     unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const on).cast(), len) };
 }
 
-/// Receives one datagram, or the train that it begins, if one waits.
+/// Receives one datagram or train; fails with `WouldBlock` if there is none.
 pub(super) fn receive(socket: &UdpSocket, bytes: &mut [u8]) -> io::Result<RecvMeta> {
     let mut space = Control([MaybeUninit::new(0u8); CONTROL_BYTES]);
     let mut control = RecvAncillaryBuffer::new(&mut space.0);
@@ -62,18 +62,18 @@ pub(super) fn receive(socket: &UdpSocket, bytes: &mut [u8]) -> io::Result<RecvMe
     Ok(meta)
 }
 
-/// What the system has said of a datagram.
+/// Control messages of a datagram.
 #[derive(Clone, Copy, Default)]
 struct Said {
-    /// The length of the packets of a train, if it is one.
+    /// Length of the packets of a train; `None` for a single datagram.
     segment: Option<usize>,
-    /// When it came, since 1970.
+    /// Arrival time since 1970; `None` if the system gave none.
     stamp: Option<Duration>,
 }
 
 impl Said {
     fn read(space: &[MaybeUninit<u8>; CONTROL_BYTES]) -> Said {
-        // SAFETY: all bytes were set to 0 when the space was made, and the kernel only ever sets them.
+        // SAFETY: all bytes were initialized with 0, and the kernel only overwrites them.
         let space = space.map(|byte| unsafe { byte.assume_init() });
         let (mut said, mut at) = (Said::default(), 0);
         while let Some(len) = word(&space, at).filter(|len| (HEADER_BYTES..=CONTROL_BYTES - at).contains(len))
@@ -98,7 +98,7 @@ impl Said {
     }
 }
 
-/// A word of the system's, as it counts lengths and times.
+/// Returns the word at `at`, in the system's byte order; `None` beyond the end.
 fn word(space: &[u8; CONTROL_BYTES], at: usize) -> Option<usize> {
     Some(usize::from_ne_bytes(*space.get(at..)?.first_chunk()?))
 }

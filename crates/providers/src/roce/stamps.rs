@@ -6,10 +6,10 @@ use quinn_udp::RecvMeta;
 
 use super::port::Batch;
 
-/// Who waits for longer than that does not tell how long: the system's clock may have been set.
+/// Maximum wait that counts; after a longer one, the system's clock may have been set.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// What both clocks say at one moment, if that is of use.
+/// The times of the fabric's clock (ns) and the system's at one moment; `None` without arrival times.
 #[derive(Debug)]
 pub(super) struct Clock(Option<(u64, Duration)>);
 
@@ -25,7 +25,7 @@ impl Clock {
         self.0.is_some()
     }
 
-    /// When a packet came; `now_ns` where that is not known.
+    /// Returns the arrival time of a packet; `now_ns` if it is unknown.
     pub(super) fn arrived_ns(&self, meta: &RecvMeta, now_ns: u64) -> u64 {
         let Some(((own_ns, now), stamp)) = self.0.zip(meta.timestamp) else { return now_ns };
         let waited = now.checked_sub(stamp).filter(|waited| *waited < WAIT_MAX);

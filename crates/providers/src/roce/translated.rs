@@ -26,7 +26,7 @@ pub struct AddressChanged {
     pub packets: u64,
 }
 
-/// What is kept of such packets: a count and an address, however many come.
+/// Statistics of such packets, of constant size.
 #[derive(Debug, Default)]
 pub(super) struct Translated {
     packets: AtomicU64,

@@ -21,7 +21,8 @@ pub struct Aeth<T: AsRef<[u8]>> {
 pub struct AethRepr {
     /// The outcome.
     pub syndrome: Syndrome,
-    /// Messages completed by the responder, modulo 2^24; or the wait of the request, see [`AethRepr::waited_ns`].
+    /// Number of messages that the responder has completed, modulo 2^24; or, if the ends have negotiated it, the time
+    /// for which the request waited at the responder, see [`AethRepr::waited_ns`].
     pub msn: u32,
 }
 

@@ -42,7 +42,7 @@ pub enum WireError {
     #[error("opcode {0:#04x} is not one of a reliable connection")]
     Opcode(u8),
     /// The version of the transport header is not 0.
-    #[error("version {0} of the transport header")]
+    #[error("the transport header has version {0}; only version 0 is valid")]
     Version(u8),
     /// The padding exceeds the payload, or the length is not a multiple of four.
     #[error("the padding does not fit the length")]

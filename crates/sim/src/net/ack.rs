@@ -1,4 +1,4 @@
-//! Acknowledgements where processors copy: how the requester learns the result of a request, or that it never will.
+//! Acknowledgements if processors copy: the requester learns the result of a request, or that there will be none.
 
 use halite_fabric::{Completion, CompletionKind, Status};
 
@@ -8,7 +8,7 @@ use super::{Event, Net};
 use crate::link::Transit;
 
 impl Net {
-    /// Acknowledges a request, done or refused, after `delay_ns`.
+    /// Schedules the acknowledgement of a request, done or refused, after `delay_ns`.
     pub(super) fn acknowledge(&mut self, qp: u32, number: u64, status: Status, delay_ns: u64) {
         let (from, to) = self.hosts_of(qp);
         // The request may have been flushed.
@@ -31,8 +31,8 @@ impl Net {
         }
     }
 
-    /// Records the arrival of an acknowledgement for the next post instead of scheduling an event, of which a large
-    /// cluster would need too many.  Returns false if its arrival, or that of an earlier one, must be reported.
+    /// Records an acknowledgement that arrives at `at_ns`, for the next post, instead of scheduling an event: a large
+    /// cluster would need too many. Returns false if its arrival, or that of an earlier one, must be reported.
     fn know_later(&mut self, qp: u32, number: u64, at_ns: u64) -> bool {
         let queue = &mut self.qps[qp as usize];
         let is_behind_others = number > queue.first;
@@ -63,7 +63,7 @@ impl Net {
         self.report_room(qp);
     }
 
-    /// A closing end waits for all acknowledgements, so the last one without an event gets one.
+    /// Gives the last acknowledgement without an event one, because a closing end waits for all of them.
     pub(super) fn await_known(&mut self, qp: u32) {
         self.take_known(qp);
         let queue = &self.qps[qp as usize];
@@ -97,7 +97,7 @@ impl Net {
         self.leave_when_sent(self.end_of(qp));
     }
 
-    /// An acknowledgement covers all earlier requests, except those that return data.
+    /// Acknowledges all earlier requests, except those that return data.
     fn acknowledge_earlier(&mut self, qp: u32, number: u64) {
         let queue = &mut self.qps[qp as usize];
         let count = number.saturating_sub(queue.first) as usize;
@@ -141,7 +141,7 @@ impl Net {
         }
         let (from, to) = self.hosts_of(qp);
         match self.transmit(from, to, self.now_ns, 0) {
-            // A target that has not executed the request has dropped it, and accepts nothing more.
+            // A target that has not executed the request has dropped it, and accepts no more packets.
             Transit::Sent { arrives_ns, .. } if self.lets_in(self.end_of(qp).other()) => {
                 self.counters.duplicated += 1;
                 self.send_ack(qp, number, to, from, arrives_ns);
@@ -165,7 +165,7 @@ impl Net {
         true
     }
 
-    /// Ends all requests of a closing end: those that may be partly executed with `status`.
+    /// Ends all requests of a closing end; those that may be partly executed end with `status`.
     pub(super) fn flush(&mut self, qp: u32, status: Status) {
         self.close_lane(qp);
         self.take_known(qp);
@@ -175,7 +175,7 @@ impl Net {
         queue.departing = queue.first;
         queue.offset = 0;
         for mut work in outstanding {
-            // Executed but unreported, since an earlier result is missing.
+            // The request was executed but not reported, since an earlier result is missing.
             if !work.acknowledged {
                 work.status = if work.departed { status } else { Status::Flushed };
             }

@@ -30,7 +30,7 @@ pub(super) struct Atomics {
 }
 
 impl Net {
-    /// An atomic has arrived at the adapter of a lane.
+    /// Handles the arrival of an atomic at the adapter of a lane.
     pub(super) fn begin_atomic(&mut self, datagram: Datagram, eth: AtomicEthRepr) {
         let endpoint = self.ends[self.end_of(datagram.to)].endpoint;
         if let Some(lane) = self.lane(datagram.to) {
@@ -48,7 +48,7 @@ impl Net {
         }
         let Some(next) = atomics.waiting.pop_front() else { return };
         let to = next.datagram.to;
-        // An invalid address is refused in the second step.
+        // The second step refuses an invalid address.
         let word = self.pair_and_view(to, None).and_then(|(_, view)| view.load(&next.eth));
         let at_ns = self.now_ns + self.profile_of(to).atomic_ns;
         self.endpoints[endpoint as usize].atomics.current = Some((next, word));

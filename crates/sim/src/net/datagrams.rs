@@ -13,12 +13,12 @@ use crate::world::HostId;
 /// A datagram in flight, or held at its target.
 #[derive(Debug)]
 pub(super) struct Datagram {
-    /// The queue pair that it was sent to.
+    /// The target queue pair.
     pub(super) to: u32,
     pub(super) bytes: Vec<u8>,
 }
 
-/// How long before the wire is free an adapter fetches a packet: the time of the longest packet at 100 Gb/s.
+/// Time in ns by which an adapter fetches packets before the wire is free: the time of the longest packet at 100 Gb/s.
 const AHEAD_NS: u64 = 400;
 
 /// All datagrams in flight.
@@ -52,18 +52,18 @@ impl Datagrams {
     }
 }
 
-/// Time to move a packet between memory and the wire, at both ends.
+/// Returns the time to move a packet between memory and the wire, at both ends.
 fn moves_ns(profile: &Profile, packet: &Packet<'_>) -> u64 {
     let bytes = packet.payload.len() as u64;
     if profile.is_driven_by_process() {
         return 2 * profile.dma_ns(packet.headers.len_bytes() as u64 + bytes) + profile.pcie_ns;
     }
     match packet.headers {
-        // Sent by the adapter itself after the memory access.
+        // The adapter sends it after its access to memory.
         Headers::Acknowledge(_) => 0,
         Headers::AtomicAcknowledge { .. } if profile.atomics == AtomicsBy::Processor => profile.atomic_ns,
         Headers::AtomicAcknowledge { .. } => 0,
-        // To memory and back; the response is fetched and stored.
+        // To memory and back; the adapter fetches the response and stores it.
         Headers::ReadRequest(_) => 2 * profile.pcie_ns,
         headers if headers.opcode().is_response() => 2 * (profile.dma_ns(bytes) + profile.pcie_ns),
         _ => 2 * profile.dma_ns(bytes) + profile.pcie_ns,
@@ -71,7 +71,7 @@ fn moves_ns(profile: &Profile, packet: &Packet<'_>) -> u64 {
 }
 
 impl Net {
-    /// Sends the packets of a queue pair until the wire is busy; a kernel takes all of them.  Returns when to
+    /// Sends the packets of a queue pair until the wire is busy; a kernel takes all of them. Returns the time to
     /// continue, if there may be more.
     pub(super) fn transmit_all(&mut self, qp: u32) -> Option<u64> {
         let mut buffer = std::mem::take(&mut self.scratch);
@@ -82,7 +82,7 @@ impl Net {
             // along.
             let is_turn_over = sent_bytes == 0 || sent_bytes >= mtu;
             if let Some(at_ns) = self.wire_is_busy_until(qp).filter(|_| is_turn_over && !lane.is_over()) {
-                // After the queue pairs that wait for the same wire.
+                // The time is behind that of queue pairs that wait for the same wire.
                 goes_on_ns = Some(at_ns + u64::from(sent_bytes > 0));
                 break;
             }
@@ -96,7 +96,8 @@ impl Net {
         goes_on_ns
     }
 
-    /// An adapter fetches packets when the wire is about to be free, so that queue pairs alternate packet by packet.
+    /// Returns when an adapter may fetch the next packet; `None` for now. It waits until the wire is nearly free, so
+    /// queue pairs alternate packet by packet.
     fn wire_is_busy_until(&self, qp: u32) -> Option<u64> {
         let profile = self.profile_of(qp);
         if profile.is_driven_by_process() {
@@ -120,7 +121,7 @@ impl Net {
         let carried = wire.carry(self.now_ns, on_wire, &mut self.random, &mut self.counters);
         let is_noticed = corruption == Corruption::Caught;
         if carried.is_damaged && !is_noticed && payload > 0 {
-            // As if damaged before the checksum was computed, in an adapter or a switch.
+            // The damage occurred before the checksum was computed, in an adapter or a switch.
             self.counters.corrupted_uncaught += 1;
             self.damage(&mut bytes[begin..begin + payload]);
         }
@@ -203,7 +204,7 @@ impl Net {
             return self.drop_datagram(Datagram { to, bytes });
         };
         let is_over = queue_pair.state() == State::Error;
-        // It was checked when it arrived.
+        // The packet was parsed when it arrived.
         let packet = Packet::parse(&bytes[..bytes.len() - ICRC_BYTES]).expect("it was parsed before");
         queue_pair.handle_packet(now_ns, &packet, &view);
         self.counters.dropped += u64::from(is_over);
@@ -213,7 +214,7 @@ impl Net {
         self.drive(to);
     }
 
-    /// The queue pair of a lane, and its view of memory.
+    /// Returns the queue pair of a lane, and its view of memory.
     pub(super) fn pair_and_view(&mut self, qp: u32, word: Option<u64>) -> Option<(&mut QueuePair, View<'_>)> {
         let end = self.end_of(qp);
         let (endpoint, keys_told) = (self.ends[end].endpoint, self.keys_told(end));

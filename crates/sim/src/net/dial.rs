@@ -1,4 +1,4 @@
-//! Connecting: one message there and one back.
+//! Connecting: one message in each direction.
 
 use std::collections::VecDeque;
 
@@ -20,9 +20,9 @@ pub(super) struct Dial {
     from: u32,
     to: u32,
     hello: Vec<u8>,
-    /// Number of this fabric's keys that the dial carried.
+    /// Number of the dialling fabric's keys that the dial carried.
     keys: u32,
-    /// The result has been reported.
+    /// True if the result has been reported.
     over: bool,
     /// The dialling end, once the target has created it.
     end: Option<EndId>,
@@ -40,7 +40,7 @@ impl Net {
         index
     }
 
-    /// Addresses of all other open fabrics.
+    /// Returns the addresses of all other open fabrics.
     pub(crate) fn discover(&self, endpoint: u32) -> Vec<String> {
         let others = self.addresses.iter().filter(|(_, index)| **index != endpoint);
         let alive = others.filter(|(_, index)| self.endpoints[**index as usize].alive);
@@ -98,7 +98,7 @@ impl Net {
         let Dial { from, to, .. } = self.dials[dial as usize];
         let (from_host, to_host) = (self.host_of(from), self.host_of(to));
         let state = self.hosts[to_host as usize].state;
-        // A kernel refuses for a missing process; a host that is down or paused does not answer.
+        // If the process does not exist, the kernel refuses; a host that is down or paused does not answer.
         if state != HostState::Crashed && !self.endpoints[to as usize].alive {
             return self.answer(dial, None, to_host, from_host);
         }
@@ -110,7 +110,7 @@ impl Net {
         self.answer(dial, Some(ours), to_host, from_host);
     }
 
-    /// Creates both ends and opens the target's.  Returns the dialling end.
+    /// Creates both ends and opens the target's. Returns the dialling end.
     fn join(&mut self, dial: u32, from_host: u32, to_host: u32) -> EndId {
         let Dial { from, to, keys, .. } = self.dials[dial as usize];
         let said = std::mem::take(&mut self.dials[dial as usize].hello);
@@ -210,7 +210,7 @@ impl Net {
         self.give_up_dial(dial, "timed out");
     }
 
-    /// A closing fabric fails its outstanding dials.
+    /// Fails the outstanding dials of a closing fabric.
     pub(super) fn give_up_dials(&mut self, endpoint: u32) {
         for dial in 0..self.dials.len() as u32 {
             if self.dials[dial as usize].from == endpoint {

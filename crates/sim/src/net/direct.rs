@@ -13,20 +13,20 @@ use crate::hardware::Reach;
 /// Segments of a peer that this end's process has mapped.
 #[derive(Debug, Default)]
 pub(super) struct Mapped {
-    /// By key.
+    /// Mapped segments by key.
     segments: Vec<Option<Arc<Segment>>>,
     /// Unmapped segments that windows still refer to.
     unmapped: Vec<Weak<Segment>>,
 }
 
 impl Mapped {
-    /// Grants no more windows.
+    /// Ends the granting of windows.
     pub(super) fn unmap_all(&mut self) {
         let segments = std::mem::take(&mut self.segments);
         self.unmapped.extend(segments.into_iter().flatten().map(|segment| Arc::downgrade(&segment)));
     }
 
-    /// Grants no more windows of one segment.
+    /// Ends the granting of windows of one segment.
     pub(super) fn unmap(&mut self, key: Key) {
         let segment = self.segments.get_mut(key.0 as usize).and_then(Option::take);
         self.unmapped.extend(segment.map(|segment| Arc::downgrade(&segment)));
@@ -98,7 +98,7 @@ impl Net {
         }
     }
 
-    /// The peer has unmapped all memory of this end.
+    /// Handles the report that the peer has unmapped all memory of this end.
     pub(super) fn handle_peer_detached(&mut self, end: EndId) {
         let event = Event::PeerDetached { end };
         let this = &self.ends[end];
@@ -106,7 +106,7 @@ impl Net {
         if reach == Reach::Within && !self.has_processor(host, event) {
             return;
         }
-        // The peer's departure is handled first, which may wait for a copy.
+        // The departure of the peer, which may wait for a copy, must be handled first.
         if reach == Reach::Within && is_open {
             let at_ns = self.now_ns + self.profile(end).wire_ns.max(1);
             return self.schedule(at_ns, event);

@@ -20,7 +20,7 @@ use crate::hardware::Reach;
 pub(super) struct EndId(pub(super) u32);
 
 impl EndId {
-    /// The other end of the connection.
+    /// Returns the other end of the connection.
     pub(super) fn other(self) -> EndId {
         EndId(self.0 ^ 1)
     }
@@ -29,7 +29,7 @@ impl EndId {
 /// The state of a connection at one end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EndState {
-    /// The peer has opened its end, this one not yet.
+    /// The peer has opened its end, but this one is not open yet.
     Opening,
     Open,
     /// This end is closed for posts; outstanding requests are still sent.
@@ -48,13 +48,13 @@ pub(super) struct End {
     /// The dialled address, until this end opens.
     pub(super) dialled: Option<String>,
     pub(super) state: EndState,
-    /// Whether the peer can no longer access the memory here.
+    /// True if the peer can no longer access the memory here.
     pub(super) fenced: bool,
     pub(super) from_host: u32,
     pub(super) to_host: u32,
     /// Relation of the two processes.
     pub(super) reach: Reach,
-    /// Its queue pair of the first lane, and the number of lanes.
+    /// The end's queue pair of the first lane, and the number of lanes.
     pub(super) first_qp: u32,
     pub(super) lanes: u32,
     /// The queue pairs of messages and immediates from the peer that wait to be polled.
@@ -69,12 +69,12 @@ pub(super) struct End {
 }
 
 impl End {
-    /// Whether outstanding requests are still executed.
+    /// Returns true if outstanding requests are still executed.
     pub(super) fn sends(&self) -> bool {
         matches!(self.state, EndState::Open | EndState::Leaving)
     }
 
-    /// Its queue pairs, by lane.
+    /// Returns the end's queue pairs, by lane.
     pub(super) fn qps(&self) -> impl Iterator<Item = u32> + use<> {
         let first = self.first_qp;
         (0..self.lanes).map(move |lane| first + 2 * lane)

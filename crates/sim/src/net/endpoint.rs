@@ -9,7 +9,7 @@ use halite_mem::Window;
 use super::adapter::Atomics;
 use super::end::EndId;
 
-/// Events that one poll returns at most.
+/// Maximum number of events that one poll returns.
 const POLL_EVENTS_MAX: usize = 256;
 
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Endpoint {
     pub(super) host: u32,
     pub(super) address: String,
     pub(super) hello: Vec<u8>,
-    /// Neither closed nor crashed.
+    /// True if the fabric has neither closed nor crashed.
     pub(super) alive: bool,
     /// Windows of whole segments by key; `None` after deregistration.
     pub(super) segments: Vec<Option<Window>>,
@@ -25,12 +25,12 @@ pub(super) struct Endpoint {
     pub(super) peers: Vec<EndId>,
     /// Pending events, with the times from which they are visible.
     events: VecDeque<(u64, Event)>,
-    /// When the last of them becomes visible.
+    /// Time at which the last pending event becomes visible.
     visible_ns: u64,
     pub(super) doorbell: u32,
     pub(super) armed: bool,
     wakers: Vec<Waker>,
-    /// Atomics that its adapter executes, and those that wait.
+    /// Atomics that the adapter executes, and those that wait.
     pub(super) atomics: Atomics,
 }
 
@@ -68,7 +68,7 @@ impl Endpoint {
         self.visible_ns
     }
 
-    /// Makes all pending events visible now, before the event that ends the connection.
+    /// Makes all pending events visible now, because they precede the event that ends the connection.
     pub(super) fn show_all(&mut self, now_ns: u64) {
         self.events.iter_mut().for_each(|(at_ns, _)| *at_ns = now_ns.min(*at_ns));
         self.visible_ns = self.visible_ns.min(now_ns);
@@ -88,7 +88,7 @@ impl Endpoint {
         events.len() - before
     }
 
-    /// Rings whether armed or not.
+    /// Rings the doorbell whether it is armed or not.
     pub(super) fn wake(&mut self, wakers: &mut Vec<Waker>) {
         self.doorbell = self.doorbell.wrapping_add(1);
         wakers.append(&mut self.wakers);

@@ -1,4 +1,4 @@
-//! How connections and hosts end, and when a peer can no longer access memory.
+//! The ends of connections and hosts, and the loss of a peer's access to memory.
 
 use halite_fabric::{CutOff, Event as FabricEvent, PeerId, Status};
 
@@ -26,13 +26,13 @@ impl Net {
         self.send_goodbye(end);
     }
 
-    /// Closes one end: outstanding requests fail, and its fabric is told.
+    /// Closes one end: fails outstanding requests, and informs the fabric.
     pub(super) fn close_end(&mut self, end: EndId, status: Status) {
         let this = &mut self.ends[end];
         let (endpoint, peer, was_open) = (this.endpoint, this.peer, this.sends());
         this.mapped.unmap_all();
         if !was_open {
-            // Its fabric does not know the end yet, or no more.
+            // The fabric does not know the end yet, or no longer.
             this.state = EndState::Closed;
             return;
         }
@@ -52,7 +52,7 @@ impl Net {
         self.release_memory(other as usize);
     }
 
-    /// The peer can no longer access this end's memory; `exited` if it has crashed.
+    /// Records that the peer can no longer access this end's memory; `exited` if it has crashed.
     pub(super) fn fence(&mut self, end: EndId, exited: bool) {
         let this = &mut self.ends[end];
         if this.fenced {
@@ -60,14 +60,14 @@ impl Net {
         }
         this.fenced = true;
         let (endpoint, peer) = (this.endpoint, this.peer);
-        // An end that never opened has no fabric to report to.
+        // No fabric knows an end that never opened.
         if peer != PeerId(0) {
             self.tell(endpoint, FabricEvent::CutOff { peer, exited });
         }
     }
 
-    /// Sends a kernel message behind the packets on the wire.  Kernels retransmit: the message waits while the link is
-    /// down, or an isolated end would never be fenced.
+    /// Sends a kernel message behind the packets on the wire. Kernels retransmit: the message waits while the link is
+    /// down; otherwise an isolated end would never be fenced.
     fn say(&mut self, word: Word) {
         let this = &self.ends[word.end];
         let landed_ns = this.qps().map(|qp| self.qps[qp as usize].landed_ns).max();
@@ -92,12 +92,12 @@ impl Net {
         }
     }
 
-    /// The peer has closed its end.
+    /// Handles the peer's message that it has closed its end.
     pub(super) fn handle_peer_left(&mut self, end: EndId) {
         let event = Event::PeerLeft { end };
         let host = self.ends[end].from_host;
         if self.copies_by_processor(end) {
-            // The process itself gives up the peer's memory, when it runs and no copy is in progress.
+            // The process itself drops the peer's memory, when it runs and no copy is in progress.
             if !self.has_processor(host, event) {
                 return;
             }
@@ -106,14 +106,14 @@ impl Net {
                 return self.schedule(at_ns, event);
             }
         }
-        // An end that has closed has already said so.
+        // An end that has closed has already sent its message.
         let answers = self.ends[end].state != EndState::Closed;
         self.close_end(end, Status::PeerGone);
         match self.ends[end].reach {
-            // The peer reports by itself when it has unmapped this end's memory.
+            // The peer reports when it has unmapped this end's memory.
             Reach::Within if answers => self.detach(end),
             Reach::Across if self.copies_by_processor(end) => {
-                // The peer left, so it has given up this end's memory; it learns that this end has done the same.
+                // The peer has left, so it cannot access this end's memory; it learns the same from this end.
                 self.fence(end, false);
                 if answers {
                     self.send_detached(end);
@@ -127,7 +127,7 @@ impl Net {
         self.say(Word { end, after_ns: 0, event: Event::PeerDetached { end: end.other() } });
     }
 
-    /// Whether a processor is in the middle of a copy.
+    /// Returns true if a processor is in the middle of a copy.
     fn is_copying(&self, end: EndId) -> bool {
         self.ends[end].qps().any(|qp| {
             let qp = &self.qps[qp as usize];
@@ -187,7 +187,7 @@ impl Net {
 
     // Fabrics.
 
-    /// Leaves all peers, once what has been posted is done.
+    /// Leaves all peers, after all posted requests have ended.
     pub(crate) fn close(&mut self, endpoint: u32) {
         if !self.endpoints[endpoint as usize].alive {
             return;
@@ -246,8 +246,7 @@ impl Net {
         }
     }
 
-    /// Ends everything of a host but its packets; the caller ends its tasks. `is_told` if its kernel runs on and tells
-    /// other hosts.
+    /// Ends all of a host but its packets; the caller ends its tasks. `is_told` if the kernel informs other hosts.
     pub(crate) fn crash(&mut self, host: HostId, is_told: bool) {
         let crashed = &mut self.hosts[host.0 as usize];
         crashed.state = HostState::Crashed;
@@ -263,7 +262,7 @@ impl Net {
     fn crash_endpoint(&mut self, index: usize, is_told: bool) {
         self.silence(index);
         self.endpoints[index].forget();
-        // All of them: an end that is not open yet may have a peer that is.
+        // Includes ends that are not open yet, because their peers may be.
         let ours = self.ends.all().filter(|end| self.ends[*end].endpoint as usize == index);
         for end in ours.collect::<Vec<_>>() {
             let this = &mut self.ends[end];
@@ -280,7 +279,7 @@ impl Net {
         self.release_memory(index);
     }
 
-    /// Drops the memory of a fabric that is gone, once no peer can access it.
+    /// Drops the memory of a closed fabric, once no peer can access it.
     fn release_memory(&mut self, index: usize) {
         let is_over = |end: &EndId| {
             let is_reached = self.copies_by_processor(*end) && self.ends[end.other()].sends();
@@ -291,7 +290,7 @@ impl Net {
         }
     }
 
-    /// The kernel tells the peer, after all packets of the crashed process have left the wire.
+    /// Schedules the kernel's report to the peer, after all packets of the crashed process have left the wire.
     fn report_crash(&mut self, end: EndId) {
         let after_ns = self.profile(end).notice_ns;
         self.say(Word { end, after_ns, event: Event::PeerCrashed { end: end.other() } });

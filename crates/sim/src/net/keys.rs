@@ -17,28 +17,27 @@ use super::{Event, Net};
 use crate::hardware::Reach;
 use crate::profile::Profile;
 
-/// The request that a question about keys is for. Its answer covers that request only: later ones may name segments
-/// registered since.
+/// A question about the keys for one request. Later requests may name segments registered since.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Question {
     pub(super) qp: u32,
     pub(super) number: u64,
 }
 
-/// A key and the adapter's name for it, or a question, with their header.
+/// Length of a message in bytes: a header, and a key with the adapter's name for it, or a question.
 const MESSAGE_BYTES: u64 = 16;
-/// Sent for a key that the provider does not know: an invalid one.
+/// Invalid key, sent in place of one that the provider does not know.
 const NO_KEY: Key = Key(u32::MAX);
 
 impl Net {
-    /// Tells all peers of a fabric how many keys it has now.
+    /// Sends all peers of a fabric the current number of its keys.
     pub(super) fn announce_to_all(&mut self, endpoint: u32) {
         for end in self.endpoints[endpoint as usize].peers.clone() {
             self.announce(end);
         }
     }
 
-    /// Tells the peer of an end which keys were registered since the last time.
+    /// Sends the peer of an end the keys that were registered since the last time.
     pub(super) fn announce(&mut self, end: EndId) {
         let this = &self.ends[end];
         let keys = self.endpoints[this.endpoint as usize].segments.len() as u32;
@@ -69,7 +68,7 @@ impl Net {
             && let Some(lane) = self.lane(qp).filter(|lane| lane.handed == number)
             && let Some(first) = lane.written.front_mut()
         {
-            // A key that the peer does not have is sent all the same, and refused.
+            // A request with a key that the peer does not have is sent anyway, and refused.
             first.is_key_asked = true;
         }
         for qp in self.ends[end].qps() {
@@ -83,7 +82,7 @@ impl Net {
         }
     }
 
-    /// Whether what is written next must wait until its key is known.
+    /// Returns true if the next written request must wait until its key is known.
     pub(super) fn awaits_key(&self, qp: u32) -> bool {
         let end = self.end_of(qp);
         let keys_known = self.ends[end].keys_known;
@@ -92,12 +91,12 @@ impl Net {
         self.has_adapter(end) && first.is_some_and(|first| !first.is_key_asked && is_unknown(&first.verb))
     }
 
-    /// Number of an end's keys that its peer may use; unlimited where processes look them up.
+    /// Returns the number of an end's keys that its peer may use; unlimited if processes look keys up.
     pub(super) fn keys_told(&self, end: EndId) -> u32 {
         if self.has_adapter(end) { self.ends[end.other()].keys_known } else { u32::MAX }
     }
 
-    /// Sends a message between providers; returns its arrival, unless it is lost.
+    /// Sends a message between providers; returns the time of its arrival, unless it is lost.
     fn carry_message(&mut self, from: u32, to: u32) -> Option<u64> {
         let bytes = MESSAGE_BYTES + self.hardware.of(Reach::Across).header_bytes;
         let wire = &mut self.wires[from as usize][to as usize];
@@ -136,7 +135,7 @@ impl Net {
         }
     }
 
-    /// The peer requests the keys for one of its requests.
+    /// Answers the peer's question about the keys for one of its requests.
     pub(super) fn handle_keys_asked(&mut self, question: Question) {
         let end = self.end_of(question.qp).other();
         let this = &self.ends[end];
@@ -147,7 +146,7 @@ impl Net {
         }
     }
 
-    /// A request as sent: with the adapter's name of the memory, if known.
+    /// Returns a request as it is sent, with the adapter's name of the memory, if known.
     pub(super) fn with_adapters_key(&self, qp: u32, verb: Verb) -> Verb {
         let end = self.end_of(qp);
         let is_known = verb.remote().is_none_or(|remote| remote.key.0 < self.ends[end].keys_known);

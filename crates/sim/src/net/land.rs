@@ -1,4 +1,4 @@
-//! Where processors copy: the effect of pieces on the memory where they land.
+//! Landing, if processors copy: the effect of pieces on the target's memory.
 
 use halite_fabric::{Completion, CompletionKind, RemoteAddress, Status};
 use halite_mem::{AccessError, Window};
@@ -59,12 +59,12 @@ impl Net {
             return true;
         };
         let end = &self.ends[self.end_of(target)];
-        // A closed end keeps nothing.
+        // A closed end keeps no messages.
         let consumes = packet.last && verb.needs_receive() && end.state == EndState::Open;
         !consumes || end.unpolled.len() < self.profile_of(target).receive_depth
     }
 
-    /// Retries the packet, and those behind it, later.
+    /// Makes the packet, and the packets behind it, try again later.
     fn stall(&mut self, target: u32, packet: Packet) {
         self.counters.receiver_not_ready += 1;
         let index = self.packets.add(packet);
@@ -83,7 +83,7 @@ impl Net {
                 break;
             }
         }
-        // Packets that were refused again come first.
+        // The packets that were refused again precede the new ones.
         self.qps[target as usize].stalled.append(&mut stalled);
     }
 
@@ -124,7 +124,7 @@ impl Net {
         self.trace(host, |_| format!("{} {number} of host-{of} lands from byte {offset}", verb.name()));
     }
 
-    /// The segment that `remote` names for the other end of `target`.
+    /// Returns the segment that `remote` names for the other end of `target`.
     pub(super) fn segment(&self, target: u32, remote: RemoteAddress) -> Option<&Window> {
         let endpoint = self.ends[self.end_of(target)].endpoint;
         self.endpoints[endpoint as usize].segment(remote.key)
@@ -134,7 +134,7 @@ impl Net {
         remote.offset.checked_add(len).is_some_and(|end| end <= window.len())
     }
 
-    /// Lands a piece.  Checks the range of the whole request.
+    /// Writes a piece to memory. Checks the range of the whole request.
     fn write(&self, target: u32, remote: RemoteAddress, len: u64, offset: u64, bytes: &[u8]) -> Status {
         match self.segment(target, remote) {
             Some(window) if Net::covers(window, remote, len) => {
@@ -145,7 +145,7 @@ impl Net {
         }
     }
 
-    /// Refuses a request where processors copy: the lane continues, and the target gets no event.
+    /// Refuses a request if processors copy: the lane continues, and the target gets no event.
     pub(super) fn refuse(&mut self, qp: u32, number: u64, last: bool) {
         if last {
             self.acknowledge(qp, number, Status::RemoteAccess, 0);

@@ -30,17 +30,17 @@ use super::qp::{Source as VerbSource, Verb};
 use super::{Event, Net};
 use crate::profile::Profile;
 
-/// Packets and read answers that each end of a processes' lane grants: as many as fit into sockets.
+/// Packets and read answers that each end grants in lanes of processes: as many as fit into sockets.
 const GRANT: u32 = 64;
-/// Packets that each end of an adapters' lane grants: 80 us at 100 Gb/s.
+/// Packets that each end grants in lanes of adapters: 80 us at 100 Gb/s.
 const WINDOW: u32 = 256;
-/// Outstanding reads and atomics of an adapter's lane, as in common adapters.
+/// Maximum number of outstanding reads and atomics of an adapter's lane, as in common adapters.
 const READS_MAX: usize = 16;
 /// Delay of an unrequested acknowledgement: the time of some packets.
 const ACK_DELAY: Duration = Duration::from_micros(5);
-/// Port of all software adapters.
+/// UDP port of all software adapters.
 const PORT: u16 = 4791;
-/// Packet numbers have 24 bits.
+/// Number of packet numbers, which have 24 bits.
 const PSNS: u64 = 1 << 24;
 
 /// One end of a lane.
@@ -50,26 +50,26 @@ pub(super) struct Lane {
     pub(super) held: Held<Window>,
     pub(super) outwards: Flow,
     pub(super) inwards: Flow,
-    /// Posted requests that the queue pair does not have yet: its driver was not told, or an earlier one waits for a
+    /// Posted requests that are not in the queue pair yet: its driver was not informed, or an earlier one waits for a
     /// key.
     pub(super) written: VecDeque<Written>,
-    /// Requests that the queue pair has got so far.
+    /// Number of requests handed to the queue pair so far.
     pub(super) handed: u64,
-    /// Whether keys have been requested, and unanswered requests in a row.
+    /// True if keys have been requested; and the number of unanswered requests in a row.
     pub(super) is_asking: bool,
     pub(super) asks_unanswered: u32,
-    /// Whether a poster that found the queue full waits for a free place.
+    /// True if a poster found the queue full and waits for a free place.
     wants_room: bool,
-    /// Until when the posting processor is busy with posts.
+    /// Time until which the posting processor is busy with posts.
     posted_ns: u64,
     /// The next scheduled turn, and a later one for a timer of the queue pair.
     turn_ns: Option<u64>,
     timer_ns: Option<u64>,
-    /// Turns within this time count as turns, later ones as timers: acknowledgements, and retries of receives.
+    /// Time until which turns count as turns; later ones count as timers: acknowledgements, and retries of receives.
     near_ns: u64,
-    /// When the last datagram lands, unless links delay it.
+    /// Time at which the last datagram lands, unless links delay it.
     pub(super) landed_ns: u64,
-    /// Whether the adapter executes an atomic of this lane, and the datagrams that wait behind it.
+    /// True if the adapter executes an atomic of this lane; and the datagrams that wait behind it.
     pub(super) is_in_atomic: bool,
     pub(super) behind: VecDeque<Datagram>,
     /// Counters that the world has already included.
@@ -84,16 +84,16 @@ pub(super) struct Written {
     solicited: bool,
     pub(super) verb: Verb,
     inline: Vec<u8>,
-    /// Its local segment, which may be deregistered by now.
+    /// Local segment of the request, which may be deregistered by now.
     window: Option<Window>,
-    /// When the queue pair may take it.
+    /// Time from which the queue pair may take the request.
     ready_ns: u64,
-    /// Its key has been requested, so that it waits no longer.
+    /// True if the key has been requested, so that the request does not wait for it any more.
     pub(super) is_key_asked: bool,
 }
 
 impl Lane {
-    /// Whether the connection has ended on this side.
+    /// Returns true if the connection has ended on this side.
     pub(super) fn is_over(&self) -> bool {
         self.qp.state() == State::Error
     }
@@ -102,7 +102,7 @@ impl Lane {
         self.written.len() + self.qp.posted()
     }
 
-    /// Requests a turn; returns whether it must be scheduled, since no earlier one is.
+    /// Requests a turn. Returns true if it must be scheduled, because no earlier one is.
     fn wants_turn(&mut self, now_ns: u64, at_ns: u64, near_ns: u64) -> bool {
         let slot = if at_ns - now_ns <= near_ns { &mut self.turn_ns } else { &mut self.timer_ns };
         let is_earlier = slot.is_none_or(|scheduled_ns| at_ns < scheduled_ns);
@@ -123,7 +123,7 @@ impl Lane {
     }
 }
 
-/// The configuration of both ends.
+/// Returns the configuration of both ends.
 fn config(profile: &Profile) -> Config {
     let mtu = Mtu::ALL.into_iter().find(|mtu| u64::from(mtu.bytes()) == profile.mtu_bytes);
     let timeout = Duration::from_nanos(profile.retransmit_ns);
@@ -336,7 +336,7 @@ impl Net {
         self.leave_when_sent(self.end_of(qp));
     }
 
-    /// Reports the events of a queue pair; returns whether it has ended.
+    /// Reports the events of a queue pair. Returns true if it has ended.
     fn report_lane_events(&mut self, qp: u32) -> bool {
         let mut is_broken = false;
         while let Some(event) = self.lane(qp).and_then(|lane| lane.qp.poll_event()) {
@@ -416,18 +416,18 @@ impl Net {
         }
     }
 
-    /// Whether no posted request is outstanding.
+    /// Returns true if no posted request is outstanding.
     pub(super) fn is_lane_idle(&self, qp: u32) -> bool {
         self.lanes[qp as usize].as_deref().is_none_or(|lane| lane.outstanding() == 0)
     }
 
-    /// Time from a request to its acknowledgement, from the first queue pair that has measured it.
+    /// Returns the time from a request to its acknowledgement, of the first queue pair that has measured it.
     pub(super) fn measured_by_lanes(&self, end: EndId) -> Option<u64> {
         self.ends[end].qps().find_map(|qp| self.lanes[qp as usize].as_deref()?.qp.round_trip_ns())
     }
 }
 
-/// A request for a queue pair; `key` is its name of the request's own memory.
+/// Creates a request for a queue pair; `key` is the queue pair's name of the request's own memory.
 fn operation(verb: &Verb, inline: Vec<u8>, key: u32) -> Operation {
     let remote = |to: halite_fabric::RemoteAddress| Remote { rkey: to.key.0, address: to.offset };
     match *verb {

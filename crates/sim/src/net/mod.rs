@@ -75,13 +75,13 @@ pub(crate) enum HostState {
 #[derive(Debug)]
 struct Host {
     state: HostState,
-    /// The first process of its host, as the host's id.
+    /// Id of the host's first process.
     stands_on: HostId,
-    /// Events that wait for the paused processor.
+    /// Events that wait until the paused processor runs.
     held: Vec<Event>,
 }
 
-/// See the header of this file.
+/// The network; see the header of this file.
 pub(crate) struct Net {
     pub(crate) hardware: Hardware,
     pub(crate) counters: Counters,
@@ -94,7 +94,7 @@ pub(crate) struct Net {
     timers: BTreeMap<TimerKey, Waker>,
     random: Random,
     hosts: Vec<Host>,
-    /// By sending, then by receiving host.
+    /// Wires by sending, then by receiving host.
     wires: Vec<Vec<Wire>>,
     endpoints: Vec<Endpoint>,
     addresses: BTreeMap<String, u32>,
@@ -108,7 +108,7 @@ pub(crate) struct Net {
     /// Buffer for packets to send.
     scratch: Vec<u8>,
     wakers: Vec<Waker>,
-    /// Whether a doorbell has rung since the last step began.
+    /// True if a doorbell has rung since the last step began.
     rang: bool,
     killed: VecDeque<HostId>,
     /// Kernel messages that wait for a link to come up.
@@ -146,7 +146,7 @@ impl Net {
         }
     }
 
-    /// The time, for readers without the lock.
+    /// Returns the time, for readers without the lock.
     pub(crate) fn clock(&self) -> Arc<AtomicU64> {
         self.clock.clone()
     }
@@ -179,7 +179,7 @@ impl Net {
     }
 
     pub(crate) fn set_now(&mut self, now_ns: u64) {
-        // Never backwards: a deadline may have passed already.
+        // Never backwards, because a deadline may have passed already.
         self.now_ns = self.now_ns.max(now_ns);
         self.clock.store(self.now_ns, Relaxed);
     }
@@ -320,12 +320,12 @@ impl Net {
         if self.hardware.has_processes() && is_shared { Reach::Within } else { Reach::Across }
     }
 
-    /// The hardware between the ends of a connection.
+    /// Returns the hardware between the ends of a connection.
     fn profile(&self, end: EndId) -> &Profile {
         self.hardware.of(self.ends[end].reach)
     }
 
-    /// The end to which a queue pair belongs.
+    /// Returns the end to which a queue pair belongs.
     fn end_of(&self, qp: u32) -> EndId {
         self.qps[qp as usize].end
     }
@@ -334,13 +334,13 @@ impl Net {
         self.profile(self.end_of(qp))
     }
 
-    /// The hosts of a queue pair and of its peer.
+    /// Returns the hosts of a queue pair and of its peer.
     fn hosts_of(&self, qp: u32) -> (u32, u32) {
         let end = &self.ends[self.end_of(qp)];
         (end.from_host, end.to_host)
     }
 
-    /// The hardware between a fabric and its peer.
+    /// Returns the hardware between a fabric and its peer.
     pub(crate) fn profile_to(&self, endpoint: u32, peer: PeerId) -> (&Profile, Reach) {
         let end = self.endpoints[endpoint as usize].end(peer);
         let reach = end.map_or(Reach::Across, |end| self.ends[end].reach);
@@ -371,13 +371,13 @@ impl Net {
         wire.send(ready_ns, len + header_bytes, &mut self.random, &mut self.counters)
     }
 
-    /// When a kernel message, without size and retransmission, would arrive; `None` if the link is down.
+    /// Returns the time at which a kernel message, without size or retransmission, arrives; `None` if the link is down.
     fn word_ns(&self, from: u32, to: u32) -> Option<u64> {
         let link = self.wires[from as usize][to as usize].link();
         link.up.then(|| self.now_ns + link.latency_ns)
     }
 
-    /// Whether a host's processor can handle `event`; a paused one handles it later.
+    /// Returns true if a host's processor can handle `event`; a paused one handles it later.
     fn has_processor(&mut self, host: u32, event: Event) -> bool {
         let host = &mut self.hosts[host as usize];
         if host.state == HostState::Paused {
@@ -386,12 +386,12 @@ impl Net {
         host.state == HostState::Running
     }
 
-    /// Whether processors copy between the ends, not adapters.
+    /// Returns true if processors copy between the ends, not adapters.
     fn copies_by_processor(&self, end: EndId) -> bool {
         !self.profile(end).is_adapter()
     }
 
-    /// Whether an adapter executes requests, which must know keys first: processes look keys up when packets arrive.
+    /// Returns true if an adapter executes requests, and so must know keys: processes look keys up when packets arrive.
     fn has_adapter(&self, end: EndId) -> bool {
         let profile = self.profile(end);
         profile.is_adapter() && !profile.is_driven_by_process()
@@ -493,7 +493,7 @@ impl Net {
     }
 }
 
-/// An event for the trace, without the peer's hello.
+/// Formats an event for the trace, without the peer's hello.
 fn describe(event: &FabricEvent) -> String {
     match event {
         FabricEvent::Connected { peer, dialled, .. } => {
@@ -510,10 +510,10 @@ fn describe(event: &FabricEvent) -> String {
     }
 }
 
-/// Most events per step, so that the limit of steps is checked.
+/// Maximum number of events per step, so that the limit of steps is checked.
 const STEP_EVENTS_MAX: u64 = 1024;
-/// First words of polls and of [`Net::fold`] in the digest, apart from those of events.
+/// First word in the digest of polls, and of [`Net::fold`]; distinct from those of events.
 const POLL_WORD: u64 = 100;
 const STORY_WORD: u64 = 101;
-/// First word of a post.
+/// First word in the digest of a post.
 const POST_WORD: u64 = 101;

@@ -5,7 +5,7 @@ use super::qp::Verb;
 /// The direction of a packet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Cargo {
-    /// To the target, to execute it.
+    /// To the target, which executes it.
     Request(Verb),
     /// Back to the requester, with the bytes of a read.
     Response(Verb),
@@ -13,14 +13,14 @@ pub(super) enum Cargo {
 
 #[derive(Debug)]
 pub(super) struct Packet {
-    /// The requester's end.
+    /// End of the requester.
     pub(super) qp: u32,
     pub(super) number: u64,
     pub(super) cargo: Cargo,
     /// Position of its bytes in the request.
     pub(super) offset: u64,
     pub(super) last: bool,
-    /// Whether its arrival rings the doorbell.
+    /// True if the arrival rings the doorbell.
     pub(super) solicited: bool,
     pub(super) bytes: Vec<u8>,
 }
@@ -33,7 +33,7 @@ pub(super) struct Packets {
     buffers: Vec<Vec<u8>>,
 }
 
-/// Most free buffers, a few megabytes.
+/// Maximum number of free buffers, a few megabytes.
 const BUFFERS_MAX: usize = 256;
 
 impl Packets {

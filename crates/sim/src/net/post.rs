@@ -1,4 +1,4 @@
-//! Posting: requests are checked, their inline bytes copied, and queued for the adapter.
+//! Posting: checks requests, copies their inline bytes, and queues the requests for the adapter.
 
 use std::sync::Arc;
 
@@ -88,7 +88,7 @@ impl Net {
         copy.extend_from_slice(inline);
         let post_ns = self.profile_of(qp).post_ns;
         let queue = &mut self.qps[qp as usize];
-        // Each lane counts as posted to by a processor of its own.
+        // Each lane counts as if another processor posted to it.
         queue.posted_ns = queue.posted_ns.max(self.now_ns) + post_ns;
         queue.outstanding.push_back(Work {
             id: request.id,
@@ -110,7 +110,7 @@ impl Net {
         Ok(())
     }
 
-    /// Queues the room event when a quarter of a full queue is free, so that posters come back with lists.
+    /// Queues the room event when a quarter of a full queue is free, so that posters post lists again.
     pub(super) fn report_room(&mut self, qp: u32) {
         let most = self.profile_of(qp).queue_depth / 4 * 3;
         let end = &self.ends[self.end_of(qp)];
@@ -124,7 +124,7 @@ impl Net {
             let (endpoint, peer) = (end.endpoint, end.peer);
             return self.deliver(endpoint, peer, FabricEvent::Room { peer });
         }
-        // Requests that are known to be executed by then get no other event.
+        // Requests whose execution is known by then cause no other event.
         let known = queue.outstanding.iter().take(too_many).map_while(|work| work.known_ns);
         if let Some((step, at_ns)) = known.enumerate().last() {
             let number = queue.first + step as u64;
@@ -192,7 +192,7 @@ impl Net {
         }
     }
 
-    /// The local segment of a request.
+    /// Returns the local segment of a request.
     pub(super) fn local(&self, qp: u32, verb: &Verb) -> Option<Window> {
         let key = match *verb {
             Verb::Read { key, .. } | Verb::Write { source: Source::Registered { key, .. }, .. } => key,

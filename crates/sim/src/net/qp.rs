@@ -1,4 +1,4 @@
-//! One end of a lane of a connection, and, where processors copy, the requests that were posted there.
+//! One end of a lane of a connection, and, if processors copy, the requests that were posted there.
 
 use std::collections::VecDeque;
 
@@ -11,9 +11,9 @@ use super::end::EndId;
 /// The source of a request's bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Source {
-    /// Copied when posted.
+    /// The bytes were copied when posted.
     Inline,
-    /// In a registered segment, read when they leave.
+    /// The bytes are in a registered segment, which is read when they leave.
     Registered { key: usize, offset: u64 },
 }
 
@@ -28,7 +28,7 @@ pub(super) enum Verb {
 }
 
 impl Verb {
-    /// Payload on the way to the target.
+    /// Returns the length of the payload that goes to the target.
     pub(super) fn outbound_bytes(&self) -> u64 {
         match *self {
             Verb::Write { len, .. } | Verb::Send { len, .. } => len,
@@ -36,17 +36,17 @@ impl Verb {
         }
     }
 
-    /// Whether the answer carries data, so that a later answer does not cover it.
+    /// Returns true if the answer carries data, so that a later answer does not cover it.
     pub(super) fn has_answer(&self) -> bool {
         matches!(self, Verb::Read { .. } | Verb::FetchAdd { .. } | Verb::CompareSwap { .. })
     }
 
-    /// Whether its arrival consumes a receive of the target.
+    /// Returns true if the arrival consumes a receive of the target.
     pub(super) fn needs_receive(&self) -> bool {
         matches!(self, Verb::Send { .. } | Verb::Write { imm: Some(_), .. })
     }
 
-    /// The target memory.
+    /// Returns the target memory.
     pub(super) fn remote(&self) -> Option<RemoteAddress> {
         match *self {
             Verb::Send { .. } => None,
@@ -57,7 +57,7 @@ impl Verb {
         }
     }
 
-    /// The same operation with another key.
+    /// Returns the same operation with another key.
     pub(super) fn with_key(mut self, key: Key) -> Verb {
         match &mut self {
             Verb::Send { .. } => {}
@@ -88,23 +88,22 @@ pub(super) struct Work {
     pub(super) signalled: bool,
     pub(super) solicited: bool,
     pub(super) verb: Verb,
-    /// Its local segment, which may be deregistered by now.
+    /// Local segment of the request, which may be deregistered by now.
     pub(super) local: Option<Window>,
     /// Earliest start.
     pub(super) ready_ns: u64,
-    /// Whether a packet of it has left.
+    /// True if a packet of the request has left.
     pub(super) departed: bool,
-    /// Whether the target has executed it.
+    /// True if the target has executed the request.
     pub(super) delivered: bool,
-    /// Whether the requester knows that.
+    /// True if the requester knows that the target has executed it.
     pub(super) acknowledged: bool,
-    /// When its acknowledgement is known without an event, since no completion is due; then the same holds for all
-    /// earlier requests.
+    /// Time at which the acknowledgement is known without an event, as then for all earlier requests.
     pub(super) known_ns: Option<u64>,
     pub(super) status: Status,
-    /// The word before an atomic.
+    /// Value of the word before an atomic.
     pub(super) old: u64,
-    /// Bytes of a read that have been sent back.
+    /// Number of bytes of a read that have been sent back.
     pub(super) answered: u64,
     pub(super) attempts: u32,
     pub(super) inline: Vec<u8>,
@@ -116,22 +115,22 @@ pub(super) struct Qp {
     pub(super) end: EndId,
     /// Outstanding requests, in order.
     pub(super) outstanding: VecDeque<Work>,
-    /// Number of the first one.
+    /// Number of the first outstanding request.
     pub(super) first: u64,
-    /// Whether a poster that found the queue full waits for the room event.
+    /// True if a poster found the queue full and waits for the room event.
     pub(super) wants_room: bool,
     /// Number of the request being sent, its bytes sent so far, and losses of its next packet.
     pub(super) departing: u64,
     pub(super) offset: u64,
     pub(super) attempts: u32,
-    /// Whether a departure is scheduled, or waits for its host.
+    /// True if a departure is scheduled, or waits for its host.
     pub(super) busy: bool,
-    /// Until when the posting processor is busy with posts.
+    /// Time until which the posting processor is busy with posts.
     pub(super) posted_ns: u64,
-    /// When the last packet lands at the peer, and the last answer here.
+    /// Times at which the last packet lands at the peer, and the last answer here.
     pub(super) landed_ns: u64,
     pub(super) answered_ns: u64,
-    /// Packets here that wait for a receive.
+    /// Packets that arrived here and wait for a receive.
     pub(super) stalled: VecDeque<u32>,
 }
 

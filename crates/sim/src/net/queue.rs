@@ -54,7 +54,7 @@ pub(super) enum Event {
 }
 
 impl Event {
-    /// The event's words in the digest: kind and object.
+    /// Returns the event's words in the digest: kind and object.
     pub(super) fn words(self) -> [u64; 3] {
         match self {
             Event::Depart { qp } => [1, qp.into(), 0],
@@ -96,7 +96,7 @@ struct Entry {
 }
 
 impl Ord for Entry {
-    /// The earliest is the greatest, since the heap yields that first.
+    /// The earliest entry is the greatest, because the heap yields the greatest first.
     fn cmp(&self, other: &Entry) -> Ordering {
         (other.at_ns, other.sequence).cmp(&(self.at_ns, self.sequence))
     }
@@ -121,7 +121,7 @@ impl EventQueue {
         self.heap.push(Entry { at_ns, sequence, event });
     }
 
-    /// Time and number of the next event.
+    /// Returns the time and number of the next event.
     pub(super) fn next(&self) -> Option<(u64, u64)> {
         self.heap.peek().map(|entry| (entry.at_ns, entry.sequence))
     }

@@ -1,4 +1,4 @@
-//! Where processors copy: pieces leave in sequence, and lost ones are sent again.
+//! Sending, if processors copy: pieces leave in sequence, and lost ones are sent again.
 
 use halite_fabric::Status;
 use halite_mem::Window;
@@ -47,7 +47,7 @@ impl Net {
         }
         let verb = queue.work(number)?.verb;
         let rest = verb.outbound_bytes() - offset;
-        // A message lands as a whole.
+        // A message lands in one piece.
         let len = if matches!(verb, Verb::Send { .. }) { rest } else { rest.min(mtu) };
         Some(Piece { number, verb, offset, len, last: len == rest })
     }
@@ -66,7 +66,7 @@ impl Net {
         self.schedule(lands_ns, Event::Land { packet });
     }
 
-    /// A snapshot of the current bytes.
+    /// Returns a copy of the source's current bytes.
     fn source_bytes(&mut self, qp: u32, piece: &Piece) -> Vec<u8> {
         let source = match piece.verb {
             Verb::Write { source: Source::Registered { offset, .. }, .. } => Some(offset),
@@ -131,7 +131,7 @@ impl Net {
         let event = Event::Respond { qp, number };
         let (from, to) = self.hosts_of(qp);
         let end = self.end_of(qp);
-        // The requester's processor copies.
+        // The requester's processor executes the copy.
         if !self.has_processor(from, event) {
             return;
         }

@@ -5,10 +5,10 @@ use halite_mem::Window;
 use halite_rnic::wire::AtomicEthRepr;
 use halite_rnic::{Access, Held, Memory, Refused};
 
-/// See the header of this file.
+/// Memory for one call of a queue pair; see the header of this file.
 pub(super) struct View<'a> {
     pub(super) segments: &'a [Option<Window>],
-    /// Number of their keys that the peer may use.
+    /// Number of the segments' keys that the peer may use.
     pub(super) keys_told: u32,
     pub(super) held: &'a Held<Window>,
     /// The word of an atomic, as the adapter has read it in the first step.
@@ -26,8 +26,8 @@ impl View<'_> {
         segment.and_then(Option::as_ref).ok_or(Refused)
     }
 
-    /// Executes an atomic: as a whole, atomic with processors, or only the adapter's write, which overwrites changes
-    /// since its read.
+    /// Executes an atomic: as a whole, atomic with respect to processors, or only the adapter's write, which overwrites
+    /// changes since its read.
     fn change(
         &self,
         key: u32,

@@ -11,22 +11,22 @@ use super::{TIMEOUT_US_MAX, in_batches, payload};
 use crate::giving_up;
 use crate::harness::{Harness, PRINCIPALS};
 
-/// Principal that serves the functions.
+/// The principal that serves the functions.
 const OWNER: usize = 0;
-/// Principal that may also call the closed function.
+/// The other principal that may call the closed function.
 const GUEST: usize = 1;
-/// Tasks per function.
+/// Number of tasks per function.
 const TASKS: u32 = 2;
 /// Queue limit of the narrow function.
 const NARROW: usize = 2;
-/// Most calls that are received together.
+/// Maximum number of calls that are received together.
 const BATCH_MAX: usize = 8;
 
 pub(super) fn function_of(kind: Kind) -> Function {
     Function(1 + kind as u32)
 }
 
-/// Whether a principal, by index, may call a function of that kind.
+/// Returns true if a principal, by index, may call a function of that kind.
 pub(super) fn is_allowed(kind: Kind, principal: usize) -> bool {
     kind != Kind::Closed || principal == OWNER || principal == GUEST
 }
@@ -83,13 +83,13 @@ impl Handler {
             match received.await {
                 Some(Ok(calls)) => self.handle(calls).await,
                 Some(Err(_)) => return,
-                // The call that was about to be received stays queued.
+                // The wait was cancelled; a call that was about to be received stays queued.
                 None => {}
             }
         }
     }
 
-    /// Answers calls together that were received together.
+    /// Answers, together, calls that were received together.
     async fn handle(&mut self, calls: Vec<Call>) {
         let (mut answers, mut kept, mut is_late) = (Vec::new(), Vec::new(), false);
         for call in calls {
@@ -120,7 +120,7 @@ impl Handler {
         self.harness.world.sleep(Some(self.host), long).await;
     }
 
-    /// Identifies a call and checks its input.
+    /// Identifies a call and checks its input; returns the reason if the input is damaged.
     fn understand(&self, call: &Call) -> Result<(CallId, Wish), String> {
         let input = call.input();
         let id = payload::id_of(input, self.node)

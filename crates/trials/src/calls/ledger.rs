@@ -1,4 +1,4 @@
-//! What is known about each call: what it requests, whether it was executed, and what its caller was told.
+//! The known facts about each call: its request, its execution, and the result that its caller got.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use halite::{CallCause, CallError};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct CallId(pub(super) u64);
 
-/// What a handler does with the call.
+/// The handler's treatment of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Task {
     /// Answer at once.
@@ -37,7 +37,7 @@ pub(super) enum Kind {
     Closed,
     /// Serves all principals, with a short queue.
     Narrow,
-    /// Is not served.
+    /// Is not served by any task.
     Absent,
 }
 
@@ -45,17 +45,17 @@ pub(super) enum Kind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Wish {
     pub(super) from: u32,
-    /// The incarnation of that node, and the number of its session.
+    /// Incarnation of that node, and number of its session.
     pub(super) session: (u32, u32),
     pub(super) to: u32,
     pub(super) kind: Kind,
     pub(super) principal: &'static str,
-    /// Whether its principal may call that function.
+    /// True if the principal may call that function.
     pub(super) is_allowed: bool,
     pub(super) task: Task,
     pub(super) input_bytes: u32,
     pub(super) output_bytes: u32,
-    /// Most bytes of an answer.
+    /// Maximum length of an answer, in bytes.
     pub(super) room: u64,
 }
 
@@ -63,9 +63,9 @@ pub(super) struct Wish {
 struct Known {
     wish: Wish,
     times: u32,
-    /// Whether its caller was told that it was not executed.
+    /// True if the caller got an error which promises that the call was not executed.
     denied: bool,
-    /// When its handler answered.
+    /// Time of the handler's answer.
     replied_ns: Option<u64>,
 }
 
@@ -73,21 +73,21 @@ struct Known {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NoAnswer {
     pub(super) now_ns: u64,
-    /// Time since its deadline; negative before it.
+    /// Time since the deadline of the call; negative before it.
     pub(super) overdue_ns: i64,
-    /// Whether no fault has happened so far.
+    /// True if no fault has happened so far.
     pub(super) is_calm: bool,
 }
 
-/// Without faults, an answer that fits into a slot arrives within this time.
+/// Maximum time until an answer that fits into a slot arrives, without faults.
 const SHORT_ANSWER_NS_MAX: u64 = 60_000;
-/// Longest such answer.
+/// Maximum length of such an answer.
 const SHORT_ANSWER_BYTES_MAX: u32 = 4000;
-/// Inputs up to this length travel in rings of any size.
+/// Maximum length of inputs that travel in rings of any size.
 const IN_RING_BYTES_MAX: u32 = 512;
 
 impl Known {
-    /// Whether it was answered long enough before its deadline.
+    /// Returns true if the call was answered long enough before its deadline.
     fn lost_answer(&self, told: NoAnswer) -> bool {
         let due_ns = told.now_ns.saturating_add_signed(-told.overdue_ns);
         let in_time = self.replied_ns.is_some_and(|at| at + SHORT_ANSWER_NS_MAX < due_ns);
@@ -99,7 +99,7 @@ impl Known {
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     known: Vec<Known>,
-    /// The last call of each session that each function received.
+    /// The last call that each function received from each session.
     last: BTreeMap<(u32, (u32, u32), u32, Kind), CallId>,
 }
 
@@ -109,7 +109,7 @@ impl Ledger {
         CallId(self.known.len() as u64 - 1)
     }
 
-    /// A handler at node `at` has received the call.
+    /// Records that a handler at node `at` has received the call; fails if it must not.
     pub(super) fn execute(
         &mut self,
         id: CallId,
@@ -131,7 +131,7 @@ impl Ledger {
         }
     }
 
-    /// A session's calls arrive in the order of posting, except long inputs, which are read first.
+    /// Checks that a session's calls arrive in the order of posting, except long inputs, which are read first.
     fn keep_order(&mut self, id: CallId, wish: Wish) -> Result<(), String> {
         if wish.input_bytes > IN_RING_BYTES_MAX {
             return Ok(());
@@ -147,7 +147,7 @@ impl Ledger {
         self.known[id.0 as usize].replied_ns = Some(now_ns);
     }
 
-    /// Its caller has an answer of `len` bytes.
+    /// Records that the caller has an answer of `len` bytes; fails if it must not.
     pub(super) fn answered(&self, id: CallId, len: usize) -> Result<(), String> {
         let Known { wish, times, .. } = self.known[id.0 as usize];
         match () {
@@ -158,7 +158,7 @@ impl Ledger {
         }
     }
 
-    /// Its caller has an error.
+    /// Records that the caller has an error; fails if that is not explained.
     pub(super) fn failed(&mut self, id: CallId, error: &CallError, told: NoAnswer) -> Result<(), String> {
         let known = &mut self.known[id.0 as usize];
         let Known { wish, times, .. } = *known;
@@ -191,7 +191,7 @@ impl Ledger {
     }
 }
 
-/// Whether an error promises that no handler has run or will run.
+/// Returns true if an error promises that no handler has run or will run.
 fn is_not_done(cause: CallCause) -> bool {
     matches!(
         cause,

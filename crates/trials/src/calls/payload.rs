@@ -1,24 +1,24 @@
-//! Payload of calls: bytes that derive from the call's number, so that those of another call are noticed.
+//! Payload of calls: bytes that derive from the call's number, so that bytes of another call are detected.
 
 use super::ledger::CallId;
 
-/// An input starts with the number of its call.
+/// Minimum length of an input in bytes: the number of its call.
 pub(super) const INPUT_BYTES_MIN: usize = 8;
 
 const INPUT: u64 = 0x9e37_79b9_7f4a_7c15;
 const OUTPUT: u64 = 0xc2b2_ae3d_27d4_eb4f;
 
-/// Marks a call to several nodes: the number is that of the first call, and the others follow.
+/// Flag of a call to several nodes: the number is that of the first call, and the others follow.
 const TO_MANY: u64 = 1 << 63;
 /// Position of the first node's number.
 const FIRST_SHIFT: u32 = 48;
 
-/// The input of one call.
+/// Returns the input of one call.
 pub(super) fn input(id: CallId, len: usize) -> Vec<u8> {
     stamped(id.0, len)
 }
 
-/// The input of calls to nodes from `node` on; `first` is the first call.
+/// Returns the input of calls to nodes from `node` on; `first` is the first call.
 pub(super) fn input_to_many(first: CallId, node: u32, len: usize) -> Vec<u8> {
     stamped(TO_MANY | u64::from(node) << FIRST_SHIFT | first.0, len)
 }
@@ -33,7 +33,7 @@ fn stamp_of(input: &[u8]) -> Option<u64> {
     input.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
 }
 
-/// The call that arrived with `input` at a node.
+/// Returns the call that arrived with `input` at a node; `None` if the input is too short.
 pub(super) fn id_of(input: &[u8], node: u32) -> Option<CallId> {
     let stamp = stamp_of(input)?;
     if stamp & TO_MANY == 0 {
@@ -44,12 +44,12 @@ pub(super) fn id_of(input: &[u8], node: u32) -> Option<CallId> {
     u64::from(node).checked_sub(first_node).map(|step| CallId(first + step))
 }
 
-/// Whether it is an undamaged input of that length.
+/// Returns true if `input` is undamaged and has that length.
 pub(super) fn is_input(input: &[u8], len: usize) -> bool {
     input.len() == len && stamp_of(input).is_some_and(|stamp| input == stamped(stamp, len))
 }
 
-/// The answer to a call.
+/// Returns the answer to a call.
 pub(super) fn output(id: CallId, len: usize) -> Vec<u8> {
     pattern(id.0.wrapping_mul(OUTPUT), len)
 }

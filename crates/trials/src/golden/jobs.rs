@@ -8,12 +8,12 @@ use halite::{Lh, NodeId, Permissions, Placement, ReadOp, Session, WriteOp};
 
 use super::quiet::{FUNCTION, PORT, Quiet};
 
-/// The node with all regions.
+/// The node that holds all regions.
 const THERE: NodeId = NodeId(1);
-/// Longer than any operation.
+/// Timeout that exceeds every operation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Accesses per batch.
+/// Number of accesses per batch.
 const PIECES: u64 = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,7 +35,7 @@ pub(super) enum Job {
     Move,
 }
 
-/// All rows; 0 bytes for operations without a size.
+/// Returns all rows: jobs with their bytes, 0 for operations without a size.
 pub(super) fn all() -> impl Iterator<Item = (Job, u64)> {
     let sizes: [(Job, &[u64]); 15] = [
         (Job::Read, &[8, 4 << 10, 64 << 10, 1 << 20]),
@@ -82,7 +82,7 @@ impl Job {
         matches!(self, Job::FetchAdd | Job::CompareSwap)
     }
 
-    /// Whether its bytes cross the network.
+    /// Returns true if bytes of the region cross the network.
     pub(super) fn carries_bytes(self) -> bool {
         matches!(
             self,
@@ -95,12 +95,12 @@ impl Job {
 pub(super) struct Worker {
     job: Job,
     session: Session,
-    /// A session of the other node, for barriers.
+    /// Session of the other node, for barriers.
     partner: Session,
     name: String,
     bytes: u64,
     buffer: Vec<u8>,
-    /// Its region, once prepared.
+    /// Region of the worker, once prepared.
     lh: Option<Lh>,
     done: u64,
 }
@@ -119,7 +119,7 @@ impl Worker {
         }
     }
 
-    /// Creates its region on the other node.
+    /// Creates the region on the other node.
     pub(super) async fn prepare(&mut self) {
         let made =
             self.session.alloc(Some(&self.name), 2 * self.bytes.max(8), Placement::On(THERE), ALL).await;
@@ -170,12 +170,12 @@ impl Worker {
 
 const ALL: Permissions = Permissions::all();
 
-/// Offsets of a batch's pieces: every second one of those that fit into the region.
+/// Returns the offsets of a batch's pieces: every second piece of those that fit into the region.
 fn scattered(bytes: u64) -> impl Iterator<Item = u64> {
     (0..PIECES).map(move |piece| 2 * piece * (bytes / PIECES))
 }
 
-/// Waits for both in parallel.
+/// Runs two futures in parallel and waits for both.
 async fn both<T, E>(
     first: impl Future<Output = Result<T, E>>,
     second: impl Future<Output = Result<T, E>>,

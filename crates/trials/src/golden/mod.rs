@@ -1,6 +1,6 @@
 //! The golden table: cost of each operation in simulated time, without faults.
 //!
-//! It shows the steps of the protocol, and nothing about the speed of this code or of a real machine.  The table is in
+//! The table shows the steps of the protocol, and nothing about the speed of this code or of a real machine. It is in
 //! the tree, so that a change shows its cost.
 
 mod jobs;
@@ -15,21 +15,21 @@ use halite_sim::{Profile, RunEnd, World};
 use jobs::{Job, Worker};
 use quiet::Quiet;
 
-/// Most operations of which the latency is the mean.
+/// Maximum number of operations whose mean is the latency.
 const ROUNDS_MAX: u64 = 32;
-/// Bytes per session that suffice, since one long operation takes as long as the next.
+/// Bytes per session that suffice, since all long operations take equally long.
 const BYTES_ENOUGH: u64 = 128 << 10;
-/// Operations before the measurement, so that connections and rings are in their steady state.
+/// Number of operations before the measurement, which bring connections and rings into their steady state.
 const WARM_UP: u64 = 2;
-/// Parallel sessions, for the throughput.
+/// Number of parallel sessions for the throughput.
 const SESSIONS: u32 = 16;
 
 /// Profiles whose costs resemble real hardware.
 const PROFILES: [&str; 2] = ["local", "rnic-100g"];
-/// With atomics by call; all else costs as in `rnic-100g`.
+/// Profile with atomics by call; other costs are those of `rnic-100g`.
 const BY_CALL: &str = "rnic-100g-hca";
 
-/// The document `docs/simulated.md`.
+/// Returns the text of `docs/simulated.md`.
 pub fn golden() -> String {
     let mut text = HEADER.to_owned();
     for name in PROFILES {
@@ -47,7 +47,7 @@ pub fn golden() -> String {
     text
 }
 
-/// All operations have ended by then.
+/// Time at which all operations have ended.
 const LATE_NS: u64 = 1_000_000_000;
 
 const HEADER: &str = "\
@@ -87,17 +87,17 @@ fn row(profile: &Profile, job: Job, bytes: u64) -> String {
     format!("| {} | {size} | {latency_us:.3} | {rate} | {throughput} |\n", job.name())
 }
 
-/// Loads and stores may take no simulated time at all.
+/// Formats a rate. Loads and stores may take no simulated time at all.
 fn per_time(amount: f64, time_ns: u64) -> String {
     if time_ns == 0 { "-".to_owned() } else { format!("{:.1}", amount / time_ns as f64) }
 }
 
-/// Operations of each session.
+/// Returns the number of operations of each session.
 fn rounds(bytes: u64) -> u64 {
     (BYTES_ENOUGH / bytes.max(1)).clamp(2, ROUNDS_MAX)
 }
 
-/// The time until all sessions have done their operations.
+/// Returns the time until all sessions have done their operations.
 fn elapsed_ns(profile: &Profile, job: Job, bytes: u64, sessions: u32) -> u64 {
     let world = World::new(0, profile.clone());
     let took_ns = Rc::new(Cell::new(0));
@@ -130,7 +130,7 @@ async fn race(world: &World, workers: Vec<Worker>, rounds: u64) -> u64 {
     line.finished().await
 }
 
-/// Synchronizes the start of all workers, and awaits their end.
+/// Synchronizes the start of all workers, and waits for their end.
 struct Line {
     world: World,
     starting: Cell<usize>,

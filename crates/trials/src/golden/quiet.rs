@@ -9,7 +9,7 @@ use halite_sim::{HostId, World};
 
 use crate::hosted::Birth;
 
-/// The reply to calls.
+/// Answer to all calls.
 const ANSWER: [u8; 8] = [7; 8];
 /// Function and port of node 1.
 pub(super) const FUNCTION: Function = Function(1);
@@ -55,7 +55,7 @@ async fn start(world: &World, host: HostId, number: u32) -> Rc<Driven> {
     driven
 }
 
-/// The default configuration, with less memory.
+/// Returns the default configuration, with less memory.
 fn config(number: u32) -> Config {
     Config {
         dir: PathBuf::from("simulated"),
@@ -66,7 +66,7 @@ fn config(number: u32) -> Config {
     }
 }
 
-/// The interval of polling for the end of something.
+/// Sleeps for the interval at which the end of an operation is polled.
 pub(super) async fn pause(world: &World) {
     world.sleep(None, Duration::from_micros(1)).await;
 }

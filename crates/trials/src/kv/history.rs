@@ -1,7 +1,7 @@
 //! The operations on one key: some order must explain all results, with each operation between its begin and its end.
 //!
-//! An operation without a known end may take effect at any later time, or never.  The expiry of a key is an operation
-//! of its own, between the earliest and the latest moment that its owner's clock may have meant.
+//! An operation without a known end may take effect at any later time, or never. The expiry of a key is an operation of
+//! its own, between the earliest and the latest moment that fits its owner's clock.
 
 use std::fmt::Write;
 
@@ -13,17 +13,17 @@ use crate::linearizability::{self, Span};
 
 /// End of an operation that is not known to have ended.
 const NEVER: u64 = u64::MAX;
-/// The checker handles no more; operations in progress still add to it.
+/// Maximum number of operations that the checker can handle; operations in progress may still exceed it.
 const LEN_MAX: usize = 32;
-/// More operations without a known outcome make the checker slow.
+/// Maximum number of operations without a known outcome, which make the checker slow.
 const UNKNOWN_MAX: usize = 6;
-/// Error of an owner's clock: it counts in microseconds, and drifts.
+/// Maximum error of an owner's clock, which counts in microseconds and drifts.
 const CLOCK_NS: u64 = 2_000;
 
-/// An operation on a key; an unknown result is `None`, and anything fits it.
+/// An operation on a key. An unknown result is `None`, which fits all results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Operation {
-    /// Was not executed.
+    /// The operation was not executed.
     Nothing,
     Get {
         found: Option<Value>,
@@ -34,7 +34,7 @@ pub(super) enum Operation {
         lapse: Option<u64>,
         found: Option<Option<Value>>,
     },
-    /// With the resulting length, in entries.
+    /// Appends; with the resulting length, in entries.
     Append {
         token: u64,
         len: Option<u64>,
@@ -98,14 +98,14 @@ impl Specification for Register {
     }
 }
 
-/// See the module's documentation.
+/// The operations on one key; see the header of this file.
 #[derive(Debug, Default)]
 pub(super) struct History {
     done: Vec<(Span, Operation)>,
 }
 
 impl History {
-    /// Whether the key should be used no longer.
+    /// Returns true if the key must not be used any more.
     pub(super) fn is_full(&self) -> bool {
         let unknown = self.done.iter().filter(|(span, _)| span.end_ns == NEVER).count();
         self.done.len() >= LEN_MAX || unknown >= UNKNOWN_MAX
@@ -123,7 +123,7 @@ impl History {
         (span.end_ns, *known) = (end_ns, operation);
     }
 
-    /// The operation was not executed, and will not be.
+    /// Records that the operation was not executed, and will not be.
     pub(super) fn forget(&mut self, place: usize) {
         let (span, operation) = &mut self.done[place];
         (span.end_ns, *operation) = (span.begin_ns, Operation::Nothing);
@@ -140,17 +140,17 @@ impl History {
         self.done[place].0.end_ns = end_ns + 1000 * kept_us + CLOCK_NS;
     }
 
-    /// Whether some order explains it.
+    /// Returns true if some order explains all results.
     pub(super) fn has_order(&self) -> bool {
         linearizability::has_order::<Register>(Operation::Nothing, &self.known())
     }
 
-    /// Operations that need a place in the order: not those that were not executed, nor reads with unknown results.
+    /// Returns the operations that need a place in the order: not unexecuted ones, nor reads with unknown results.
     fn known(&self) -> Vec<(Span, Operation)> {
         self.done.iter().copied().filter(|(_, operation)| *operation != Operation::Nothing).collect()
     }
 
-    /// For error messages.
+    /// Formats the history for error messages.
     pub(super) fn text(&self) -> String {
         let mut done = self.known();
         done.sort_by_key(|(span, _)| span.begin_ns);

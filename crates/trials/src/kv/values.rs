@@ -1,6 +1,6 @@
 //! Values: rows of entries of one length, each of which names its writer.
 
-/// Bytes of an entry: a token, and a check word.
+/// Length of an entry in bytes: a token, and a check word.
 pub(super) const ENTRY_BYTES: usize = 16;
 
 /// A digest of a value: its entries in order, folded.
@@ -13,18 +13,18 @@ pub(super) struct Value {
 impl Value {
     const EMPTY: Value = Value { entries: 0, folded: 0 };
 
-    /// With one more entry.
+    /// Returns the value with one more entry.
     pub(super) fn and(self, token: u64) -> Value {
         let folded = self.folded.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(token);
         Value { entries: self.entries + 1, folded }
     }
 
-    /// With one entry.
+    /// Returns the value of one entry.
     pub(super) fn of(token: u64) -> Value {
         Value::EMPTY.and(token)
     }
 
-    /// `None` if the bytes are not a row of entries.
+    /// Reads a value; `None` if the bytes are not a row of entries.
     pub(super) fn read(bytes: &[u8]) -> Option<Value> {
         let (entries, []) = bytes.as_chunks::<ENTRY_BYTES>() else { return None };
         entries.iter().try_fold(Value::EMPTY, |value, entry| {
@@ -35,7 +35,7 @@ impl Value {
     }
 }
 
-/// Entries with the same token.
+/// Returns the bytes of some entries with the same token.
 pub(super) fn bytes(token: u64, entries: u64) -> Vec<u8> {
     let entry = [token.to_le_bytes(), (!token).to_le_bytes()].concat();
     entry.repeat(entries as usize)

@@ -1,9 +1,9 @@
 //! The changes of one word, and their order.
 //!
-//! Each change leaves a value that the word never had before, so the value that it found names its predecessor: all
-//! changes form one chain, and only the times remain to be checked.  A general checker, which tries orders, takes too
-//! long with operations of unknown outcome; here they fill gaps.  Once their outcomes are known, the general checker
-//! decides.
+//! Each change leaves a value that the word never had before, so the value before the change identifies its
+//! predecessor: all changes form one chain, and only the times remain to be checked. A general checker, which tries
+//! orders, takes too long with operations of unknown outcome; here they fill gaps. Once their outcomes are known, the
+//! general checker decides.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +12,16 @@ use super::{Span, pieces};
 
 /// End of an operation that is not known to have ended.
 const NEVER: u64 = u64::MAX;
-/// Most changes of unknown outcome that are tried in a row.
+/// Maximum number of changes of unknown outcome that are tried in sequence.
 const GAP_MAX: usize = 4;
 
 /// A change or a read of the word.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Done {
     span: Span,
-    /// `None` for a read.
+    /// The change; `None` for a read.
     change: Option<Change>,
-    /// The value before.
+    /// Value before the change, or the value read.
     found: u64,
 }
 
@@ -38,19 +38,19 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// A change begins, and may take effect from now on.  Returns its number.
+    /// Records the start of a change, which may take effect from now on. Returns its number.
     pub fn begin(&mut self, now_ns: u64, change: Change) -> u64 {
         self.last_number += 1;
         self.maybe.insert(self.last_number, (Span { begin_ns: now_ns, end_ns: NEVER }, change));
         self.last_number
     }
 
-    /// The change was not executed, and will not be.
+    /// Records that the change was not executed, and will not be.
     pub fn forget(&mut self, number: u64) {
         self.maybe.remove(&number);
     }
 
-    /// The change was executed, and has found `old`.
+    /// Records that the change was executed, and replaced `old`.
     pub fn changed(&mut self, number: u64, now_ns: u64, old: u64) -> Result<(), String> {
         let (span, change) = self.maybe.remove(&number).expect("it began");
         let span = Span { end_ns: now_ns, ..span };
@@ -64,7 +64,7 @@ impl Chain {
         }
     }
 
-    /// A read has found `value`.
+    /// Records that a read has returned `value`.
     pub fn saw(&mut self, span: Span, value: u64) {
         self.seen.push((span, value));
     }
@@ -75,7 +75,7 @@ impl Chain {
         if has_order(&done) { Ok(()) } else { Err(format!("there is no order for {done:?}")) }
     }
 
-    /// All operations, the changes in their order.
+    /// Returns all operations, the changes in their order.
     fn explain(&self) -> Result<Vec<Done>, String> {
         let (values, changes) = self.order();
         let steps: Vec<Span> = changes.iter().map(|(span, _)| *span).collect();
@@ -107,7 +107,7 @@ impl Chain {
                 ));
             }
         }
-        // A change without a known end had been executed when its value was read.
+        // A change without a known end had been executed by the time when its value was read.
         for (Span { end_ns, .. }, value) in &self.seen {
             let at = place[value];
             until_ns[at] = until_ns[at].min(*end_ns);
@@ -120,12 +120,12 @@ impl Chain {
         Ok(changes.chain(seen).collect())
     }
 
-    /// The values that the word had, and the changes between them.
+    /// Returns the values that the word had, and the changes between them.
     fn order(&self) -> (Vec<u64>, Vec<(Span, Change)>) {
         let mut values = vec![0];
         let mut steps = Vec::new();
         let mut left: Vec<(Span, Change)> = self.maybe.values().copied().collect();
-        // Of equal changes, takes the earliest.
+        // The earliest of equal changes comes first.
         left.sort_by_key(|(span, _)| span.begin_ns);
         let wanted: BTreeMap<u64, ()> = self.seen.iter().map(|(_, value)| (*value, ())).collect();
         let is_wanted = |value: u64| self.done.contains_key(&value) || wanted.contains_key(&value);
@@ -151,7 +151,7 @@ impl Chain {
     }
 }
 
-/// Indices of changes that lead from `value` to a wanted value.
+/// Returns indices of changes that lead from `value` to a wanted value.
 fn fill(
     left: &[(Span, Change)],
     value: u64,
@@ -159,7 +159,7 @@ fn fill(
     is_wanted: &impl Fn(u64) -> bool,
 ) -> Option<Vec<usize>> {
     left.iter().enumerate().find_map(|(index, (_, change))| {
-        // An equal change was tried before.
+        // An equal change was tried already.
         if left[..index].iter().any(|(_, other)| other == change) {
             return None;
         }
@@ -175,7 +175,7 @@ fn fill(
     })
 }
 
-/// Whether some order explains the operations; the changes are in their order.
+/// Returns true if some order explains the operations; the changes are in their order.
 fn has_order(done: &[Done]) -> bool {
     let operations: Vec<_> = done.iter().map(|done| (done.span, operation(done))).collect();
     let mut value = 0;

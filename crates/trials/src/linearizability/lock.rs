@@ -7,23 +7,23 @@ use todc_utils::specifications::Specification;
 pub enum Operation {
     /// Sets the holder's token.
     Begin(Option<u64>),
-    /// The lock is taken.
+    /// Takes the lock.
     Take(u64),
-    /// It is refused, since it is held.
+    /// Fails to take the lock, since it is held.
     Refused,
-    /// It is released.
+    /// Releases the lock.
     GiveUp(u64),
 }
 
-/// The token of the holder, and the last token if that counts.
+/// Token of the holder, and the last token if tokens rise.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct LockState {
     holder: Option<u64>,
     last: u64,
 }
 
-/// A lock whose tokens rise in the order of the holds if `RISING`.  They need not if holders are cut off: one that has
-/// lost the lock may learn its token after the next holder.
+/// A lock whose tokens rise in the order of the holds if `RISING`. They need not if holders are cut off: a holder that
+/// has lost the lock may learn its token after the next holder.
 #[derive(Debug)]
 pub struct Lock<const RISING: bool>;
 

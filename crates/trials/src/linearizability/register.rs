@@ -11,13 +11,13 @@ pub enum Change {
     Swap {
         /// Value before the change.
         expected: u64,
-        /// Value after it.
+        /// Value after the change.
         new: u64,
     },
 }
 
 impl Change {
-    /// The value after the change; `None` if the change does not apply.
+    /// Returns the value after the change; `None` if the change does not apply.
     pub fn of(self, value: u64) -> Option<u64> {
         match self {
             Change::Add(add) => Some(value.wrapping_add(add)),
@@ -31,21 +31,21 @@ impl Change {
 pub enum Operation {
     /// Sets the first value.
     Begin(u64),
-    /// Reads.
+    /// Reads the value.
     Look {
         /// The value that was read.
         found: u64,
     },
-    /// Changes.
+    /// Changes the value.
     Change {
         /// The change.
         change: Change,
-        /// The value before.
+        /// Value before the change.
         found: u64,
     },
 }
 
-/// See the module's documentation.
+/// A register that holds a word; see the header of this file.
 #[derive(Debug)]
 pub struct Register;
 

@@ -1,5 +1,5 @@
 //! Data under a lock: its holder reads some words, checks them and rewrites them, with plain reads and writes.
-//! [`stamps`](super::stamps) states what must hold.
+//! [`stamps`](super::stamps) defines the valid results.
 
 use std::time::Duration;
 
@@ -11,18 +11,18 @@ use crate::actor::Actor;
 use crate::harness::Harness;
 
 const WORD: usize = 8;
-/// Writes per round; others may come between them.
+/// Number of writes per round; other operations may come between them.
 const PARTS: usize = 2;
-/// Longest time between reading and writing.
+/// Maximum time between reading and writing.
 const THINK_NS_MAX: u64 = 3_000;
-/// Without faults, a cancelled write has landed after this time.
+/// Time after which a cancelled write has landed, without faults.
 const DOUBT_NS: u64 = 30_000;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
 
 /// The data under all locks.
 #[derive(Debug, Default)]
 pub(super) struct Data {
-    /// All regions so far; each is longer than the one before, so that its length identifies it.
+    /// All regions so far. Each is longer than the previous one, so that its length identifies it.
     lives: Vec<Life>,
     last_stamp: u64,
 }
@@ -30,7 +30,7 @@ pub(super) struct Data {
 #[derive(Debug)]
 struct Life {
     stamps: Stamps,
-    /// The region was not used, so it is freed.
+    /// True if the region was not used, so that it is freed.
     ends: bool,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Opened {
     life: usize,
 }
 
-/// The names of these regions.
+/// Returns the names of these regions.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES).map(text)
 }
@@ -50,10 +50,10 @@ fn text(name: usize) -> String {
     format!("d{name}")
 }
 
-/// A session has ended.
+/// Records the end of a session.
 pub(super) fn end_session(harness: &Harness, who: super::SessionRun) {
     let now_ns = harness.world.now_ns();
-    // The writes of a dead holder are over when its lock passes on; other nodes may hear late of its death.
+    // The writes of a dead holder are over when its lock passes on. But other nodes may learn late of its death.
     let until_ns = if harness.cut_off_is_death { now_ns } else { now_ns + harness.consequences_ns() };
     let lives = &mut harness.locks.borrow_mut().data.lives;
     for Life { stamps, .. } in lives {
@@ -129,7 +129,7 @@ async fn make(actor: &mut Actor, name: usize) -> Option<Opened> {
     }
 }
 
-/// An earlier holder may have left a region that is being freed.
+/// Handles a refused access. An earlier holder may have left a region that is being freed.
 fn refused(actor: &Actor, name: usize, cause: &RegionCause, error: &str) {
     let is_left = matches!(cause, RegionCause::NameTaken | RegionCause::Stale);
     if !(is_left || is_explained_by(actor, cause)) {
@@ -137,7 +137,7 @@ fn refused(actor: &Actor, name: usize, cause: &RegionCause, error: &str) {
     }
 }
 
-/// Reads all words; returns whether that succeeded.
+/// Reads all words. Returns true if that succeeded.
 async fn read(actor: &mut Actor, index: usize, opened: Opened) -> bool {
     let (session, begin_ns, who) = (actor.session.clone(), actor.now_ns(), who(actor));
     let mut bytes = [0; WORDS * WORD];
@@ -161,7 +161,7 @@ async fn read(actor: &mut Actor, index: usize, opened: Opened) -> bool {
     true
 }
 
-/// Writes all words; returns whether that succeeded.
+/// Writes all words. Returns true if that succeeded.
 async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
     let (begin_ns, who) = (actor.now_ns(), who(actor));
     let stamp = {
@@ -186,7 +186,7 @@ async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
     true
 }
 
-/// The progress and end of a cancelled or failed write are unknown.
+/// Records that the effect and end of a cancelled or failed write are unknown.
 fn leave(actor: &Actor, opened: Opened, begin_ns: u64) {
     let harness = &actor.harness;
     let doubt_ns = if harness.is_calm_since(begin_ns) { DOUBT_NS } else { harness.consequences_ns() };
@@ -194,7 +194,7 @@ fn leave(actor: &Actor, opened: Opened, begin_ns: u64) {
     with_stamps(actor, opened, |stamps| stamps.leave(who, until_ns));
 }
 
-/// An access failed or was cancelled.
+/// Handles an access that failed or was cancelled.
 fn failed(actor: &mut Actor, index: usize, opened: Opened, result: Option<Result<(), AccessError>>) {
     let name = actor.locks.held[index].name;
     actor.locks.held[index].seen = None;
@@ -213,8 +213,8 @@ fn failed(actor: &mut Actor, index: usize, opened: Opened, result: Option<Result
     actor.locks.opened[name] = None;
 }
 
-/// Whether no other session has taken the lock since.  Without faults none does, whatever the ledger says: then the
-/// data must show it.
+/// Returns true if no other session has taken the lock since. Without faults none can have, whatever the ledger says:
+/// then the data must show it.
 fn holds(actor: &Actor, index: usize) -> bool {
     let held = &actor.locks.held[index];
     let is_last = actor.harness.locks.borrow().ledgers[held.name].holds(who(actor), held.token);

@@ -1,4 +1,4 @@
-//! The holds of a lock, as the checker needs them.
+//! The holds of a lock, in the checker's format.
 
 use crate::linearizability::lock::{Lock, Operation};
 use crate::linearizability::{self, Span};
@@ -13,12 +13,12 @@ impl History {
         self.done.push((span, Operation::Take(token)));
     }
 
-    /// It was released or lost at some time in `span`.
+    /// Records a release or loss of the lock at some time in `span`.
     pub(super) fn gave_up(&mut self, span: Span, token: u64) {
         self.done.push((span, Operation::GiveUp(token)));
     }
 
-    /// Whether some order has no overlapping holds.
+    /// Returns true if some order has no overlapping holds.
     pub(super) fn has_order(&self) -> bool {
         let mut holder = None;
         linearizability::pieces(&self.done).into_iter().all(|piece| {
@@ -29,7 +29,7 @@ impl History {
     }
 }
 
-/// The holder after a piece: the last one whose hold did not end.
+/// Returns the holder after a piece: the last one whose hold did not end.
 fn left_by(piece: &[(Span, Operation)], before: Option<u64>) -> Option<u64> {
     let is_over = |token: u64| piece.iter().any(|(_, operation)| *operation == Operation::GiveUp(token));
     let begun = piece.iter().filter_map(|(_, operation)| match *operation {

@@ -1,15 +1,15 @@
-//! What is known about one lock: attempts, holders, and what may follow.
+//! The known facts about one lock: attempts and holders; and the results that may follow.
 
 use super::history::History;
 use crate::linearizability::Span;
 
 /// End of a hold that has not ended.
 const NEVER: u64 = u64::MAX;
-/// Without faults, time after which a request is in the queue.  It takes a dozen messages at most.
+/// Time after which a request is in the queue, without faults: a dozen messages at most.
 const QUEUED_NS: u64 = 150_000;
-/// Without faults, time after which a released lock is free for all.
+/// Time after which any session can take a released lock, without faults.
 const DOUBT_NS: u64 = 200_000;
-/// Without faults, longest wait for a lock that is free.
+/// Maximum wait for a lock that is free, without faults.
 const IDLE_NS_MAX: u64 = 500_000;
 
 /// A session, in one incarnation of its node.
@@ -20,16 +20,16 @@ pub(super) struct SessionRun {
     pub(super) session: u32,
 }
 
-/// What the judge knows besides the lock.
+/// Facts that the judge knows apart from the lock.
 #[derive(Clone, Copy)]
 pub(super) struct Scene<'s> {
     pub(super) now_ns: u64,
-    /// Whether there was no fault, nor a consequence of one, from a time until now.
+    /// Returns true if there was no fault, nor a consequence of one, from a time until now.
     pub(super) is_calm_since: &'s dyn Fn(u64) -> bool,
-    /// Whether a session's node is up and not leaving.
+    /// Returns true if a session's node is up and not leaving.
     pub(super) is_up: &'s dyn Fn(SessionRun) -> bool,
-    /// Whether a node that is cut off does nothing any more: then a holder loses the lock only if it or the lock's
-    /// home is gone.
+    /// True if a node that is cut off does nothing any more: a holder then loses the lock only if it or the home is
+    /// gone.
     pub(super) cut_off_is_death: bool,
 }
 
@@ -44,42 +44,42 @@ struct Try {
 struct Hold {
     who: SessionRun,
     token: u64,
-    /// Start of its acquisition.
+    /// Start of the acquisition.
     begin_ns: u64,
-    /// Start of its release.
+    /// Start of the release.
     end_begun_ns: u64,
-    /// Its session has ended without a release.
+    /// True if the session has ended without a release.
     orphaned: bool,
 }
 
 impl Hold {
-    /// Whether the holder can do nothing any more.
+    /// Returns true if the holder can do nothing any more.
     fn is_gone(&self, scene: Scene<'_>) -> bool {
         self.orphaned || !(scene.is_up)(self.who)
     }
 }
 
-/// See the module's documentation.
+/// The known facts about one lock; see the header of this file.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     tries: Vec<Try>,
     holds: Vec<Hold>,
-    /// Attempts so far: tokens of one incarnation of the lock rise no faster.
+    /// Number of attempts so far; the tokens of one incarnation of the lock rise no faster.
     tries_count: u64,
     token_max: u64,
     /// End of the last hold, as far as known.
     held_until_ns: u64,
-    /// Until when a cancelled attempt or release may still hold it.
+    /// Time until which a cancelled attempt or release may still hold the lock.
     doubt_until_ns: u64,
-    /// Sessions that ended while they may have held it, less those that a later holder recovered.
+    /// Number of sessions that ended while they may have held the lock, less those that a later holder recovered.
     orphans: u64,
     history: History,
-    /// The last hold, if its end is unknown: earliest end, and token.
+    /// The last hold if its end is unknown: its earliest end, and its token.
     open: Option<(u64, u64)>,
 }
 
 impl Ledger {
-    /// An attempt begins; if it `waits`, without a limit.
+    /// Records the start of an attempt, which `waits` without a limit or not.
     pub(super) fn begin(&mut self, who: SessionRun, now_ns: u64, waits: bool) {
         self.tries_count += 1;
         self.tries.push(Try { who, begin_ns: now_ns, waits });
@@ -114,7 +114,7 @@ impl Ledger {
         verdict
     }
 
-    /// Records the start of a hold, and the end of the one before if that may be over.
+    /// Records the start of a hold, and the end of the previous hold if that may be over.
     fn note_turn(&mut self, tried: &Try, token: u64, scene: Scene<'_>) {
         let span = Span { begin_ns: tried.begin_ns, end_ns: scene.now_ns };
         let is_kept =
@@ -126,21 +126,21 @@ impl Ledger {
         self.open = Some((tried.begin_ns, token));
     }
 
-    /// The hold whose release has not begun.
+    /// Returns the hold whose release has not begun.
     fn kept(&self) -> Option<&Hold> {
         self.holds.iter().find(|hold| hold.end_begun_ns == NEVER)
     }
 
-    /// Whether some order has no overlapping holds.
+    /// Returns true if some order has no overlapping holds.
     pub(super) fn has_order(&self) -> bool {
         self.history.has_order()
     }
 
-    /// No other session holds it, unless there is a reason why that hold is over.
+    /// Checks that no other session holds the lock, unless there is a reason why that hold is over.
     fn check_displaced(&self, token: u64, recovered: bool, scene: Scene<'_>) -> Result<(), String> {
         let Some(hold) = self.kept() else { return Ok(()) };
         let is_gone = hold.is_gone(scene);
-        // Tokens of a lock that was created again start far above.
+        // If the lock was created again, its tokens start far above.
         let is_the_same = token.wrapping_sub(hold.token) <= self.tries_count;
         let Hold { who, begin_ns, .. } = hold;
         if !is_gone && (scene.is_calm_since)(*begin_ns) {
@@ -172,7 +172,7 @@ impl Ledger {
         Err("it was recovered, but no holder had died".to_owned())
     }
 
-    /// No session is overtaken that was in the queue when this one began.
+    /// Checks that no session was overtaken that was in the queue when this attempt began.
     fn check_order(&self, tried: &Try, scene: Scene<'_>) -> Result<(), String> {
         let was_overtaken = |other: &&Try| {
             other.waits
@@ -193,13 +193,13 @@ impl Ledger {
         Err(format!("it was free since {free_since_ns} ns"))
     }
 
-    /// The attempt was cancelled, and may have succeeded.
+    /// Records that the attempt was cancelled, and may have succeeded.
     pub(super) fn gave_up(&mut self, who: SessionRun, now_ns: u64) {
         self.end_try(who);
         self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
     }
 
-    /// The attempt was refused because the lock is held.
+    /// Records that the attempt was refused because the lock is held.
     pub(super) fn refused(&mut self, who: SessionRun, scene: Scene<'_>) -> Result<(), String> {
         let Try { begin_ns, .. } = self.end_try(who);
         let may_be_held = !self.tries.is_empty()
@@ -212,13 +212,13 @@ impl Ledger {
         Err(format!("it was refused, but no session held it from {begin_ns} ns on"))
     }
 
-    /// Whether the session holds it with that token, as far as known.
+    /// Returns true if the session holds the lock with that token, as far as known.
     pub(super) fn holds(&self, who: SessionRun, token: u64) -> bool {
         self.holds.iter().any(|hold| (hold.who, hold.token) == (who, token))
     }
 
-    /// The highest token granted after `token` by the same incarnation of the lock; a lock that was created again
-    /// starts far above.
+    /// Returns the highest token granted after `token` by the same incarnation of the lock; a lock that was created
+    /// again starts far above.
     pub(super) fn taken_after(&self, token: u64) -> Option<u64> {
         let rise = self.token_max.saturating_sub(token);
         (1..=self.tries_count).contains(&rise).then_some(self.token_max)
@@ -228,7 +228,7 @@ impl Ledger {
         self.holds.iter_mut().find(|hold| hold.who == who)
     }
 
-    /// The holder begins to release it.
+    /// Records that the holder begins to release the lock.
     pub(super) fn begin_release(&mut self, who: SessionRun, now_ns: u64) {
         if let Some(hold) = self.hold(who) {
             hold.end_begun_ns = now_ns;
@@ -250,7 +250,7 @@ impl Ledger {
         self.held_until_ns = self.held_until_ns.max(now_ns);
     }
 
-    /// The holder has lost it, or cannot know.
+    /// Records that the holder has lost the lock, or cannot know.
     pub(super) fn lost(&mut self, who: SessionRun, scene: Scene<'_>) -> Result<(), String> {
         let held = self.hold(who).copied();
         self.forget_hold(who, scene.now_ns);
@@ -262,7 +262,7 @@ impl Ledger {
         }
     }
 
-    /// The release goes on in the background.
+    /// Records that the release goes on in the background.
     pub(super) fn dropped(&mut self, who: SessionRun, now_ns: u64) {
         self.begin_release(who, now_ns);
         self.forget_hold(who, now_ns);

@@ -1,14 +1,14 @@
-//! What is known about the words under a lock.  A holder writes one stamp to all of them, so the next holder reads
-//! equal words, as they were left.
+//! What is known about the words under a lock. A holder writes one stamp to all of them, so the next holder reads equal
+//! words, as they were left.
 //!
 //! That does not hold while an unawaited write may still land: a cancelled one, one of a holder that died and is not
-//! cut off everywhere, or one of a holder that has lost the lock.  Nor does it hold after that, until all words have
+//! cut off everywhere, or one of a holder that has lost the lock. Nor does it hold afterwards, until all words have
 //! been written once more.
 
 use super::ledger::SessionRun;
 use crate::regions::words::Words;
 
-/// Words under a lock.
+/// Number of words under a lock.
 pub(super) const WORDS: usize = 4;
 pub(super) type Values = [u64; WORDS];
 
@@ -34,9 +34,9 @@ pub(super) struct Stamps {
     open: Vec<Open>,
     /// Reads in progress, and their starts.
     reads: Vec<(SessionRun, u64)>,
-    /// Whether all words hold one stamp, apart from writes in progress.
+    /// True if all words hold one stamp, apart from writes in progress.
     are_alike: bool,
-    /// Until when an unawaited write may land.
+    /// Time until which an unawaited write may land.
     doubt_until_ns: u64,
 }
 
@@ -51,7 +51,7 @@ impl Stamps {
         }
     }
 
-    /// A session begins to write `stamp`, which no other writes.
+    /// Records that a session begins to write `stamp`, which no other session writes.
     pub(super) fn begin(&mut self, who: SessionRun, stamp: u64, now_ns: u64) {
         (0..WORDS).for_each(|index| self.words.get_mut(index).begin(now_ns, stamp));
         self.open.push(Open { who, stamp, begin_ns: now_ns });
@@ -62,7 +62,7 @@ impl Stamps {
         Some(self.open.remove(index))
     }
 
-    /// The write has ended.  If its session still `holds` the lock, the next reads must return it.
+    /// Records the end of the write. If its session still `holds` the lock, the next reads must return `stamp`.
     pub(super) fn end(&mut self, who: SessionRun, now_ns: u64, holds: bool) -> Option<Seen> {
         let Open { stamp, begin_ns, .. } = self.take(who).expect("it began");
         let oldest_ns = self.reads.iter().map(|(_, begin_ns)| *begin_ns).min().unwrap_or(now_ns);
@@ -80,12 +80,12 @@ impl Stamps {
         self.reads.push((who, now_ns));
     }
 
-    /// The read has ended or was cancelled.
+    /// Records the end or the cancellation of a read.
     pub(super) fn end_read(&mut self, who: SessionRun) {
         self.reads.retain(|(reader, _)| *reader != who);
     }
 
-    /// The write may be done, partly done or not, or may still land until `until_ns`.
+    /// Records that the write may be done, partly done or not, or may still land until `until_ns`.
     pub(super) fn leave(&mut self, who: SessionRun, until_ns: u64) {
         if self.take(who).is_some() {
             self.are_alike = false;
@@ -93,12 +93,12 @@ impl Stamps {
         }
     }
 
-    /// Whether another write may have changed the words since `begin_ns`.
+    /// Returns true if another write may have changed the words since `begin_ns`.
     fn is_doubtful(&self, who: SessionRun, begin_ns: u64) -> bool {
         self.doubt_until_ns >= begin_ns || self.open.iter().any(|open| open.who != who)
     }
 
-    /// Checks a read by a session that `holds` the lock or believes so, and that has `seen` certain words since it
+    /// Checks a read by a session that `holds` the lock, or believes so, and that has `seen` certain words since it
     /// took the lock. Returns the words if no other session can have changed them.
     pub(super) fn read(
         &self,

@@ -1,4 +1,4 @@
-//! What must hold of logs.
+//! The rules for logs.
 //!
 //! - A record that is read was appended, is undamaged, and has one position for all readers.
 //! - A record whose append has returned is at the returned position: a reader that passes it has read it, even if the
@@ -6,7 +6,8 @@
 //! - It is visible to each poll of its position that begins later.
 //! - A record whose append has failed is never visible.
 //!
-//! A reader may skip records that were reported as lost. A segment whose node has died, or was isolated, promises nothing.
+//! A reader may skip records that were reported as lost. A segment whose node has died, or was isolated, promises
+//! nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -24,7 +25,7 @@ pub(super) fn name_of(life: usize) -> String {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Outcome {
-    /// Unknown, or not ended.
+    /// The outcome is unknown, or the append has not ended.
     Unknown,
     Done {
         position: u64,
@@ -35,7 +36,7 @@ pub(super) enum Outcome {
 
 #[derive(Debug, Default)]
 pub(crate) struct Logs {
-    /// All logs so far.
+    /// All logs that were created so far.
     lives: Vec<Life>,
     current: BTreeMap<usize, usize>,
     last_token: u64,
@@ -46,20 +47,20 @@ struct Life {
     appends: BTreeMap<u64, Outcome>,
     /// Tokens that were read or returned, by position.
     places: BTreeMap<u64, u64>,
-    /// Positions, by token.
+    /// Position of each token.
     tokens: BTreeMap<u64, u64>,
-    /// The node of each segment and its incarnation, if known for certain.
+    /// Node of each segment and its incarnation, if known for certain.
     homes: BTreeMap<u64, Option<(u32, u32)>>,
     readers: Vec<Passed>,
     trimmed: u64,
-    /// Contradicting records, which only a lost segment explains.
+    /// Contradicting records, each with its segment, whose loss is the only explanation.
     conflicts: Vec<(u64, String)>,
 }
 
 /// Progress of one reader.
 #[derive(Debug, Default)]
 struct Passed {
-    /// `None` after its end.
+    /// Position of the reader; `None` after its end.
     position: Option<u64>,
     ranges: Vec<Range<u64>>,
     saw: BTreeSet<u64>,
@@ -70,18 +71,18 @@ impl Logs {
         self.current.get(&number).copied()
     }
 
-    /// A log is to be created.
+    /// Records that a log is about to be created.
     pub(super) fn begin(&mut self) -> usize {
         self.lives.push(Life::default());
         self.lives.len() - 1
     }
 
-    /// It exists.
+    /// Records that the log exists.
     pub(super) fn publish(&mut self, number: usize, life: usize) {
         self.current.entry(number).or_insert(life);
     }
 
-    /// It is gone.
+    /// Records that the log is gone.
     pub(super) fn end(&mut self, number: usize, life: usize) {
         if self.current(number) == Some(life) {
             self.current.remove(&number);
@@ -114,14 +115,14 @@ impl Logs {
         self.lives[life].homes.insert(segment, home);
     }
 
-    /// Whether an append has returned that position.
+    /// Returns true if an append has returned that position.
     pub(super) fn is_there(&self, harness: &Harness, life: usize, position: u64) -> bool {
         let life = &self.lives[life];
         let is_done = |token| matches!(life.appends.get(token), Some(Outcome::Done { .. }));
         life.places.get(&position).is_some_and(is_done) && life.is_sound(harness, position)
     }
 
-    /// The position that all readers have reached, to which the log is trimmed now.
+    /// Starts a trim; returns the position that all readers have reached, to which the log is trimmed.
     pub(super) fn trim_begins(&mut self, life: usize) -> u64 {
         let life = &mut self.lives[life];
         let passed = life.readers.iter().filter_map(|reader| reader.position).min().unwrap_or(0);
@@ -129,7 +130,7 @@ impl Logs {
         passed
     }
 
-    /// Largest position to which it was trimmed.
+    /// Returns the largest position to which the log was trimmed.
     pub(super) fn trimmed(&self, life: usize) -> u64 {
         self.lives[life].trimmed
     }
@@ -144,7 +145,7 @@ impl Logs {
 }
 
 impl Life {
-    /// A record was returned or read at that position.
+    /// Records that a record was returned or read at a position.
     fn stands(&mut self, token: u64, position: u64) {
         let here = *self.places.entry(position).or_insert(token);
         if here != token {
@@ -179,7 +180,7 @@ impl Life {
         Ok(())
     }
 
-    /// Whether no fault has affected the memory of a position.
+    /// Returns true if no fault has affected the memory of a position.
     fn is_sound(&self, harness: &Harness, position: u64) -> bool {
         match self.homes.get(&(position / SEGMENT_SLOTS)) {
             None | Some(None) => harness.is_undisturbed(),
@@ -228,7 +229,7 @@ impl Reader {
         Reader { harness: harness.clone(), life, number: readers.len() - 1 }
     }
 
-    /// The reader has passed `range` and read those records.
+    /// Records that the reader has passed `range` and read these records.
     pub(super) fn passed(&self, range: Range<u64>, read: &[(u64, Vec<Vec<u8>>)]) -> Result<(), String> {
         let life = &mut self.harness.logs.borrow_mut().lives[self.life];
         for (position, records) in read {
@@ -245,7 +246,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The reader was told that earlier records are gone.
+    /// Records that the reader got the error that earlier records are gone.
     pub(super) fn skipped_to(&self, position: u64) {
         let reader = &mut self.harness.logs.borrow_mut().lives[self.life].readers[self.number];
         reader.position = reader.position.max(Some(position));

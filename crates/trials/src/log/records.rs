@@ -1,17 +1,17 @@
 //! Records that derive from a token, so that a record that was read identifies itself and shows damage.
 
-/// Longest payload in bytes: several slots.
+/// Maximum length of a payload in bytes: several slots.
 const FILL_MAX: u64 = 100;
-/// One token in so many is a transaction.
+/// Number of tokens per token that is a transaction.
 const ONE_OF: u64 = 4;
 
-/// The records of a token; usually one.
+/// Returns the records of a token; usually one.
 pub(super) fn of(token: u64) -> Vec<Vec<u8>> {
     let count = if token.is_multiple_of(ONE_OF) { 2 + token / ONE_OF % 2 } else { 1 };
     (0..count).map(|index| record(token, index)).collect()
 }
 
-/// The token of the records that were read, if they are undamaged.
+/// Returns the token of the records that were read; `None` if they are damaged.
 pub(super) fn token_of(records: &[Vec<u8>]) -> Option<u64> {
     let token = u64::from_le_bytes(*records.first()?.first_chunk()?);
     (of(token) == records).then_some(token)

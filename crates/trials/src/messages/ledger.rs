@@ -1,8 +1,8 @@
-//! What is known about the messages from one session to one port.
+//! The known facts about the messages from one session to one port.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A session in one incarnation of its node, and the port of one incarnation of a node.
+/// A path of messages: a session in one incarnation of its node, and the port of one incarnation of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Path {
     pub(super) from: (u32, u32, u32),
@@ -11,7 +11,7 @@ pub(super) struct Path {
 
 #[derive(Debug, Default)]
 struct Stream {
-    /// Number of the last message that was begun.
+    /// Number of the last message that a session began to send.
     last_begun: u64,
     /// Number of the last message that arrived.
     last_come: u64,
@@ -24,21 +24,21 @@ struct Stream {
 /// Load of one port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Load {
-    /// Most messages in flight to it or in its queue.
+    /// Maximum number of messages in flight to the port or in its queue.
     under_way: u64,
-    /// Messages begun so far.
+    /// Number of messages begun so far.
     begun: u64,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     streams: BTreeMap<Path, Stream>,
-    /// By node, for all its incarnations: a message to one may arrive at the next.
+    /// Loads by node, for all its incarnations: a message to one may arrive at the next.
     loads: BTreeMap<u32, Load>,
 }
 
 impl Ledger {
-    /// A message begins; returns its number.
+    /// Records the start of a message; returns its number.
     pub(super) fn begin(&mut self, path: Path) -> u64 {
         let load = self.loads.entry(path.to.0).or_default();
         load.under_way += 1;
@@ -48,23 +48,23 @@ impl Ledger {
         stream.last_begun
     }
 
-    /// The message is in the port's queue; the node's incarnation is now `incarnation`.
+    /// Records that the message is in the port's queue; the node's incarnation is now `incarnation`.
     pub(super) fn sent(&mut self, path: Path, incarnation: u32, number: u64) {
         let stream = self.streams.get_mut(&path).expect("it began");
-        // It may have arrived before its sender heard of that; after the first incarnation, it is unknown at which.
+        // The message may have arrived before its sender learnt that; after the first incarnation, at which is unknown.
         if number > stream.last_come && incarnation == path.to.1 {
             stream.sent.insert(number);
         }
     }
 
-    /// Its sender was told that it was not sent.
+    /// Records that the sender got the error that the message was not sent.
     pub(super) fn denied(&mut self, path: Path, number: u64) -> Result<(), String> {
         let stream = self.streams.get_mut(&path).expect("it began");
         stream.denied.insert(number);
         if stream.last_come == number { Err("it has arrived".to_owned()) } else { Ok(()) }
     }
 
-    /// The message takes no place at the port any more, and none is reserved for it.
+    /// Records that the message takes no place at the port any more, and no place is reserved for it.
     pub(super) fn unload(&mut self, path: Path) {
         if let Some(load) = self.loads.get_mut(&path.to.0) {
             load.under_way = load.under_way.saturating_sub(1);
@@ -75,12 +75,12 @@ impl Ledger {
         self.loads.get(&path.to.0).copied().unwrap_or_default()
     }
 
-    /// Upper bound of the other messages in flight or queued at any time since the load was `before`.
+    /// Returns an upper bound of the other messages in flight or queued at any time since the load was `before`.
     pub(super) fn others_since(&self, path: Path, before: Load) -> u64 {
         before.under_way + (self.load(path).begun - before.begun) - 1
     }
 
-    /// The message has arrived at its node in that incarnation.
+    /// Records that the message has arrived at its node in that incarnation.
     pub(super) fn came(&mut self, path: Path, incarnation: u32, number: u64) -> Result<(), String> {
         self.unload(path);
         let Some(stream) = self.streams.get_mut(&path).filter(|stream| number <= stream.last_begun) else {
@@ -89,7 +89,7 @@ impl Ledger {
         if stream.denied.contains(&number) {
             return Err("its sender was told that it was not sent".to_owned());
         }
-        // A message that waits for a dead node goes to its next incarnation.
+        // A message that waits for a dead node goes to the next incarnation.
         if incarnation < path.to.1 || incarnation > path.to.1 && stream.sent.contains(&number) {
             return Err(format!("it arrived in incarnation {incarnation}"));
         }
@@ -101,7 +101,7 @@ impl Ledger {
         let lost = std::mem::replace(&mut stream.sent, later);
         stream.sent.remove(&number);
         match lost.first() {
-            // Messages may die with their node.
+            // Messages may be lost with their node.
             Some(lost) if incarnation == path.to.1 => {
                 Err(format!("message {lost} was sent before it, but never arrived"))
             }
@@ -109,7 +109,7 @@ impl Ledger {
         }
     }
 
-    /// A message that was sent to a port that still exists, and never arrived.
+    /// Returns a message that was sent to a port that still exists, and never arrived.
     pub(super) fn missing(&self, is_there: impl Fn((u32, u32)) -> bool) -> Option<(Path, u64)> {
         let mut there = self.streams.iter().filter(|(path, _)| is_there(path.to));
         there.find_map(|(path, stream)| Some((*path, *stream.sent.first()?)))

@@ -9,7 +9,7 @@ use super::orders::name_of;
 use super::words::NEVER;
 use crate::harness::{Harness, PRINCIPALS};
 
-/// Attempts to find a region.
+/// Maximum number of attempts to find a region.
 const LOOKS: u32 = 4;
 
 /// A region that must exist.
@@ -18,11 +18,11 @@ pub(crate) struct Kept {
     name: String,
     len: u64,
     owner: usize,
-    /// The node that looks for it.
+    /// Node that looks for the region.
     seeker: u32,
 }
 
-/// All of them now.
+/// Returns all regions that must exist now.
 pub(crate) fn kept(harness: &Harness) -> Vec<Kept> {
     let regions = harness.regions.borrow();
     let all = regions.ids().map(|life| {
@@ -40,7 +40,7 @@ impl Display for Kept {
 }
 
 impl Kept {
-    /// Whether it must still exist.
+    /// Returns true if the region must still exist.
     pub(crate) fn is_kept(&self, harness: &Harness) -> bool {
         let regions = harness.regions.borrow();
         let life = regions.life(self.life);
@@ -48,8 +48,8 @@ impl Kept {
         life.made_ns != NEVER && life.end_begun_ns == NEVER && life.is_whole(lives)
     }
 
-    /// Maps it by its name, or by the alias that it has since another region took the name, and reads a word.  During
-    /// a move, it may be in no list.
+    /// Maps the region by its name, or by its alias if another region has taken the name since, and reads a word.
+    /// During a move, no list may have the region.
     pub(crate) async fn find(&self, harness: &Harness) -> Result<(), String> {
         for _ in 0..LOOKS - 1 {
             if self.find_once(harness).await.is_ok() {
@@ -63,7 +63,7 @@ impl Kept {
     async fn find_once(&self, harness: &Harness) -> Result<(), String> {
         let driven = harness.driven(self.seeker).ok_or("the node that looks for it is down")?;
         let session = driven.session_of(PRINCIPALS[self.owner]).expect("the name is a good one");
-        // Holding it would keep a node alive that crashes meanwhile, and its session's futures would never end.
+        // A reference would keep a node alive that crashes meanwhile, and the futures of its session would never end.
         drop(driven);
         let named = session.list().await.map_err(|error| error.to_string())?;
         let alias = format!("{}@", self.name);

@@ -9,9 +9,9 @@ use super::rights::Rights;
 use super::words::{NEVER, Words};
 
 pub(super) const WORD: u64 = 8;
-/// The lengths of two lives, in words, differ modulo this.
+/// Maximum number of lives: their lengths, in words, differ modulo this.
 const LIVES_MAX: u64 = 4096;
-/// Positions of the write's and the life's number in a value.
+/// Bit positions of the write's and the life's number in a value.
 const WRITE_SHIFT: u32 = 14;
 const LIFE_SHIFT: u32 = 48;
 
@@ -30,20 +30,20 @@ pub(super) struct LifeId(pub(super) usize);
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) name: usize,
-    /// Index of its principal.
+    /// Index of the owner's principal.
     pub(super) owner: usize,
     pub(super) words: Words,
     pub(super) rights: Rights,
     pub(super) begun_ns: u64,
-    /// When its allocation returned; [`NEVER`] if that is unknown.
+    /// Time at which the allocation returned; [`NEVER`] if that is unknown.
     pub(super) made_ns: u64,
-    /// Nodes that may hold its home or chunks, with their incarnations.
+    /// Nodes that may hold the region's home or chunks, with their incarnations.
     places: BTreeSet<(u32, u32)>,
-    /// When a session began to free it.
+    /// Time at which a session began to free the region.
     pub(super) end_begun_ns: u64,
-    /// Since when it is gone for certain.
+    /// Time from which the region is gone for certain.
     pub(super) ended_ns: u64,
-    /// Principals from which permissions were ever revoked.
+    /// True for each principal from which permissions were ever revoked.
     pub(super) revoked: [bool; crate::harness::PRINCIPALS.len()],
     /// Accesses in progress, by start.
     accesses: BTreeMap<u64, u32>,
@@ -67,7 +67,7 @@ enum WriteKind {
 }
 
 impl Regions {
-    /// A region is about to be allocated; returns the length that it must have.
+    /// Records that a region is about to be allocated; returns the length that it must have.
     pub(super) fn begin_life(
         &mut self,
         now_ns: u64,
@@ -98,7 +98,7 @@ impl Regions {
         Some((LifeId(id as usize), words * WORD))
     }
 
-    /// The life with that length.
+    /// Returns the life with that length.
     pub(super) fn by_len(&self, len: u64) -> Option<LifeId> {
         let id = (len / WORD % LIVES_MAX).checked_sub(1)? as usize;
         let is_right = self.lives.get(id).is_some_and(|life| life.bytes() == len);
@@ -117,14 +117,14 @@ impl Regions {
         (0..self.lives.len()).map(LifeId)
     }
 
-    /// All lives that ever had the name.
+    /// Returns all lives that ever had the name.
     pub(super) fn named(&self, name: usize) -> impl Iterator<Item = &Life> {
         self.lives.iter().filter(move |life| life.name == name)
     }
 
     // Writes.
 
-    /// A write begins; returns its bytes, which no other write has at that place.
+    /// Records the start of a write; returns its bytes, which no other write has at that place.
     pub(super) fn begin_write(&mut self, now_ns: u64, life: LifeId, words: Range<usize>) -> (Write, Vec<u8>) {
         self.writes += 1;
         let write = Write { life, words, begin_ns: now_ns, kind: WriteKind::Stamped(self.writes) };
@@ -134,7 +134,7 @@ impl Regions {
         (write, bytes)
     }
 
-    /// A fill begins.
+    /// Records the start of a fill.
     pub(super) fn begin_fill(&mut self, now_ns: u64, life: LifeId, words: Range<usize>, byte: u8) -> Write {
         let write = Write { life, words, begin_ns: now_ns, kind: WriteKind::Filled(byte) };
         self.note_begin(&write);
@@ -148,7 +148,7 @@ impl Regions {
         }
     }
 
-    /// The write has ended.
+    /// Records the end of a write.
     pub(super) fn end_write(&mut self, now_ns: u64, write: &Write) {
         let life = &mut self.lives[write.life.0];
         let oldest_ns = life.oldest_access_ns(now_ns);
@@ -157,7 +157,7 @@ impl Regions {
         }
     }
 
-    /// The write did nothing, and never will.
+    /// Records that the write had no effect, and will have none.
     pub(super) fn undo_write(&mut self, write: &Write) {
         let life = &mut self.lives[write.life.0];
         for (index, value) in write.values() {
@@ -167,12 +167,12 @@ impl Regions {
 
     // Copies.
 
-    /// Until the copy ends, the target words may hold anything that was ever written.
+    /// Records the start of a copy. Until it ends, the target words may hold all values that were ever written.
     pub(super) fn begin_copy(&mut self, to: LifeId, words: Range<usize>) {
         self.lives[to.0].copies.push(words);
     }
 
-    /// A copy that began at `begin_ns` has ended.
+    /// Records the end of a copy that began at `begin_ns`.
     pub(super) fn end_copy(
         &mut self,
         now_ns: u64,
@@ -186,7 +186,7 @@ impl Regions {
         for index in words.clone() {
             let source = &self.lives[from.0.0];
             let at = from.1 + index - first;
-            // This copy may be one of them; another one may have the same target.
+            // This copy may be one of the copies in progress; another one may have the same target.
             let own = usize::from(from.0 == to && words.contains(&at));
             let changing = source.copies.iter().filter(|copy| copy.contains(&at)).count();
             let anything = source.words.get(at).is_anything() || changing > own;
@@ -204,7 +204,7 @@ impl Regions {
         self.forget_copy(to, &words);
     }
 
-    /// The copy did nothing, and never will.
+    /// Records that the copy had no effect, and will have none.
     pub(super) fn forget_copy(&mut self, to: LifeId, words: &Range<usize>) {
         let copies = &mut self.lives[to.0].copies;
         if let Some(index) = copies.iter().position(|each| each == words) {
@@ -214,8 +214,8 @@ impl Regions {
 
     // Reads.
 
-    /// The first of the words read that holds an impossible value: its index and value.  A reader that `is_cut_off`
-    /// may see values that were overwritten long ago.
+    /// Returns the index and value of the first of the words read that holds an impossible value. A reader that
+    /// `is_cut_off` may see values that were overwritten long ago.
     pub(super) fn unexplained(
         &self,
         id: LifeId,
@@ -242,7 +242,7 @@ impl Regions {
         is_stamp || value.to_le_bytes().iter().all(|byte| *byte == value as u8)
     }
 
-    /// The origin of a value, for error messages.
+    /// Returns the origin of a value, for error messages.
     pub(super) fn describe(&self, value: u64) -> String {
         let (life, write) =
             (value >> LIFE_SHIFT, value >> WRITE_SHIFT & ((1 << (LIFE_SHIFT - WRITE_SHIFT)) - 1));
@@ -261,22 +261,22 @@ impl Life {
         self.words.len() as u64 * WORD
     }
 
-    /// Whether it has existed since `begin_ns`, as far as the ledger knows.
+    /// Returns true if the region has existed since `begin_ns`, as far as the ledger knows.
     pub(super) fn has_lived_since(&self, begin_ns: u64) -> bool {
         self.made_ns < begin_ns && self.end_begun_ns == NEVER
     }
 
-    /// It may be on these nodes, in these incarnations.
+    /// Records that the region may be on these nodes, in these incarnations.
     pub(super) fn may_be_on(&mut self, places: impl IntoIterator<Item = (u32, u32)>) {
         self.places.extend(places);
     }
 
-    /// Whether it has lost nothing, if `lives` tells which incarnations live.
+    /// Returns true if the region has lost nothing; `lives` returns true for incarnations that live.
     pub(super) fn is_whole(&self, lives: impl Fn(u32, u32) -> bool) -> bool {
         self.places.iter().all(|(node, life)| lives(*node, *life))
     }
 
-    /// Whether it may have existed at some time since `begin_ns`.
+    /// Returns true if the region may have existed at some time since `begin_ns`.
     pub(super) fn may_have_lived(&self, begin_ns: u64) -> bool {
         self.ended_ns >= begin_ns
     }
@@ -303,7 +303,7 @@ impl Life {
 }
 
 impl Write {
-    /// The words and their values.
+    /// Returns the words and their values.
     fn values(&self) -> impl Iterator<Item = (usize, u64)> + use<> {
         let (life, kind) = (self.life.0 as u64 + 1, self.kind);
         self.words.clone().map(move |index| {

@@ -12,10 +12,10 @@ use crate::peace::is_of_distance;
 
 const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE);
 const ALL: Permissions = RIGHTS.union(Permissions::MASTER).union(Permissions::ATOMIC);
-/// Most regions that a session maps.
+/// Maximum number of regions that a session maps.
 const HELD_MAX: usize = 6;
 
-/// The names of a trial's regions.
+/// Returns the names of a trial's regions.
 pub(crate) fn names() -> impl Iterator<Item = String> {
     (0..NAMES as usize).map(name_of)
 }
@@ -89,7 +89,7 @@ pub(super) async fn alloc(actor: &mut Actor) {
     }
 }
 
-/// Whether another allocation of the same name was in progress.
+/// Returns true if another allocation of the same name was in progress.
 fn is_contested(actor: &Actor, id: LifeId) -> bool {
     let regions = actor.harness.regions.borrow();
     let life = regions.life(id);
@@ -173,7 +173,7 @@ pub(super) async fn map(actor: &mut Actor) {
 }
 
 fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, begin_ns: u64) {
-    // It may have been freed since.
+    // The region may have been freed since.
     let Ok(len) = actor.session.len(lh) else { return };
     let harness = actor.harness.clone();
     let regions = harness.regions.borrow();
@@ -183,7 +183,7 @@ fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, b
             .violated(format!("r{name} was mapped with {len} bytes, which no such region ever had"));
     };
     let life = regions.life(id);
-    // A directory that was cut off from the home may not know that the region was freed.
+    // A directory that was cut off from the home may not have learnt that the region was freed.
     let is_heard = !harness.was_anyone_isolated();
     harness.judge.expect(life.may_have_lived(begin_ns) || !is_heard, || {
         format!("r{name} (life {}) was mapped at {begin_ns} ns, after its end at {} ns", id.0, life.ended_ns)
@@ -203,13 +203,13 @@ fn is_surely_there(actor: &Actor, name: usize, begin_ns: u64) -> bool {
     regions.named(name).any(|life| life.has_lived_since(begin_ns) && is_surely_whole(actor, life))
 }
 
-/// Whether all nodes that hold the region are up in the same incarnation.
+/// Returns true if all nodes that hold the region are up in the same incarnation.
 pub(super) fn is_whole(actor: &Actor, life: &Life) -> bool {
     let harness = &actor.harness;
     life.is_whole(|node, life| harness.is_up(node) && harness.incarnation(node) == life)
 }
 
-/// Whether it can be found by its name: no node has lost a connection to its nodes.
+/// Returns true if the region can be found by its name: no node has lost a connection to the region's nodes.
 fn is_surely_whole(actor: &Actor, life: &Life) -> bool {
     actor.harness.judge.is_calm() || (!actor.harness.was_anyone_isolated() && is_whole(actor, life))
 }
@@ -303,7 +303,7 @@ pub(super) async fn revoke(actor: &mut Actor, holding: Holding) {
     }
 }
 
-/// A principal and a permission to change; only the owner changes them, one at a time.
+/// Chooses a principal and a permission to change. Only the owner changes them, one at a time.
 fn some_change(actor: &mut Actor, holding: Holding) -> Option<(usize, Permissions)> {
     if !holding.wanted.contains(Permissions::MASTER) {
         return None;
@@ -332,7 +332,7 @@ pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
     }
 }
 
-/// A command of the region's owner was refused.
+/// Checks the refusal of a command by the region's owner.
 pub(super) fn check_order(actor: &Actor, holding: Holding, error: &RegionError, begin_ns: u64) {
     let is_ending = actor.harness.regions.borrow().life(holding.life).end_begun_ns != NEVER;
     let is_gone = matches!(error.cause, RegionCause::Stale | RegionCause::NotFound);
@@ -343,12 +343,12 @@ pub(super) fn check_order(actor: &Actor, holding: Holding, error: &RegionError, 
     );
 }
 
-/// Whether the failed command may have been executed.
+/// Returns true if the failed command may have been executed.
 fn may_have_happened(error: &RegionError) -> bool {
     matches!(error.cause, RegionCause::PeerDown(_) | RegionCause::NodeClosed | RegionCause::DirectoryDown)
 }
 
-/// Whether a fault of this trial explains the error, if it concerns nothing from before `since_ns`.
+/// Returns true if a fault of this trial explains the error, if it concerns nothing from before `since_ns`.
 fn is_trouble(actor: &Actor, error: &RegionError, since_ns: u64) -> bool {
     let is_due = is_of_distance(&error.cause) && actor.harness.was_peace_since(since_ns);
     is_of_trouble(&error.cause) && !actor.harness.judge.is_calm() && !is_due

@@ -1,16 +1,16 @@
-//! Permissions on a region, as far as known from outside.
+//! The permissions on a region, as far as other sessions can know them.
 
 use halite::Permissions;
 
 use super::words::NEVER;
 use crate::harness::PRINCIPALS;
 
-/// Whether a principal has one permission.
+/// Times for which a principal has had one permission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Right {
-    /// Until when it may have had it; [`NEVER`] if it may have it now.
+    /// Time until which the principal may have had it; [`NEVER`] if it may have it now.
     maybe_until_ns: u64,
-    /// Since when it has had it for certain; [`NEVER`] if it may not have it.
+    /// Time since which the principal has had it for certain; [`NEVER`] if it may not have it.
     sure_since_ns: u64,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Rights {
 pub(crate) const KINDS: [Permissions; 2] = [Permissions::READ, Permissions::WRITE];
 
 impl Rights {
-    /// The permissions of a new region.
+    /// Returns the permissions of a new region.
     pub(crate) fn new(owner: usize, everyone: Permissions) -> Rights {
         let right = |has| match has {
             true => Right { maybe_until_ns: NEVER, sure_since_ns: 0 },
@@ -57,12 +57,12 @@ impl Rights {
         self.each(who, kinds).for_each(|right| right.maybe_until_ns = now_ns);
     }
 
-    /// Whether `who` may have had all of `kinds` at some time since `begin_ns`.
+    /// Returns true if `who` may have had all of `kinds` at some time since `begin_ns`.
     pub(crate) fn may_have(&self, who: usize, kinds: Permissions, begin_ns: u64) -> bool {
         self.of(who, kinds).all(|right| right.maybe_until_ns >= begin_ns)
     }
 
-    /// Whether `who` has had all of `kinds` since `begin_ns`.
+    /// Returns true if `who` has had all of `kinds` since `begin_ns`.
     pub(crate) fn has_had(&self, who: usize, kinds: Permissions, begin_ns: u64) -> bool {
         self.of(who, kinds).all(|right| right.sure_since_ns <= begin_ns)
     }

@@ -7,7 +7,7 @@ use super::orders::check_order;
 use crate::actor::Actor;
 use crate::harness::PRINCIPALS;
 
-/// Tries one of them.
+/// Tries one such operation.
 pub(super) async fn act(actor: &mut Actor, holding: Holding) {
     if !actor.random.chance(1, 4) {
         return;
@@ -40,7 +40,7 @@ async fn order(actor: &mut Actor, holding: Holding, choice: u64) {
 async fn add(actor: &mut Actor, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let result = actor.attempt("add without permission", session.fetch_add(holding.lh, 0, 1)).await;
-    // It may be refused for any reason.
+    // The operation may be refused for any reason.
     if let Some(Ok(_)) = result {
         succeeded(actor, begin_ns, "changed a word");
     }

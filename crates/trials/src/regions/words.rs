@@ -1,7 +1,7 @@
 //! The possible values of each word of a region.
 //!
-//! A word is a register with concurrent writers.  A written value may be read unless another write began after it had
-//! ended, and itself ended before the read began.  A cancelled or partly failed write never ends, and may be read from
+//! A word is a register with concurrent writers. A written value may be read unless another write began after it had
+//! ended, and itself ended before the read began. A cancelled or partly failed write never ends, and may be read from
 //! its start on.
 
 /// End of an operation that has not ended.
@@ -26,13 +26,13 @@ struct Candidate {
     value: u64,
 }
 
-/// The possible values of one word.  A fresh word is zero, and takes no memory.
+/// The possible values of one word. A fresh word is zero, and takes no memory.
 #[derive(Debug)]
 pub(crate) struct Word {
     candidates: Vec<Candidate>,
-    /// Values that only a node that was taken for dead can still see.
+    /// Values that only a node that was taken for dead can still read.
     past: Vec<u64>,
-    /// Set after a copy whose source was itself the target of a copy.
+    /// True after a copy whose source was itself the target of a copy: all values are possible.
     anything: bool,
 }
 
@@ -70,7 +70,7 @@ impl Candidate {
     }
 }
 
-/// Above this number, candidates that no reader can see are removed.
+/// Number of candidates above which those that no reader can see are removed.
 const CANDIDATES_KEPT: usize = 6;
 
 impl Word {
@@ -78,13 +78,13 @@ impl Word {
         Word { candidates: Vec::new(), past: Vec::new(), anything: false }
     }
 
-    /// A write of `value` begins.
+    /// Records the start of a write of `value`.
     pub(crate) fn begin(&mut self, now_ns: u64, value: u64) {
         self.candidates.push(Candidate { begin_ns: now_ns, end_ns: NEVER, value });
     }
 
-    /// The write of `value` that began at `begin_ns` has ended.  Forgets values that no read since `oldest_read_ns`
-    /// can see.
+    /// Records the end of the write of `value` that began at `begin_ns`. Forgets values that no read since
+    /// `oldest_read_ns` can see.
     pub(crate) fn end(&mut self, begin_ns: u64, now_ns: u64, value: u64, oldest_read_ns: u64) {
         if let Some(candidate) = self.candidates.iter_mut().find(|each| each.is_open(begin_ns, value)) {
             candidate.end_ns = now_ns;
@@ -94,14 +94,14 @@ impl Word {
         }
     }
 
-    /// The write of `value` that began at `begin_ns` did nothing.
+    /// Records that the write of `value` that began at `begin_ns` had no effect.
     pub(crate) fn undo(&mut self, begin_ns: u64, value: u64) {
         if let Some(index) = self.candidates.iter().position(|each| each.is_open(begin_ns, value)) {
             self.candidates.swap_remove(index);
         }
     }
 
-    /// The writes and their times, for error messages.
+    /// Returns the writes and their times, for error messages.
     pub(crate) fn history(&self) -> String {
         let written = self.candidates.iter().map(|each| match each.end_ns {
             NEVER => format!("{:#x} from {} ns on", each.value, each.begin_ns),
@@ -119,26 +119,26 @@ impl Word {
         self.anything
     }
 
-    /// Whether a read that began at `begin_ns` and ends now may return `value`.
+    /// Returns true if a read that began at `begin_ns` and ends now may return `value`.
     pub(crate) fn may_be(&self, value: u64, begin_ns: u64) -> bool {
         let last_begin = self.last_begin_before(begin_ns);
         let written = self.candidates.iter().any(|each| each.value == value && each.end_ns >= last_begin);
         written || (value == 0 && last_begin == 0)
     }
 
-    /// Whether it may ever have held `value`.
+    /// Returns true if the word may ever have held `value`.
     pub(crate) fn was_ever(&self, value: u64) -> bool {
         value == 0 || self.past.contains(&value) || self.candidates.iter().any(|each| each.value == value)
     }
 
-    /// The values that a read that began at `begin_ns` and ends now may return.
+    /// Returns the values that a read that began at `begin_ns` and ends now may return.
     pub(crate) fn values(&self, begin_ns: u64) -> impl Iterator<Item = u64> {
         let last_begin = self.last_begin_before(begin_ns);
         let written = self.candidates.iter().filter(move |each| each.end_ns >= last_begin);
         written.map(|each| each.value).chain((last_begin == 0).then_some(0))
     }
 
-    /// Latest start of a write that ended before `begin_ns`: values that ended before that start are overwritten.
+    /// Returns the latest start of a write that ended before `begin_ns`: earlier values are overwritten.
     fn last_begin_before(&self, begin_ns: u64) -> u64 {
         let ended = self.candidates.iter().filter(|each| each.end_ns < begin_ns);
         ended.map(|each| each.begin_ns).max().unwrap_or(0)

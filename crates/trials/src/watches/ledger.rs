@@ -1,4 +1,4 @@
-//! The notifications of one region: begun, watched and received.
+//! The notifications of one region: when each began, which watches must receive it, and whether any has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,12 +10,12 @@ pub(super) struct Writer {
     pub(super) session: u32,
 }
 
-/// Number of a notification; those of one writer rise.
+/// Number of a notification; the numbers of one writer rise.
 pub(super) type Number = u64;
 /// Number of a watch.
 pub(super) type WatchId = u64;
 
-/// The origin of a notification.
+/// Origin of a notification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Said {
     pub(super) writer: Writer,
@@ -26,33 +26,33 @@ pub(super) struct Said {
 #[derive(Debug)]
 struct Notice {
     said: Said,
-    /// When its writer learnt that all watchers were notified.
+    /// Time at which the writer learnt that all watchers were notified.
     end_ns: Option<u64>,
-    /// Whether its writer was told that no watcher was notified.
+    /// True if the writer got the result that no watcher was notified.
     is_denied: bool,
-    /// Whether a watcher has received it.
+    /// True if a watcher has received it.
     is_heard: bool,
-    /// The watches when it began.
+    /// The watches that existed when the notification began.
     audience: BTreeSet<WatchId>,
 }
 
 #[derive(Debug)]
 pub(super) struct Watcher {
-    /// Its node and incarnation.
+    /// Node of the watcher and its incarnation.
     pub(super) at: (u32, u32),
-    /// Index of its principal.
+    /// Index of the watcher's principal.
     pub(super) principal: usize,
-    /// When it asked for the watch.
+    /// Time at which the watcher requested the watch.
     pub(super) begin_ns: u64,
-    /// Its handle is being unmapped: no further notification is due.
+    /// True if the handle is being unmapped, so that no further notification is due.
     is_ending: bool,
     /// The last notification of each writer.
     last: BTreeMap<Writer, Number>,
-    /// Notifications that are in its queue for certain.
+    /// Notifications that are in the watcher's queue for certain.
     owed: BTreeMap<Number, Owed>,
 }
 
-/// A notification that is in a queue for certain.
+/// A notification that is in a watcher's queue for certain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Owed {
     writer: Writer,
@@ -65,7 +65,7 @@ impl Watcher {
     }
 }
 
-/// See the module's documentation.
+/// The notifications of one region; see the header of this file.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     notices: BTreeMap<Number, Notice>,
@@ -74,14 +74,14 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    /// A write with notification begins.
+    /// Records the start of a write with notification.
     pub(super) fn begin(&mut self, number: Number, said: Said) {
         let audience = self.watchers.keys().copied().collect();
         let notice = Notice { said, end_ns: None, is_denied: false, is_heard: false, audience };
         self.notices.insert(number, notice);
     }
 
-    /// The notification is in the queue of all watches that existed when it began and that `counts` accepts.
+    /// Records that the notification is in the queues of all watches that existed at its start and `counts` accepts.
     pub(super) fn end(&mut self, number: Number, now_ns: u64, counts: impl Fn(&Watcher) -> bool) {
         let notice = self.notices.get_mut(&number).expect("it began");
         notice.end_ns = Some(now_ns);
@@ -90,7 +90,7 @@ impl Ledger {
             let Some(watcher) = self.watchers.get_mut(&id).filter(|watcher| counts(watcher)) else {
                 continue;
             };
-            // It may have been received before its writer learnt that.
+            // The watcher may have received it before its writer learnt that.
             let is_new = watcher.last.get(&owed.writer).is_none_or(|last| *last < number);
             if is_new && !watcher.is_ending {
                 watcher.owed.insert(number, owed);
@@ -98,31 +98,31 @@ impl Ledger {
         }
     }
 
-    /// The writer was told that no watcher was notified.
+    /// Records that the writer got the result that no watcher was notified.
     pub(super) fn deny(&mut self, number: Number) -> Result<(), String> {
         let notice = self.notices.get_mut(&number).expect("it began");
         notice.is_denied = true;
         if notice.is_heard { Err("a watcher has received it".to_owned()) } else { Ok(()) }
     }
 
-    /// A watch begins.
+    /// Records the start of a watch; returns its number.
     pub(super) fn watch(&mut self, watcher: Watcher) -> WatchId {
         self.last_watch += 1;
         self.watchers.insert(self.last_watch, watcher);
         self.last_watch
     }
 
-    /// Its handle begins to be unmapped.
+    /// Records that the handle of a watch begins to be unmapped.
     pub(super) fn end_handle(&mut self, id: WatchId) {
         self.watchers.get_mut(&id).expect("it watches").is_ending = true;
     }
 
-    /// A watch ends; its queue is dropped.
+    /// Records the end of a watch, whose queue is dropped.
     pub(super) fn unwatch(&mut self, id: WatchId) {
         self.watchers.remove(&id);
     }
 
-    /// A watcher receives a notification; returns its origin.
+    /// Records that a watcher receives a notification; returns its origin.
     pub(super) fn came(&mut self, id: WatchId, number: Number, writer_node: u32) -> Result<Said, String> {
         let watcher = self.watchers.get_mut(&id).expect("it watches");
         let Some(notice) = self.notices.get_mut(&number).filter(|it| it.said.writer.node == writer_node)
@@ -150,7 +150,7 @@ impl Ledger {
         }
     }
 
-    /// The notification that has been in a watcher's queue longest for certain.
+    /// Returns the notification that has been in a watcher's queue longest for certain.
     pub(super) fn owed(&self, id: WatchId) -> Option<(Number, Owed)> {
         let owed = &self.watchers.get(&id).expect("it watches").owed;
         owed.iter()

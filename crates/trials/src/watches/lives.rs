@@ -18,11 +18,11 @@ const WORDS_MIN: u64 = (crate::harness::CHUNK_BYTES + 1024) / WORD;
 pub(super) struct Life {
     words: Words,
     pub(super) rights: Rights,
-    /// Principals from which permissions were ever revoked.
+    /// True for each principal from which permissions were ever revoked.
     pub(super) revoked: [bool; PRINCIPALS.len()],
-    /// It is being freed, or no session uses it.
+    /// True if the region is being freed, or no session uses it.
     pub(super) ends: bool,
-    /// Since when it is gone for certain.
+    /// Time from which the region is gone for certain.
     pub(super) ended_ns: u64,
     pub(super) ledger: Ledger,
     /// Starts of the reads in progress.
@@ -37,12 +37,12 @@ pub(super) struct Write {
     begin_ns: u64,
 }
 
-/// The length of a life's region, which no other has.
+/// Returns the length of a life's region, which no other has.
 pub(super) fn bytes_of(life: usize) -> u64 {
     (WORDS_MIN + life as u64) * WORD
 }
 
-/// The life with that length.
+/// Returns the life with that length.
 pub(super) fn by_len(bytes: u64) -> Option<usize> {
     (bytes / WORD).checked_sub(WORDS_MIN).map(|life| life as usize)
 }
@@ -60,7 +60,7 @@ impl Life {
         }
     }
 
-    /// A write with notification begins; returns its bytes.
+    /// Records the start of a write with notification; returns its bytes.
     pub(super) fn begin_write(
         &mut self,
         number: Number,
@@ -76,7 +76,7 @@ impl Life {
         (write, write.values().flat_map(|(_, value)| value.to_le_bytes()).collect())
     }
 
-    /// The write has ended, before any watcher was notified.
+    /// Records the end of the write, before any watcher was notified.
     pub(super) fn end_write(&mut self, write: Write, now_ns: u64) {
         let oldest_ns = self.reads.iter().copied().min().unwrap_or(now_ns);
         for (index, value) in write.values() {
@@ -84,14 +84,14 @@ impl Life {
         }
     }
 
-    /// The write did nothing.
+    /// Records that the write had no effect.
     pub(super) fn undo_write(&mut self, write: Write) {
         for (index, value) in write.values() {
             self.words.get_mut(index).undo(write.begin_ns, value);
         }
     }
 
-    /// A watcher has received the notification, so the write ended before the read that follows.
+    /// Records that a watcher has received the notification, so the write ended before the read that follows.
     pub(super) fn received(&mut self, number: Number, said: Said, now_ns: u64) {
         let Said { slot, begin_ns, .. } = said;
         self.end_write(Write { number, slot, begin_ns }, begin_ns.max(now_ns.saturating_sub(1)));
@@ -106,8 +106,8 @@ impl Life {
         self.reads.swap_remove(index);
     }
 
-    /// The first word of a slot that holds an impossible value, as text.  A reader that `is_cut_off` may see values
-    /// that were overwritten long ago.
+    /// Returns the first word of a slot that holds an impossible value, as text. A reader that `is_cut_off` may see
+    /// values that were overwritten long ago.
     pub(super) fn unexplained(
         &self,
         slot: usize,
@@ -126,7 +126,7 @@ impl Life {
 }
 
 impl Write {
-    /// The words and their values.
+    /// Returns the words and their values.
     fn values(self) -> impl Iterator<Item = (usize, u64)> {
         (0..SLOT_WORDS).map(move |at| (self.slot * SLOT_WORDS + at, self.number << 8 | at as u64))
     }

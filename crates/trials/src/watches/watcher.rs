@@ -1,7 +1,7 @@
-//! Watchers: each watches a region for a while, receives notifications, and checks that it can read what was written.
+//! Watchers: each watches a region for a while, receives notifications, and checks that it can read the written bytes.
 //!
-//! Notifications that are queued for certain must arrive, in the order of each writer, and wake the waiter.  No other
-//! notification arrives, and none whose write cannot be read.  A watch ends with its region, its handle or the read
+//! Notifications that are queued for certain must arrive, in the order of each writer, and wake the waiter. No other
+//! notification arrives, and none whose write cannot be read. A watch ends with its region, its handle or the read
 //! permission, after all queued notifications have been received.
 
 use std::rc::Rc;
@@ -16,19 +16,19 @@ use crate::actor::{Actor, pick, principal_of};
 use crate::giving_up::before;
 use crate::harness::{Harness, PRINCIPALS};
 
-/// Watchers per node.
+/// Number of watchers per node.
 const WATCHERS: u32 = 2;
-/// Nodes with watchers: in a large cluster, notifications would dominate.
+/// Number of nodes with watchers; more of them would dominate in a large cluster.
 const WATCHING_NODES: u32 = 5;
-/// Most notifications per watch.
+/// Maximum number of notifications per watch.
 const HEARD_MAX: u64 = 60;
-/// Longest wait before a check whether the watcher should have been woken.
+/// Maximum wait until a check whether the watcher should have been woken, in microseconds.
 const PATIENCE_US_MAX: u64 = 300;
-/// Without faults, time within which a waiter wakes.
+/// Maximum time until a waiter wakes, without faults.
 const AWAKE_NS: u64 = 50_000;
-/// Longest pause of a slow watcher: queues fill meanwhile, and writers wait.
+/// Maximum pause of a slow watcher in microseconds: queues fill meanwhile, and writers wait.
 const NAP_US_MAX: u64 = 2_000;
-/// Longest pause between two watches.
+/// Maximum pause between two watches, in microseconds.
 const PAUSE_US_MAX: u64 = 40;
 
 /// Starts the watchers of a node that has just joined.
@@ -59,7 +59,7 @@ async fn work(mut actor: Actor) {
     }
 }
 
-/// Watches a region for a while; returns whether the node still works.
+/// Watches a region for a while. Returns true if the node still works.
 async fn watch(actor: &mut Actor, lh: Lh, life: usize, rights: Permissions) -> bool {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
     let result = actor.attempt("watch", session.watch(lh)).await;
@@ -79,7 +79,7 @@ async fn watch(actor: &mut Actor, lh: Lh, life: usize, rights: Permissions) -> b
         None => None,
     };
     if cause.is_none() {
-        // It may have ended meanwhile.
+        // The region may have ended meanwhile.
         let _ = actor.attempt("unmap after watching", session.unmap(lh)).await;
     }
     cause != Some(RegionCause::NodeClosed)
@@ -100,11 +100,11 @@ impl Drop for Listed {
 
 struct Listener<'a> {
     actor: &'a mut Actor,
-    // Removed from the ledger before the watch ends.
+    // Declared before the watch, so that the ledger's entry is removed first.
     listed: Listed,
     watch: Watch,
     lh: Lh,
-    /// Whether the handle has been unmapped.
+    /// True if the handle has been unmapped.
     is_unmapped: bool,
 }
 
@@ -117,10 +117,10 @@ impl Listener<'_> {
         Listener { actor, listed, watch, lh, is_unmapped: false }
     }
 
-    /// Receives some notifications, or until the watch ends; then returns the cause.
+    /// Receives some notifications, or until the watch ends; returns the cause of that end.
     async fn listen(mut self) -> Option<RegionCause> {
         let mut left = self.actor.random.between(1, HEARD_MAX);
-        // After the end of all writers, checks that everything has arrived, until the region is freed.
+        // After the end of all writers, waits until the region is freed, to check that everything has arrived.
         while left > 0 || !self.actor.harness.goes_on() || self.is_unmapped {
             left = left.saturating_sub(1);
             if let Err(cause) = self.hear().await {
@@ -165,7 +165,7 @@ impl Listener<'_> {
             match heard {
                 Some(Ok(None)) => return Ok(()),
                 Some(heard) => heard,
-                // A cancelled wait loses nothing.
+                // A cancelled wait loses no notification.
                 None => return Ok(()),
             }
         };
@@ -192,7 +192,7 @@ impl Listener<'_> {
         }
     }
 
-    /// The slot that was written.
+    /// Returns the slot that was written; fails if the notification is invalid.
     fn came(&self, told: &Notification) -> Result<usize, String> {
         let Actor { harness, principal, .. } = &*self.actor;
         let now_ns = self.actor.now_ns();
@@ -238,7 +238,7 @@ impl Listener<'_> {
 
     // Checks.
 
-    /// It has waited since `begin_ns`: nothing should have woken it long ago.
+    /// Checks that nothing should have woken the waiter long ago; it has waited since `begin_ns`.
     fn check_awake(&self, begin_ns: u64) {
         let Actor { harness, principal, .. } = &*self.actor;
         let late_ns = self.actor.now_ns().saturating_sub(AWAKE_NS);
@@ -263,7 +263,7 @@ impl Listener<'_> {
         }
     }
 
-    /// Its queue must be empty.
+    /// Checks that the queue is empty.
     fn check_nothing_is_left(&self, begin_ns: u64) {
         if self.actor.harness.was_anyone_isolated() {
             return;
@@ -273,7 +273,7 @@ impl Listener<'_> {
         }
     }
 
-    /// The watch has ended: there must be a reason, and an empty queue.
+    /// Checks the end of a watch: there must be a reason, and the queue must be empty.
     fn ended(&self, begin_ns: u64, error: RegionError) -> RegionCause {
         let is_stale = matches!(error.cause, RegionCause::Stale);
         let life = self.listed.life;

@@ -1,5 +1,5 @@
-//! Execution of plans: at once in a shard of this process, or in another shard whose memory loads reach; otherwise by a
-//! task, together with other clients' requests to that shard.
+//! Execution of plans. Requests to shards of this process, and reads of memory that loads reach, are executed at once;
+//! a task executes the others, together with requests of other clients to the same shard.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(super) struct Backend {
     now_ms: u64,
     /// Last answer.
     answer: Vec<u8>,
-    /// Whether loads reached the memory of each shard at the last read.
+    /// True for each shard whose memory loads reached at the last read.
     is_near: Vec<bool>,
     /// The next batch of each shard.
     batches: Vec<Batch>,
@@ -107,7 +107,7 @@ impl Backend {
         store: &mut Store,
         replies: &mut Replies,
     ) -> Step {
-        // A client's requests take effect in order, as far as others can see.
+        // The requests of one client take effect in order, as far as other clients can observe.
         let done = match plan {
             Query::Get(key, reply_kind) => self.get(key, reply_kind, (to, queued), store, replies).await,
             Query::Ask(key, ref request, reply_kind) => {
@@ -115,7 +115,7 @@ impl Backend {
             }
             _ if queued.is_some() => return Step::Waits,
             Query::AskAll(requests, total) => {
-                // Rarer and longer, so boxed, here and below: the future of a short request stays small.
+                // Rare and long futures are boxed, here and below, so that the future of a short request stays small.
                 Box::pin(self.ask_all(&requests, total, to, store, replies)).await
             }
             Query::GetAll(args) => {
@@ -272,7 +272,7 @@ impl Backend {
             };
             bytes += values[place].as_ref().map_or(0, Vec::len);
             if bytes > REPLY_BYTES_MAX {
-                // This error is the reply, whatever the other values are.
+                // The reply is this error, whatever the other values are.
                 others.clear();
                 break;
             }

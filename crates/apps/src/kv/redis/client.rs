@@ -195,7 +195,7 @@ impl Client {
     }
 }
 
-/// Returns whether a text is one printable word.
+/// Returns true if a text is one printable word.
 fn is_plain(text: &[u8]) -> bool {
     text.len() <= NAME_BYTES_MAX && text.iter().all(|byte| (b'!'..=b'~').contains(byte))
 }
@@ -300,7 +300,7 @@ fn commands(args: Args<'_>) -> Reply<'_> {
     } else if is(subcommand, "list") {
         Reply::Array(known().map(|command| Reply::Bulk(command.name.as_bytes())).collect())
     } else if is(subcommand, "docs") {
-        // Commands have no documentation here.
+        // There is no documentation of commands.
         Reply::Map(Vec::new())
     } else if is(subcommand, "info") && args.len() == 2 {
         Reply::Array(known().map(describe).collect())

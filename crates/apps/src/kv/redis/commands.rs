@@ -44,7 +44,7 @@ pub(super) enum Does {
     Increment,
     IncrementBy,
     Info,
-    /// Known, but not served.
+    /// A command of Redis that is not served.
     Absent,
     Keys,
     GetMany,
@@ -151,7 +151,7 @@ pub(super) enum Query<'a> {
     Clear,
 }
 
-/// How an owner's answer becomes a reply.
+/// The conversion of an owner's answer to a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReplyKind {
     /// The value, or nil.
@@ -172,7 +172,7 @@ pub(super) enum ReplyKind {
     Type,
 }
 
-/// How several answers become a reply.
+/// The conversion of several answers to a reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Total {
     /// The number of positive answers.
@@ -332,7 +332,7 @@ pub(super) fn plan<'a>(
     }
 }
 
-/// Returns whether an argument is `word`, in any case.
+/// Returns true if an argument is `word`, in any case.
 pub(super) fn is(arg: &[u8], word: &str) -> bool {
     arg.eq_ignore_ascii_case(word.as_bytes())
 }

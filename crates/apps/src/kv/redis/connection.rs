@@ -39,13 +39,13 @@ pub(super) struct Connection {
     sent: usize,
     /// Values that the client has requested and that are read once it has read others.
     left: VecDeque<Left>,
-    /// Requests are pending that are not processed before the client has read its replies.
+    /// True if requests are pending that must wait until the client has read its replies.
     is_held_back: bool,
     is_closing: bool,
     has_erred: bool,
     /// Number of bytes still read after a protocol error; no replies follow.
     last_bytes: Option<usize>,
-    /// The client sends no more.
+    /// True if the client sends no more input.
     has_ended: bool,
 }
 
@@ -83,7 +83,7 @@ impl Input {
     }
 }
 
-/// Buffers that no connection needs now.
+/// Spare buffers, which no connection uses.
 #[derive(Default)]
 #[expect(
     clippy::vec_box,
@@ -118,7 +118,7 @@ impl Buffers {
     }
 }
 
-/// Why a connection pauses.
+/// The reason why a connection pauses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Pause {
     /// All input is processed.
@@ -131,7 +131,7 @@ pub(super) enum Pause {
     Unsent,
 }
 
-/// Returns whether a browser was tricked into connecting: its request could contain commands in its lines.
+/// Returns true for an HTTP request, by which a browser may be tricked into sending commands.
 fn is_http(args: Args<'_>) -> bool {
     args.get(0).is_some_and(|name| name.eq_ignore_ascii_case(b"post") || name.eq_ignore_ascii_case(b"host:"))
 }
@@ -159,7 +159,7 @@ impl Connection {
         }
     }
 
-    /// Reads available input; returns whether the connection continues.
+    /// Reads available input. Returns true if the connection continues.
     pub(super) fn read(&mut self, buffers: &mut Buffers) -> io::Result<bool> {
         if !self.is_read() {
             return Ok(true);
@@ -258,7 +258,7 @@ impl Connection {
         (self.is_closing, self.has_erred) = (true, true);
     }
 
-    /// Requests some of the postponed values.
+    /// Executes requests for some of the postponed values.
     async fn take_up_left(&mut self, number: usize, backend: &mut Backend, store: &mut Store) -> Pause {
         let to = Recipient { number, id: self.client.id, protocol: self.replies.protocol };
         let mut queued = 0;
@@ -342,7 +342,7 @@ impl Connection {
         Step::Done
     }
 
-    /// Returns whether the connection has this id, and not a later one in its place.
+    /// Returns true if the connection has this id, and is not a later one in the same place.
     pub(super) fn is(&self, id: u64) -> bool {
         self.client.id == id
     }
@@ -378,14 +378,14 @@ impl Connection {
         wanted
     }
 
-    /// Returns whether all output is sent and no input follows.
+    /// Returns true if all output is sent and no input follows.
     pub(super) fn is_over(&self) -> bool {
         let has_all = self.queued.is_none() && !self.is_held_back && self.left.is_empty();
         let is_done = self.is_closing || self.has_ended && has_all;
         is_done && self.last_bytes.is_none() && self.unsent() == 0
     }
 
-    /// A waiting client is read only as far as its waiting input leaves room.
+    /// Returns true if input may be read. The pending input of a waiting client is bounded.
     fn is_read(&self) -> bool {
         if self.last_bytes.is_some() {
             return true;

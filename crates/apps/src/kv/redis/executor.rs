@@ -28,7 +28,7 @@ pub(super) struct RunQueue {
 struct RunState {
     /// Each task at most once.
     runnable: Vec<usize>,
-    /// Whether the loop sleeps, or is about to.
+    /// True if the loop sleeps, or is about to.
     is_asleep: bool,
 }
 
@@ -83,7 +83,7 @@ impl RunQueue {
 struct TaskWaker {
     queue: Arc<RunQueue>,
     task: usize,
-    /// Whether the task is in the queue.
+    /// True if the task is in the queue.
     is_queued: AtomicBool,
 }
 
@@ -136,7 +136,7 @@ impl Executor {
         self.free.len() == self.tasks.len()
     }
 
-    /// Returns whether the loop may sleep until a client or the [event](RunQueue::event) wakes it.
+    /// Returns true if the loop may sleep until a client or the [event](RunQueue::event) wakes it.
     pub(super) fn may_sleep(&self) -> bool {
         self.is_idle() || self.queue.prepare_sleep()
     }

@@ -1,6 +1,6 @@
 //! Patterns of names for `KEYS` and `SCAN`.
 
-/// Returns whether a name matches a pattern: `*` matches any bytes, `?` one byte, `[a-c]` one byte of a set and
+/// Returns true if a name matches a pattern: `*` matches any bytes, `?` one byte, `[a-c]` one byte of a set and
 /// `[^a-c]` one byte outside; a backslash quotes the next byte. Takes time of at most the product of both lengths.
 pub(super) fn matches(pattern: &[u8], name: &[u8]) -> bool {
     let (mut pattern_at, mut name_at) = (0, 0);
@@ -86,7 +86,7 @@ mod tests {
                 assert!(!matches(pattern.as_bytes(), name.as_bytes()), "{pattern} {name}");
             }
         }
-        // It would take for ever if each star tried all lengths for each of those before.
+        // If each star tried all lengths for each length of the stars before, this would never end.
         assert!(!matches(&b"*a".repeat(100), &b"a".repeat(99)));
         assert!(!matches(&[&b"*a".repeat(200)[..], b"b"].concat(), &b"a".repeat(5_000)));
     }

@@ -60,12 +60,12 @@ pub struct Args<'a> {
 }
 
 impl<'a> Args<'a> {
-    /// Returns their number.
+    /// Returns the number of arguments.
     pub fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Returns whether there are none; such a request asks for nothing.
+    /// Returns true if there are no arguments; such a request has no effect.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
@@ -135,7 +135,7 @@ impl Parser {
                     return Err(ProtocolError::Count);
                 }
                 self.at = end;
-                // No arguments, or a negative number, ask for nothing.
+                // Requests with no arguments, or a negative number of them, have no effect.
                 usize::try_from(count).unwrap_or(0)
             }
         };
@@ -276,7 +276,7 @@ fn escaped(byte: u8) -> u8 {
 mod tests {
     use super::*;
 
-    /// All requests of some bytes, which come in pieces of so many.
+    /// Returns all requests in `bytes`, which arrive in pieces of `piece` bytes.
     fn requests(bytes: &[u8], piece: usize) -> Result<Vec<Vec<Vec<u8>>>, ProtocolError> {
         let (mut parser, mut begin, mut found) = (Parser::default(), 0, Vec::new());
         for end in (piece..bytes.len() + piece).step_by(piece) {

@@ -272,13 +272,13 @@ impl Server {
         }
     }
 
-    /// Handles the events of a connection; returns whether it continues.
+    /// Handles the events of a connection. Returns true if it continues.
     fn hear(&mut self, number: usize, flags: EventFlags) -> bool {
         let Some(Some(connection)) = self.connections.get_mut(number) else { return true };
         if flags.contains(EventFlags::OUT) && connection.flush(&mut self.buffers).is_err() {
             return false;
         }
-        // The client no longer reads.
+        // The client reads no more replies.
         if flags.intersects(EventFlags::ERR | EventFlags::HUP) {
             return false;
         }
@@ -314,7 +314,7 @@ impl Server {
                 Err(_) => return self.pause(true),
             };
             if self.about.clients >= self.about.clients_max {
-                // The client sees this error, or only that it is not accepted.
+                // The client reads this error if that can be sent; otherwise the connection just closes.
                 let _ = stream.set_nonblocking(true);
                 let _ = stream.write(b"-ERR max number of clients reached\r\n");
                 continue;

@@ -1,20 +1,20 @@
 //! The format of values, and what a process knows about the values that a read may return.
 //!
-//! A value names its key and its update: a thread, and the number of the update among that thread's, from 1; number 0
-//! is the value that a key has before any update.  A read must return an undamaged value of its key, of an update that
-//! has begun.  As far as this process knew when the read began, from its own updates and reads, it must not return a
-//! value that a later update of the same thread had replaced, nor the first value after any update.
+//! A value names its key and its update: a thread, and the number of the thread's update from 1; number 0 stands for
+//! the first value of a key. A read must return an undamaged value of its key, of an update that has begun. As far as
+//! this process knew when the read began, from its own updates and reads, it must not return a value that a later
+//! update of the same thread had replaced, nor the first value after any update.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes at the start of a value that name its key and update.
+/// Minimum length of a value in bytes: the key and the update.
 pub(super) const VALUE_BYTES_MIN: u64 = 16;
-/// Bits of an update's number; its thread is above them.
+/// Number of bits of an update's number; the thread is in the bits above.
 const THREAD_SHIFT: u32 = 40;
-/// Latest known updates of a key, each of one thread: one cache line.
+/// Maximum number of latest updates that are known of a key, each of another thread: one cache line.
 const THREADS_KNOWN: usize = 8;
-/// Most words of latest updates: 64 MiB.  Keys beyond that are not tracked.
+/// Maximum number of words for latest updates: 64 MiB. Further keys are not tracked.
 const KNOWN_WORDS_MAX: usize = 8 << 20;
 
 /// A thread and the number of its update.
@@ -34,20 +34,20 @@ impl Update {
         self.0 & ((1 << THREAD_SHIFT) - 1)
     }
 
-    /// Whether it is the value before any update.
+    /// Returns true if the value precedes all updates.
     fn is_first(self) -> bool {
         self.number() == 0
     }
 }
 
-/// The rest of a value repeats a byte derived from its head.
+/// Writes a value: key, update, and a byte derived from both in the rest.
 pub(super) fn write_value(value: &mut [u8], key: u64, update: Update) {
     value[..8].copy_from_slice(&key.to_le_bytes());
     value[8..16].copy_from_slice(&update.0.to_le_bytes());
     value[16..].fill((key ^ update.0) as u8);
 }
 
-/// The update that set `value`; `None` if that is damaged, or of another key or length.
+/// Returns the update that set `value`; `None` if the value is damaged, or of another key or length.
 fn update_of(value: &[u8], key: u64, len: usize) -> Option<Update> {
     let (head, rest) = value.split_first_chunk::<16>()?;
     let word = |range: Range<usize>| u64::from_le_bytes(head[range].try_into().expect("8 bytes"));
@@ -56,21 +56,21 @@ fn update_of(value: &[u8], key: u64, len: usize) -> Option<Update> {
     is_sound.then_some(Update(word(8..16)))
 }
 
-/// What the threads of a process know about updates.
+/// The updates that the threads of a process know.
 pub(super) struct Known {
-    /// By thread of the run: the updates begun, for threads of this process.
+    /// Number of updates begun, for threads of this process; `None` for others. Indexed by thread of the run.
     begun: Vec<Option<AtomicU64>>,
-    /// By key: the latest known updates of `width` threads.
+    /// The latest known updates, `width` words per key.
     latest: Vec<AtomicU64>,
     width: usize,
 }
 
-/// What was known about a key when a read began.
+/// The latest known updates of a key when a read began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Before([Update; THREADS_KNOWN]);
 
 impl Known {
-    /// `ours` are the threads of this process.
+    /// Creates the state for `threads` threads of the run, of which `ours` are in this process.
     pub(super) fn new(threads: u32, ours: &[u64], keys: u64) -> Known {
         let (threads, width) = (u64::from(threads), (threads as usize).min(THREADS_KNOWN));
         let begun = (0..threads).map(|thread| ours.contains(&thread).then(AtomicU64::default)).collect();
@@ -78,7 +78,7 @@ impl Known {
         Known { begun, latest: (0..words).map(|_| AtomicU64::new(0)).collect(), width }
     }
 
-    /// For a run without updates: all keys keep their first values.
+    /// Creates the state for a run without updates, in which all keys keep their first values.
     pub(super) fn of_no_updates() -> Known {
         Known { begun: Vec::new(), latest: Vec::new(), width: 1 }
     }
@@ -86,13 +86,13 @@ impl Known {
     /// Begins the next update of a thread of this process.
     pub(super) fn begin(&self, thread: u64) -> Update {
         let begun = self.begun[thread as usize].as_ref().expect("it is one of ours");
-        // Pairs with the load in `is_begun`.  Only this thread stores it.
+        // Pairs with the load in `is_begun`. No other thread stores to this word.
         let number = begun.load(Ordering::Relaxed) + 1;
         begun.store(number, Ordering::Release);
         Update::new(thread, number)
     }
 
-    /// Updates begun by a thread of this process.
+    /// Returns the number of updates that a thread of this process has begun.
     pub(super) fn begun(&self, thread: u64) -> u64 {
         let begun = self.begun.get(thread as usize).and_then(Option::as_ref);
         begun.map_or(0, |begun| begun.load(Ordering::Relaxed))
@@ -104,23 +104,23 @@ impl Known {
         let latest = &row[update.thread() % self.width];
         let before = Update(latest.load(Ordering::Relaxed));
         if before.is_first() || before.thread() != update.thread() || before < update {
-            // Pairs with the load in `before`.  If two threads store at once, one update is forgotten, which weakens
-            // the check.
+            // Pairs with the load in `before`. If two threads store at once, one is forgotten, which only weakens the
+            // check.
             latest.store(update.0, Ordering::Release);
         }
     }
 
-    /// What is known about a key that is about to be read.
+    /// Returns the known updates of a key, for a read that is about to begin.
     pub(super) fn before(&self, key: u64) -> Before {
         let mut before = Before([Update::default(); THREADS_KNOWN]);
         for (known, latest) in before.0.iter_mut().zip(self.row(key).unwrap_or_default()) {
-            // Pairs with the store in `note`: the read must see those updates.
+            // Pairs with the store in `note`: the read must see the recorded updates.
             *known = Update(latest.load(Ordering::Acquire));
         }
         before
     }
 
-    /// The update that set `value`, if a read of `key` may return it after `before`.
+    /// Returns the update that set `value`, if a read of `key` that began with `before` may return it.
     pub(super) fn check(&self, value: &[u8], key: u64, len: usize, before: Before) -> Option<Update> {
         let update = update_of(value, key, len)?;
         if update.is_first() {
@@ -139,7 +139,7 @@ impl Known {
         Some(update)
     }
 
-    /// Updates of other processes are checked at the end of the run.
+    /// Returns true if the update has begun, or belongs to another process; those are checked at the end of the run.
     fn is_begun(&self, update: Update) -> bool {
         match self.begun.get(update.thread()) {
             // Pairs with the store in `begin`.
@@ -155,7 +155,7 @@ impl Known {
     }
 }
 
-/// The latest update of each thread that was read.
+/// Number of the latest update of each thread that was read.
 #[derive(Clone, Debug)]
 pub(super) struct Latest(Vec<u64>);
 
@@ -170,14 +170,14 @@ impl Latest {
         }
     }
 
-    /// Adds the reads of others.
+    /// Adds the reads of other processes.
     pub(super) fn join(&mut self, others: &[u64]) {
         for (latest, other) in self.0.iter_mut().zip(others) {
             *latest = (*latest).max(*other);
         }
     }
 
-    /// By thread.
+    /// Returns the numbers by thread.
     pub(super) fn numbers(&self) -> &[u64] {
         &self.0
     }

@@ -20,9 +20,9 @@ use crate::output;
 use crate::signals::Listener;
 use scrape::Scraped;
 
-/// Cursor to the upper left corner: overwriting avoids flicker.
+/// Moves the cursor to the upper left corner; overwriting avoids flicker.
 const HOME: &str = "\x1b[H";
-/// Erases the rest of a line, and of the screen.
+/// Erase the rest of a line, and the rest of the screen.
 const ERASE_LINE: &str = "\x1b[K";
 const ERASE_BELOW: &str = "\x1b[J";
 /// Rows and columns of a terminal of unknown size.
@@ -32,12 +32,12 @@ const SIZE: (usize, usize) = (24, 80);
 struct Sample {
     at: Instant,
     rows: Vec<Row>,
-    /// Why the members were not asked.
+    /// The reason why the members were not asked; `None` if they were.
     trouble: Option<String>,
     scrapes: Vec<(SocketAddr, Result<Scraped, String>)>,
 }
 
-/// Prints once, or repeatedly on a terminal until a signal.
+/// Prints the nodes once, or on a terminal repeatedly until a signal.
 pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
     let mut client = None;
     let mut sample = Sample::take(dir, &mut client, args)?;
@@ -45,7 +45,7 @@ pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
         return Ok(output::print(&view::text(&sample, None))?);
     }
     let (end, ended) = channel();
-    // The main thread may have ended already; then nothing waits for the signal.
+    // If the main thread has ended already, the send fails, which does not matter.
     let asked = move || end.send(()).unwrap_or_default();
     let _listener = Listener::spawn(asked, || ()).context("cannot listen for signals")?;
     output::print(&format!("{HOME}{ERASE_BELOW}{}", on_screen(&view::text(&sample, None), size())))?;
@@ -59,7 +59,7 @@ pub fn run(dir: &Path, args: &Top) -> anyhow::Result<()> {
 }
 
 impl Sample {
-    /// Asks the members through `client`, which joins if necessary; lock files and metrics are shown in any case.
+    /// Asks the members through `client`, which joins if necessary; reads lock files and metrics in any case.
     fn take(dir: &Path, client: &mut Option<Client>, args: &Top) -> anyhow::Result<Sample> {
         let presences = cluster_dir::nodes(dir);
         let presences =
@@ -72,7 +72,7 @@ impl Sample {
             false => Err(anyhow::anyhow!("no node runs in {}", dir.display())),
         };
         let trouble = asked.as_ref().err().map(|error| {
-            // The node through which the client joined may have been restarted: join again.
+            // If the node through which the client joined was restarted, the next sample joins again.
             *client = None;
             format!("{}: showing the state from the lock files", output::reasons(error))
         });
@@ -91,7 +91,7 @@ fn ask(dir: &Path, client: &mut Option<Client>) -> anyhow::Result<Answers> {
     Answers::of(client)
 }
 
-/// In parallel, so that a silent address delays no other.
+/// Fetches the metrics of all addresses in parallel, so that a silent address delays no other.
 fn fetch_all(at: &[SocketAddr]) -> Vec<(SocketAddr, Result<Scraped, String>)> {
     std::thread::scope(|scope| {
         let fetches: Vec<_> = at.iter().map(|at| (*at, scope.spawn(|| Scraped::fetch(*at)))).collect();
@@ -107,9 +107,9 @@ fn size() -> (usize, usize) {
     size.ok().filter(|(rows, columns)| *rows > 0 && *columns > 0).unwrap_or(SIZE)
 }
 
-/// Cuts a text to the screen, and overwrites what is there.
+/// Cuts a text to the size of the screen, and adds codes that erase the old text.
 fn on_screen(text: &str, (rows, columns): (usize, usize)) -> String {
-    // The last row stays free: a line feed there would move all others up.
+    // The last row stays free, because a line feed in it would scroll the screen.
     let lines = text.lines().take(rows - 1).map(|line| {
         let shown: String = line.chars().take(columns).collect();
         format!("{shown}{ERASE_LINE}\n")

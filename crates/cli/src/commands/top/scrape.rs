@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 /// Time limit of a fetch.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Longest response in bytes; a cluster of hundreds of nodes needs a tenth of it.
+/// Maximum length of a response in bytes; a cluster of hundreds of nodes needs a tenth.
 const BYTES_MAX: u64 = 4 << 20;
 
-/// Samples by name and labels.
+/// Samples of metrics by name and labels.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Scraped(BTreeMap<String, f64>);
 
 impl Scraped {
-    /// The error is for users.
+    /// Fetches the metrics of a node. The error is a text for users.
     pub fn fetch(at: SocketAddr) -> Result<Scraped, String> {
         let text = get(at).map_err(|error| error.to_string())?;
         match text.split_once("\r\n\r\n") {
@@ -28,7 +28,7 @@ impl Scraped {
         }
     }
 
-    /// Parses the text format, ignoring lines that are no samples.
+    /// Parses Prometheus' text format; ignores lines that are not samples.
     pub fn parse(text: &str) -> Scraped {
         let samples = text.lines().filter(|line| !line.starts_with('#'));
         let samples = samples.filter_map(|line| line.rsplit_once(' '));
@@ -41,20 +41,20 @@ impl Scraped {
         self.0.get(series).copied()
     }
 
-    /// The sum of all samples of a name.
+    /// Returns the sum of all samples of the metric `name`.
     pub fn sum(&self, name: &str) -> f64 {
         let is_meant = |series: &str| series.split('{').next() == Some(name);
         self.0.iter().filter(|(series, _)| is_meant(series)).map(|(_, value)| value).sum()
     }
 
-    /// The value of a label of the only sample of a name.
+    /// Returns the value of `label` in the first sample of the metric `name`, or `None` if there is none.
     pub fn label(&self, name: &str, label: &str) -> Option<&str> {
         let (series, _) = self.0.range(format!("{name}{{")..).next()?;
         let rest = series.strip_prefix(name)?.split_once(&format!("{label}=\""))?.1;
         rest.split('"').next()
     }
 
-    /// The peers for which a name has samples, in order.
+    /// Returns the peers for which the metric `name` has samples, in order.
     pub fn peers(&self, name: &str) -> Vec<u32> {
         let begin = format!("{name}{{peer=\"");
         let found =

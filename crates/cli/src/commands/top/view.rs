@@ -1,4 +1,4 @@
-//! The text of one sample, with the rates since the one before.
+//! The text of one sample, with the rates since the previous sample.
 
 use super::Sample;
 use super::scrape::Scraped;
@@ -6,7 +6,7 @@ use crate::bytes::ByteCount;
 use crate::commands::status;
 use crate::table::{Align, Table};
 
-/// The tables, one below the other.
+/// Formats the tables of a sample, one below the other.
 pub fn text(sample: &Sample, before: Option<&Sample>) -> String {
     let mut text = status::table(&sample.rows).to_string();
     if let Some(trouble) = &sample.trouble {
@@ -134,7 +134,7 @@ impl<'l> Rates<'l> {
         Rates { now: scraped(sample), before: before.and_then(scraped), seconds }
     }
 
-    /// `None` without an earlier sample, or if the node was restarted in between.
+    /// Returns the change of a value per second; `None` without an earlier sample, or after a restart of the node.
     fn of(&self, value: impl Fn(&Scraped) -> f64) -> Option<f64> {
         let change = value(self.now?) - value(self.before?);
         (self.seconds > 0.0 && change >= 0.0).then(|| change / self.seconds)
@@ -183,7 +183,7 @@ mod tests {
         assert!(again.contains("Connection refused"), "{again}");
         let peer: Vec<&str> = again.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(peer, ["3", "0", "yes", "-", "25.0", "us", "1000", "1.00", "%", "-", "-", "-"]);
-        // Counters of a restarted node are lower: no rate.
+        // Counters of a restarted node start again, so there is no rate.
         let restarted = text(&sample(begin + Duration::from_secs(4), 5, 10), Some(&next));
         assert!(restarted.contains("127.0.0.1:9464     3           -"), "{restarted}");
     }

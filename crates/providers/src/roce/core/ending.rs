@@ -16,7 +16,7 @@ use super::super::{lock, write};
 use super::{Core, NEVER};
 
 impl Core {
-    /// Ends a connection: at once on this side, and on the other as soon as it sees that.
+    /// Ends a connection at once on this side, and tells the other end.
     pub(in crate::roce) fn end(&self, connection: &Connection) {
         let exited = {
             let mut control = lock(&self.control);
@@ -26,14 +26,14 @@ impl Core {
         self.end_as(connection, exited);
     }
 
-    /// Ends a connection between hosts without waiting for the acknowledgement of what was said last: that goes with the word that we leave, which the system
-    /// sees to.  Whether that could be.
+    /// Ends a connection between hosts without waiting for acknowledgements: the last message contains the
+    /// unacknowledged packets, and the system delivers it. Returns false, without effect, if that is not possible.
     fn leave_at_once(&self, connection: &Connection) -> bool {
         let mut control = lock(&self.control);
         if control.own_address(connection.token).is_none() || !connection.is_up() {
             return false;
         }
-        // What is closed with something unread in it is reset, and what it said last lost.
+        // Closing a socket with unread input resets it, and the last message would be lost.
         while let Some(Heard::Message(_)) = control.receive(connection.token) {}
         let rest = connection.rest(&self.registered, MESSAGE_BYTES_MAX);
         let is_said =
@@ -60,7 +60,7 @@ impl Core {
                 table.lanes.remove(&qpn.value());
             }
             if table.peers.is_empty() {
-                // What was to be done for queue pairs is over with the last; who comes is in the table before something is due for it.
+                // Without connections no queue pair has a deadline. A new one enters the table before it sets one.
                 self.due_ns.store(NEVER, SeqCst);
             }
         }
@@ -72,7 +72,7 @@ impl Core {
         self.bell.wake();
     }
 
-    /// The next connection to that host begins with what was found over this one.
+    /// Stores the path MTU that this connection found, for the next one to that host.
     fn note_path(&self, connection: &Connection) {
         if let Some(found) = connection.found_path() {
             lock(&self.paths).note(connection.address.ip(), found, connection.mtu);

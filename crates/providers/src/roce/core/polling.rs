@@ -14,24 +14,24 @@ use super::Core;
 
 /// Interval at which a busy poller checks for control messages, in ns.
 const CONTROL_NS: u64 = 500_000;
-/// Consecutive full batches after which timers are looked at.  Before, not: what waits in the socket may be what they wait for.
+/// Consecutive full batches after which timers are handled. A timer may wait for a packet in the socket.
 const BATCHES_BEFORE_TIME: u32 = 16;
-/// How late timers may be for what waits in the sockets of receivers, of which each may wait for a processor.
+/// Time by which timers may be late while packets wait in the sockets of receivers, which may wait for a core, in ns.
 const TIME_LATE_NS: u64 = 2_000_000;
 
-/// What one look at a socket has brought.
+/// Result of one receive from a socket.
 #[derive(Clone, Copy, Default, Debug)]
 pub(in crate::roce) struct Received {
-    /// Whether more may wait there.
+    /// True if more packets may wait in the socket.
     pub(in crate::roce) is_more: bool,
-    /// Whether sleepers are to be woken for it.
+    /// True if sleeping threads must be woken.
     pub(in crate::roce) rings: bool,
-    /// Whether anything was a peer's.
+    /// True if a packet came from a peer.
     is_of_peers: bool,
 }
 
 impl Core {
-    /// Takes in what has come, unless another thread does.
+    /// Receives and handles packets, control messages and timers, unless another thread does.
     pub(in crate::roce) fn turn(&self) {
         let Ok(mut batch) = self.batch.try_lock() else { return };
         let now_ns = self.now_ns();
@@ -40,14 +40,15 @@ impl Core {
             batch.note_polled(is_more);
             (is_more, batch.full_in_a_row().is_multiple_of(BATCHES_BEFORE_TIME))
         } else {
-            // Packets keep nobody from greetings who does not receive them.
+            // With receivers, waiting packets do not delay this thread's handshakes.
             let full_in_a_row = self.full_in_a_row_of_receivers();
             let is_late = now_ns >= self.due_ns.load(SeqCst).saturating_add(TIME_LATE_NS);
             assert!(!self.has_receiver_panicked.load(Relaxed), "{POISONED}");
             (false, full_in_a_row == 0 || full_in_a_row >= BATCHES_BEFORE_TIME || is_late)
         };
         let seen_ns = self.control_seen_ns.load(Relaxed);
-        // Before a sleep also while packets wait: they may be nobody's business, and the edge of what a peer has said is taken already.
+        // A look that a sleeper requested happens even if packets wait: they may be from strangers, and the edge of a
+        // control message has already been taken.
         if seen_ns == 0 || !is_more && now_ns >= seen_ns + CONTROL_NS {
             self.control_seen_ns.store(now_ns, Relaxed);
             self.look_at_control(&mut batch, now_ns);
@@ -58,7 +59,7 @@ impl Core {
         }
     }
 
-    /// Who arms is about to sleep: what it polls before that sees everything whose edge has been taken.
+    /// Requests a look at the control sockets in the poll before a sleep, if their edge was taken or input is left.
     pub(in crate::roce) fn note_arming(&self, has_control_edge: bool) {
         if has_control_edge || !self.control_is_empty.load(Relaxed) {
             self.control_seen_ns.store(0, Relaxed);
@@ -75,7 +76,7 @@ impl Core {
                 self.bell.note_arrival();
             }
             if received.is_of_peers {
-                // Under the lock of the batch, so that nobody else counts; it orders nothing.
+                // The lock of the batch excludes other writers; the value orders nothing.
                 self.traffic.store(self.traffic.load(Relaxed).wrapping_add(1), Relaxed);
             }
         });
@@ -110,13 +111,13 @@ impl Core {
                 }
                 has_begun = lane.take_has_begun();
                 if has_begun && !lane.has_heard_requests() {
-                    // The answer to its probe says how much it may send, which spares it a round trip.
+                    // The answer to a probe tells the peer its share; rebalancing first saves it a round trip.
                     drop(lane);
                     self.see_to_shares(&port.sharing, has_begun, now_ns);
                     has_begun = false;
                     lane = connection.lane(index);
                 }
-                // Who measures the network by what leaves says exactly when that is.
+                // With arrival times, the network's delay is measured, which needs the exact time of departure.
                 let leaves_ns = if clock.is_known() { self.now_ns() } else { now_ns };
                 self.move_on(&connection, &mut lane, leaves_ns, &mut outcome);
                 is_answered = lane.qp().is_path_answered();
@@ -137,7 +138,7 @@ impl Core {
         received
     }
 
-    /// Says whether it was a packet of the peer.
+    /// Handles a packet. Returns true if it came from the peer.
     fn handle(
         &self,
         connection: &Connection,
@@ -155,7 +156,7 @@ impl Core {
             return false;
         };
         connection.heard_ns.store(now_ns, Relaxed);
-        // Who sends has heard us: its "ready" may come later than this.  A probe asks for that yet.
+        // A peer that sends requests has seen our answer; its Ready may arrive later. A probe asks for that answer.
         let is_probe = matches!(packet.headers, Headers::Probe(_) | Headers::ProbeAnswer(_));
         if is_probe {
             if connection.note_probe() {
@@ -176,7 +177,7 @@ impl Core {
     }
 }
 
-/// For which queue pair a packet is, as it says itself.
+/// Returns the target queue pair number in a packet's header.
 fn dest_qp(packet: &[u8]) -> Option<u32> {
     Bth::new_checked(packet).ok().map(|bth| bth.dest_qp().value())
 }
