@@ -57,12 +57,11 @@ struct Single<B> {
 type Land<B> = fn(&Inner, Lh, u64, &mut B, &SinglePart<'_>, Ended) -> Result<(), AccessError>;
 
 impl Session {
-    /// Posts a write of `from` at `offset`; the bytes are copied out of `from` before it returns, if they are at most
-    /// 120 KiB. Errors are in the outcome of the returned [`Posted`].
+    /// Posts a write of `from` at `offset`. Errors are in the outcome of the returned [`Posted`].
     ///
     /// Writes to one node take effect in the order in which they were posted, if none of them exceeds 120 KiB, fewer than
-    /// 1,024 are in flight, and their regions do not move. At most 32 MiB of writes longer than 256 bytes may be in
-    /// flight to one node; a write beyond that fails with [`NoStaging`](crate::AccessCause::NoStaging).
+    /// 1,024 are in flight, and their regions do not move. At most 32 MiB of reads and long writes may be in flight to
+    /// one node; an access beyond that fails with [`NoStaging`](crate::AccessCause::NoStaging).
     ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement};
