@@ -102,5 +102,8 @@ pub struct WorkRequest<'a> {
     pub signalled: bool,
     /// True if a message or an immediate rings the peer's doorbell (verbs' solicited event). Otherwise the peer finds
     /// it in its next poll, however late that is.
+    ///
+    /// Of a write, true if a thread waits for its completion. Otherwise the peer may acknowledge it in its next poll,
+    /// so that what its memory shows comes first.
     pub solicited: bool,
 }

@@ -49,6 +49,8 @@ pub struct QueuePair {
     counters: Counters,
     /// Whether the last packet was a response: requests and responses alternate, so that neither delays the other for long.
     last_was_response: bool,
+    /// Whether acknowledgements that may wait are held back.
+    holds_acks: bool,
     /// `None` without path MTU discovery.
     path: Option<Path>,
     cutter: Cutter,
@@ -80,6 +82,7 @@ impl QueuePair {
             events: VecDeque::new(),
             counters: Counters::default(),
             last_was_response: false,
+            holds_acks: false,
             arrived_ns: 0,
             used_ns: None,
             has_begun: false,
@@ -395,8 +398,22 @@ impl QueuePair {
         if self.responder.has_response() {
             return self.poll_response(now_ns, memory, buffer);
         }
+        if self.holds_acks && self.responder.has_ack_that_waits(now_ns) {
+            return None;
+        }
         let (_, responder, at) = self.split(now_ns, memory);
         responder.poll_ack(&at, peer_qp, buffer)
+    }
+
+    /// Holds back acknowledgements that the peer does not wait for.  The owner, which is about to use what has arrived, polls again
+    /// soon and then sends them.
+    pub fn hold_acks(&mut self, holds: bool) {
+        self.holds_acks = holds;
+    }
+
+    /// Whether an acknowledgement is held back.
+    pub fn holds_ack(&self, now_ns: u64) -> bool {
+        self.holds_acks && self.state != State::Error && self.responder.has_ack_that_waits(now_ns)
     }
 
     fn poll_response(&mut self, now_ns: u64, memory: &dyn Memory, buffer: &mut [u8]) -> Option<usize> {
@@ -422,10 +439,8 @@ impl QueuePair {
             State::Init | State::Error => None,
             _ => {
                 let path = self.path.as_ref().and_then(Path::poll_timeout);
-                [self.requester.poll_timeout(), self.responder.poll_timeout(), path]
-                    .into_iter()
-                    .flatten()
-                    .min()
+                let ack = self.responder.poll_timeout().filter(|at| !self.holds_ack(*at));
+                [self.requester.poll_timeout(), ack, path].into_iter().flatten().min()
             }
         }
     }

@@ -94,6 +94,8 @@ pub(crate) struct Responder {
     has_duplicate: bool,
     /// Latest send time of the acknowledgement.
     ack_at_ns: Option<u64>,
+    /// Whether a due acknowledgement may wait for the owner's next poll.
+    ack_may_wait: bool,
     /// Arrival time of the newest packet that is acknowledged at once.
     ack_request_ns: u64,
     /// The NAK to send.
@@ -123,6 +125,7 @@ impl Responder {
             unacknowledged: 0,
             has_duplicate: false,
             ack_at_ns: None,
+            ack_may_wait: false,
             ack_request_ns: 0,
             nak: None,
             kept: Kept::default(),
@@ -271,7 +274,7 @@ impl Responder {
     }
 
     /// Schedules the acknowledgement of a packet that was carried out, unless its response acknowledges it.
-    // [ROCE-ACK-1]
+    // [ROCE-ACK-1] [ROCE-ACK-5]
     fn schedule_ack(&mut self, at: &StepContext<'_>, packet: &Packet<'_>) {
         let StepContext { now_ns, config, .. } = *at;
         if returns_data(packet) {
@@ -285,7 +288,11 @@ impl Responder {
             self.ack_request_ns = at.arrived_ns;
         }
         if is_urgent || self.unacknowledged >= self.grant.div_ceil(4) {
+            let is_first = self.ack_at_ns.is_none_or(|at| now_ns < at);
+            let is_awaited = packet.solicited || is_heartbeat(packet) || !config.grants;
+            let may_wait = !is_awaited && (is_first || self.ack_may_wait);
             self.ack_now(now_ns);
+            self.ack_may_wait = may_wait;
         } else {
             self.ack_at_ns.get_or_insert(now_ns.saturating_add(nanoseconds(config.ack_delay)));
         }
@@ -293,6 +300,7 @@ impl Responder {
 
     /// Schedules an acknowledgement at once.
     fn ack_now(&mut self, now_ns: u64) {
+        self.ack_may_wait = false;
         self.ack_at_ns = Some(self.ack_at_ns.map_or(now_ns, |at| at.min(now_ns)));
     }
 
@@ -641,6 +649,11 @@ impl Responder {
             false => self.msn,
         };
         AethRepr { syndrome: Syndrome::Ack(credit), msn }
+    }
+
+    /// Whether an acknowledgement is due that may wait for the owner's next poll.
+    pub fn has_ack_that_waits(&self, now_ns: u64) -> bool {
+        self.ack_may_wait && self.ack_at_ns.is_some_and(|at| at <= now_ns)
     }
 
     /// When the acknowledgement is due.

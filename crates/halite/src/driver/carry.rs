@@ -133,7 +133,12 @@ impl Driver {
     /// Posts an access whose rest from `at` on is a single part, the most common case; [`Driver::land_single`] ends it.
     /// Returns `None`, without side effects, if it needs more parts or must wait first. [`SinglePart`] is small, so a task
     /// can keep it in its own future without an allocation.
-    pub(crate) fn post_single<T: Transfer>(&self, transfer: &T, at: Cursor) -> Option<SinglePart<'_>> {
+    pub(crate) fn post_single<T: Transfer>(
+        &self,
+        transfer: &T,
+        at: Cursor,
+        is_awaited: bool,
+    ) -> Option<SinglePart<'_>> {
         if at.index + 1 != transfer.count() {
             return None;
         }
@@ -145,7 +150,7 @@ impl Driver {
         let mut part = self.prepare(transfer, at, peer, true).ok().filter(|part| part.len == rest)?;
         let time = self.begin_time(transfer.kind());
         self.expect_round_trip(peer);
-        self.shared.fabric.post(peer, lane_of(&part), &[request(transfer, &part)]).ok()?;
+        self.shared.fabric.post(peer, lane_of(&part), &[request(transfer, &part, is_awaited)]).ok()?;
         part.operation.set_posted();
         Some(SinglePart { operation: part.operation, peer, at, time })
     }
@@ -258,7 +263,7 @@ fn metrics_of(kind: Kind) -> (Timed, Count, Option<Count>) {
     }
 }
 
-fn request<'s, T: Transfer>(transfer: &'s T, part: &'s Part<'_>) -> WorkRequest<'s> {
+fn request<'s, T: Transfer>(transfer: &'s T, part: &'s Part<'_>, solicited: bool) -> WorkRequest<'s> {
     let remote = part.address;
     let operation = match (transfer.kind(), &part.call) {
         // The answer, or the failure of the send, ends the operation. A successful send does not complete.
@@ -280,7 +285,7 @@ fn request<'s, T: Transfer>(transfer: &'s T, part: &'s Part<'_>) -> WorkRequest<
             Request::CompareSwap { remote, expected, new }
         }
     };
-    WorkRequest { id: part.operation.id(), operation, signalled: true, solicited: true }
+    WorkRequest { id: part.operation.id(), operation, signalled: true, solicited }
 }
 
 /// A posted operation that is the only part of its access.
@@ -474,7 +479,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
     fn post(&self, peer: PeerId, parts: &[Part<'_>]) -> (usize, Option<PostCause>) {
         let lane = lane_of(&parts[0]);
         let requests: SmallVec<[WorkRequest<'_>; 1]> =
-            parts.iter().map(|part| request(&*self.transfer, part)).collect();
+            parts.iter().map(|part| request(&*self.transfer, part, true)).collect();
         match self.driver.shared.fabric.post(peer, lane, &requests) {
             Ok(()) => (requests.len(), None),
             Err(PostError { cause: PostCause::Malformed, .. }) => {

@@ -64,7 +64,7 @@ fn run(driver: &Driver, stopping: &AtomicBool) {
         let looked = look_after(driver, &mut arrivals);
         look = looked.unwrap_or(look.again());
         driver.run_jobs();
-        fabric.wait(Sleeper::Progress, seen, Some(driver.begin_sleep(look, looked.is_none())));
+        fabric.wait(Sleeper::Progress, seen, Some(driver.begin_sleep(look)));
         driver.end_sleep();
     }
 }

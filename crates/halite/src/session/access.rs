@@ -160,7 +160,7 @@ impl Inner {
         };
         let at = Cursor { index: 0, done };
         let ops = &mut [ReadOp { lh, offset, into }];
-        if let Some(mut single) = self.post_single(&Reads { inner: self, ops }, at) {
+        if let Some(mut single) = self.post_single(&Reads { inner: self, ops }, at, true) {
             let ended = single.ended().await;
             return self.land_single(&mut Reads { inner: self, ops }, &single, ended);
         }
@@ -176,7 +176,7 @@ impl Inner {
         };
         let at = Cursor { index: 0, done };
         if let Some(mut single) =
-            self.post_single(&Writes { inner: self, ops: &[WriteOp { lh, offset, from }] }, at)
+            self.post_single(&Writes { inner: self, ops: &[WriteOp { lh, offset, from }] }, at, true)
         {
             let ended = single.ended().await;
             let access = &mut Writes { inner: self, ops: &[WriteOp { lh, offset, from }] };
@@ -261,8 +261,13 @@ impl Inner {
     }
 
     /// Posts an access from `at` on if it is a single part and need not wait first; else does nothing.
-    pub(crate) fn post_single<A: Accesses>(&self, access: &A, at: Cursor) -> Option<SinglePart<'_>> {
-        if self.owns(access.place(0).0) { self.driver.post_single(access, at) } else { None }
+    pub(crate) fn post_single<A: Accesses>(
+        &self,
+        access: &A,
+        at: Cursor,
+        is_awaited: bool,
+    ) -> Option<SinglePart<'_>> {
+        if self.owns(access.place(0).0) { self.driver.post_single(access, at, is_awaited) } else { None }
     }
 
     /// Finishes an access that was posted alone.
@@ -279,7 +284,7 @@ impl Inner {
     /// Makes accesses; the first has `done` bytes copied.
     pub(crate) async fn make<A: Accesses>(&self, accesses: &mut A, done: usize) -> Result<(), BatchError> {
         let at = Cursor { index: 0, done };
-        let carried = match self.driver.post_single(accesses, at) {
+        let carried = match self.driver.post_single(accesses, at, true) {
             Some(mut single) => {
                 let ended = single.ended().await;
                 self.driver.land_single(accesses, &single, ended)

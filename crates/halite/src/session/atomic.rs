@@ -128,7 +128,7 @@ impl Inner {
             return Ok(old);
         }
         let mut change = Change { inner: self, lh, offset, atomic, old: 0 };
-        if let Some(mut single) = self.post_single(&change, Cursor::default()) {
+        if let Some(mut single) = self.post_single(&change, Cursor::default(), true) {
             let ended = single.ended().await;
             return self.land_single(&mut change, &single, ended).map(|()| change.old);
         }

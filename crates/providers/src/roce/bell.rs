@@ -114,6 +114,11 @@ impl Bell {
         own.watch(sources, index) || others_had_edge
     }
 
+    /// Returns true if an arrival wakes a thread.
+    pub(super) fn is_armed(&self) -> bool {
+        self.armed.load(Relaxed) != 0
+    }
+
     /// Notes that a poll found an event that rings the doorbell.
     pub(super) fn note_arrival(&self) {
         if self.armed.load(Relaxed) != 0 {

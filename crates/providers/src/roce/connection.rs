@@ -420,11 +420,18 @@ impl Lane {
         }
     }
 
-    /// Sends the packets that may leave. Returns the time of the next timer.
-    pub(super) fn transmit(&mut self, connection: &Connection, context: LaneContext<'_>) -> Option<u64> {
+    /// Sends the packets that may leave; if `holds_acks`, without acknowledgements that may wait for the next poll.
+    /// Returns the time of the next timer.
+    pub(super) fn transmit(
+        &mut self,
+        connection: &Connection,
+        context: LaneContext<'_>,
+        holds_acks: bool,
+    ) -> Option<u64> {
         let Connection { outwards, address, own_address, salt, port_use, .. } = connection;
         let view = View { registered: context.registered, salt: *salt, held: &self.held };
         let qp = &mut self.qp;
+        qp.hold_acks(holds_acks);
         port_use.port().send_all(outwards, (*own_address, *address), qp.packet_bytes_max(), |bytes| {
             qp.poll_transmit(context.now_ns, &view, bytes)
         });
@@ -486,6 +493,11 @@ impl Lane {
             outcome.rings = true;
             outcome.events.push(Event::Room { peer });
         }
+    }
+
+    /// Returns true if an acknowledgement is held back until the next poll.
+    pub(super) fn holds_ack(&self, now_ns: u64) -> bool {
+        self.qp.holds_ack(now_ns)
     }
 
     pub(super) fn qp(&self) -> &QueuePair {

@@ -210,7 +210,7 @@ impl Core {
             Some((posted, lane.post(&connection, &self.registered, request).err()?))
         });
         let mut outcome = Outcome::default();
-        self.move_on(&connection, &mut lane, self.now_ns(), &mut outcome);
+        self.move_on(&connection, &mut lane, self.now_ns(), false, &mut outcome);
         drop(lane);
         // Also passes on what a receiver has just handled, which then finds no event that rings.
         if outcome.rings && !self.receivers.is_empty() {
@@ -220,9 +220,16 @@ impl Core {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Sends the packets that may leave and queues the lane's events.
-    fn move_on(&self, connection: &Connection, lane: &mut Lane, now_ns: u64, outcome: &mut Outcome) {
-        let due = lane.transmit(connection, self.context(now_ns));
+    /// Sends the packets that may leave, as [`Lane::transmit`], and queues the lane's events.
+    fn move_on(
+        &self,
+        connection: &Connection,
+        lane: &mut Lane,
+        now_ns: u64,
+        holds_acks: bool,
+        outcome: &mut Outcome,
+    ) {
+        let due = lane.transmit(connection, self.context(now_ns), holds_acks);
         lane.drain(connection.peer, outcome);
         if !outcome.events.is_empty() && !connection.is_up() {
             // Events of a peer must follow its connected event.
@@ -347,7 +354,7 @@ impl Core {
                     // No probe was answered: probe again until the handshake's deadline.
                     lane.find_path(now_ns);
                 }
-                self.move_on(&connection, &mut lane, now_ns, &mut outcome);
+                self.move_on(&connection, &mut lane, now_ns, false, &mut outcome);
                 is_broken |= outcome.is_broken;
             }
             self.end_if_over(&connection, is_broken);

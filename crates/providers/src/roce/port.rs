@@ -19,6 +19,7 @@ use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 
 use super::capture::Capture;
+use super::connection::Connection;
 use super::sharing::Sharing;
 use super::single;
 
@@ -349,6 +350,9 @@ impl Train<'_> {
     }
 }
 
+/// The lanes, by index, whose acknowledgements the next poll sends.
+pub(super) type HeldAcks = Vec<(Arc<Connection>, usize)>;
+
 /// The datagrams of one receive.
 #[derive(Debug)]
 pub(super) struct Batch {
@@ -357,12 +361,19 @@ pub(super) struct Batch {
     count: usize,
     /// Consecutive polls that left packets in the socket.
     full_in_a_row: u32,
+    pub(super) held_acks: HeldAcks,
 }
 
 impl Batch {
     pub(super) fn new() -> Batch {
         let bytes = vec![0; BATCH * RECEIVED_BYTES_MAX].into_boxed_slice();
-        Batch { bytes, metas: [RecvMeta::default(); BATCH], count: 0, full_in_a_row: 0 }
+        Batch {
+            bytes,
+            metas: [RecvMeta::default(); BATCH],
+            count: 0,
+            full_in_a_row: 0,
+            held_acks: Vec::new(),
+        }
     }
 
     /// Returns the number of empty datagrams, which are not packets.

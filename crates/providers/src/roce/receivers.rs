@@ -126,7 +126,7 @@ impl Core {
         let mut is_more = false;
         self.ports.for_each_ready_of(index, timeout, |port| {
             let _alone = lock(&receiver.receiving);
-            let received = self.receive_from(port, batch, self.now_ns());
+            let received = self.receive_from(port, batch, None, self.now_ns());
             is_more |= received.is_more;
             if received.rings {
                 self.bell.note_received();

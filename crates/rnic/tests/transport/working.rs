@@ -165,6 +165,25 @@ fn heartbeat_is_acknowledged_and_claims_no_share() {
     assert!(pair.b().qp.take_has_begun());
 }
 
+/// The owner shows a posted write to its threads before it spends time on the acknowledgement.
+#[test]
+fn acknowledgements_that_no_thread_awaits_are_held_back() {
+    for (solicited, held) in [(false, true), (true, false)] {
+        let mut pair = Pair::new();
+        pair.b().qp.hold_acks(true);
+        let request = Request { id: 7, operation: write(0, b"word", None), signalled: true, solicited };
+        pair.a().qp.post(request).expect("posted");
+        pair.run_until(ONE_WAY_NS);
+        assert_eq!(pair.b().memory.get(0, 4), b"word");
+        assert_eq!(pair.b().qp.holds_ack(ONE_WAY_NS), held);
+        assert_eq!(pair.log.len(), if held { 1 } else { 2 });
+        pair.b().qp.hold_acks(false);
+        pair.run();
+        assert_eq!(pair.a().completions(), [(7, Status::Success)]);
+        assert_eq!(pair.log, ["a WriteOnly 0", "b Acknowledge 0"], "acknowledged once");
+    }
+}
+
 /// Regression: a read claimed no share, since its request has no payload, so a pure reader got one packet per round trip.
 #[test]
 fn reads_and_atomics_claim_a_share() {

@@ -63,6 +63,9 @@ impl Session {
     /// 1,024 are in flight, and their regions do not move. At most 32 MiB of reads and long writes may be in flight to
     /// one node; an access beyond that fails with [`NoStaging`](crate::AccessCause::NoStaging).
     ///
+    /// Over UDP, a target that polls shows the bytes before it acknowledges them: with its next poll or packet, at most
+    /// 2.5 ms later. [`Session::write`] asks for the acknowledgement at once.
+    ///
     /// ```
     /// # use halite::{Config, Node, NodeId, Permissions, Placement};
     /// # let dir = std::env::temp_dir().join(format!("halite-doc-post-{}", std::process::id()));
@@ -89,7 +92,7 @@ impl Session {
             done => done.unwrap_or(0),
         };
         let access = Writes { inner, ops: &[WriteOp { lh, offset, from: bytes }] };
-        if let Some(part) = inner.post_single(&access, Cursor { index: 0, done }) {
+        if let Some(part) = inner.post_single(&access, Cursor { index: 0, done }, false) {
             let part = part.detach();
             return Posted::single(self, part, lh, offset, from, |inner, lh, offset, from, part, ended| {
                 let ops = &[WriteOp { lh, offset, from: from.as_ref() }];
@@ -112,7 +115,7 @@ impl Session {
             done => done.unwrap_or(0),
         };
         let access = Reads { inner, ops: &mut [ReadOp { lh, offset, into: bytes }] };
-        if let Some(part) = inner.post_single(&access, Cursor { index: 0, done }) {
+        if let Some(part) = inner.post_single(&access, Cursor { index: 0, done }, false) {
             let part = part.detach();
             return Posted::single(self, part, lh, offset, into, |inner, lh, offset, into, part, ended| {
                 let ops = &mut [ReadOp { lh, offset, into: into.as_mut() }];

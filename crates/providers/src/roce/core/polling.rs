@@ -7,13 +7,13 @@ use halite_rnic::wire::{Headers, Packet};
 use quinn_udp::RecvMeta;
 
 use super::super::connection::{Connection, Lane, Outcome};
-use super::super::port::{Batch, Port, canonical};
+use super::super::port::{Batch, HeldAcks, Port, canonical};
 use super::super::stamps::Clock;
 use super::super::{POISONED, read};
 use super::Core;
 
 /// Interval at which a busy poller checks for control messages, in ns.
-const CONTROL_NS: u64 = 500_000;
+const CONTROL_NS: u64 = 2_000_000;
 /// Consecutive full batches after which timers are handled. A timer may wait for a packet in the socket.
 const BATCHES_BEFORE_TIME: u32 = 16;
 /// Time by which timers may be late while packets wait in the sockets of receivers, which may wait for a core, in ns.
@@ -35,6 +35,7 @@ impl Core {
     pub(in crate::roce) fn turn(&self) {
         let Ok(mut batch) = self.batch.try_lock() else { return };
         let now_ns = self.now_ns();
+        self.send_held_acks(&mut batch, now_ns);
         let (is_more, sees_to_time) = if self.receivers.is_empty() {
             let is_more = self.receive(&mut batch, now_ns);
             batch.note_polled(is_more);
@@ -59,6 +60,17 @@ impl Core {
         }
     }
 
+    /// Sends the acknowledgements that the last poll held back, unless they have left with other packets.
+    fn send_held_acks(&self, batch: &mut Batch, now_ns: u64) {
+        for (connection, index) in batch.held_acks.drain(..) {
+            let mut lane = connection.lane(index);
+            if lane.holds_ack(now_ns) {
+                let mut outcome = Outcome::default();
+                self.move_on(&connection, &mut lane, now_ns, false, &mut outcome);
+            }
+        }
+    }
+
     /// Requests a look at the control sockets in the poll before a sleep, if their edge was taken or input is left.
     pub(in crate::roce) fn note_arming(&self, has_control_edge: bool) {
         if has_control_edge || !self.control_is_empty.load(Relaxed) {
@@ -69,8 +81,10 @@ impl Core {
     /// Receives once from each socket; returns true if more may wait.
     pub(super) fn receive(&self, batch: &mut Batch, now_ns: u64) -> bool {
         let mut is_more = false;
+        // A thread that has armed the bell is about to sleep.
+        let mut held_acks = (!self.bell.is_armed()).then(|| std::mem::take(&mut batch.held_acks));
         self.ports.for_each_ready(|port| {
-            let received = self.receive_from(port, batch, now_ns);
+            let received = self.receive_from(port, batch, held_acks.as_mut(), now_ns);
             is_more |= received.is_more;
             if received.rings {
                 self.bell.note_arrival();
@@ -80,11 +94,20 @@ impl Core {
                 self.traffic.store(self.traffic.load(Relaxed).wrapping_add(1), Relaxed);
             }
         });
+        if let Some(held_acks) = held_acks {
+            batch.held_acks = held_acks;
+        }
         is_more
     }
 
-    /// Receives once from a socket.
-    pub(in crate::roce) fn receive_from(&self, port: &Port, batch: &mut Batch, now_ns: u64) -> Received {
+    /// Receives once from a socket. With `held_acks`, acknowledgements that may wait are added to it and not sent.
+    pub(in crate::roce) fn receive_from(
+        &self,
+        port: &Port,
+        batch: &mut Batch,
+        mut held_acks: Option<&mut HeldAcks>,
+        now_ns: u64,
+    ) -> Received {
         let is_more = port.receive(batch);
         let empty = batch.empty();
         if empty > 0 {
@@ -119,8 +142,11 @@ impl Core {
                 }
                 // With arrival times, the network's delay is measured, which needs the exact time of departure.
                 let leaves_ns = if clock.is_known() { self.now_ns() } else { now_ns };
-                self.move_on(&connection, &mut lane, leaves_ns, &mut outcome);
+                self.move_on(&connection, &mut lane, leaves_ns, held_acks.is_some(), &mut outcome);
                 is_answered = lane.qp().is_path_answered();
+                if let Some(held_acks) = held_acks.as_deref_mut().filter(|_| lane.holds_ack(leaves_ns)) {
+                    held_acks.push((connection.clone(), index));
+                }
             }
             if has_come {
                 received.is_of_peers = true;
