@@ -353,11 +353,13 @@ impl Driver {
         self.polls_by_system_calls && self.crowd.is_crowded(now_ns, || self.env.is_crowded())
     }
 
-    /// Tells the adaptive spin that the calling thread is about to wait for `peer`.
-    pub(crate) fn expect_round_trip(&self, peer: PeerId) {
-        if let Some(round_trip) = self.shared.fabric.round_trip(peer) {
+    /// Tells the adaptive spin that the calling thread is about to wait for `peer`. Returns the round trip, if known.
+    pub(crate) fn expect_round_trip(&self, peer: PeerId) -> Option<Duration> {
+        let round_trip = self.shared.fabric.round_trip(peer);
+        if let Some(round_trip) = round_trip {
             AdaptiveSpin::change(|spin| spin.expect_round_trip(round_trip));
         }
+        round_trip
     }
 
     /// Sleeps until the calling thread's parker is notified.

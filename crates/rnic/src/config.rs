@@ -76,8 +76,11 @@ pub struct Config {
     pub write_packets_max: u32,
     /// Maximum packets in the response to one read request, at most 64.  With `selective`, each is a message of its own.
     pub read_packets_max: u32,
-    /// Maximum packets in flight, whatever the peer grants; also the window where the peer sends no grants.
+    /// Maximum packets in flight by the peer's grant; also the window where the peer sends no grants.
     pub window_packets_max: u32,
+    /// Whether more packets than granted may be in flight: as many more as the path holds at the rate at which packets arrive.
+    /// Requires `selective`.
+    pub fills_path: bool,
     /// Maximum packets in flight before the first grant: one, unless both ends guarantee room for more.
     pub first_packets_max: u32,
     /// Packets of read responses that the local receive buffer holds.
@@ -106,6 +109,7 @@ impl Default for Config {
             write_packets_max: u32::MAX,
             read_packets_max: u32::MAX,
             window_packets_max: 256,
+            fills_path: false,
             first_packets_max: 1,
             room_packets: 24,
             retry: Retry::Lease(Duration::from_secs(5)),

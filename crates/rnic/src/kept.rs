@@ -9,16 +9,20 @@
 
 use std::collections::BTreeMap;
 
+use crate::config::Mtu;
 use crate::wire::{Headers, Packet, Psn, Qpn};
 
-/// Maximum of `span`, in packets: its bitmap of 128 bytes fits the smallest packet.
-pub(crate) const SPAN_MAX: u64 = 1024;
+/// Maximum of `span`, in packets.
+pub(crate) const SPAN_MAX: u64 = 4096;
+/// Bytes of early packets that the responder keeps.
+const SPAN_BYTES: u64 = 4 << 20;
 
-/// How many packets behind the expected one the responder keeps, and the requester sends, under a grant.  Four times the
-/// grant: a lost packet may be repeated and lost again for four round trips while later packets go on.
+/// How many packets behind the expected one the responder keeps, and the requester sends.  A long path holds so many, and a lost
+/// packet may be repeated and lost again while later ones go on.  The bitmap of the span fits half of a packet.
 // [ROCE-SEL-1]
-pub(crate) fn span(grant: u32) -> u64 {
-    (4 * u64::from(grant)).clamp(4, SPAN_MAX)
+pub(crate) fn span(mtu: Mtu) -> u64 {
+    let bytes = u64::from(mtu.bytes());
+    SPAN_MAX.min(SPAN_BYTES / bytes).min(4 * bytes)
 }
 
 /// The early packets, by sequence number.

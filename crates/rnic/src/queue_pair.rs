@@ -131,7 +131,7 @@ impl QueuePair {
 
     /// Packets that may be in flight: the smaller of the peer's grant and the congestion window.
     pub fn window_packets(&self) -> u32 {
-        self.requester.window()
+        self.requester.window(&self.config)
     }
 
     /// The path MTU; longer packets are sent in parts.

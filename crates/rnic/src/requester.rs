@@ -12,6 +12,7 @@
 //! as a probe, and the response shows which packets are missing.
 //! A peer that keeps early packets allows selective repeat: see [`selective`].
 
+mod bdp;
 mod scoreboard;
 mod selective;
 
@@ -364,7 +365,15 @@ impl Requester {
     // [ROCE-WINDOW-1]
     fn limit(&self, config: &Config) -> u32 {
         let granted = if config.grants { self.window } else { u32::MAX };
-        if self.is_probing { 1 } else { (granted.min(config.window_packets_max) / self.parts).max(1) }
+        let packets = granted.min(config.window_packets_max).saturating_add(self.on_the_way(config));
+        if self.is_probing { 1 } else { (packets / self.parts).max(1) }
+    }
+
+    /// Packets that may be in flight because the path holds them, besides those for which the receiver has room.
+    // [ROCE-WINDOW-6]
+    fn on_the_way(&self, config: &Config) -> u32 {
+        let selective = self.selective.as_ref().filter(|_| config.fills_path);
+        selective.map_or(0, Selective::on_the_way)
     }
 
     // [ROCE-WINDOW-2]
@@ -734,9 +743,10 @@ impl Requester {
     }
 
     /// Packets that may be in flight.
-    pub fn window(&self) -> u32 {
+    pub fn window(&self, config: &Config) -> u32 {
+        let packets = self.window.saturating_add(self.on_the_way(config));
         let congestion = self.selective.as_ref().and_then(Selective::window_packets);
-        congestion.map_or(self.window, |window| self.window.min(window.ceil() as u32))
+        congestion.map_or(packets, |window| packets.min(window.ceil() as u32))
     }
 
     pub fn posted(&self) -> usize {

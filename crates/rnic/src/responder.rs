@@ -247,7 +247,7 @@ impl Responder {
     fn keep_early(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
         // A packet longer than the MTU would be refused later anyway.
         let fits = packet.payload.len() <= at.config.mtu.bytes() as usize;
-        if !fits || sequence - self.expected > span(self.grant) {
+        if !fits || sequence - self.expected > span(at.config.mtu) {
             at.counters.ahead += 1;
         } else if self.kept.keep(sequence, packet) {
             at.counters.kept += 1;
@@ -491,6 +491,10 @@ impl Responder {
             at.counters.duplicates += 1;
         } else {
             at.counters.malformed += 1;
+            // The requester may not know which part of a read has been carried out.
+            if at.config.selective {
+                self.ack_now(at.now_ns);
+            }
         }
     }
 

@@ -21,7 +21,8 @@ use smallvec::SmallVec;
 use crate::driver::Driver;
 use crate::metrics::Timed;
 use crate::posted::{
-    Cursor, DetachedOperation, Ended, NoStaging, Part, PendingOperation, Pipeline, SLICE_BYTES_MAX, low,
+    Cursor, DetachedOperation, Ended, NoStaging, Part, PendingOperation, Pipeline, SLICE_BYTES_MAX,
+    bytes_max, low,
 };
 use crate::runtime::lanes::{ACCESSES, CALLS};
 
@@ -123,6 +124,7 @@ impl Driver {
             at,
             ready: SmallVec::new(),
             pipeline: Pipeline::default(),
+            bytes_max: bytes_max(None),
             failure: None,
             last_done: None,
             time: Time::NotPosted,
@@ -323,6 +325,8 @@ struct Carrying<'a, T> {
     at: Cursor,
     ready: SmallVec<[Part<'a>; 1]>,
     pipeline: Pipeline<'a>,
+    /// Bytes in progress up to which more are posted.
+    bytes_max: usize,
     failure: Option<Failure>,
     /// Begin of the last part that may have changed memory.
     last_done: Option<Cursor>,
@@ -416,7 +420,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
                     self.record_change(at);
                 }
                 Err(Blocked::Post { peer, .. }) => {
-                    if !self.pipeline.has_room_beside(self.ready.len(), bytes) {
+                    if !self.pipeline.has_room_beside(self.ready.len(), bytes, self.bytes_max) {
                         return Hold::Window;
                     }
                     if bytes >= SLICE_BYTES_MAX {
@@ -454,7 +458,7 @@ impl<'a, T: Transfer> Carrying<'a, T> {
         let mut refused: Option<(Cursor, usize, PeerId)> = None;
         for parts in ready.chunk_by_mut(|one, next| one.peer == next.peer) {
             let peer = parts[0].peer;
-            self.driver.expect_round_trip(peer);
+            self.bytes_max = self.bytes_max.max(bytes_max(self.driver.expect_round_trip(peer)));
             let (count, cause) = self.post(peer, parts);
             let (posted, left) = parts.split_at_mut(count);
             posted.iter_mut().for_each(|part| part.operation.set_posted());

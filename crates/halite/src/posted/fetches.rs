@@ -9,7 +9,7 @@ use halite_fabric::{
 };
 use halite_tier::effect::{CopyFailure, Token};
 
-use super::pipeline::{has_room, low};
+use super::pipeline::{bytes_max, has_room, low};
 use crate::runtime::lanes::ACCESSES;
 
 /// Bytes of a slice: fewer than those of accesses, so that other operations on the same peer do not wait long behind a
@@ -95,10 +95,11 @@ impl Chunk {
         }
         let Fetch { peer, from, key, offset, len } = self.fetch;
         let slice = SLICE_BYTES as u64;
+        let bytes_max = bytes_max(fabric.round_trip(peer));
         let starts = (self.posted..len).step_by(SLICE_BYTES).enumerate();
         let fits = starts.take_while(|(count, _)| {
             let slices = self.slices + count;
-            has_room(slices, slices * SLICE_BYTES)
+            has_room(slices, slices * SLICE_BYTES, bytes_max)
         });
         let request = |(count, start): (usize, u64)| {
             let len = slice.min(len - start);

@@ -30,7 +30,7 @@ use halite_fabric::{Fabric, Local, PeerId, Status, WorkId};
 use halite_tier::effect::PostedTo;
 
 pub(crate) use fetches::{Fetch, Fetches};
-pub(crate) use pipeline::{Cursor, Part, Pipeline, low};
+pub(crate) use pipeline::{Cursor, Part, Pipeline, bytes_max, low};
 pub(crate) use staging::NoStaging;
 pub(crate) use table::is_operation;
 

@@ -1,6 +1,7 @@
 //! The parts of one access that are in progress together.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use halite_fabric::{PeerId, RemoteAddress};
 use halite_tier::rpc::atomic::ATOMIC_CALL_BYTES;
@@ -8,15 +9,24 @@ use halite_tier::rpc::atomic::ATOMIC_CALL_BYTES;
 use super::{Ended, PendingOperation};
 
 /// Most parts of one access in progress.
-const PARTS_MAX: usize = 64;
+const PARTS_MAX: usize = 128;
 
-/// Bytes in progress up to which more are posted. A wire of 100 Gbit/s carries them in 63 us, so neither a copy of a
-/// slice nor a thread that wakes late leaves it idle. Small accesses to the same peer wait as long at most.
+/// Bytes in progress up to which more are posted over a short path. A wire of 100 Gbit/s carries them in 63 us, so
+/// neither a copy of a slice nor a thread that wakes late leaves it idle. Small accesses to the same peer wait as long
+/// at most.
 const BYTES_MAX: usize = 768 << 10;
+/// The same over the longest paths: a peer's staging memory serves a few such accesses.
+const BYTES_MAX_FAR: usize = 4 << 20;
+
+/// Returns the bytes in progress up to which more are posted: those that 1 GB/s carries in a round trip, within limits.
+pub(crate) fn bytes_max(round_trip: Option<Duration>) -> usize {
+    let bytes = round_trip.map_or(0, |round_trip| round_trip.as_nanos());
+    usize::try_from(bytes).unwrap_or(usize::MAX).clamp(BYTES_MAX, BYTES_MAX_FAR)
+}
 
 /// Returns true if more may be posted beside `parts` parts of `bytes` bytes in total.
-pub(super) fn has_room(parts: usize, bytes: usize) -> bool {
-    parts < PARTS_MAX && bytes < BYTES_MAX
+pub(super) fn has_room(parts: usize, bytes: usize, bytes_max: usize) -> bool {
+    parts < PARTS_MAX && bytes < bytes_max
 }
 
 /// Returns how many of `parts` may be left in progress when more are posted. A post for each completion would cost
@@ -64,8 +74,8 @@ impl<'p> Pipeline<'p> {
     }
 
     /// Returns true if more may be posted beside `parts` other parts of `bytes` bytes in total.
-    pub(crate) fn has_room_beside(&self, parts: usize, bytes: usize) -> bool {
-        has_room(self.len() + parts, self.bytes + bytes)
+    pub(crate) fn has_room_beside(&self, parts: usize, bytes: usize, bytes_max: usize) -> bool {
+        has_room(self.len() + parts, self.bytes + bytes, bytes_max)
     }
 
     pub(crate) fn push(&mut self, part: Part<'p>) {

@@ -26,7 +26,6 @@ use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::{Duration, Instant};
 
 use halite_fabric::{ConnectFailure, ConnectTrouble, Event, PeerId, PostCause, WorkRequest};
-use halite_rnic::room::GRANT_MAX;
 use halite_rnic::{Config, Congestion, Mtu, Retry};
 
 use super::bell::Bell;
@@ -47,8 +46,8 @@ use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
 const ACCEPTED_MAX: usize = 64;
 /// Maximum number of batches received after a peer's end, which may contain its last messages.
 const LAST_BATCHES_MAX: usize = 64;
-/// Maximum number of outstanding reads and atomics of a lane, and of packets that reads request.
-const READS_MAX: usize = GRANT_MAX as usize;
+/// Maximum number of outstanding reads and atomics of a lane, and of packets that reads request: a long path holds them.
+const READS_MAX: usize = 4096;
 /// Maximum time between the closing of a process's sockets and its end, in ns.
 const EXIT_NS: u64 = 200_000_000;
 /// Deadline of no timer.
@@ -612,6 +611,7 @@ impl Core {
             reads_max: READS_MAX,
             answers_max: READS_MAX,
             room_packets: 1,
+            fills_path: is_elsewhere,
             retry: Retry::Lease(self.config.lease),
             finds_path: true,
             selective,

@@ -6,13 +6,17 @@
 //! ```
 //!
 //! Each transmission gets an `order`, which the network roughly preserves.  A packet is lost when one sent `reorder_threshold` or
-//! more transmissions later has arrived, or any later one has and the packet is overdue by much more than a round trip.
+//! more transmissions later has arrived, or any later one has and the packet is overdue: by a quarter of a round trip, or as late as
+//! packets of this path have come.
 
 use std::collections::VecDeque;
 
-/// Bounds of the reordering threshold, in packets: 3 as in TCP at first, doubled whenever a packet counted as lost arrives.
+use crate::kept::SPAN_MAX;
+
+/// Bounds of the reordering threshold, in packets: 3 as in TCP at first, doubled whenever a packet counted as lost arrives.  At the
+/// upper bound, time alone decides.
 const REORDER_THRESHOLD_MIN: u64 = 3;
-const REORDER_THRESHOLD_MAX: u64 = 96;
+const REORDER_THRESHOLD_MAX: u64 = SPAN_MAX;
 /// Maximum transmissions of a packet that may give a first round-trip sample.
 const COPIES_TIMED_MAX: u32 = 6;
 
@@ -34,12 +38,15 @@ struct Entry {
     first_ns: u64,
     order: u64,
     copies: u32,
-    /// Sequence numbers of the request that was sent last under this number: more than one for a read of several packets.
+    /// Fewest sequence numbers of a request sent under this number: any of them may be the one that the peer keeps.  More than one
+    /// for a read of several packets, and 0 inside of one.
     numbers: u32,
     /// Its response returns data.
     returns_data: bool,
     /// The peer acknowledges it at once.
     asks_ack: bool,
+    /// Number of the request that carried this number first: a read of several packets has several numbers.
+    request: u64,
 }
 
 /// The unacknowledged packets, from `una` on.
@@ -57,6 +64,8 @@ pub(super) struct Scoreboard {
     /// Reads and atomics whose response has not arrived.
     unanswered: u32,
     reorder_threshold: u64,
+    /// The longest round trip of a packet that was declared lost and then arrived, in ns.
+    late_ns: u64,
     /// Collected for [`Scoreboard::take_progress`].
     progress: Progress,
 }
@@ -83,6 +92,7 @@ impl Scoreboard {
             lost: 0,
             unanswered: 0,
             reorder_threshold: REORDER_THRESHOLD_MIN,
+            late_ns: 0,
             progress: Progress::default(),
         }
     }
@@ -106,11 +116,12 @@ impl Scoreboard {
 
     /// Records a transmission of a new or a repeated packet, which takes `numbers` sequence numbers.
     pub fn on_sent(&mut self, now_ns: u64, sequence: u64, numbers: u32, returns_data: bool, asks_ack: bool) {
+        let request = sequence;
         for sequence in sequence..sequence + u64::from(numbers) {
             if self.index(sequence).is_none() {
                 debug_assert_eq!(sequence, self.una + self.entries.len() as u64, "no gaps");
                 self.unanswered += u32::from(returns_data);
-                let (state, order, copies, numbers) = (PacketState::Done, 0, 0, 1);
+                let (state, order, copies, numbers) = (PacketState::Done, 0, 0, 0);
                 let (sent_ns, first_ns) = (now_ns, now_ns);
                 self.entries.push_back(Entry {
                     state,
@@ -121,6 +132,7 @@ impl Scoreboard {
                     numbers,
                     returns_data,
                     asks_ack,
+                    request,
                 });
             }
             let (order, index) = (self.order_next, (sequence - self.una) as usize);
@@ -132,7 +144,8 @@ impl Scoreboard {
             let entry = &mut self.entries[index];
             (entry.sent_ns, entry.order, entry.copies) = (now_ns, order, entry.copies + 1);
         }
-        self.entries[(sequence - self.una) as usize].numbers = numbers;
+        let entry = &mut self.entries[(sequence - self.una) as usize];
+        entry.numbers = if entry.numbers == 0 { numbers } else { entry.numbers.min(numbers) };
     }
 
     fn set(&mut self, index: usize, state: PacketState) {
@@ -158,8 +171,7 @@ impl Scoreboard {
         if is_newest {
             self.order_arrived = self.order_arrived.max(Some(order));
         } else {
-            // An earlier copy was late, not lost: the network reorders more than assumed.
-            self.reorder_threshold = (2 * self.reorder_threshold).min(REORDER_THRESHOLD_MAX);
+            self.note_late(now_ns, index);
         }
         if copies == 1 && (asks_ack || returns_data || state == PacketState::Kept) {
             self.progress.sent_ns = self.progress.sent_ns.max(Some(sent_ns));
@@ -170,6 +182,17 @@ impl Scoreboard {
         }
         self.progress.arrived += 1;
         self.set(index, state);
+    }
+
+    /// An earlier copy was late, not lost: the network reorders more than assumed.
+    fn note_late(&mut self, now_ns: u64, index: usize) {
+        self.reorder_threshold = (2 * self.reorder_threshold).min(REORDER_THRESHOLD_MAX);
+        self.late_ns = self.late_ns.max(now_ns.saturating_sub(self.entries[index].first_ns));
+    }
+
+    /// The longest round trip of a late packet, in ns.
+    pub fn late_ns(&self) -> u64 {
+        self.late_ns
     }
 
     /// The peer has carried out all packets before `to`.
@@ -217,7 +240,13 @@ impl Scoreboard {
         let is_open = |index: &usize| {
             self.entries[*index].returns_data && self.entries[*index].state != PacketState::Done
         };
-        let Some(index) = self.index(sequence).filter(is_open) else { return false };
+        let Some(index) = self.index(sequence) else { return false };
+        if !is_open(&index) {
+            if self.entries[index].copies > 1 {
+                self.note_late(now_ns, index);
+            }
+            return false;
+        }
         self.mark_arrived(now_ns, trip_ns, index, PacketState::Done);
         self.unanswered -= 1;
         self.carried_out = self.carried_out.max(sequence + 1);
@@ -295,6 +324,19 @@ impl Scoreboard {
         }
         let index = self.entries.iter().position(|entry| entry.state == PacketState::Lost)?;
         Some(self.una + index as u64)
+    }
+
+    /// How many lost packets, from this one on, may be requested together: the same request carried them first, and the peer has
+    /// carried out all of them or, as far as is known, none.
+    pub fn lost_together(&self, sequence: u64) -> u32 {
+        let Some(index) = self.index(sequence) else { return 0 };
+        let request = self.entries[index].request;
+        let is_lost = |entry: &&Entry| entry.state == PacketState::Lost && entry.request == request;
+        let lost = self.entries.range(index..).take_while(is_lost).count() as u64;
+        match self.carried_out.checked_sub(sequence) {
+            None | Some(0) => lost as u32,
+            Some(carried_out) => lost.min(carried_out) as u32,
+        }
     }
 
     /// The newest packet in flight or kept, which serves as a probe.

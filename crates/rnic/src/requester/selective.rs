@@ -1,8 +1,9 @@
 //! The requester with selective repeat: each packet of a request or of a response has a number, and is repeated individually.
 //!
-//! Three limits hold packets back: the peer's grant, which is the room in its socket; the span of packets that the peer keeps
-//! behind a gap; and the window and pace of the congestion controller.
+//! Three limits hold packets back: the peer's grant, which is the room in its socket, and what the path holds; the span of packets
+//! that the peer keeps behind a gap; and the window and pace of the congestion controller.
 
+use super::bdp::Bdp;
 use super::scoreboard::Scoreboard;
 use super::{Failure, Requester, Work, write_packet};
 use crate::config::Config;
@@ -18,6 +19,7 @@ use crate::work::{Cause, Operation, Status};
 #[derive(Debug)]
 pub(super) struct Selective {
     board: Scoreboard,
+    bdp: Bdp,
     controller: Option<Box<dyn Controller>>,
     pacer: Pacer,
     /// When the pacer allows the next packet.
@@ -30,6 +32,7 @@ impl Selective {
     pub fn new(config: &Config, una: u64) -> Selective {
         Selective {
             board: Scoreboard::new(una),
+            bdp: Bdp::default(),
             controller: config.congestion.controller(),
             pacer: Pacer::default(),
             paced_until_ns: None,
@@ -39,6 +42,11 @@ impl Selective {
 
     pub fn poll_timeout(&self) -> Option<u64> {
         [self.paced_until_ns, self.loss_timer_ns].into_iter().flatten().min()
+    }
+
+    /// Packets that the path holds, besides those that the peer's socket holds.
+    pub fn on_the_way(&self) -> u32 {
+        self.bdp.packets()
     }
 
     /// The congestion window, if there is a controller.
@@ -131,8 +139,7 @@ impl Requester {
         Ok(Some(len))
     }
 
-    /// How many sequence numbers the packet may take; 0 if it may not be sent now.  Only a new read takes more than one: a lost
-    /// packet of a response is requested individually.
+    /// How many sequence numbers the packet may take; 0 if it may not be sent now.  Only a read takes more than one.
     // [ROCE-SEL-6]
     fn numbers_to_send(
         &self,
@@ -144,22 +151,23 @@ impl Requester {
     ) -> u32 {
         let Some(selective) = &self.selective else { return 0 };
         let ahead = sequence - self.una;
-        // The peer may have dropped later packets since its span shrank, while they still count as in flight.
-        if is_lost && ahead == 0 {
-            return 1;
-        }
         let limit = selective.limit(self.limit(config));
         let free = limit.saturating_sub(selective.board.in_flight());
         if is_lost {
-            return free.min(1);
+            // The oldest packet is repeated regardless: all others may wait for it.
+            let free = if ahead == 0 { free.max(1) } else { free };
+            return free.min(selective.board.lost_together(sequence));
         }
-        let free = free.min((span(self.window) + 1).saturating_sub(ahead) as u32);
+        // Four windows: a lost packet may be repeated and lost again while later packets go on.
+        let span = span(config.mtu).min(AHEAD_MIN.max(4 * u64::from(limit)));
+        let free = free.min((span + 1).saturating_sub(ahead) as u32);
         let operation = &work.request.operation;
         if !operation.returns_data() {
             return free.min(1);
         }
         let answers_max = config.reads_max.max(1) as u64;
-        let room = answers_max.min(u64::from(config.room_packets / self.parts).max(1)) as u32;
+        let room_packets = config.room_packets.saturating_add(self.on_the_way(config));
+        let room = answers_max.min(u64::from(room_packets / self.parts).max(1)) as u32;
         let free = free.min(room.saturating_sub(selective.board.unanswered()));
         if !matches!(operation, Operation::Read { .. }) {
             // The peer keeps the results of `answers_max` atomics, in case a lost response is requested again.
@@ -316,10 +324,12 @@ impl Requester {
             self.trip.add_sample(trip_ns);
         }
         let mut lost = self.find_lost(now_ns);
+        let parts = self.parts;
         let Some(selective) = &mut self.selective else { return };
         if was_silent {
             lost += selective.board.find_lost_after_silence(confirms_gap && !has_progress);
         }
+        selective.bdp.on_arrived(now_ns, progress.arrived.saturating_mul(parts), trip_ns);
         if let Some(controller) = &mut selective.controller {
             let arrived = progress.arrived;
             controller.handle_feedback(now_ns, Feedback { trip_ns, network_ns, arrived, lost, in_flight });
@@ -332,9 +342,12 @@ impl Requester {
     }
 
     pub(super) fn find_lost(&mut self, now_ns: u64) -> u32 {
-        // As in RACK (RFC 8985): an overtaken packet is lost a quarter of a round trip after it was due.
-        let wait_ns = self.trip.smoothed_ns().unwrap_or(0) / 4 * 5 + REORDER_NS_MIN;
+        let trip_ns = self.trip.smoothed_ns().unwrap_or(0);
         let Some(selective) = &mut self.selective else { return 0 };
+        // As in RACK (RFC 8985): an overtaken packet is lost a quarter of a round trip after it was due, or later where packets were
+        // found to be late.
+        let late_ns = selective.board.late_ns().min(LATE_TRIPS_MAX * trip_ns);
+        let wait_ns = (trip_ns / 4 * 5).max(late_ns) + REORDER_NS_MIN;
         let (lost, at_ns) = selective.board.find_lost(now_ns, wait_ns);
         selective.loss_timer_ns = at_ns;
         lost
@@ -373,5 +386,9 @@ struct Report {
     confirms_gap: bool,
 }
 
+/// Packets behind the oldest unfinished one that may be sent in any case.
+const AHEAD_MIN: u64 = 1024;
+/// Most round trips after which an overtaken packet counts as lost, on a path that was found to delay packets as long.
+const LATE_TRIPS_MAX: u64 = 4;
 /// Minimum delay in ns by which an overtaken packet may be late before it counts as lost.
 const REORDER_NS_MIN: u64 = 50_000;

@@ -71,9 +71,10 @@ fn ends(congestion: Congestion) -> Config {
         congestion,
         tells_waits: true,
         write_packets_max: 1,
-        reads_max: 256,
-        answers_max: 256,
+        reads_max: 4096,
+        answers_max: 4096,
         room_packets: 256,
+        fills_path: true,
         ..Config::default()
     }
 }
@@ -125,7 +126,7 @@ fn read() -> Operation {
 }
 
 fn post_all(pair: &mut Pair, operation: fn() -> Operation) {
-    while pair.a().qp.posted() < 64 {
+    while pair.a().qp.posted() < 256 {
         pair.a().post(operation());
     }
     let now_ns = pair.now_ns;
@@ -156,11 +157,13 @@ fn goodput_matches_the_table() {
             1_000,
         ),
         ("single, writes, grant", ends(Congestion::Grant), write, 1_000),
+        ("single, writes, grant", ends(Congestion::Grant), write, 20_000),
         ("single, writes, delay", ends(Congestion::Delay), write, 100),
         ("single, writes, delay", ends(Congestion::Delay), write, 1_000),
         ("single, writes, delay", ends(Congestion::Delay), write, 10_000),
         ("single, writes, loss", ends(Congestion::Loss), write, 1_000),
         ("single, reads, grant", ends(Congestion::Grant), read, 1_000),
+        ("single, reads, grant", ends(Congestion::Grant), read, 20_000),
         ("single, reads, delay", ends(Congestion::Delay), read, 100),
         ("single, reads, delay", ends(Congestion::Delay), read, 1_000),
         ("single, reads, delay", ends(Congestion::Delay), read, 10_000),
@@ -199,4 +202,43 @@ fn eight_flows_share_a_link_within_a_fifth() {
         assert!(most <= 1.2 * least, "{mbps} Mb/s, one every {begins_every_ns} ns: {each:?}");
         assert!(each.iter().sum::<f64>() > 0.88 * mbps as f64, "{each:?}");
     }
+}
+
+/// Two links, one for each direction, and a flow over them.
+fn far_flow(
+    by: Congestion,
+    mbps: u64,
+    delay_ns: u64,
+    queue_bytes: u64,
+) -> ([Rc<RefCell<Link>>; 2], Vec<Pair>) {
+    let link = Link::new(mbps * 1_000_000, delay_ns, queue_bytes);
+    let links = [link.clone(), link].map(|link| Rc::new(RefCell::new(link)));
+    let flow = flow(&ends(by), &links, 0);
+    (links, vec![flow])
+}
+
+#[test]
+fn window_follows_a_path_whose_delay_grows_and_shrinks() {
+    for operation in [write, read] {
+        // The path holds 125 packets, then 1,250: five times the grant.
+        let (links, mut flows) = far_flow(Congestion::Grant, 100, 5 * MS, 1 << 20);
+        goodput(&mut flows, operation, 1000 * MS);
+        for delay_ns in [50 * MS, 5 * MS] {
+            links.iter().for_each(|link| link.borrow_mut().delay_ns = delay_ns);
+            // Ten seconds until the smallest round trip before no longer counts.
+            goodput(&mut flows, operation, 12_000 * MS);
+            let each = goodput(&mut flows, operation, 1000 * MS);
+            assert!(each[0] > 80.0, "{} ms: {each:?}", delay_ns / MS);
+        }
+    }
+}
+
+#[test]
+fn two_flows_share_a_short_queue() {
+    let (links, mut flows) = far_flow(Congestion::Delay, 200, 5 * MS, 50_000);
+    flows.push(flow(&ends(Congestion::Delay), &links, 0));
+    goodput(&mut flows, write, 1000 * MS);
+    let each = goodput(&mut flows, write, 1000 * MS);
+    assert!(each.iter().all(|goodput| *goodput > 30.0), "{each:?}");
+    assert!(each.iter().sum::<f64>() > 120.0, "{each:?}");
 }

@@ -144,10 +144,8 @@ fn slightly_reordered_packets_are_not_repeated() {
 #[test]
 fn early_packets_are_kept_within_the_span() {
     let mut pair = warmed_up_with(selective(), [0xff_fff0, 0]);
-    let now = pair.now_ns;
-    pair.b().qp.set_grant(now, 4);
-    // Four times the grant: 16 behind the expected packet, and not 17.
-    for (ahead, kept, dropped) in [(16, 1, 0), (17, 1, 1), (1, 2, 1), (1 << 20, 2, 2)] {
+    // With packets of 256 bytes, 1,024 behind the expected one.
+    for (ahead, kept, dropped) in [(1024, 1, 0), (1025, 1, 1), (1, 2, 1), (1 << 20, 2, 2)] {
         let psn = pair.psn(A, 1 + ahead);
         let headers = Headers::WriteOnly { reth: RethRepr { address: 0, rkey: KEY, len: 4 }, imm: None };
         let (dest_qp, solicited) = (Qpn::new(0xbbb), false);
@@ -284,4 +282,23 @@ fn only_an_empty_probe_precedes_the_first_number() {
     assert_eq!(pair.b().qp.counters().out_of_window, 4);
     assert!(pair.log.is_empty() && pair.b().events.is_empty());
     assert_eq!(pair.b().memory.get(0, 4), [0; 4]);
+}
+
+/// Each packet and each answer is lost once, or late by up to half a window, or comes twice.
+#[test]
+fn long_accesses_survive_every_fault_of_each_packet() {
+    let fates: [fn(&Sent) -> Fate; 3] = [
+        |sent| if sent.repetition == 0 { Fate::Lost } else { Fate::Delivered },
+        |sent| Fate::Delayed(u64::from(sent.psn) * 7919 % 64 * 1_000),
+        |sent| Fate::Duplicated(u64::from(sent.psn) * 7919 % 64 * 10_000),
+    ];
+    for fate in fates {
+        let mut pair = warmed_up();
+        for side in [A, B] {
+            pair.end(side).qp.set_grant(0, 64);
+        }
+        pair.set_filter(fate);
+        write_all(&mut pair, 300);
+        read_all(&mut pair, 300);
+    }
 }

@@ -1,0 +1,95 @@
+//! The bandwidth-delay product: how many packets a path holds at the rate at which they arrive.
+//!
+//! The peer's grant is what its socket holds.  On a long path most packets are on the way, so as many more as the path holds may be
+//! in flight.  Each round trip that delivers a whole window adds one grant to the next, until the slowest link is busy; from then on
+//! at most one grant of packets queues in front of it.
+//!
+//! The smallest round trip is that of the path without its queue.  It is measured anew every [`WINDOW_NS`], for which the window
+//! falls to the grant for two round trips, so that the queue drains.
+
+/// Minimum time in ns over which arrivals are counted: those of a shorter one come in lumps.
+const ROUND_NS_MIN: u64 = 1_000_000;
+/// How long the smallest round trip holds, in ns, before it is measured anew; it counts twice as long.
+const WINDOW_NS: u64 = 5_000_000_000;
+
+/// The estimate.
+#[derive(Debug, Default)]
+pub(super) struct Bdp {
+    /// Smallest round trips in ns, of the present window and the one before.
+    trips_ns: [Option<u64>; 2],
+    window_begin_ns: Option<u64>,
+    /// Until when the queue drains, in ns.
+    drains_until_ns: u64,
+    round_begin_ns: u64,
+    arrived: u32,
+    /// Estimates of the last two rounds, in packets.
+    rounds: [u32; 2],
+    /// The estimate in force.
+    packets: u32,
+}
+
+impl Bdp {
+    /// Packets that may be in flight beyond the peer's grant.
+    pub fn packets(&self) -> u32 {
+        self.packets
+    }
+
+    /// Counts packets that have arrived; `trip_ns` is a sample of the round trip.
+    pub fn on_arrived(&mut self, now_ns: u64, arrived: u32, trip_ns: Option<u64>) {
+        self.trips_ns[0] = self.trips_ns[0].into_iter().chain(trip_ns).min();
+        let Some(trip_ns) = self.trips_ns.into_iter().flatten().min() else { return };
+        let window_begin_ns = *self.window_begin_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(window_begin_ns) >= WINDOW_NS {
+            self.window_begin_ns = Some(now_ns);
+            self.trips_ns = [None, self.trips_ns[0]];
+            self.drains_until_ns = now_ns.saturating_add(2 * trip_ns);
+        }
+        if now_ns < self.drains_until_ns {
+            (self.packets, self.arrived, self.round_begin_ns) = (0, 0, now_ns);
+            return;
+        }
+        self.arrived = self.arrived.saturating_add(arrived);
+        let elapsed_ns = now_ns.saturating_sub(self.round_begin_ns);
+        if elapsed_ns >= trip_ns.max(ROUND_NS_MIN) {
+            let packets = u128::from(self.arrived) * u128::from(trip_ns) / u128::from(elapsed_ns);
+            self.rounds = [packets as u32, self.rounds[0]];
+            (self.arrived, self.round_begin_ns) = (0, now_ns);
+        }
+        self.packets = self.rounds[0].max(self.rounds[1]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    /// 40 packets arrive in each ms, over `trip_ns`.
+    fn arrivals(bdp: &mut Bdp, ms: std::ops::Range<u64>, trip_ns: u64) {
+        ms.for_each(|ms| bdp.on_arrived(ms * MS, 40, Some(trip_ns)));
+    }
+
+    #[test]
+    fn product_follows_the_round_trip_within_two_windows() {
+        let mut bdp = Bdp::default();
+        arrivals(&mut bdp, 1..100, 20 * MS);
+        assert_eq!(bdp.packets(), 800);
+        // A queue lengthens the round trip, not the path.
+        arrivals(&mut bdp, 100..4_000, 26 * MS);
+        assert_eq!(bdp.packets(), 800);
+        arrivals(&mut bdp, 4_000..16_000, 50 * MS);
+        assert_eq!(bdp.packets(), 2000);
+    }
+
+    #[test]
+    fn queue_drains_before_the_round_trip_is_measured_anew() {
+        let mut bdp = Bdp::default();
+        arrivals(&mut bdp, 1..5_001, 20 * MS);
+        assert_eq!(bdp.packets(), 800);
+        arrivals(&mut bdp, 5_001..5_030, 20 * MS);
+        assert_eq!(bdp.packets(), 0);
+        arrivals(&mut bdp, 5_030..5_100, 20 * MS);
+        assert_eq!(bdp.packets(), 800);
+    }
+}
