@@ -78,6 +78,10 @@ pub(super) struct Lane {
     held: Held<Window>,
     /// True if a post was refused because the queue was full.
     wants_room: bool,
+    /// Begin of the present [`SILENCES_NS`], in ns, and the timeouts since then.
+    silences: (u64, u32),
+    /// Until when packets leave singly, in ns.
+    singly_until_ns: u64,
 }
 
 /// Arguments of all steps of a lane.
@@ -114,7 +118,8 @@ impl Connection {
             qp.ready_to_send();
             // Arrivals are passed on at once, so there is always room.
             qp.add_receives(u32::MAX);
-            Mutex::new(Lane { qp, held: Held::default(), wants_room: false })
+            let (silences, singly_until_ns) = ((0, 0), 0);
+            Mutex::new(Lane { qp, held: Held::default(), wants_room: false, silences, singly_until_ns })
         };
         Connection {
             peer,
@@ -416,7 +421,23 @@ impl Lane {
 
     pub(super) fn handle_timeout(&mut self, now_ns: u64) {
         if self.qp.poll_timeout().is_some_and(|at| at <= now_ns) {
+            let timeouts = self.qp.counters().timeouts;
             self.qp.handle_timeout(now_ns);
+            if self.qp.counters().timeouts > timeouts {
+                self.note_silence(now_ns);
+            }
+        }
+    }
+
+    /// After several timeouts in short time, sends packets singly for a while: the path may drop trains, which a router
+    /// may see as one long packet.
+    fn note_silence(&mut self, now_ns: u64) {
+        if now_ns.saturating_sub(self.silences.0) > SILENCES_NS {
+            self.silences = (now_ns, 0);
+        }
+        self.silences.1 += 1;
+        if self.silences.1 >= SILENCES_MAX {
+            self.singly_until_ns = now_ns + SINGLY_NS;
         }
     }
 
@@ -432,9 +453,14 @@ impl Lane {
         let view = View { registered: context.registered, salt: *salt, held: &self.held };
         let qp = &mut self.qp;
         qp.hold_acks(holds_acks);
-        port_use.port().send_all(outwards, (*own_address, *address), qp.packet_bytes_max(), |bytes| {
-            qp.poll_transmit(context.now_ns, &view, bytes)
-        });
+        let singly = context.now_ns < self.singly_until_ns;
+        port_use.port().send_all(
+            outwards,
+            (*own_address, *address),
+            qp.packet_bytes_max(),
+            singly,
+            |bytes| qp.poll_transmit(context.now_ns, &view, bytes),
+        );
         qp.poll_timeout()
     }
 
@@ -505,6 +531,10 @@ impl Lane {
     }
 }
 
+/// Timeouts within [`SILENCES_NS`] after which packets leave singly for [`SINGLY_NS`].
+const SILENCES_MAX: u32 = 3;
+const SILENCES_NS: u64 = 100_000_000;
+const SINGLY_NS: u64 = 5_000_000_000;
 /// Maximum number of outstanding requests of a lane.
 pub(super) const QUEUE_MAX: usize = 1024;
 /// Outstanding requests at which a poster that found the queue full gets the room event.

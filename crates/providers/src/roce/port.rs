@@ -10,7 +10,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, RwLock};
+use std::time::Instant;
 
 use halite_rnic::Mtu;
 use halite_rnic::room::Room;
@@ -21,12 +22,14 @@ use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 use super::capture::Capture;
 use super::connection::Connection;
 use super::sharing::Sharing;
-use super::single;
+use super::{read, single, write};
 
 /// Maximum length of a train in bytes: the largest datagram of IPv4.
 const TRAIN_BYTES_MAX: usize = 65507;
 /// Maximum number of packets of a train that all kernels accept.
 const TRAIN_PACKETS_MAX: usize = 64;
+/// Time in ns until trains are sent again after the system has refused one.
+const TRAINS_AGAIN_NS: u64 = 60_000_000_000;
 /// Maximum number of datagrams or trains that one call receives.
 const BATCH: usize = 8;
 /// Bytes of the UDP header, and of the IP header of each version.
@@ -40,7 +43,10 @@ const RECEIVED_BYTES_MAX: usize = 1 << 16;
 #[derive(Debug)]
 pub(super) struct Port {
     socket: UdpSocket,
-    state: UdpSocketState,
+    state: RwLock<UdpSocketState>,
+    /// When trains are sent again after a refusal, in ns since `begin`; 0 while they are sent.
+    trains_again_ns: AtomicU64,
+    begin: Instant,
     /// Address and port of the socket.
     address: SocketAddr,
     /// Further addresses of this host; if there are any, the socket is bound to all addresses.
@@ -78,10 +84,7 @@ impl Port {
             false if others.is_empty() => UdpSocket::bind((address, 0))?,
             false => UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?,
         };
-        let state = UdpSocketState::new((&socket).into())?;
-        if others.is_empty() {
-            single::say_less(&socket);
-        }
+        let state = new_state(&socket, others)?;
         // A smaller buffer works, too.
         let _ = state.set_recv_buffer_size((&socket).into(), receive_bytes);
         let room = Room::new(state.recv_buffer_size((&socket).into())?);
@@ -90,7 +93,9 @@ impl Port {
         let (users, sharing, is_stamped) = (AtomicUsize::new(0), Sharing::new(room), AtomicBool::new(false));
         Ok(Port {
             socket,
-            state,
+            state: RwLock::new(state),
+            trains_again_ns: AtomicU64::new(0),
+            begin: Instant::now(),
             address,
             others,
             maps,
@@ -142,21 +147,24 @@ impl Port {
         self.unsent.load(Relaxed)
     }
 
-    /// Calls `write` with room for a packet until it returns `None`, and sends all from the first of `ends` to the
-    /// second.
+    /// Calls `next` with room for a packet until it returns `None`, and sends all from the first of `ends` to the second;
+    /// if `singly`, not in trains.
     pub(super) fn send_all(
         &self,
         flow: &Flow,
         ends: (SocketAddr, SocketAddr),
         packet_bytes_max: usize,
-        mut write: impl FnMut(&mut [u8]) -> Option<usize>,
+        singly: bool,
+        mut next: impl FnMut(&mut [u8]) -> Option<usize>,
     ) {
         thread_local! {
             static BYTES: RefCell<Box<[u8]>> = RefCell::new(vec![0; TRAIN_BYTES_MAX].into_boxed_slice());
         }
         BYTES.with_borrow_mut(|bytes| {
-            let mut train = Train { port: self, flow, ends, bytes, len: 0, segment: 0, packets: 0 };
-            while let Some(len) = write(train.room(packet_bytes_max)) {
+            let packets_max = if singly { 1 } else { self.train_packets_max() };
+            let (len, segment, packets) = (0, 0, 0);
+            let mut train = Train { port: self, flow, ends, bytes, packets_max, len, segment, packets };
+            while let Some(len) = next(train.room(packet_bytes_max)) {
                 train.add(len);
             }
             train.leave();
@@ -173,7 +181,8 @@ impl Port {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.unsent.fetch_add(1, Relaxed);
             }
-            Err(_) => {
+            Err(error) => {
+                self.note_refused_train(&error);
                 for packet in bytes.chunks_mut(segment) {
                     flow.seal(0, packet);
                     self.send_one(ends, packet);
@@ -211,7 +220,7 @@ impl Port {
         // A socket that is bound to all addresses would choose a source that the peer may not expect.
         let src_ip = Some(own.ip()).filter(|_| !self.others.is_empty());
         let transmit = Transmit { destination, ecn: None, contents: bytes, segment_size, src_ip };
-        self.state.try_send((&self.socket).into(), &transmit)
+        read(&self.state).try_send((&self.socket).into(), &transmit)
     }
 
     fn capture_sent(&self, (own, target): (SocketAddr, SocketAddr), bytes: &[u8], segment: usize) {
@@ -253,20 +262,50 @@ impl Port {
         let mut targets = batch.bytes.chunks_mut(RECEIVED_BYTES_MAX).map(IoSliceMut::new);
         let mut targets: [IoSliceMut<'_>; BATCH] =
             std::array::from_fn(|_| targets.next().expect("as many as there are"));
-        self.state.recv((&self.socket).into(), &mut targets[..wanted], &mut batch.metas)
+        read(&self.state).recv((&self.socket).into(), &mut targets[..wanted], &mut batch.metas)
     }
 
     /// Returns the maximum number of packets of a train, whether trains arrive whole, and the kernel's size of the
     /// receive buffer in bytes.
     pub(super) fn offers(&self) -> (usize, bool, usize) {
-        let receive_bytes = self.state.recv_buffer_size((&self.socket).into()).unwrap_or(0);
-        (self.train_packets_max(), self.state.gro_segments() > 1, receive_bytes)
+        let receive_bytes = read(&self.state).recv_buffer_size((&self.socket).into()).unwrap_or(0);
+        (self.train_packets_max(), read(&self.state).gro_segments() > 1, receive_bytes)
     }
 
     /// Returns the maximum number of packets of a train.
     fn train_packets_max(&self) -> usize {
-        self.state.max_gso_segments().min(TRAIN_PACKETS_MAX).min(usize::from(PLACE_MAX) + 1)
+        let again_ns = self.trains_again_ns.load(Relaxed);
+        if again_ns > 0 && self.now_ns() >= again_ns {
+            self.trains_again_ns.store(0, Relaxed);
+            // The library sends no trains after a refusal, for as long as its state lives.
+            if let Ok(state) = new_state(&self.socket, &self.others) {
+                *write(&self.state) = state;
+            }
+        }
+        read(&self.state).max_gso_segments().min(TRAIN_PACKETS_MAX).min(usize::from(PLACE_MAX) + 1)
     }
+
+    fn now_ns(&self) -> u64 {
+        self.begin.elapsed().as_nanos() as u64
+    }
+
+    /// Sends packets singly for a while.
+    fn note_refused_train(&self, error: &io::Error) {
+        if self.trains_again_ns.swap(self.now_ns() + TRAINS_AGAIN_NS, Relaxed) == 0 {
+            let seconds = TRAINS_AGAIN_NS / 1_000_000_000;
+            tracing::warn!(
+                "the system refused a train of packets ({error}): packets leave singly for {seconds} s"
+            );
+        }
+    }
+}
+
+fn new_state(socket: &UdpSocket, others: &[IpAddr]) -> io::Result<UdpSocketState> {
+    let state = UdpSocketState::new(socket.into())?;
+    if others.is_empty() {
+        single::say_less(socket);
+    }
+    Ok(state)
 }
 
 /// Converts an IPv4 address that is mapped to IPv6 back to IPv4; returns others unchanged.
@@ -307,6 +346,7 @@ struct Train<'a> {
     /// Our address and the peer's.
     ends: (SocketAddr, SocketAddr),
     bytes: &'a mut [u8],
+    packets_max: usize,
     len: usize,
     /// Length of each packet but the last.
     segment: usize,
@@ -326,9 +366,7 @@ impl Train<'_> {
     /// packet cannot belong to it.
     fn add(&mut self, len: usize) {
         let is_closed = self.len < self.packets * self.segment;
-        if self.packets > 0
-            && (is_closed || len > self.segment || self.packets >= self.port.train_packets_max())
-        {
+        if self.packets > 0 && (is_closed || len > self.segment || self.packets >= self.packets_max) {
             let begin = self.len;
             self.leave();
             // The packet begins a new train: move it to the front.
@@ -420,7 +458,7 @@ mod tests {
     /// Sends packets that contain these numbers.
     fn send(port: &Port, flow: &Flow, target: SocketAddr, numbers: std::ops::Range<u8>) {
         let mut numbers = numbers;
-        port.send_all(flow, (port.address(), target), PACKET_BYTES, |buffer| {
+        port.send_all(flow, (port.address(), target), PACKET_BYTES, false, |buffer| {
             let number = numbers.next()?;
             buffer[..PACKET_BYTES].fill(number);
             Some(PACKET_BYTES)
@@ -465,9 +503,11 @@ mod tests {
         assert_eq!(failed, 0);
         send(&from, &flow, to.address(), 0..5);
         assert_eq!(receive(&to, &flow, 5), [0, 1, 2, 3, 4].map(|number| (number, 0)));
-        assert_eq!((from.unsent(), from.train_packets_max()), (0, 1), "it is not asked for again");
+        assert_eq!((from.unsent(), from.train_packets_max()), (0, 1), "it is not asked for again at once");
         send(&from, &flow, to.address(), 5..8);
         assert_eq!(receive(&to, &flow, 3), [5, 6, 7].map(|number| (number, 0)));
+        from.trains_again_ns.store(1, Relaxed);
+        assert!(from.train_packets_max() > 1, "it is asked for again later");
     }
 
     #[test]

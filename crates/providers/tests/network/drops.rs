@@ -41,3 +41,18 @@ fn go_back_n_repeats_what_was_lost() {
     let counted = pair.ends.each_ref().map(|end| end.counters());
     assert!(counted.iter().all(|counted| counted.repeated > 0 && counted.kept == 0), "{counted:?}");
 }
+
+/// A router may see a train as one packet, too long for it.
+#[test]
+fn packets_leave_singly_where_trains_are_dropped() {
+    let Some(network) = Network::new() else { return };
+    let cluster = Cluster::new();
+    let mut pair = network.connect([0, 1].map(|side| network.config(&cluster, side)));
+    for side in [0, 1] {
+        network.on_arrival(side, &["meta length > 5000 counter drop"]);
+    }
+    Traffic::new(&pair, 3).run(&mut pair, REQUESTS);
+    let dropped = [0, 1].map(|side| network.counted(side)[0]);
+    println!("{dropped:?} trains were dropped");
+    assert!(dropped.iter().all(|dropped| (1..100).contains(dropped)), "{dropped:?}");
+}
