@@ -25,6 +25,8 @@ pub struct Path {
     pub duplicates: u64,
     /// Packets that may be in flight to the peer now, per lane.
     pub window_packets: Vec<u32>,
+    /// Name of the congestion control of this end's packets.
+    pub congestion: &'static str,
     /// Addresses of the packets: this end's, and the peer's.
     pub ends: (SocketAddr, SocketAddr),
     /// Source address of refused packets and their number, if packets of the peer came from another address: NAT

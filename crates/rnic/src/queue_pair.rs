@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 
 use crate::config::{Config, Mtu};
+use crate::congestion::Congestion;
 use crate::context::StepContext;
 use crate::counters::Counters;
 use crate::memory::Memory;
@@ -132,6 +133,11 @@ impl QueuePair {
     /// Packets that may be in flight: the smaller of the peer's grant and the congestion window.
     pub fn window_packets(&self) -> u32 {
         self.requester.window(&self.config)
+    }
+
+    /// The congestion control of this end.
+    pub fn congestion(&self) -> Congestion {
+        self.config.congestion
     }
 
     /// The path MTU; longer packets are sent in parts.

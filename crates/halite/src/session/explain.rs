@@ -159,6 +159,8 @@ pub struct PathExplained {
     pub duplicates: u64,
     /// Packets that may be in flight to the peer now, per lane.
     pub window_packets: Vec<u32>,
+    /// Congestion control of this node's packets: `grant`, `delay` or `loss`.
+    pub congestion: &'static str,
     /// Local address and port of the packets.
     pub from: SocketAddr,
     /// The peer's address and port.
@@ -550,6 +552,7 @@ impl From<Path> for PathExplained {
             arrived,
             duplicates,
             window_packets,
+            congestion,
             ends: (from, to),
             elsewhere,
             is_known: _,
@@ -566,6 +569,7 @@ impl From<Path> for PathExplained {
             arrived,
             duplicates,
             window_packets,
+            congestion,
             from,
             to,
             refused_from,
@@ -577,7 +581,7 @@ impl From<Path> for PathExplained {
 impl fmt::Display for PathExplained {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PathExplained { mtu_bytes, sent, repeated, kept, timeouts, .. } = self;
-        let PathExplained { arrived, duplicates, window_packets, .. } = self;
+        let PathExplained { arrived, duplicates, window_packets, congestion, .. } = self;
         let repairs = if self.repeats_single {
             "single packets are repeated"
         } else {
@@ -586,7 +590,8 @@ impl fmt::Display for PathExplained {
         let percent = 100.0 * *repeated as f64 / (*sent).max(1) as f64;
         let windows: Vec<String> = window_packets.iter().map(u32::to_string).collect();
         writeln!(f, "packets go from {} to {}", self.from, self.to)?;
-        writeln!(f, "path MTU: {mtu_bytes} bytes; window: {} packets; {repairs}", windows.join(" and "))?;
+        let windows = windows.join(" and ");
+        writeln!(f, "path MTU: {mtu_bytes} bytes; window: {windows} packets, by {congestion}; {repairs}")?;
         writeln!(
             f,
             "packets: {sent} sent, {repeated} of them again ({percent:.2} %) after {timeouts} timeouts; \

@@ -493,6 +493,7 @@ impl Fabric for RoceFabric {
             arrived: counters.arrived,
             duplicates: counters.duplicates,
             window_packets: (0..LANES).map(window).collect(),
+            congestion: connection.lane(0).qp().congestion().name(),
             ends: (connection.own_address, connection.address),
             elsewhere: connection.address_change().map(|change| (change.seen, change.packets)),
         })
