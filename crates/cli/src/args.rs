@@ -277,7 +277,7 @@ pub enum Command {
     Status(Listing),
     /// Show nodes and, with --scrape, their operations, refreshed on a terminal
     Top(Top),
-    /// Move all regions of a node to other nodes, then stop it; exits with status 3 if some could not move
+    /// Move all regions of a node to other nodes, then stop it; if some cannot move, it stays, and the status is 3
     Drain(Drain),
     /// Forget a dead node and the names of its lost regions
     Forget(Forget),
@@ -467,12 +467,12 @@ pub enum DirectoryCommand {
 pub struct Drain {
     /// Number of the node
     pub node: u32,
-    /// Time to move regions to other nodes; what remains then is lost
+    /// Time to move regions to other nodes
     #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_WITHIN_S)]
     pub within: u32,
-    /// Keep the node running if something could not be moved
+    /// Stop the node even if something could not be moved, and lose that
     #[arg(long)]
-    pub or_stay: bool,
+    pub destroy: bool,
 }
 
 /// `halite forget`

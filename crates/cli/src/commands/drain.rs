@@ -1,4 +1,4 @@
-//! `halite drain`: moves all regions of a node to other nodes, then stops it.
+//! `halite drain`: moves all regions of a node to other nodes, then stops it if none is left.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -24,13 +24,15 @@ pub fn run(dir: &Path, args: &Drain) -> anyhow::Result<ExitCode> {
     let node = NodeId(args.node);
     // `None` for a node of another host.
     let process = cluster_dir::nodes(dir)?.into_iter().find(|known| known.node == node && known.alive);
-    let drained = client.session.drain(node, Duration::from_secs(args.within.into()), args.or_stay)?;
+    let drained = client.session.drain(node, Duration::from_secs(args.within.into()), args.destroy)?;
     output::print(&(sentence(args.node, &drained) + "\n"))?;
     for line in leftovers(&drained) {
         output::print(&(line + "\n"))?;
     }
-    match args.or_stay && drained.left_count > 0 {
-        true => output::print(&format!("node {node} stays\n"))?,
+    match drained.left_count > 0 && !args.destroy {
+        true => output::print(&format!(
+            "node {node} stays and keeps them; `halite drain {node} --destroy` ends it and loses what cannot move\n"
+        ))?,
         false => await_end(dir, &client, node, process.as_ref())?,
     }
     Ok(status(drained.left_count))

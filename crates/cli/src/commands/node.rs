@@ -113,7 +113,8 @@ fn stay(node: &halite::Node, ending: &mut Ending, drain_within: u32) -> anyhow::
         }
     }
     let within = Duration::from_secs(drain_within.into());
-    match node.blocking_session().drain(node.id(), within, false) {
+    // The sender of SIGTERM ends this process in any case, if need be by SIGKILL.
+    match node.blocking_session().drain(node.id(), within, true) {
         Ok(drained) => {
             match drained.left_count {
                 0 => tracing::info!("{}", drain::sentence(node.id().0, &drained)),

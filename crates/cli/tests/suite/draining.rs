@@ -129,17 +129,22 @@ fn a_node_that_is_signalled_twice_is_drained() {
 }
 
 #[test]
-fn regions_that_cannot_move_are_named() {
+fn regions_that_cannot_move_are_named_and_kept() {
     let scratch = Scratch::new("left");
     let mut node = start(&scratch, 0, None);
     scratch.write("file", b"bytes");
     scratch.ok("put model FILE".replace("FILE", scratch.file("file").to_str().unwrap()).as_str());
-    let output = scratch.run("drain 0 --or-stay");
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(output.status.code(), Some(3), "{said}");
-    assert!(said.contains("\"model\", ") && said.contains("no other node that stays"), "{said}");
-    assert!(said.contains("node 0 stays"), "{said}");
-    assert_eq!(scratch.states(), ["alive"]);
-    node.signal(Signal::TERM);
+    let drain = |line: &str| {
+        let output = scratch.run(line);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        assert!(said.contains("\"model\", ") && said.contains("no other node that stays"), "{said}");
+        said
+    };
+    let said = drain("drain 0");
+    assert!(said.contains("node 0 stays") && said.contains("--destroy"), "{said}");
+    assert_eq!(scratch.ok("get model"), "bytes", "it is kept");
+    let said = drain("drain 0 --destroy");
+    assert!(said.contains("node 0 has left"), "{said}");
     assert_eq!(node.wait().code(), Some(3));
 }

@@ -88,7 +88,7 @@ impl Session {
         fn list_lost() -> Result<Vec<LostRegion>, RegionError>;
         fn forget_name(name: &str) -> Result<(), RegionError>;
         fn forget_node(node: NodeId) -> Result<(), RegionError>;
-        fn drain(node: NodeId, within: Duration, stays: bool) -> Result<Drained, RegionError>;
+        fn drain(node: NodeId, within: Duration, destroy: bool) -> Result<Drained, RegionError>;
         fn move_names(to: &EtcdAddress) -> Result<NamesMoved, RegionError>;
         fn reach(node: NodeId, owner: NodeId) -> Result<Reach, RegionError>;
         fn status() -> Result<Vec<NodeStatus>, RegionError>;

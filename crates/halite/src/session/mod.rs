@@ -478,12 +478,13 @@ impl Session {
     ///
     /// From the start, the node refuses allocations with [`RegionCause::Draining`] and calls with
     /// [`CallCause::Draining`](crate::CallCause::Draining). Afterwards its process lets it leave if it waits for
-    /// [`Node::drained`](crate::Node::drained), as `halite node` does; [`Drained::left`] lists regions that could not
-    /// be moved, which are lost with the node. With `stays`, the node leaves only if nothing is left, and continues as
-    /// before otherwise.
-    pub async fn drain(&self, node: NodeId, within: Duration, stays: bool) -> Result<Drained, RegionError> {
+    /// [`Node::drained`](crate::Node::drained), as `halite node` does. If [`Drained::left`] lists regions that could
+    /// not be moved, the node keeps them and continues as before, unless `destroy` is set: then it leaves, and they are
+    /// lost with it.
+    pub async fn drain(&self, node: NodeId, within: Duration, destroy: bool) -> Result<Drained, RegionError> {
         let within_ns = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
-        match self.command("drain", Object::Node(node), Command::Drain { node, within_ns, stays }).await? {
+        let command = Command::Drain { node, within_ns, stays: !destroy };
+        match self.command("drain", Object::Node(node), command).await? {
             Outcome::Drained(drained) => Ok(*drained),
             _ => unreachable!("a node was to be drained"),
         }
@@ -547,7 +548,8 @@ impl Session {
     /// Describes all nodes of the cluster, in order.
     ///
     /// A node that is met for the first time and does not answer counts as silent
-    /// ([`NodeState`](halite_tier::message::NodeState)) after a tenth of a lease. If the first node is out of reach,
+    /// ([`NodeState`](halite_tier::message::NodeState)) after three tenths of a lease, or after a lease if its host
+    /// answers. If the first node is out of reach,
     /// another node lists the members ([`Node::membership_source`](crate::Node::membership_source)); members of which
     /// this node has heard nothing else are not asked, and are unconnected or as that node reports.
     pub async fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
@@ -617,7 +619,7 @@ impl Session {
         );
         let ending = Commanded::new(&self.inner, command).await;
         ending.map_err(|error| match RegionCause::from(error) {
-            RegionCause::PeerDown(NodeId::FIRST) if by_name => {
+            RegionCause::PeerDown(NodeId::FIRST) | RegionCause::NotMet(NodeId::FIRST) if by_name => {
                 object.failed(operation, RegionCause::DirectoryDown)
             }
             cause => object.failed(operation, cause),

@@ -5,7 +5,7 @@ use crate::common;
 use std::time::Duration;
 
 use common::Dir;
-use halite::{Function, NodeId, ServeOptions};
+use halite::{Function, NodeId, Port, ServeOptions};
 
 /// Long enough for any call that is answered at all.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -54,4 +54,32 @@ fn long_answers_are_fetched_before_they_are_lent() {
     let pending = here.post_call(NodeId(1), ECHO, b"", (64 << 20) + 1, PATIENCE).unwrap();
     server.recv().unwrap().reply(&[7; 5000]).unwrap();
     assert_eq!(pending.lend_answer().unwrap().to_vec(), [7; 5000]);
+}
+
+#[test]
+fn the_first_payload_of_a_session_may_have_any_length() {
+    let len = (64 << 20) + 1;
+    let payload: Vec<u8> = (0..len).map(|at| at as u8).collect();
+    for join in [Dir::join, Dir::join_posted] {
+        let dir = Dir::new();
+        let (first, second) = (join(&dir, 0), join(&dir, 1));
+        let (here, there) = (first.blocking_session(), second.blocking_session());
+        let server = there.serve(ECHO, ServeOptions::default()).unwrap();
+        let pending = here.post_call(second.id(), ECHO, &payload, len, PATIENCE).unwrap();
+        let call = server.recv().unwrap();
+        assert!(call.input() == payload);
+        call.reply(&payload).unwrap();
+        assert!(pending.answer().unwrap() == payload);
+
+        let dir = Dir::new();
+        let (first, second) = (join(&dir, 0), join(&dir, 1));
+        let (here, there) = (first.blocking_session(), second.blocking_session());
+        let mailbox = there.open_port(Port(7), ServeOptions::default()).unwrap();
+        std::thread::scope(|scope| {
+            // A long message is read from its sender's memory, so sending it waits for the receiver.
+            let sent = scope.spawn(|| here.send(second.id(), Port(7), &payload));
+            assert!(mailbox.recv().unwrap().bytes == payload);
+            sent.join().unwrap().unwrap();
+        });
+    }
 }

@@ -64,7 +64,8 @@ impl Inner {
     }
 
     fn grow(&mut self, fabric: &dyn Fabric, len: u64) -> Option<()> {
-        let len = len.max(GROWTH_BYTES_MIN);
+        // The allocator rounds up, so a shorter segment would not hold the block that it is made for.
+        let len = len.max(GROWTH_BYTES_MIN).next_multiple_of(ALIGNMENT_BYTES);
         let segment = Segment::create("halite-calls", len, PagePolicy::Normal).ok()?;
         let key = fabric.register(segment.clone()).ok()?;
         self.segments.push((key, segment));
