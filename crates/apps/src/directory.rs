@@ -7,4 +7,5 @@ use halite::{NodeId, RegionCause};
 pub fn is_without_directory(cause: &RegionCause) -> bool {
     matches!(cause, RegionCause::DirectoryOut | RegionCause::DirectoryDown)
         || *cause == RegionCause::PeerDown(NodeId::FIRST)
+        || *cause == RegionCause::NotMet(NodeId::FIRST)
 }

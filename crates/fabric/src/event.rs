@@ -61,8 +61,10 @@ pub struct ConnectFailure {
 pub enum ConnectTrouble {
     /// This process lacks a resource, such as addresses or descriptors.
     Ours,
-    /// The other end does not exist, does not answer, or refuses.
+    /// The other end does not exist, or refuses.
     Theirs,
+    /// The other end did not answer in time; packets may have been lost.
+    Silent,
     /// The other end belongs to another cluster: the secrets differ.
     Stranger,
 }

@@ -135,6 +135,12 @@ pub enum RegionCause {
     /// The node died before it answered; the operation may have been done.
     #[error("node {0} is down; the operation may have been done")]
     PeerDown(NodeId),
+    /// The first connection to the node did not come up within a lease: it does not answer, or packets are lost. The
+    /// operation was not done.
+    #[error(
+        "node {0} did not answer within a lease and was not met yet; nothing was done: see `halite status`, or try again"
+    )]
+    NotMet(NodeId),
     /// The handle was valid once; its region was freed, or the node that held it was restarted.
     #[error("the handle is stale: the region was freed, or its node was restarted; map it again")]
     Stale,
@@ -253,6 +259,7 @@ impl From<ErrorReply> for RegionCause {
             }
             ErrorReply::UnknownNode(node) => RegionCause::UnknownNode(node),
             ErrorReply::PeerDown(node) => RegionCause::PeerDown(node),
+            ErrorReply::NotMet(node) => RegionCause::NotMet(node),
             ErrorReply::Malformed => RegionCause::NotUnderstood,
             // Results of locks and barriers, which their callers handle first.
             ErrorReply::Held

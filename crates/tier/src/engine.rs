@@ -378,7 +378,7 @@ impl Engine {
             Purpose::ReserveForAlloc(region) => self.home_side().continue_making(region, from, body),
             Purpose::ReserveForMove(region) => self.home_side().handle_move_reserved(region, body),
             // A reply that only reports the end of a pairing acknowledges nothing.
-            Purpose::Change(..) if matches!(body, Err(ErrorReply::PeerDown(_))) => {}
+            Purpose::Change(..) if matches!(body, Err(ErrorReply::PeerDown(_) | ErrorReply::NotMet(_))) => {}
             Purpose::Change(region, epoch) => self.home_side().handle_acknowledged(region, epoch, from),
             Purpose::Relay { mapper, pairing, owner } => {
                 self.home_side().handle_relayed((mapper, pairing), owner, body)

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::ids::{NodeId, NodeIncarnation};
 
 /// Version of the protocol; both ends of a connection must agree.
-pub const PROTOCOL_VERSION: u16 = 13;
+pub const PROTOCOL_VERSION: u16 = 14;
 
 /// A node's introduction of itself.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -736,6 +736,9 @@ pub enum ErrorReply {
         /// The key.
         key: String,
     },
+    /// The first connection to the node did not come up within a lease.
+    #[error("node {0} was not met within a lease")]
+    NotMet(NodeId),
 }
 
 /// Cause for which bytes are not a valid message.

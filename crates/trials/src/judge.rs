@@ -34,6 +34,7 @@ pub(crate) fn is_of_trouble(cause: &RegionCause) -> bool {
     matches!(
         cause,
         RegionCause::PeerDown(_)
+            | RegionCause::NotMet(_)
             | RegionCause::NodeClosed
             | RegionCause::DirectoryDown
             | RegionCause::UnknownNode(_)

@@ -84,6 +84,7 @@ pub(crate) fn is_of_distance(cause: &RegionCause) -> bool {
     matches!(
         cause,
         RegionCause::PeerDown(_)
+            | RegionCause::NotMet(_)
             | RegionCause::NodeClosed
             | RegionCause::DirectoryDown
             | RegionCause::UnknownNode(_)

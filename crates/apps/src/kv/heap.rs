@@ -312,7 +312,11 @@ pub(super) async fn free(session: &Session, lh: Lh) -> Result<(), KvError> {
 fn is_lost(cause: &RegionCause) -> bool {
     matches!(
         cause,
-        RegionCause::Lost(_) | RegionCause::PeerDown(_) | RegionCause::NotFound | RegionCause::Stale
+        RegionCause::Lost(_)
+            | RegionCause::PeerDown(_)
+            | RegionCause::NotMet(_)
+            | RegionCause::NotFound
+            | RegionCause::Stale
     )
 }
 

@@ -286,7 +286,12 @@ impl Log {
     async fn make_anew(&mut self, segment: u64) -> Result<Lh, RegionError> {
         match self.make_at(segment, self.placement_of(segment)).await {
             // The node whose turn it is has left the cluster.
-            Err(error) if matches!(error.cause(), RegionCause::UnknownNode(_) | RegionCause::PeerDown(_)) => {
+            Err(error)
+                if matches!(
+                    error.cause(),
+                    RegionCause::UnknownNode(_) | RegionCause::PeerDown(_) | RegionCause::NotMet(_)
+                ) =>
+            {
                 self.make_at(segment, Placement::Anywhere).await
             }
             made => made,

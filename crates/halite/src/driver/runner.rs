@@ -131,6 +131,8 @@ struct Dialled {
     announced: String,
     /// Remaining addresses to try.
     ways: VecDeque<String>,
+    /// One of those tried before did not answer in time.
+    is_silent: bool,
 }
 
 /// Returns an address as the fabric reports it: the first of several networks reports addresses without its name.
@@ -218,10 +220,11 @@ impl Runner {
 
     pub(crate) fn handle_event(&mut self, now: u64, event: FabricEvent) {
         if let FabricEvent::ConnectFailed(failure) = &event
-            && let Some(Dial::Wanted(dialled)) = self.take_dial(&failure.address)
+            && let Some(Dial::Wanted(mut dialled)) = self.take_dial(&failure.address)
         {
+            dialled.is_silent |= failure.trouble == ConnectTrouble::Silent;
             self.dialling.record_unmet(failure.clone());
-            return self.dial_next(dialled);
+            return self.dial_next(now, dialled);
         }
         let Some(engine) = &mut self.engine else { return };
         match event {
@@ -478,7 +481,7 @@ impl Runner {
                 // Ends the program's wait, so that it lets the node leave.
                 self.shared.drained.set(0);
             }
-            Effect::Dial { address } => self.dial(address),
+            Effect::Dial { address } => self.dial(now, address),
             Effect::Grow { len } => self.jobs.push_back(Job::Grow(len)),
             Effect::Quiesce(Quiesce { token, posted }) => {
                 let grace = self.shared.path.pins().start_grace_period();
@@ -537,12 +540,12 @@ impl Runner {
     }
 
     /// Dials a node that the engine has lost sight of.
-    fn dial(&mut self, announced: String) {
+    fn dial(&mut self, now: u64, announced: String) {
         let ways = self.shared.ways.to(&announced).into();
-        self.dial_next(Dialled { announced, ways });
+        self.dial_next(now, Dialled { announced, ways, is_silent: false });
     }
 
-    fn dial_next(&mut self, mut dialled: Dialled) {
+    fn dial_next(&mut self, now: u64, mut dialled: Dialled) {
         match (dialled.ways.pop_front(), &mut self.engine) {
             (Some(way), Some(engine)) => {
                 let hello = engine.hello();
@@ -550,7 +553,10 @@ impl Runner {
                 self.shared.fabric.connect(&way, &hello);
             }
             (None, Some(engine)) => {
-                engine.handle_dial_failed(&dialled.announced);
+                match dialled.is_silent {
+                    true => engine.handle_dial_unanswered(now, &dialled.announced),
+                    false => engine.handle_dial_failed(&dialled.announced),
+                }
                 self.shared.member_changes.happen(&mut self.wakes);
             }
             (_, None) => {}

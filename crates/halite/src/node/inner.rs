@@ -42,9 +42,10 @@ pub(crate) fn first_timeout(lease: Duration) -> Duration {
     lease.clamp(KNOWN_FIRST_TIMEOUT, FIRST_TIMEOUT_MAX)
 }
 
-/// Returns how long an observer waits for a silent first node: a tenth of a lease, more than a round trip.
+/// Returns how long an observer waits for a silent first node: three tenths of a lease, 1.5 s by default. A lost first
+/// packet is repeated after a second, and its answer takes a round trip more.
 pub(crate) fn observer_timeout(lease: Duration) -> Duration {
-    (lease / 10).min(KNOWN_FIRST_TIMEOUT)
+    (lease / 10 * 3).min(KNOWN_FIRST_TIMEOUT)
 }
 
 /// Whether a node needs the first node to join, and how long it waits for it.
@@ -204,8 +205,8 @@ impl NodeInner {
     }
 
     /// Waits as `meet_first` does, for a node that can join without the first node: only if connected nodes announce
-    /// the first node's address, as they do unless they have lost it.
-    pub(crate) async fn meet_first_if_known(&self, timeout: Duration) {
+    /// the first node's address, as they do unless they have lost it. A first node that answers gets a `lease`.
+    pub(crate) async fn meet_first_if_known(&self, timeout: Duration, lease: Duration) {
         if self.driver.look(|runner| runner.is_connected_to(NodeId::FIRST)) {
             return;
         }
@@ -216,7 +217,7 @@ impl NodeInner {
             // The peer may be far away.
             let awaits_words = self.driver.look(Runner::awaits_first_words);
             if !is_met && (awaits_words || self.driver.shared.fabric.is_being_answered()) {
-                self.meet_first(KNOWN_FIRST_TIMEOUT.saturating_sub(timeout)).await;
+                self.meet_first(first_timeout(lease).saturating_sub(timeout)).await;
             }
         }
     }

@@ -130,7 +130,7 @@ impl Node {
     }
 
     /// Joins as [`Node::client`] does, for a process that observes nodes ([`Session::status`]). It also joins if the
-    /// first node is unreachable, which takes at most a tenth of a lease. Then [`Node::membership_source`] is the node
+    /// first node is unreachable, which takes three tenths of a lease if it is silent. Then [`Node::membership_source`] is the node
     /// that lists the members, and regions have no names, unless these are in etcd.
     pub fn observer(config: Config) -> Result<Node, JoinError> {
         let first = FirstNode::Optional(observer_timeout(config.lease));
@@ -280,7 +280,7 @@ impl Node {
                     node.inner.driver.block_on(node.inner.meet_first(timeout))
                 }
                 FirstNode::Optional(timeout) => {
-                    node.inner.driver.block_on(node.inner.meet_first_if_known(timeout));
+                    node.inner.driver.block_on(node.inner.meet_first_if_known(timeout, node.lease));
                     !node.inner.driver.look(Runner::is_alone)
                 }
             };
@@ -289,7 +289,7 @@ impl Node {
             // An ephemeral node needs node 0 for little, and continues to dial it.
             let passes = incarnation.node.is_ephemeral();
             let timeout = if passes { observer_timeout(config.lease) } else { KNOWN_FIRST_TIMEOUT };
-            node.inner.driver.block_on(node.inner.meet_first_if_known(timeout));
+            node.inner.driver.block_on(node.inner.meet_first_if_known(timeout, node.lease));
         }
         // Parts of the cluster may be out of reach, but not for lack of this process's own resources: the next node to
         // be asked for memory would be in that part.

@@ -50,7 +50,7 @@ impl Session {
                     self.forget_barrier(name, lh)
                 }
                 Err(error) => {
-                    if let CommandError::Refused(ErrorReply::PeerDown(_)) = error {
+                    if let CommandError::Refused(ErrorReply::PeerDown(_) | ErrorReply::NotMet(_)) = error {
                         self.forget_barrier(name, lh);
                     }
                     return Err(failed(error.into()));

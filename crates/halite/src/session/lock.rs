@@ -391,7 +391,7 @@ impl Attempt {
                 // The lock was freed, or its home restarted, since it was opened.
                 Err(CommandError::Stale | CommandError::Refused(ErrorReply::NotFound)) => self.forget(lh),
                 Err(error) => {
-                    if let CommandError::Refused(ErrorReply::PeerDown(_)) = error {
+                    if let CommandError::Refused(ErrorReply::PeerDown(_) | ErrorReply::NotMet(_)) = error {
                         self.forget(lh);
                     }
                     return Err(error.into());

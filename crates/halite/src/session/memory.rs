@@ -283,7 +283,9 @@ enum Stop {
 
 fn cause_of_refusal(refusal: ErrorReply) -> AccessCause {
     match refusal {
-        ErrorReply::PeerDown(node) | ErrorReply::UnknownNode(node) => AccessCause::PeerDown(node),
+        ErrorReply::PeerDown(node) | ErrorReply::NotMet(node) | ErrorReply::UnknownNode(node) => {
+            AccessCause::PeerDown(node)
+        }
         ErrorReply::NodeClosed => AccessCause::NodeClosed,
         ErrorReply::Unmapped { node, owner } => AccessCause::UnmappedBy { node, owner },
         // The owner of the bytes no longer knows the region.

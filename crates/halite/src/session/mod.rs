@@ -548,7 +548,8 @@ impl Session {
     /// Describes all nodes of the cluster, in order.
     ///
     /// A node that is met for the first time and does not answer counts as silent
-    /// ([`NodeState`](halite_tier::message::NodeState)) after a tenth of a lease. If the first node is out of reach,
+    /// ([`NodeState`](halite_tier::message::NodeState)) after three tenths of a lease, or after a lease if its host
+    /// answers. If the first node is out of reach,
     /// another node lists the members ([`Node::membership_source`](crate::Node::membership_source)); members of which
     /// this node has heard nothing else are not asked, and are unconnected or as that node reports.
     pub async fn status(&self) -> Result<Vec<NodeStatus>, RegionError> {
@@ -618,7 +619,7 @@ impl Session {
         );
         let ending = Commanded::new(&self.inner, command).await;
         ending.map_err(|error| match RegionCause::from(error) {
-            RegionCause::PeerDown(NodeId::FIRST) if by_name => {
+            RegionCause::PeerDown(NodeId::FIRST) | RegionCause::NotMet(NodeId::FIRST) if by_name => {
                 object.failed(operation, RegionCause::DirectoryDown)
             }
             cause => object.failed(operation, cause),

@@ -332,6 +332,22 @@ impl Control {
         })
     }
 
+    /// Gives a dialled host that has answered, and may be distant, until `lease_ns` after the dial. Returns false if it has
+    /// had that time, or has not answered.
+    pub(super) fn extend(&mut self, token: u64, lease_ns: u64) -> bool {
+        let Some(Link { line, handshake: Handshake::Dialled { attempt, deadline_ns, .. }, .. }) =
+            self.links.get_mut(&token)
+        else {
+            return false;
+        };
+        let until_ns = attempt.begun_ns.saturating_add(lease_ns);
+        let is_extended = attempt.at.is_some() && line.is_heard() && *deadline_ns < until_ns;
+        if is_extended {
+            *deadline_ns = until_ns;
+        }
+        is_extended
+    }
+
     /// Returns true if a link of the attempt exists, or is postponed.
     pub(super) fn is_trying(&self, number: u64) -> bool {
         !self.links_of(number).is_empty() || self.postponed.iter().any(|(_, other)| other.number == number)

@@ -155,11 +155,16 @@ impl Core {
     }
 
     /// As [`Core::fail`], because the other end did not answer in time. If it has hung up before, that is the reported
-    /// reason.
+    /// reason. A host that has answered may be distant, or lose packets, and gets the lease.
     pub(super) fn fail_silent(&self, control: &mut Control, token: u64) {
+        if control.extend(token, self.config.lease.as_nanos() as u64) {
+            return;
+        }
         let attempt = control.handshake(token).and_then(Handshake::attempt_mut);
-        let has_hung_up = attempt.is_some_and(|attempt| attempt.hang_ups > 0);
-        self.fail(control, token, if has_hung_up { HUNG_UP } else { "it does not answer" });
+        match attempt.is_some_and(|attempt| attempt.hang_ups > 0) {
+            true => self.fail(control, token, HUNG_UP),
+            false => self.fail_as(control, token, "it does not answer", ConnectTrouble::Silent),
+        }
     }
 
     /// Dials the hosts whose pause after a hang-up is over.

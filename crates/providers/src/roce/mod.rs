@@ -104,7 +104,7 @@ pub struct RoceConfig {
     pub segments_max: usize,
     /// Maximum number of connections at one time.
     pub peers_max: usize,
-    /// Time limit of a handshake.
+    /// Time limit of a handshake; a dialled host that has answered gets the lease, if that is longer.
     pub handshake_timeout: Duration,
     /// Receive buffer that each UDP socket requests, in bytes; the system grants at most `net.core.rmem_max` and
     /// reserves twice the amount.

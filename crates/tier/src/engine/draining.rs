@@ -350,6 +350,7 @@ fn is_target_refusal(refusal: &ErrorReply, to: NodeId) -> bool {
         ErrorReply::NoSpace { .. } | ErrorReply::OutOfMemory { .. } => true,
         ErrorReply::Draining(node)
         | ErrorReply::PeerDown(node)
+        | ErrorReply::NotMet(node)
         | ErrorReply::UnknownNode(node)
         | ErrorReply::Unmapped { node, .. } => *node == to,
         _ => false,

@@ -371,8 +371,11 @@ impl Engine {
 
     /// Extends waits for statuses if a node that is dialled answers.  Call before [`Engine::handle_timeout`].
     pub fn handle_dials(&mut self, now_ns: u64, are_answered: impl FnOnce() -> bool) {
-        // A connection that exists may not be up yet.
-        if self.commands.has_overdue_statuses(now_ns) && (self.awaits_first_words() || are_answered()) {
+        let overdue = self.commands.overdue_in_statuses(now_ns);
+        // A connection that exists may not be up yet, or its first reply may be on its way.
+        let is_reached =
+            || overdue.iter().any(|node| self.is_connected_to(*node)) || self.awaits_first_words();
+        if !overdue.is_empty() && (is_reached() || are_answered()) {
             self.commands.extend_status_waits(now_ns);
         }
     }

@@ -12,7 +12,8 @@
 //!
 //! So a joining node waits for the directory only.  Any other member may have lost power since the directory last
 //! heard it, and only operations that need that member wait for it.  They wait for a first meeting only: an operation
-//! that needs a lost or unreachable peer fails at once.
+//! that needs a lost or unreachable peer fails at once.  A dial that is not answered is repeated until the lease is over:
+//! each of its packets may get lost.
 //!
 //! A home may name a member whose announcement by the directory is still in flight.  Operations wait for such a member
 //! for as long as for a dial.  About an unknown number, this node asks the directory, which announces all members
@@ -326,14 +327,17 @@ impl Engine {
 
     /// Fails the waiters for a member that could not be connected, or whose incarnation has ended.
     pub(super) fn fail_on_demand(&mut self, incarnation: NodeIncarnation) {
+        self.fail_dial(incarnation, ErrorReply::PeerDown(incarnation.node));
+    }
+
+    fn fail_dial(&mut self, incarnation: NodeIncarnation, refusal: ErrorReply) {
         let Some(Dial { waiting, .. }) = self.out.on_demand().dials.remove(&incarnation) else { return };
         self.membership.note_unmet(incarnation);
-        waiting.into_iter().for_each(|waiting| self.fail_waiter(incarnation, waiting));
+        waiting.into_iter().for_each(|waiting| self.fail_waiter(incarnation, waiting, refusal.clone()));
         self.out.push(Effect::MembersChanged);
     }
 
-    fn fail_waiter(&mut self, incarnation: NodeIncarnation, waiting: DialWaiter) {
-        let refusal = ErrorReply::PeerDown(incarnation.node);
+    fn fail_waiter(&mut self, incarnation: NodeIncarnation, waiting: DialWaiter, refusal: ErrorReply) {
         match waiting {
             DialWaiter::Message(Message::Request { id, .. }) => self.out.refuse_pending(id, refusal),
             DialWaiter::Message(_) => {}
@@ -360,6 +364,20 @@ impl Engine {
         rivals.into_iter().for_each(|rival| self.fail_on_demand(rival));
     }
 
+    /// Whether a first meeting with a member at that address, or with the unknown one that is listed there, may still
+    /// succeed in time.
+    pub(super) fn is_awaited_at(&mut self, address: &str) -> bool {
+        let now_ns = self.out.now_ns();
+        let (membership, on_demand) = (&self.membership, self.out.on_demand());
+        let mut dials = on_demand.dials.iter().filter(|(_, dial)| now_ns < dial.due_ns);
+        let mut inquiries = on_demand
+            .inquiries
+            .iter()
+            .filter(|(_, inquiry)| now_ns < inquiry.due_ns && inquiry.due_ns < u64::MAX);
+        dials.any(|(incarnation, _)| membership.pairings().address(*incarnation) == Some(address))
+            || inquiries.any(|(node, _)| membership.listed_address(*node) == Some(address))
+    }
+
     /// Handles a failed dial.  Ignored if the member has dialled this node in the meantime.
     pub(super) fn fail_dials_to(&mut self, address: &str) {
         let membership = &self.membership;
@@ -376,7 +394,7 @@ impl Engine {
         let now_ns = self.out.now_ns();
         let overdue = self.out.on_demand().dials.iter().filter(|(_, dial)| dial.due_ns <= now_ns);
         let overdue: Vec<NodeIncarnation> = overdue.map(|(incarnation, _)| *incarnation).collect();
-        overdue.into_iter().for_each(|incarnation| self.fail_on_demand(incarnation));
+        overdue.into_iter().for_each(|unmet| self.fail_dial(unmet, ErrorReply::NotMet(unmet.node)));
         let overdue = self.out.on_demand().inquiries.iter().filter(|(_, inquiry)| inquiry.due_ns <= now_ns);
         let overdue: Vec<NodeId> = overdue.map(|(node, _)| *node).collect();
         overdue.into_iter().for_each(|node| self.end_inquiry(node));

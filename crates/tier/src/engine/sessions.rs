@@ -488,6 +488,7 @@ impl SessionSide<'_> {
                 ErrorReply::NoSpace { .. }
                 | ErrorReply::OutOfMemory { .. }
                 | ErrorReply::PeerDown(_)
+                | ErrorReply::NotMet(_)
                 | ErrorReply::Draining(_)
                 // Other nodes may reach the store of names.
                 | ErrorReply::DirectoryOut,
@@ -648,7 +649,9 @@ impl SessionSide<'_> {
         match body {
             Ok(Reply::Info(info)) => infos.found.push(*info),
             // A node that joined recently may not know former members.
-            Err(ErrorReply::PeerDown(_) | ErrorReply::UnknownNode(_)) => unreachable.push((name, home)),
+            Err(ErrorReply::PeerDown(_) | ErrorReply::NotMet(_) | ErrorReply::UnknownNode(_)) => {
+                unreachable.push((name, home))
+            }
             _ => {}
         }
         self.finish_list(op);

@@ -447,6 +447,16 @@ impl Cluster {
         self.run();
     }
 
+    /// Ends the dials in flight from one host to another without an answer in time.
+    pub fn lose_dials(&mut self, from: usize, to: usize) {
+        let address = to.to_string();
+        let before = self.undialled.len();
+        self.undialled.retain(|dial| *dial != (from, address.clone()));
+        assert!(self.undialled.len() < before, "{from} dials {to}");
+        self.hosts[from].engine.handle_dial_unanswered(self.now_ns, &address);
+        self.run();
+    }
+
     fn is_cut(&self, one: usize, other: usize) -> bool {
         self.cut.contains(&(one, other)) || self.cut.contains(&(other, one))
     }

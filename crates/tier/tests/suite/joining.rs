@@ -2,11 +2,11 @@
 
 use crate::common;
 
-use common::{ARENA_BYTES, CHUNK_BYTES, Cluster};
+use common::{ARENA_BYTES, CHUNK_BYTES, Cluster, LEASE_NS, allocation};
 use halite_tier::access::SlotRef;
 use halite_tier::effect::{Command, OpId, Outcome, Placement};
 use halite_tier::ids::NodeId;
-use halite_tier::message::RegionCommand;
+use halite_tier::message::{ErrorReply, NodeState, RegionCommand};
 use halite_tier::permissions::Permissions;
 
 const RIGHTS: Permissions = Permissions::READ;
@@ -66,6 +66,48 @@ fn moves_lose_mappers_that_cannot_meet_the_target() {
     assert_eq!(cluster.read(0, lh, 0, 4), b"of 3");
     let (host, mut byte) = (&cluster.hosts[joined], [0]);
     assert!(host.path.read(host.session, theirs, 0, &mut byte).is_err());
+}
+
+#[test]
+fn lost_packets_of_a_first_meeting_cost_time_only() {
+    for answers in [true, false] {
+        let mut cluster = five();
+        let joined = join(&mut cluster, EPHEMERAL, 0, &[]);
+        let allocation = allocation(None, CHUNK_BYTES, Placement::On(NodeId(4)));
+        let asked = begin(&mut cluster, joined, allocation);
+        for _ in 0..2 {
+            cluster.lose_dials(joined, 4);
+            cluster.sleep(LEASE_NS / 4);
+            assert!(!cluster.has_ended(joined, asked), "the lease is not over, and node 4 is dialled again");
+        }
+        if answers {
+            cluster.finish_dials(joined, 4, true);
+            assert!(matches!(cluster.outcome(joined, asked), Some(Ok(Outcome::Mapped { .. }))));
+        } else {
+            cluster.sleep(LEASE_NS);
+            let not_met = Err(ErrorReply::NotMet(NodeId(4)).into());
+            assert_eq!(cluster.outcome(joined, asked), Some(not_met), "node 4 may well live");
+        }
+    }
+}
+
+#[test]
+fn status_awaits_distant_members_that_answer() {
+    let mut cluster = five();
+    let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
+    let asked = begin(&mut cluster, joined, Command::Status);
+    for _ in 0..80 {
+        let then_ns = cluster.now_ns + LEASE_NS / 100;
+        cluster.hosts[joined].engine.handle_dials(then_ns, || true);
+        cluster.pass(LEASE_NS / 100);
+        cluster.run();
+        assert!(!cluster.has_ended(joined, asked), "node 4 answers, but its connection is not complete");
+    }
+    cluster.finish_dials(joined, 4, true);
+    let Some(Ok(Outcome::Status(nodes))) = cluster.outcome(joined, asked) else {
+        panic!("all have answered")
+    };
+    assert!(nodes.iter().all(|status| status.state == NodeState::Alive), "{nodes:?}");
 }
 
 #[test]

@@ -345,7 +345,13 @@ pub(super) fn check_order(actor: &Actor, holding: Holding, error: &RegionError, 
 
 /// Returns true if the failed command may have been executed.
 fn may_have_happened(error: &RegionError) -> bool {
-    matches!(error.cause, RegionCause::PeerDown(_) | RegionCause::NodeClosed | RegionCause::DirectoryDown)
+    matches!(
+        error.cause,
+        RegionCause::PeerDown(_)
+            | RegionCause::NotMet(_)
+            | RegionCause::NodeClosed
+            | RegionCause::DirectoryDown
+    )
 }
 
 /// Returns true if a fault of this trial explains the error, if it concerns nothing from before `since_ns`.

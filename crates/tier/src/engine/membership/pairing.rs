@@ -650,6 +650,16 @@ impl Engine {
         self.settle();
     }
 
+    /// Handles a dial that was not answered in time.  The packets may have been lost, so operations keep waiting, for
+    /// the lease, and the address is dialled again.
+    pub fn handle_dial_unanswered(&mut self, now_ns: u64, address: &str) {
+        self.out.set_now(now_ns);
+        match self.is_awaited_at(address) {
+            true => self.out.push(Effect::Dial { address: address.to_owned() }),
+            false => self.handle_dial_failed(address),
+        }
+    }
+
     /// Starts retrying an address that did not answer when this node joined: an unknown node may be there.
     pub fn handle_stranger(&mut self, address: &str) {
         self.retry_address(address);

@@ -195,7 +195,7 @@ impl SessionSide<'_> {
 /// Attributes a failure reported by `node`, the owner of the target, to the source or the target.
 fn broken(node: NodeId, refusal: ErrorReply) -> CommandError {
     let side = match refusal {
-        ErrorReply::PeerDown(down) if down != node => CopySide::Source,
+        ErrorReply::PeerDown(down) | ErrorReply::NotMet(down) if down != node => CopySide::Source,
         _ => CopySide::Target,
     };
     CommandError::Broken { side, refusal }

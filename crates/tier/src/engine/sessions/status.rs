@@ -1,6 +1,6 @@
 //! The status of all nodes: this node asks the directory's node for the members, then each member for its status.
 //!
-//! The wait for a member that is met for the first time is short: it may have lost power recently.
+//! The wait for a member that is met for the first time is short unless it answers: it may have lost power recently.
 //!
 //! If the directory's node is unreachable, another member lists those it knows
 //! ([`Engine::membership_source`](super::super::Engine::membership_source)).  Members that this node does not know
@@ -14,13 +14,13 @@ use crate::engine::context::{Context, Purpose};
 use crate::ids::{Incarnation, NodeId, NodeIncarnation};
 use crate::message::{ErrorReply, Member, NodeState, NodeStatus, Reply, Request};
 
-/// Wait for a dial, as a fraction of a lease: half a second by default, longer than any round trip.
-const DIAL_PATIENCE_PER_LEASE: u64 = 10;
-/// Maximum factor on that wait if dials are answered: connecting to a distant peer takes several round trips.
-const DIAL_PATIENCE_FACTOR_MAX: u64 = 4;
+/// Wait for a dial without any answer, in tenths of a lease: 1.5 s by default. A lost first packet is repeated after a
+/// second, and its answer takes a round trip more.
+const DIAL_PATIENCE_TENTHS: u64 = 3;
 
-/// Number of steps in which that wait is extended, each only if a dial was answered.
-const STATUS_WAIT_STEPS: u64 = 40;
+/// Number of steps in which that wait is extended up to a lease, each only if a dial was answered: connecting to a distant
+/// peer takes several round trips.
+const STATUS_WAIT_STEPS: u64 = 100;
 
 /// Status commands in flight.
 #[derive(Debug, Default)]
@@ -40,9 +40,12 @@ struct Gathering {
 }
 
 impl Commands {
-    /// Whether a command has waited long enough for members being met, but may wait longer if a dial was answered.
-    pub(in crate::engine) fn has_overdue_statuses(&self, now_ns: u64) -> bool {
-        self.statuses.0.values().any(|gathering| gathering.due_ns <= now_ns && now_ns < gathering.due_ns_max)
+    /// The members whose statuses are missing in commands that have waited long enough for members being met, but may
+    /// wait longer if these answer.
+    pub(in crate::engine) fn overdue_in_statuses(&self, now_ns: u64) -> Vec<NodeId> {
+        let overdue = |gathering: &&Gathering| gathering.due_ns <= now_ns && now_ns < gathering.due_ns_max;
+        let missing = self.statuses.0.values().filter(overdue).flat_map(|gathering| &gathering.missing);
+        missing.copied().collect()
     }
 
     /// Extends waits for members being met, because a dial was answered: they may be distant.
@@ -178,9 +181,9 @@ impl SessionSide<'_> {
             return self.conclude_status(op, gathering);
         }
         if are_others_done && gathering.due_ns == u64::MAX {
-            let patience_ns = self.cx.lease_ns() / DIAL_PATIENCE_PER_LEASE;
-            gathering.due_ns = gathering.since_ns.saturating_add(patience_ns);
-            gathering.due_ns_max = gathering.since_ns.saturating_add(DIAL_PATIENCE_FACTOR_MAX * patience_ns);
+            let lease_ns = self.cx.lease_ns();
+            gathering.due_ns = gathering.since_ns.saturating_add(lease_ns / 10 * DIAL_PATIENCE_TENTHS);
+            gathering.due_ns_max = gathering.since_ns.saturating_add(lease_ns);
         }
         self.commands.statuses.0.insert(op, gathering);
     }
