@@ -34,14 +34,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use halite_fabric::{Completion, CompletionKind, Event, PeerId, Sleeper, Status};
-use halite_tier::effect::{Command, OpId};
+use halite_mem::Process;
+use halite_tier::effect::{Command, CommandError, OpId};
 use halite_tier::engine::Engine;
 use halite_tier::ids::SessionId;
 use halite_tier::rpc::atomic::{ATOMIC_ANSWER_IMM, ATOMIC_IMM};
 use halite_tier::rpc::wire::CONTROL_IMM;
 
 use crate::driver::runner::{Runner, Shared};
-use crate::driver::ticket::{Ending, Undo};
+use crate::driver::ticket::{Ending, Undo, node_closed};
 use crate::posted::{Ended, InFlight, is_operation};
 use crate::rpc::{CALL_WORK, DirectReceiver, Incoming, ReceiveBatch, Rpc, Service};
 use crate::runtime::crowd::Crowd;
@@ -94,6 +95,7 @@ pub(crate) struct Driver {
     led: AtomicBool,
     /// The node is leaving, has left, or has failed.
     closed: AtomicBool,
+    pub(crate) process: Process,
 }
 
 /// State that only the holder of the poll token uses.
@@ -123,6 +125,7 @@ impl Driver {
             env,
             led: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            process: Process::current(),
         })
     }
 
@@ -134,6 +137,27 @@ impl Driver {
 
     pub(crate) fn env(&self) -> &NodeEnv {
         &self.env
+    }
+
+    // Forks.
+
+    /// Returns true if this process is a fork of the node's. It has a copy of the node, without its threads and memory,
+    /// and shares its sockets and files with the node itself. So it must not drive the node, and must not take its
+    /// locks, which a thread that is missing here may have held.
+    #[inline]
+    pub(crate) fn is_forked(&self) -> bool {
+        !self.process.is_current()
+    }
+
+    /// Returns the cause of the end of an operation on a closed node.
+    #[cold]
+    pub(crate) fn closed_or_forked<C>(&self, closed: C, forked: C) -> C {
+        if self.is_forked() { forked } else { closed }
+    }
+
+    /// The result of all commands after the node has left, or in a fork.
+    pub(crate) fn closed_error(&self) -> CommandError {
+        self.closed_or_forked(node_closed(), CommandError::Forked)
     }
 
     /// Changes the runner, lets it settle, and wakes the tasks concerned.
@@ -200,9 +224,9 @@ impl Driver {
         self.with_unless_failed(|runner, _| runner.tickets.close(session));
     }
 
-    /// Does nothing if the node has panicked. For destructors, which must not panic.
+    /// Does nothing if the node has panicked, or is another process's. For destructors, which must not panic.
     pub(crate) fn with_unless_failed(&self, change: impl FnOnce(&mut Runner, u64)) {
-        if !self.runner.is_poisoned() {
+        if !self.is_forked() && !self.runner.is_poisoned() {
             self.with(change);
         }
     }
@@ -212,6 +236,9 @@ impl Driver {
     /// Returns the poll token unless another thread holds it.
     #[inline]
     pub(crate) fn try_token(&self) -> Option<Polling<'_>> {
+        if self.is_forked() {
+            return None;
+        }
         let guard = self.poll_token.try_take(self)?;
         let unwinding = std::thread::panicking();
         let (wakes, direct) = Default::default();
@@ -279,7 +306,7 @@ impl Driver {
 
     #[inline]
     fn poll_job(&self) -> Option<Job> {
-        if self.has_jobs() { self.runner().poll_job() } else { None }
+        if self.has_jobs() && !self.is_forked() { self.runner().poll_job() } else { None }
     }
 
     /// Runs a future on the calling thread, which drives the node while it waits.
@@ -518,7 +545,7 @@ impl Driver {
     #[inline]
     pub(crate) fn is_closed(&self) -> bool {
         // Only ever set; its readers then check the runner under its lock.
-        self.closed.load(Relaxed)
+        self.closed.load(Relaxed) || self.is_forked()
     }
 
     pub(crate) fn set_closed(&self) {

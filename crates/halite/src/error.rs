@@ -197,6 +197,9 @@ pub enum RegionCause {
     /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
+    /// This process is a fork of the one that joined the cluster.
+    #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
+    Forked,
     /// A table of the node is full.
     #[error("{0}")]
     TableFull(&'static str),
@@ -241,6 +244,7 @@ impl From<CommandError> for RegionCause {
             CommandError::Broken { refusal, .. } => refusal.into(),
             CommandError::Access { .. } => unreachable!("only memory operations are refused so"),
             CommandError::TableFull(table) => RegionCause::TableFull(table),
+            CommandError::Forked => RegionCause::Forked,
             CommandError::Withdrawn => unreachable!("a withdrawn command has no waiter"),
         }
     }
@@ -403,6 +407,9 @@ pub enum AccessCause {
     /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
+    /// This process is a fork of the one that joined the cluster.
+    #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
+    Forked,
     /// This process cannot map the memory of the bytes, for lack of addresses or descriptors. Nothing was touched.
     #[error(
         "this process lacks addresses or descriptors to map the memory of node {0}; raise its limits (`ulimit -v`, `ulimit -n`)"

@@ -9,6 +9,7 @@
 pub mod allocator;
 mod copy;
 pub mod doorbell;
+pub mod fork;
 pub mod pins;
 pub mod ring;
 pub mod segment;
@@ -18,6 +19,7 @@ pub mod window;
 
 pub use allocator::{Allocator, BadFree, Extent};
 pub use doorbell::{Doorbell, Sleeper};
+pub use fork::Process;
 pub use pins::{COUNTS, Elapsed, GracePeriod, Pin, Pins};
 pub use segment::{DiscardError, OpenError, PagePolicy, Segment};
 pub use slots::{Lookup, SlotError, Slots};

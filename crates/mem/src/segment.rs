@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::process::{Resource, getrlimit};
 
+use crate::fork::Process;
 use crate::window::{OutOfBounds, Window};
 
 /// Shared memory, mapped by this process until dropped.
@@ -30,6 +31,7 @@ pub struct Segment {
     fd: Option<OwnedFd>,
     base: NonNull<u8>,
     len: usize,
+    process: Process,
 }
 
 // SAFETY: `base` is the only field that is not Send. It names a mapping of the whole process, which any thread may use
@@ -264,7 +266,7 @@ impl Segment {
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory in use.
         let base = unsafe { rustix::mm::mmap(null_mut(), len, access, flags, fd, 0) }?;
         let base = NonNull::new(base.cast()).expect("mmap never chooses address zero");
-        let segment = Segment { fd: None, base, len };
+        let segment = Segment { fd: None, base, len, process: Process::current() };
         // A forked child must not write into an arena that its parent has given up.
         segment.advise(Advice::LinuxDontFork)?;
         // Otherwise core files would contain the data of other users, and gigabytes of it.
@@ -280,6 +282,10 @@ impl Segment {
 
 impl Drop for Segment {
     fn drop(&mut self) {
+        if !self.process.is_current() {
+            // A fork has no such mapping, and may have mapped something else there.
+            return;
+        }
         // SAFETY: we mapped exactly this range; every Window holds an Arc of self, so none is left.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "a mapping of ours could not be unmapped: {unmapped:?}");

@@ -346,6 +346,9 @@ pub enum CommandError {
     /// The command was withdrawn while it waited.
     #[error("the command was withdrawn")]
     Withdrawn,
+    /// This process is a fork of the node's; only the driver says so.
+    #[error("this process is a fork of the node's process")]
+    Forked,
 }
 
 impl From<SlotError> for CommandError {

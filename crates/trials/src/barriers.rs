@@ -206,6 +206,7 @@ fn is_trouble(cause: &BarrierCause, is_calm: bool) -> bool {
         BarrierCause::PeerDown(_)
         | BarrierCause::Region(
             RegionCause::NodeClosed
+            | RegionCause::NotMet(_)
             | RegionCause::DirectoryDown
             | RegionCause::UnknownNode(_)
             | RegionCause::NoMemoryNode

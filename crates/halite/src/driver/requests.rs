@@ -39,10 +39,14 @@ pub(crate) enum PostFailure {
     UnknownNode,
     PeerDown,
     Timeout,
-    TooLong { len: u64 },
+    TooLong {
+        len: u64,
+    },
     NoMemory,
     TooManyCalls,
     NodeClosed,
+    /// This process is a fork of the node's.
+    Forked,
 }
 
 impl Driver {
@@ -84,7 +88,7 @@ impl Driver {
                     if self.within(left, self.connect(node)).await.is_none() {
                         // Closing this node ends all waits, in time or not.
                         let is_closed = self.is_closed();
-                        return Err(if is_closed { PostFailure::NodeClosed } else { PostFailure::Timeout });
+                        return Err(if is_closed { self.closed_failure() } else { PostFailure::Timeout });
                     }
                     continue;
                 }
@@ -129,6 +133,10 @@ impl Driver {
         })
     }
 
+    fn closed_failure(&self) -> PostFailure {
+        self.closed_or_forked(PostFailure::NodeClosed, PostFailure::Forked)
+    }
+
     /// Posts a request. Returns `Err(None)` if there is no room for it now.
     #[inline]
     pub(crate) fn try_post_request(
@@ -141,7 +149,7 @@ impl Driver {
             return Err(Some(PostFailure::TooLong { len }));
         }
         if self.is_closed() {
-            return Err(Some(PostFailure::NodeClosed));
+            return Err(Some(self.closed_failure()));
         }
         match self.with_calls(|rpc, wakes| rpc.try_request(node, request, wakes)) {
             Ok(posted) => {
@@ -230,6 +238,9 @@ impl<'c> Pending<'c> {
     #[inline]
     pub(crate) fn spin(&mut self, mut into: Into<'_>) -> Spun {
         let driver = self.driver;
+        if driver.is_forked() {
+            return Spun::Ended(ReplyState::Overdue);
+        }
         for _ in 0..LOOKS_MAX {
             // Read before the look, so that later arrivals are not missed.
             let seen = driver.shared.rpc.client.arrivals();
@@ -255,6 +266,9 @@ impl<'c> Pending<'c> {
     }
 
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<ReplyState> {
+        if self.driver.is_forked() {
+            return Poll::Ready(ReplyState::Overdue);
+        }
         let Posted { slot, target, by_line } = self.posted;
         let Some(by_line) = by_line else { return self.poll_table(context) };
         if self.driver.shared.rpc.client.has_line(slot) {
@@ -296,7 +310,7 @@ impl<'c> Pending<'c> {
 impl Drop for Pending<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.open {
+        if self.open && !self.driver.is_forked() {
             self.driver.with_calls(|rpc, wakes| match self.posted.by_line {
                 Some(by_line) => rpc.abandon_line(self.posted, by_line, wakes),
                 None => rpc.abandon(self.posted.slot, wakes),

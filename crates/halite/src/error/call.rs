@@ -91,6 +91,9 @@ pub enum CallCause {
     /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
+    /// This process is a fork of the one that joined the cluster.
+    #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
+    Forked,
     /// The answer is malformed.
     #[error("the reply is malformed; run the same version on all nodes")]
     NotUnderstood,
@@ -106,6 +109,7 @@ impl CallCause {
             | CallCause::NoReply
             | CallCause::NoMemory
             | CallCause::NodeClosed
+            | CallCause::Forked
             | CallCause::NotUnderstood => true,
             CallCause::UnknownNode
             | CallCause::UnknownFunction
@@ -180,6 +184,9 @@ pub enum SendCause {
     /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
+    /// This process is a fork of the one that joined the cluster.
+    #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
+    Forked,
     /// The answer is malformed.
     #[error("the reply is malformed; run the same version on all nodes")]
     NotUnderstood,
@@ -221,6 +228,9 @@ pub enum ServeCause {
     /// The session's own node is leaving or has left.
     #[error("the node has left the cluster")]
     NodeClosed,
+    /// This process is a fork of the one that joined the cluster.
+    #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
+    Forked,
 }
 
 /// An answer did not reach its caller. The caller fails too, unless it has gone.
@@ -258,4 +268,7 @@ pub enum ReplyCause {
     /// There is no registered memory to keep the answer in until the caller has read it.
     #[error("no registered memory for a reply of this length")]
     NoMemory,
+    /// This process is a fork of the one that joined the cluster.
+    #[error("this process is a fork of the node's process; join the cluster anew after the fork")]
+    Forked,
 }

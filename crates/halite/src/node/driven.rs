@@ -146,6 +146,9 @@ const LEAVING_CHECK_NS: u64 = 200_000;
 impl Drop for Driven {
     fn drop(&mut self) {
         let driver = &self.inner.driver;
+        if driver.is_forked() {
+            return std::mem::forget(driver.clone());
+        }
         driver.set_closed();
         driver.with_unless_failed(|runner, _| runner.close());
         let stale = self.leaving.take().map(Leaving::into_stale);

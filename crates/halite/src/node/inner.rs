@@ -10,7 +10,7 @@ use halite_tier::access::DataPath;
 use halite_tier::directory::EtcdDirectory;
 use halite_tier::engine::{Engine, EngineConfig};
 use halite_tier::hello::Hello;
-use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation, Principal};
+use halite_tier::ids::{Incarnation, NodeId, NodeIncarnation, Principal, SessionId};
 use halite_tier::mapper::Reach;
 use halite_tier::rpc::ring::is_ring_size;
 use halite_tier::rpc::{RING_BYTES_MAX, RING_BYTES_MIN};
@@ -172,7 +172,11 @@ impl NodeInner {
     /// Opens a session that acts as `principal`, or as the node's. Panics if 65,536 sessions are open.
     pub(crate) fn session(&self, principal: Option<Principal>) -> Session {
         let principal = principal.unwrap_or_else(|| self.principal.clone());
-        let id = self.driver.with(|runner, _| runner.open_session(principal.clone()));
+        let id = match self.driver.is_forked() {
+            // All its operations fail.
+            true => Some(SessionId(0)),
+            false => self.driver.with(|runner, _| runner.open_session(principal.clone())),
+        };
         let id = id.expect("a node has at most 65,536 sessions at a time");
         let random = self.driver.env().random();
         Session::new(self.driver.clone(), self.incarnation, id, principal, random, self.chunk_bytes)

@@ -631,6 +631,12 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        if self.inner.driver.is_forked() {
+            // Its sockets, files and threads are the parent's: closing the node would end it there.
+            std::mem::forget((self.responder.take(), self.progress_thread.take(), self.lock.take()));
+            std::mem::forget(self.inner.driver.clone());
+            return;
+        }
         tracing::info!("node {} is leaving the cluster", self.inner.incarnation.node);
         self.responder = None;
         let driver = &self.inner.driver;

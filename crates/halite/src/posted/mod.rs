@@ -27,6 +27,7 @@ mod table;
 use std::task::{Context, Poll};
 
 use halite_fabric::{Fabric, Local, PeerId, Status, WorkId};
+use halite_mem::Process;
 use halite_tier::effect::PostedTo;
 
 pub(crate) use fetches::{Fetch, Fetches};
@@ -49,6 +50,7 @@ pub(crate) struct InFlight {
     staging: Staging,
     /// The fabric may take more.
     progress: Event,
+    process: Process,
 }
 
 /// The result of a posted operation.
@@ -76,7 +78,8 @@ impl InFlight {
     /// `threads` is the number of threads that post at once.
     pub(crate) fn new(threads: usize) -> InFlight {
         let shards = threads.clamp(1, Table::SHARDS_MAX);
-        InFlight { table: Table::new(shards), staging: Staging::new(shards), progress: Event::default() }
+        let (table, staging) = (Table::new(shards), Staging::new(shards));
+        InFlight { table, staging, progress: Event::default(), process: Process::current() }
     }
 
     pub(crate) fn attach(&self, operation: DetachedOperation) -> PendingOperation<'_> {
@@ -292,6 +295,12 @@ impl PendingOperation<'_> {
     }
 
     fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
+        if !self.posted.process.is_current() {
+            // Its completion comes to the parent.
+            self.phase = Phase::Over;
+            std::mem::forget(self.slot.take());
+            return Poll::Ready(Ended::PEER_GONE);
+        }
         let stays = self.slot.is_some();
         match self.posted.table.poll(self.id, stays, context) {
             Poll::Pending => Poll::Pending,
@@ -312,6 +321,9 @@ impl PendingOperation<'_> {
 impl Drop for PendingOperation<'_> {
     fn drop(&mut self) {
         let slot = self.slot.take();
+        if !self.posted.process.is_current() {
+            return std::mem::forget(slot);
+        }
         let free = match self.phase {
             Phase::Over => slot,
             Phase::Begun | Phase::Landed => {

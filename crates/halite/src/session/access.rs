@@ -283,6 +283,9 @@ impl Inner {
 
     /// Makes accesses; the first has `done` bytes copied.
     pub(crate) async fn make<A: Accesses>(&self, accesses: &mut A, done: usize) -> Result<(), BatchError> {
+        if accesses.count() == 0 {
+            return Ok(());
+        }
         let at = Cursor { index: 0, done };
         let carried = match self.driver.post_single(accesses, at, true) {
             Some(mut single) => {
@@ -296,7 +299,7 @@ impl Inner {
 
     #[cold]
     fn foreign(&self, operation: &'static str, index: usize, lh: Lh, offset: u64, len: usize) -> BatchError {
-        let source = self.access_error(operation, lh, offset, len as u64, AccessCause::ForeignHandle);
+        let source = self.access_error(operation, lh, offset, len as u64, self.not_owned());
         BatchError { index, source, later: false }
     }
 
@@ -316,8 +319,12 @@ impl Inner {
             Stop::Status(peer, status) => self.stopped_by(peer, status),
             Stop::Unreachable(peer) => self.cause_of_peer(peer).into(),
             Stop::NoStaging => AccessCause::NoStaging.into(),
-            Stop::Closed => AccessCause::NodeClosed.into(),
+            Stop::Closed => self.closed().into(),
         }
+    }
+
+    fn closed(&self) -> AccessCause {
+        self.driver.closed_or_forked(AccessCause::NodeClosed, AccessCause::Forked)
     }
 
     /// Checks rights and bounds of a whole access before any part of it is made.
@@ -331,7 +338,7 @@ impl Inner {
     ) -> Result<(), AccessError> {
         let failed = |cause| self.access_error(operation, lh, offset, len, cause);
         if !self.owns(lh) {
-            return Err(failed(AccessCause::ForeignHandle));
+            return Err(failed(self.not_owned()));
         }
         loop {
             let seen = self.driver.shared.handle_changes.count();
@@ -346,7 +353,7 @@ impl Inner {
     /// Waits until a handle changes, unless one has since the count was `seen`.
     pub(crate) async fn wait_for_change(&self, seen: u64, lh: Lh) -> Result<(), AccessCause> {
         if self.driver.is_closed() {
-            return Err(AccessCause::NodeClosed);
+            return Err(self.closed());
         }
         self.driver.shared.handle_changes.after_of(seen, lh.slot.index).await;
         Ok(())
@@ -359,12 +366,10 @@ impl Inner {
             // The peer no longer knows the segment: it was released between the lookup and the copy.
             Status::RemoteAccess => (AccessCause::Stale, false),
             Status::Unmapped => (self.cause_of_unmapped(peer), false),
-            Status::Flushed if self.driver.is_closed() => (AccessCause::NodeClosed, false),
+            Status::Flushed if self.driver.is_closed() => (self.closed(), false),
             Status::Flushed => (self.cause_of_peer(peer), false),
             // Other nodes may reach the peer and see what this node did there.
-            Status::PeerGone | Status::RetryExceeded if self.driver.is_closed() => {
-                (AccessCause::NodeClosed, true)
-            }
+            Status::PeerGone | Status::RetryExceeded if self.driver.is_closed() => (self.closed(), true),
             Status::PeerGone | Status::RetryExceeded => (self.cause_of_peer(peer), true),
         };
         Stopped { cause, maybe_done }
@@ -396,7 +401,7 @@ impl Inner {
     pub(crate) fn cause_of(&self, blocked: Blocked, offset: u64, len: u64) -> AccessCause {
         match blocked {
             Blocked::Unknown => AccessCause::UnknownHandle,
-            Blocked::Stale if self.driver.is_closed() => AccessCause::NodeClosed,
+            Blocked::Stale if self.driver.is_closed() => self.closed(),
             Blocked::Stale => AccessCause::Stale,
             Blocked::Denied(missing) => AccessCause::PermissionDenied { missing },
             Blocked::Sealed => AccessCause::Sealed,
@@ -417,7 +422,9 @@ impl Inner {
         len: u64,
         cause: AccessCause,
     ) -> AccessError {
-        self.path.count(Count::AccessFailures, 1);
+        if !self.driver.is_forked() {
+            self.path.count(Count::AccessFailures, 1);
+        }
         AccessError { operation, region: self.describe(lh), offset, len, cause, partly: false }
     }
 
@@ -425,7 +432,7 @@ impl Inner {
     pub(crate) fn len(&self, lh: Lh) -> Result<u64, AccessError> {
         let failed = |cause| self.access_error("len", lh, 0, 0, cause);
         if !self.owns(lh) {
-            return Err(failed(AccessCause::ForeignHandle));
+            return Err(failed(self.not_owned()));
         }
         loop {
             match self.path.len(self.id, lh.slot) {

@@ -10,7 +10,7 @@ use halite_tier::permissions::Permissions;
 
 use crate::blocking;
 use crate::driver::carry::{Kind, Transfer};
-use crate::error::{AccessCause, AccessError, BatchError};
+use crate::error::{AccessError, BatchError};
 use crate::posted::Cursor;
 use crate::session::access::Accesses;
 use crate::session::{Inner, Lh, Session, SwapOp};
@@ -138,8 +138,7 @@ impl Inner {
     /// Changes a word, and waits if necessary.
     pub(crate) async fn atomic(&self, lh: Lh, offset: u64, atomic: Atomic) -> Result<u64, AccessError> {
         if !self.owns(lh) {
-            let cause = AccessCause::ForeignHandle;
-            return Err(self.access_error(name(atomic), lh, offset, WORD_BYTES, cause));
+            return Err(self.access_error(name(atomic), lh, offset, WORD_BYTES, self.not_owned()));
         }
         let mut change = Change { inner: self, lh, offset, atomic, old: 0 };
         self.make(&mut change, 0).await.map_err(|error| error.source)?;

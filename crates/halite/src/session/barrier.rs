@@ -9,7 +9,7 @@ use halite_tier::message::ErrorReply;
 use halite_tier::names::Service;
 use halite_tier::permissions::Permissions;
 
-use crate::error::{BarrierCause, BarrierError};
+use crate::error::{BarrierCause, BarrierError, RegionCause};
 use crate::runtime::locks::{lock, ranked};
 use crate::session::{Commanded, Lh, Session, check_name};
 
@@ -74,6 +74,9 @@ impl Session {
     }
 
     async fn barrier_handle(&self, name: &str) -> Result<Lh, BarrierCause> {
+        if self.inner.driver.is_forked() {
+            return Err(BarrierCause::Region(RegionCause::Forked));
+        }
         let known = lock(&self.inner.barriers).get(name).copied();
         if let Some(lh) = known {
             return Ok(lh);

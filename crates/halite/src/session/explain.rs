@@ -227,9 +227,12 @@ pub struct PeerSeen {
 
 /// Explanations.
 impl Session {
-    /// Returns how this node sees another, without a message; `None` if it has never heard of it.
+    /// Returns how this node sees another, without a message; `None` if it has never heard of it, and in a fork.
     pub fn seen(&self, node: NodeId) -> Option<PeerSeen> {
         let driver = &self.inner.driver;
+        if driver.is_forked() {
+            return None;
+        }
         let now = driver.now_ns();
         let (known, announced) = driver.look(|runner| {
             let engine = runner.engine()?;

@@ -181,7 +181,11 @@ impl Session {
         let taken = driver.within(timeout, self.lock(name)).await;
         // A node that leaves fires all timers.
         let late = || {
-            if driver.is_closed() { LockCause::Region(RegionCause::NodeClosed) } else { LockCause::Timeout }
+            if driver.is_closed() {
+                LockCause::Region(self.inner.closed_region())
+            } else {
+                LockCause::Timeout
+            }
         };
         taken.unwrap_or_else(|| Err(failed("take", name, late())))
     }
@@ -326,7 +330,7 @@ impl Attempt {
         let begun = session.inner.named(name).and_then(|named| {
             // A node that has left does not learn the outcome of earlier attempts.
             if session.inner.driver.is_closed() {
-                return Err(LockCause::Region(RegionCause::NodeClosed));
+                return Err(LockCause::Region(session.inner.closed_region()));
             }
             let mut state = lock(&named.state);
             if state.usage != Usage::Idle {
@@ -425,6 +429,9 @@ impl Drop for Attempt {
 
 impl Inner {
     fn named(&self, name: &str) -> Result<Arc<Named>, LockCause> {
+        if self.driver.is_forked() {
+            return Err(LockCause::Region(RegionCause::Forked));
+        }
         let mut by_name = lock(&self.locks.by_name);
         if let Some(named) = by_name.get(name) {
             return Ok(named.clone());
@@ -465,7 +472,7 @@ impl Inner {
     fn begin_unlock(&self, named: &Named, token: Option<u64>) -> Result<Option<Commanded<'_>>, LockCause> {
         // A node that leaves has released all its locks.
         if self.driver.is_closed() {
-            return Err(LockCause::Region(RegionCause::NodeClosed));
+            return Err(LockCause::Region(self.closed_region()));
         }
         let mut state = lock(&named.state);
         let lh = match (state.usage, state.lh) {
@@ -483,7 +490,7 @@ impl Inner {
     /// Checks that the lock is still held, and by the guard of `token` if one is given.
     fn check_kept(&self, named: &Named, token: Option<u64>) -> Result<(), LockCause> {
         if self.driver.is_closed() {
-            return Err(LockCause::Region(RegionCause::NodeClosed));
+            return Err(LockCause::Region(self.closed_region()));
         }
         let lh = match *lock(&named.state) {
             LockUse { usage: Usage::Held(held), lh: Some(lh), .. }

@@ -215,7 +215,7 @@ impl Inner {
     ) -> Result<(), Failure> {
         let bulk = &mut bulk;
         if let Some((side, _)) = handles.iter().find(|(_, lh)| !self.owns(*lh)) {
-            return Err(Failure { side: *side, cause: AccessCause::ForeignHandle, partly: false });
+            return Err(Failure { side: *side, cause: self.not_owned(), partly: false });
         }
         loop {
             // Read before the attempt, so that no change during it is missed.

@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use halite_mem::Lookup;
+use halite_mem::{Lookup, Process};
 use halite_tier::access::{DataPath, SlotRef};
 use halite_tier::effect::{Command, CommandError, OpId, Outcome};
 use halite_tier::ids::{NodeId, NodeIncarnation, Principal, SessionId};
@@ -40,7 +40,8 @@ use crate::cluster::config::EtcdAddress;
 use crate::driver::Driver;
 use crate::driver::ticket::{Ending, Undo};
 use crate::error::{
-    AccessError, BatchError, ListedRegions, LostRegion, RegionCause, RegionError, UnreachableRegion,
+    AccessCause, AccessError, BatchError, ListedRegions, LostRegion, RegionCause, RegionError,
+    UnreachableRegion,
 };
 use crate::session::barrier::Barriers;
 use crate::session::lock::Locks;
@@ -140,6 +141,13 @@ pub struct SwapOp {
 /// Clones are the same session. Dropping the last one ends the session and all its handles. Guards, watches, posted
 /// calls and borrowed answers each count as a clone, so none of them borrows the session.
 ///
+/// A session belongs to the process that joined the cluster. After a `fork`, it is the parent's: in the child, all
+/// operations of the node, its sessions, servers, mailboxes, guards and posted accesses fail with `Forked`
+/// ([`RegionCause::Forked`], [`AccessCause::Forked`](crate::AccessCause::Forked),
+/// [`CallCause::Forked`](crate::CallCause::Forked) and so on), and dropping them does nothing. The child may join as a
+/// node of its own. A child that lives on without executing another program keeps the parent's descriptors open, so
+/// other nodes may notice the parent's end only when its lease is over.
+///
 /// ```
 /// # use halite::{Config, Node, NodeId, Permissions, Placement};
 /// # let dir = std::env::temp_dir().join(format!("halite-doc-session-{}", std::process::id()));
@@ -183,6 +191,7 @@ pub(crate) struct Inner {
     chunk_bytes: u64,
     pub(crate) locks: Locks,
     pub(crate) barriers: Barriers,
+    process: Process,
 }
 
 impl Session {
@@ -195,10 +204,20 @@ impl Session {
         chunk_bytes: u64,
     ) -> Session {
         let (path, locks) = (driver.shared.path.clone(), Locks::new(Holder::new(incarnation, id)));
-        let barriers = Barriers::default();
+        let (barriers, process) = (Barriers::default(), driver.process);
         let principal_number = driver.shared.rpc.client.number_of(&principal);
-        let inner =
-            Inner { path, id, tag, driver, principal, principal_number, chunk_bytes, locks, barriers };
+        let inner = Inner {
+            path,
+            id,
+            tag,
+            driver,
+            principal,
+            principal_number,
+            chunk_bytes,
+            locks,
+            barriers,
+            process,
+        };
         Session { inner: Arc::new(inner) }
     }
 
@@ -630,7 +649,8 @@ impl Session {
         if self.inner.owns(lh) {
             return Ok(());
         }
-        Err(self.failed_on(operation, lh, RegionCause::ForeignHandle))
+        let cause = self.inner.driver.closed_or_forked(RegionCause::ForeignHandle, RegionCause::Forked);
+        Err(self.failed_on(operation, lh, cause))
     }
 
     pub(crate) fn failed_on(&self, operation: &'static str, lh: Lh, cause: RegionCause) -> RegionError {
@@ -663,14 +683,29 @@ fn of_vector(error: BatchError, offset: u64, len: u64) -> AccessError {
 }
 
 impl Inner {
-    /// Returns whether this session made the handle.
+    /// Returns whether this session made the handle, in this process.
     #[inline]
     pub(crate) fn owns(&self, lh: Lh) -> bool {
-        lh.session == self.tag
+        lh.session == self.tag && self.process.is_current()
+    }
+
+    /// Returns why an operation on a region fails on a closed node.
+    #[cold]
+    pub(crate) fn closed_region(&self) -> RegionCause {
+        self.driver.closed_or_forked(RegionCause::NodeClosed, RegionCause::Forked)
+    }
+
+    /// Returns why an access by a handle fails that this session does not own.
+    #[cold]
+    pub(crate) fn not_owned(&self) -> AccessCause {
+        self.driver.closed_or_forked(AccessCause::ForeignHandle, AccessCause::Forked)
     }
 
     /// Returns the text that errors use for a handle's region.
     pub(crate) fn describe(&self, lh: Lh) -> String {
+        if self.driver.is_forked() {
+            return format!("handle {}.{}", lh.slot.index, lh.slot.generation);
+        }
         let pin = self.path.pins().pin();
         match self.path.slots().get(&pin, lh.slot.index, lh.slot.generation) {
             Lookup::Found(mapping) if self.owns(lh) => format!("region {}", mapping.region),
@@ -762,18 +797,21 @@ impl Future for Commanded<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ending> {
         let driver = &self.inner.driver;
+        if driver.is_forked() {
+            return Poll::Ready(Err(driver.closed_error()));
+        }
         if let Some(command) = self.command.take() {
             let undo = Undo::of(&command);
             self.op = driver.submit(self.inner.id, command, undo);
         }
-        let Some(op) = self.op else { return Poll::Ready(Err(crate::driver::ticket::node_closed())) };
+        let Some(op) = self.op else { return Poll::Ready(Err(driver.closed_error())) };
         let ending = driver.poll_ticket(op, context);
         if ending.is_ready() {
             self.op = None;
         }
         ending.map(|ending| match ending {
             // A node that leaves makes all handles stale, including those of commands that were just submitted.
-            Err(CommandError::Stale) if driver.is_closed() => Err(crate::driver::ticket::node_closed()),
+            Err(CommandError::Stale) if driver.is_closed() => Err(driver.closed_error()),
             ending => ending,
         })
     }

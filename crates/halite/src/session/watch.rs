@@ -99,7 +99,7 @@ impl Session {
         let failed = |cause| self.failed_on("watch", lh, cause);
         let checked = self.inner.check("watch", lh, Permissions::READ, 0, 0).await;
         checked.map_err(|error| failed(region_cause(error.cause)))?;
-        let (port, mailbox) = self.open_watch_port().map_err(|_| failed(RegionCause::NodeClosed))?;
+        let (port, mailbox) = self.open_watch_port().map_err(|_| failed(self.inner.closed_region()))?;
         let begun = Commanded::new(&self.inner, Command::Watch { slot: lh.slot, port: port.0 }).await;
         match begun {
             Ok(Outcome::Watching { region }) => {
@@ -269,6 +269,9 @@ impl Watch {
     /// Checks that the handle still leads to a readable region.
     fn check(&self) -> Result<(), RegionError> {
         let inner = self.inner();
+        if inner.driver.is_forked() {
+            return Err(self.failed(RegionCause::Forked));
+        }
         match inner.path.locate(inner.id, self.lh.slot, Permissions::READ, 0, 1) {
             Ok(_) | Err(Blocked::Changing | Blocked::Post { .. }) => Ok(()),
             Err(blocked) => Err(self.failed(region_cause(inner.cause_of(blocked, 0, 0)))),
@@ -277,7 +280,7 @@ impl Watch {
 
     fn closed(&self, _: ServeError) -> RegionError {
         // The port is this watch's alone, so only the end of the node can close it.
-        self.failed(RegionCause::NodeClosed)
+        self.failed(self.inner().closed_region())
     }
 
     fn failed(&self, cause: RegionCause) -> RegionError {
@@ -303,6 +306,7 @@ fn region_cause(cause: AccessCause) -> RegionCause {
         AccessCause::PeerDown(node) => RegionCause::PeerDown(node),
         AccessCause::Sealed => RegionCause::Sealed,
         AccessCause::NodeClosed => RegionCause::NodeClosed,
+        AccessCause::Forked => RegionCause::Forked,
         AccessCause::OutOfRange { .. }
         | AccessCause::Overflow
         | AccessCause::Unaligned { .. }

@@ -5,6 +5,7 @@ mod calls;
 mod calls_found;
 #[path = "../common/mod.rs"]
 mod common;
+mod forking;
 mod joining;
 mod leaving;
 mod lifetimes;

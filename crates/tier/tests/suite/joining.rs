@@ -6,7 +6,7 @@ use common::{ARENA_BYTES, CHUNK_BYTES, Cluster, LEASE_NS, allocation};
 use halite_tier::access::SlotRef;
 use halite_tier::effect::{Command, OpId, Outcome, Placement};
 use halite_tier::ids::NodeId;
-use halite_tier::message::{ErrorReply, RegionCommand};
+use halite_tier::message::{ErrorReply, NodeState, RegionCommand};
 use halite_tier::permissions::Permissions;
 
 const RIGHTS: Permissions = Permissions::READ;
@@ -89,6 +89,25 @@ fn lost_packets_of_a_first_meeting_cost_time_only() {
             assert_eq!(cluster.outcome(joined, asked), Some(not_met), "node 4 may well live");
         }
     }
+}
+
+#[test]
+fn status_awaits_distant_members_that_answer() {
+    let mut cluster = five();
+    let joined = join(&mut cluster, EPHEMERAL, 0, &[1, 2, 3]);
+    let asked = begin(&mut cluster, joined, Command::Status);
+    for _ in 0..80 {
+        let then_ns = cluster.now_ns + LEASE_NS / 100;
+        cluster.hosts[joined].engine.handle_dials(then_ns, || true);
+        cluster.pass(LEASE_NS / 100);
+        cluster.run();
+        assert!(!cluster.has_ended(joined, asked), "node 4 answers, but its connection is not complete");
+    }
+    cluster.finish_dials(joined, 4, true);
+    let Some(Ok(Outcome::Status(nodes))) = cluster.outcome(joined, asked) else {
+        panic!("all have answered")
+    };
+    assert!(nodes.iter().all(|status| status.state == NodeState::Alive), "{nodes:?}");
 }
 
 #[test]

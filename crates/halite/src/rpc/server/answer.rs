@@ -66,6 +66,8 @@ pub(crate) enum Answered {
     TooLong,
     /// There is no memory to keep it for the caller, which gets an error.
     NoMemory,
+    /// This process is a fork of the node's.
+    Forked,
 }
 
 /// Longest output, in bytes, that is written where stores do not reach. The caller reads longer ones in slices, and

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use halite_fabric::{Fabric, Key, Local, RemoteAddress};
 use halite_mem::allocator::Extent;
-use halite_mem::{Allocator, PagePolicy, Segment, Window};
+use halite_mem::{Allocator, PagePolicy, Process, Segment, Window};
 
 use crate::runtime::locks::{lock, ranked};
 
@@ -16,9 +16,16 @@ const GIVE_BACK_BYTES_MIN: u64 = 64 << 20;
 /// Offsets are multiples of a cache line.
 const ALIGNMENT_BYTES: u64 = 64;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Pool {
     inner: Mutex<Option<Inner>>,
+    process: Process,
+}
+
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool { inner: Mutex::default(), process: Process::current() }
+    }
 }
 
 ranked! {
@@ -97,6 +104,10 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
+        if !self.pool.process.is_current() {
+            // The memory is the parent's.
+            return;
+        }
         if self.extent.len >= GIVE_BACK_BYTES_MIN {
             // If this fails, the pages are reused.
             let _ = self.window.segment().discard(self.extent.offset, self.extent.len);

@@ -12,7 +12,7 @@ use crate::rpc::Lent;
 pub struct Answer {
     lent: Lent,
     /// Frees the slot, if the answer is in one.
-    _kept: Option<OwnedRequest>,
+    kept: Option<OwnedRequest>,
 }
 
 impl fmt::Debug for Answer {
@@ -24,12 +24,13 @@ impl fmt::Debug for Answer {
 impl Answer {
     pub(super) fn new(lent: Lent, request: OwnedRequest) -> Answer {
         let in_slot = matches!(lent, Lent::InSlot(_));
-        Answer { lent, _kept: in_slot.then_some(request) }
+        Answer { lent, kept: in_slot.then_some(request) }
     }
 
-    /// Returns the length in bytes.
+    /// Returns the length in bytes; 0 for an answer in memory of the node, in a fork of its process.
     pub fn len(&self) -> usize {
         match &self.lent {
+            Lent::InSlot(_) if self.kept.as_ref().is_some_and(OwnedRequest::is_forked) => 0,
             Lent::Nowhere => 0,
             Lent::InSlot(window) => window.len() as usize,
             Lent::Fetched(bytes) => bytes.len(),

@@ -329,6 +329,9 @@ impl<'s> Calling<'s> {
             // Converted before any lock is taken, since this runs the application's code.
             let left: Vec<_> = inputs[posted.len()..].iter().take(BATCH_MAX).map(AsRef::as_ref).collect();
             let next = *left.first()?;
+            if driver.is_forked() {
+                return Some(next);
+            }
             if !posted.is_empty() && driver.now_ns() >= self.terms.deadline_ns {
                 posted.resize_with(inputs.len(), || Err(self.not_posted(PostFailure::Timeout)));
                 return None;
@@ -409,7 +412,9 @@ impl<'s> Calling<'s> {
 
     pub(crate) fn ended(&self, look: ReplyState) -> CallCause {
         match look {
-            _ if self.session.inner.driver.is_closed() => CallCause::NodeClosed,
+            _ if self.session.inner.driver.is_closed() => {
+                self.session.inner.driver.closed_or_forked(CallCause::NodeClosed, CallCause::Forked)
+            }
             ReplyState::Overdue => CallCause::Timeout,
             _ => CallCause::PeerDown,
         }
@@ -443,13 +448,18 @@ impl<'s> Calling<'s> {
 
     #[cold]
     fn count_failure(&self) {
-        self.session.inner.path.count(Count::CallFailures, 1);
+        if !self.session.inner.driver.is_forked() {
+            self.session.inner.path.count(Count::CallFailures, 1);
+        }
     }
 
     /// Returns the begin, if the call is sampled.
     #[inline]
     fn begin(&self) -> Option<u64> {
         let inner = &self.session.inner;
+        if inner.driver.is_forked() {
+            return None;
+        }
         Timed::is_next(inner.path.count(Count::Calls, 0)).then(|| inner.driver.now_ns())
     }
 
@@ -482,6 +492,7 @@ impl From<PostFailure> for CallCause {
             PostFailure::NoMemory => CallCause::NoMemory,
             PostFailure::TooManyCalls => CallCause::TooManyCalls,
             PostFailure::NodeClosed => CallCause::NodeClosed,
+            PostFailure::Forked => CallCause::Forked,
         }
     }
 }

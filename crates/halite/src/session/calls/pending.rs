@@ -111,6 +111,12 @@ impl OwnedRequest {
     }
 }
 
+impl OwnedRequest {
+    pub(super) fn is_forked(&self) -> bool {
+        self.session.inner.driver.is_forked()
+    }
+}
+
 impl Drop for OwnedRequest {
     fn drop(&mut self) {
         if let Some(posted) = self.posted.take() {

@@ -257,12 +257,19 @@ impl<'s> Sending<'s> {
 
     /// Returns the error of a message without a reply.
     pub(super) fn lost(&self) -> SendError {
-        let is_closed = self.session.inner.driver.is_closed();
-        self.failed(if is_closed { SendCause::NodeClosed } else { SendCause::PeerDown }, true)
+        let driver = &self.session.inner.driver;
+        let cause = match driver.is_closed() {
+            true => driver.closed_or_forked(SendCause::NodeClosed, SendCause::Forked),
+            false => SendCause::PeerDown,
+        };
+        self.failed(cause, true)
     }
 
     pub(super) fn failed(&self, cause: SendCause, may_have_arrived: bool) -> SendError {
-        self.session.inner.driver.shared.path.count(Count::MessageFailures, 1);
+        let driver = &self.session.inner.driver;
+        if !driver.is_forked() {
+            driver.shared.path.count(Count::MessageFailures, 1);
+        }
         send_error(self.node, self.port, self.len, cause, may_have_arrived)
     }
 }
@@ -307,6 +314,7 @@ impl From<PostFailure> for SendCause {
             PostFailure::NoMemory => SendCause::NoMemory,
             PostFailure::TooManyCalls => SendCause::TooManyCalls,
             PostFailure::NodeClosed => SendCause::NodeClosed,
+            PostFailure::Forked => SendCause::Forked,
         }
     }
 }
@@ -329,6 +337,9 @@ impl Grant<'_> {
 impl Drop for Grant<'_> {
     fn drop(&mut self) {
         let driver = &self.session.inner.driver;
+        if driver.is_forked() {
+            return;
+        }
         driver.with_calls(|rpc, wakes| rpc.decline_room(self.at, self.port.0, self.number, wakes));
     }
 }

@@ -230,7 +230,10 @@ impl Call {
     fn answer(&mut self, output: &[u8]) -> (Session, Result<(), ReplyError>) {
         let session = self.session.take().expect("a call is answered once");
         let to = &self.incoming.to;
-        let answered = session.inner.driver.with_calls(|rpc, wakes| rpc.answer(to, output, wakes));
+        let answered = match session.inner.driver.is_forked() {
+            true => Answered::Forked,
+            false => session.inner.driver.with_calls(|rpc, wakes| rpc.answer(to, output, wakes)),
+        };
         (session, self.result_of(answered, output))
     }
 
@@ -246,6 +249,7 @@ impl Call {
             Answered::Unwanted => ReplyCause::CallerGone,
             Answered::TooLong => ReplyCause::TooLong { max: u64::from(self.incoming.to.bytes_max) },
             Answered::NoMemory => ReplyCause::NoMemory,
+            Answered::Forked => ReplyCause::Forked,
         };
         Err(ReplyError { node: self.node(), len: output.len() as u64, cause })
     }
@@ -255,7 +259,10 @@ impl Call {
 fn answer_batch<O: AsRef<[u8]>>(batch: &mut [(Call, O)], results: &mut Vec<Result<(), ReplyError>>) {
     let Some(session) = batch.first().and_then(|(call, _)| call.session.clone()) else { return };
     let parts: Vec<_> = batch.iter().map(|(call, output)| (&call.incoming.to, output.as_ref())).collect();
-    let answered = session.inner.driver.with_calls(|rpc, wakes| rpc.answer_batch(&parts, wakes));
+    let answered = match session.inner.driver.is_forked() {
+        true => vec![Answered::Forked; parts.len()],
+        false => session.inner.driver.with_calls(|rpc, wakes| rpc.answer_batch(&parts, wakes)),
+    };
     for ((call, output), answered) in batch.iter_mut().zip(answered) {
         call.session = None;
         results.push(call.result_of(answered, output.as_ref()));
@@ -265,6 +272,10 @@ fn answer_batch<O: AsRef<[u8]>>(batch: &mut [(Call, O)], results: &mut Vec<Resul
 impl Drop for Call {
     fn drop(&mut self) {
         if let Some(session) = self.session.take() {
+            if session.inner.driver.is_forked() {
+                // The request, like its link, is the parent's.
+                return std::mem::forget(self.incoming.0.take());
+            }
             let to = &self.incoming.to;
             session.inner.driver.with_calls(|rpc, wakes| rpc.refuse(to, Status::Dropped, wakes));
         }
@@ -284,6 +295,9 @@ impl Receiver {
         options: ServeOptions,
     ) -> Result<Receiver, ServeError> {
         let driver = &session.inner.driver;
+        if driver.is_forked() {
+            return Err(serve_error(id, ServeCause::Forked));
+        }
         let owner = session.inner.principal.clone();
         let service = Arc::new(Service::new(id, owner, options));
         let services = &mut driver.shared.peers.write().services;
@@ -311,6 +325,7 @@ impl Receiver {
 
     pub(super) async fn recv(&self) -> Result<Box<Incoming>, ServeError> {
         loop {
+            self.check_process()?;
             let taken = Receiving { receiver: self, id: None }.await;
             let taken = taken.map_err(|Closed| self.closed())?;
             if let Some(accepted) = self.accept(taken).await {
@@ -323,6 +338,7 @@ impl Receiver {
     #[inline]
     pub(super) fn recv_blocking(&self) -> Result<Box<Incoming>, ServeError> {
         let driver = self.driver();
+        self.check_process()?;
         if !self.service.is_waiting()
             && !self.service.has_ended()
             && let Some(request) = driver.take_direct(&self.service)
@@ -361,6 +377,7 @@ impl Receiver {
     }
 
     pub(super) fn try_recv(&self) -> Result<Option<Box<Incoming>>, ServeError> {
+        self.check_process()?;
         while let Some(taken) = self.service.try_take().map_err(|Closed| self.closed())? {
             let accepted = match self.accept_here(taken) {
                 Ok(accepted) => accepted,
@@ -449,7 +466,16 @@ impl Receiver {
         incoming
     }
 
+    /// Fails in a fork of the node's process.
+    #[inline]
+    fn check_process(&self) -> Result<(), ServeError> {
+        if self.driver().is_forked() { Err(self.closed()) } else { Ok(()) }
+    }
+
     pub(super) fn close(&self) {
+        if self.driver().is_forked() {
+            return;
+        }
         if let Some(ended) = self.service.close() {
             self.end(ended);
         }
@@ -466,13 +492,19 @@ impl Receiver {
     }
 
     fn closed(&self) -> ServeError {
-        let cause = if self.driver().is_closed() { ServeCause::NodeClosed } else { ServeCause::Closed };
+        let cause = match self.driver().is_closed() {
+            true => self.driver().closed_or_forked(ServeCause::NodeClosed, ServeCause::Forked),
+            false => ServeCause::Closed,
+        };
         serve_error(self.service.id, cause)
     }
 }
 
 impl Drop for Receiver {
     fn drop(&mut self) {
+        if self.driver().is_forked() {
+            return;
+        }
         if let Some(ended) = self.service.leave() {
             self.end(ended);
         }
@@ -503,6 +535,9 @@ impl Future for Receiving<'_> {
 
 impl Drop for Receiving<'_> {
     fn drop(&mut self) {
+        if self.receiver.driver().is_forked() {
+            return;
+        }
         let next = self.id.and_then(|id| self.receiver.service.stop_waiting(id));
         if let Some(next) = next {
             next.wake();
@@ -546,7 +581,7 @@ impl<'r> Reading<'r> {
 
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        if self.incoming.is_some() {
+        if self.incoming.is_some() && !self.receiver.driver().is_forked() {
             self.stop();
             let incoming = self.incoming.take().expect("looked at just before");
             self.receiver.requeue(incoming);

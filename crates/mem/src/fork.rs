@@ -1,0 +1,85 @@
+//! Detects that a process is a fork of the one that created a value.
+//!
+//! A forked child has copies of its parent's values, the parent's descriptors, none of its threads, and, since segments
+//! are not inherited, none of its shared memory. So it must not use such values. A child that executes another program
+//! is no concern: nothing is left of them.
+
+use std::sync::Once;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Number of forks from the first process that created a [`Process`] to this one. Only the child that a fork creates
+/// changes it, before any of its code runs, so it orders nothing.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// The process that created a value.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Process(u32);
+
+impl Process {
+    /// Returns this process.
+    pub fn current() -> Process {
+        static REGISTERED: Once = Once::new();
+        // SAFETY: the handler only adds to a number, which is safe in a child of a process with threads.
+        REGISTERED.call_once(|| match unsafe { pthread_atfork(None, None, Some(count_fork)) } {
+            0 => {}
+            error => panic!("no memory for the handler of forks: error {error}"),
+        });
+        Process(FORKS.load(Relaxed))
+    }
+
+    /// Returns true if this process is the same, false if it is a fork of it. Costs a load of a word that never changes.
+    #[inline]
+    pub fn is_current(self) -> bool {
+        FORKS.load(Relaxed) == self.0
+    }
+}
+
+extern "C" fn count_fork() {
+    FORKS.fetch_add(1, Relaxed);
+}
+
+type Handler = extern "C" fn();
+
+unsafe extern "C" {
+    /// Of the C library, which the standard library links.
+    fn pthread_atfork(prepare: Option<Handler>, parent: Option<Handler>, child: Option<Handler>) -> i32;
+    fn fork() -> i32;
+    fn _exit(status: i32) -> !;
+}
+
+/// Runs `child` in a fork of this process, and returns the fork's exit status; `None` if a signal ended it. For tests.
+///
+/// The fork has only the calling thread. `child` must take no lock that another thread may hold, so it must not print.
+pub fn run_in_fork(child: impl FnOnce() -> u8) -> std::io::Result<Option<i32>> {
+    // SAFETY: the child runs on a copy of this thread and all memory; the caller takes care of locks.
+    match unsafe { fork() } {
+        -1 => Err(std::io::Error::last_os_error()),
+        0 => {
+            let status = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(u8::MAX);
+            // SAFETY: ends the process at once, without the exit handlers, which are the parent's.
+            unsafe { _exit(status.into()) }
+        }
+        pid => {
+            let pid = rustix::process::Pid::from_raw(pid);
+            let waited = rustix::process::waitpid(pid, rustix::process::WaitOptions::empty())?;
+            Ok(waited.and_then(|(_, status)| status.exit_status()))
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fork_is_another_process() {
+        let process = Process::current();
+        let ended = run_in_fork(|| {
+            let own = Process::current();
+            u8::from(process.is_current()) + 2 * u8::from(own.is_current())
+        });
+        assert_eq!(ended.unwrap(), Some(2), "of its values, only new ones are its own");
+        assert!(process.is_current());
+    }
+}
