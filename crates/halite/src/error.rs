@@ -2,6 +2,8 @@
 //!
 //! An error names the attempted operation, its object, the cause, and what to do next.  The operation was not done,
 //! unless the cause says "maybe done".
+//!
+//! This folder calls nothing else of this crate and takes no lock.
 
 pub(crate) mod call;
 pub(crate) mod cluster_dir;
