@@ -220,7 +220,7 @@ impl Ending {
 /// The reason why this process could not be tied to its parent.
 #[derive(Debug, thiserror::Error)]
 pub enum TetherError {
-    /// The parent died before this process asked the kernel to die with it.
+    /// The parent died before this process had set its parent-death signal, so the kernel would not send that signal.
     #[error("process {parent}, which started this one, has ended")]
     Orphaned {
         /// Pid of the parent.

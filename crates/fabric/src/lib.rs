@@ -165,8 +165,8 @@ pub trait Fabric: Send + Sync {
         None
     }
 
-    /// Returns true if a peer that this end dials has answered, if only by the network, and is not connected yet: such
-    /// a peer exists, but is far away or slow. Always true if the provider cannot tell.
+    /// Returns true if a connection that this end dials was answered by the peer or its host, but is not complete yet:
+    /// the peer is far away or slow, not gone. A provider that cannot tell returns true.
     fn is_being_answered(&self) -> bool {
         true
     }

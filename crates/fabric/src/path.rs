@@ -11,7 +11,8 @@ pub struct Path {
     pub is_known: bool,
     /// Packets sent, including repetitions.
     pub sent: u64,
-    /// Retransmitted packets; at least as many were lost or late.
+    /// Packets sent again, because they or their acknowledgements were lost or late; without `repeats_single`, also the
+    /// packets behind a lost one.
     pub repeated: u64,
     /// True if both ends retransmit single packets; otherwise a loss repeats all later packets as well.
     pub repeats_single: bool,

@@ -2,6 +2,8 @@
 //!
 //! An error names the attempted operation, its object, the cause, and what to do next.  The operation was not done,
 //! unless the cause says "maybe done".
+//!
+//! This folder calls nothing else of this crate and takes no lock.
 
 pub(crate) mod call;
 pub(crate) mod cluster_dir;
@@ -95,12 +97,12 @@ pub enum RegionCause {
     /// The region was lost with its home.
     #[error("the region was lost with {0}")]
     Lost(Lost),
-    /// A node cannot map the memory that it was to read, for lack of addresses or descriptors.
+    /// A node cannot map memory that it must read, for lack of addresses or descriptors.
     #[error(
         "node {node} lacks addresses or descriptors to map the memory of node {owner}; raise the limits of its process (`ulimit -v`, `ulimit -n`)"
     )]
     Unmapped {
-        /// The node that was to read.
+        /// The node that cannot map it.
         node: NodeId,
         /// The owner of the memory.
         owner: NodeId,

@@ -19,7 +19,8 @@ pub struct Counters {
     pub lost: u64,
     /// Packets that arrived twice; the second copy was discarded.
     pub duplicated: u64,
-    /// Packets that were overtaken, at the cost of a round trip.
+    /// Packets delayed by the reordering fault: each arrives two link latencies late, so that later packets may
+    /// overtake it.
     pub reordered: u64,
     /// Damaged packets that were detected, and so lost.
     pub corrupted_caught: u64,

@@ -27,7 +27,8 @@ pub trait Directory: fmt::Debug + Send {
     /// all nodes also send their requests and the names of their regions to it.
     fn seat(&self) -> NodeId;
 
-    /// Whether names and numbers are in a store outside of the cluster, which each node accesses through its own part.
+    /// Whether names and numbers are kept in a store outside of the cluster (etcd). Each node then accesses the store
+    /// itself, instead of asking the [seat](Directory::seat).
     fn is_outside(&self) -> bool {
         false
     }

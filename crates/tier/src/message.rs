@@ -584,7 +584,8 @@ pub enum Notice {
     Seen { members: Vec<(Member, String)>, ended: Vec<NodeIncarnation> },
     /// To the directory: the sender is killing the process of that node, which was silent for longer than its lease.
     Killing { incarnation: NodeIncarnation },
-    /// To a node with a higher number: offers this connection as the pairing with this number or a higher one.
+    /// To a node with a higher node number: offers to pair over this connection. The receiver chooses the pairing
+    /// number: `pairing`, or a higher one if it has already used that.
     Welcome { pairing: u64 },
     /// To a node with a lower number, as the first message: accepts the pairing, and returns its number.
     Paired { pairing: u64 },

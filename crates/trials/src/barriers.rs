@@ -109,10 +109,10 @@ impl Room {
         let latest_ns = visit.begin_ns + TIMEOUT_US_MAX * 1000 + SLACK_NS;
         match () {
             () if now_ns + CLOCKS_NS < first_ns => {
-                Err(format!("no participant times out before {first_ns} ns"))
+                Err(format!("it timed out early: the first deadline of a participant is {first_ns} ns"))
             }
             () if now_ns > latest_ns && is_calm => {
-                Err(format!("every participant had timed out by {latest_ns} ns"))
+                Err(format!("it timed out late: a wait that began then must time out by {latest_ns} ns"))
             }
             () => Ok(()),
         }

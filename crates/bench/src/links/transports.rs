@@ -23,7 +23,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// All that this program was built with.
+    /// Returns the transports that this program was built with.
     pub fn all() -> Vec<Transport> {
         let mut all =
             vec![Transport::Halite(Congestion::Grant), Transport::Halite(Congestion::Delay), Transport::Tcp];

@@ -40,7 +40,7 @@ pub enum ChildError {
         /// What it said.
         stderr: String,
     },
-    /// It was stopped after its time.
+    /// The program was killed because it did not end within the time limit.
     #[error("{command} did not end within {limit_s} s")]
     TooLong {
         /// Name and arguments.

@@ -92,7 +92,7 @@ pub enum Probe {
         /// All that follows `run`, other than `--json`.
         arguments: Vec<String>,
     },
-    /// Reads of a map in this process, of keys as YCSB asks for them.
+    /// Reads from a `DashMap` in this process, with the Zipf-distributed keys of YCSB.
     DashMap {
         /// How many keys.
         keys: u64,
@@ -138,7 +138,7 @@ pub struct Sample {
     pub processes_cpu: Option<Duration>,
     /// How much of the memory for requests holds requests.
     pub used_percent: Option<f64>,
-    /// The same in four queues of receive buffers.
+    /// `used_percent` for the baseline of receive queues, with four buffer sizes.
     pub used_by_queues_percent: Option<f64>,
 }
 
@@ -307,7 +307,10 @@ impl fmt::Display for Probe {
             }
             Probe::HaliteRun { arguments } => write!(f, "halite run {} --json", arguments.join(" ")),
             Probe::DashMap { keys, iterations } => {
-                write!(f, "dashmap in one process, {keys} keys of 64 B, {iterations} reads as of YCSB C")
+                write!(
+                    f,
+                    "dashmap in one process, {keys} keys of 64 B, {iterations} reads with the key distribution of YCSB C"
+                )
             }
             Probe::File { together, iterations } => {
                 write!(

@@ -126,7 +126,7 @@ impl Batch {
         stream.read_exact(&mut self.replies)?;
         if self.replies != self.expected {
             let reply = String::from_utf8_lossy(&self.replies);
-            return Err(io::Error::other(format!("a reply is not as expected: {reply:?}")));
+            return Err(io::Error::other(format!("unexpected reply: {reply:?}")));
         }
         Ok(())
     }
@@ -141,7 +141,7 @@ impl Batch {
             let is_error = bytes[..count].contains(&b'E');
             if count == 0 || is_error {
                 let reply = String::from_utf8_lossy(&bytes[..count]);
-                return Err(io::Error::other(format!("a reply is not as expected: {reply:?}")));
+                return Err(io::Error::other(format!("unexpected reply: {reply:?}")));
             }
             lines += bytes[..count].iter().filter(|byte| **byte == b'\n').count();
         }

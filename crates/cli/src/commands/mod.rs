@@ -1,4 +1,4 @@
-//! The commands, one file for each; this file dispatches.
+//! Runs the commands. Most have a file here; `doctor`, `perf`, `sim` and `run` have a folder of the crate.
 
 mod access;
 mod config;

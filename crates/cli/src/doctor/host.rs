@@ -110,7 +110,7 @@ fn descriptors(facts: &HostFacts) -> Finding {
         return Finding::ok("descriptors", "no limit", "ulimit -Hn");
     };
     let works = nodes_within(limit);
-    let found = format!("the hard limit is {limit}: clusters of up to {works} nodes work");
+    let found = format!("the hard limit is {limit}, enough for clusters of up to {works} nodes");
     let severity = match works {
         0..=1 => Severity::Error,
         works if works < NODES_MAX as u64 => Severity::Warning,

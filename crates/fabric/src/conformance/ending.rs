@@ -76,7 +76,8 @@ pub fn a_peer_that_is_cut_off_writes_nothing(harness: &dyn Harness) {
     assert!(bytes_of(&pair.target.1, 0, SEGMENT_BYTES as usize).iter().all(|byte| *byte == 1));
 }
 
-/// Expects memory that loads and stores reach not to be reused while a window exists, whichever end leaves.
+/// Expects that the owner of a segment does not report its peer as cut off while the peer holds a window into the
+/// segment, whichever of the two closes its fabric.
 pub fn a_held_window_delays_the_cut_off(harness: &dyn Harness) {
     for holder_leaves in [false, true] {
         let names = [format!("one-{holder_leaves}"), format!("two-{holder_leaves}")];

@@ -1,7 +1,8 @@
-//! A temporary ephemeral node that joins a cluster of several hosts before a node does so under a permanent number.
+//! A temporary node with an ephemeral number. It joins a cluster of several hosts on behalf of a node that wants a
+//! permanent number.
 //!
-//! Another live node may have that number, and only the directory knows the first node's address, however the cluster
-//! was found. An ephemeral node has a unique number, so it can join first and ask.
+//! Before that node can join, it must know that no live node has its number, and the address of node 0. Only a member
+//! of the cluster can find out either. An ephemeral number is unique, so the temporary node can join first and ask.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};

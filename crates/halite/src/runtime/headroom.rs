@@ -1,4 +1,4 @@
-//! The memory that the system has for this process: in total, and now.
+//! The memory that this process may use: the limit, and the part that is free now.
 //!
 //! Several limits apply at once: the machine's, each enclosing control group's, and the address space's. A limit that
 //! the system does not report counts as none.

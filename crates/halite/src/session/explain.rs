@@ -214,8 +214,8 @@ pub struct PeerExplained {
 pub struct PeerSeen {
     /// Address at which other hosts dial it, if they can.
     pub address: Option<SocketAddr>,
-    /// Whether it announces this node's cluster directory, and so is a process of this host. Other nodes are on other
-    /// hosts, in other directories, or share no memory and do not announce one.
+    /// True if the peer announces this node's cluster directory, and so is a process of this host. False for peers of
+    /// other hosts or other directories, and for peers without shared memory, which announce no directory.
     pub is_here: bool,
     /// Time since it was last heard, if it is connected.
     pub silent: Option<Duration>,

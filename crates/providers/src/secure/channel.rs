@@ -127,7 +127,8 @@ impl Channel {
         Channel { state, secrets, received, is_met: false, is_proven: false, waiting, output }
     }
 
-    /// Queues a message of at most [`MESSAGE_BYTES_MAX`] bytes; the first one of an end, at most [`FIRST_BYTES_MAX`].
+    /// Queues a message of at most [`MESSAGE_BYTES_MAX`] bytes. The first message that an end sends is limited to
+    /// [`FIRST_BYTES_MAX`].
     pub fn send(&mut self, message: &[u8]) {
         assert!(message.len() <= MESSAGE_BYTES_MAX, "who sends keeps to the limit");
         match std::mem::replace(&mut self.state, ChannelState::Answering) {

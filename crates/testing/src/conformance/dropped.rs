@@ -41,7 +41,8 @@ pub fn an_abandoned_nameless_alloc_is_undone(h: &dyn Harness) {
     });
 }
 
-/// With a name it may be there or not; but it is whole, and its name is not lost for ever.
+/// An abandoned `alloc` with a name either creates the whole region or is undone; in both cases the name can be used
+/// again.
 pub fn an_abandoned_alloc_is_whole_or_undone(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     at_every_wait(|polls| {

@@ -5,8 +5,8 @@ use halite::{AccessCause, NodeId, Permissions, Placement, RegionCause};
 use super::cluster::{CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
 use super::refused;
 
-/// A principal that may write, may write no more, through old handles and new ones, and maps for nothing but reading; everyone may
-/// read on.
+/// A sealed region refuses writes by a principal with write permission, through old and new handles, and can be mapped
+/// only for reading. Reads still work.
 pub fn a_sealed_region_takes_no_writes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(0);

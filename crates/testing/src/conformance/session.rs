@@ -1,6 +1,7 @@
 //! Sessions as stories use them.
 //!
-//! Over real nodes these are blocking sessions, and add nothing.  In a simulated world their waits let virtual time pass.
+//! Over real nodes these are blocking sessions, and add nothing.  In a simulated world their waits let virtual time
+//! pass.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -169,7 +170,8 @@ impl Session {
 }
 
 impl Session {
-    /// A session as stories use it.
+    /// Wraps a session for the conformance tests: it blocks over real nodes, and lets virtual time pass while it waits
+    /// in a simulated world.
     pub fn new(session: &halite::Session) -> Session {
         Session(session.blocking())
     }

@@ -190,7 +190,7 @@ impl Ledger {
         if !self.holds.is_empty() || !is_calm || now_ns < free_since_ns.saturating_add(IDLE_NS_MAX) {
             return Ok(());
         }
-        Err(format!("it was free since {free_since_ns} ns"))
+        Err(format!("the lock was granted late: it had been free since {free_since_ns} ns"))
     }
 
     /// Records that the attempt was cancelled, and may have succeeded.

@@ -91,7 +91,7 @@ impl Ledger {
         }
         // A message that waits for a dead node goes to the next incarnation.
         if incarnation < path.to.1 || incarnation > path.to.1 && stream.sent.contains(&number) {
-            return Err(format!("it arrived in incarnation {incarnation}"));
+            return Err(format!("it arrived in the wrong incarnation of its receiver, {incarnation}"));
         }
         if number <= stream.last_come {
             return Err(format!("it arrived after message {}", stream.last_come));

@@ -1,4 +1,4 @@
-//! Applications, beside what one would take instead.
+//! Rows for the applications, compared with the usual alternatives: Redis, a hash map in one process, a plain file.
 
 use super::{Figure, Row, Sizes, Source, Target, figure_of, row};
 use crate::peers::probe::Probe;
@@ -10,7 +10,7 @@ const KEYS: u64 = 10_000;
 /// Records that are appended together where that is so.
 const TOGETHER: u64 = 64;
 
-/// The rows in their order.
+/// Returns the rows of this section, in the order of the table.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
     [store(sizes), clients_of_redis(sizes), log(sizes)].concat()
 }

@@ -9,7 +9,7 @@ const WINDOW: u64 = 16;
 /// How many of them are posted together where that is so.
 const BATCH: u64 = 8;
 
-/// The rows in their order.
+/// Returns the rows of this section, in the order of the table.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
     let rows =
         [round_trips(sizes), tails(sizes), rates(sizes), replies(sizes), messages(sizes), resources(sizes)];

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::peers::probe::Probe;
 
-/// The rows in their order.
+/// Returns the rows of this section, in the order of the table.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
     let mut rows = latency(sizes);
     for size in [64 * KIB, MIB] {

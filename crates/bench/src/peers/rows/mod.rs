@@ -50,7 +50,7 @@ pub enum Figure {
     ProcessesCpu,
     /// How much of the memory for requests holds requests, %.
     Used,
-    /// The same in four queues of receive buffers.
+    /// `Used` for the baseline of receive queues: how much of the buffers holds requests with four buffer sizes, %.
     UsedByQueues,
 }
 
@@ -191,7 +191,7 @@ pub fn probes(rows: &[Row]) -> Vec<Probe> {
 }
 
 impl Row {
-    /// Whether everything it compares is installed.
+    /// Returns true if all programs that the row compares are installed.
     pub fn can_run(&self, tools: &Tools) -> bool {
         let sources = [&self.ours, &self.theirs].into_iter().flatten();
         sources.filter_map(|source| source.probe.needs()).all(|program| tools.has(program))

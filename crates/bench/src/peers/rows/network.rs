@@ -3,7 +3,7 @@
 use super::{Figure, MIB, Row, Sizes, Source, Target, figure_of, halite, latency_of, row, ucx_over_tcp};
 use crate::peers::probe::Probe;
 
-/// The rows in their order.
+/// Returns the rows of this section, in the order of the table.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
     [small(sizes), large(sizes)].concat()
 }

@@ -3,7 +3,7 @@
 use super::{Figure, KIB, MIB, Row, Sizes, Target, baseline_of, figure_of, halite, latency_of, row, ucx};
 use crate::peers::probe::Probe;
 
-/// The rows in their order.
+/// Returns the rows of this section, in the order of the table.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
     [atomics(sizes), locks(sizes), memory_operations(sizes)].concat()
 }
