@@ -15,7 +15,7 @@ use crate::wire::{Headers, Packet, Psn, Qpn};
 pub(crate) const SPAN_MAX: u64 = 1024;
 
 /// How many packets behind the expected one the responder keeps, and the requester sends, under a grant.  Four times the
-/// grant: a lost packet may be repeated and lost again for four round trips while later packets go on.
+/// grant: a lost packet may be repeated and lost again for four round trips while later packets are sent.
 // [ROCE-SEL-1]
 pub(crate) fn span(grant: u32) -> u64 {
     (4 * u64::from(grant)).clamp(4, SPAN_MAX)
