@@ -1,4 +1,5 @@
-//! Measures Halite beside what its users would pick instead (`peers`), over emulated networks (`links`), and in instructions (`price`).
+//! Benchmarks of Halite: against its usual alternatives (`peers`), over emulated networks (`links`), and by counted
+//! instructions (`price`).
 //!
 //! Applications do not link this crate.
 

@@ -1,4 +1,4 @@
-//! The `halite-bench` program: measures Halite beside what its users would pick instead.
+//! The `halite-bench` program: compares Halite with its usual alternatives.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use halite_bench::peers::{self, Options};
 #[cfg(target_arch = "x86_64")]
 use halite_bench::price;
 
-/// Measures Halite beside what its users would pick instead.
+/// Compares Halite with its usual alternatives.
 #[derive(Parser)]
 #[command(name = "halite-bench", version)]
 struct Arguments {
@@ -20,34 +20,34 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Runs Halite, UCX, gRPC, Redis and the bare machine in alternating rounds and prints the ratios
+    /// Run Halite, UCX, gRPC, Redis and the bare machine in alternating rounds and print the ratios
     Peers(Options),
-    /// Runs Halite, TCP and QUIC over emulated networks that lose, delay and share, and prints what comes through
+    /// Run Halite, TCP and QUIC over emulated networks with loss, delay and competing flows, and print the goodput
     Links(links::Options),
     #[cfg(target_arch = "x86_64")]
-    /// Counts instructions, locked instructions and allocations of each operation
+    /// Count instructions, locked instructions and allocations of each operation
     Price(price::Options),
     #[cfg(target_arch = "x86_64")]
-    /// Does what `price` counts
+    /// Run the operations that `price` counts
     #[command(hide = true)]
     PriceWork,
-    /// Serves the echo that `peers` measures gRPC with
+    /// Serve the echo service of the gRPC rows of `peers`
     #[command(hide = true)]
     GrpcEcho {
-        /// Where to listen
+        /// Address of the socket to listen on
         #[arg(long)]
         socket: PathBuf,
     },
-    /// Runs a program that dies together with its parent
+    /// Run a program that is killed when its parent dies
     #[command(hide = true)]
     Tethered {
-        /// The process that must still be the parent
+        /// Pid of the expected parent
         #[arg(long)]
         parent: u32,
-        /// The core to run on
+        /// Core to run on
         #[arg(long)]
         core: Option<usize>,
-        /// The program and its arguments
+        /// Program and arguments
         #[arg(last = true, required = true)]
         program: Vec<OsString>,
     },

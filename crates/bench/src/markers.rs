@@ -1,36 +1,36 @@
-//! Tables in documents, each between two markers: `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
+//! Replaces tables in documents. Each table stands between two markers: `<!-- NAME:begin -->` and `<!-- NAME:end -->`.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a table could not be put into its document.
+/// Cause of a failed replacement.
 #[derive(Debug, thiserror::Error)]
 pub enum MarkersError {
     /// The document cannot be read or written.
     #[error("cannot put the table into {path}: {source}")]
     Io {
-        /// Which.
+        /// Path of the document.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It does not say where the table goes.
-    #[error("cannot put the table into {path}: it has no line `{}` with a line `{}` below it", begin(.name), end(.name))]
+    /// The document lacks a marker, or has them in the wrong order.
+    #[error("cannot put the table into {path}: the document has no line `{}` with a line `{}` below it", begin(.name), end(.name))]
     Missing {
-        /// Which.
+        /// Path of the document.
         path: PathBuf,
-        /// Of the table.
+        /// Name of the table.
         name: &'static str,
     },
 }
 
-/// Whether the document at `path` says where the table goes.
+/// Checks that the document at `path` has both markers.
 pub fn check(path: &Path, name: &'static str) -> Result<(), MarkersError> {
     replaced(path, name, &read(path)?, "").map(|_| ())
 }
 
-/// Puts `table` between the markers of the document at `path`.
+/// Replaces the text between the markers of the document at `path` by `table`.
 pub fn splice(path: &Path, name: &'static str, table: &str) -> Result<(), MarkersError> {
     let text = replaced(path, name, &read(path)?, table)?;
     fs::write(path, text).map_err(|source| MarkersError::Io { path: path.to_path_buf(), source })
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_stands_between_the_markers_is_replaced() {
+    fn only_the_text_between_the_markers_is_replaced() {
         let text = "above\n<!-- a:begin -->\nold\n<!-- a:end -->\nbelow\n";
         let new = replaced(Path::new("a.md"), "a", text, "new\n").unwrap();
         assert_eq!(new, "above\n<!-- a:begin -->\nnew\n<!-- a:end -->\nbelow\n");

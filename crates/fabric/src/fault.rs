@@ -91,7 +91,7 @@ impl FaultInjector {
     }
 
     fn lock(&self) -> MutexGuard<'_, FaultState> {
-        self.state.lock().expect("nothing panics while it holds this lock")
+        self.state.lock().expect("no thread panics while it holds this lock")
     }
 
     fn post_one(&self, peer: PeerId, lane: Lane, request: &WorkRequest<'_>) -> Result<(), PostCause> {
@@ -175,7 +175,7 @@ impl FaultState {
         };
         let pending = self.pending.remove(&ours);
         let Pending { id, signalled, delay_polls } =
-            pending.expect("every request was entered under a name of its own");
+            pending.expect("every pending request was entered under a unique id");
         let succeeded = completion.status == Status::Success;
         completion.kind = match completion.kind {
             CompletionKind::Atomic { old, .. } if succeeded => CompletionKind::Atomic { id, old },

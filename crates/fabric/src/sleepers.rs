@@ -58,7 +58,7 @@ impl Sleepers {
     pub fn new<'a>(descriptors: impl IntoIterator<Item = BorrowedFd<'a>>) -> io::Result<Sleepers> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         for (index, descriptor) in descriptors.into_iter().enumerate() {
-            assert!(index < u64::BITS as usize, "so many parts need another way to sleep");
+            assert!(index < u64::BITS as usize, "at most 64 descriptors fit into the word of edges");
             let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
             epoll::add(&epoll, descriptor, epoll::EventData::new_u64(index as u64), flags)?;
         }
@@ -158,4 +158,4 @@ impl Sleepers {
 }
 
 /// Nothing panics while it holds the lock.
-const POISONED: &str = "a thread panicked while it held the lock of those who sleep";
+const POISONED: &str = "a thread panicked while it held the lock of the sleepers";

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn new_sender_waits_until_others_have_shrunk() {
+    fn a_new_sender_waits_until_other_shares_have_shrunk() {
         let (room, mut lanes) = (Room::new(STOCK_BYTES), lanes(4));
         uses(&mut lanes[0], LONG);
         assert!(room.share(LONG, 2, &mut lanes));

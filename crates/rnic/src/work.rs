@@ -113,7 +113,7 @@ impl Operation {
     }
 }
 
-/// Why a request was not posted.
+/// Cause of a refused post.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PostError {
     /// The send queue is full.
@@ -160,10 +160,10 @@ impl From<Nak> for Status {
     }
 }
 
-/// Why a connection ended.
+/// Cause of the end of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
-    /// The peer refused one of our requests.
+    /// The peer refused a local request.
     Refused(Nak),
     /// The peer's request was refused.
     PeerErred(Nak),

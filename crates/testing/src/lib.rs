@@ -1,5 +1,4 @@
-//! Test suites over the public API: conformance of every fabric.
-//!
-//! Applications do not link this crate.  The suite is a library, so that each provider, present or future, passes the same functions.
+//! Test suites over the public API, as a library, so that every provider passes the same functions. Applications do not
+//! link this crate.
 
 pub mod conformance;

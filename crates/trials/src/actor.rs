@@ -49,7 +49,7 @@ impl Actor {
     /// Creates a session of a node that has just joined.
     pub(crate) fn new(harness: &Rc<Harness>, node: u32, number: u32, driven: &Driven) -> Actor {
         let principal = principal_of(node, number);
-        let session = driven.session_of(PRINCIPALS[principal]).expect("the name is a good one");
+        let session = driven.session_of(PRINCIPALS[principal]).expect("the principal's name is valid");
         let purpose = format!("session {number} of node {node} in life {}", harness.incarnation(node));
         Actor {
             host: harness.host(node),
@@ -74,7 +74,7 @@ impl Actor {
         let _working = harness.count_in();
         let _present = locks::Presence::of(&self);
         harness.opened().await;
-        while harness.goes_on() {
+        while harness.is_running() {
             let work = &harness.plan.work;
             match pick(&mut self.random, &work.weights()) {
                 0 => regions::act(&mut self).await,
@@ -106,7 +106,7 @@ impl Actor {
 
     /// Records in the trace which life of a region the next operation concerns.
     pub(crate) fn note_life(&self, life: usize) {
-        self.note(format_args!("is about life {life}"));
+        self.note(format_args!("concerns life {life}"));
     }
 
     /// Records a fact about the next operation in the trace.
@@ -122,9 +122,9 @@ impl Actor {
         });
     }
 
-    /// As [`Actor::expect`], for an error that must have a reason.
+    /// As [`Actor::expect`], for an error that must have a known cause.
     pub(crate) fn expect_reason(&self, has_reason: bool, begin_ns: u64, error: &impl Display) {
-        self.expect(has_reason, begin_ns, format_args!("{error}, without a reason"));
+        self.expect(has_reason, begin_ns, format_args!("{error}, without a known cause"));
     }
 
     /// Returns the time of the host's clock, in ns.
@@ -183,5 +183,5 @@ pub(crate) fn pick(random: &mut Random, weights: &[u32]) -> usize {
             }
             None => true,
         })
-        .expect("what is drawn is below the sum")
+        .expect("the drawn number is below the sum")
 }

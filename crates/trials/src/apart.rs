@@ -17,7 +17,7 @@ use halite::{Lh, NodeId, Permissions, Placement, RegionCause, Session};
 use crate::actor::Actor;
 use crate::faults;
 use crate::harness::{CHUNK_BYTES, Harness};
-use crate::judge::is_of_trouble;
+use crate::judge::may_follow_fault;
 use crate::regions::WORD_OF_SUCCESS_NS;
 use crate::rights::clear;
 
@@ -64,7 +64,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     let lh = match actor.attempt("map apart", mapper.map(&name(actor.node, actor.number), EVERYONE)).await {
         Some(Ok(lh)) => lh,
         Some(Err(error)) => {
-            let is_explained = is_of_trouble(&error.cause) && !actor.harness.judge.is_calm();
+            let is_explained = may_follow_fault(&error.cause) && !actor.harness.judge.is_calm();
             return actor.expect_reason(is_explained, begin_ns, &error);
         }
         None => return,
@@ -100,7 +100,7 @@ async fn set(actor: &mut Actor, home: u32, holder: u32) -> Option<Rc<Scene>> {
         Err(error) => {
             // The previous region is still being freed.
             let is_explained = matches!(error.cause, RegionCause::NameTaken | RegionCause::NoSpace { .. })
-                || (is_of_trouble(&error.cause) && !harness.judge.is_calm());
+                || (may_follow_fault(&error.cause) && !harness.judge.is_calm());
             actor.expect_reason(is_explained, begin_ns, &error);
             clear(actor, &name).await;
             None
@@ -149,7 +149,7 @@ fn cut(actor: &mut Actor, other: u32, later_ns: u64, long_ns: u64) {
 async fn use_until(actor: &mut Actor, scene: &Scene, lh: Lh, end_ns: u64) {
     let (world, host, mapper) = (actor.harness.world.clone(), actor.host, actor.session.clone());
     let mut is_write = true;
-    while actor.now_ns() < end_ns && actor.harness.goes_on() {
+    while actor.now_ns() < end_ns && actor.harness.is_running() {
         let begin_ns = actor.now_ns();
         let mut bytes = MARK;
         let done = match is_write {

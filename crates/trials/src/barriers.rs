@@ -58,7 +58,7 @@ impl Room {
         gone.for_each(|visit| visit.until_ns = visit.until_ns.max(now_ns + long_ns + DOUBT_NS));
     }
 
-    fn come(&mut self, now_ns: u64, participants: u32, timeout: Duration) -> u64 {
+    fn arrive(&mut self, now_ns: u64, participants: u32, timeout: Duration) -> u64 {
         let here = self.visits.values().filter(|visit| visit.until_ns == u64::MAX);
         let oldest_ns = here.map(|visit| visit.begin_ns).min().unwrap_or(now_ns);
         self.visits.retain(|_, visit| visit.until_ns >= oldest_ns);
@@ -70,8 +70,8 @@ impl Room {
     }
 
     /// Records that participant `visit` waits no longer; the barrier may count it until `until_ns`.
-    fn go(&mut self, visit: u64, until_ns: u64) {
-        let visit = self.visits.get_mut(&visit).expect("it came");
+    fn leave(&mut self, visit: u64, until_ns: u64) {
+        let visit = self.visits.get_mut(&visit).expect("the participant has arrived");
         visit.until_ns = visit.until_ns.min(until_ns);
     }
 
@@ -105,7 +105,7 @@ impl Room {
     fn time_out(&self, number: u64, now_ns: u64, is_calm: bool) -> Result<(), String> {
         let visit = self.visits[&number];
         let deadlines = self.others(number, &visit).chain([&visit]).map(|visit| visit.deadline_ns);
-        let first_ns = deadlines.min().expect("it is one itself");
+        let first_ns = deadlines.min().expect("the participant itself has a deadline");
         let latest_ns = visit.begin_ns + TIMEOUT_US_MAX * 1000 + SLACK_NS;
         match () {
             () if now_ns + CLOCKS_NS < first_ns => {
@@ -140,14 +140,14 @@ impl Drop for Stay {
         let doubt_ns = match () {
             () if harness.is_undisturbed() => DOUBT_NS,
             // Kernels report all deaths, and all nodes are connected.
-            () if !harness.was_anyone_isolated() && harness.deaths_are_told() => {
+            () if !harness.was_any_node_isolated() && harness.deaths_are_reported() => {
                 harness.notice_ns() + DOUBT_NS
             }
             // The home may learn late that nodes are cut off.
             () => harness.consequences_ns(),
         };
         let until_ns = self.harness.world.now_ns() + doubt_ns;
-        self.harness.barriers.borrow_mut().rooms[self.name].go(self.visit, until_ns);
+        self.harness.barriers.borrow_mut().rooms[self.name].leave(self.visit, until_ns);
     }
 }
 
@@ -166,7 +166,7 @@ pub(crate) async fn act(actor: &mut Actor) {
     let participants = PARTICIPANTS[name] + u32::from(actor.random.chance(1, 12));
     let timeout = Duration::from_nanos(actor.random.between(1, TIMEOUT_US_MAX * 1000));
     let begin_ns = actor.now_ns();
-    let visit = actor.harness.barriers.borrow_mut().rooms[name].come(begin_ns, participants, timeout);
+    let visit = actor.harness.barriers.borrow_mut().rooms[name].arrive(begin_ns, participants, timeout);
     let _stay = Stay { harness: actor.harness.clone(), name, visit };
     let (session, text) = (actor.session.clone(), text(name));
     let result = actor.attempt("pass a barrier", session.barrier(&text, participants, timeout)).await;
@@ -194,7 +194,7 @@ fn judged(
             BarrierCause::Timeout => room.time_out(visit, now_ns, is_calm),
             BarrierCause::Size { expected } => room.refuse(visit, expected),
             cause if is_trouble(&cause, is_calm) => Ok(()),
-            cause => Err(format!("{cause}, without a reason")),
+            cause => Err(format!("{cause}, without a known cause")),
         },
         None => Ok(()),
     }

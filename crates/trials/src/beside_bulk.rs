@@ -18,24 +18,24 @@ fn messages_and_calls_overtake_long_writes() {
     on_hardware("rnic-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = there.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
-        let lh = here.map("long", ALL).await.expect("it is there");
-        let mailbox = there.open_port(Port(7), ServeOptions::default()).expect("nobody else has it");
-        let server = there.serve(Function(7), ServeOptions::default()).expect("nobody else serves it");
-        let explained = here.explain_peer(NodeId(1)).await.expect("it is known");
-        assert_eq!(explained.capabilities.expect("it is connected").lanes, 2);
+        let lh = here.map("long", ALL).await.expect("the region exists");
+        let mailbox = there.open_port(Port(7), ServeOptions::default()).expect("no other session has it");
+        let server = there.serve(Function(7), ServeOptions::default()).expect("no other session serves it");
+        let explained = here.explain_peer(NodeId(1)).await.expect("the peer is known");
+        assert_eq!(explained.capabilities.expect("the peer is connected").lanes, 2);
         let end = async |byte| {
             let mut last = [0; 1];
-            there.read(own, LONG as u64 - 1, &mut last).await.expect("it is ours");
+            there.read(own, LONG as u64 - 1, &mut last).await.expect("the region is mapped");
             last == [byte]
         };
 
         let bytes = vec![1; LONG];
         let mut writing = pin!(here.write(lh, 0, &bytes));
         assert!(look(writing.as_mut()).is_pending());
-        here.send(NodeId(1), Port(7), b"small").await.expect("it is there");
-        assert_eq!(mailbox.recv().await.expect("it is ours").bytes, b"small");
+        here.send(NodeId(1), Port(7), b"small").await.expect("the port exists");
+        assert_eq!(mailbox.recv().await.expect("the port is open").bytes, b"small");
         assert!(!end(1).await, "the message has waited for the write");
-        writing.await.expect("nothing goes wrong");
+        writing.await.expect("no fault is injected");
         assert!(end(1).await);
 
         let bytes = vec![2; LONG];
@@ -43,11 +43,11 @@ fn messages_and_calls_overtake_long_writes() {
         assert!(look(writing.as_mut()).is_pending());
         let mut calling = pin!(here.call(NodeId(1), Function(7), b"small", LONG_ENOUGH));
         assert!(look(calling.as_mut()).is_pending());
-        let call = server.recv().await.expect("it is ours");
+        let call = server.recv().await.expect("the function is served");
         assert!(!end(2).await, "the call has waited for the write");
         call.reply(b"answer").expect("its caller waits");
-        assert_eq!(calling.await.expect("it was answered"), b"answer");
-        writing.await.expect("nothing goes wrong");
+        assert_eq!(calling.await.expect("the call is answered"), b"answer");
+        writing.await.expect("no fault is injected");
         assert!(end(2).await);
     });
 }
@@ -58,7 +58,7 @@ fn heartbeats_overtake_writes_of_many_leases() {
     on_hardware("rnic-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         here.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
-        let lh = there.map("long", ALL).await.expect("it is there");
+        let lh = there.map("long", ALL).await.expect("the region exists");
         // Each piece of 4 KiB takes a quarter of a lease.
         let (from, to) = (harness.host(1), harness.host(0));
         let link = harness.world.link(from, to);
@@ -70,11 +70,11 @@ fn heartbeats_overtake_writes_of_many_leases() {
         for _ in 0..24 {
             harness.world.sleep(None, harness.plan.lease() / 8).await;
             assert!(
-                harness.driven(0).expect("it is up").is_connected_to(NodeId(1)),
-                "it has heard heartbeats"
+                harness.driven(0).expect("the node is up").is_connected_to(NodeId(1)),
+                "no heartbeat was heard"
             );
         }
-        assert!(look(writing.as_mut()).is_pending(), "it is still under way");
+        assert!(look(writing.as_mut()).is_pending(), "the operation has ended already");
         harness.world.set_link(from, to, link);
         writing.await.expect("the connection stands");
     });
@@ -85,13 +85,13 @@ fn heartbeats_overtake_writes_of_many_leases() {
 fn heartbeats_overtake_answers_of_many_leases() {
     on_hardware("rnic-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
-        let server = there.serve(Function(7), ServeOptions::default()).expect("nobody else serves it");
+        let server = there.serve(Function(7), ServeOptions::default()).expect("no other session serves it");
         let (mut output, answer) = (vec![0; 80 << 10], vec![9; 80 << 10]);
         let lease = harness.plan.lease();
         let mut calling =
             Box::pin(here.call_into(NodeId(1), Function(7), b"all of it", &mut output, 60 * lease));
         assert!(look(calling.as_mut()).is_pending());
-        let call = server.recv().await.expect("it is ours");
+        let call = server.recv().await.expect("the function is served");
         // Each piece of 4 KiB takes a quarter of a lease.
         let (from, to) = (harness.host(1), harness.host(0));
         let link = harness.world.link(from, to);
@@ -100,10 +100,10 @@ fn heartbeats_overtake_answers_of_many_leases() {
         call.reply(&answer).expect("its caller waits");
         for _ in 0..24 {
             harness.world.sleep(None, lease / 8).await;
-            assert!(look(calling.as_mut()).is_pending(), "it is still under way");
+            assert!(look(calling.as_mut()).is_pending(), "the operation has ended already");
             assert!(
-                harness.driven(0).expect("it is up").is_connected_to(NodeId(1)),
-                "it has heard heartbeats"
+                harness.driven(0).expect("the node is up").is_connected_to(NodeId(1)),
+                "no heartbeat was heard"
             );
         }
         harness.world.set_link(from, to, link);
@@ -119,8 +119,8 @@ fn acknowledgements_count_as_signs_of_life() {
     on_hardware("roce-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         here.alloc(Some("long"), LONG as u64, Placement::Local, ALL).await.expect("there is room");
-        let lh = there.map("long", ALL).await.expect("it is there");
-        let explained = here.explain_peer(NodeId(1)).await.expect("it is known");
+        let lh = there.map("long", ALL).await.expect("the region exists");
+        let explained = here.explain_peer(NodeId(1)).await.expect("the peer is known");
         assert!(explained.round_trip_ns.is_some_and(|ns| ns > 0), "{explained}");
         // Each piece of 4 KiB takes an eighth of a lease; a message waits for the fifteen pieces that left together.
         let (from, to) = (harness.host(1), harness.host(0));
@@ -134,7 +134,7 @@ fn acknowledgements_count_as_signs_of_life() {
         harness.world.sleep(None, 3 * harness.plan.lease()).await;
         harness.world.set_link(from, to, link);
         writing.await.expect("the connection stands");
-        assert!(harness.driven(0).expect("it is up").is_connected_to(NodeId(1)));
+        assert!(harness.driven(0).expect("the node is up").is_connected_to(NodeId(1)));
     });
 }
 
@@ -145,15 +145,15 @@ fn a_stopped_process_is_silent_even_if_written_to() {
         on_hardware(profile, 2, move |harness| async move {
             let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
             alloc_here(&there, "words").await;
-            let lh = here.map("words", ALL).await.expect("it is there");
+            let lh = here.map("words", ALL).await.expect("the region exists");
             harness.world.pause(harness.host(1));
             let mut rounds = 0;
-            while harness.driven(0).expect("it is up").is_connected_to(NodeId(1)) {
+            while harness.driven(0).expect("the node is up").is_connected_to(NodeId(1)) {
                 // The dropped write stays posted.
                 let _ = look(pin!(here.write(lh, 0, &[1; 8])).as_mut());
                 harness.world.sleep(None, harness.plan.lease() / 8).await;
                 rounds += 1;
-                assert!(rounds < 8 * 4, "it was never given up over {profile}");
+                assert!(rounds < 8 * 4, "the peer was never given up over {profile}");
             }
             harness.world.resume(harness.host(1));
         });
@@ -170,12 +170,12 @@ fn long_reads_of_a_stopped_node_do_not_slow_others() {
         for (node, name) in [(1, "live"), (2, "still")] {
             let there = session_of(&harness, node);
             there.alloc(Some(name), 1 << 20, Placement::Local, ALL).await.expect("there is room");
-            handles.push(here.map(name, ALL).await.expect("it is there"));
+            handles.push(here.map(name, ALL).await.expect("the region exists"));
         }
-        let [live, still] = handles[..] else { unreachable!("there are two") };
+        let [live, still] = handles[..] else { unreachable!("there are two regions") };
         let mut read = async || {
             let begin = harness.world.now_ns();
-            here.read(live, 0, &mut bytes).await.expect("it is there");
+            here.read(live, 0, &mut bytes).await.expect("the region exists");
             harness.world.now_ns() - begin
         };
         read().await;
@@ -189,7 +189,7 @@ fn long_reads_of_a_stopped_node_do_not_slow_others() {
         assert!(beside <= alone * 11 / 10, "{alone} ns without them, {beside} ns beside them");
         harness.world.resume(harness.host(2));
         for read in pending {
-            read.await.expect("it stood still for less than a lease");
+            read.await.expect("the node was stopped for less than a lease");
         }
     });
 }

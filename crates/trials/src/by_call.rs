@@ -14,10 +14,10 @@ const ADAPTERS: &str = "rnic-100g-hca";
 fn an_addition_waits_for_a_stopped_node_and_runs_once() {
     on_hardware(ADAPTERS, 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
-        let peer = here.explain_peer(NodeId(1)).await.expect("it is known");
-        assert_eq!(peer.capabilities.expect("it is connected").atomics, Atomics::Adapter);
+        let peer = here.explain_peer(NodeId(1)).await.expect("the peer is known");
+        assert_eq!(peer.capabilities.expect("the peer is connected").atomics, Atomics::Adapter);
         let own = alloc_here(&there, "words").await;
-        let lh = here.map("words", ALL).await.expect("it is there");
+        let lh = here.map("words", ALL).await.expect("the region exists");
         harness.world.pause(harness.host(1));
         let mut adding = pin!(here.fetch_add(lh, 8, 5));
         assert!(look(adding.as_mut()).is_pending());
@@ -35,7 +35,7 @@ fn an_atomic_with_a_lost_answer_is_not_repeated() {
     on_hardware(ADAPTERS, 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = alloc_here(&there, "words").await;
-        let lh = here.map("words", ALL).await.expect("it is there");
+        let lh = here.map("words", ALL).await.expect("the region exists");
         // The addition is executed, but its answer is lost.
         let (from, to) = (harness.host(1), harness.host(0));
         harness.world.set_link(from, to, harness.world.link(from, to).down());
@@ -52,18 +52,18 @@ fn an_atomic_fails_when_its_node_dies() {
     on_hardware(ADAPTERS, 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         alloc_here(&there, "words").await;
-        let lh = here.map("words", ALL).await.expect("it is there");
+        let lh = here.map("words", ALL).await.expect("the region exists");
         harness.world.pause(harness.host(1));
         let mut adding = pin!(here.fetch_add(lh, 8, 1));
         assert!(look(adding.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
         harness.crash(1);
-        let error = adding.await.expect_err("it is dead");
+        let error = adding.await.expect_err("the node is dead");
         assert!(
             error.partly && matches!(error.cause, AccessCause::Stale | AccessCause::PeerDown { .. }),
             "{error}"
         );
-        here.unmap(lh).await.expect("nothing is under way any more");
+        here.unmap(lh).await.expect("no operation is in flight any more");
     });
 }
 
@@ -76,13 +76,13 @@ fn a_region_change_waits_for_its_own_atomics_only() {
         harness.world.pause(harness.host(2));
         // The dropped operation stays posted.
         assert!(look(pin!(session.fetch_add(silent, 0, 1)).as_mut()).is_pending());
-        session.free(elsewhere).await.expect("it is ours");
+        session.free(elsewhere).await.expect("the session is a master");
         let mut unmapping = pin!(session.unmap(silent));
         assert!(look(unmapping.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
         assert!(look(unmapping.as_mut()).is_pending(), "the addition may still be made");
         harness.world.resume(harness.host(2));
-        unmapping.await.expect("nothing is under way any more");
+        unmapping.await.expect("no operation is in flight any more");
     });
 }
 
@@ -92,14 +92,14 @@ fn additions_of_many_tasks_complete_with_short_queues() {
     on_hardware(ADAPTERS, 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = alloc_here(&there, "words").await;
-        let lh = here.map("words", ALL).await.expect("it is there");
+        let lh = here.map("words", ALL).await.expect("the region exists");
         let mut adding: Vec<_> = (0..1000).map(|_| Box::pin(here.fetch_add(lh, 0, 1))).collect();
         let mut found = Vec::new();
         while !adding.is_empty() {
             adding.retain_mut(|adding| match look(adding.as_mut()) {
                 Poll::Pending => true,
                 Poll::Ready(old) => {
-                    found.push(old.expect("nothing goes wrong"));
+                    found.push(old.expect("no fault is injected"));
                     false
                 }
             });

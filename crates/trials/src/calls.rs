@@ -73,7 +73,7 @@ enum Failure {
 impl Calling {
     fn begin(actor: &mut Actor, wish: Wish, timeout: Duration) -> Calling {
         let id = actor.harness.calls.borrow_mut().ledger.begin(wish);
-        actor.note(format_args!("is about call {}", id.0));
+        actor.note(format_args!("concerns call {}", id.0));
         let deadline_ns = actor.clock_ns() + timeout.as_nanos() as u64;
         Calling { id, wish, begin_ns: actor.now_ns(), timeout, deadline_ns }
     }
@@ -83,7 +83,7 @@ impl Calling {
     }
 
     /// Waits for the end of the call; gives up only long after its deadline.
-    async fn in_time<T>(
+    async fn await_end<T>(
         &self,
         actor: &mut Actor,
         operation: &'static str,
@@ -128,8 +128,9 @@ impl Calling {
 
     fn check_refusal(&self, actor: &Actor, error: &CallError) -> Result<(), String> {
         let overdue_ns = actor.clock_ns() as i64 - self.deadline_ns as i64;
-        let told = NoAnswer { now_ns: actor.now_ns(), overdue_ns, is_calm: actor.harness.is_undisturbed() };
-        actor.harness.calls.borrow_mut().ledger.failed(self.id, error, told)
+        let no_answer =
+            NoAnswer { now_ns: actor.now_ns(), overdue_ns, is_calm: actor.harness.is_undisturbed() };
+        actor.harness.calls.borrow_mut().ledger.failed(self.id, error, no_answer)
     }
 }
 
@@ -182,7 +183,7 @@ async fn call(actor: &mut Actor) {
     let calling = Calling::begin(actor, wish, timeout);
     let (input, session) = (calling.input(), actor.session.clone());
     let called = session.call(NodeId(wish.to), function_of(wish.kind), &input, timeout);
-    let result = calling.in_time(actor, "call", called).await;
+    let result = calling.await_end(actor, "call", called).await;
     calling.end(actor, result);
 }
 
@@ -194,7 +195,7 @@ async fn call_into(actor: &mut Actor) {
     let (input, session) = (calling.input(), actor.session.clone());
     let mut output = vec![0; room as usize];
     let called = session.call_into(NodeId(wish.to), function_of(wish.kind), &input, &mut output, timeout);
-    let result = calling.in_time(actor, "call into", called).await;
+    let result = calling.await_end(actor, "call into", called).await;
     calling.end(
         actor,
         result.map(|result| {
@@ -228,7 +229,7 @@ async fn post_calls(actor: &mut Actor) {
         let input = calling.input();
         let (to, function) = (NodeId(wish.to), function_of(wish.kind));
         let posting = session.post_call(to, function, &input, room as usize, timeout);
-        match calling.in_time(actor, "post a call", posting).await {
+        match calling.await_end(actor, "post a call", posting).await {
             Some(Ok(pending)) => posted.push((calling, pending)),
             Some(Err(failure)) => calling.end(actor, Some(Err(failure))),
             None => {}
@@ -252,7 +253,7 @@ async fn post_batch(actor: &mut Actor) {
     let inputs: Vec<_> = callings.iter().map(Calling::input).collect();
     let (to, function) = (NodeId(first.to), function_of(first.kind));
     let posting = async { Ok(session.post_calls(to, function, &inputs, room as usize, timeout).await) };
-    let posted = match callings[0].in_time(actor, "post a batch of calls", posting).await {
+    let posted = match callings[0].await_end(actor, "post a batch of calls", posting).await {
         Some(Ok(posted)) => posted,
         Some(Err(failure)) => return callings[0].end(actor, Some(Err(failure))),
         None => return,
@@ -276,7 +277,7 @@ async fn await_all(actor: &mut Actor, mut posted: Vec<(Calling, PendingCall)>) {
         if actor.random.chance(1, 8) {
             drop(pending);
         } else {
-            let result = calling.in_time(actor, "await a posted call", pending.answer()).await;
+            let result = calling.await_end(actor, "await a posted call", pending.answer()).await;
             calling.end(actor, result);
         }
     }
@@ -295,7 +296,7 @@ async fn call_many(actor: &mut Actor) {
     let input = payload::input_to_many(callings[0].id, first, wish.input_bytes as usize);
     let session = actor.session.clone();
     let called = async { Ok(session.call_many(&nodes, function_of(wish.kind), &input, timeout).await) };
-    match callings[0].in_time(actor, "call many", called).await {
+    match callings[0].await_end(actor, "call many", called).await {
         Some(Ok(results)) => {
             for (calling, result) in callings.iter().zip(results) {
                 calling.end(actor, Some(result.map_err(Failure::Refused)));

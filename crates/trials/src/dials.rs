@@ -26,7 +26,7 @@ struct Start {
 
 impl Start {
     fn new(profile: &str, seed: u64) -> Start {
-        let profile = Profile::named(profile).expect("it is one of the tree");
+        let profile = Profile::named(profile).expect("the profile is built in");
         // As in trials: dials time out after about two leases.
         let connect_timeout_ns = 2 * LEASE.as_nanos() as u64;
         let world = World::new(seed, Profile { connect_timeout_ns, ..profile });
@@ -37,7 +37,7 @@ impl Start {
                 Birth { host: start.hosts[node as usize], incarnation: 1, stream: format!("node {node}") };
             start
                 .nodes
-                .push(birth.of(&start.world, &config(node, LEASE)).expect("the configuration is good").0);
+                .push(birth.of(&start.world, &config(node, LEASE)).expect("the configuration is valid").0);
         }
         (0..NODES).for_each(|node| start.join(node));
         start
@@ -59,9 +59,9 @@ impl Start {
 
     /// Runs until all nodes of `alive` have joined and hear each other, and a few leases more.
     fn run(&self, alive: &[u32]) {
-        let told: Rc<Cell<usize>> = Rc::default();
+        let connected: Rc<Cell<usize>> = Rc::default();
         for node in alive.iter().copied() {
-            let (world, host, told) = (self.world.clone(), self.hosts[node as usize], told.clone());
+            let (world, host, connected) = (self.world.clone(), self.hosts[node as usize], connected.clone());
             let (driven, joined, alive) =
                 (self.nodes[node as usize].clone(), self.joined.clone(), alive.to_vec());
             self.world.spawn(Some(host), format!("greet all from {node}"), async move {
@@ -70,17 +70,17 @@ impl Start {
                 }
                 world.sleep(Some(host), 3 * LEASE).await;
                 let session = driven.session();
-                session.status().await.expect("it lives");
+                session.status().await.expect("the node lives");
                 for other in alive {
                     let answer = session.call(NodeId(other), FUNCTION, b"", LEASE).await;
                     assert_eq!(answer.expect_err("no node serves it").cause, CallCause::UnknownFunction);
                 }
-                told.set(told.get() + 1);
+                connected.set(connected.get() + 1);
             });
         }
         let end_ns = self.world.now_ns() + 20 * LEASE.as_nanos() as u64;
-        assert_eq!(self.world.run_until(end_ns), RunEnd::DeadlineReached, "nodes live on");
-        assert_eq!(told.get(), alive.len(), "all have joined and are heard by all");
+        assert_eq!(self.world.run_until(end_ns), RunEnd::DeadlineReached, "nodes do not end by themselves");
+        assert_eq!(connected.get(), alive.len(), "all have joined and are heard by all");
         for node in 0..NODES {
             let is_alive = alive.contains(&node);
             assert_eq!(

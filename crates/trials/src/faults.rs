@@ -30,7 +30,7 @@ pub(crate) async fn inject(harness: Rc<Harness>) {
             return;
         }
         harness.world.sleep(None, gap).await;
-        if !harness.goes_on() {
+        if !harness.is_running() {
             return;
         }
         let kind = pick(&mut random, &faults.weights());

@@ -45,19 +45,19 @@ fn on_plan<F: Future<Output = ()> + 'static>(
     plan: &str,
     scenario: impl FnOnce(Rc<Harness>) -> F + 'static,
 ) -> u64 {
-    let plan = Plan::from_toml(&format!("name = 'found'\n{plan}\n")).expect("it is a good plan");
+    let plan = Plan::from_toml(&format!("name = 'found'\n{plan}\n")).expect("the plan is valid");
     let nodes = plan.nodes;
-    let world = trial::world(&plan, 1).expect("it is known");
+    let world = trial::world(&plan, 1).expect("the profile is known");
     let harness = Harness::new(world.clone(), plan);
-    let told = harness.clone();
+    let spawned = harness.clone();
     world.spawn(None, "the scenario", async move {
         for node in 0..nodes {
-            told.start(node);
-            while !told.is_up(node) {
-                told.world.sleep(None, Duration::from_micros(1)).await;
+            spawned.start(node);
+            while !spawned.is_up(node) {
+                spawned.world.sleep(None, Duration::from_micros(1)).await;
             }
         }
-        scenario(told).await;
+        scenario(spawned).await;
     });
     assert_eq!(world.run_until(1_000_000_000), RunEnd::Finished);
     assert_eq!(harness.judge.violation(), None);
@@ -66,7 +66,7 @@ fn on_plan<F: Future<Output = ()> + 'static>(
 }
 
 pub(crate) fn session_of(harness: &Harness, node: u32) -> Session {
-    harness.driven(node).expect("it is up").session()
+    harness.driven(node).expect("the node is up").session()
 }
 
 /// Polls a future outside of any task, without a waker.
@@ -101,7 +101,7 @@ fn a_call_that_waits_for_ring_space_times_out() {
         for _ in 0..5 {
             posted.push(session.post_call(NodeId(1), FUNCTION, &input, 0, TIMEOUT).await);
         }
-        let error = posted.pop().expect("five").expect_err("there is no room");
+        let error = posted.pop().expect("there are five").expect_err("there is no room");
         assert!(error.cause == CallCause::Timeout && !error.may_have_run, "{error}");
         assert!(harness.world.now_ns() < began_ns + ENOUGH.as_nanos() as u64);
     });
@@ -112,19 +112,20 @@ fn a_call_that_waits_for_ring_space_times_out() {
 fn a_silent_node_does_not_delay_other_answers() {
     on_nodes(4, |harness| async move {
         let sessions = [1, 2, 3].map(|node| session_of(&harness, node));
-        let servers =
-            sessions.map(|session| session.serve(FUNCTION, ServeOptions::default()).expect("nobody does"));
+        let servers = sessions.map(|session| {
+            session.serve(FUNCTION, ServeOptions::default()).expect("no other session serves it")
+        });
         let [silent, servers @ ..] = servers;
         for (host, server) in [2, 3].map(|node| harness.host(node)).into_iter().zip(servers) {
             harness.world.spawn(Some(host), "a handler", async move {
-                let call = server.recv().await.expect("there is one");
-                call.reply(&[7; LONG]).expect("it is waited for");
+                let call = server.recv().await.expect("a call arrives");
+                call.reply(&[7; LONG]).expect("the caller waits");
             });
         }
         let session = session_of(&harness, 0);
         let began_ns = harness.world.now_ns();
         let answers = session.call_many(&[1, 2, 3].map(NodeId), FUNCTION, b"", TIMEOUT).await;
-        assert_eq!(answers[0].as_ref().expect_err("it is silent").cause, CallCause::Timeout);
+        assert_eq!(answers[0].as_ref().expect_err("the node is silent").cause, CallCause::Timeout);
         assert!(answers[1..].iter().all(|answer| *answer == Ok(vec![7; LONG])));
         assert!(harness.world.now_ns() < began_ns + ENOUGH.as_nanos() as u64);
         drop(silent);
@@ -138,7 +139,7 @@ fn a_broken_connection_reports_possible_effects() {
     on_hardware("rnic-100g", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
         let own = alloc_here(&there, "words").await;
-        let lh = here.map("words", ALL).await.expect("it is there");
+        let lh = here.map("words", ALL).await.expect("the region exists");
         // The operations are executed, but their answers are lost.
         let (from, to) = (harness.host(1), harness.host(0));
         harness.world.set_link(from, to, harness.world.link(from, to).down());
@@ -147,11 +148,11 @@ fn a_broken_connection_reports_possible_effects() {
         let written = here.write(lh, 0, b"salt").await.expect_err("the connection is broken");
         let added = adding.await.expect_err("the connection is broken");
         for error in [&written, &added] {
-            assert_eq!(error.cause, AccessCause::PeerDown(NodeId(1)), "it lives, and is out of reach");
+            assert_eq!(error.cause, AccessCause::PeerDown(NodeId(1)), "the node lives, but is unreachable");
             assert!(error.partly, "{error} although it was done");
         }
         let mut seen = [0; 16];
-        there.read(own, 0, &mut seen).await.expect("it is here");
+        there.read(own, 0, &mut seen).await.expect("the bytes are local");
         assert_eq!(seen, *b"salt\0\0\0\0\x01\0\0\0\0\0\0\0");
     });
 }
@@ -163,11 +164,11 @@ fn handles_of_a_leaving_node_keep_their_regions() {
         let (home, leaver, slow) =
             (session_of(&harness, 1), session_of(&harness, 2), session_of(&harness, 3));
         let ours = [alloc_here(&home, "salt").await, alloc_here(&home, "pepper").await];
-        home.write(ours[0], 0, b"salt..").await.expect("it is here");
-        home.write(ours[1], 0, b"pepper").await.expect("it is here");
+        home.write(ours[0], 0, b"salt..").await.expect("the bytes are local");
+        home.write(ours[1], 0, b"pepper").await.expect("the bytes are local");
         alloc_here(&slow, "slow").await;
-        leaver.map("salt", ALL).await.expect("it is there");
-        let other = leaver.map("slow", ALL).await.expect("it is there");
+        leaver.map("salt", ALL).await.expect("the region exists");
+        let other = leaver.map("slow", ALL).await.expect("the region exists");
         // A node that leaves waits for its commands; one more is outstanding.
         harness.world.pause(harness.host(3));
         let mut filling = pin!(leaver.fill(other, 0, 64, 7));
@@ -175,7 +176,7 @@ fn handles_of_a_leaving_node_keep_their_regions() {
         // As many handles as before, so that each free number is reused.
         let mut mapping = [(); 2].map(|()| Box::pin(leaver.map("pepper", ALL)));
         assert!(mapping.iter_mut().all(|each| look(each.as_mut()).is_pending()));
-        harness.driven(2).expect("it is up").begin_to_leave();
+        harness.driven(2).expect("the node is up").begin_to_leave();
         let [first, second] = mapping;
         let late = [first.await, second.await].map(|each| each.expect("the node has not left yet"));
         // A revoke changes the leaver's knowledge of the first region.
@@ -184,11 +185,11 @@ fn handles_of_a_leaving_node_keep_their_regions() {
         harness.world.sleep(None, TIMEOUT).await;
         for lh in late {
             let mut seen = [0; 6];
-            leaver.read(lh, 0, &mut seen).await.expect("it is there");
+            leaver.read(lh, 0, &mut seen).await.expect("the region exists");
             assert_eq!(&seen, b"pepper");
         }
         harness.world.resume(harness.host(3));
-        revoking.await.expect("nothing prevents it");
+        revoking.await.expect("the revoke succeeds");
         filling.await.expect("the node has waited for it");
     });
 }
@@ -203,12 +204,12 @@ fn is_closed<T>(ended: Poll<Result<T, LockError>>) -> bool {
 fn lock_within_fails_when_the_node_leaves() {
     on_nodes(1, |harness| async move {
         let (holder, waiter) = (session_of(&harness, 0), session_of(&harness, 0));
-        let _guard = holder.lock("ledger").await.expect("it is free");
+        let _guard = holder.lock("ledger").await.expect("the lock is free");
         let mut taking = pin!(waiter.lock_within("ledger", Duration::from_secs(3600)));
         harness.world.sleep(None, TIMEOUT).await;
         assert!(look(taking.as_mut()).is_pending());
-        harness.driven(0).expect("it is up").begin_to_leave();
-        assert!(is_closed(look(taking.as_mut())), "nothing else can become of it");
+        harness.driven(0).expect("the node is up").begin_to_leave();
+        assert!(is_closed(look(taking.as_mut())), "the lock fails because the node leaves");
     });
 }
 
@@ -217,8 +218,8 @@ fn lock_within_fails_when_the_node_leaves() {
 fn a_lock_on_a_leaving_node_is_not_reported_as_held() {
     on_nodes(1, |harness| async move {
         let session = session_of(&harness, 0);
-        let guard = session.lock("ledger").await.expect("it is free");
-        harness.driven(0).expect("it is up").begin_to_leave();
+        let guard = session.lock("ledger").await.expect("the lock is free");
+        harness.driven(0).expect("the node is up").begin_to_leave();
         drop(guard);
         assert!(is_closed(look(pin!(session.try_lock("ledger")))));
         assert!(is_closed(look(pin!(session.lock_within("ledger", TIMEOUT)))));
@@ -231,14 +232,14 @@ fn locks_and_watches_repeat_with_the_seed() {
     let run = || {
         on_nodes(2, |harness| async move {
             let session = session_of(&harness, 1);
-            let guard = session.lock("ledger").await.expect("it is free");
+            let guard = session.lock("ledger").await.expect("the lock is free");
             harness.world.fold(guard.token());
             let board = alloc_here(&session, "board").await;
-            let _watch = session.watch(board).await.expect("it may be read");
+            let _watch = session.watch(board).await.expect("the session may read");
             // A writer sends to the watch's port.
             let other = session_of(&harness, 0);
-            let there = other.map("board", ALL).await.expect("it is there");
-            other.write_notify(there, 0, b"salt", 7).await.expect("it may be written");
+            let there = other.map("board", ALL).await.expect("the region exists");
+            other.write_notify(there, 0, b"salt", 7).await.expect("the session may write");
         })
     };
     assert_eq!(run(), run());
@@ -248,7 +249,9 @@ fn locks_and_watches_repeat_with_the_seed() {
 #[test]
 fn a_server_that_leaves_reports_that_it_closed() {
     on_nodes(2, |harness| async move {
-        let server = session_of(&harness, 1).serve(FUNCTION, ServeOptions::default()).expect("nobody does");
+        let server = session_of(&harness, 1)
+            .serve(FUNCTION, ServeOptions::default())
+            .expect("no other session serves it");
         let handler = harness.world.spawn(Some(harness.host(1)), "a handler", async move {
             assert_eq!(server.recv().await.expect_err("no input arrives").cause, ServeCause::NodeClosed);
         });
@@ -258,7 +261,7 @@ fn a_server_that_leaves_reports_that_it_closed() {
             leaving.world.sleep(None, Duration::from_micros(15)).await;
             // The caller receives the server's messages only after all have been sent.
             leaving.world.pause(leaving.host(0));
-            leaving.driven(1).expect("it is up").begin_to_leave();
+            leaving.driven(1).expect("the node is up").begin_to_leave();
             while leaving.world.is_alive(handler) {
                 leaving.world.sleep(None, Duration::from_micros(1)).await;
             }
@@ -274,7 +277,7 @@ fn a_server_that_leaves_reports_that_it_closed() {
 fn an_unreachable_watcher_delays_its_writer_by_a_lease() {
     on_nodes(3, |harness| async move {
         let lease_ns = harness.plan.lease().as_nanos() as u64;
-        let writer = harness.driven(1).expect("it is up").session();
+        let writer = harness.driven(1).expect("the node is up").session();
         let board = writer.alloc(Some("board"), 64, Placement::On(NodeId(0)), Permissions::READ).await;
         let board = board.expect("there is room");
         harness.crash(2);
@@ -286,9 +289,9 @@ fn an_unreachable_watcher_delays_its_writer_by_a_lease() {
         while !harness.is_up(2) {
             harness.world.sleep(None, Duration::from_micros(1)).await;
         }
-        let reader = harness.driven(2).expect("it is up").session();
-        let seen = reader.map("board", Permissions::READ).await.expect("it is there");
-        let watch = reader.watch(seen).await.expect("it may read");
+        let reader = harness.driven(2).expect("the node is up").session();
+        let seen = reader.map("board", Permissions::READ).await.expect("the region exists");
+        let watch = reader.watch(seen).await.expect("the session may read");
         let began_ns = harness.world.now_ns();
         assert_eq!(writer.write_notify(board, 0, b"salt", 7).await, Ok(()));
         assert!(harness.world.now_ns() < began_ns + 2 * lease_ns);
@@ -302,7 +305,7 @@ fn a_notification_ends_the_pause_of_a_wait() {
     on_nodes(2, |harness| async move {
         let (reader, writer) = (session_of(&harness, 0), session_of(&harness, 1));
         let flag = alloc_here(&reader, "flag").await;
-        let theirs = writer.map("flag", ALL).await.expect("it is there");
+        let theirs = writer.map("flag", ALL).await.expect("the region exists");
         for round in 1..=5u64 {
             let reader = reader.clone();
             let waiting = harness.world.spawn(Some(harness.host(0)), "a wait", async move {
@@ -311,7 +314,7 @@ fn a_notification_ends_the_pause_of_a_wait() {
             // By now the wait polls once per millisecond.
             harness.world.sleep(None, Duration::from_millis(10)).await;
             assert!(harness.world.is_alive(waiting));
-            writer.write_notify(theirs, 0, &round.to_ne_bytes(), round).await.expect("it may be written");
+            writer.write_notify(theirs, 0, &round.to_ne_bytes(), round).await.expect("the session may write");
             harness.world.sleep(None, Duration::from_micros(100)).await;
             assert!(!harness.world.is_alive(waiting), "round {round}");
         }
@@ -349,10 +352,10 @@ fn a_waiting_message_fails_with_its_incarnation() {
         }
         begin_next_incarnation(&harness, 1).await;
         let mailbox = mailbox_of(&harness, 1, ServeOptions::default());
-        let last = sending.pop().expect("five").await.expect_err("its life is over");
+        let last = sending.pop().expect("there are five").await.expect_err("the incarnation has ended");
         assert_eq!((last.cause, last.may_have_arrived), (SendCause::PeerDown, false));
         for message in sending {
-            let error = message.await.expect_err("its life is over");
+            let error = message.await.expect_err("the incarnation has ended");
             assert_eq!((error.cause, error.may_have_arrived), (SendCause::PeerDown, true));
         }
         assert_eq!(mailbox.try_recv(), Ok(None));
@@ -370,13 +373,13 @@ fn reserved_places_end_with_their_incarnation() {
         let mut sending = pin!(session.send(NodeId(1), PORT, b"second"));
         assert!(look(sending.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
-        mailbox.recv().await.expect("the first is here");
+        mailbox.recv().await.expect("the first message has arrived");
         // The reservation arrives, but no thread polls it yet.
         harness.world.sleep(None, TIMEOUT).await;
         drop(mailbox);
         begin_next_incarnation(&harness, 1).await;
         let mailbox = mailbox_of(&harness, 1, full);
-        let error = sending.await.expect_err("its life is over");
+        let error = sending.await.expect_err("the incarnation has ended");
         assert_eq!((error.cause, error.may_have_arrived), (SendCause::PeerDown, false));
         assert_eq!(mailbox.try_recv(), Ok(None));
     });
@@ -396,8 +399,8 @@ fn a_pending_write_delays_changes_of_its_region_only() {
         let mut writing = pin!(session.write(silent, 0, b"salt"));
         assert!(look(writing.as_mut()).is_pending());
 
-        session.free(here).await.expect("it is ours");
-        session.free(elsewhere).await.expect("it is ours");
+        session.free(here).await.expect("the session is a master");
+        session.free(elsewhere).await.expect("the session is a master");
         let mut unmapping = pin!(session.unmap(silent));
         assert!(look(unmapping.as_mut()).is_pending());
         harness.world.sleep(None, TIMEOUT).await;
@@ -405,8 +408,8 @@ fn a_pending_write_delays_changes_of_its_region_only() {
         assert!(look(unmapping.as_mut()).is_pending(), "the write may still arrive");
 
         harness.world.set_link(one, other, link);
-        writing.await.expect("it is heard in the end");
-        unmapping.await.expect("nothing is under way any more");
+        writing.await.expect("the write is acknowledged in the end");
+        unmapping.await.expect("no operation is in flight any more");
     });
 }
 
@@ -415,26 +418,29 @@ fn a_pending_write_delays_changes_of_its_region_only() {
 fn a_principal_with_a_name_of_250_bytes_calls_and_sends() {
     on_hardware("rnic-100g", 2, |harness| async move {
         let name = "a".repeat(250);
-        let server = session_of(&harness, 1).serve(FUNCTION, ServeOptions::default()).expect("nobody does");
+        let server = session_of(&harness, 1)
+            .serve(FUNCTION, ServeOptions::default())
+            .expect("no other session serves it");
         let mailbox =
-            session_of(&harness, 1).open_port(Port(7), ServeOptions::default()).expect("it is free");
-        let (told, inputs) =
+            session_of(&harness, 1).open_port(Port(7), ServeOptions::default()).expect("the port is free");
+        let (caller, inputs) =
             (name.clone(), [8, 300, 5000, LONG].map(|len| (0..len).map(|at| at as u8).collect::<Vec<_>>()));
         let expected = inputs.clone();
         harness.world.spawn(Some(harness.host(1)), "a handler", async move {
             for input in expected {
-                let call = server.recv().await.expect("it is called");
-                assert_eq!((call.caller(), call.input()), (told.as_str(), &*input));
-                call.reply(&input).expect("it waits");
+                let call = server.recv().await.expect("a call arrives");
+                assert_eq!((call.caller(), call.input()), (caller.as_str(), &*input));
+                call.reply(&input).expect("the caller waits");
             }
         });
-        let caller = harness.driven(0).expect("it is up").session_of(&name).expect("it is short enough");
+        let session =
+            harness.driven(0).expect("the node is up").session_of(&name).expect("the name is valid");
         for input in inputs {
-            let answer = caller.call(NodeId(1), FUNCTION, &input, 100 * TIMEOUT).await;
-            assert_eq!(answer.expect("it is answered"), input);
+            let answer = session.call(NodeId(1), FUNCTION, &input, 100 * TIMEOUT).await;
+            assert_eq!(answer.expect("the call is answered"), input);
         }
-        caller.send(NodeId(1), Port(7), b"salt").await.expect("there is room");
-        assert_eq!(mailbox.recv().await.expect("it was sent").bytes, b"salt");
+        session.send(NodeId(1), Port(7), b"salt").await.expect("there is room");
+        assert_eq!(mailbox.recv().await.expect("a message arrives").bytes, b"salt");
     });
 }
 
@@ -444,25 +450,25 @@ fn leaving_reports_possible_effects() {
     on_nodes(2, |harness| async move {
         let (session, other) = (session_of(&harness, 0), session_of(&harness, 1));
         let lh = session.alloc(Some("till"), 64, Placement::On(NodeId(1)), ALL).await.expect("there is room");
-        let theirs = other.map("till", ALL).await.expect("it is there");
-        session.write(lh, 0, &[0; 16]).await.expect("it may be written");
+        let theirs = other.map("till", ALL).await.expect("the region exists");
+        session.write(lh, 0, &[0; 16]).await.expect("the session may write");
         // The requests arrive, but no answer returns.
         let (from, to) = (harness.host(1), harness.host(0));
         harness.world.set_link(from, to, harness.world.link(from, to).down());
         let (mut adding, mut writing) =
             (pin!(session.fetch_add(lh, 0, 7)), pin!(session.write(lh, 8, b"salt")));
         assert!(look(adding.as_mut()).is_pending() && look(writing.as_mut()).is_pending());
-        harness.driven(0).expect("it is up").begin_to_leave();
+        harness.driven(0).expect("the node is up").begin_to_leave();
         let (added, written) = (adding.await.unwrap_err(), writing.await.unwrap_err());
         assert_eq!((added.cause, added.partly), (AccessCause::NodeClosed, true));
         assert_eq!((written.cause, written.partly), (AccessCause::NodeClosed, true));
         let mut bytes = [0; 12];
-        other.read(theirs, 0, &mut bytes).await.expect("it may be read");
+        other.read(theirs, 0, &mut bytes).await.expect("the session may read");
         assert_eq!(&bytes, b"\x07\0\0\0\0\0\0\0salt");
     });
 }
 
-/// The place of a word decides which path is taken, not the caller: `explain` reports the path of each piece.
+/// The location of a word determines the path, not the caller: `explain` reports the path of each piece.
 #[test]
 fn instructions_and_adapters_lose_no_addition() {
     on_hosts(&[2, 1], |harness| async move {
@@ -470,25 +476,25 @@ fn instructions_and_adapters_lose_no_addition() {
         let spread = Placement::Spread([0, 1, 2].map(NodeId).to_vec());
         let len = 3 * CHUNK_BYTES;
         let lh = near.alloc(Some("tally"), len, spread, ALL).await.expect("there is room");
-        let told = near.explain(lh).await.expect("it is ours");
-        let verbs: Vec<_> = told.pieces.iter().map(|piece| (piece.node, piece.verbs.atomic)).collect();
+        let explained = near.explain(lh).await.expect("the region is mapped");
+        let verbs: Vec<_> = explained.pieces.iter().map(|piece| (piece.node, piece.verbs.atomic)).collect();
         let (instruction, posted) = ("atomic instruction", "posted atomic");
         assert_eq!(verbs, [(0, instruction), (1, instruction), (2, posted)]);
         let direct = async |node| {
-            let told = near.explain_peer(NodeId(node)).await.expect("it is known");
-            told.capabilities.expect("it is connected").direct
+            let explained = near.explain_peer(NodeId(node)).await.expect("the peer is known");
+            explained.capabilities.expect("the peer is connected").direct
         };
         assert_eq!((direct(1).await, direct(2).await), (true, false));
 
         let data: Vec<u8> = (0..len).map(|at| at as u8).collect();
-        near.write(lh, 0, &data).await.expect("it may be written");
+        near.write(lh, 0, &data).await.expect("the session may write");
         let begun = Rc::new(Cell::new(0));
         let adding = [near.clone(), beside, far].into_iter().zip(0..).map(|(session, node)| {
             let (world, begun, data) = (harness.world.clone(), begun.clone(), data.clone());
             harness.world.spawn(Some(harness.host(node)), format!("node {node} adds"), async move {
-                let lh = session.map("tally", ALL).await.expect("it is there");
+                let lh = session.map("tally", ALL).await.expect("the region exists");
                 let mut seen = vec![0; len as usize];
-                session.read(lh, 0, &mut seen).await.expect("it may be read");
+                session.read(lh, 0, &mut seen).await.expect("the session may read");
                 assert!(seen == data);
                 begun.set(begun.get() + 1);
                 while begun.get() < 3 {
@@ -496,7 +502,7 @@ fn instructions_and_adapters_lose_no_addition() {
                 }
                 for round in 0..30 {
                     let offset = round % 3 * CHUNK_BYTES;
-                    session.fetch_add(lh, offset, 1).await.expect("it may be changed");
+                    session.fetch_add(lh, offset, 1).await.expect("the session may change the word");
                 }
             })
         });
@@ -506,7 +512,7 @@ fn instructions_and_adapters_lose_no_addition() {
         }
         for chunk in 0..3 {
             let mut word = [0; 8];
-            near.read(lh, chunk * CHUNK_BYTES, &mut word).await.expect("it may be read");
+            near.read(lh, chunk * CHUNK_BYTES, &mut word).await.expect("the session may read");
             let at = (chunk * CHUNK_BYTES) as usize;
             let before = u64::from_le_bytes(data[at..at + 8].try_into().expect("eight"));
             assert_eq!(u64::from_le_bytes(word), before + 30, "chunk {chunk}");
@@ -519,11 +525,11 @@ fn instructions_and_adapters_lose_no_addition() {
 fn a_neighbour_recovers_the_lock_of_a_killed_process() {
     on_hosts(&[2, 1], |harness| async move {
         let other = session_of(&harness, 1);
-        drop(other.lock("ledger").await.expect("it is free"));
+        drop(other.lock("ledger").await.expect("the lock is free"));
         let held = Rc::new(Cell::new(0));
         let (session, token) = (session_of(&harness, 0), held.clone());
         harness.world.spawn(Some(harness.host(0)), "a holder", async move {
-            let guard = session.lock("ledger").await.expect("it is free");
+            let guard = session.lock("ledger").await.expect("the lock is free");
             token.set(guard.token());
             std::future::pending::<()>().await;
         });
@@ -550,7 +556,7 @@ fn unpolled_accesses_do_not_block_others() {
         }
         harness.world.sleep(None, Duration::from_millis(5)).await;
         let mut bytes = vec![1; 100 << 10];
-        session.read(lh, 0, &mut bytes).await.expect("it may be read");
+        session.read(lh, 0, &mut bytes).await.expect("the session may read");
         assert_eq!(bytes, vec![0; 100 << 10]);
         drop(reads);
     });
@@ -592,9 +598,9 @@ fn a_half_posted_write_reports_a_partial_effect() {
         let mut writing = pin!(session.write(lh, CHUNK_BYTES - 8, &[7; 16]));
         assert!(look(writing.as_mut()).is_pending());
         let mut half = [0; 8];
-        session.read(lh, CHUNK_BYTES, &mut half).await.expect("it is here");
+        session.read(lh, CHUNK_BYTES, &mut half).await.expect("the bytes are local");
         assert_eq!(half, [7; 8]);
-        let error = writing.await.expect_err("the other half is out of reach");
+        let error = writing.await.expect_err("the other half is unreachable");
         assert!(error.partly, "{error}");
     });
 }
@@ -626,12 +632,12 @@ async fn write_and_read_words(session: &Session, regions: [Lh; 2], writer: u64) 
     let place = |at: usize| (regions[at % 2], (2 * at as u64 + writer) * 8);
     let write = |(at, from): (usize, _)| WriteOp { lh: place(at).0, offset: place(at).1, from };
     let writes: Vec<WriteOp<'_>> = words.iter().map(|word| &word[..]).enumerate().map(write).collect();
-    session.write_batch(&writes).await.expect("all may be written");
+    session.write_batch(&writes).await.expect("the session may write");
     let mut found = vec![[0; 8]; words.len()];
     let read = |(at, into): (usize, _)| ReadOp { lh: place(at).0, offset: place(at).1, into };
     let mut reads: Vec<ReadOp<'_>> =
         found.iter_mut().map(|word| &mut word[..]).enumerate().map(read).collect();
-    session.read_batch(&mut reads).await.expect("all may be read");
+    session.read_batch(&mut reads).await.expect("the session may read");
     assert!(found == words, "some words differ from those written");
 }
 
@@ -654,7 +660,7 @@ fn an_unheard_node_is_dialled_at_its_new_address() {
         world.set_link(first, second, Link { up: false, ..link });
         // Both nodes give the connection up.
         world.sleep(None, 8 * lease).await;
-        assert!(!harness.does_see(1, 0), "nothing of what node 0 says has come");
+        assert!(!harness.does_see(1, 0), "node 1 has heard node 0");
         world.set_link(first, second, link);
         world.sleep(None, 4 * lease).await;
         assert!(harness.does_see(1, 0) && harness.does_see(0, 1));

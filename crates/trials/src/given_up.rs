@@ -24,14 +24,14 @@ async fn be_silent(harness: &Harness, node: u32) {
 fn calls_to_a_silent_node_end_with_its_lease() {
     on_hardware("local-torn", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
-        let _server = there.serve(FUNCTION, ServeOptions::default()).expect("nobody does");
+        let _server = there.serve(FUNCTION, ServeOptions::default()).expect("no other session serves it");
         let mut calling = pin!(here.call(NodeId(1), FUNCTION, b"are you there?", LONG));
         assert!(look(calling.as_mut()).is_pending());
         be_silent(&harness, 1).await;
         let began_ns = harness.world.now_ns();
         let error = calling.await.expect_err("the node is silent");
         assert!(error.cause == CallCause::PeerDown && error.may_have_run, "{error}");
-        assert_eq!(harness.world.now_ns(), began_ns, "it was told before");
+        assert_eq!(harness.world.now_ns(), began_ns, "the end was reported late");
     });
 }
 
@@ -40,11 +40,12 @@ fn calls_to_a_silent_node_end_with_its_lease() {
 fn a_node_that_was_given_up_is_not_served() {
     on_hardware("local-torn", 2, |harness| async move {
         let (here, there) = (session_of(&harness, 0), session_of(&harness, 1));
-        let server = here.serve(FUNCTION, ServeOptions::default()).expect("nobody does");
+        let server = here.serve(FUNCTION, ServeOptions::default()).expect("no other session serves it");
         be_silent(&harness, 1).await;
-        assert!(!harness.driven(0).expect("it is up").is_connected_to(NodeId(1)));
+        assert!(!harness.driven(0).expect("the node is up").is_connected_to(NodeId(1)));
         harness.world.resume(harness.host(1));
-        let error = there.call(NodeId(0), FUNCTION, b"good morning", LONG).await.expect_err("it is out");
+        let error =
+            there.call(NodeId(0), FUNCTION, b"good morning", LONG).await.expect_err("the node was given up");
         assert_eq!(error.cause, CallCause::PeerDown);
         assert!(look(pin!(server.recv())).is_pending(), "no call arrives");
     });

@@ -92,7 +92,7 @@ struct NodeSlot {
 
 impl Harness {
     pub(crate) fn new(world: World, plan: Plan) -> Rc<Harness> {
-        let hosts = put_up(&world, &plan);
+        let hosts = add_hosts(&world, &plan);
         let slot = |host: &HostId| NodeSlot {
             host: *host,
             lives: Cell::new(0),
@@ -174,7 +174,7 @@ impl Harness {
     }
 
     /// Returns true if a node may have taken a living one for dead.
-    pub(crate) fn was_anyone_isolated(&self) -> bool {
+    pub(crate) fn was_any_node_isolated(&self) -> bool {
         self.anyone_isolated.get()
     }
 
@@ -183,7 +183,7 @@ impl Harness {
     }
 
     /// Returns true if kernels report the end of a process, so that nodes learn of it at once, not only by its silence.
-    pub(crate) fn deaths_are_told(&self) -> bool {
+    pub(crate) fn deaths_are_reported(&self) -> bool {
         !self.profiles.iter().any(Profile::is_adapter)
     }
 
@@ -428,7 +428,7 @@ impl Harness {
     }
 
     /// Restarts nodes that others have killed because they did not answer.
-    pub(crate) fn revive_the_killed(self: &Rc<Harness>) {
+    pub(crate) fn restart_killed_nodes(self: &Rc<Harness>) {
         for node in 0..self.nodes() {
             let slot = &self.slots[node as usize];
             let is_expected = slot.down.get() || slot.stopped.get();
@@ -465,7 +465,7 @@ impl Harness {
     }
 
     /// Returns true if sessions continue.
-    pub(crate) fn goes_on(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         !self.closing.get() && self.judge.is_content()
     }
 
@@ -481,7 +481,7 @@ impl Harness {
 }
 
 /// Adds a process for each node, on the host that the plan assigns.
-fn put_up(world: &World, plan: &Plan) -> Vec<HostId> {
+fn add_hosts(world: &World, plan: &Plan) -> Vec<HostId> {
     let mut first = BTreeMap::new();
     let places = plan.hosts_of_nodes().into_iter();
     let stand = |host| match first.get(&host) {

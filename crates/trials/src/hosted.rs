@@ -38,12 +38,12 @@ impl Birth {
             address: address.clone(),
         };
         let driven = Driven::new(config.clone(), Arc::new(made), |identity| {
-            assert!(address.starts_with(&identity.name), "others dial it by its name");
+            assert!(address.starts_with(&identity.name), "other nodes dial it by its name");
             let opened = world.fabric(self.host, &address, identity.hello.clone());
             fabric = Some(opened.clone());
             Ok(opened)
         })?;
-        let (driven, fabric) = (Rc::new(driven), fabric.expect("it was opened"));
+        let (driven, fabric) = (Rc::new(driven), fabric.expect("the store is open"));
         let keep = keep(world.clone(), self.host, fabric.clone(), driven.clone());
         world.spawn(Some(self.host), format!("progress {node}"), keep);
         Ok((driven, fabric))

@@ -31,47 +31,54 @@ struct Cluster {
 
 impl Cluster {
     fn new() -> Cluster {
-        let profile = Profile::named("rnic-100g").expect("it is one of the tree");
+        let profile = Profile::named("rnic-100g").expect("the profile is built in");
         let connect_timeout_ns = DIAL.as_nanos() as u64;
         // Longer than any acknowledgement of a distant member takes.
         let retransmit_ns = 3 * FAR.as_nanos() as u64;
         let world = World::new(1, Profile { connect_timeout_ns, retransmit_ns, ..profile });
         let hosts: Vec<HostId> = (0..=MEMBERS).map(|_| world.add_host()).collect();
         let mut cluster = Cluster { world, hosts, nodes: Vec::new() };
-        (0..MEMBERS).for_each(|node| cluster.bear(node));
+        (0..MEMBERS).for_each(|node| cluster.add_node(node));
         let (world, nodes) = (cluster.world.clone(), cluster.nodes.clone());
-        cluster.tell(0, async move {
+        cluster.run_case(0, async move {
             for node in 0..MEMBERS {
                 let others: Vec<String> = (0..node).map(|other| format!("node-{other}.1")).collect();
                 nodes[node as usize].join(&config(node, LEASE), &others).await.expect("the first node lives");
                 let session = nodes[node as usize].session();
                 let name = format!("of {node}");
                 let lh = session.alloc(Some(&name), 8, Placement::Local, Permissions::READ).await;
-                session.write(lh.expect("there is memory"), 0, name.as_bytes()).await.expect("it is here");
+                session
+                    .write(lh.expect("there is memory"), 0, name.as_bytes())
+                    .await
+                    .expect("the bytes are local");
             }
             world.sleep(None, LEASE).await;
         });
         cluster
     }
 
-    fn bear(&mut self, node: u32) {
+    fn add_node(&mut self, node: u32) {
         let birth = Birth { host: self.hosts[node as usize], incarnation: 1, stream: format!("node {node}") };
-        self.nodes.push(birth.of(&self.world, &config(node, LEASE)).expect("the configuration is good").0);
+        self.nodes.push(birth.of(&self.world, &config(node, LEASE)).expect("the configuration is valid").0);
     }
 
     /// Runs a story on a host until it ends.
-    fn tell(&self, host: u32, story: impl Future<Output = ()> + 'static) {
+    fn run_case(&self, host: u32, story: impl Future<Output = ()> + 'static) {
         let is_over: Rc<Cell<bool>> = Rc::default();
-        let (told, host) = (is_over.clone(), Some(self.hosts[host as usize]));
+        let (done, host) = (is_over.clone(), Some(self.hosts[host as usize]));
         self.world.spawn(host, "a story", async move {
             story.await;
-            told.set(true);
+            done.set(true);
         });
         let end_ns = self.world.now_ns() + 100 * LEASE.as_nanos() as u64;
         while !is_over.get() {
-            assert!(self.world.now_ns() < end_ns, "it comes to an end");
+            assert!(self.world.now_ns() < end_ns, "the case does not end");
             let soon_ns = self.world.now_ns() + 1_000;
-            assert_eq!(self.world.run_until(soon_ns), RunEnd::DeadlineReached, "nodes live on");
+            assert_eq!(
+                self.world.run_until(soon_ns),
+                RunEnd::DeadlineReached,
+                "nodes do not end by themselves"
+            );
         }
     }
 
@@ -89,10 +96,10 @@ impl Cluster {
 
     /// Lets the sixth node join through the first one; returns the time that it took.
     fn join(&mut self) -> Duration {
-        self.bear(MEMBERS);
+        self.add_node(MEMBERS);
         let began_ns = self.world.now_ns();
         let joined = self.nodes[MEMBERS as usize].clone();
-        self.tell(MEMBERS, async move {
+        self.run_case(MEMBERS, async move {
             let first = ["node-0.1".to_owned()];
             joined.join(&config(MEMBERS, LEASE), &first).await.expect("the first node lives");
         });
@@ -109,12 +116,12 @@ async fn read(node: &Driven, other: u32) -> Result<Vec<u8>, RegionCause> {
     let (session, name) = (node.session(), format!("of {other}"));
     let lh = session.map(&name, Permissions::READ).await.map_err(|error| error.cause)?;
     let mut bytes = vec![0; name.len()];
-    session.read(lh, 0, &mut bytes).await.expect("its bytes are reached");
+    session.read(lh, 0, &mut bytes).await.expect("the bytes are reachable");
     Ok(bytes)
 }
 
 #[test]
-fn unreachable_members_delay_only_those_that_need_them() {
+fn unreachable_members_delay_only_operations_that_need_them() {
     let whole = Cluster::new().join();
     let mut cluster = Cluster::new();
     cluster.lose(&[2, 3, 4]);
@@ -122,7 +129,7 @@ fn unreachable_members_delay_only_those_that_need_them() {
     assert!(torn <= whole && whole < SOON, "{torn:?} where three are lost, {whole:?} where none is");
 
     let (world, joined) = (cluster.world.clone(), cluster.nodes[MEMBERS as usize].clone());
-    cluster.tell(MEMBERS, async move {
+    cluster.run_case(MEMBERS, async move {
         let began_ns = world.now_ns();
         for other in [0, 1] {
             assert_eq!(read(&joined, other).await, Ok(format!("of {other}").into_bytes()));
@@ -139,7 +146,7 @@ fn access_to_an_unreachable_member_fails_with_its_dial() {
     let began_ns = cluster.world.now_ns();
     cluster.join();
     let (world, joined) = (cluster.world.clone(), cluster.nodes[MEMBERS as usize].clone());
-    cluster.tell(MEMBERS, async move {
+    cluster.run_case(MEMBERS, async move {
         let called = call(&joined, 2).await;
         assert_eq!((called.cause, called.may_have_run), (CallCause::PeerDown, false));
         let waited = Duration::from_nanos(world.now_ns() - began_ns);
@@ -157,9 +164,9 @@ fn access_to_an_unreachable_member_fails_with_its_dial() {
 fn posts_before_a_poll_complete_at_once() {
     let cluster = Cluster::new();
     let (world, node) = (cluster.world.clone(), cluster.nodes[1].clone());
-    cluster.tell(1, async move {
+    cluster.run_case(1, async move {
         let session = node.session();
-        let lh = session.map("of 2", Permissions::READ).await.expect("it is there");
+        let lh = session.map("of 2", Permissions::READ).await.expect("the region exists");
         // After this number of polls, the thread would keep the doorbell.
         (0..100).for_each(|_| session.progress());
         world.sleep(None, Duration::from_micros(20)).await;
@@ -167,7 +174,7 @@ fn posts_before_a_poll_complete_at_once() {
         let mut reading = pin!(session.read(lh, 0, &mut word));
         assert!(look(reading.as_mut()).is_pending());
         session.progress();
-        reading.await.expect("it is there");
+        reading.await.expect("the region exists");
         assert!(world.now_ns() - began_ns < SOON.as_nanos() as u64 / 10);
     });
 }
@@ -179,7 +186,7 @@ fn a_call_that_waits_for_a_dial_ends_with_its_node() {
     cluster.lose(&[2]);
     cluster.join();
     let joined = cluster.nodes[MEMBERS as usize].clone();
-    cluster.tell(MEMBERS, async move {
+    cluster.run_case(MEMBERS, async move {
         let mut calling = pin!(call(&joined, 2));
         assert!(look(calling.as_mut()).is_pending());
         joined.begin_to_leave();
@@ -189,7 +196,7 @@ fn a_call_that_waits_for_a_dial_ends_with_its_node() {
 }
 
 #[test]
-fn a_distant_member_delays_only_those_that_need_it() {
+fn a_distant_member_delays_only_operations_that_need_it() {
     for needs in [true, false] {
         let mut cluster = Cluster::new();
         let (here, there) = (cluster.hosts[MEMBERS as usize], cluster.hosts[4]);
@@ -199,15 +206,18 @@ fn a_distant_member_delays_only_those_that_need_it() {
             cluster.world.set_link(from, to, halite_sim::Link { latency_ns, ..link });
         }
         assert!(cluster.join() < SOON);
-        assert!(!cluster.nodes[MEMBERS as usize].is_connected_to(NodeId(4)), "its answer is under way");
+        assert!(
+            !cluster.nodes[MEMBERS as usize].is_connected_to(NodeId(4)),
+            "the node is connected before the answer arrived"
+        );
         let (world, joined) = (cluster.world.clone(), cluster.nodes[MEMBERS as usize].clone());
-        cluster.tell(MEMBERS, async move {
+        cluster.run_case(MEMBERS, async move {
             let began_ns = world.now_ns();
             match needs {
                 true => {
                     assert_eq!(call(&joined, 4).await.cause, CallCause::UnknownFunction);
                     assert_eq!(read(&joined, 4).await, Ok(b"of 4".to_vec()));
-                    let nodes = joined.session().status().await.expect("it lives");
+                    let nodes = joined.session().status().await.expect("the node lives");
                     assert_eq!(nodes.len(), 6);
                 }
                 false => {

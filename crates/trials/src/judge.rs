@@ -30,7 +30,7 @@ pub(crate) enum End {
 }
 
 /// Returns true if a fault may cause this error.
-pub(crate) fn is_of_trouble(cause: &RegionCause) -> bool {
+pub(crate) fn may_follow_fault(cause: &RegionCause) -> bool {
     matches!(
         cause,
         RegionCause::PeerDown(_)

@@ -14,7 +14,7 @@ use halite_sim::HostId;
 
 use crate::actor::{Actor, pick};
 use crate::harness::{Harness, PRINCIPALS};
-use crate::judge::is_of_trouble;
+use crate::judge::may_follow_fault;
 use history::{History, Operation};
 use values::{ENTRY_BYTES, Value};
 
@@ -91,18 +91,18 @@ pub(crate) fn is_name(name: &str) -> bool {
 
 /// Starts a store on a node that has just joined, if the plan uses stores.
 pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
-    if harness.plan.work.kv == 0 || !harness.goes_on() {
+    if harness.plan.work.kv == 0 || !harness.is_running() {
         return;
     }
-    let session = driven.session_of(PRINCIPALS[0]).expect("the name is a good one");
+    let session = driven.session_of(PRINCIPALS[0]).expect("the principal's name is valid");
     let (shared, host) = (harness.clone(), harness.host(node));
     let name = format!("{PREFIX}{node}-{}", harness.incarnation(node));
     harness.world.spawn(Some(host), format!("store of node {node}"), async move {
         let begin_ns = shared.world.now_ns();
         if let Err(error) = keep(&shared, node, host, name, session).await {
-            let is_explained = is_of_trouble_of(&shared, &error);
+            let is_explained = may_follow_fault_of(&shared, &error);
             shared.judge.expect(is_explained, || {
-                format!("the owner of node {node}, from {begin_ns} ns: {error}, without a reason")
+                format!("the owner of node {node}, from {begin_ns} ns: {error}, without a known cause")
             });
         }
     });
@@ -126,7 +126,7 @@ async fn keep(
         let run = owner.run(move || clock.now_ns() / 1000).await;
         is_over.set(true);
         if let Err(error) = run {
-            let is_explained = is_of_trouble_of(&shared, &error) || !shared.goes_on();
+            let is_explained = may_follow_fault_of(&shared, &error) || !shared.is_running();
             shared.judge.expect(is_explained, || format!("the owner of node {node} ended: {error}"));
         }
     });
@@ -142,7 +142,7 @@ async fn keep(
         let number = kv.stores.len() - 1;
         kv.current.insert(node, number);
     }
-    while harness.goes_on() || harness.working() > 0 {
+    while harness.is_running() || harness.working() > 0 {
         harness.world.sleep(Some(host), LOOK).await;
     }
     stopper.stop();
@@ -194,14 +194,14 @@ async fn open(actor: &mut Actor, store: usize) {
             actor.kv.open.insert(store, opened.with_timeout(TIMEOUT));
         }
         Some(Err(error)) => {
-            actor.expect_reason(is_of_trouble_of(&actor.harness, &error), begin_ns, &error);
+            actor.expect_reason(may_follow_fault_of(&actor.harness, &error), begin_ns, &error);
         }
         None => {}
     }
 }
 
 /// Returns true if a fault may cause this error.
-fn is_of_trouble_of(harness: &Harness, error: &KvError) -> bool {
+fn may_follow_fault_of(harness: &Harness, error: &KvError) -> bool {
     let is_such = match error {
         KvError::Full => return true,
         KvError::Ended | KvError::NoDirectory => true,
@@ -226,7 +226,7 @@ fn is_of_trouble_of(harness: &Harness, error: &KvError) -> bool {
 }
 
 fn is_region_trouble(error: &RegionError) -> bool {
-    is_of_trouble(error.cause())
+    may_follow_fault(error.cause())
 }
 
 /// Returns true if the operation may have been executed, or may be later, despite the error.
@@ -244,12 +244,12 @@ struct Begun {
     begin_ns: u64,
 }
 
-fn history_of<T>(actor: &Actor, key: Key, tell: impl FnOnce(&mut History) -> T) -> T {
-    tell(&mut actor.harness.kv.borrow_mut().stores[key.store].histories[key.number])
+fn history_of<T>(actor: &Actor, key: Key, f: impl FnOnce(&mut History) -> T) -> T {
+    f(&mut actor.harness.kv.borrow_mut().stores[key.store].histories[key.number])
 }
 
 fn begin(actor: &Actor, key: Key, operation: Operation) -> Begun {
-    actor.note(format_args!("is about key {} of store {}: {operation:?}", key.number, key.store));
+    actor.note(format_args!("concerns key {} of store {}: {operation:?}", key.number, key.store));
     let begin_ns = actor.now_ns();
     let place = history_of(actor, key, |history| history.begin(begin_ns, operation));
     Begun { key, place, begin_ns }
@@ -274,7 +274,7 @@ impl Begun {
                 if !may_be_done(&error) {
                     history_of(actor, key, |history| history.forget(place));
                 }
-                actor.expect_reason(is_of_trouble_of(&actor.harness, &error), begin_ns, &error);
+                actor.expect_reason(may_follow_fault_of(&actor.harness, &error), begin_ns, &error);
                 actor.kv.open.remove(&key.store);
             }
             None => {}
@@ -284,7 +284,7 @@ impl Begun {
 
 /// Takes the open store, which [`keep_open`] puts back.
 fn take(actor: &mut Actor, key: Key) -> Store {
-    actor.kv.open.remove(&key.store).expect("it was opened")
+    actor.kv.open.remove(&key.store).expect("the store is open")
 }
 
 fn keep_open(actor: &mut Actor, key: Key, store: Store) {
@@ -336,7 +336,7 @@ async fn swap(actor: &mut Actor, key: Key, only: Only) {
         _ => 1,
     };
     let bytes = values::bytes(token, entries);
-    let new = Value::read(&bytes).expect("it was made so");
+    let new = Value::read(&bytes).expect("the value is well-formed");
     let kept_us = actor.random.chance(1, 5).then(|| actor.random.between(1, KEPT_US_MAX));
     let expires = kept_us.map_or(Expires::Never, |ms| Expires::After { ms });
     let lapse = kept_us.map(|_| token);

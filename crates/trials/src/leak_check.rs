@@ -30,10 +30,10 @@ pub(crate) async fn run(harness: &Rc<Harness>) {
         harness.world.sleep(None, harness.plan.lease() * HEALING_LEASES).await;
         all_up(harness).await;
         all_seen(harness).await;
-        open.replace("what node 0 cannot be told to free".to_owned());
-        let driven = harness.driven(0).expect("it is up");
+        open.replace("regions that node 0 cannot be asked to free".to_owned());
+        let driven = harness.driven(0).expect("the node is up");
         for principal in PRINCIPALS {
-            free_all(harness, &driven.session_of(principal).expect("the name is a good one")).await;
+            free_all(harness, &driven.session_of(principal).expect("the principal's name is valid")).await;
         }
         count(harness, &driven.session(), &open).await;
         for node in 0..harness.nodes() {
@@ -48,14 +48,14 @@ pub(crate) async fn run(harness: &Rc<Harness>) {
         let left = open.take();
         harness
             .judge
-            .violated(format!("{patience:?} after the end of all sessions, something is left: {left}"));
+            .violated(format!("{patience:?} after the end of all sessions, resources remain: {left}"));
     }
 }
 
 /// Waits until all nodes are up; starts those that no fault will start.
 async fn all_up(harness: &Rc<Harness>) {
     while !(0..harness.nodes()).all(|node| harness.is_up(node)) && harness.judge.is_content() {
-        harness.revive_the_killed();
+        harness.restart_killed_nodes();
         harness.world.sleep(None, LOOK).await;
     }
 }
@@ -63,7 +63,7 @@ async fn all_up(harness: &Rc<Harness>) {
 /// Waits until all nodes are connected; nodes that lost each other are paired again.
 async fn all_seen(harness: &Rc<Harness>) {
     while (0..harness.nodes()).any(|node| is_unseen(harness, node)) && harness.judge.is_content() {
-        harness.revive_the_killed();
+        harness.restart_killed_nodes();
         harness.world.sleep(None, LOOK).await;
     }
 }
@@ -105,7 +105,7 @@ async fn count(harness: &Harness, session: &Session, open: &RefCell<String>) {
         match left(session).await {
             Some(left) if left.is_empty() => return,
             Some(left) => open.replace(left),
-            None => open.replace("the status of all nodes, which node 0 cannot get".to_owned()),
+            None => open.replace("the status of all nodes, which node 0 lacks".to_owned()),
         };
         harness.world.sleep(None, 2 * LOOK).await;
     }
@@ -115,7 +115,7 @@ async fn count(harness: &Harness, session: &Session, open: &RefCell<String>) {
 async fn count_calls(harness: &Harness, node: u32, open: &RefCell<String>) {
     for other in 0..harness.nodes() {
         loop {
-            let driven = harness.driven(node).expect("it is up");
+            let driven = harness.driven(node).expect("the node is up");
             let (calls, answers) = driven.under_way(NodeId(other));
             if (calls, answers) == (0, 0) {
                 break;

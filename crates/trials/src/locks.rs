@@ -13,7 +13,7 @@ use halite::{Guard, LockCause, LockError, RegionCause};
 
 use crate::actor::{Actor, pick};
 use crate::harness::Harness;
-use crate::judge::is_of_trouble;
+use crate::judge::may_follow_fault;
 pub(crate) use data::names as data_names;
 use data::{Data, Opened};
 use ledger::{Ledger, Scene, SessionRun};
@@ -63,23 +63,23 @@ struct HeldLock {
 /// Reports the end of a session when dropped.
 pub(crate) struct Presence {
     harness: Rc<Harness>,
-    who: SessionRun,
+    run: SessionRun,
 }
 
 impl Presence {
     pub(crate) fn of(actor: &Actor) -> Presence {
-        Presence { harness: actor.harness.clone(), who: who(actor) }
+        Presence { harness: actor.harness.clone(), run: run_of(actor) }
     }
 }
 
 impl Drop for Presence {
     fn drop(&mut self) {
-        self.harness.locks.borrow_mut().ledgers.iter_mut().for_each(|ledger| ledger.end_session(self.who));
-        data::end_session(&self.harness, self.who);
+        self.harness.locks.borrow_mut().ledgers.iter_mut().for_each(|ledger| ledger.end_session(self.run));
+        data::end_session(&self.harness, self.run);
     }
 }
 
-fn who(actor: &Actor) -> SessionRun {
+fn run_of(actor: &Actor) -> SessionRun {
     SessionRun { node: actor.node, incarnation: actor.incarnation, session: actor.number }
 }
 
@@ -105,7 +105,7 @@ fn check_guards(actor: &Actor) {
                 let is_explained =
                     matches!(error.cause, LockCause::Lapsed) && !actor.harness.is_undisturbed();
                 if !is_explained && !is_explained_by_its_end(actor, held, &error.cause) {
-                    accuse(actor, held.name, actor.now_ns(), &format!("{error}, without a reason"));
+                    accuse(actor, held.name, actor.now_ns(), &format!("{error}, without a known cause"));
                 }
                 false
             }
@@ -138,7 +138,7 @@ pub(crate) async fn act(actor: &mut Actor) {
             let patience = Duration::from_micros(actor.random.between(1, PATIENCE_US_MAX));
             take(actor, Patience::For(patience)).await;
         }
-        4 => take_again(actor).await,
+        4 => take_held_lock(actor).await,
         5 => work(actor).await,
         6 => release_unheld(actor).await,
         _ => release(actor).await,
@@ -175,8 +175,8 @@ async fn take(actor: &mut Actor, patience: Patience) {
     let (text, session, begin) = (text(name), actor.session.clone(), actor.clock_ns());
     let begin_ns = actor.now_ns();
     let waits = patience == Patience::Endless;
-    actor.note(format_args!("is about lock {text}"));
-    actor.harness.locks.borrow_mut().ledgers[name].begin(who(actor), begin_ns, waits);
+    actor.note(format_args!("concerns lock {text}"));
+    actor.harness.locks.borrow_mut().ledgers[name].begin(run_of(actor), begin_ns, waits);
     let taken = match patience {
         Patience::None => actor.attempt("try to lock", session.try_lock(&text)).await,
         Patience::For(timeout) => {
@@ -190,13 +190,14 @@ async fn take(actor: &mut Actor, patience: Patience) {
             let verdict = refused(actor, name, patience, actor.clock_ns() - begin, &error);
             verdict.unwrap_or_else(|why| accuse(actor, name, begin_ns, &format!("{error}: {why}")));
         }
-        None => actor.harness.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns()),
+        None => actor.harness.locks.borrow_mut().ledgers[name].gave_up(run_of(actor), actor.now_ns()),
     }
 }
 
 fn took(actor: &mut Actor, name: usize, guard: Guard) {
     let (token, recovered) = (guard.token(), guard.recovered());
-    let verdict = with_ledger(actor, name, |ledger, scene| ledger.took(who(actor), token, recovered, scene));
+    let verdict =
+        with_ledger(actor, name, |ledger, scene| ledger.took(run_of(actor), token, recovered, scene));
     if let Err(why) = verdict {
         accuse(actor, name, actor.now_ns(), &format!("took it with token {token}: {why}"));
     }
@@ -218,10 +219,10 @@ fn refused(
 ) -> Result<(), String> {
     match (&error.cause, patience) {
         (LockCause::Held, Patience::None) => {
-            with_ledger(actor, name, |ledger, scene| ledger.refused(who(actor), scene))
+            with_ledger(actor, name, |ledger, scene| ledger.refused(run_of(actor), scene))
         }
         (LockCause::Timeout, Patience::For(timeout)) => {
-            actor.harness.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns());
+            actor.harness.locks.borrow_mut().ledgers[name].gave_up(run_of(actor), actor.now_ns());
             let is_over = u128::from(waited_ns) >= timeout.as_nanos();
             if is_over {
                 Ok(())
@@ -230,8 +231,8 @@ fn refused(
             }
         }
         (cause, _) => {
-            actor.harness.locks.borrow_mut().ledgers[name].gave_up(who(actor), actor.now_ns());
-            if is_explained(actor, cause) { Ok(()) } else { Err("without a reason".to_owned()) }
+            actor.harness.locks.borrow_mut().ledgers[name].gave_up(run_of(actor), actor.now_ns());
+            if is_explained(actor, cause) { Ok(()) } else { Err("without a known cause".to_owned()) }
         }
     }
 }
@@ -240,7 +241,7 @@ fn refused(
 fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
     match cause {
         LockCause::PeerDown(_) => !actor.harness.is_undisturbed(),
-        LockCause::HeldBySilent(_) => actor.harness.was_anyone_isolated(),
+        LockCause::HeldBySilent(_) => actor.harness.was_any_node_isolated(),
         LockCause::Region(cause) => is_explained_by(actor, cause),
         _ => false,
     }
@@ -249,12 +250,12 @@ fn is_explained(actor: &Actor, cause: &LockCause) -> bool {
 fn is_explained_by(actor: &Actor, cause: &RegionCause) -> bool {
     match cause {
         RegionCause::NoSpace { .. } => true,
-        cause => is_of_trouble(cause) && !actor.harness.is_undisturbed(),
+        cause => may_follow_fault(cause) && !actor.harness.is_undisturbed(),
     }
 }
 
 /// Tries to take a lock that the session holds, which must fail even if the session has lost it since.
-async fn take_again(actor: &mut Actor) {
+async fn take_held_lock(actor: &mut Actor) {
     let Some(held) = actor.locks.held.iter().find(|held| !held.is_doubtful) else { return };
     let (name, session) = (held.name, actor.session.clone());
     let result = actor.attempt("try to lock twice", session.try_lock(&text(name))).await;
@@ -283,7 +284,7 @@ async fn release_unheld(actor: &mut Actor) {
     match result {
         Some(Ok(())) => accuse(actor, name, begin_ns, "released it without holding it"),
         Some(Err(error)) if error.cause != LockCause::NotHeld && !is_explained(actor, &error.cause) => {
-            accuse(actor, name, begin_ns, &format!("{error}, without a reason"));
+            accuse(actor, name, begin_ns, &format!("{error}, without a known cause"));
         }
         _ => {}
     }
@@ -296,7 +297,7 @@ async fn release(actor: &mut Actor) {
     let index = actor.random.index(actor.locks.held.len());
     let HeldLock { name, token, guard, is_doubtful, .. } = actor.locks.held.swap_remove(index);
     let begin_ns = actor.now_ns();
-    actor.harness.locks.borrow_mut().ledgers[name].begin_release(who(actor), begin_ns);
+    actor.harness.locks.borrow_mut().ledgers[name].begin_release(run_of(actor), begin_ns);
     let session = actor.session.clone();
     let result = match guard {
         Some(guard) if actor.random.chance(1, 3) => {
@@ -330,18 +331,18 @@ fn released(
 ) {
     let now_ns = actor.now_ns();
     match result {
-        Some(Ok(())) => actor.harness.locks.borrow_mut().ledgers[name].end_release(who(actor), now_ns),
+        Some(Ok(())) => actor.harness.locks.borrow_mut().ledgers[name].end_release(run_of(actor), now_ns),
         Some(Err(error)) => {
-            let lost = with_ledger(actor, name, |ledger, scene| ledger.lost(who(actor), scene));
+            let lost = with_ledger(actor, name, |ledger, scene| ledger.lost(run_of(actor), scene));
             let is_lost = error.cause == LockCause::NotHeld;
             let verdict = match is_lost || is_explained(actor, &error.cause) {
                 true if is_lost && is_doubtful => Ok(()),
                 true => lost,
-                false => Err("without a reason".to_owned()),
+                false => Err("without a known cause".to_owned()),
             };
             verdict.unwrap_or_else(|why| accuse(actor, name, begin_ns, &format!("{error}: {why}")));
         }
-        None => actor.harness.locks.borrow_mut().ledgers[name].dropped(who(actor), now_ns),
+        None => actor.harness.locks.borrow_mut().ledgers[name].dropped(run_of(actor), now_ns),
     }
 }
 
@@ -350,7 +351,7 @@ fn with_ledger<T>(actor: &Actor, name: usize, ask: impl FnOnce(&mut Ledger, Scen
     let scene = Scene {
         now_ns: harness.world.now_ns(),
         is_calm_since: &|begin_ns| harness.is_calm_since(begin_ns),
-        is_up: &|who: SessionRun| harness.is_up(who.node) && harness.incarnation(who.node) == who.incarnation,
+        is_up: &|run: SessionRun| harness.is_up(run.node) && harness.incarnation(run.node) == run.incarnation,
         cut_off_is_death: harness.cut_off_is_death,
     };
     ask(&mut harness.locks.borrow_mut().ledgers[name], scene)

@@ -11,7 +11,7 @@ use halite_apps::log::{Follower, Log, LogError, Options, Writer};
 
 use crate::actor::{Actor, pick};
 use crate::harness::{Harness, PRINCIPALS};
-use crate::judge::is_of_trouble;
+use crate::judge::may_follow_fault;
 pub(crate) use ledger::Logs;
 use ledger::{Outcome, Reader};
 
@@ -60,7 +60,7 @@ pub(crate) async fn act(actor: &mut Actor) {
         0 => append(actor, &mut held).await,
         1 => follow(actor, &mut held).await,
         2 => trim(actor, &mut held).await,
-        _ => follow_anew(actor, &mut held).await,
+        _ => reopen_follower(actor, &mut held).await,
     };
     // The log is opened again after a failure.
     if done.is_ok() {
@@ -97,9 +97,9 @@ async fn open(actor: &mut Actor, number: usize) {
     if actor.log.session.is_none() {
         let Some(driven) = actor.harness.driven(actor.node) else { return };
         // All sessions act as one user, since a cleaner must be a master of segments that others created.
-        actor.log.session = Some(driven.session_of(PRINCIPALS[0]).expect("the name is a good one"));
+        actor.log.session = Some(driven.session_of(PRINCIPALS[0]).expect("the principal's name is valid"));
     }
-    let session = actor.log.session.clone().expect("it is there by now");
+    let session = actor.log.session.clone().expect("the session was created above");
     let name = ledger::name_of(life);
     let begin_ns = actor.now_ns();
     let patience_ns = actor.random.between(PATIENCE_NS_MAX / 8, PATIENCE_NS_MAX);
@@ -140,20 +140,20 @@ async fn open(actor: &mut Actor, number: usize) {
             if is_over && !is_new {
                 actor.harness.logs.borrow_mut().end(number, life);
             }
-            actor.expect_reason(is_of_trouble_of(actor, &error), begin_ns, &error);
+            actor.expect_reason(may_follow_fault_of(actor, &error), begin_ns, &error);
         }
         None => {}
     }
 }
 
 /// Returns true if a fault may cause this error.
-fn is_of_trouble_of(actor: &Actor, error: &LogError) -> bool {
+fn may_follow_fault_of(actor: &Actor, error: &LogError) -> bool {
     match error {
         LogError::Full { .. } => true,
         LogError::Lost { .. } | LogError::Outpaced { .. } | LogError::NoDirectory(_) => {
             !actor.harness.is_undisturbed()
         }
-        LogError::Region(error) => is_of_trouble(error.cause()) && !actor.harness.is_undisturbed(),
+        LogError::Region(error) => may_follow_fault(error.cause()) && !actor.harness.is_undisturbed(),
         LogError::Access(error) => {
             let is_such = matches!(
                 error.cause,
@@ -166,8 +166,8 @@ fn is_of_trouble_of(actor: &Actor, error: &LogError) -> bool {
 }
 
 /// Handles an error; returns `Err` if the log must be opened again.
-fn go_on_after(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), ()> {
-    actor.expect_reason(is_of_trouble_of(actor, error), begin_ns, error);
+fn continue_after(actor: &Actor, error: &LogError, begin_ns: u64) -> Result<(), ()> {
+    actor.expect_reason(may_follow_fault_of(actor, error), begin_ns, error);
     match error {
         LogError::Full { .. }
         | LogError::NoDirectory(_)
@@ -204,7 +204,7 @@ async fn append(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
             if !matches!(error, LogError::Access(_)) {
                 append_is_not_done(actor, held, token);
             }
-            go_on_after(actor, &error, begin_ns)
+            continue_after(actor, &error, begin_ns)
         }
         None => Ok(()),
     }
@@ -235,26 +235,26 @@ async fn append_each(actor: &mut Actor, held: &mut OpenLog, first: (u64, Vec<u8>
     for (token, _) in &records[(positions.len() + maybe).min(EACH)..] {
         append_is_not_done(actor, held, *token);
     }
-    go_on_after(actor, &error, begin_ns)
+    continue_after(actor, &error, begin_ns)
 }
 
 fn append_begins(actor: &Actor, held: &OpenLog) -> u64 {
     let token = actor.harness.logs.borrow_mut().append_begins(held.life);
-    actor.note(format_args!("is about record {token} of log {}", held.life));
+    actor.note(format_args!("concerns record {token} of log {}", held.life));
     token
 }
 
 async fn append_is_done(actor: &Actor, held: &OpenLog, begin_ns: u64, token: u64, position: u64) {
     actor.note(format_args!("has record {token} at {position}"));
     let outcome = Outcome::Done { position, end_ns: actor.now_ns() };
-    let told = actor.harness.logs.borrow_mut().append_ends(held.life, token, outcome);
-    told.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
+    let checked = actor.harness.logs.borrow_mut().append_ends(held.life, token, outcome);
+    checked.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
     note_home(actor, held, position / SEGMENT_SLOTS).await;
 }
 
 fn append_is_not_done(actor: &Actor, held: &OpenLog, token: u64) {
-    let told = actor.harness.logs.borrow_mut().append_ends(held.life, token, Outcome::NotDone);
-    told.unwrap_or_else(|why| actor.harness.judge.violated(why));
+    let checked = actor.harness.logs.borrow_mut().append_ends(held.life, token, Outcome::NotDone);
+    checked.unwrap_or_else(|why| actor.harness.judge.violated(why));
 }
 
 /// Records the node that holds a segment.
@@ -289,8 +289,8 @@ async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let polled = actor.attempt("follow a log", polling).await;
     // Records that the callback received count as read, despite an error.
     let to = held.follower.position();
-    let told = held.reader.passed(from..to, &taken.into_inner());
-    told.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
+    let checked = held.reader.passed(from..to, &taken.into_inner());
+    checked.unwrap_or_else(|why| actor.expect(false, begin_ns, why));
     match polled {
         Some(Ok(0)) => {
             let is_there = is_there && actor.harness.is_calm_since(begin_ns);
@@ -313,7 +313,7 @@ async fn follow(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
                 held.follower.skip_to(next);
                 held.reader.skipped_to(next);
             }
-            go_on_after(actor, &error, begin_ns)
+            continue_after(actor, &error, begin_ns)
         }
         Some(Ok(_)) | None => Ok(()),
     }
@@ -325,13 +325,13 @@ async fn trim(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let position = actor.harness.logs.borrow_mut().trim_begins(held.life);
     let trimming = held.cleaner.trim(position);
     match actor.attempt("trim a log", trimming).await {
-        Some(Err(error)) => go_on_after(actor, &error, begin_ns),
+        Some(Err(error)) => continue_after(actor, &error, begin_ns),
         Some(Ok(_)) | None => Ok(()),
     }
 }
 
 /// Replaces the follower by another one.
-async fn follow_anew(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
+async fn reopen_follower(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
     let begin_ns = actor.now_ns();
     let (session, name) = (held.session.clone(), ledger::name_of(held.life));
     let patience_ns = actor.random.between(PATIENCE_NS_MAX / 8, PATIENCE_NS_MAX);
@@ -342,7 +342,7 @@ async fn follow_anew(actor: &mut Actor, held: &mut OpenLog) -> Result<(), ()> {
             held.reader = Reader::new(&actor.harness, held.life, held.follower.position());
             Ok(())
         }
-        Some(Err(error)) => go_on_after(actor, &error, begin_ns),
+        Some(Err(error)) => continue_after(actor, &error, begin_ns),
         None => Ok(()),
     }
 }

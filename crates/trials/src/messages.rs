@@ -30,7 +30,7 @@ pub(crate) struct Messages {
 
 /// Opens the port of a node that has just joined.
 pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
-    let session = driven.session_of(PRINCIPALS[0]).expect("the name is a good one");
+    let session = driven.session_of(PRINCIPALS[0]).expect("the principal's name is valid");
     let options = ServeOptions { requests_max: QUEUED_MAX, ..ServeOptions::default() };
     let mailbox = match session.open_port(PORT, options) {
         Ok(mailbox) => mailbox,
@@ -76,7 +76,7 @@ impl Receiver {
                 // A cancelled wait loses no message.
                 None => {}
             }
-            if self.random.chance(1, 8) && self.harness.goes_on() {
+            if self.random.chance(1, 8) && self.harness.is_running() {
                 let long = Duration::from_nanos(self.random.below(SLOW_US_MAX * 1000));
                 world.sleep(Some(self.host), long).await;
             }
@@ -89,9 +89,10 @@ impl Receiver {
                 let (node, incarnation) = self.at;
                 let is_right = (path.from.0, path.to.0, PRINCIPALS.get(principal as usize).copied())
                     == (message.node.0, node, Some(message.from.as_str()));
-                let came = self.harness.messages.borrow_mut().ledger.came(path, incarnation, number);
-                let came = came.map_err(|why| format!("message {number} of {path:?}: {why}"));
-                if is_right { came } else { Err(format!("{path:?} came from {:?}", message.node)) }
+                let arrival =
+                    self.harness.messages.borrow_mut().ledger.record_arrival(path, incarnation, number);
+                let arrival = arrival.map_err(|why| format!("message {number} of {path:?}: {why}"));
+                if is_right { arrival } else { Err(format!("{path:?} arrived from {:?}", message.node)) }
             }
             None => Err("its bytes differ from those that were sent".to_owned()),
         };
@@ -111,7 +112,7 @@ pub(crate) async fn act(actor: &mut Actor) {
         let ledger = &mut actor.harness.messages.borrow_mut().ledger;
         (ledger.begin(path), ledger.load(path))
     };
-    actor.note(format_args!("is about message {number} to node {to}"));
+    actor.note(format_args!("concerns message {number} to node {to}"));
     let bytes = emit(path, number, actor.principal as u32, len);
     let tries = actor.random.chance(1, 3);
     let result = match tries {
@@ -150,7 +151,7 @@ pub(crate) async fn publish(actor: &mut Actor) {
     for _ in 0..count {
         let len = some_len(actor);
         let number = actor.harness.messages.borrow_mut().ledger.begin(path);
-        actor.note(format_args!("is about message {number} to node {to}"));
+        actor.note(format_args!("concerns message {number} to node {to}"));
         let bytes = emit(path, number, actor.principal as u32, len);
         match actor.attempt("publish", sender.send(&bytes)).await {
             Some(Ok(())) => begun.push(number),
@@ -214,7 +215,7 @@ fn failed(actor: &Actor, path: Path, number: u64, may_block: bool, error: &SendE
     if !error.may_have_arrived {
         ledger.denied(path, number)?;
     }
-    if is_explained { Ok(()) } else { Err("without a reason".to_owned()) }
+    if is_explained { Ok(()) } else { Err("without a known cause".to_owned()) }
 }
 
 /// Returns a length of a message that fits into a ring, or of one that is fetched.

@@ -7,7 +7,7 @@ use crate::harness::Harness;
 /// Checks all nodes whose processes exist, even stopped ones. A node that is cut off cannot access memory, whatever its
 /// view; if adapters cut it off, it learns of that late.
 pub(crate) fn judge(harness: &Harness) {
-    if !harness.deaths_are_told() {
+    if !harness.deaths_are_reported() {
         return;
     }
     let mut touched = Vec::new();

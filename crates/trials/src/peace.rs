@@ -41,7 +41,7 @@ impl Harness {
 /// Checks all nodes repeatedly until the trial ends.
 pub(crate) async fn keep(harness: Rc<Harness>) {
     let mut checked_ns = None;
-    while harness.goes_on() {
+    while harness.is_running() {
         harness.world.sleep(None, harness.plan.lease() / 4).await;
         check_nodes(&harness);
         let since_ns = harness.peace_since_ns();
@@ -74,13 +74,16 @@ async fn check_regions(harness: &Harness) {
         let found = kept.find(harness).await;
         let is_still_due = harness.was_peace_since(begin_ns) && kept.is_kept(harness);
         harness.judge.expect(found.is_ok() || !is_still_due, || {
-            format!("from {begin_ns} ns, in peace, {kept} is unreachable: {}", found.expect_err("it is not"))
+            format!(
+                "from {begin_ns} ns, in peace, {kept} is unreachable: {}",
+                found.expect_err("the region is not found")
+            )
         });
     }
 }
 
 /// Returns true if the error reports an unreachable node.
-pub(crate) fn is_of_distance(cause: &RegionCause) -> bool {
+pub(crate) fn reports_unreachable_node(cause: &RegionCause) -> bool {
     matches!(
         cause,
         RegionCause::PeerDown(_)
@@ -94,7 +97,7 @@ pub(crate) fn is_of_distance(cause: &RegionCause) -> bool {
 
 /// Waits for peace, and then for `long`.
 pub(crate) async fn wait_for_truce(harness: &Harness, long: Duration) {
-    while harness.goes_on() && harness.peace_since_ns().is_none() {
+    while harness.is_running() && harness.peace_since_ns().is_none() {
         harness.world.sleep(None, harness.plan.lease() / 4).await;
     }
     harness.world.sleep(None, long).await;

@@ -231,7 +231,7 @@ fn note(actor: &Actor, what: &str, holding: Holding, words: &Range<usize>) {
     let (life, number) = (holding.life.0, actor.number);
     actor.harness.world.note(
         Some(actor.host),
-        format_args!("session {number} is to {what} words {words:?} of life {life} by {:?}", holding.lh),
+        format_args!("session {number} will {what} words {words:?} of life {life} by {:?}", holding.lh),
     );
 }
 
@@ -300,7 +300,7 @@ fn check_success(
         // A copy may read long before it writes, and a stopped session learns of its adapter's accesses late.
         true if is_copied || actor.harness.may_have_slept_since(actor.node, begin_ns) => begin_ns,
         true => actor.now_ns() - WORD_OF_SUCCESS_NS,
-        false if actor.harness.was_anyone_isolated() => return Ok(()),
+        false if actor.harness.was_any_node_isolated() => return Ok(()),
         false => begin_ns,
     };
     let since_ns = begin_ns.max(over_ns);
@@ -336,5 +336,5 @@ fn check_refusal(
         AccessCause::PeerDown(_) | AccessCause::NodeClosed => !is_calm,
         _ => false,
     };
-    if is_explained { Ok(()) } else { Err(format!("refused without a reason: {cause}")) }
+    if is_explained { Ok(()) } else { Err(format!("refused without a known cause: {cause}")) }
 }

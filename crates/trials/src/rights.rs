@@ -12,7 +12,7 @@ use halite::{AccessCause, Lh, NodeId, Permissions, Placement, RegionCause, Regio
 
 use crate::actor::Actor;
 use crate::harness::{Harness, PRINCIPALS};
-use crate::judge::is_of_trouble;
+use crate::judge::may_follow_fault;
 
 const BYTES: u64 = 64;
 const EVERYONE: Permissions = Permissions::READ.union(Permissions::WRITE);
@@ -37,7 +37,7 @@ struct Scene {
     name: String,
     lh: Lh,
     other: Session,
-    who: Who,
+    grantee: Who,
 }
 
 pub(crate) async fn act(actor: &mut Actor) {
@@ -71,8 +71,9 @@ async fn set(actor: &mut Actor) -> Option<Scene> {
         }
     };
     let principal = PRINCIPALS[(actor.principal + 1) % PRINCIPALS.len()];
-    let other = actor.harness.driven(actor.node)?.session_of(principal).expect("the name is a good one");
-    Some(Scene { name, lh, other, who: Who::Principal(principal.to_owned()) })
+    let other =
+        actor.harness.driven(actor.node)?.session_of(principal).expect("the principal's name is valid");
+    Some(Scene { name, lh, other, grantee: Who::Principal(principal.to_owned()) })
 }
 
 /// Frees the region that has the name.
@@ -88,9 +89,9 @@ pub(crate) async fn clear(actor: &mut Actor, name: &str) {
 /// Makes another principal a master, which frees the region while it loses that permission.
 async fn depose(actor: &mut Actor, scene: &Scene) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let Scene { name, lh, other, who } = scene;
+    let Scene { name, lh, other, grantee } = scene;
     let raised = async {
-        session.grant(*lh, who.clone(), Permissions::MASTER).await?;
+        session.grant(*lh, grantee.clone(), Permissions::MASTER).await?;
         other.map(name, Permissions::MASTER).await
     };
     let Some(Ok(theirs)) = actor.attempt("grant master", raised).await else { return };
@@ -101,7 +102,7 @@ async fn depose(actor: &mut Actor, scene: &Scene) {
         later(early).await;
         // Commands are queued, so the free may come after both of these, between them, or before them.
         let first = session.revoke(*lh, Who::Everyone, Permissions::ATOMIC);
-        both(first, session.revoke(*lh, who.clone(), Permissions::MASTER)).await.1
+        both(first, session.revoke(*lh, grantee.clone(), Permissions::MASTER)).await.1
     };
     let freeing = async {
         later(late).await;
@@ -165,7 +166,7 @@ async fn seal(actor: &mut Actor, scene: &Scene) {
 }
 
 fn is_trouble(actor: &Actor, cause: &RegionCause) -> bool {
-    is_of_trouble(cause) && !actor.harness.judge.is_calm()
+    may_follow_fault(cause) && !actor.harness.judge.is_calm()
 }
 
 /// Returns the outputs of two futures, which are polled alternately.

@@ -42,15 +42,15 @@ pub fn run(plan: &Plan, seed: u64, keep: Keep) -> Result<Report, PlanError> {
     world.set_steps_max(STEPS_PER_NODE_US * plan.duration_us * u64::from(plan.nodes));
     let harness = Harness::new(world.clone(), plan.clone());
     world.spawn(None, "the scenario", scenario(harness.clone()));
-    let told = panics::caught(|| {
-        if let Some(what) = tell(&harness) {
+    let result = panics::caught(|| {
+        if let Some(what) = run_to_end(&harness) {
             harness.judge.violated(what);
         }
         let report = report(&harness, seed);
         harness.end();
         report
     });
-    Ok(told.unwrap_or_else(|panic| report_panic(harness, seed, panic)))
+    Ok(result.unwrap_or_else(|panic| report_panic(harness, seed, panic)))
 }
 
 /// Creates a world with the plan's hardware. Dials time out within about a lease: otherwise a node that joins while
@@ -70,19 +70,19 @@ pub(crate) fn world(plan: &Plan, seed: u64) -> Result<World, PlanError> {
 
 /// Returns the report after a panic.
 fn report_panic(harness: Rc<Harness>, seed: u64, panic: String) -> Report {
-    let told = panics::caught(|| {
+    let result = panics::caught(|| {
         harness.judge.violated(panic);
         report(&harness, seed)
     });
     let bare = || Report::bare(&harness.plan.name, seed, harness.judge.violation());
-    let report = told.unwrap_or_else(|_| bare());
+    let report = result.unwrap_or_else(|_| bare());
     // A node in an inconsistent state may panic again when dropped.
     std::mem::forget(harness);
     report
 }
 
 /// Runs the world until the scenario ends or the judge finds a violation. Returns the fault of the end, if any.
-fn tell(harness: &Harness) -> Option<String> {
+fn run_to_end(harness: &Harness) -> Option<String> {
     let world = &harness.world;
     loop {
         match world.run_until(world.now_ns() + LOOK_NS) {

@@ -11,7 +11,7 @@ use halite::{
 
 use crate::actor::{Actor, pick};
 use crate::harness::{Harness, PRINCIPALS};
-use crate::judge::is_of_trouble;
+use crate::judge::may_follow_fault;
 use ledger::{Number, Writer};
 use lives::{Life, SLOTS, Write};
 pub(crate) use watcher::serve;
@@ -68,8 +68,8 @@ pub(crate) async fn act(actor: &mut Actor) {
     }
 }
 
-fn with_life<T>(harness: &Harness, life: usize, tell: impl FnOnce(&mut Life) -> T) -> T {
-    tell(&mut harness.watches.borrow_mut().lives[life])
+fn with_life<T>(harness: &Harness, life: usize, f: impl FnOnce(&mut Life) -> T) -> T {
+    f(&mut harness.watches.borrow_mut().lives[life])
 }
 
 // Allocation and end of regions.
@@ -91,7 +91,7 @@ async fn map(actor: &mut Actor, name: usize, rights: Permissions) -> Option<Resu
             let life = lives::by_len(session.len(lh).ok()?);
             let is_known = |life: &usize| *life < actor.harness.watches.borrow().lives.len();
             let Some(life) = life.filter(is_known) else {
-                actor.expect(false, begin_ns, "it has a length that no life had");
+                actor.expect(false, begin_ns, "the region has a length that no life had");
                 return None;
             };
             actor.note_life(life);
@@ -168,29 +168,29 @@ async fn move_away(actor: &mut Actor, name: usize, holding: Holding) {
 
 async fn grant(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let (who, rights) = some_change(actor);
-    with_life(&actor.harness, holding.life, |life| life.rights.begin_grant(who, rights));
-    let to = Who::Principal(PRINCIPALS[who].to_owned());
+    let (principal, rights) = some_change(actor);
+    with_life(&actor.harness, holding.life, |life| life.rights.begin_grant(principal, rights));
+    let to = Who::Principal(PRINCIPALS[principal].to_owned());
     let result = actor.attempt("grant watched", session.grant(holding.lh, to, rights)).await;
     if let Some(Ok(())) = result {
         let now_ns = actor.now_ns();
-        with_life(&actor.harness, holding.life, |life| life.rights.end_grant(who, rights, now_ns));
+        with_life(&actor.harness, holding.life, |life| life.rights.end_grant(principal, rights, now_ns));
     }
     ordered(actor, name, holding, begin_ns, result);
 }
 
 async fn revoke(actor: &mut Actor, name: usize, holding: Holding) {
     let (session, begin_ns) = (actor.session.clone(), actor.now_ns());
-    let (who, rights) = some_change(actor);
+    let (principal, rights) = some_change(actor);
     with_life(&actor.harness, holding.life, |life| {
-        life.rights.begin_revoke(who, rights);
-        life.revoked[who] = true;
+        life.rights.begin_revoke(principal, rights);
+        life.revoked[principal] = true;
     });
-    let from = Who::Principal(PRINCIPALS[who].to_owned());
+    let from = Who::Principal(PRINCIPALS[principal].to_owned());
     let result = actor.attempt("revoke watched", session.revoke(holding.lh, from, rights)).await;
     if let Some(Ok(())) = result {
         let now_ns = actor.now_ns();
-        with_life(&actor.harness, holding.life, |life| life.rights.end_revoke(who, rights, now_ns));
+        with_life(&actor.harness, holding.life, |life| life.rights.end_revoke(principal, rights, now_ns));
     }
     ordered(actor, name, holding, begin_ns, result);
 }
@@ -198,8 +198,8 @@ async fn revoke(actor: &mut Actor, name: usize, holding: Holding) {
 /// Chooses a principal and a permission to change. Only the creator changes them, one at a time.
 fn some_change(actor: &mut Actor) -> (usize, Permissions) {
     let others = PRINCIPALS.len() - 1;
-    let who = (actor.principal + 1 + actor.random.index(others)) % PRINCIPALS.len();
-    (who, if actor.random.chance(1, 2) { Permissions::READ } else { Permissions::WRITE })
+    let principal = (actor.principal + 1 + actor.random.index(others)) % PRINCIPALS.len();
+    (principal, if actor.random.chance(1, 2) { Permissions::READ } else { Permissions::WRITE })
 }
 
 /// Checks the result of a command.
@@ -231,9 +231,9 @@ async fn notify(actor: &mut Actor, name: usize, holding: Holding) {
         watches.last += 1;
         watches.lives[holding.life].begin_write(watches.last, writer, slot, begin_ns)
     };
-    actor.note(format_args!("is about notification {} of life {}", write.number, holding.life));
-    let told = session.write_notify(holding.lh, SLOTS[slot], &bytes, write.number);
-    let verdict = match actor.attempt("write and notify", told).await {
+    actor.note(format_args!("concerns notification {} of life {}", write.number, holding.life));
+    let writing = session.write_notify(holding.lh, SLOTS[slot], &bytes, write.number);
+    let verdict = match actor.attempt("write and notify", writing).await {
         Some(Ok(())) => notified(actor, holding, write, begin_ns),
         Some(Err(error)) => {
             let verdict = not_notified(actor, holding, write, begin_ns, &error);
@@ -250,7 +250,7 @@ async fn notify(actor: &mut Actor, name: usize, holding: Holding) {
 
 fn notified(actor: &Actor, holding: Holding, write: Write, begin_ns: u64) -> Result<(), String> {
     let (harness, now_ns) = (&actor.harness, actor.now_ns());
-    let is_heard = !harness.was_anyone_isolated();
+    let is_heard = !harness.was_any_node_isolated();
     with_life(harness, holding.life, |life| {
         if !harness.was_isolated(actor.node) {
             life.end_write(write, now_ns);
@@ -307,7 +307,7 @@ fn not_notified(
         // This node or a connection has ended.
         _ => !harness.is_undisturbed(),
     };
-    if is_explained { Ok(()) } else { Err("without a reason".to_owned()) }
+    if is_explained { Ok(()) } else { Err("without a known cause".to_owned()) }
 }
 
 /// Drops a stale handle; sometimes unmaps one without permission.
@@ -349,7 +349,7 @@ fn is_refusal(actor: &Actor, life: usize, needed: Permissions, begin_ns: u64, ca
     let harness = &actor.harness;
     with_life(harness, life, |life| match cause {
         RegionCause::Stale | RegionCause::NotFound => {
-            let ends = life.ends || !harness.goes_on();
+            let ends = life.ends || !harness.is_running();
             ends || life.revoked[actor.principal] || !harness.is_undisturbed()
         }
         RegionCause::PermissionDenied { .. } => {
@@ -361,5 +361,5 @@ fn is_refusal(actor: &Actor, life: usize, needed: Permissions, begin_ns: u64, ca
 
 /// Returns true if a fault of this trial explains the error.
 fn is_trouble(harness: &Harness, cause: &RegionCause) -> bool {
-    is_of_trouble(cause) && !harness.is_undisturbed()
+    may_follow_fault(cause) && !harness.is_undisturbed()
 }

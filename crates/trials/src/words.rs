@@ -4,7 +4,7 @@ use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, Regio
 
 use crate::actor::{Actor, pick};
 use crate::harness::Harness;
-use crate::judge::is_of_trouble;
+use crate::judge::may_follow_fault;
 use crate::linearizability::Span;
 use crate::linearizability::chain::Chain;
 use crate::linearizability::register::Change;
@@ -148,7 +148,7 @@ async fn make(actor: &mut Actor, name: usize, text: &str) {
 fn is_region_trouble(actor: &Actor, error: &RegionError) -> bool {
     match &error.cause {
         RegionCause::NameTaken | RegionCause::NoSpace { .. } | RegionCause::Stale => true,
-        cause => is_of_trouble(cause) && !actor.harness.is_undisturbed(),
+        cause => may_follow_fault(cause) && !actor.harness.is_undisturbed(),
     }
 }
 
@@ -181,8 +181,8 @@ async fn change(actor: &mut Actor, name: usize, holding: Holding, word: usize, c
     }
 }
 
-fn with_chain<T>(actor: &Actor, holding: Holding, word: usize, tell: impl FnOnce(&mut Chain) -> T) -> T {
-    tell(&mut actor.harness.words.borrow_mut().lives[holding.life].chains[word])
+fn with_chain<T>(actor: &Actor, holding: Holding, word: usize, f: impl FnOnce(&mut Chain) -> T) -> T {
+    f(&mut actor.harness.words.borrow_mut().lives[holding.life].chains[word])
 }
 
 async fn read(actor: &mut Actor, name: usize, holding: Holding, word: usize) {

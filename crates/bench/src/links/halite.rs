@@ -1,6 +1,6 @@
-//! Halite over an emulated link: two fabrics over UDP, one in each network, that are driven by a thread each.
+//! Halite over an emulated link: one fabric over UDP in each of the two networks, each driven by a thread.
 //!
-//! What is measured is the fabric below a session, with as much under way as a session posts, 768 KiB, in slices of 32 KiB.
+//! Measures the fabric below a session, with as much in flight as a session posts: 768 KiB in slices of 32 KiB.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -18,21 +18,21 @@ use tempfile::TempDir;
 
 use super::network::Network;
 
-/// Written at a time.
+/// Bytes per write.
 pub const SLICE_BYTES: u64 = 32 << 10;
-/// Slices under way: 768 KiB.
+/// Slices in flight: 768 KiB.
 const SLICES: u64 = 24;
-/// Registered by each end.
+/// Registered memory of each end, in bytes.
 const MEMORY_BYTES: u64 = SLICE_BYTES * 64;
-/// Of a ping, which is a write with immediate.
+/// Length of a ping, which is a write with immediate.
 const PING_BYTES: usize = 64;
-/// How long a thread sleeps at most before it looks whether all is over.
+/// Maximum sleep of a thread between checks for the end.
 const NAP: Duration = Duration::from_millis(5);
-/// Turns a hang into a failure.
+/// Time limit that turns a hang into a failure.
 const PATIENCE: Duration = Duration::from_secs(60);
 const BULK: Lane = Lane { number: 1, class: Class::Bulk };
 
-/// Two fabrics that are connected.
+/// Two connected fabrics.
 pub struct Ends {
     ends: [End; 2],
     _dir: TempDir,
@@ -41,44 +41,44 @@ pub struct Ends {
 struct End {
     fabric: Arc<RoceFabric>,
     peer: PeerId,
-    /// Our memory, and its key, which is that of the other end as well: both register one segment.
+    /// This end's memory, and its key. Both ends register one segment, so the peer's key is the same.
     memory: Window,
     key: Key,
-    /// Loads that were put on it.
+    /// Number of loads that this end has started.
     loads: AtomicU64,
 }
 
 impl Drop for End {
-    /// At once: a fabric that is dropped would wait for acknowledgements of a peer that nobody drives any more.
+    /// Closes at once: dropping the fabric would wait for acknowledgements of a peer that no thread drives any more.
     fn drop(&mut self) {
         self.fabric.disconnect(self.peer);
     }
 }
 
-/// What one end does until the time is over; the other answers.
+/// Load on one end; the other end answers.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
-    /// Whether slices are written without an end.
+    /// Whether the end writes slices continuously.
     pub has_bulk: bool,
-    /// Whether 64 bytes go there and back without an end.
+    /// Whether the end sends pings of 64 bytes, one at a time, continuously.
     pub has_pings: bool,
-    /// Before anything counts.
+    /// Time before the measurement.
     pub warm_up: Duration,
-    /// What counts.
+    /// Time of the measurement.
     pub time: Duration,
 }
 
-/// What came of it.
+/// Result of a load.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Bytes of slices whose writes have completed, in megabits a second.
+    /// Bytes of completed slices, in megabits per second.
     pub goodput_mbps: f64,
-    /// How long each ping took, there and back, sorted.
+    /// Round trips of all pings, sorted.
     pub trips: Vec<Duration>,
 }
 
 impl Outcome {
-    /// So many of a hundred pings took at most this long.
+    /// Returns the round trip that `percent` of the pings do not exceed.
     pub fn percentile(&self, percent: usize) -> Option<Duration> {
         let last = self.trips.len().checked_sub(1)?;
         Some(self.trips[last * percent / 100])
@@ -86,7 +86,7 @@ impl Outcome {
 }
 
 impl Ends {
-    /// Opens both, and has the one on side 0 dial.
+    /// Opens both ends; side 0 dials.
     pub fn connect(
         network: &Network,
         configure: impl Fn(RoceConfig) -> RoceConfig + Sync,
@@ -111,7 +111,7 @@ impl Ends {
         Ok(Ends { ends: [one?, two?], _dir: dir })
     }
 
-    /// Puts the load on the first end, and drives both until it is over.
+    /// Runs the load on the first end, and drives both ends until it is over.
     pub fn run(&self, network: &Network, load: Load) -> io::Result<Outcome> {
         let is_over = AtomicBool::new(false);
         let [outcome, answered] = network.both(|side| {
@@ -126,24 +126,24 @@ impl Ends {
         answered.and(outcome)
     }
 
-    /// Writes so many slices, each with a message behind it in its lane.  Fails unless each message comes in order and finds its
-    /// slice in the other end's memory, byte by byte.
+    /// Writes `slices` slices, each followed by a message in its lane. Fails unless the messages arrive in order, and
+    /// each finds the whole slice in the other end's memory.
     pub fn transfer(&self, network: &Network, slices: u32) -> io::Result<()> {
         let is_over = AtomicBool::new(false);
         let [sent, received] = network.both(|side| match side {
             0 => self.ends[0].send_slices(slices, &is_over),
             _ => self.ends[1].receive_slices(slices, &is_over),
         });
-        // Where the receiver has given up, the sender waits in vain.
+        // If the receiver fails, the sender runs into its time limit; the receiver's error is the cause.
         received.and(sent)
     }
 
-    /// What the queue pairs of both ends have counted.
+    /// Returns the counters of both ends' queue pairs.
     pub fn counters(&self) -> [Counters; 2] {
         self.ends.each_ref().map(|end| end.fabric.counters(end.peer).unwrap_or_default())
     }
 
-    /// What both fabrics have dropped.
+    /// Returns the dropped packets of both fabrics.
     pub fn dropped(&self) -> [Dropped; 2] {
         self.ends.each_ref().map(|end| end.fabric.dropped())
     }
@@ -163,7 +163,7 @@ impl End {
         self.fabric.post(self.peer, lane, &[request]).map_err(io::Error::other)
     }
 
-    /// All that completes but for arrivals.
+    /// Writes a slice. Only these requests complete with an event.
     fn write_slice(&self, id: WorkId, slice: u64) -> io::Result<()> {
         let offset = place(slice);
         let local = Local::Registered { key: self.key, offset, len: SLICE_BYTES };
@@ -181,7 +181,7 @@ impl End {
         self.post(lane, WorkId(0), Operation::Send { bytes: &imm.to_le_bytes(), imm }, false)
     }
 
-    /// Answers pings until all is over.
+    /// Answers pings until the load is over.
     fn answer(&self, is_over: &AtomicBool) -> io::Result<()> {
         drive(&self.fabric, |events| {
             for event in events.drain(..) {
@@ -198,17 +198,19 @@ impl End {
         drive(&self.fabric, |events| {
             for event in events.drain(..) {
                 if let CompletionKind::Received { .. } = completed(event)? {
-                    // The receiver has looked at a slice, so that its place is free.
+                    // The receiver has checked a slice, so its place is free.
                     seen += 1;
                 }
             }
             while posted < slices && posted - seen < SLICES as u32 {
-                self.memory.write(place(posted.into()), &slice_bytes(posted)).expect("it is within");
+                self.memory
+                    .write(place(posted.into()), &slice_bytes(posted))
+                    .expect("the slice lies within the memory");
                 self.write_slice(WorkId(0), posted.into())?;
                 self.send(BULK, posted)?;
                 posted += 1;
             }
-            // Until then the receiver waits for acknowledgements.
+            // The receiver still waits for acknowledgements until it sets `is_over`.
             Ok((seen == slices && is_over.load(Relaxed)).then_some(()))
         })
     }
@@ -219,12 +221,12 @@ impl End {
             for event in events.drain(..) {
                 let CompletionKind::Received { imm, .. } = completed(event)? else { continue };
                 if imm != next {
-                    return Err(io::Error::other(format!("message {imm} came in place of {next}")));
+                    return Err(io::Error::other(format!("message {imm} arrived instead of {next}")));
                 }
                 let mut found = vec![0; SLICE_BYTES as usize];
-                self.memory.read(place(next.into()), &mut found).expect("it is within");
+                self.memory.read(place(next.into()), &mut found).expect("the slice lies within the memory");
                 if found != slice_bytes(next) {
-                    return Err(io::Error::other(format!("slice {next} is not as it was written")));
+                    return Err(io::Error::other(format!("slice {next} differs from what was written")));
                 }
                 next += 1;
                 self.send(Lane::FIRST, imm)?;
@@ -237,20 +239,20 @@ impl End {
     }
 }
 
-/// An end with a load on it.
+/// An end with its load.
 struct Loaded<'a> {
     end: &'a End,
     load: Load,
-    /// What its slices are called: some of a load before may still be under way.
+    /// Id of this load's slices: slices of an earlier load may still be in flight.
     id: WorkId,
     posted: u64,
     done: u64,
-    /// When the counting began, and what was done by then.
+    /// Start of the measurement, and the number of slices done before it.
     counted_from: Option<(Instant, u64)>,
-    /// When the ping left that is under way.
+    /// Departure of the ping in flight.
     pinged: Option<Instant>,
     trips: Vec<Duration>,
-    /// Nothing is posted any more when there is one.
+    /// Result; once it exists, nothing more is posted.
     outcome: Option<Outcome>,
 }
 
@@ -294,7 +296,8 @@ impl Loaded<'_> {
         Ok(())
     }
 
-    /// Whether a figure is complete: one ping has come back at least, however long the processors were others'.
+    /// Returns true if the measurement is complete: its time is over, and at least one ping has returned, even if other
+    /// processes kept the cores busy.
     fn is_enough(&self, counted: Duration) -> bool {
         let Load { has_pings, time, .. } = self.load;
         counted >= time && (!has_pings || !self.trips.is_empty())
@@ -317,18 +320,18 @@ impl Loaded<'_> {
     }
 }
 
-/// Where a slice lies, at both ends.
+/// Returns the offset of a slice, the same at both ends.
 fn place(slice: u64) -> u64 {
     slice * SLICE_BYTES % MEMORY_BYTES
 }
 
-/// What a slice holds: no two have a word in common.
+/// Returns the content of a slice. No two slices have a word in common.
 fn slice_bytes(slice: u32) -> Vec<u8> {
     let words = SLICE_BYTES as u32 / 4;
     (0..words).flat_map(|word| (slice * words + word).to_le_bytes()).collect()
 }
 
-/// What has completed, and must have done so with success.
+/// Returns the completion; fails if it is not a successful one.
 fn completed(event: Event) -> io::Result<CompletionKind> {
     match event.into_completion() {
         Ok(completion) if completion.status == Status::Success => Ok(completion.kind),
@@ -337,7 +340,7 @@ fn completed(event: Event) -> io::Result<CompletionKind> {
     }
 }
 
-/// Polls a fabric, and sleeps on it, until `turn` has a result.  It is called with what was polled, and now and then with nothing.
+/// Polls and sleeps on a fabric until `turn` has a result. Calls `turn` with the polled events, sometimes none.
 fn drive<R>(
     fabric: &RoceFabric,
     mut turn: impl FnMut(&mut Vec<Event>) -> io::Result<Option<R>>,
@@ -358,5 +361,5 @@ fn drive<R>(
             return Ok(result);
         }
     }
-    Err(io::Error::new(io::ErrorKind::TimedOut, "nothing has come of it for a minute"))
+    Err(io::Error::new(io::ErrorKind::TimedOut, "no result within a minute"))
 }

@@ -1,44 +1,44 @@
-//! One direction of an emulated network: what becomes of a packet, and when it arrives.
+//! One direction of an emulated network: decides the fate of each packet, and when it arrives.
 //!
-//! Knows no clock, thread or device: time comes in, and the same seed and packets give the same fates.
+//! It has no clock, thread or device: time is an argument, and the same seed and packets give the same fates.
 
 use std::time::Duration;
 
 use fastrand::Rng;
 
-/// What a link does to packets.  Chances are of a million packets.
+/// Properties of a link. Chances are per million packets.
 #[derive(Clone, Debug)]
 pub struct Link {
-    /// Packets leave one behind the other.
+    /// Bandwidth.
     pub bits_per_second: u64,
-    /// What waits to leave, at most; what comes then is lost.
+    /// Maximum length of the queue; packets beyond it are dropped.
     pub queue_bytes: u64,
-    /// From the end of its way out to its arrival.
+    /// Time from the end of sending to arrival.
     pub delay: Duration,
-    /// Packets take up to so much longer, in their order.
+    /// Maximum additional delay, random for each packet. Packets stay in order.
     pub jitter: Duration,
-    /// Single packets that vanish.
+    /// Chance that a single packet is lost.
     pub lost: u32,
-    /// Packets with which a loss of `train_packets` in a row begins.
+    /// Chance that a packet begins a loss of `train_packets` packets in a row.
     pub trains_lost: u32,
-    /// Packets that are lost one behind the other, unless a millisecond passes first: later ones belong to another train.
+    /// Length of a lost train. A train ends early after a millisecond, so later packets belong to another one.
     pub train_packets: u32,
-    /// Packets that come twice, the second time by another delay later.
+    /// Chance that a packet arrives twice, the second time after another delay.
     pub twice: u32,
-    /// Packets in which a bit is flipped where no checksum of IP or UDP shows it.
+    /// Chance that a bit is flipped where no checksum of IP or UDP detects it.
     pub damaged: u32,
-    /// Packets that are held back by `held_back`, so that others overtake them.
+    /// Chance that a packet is delayed by `held_back`, so that others overtake it.
     pub overtaken: u32,
-    /// By how much.
+    /// Delay of such packets.
     pub held_back: Duration,
-    /// Nothing comes through.
+    /// Whether the link drops all packets.
     pub is_down: bool,
-    /// What is longer, its IP header included, vanishes without a word.
+    /// Maximum length of a packet with its IP header; longer ones are dropped without a notice.
     pub bytes_max: usize,
 }
 
 impl Link {
-    /// Loses nothing but what its queue has no room for.
+    /// Creates a link that drops packets only if its queue is full.
     pub fn new(bits_per_second: u64, delay: Duration, queue_bytes: u64) -> Link {
         Link {
             bits_per_second,
@@ -57,42 +57,42 @@ impl Link {
         }
     }
 
-    /// Loses so many of a million packets, all of them in trains.
+    /// Sets the loss per million packets, all of it in trains.
     pub fn losing_trains(self, of_million: u32) -> Link {
         Link { trains_lost: of_million / self.train_packets, ..self }
     }
 }
 
-/// What has become of packets so far.
+/// Counts of packets by fate.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Fates {
-    /// Packets that came to the link.
+    /// Packets handed to the link.
     pub came: u64,
-    /// Bytes of those that went through, headers of IP included.
+    /// Bytes of delivered packets, including IP headers.
     pub carried_bytes: u64,
-    /// Lost by chance, singly or in trains.
+    /// Packets lost by chance, alone or in trains.
     pub lost: u64,
-    /// Lost since the queue was full.
+    /// Packets dropped because the queue was full.
     pub overflowed: u64,
-    /// Lost since the link was down.
+    /// Packets dropped because the link was down.
     pub cut: u64,
-    /// Lost since they were too long.
+    /// Packets dropped because they were too long.
     pub too_long: u64,
-    /// Delivered twice.
+    /// Packets delivered twice.
     pub twice: u64,
-    /// Delivered with a bit flipped.
+    /// Packets delivered with a flipped bit.
     pub damaged: u64,
-    /// Held back.
+    /// Packets that were delayed so that others overtake them.
     pub overtaken: u64,
 }
 
-/// A link at work.  Times are nanoseconds since an instant of the caller's.
+/// The state of a link. Times are in nanoseconds since an instant that the caller chooses.
 #[derive(Debug)]
 pub struct Direction {
     link: Link,
-    /// When the last packet will have left.
+    /// When the last packet will have been sent.
     free_ns: u64,
-    /// When the last one arrives that was not held back.
+    /// Latest arrival of a packet that was not held back.
     last_ns: u64,
     train_left: u32,
     train_ends_ns: u64,
@@ -101,7 +101,7 @@ pub struct Direction {
 }
 
 impl Direction {
-    /// With nothing in it.
+    /// Creates an empty link.
     pub fn new(link: Link, seed: u64) -> Direction {
         let random = Rng::with_seed(seed);
         Direction {
@@ -115,18 +115,19 @@ impl Direction {
         }
     }
 
-    /// From now on packets meet another link; those that are under way arrive as they would have.
+    /// Changes the link for future packets; packets in flight arrive as before.
     pub fn set(&mut self, link: Link) {
         self.link = link;
         self.train_left = 0;
     }
 
-    /// What has become of packets so far.
+    /// Returns the counts so far.
     pub fn fates(&self) -> Fates {
         self.fates
     }
 
-    /// Sends an IP packet, and may flip a bit in it; returns when it arrives, if it does, and when once more.
+    /// Sends an IP packet, and may flip a bit in it. Returns its arrival, if it arrives, and that of its duplicate, if
+    /// any.
     pub fn send(&mut self, now_ns: u64, packet: &mut [u8]) -> [Option<u64>; 2] {
         self.fates.came += 1;
         if self.link.is_down {
@@ -148,13 +149,13 @@ impl Direction {
             return [None; 2];
         }
         self.fates.carried_bytes += packet.len() as u64;
-        if self.happens(self.link.damaged) && damage(packet, &mut self.random) {
+        if self.draw(self.link.damaged) && damage(packet, &mut self.random) {
             self.fates.damaged += 1;
         }
         self.arrivals()
     }
 
-    /// When what has just left arrives.
+    /// Returns the arrivals of the packet that was just sent.
     fn arrivals(&mut self) -> [Option<u64>; 2] {
         let jitter_ns = match self.link.jitter.as_nanos() as u64 {
             0 => 0,
@@ -162,16 +163,16 @@ impl Direction {
         };
         let delay_ns = self.link.delay.as_nanos() as u64;
         let in_order_ns = (self.free_ns + delay_ns + jitter_ns).max(self.last_ns);
-        let is_overtaken = self.happens(self.link.overtaken);
+        let is_overtaken = self.draw(self.link.overtaken);
         self.fates.overtaken += u64::from(is_overtaken);
         let at_ns = match is_overtaken {
             true => in_order_ns + self.link.held_back.as_nanos() as u64,
             false => in_order_ns,
         };
         self.last_ns = in_order_ns;
-        let comes_twice = self.happens(self.link.twice);
-        self.fates.twice += u64::from(comes_twice);
-        [Some(at_ns), comes_twice.then_some(at_ns + delay_ns)]
+        let is_duplicated = self.draw(self.link.twice);
+        self.fates.twice += u64::from(is_duplicated);
+        [Some(at_ns), is_duplicated.then_some(at_ns + delay_ns)]
     }
 
     fn is_lost(&mut self, now_ns: u64) -> bool {
@@ -179,32 +180,33 @@ impl Direction {
             self.train_left -= 1;
             return true;
         }
-        if self.happens(self.link.trains_lost) {
+        if self.draw(self.link.trains_lost) {
             self.train_left = self.link.train_packets.saturating_sub(1);
             self.train_ends_ns = now_ns + TRAIN_NS;
             return true;
         }
-        self.happens(self.link.lost)
+        self.draw(self.link.lost)
     }
 
-    /// How long so many bytes take to leave.
+    /// Returns the time that sending `bytes` takes.
     fn wire_ns(&self, bytes: u64) -> u64 {
         (u128::from(bytes) * 8_000_000_000 / u128::from(self.link.bits_per_second)) as u64
     }
 
-    fn happens(&mut self, of_million: u32) -> bool {
+    fn draw(&mut self, of_million: u32) -> bool {
         of_million > 0 && self.random.u32(..1_000_000) < of_million
     }
 }
 
-/// Packets of a train leave together.  One who has fallen silent and asks at long intervals is not sending one.
+/// Maximum duration of a train. Packets of a train are sent together; probes at long intervals are not a train.
 const TRAIN_NS: u64 = 1_000_000;
 const IPV4_BYTES: usize = 20;
 const UDP_BYTES: usize = 8;
 const UDP: u8 = 17;
 
-/// Flips a bit in what a datagram carries, and takes its checksum away, as a router does that damages it in its own memory and
-/// computes the sum anew.  Leaves others alone: a receiver's kernel would find them damaged, which is the same as lost.
+/// Flips a bit in a datagram's payload and removes its checksum, as a router does that damages a packet in its own
+/// memory and computes the checksum anew. Other packets stay intact: the receiver's kernel would detect the damage,
+/// which equals a loss.
 fn damage(packet: &mut [u8], random: &mut Rng) -> bool {
     let is_udp = packet.first() == Some(&0x45) && packet.get(9) == Some(&UDP);
     let begin = IPV4_BYTES + UDP_BYTES;
@@ -222,7 +224,7 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
-    /// A byte a nanosecond.
+    /// One byte per nanosecond.
     const RATE: u64 = 8_000_000_000;
 
     fn link() -> Link {
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_leave_one_behind_the_other_and_arrive_a_delay_later() {
+    fn packets_leave_in_sequence_and_arrive_after_the_delay() {
         let mut direction = Direction::new(link(), 1);
         assert_eq!(send(&mut direction, 0), [Some(MS + 1000), None]);
         assert_eq!(send(&mut direction, 0), [Some(MS + 2000), None]);
@@ -242,14 +244,14 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_that_is_full_loses_what_comes() {
+    fn a_full_queue_drops_packets() {
         let mut direction = Direction::new(link(), 1);
         let arrived = (0..20).filter(|_| send(&mut direction, 0)[0].is_some()).count();
-        assert_eq!((arrived, direction.fates().overflowed), (11, 9), "what leaves, and ten that wait");
+        assert_eq!((arrived, direction.fates().overflowed), (11, 9), "one packet is being sent, ten wait");
     }
 
     #[test]
-    fn single_packets_are_lost_as_often_as_was_asked_for() {
+    fn single_packets_are_lost_at_the_configured_rate() {
         let mut direction = Direction::new(Link { lost: 50_000, ..link() }, 1);
         (0..100_000).for_each(|at| _ = send(&mut direction, at * 1000));
         assert!((4_700..5_300).contains(&direction.fates().lost), "{:?}", direction.fates());
@@ -265,14 +267,14 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_at_long_intervals_is_not_taken_for_a_train() {
+    fn packets_at_long_intervals_form_no_train() {
         let mut direction = Direction::new(link().losing_trains(50_000), 1);
         let lost = (0..10_000).filter(|at| send(&mut direction, at * 2 * MS)[0].is_none()).count();
         assert!((10..60).contains(&lost), "{lost} of 10,000, one for each of some 31 trains");
     }
 
     #[test]
-    fn who_is_held_back_is_overtaken() {
+    fn held_back_packets_are_overtaken() {
         let held_back = Duration::from_micros(5);
         let mut direction = Direction::new(Link { overtaken: 500_000, held_back, ..link() }, 1);
         let at: Vec<u64> = (0..100).filter_map(|at| send(&mut direction, at * 1000)[0]).collect();
@@ -291,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_through_a_link_that_is_down_and_nothing_long_through_a_black_hole() {
+    fn a_link_that_is_down_drops_every_packet_and_a_black_hole_drops_long_ones() {
         let mut direction = Direction::new(Link { is_down: true, ..link() }, 1);
         assert_eq!(send(&mut direction, 0), [None; 2]);
         direction.set(Link { bytes_max: 999, ..link() });

@@ -1,14 +1,14 @@
-//! How many bytes of a stream arrive in a while.
+//! Measures the throughput of a stream.
 
 use std::time::{Duration, Instant};
 
-/// Counts from when the stream has run for some time.
+/// Counts bytes after a warm-up.
 pub(super) struct Meter {
     begin: Instant,
     warm_up: Duration,
     time: Duration,
     from: Option<Instant>,
-    /// What has arrived: its owner adds to it.
+    /// Bytes received since the start of the measurement; the owner of the meter adds to it.
     pub(super) bytes: usize,
 }
 
@@ -17,8 +17,9 @@ impl Meter {
         Meter { begin: Instant::now(), warm_up, time, from: None, bytes: 0 }
     }
 
-    /// To be called before each read.  In the end, how much it was, in megabits a second.
-    pub(super) fn look(&mut self) -> Option<f64> {
+    /// Starts the measurement after the warm-up, and returns the throughput in megabits per second at its end. Called
+    /// before each read.
+    pub(super) fn poll(&mut self) -> Option<f64> {
         let now = Instant::now();
         match self.from {
             None if now - self.begin >= self.warm_up => (self.from, self.bytes) = (Some(now), 0),

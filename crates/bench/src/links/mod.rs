@@ -1,7 +1,9 @@
-//! Halite, one stream of TCP and QUIC over emulated networks that lose, delay and share: what `halite-bench links` measures and prints.
+//! `halite-bench links`: compares Halite with one stream of TCP and QUIC over emulated networks with loss, delay and
+//! competing flows.
 //!
-//! [`link`] decides what becomes of packets, [`network`] carries them between real sockets, the others send and receive.  Figures depend on the
-//! machine, on which the network itself takes processor time; ratios within a round do so less.
+//! [`link`] decides the fate of packets, [`network`] carries them between real sockets, and the other modules send and
+//! receive. Figures depend on the machine, because the emulated network takes processor time; ratios within a round
+//! depend on it less.
 
 mod goodput;
 pub mod halite;
@@ -21,60 +23,60 @@ use std::time::Duration;
 
 use crate::markers::{self, MarkersError};
 
-/// The markers of the tables in a document.
+/// Name of the markers in a document.
 const TABLE: &str = "links";
 
-/// What `halite-bench links` is told.
+/// Options of `halite-bench links`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
-    /// How many rounds; each measures everything once
+    /// Number of rounds; each measures every figure once
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// How long each figure is measured, in milliseconds
+    /// Time per figure, in milliseconds
     #[arg(long, default_value_t = 2000)]
     pub time_ms: u64,
-    /// What the links of the table by loss and round trip carry, in megabits a second
+    /// Bandwidth of the links in the table by loss and round trip, in megabits per second
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
     pub mbps: u64,
-    /// One tiny round: shows that everything runs, not how fast it is
+    /// Run one tiny round, to check that everything works; its figures mean nothing
     #[arg(long)]
     pub smoke: bool,
-    /// Leaves out the table by loss and round trip
+    /// Omit the table by loss and round trip
     #[arg(long, conflicts_with_all = ["markdown", "plot"])]
     pub sharing_only: bool,
-    /// Replaces what stands between the markers `<!-- links:begin -->` and `<!-- links:end -->` of this file
+    /// Replace the text between the markers `<!-- links:begin -->` and `<!-- links:end -->` of this file
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
-    /// Draws the table by loss and round trip into this file, as SVG
+    /// Draw the table by loss and round trip into this file, as SVG
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
 }
 
-/// Why no table came about.
+/// Cause of a failed run.
 #[derive(Debug, thiserror::Error)]
 pub enum LinksError {
-    /// There is no network, or what was sent over one failed.
+    /// The network cannot be created, or a transport failed.
     #[error("cannot measure {what}: {source}")]
     Measure {
-        /// What was to be measured.
+        /// The failed measurement.
         what: String,
-        /// What the operating system, or the transport, said.
+        /// Error of the operating system or the transport.
         source: io::Error,
     },
-    /// The tables could not be put into their document.
+    /// The tables cannot be written to their document.
     #[error(transparent)]
     Markers(#[from] MarkersError),
-    /// The plot could not be written.
+    /// The plot cannot be written.
     #[error("cannot write {path}: {source}")]
     Plot {
-        /// Where to.
+        /// Path of the plot.
         path: PathBuf,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
 }
 
-/// How long things take.
+/// Number and duration of the measurements.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     rounds: u32,
@@ -83,11 +85,11 @@ struct Sizes {
     bits_per_second: u64,
 }
 
-/// Measures, prints the tables, and writes them and the plot where asked.
+/// Measures and prints the tables, and writes them and the plot to the requested files.
 pub fn run(options: &Options) -> Result<(), LinksError> {
     options.markdown.as_deref().map(|path| markers::check(path, TABLE)).transpose()?;
     if !cfg!(feature = "quic") {
-        eprintln!("built without QUIC (cargo's --features quic): its rows are left out");
+        eprintln!("built without QUIC (cargo's --features quic): its rows are omitted");
     }
     let (rounds, time) = match options.smoke {
         true => (1, Duration::from_millis(50)),
@@ -97,8 +99,8 @@ pub fn run(options: &Options) -> Result<(), LinksError> {
     let table = (!options.sharing_only).then(|| goodput::measure(sizes)).transpose()?;
     let mut text = table.as_ref().map(goodput::Table::markdown).unwrap_or_default();
     text.push_str(&sharing::measure(sizes)?);
-    text.push_str(&format!("\nTCP controls its congestion by `{}`", tcp::congestion_control()));
-    text.push_str(if cfg!(feature = "quic") { ", QUIC as `quinn` comes.\n" } else { ".\n" });
+    text.push_str(&format!("\nTCP uses the congestion control `{}`", tcp::congestion_control()));
+    text.push_str(if cfg!(feature = "quic") { ", QUIC the default of `quinn`.\n" } else { ".\n" });
     print!("{text}");
     if let Some(path) = &options.markdown {
         markers::splice(path, TABLE, &text)?;

@@ -1,13 +1,13 @@
-//! Two networks of this process's own, and an emulated link in each direction between them.
+//! Two private networks, and an emulated link in each direction between them.
 //!
 //! ```text
 //!   side 0: wire, 10.78.0.1 ── TUN ──►  [Direction 0]  ──► TUN ── wire, 10.78.0.2 :side 1
 //!                               TUN ◄──  [Direction 1]  ◄── TUN
 //! ```
 //!
-//! The kernel's sockets are real, and what leaves them are IP packets in a descriptor: a thread carries them across, as the links say.  A
-//! TUN without offloads has the kernel cut trains first, so that each packet has a fate of its own.  The networks have no names: the kernel
-//! removes them with the last descriptor.
+//! The kernel's sockets are real; the packets that they send reach a thread through a descriptor, and the thread
+//! forwards them according to the links. A TUN device without offloads makes the kernel split trains first, so that
+//! each packet has its own fate. The networks have no names, so the kernel removes them with the last descriptor.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -28,23 +28,23 @@ use tun_rs::{DeviceBuilder, SyncDevice};
 
 use super::link::{Direction, Fates, Link};
 
-/// Turns what would be left out into a failure, as it does for other tests of networks.
+/// Environment variable that turns a skipped test of networks into a failure.
 const REQUIRED: &str = "HALITE_NETWORK";
-/// Longest packet of a device.
+/// Maximum length of a packet.
 const PACKET_BYTES_MAX: usize = 1 << 16;
-/// What waits for the carrier, in packets: more than a queue of any link here.
+/// Packets that may wait for the carrier: more than any queue of a link here.
 const DEVICE_PACKETS: u32 = 8192;
-/// Packets that are taken from one device before the other has its turn.
+/// Packets taken from one device before the other one's turn.
 const BATCH: usize = 64;
-/// Where addresses stand in a header of IPv4.
+/// Offsets of the addresses in an IPv4 header.
 const SOURCE_AT: usize = 12;
 const TARGET_AT: usize = 16;
-/// How late the system may wake the carrier, in nanoseconds.
+/// Maximum delay of the carrier's wake-ups by the system, in nanoseconds.
 const SLACK_NS: NonZeroU64 = NonZeroU64::new(1_000).expect("not zero");
-/// Ahead of what it is to measure: a carrier that waits for a processor is delay that no link has.
+/// Priority above the measured processes: a carrier that waits for a core adds delay that the links do not have.
 const PRIORITY: i32 = -15;
 
-/// Two networks with links between.
+/// Two networks, connected by links.
 pub struct Network {
     sides: [OwnedFd; 2],
     carrier: Arc<Carrier>,
@@ -55,21 +55,21 @@ struct Carrier {
     devices: [SyncDevice; 2],
     directions: Mutex<[Direction; 2]>,
     chains: Mutex<Chains>,
-    /// Nothing of or for these goes through.
+    /// Addresses whose packets are dropped in both directions.
     cut_off: Mutex<Vec<Ipv4Addr>>,
     is_over: AtomicBool,
     wake: OwnedFd,
 }
 
 impl Network {
-    /// With frames of so many bytes; the link from side 0 to side 1 first.  Needs root.
+    /// Creates both networks with an MTU of `mtu` bytes. The first link leads from side 0 to side 1. Needs root.
     pub fn new(mtu: u16, links: [Link; 2], seed: u64) -> io::Result<Network> {
         let mut ends = Vec::new();
         for side in 0..2 {
             ends.push(in_fresh_network(|| make_device(side, mtu))?);
         }
         let [(left, near), (right, far)] =
-            <[_; 2]>::try_from(ends).unwrap_or_else(|_| unreachable!("two were made"));
+            <[_; 2]>::try_from(ends).unwrap_or_else(|_| unreachable!("there are two sides"));
         let [there, back] = links;
         let directions = [Direction::new(there, seed), Direction::new(back, seed ^ u64::MAX)];
         let carrier = Arc::new(Carrier {
@@ -87,49 +87,50 @@ impl Network {
         Ok(Network { sides: [left, right], carrier, thread: Some(thread) })
     }
 
-    /// For tests: `None`, having said why, where this machine or user cannot have it, unless `HALITE_NETWORK` is set.
+    /// For tests: prints the reason and returns `None` if the machine or user cannot create networks. Panics instead if
+    /// `HALITE_NETWORK` is set.
     pub fn for_test(mtu: u16, links: [Link; 2], seed: u64) -> Option<Network> {
         match Network::new(mtu, links, seed) {
             Ok(network) => Some(network),
             Err(error) => {
                 let is_required = std::env::var_os(REQUIRED).is_some();
-                assert!(!is_required, "{REQUIRED} is set, and there is no network: {error}");
-                println!("left out: networks need root and /dev/net/tun: {error}");
+                assert!(!is_required, "{REQUIRED} is set, but no network can be created: {error}");
+                println!("skipped: networks need root and /dev/net/tun: {error}");
                 None
             }
         }
     }
 
-    /// The address of a side.
+    /// Returns the address of a side.
     pub fn address(side: usize) -> Ipv4Addr {
         Ipv4Addr::new(10, 78, 0, side as u8 + 1)
     }
 
-    /// Does something in one of the two networks, in a thread: what it opens belongs there.
+    /// Runs `then` in a thread of one of the networks, so that sockets and devices that it opens belong there.
     pub fn inside<R: Send>(&self, side: usize, then: impl FnOnce() -> R + Send) -> R {
         let enter = || {
             setns(&self.sides[side], CloneFlags::CLONE_NEWNET).expect("the network lives, and we are root");
             then()
         };
-        std::thread::scope(|scope| scope.spawn(enter).join().expect("it does not panic"))
+        std::thread::scope(|scope| scope.spawn(enter).join().expect("the thread does not panic"))
     }
 
-    /// Does something in both at once, in a thread each.
+    /// Runs `then` in both networks at the same time, in a thread each.
     pub fn both<R: Send>(&self, then: impl Fn(usize) -> R + Sync) -> [R; 2] {
         let then = &then;
         std::thread::scope(|scope| {
             let [one, two] = [0, 1].map(|side| scope.spawn(move || self.inside(side, || then(side))));
-            [one, two].map(|thread| thread.join().expect("it does not panic"))
+            [one, two].map(|thread| thread.join().expect("the thread does not panic"))
         })
     }
 
-    /// Both links are others from now on.
+    /// Replaces both links.
     pub fn set(&self, links: [Link; 2]) {
         let mut directions = self.carrier.directions();
         directions.iter_mut().zip(links).for_each(|(direction, link)| direction.set(link));
     }
 
-    /// Gives a side one more address, and has what is sent there from the same side get there.
+    /// Adds an address to a side, and makes packets from the same side to it arrive.
     pub fn add_address(&self, side: usize, address: Ipv4Addr) -> io::Result<()> {
         for line in ["link set lo up".to_owned(), format!("addr add {address}/24 dev wire")] {
             let status = self.inside(side, || Command::new("ip").args(line.split(' ')).status())?;
@@ -140,25 +141,29 @@ impl Network {
         Ok(())
     }
 
-    /// From now on nothing goes through the wire that comes from that address, or is to go there: as if its host had lost power.
+    /// From now on drops all packets from and to that address, as if its host had lost power.
     pub fn cut_off(&self, address: Ipv4Addr) {
-        self.carrier.cut_off.lock().expect("nobody panics while it holds this").push(address);
+        self.carrier.cut_off.lock().expect("no thread panics while it holds this lock").push(address);
     }
 
-    /// Counts anew how many packets wait for each other, see [`Network::chain`].
+    /// Restarts the count of [`Network::chain`].
     pub fn count_chains(&self) {
         let mut chains = self.carrier.chains();
         *chains = Chains { epoch: chains.epoch + 1, longest: [0; 2] };
     }
 
-    /// How many packets the longest chain has of those that have come to a side since [`Network::count_chains`], in which each left the side that the one before had come
-    /// to, behind that.  No chain is longer than the time that has passed in delays of the link, and none that something waits for is shorter: so where the
-    /// delay is long beside what processors take, half of it is a number of round trips, however busy the machine is.
+    /// Returns the length of the longest chain of dependent packets that has arrived at a side since
+    /// [`Network::count_chains`]. In a chain, each packet was sent from a side after the one before it had arrived
+    /// there.
+    ///
+    /// A chain is no longer than the elapsed time divided by the link's delay, and no result arrives with a shorter
+    /// chain than its packets need. If the delay is long compared with the processing time, half of the length is the
+    /// number of round trips, even on a busy machine.
     pub fn chain(&self, side: usize) -> u64 {
         self.carrier.chains().longest[side]
     }
 
-    /// What has become of packets, from side 0 first.
+    /// Returns the counts of packets, first those sent from side 0.
     pub fn fates(&self) -> [Fates; 2] {
         self.carrier.directions().each_ref().map(Direction::fates)
     }
@@ -168,7 +173,9 @@ impl Drop for Network {
     fn drop(&mut self) {
         self.carrier.is_over.store(true, Relaxed);
         let _ = rustix::io::write(&self.carrier.wake, &1u64.to_ne_bytes());
-        if let Some(Err(error)) = self.thread.take().map(|thread| thread.join().expect("it does not panic")) {
+        if let Some(Err(error)) =
+            self.thread.take().map(|thread| thread.join().expect("the thread does not panic"))
+        {
             eprintln!("the carrier ended: {error}");
         }
     }
@@ -182,7 +189,7 @@ struct Chains {
 }
 
 impl Chains {
-    /// The epoch in which a packet leaves, and the length of the longest chain that it ends.
+    /// Returns the epoch in which a packet leaves, and the length of the longest chain that ends with it.
     fn leave(&self, from: usize) -> (u64, u64) {
         (self.epoch, self.longest[from] + 1)
     }
@@ -194,7 +201,7 @@ impl Chains {
     }
 }
 
-/// A packet that is under way.
+/// A packet in flight.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Arrival {
     at_ns: u64,
@@ -206,15 +213,15 @@ struct Arrival {
 
 impl Carrier {
     fn directions(&self) -> MutexGuard<'_, [Direction; 2]> {
-        self.directions.lock().expect("nobody panics while it holds this")
+        self.directions.lock().expect("no thread panics while it holds this lock")
     }
 
     fn chains(&self) -> MutexGuard<'_, Chains> {
-        self.chains.lock().expect("nobody panics while it holds this")
+        self.chains.lock().expect("no thread panics while it holds this lock")
     }
 
     fn is_cut_off(&self, packet: &[u8]) -> bool {
-        let cut_off = self.cut_off.lock().expect("nobody panics while it holds this");
+        let cut_off = self.cut_off.lock().expect("no thread panics while it holds this lock");
         let is_at = |at: usize| {
             packet
                 .get(at..at + 4)
@@ -225,18 +232,19 @@ impl Carrier {
 
     fn run(&self) -> io::Result<()> {
         rustix::thread::set_current_timer_slack(Some(SLACK_NS))?;
-        // Of this thread alone, whatever its name says; who may not is served worse.
+        // Affects only this thread, despite the function's name. Without permission, the carrier runs at normal
+        // priority.
         let _ = rustix::process::setpriority_process(None, PRIORITY);
         let begin = Instant::now();
         let now_ns = || begin.elapsed().as_nanos() as u64;
-        let mut under_way: BinaryHeap<Reverse<Arrival>> = BinaryHeap::new();
+        let mut in_flight: BinaryHeap<Reverse<Arrival>> = BinaryHeap::new();
         let (mut order, mut buffer) = (0, vec![0; PACKET_BYTES_MAX]);
         while !self.is_over.load(Relaxed) {
-            let mut is_any = false;
+            let mut has_received = false;
             for from in 0..2 {
                 for _ in 0..BATCH {
                     let Some(len) = receive(&self.devices[from], &mut buffer)? else { break };
-                    is_any = true;
+                    has_received = true;
                     let packet = &mut buffer[..len];
                     if self.is_cut_off(packet) {
                         continue;
@@ -245,7 +253,7 @@ impl Carrier {
                     let arrivals = self.directions()[from].send(now_ns(), packet);
                     for at_ns in arrivals.into_iter().flatten() {
                         order += 1;
-                        under_way.push(Reverse(Arrival {
+                        in_flight.push(Reverse(Arrival {
                             at_ns,
                             order,
                             to: 1 - from,
@@ -255,22 +263,22 @@ impl Carrier {
                     }
                 }
             }
-            while under_way.peek().is_some_and(|Reverse(arrival)| arrival.at_ns <= now_ns()) {
-                let Some(Reverse(arrival)) = under_way.pop() else { break };
+            while in_flight.peek().is_some_and(|Reverse(arrival)| arrival.at_ns <= now_ns()) {
+                let Some(Reverse(arrival)) = in_flight.pop() else { break };
                 self.chains().arrive(arrival.chain, arrival.to);
                 deliver(&self.devices[arrival.to], &arrival.packet)?;
             }
-            if !is_any {
-                let next = under_way.peek().map(|Reverse(arrival)| arrival.at_ns);
+            if !has_received {
+                let next = in_flight.peek().map(|Reverse(arrival)| arrival.at_ns);
                 self.sleep(next.map(|at_ns| at_ns.saturating_sub(now_ns())))?;
             }
         }
         Ok(())
     }
 
-    /// Until a packet comes, or so long.
+    /// Sleeps until a packet arrives, or for `ns`.
     fn sleep(&self, ns: Option<u64>) -> io::Result<()> {
-        let timeout = ns.map(|ns| Timespec::try_from(Duration::from_nanos(ns)).expect("not for ages"));
+        let timeout = ns.map(|ns| Timespec::try_from(Duration::from_nanos(ns)).expect("the wait is short"));
         let [near, far] = &self.devices;
         let fds: [BorrowedFd<'_>; 3] = [near.as_fd(), far.as_fd(), self.wake.as_fd()];
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -281,7 +289,7 @@ impl Carrier {
     }
 }
 
-/// The next packet that leaves a network, if there is one.
+/// Returns the next packet that leaves a network, if any.
 fn receive(device: &SyncDevice, buffer: &mut [u8]) -> io::Result<Option<usize>> {
     match device.recv(buffer) {
         Ok(len) => Ok(Some(len)),
@@ -292,7 +300,7 @@ fn receive(device: &SyncDevice, buffer: &mut [u8]) -> io::Result<Option<usize>> 
     }
 }
 
-/// Has a packet arrive; one that the kernel has no room for, or cannot make sense of, is lost.
+/// Delivers a packet; the packet is lost if the kernel has no room for it or rejects it.
 fn deliver(device: &SyncDevice, packet: &[u8]) -> io::Result<()> {
     match device.send(packet) {
         Ok(_) => Ok(()),
@@ -303,14 +311,14 @@ fn deliver(device: &SyncDevice, packet: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Carries something out in a network with nothing in it; returns that network, too.
+/// Runs `make` in a new, empty network, and returns that network with the result.
 fn in_fresh_network<R: Send>(make: impl FnOnce() -> io::Result<R> + Send) -> io::Result<(OwnedFd, R)> {
     let enter = || {
         unshare(CloneFlags::CLONE_NEWNET)?;
         let network = File::open("/proc/thread-self/ns/net")?;
         Ok((network.into(), make()?))
     };
-    std::thread::scope(|scope| scope.spawn(enter).join().expect("it does not panic"))
+    std::thread::scope(|scope| scope.spawn(enter).join().expect("the thread does not panic"))
 }
 
 fn make_device(side: usize, mtu: u16) -> io::Result<SyncDevice> {

@@ -1,4 +1,4 @@
-//! The table by loss and round trip as bars: one panel for each round trip, one group for each loss.
+//! Draws the table by loss and round trip as bars: one panel per round trip, one group per loss rate.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ const TOP: f64 = 64.0;
 const GAP: f64 = 64.0;
 const COLOURS: [&str; 4] = ["#7aa6c2", "#1f5a85", "#c2a35a", "#8a8a8a"];
 
-/// A drawing that needs no script and no font of its own.
+/// Returns a drawing that needs neither scripts nor fonts.
 pub(super) fn svg(table: &Table) -> String {
     let mut trips: Vec<u64> = table.rows.iter().map(|row| row.trip_us).collect();
     trips.dedup();
@@ -21,7 +21,7 @@ pub(super) fn svg(table: &Table) -> String {
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"13\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-         <text x=\"{LEFT}\" y=\"22\" font-size=\"15\">Goodput of one flow through {} Mb/s, by what both directions lose (Mb/s)</text>\n",
+         <text x=\"{LEFT}\" y=\"22\" font-size=\"15\">Goodput of one flow through {} Mb/s, by loss in both directions (Mb/s)</text>\n",
         table.link_mbps
     );
     for (at, transport) in Transport::all().into_iter().enumerate() {

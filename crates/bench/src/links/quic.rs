@@ -1,4 +1,4 @@
-//! One stream of QUIC (`quinn`, as it comes) over an emulated link.
+//! One stream of QUIC (`quinn` with default settings) over an emulated link.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,14 +13,15 @@ use rcgen::{CertifiedKey, generate_simple_self_signed};
 use super::meter::Meter;
 use super::network::Network;
 
-/// Written and read in pieces of this size.
+/// Bytes per write and read.
 const PIECE_BYTES: usize = 64 << 10;
 const FIRST_PORT: u16 = 6001;
-/// How long a sender that gets nothing off its hands waits before it looks whether all is over.
+/// Maximum wait of a blocked sender between checks for the end.
 const NAP: Duration = Duration::from_millis(5);
 const NAME: &str = "links";
 
-/// What arrives of each of so many connections' only stream from side 0 to side 1, in megabits a second, once it has run for `warm_up`.
+/// Returns the goodput of each of `flows` connections from side 0 to side 1, with one stream each, in megabits per
+/// second, measured after `warm_up`.
 pub fn goodput_mbps(
     network: &Network,
     flows: usize,
@@ -30,7 +31,7 @@ pub fn goodput_mbps(
     std::thread::scope(|scope| {
         let flow = |flow| scope.spawn(move || one_flow(network, FIRST_PORT + flow as u16, warm_up, time));
         let threads: Vec<_> = (0..flows).map(flow).collect();
-        threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
+        threads.into_iter().map(|thread| thread.join().expect("the thread does not panic")).collect()
     })
 }
 
@@ -70,7 +71,7 @@ async fn receive(endpoint: Endpoint, warm_up: Duration, time: Duration) -> io::R
     let mut piece = vec![0; PIECE_BYTES];
     let mut meter = Meter::new(warm_up, time);
     loop {
-        if let Some(mbps) = meter.look() {
+        if let Some(mbps) = meter.poll() {
             return Ok(mbps);
         }
         let len = stream.read(&mut piece).await.map_err(io::Error::other)?;
@@ -78,7 +79,7 @@ async fn receive(endpoint: Endpoint, warm_up: Duration, time: Duration) -> io::R
     }
 }
 
-/// Until the receiver has enough: its word of that may get lost.
+/// Sends until the receiver has finished. A message about that could get lost, so the receiver sets a flag.
 async fn send(to: SocketAddr, config: ClientConfig, is_over: &AtomicBool) -> io::Result<()> {
     let mut endpoint = Endpoint::client((Network::address(0), 0).into())?;
     endpoint.set_default_client_config(config);
@@ -86,7 +87,7 @@ async fn send(to: SocketAddr, config: ClientConfig, is_over: &AtomicBool) -> io:
     let mut stream = connection.open_uni().await.map_err(io::Error::other)?;
     let piece = vec![7; PIECE_BYTES];
     while !is_over.load(Relaxed) {
-        // Whether the other end is still there, the receiver sees.
+        // Ignores errors here; the receiver reports a lost connection.
         let _ = tokio::time::timeout(NAP, stream.write_all(&piece)).await;
     }
     Ok(())

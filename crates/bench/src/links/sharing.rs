@@ -1,4 +1,4 @@
-//! Who gets how much of a link that many share, and how long a small operation waits beside large ones.
+//! How evenly flows share a link, and how long small operations wait behind large ones.
 
 use std::io;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::peers::spread::Spread;
 const FLOWS: usize = 8;
 const BITS_PER_SECOND: u64 = 1_000_000_000;
 const TRIP: Duration = Duration::from_millis(1);
-/// Of a cluster's own network: the carrier takes time for each packet.
+/// MTU of a cluster's own network. Smaller packets would make the carrier, which takes time for each, the bottleneck.
 const MTU: u16 = 4200;
 const SEED: u64 = 2;
 
 pub(super) fn measure(sizes: Sizes) -> Result<String, LinksError> {
     let mut text = format!(
-        "\n{FLOWS} flows that begin together through 1 Gb/s with a round trip of 1 ms, packets of at most {MTU} bytes:\n\n\
-         | | all, Mb/s | most to least |\n|---|---|---|\n"
+        "\n{FLOWS} flows that start together over 1 Gb/s with a round trip of 1 ms, packets of at most {MTU} bytes:\n\n\
+         | | all, Mb/s | fastest / slowest |\n|---|---|---|\n"
     );
     for transport in Transport::all() {
         let what = format!("{FLOWS} flows, {transport}");
@@ -31,8 +31,8 @@ pub(super) fn measure(sizes: Sizes) -> Result<String, LinksError> {
         text.push_str(&format!("| {transport} | {all} | {uneven} |\n"));
     }
     text.push_str(
-        "\n64 bytes there and back, alone and beside writes that fill the same link, of the same two nodes, in microseconds:\n\n\
-         | | median alone | 99th percentile alone | median beside | 99th percentile beside | 99th percentile, beside to alone |\n|---|---|---|---|---|---|\n",
+        "\nRound trips of 64 bytes, alone and beside writes between the same two nodes that fill the link, in microseconds:\n\n\
+         | | median alone | 99th percentile alone | median beside | 99th percentile beside | 99th percentile, beside / alone |\n|---|---|---|---|---|---|\n",
     );
     for congestion in [Congestion::Grant, Congestion::Delay] {
         let transport = Transport::Halite(congestion);
@@ -45,7 +45,7 @@ pub(super) fn measure(sizes: Sizes) -> Result<String, LinksError> {
     Ok(text)
 }
 
-/// The spread of each of several figures.
+/// Measures in rounds, and returns the spread of each figure.
 fn in_rounds<const N: usize>(
     sizes: Sizes,
     what: &str,
@@ -59,7 +59,7 @@ fn in_rounds<const N: usize>(
     Ok(std::array::from_fn(|at| Spread::of(&found.iter().map(|figures| figures[at]).collect::<Vec<_>>())))
 }
 
-/// What all get together, and what the one with the most gets for each of the one with the least.
+/// Returns the goodput of all flows together, and the ratio of the fastest flow to the slowest.
 fn flows(transport: Transport, sizes: Sizes) -> io::Result<[f64; 2]> {
     let network = network()?;
     let each = transport.goodput_mbps(&network, FLOWS, sizes.warm_up, sizes.time)?;
@@ -68,7 +68,7 @@ fn flows(transport: Transport, sizes: Sizes) -> io::Result<[f64; 2]> {
     Ok([each.iter().sum(), most / least.max(f64::MIN_POSITIVE)])
 }
 
-/// Medians and 99th percentiles, alone and beside bulk, and the ratio of the latter two.
+/// Returns the medians and 99th percentiles, alone and beside bulk, and the ratio of the two 99th percentiles.
 fn pings(congestion: Congestion, sizes: Sizes) -> io::Result<[f64; 5]> {
     let network = network()?;
     let ends = Ends::connect(&network, controlled_by(congestion))?;
@@ -85,7 +85,7 @@ fn pings(congestion: Congestion, sizes: Sizes) -> io::Result<[f64; 5]> {
     Ok(figures)
 }
 
-/// A queue of two milliseconds: more than a round trip.
+/// Returns a network whose queues hold two milliseconds of data, more than a round trip.
 fn network() -> io::Result<Network> {
     let link = Link::new(BITS_PER_SECOND, TRIP / 2, BITS_PER_SECOND / 8 / 500);
     Network::new(MTU, [link.clone(), link], SEED)

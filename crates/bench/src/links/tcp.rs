@@ -1,4 +1,4 @@
-//! One stream of TCP over an emulated link, with what the system chooses to control its congestion.
+//! One stream of TCP over an emulated link, with the system's congestion control.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,14 +9,15 @@ use std::time::Duration;
 use super::meter::Meter;
 use super::network::Network;
 
-/// Written and read in pieces of this size.
+/// Bytes per write and read.
 const PIECE_BYTES: usize = 64 << 10;
-/// Each flow has a port of its own.
+/// Port of the first flow; each flow has its own port.
 const FIRST_PORT: u16 = 5001;
-/// How long an end for which nothing comes waits before it looks whether all is over.
+/// Maximum wait of a blocked end between checks for the end.
 const NAP: Duration = Duration::from_millis(5);
 
-/// What arrives of each of so many streams from side 0 to side 1, in megabits a second, once they have run for `warm_up`.
+/// Returns the goodput of each of `flows` streams from side 0 to side 1, in megabits per second, measured after
+/// `warm_up`.
 pub fn goodput_mbps(
     network: &Network,
     flows: usize,
@@ -51,15 +52,16 @@ pub fn goodput_mbps(
                 })
             })
             .collect();
-        let sent = senders.into_iter().map(|sender| sender.join().expect("it does not panic"));
+        let sent = senders.into_iter().map(|sender| sender.join().expect("the thread does not panic"));
         sent.collect::<io::Result<()>>()?;
-        let received = receivers.into_iter().map(|receiver| receiver.join().expect("it does not panic"));
+        let received =
+            receivers.into_iter().map(|receiver| receiver.join().expect("the thread does not panic"));
         received.collect::<io::Result<Vec<f64>>>()
     })?;
     Ok(received)
 }
 
-/// Which way of controlling congestion the system gives to a stream.
+/// Returns the name of the system's congestion control.
 pub fn congestion_control() -> String {
     let read = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control");
     read.map_or_else(|_| "unknown".to_owned(), |name| name.trim().to_owned())
@@ -75,7 +77,7 @@ fn receive(listener: &TcpListener, warm_up: Duration, time: Duration) -> io::Res
     let mut piece = vec![0; PIECE_BYTES];
     let mut meter = Meter::new(warm_up, time);
     loop {
-        if let Some(mbps) = meter.look() {
+        if let Some(mbps) = meter.poll() {
             return Ok(mbps);
         }
         match stream.read(&mut piece) {
@@ -87,7 +89,7 @@ fn receive(listener: &TcpListener, warm_up: Duration, time: Duration) -> io::Res
     }
 }
 
-/// Until all receivers have enough: the word of that may get lost.
+/// Sends until all receivers have finished. Messages about that could get lost, so the receivers count down.
 fn send(mut stream: TcpStream, is_over: impl Fn() -> bool) -> io::Result<()> {
     stream.set_write_timeout(Some(NAP))?;
     let piece = vec![7; PIECE_BYTES];

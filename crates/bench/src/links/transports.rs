@@ -1,4 +1,4 @@
-//! What is compared: each moves bytes from side 0 to side 1 as fast as it may.
+//! The transports to compare. Each moves bytes from side 0 to side 1 as fast as it can.
 
 use std::fmt;
 use std::io;
@@ -11,10 +11,10 @@ use super::halite::{Ends, Load};
 use super::network::Network;
 use super::tcp;
 
-/// One of them.
+/// A transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
-    /// Halite over UDP, and what bounds how much is under way besides the peer's grant.
+    /// Halite over UDP, with this congestion control in addition to the peer's grant.
     Halite(Congestion),
     /// One stream of TCP.
     Tcp,
@@ -33,7 +33,7 @@ impl Transport {
         all
     }
 
-    /// Goodput of each of so many flows, in megabits a second, once all have run for `warm_up`.
+    /// Returns the goodput of each of `flows` flows, in megabits per second, measured after `warm_up`.
     pub fn goodput_mbps(
         self,
         network: &Network,
@@ -64,12 +64,12 @@ impl fmt::Display for Transport {
     }
 }
 
-/// With so much to be found out about the network besides grants.
+/// Sets the congestion control.
 pub fn controlled_by(congestion: Congestion) -> impl Fn(RoceConfig) -> RoceConfig {
     move |config| RoceConfig { congestion, ..config }
 }
 
-/// Flows that begin together, once all are connected.
+/// Runs flows that start together once all are connected.
 fn of_halite(
     network: &Network,
     congestion: Congestion,
@@ -83,7 +83,7 @@ fn of_halite(
     std::thread::scope(|scope| {
         let start = |ends| scope.spawn(move || Ends::run(ends, network, load));
         let threads: Vec<_> = all.iter().map(start).collect();
-        let outcomes = threads.into_iter().map(|thread| thread.join().expect("it does not panic"));
+        let outcomes = threads.into_iter().map(|thread| thread.join().expect("the thread does not panic"));
         outcomes.map(|outcome| outcome.map(|outcome| outcome.goodput_mbps)).collect()
     })
 }

@@ -1,4 +1,4 @@
-//! `halite run`, and what its applications stand beside: a map of one process, and a file with one writer.
+//! `halite run`, and the peers of its applications: a map in one process, and a file with one writer.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -16,12 +16,12 @@ use super::cores::{CLIENT_CORE, on_core};
 use super::probe::{ProbeError, Sample};
 
 const RUN_LIMIT: Duration = Duration::from_secs(120);
-/// How unevenly YCSB asks for keys.
+/// Exponent of YCSB's distribution of keys.
 const EXPONENT: f64 = 0.99;
-/// Bytes of a value.
+/// Length of a value.
 const VALUE_BYTES: usize = 64;
 
-/// What an application prints; each has one of the rates.
+/// Output of an application, which has one of the two rates.
 #[derive(Deserialize)]
 struct Line {
     operations_per_s: Option<f64>,
@@ -29,7 +29,7 @@ struct Line {
     verified: bool,
 }
 
-/// Runs `halite run` with `arguments`, and reads its line; what is not verified is no sample.
+/// Runs `halite run` with `arguments` and parses its output. Fails if the application did not verify its results.
 pub fn run(program: &Path, arguments: &[String]) -> Result<Sample, ProbeError> {
     let mut all = vec!["run".to_owned()];
     all.extend_from_slice(arguments);
@@ -44,7 +44,7 @@ fn parse(output: &str) -> Option<Sample> {
     Some(Sample { rate_per_s: Some(rate_per_s), ..Sample::default() })
 }
 
-/// As `halite run ycsb --workload C` asks: values of a map that is in this process, by one thread.
+/// Reads values from a map in this process by one thread, with the keys of `halite run ycsb --workload C`.
 pub fn dashmap(keys: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let map: DashMap<Vec<u8>, Vec<u8>> = (0..keys).map(|key| (key_of(key), value_of(key))).collect();
     let elapsed = on_core(CLIENT_CORE, || {
@@ -55,7 +55,7 @@ pub fn dashmap(keys: u64, iterations: u64) -> Result<Sample, ProbeError> {
         for _ in 0..iterations {
             let rank = popular.sample(&mut random) as u64 - 1;
             let key = fastrand::Rng::with_seed(rank).u64(..keys);
-            let value = map.get(&key_of(key)).expect("all are there");
+            let value = map.get(&key_of(key)).expect("the map has every key");
             found.clear();
             found.extend_from_slice(&value);
             assert_eq!(found[..8], key.to_le_bytes());
@@ -75,9 +75,10 @@ fn value_of(key: u64) -> Vec<u8> {
     value
 }
 
-/// Records of 16 bytes that one thread appends to a file, `together` of them by one call of the system, and none of them to a disk.
+/// Appends records of 16 bytes to a file by one thread, `together` of them per system call, without flushing them to
+/// disk.
 pub fn file(together: u64, iterations: u64) -> Result<Sample, ProbeError> {
-    let conversation = |source| ProbeError::Conversation { peer: "the file", source };
+    let failed = |source| ProbeError::Conversation { peer: "the file", source };
     let elapsed = on_core(CLIENT_CORE, || {
         let file: File = tempfile::tempfile()?;
         let mut file = BufWriter::with_capacity(together as usize * RECORD_BYTES, file);
@@ -91,7 +92,7 @@ pub fn file(together: u64, iterations: u64) -> Result<Sample, ProbeError> {
         file.flush()?;
         std::io::Result::Ok(begin.elapsed().as_secs_f64())
     })?;
-    Ok(Sample::of_operations(iterations, elapsed.map_err(|error| conversation(error.into()))?))
+    Ok(Sample::of_operations(iterations, elapsed.map_err(|error| failed(error.into()))?))
 }
 
 const RECORD_BYTES: usize = 16;
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_gives_its_rate_if_it_is_verified() {
+    fn only_verified_output_is_a_sample() {
         let rate = |line: &str| parse(line).and_then(|sample| sample.rate_per_s);
         assert_eq!(rate("{\"app\":\"ycsb\",\"operations_per_s\":5.0,\"verified\":true}\n"), Some(5.0));
         assert_eq!(rate("{\"app\":\"log\",\"commits_per_s\":7.0,\"verified\":true}"), Some(7.0));
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_of_applications_do_their_work() {
+    fn the_peers_of_applications_have_a_rate() {
         assert!(dashmap(100, 1000).unwrap().rate_per_s.is_some_and(|rate| rate > 0.0));
         assert!(file(4, 1001).unwrap().rate_per_s.is_some_and(|rate| rate > 0.0));
     }

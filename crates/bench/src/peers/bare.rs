@@ -1,4 +1,4 @@
-//! The limits: what two cores and their memory give without any library in between.
+//! The bare machine: copies and round trips between two cores without any library.
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,15 +8,15 @@ use super::cores::{CLIENT_CORE, SERVER_CORE, on_core};
 use super::laps::Laps;
 use super::probe::{ProbeError, Sample};
 
-/// Round trips that share a reading of the clock: about 6 us of them, of which the reading is half a percent.
+/// Round trips per reading of the clock. They take about 6 us, and the reading half a percent of that.
 const TURNS_OF_LAP: u64 = 64;
 
-/// A word on a cache line of its own; 128 bytes because lines are fetched in pairs.
+/// A word on its own cache line; 128 bytes, because processors fetch lines in pairs.
 #[repr(align(128))]
 #[derive(Default)]
 struct Line(AtomicU64);
 
-/// Copies of `size` bytes between two warm buffers, `iterations` times, on the client's core.
+/// Copies `size` bytes between two warm buffers `iterations` times, on the client's core.
 pub fn memcpy(size: usize, iterations: u64) -> Result<Sample, ProbeError> {
     let from: Vec<u8> = (0..size).map(|index| index as u8).collect();
     let mut into = vec![0; size];
@@ -32,28 +32,28 @@ pub fn memcpy(size: usize, iterations: u64) -> Result<Sample, ProbeError> {
     Ok(Sample::of_operations(iterations, elapsed))
 }
 
-/// A word thrown back and forth between two cores; a sample's operation is half a round trip.
+/// Passes a word back and forth between two cores. An operation of the sample is half a round trip.
 pub fn ping_pong(iterations: u64) -> Result<Sample, ProbeError> {
     let laps = iterations.div_ceil(TURNS_OF_LAP);
     let (ping, pong) = (Line::default(), Line::default());
     let timed = std::thread::scope(|scope| {
-        let server = scope.spawn(|| on_core(SERVER_CORE, || throw_back(&ping, &pong, laps)));
-        let client = scope.spawn(|| on_core(CLIENT_CORE, || throw(&ping, &pong, laps)));
+        let server = scope.spawn(|| on_core(SERVER_CORE, || send_back(&ping, &pong, laps)));
+        let client = scope.spawn(|| on_core(CLIENT_CORE, || send(&ping, &pong, laps)));
         server.join().expect("the server's loop does not panic")?;
         client.join().expect("the client's loop does not panic")
     })?;
     Ok(timed.sample(2 * TURNS_OF_LAP))
 }
 
-fn throw_back(ping: &Line, pong: &Line, laps: u64) {
+fn send_back(ping: &Line, pong: &Line, laps: u64) {
     for turn in 1..=laps * TURNS_OF_LAP {
         await_turn(ping, turn);
-        // Release pairs with the Acquire of `await_turn`, here and below.
+        // Here and below, Release pairs with the Acquire in `await_turn`.
         pong.0.store(turn, Ordering::Release);
     }
 }
 
-fn throw(ping: &Line, pong: &Line, laps: u64) -> Laps {
+fn send(ping: &Line, pong: &Line, laps: u64) -> Laps {
     let mut timed = Laps::begin(laps);
     for lap in 0..laps {
         for turn in 1..=TURNS_OF_LAP {

@@ -1,7 +1,8 @@
-//! Programs that we run: pinned, bounded in time, and never outliving us.
+//! Child processes: pinned to a core, limited in time, and killed when this program ends.
 //!
-//! A child must die with us even if we are killed.  The kernel sends that signal if the child asks for it, so a
-//! program is started through our own `tethered` subcommand, which asks and then becomes the program.
+//! A child must end with this program even if this program is killed. The kernel kills a child on its parent's death
+//! only if the child requests it. So each program is started through the subcommand `tethered`, which sends the request
+//! and then executes the program.
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -16,28 +17,28 @@ use rustix::process::{Pid, PidfdFlags, Signal, getppid, pidfd_open, set_parent_p
 
 use super::cores::pin;
 
-/// Until a server accepts connections.
+/// Time limit for a server's start.
 const START_LIMIT: Duration = Duration::from_secs(10);
 
-/// What went wrong with a program.
+/// Cause of a failed program.
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
-    /// It could not be started or watched.
+    /// The program could not be started or monitored.
     #[error("cannot run {program}: {source}")]
     Run {
-        /// Its name.
+        /// Name of the program.
         program: String,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// It ended with a failure.
+    /// The program failed.
     #[error("{command} failed with {status}:\n{stderr}")]
     Failed {
         /// Name and arguments.
         command: String,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// What it said.
+        /// Content of standard error.
         stderr: String,
     },
     /// The program was killed because it did not end within the time limit.
@@ -48,27 +49,27 @@ pub enum ChildError {
         /// The limit in seconds.
         limit_s: u64,
     },
-    /// It did not begin to serve in time.
-    #[error("{command} accepted no connection within {limit_s} s")]
+    /// The server accepted no connection within the time limit.
+    #[error("{command} accepted no connection within {limit_s} s of its start")]
     NotReady {
         /// Name and arguments.
         command: String,
         /// The limit in seconds.
         limit_s: u64,
     },
-    /// Its parent died before it began.
-    #[error("the process that asked for this one is gone")]
+    /// The parent died before the program was executed.
+    #[error("the process that started this one has ended")]
     Orphaned,
 }
 
-/// A program that is running.  Dropping it ends it.
+/// A running program. It is killed when this is dropped.
 pub struct Tethered {
     child: Child,
     command: String,
 }
 
 impl Tethered {
-    /// Starts `program`, on `core` if one is named; its output is kept for [`Tethered::output`].
+    /// Starts `program`, on `core` if given. [`Tethered::output`] returns its output.
     pub fn start(
         program: &Path,
         arguments: &[String],
@@ -86,9 +87,9 @@ impl Tethered {
         Ok(Tethered { child, command: format!("{name} {}", arguments.join(" ")) })
     }
 
-    /// Waits for the end, at most `limit`, and returns what it wrote to its standard output.
+    /// Waits until the program ends, at most `limit`, and returns its standard output.
     pub fn output(mut self, limit: Duration) -> Result<String, ChildError> {
-        // Read by threads of their own: a child whose pipe is full would never end.
+        // Each pipe has a thread that reads it: a child that fills a pipe would block.
         let stdout = collect(self.child.stdout.take());
         let stderr = collect(self.child.stderr.take());
         let Some(status) = self.wait(limit)? else {
@@ -101,7 +102,7 @@ impl Tethered {
         Ok(stdout.join().unwrap_or_default())
     }
 
-    /// Waits until `is_ready` says so; an error if it ends or takes too long instead.
+    /// Waits until `is_ready` returns true. Fails if the program ends first or exceeds the time limit.
     pub fn await_ready(&mut self, mut is_ready: impl FnMut() -> bool) -> Result<(), ChildError> {
         let deadline = Instant::now() + START_LIMIT;
         while !is_ready() {
@@ -142,20 +143,20 @@ impl Tethered {
 
 impl Drop for Tethered {
     fn drop(&mut self) {
-        // Both fail only if it has ended and been waited for, which is what is wanted.
+        // Both fail only if the program has ended and been waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Asks to be killed with the parent, moves to `core`, and becomes `program`.  Returns only if that fails.
+/// Requests to be killed with the parent, moves to `core`, and executes `program`. Returns only on failure.
 pub fn become_tethered(parent: u32, core: Option<usize>, program: &[OsString]) -> ChildError {
     let name = program.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let refused = |source| ChildError::Run { program: name.clone(), source };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return refused(error.into());
     }
-    // The signal is sent only for deaths after the request, so look whether it came too late.
+    // The kernel sends the signal only for a later death, so check whether the parent still lives.
     if getppid().is_none_or(|pid| pid.as_raw_nonzero().get() as u32 != parent) {
         return ChildError::Orphaned;
     }
@@ -169,7 +170,7 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Strin
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What came before an error is still worth showing.
+            // If reading fails, the bytes read before are still useful.
             let _ = pipe.read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()

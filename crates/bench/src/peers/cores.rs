@@ -1,4 +1,4 @@
-//! The two cores: servers run on one, what measures on the other.
+//! The two cores of the measurements: one for servers, one for clients.
 
 use std::io;
 
@@ -6,12 +6,12 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::probe::ProbeError;
 
-/// The core that servers run on.
+/// Core of servers.
 pub const SERVER_CORE: usize = 0;
-/// The core of what measures.
+/// Core of clients, which measure.
 pub const CLIENT_CORE: usize = 1;
 
-/// Keeps the calling thread, and those that it will start, on `core`.
+/// Pins the calling thread, and threads that it starts later, to `core`.
 pub fn pin(core: usize) -> io::Result<()> {
     let mut cores = CpuSet::new();
     cores.set(core);
@@ -19,13 +19,13 @@ pub fn pin(core: usize) -> io::Result<()> {
     sched_setaffinity(None, &cores).map_err(refused)
 }
 
-/// Runs `work` on a thread of its own that stays on `core`.
+/// Runs `work` in a thread that is pinned to `core`.
 pub fn on_core<T: Send>(core: usize, work: impl FnOnce() -> T + Send) -> Result<T, ProbeError> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(move || pin(core).map(|()| work()));
         thread
             .join()
-            .expect("what is measured does not panic")
+            .expect("the measured code does not panic")
             .map_err(|source| ProbeError::Core { core, source })
     })
 }

@@ -1,7 +1,7 @@
-//! gRPC, what most call other processes with: tonic over a Unix socket, a unary echo.
+//! gRPC, the usual way to call another process: a unary echo by tonic over a Unix socket.
 //!
-//! The messages are protobuf's own `BytesValue`, which prost implements for `Vec<u8>`: so there is nothing to generate,
-//! and no protobuf compiler to install.  Both ends run on one thread each, as their cores allow no more.
+//! The messages are protobuf's own `BytesValue`, which prost implements for `Vec<u8>`, so neither generated code nor a
+//! protobuf compiler is needed. Each end runs on one thread, because it has one core.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -28,7 +28,7 @@ use super::socket::SocketServer;
 type Bytes = Vec<u8>;
 type AnyError = Box<dyn Error + Send + Sync>;
 
-/// At least `iterations` calls, `window` of them in flight.
+/// Makes at least `iterations` calls with `window` in flight.
 pub fn run(window: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let refused = |source| ChildError::Run { program: "halite-bench grpc-echo".to_owned(), source };
     let program = std::env::current_exe().map_err(refused)?;
@@ -46,7 +46,7 @@ pub fn serve(socket: &Path) -> Result<(), ProbeError> {
 }
 
 async fn echo(listener: UnixListener) -> Result<(), AnyError> {
-    // There is but one method, so whatever is called is the echo.
+    // Every call is an echo, because the service has no other method.
     let service = service_fn(|call: http::Request<Body>| async move {
         let echo =
             service_fn(async |bytes: Request<Bytes>| Ok::<_, Status>(Response::new(bytes.into_inner())));
@@ -59,16 +59,16 @@ async fn echo(listener: UnixListener) -> Result<(), AnyError> {
 async fn measure(socket: &Path, window: u64, iterations: u64) -> Result<Sample, AnyError> {
     let channel = Endpoint::from_shared(format!("unix:{}", socket.display()))?.connect().await?;
     let mut client = Client { grpc: tonic::client::Grpc::new(channel) };
-    // The first call pays for the connection's settings.
+    // The first call exchanges the connection's settings, so it is not measured.
     client.call().await?;
     if window == 1 {
-        one_by_one(client, iterations).await
+        call_singly(client, iterations).await
     } else {
-        in_flight(client, window, iterations).await
+        call_in_parallel(client, window, iterations).await
     }
 }
 
-async fn one_by_one(mut client: Client, iterations: u64) -> Result<Sample, AnyError> {
+async fn call_singly(mut client: Client, iterations: u64) -> Result<Sample, AnyError> {
     let mut laps = Laps::begin(iterations);
     for _ in 0..iterations {
         client.call().await?;
@@ -77,12 +77,12 @@ async fn one_by_one(mut client: Client, iterations: u64) -> Result<Sample, AnyEr
     Ok(laps.sample(1))
 }
 
-async fn in_flight(client: Client, window: u64, iterations: u64) -> Result<Sample, AnyError> {
+async fn call_in_parallel(client: Client, window: u64, iterations: u64) -> Result<Sample, AnyError> {
     let of_each = iterations.div_ceil(window);
     let begin = Instant::now();
     let mut callers: JoinSet<Result<(), AnyError>> = JoinSet::new();
     for _ in 0..window {
-        callers.spawn(call_often(client.clone(), of_each));
+        callers.spawn(call_repeatedly(client.clone(), of_each));
     }
     while let Some(ended) = callers.join_next().await {
         ended??;
@@ -90,7 +90,7 @@ async fn in_flight(client: Client, window: u64, iterations: u64) -> Result<Sampl
     Ok(Sample::of_operations(of_each * window, begin.elapsed().as_secs_f64()))
 }
 
-async fn call_often(mut client: Client, calls: u64) -> Result<(), AnyError> {
+async fn call_repeatedly(mut client: Client, calls: u64) -> Result<(), AnyError> {
     for _ in 0..calls {
         client.call().await?;
     }
@@ -110,7 +110,7 @@ impl Client {
         let codec = ProstCodec::<Bytes, Bytes>::default();
         let reply = self.grpc.unary(Request::new(input.clone()), path, codec).await?.into_inner();
         if reply != input {
-            return Err(format!("the echo of {input:?} is {reply:?}").into());
+            return Err(format!("the server echoed {input:?} as {reply:?}").into());
         }
         Ok(())
     }
@@ -124,27 +124,27 @@ fn runtime() -> std::io::Result<Runtime> {
 mod tests {
     use super::*;
 
-    /// The rate of some calls to a server on this very thread.
+    /// Returns the rate of calls to a server on the same thread.
     fn rate(window: u64, iterations: u64) -> Option<f64> {
-        let folder = tempfile::tempdir().expect("a directory");
+        let folder = tempfile::tempdir().expect("a temporary directory is created");
         let socket = folder.path().join("socket");
-        let runtime = runtime().expect("a runtime");
+        let runtime = runtime().expect("a runtime is created");
         let sample = runtime.block_on(async {
-            tokio::spawn(echo(UnixListener::bind(&socket).expect("a free path")));
+            tokio::spawn(echo(UnixListener::bind(&socket).expect("the path is free")));
             measure(&socket, window, iterations).await
         });
         sample.expect("every call is echoed").rate_per_s
     }
 
     #[test]
-    fn calls_are_echoed_one_by_one_and_many_in_flight() {
+    fn calls_are_echoed_singly_and_with_many_in_flight() {
         assert!(rate(1, 3).is_some_and(|rate| rate > 0.0));
         assert!(rate(16, 40).is_some_and(|rate| rate > 0.0));
     }
 
     #[test]
-    fn a_server_that_is_not_there_is_an_error() {
-        let runtime = runtime().expect("a runtime");
+    fn a_missing_server_is_an_error() {
+        let runtime = runtime().expect("a runtime is created");
         assert!(runtime.block_on(measure(Path::new("/no/such/socket"), 1, 1)).is_err());
     }
 }

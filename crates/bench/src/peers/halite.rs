@@ -1,4 +1,4 @@
-//! Halite itself: `halite perf`, whose every line of JSON is one result.
+//! Runs `halite perf`, which prints one line of JSON per result.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,30 +10,30 @@ use serde::Deserialize;
 use super::child::Tethered;
 use super::probe::{ProbeError, Sample};
 
-/// Long enough for a million regions to be made and touched.
+/// Enough time to create and touch a million regions.
 const RUN_LIMIT: Duration = Duration::from_secs(300);
 
-/// Why there is no `halite` program to run.
+/// Cause of a missing `halite` program.
 #[derive(Debug, thiserror::Error)]
 pub enum HalitePathError {
-    /// Neither this program's folder nor cargo could be asked.
-    #[error("cannot look for the halite program: {0}")]
+    /// This program's folder cannot be found, or cargo cannot be run.
+    #[error("cannot find the halite program: {0}")]
     Io(#[from] io::Error),
-    /// It was not there, and building it failed.
+    /// The program did not exist, and the build failed.
     #[error("`cargo build --release -p halite-cli` failed with {0}")]
     Build(ExitStatus),
-    /// It is not where it was said to be, or built to be.
-    #[error("no halite program at {0}")]
+    /// The program does not exist at the given path, or at the path where cargo builds it.
+    #[error("there is no halite program at {0}")]
     Missing(PathBuf),
 }
 
-/// The program: as told, or beside this one, built if it is not there yet.
-pub fn locate(told: Option<&Path>) -> Result<PathBuf, HalitePathError> {
-    let path = match told {
+/// Returns the path of the program: the given one, or next to this program, where it is built if it does not exist.
+pub fn locate(given: Option<&Path>) -> Result<PathBuf, HalitePathError> {
+    let path = match given {
         Some(path) => path.to_path_buf(),
         None => std::env::current_exe()?.with_file_name("halite"),
     };
-    if !path.is_file() && told.is_none() {
+    if !path.is_file() && given.is_none() {
         build()?;
     }
     if path.is_file() { Ok(path) } else { Err(HalitePathError::Missing(path)) }
@@ -46,23 +46,23 @@ fn build() -> Result<(), HalitePathError> {
     if status.success() { Ok(()) } else { Err(HalitePathError::Build(status)) }
 }
 
-/// The first line of `halite --version`.
+/// Returns the first line of `halite --version`.
 pub fn version(program: &Path) -> Option<String> {
     let running = Tethered::start(program, &["--version".to_owned()], None, &[]).ok()?;
     running.output(Duration::from_secs(10)).ok()?.lines().next().map(str::to_owned)
 }
 
-/// Runs `halite perf` with `arguments`, which name a single size, and reads its line.
+/// Runs `halite perf` with `arguments`, which name a single size, and parses its line.
 pub fn run(program: &Path, arguments: &[String]) -> Result<Sample, ProbeError> {
     let mut all = vec!["perf".to_owned()];
     all.extend_from_slice(arguments);
     all.push("--json".to_owned());
-    // It starts and pins both ends itself.
+    // `halite perf` starts and pins both ends itself.
     let output = Tethered::start(program, &all, None, &[])?.output(RUN_LIMIT)?;
     parse_line(&output).ok_or(ProbeError::Unreadable { program: "halite perf", output })
 }
 
-/// The parts of a result that are compared; others may come and go.
+/// The fields of a result that rows use. Other fields are ignored.
 #[derive(Deserialize)]
 struct Line {
     lat_us: Option<Latency>,
@@ -100,7 +100,7 @@ struct Baseline {
     overhead_ns: Option<f64>,
 }
 
-/// The only line of JSON in `output`; a result with errors is none.
+/// Parses the only line of JSON in `output`. A result with errors is no sample.
 pub fn parse_line(output: &str) -> Option<Sample> {
     let mut lines = output.lines().filter(|line| !line.trim().is_empty());
     let line: Line = serde_json::from_str(lines.next()?).ok()?;
@@ -125,7 +125,7 @@ pub fn parse_line(output: &str) -> Option<Sample> {
 }
 
 impl Baseline {
-    /// Each test has one of them.
+    /// Returns the baseline of the test, which is one of these.
     fn latency_us(&self) -> Option<f64> {
         let word_ns = self.store_ns.or(self.atomic_ns);
         let bytes_us = self.memcpy_lat_us.or(self.memset_lat_us).or(self.read_write_lat_us);
@@ -146,8 +146,8 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_read_with_its_baseline() {
-        let sample = parse_line(&line()).expect("a line");
+    fn a_line_is_parsed_with_its_baseline() {
+        let sample = parse_line(&line()).expect("the line is valid");
         assert_eq!((sample.latency_us, sample.p99_us), (Some(0.02), Some(0.04)));
         assert_eq!(sample.rate_per_s, Some(50e6));
         assert_eq!(sample.cpu_us, Some(0.02));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_baseline_is_understood() {
+    fn every_kind_of_baseline_is_parsed() {
         for (field, value) in [
             ("atomic_ns", 5.0),
             ("memset_lat_us", 0.005),
@@ -163,12 +163,12 @@ mod tests {
             ("pages_lat_us", 0.005),
         ] {
             let line = line().replace("\"memcpy_lat_us\":0.005", &format!("\"{field}\":{value}"));
-            assert_eq!(parse_line(&line).expect("a line").baseline_us, Some(0.005), "{field}");
+            assert_eq!(parse_line(&line).expect("the line is valid").baseline_us, Some(0.005), "{field}");
         }
     }
 
     #[test]
-    fn null_figures_and_a_missing_baseline_are_no_figures() {
+    fn null_figures_and_a_missing_baseline_are_none() {
         let bare = r#"{"test":"alloc_lat","lat_us":null,"rate_Mops":null,"errors":0}"#;
         assert_eq!(parse_line(bare), Some(Sample::default()));
     }

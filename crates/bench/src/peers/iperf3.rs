@@ -1,4 +1,4 @@
-//! iperf3, what most measure networks with: one stream of TCP over loopback.
+//! iperf3, the usual tool for measuring networks: one stream of TCP over loopback.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -11,40 +11,40 @@ use super::cores::{CLIENT_CORE, SERVER_CORE};
 use super::probe::{ProbeError, Sample};
 use super::ucx::{free_port, is_listening};
 
-/// Both ends' program.
+/// Program of both ends.
 pub const PROGRAM: &str = "iperf3";
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 
-/// The first line of `iperf3 --version`, such as `iperf 3.12 (cJSON 1.7.15)`.
+/// Returns the first line of `iperf3 --version`, such as `iperf 3.12 (cJSON 1.7.15)`.
 pub fn version() -> Option<String> {
     let program = Tethered::start(Path::new(PROGRAM), &["--version".to_owned()], None, &[]).ok()?;
     let text = program.output(Duration::from_secs(10)).ok()?;
     text.lines().next().map(str::to_owned)
 }
 
-/// The client's arguments, apart from address and port.
+/// Returns the client's arguments without address and port.
 pub fn arguments(size: u64, iterations: u64) -> Vec<String> {
     let bytes = size * iterations;
     ["-n", &bytes.to_string(), "-l", &size.to_string(), "-J"].map(str::to_owned).to_vec()
 }
 
-/// Runs a server for one test and its client, and reads what the client tells that the server has received.
+/// Runs a server for one test and its client, and parses the server's figures in the client's output.
 pub fn run(size: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let port = free_port()?;
     let on_port = ["-p".to_owned(), port.to_string()];
     let program = Path::new(PROGRAM);
-    let serving = [&["-s".to_owned(), "-1".to_owned()][..], &on_port].concat();
-    let mut server = Tethered::start(program, &serving, Some(SERVER_CORE), &[])?;
+    let server_arguments = [&["-s".to_owned(), "-1".to_owned()][..], &on_port].concat();
+    let mut server = Tethered::start(program, &server_arguments, Some(SERVER_CORE), &[])?;
     server.await_ready(|| is_listening(port))?;
     let to_server = ["-c".to_owned(), Ipv4Addr::LOCALHOST.to_string()];
-    let asking = [&to_server[..], &on_port, &arguments(size, iterations)].concat();
-    let output = Tethered::start(program, &asking, Some(CLIENT_CORE), &[])?.output(RUN_LIMIT)?;
+    let client_arguments = [&to_server[..], &on_port, &arguments(size, iterations)].concat();
+    let output = Tethered::start(program, &client_arguments, Some(CLIENT_CORE), &[])?.output(RUN_LIMIT)?;
     server.output(RUN_LIMIT)?;
     let unreadable = || ProbeError::Unreadable { program: PROGRAM, output: output.clone() };
     parse(&output, size).ok_or_else(unreadable)
 }
 
-/// An operation is `size` bytes.
+/// Parses the output. An operation is `size` bytes.
 fn parse(output: &str, size: u64) -> Option<Sample> {
     let report: Value = serde_json::from_str(output).ok()?;
     let received = &report["end"]["sum_received"];
@@ -59,8 +59,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_server_has_received_is_read() {
-        // As printed by 3.12, shortened.
+    fn the_servers_figures_are_parsed() {
+        // Output of version 3.12, shortened.
         let output = r#"{ "end": { "sum_sent": { "seconds": 0.02, "bytes": 9 },
             "sum_received": { "start": 0, "end": 0.04, "seconds": 0.04, "bytes": 104857600 } } }"#;
         assert_eq!(parse(output, 1 << 20).unwrap().rate_per_s, Some(2500.0));

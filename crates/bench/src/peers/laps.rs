@@ -1,28 +1,28 @@
-//! Laps: how long each of many turns took, one after another.
+//! Durations of consecutive laps.
 
 use std::time::{Duration, Instant};
 
 use super::probe::Sample;
 
-/// The end of each lap since the beginning, kept apart so that medians and percentiles can be taken.
+/// The end of each lap, from which medians and percentiles are computed.
 pub struct Laps {
     begin: Instant,
     ends: Vec<Instant>,
 }
 
 impl Laps {
-    /// Begins the first of `laps` laps; so many fit without an allocation in between.
+    /// Starts the first of `laps` laps, and allocates memory for all of them.
     pub fn begin(laps: u64) -> Laps {
         let ends = Vec::with_capacity(laps as usize);
         Laps { begin: Instant::now(), ends }
     }
 
-    /// Ends a lap, and begins the next.
+    /// Ends a lap and starts the next.
     pub fn lap(&mut self) {
         self.ends.push(Instant::now());
     }
 
-    /// Of at least one lap, each of which consisted of `operations`.
+    /// Returns the sample of at least one lap with `operations` operations each.
     pub fn sample(&self, operations: u64) -> Sample {
         let begins = std::iter::once(&self.begin).chain(&self.ends);
         let times: Vec<Duration> = begins.zip(&self.ends).map(|(begin, end)| *end - *begin).collect();
@@ -48,7 +48,7 @@ mod tests {
 
     #[track_caller]
     fn close(value: Option<f64>, expected: f64) {
-        let value = value.expect("a figure");
+        let value = value.expect("the sample has the figure");
         assert!((value / expected - 1.0).abs() < 1e-9, "{value} is not {expected}");
     }
 

@@ -1,5 +1,4 @@
-//! libfabric, what MPI libraries use for networks: its own `fi_pingpong` over TCP, with the reliable datagrams that its message
-//! layer makes of it.
+//! libfabric, the network library of MPI: its `fi_pingpong` over TCP, with the reliable datagrams of its message layer.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -10,43 +9,43 @@ use super::cores::{CLIENT_CORE, SERVER_CORE};
 use super::probe::{ProbeError, Sample};
 use super::ucx::{free_port, is_listening};
 
-/// Both ends' program.
+/// Program of both ends.
 pub const PROGRAM: &str = "fi_pingpong";
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 
-/// The line of `fi_info --version` that names the library, such as `libfabric: 1.17.0`.
+/// Returns the line of `fi_info --version` with the version of the library, such as `libfabric: 1.17.0`.
 pub fn version() -> Option<String> {
     let program = Tethered::start(Path::new("fi_info"), &["--version".to_owned()], None, &[]).ok()?;
     let text = program.output(Duration::from_secs(10)).ok()?;
     text.lines().find(|line| line.starts_with("libfabric:")).map(str::to_owned)
 }
 
-/// The arguments of both ends, apart from address and port.
+/// Returns the arguments of both ends without address and port.
 pub fn arguments(size: u64, iterations: u64) -> Vec<String> {
     ["-p", "tcp;ofi_rxm", "-e", "rdm", "-S", &size.to_string(), "-I", &iterations.to_string()]
         .map(str::to_owned)
         .to_vec()
 }
 
-/// Runs a server and its client, and reads what the client prints.
+/// Runs a server and its client, and parses the client's output.
 pub fn run(size: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let port = free_port()?;
     let program = Path::new(PROGRAM);
-    let ending = |end: &[&str]| {
+    let arguments_with = |end: &[&str]| {
         let end = end.iter().map(|argument| (*argument).to_owned());
         arguments(size, iterations).into_iter().chain(end).collect::<Vec<_>>()
     };
     let (on_port, at) = (port.to_string(), Ipv4Addr::LOCALHOST.to_string());
-    let mut server = Tethered::start(program, &ending(&["-B", &on_port]), Some(SERVER_CORE), &[])?;
+    let mut server = Tethered::start(program, &arguments_with(&["-B", &on_port]), Some(SERVER_CORE), &[])?;
     server.await_ready(|| is_listening(port))?;
-    let client = Tethered::start(program, &ending(&["-P", &on_port, &at]), Some(CLIENT_CORE), &[])?;
+    let client = Tethered::start(program, &arguments_with(&["-P", &on_port, &at]), Some(CLIENT_CORE), &[])?;
     let output = client.output(RUN_LIMIT)?;
     server.output(RUN_LIMIT)?;
     let unreadable = || ProbeError::Unreadable { program: PROGRAM, output: output.clone() };
     parse(&output).ok_or_else(unreadable)
 }
 
-/// The last line.  It has no median: the time of a transfer is the mean, and a transfer goes one way.
+/// Parses the last line. The time of a one-way transfer is a mean; there is no median.
 ///
 /// ```text
 /// bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
@@ -65,12 +64,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_of_a_transfer_is_read() {
-        // As printed by 1.17.0.
+    fn the_time_of_a_transfer_is_parsed() {
+        // Output of version 1.17.0.
         let output = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
                       8       20k     =20k     312k        0.30s      1.08       7.44       0.13\n";
         assert_eq!(parse(output).unwrap().latency_us, Some(7.44));
         assert!(parse("").is_none());
-        assert!(parse(output.lines().next().unwrap()).is_none(), "the head alone");
+        assert!(parse(output.lines().next().unwrap()).is_none(), "the heading alone");
     }
 }

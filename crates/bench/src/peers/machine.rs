@@ -1,4 +1,4 @@
-//! On what was measured: processor, memory, kernel, versions.
+//! Describes the machine and the versions of a measurement.
 
 use std::fs;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::tools::{Program, Tools};
 use super::{halite, iperf3, libfabric, redis, ucx};
 
-/// One fact a line, each `name: value`; what cannot be found out is left out.
+/// Returns the known facts as `name: value`.
 pub fn describe(tools: &Tools) -> Vec<String> {
     let facts = [
         ("processor", processor()),
@@ -22,10 +22,10 @@ pub fn describe(tools: &Tools) -> Vec<String> {
     facts.into_iter().filter_map(|(name, value)| value.map(|value| format!("{name}: {value}"))).collect()
 }
 
-/// Processor time of all processes that we have started and that have ended, and of theirs.
+/// Returns the processor time of all children that have ended, and of their children.
 pub fn children_cpu() -> Duration {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    // "PID (NAME) STATE ...": a name may hold anything, and what follows it are numbers.
+    // "PID (NAME) STATE ...": the name may contain any character; only numbers follow it.
     let after_name = stat.rsplit(')').next().unwrap_or_default();
     let times = after_name.split_whitespace().skip(13).take(2);
     let ticks: u64 = times.filter_map(|time| time.parse::<u64>().ok()).sum();
@@ -36,7 +36,7 @@ fn installed(tools: &Tools, program: Program, version: fn() -> Option<String>) -
     if tools.has(program) { version() } else { Some("not installed".to_owned()) }
 }
 
-/// The version of a crate that we are linked with.
+/// Returns the version of a crate that this program is linked with.
 fn locked(package: &str) -> Option<String> {
     let lock = include_str!("../../../../Cargo.lock");
     let (_, entry) = lock.split_once(&format!("name = \"{package}\"\nversion = \""))?;
@@ -61,7 +61,7 @@ fn kernel() -> Option<String> {
     Some(format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy()))
 }
 
-/// The value of the first `name : value` line.
+/// Returns the value of the first line `name : value`.
 fn field<'a>(table: &'a str, name: &str) -> Option<&'a str> {
     let mut pairs = table.lines().filter_map(|line| line.split_once(':'));
     pairs.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processor_time_of_a_process_that_has_ended_is_told() {
+    fn the_processor_time_of_an_ended_process_counts() {
         let before = children_cpu();
         let count = ["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i + 1)); done"];
         assert!(std::process::Command::new("sh").args(count).status().unwrap().success());
@@ -80,8 +80,8 @@ mod tests {
     }
 
     #[test]
-    fn the_version_of_a_crate_is_the_one_that_was_locked() {
-        let version = locked("tonic").expect("it is linked");
+    fn the_version_of_a_crate_is_the_locked_one() {
+        let version = locked("tonic").expect("the crate is linked");
         assert!(version.split('.').all(|part| part.parse::<u32>().is_ok()), "{version}");
         assert_eq!(locked("no such crate"), None);
     }

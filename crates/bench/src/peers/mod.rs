@@ -1,8 +1,8 @@
-//! Halite, what its users would pick instead and the bare machine, measured in alternating rounds on the same two cores.
+//! `halite-bench peers`: measures Halite, its usual alternatives and the bare machine in alternating rounds on the same
+//! two cores.
 //!
-//! Every figure is a ratio of two things measured within the same round; the table shows the median of those ratios
-//! over all rounds with their spread.  This module only runs programs and small loops and compares: what Halite is
-//! asked to do, and how that is timed, is `halite perf`'s affair.
+//! Each ratio compares two figures of the same round; the table shows the median ratio over all rounds with its spread.
+//! This module only runs programs and small loops, and compares their results; `halite perf` measures Halite.
 
 pub mod applications;
 pub mod bare;
@@ -34,22 +34,22 @@ use tools::{Program, Tools};
 
 use crate::markers::{self, MarkersError};
 
-/// The markers of the table in a document.
+/// Name of the markers in a document.
 const TABLE: &str = "peers";
 
-/// What `halite-bench peers` is told.
+/// Options of `halite-bench peers`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
-    /// How many rounds; each runs everything once
+    /// Number of rounds; each runs every probe once
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Two tiny rounds: shows that everything runs, not how fast it is
+    /// Run two tiny rounds, to check that everything works; their figures mean nothing
     #[arg(long)]
     pub smoke: bool,
-    /// Fails when a peer is not installed, instead of leaving out its rows
+    /// Fail if a peer is not installed, instead of omitting its rows
     #[arg(long)]
     pub require_peers: bool,
-    /// Only the rows whose name or peer contains this
+    /// Run only the rows whose topic, name or peer contains this text
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
     /// Regions of the random-access row [default: 1000000; smoke: 1000]
@@ -58,29 +58,29 @@ pub struct Options {
     /// Largest span in bytes of the random-access rows [default: 2147483648; smoke: 16777216]
     #[arg(long)]
     pub span: Option<u64>,
-    /// Replaces what stands between the markers `<!-- peers:begin -->` and `<!-- peers:end -->` of this file
+    /// Replace the text between the markers `<!-- peers:begin -->` and `<!-- peers:end -->` of this file
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
-    /// The `halite` program [default: beside this one; built if it is not there]
+    /// The `halite` program [default: next to this program; built if it does not exist]
     #[arg(long, value_name = "FILE")]
     pub halite: Option<PathBuf>,
 }
 
-/// Why no table came about.
+/// Cause of a failed run.
 #[derive(Debug, thiserror::Error)]
 pub enum PeersError {
-    /// A program or loop that was to be measured failed.
+    /// A program or loop failed.
     #[error(transparent)]
     Probe(#[from] ProbeError),
-    /// A program could not be replaced by another.
+    /// The program could not be executed.
     #[error(transparent)]
     Child(#[from] child::ChildError),
-    /// The `halite` program is not there and could not be built.
+    /// The `halite` program does not exist and could not be built.
     #[error(transparent)]
     Halite(#[from] halite::HalitePathError),
     /// `--require-peers` was given and a program is not installed.
     #[error(
-        "{} is not installed (Debian: apt-get install {}), and --require-peers asks for it",
+        "{} is not installed (Debian: apt-get install {}), but --require-peers demands it",
         .0.name(),
         .0.package()
     )]
@@ -90,13 +90,13 @@ pub enum PeersError {
     Markers(#[from] MarkersError),
 }
 
-/// Measures, prints the table, and writes it to `options.markdown` if asked.
+/// Measures and prints the table, and writes it to `options.markdown` if given.
 pub fn run(options: &Options) -> Result<(), PeersError> {
     let sizes = if options.smoke { Sizes::smoke(options) } else { Sizes::real(options) };
     let rounds = if options.smoke { 2 } else { options.rounds };
     let tools = Tools::find(halite::locate(options.halite.as_deref())?);
     report_missing(&tools, options.require_peers)?;
-    // Fails early, and not after minutes, if the file cannot take the table.
+    // A missing marker must be reported at once, not after minutes of measurements.
     options.markdown.as_deref().map(|path| markers::check(path, TABLE)).transpose()?;
 
     let mut rows = rows::rows(&sizes);
@@ -116,12 +116,12 @@ fn report_missing(tools: &Tools, are_required: bool) -> Result<(), PeersError> {
             return Err(PeersError::Missing(*program));
         }
         let (name, package) = (program.name(), program.package());
-        eprintln!("{name} is not installed (Debian: apt-get install {package}): its rows are left out");
+        eprintln!("{name} is not installed (Debian: apt-get install {package}): its rows are omitted");
     }
     Ok(())
 }
 
-/// What each probe gave in each round: `samples[round][probe]`, probes as in [`rows::probes`].
+/// Returns the samples as `samples[round][probe]`, with probes in the order of [`rows::probes`].
 fn measure(rows: &[Row], tools: &Tools, rounds: u32) -> Result<Vec<Vec<Sample>>, ProbeError> {
     let probes = rows::probes(rows);
     let mut samples = Vec::new();
@@ -139,7 +139,8 @@ fn measure(rows: &[Row], tools: &Tools, rounds: u32) -> Result<Vec<Vec<Sample>>,
     Ok(samples)
 }
 
-/// Odd rounds go backwards, so that neither of two neighbours always profits from what the other left in the caches.
+/// Returns the order of the probes. Odd rounds go backwards, so that no probe always profits from its neighbour's cache
+/// content.
 fn order(round: u32, probes: usize) -> Vec<usize> {
     if round.is_multiple_of(2) { (0..probes).collect() } else { (0..probes).rev().collect() }
 }

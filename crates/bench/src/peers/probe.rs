@@ -1,4 +1,4 @@
-//! Probes: the runs that a round consists of, each giving one sample.
+//! Probes: the runs of a round, each with one sample.
 
 use std::fmt;
 use std::io;
@@ -8,183 +8,184 @@ use super::child::ChildError;
 use super::tools::{Program, Tools};
 use super::{applications, bare, grpc, halite, iperf3, libfabric, redis, redis_benchmark, sockets, ucx};
 
-/// One run of one thing.
+/// A run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Probe {
-    /// Bare copies of `size` bytes.
+    /// Copies of `size` bytes by `memcpy`.
     Memcpy {
-        /// In bytes.
+        /// Bytes per copy.
         size: usize,
-        /// How many copies.
+        /// Number of copies.
         iterations: u64,
     },
-    /// A bare word thrown between two cores.
+    /// Round trips of a word between two cores.
     PingPong {
-        /// How many round trips.
+        /// Number of round trips.
         iterations: u64,
     },
-    /// Datagrams of 8 bytes thrown between two cores over loopback.
+    /// Round trips of datagrams of 8 bytes between two cores over loopback.
     UdpPingPong {
-        /// How many round trips.
+        /// Number of round trips.
         iterations: u64,
     },
     /// One stream of TCP over loopback.
     TcpStream {
-        /// Bytes written at a time.
+        /// Bytes per write.
         size: usize,
-        /// How many times.
+        /// Number of writes.
         iterations: u64,
     },
     /// One stream of TCP by iperf3 over loopback.
     Iperf3 {
-        /// Bytes written at a time.
+        /// Bytes per write.
         size: u64,
-        /// How many times.
+        /// Number of writes.
         iterations: u64,
     },
     /// `fi_pingpong` of libfabric over TCP.
     Libfabric {
-        /// In bytes.
+        /// Bytes per message.
         size: u64,
-        /// How many round trips.
+        /// Number of round trips.
         iterations: u64,
     },
     /// `ucx_perftest`.
     Ucx {
-        /// How it moves data.
+        /// Transport of UCX.
         over: ucx::Transport,
-        /// What it calls its test.
+        /// Name of the test.
         test: &'static str,
-        /// In bytes.
+        /// Bytes per operation.
         size: u64,
-        /// How many operations.
+        /// Number of operations.
         iterations: u64,
     },
     /// Unary calls of a gRPC service that echoes 8 bytes.
     Grpc {
-        /// How many calls are in flight.
+        /// Calls in flight.
         window: u64,
-        /// How many calls.
+        /// Number of calls.
         iterations: u64,
     },
-    /// Commands for a Redis server, on values of 8 bytes.
+    /// Commands to a Redis server, with values of 8 bytes.
     Redis {
-        /// Which.
+        /// The command.
         command: redis::Command,
-        /// How many are sent at a time.
+        /// Commands sent together.
         window: u64,
-        /// How many commands.
+        /// Number of commands.
         iterations: u64,
     },
-    /// `redis-benchmark`, on values of 64 bytes.
+    /// `redis-benchmark`, with values of 64 bytes.
     RedisBenchmark {
-        /// Who is asked.
+        /// The measured server.
         server: redis_benchmark::Server,
-        /// Which command.
+        /// The command.
         command: redis::Command,
-        /// How many each client sends at a time.
+        /// Commands that each client sends together.
         window: u64,
-        /// How many commands.
+        /// Number of commands.
         iterations: u64,
     },
     /// `halite run`.
     HaliteRun {
-        /// All that follows `run`, other than `--json`.
+        /// Arguments after `run`, without `--json`.
         arguments: Vec<String>,
     },
     /// Reads from a `DashMap` in this process, with the Zipf-distributed keys of YCSB.
     DashMap {
-        /// How many keys.
+        /// Number of keys.
         keys: u64,
-        /// How many reads.
+        /// Number of reads.
         iterations: u64,
     },
     /// Records of 16 bytes that one thread appends to a file.
     File {
-        /// How many go together.
+        /// Records per write.
         together: u64,
-        /// How many records.
+        /// Number of records.
         iterations: u64,
     },
     /// `halite perf`.
     Halite {
-        /// All that follows `perf`, other than `--json`.
+        /// Arguments after `perf`, without `--json`.
         arguments: Vec<String>,
     },
 }
 
-/// What one probe gave; which figures there are depends on the probe.
+/// Result of a probe. Each kind of probe has some of the figures.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct Sample {
-    /// Typical time of an operation (of half a round trip, for a ping-pong), in microseconds.
+    /// Median time of an operation, in microseconds; an operation of a ping-pong is half a round trip.
     pub latency_us: Option<f64>,
-    /// The time that one operation in a hundred exceeds (where many share a reading of the clock: one reading).
+    /// 99th percentile of the time of an operation, in microseconds. If operations share a reading of the clock,
+    /// percentile of such groups.
     pub p99_us: Option<f64>,
     /// Operations per second.
     pub rate_per_s: Option<f64>,
-    /// Bandwidth in MB/s as that run prints it; to be compared with nothing but `baseline_mbps`.
+    /// Bandwidth as printed by the program, in its own megabytes per second; comparable only with `baseline_mbps`.
     pub printed_mbps: Option<f64>,
-    /// The same operation done by bare loads and stores in the same run, in microseconds.
+    /// Time of the same operation by bare loads and stores in the same run, in microseconds.
     pub baseline_us: Option<f64>,
-    /// Bare copies in the same run, in the megabytes of `printed_mbps`.
+    /// Bandwidth of bare copies in the same run, in the unit of `printed_mbps`.
     pub baseline_mbps: Option<f64>,
-    /// What the operation costs more than its baseline, in nanoseconds.
+    /// Time of the operation beyond its baseline, in nanoseconds.
     pub overhead_ns: Option<f64>,
     /// Processor time of an operation, in microseconds.
     pub cpu_us: Option<f64>,
-    /// The same where processes poll for ever.
+    /// Processor time of an operation if both ends poll without sleeping, in microseconds.
     pub polling_cpu_us: Option<f64>,
-    /// Processor time of all its processes, from their begin to their end.
+    /// Processor time of all processes of the run, including their start and end.
     pub processes_cpu: Option<Duration>,
-    /// How much of the memory for requests holds requests.
+    /// Part of the memory for requests that holds requests, in percent.
     pub used_percent: Option<f64>,
     /// `used_percent` for the baseline of receive queues, with four buffer sizes.
     pub used_by_queues_percent: Option<f64>,
 }
 
 impl Sample {
-    /// `operations` that took `elapsed_s` seconds together: that is a rate, and no typical time.
+    /// Returns a sample with the rate of `operations` operations in `elapsed_s` seconds, and no latency.
     pub fn of_operations(operations: u64, elapsed_s: f64) -> Sample {
         Sample { rate_per_s: Some(operations as f64 / elapsed_s), ..Sample::default() }
     }
 }
 
-/// Why a probe gave no sample.
+/// Cause of a probe without a sample.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// Its program failed.
+    /// The program failed.
     #[error(transparent)]
     Child(#[from] ChildError),
-    /// Its program printed something else than expected.
+    /// The output of the program cannot be parsed.
     #[error("cannot read what {program} printed:\n{output}")]
     Unreadable {
-        /// Which.
+        /// Name of the program.
         program: &'static str,
-        /// All of it.
+        /// Output of the program.
         output: String,
     },
-    /// Its server could not be talked to, or answered something else than expected.
-    #[error("cannot measure {peer}, the conversation with its server failed: {source}")]
+    /// The connection to the server failed, or its reply was not the expected one.
+    #[error("cannot measure {peer}, the exchange with its server failed: {source}")]
     Conversation {
-        /// Whose server.
+        /// Name of the server.
         peer: &'static str,
-        /// What went wrong.
+        /// Cause of the failure.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A figure that a row needs is not among what it gave.
-    #[error("{probe} gave no {figure}")]
+    /// The sample lacks a figure that a row needs.
+    #[error("{probe}: the sample lacks {figure}")]
     NoFigure {
-        /// Which probe.
+        /// The probe.
         probe: String,
-        /// Which figure.
+        /// The missing figure.
         figure: String,
     },
-    /// The machine does not let us use the core.
-    #[error("cannot measure on core {core}, two cores are needed: {source}")]
+    /// The process may not run on the core.
+    #[error("cannot measure on core {core}; two cores are needed: {source}")]
     Core {
-        /// Which.
+        /// The core.
         core: usize,
-        /// What the operating system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// No free port on the loopback interface.
@@ -193,7 +194,7 @@ pub enum ProbeError {
 }
 
 impl Probe {
-    /// Runs it once.
+    /// Runs the probe once.
     pub fn run(&self, tools: &Tools) -> Result<Sample, ProbeError> {
         match self {
             Probe::Memcpy { size, iterations } => bare::memcpy(*size, *iterations),
@@ -215,7 +216,7 @@ impl Probe {
         }
     }
 
-    /// What must have been installed for it.
+    /// Returns the program that must be installed for the probe.
     pub fn needs(&self) -> Option<Program> {
         match self {
             Probe::Ucx { .. } => Some(Program::Ucx),
@@ -228,7 +229,7 @@ impl Probe {
         }
     }
 
-    /// Bytes moved by an operation, where that is the point.
+    /// Returns the bytes that an operation moves, if the row is about bandwidth.
     pub fn size(&self) -> Option<u64> {
         match self {
             Probe::Memcpy { size, .. } | Probe::TcpStream { size, .. } => Some(*size as u64),
@@ -244,7 +245,7 @@ impl Probe {
         }
     }
 
-    /// How many operations all its processes do together, where their processor time is shared out among these.
+    /// Returns the number of operations of all processes together, if the processor time is divided among them.
     pub fn operations(&self) -> Option<u64> {
         match self {
             Probe::Iperf3 { iterations, .. } | Probe::Ucx { iterations, .. } => Some(*iterations),
@@ -259,7 +260,7 @@ fn value_of(arguments: &[String], flag: &str) -> Option<u64> {
     arguments.get(at + 1)?.parse().ok()
 }
 
-/// The command line, or what stands in for it.
+/// Formats the command line, or a description of a probe without one.
 impl fmt::Display for Probe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -272,7 +273,7 @@ impl fmt::Display for Probe {
             Probe::UdpPingPong { iterations } => {
                 write!(
                     f,
-                    "bare ping-pong of 8 B over UDP and loopback, both ends spinning, {iterations} times"
+                    "bare ping-pong of 8 B over UDP and loopback, both ends polling, {iterations} times"
                 )
             }
             Probe::TcpStream { size, iterations } => {
@@ -303,7 +304,7 @@ impl fmt::Display for Probe {
             }
             Probe::RedisBenchmark { server, command, window, iterations } => {
                 let arguments = redis_benchmark::arguments(*command, *window, *iterations).join(" ");
-                write!(f, "{server}, asked by redis-benchmark {arguments}")
+                write!(f, "{server}, measured by redis-benchmark {arguments}")
             }
             Probe::HaliteRun { arguments } => write!(f, "halite run {} --json", arguments.join(" ")),
             Probe::DashMap { keys, iterations } => {
@@ -315,7 +316,7 @@ impl fmt::Display for Probe {
             Probe::File { together, iterations } => {
                 write!(
                     f,
-                    "file in the directory for temporary ones, {iterations} records of 16 B, {together} with each write"
+                    "file in the temporary directory, {iterations} records of 16 B, {together} per write"
                 )
             }
             Probe::Halite { arguments } => write!(f, "halite perf {} --json", arguments.join(" ")),

@@ -1,6 +1,6 @@
-//! Redis, what many put between processes today: `redis-server` behind a Unix socket, and a client that blocks.
+//! Redis, a usual way to share data between processes: `redis-server` behind a Unix socket, and a blocking client.
 //!
-//! Of its protocol we need three commands whose replies are known to the byte, so that is all the client knows.
+//! The client knows only four commands, whose replies are fixed bytes, except for the ids in those of `XADD`.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,25 +13,25 @@ use super::laps::Laps;
 use super::probe::{ProbeError, Sample};
 use super::socket::SocketServer;
 
-/// The server's program.
+/// Program of the server.
 pub const PROGRAM: &str = "redis-server";
 const REPLY_LIMIT: Duration = Duration::from_secs(10);
 
-/// What is asked of the server.
+/// A command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Command {
-    /// A round trip and nothing else.
+    /// Returns at once.
     Ping,
     /// Reads a value of 8 bytes.
     Get,
     /// Writes a value of 8 bytes.
     Set,
-    /// Appends a record of 16 bytes to a stream; the reply tells where.
+    /// Appends a record of 16 bytes to a stream. The reply is the record's id.
     Append,
 }
 
 impl Command {
-    /// As Redis calls it.
+    /// Returns the command's name in Redis.
     pub fn name(self) -> &'static str {
         match self {
             Command::Ping => "PING",
@@ -57,27 +57,27 @@ impl Command {
             Command::Ping => b"+PONG\r\n",
             Command::Get => b"$8\r\n8 octets\r\n",
             Command::Set => b"+OK\r\n",
-            // And a place, which differs each time.
+            // An id follows, which differs each time.
             Command::Append => b"$",
         }
     }
 }
 
-/// Its version, such as `7.0.15`.
+/// Returns the server's version, such as `7.0.15`.
 pub fn version() -> Option<String> {
     let running = Tethered::start(Path::new(PROGRAM), &["--version".to_owned()], None, &[]).ok()?;
     let text = running.output(Duration::from_secs(10)).ok()?;
     text.split_whitespace().find_map(|word| word.strip_prefix("v=")).map(str::to_owned)
 }
 
-/// At least `iterations` commands, `window` of them at a time: sent together, then answered together.
+/// Sends at least `iterations` commands in batches of `window`, and reads the replies of each batch.
 pub fn run(command: Command, window: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let server = SocketServer::start(Path::new(PROGRAM), arguments)?;
     let measured = on_core(CLIENT_CORE, || {
         let mut stream = UnixStream::connect(server.path())?;
-        // A reply shorter than expected would be waited for without an end.
+        // Without a timeout, a reply that is too short would block for ever.
         stream.set_read_timeout(Some(REPLY_LIMIT))?;
-        // A get must find something.
+        // A value must exist for GET.
         Batch::new(Command::Set, 1).exchange(&mut stream)?;
         time(Batch::new(command, window), &mut stream, iterations.div_ceil(window))
     })?;
@@ -86,7 +86,7 @@ pub fn run(command: Command, window: u64, iterations: u64) -> Result<Sample, Pro
     Ok(laps.sample(window))
 }
 
-/// No other listener, and nothing ever written to a disk.
+/// Returns the arguments of a server that has no other listener and writes nothing to disk.
 fn arguments(socket: &Path) -> Vec<String> {
     let socket = socket.display().to_string();
     ["--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no", "--loglevel", "warning"]
@@ -103,7 +103,7 @@ fn time(mut batch: Batch, stream: &mut UnixStream, count: u64) -> io::Result<Lap
     Ok(laps)
 }
 
-/// Some commands in a row, made ready once: what is timed is the server and the way there.
+/// A batch of commands, encoded in advance, so that the timed part is only the exchange with the server.
 struct Batch {
     command: Command,
     requests: Vec<u8>,
@@ -133,7 +133,7 @@ impl Batch {
 }
 
 impl Batch {
-    /// Reads replies of two lines each: a length, and a place.
+    /// Reads replies of two lines each: a length and an id.
     fn read_places(&mut self, stream: &mut impl Read) -> io::Result<()> {
         let (mut lines, mut bytes) = (0, [0; 4096]);
         while lines < 2 * self.expected.len() {
@@ -153,10 +153,10 @@ impl Batch {
 mod tests {
     use super::*;
 
-    /// What a batch of two commands makes of `replies`, which are there before it asks.
+    /// Exchanges a batch of two commands with a server that has already sent `replies`.
     fn exchange(command: Command, replies: &[u8]) -> (io::Result<()>, Vec<u8>) {
-        let (mut ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
-        theirs.write_all(replies).expect("room for the replies");
+        let (mut ours, mut theirs) = UnixStream::pair().expect("a socket pair is created");
+        theirs.write_all(replies).expect("the socket has room for the replies");
         let result = Batch::new(command, 2).exchange(&mut ours);
         drop(ours);
         let mut asked = Vec::new();
@@ -165,14 +165,14 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_commands_is_sent_before_any_reply_is_read() {
+    fn a_batch_is_sent_before_any_reply_is_read() {
         let (result, asked) = exchange(Command::Ping, b"+PONG\r\n+PONG\r\n");
-        result.expect("as expected");
+        result.expect("the replies are valid");
         assert_eq!(asked, b"*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nPING\r\n");
     }
 
     #[test]
-    fn a_reply_that_differs_is_shown() {
+    fn an_unexpected_reply_is_in_the_error() {
         let (result, _) = exchange(Command::Set, b"+OK\r\n-NO\r\n");
         let error = result.unwrap_err().to_string();
         assert!(error.contains("-NO"), "{error}");

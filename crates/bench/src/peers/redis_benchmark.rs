@@ -1,4 +1,4 @@
-//! `redis-benchmark`, by which users of Redis measure it: against `redis-server`, and against `halite run kv`, over TCP and loopback.
+//! `redis-benchmark`, Redis' own benchmark, on `redis-server` and `halite run kv` over TCP and loopback.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -14,21 +14,21 @@ use super::ucx::{free_port, is_listening};
 
 const PROGRAM: &str = "redis-benchmark";
 const RUN_LIMIT: Duration = Duration::from_secs(120);
-/// Clients, each with a connection.
+/// Number of clients, each with a connection.
 const CLIENTS: u64 = 50;
-/// Keys that are asked for at random.
+/// Number of keys, which clients choose at random.
 const KEYS: u64 = 100_000;
-/// Bytes of a value.
+/// Length of a value.
 const VALUE_BYTES: u64 = 64;
 
-/// Who is asked.
+/// The measured server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Server {
-    /// `redis-server`, which persists nothing.
+    /// `redis-server` without persistence.
     Redis,
-    /// `halite run kv`, in so many processes.
+    /// `halite run kv`.
     Halite {
-        /// How many.
+        /// Number of processes.
         nodes: u32,
     },
 }
@@ -63,7 +63,7 @@ impl fmt::Display for Server {
     }
 }
 
-/// The arguments, apart from the port.
+/// Returns the arguments without the port.
 pub fn arguments(command: Command, window: u64, iterations: u64) -> Vec<String> {
     let name = command.name().to_lowercase();
     let numbers = [("-n", iterations), ("-P", window), ("-c", CLIENTS), ("-r", KEYS), ("-d", VALUE_BYTES)];
@@ -71,7 +71,7 @@ pub fn arguments(command: Command, window: u64, iterations: u64) -> Vec<String> 
     ["-t", &name, "--csv"].into_iter().map(str::to_owned).chain(numbers).collect()
 }
 
-/// At least `iterations` commands, of which each client sends `window` at a time; values are there before any is asked for.
+/// Sends at least `iterations` commands, `window` of them together by each client. The keys have values before.
 pub fn run(
     server: Server,
     command: Command,
@@ -92,7 +92,7 @@ fn benchmark(port: u16, command: Command, window: u64, iterations: u64) -> Resul
     parse(&output, command).ok_or(ProbeError::Unreadable { program: PROGRAM, output })
 }
 
-/// A line of the command's name and its rate, in quotes.
+/// Parses a line with the command's name and its rate in quotes.
 fn parse(output: &str, command: Command) -> Option<Sample> {
     let begin = format!("\"{}\",\"", command.name());
     let rate = output.lines().find_map(|line| line.strip_prefix(&begin))?.split('"').next()?;
@@ -105,8 +105,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_rate_of_the_command_is_read() {
-        // As printed by 7.0, shortened.
+    fn the_rate_of_the_command_is_parsed() {
+        // Output of version 7.0, shortened.
         let output = "\"test\",\"rps\",\"avg_latency_ms\"\n\"SET\",\"223713.64\",\"1.9\"\n";
         assert_eq!(parse(output, Command::Set).unwrap().rate_per_s, Some(223_713.64));
         assert_eq!(parse(output, Command::Get), None);

@@ -1,4 +1,4 @@
-//! The table: for people on a terminal, and as Markdown.
+//! The table of results: as text for terminals, and as Markdown.
 
 use super::probe::{Probe, ProbeError, Sample};
 use super::rows::{Row, Source, Target, probes};
@@ -16,7 +16,7 @@ struct Line {
     target: Option<Target>,
 }
 
-/// Everything that is printed.
+/// A complete report.
 pub struct Report {
     lines: Vec<Line>,
     rounds: u32,
@@ -25,7 +25,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Out of `samples[round][probe]`, with probes numbered as [`probes`] does.
+    /// Evaluates `samples[round][probe]`, with probes in the order of [`probes`].
     pub fn new(
         rows: &[Row],
         samples: &[Vec<Sample>],
@@ -38,7 +38,7 @@ impl Report {
         Ok(Report { lines, rounds, is_smoke, machine })
     }
 
-    /// For a terminal.
+    /// Returns the table for a terminal.
     pub fn text(&self) -> String {
         let mut cells = vec![HEADINGS.map(str::to_owned)];
         cells.extend(self.lines.iter().map(Line::cells));
@@ -53,7 +53,7 @@ impl Report {
         text
     }
 
-    /// For a document: what it was measured on, and a table for each topic.
+    /// Returns a description of the machine, and one table per topic, for a document.
     pub fn markdown(&self) -> String {
         let mut text = format!("{} {}.\n", self.note(), self.machine.join("; "));
         for lines in self.lines.chunk_by(|line, next| line.topic == next.topic) {
@@ -67,7 +67,7 @@ impl Report {
     }
 
     fn note(&self) -> String {
-        let smoke = if self.is_smoke { "A smoke run, too small to mean anything.  " } else { "" };
+        let smoke = if self.is_smoke { "A smoke run, whose figures mean nothing. " } else { "" };
         format!(
             "{smoke}Medians of {} alternating rounds with their range; each ratio, Halite over peer, is taken within a round.",
             self.rounds
@@ -123,7 +123,7 @@ impl Line {
         format!("{wanted}: {}", self.verdict())
     }
 
-    /// Of the median.
+    /// Compares the median with the target.
     fn verdict(&self) -> &'static str {
         let is_met = match self.target {
             Some(Target::RatioAtMost(bound)) => self.ratio.map(|ratio| ratio.median <= bound),
@@ -140,7 +140,7 @@ impl Line {
     }
 }
 
-/// The figure of `source` in each round.
+/// Returns the figure of `source` in each round.
 fn series(
     source: Option<&Source>,
     probes: &[Probe],
@@ -178,10 +178,10 @@ mod tests {
             target: Some(target),
         };
         let sample = |latency_us| Sample { latency_us: Some(latency_us), ..Sample::default() };
-        // The machine was twice as slow in the second round: ratios within a round do not notice.
+        // The machine was half as fast in the second round, which does not change ratios within a round.
         let samples = [vec![sample(1.0), sample(2.0)], vec![sample(2.0), sample(4.0)]];
         Report::new(&[row], &samples, 2, false, vec!["kernel: Linux".to_owned()])
-            .expect("all figures are there")
+            .expect("the samples have all figures")
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_the_median_misses_is_called_missed() {
+    fn the_verdict_compares_the_median_with_the_target() {
         assert_eq!(report(Target::RatioAtLeast(0.51)).lines[0].verdict(), "missed");
         assert_eq!(report(Target::RatioAtMost(0.49)).lines[0].verdict(), "missed");
         assert_eq!(report(Target::AtMost(1.4)).lines[0].verdict(), "missed");

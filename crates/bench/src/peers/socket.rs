@@ -1,4 +1,4 @@
-//! Servers that are reached through a Unix socket in a directory that only we can enter.
+//! Servers behind a Unix socket in a private directory.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -8,15 +8,15 @@ use tempfile::TempDir;
 use super::child::{ChildError, Tethered};
 use super::cores::SERVER_CORE;
 
-/// A server on its core.  Dropping it ends it and removes the directory.
+/// A server, pinned to its core. Dropping it kills the server and removes the directory.
 pub struct SocketServer {
-    // Fields are dropped in this order: the server must be gone before its directory is.
+    // Fields are dropped in this order: first the server, then its directory.
     _process: Tethered,
     folder: TempDir,
 }
 
 impl SocketServer {
-    /// Starts `program` with the arguments that make it serve at a path, and waits until it accepts connections.
+    /// Starts `program` with the arguments for the path of a socket, and waits until it accepts connections.
     pub fn start(
         program: &Path,
         arguments: impl FnOnce(&Path) -> Vec<String>,
@@ -29,7 +29,7 @@ impl SocketServer {
         Ok(SocketServer { _process: process, folder })
     }
 
-    /// Where it serves.
+    /// Returns the path of the server's socket.
     pub fn path(&self) -> PathBuf {
         socket_in(&self.folder)
     }

@@ -1,4 +1,4 @@
-//! The limits of a network within one machine: sockets over loopback without any library, both ends spinning.
+//! The bare network of one machine: sockets over loopback without any library, both ends polling.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -11,7 +11,7 @@ use super::probe::{ProbeError, Sample};
 /// The payload of a ping.
 const PING: [u8; 8] = [7; 8];
 
-/// Datagrams of 8 bytes thrown back and forth; a sample's operation is half a round trip.
+/// Sends datagrams of 8 bytes back and forth. An operation of the sample is half a round trip.
 pub fn udp_ping_pong(iterations: u64) -> Result<Sample, ProbeError> {
     let [ping, pong] = [(); 2].map(|()| socket());
     let (ping, pong) = (ping?, pong?);
@@ -59,7 +59,7 @@ fn receive(socket: &UdpSocket) -> io::Result<()> {
     }
 }
 
-/// One stream of TCP, written and read in pieces of `size` bytes: what iperf3 does with one stream.
+/// Sends one stream of TCP, written and read in pieces of `size` bytes, as iperf3 does with one stream.
 pub fn tcp_stream(size: usize, iterations: u64) -> Result<Sample, ProbeError> {
     let listener = TcpListener::bind("127.0.0.1:0").map_err(ProbeError::Port)?;
     let address = listener.local_addr().map_err(ProbeError::Port)?;
@@ -69,7 +69,7 @@ pub fn tcp_stream(size: usize, iterations: u64) -> Result<Sample, ProbeError> {
                 let (mut stream, _) = listener.accept()?;
                 let mut bytes = vec![0; size];
                 (0..iterations).try_for_each(|_| stream.read_exact(&mut bytes))?;
-                // The last piece has arrived.
+                // Reports that the last piece has arrived.
                 stream.write_all(&PING)
             })
         });

@@ -1,20 +1,20 @@
-//! Medians with their spread.
+//! Medians and their spread.
 
 use std::fmt;
 
-/// The median of some values, and the range that they span.
+/// The median and the range of some values.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Spread {
-    /// The middle value; of an even number, the mean of the two in the middle.
+    /// The median; for an even number of values, the mean of the middle two.
     pub median: f64,
-    /// The smallest.
+    /// Minimum.
     pub min: f64,
-    /// The largest.
+    /// Maximum.
     pub max: f64,
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// Computes the spread of at least one value.
     pub fn of(values: &[f64]) -> Spread {
         assert!(!values.is_empty(), "a spread needs a value");
         let mut sorted = values.to_vec();
@@ -24,7 +24,7 @@ impl Spread {
     }
 }
 
-/// `median [min..max]`, with three significant digits.
+/// Formats as `median [min..max]` with at least three significant digits.
 impl fmt::Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text =
@@ -33,9 +33,9 @@ impl fmt::Display for Spread {
     }
 }
 
-/// At least three significant digits, and no exponent.
+/// Formats with at least three significant digits and no exponent.
 fn significant(value: f64) -> String {
-    // A flow that got nothing leaves the others infinitely more.
+    // The ratio to a flow without any goodput is infinite.
     if !value.is_finite() {
         return value.to_string();
     }
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_infinite_is_shown_as_that() {
+    fn infinity_is_formatted_as_inf() {
         assert_eq!(significant(f64::INFINITY), "inf");
     }
 
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_keep_three_digits_whatever_their_size() {
+    fn figures_of_any_size_keep_three_digits() {
         assert_eq!(Spread::of(&[0.0583, 0.0571, 0.06]).to_string(), "0.0583 [0.0571..0.0600]");
         assert_eq!(Spread::of(&[45163.2]).to_string(), "45163 [45163..45163]");
         assert_eq!(Spread::of(&[1.0, 0.98, 1.02]).to_string(), "1.00 [0.980..1.02]");

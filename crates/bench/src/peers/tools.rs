@@ -1,26 +1,26 @@
-//! The programs at hand, and what becomes of those that are not.
+//! The programs of the peers, and which of them are installed.
 
 use std::path::PathBuf;
 
 use super::{iperf3, libfabric, redis, ucx};
 
-/// A program of somebody else's that must be installed before its rows can be measured.
+/// A program that must be installed before the rows with it can run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Program {
-    /// Both ends of UCX.
+    /// UCX (both ends).
     Ucx,
     /// The Redis server.
     Redis,
-    /// Both ends of iperf3.
+    /// iperf3 (both ends).
     Iperf3,
-    /// Both ends of libfabric.
+    /// libfabric (both ends).
     Libfabric,
 }
 
 impl Program {
     const ALL: [Program; 4] = [Program::Ucx, Program::Redis, Program::Iperf3, Program::Libfabric];
 
-    /// What is run.
+    /// Returns the name of the executable.
     pub fn name(self) -> &'static str {
         match self {
             Program::Ucx => ucx::PROGRAM,
@@ -30,7 +30,7 @@ impl Program {
         }
     }
 
-    /// Debian's package of it.
+    /// Returns the name of the Debian package.
     pub fn package(self) -> &'static str {
         match self {
             Program::Ucx => "ucx-utils",
@@ -46,22 +46,22 @@ impl Program {
     }
 }
 
-/// What can be measured with.
+/// The available programs.
 pub struct Tools {
-    /// The `halite` program.
+    /// Path of the `halite` program.
     pub halite: PathBuf,
-    /// What is not installed.
+    /// Programs that are not installed.
     pub missing: Vec<Program>,
 }
 
 impl Tools {
-    /// Looks for everybody else's programs.
+    /// Searches `PATH` for the programs of the peers.
     pub fn find(halite: PathBuf) -> Tools {
         let missing = Program::ALL.into_iter().filter(|program| !program.is_installed()).collect();
         Tools { halite, missing }
     }
 
-    /// Whether `program` is installed.
+    /// Returns true if `program` is installed.
     pub fn has(&self, program: Program) -> bool {
         !self.missing.contains(&program)
     }

@@ -1,4 +1,4 @@
-//! UCX, the library that most would pick: its own `ucx_perftest` over its POSIX shared-memory transport, or over TCP.
+//! UCX, a widely used communication library: its `ucx_perftest` over POSIX shared memory or TCP.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -9,17 +9,17 @@ use super::child::Tethered;
 use super::cores::{CLIENT_CORE, SERVER_CORE};
 use super::probe::{ProbeError, Sample};
 
-/// How it moves data.
+/// Transport of UCX.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Transport {
-    /// By shared memory only.
+    /// Shared memory only.
     Memory,
-    /// By TCP only, over loopback.
+    /// TCP over loopback only.
     Tcp,
 }
 
 impl Transport {
-    /// The environment under which it does so, and nothing else.
+    /// Returns the environment variables that select the transport.
     pub fn environment(self) -> &'static [(&'static str, &'static str)] {
         match self {
             Transport::Memory => &[("UCX_TLS", "posix,self")],
@@ -28,23 +28,23 @@ impl Transport {
     }
 }
 
-/// Both ends' program.
+/// Program of both ends.
 pub const PROGRAM: &str = "ucx_perftest";
 const RUN_LIMIT: Duration = Duration::from_secs(120);
 
-/// The first line of `ucx_info -v`, such as `Version 1.13.1`.
+/// Returns the first line of `ucx_info -v`, such as `Version 1.13.1`.
 pub fn version() -> Option<String> {
     let info = Tethered::start(Path::new("ucx_info"), &["-v".to_owned()], None, &[]).ok()?;
     let text = info.output(Duration::from_secs(10)).ok()?;
     text.lines().next().map(|line| line.trim_start_matches(['#', ' ']).to_owned())
 }
 
-/// The client's arguments for one test, apart from address and port.
+/// Returns the client's arguments for a test without address and port.
 pub fn arguments(test: &str, size: u64, iterations: u64) -> Vec<String> {
     ["-t", test, "-s", &size.to_string(), "-n", &iterations.to_string()].map(str::to_owned).to_vec()
 }
 
-/// Runs server and client, and reads the client's final line.
+/// Runs a server and its client, and parses the last line of the client's output.
 pub fn run(over: Transport, test: &str, size: u64, iterations: u64) -> Result<Sample, ProbeError> {
     let environment = over.environment();
     let port = free_port()?;
@@ -61,13 +61,14 @@ pub fn run(over: Transport, test: &str, size: u64, iterations: u64) -> Result<Sa
     parse_final(&output).ok_or_else(unreadable)
 }
 
-/// The last line that begins with `Final:`: the median latency, as for Halite, and the *overall* rate.
+/// Parses the last line that begins with `Final:`. The latency is the median, as for Halite; the rate is the overall
+/// one.
 ///
 /// ```text
 /// Final:  iterations  50.0%ile  average  overall(us)  average  overall(MB/s)  average  overall(msg/s)
 /// ```
 ///
-/// The rate serves for bandwidth too: it has more digits, and needs no thought about which megabyte is meant.
+/// Bandwidth is computed from the rate, which has more digits and no ambiguous unit.
 pub fn parse_final(output: &str) -> Option<Sample> {
     let line = output.lines().rev().find_map(|line| line.trim_start().strip_prefix("Final:"))?;
     let columns: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
@@ -87,8 +88,8 @@ pub(super) fn free_port() -> Result<u16, ProbeError> {
     Ok(listener.local_addr().map_err(ProbeError::Port)?.port())
 }
 
-/// The server serves a single connection, so its readiness cannot be found out by connecting: look into the kernel's
-/// table of sockets.
+/// Returns true if a server listens on `port`, according to the kernel's table of sockets. A connection for that test
+/// would be the only one that the server accepts.
 pub(super) fn is_listening(port: u16) -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
         let table = fs::read_to_string(table).unwrap_or_default();
@@ -96,7 +97,8 @@ pub(super) fn is_listening(port: u16) -> bool {
     })
 }
 
-/// A line such as ` 0: 00000000:1A2B 00000000:0000 0A ...`: slot, local and remote address, state (0A: listening).
+/// Parses a line such as ` 0: 00000000:1A2B 00000000:0000 0A ...`: slot, local and remote address, state (0A:
+/// listening).
 fn is_listener(line: &str, port: u16) -> bool {
     let mut columns = line.split_whitespace().skip(1);
     let local = columns.next().and_then(|address| address.rsplit(':').next());
@@ -107,7 +109,7 @@ fn is_listener(line: &str, port: u16) -> bool {
 mod tests {
     use super::*;
 
-    /// As printed by 1.13.1 for `-t ucp_put_lat -s 8 -n 20000`.
+    /// Output of version 1.13.1 for `-t ucp_put_lat -s 8 -n 20000`.
     const PUT_LATENCY: &str = "\
 +--------------+--------------+------------------------------+---------------------+-----------------------+
 |              |              |        latency (usec)        |   bandwidth (MB/s)  |  message rate (msg/s) |
@@ -117,7 +119,7 @@ mod tests {
 Final:                 20000      0.055     0.058     0.058      130.57     130.57    17114369    17114369
 ";
 
-    /// As printed by 1.13.1 for `-t ucp_put_bw -s 1048576`, with an intermediate line in front.
+    /// Output of version 1.13.1 for `-t ucp_put_bw -s 1048576`, with an intermediate line before the final one.
     const PUT_BANDWIDTH: &str = "\
 +--------------+--------------+------------------------------+---------------------+-----------------------+
 |              |              |       overhead (usec)        |   bandwidth (MB/s)  |  message rate (msg/s) |
@@ -130,18 +132,18 @@ Final:                   500     21.694    22.142    22.150    45163.17   45150.
 
     #[track_caller]
     fn check(output: &str, latency_us: f64, rate_per_s: f64) {
-        let sample = parse_final(output).expect("a final line");
+        let sample = parse_final(output).expect("the output has a final line");
         assert_eq!((sample.latency_us, sample.rate_per_s), (Some(latency_us), Some(rate_per_s)));
     }
 
     #[test]
-    fn the_median_latency_and_the_overall_rate_of_the_final_line_are_read() {
+    fn the_final_line_has_the_median_latency_and_the_overall_rate() {
         check(PUT_LATENCY, 0.055, 17_114_369.0);
         check(PUT_BANDWIDTH, 21.694, 45_150.0);
     }
 
     #[test]
-    fn output_without_a_whole_final_line_is_not_a_sample() {
+    fn output_without_a_complete_final_line_is_not_a_sample() {
         assert!(parse_final("").is_none());
         assert!(parse_final("Final:  500  21.694  22.142").is_none());
         assert!(parse_final(&PUT_LATENCY.replace("17114369", "0")).is_none());

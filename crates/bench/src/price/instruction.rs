@@ -1,30 +1,30 @@
-//! What kind of instruction stands at an address of x86-64: as much of it as is counted.
+//! Classifies x86-64 instructions, as far as `price` counts them.
 
-/// Longest instruction, in bytes.
+/// Maximum length of an instruction, in bytes.
 pub(super) const BYTES_MAX: usize = 15;
 
-/// What is counted of an instruction.
+/// Class of an instruction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Class {
-    /// It locks its cache line, or waits until all stores are seen.
+    /// Locks a cache line, or waits until all stores are visible.
     Locked,
     SystemCall,
     Other,
 }
 
-/// Of the instruction that `bytes` begin with.
+/// Classifies the instruction at the start of `bytes`.
 pub(super) fn classify(bytes: &[u8]) -> Class {
     let prefixes = bytes.iter().take_while(|byte| is_prefix(**byte)).count();
     let (prefixes, code) = bytes.split_at(prefixes);
     let has_lock = prefixes.contains(&0xF0);
-    // A REX prefix stands last.
+    // A REX prefix follows all others.
     let code = match code.first() {
         Some(0x40..=0x4F) => &code[1..],
         _ => code,
     };
     match code {
         _ if has_lock => Class::Locked,
-        // An exchange with memory locks without being told to.
+        // An exchange with memory locks even without the prefix.
         [0x86 | 0x87, operand, ..] if operand >> 6 != 3 => Class::Locked,
         // mfence
         [0x0F, 0xAE, 0xF0..=0xF7, ..] => Class::Locked,
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locked_instructions_are_told_from_others() {
+    fn locked_instructions_are_distinguished_from_others() {
         let locked: [&[u8]; 5] = [
             &[0xF0, 0x0F, 0xB1, 0x0F],       // lock cmpxchg [rdi], ecx
             &[0xF0, 0x48, 0x0F, 0xC1, 0x07], // lock xadd [rdi], rax
@@ -56,7 +56,7 @@ mod tests {
             &[0x66, 0x90],             // nop
             &[0x0F, 0xAE, 0xE8],       // lfence
             &[0xF3, 0x90],             // pause
-            &[0x48, 0x89, 0x07, 0xF0], // mov [rdi], rax, before something locked
+            &[0x48, 0x89, 0x07, 0xF0], // mov [rdi], rax, followed by a lock prefix
         ];
         others.iter().for_each(|code| assert_eq!(classify(code), Class::Other, "{code:x?}"));
         assert_eq!(classify(&[0x0F, 0x05]), Class::SystemCall);

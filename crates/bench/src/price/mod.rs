@@ -1,8 +1,9 @@
-//! What an operation costs, in instructions: a process does each operation some times, and another one takes it through them step by
-//! step and counts.
+//! `halite-bench price`: counts the instructions of an operation. A child process runs each operation several times,
+//! and the parent single-steps it and counts.
 //!
-//! Two nodes are driven by one thread over shared memory, and what both ends do is counted: nothing depends on how fast the machine is,
-//! on what else runs, or on who polls first.  What is counted is the path of a thread that finds what it waits for at its first look.
+//! One thread of the child drives two nodes over shared memory, and the instructions of both ends count. So the result
+//! depends neither on the speed nor on the load of the machine, nor on which thread polls first. Only the path of a
+//! thread that finds its result on the first poll is counted.
 //!
 //! ```text
 //!  parent                                            child
@@ -24,32 +25,32 @@ use clap::Args;
 use self::stepper::{Count, Stepper};
 use self::work::{Kind, ROUNDS};
 
-/// How `halite-bench price` counts.
+/// Options of `halite-bench price`.
 #[derive(Args, Debug)]
 pub struct Options {
-    /// Fails where an operation costs more than its bound
+    /// Fail if an operation exceeds its bound
     #[arg(long)]
     check: bool,
-    /// Writes, for each operation, how often each address of the program was executed
+    /// Write how often each address of the program was executed, for each operation
     #[arg(long, value_name = "FILE")]
     addresses: Option<PathBuf>,
 }
 
-/// Why nothing could be counted, or what costs too much.
+/// Cause of a failed count, or operations that exceed their bounds.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The process could not be started, or not be stepped through.
+    /// The process could not be started or single-stepped.
     #[error("cannot step through a process: {0}")]
     Step(#[from] io::Error),
-    /// The process that does the operations failed.
-    #[error("the process that does the operations failed while {0} was counted")]
+    /// The child process failed.
+    #[error("the child process failed during: {0}")]
     Child(&'static str),
-    /// An operation costs more than it may.
-    #[error("{0} cost more than their bounds")]
-    TooDear(String),
+    /// Operations exceed their bounds.
+    #[error("{0} exceed their bounds")]
+    OverBound(String),
 }
 
-/// Counts what each operation costs, and prints it beside its bound.
+/// Counts the cost of each operation, and prints it with its bound.
 pub fn run(options: &Options) -> Result<(), Error> {
     let mut addresses = options.addresses.as_ref().map(File::create).transpose()?;
     let mut child = Command::new(std::env::current_exe()?)
@@ -57,16 +58,17 @@ pub fn run(options: &Options) -> Result<(), Error> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    let ready = BufReader::new(child.stdout.take().expect("it is a pipe")).lines().next().transpose()?;
-    let allocators = ready.as_deref().map(work::parse_allocators).ok_or(Error::Child("nothing"))?;
+    let ready =
+        BufReader::new(child.stdout.take().expect("the stream is a pipe")).lines().next().transpose()?;
+    let allocators = ready.as_deref().map(work::parse_allocators).ok_or(Error::Child("its start"))?;
     let mut stepper = Stepper::attach(child.id(), allocators)?;
-    child.stdin.take().expect("it is a pipe").write_all(b"\n")?;
+    child.stdin.take().expect("the stream is a pipe").write_all(b"\n")?;
     println!(
         "{:<32} {:>14} {:>16} {:>12} {:>9}",
         "per operation", "instructions", "locked", "allocations", "calls"
     );
-    println!("{:<32} {:>14} {:>16} {:>12} {:>9}", "", "(bound)", "(bound)", "", "of kernel");
-    let mut dear = Vec::new();
+    println!("{:<32} {:>14} {:>16} {:>12} {:>9}", "", "(bound)", "(bound)", "", "(system)");
+    let mut over_bound = Vec::new();
     for kind in Kind::ALL {
         let count = stepper.count_between_marks()?.ok_or(Error::Child(kind.name()))?;
         let per = |all: u64| all as f64 / (ROUNDS * kind.operations()) as f64;
@@ -82,11 +84,11 @@ pub fn run(options: &Options) -> Result<(), Error> {
             per(count.allocations),
             per(count.system_calls),
         );
-        let is_dear = instructions > f64::from(bound.instructions)
+        let is_over_bound = instructions > f64::from(bound.instructions)
             || locked > f64::from(bound.locked)
             || per(count.allocations) > f64::from(bound.allocations);
-        if is_dear {
-            dear.push(kind.name());
+        if is_over_bound {
+            over_bound.push(kind.name());
         }
         if let Some(file) = &mut addresses {
             write_addresses(file, kind, &count)?;
@@ -96,10 +98,15 @@ pub fn run(options: &Options) -> Result<(), Error> {
     if !child.wait()?.success() {
         return Err(Error::Child("its end"));
     }
-    if options.check && !dear.is_empty() { Err(Error::TooDear(dear.join(", "))) } else { Ok(()) }
+    if options.check && !over_bound.is_empty() {
+        Err(Error::OverBound(over_bound.join(", ")))
+    } else {
+        Ok(())
+    }
 }
 
-/// The address of an instruction in the program's file or library, how often it was executed, and the file.
+/// Writes, per executed instruction: its address in the file of the program or library, the number of executions, and
+/// the file.
 fn write_addresses(file: &mut File, kind: Kind, count: &Count) -> io::Result<()> {
     writeln!(file, "{}", kind.name())?;
     for (place, times) in &count.addresses {

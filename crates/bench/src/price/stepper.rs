@@ -1,4 +1,4 @@
-//! Taking another process through its instructions, one by one.
+//! Single-steps another process.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -12,16 +12,16 @@ use nix::unistd::Pid;
 use super::instruction::{BYTES_MAX, Class, classify};
 use super::work::{MARK, WORD_BYTES};
 
-/// A process that goes on only step by step; it ends with this one.
+/// A process that runs only by single steps. It ends with this process.
 pub(super) struct Stepper {
     pid: Pid,
-    /// Where allocations begin.
+    /// Addresses of the allocation functions.
     allocators: Vec<u64>,
     classes: HashMap<u64, Class>,
     mappings: Vec<Mapping>,
 }
 
-/// What was executed.
+/// Counts of executed instructions.
 #[derive(Debug, Default)]
 pub(super) struct Count {
     pub(super) instructions: u64,
@@ -31,11 +31,11 @@ pub(super) struct Count {
     pub(super) addresses: BTreeMap<Place, u64>,
 }
 
-/// Where an instruction stands.
+/// Address of an instruction in a file.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Place {
     pub(super) file: String,
-    /// As the file has it.
+    /// Offset in the file.
     pub(super) offset: u64,
 }
 
@@ -43,13 +43,13 @@ pub(super) struct Place {
 struct Mapping {
     from: u64,
     to: u64,
-    /// Where the file as a whole would begin.
+    /// Address at which the start of the file would be mapped.
     base: u64,
     file: String,
 }
 
 impl Stepper {
-    /// Stops the first thread of a child of this process.
+    /// Stops the first thread of a child process.
     pub(super) fn attach(child: u32, allocators: Vec<u64>) -> io::Result<Stepper> {
         let pid = Pid::from_raw(child as i32);
         ptrace::attach(pid)?;
@@ -59,7 +59,7 @@ impl Stepper {
         Ok(Stepper { pid, allocators, classes: HashMap::new(), mappings })
     }
 
-    /// Counts from the next mark to the one after it.  `None` if the process has ended before.
+    /// Counts between the next two marks. Returns `None` if the process ends before.
     pub(super) fn count_between_marks(&mut self) -> io::Result<Option<Count>> {
         if !self.run_to_mark(|_, _, _| ())? {
             return Ok(None);
@@ -77,17 +77,18 @@ impl Stepper {
         Ok(is_whole.then_some(count))
     }
 
-    /// Single-steps the process until it reaches its marker, and reports each instruction before that.  `false` if it has ended.
-    fn run_to_mark(&mut self, mut told: impl FnMut(&Stepper, u64, Class)) -> io::Result<bool> {
+    /// Single-steps the process to its next mark, and reports each instruction before it. Returns false if the process
+    /// ends before.
+    fn run_to_mark(&mut self, mut report: impl FnMut(&Stepper, u64, Class)) -> io::Result<bool> {
         let mut before = None;
         loop {
             let registers = ptrace::getregs(self.pid)?;
             let at = registers.rip;
             let class = self.class_at(at)?;
             let is_mark = class == Class::SystemCall && registers.rax == MARK;
-            // Each round of a repeated instruction is a step.
+            // A repeated instruction takes several steps, but counts once.
             if !is_mark && before != Some(at) {
-                told(self, at, class);
+                report(self, at, class);
             }
             before = Some(at);
             if !self.step()? {
@@ -121,7 +122,7 @@ impl Stepper {
         for word in 0..words {
             match ptrace::read(self.pid, (at + word * WORD_BYTES as u64) as ptrace::AddressType) {
                 Ok(word) => bytes.extend(word.to_ne_bytes()),
-                // The instruction ends with its mapping.
+                // The mapping ends within the window, so the instruction is shorter.
                 Err(_) if word > 0 => break,
                 Err(error) => return Err(error.into()),
             }
@@ -138,13 +139,13 @@ impl Stepper {
         }
     }
 
-    /// Lets the process go on by itself.
+    /// Lets the process run freely.
     pub(super) fn detach(self) -> io::Result<()> {
         Ok(ptrace::detach(self.pid, None)?)
     }
 }
 
-/// What `/proc/PID/maps` says of files.
+/// Parses the mapped files in `/proc/PID/maps`.
 fn mappings(maps: &str) -> Vec<Mapping> {
     let mut found: Vec<Mapping> = Vec::new();
     for line in maps.lines() {

@@ -1,4 +1,4 @@
-//! The operations that are counted: two nodes of this process, which one thread drives.
+//! The counted operations, between two nodes of this process that one thread drives.
 
 use std::cell::Cell;
 use std::fs::Permissions as Mode;
@@ -24,15 +24,15 @@ use halite_apps::log::{Log, Options, Writer};
 use halite_fabric::Fabric;
 use halite_providers::{ShmConfig, ShmFabric};
 
-/// The system call that is made before and after what is counted, and nowhere else: `getppid`.
+/// Number of the system call `getppid`, which marks the start and the end of the counted part and occurs nowhere else.
 pub(super) const MARK: u64 = 110;
 pub(super) const WORD_BYTES: usize = size_of::<u64>();
-/// How often each operation is done while it is counted.
+/// Rounds of each operation that are counted.
 pub(super) const ROUNDS: u64 = 8;
-/// How often before that: then tables have grown, and polling is in full swing.
+/// Rounds before those, until tables have grown and adaptive polling has settled.
 const ROUNDS_BEFORE: u64 = 200;
 const BATCH: usize = 8;
-/// Records that one call appends.
+/// Records appended by one call.
 const TOGETHER: usize = 64;
 
 const ALL: Permissions = Permissions::READ.union(Permissions::WRITE).union(Permissions::ATOMIC);
@@ -44,7 +44,7 @@ const RECORD: [u8; 16] = [7; 16];
 const KEY: &[u8] = b"user0000000000";
 const VALUE: [u8; 64] = [7; 64];
 
-/// What is counted.
+/// A counted operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
     Call,
@@ -62,7 +62,7 @@ pub(super) enum Kind {
     Set,
 }
 
-/// What an operation may cost at most.
+/// Maximum cost of an operation.
 pub(super) struct Bound {
     pub(super) instructions: u32,
     pub(super) locked: u32,
@@ -104,7 +104,7 @@ impl Kind {
         }
     }
 
-    /// How many operations a round has.
+    /// Returns the operations of a round.
     pub(super) fn operations(self) -> u64 {
         match self {
             Kind::Calls => BATCH as u64,
@@ -113,7 +113,7 @@ impl Kind {
         }
     }
 
-    /// A little more than what the operation costs in a release build of this tree, so that none comes to cost more unseen.
+    /// Returns the bound, a little above the present cost in a release build, so that no increase goes unnoticed.
     pub(super) fn bound(self) -> Bound {
         let (instructions, locked, allocations) = match self {
             Kind::Call => (2_200, 12, 0),
@@ -134,11 +134,11 @@ impl Kind {
     }
 }
 
-/// Time passes only while the nodes meet: nothing falls due while operations are counted.
+/// Time advances only while the nodes connect, so that no timer expires while operations are counted.
 #[derive(Default)]
 struct Clock(AtomicU64);
 
-/// How much passes with each step of the nodes, in ns.
+/// Advance per step of the nodes, in ns.
 const STEP_NS: u64 = 100_000;
 
 impl Env for Clock {
@@ -160,10 +160,10 @@ impl Env for Clock {
 }
 
 type Failure = Box<dyn std::error::Error>;
-/// One round of what is counted.
+/// A round of an operation.
 type Work<'p> = Box<dyn FnMut() -> Result<(), Failure> + 'p>;
 
-/// Does all operations, as the process that is stepped through.
+/// Runs all operations, in the process that is single-stepped.
 pub fn run() -> Result<(), Failure> {
     let private = || tempfile::Builder::new().permissions(Mode::from_mode(0o700)).tempdir();
     let dirs = [private()?, private()?];
@@ -180,7 +180,7 @@ pub fn run() -> Result<(), Failure> {
         (0..ROUNDS_BEFORE).try_for_each(|_| work())?;
         works.push(work);
     }
-    // The other end attaches, and says so.
+    // The parent attaches, and then writes a line.
     println!(
         "{:x} {:x} {:x}",
         libc::malloc as *const () as usize,
@@ -200,11 +200,11 @@ pub fn run() -> Result<(), Failure> {
     Ok(())
 }
 
-/// What a task has that waits for nothing, as those do that many run on one thread.
-fn at_once<F: Future>(future: F) -> F::Output {
+/// Runs a future that never waits, as a task of an executor would.
+fn poll_once<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
-        Poll::Pending => unreachable!("loads and stores wait for nobody"),
+        Poll::Pending => unreachable!("an operation by loads and stores never waits"),
     }
 }
 
@@ -212,12 +212,12 @@ fn mark() {
     let _ = rustix::process::getppid();
 }
 
-/// What [`run`] prints.
+/// Parses the output of [`run`].
 pub(super) fn parse_allocators(line: &str) -> Vec<u64> {
     line.split_whitespace().filter_map(|word| u64::from_str_radix(word, 16).ok()).collect()
 }
 
-/// Two nodes, of which the first asks the other.
+/// Two nodes; the first one calls the second.
 struct Pair {
     sessions: [Session; 2],
     server: Server,
@@ -226,11 +226,11 @@ struct Pair {
     world: World,
 }
 
-/// A store's only shard: who uses it, and who serves it.
+/// The only shard of a store: its client and its owner.
 struct Shard<'p> {
     store: Store,
     owner: Pin<Box<dyn Future<Output = Result<(), KvError>> + 'p>>,
-    /// How often the owner has looked at its clock.
+    /// Number of times that the owner has read its clock.
     answers: Rc<Cell<u32>>,
 }
 
@@ -297,7 +297,7 @@ impl Pair {
             Kind::PostedRead => Box::new(move || Ok(session.read(*lh, 0, &mut output)?)),
             Kind::TaskRead => {
                 let mut output = [0; VALUE.len()];
-                Box::new(move || Ok(at_once(session.as_async().read(*lh, 0, &mut output))?))
+                Box::new(move || Ok(poll_once(session.as_async().read(*lh, 0, &mut output))?))
             }
             Kind::PostedTaskRead => {
                 let mut output = [0; VALUE.len()];
@@ -305,7 +305,7 @@ impl Pair {
             }
             Kind::Append => {
                 let mut writer = self.writer()?;
-                Box::new(move || Ok(at_once(writer.append(&RECORD)).map(|_| ())?))
+                Box::new(move || Ok(poll_once(writer.append(&RECORD)).map(|_| ())?))
             }
             Kind::PostedAppend => {
                 let mut writer = self.writer()?;
@@ -316,15 +316,15 @@ impl Pair {
                 let mut positions = Vec::with_capacity(TOGETHER);
                 Box::new(move || {
                     positions.clear();
-                    Ok(at_once(writer.append_each(&records, &mut positions))?)
+                    Ok(poll_once(writer.append_each(&records, &mut positions))?)
                 })
             }
             Kind::Get => {
                 let (mut shard, mut value) = (self.shard("gets")?, Vec::new());
-                // It looks for the table and the heap once, which the other node helps with.
+                // The first read maps the table and the heap with the help of the other node.
                 self.world.run(shard.store.get_into(KEY, &mut value))?;
                 Box::new(move || {
-                    assert!(at_once(shard.store.get_into(KEY, &mut value))?);
+                    assert!(poll_once(shard.store.get_into(KEY, &mut value))?);
                     Ok(())
                 })
             }
@@ -335,31 +335,31 @@ impl Pair {
         })
     }
 
-    /// A writer of a log whose segment is the other node's, and at hand.
+    /// Creates a log with a writer, whose segment is mapped and at the other node.
     fn writer(&self) -> Result<Writer, Failure> {
         let session = self.sessions[0].as_async();
         let options = Options { nodes: vec![NodeId(1)], ..Options::default() };
-        // Another than those that are made at other times.
+        // The time makes the name unique.
         let name = format!("log-{}", self.world.clock.now_ns());
         let mut writer = Writer::new(self.world.run(Log::create(session, &name, &options))?, 1);
         self.world.run(writer.append(&RECORD))?;
         Ok(writer)
     }
 
-    /// A store whose only shard is the other node's.
+    /// Creates a store whose only shard is at the other node.
     fn shard(&self, name: &str) -> Result<Shard<'_>, Failure> {
         let [session, theirs] = self.sessions.each_ref().map(Session::as_async);
-        let nobody = Permissions::empty();
-        let owner = self.world.run(Owner::create(theirs, name, 0, SHARD, nobody))?;
-        let mut store = self.world.run(Store::create(session, name, &[NodeId(1)], SHARD, nobody))?;
+        let none = Permissions::empty();
+        let owner = self.world.run(Owner::create(theirs, name, 0, SHARD, none))?;
+        let mut store = self.world.run(Store::create(session, name, &[NodeId(1)], SHARD, none))?;
         let answers = Rc::new(Cell::new(0));
-        let asked = answers.clone();
-        // The owner looks at its clock once for each request, and once behind those that it answers together.
+        let reads = answers.clone();
+        // The owner reads its clock once per request, and once after each batch of answers.
         let mut owner = Box::pin(owner.run(move || {
-            asked.set(asked.get() + 1);
+            reads.set(reads.get() + 1);
             1
         }));
-        // Its heap gets its first part, whose name the first node has to know.
+        // The first write creates the first part of the heap; the client must learn its name before the count.
         {
             let mut setting = pin!(store.set(KEY, &VALUE, SetOptions::default()));
             self.world.run(poll_fn(|context| {
@@ -370,7 +370,7 @@ impl Pair {
         Ok(Shard { store, owner, answers })
     }
 
-    /// Sets the key, at both ends.
+    /// Sets the key, and drives the owner meanwhile.
     fn set(&self, Shard { store, owner, answers }: &mut Shard<'_>) -> Result<(), Failure> {
         let [ours, theirs] = &self.sessions;
         let mut setting = pin!(store.set(KEY, &VALUE, SetOptions::default()));
@@ -413,7 +413,7 @@ impl World {
         std::thread::yield_now();
     }
 
-    /// Runs a future, and the nodes beside it.
+    /// Runs a future, and steps the nodes meanwhile.
     fn run<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         let mut context = Context::from_waker(Waker::noop());

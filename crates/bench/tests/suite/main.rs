@@ -1,4 +1,4 @@
-//! Emulated networks, and processes that a benchmark starts.
+//! Tests of emulated networks, and of processes that a benchmark starts.
 
 mod links;
 #[path = "../../../cli/tests/support/process.rs"]

@@ -1,14 +1,14 @@
 //! Atomics.
 
 use super::node::{Node, Pair, connect, quiet};
-use super::{Harness, leave_out};
+use super::{Harness, skip};
 use crate::{Atomics, CompletionKind, Operation, Status};
 
 /// Returns true if the provider has atomics; prints the skip otherwise.
 fn are_offered(pair: &Pair<'_>) -> bool {
     let offered = pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None;
     if !offered {
-        leave_out("the provider has no atomics");
+        skip("the provider has no atomics");
     }
     offered
 }
@@ -45,7 +45,7 @@ pub fn atomics_return_the_previous_value(harness: &dyn Harness) {
 }
 
 /// Lets two posters change one word, together with its owner if processors execute the atomics.
-pub fn concurrent_atomics_are_all_done(harness: &dyn Harness) {
+pub fn no_concurrent_atomic_is_lost(harness: &dyn Harness) {
     const EACH: u64 = 50;
     let mut pair = Pair::new(harness);
     if !are_offered(&pair) {
@@ -58,10 +58,10 @@ pub fn concurrent_atomics_are_all_done(harness: &dyn Harness) {
     for id in 0..EACH {
         pair.one
             .try_post(pair.to_two, &[quiet(id, Operation::FetchAdd { remote, add: 1 })])
-            .expect("it fits");
+            .expect("the request fits the queue");
         three.post(to_two, id, Operation::FetchAdd { remote, add: 1 });
         if with_owner {
-            pair.target.1.fetch_add_u64(16, 1).expect("it is inside");
+            pair.target.1.fetch_add_u64(16, 1).expect("the range lies within the segment");
         }
     }
     pair.one.post(pair.to_two, EACH, Operation::FetchAdd { remote, add: 0 });

@@ -7,14 +7,16 @@ use super::node::Node;
 use crate::{ConnectFailure, ConnectTrouble, Event};
 
 /// Expects each end to receive the other's hello, and posts of both to arrive.
-pub fn both_ends_hear_who_the_other_is(harness: &dyn Harness) {
+pub fn both_ends_receive_each_others_hello(harness: &dyn Harness) {
     let (mut one, mut two) = (Node::open(harness, "one"), Node::open(harness, "two"));
     let address = harness.address("two");
     one.fabric.connect(&address, b"I am one");
-    let Event::Connected { peer: to_two, hello, dialled } = one.event() else { panic!("no connection") };
+    let Event::Connected { peer: to_two, hello, dialled } = one.event() else {
+        panic!("expected a connection")
+    };
     assert_eq!((&hello[..], dialled), (&b"two"[..], Some(address)));
     let Event::Connected { peer: to_one, hello, dialled: None } = two.event() else {
-        panic!("no connection")
+        panic!("expected a connection")
     };
     assert_eq!(hello, b"I am one");
     one.send(to_two, b"well met", 1);
@@ -45,7 +47,7 @@ pub fn a_closed_fabric_neither_dials_nor_answers(harness: &dyn Harness) {
 }
 
 /// Expects one connection or two: the layer above makes sure that one remains.
-pub fn two_that_dial_each_other_at_once_can_talk(harness: &dyn Harness) {
+pub fn simultaneous_dials_connect(harness: &dyn Harness) {
     let mut nodes = [Node::open(harness, "one"), Node::open(harness, "two")];
     nodes[0].fabric.connect(&harness.address("two"), b"");
     nodes[1].fabric.connect(&harness.address("one"), b"");

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use halite_mem::{PagePolicy, Segment};
 
 use super::node::{Node, Pair, bytes_of, connect, request};
-use super::{Harness, leave_out};
+use super::{Harness, skip};
 use crate::{Atomics, CompletionKind, Event, Key, Local, Operation, PostCause, RemoteAddress, Status};
 
 /// Waits for the event that `key` is deregistered, while the other end polls.
-fn taken_back(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
+fn expect_deregistered(node: &mut Node<'_>, other: &mut Node<'_>, key: Key) {
     node.fabric.deregister(key);
     let told = node.until(|node| {
-        assert_eq!(other.try_event(), None, "nothing happens to the peer");
+        assert_eq!(other.try_event(), None, "the peer receives no event");
         node.try_event()
     });
     assert_eq!(told, Event::Deregistered { key });
 }
 
 /// Expects every request to be refused as with a wrong key, and to have no effect.
-pub fn a_withdrawn_key_leads_nowhere(harness: &dyn Harness) {
+pub fn requests_with_a_deregistered_key_are_refused(harness: &dyn Harness) {
     type Post = fn(&Pair<'_>) -> Operation<'static>;
     let operations: [(&str, Post); 6] = [
         ("write", |pair| Operation::Write { local: Local::Inline(b"late"), remote: pair.at(8) }),
@@ -35,12 +35,12 @@ pub fn a_withdrawn_key_leads_nowhere(harness: &dyn Harness) {
         let operation = operation(&pair);
         let is_atomic = crate::kind::OperationKind::of(&operation).is_atomic();
         if is_atomic && pair.one.fabric.capabilities(pair.to_two).atomics == Atomics::None {
-            leave_out("the provider has no atomics");
+            skip("the provider has no atomics");
             continue;
         }
-        pair.target.1.store_u64(8, 7).expect("it is aligned");
+        pair.target.1.store_u64(8, 7).expect("the word is aligned and within the segment");
         let key = pair.target.0;
-        taken_back(&mut pair.two, &mut pair.one, key);
+        expect_deregistered(&mut pair.two, &mut pair.one, key);
         assert!(pair.one.fabric.direct(pair.to_two, key).is_none());
         pair.one.post(pair.to_two, 1, operation);
         assert_eq!(pair.one.ended(), (1, Status::RemoteAccess), "{what}");
@@ -63,14 +63,14 @@ pub fn keys_are_never_reused(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let later = pair.two.register(4096);
     let (gone, kept) = (pair.target.0, later.0);
-    taken_back(&mut pair.two, &mut pair.one, gone);
+    expect_deregistered(&mut pair.two, &mut pair.one, gone);
     let last = pair.two.register(4096);
     assert_eq!(last.0, Key(2));
     let mut three = Node::open(harness, "three");
     let (to_two, to_three) = connect(&mut three, &mut pair.two, "two");
     for (node, peer) in [(&mut pair.one, pair.to_two), (&mut three, to_two)] {
         for (key, window) in [(kept, &later.1), (last.0, &last.1)] {
-            window.fill(0, 8, 0).expect("it is inside");
+            window.fill(0, 8, 0).expect("the range lies within the segment");
             let remote = RemoteAddress { key, offset: 0 };
             node.post(peer, 1, Operation::Write { local: Local::Inline(b"salt"), remote });
             assert_eq!(node.ended(), (1, Status::Success));
@@ -89,33 +89,33 @@ pub fn keys_are_never_reused(harness: &dyn Harness) {
 }
 
 /// Expects the release as soon as no peer has a window of the memory.
-pub fn withdrawn_memory_is_released(harness: &dyn Harness) {
+pub fn deregistered_memory_is_released(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
-    let segment = Segment::create("story", 4096, PagePolicy::Normal).expect("a segment can be made");
-    let key = pair.two.fabric.register(segment.clone()).expect("it can be registered");
+    let segment = Segment::create("case", 4096, PagePolicy::Normal).expect("a segment is created");
+    let key = pair.two.fabric.register(segment.clone()).expect("the segment is registered");
     let remote = RemoteAddress { key, offset: 0 };
     pair.one.post(pair.to_two, 1, Operation::Write { local: Local::Inline(b"salt"), remote });
     assert_eq!(pair.one.ended(), (1, Status::Success));
-    assert!(Arc::strong_count(&segment) > 1, "it is held while it is registered");
-    taken_back(&mut pair.two, &mut pair.one, key);
+    assert!(Arc::strong_count(&segment) > 1, "the fabric holds a registered segment");
+    expect_deregistered(&mut pair.two, &mut pair.one, key);
     harness.settle();
     assert_eq!(Arc::strong_count(&segment), 1);
 }
 
 /// Expects posted requests to be executed as if the key were valid, and further ones to be refused.
-pub fn posted_work_ends_before_its_memory_goes(harness: &dyn Harness) {
+pub fn posted_work_completes_before_its_memory_is_released(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
-    let segment = Segment::create("story", 100_000, PagePolicy::Normal).expect("a segment can be made");
-    let window = segment.window(0, 100_000).expect("the whole segment");
-    window.fill(0, 50_000, 7).expect("it is inside");
-    pair.target.1.fill(500_000, 50_000, 9).expect("it is inside");
-    let key = pair.one.fabric.register(segment).expect("it can be registered");
+    let segment = Segment::create("case", 100_000, PagePolicy::Normal).expect("a segment is created");
+    let window = segment.window(0, 100_000).expect("the window is the whole segment");
+    window.fill(0, 50_000, 7).expect("the range lies within the segment");
+    pair.target.1.fill(500_000, 50_000, 9).expect("the range lies within the segment");
+    let key = pair.one.fabric.register(segment).expect("the segment is registered");
     let local = |offset| Local::Registered { key, offset, len: 50_000 };
     pair.one.post(pair.to_two, 1, Operation::Write { local: local(0), remote: pair.at(0) });
     pair.one.post(pair.to_two, 2, Operation::Read { local: local(50_000), remote: pair.at(500_000) });
     pair.one.fabric.deregister(key);
     let write = Operation::Write { local: local(0), remote: pair.at(0) };
-    let refused = pair.one.try_post(pair.to_two, &[request(3, write)]).expect_err("it is no key of ours");
+    let refused = pair.one.try_post(pair.to_two, &[request(3, write)]).expect_err("the key is deregistered");
     assert_eq!((refused.posted, refused.cause), (0, PostCause::Malformed));
     let mut ended = Vec::new();
     let mut told = 0;

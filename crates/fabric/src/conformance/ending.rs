@@ -1,7 +1,7 @@
 //! The end of a connection, and of the work posted on it.
 
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet};
-use super::{Harness, leave_out};
+use super::{Harness, skip};
 use crate::{CompletionKind, CutOff, Event, Local, Operation, PostCause, Status};
 
 /// Expects a cut-off at both ends, whichever end disconnects.
@@ -19,7 +19,7 @@ pub fn disconnecting_cuts_both_ends_off(harness: &dyn Harness) {
         for (node, peer) in [(&mut pair.one, to_two), (&mut pair.two, to_one)] {
             assert_eq!(node.fabric.cut_off(peer), CutOff::Done);
             let late = node.try_post(peer, &[quiet(1, Operation::Send { bytes: b"too late", imm: 0 })]);
-            assert_eq!(late.expect_err("it is gone").cause, PostCause::NotConnected);
+            assert_eq!(late.expect_err("the peer is disconnected").cause, PostCause::NotConnected);
             node.expect_nothing();
         }
     }
@@ -49,12 +49,12 @@ pub fn posted_work_arrives_before_a_close(harness: &dyn Harness) {
 /// Expects that no byte arrives after the cut-off or its event, although many are in flight.
 pub fn a_peer_that_is_cut_off_writes_nothing(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
-    pair.source.1.fill(0, SEGMENT_BYTES, 7).expect("it is inside");
+    pair.source.1.fill(0, SEGMENT_BYTES, 7).expect("the range lies within the segment");
     let write = quiet(1, Operation::Write { local: pair.local(0, SEGMENT_BYTES), remote: pair.at(0) });
-    pair.one.try_post(pair.to_two, &[write; 4]).expect("they fit");
+    pair.one.try_post(pair.to_two, &[write; 4]).expect("the requests fit the queue");
     match pair.two.fabric.cut_off(pair.to_one) {
         CutOff::NotPermitted => {
-            leave_out("a process does not cut itself off; this one disconnects");
+            skip("a process may not kill itself, so this fabric only disconnects");
             pair.two.fabric.disconnect(pair.to_one);
             pair.two.gone(pair.to_one);
         }
@@ -69,7 +69,7 @@ pub fn a_peer_that_is_cut_off_writes_nothing(harness: &dyn Harness) {
         }
     }
     assert_eq!(pair.two.fabric.cut_off(pair.to_one), CutOff::Done);
-    pair.target.1.fill(0, SEGMENT_BYTES, 1).expect("it is inside");
+    pair.target.1.fill(0, SEGMENT_BYTES, 1).expect("the range lies within the segment");
     let late = Operation::Write { local: Local::Inline(b"late"), remote: pair.at(0) };
     let _ = pair.one.try_post(pair.to_two, &[quiet(2, late)]);
     pair.two.expect_nothing();
@@ -84,7 +84,7 @@ pub fn a_held_window_delays_the_cut_off(harness: &dyn Harness) {
         let mut pair = Pair::between(harness, [&names[0], &names[1]]);
         let (to_two, to_one) = (pair.to_two, pair.to_one);
         let Some(held) = pair.one.fabric.direct(to_two, pair.target.0) else {
-            return leave_out("memory of peers is not reached by loads and stores");
+            return skip("loads and stores do not reach the memory of peers");
         };
         if holder_leaves {
             pair.one.fabric.close();
@@ -92,8 +92,8 @@ pub fn a_held_window_delays_the_cut_off(harness: &dyn Harness) {
             pair.two.fabric.close();
         }
         assert_eq!(pair.one.event(), Event::Disconnected { peer: to_two });
-        assert!(pair.one.fabric.direct(to_two, pair.target.0).is_none(), "there is no connection any more");
-        held.write(0, b"late").expect("it is inside");
+        assert!(pair.one.fabric.direct(to_two, pair.target.0).is_none(), "the connection has ended");
+        held.write(0, b"late").expect("the range lies within the segment");
         assert_eq!(bytes_of(&pair.target.1, 0, 4), b"late");
         // The departure may be reported at once, or together with the end.
         let mut heard = pair.two.rest();

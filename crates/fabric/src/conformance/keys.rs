@@ -13,12 +13,12 @@ pub fn a_key_mentioned_in_a_message_can_be_used_at_once(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for round in 0..100u32 {
         let (key, window) = pair.two.register(4096);
-        window.store_u64(0, round.into()).expect("it is inside");
+        window.store_u64(0, round.into()).expect("the range lies within the segment");
         pair.two.send(pair.to_one, &key.0.to_le_bytes(), 0);
         let (bytes, _) = pair.one.received();
-        let key = Key(u32::from_le_bytes(bytes.try_into().expect("four bytes")));
+        let key = Key(u32::from_le_bytes(bytes.try_into().expect("the message has four bytes")));
         if pair.one.fabric.capabilities(pair.to_two).direct {
-            let mapped = pair.one.fabric.direct(pair.to_two, key).expect("a mentioned key");
+            let mapped = pair.one.fabric.direct(pair.to_two, key).expect("the key of a message is usable");
             assert_eq!(mapped.load_u64(0), Ok(round.into()));
         }
         let remote = RemoteAddress { key, offset: 0 };

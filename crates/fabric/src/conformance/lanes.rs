@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::node::{Pair, SEGMENT_BYTES, bytes_of, quiet, request};
-use super::{Harness, leave_out};
+use super::{Harness, skip};
 use crate::{Class, Event, Lane, Local, Operation, PostCause, Status};
 
 const SMALL: Lane = Lane::FIRST;
@@ -13,7 +13,7 @@ const LONG: Lane = Lane { number: 1, class: Class::Bulk };
 fn are_two(pair: &Pair<'_>) -> bool {
     let are_two = pair.one.fabric.capabilities(pair.to_two).lanes > 1;
     if !are_two {
-        leave_out("the provider has one order, which all lanes share");
+        skip("the provider has a single lane");
     }
     are_two
 }
@@ -48,7 +48,11 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
     };
     for _ in 0..EACH * lanes.len() as u32 {
         let (_, imm) = pair.two.received();
-        let landed = pair.target.1.load_u64(u64::from(imm >> 16) * 8).expect("it is aligned");
+        let landed = pair
+            .target
+            .1
+            .load_u64(u64::from(imm >> 16) * 8)
+            .expect("the word is aligned and within the segment");
         assert!(landed >= u64::from(imm & 0xffff), "the write before the message has landed");
         next(&mut heard, imm, imm >> 16);
         let (id, status) = pair.one.ended();
@@ -62,11 +66,11 @@ pub fn each_lane_keeps_its_order(harness: &dyn Harness) {
 /// Expects a request behind a long write to wait in the same lane, and to overtake the write in another.
 pub fn small_requests_overtake_only_other_lanes(harness: &dyn Harness) {
     if harness.moves_by_itself() {
-        return leave_out("the long one may have ended before the small one is posted");
+        return skip("the long request may complete before the small one is posted");
     }
     let mut pair = Pair::new(harness);
     let are_two = are_two(&pair);
-    pair.source.1.fill(0, SEGMENT_BYTES, 7).expect("it is inside");
+    pair.source.1.fill(0, SEGMENT_BYTES, 7).expect("the range lies within the segment");
     let send = |imm| Operation::Send { bytes: b"small", imm };
     pair.one.post_in(pair.to_two, LONG, &[request(1, long(&pair)), request(2, send(2))]);
     pair.one.post_in(pair.to_two, SMALL, &[request(3, send(3))]);
@@ -87,7 +91,7 @@ pub fn small_requests_overtake_only_other_lanes(harness: &dyn Harness) {
 pub fn completed_work_precedes_later_posts_in_any_lane(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     for (round, [first, then]) in (1..).zip([[LONG, SMALL], [SMALL, LONG]]) {
-        pair.source.1.fill(0, SEGMENT_BYTES, round).expect("it is inside");
+        pair.source.1.fill(0, SEGMENT_BYTES, round).expect("the range lies within the segment");
         pair.one.post_in(pair.to_two, first, &[request(1, long(&pair))]);
         assert_eq!(pair.one.ended(), (1, Status::Success));
         let tell = Operation::Send { bytes: b"done", imm: 0 };
@@ -99,7 +103,7 @@ pub fn completed_work_precedes_later_posts_in_any_lane(harness: &dyn Harness) {
 }
 
 /// Expects that the other lane accepts requests, and that the full one gets a `Room` event.
-pub fn a_lane_that_is_full_fills_no_other(harness: &dyn Harness) {
+pub fn a_full_lane_blocks_no_other(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     if !are_two(&pair) {
         return;
@@ -123,7 +127,7 @@ pub fn a_lane_that_is_full_fills_no_other(harness: &dyn Harness) {
 /// Expects that all outstanding work completes and then the connection ends, whichever lane fails.
 pub fn a_connection_ends_with_all_of_its_lanes(harness: &dyn Harness) {
     if harness.moves_by_itself() {
-        return leave_out("the connection may have ended before all is posted");
+        return skip("the connection may end before all requests are posted");
     }
     for (round, broken_in) in [SMALL, LONG].into_iter().enumerate() {
         let names = [format!("one-{round}"), format!("two-{round}")];
@@ -144,14 +148,17 @@ pub fn a_connection_ends_with_all_of_its_lanes(harness: &dyn Harness) {
         }
         let (mut ended, end) = pair.one.ended_until_end();
         assert_eq!(end, Event::Disconnected { peer: pair.to_two });
-        let refused = ended.remove(&100).expect("it has ended");
+        let refused = ended.remove(&100).expect("the refused request has completed");
         assert!(!harness.refusal_ends_connection() || refused == Status::RemoteAccess, "{refused:?}");
         assert_eq!(ended.into_keys().collect::<Vec<_>>(), numbers.collect::<Vec<_>>());
         assert_eq!(pair.one.event(), Event::CutOff { peer: pair.to_two, exited: false });
         let late = Operation::Send { bytes: b"", imm: 0 };
         for lane in [SMALL, LONG] {
-            let refused =
-                pair.one.fabric.post(pair.to_two, lane, &[request(1, late)]).expect_err("it is gone");
+            let refused = pair
+                .one
+                .fabric
+                .post(pair.to_two, lane, &[request(1, late)])
+                .expect_err("the peer is disconnected");
             assert_eq!(refused.cause, PostCause::NotConnected);
         }
         pair.one.expect_nothing();

@@ -3,7 +3,7 @@
 use halite_mem::Window;
 
 use super::node::Pair;
-use super::{Harness, leave_out};
+use super::{Harness, skip};
 use crate::{LINE_BYTES, LINE_WORDS, Lines};
 
 const ROW: u64 = 64 << 10;
@@ -13,17 +13,17 @@ const COUNT: u32 = 64;
 fn lines(pair: &Pair<'_>) -> Option<Box<dyn Lines>> {
     let lines = pair.one.fabric.lines(pair.to_two, pair.at(ROW), COUNT);
     if lines.is_none() {
-        leave_out("stores do not reach the lines of this peer: they are posted");
+        skip("stores do not reach this peer's lines, which are posted instead");
     }
     lines
 }
 
 fn line_at(window: &Window, index: u32) -> [u64; LINE_WORDS] {
-    window.load_words(ROW + u64::from(index) * LINE_BYTES as u64).expect("it is inside")
+    window.load_words(ROW + u64::from(index) * LINE_BYTES as u64).expect("the range lies within the segment")
 }
 
 /// Expects each line in its place, and words beyond it unchanged.
-pub fn a_line_that_is_put_is_found_whole(harness: &dyn Harness) {
+pub fn a_line_arrives_whole(harness: &dyn Harness) {
     let pair = Pair::new(harness);
     let Some(lines) = lines(&pair) else { return };
     for index in 0..COUNT {
@@ -39,13 +39,13 @@ pub fn a_line_that_is_put_is_found_whole(harness: &dyn Harness) {
 }
 
 /// Expects a ring to wake a sleeper, which finds the line that was put before.
-pub fn a_ring_wakes_who_looks_for_lines(harness: &dyn Harness) {
+pub fn a_ring_wakes_a_sleeper_that_polls_lines(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let Some(lines) = lines(&pair) else { return };
     let Pair { two, target: (_, window), .. } = &mut pair;
     let seen = two.fabric.doorbell();
     lines.ring();
-    assert_eq!(two.fabric.doorbell(), seen, "nobody is to be woken");
+    assert_eq!(two.fabric.doorbell(), seen, "there was no ring yet");
     two.fabric.arm(Some(crate::Sleeper::Progress));
     lines.put(0, &[9]);
     lines.ring();

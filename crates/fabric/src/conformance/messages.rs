@@ -18,13 +18,13 @@ pub fn messages_of_all_lengths_arrive_whole(harness: &dyn Harness) {
 }
 
 /// Expects the bytes in place, whether they travel with the request or are fetched.
-pub fn a_write_with_immediate_has_landed_when_it_is_told(harness: &dyn Harness) {
+pub fn a_write_with_immediate_has_landed_when_it_is_reported(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     let longest = pair.one.fabric.capabilities(pair.to_two).inline_bytes_max.min(100_000);
     let lens = [0, 1, 48, 49, 496, 497, 5000, 100_000];
     for (id, (len, is_inline)) in (1u8..).zip(lens.into_iter().flat_map(|len| [(len, true), (len, false)])) {
         let bytes = vec![id; len];
-        pair.source.1.write(0, &bytes).expect("it is inside");
+        pair.source.1.write(0, &bytes).expect("the range lies within the segment");
         let fetched = pair.local(0, len as u64);
         let local = if is_inline && len <= longest { Local::Inline(&bytes) } else { fetched };
         let write = Operation::WriteImm { local, remote: pair.at(3), imm: id.into() };

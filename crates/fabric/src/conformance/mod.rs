@@ -1,11 +1,11 @@
-//! The conformance suite of providers: the duties of a fabric to the tier above, as stories.
+//! The conformance suite of providers: the duties of a fabric to the tier above, as cases.
 //!
-//! A story is a function named after what it expects. It runs over a [`Harness`], which opens fabrics of one kind and
-//! lets time pass. The tests of a provider, or of middleware, run all stories with [`fabric_conformance_suite!`].
-//! Stories rely only on the doc comments of [`Fabric`]; if [`crate::Capabilities`] lack something, a story is skipped
+//! A case is a function named after what it expects. It runs over a [`Harness`], which opens fabrics of one kind and
+//! lets time pass. The tests of a provider, or of middleware, run all cases with [`fabric_conformance_suite!`].
+//! Cases rely only on the doc comments of [`Fabric`]; if [`crate::Capabilities`] lack something, a case is skipped
 //! with a printed reason.
 //!
-//! All stories run in one thread, so that they also run in virtual time. Each poll also checks the order of
+//! All cases run in one thread, so that they also run in virtual time. Each poll also checks the order of
 //! [`crate::Event`], see [`node::Node`].
 //!
 //! [`fabric_conformance_suite!`]: crate::fabric_conformance_suite
@@ -42,7 +42,7 @@ pub trait Harness {
     /// Lets work in progress finish, as far as it does by itself and the harness can tell.
     fn settle(&self);
 
-    /// Returns true if a request that the target refuses ends the connection, as on networks.
+    /// Returns true if a refused request ends the connection, as on networks.
     fn refusal_ends_connection(&self) -> bool;
 
     /// Returns true if posted work continues without polls, in threads of the fabrics, and so at unknown times.
@@ -51,26 +51,26 @@ pub trait Harness {
     }
 }
 
-/// Prints the reason why a story is skipped, in whole or in part.
-pub(crate) fn leave_out(why: &str) {
-    println!("left out: {why}");
+/// Prints the reason for skipping a case, in whole or in part.
+pub(crate) fn skip(why: &str) {
+    println!("skipped: {why}");
 }
 
-/// Turns every story into a `#[test]` over the harness that the expression returns.
+/// Turns every case into a `#[test]` over the harness that the expression returns.
 #[macro_export]
 macro_rules! fabric_conformance_suite {
     ($harness:expr) => {
-        $crate::fabric_conformance_suite! { @stories $harness;
+        $crate::fabric_conformance_suite! { @cases $harness;
             connecting {
-                both_ends_hear_who_the_other_is
+                both_ends_receive_each_others_hello
                 a_closed_fabric_neither_dials_nor_answers
-                two_that_dial_each_other_at_once_can_talk
+                simultaneous_dials_connect
             }
             one_sided {
-                writes_and_reads_reach_the_other_ends_memory
+                writes_and_reads_reach_the_peers_memory
                 inline_sources_are_copied_before_the_post_returns
                 only_signalled_requests_complete
-                loads_and_stores_reach_what_is_said_to_be_direct
+                loads_and_stores_reach_direct_memory
             }
             refused {
                 a_wrong_key_or_range_is_refused
@@ -78,11 +78,11 @@ macro_rules! fabric_conformance_suite {
             }
             atomics {
                 atomics_return_the_previous_value
-                concurrent_atomics_are_all_done
+                no_concurrent_atomic_is_lost
             }
             messages {
                 messages_of_all_lengths_arrive_whole
-                a_write_with_immediate_has_landed_when_it_is_told
+                a_write_with_immediate_has_landed_when_it_is_reported
                 an_endless_sender_does_not_starve_others
             }
             room {
@@ -93,15 +93,15 @@ macro_rules! fabric_conformance_suite {
                 each_lane_keeps_its_order
                 small_requests_overtake_only_other_lanes
                 completed_work_precedes_later_posts_in_any_lane
-                a_lane_that_is_full_fills_no_other
+                a_full_lane_blocks_no_other
                 a_connection_ends_with_all_of_its_lanes
             }
             lines {
-                a_line_that_is_put_is_found_whole
-                a_ring_wakes_who_looks_for_lines
+                a_line_arrives_whole
+                a_ring_wakes_a_sleeper_that_polls_lines
             }
             waiting {
-                an_unsolicited_message_wakes_nobody
+                an_unsolicited_message_wakes_no_sleeper
                 arrivals_before_the_last_poll_are_not_missed
                 only_the_armed_sleeper_has_edges
             }
@@ -111,10 +111,10 @@ macro_rules! fabric_conformance_suite {
                 hundreds_of_segments_are_reached_at_once
             }
             deregistering {
-                a_withdrawn_key_leads_nowhere
+                requests_with_a_deregistered_key_are_refused
                 keys_are_never_reused
-                withdrawn_memory_is_released
-                posted_work_ends_before_its_memory_goes
+                deregistered_memory_is_released
+                posted_work_completes_before_its_memory_is_released
             }
             ending {
                 disconnecting_cuts_both_ends_off
@@ -124,13 +124,13 @@ macro_rules! fabric_conformance_suite {
             }
         }
     };
-    (@stories $harness:expr; $($area:ident { $($story:ident)* })*) => {
+    (@cases $harness:expr; $($area:ident { $($case:ident)* })*) => {
         $(mod $area {
             #[allow(unused_imports, reason = "the harness may be named in full")]
             use super::*;
             $(#[test]
-            fn $story() {
-                $crate::conformance::$area::$story(&$harness);
+            fn $case() {
+                $crate::conformance::$area::$case(&$harness);
             })*
         })*
     };

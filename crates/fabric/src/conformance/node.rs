@@ -1,4 +1,4 @@
-//! A fabric in a story, with the events polled from it.
+//! A fabric in a case, with the events polled from it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::{
 /// Bytes of the segment that each end of a [`Pair`] registers.
 pub const SEGMENT_BYTES: u64 = 1 << 20;
 
-/// A fabric, and events polled from it that the story has not asked for yet. Panics if a peer's events come in a wrong
+/// A fabric, and events polled from it that the case has not asked for yet. Panics if a peer's events come in a wrong
 /// order.
 pub struct Node<'h> {
     /// Lets time pass.
@@ -45,7 +45,7 @@ impl<'h> Node<'h> {
         if self.events.is_empty() {
             let mut polled = Vec::new();
             let count = self.fabric.poll(&mut polled);
-            assert_eq!(count, polled.len(), "poll returns how many events it has appended");
+            assert_eq!(count, polled.len(), "poll returned a wrong number of events");
             polled.iter().for_each(|event| self.check_order(event));
             self.events.extend(polled);
         }
@@ -57,7 +57,7 @@ impl<'h> Node<'h> {
             Event::ConnectFailed(_) | Event::Deregistered { .. } => return,
             Event::Connected { peer, .. } => {
                 let known = self.peers.insert(*peer, Phase::Connected);
-                return assert_eq!(known, None, "{event:?}: numbers of peers are not used again");
+                return assert_eq!(known, None, "{event:?}: a peer number was used again");
             }
             Event::Completed(Completion { peer, .. }) | Event::Room { peer } => (peer, Phase::Connected),
             Event::Disconnected { peer } => (peer, Phase::Disconnected),
@@ -65,7 +65,7 @@ impl<'h> Node<'h> {
         };
         let before = if next == Phase::CutOff { Phase::Disconnected } else { Phase::Connected };
         let known = self.peers.insert(*peer, next);
-        assert_eq!(known, Some(before), "{event:?} came out of order");
+        assert_eq!(known, Some(before), "{event:?} arrived out of order");
     }
 
     /// Arms the doorbell, then calls `find` and sleeps in turn, until `find` returns something.
@@ -77,7 +77,10 @@ impl<'h> Node<'h> {
                 self.fabric.arm(None);
                 return found;
             }
-            assert!(self.harness.sleep(&*self.fabric, seen), "nothing came: an event or a ring is missing");
+            assert!(
+                self.harness.sleep(&*self.fabric, seen),
+                "no event arrived in time: an event or a ring was lost"
+            );
         }
     }
 
@@ -91,24 +94,25 @@ impl<'h> Node<'h> {
         self.event().into_completion().unwrap_or_else(|event| panic!("expected a completion, got {event:?}"))
     }
 
-    /// Waits for an event that is not the end of a request. Returns the requests that ended before it, and the event.
+    /// Waits for an event that is no completion of a request. Returns the requests that completed before it, and the
+    /// event.
     pub fn ended_until_end(&mut self) -> (BTreeMap<u64, Status>, Event) {
         let mut ended = BTreeMap::new();
         loop {
             match self.event() {
                 Event::Completed(completion) => {
-                    let (id, status) = own(&completion).expect("nothing was sent to us");
-                    assert_eq!(ended.insert(id, status), None, "{id} ended twice");
+                    let (id, status) = own(&completion).expect("only completions of requests are expected");
+                    assert_eq!(ended.insert(id, status), None, "request {id} completed twice");
                 }
                 event => return (ended, event),
             }
         }
     }
 
-    /// Waits for the next event, the end of a request.
+    /// Waits for the next event, the completion of a request.
     pub fn ended(&mut self) -> (u64, Status) {
         let completion = self.completion();
-        own(&completion).unwrap_or_else(|| panic!("expected an end of a request, got {completion:?}"))
+        own(&completion).unwrap_or_else(|| panic!("expected the completion of a request, got {completion:?}"))
     }
 
     /// Waits for the next event, a message.
@@ -127,7 +131,7 @@ impl<'h> Node<'h> {
         }
     }
 
-    /// Waits for the end of `peer`, without the death of a process.
+    /// Waits for the events of a peer that leaves while its process lives on.
     pub fn gone(&mut self, peer: PeerId) {
         assert_eq!(self.event(), Event::Disconnected { peer });
         assert_eq!(self.event(), Event::CutOff { peer, exited: false });
@@ -146,24 +150,24 @@ impl<'h> Node<'h> {
 
     /// Registers a new segment.
     pub fn register(&self, len: u64) -> (Key, Window) {
-        let segment = Segment::create("story", len, PagePolicy::Normal).expect("a segment can be made");
-        let window = segment.window(0, len).expect("the whole segment");
-        (self.fabric.register(segment).expect("it can be registered"), window)
+        let segment = Segment::create("case", len, PagePolicy::Normal).expect("a segment is created");
+        let window = segment.window(0, len).expect("the window is the whole segment");
+        (self.fabric.register(segment).expect("the segment is registered"), window)
     }
 
     /// Registers the segment of `window` under one more key, without another descriptor.
     pub fn register_again(&self, window: &Window) -> (Key, Window) {
-        (self.fabric.register(window.segment().clone()).expect("it can be registered"), window.clone())
+        (self.fabric.register(window.segment().clone()).expect("the segment is registered"), window.clone())
     }
 
     /// Posts one request in the first lane, signalled and solicited; it must be accepted.
     pub fn post(&self, peer: PeerId, id: u64, operation: Operation<'_>) {
-        self.try_post(peer, &[request(id, operation)]).expect("it can be posted");
+        self.try_post(peer, &[request(id, operation)]).expect("the request is accepted");
     }
 
     /// Posts a list of requests in a lane; all must be accepted.
     pub fn post_in(&self, peer: PeerId, lane: Lane, requests: &[WorkRequest<'_>]) {
-        self.fabric.post(peer, lane, requests).expect("they can be posted");
+        self.fabric.post(peer, lane, requests).expect("the requests are accepted");
     }
 
     /// Posts a list of requests in the first lane.
@@ -174,7 +178,7 @@ impl<'h> Node<'h> {
     /// Sends a solicited message without a completion.
     pub fn send(&self, peer: PeerId, bytes: &[u8], imm: u32) {
         let send = quiet(0, Operation::Send { bytes, imm });
-        self.try_post(peer, &[send]).expect("it can be posted");
+        self.try_post(peer, &[send]).expect("the request is accepted");
     }
 }
 
@@ -200,7 +204,7 @@ impl<'h> Pair<'h> {
         Pair::between(harness, ["one", "two"])
     }
 
-    /// As [`Pair::new`], with other names, for stories with several pairs.
+    /// As [`Pair::new`], with other names, for cases with several pairs.
     pub fn between(harness: &'h dyn Harness, names: [&str; 2]) -> Pair<'h> {
         let [mut one, mut two] = names.map(|name| Node::open(harness, name));
         let (source, target) = (one.register(SEGMENT_BYTES), two.register(SEGMENT_BYTES));
@@ -246,6 +250,6 @@ pub fn own(completion: &Completion) -> Option<(u64, Status)> {
 /// Returns the content of a window.
 pub fn bytes_of(window: &Window, offset: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    window.read(offset, &mut bytes).expect("it is inside");
+    window.read(offset, &mut bytes).expect("the range lies within the segment");
     bytes
 }

@@ -35,7 +35,7 @@ pub fn a_wrong_key_or_range_is_refused(harness: &dyn Harness) {
         let [one, two] = ["one", "two"].map(|name| format!("{name}-{number}"));
         Pair::between(harness, [&one, &two])
     });
-    let mut pair = pairs.next().expect("they do not end");
+    let mut pair = pairs.next().expect("the sequence of pairs is endless");
     assert_eq!(pair.target.0, Key(0));
     let mut operations: Vec<_> = places.into_iter().flat_map(|remote| wrong(&pair, remote)).collect();
     if pair.one.fabric.capabilities(pair.to_two).atomics != Atomics::None {
@@ -44,7 +44,7 @@ pub fn a_wrong_key_or_range_is_refused(harness: &dyn Harness) {
     for operation in operations {
         expect_refused(&mut pair, operation);
         if harness.refusal_ends_connection() {
-            pair = pairs.next().expect("they do not end");
+            pair = pairs.next().expect("the sequence of pairs is endless");
         }
     }
 }
@@ -53,7 +53,7 @@ fn expect_refused(pair: &mut Pair<'_>, operation: Operation<'_>) {
     let (to_two, to_one) = (pair.to_two, pair.to_one);
     let before = request(1, Operation::Write { local: Local::Inline(b"before"), remote: pair.at(0) });
     let behind = request(3, Operation::Write { local: Local::Inline(b"behind"), remote: pair.at(64) });
-    pair.one.try_post(to_two, &[before, request(2, operation), behind]).expect("they can be posted");
+    pair.one.try_post(to_two, &[before, request(2, operation), behind]).expect("the requests are accepted");
     assert_eq!(pair.one.ended(), (1, Status::Success));
     assert_eq!(pair.one.ended(), (2, Status::RemoteAccess), "{operation:?}");
     let ends = pair.one.harness.refusal_ends_connection();
@@ -70,7 +70,7 @@ fn expect_refused(pair: &mut Pair<'_>, operation: Operation<'_>) {
     let mut expected = vec![0; SEGMENT_BYTES as usize];
     expected[..6].copy_from_slice(b"before");
     expected[64..70].copy_from_slice(if ends { &[0; 6] } else { b"behind" });
-    assert!(memory == expected, "{operation:?} changed something");
+    assert!(memory == expected, "{operation:?} changed memory");
 }
 
 /// Expects earlier requests to be posted, later ones not, and the connection to continue.
@@ -96,7 +96,7 @@ pub fn requests_that_could_never_be_posted_are_malformed(harness: &dyn Harness) 
     for operation in &bad {
         let fine = quiet(1, Operation::Send { bytes: b"fine", imm: 0 });
         let list = [fine, request(2, *operation), fine];
-        let error = pair.one.try_post(pair.to_two, &list).expect_err("one of them is malformed");
+        let error = pair.one.try_post(pair.to_two, &list).expect_err("one of the requests is malformed");
         assert_eq!((error.peer, error.posted, error.cause), (pair.to_two, 1, PostCause::Malformed));
     }
     for _ in &bad {

@@ -37,20 +37,28 @@ impl Flood<'_, '_> {
     }
 
     /// Polls. Returns true if there were events.
-    fn hear(&mut self) -> bool {
+    fn handle_events(&mut self) -> bool {
         let mut is_any = false;
         while let Some(event) = self.node.try_event() {
             is_any = true;
             match event {
                 Event::Room { peer } => {
-                    assert_eq!((peer, self.may_post), (self.peer, false), "nobody asked");
+                    assert_eq!(
+                        (peer, self.may_post),
+                        (self.peer, false),
+                        "room was reported without a refused post"
+                    );
                     self.may_post = true;
                 }
                 Event::Completed(completion) => {
                     let CompletionKind::Received { bytes, imm } = completion.kind else {
                         panic!("{completion:?}");
                     };
-                    assert_eq!((imm, &bytes[..]), (self.heard, &MESSAGE[..]), "in order, and once");
+                    assert_eq!(
+                        (imm, &bytes[..]),
+                        (self.heard, &MESSAGE[..]),
+                        "messages arrive in order and once"
+                    );
                     self.heard += 1;
                 }
                 event => panic!("unexpected {event:?}"),
@@ -68,12 +76,12 @@ pub fn a_flood_both_ways_loses_nothing(harness: &dyn Harness) {
     let mut idle = 0;
     while floods.iter().any(|flood| flood.heard < MANY) {
         floods.iter_mut().for_each(Flood::post);
-        let is_any = floods.iter_mut().fold(false, |is_any, flood| flood.hear() | is_any);
+        let is_any = floods.iter_mut().fold(false, |is_any, flood| flood.handle_events() | is_any);
         idle = if is_any { 0 } else { idle + 1 };
-        assert!(idle < 100, "nothing moves any more");
+        assert!(idle < 100, "the flood has stalled");
         harness.settle();
     }
-    assert!(floods.iter().all(|flood| flood.refused > 0), "no queue takes so many");
+    assert!(floods.iter().all(|flood| flood.refused > 0), "no queue was ever full");
     pair.one.expect_nothing();
     pair.two.expect_nothing();
 }
@@ -87,7 +95,7 @@ fn fill(node: &Node<'_>, peer: PeerId) -> u32 {
             return posted;
         }
     }
-    panic!("the queue takes whatever is posted")
+    panic!("the queue is never full")
 }
 
 /// Expects a wake-up even if no request of the poster completes.

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::time::Timespec;
 
 use super::node::{Pair, quiet};
-use super::{Harness, leave_out};
+use super::{Harness, skip};
 use crate::{Operation, Sleeper, WorkRequest};
 
 fn send(imm: u32, solicited: bool) -> WorkRequest<'static> {
@@ -16,16 +16,18 @@ fn send(imm: u32, solicited: bool) -> WorkRequest<'static> {
 }
 
 /// Expects the message in order among the others, although it wakes no sleeper.
-pub fn an_unsolicited_message_wakes_nobody(harness: &dyn Harness) {
+pub fn an_unsolicited_message_wakes_no_sleeper(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();
     pair.two.expect_nothing();
     pair.two.fabric.arm(Some(Sleeper::Progress));
     let seen = pair.two.fabric.doorbell();
-    pair.one.try_post(pair.to_two, &[send(1, false), send(2, false)]).expect("they fit");
+    pair.one.try_post(pair.to_two, &[send(1, false), send(2, false)]).expect("the requests fit the queue");
     harness.settle();
     assert_eq!(pair.two.fabric.doorbell(), seen);
-    pair.one.try_post(pair.to_two, &[send(3, false), send(4, true), send(5, false)]).expect("they fit");
+    pair.one
+        .try_post(pair.to_two, &[send(3, false), send(4, true), send(5, false)])
+        .expect("the requests fit the queue");
     harness.settle();
     assert_ne!(pair.two.fabric.doorbell(), seen);
     for imm in 1..=5 {
@@ -36,7 +38,8 @@ pub fn an_unsolicited_message_wakes_nobody(harness: &dyn Harness) {
 /// Expects an arrival between any two steps of arming, polling once more and sleeping to be seen.
 pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
-    let send_one = |imm| pair.one.try_post(pair.to_two, &[send(imm, true)]).expect("it fits");
+    let send_one =
+        |imm| pair.one.try_post(pair.to_two, &[send(imm, true)]).expect("the request fits the queue");
     for moment in 0..3 {
         let at = |now| {
             if moment == now {
@@ -50,7 +53,10 @@ pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
         let early = pair.two.try_event();
         at(2);
         if early.is_none() {
-            assert!(harness.sleep(&*pair.two.fabric, seen), "slept over what came at {moment}");
+            assert!(
+                harness.sleep(&*pair.two.fabric, seen),
+                "the sleeper missed the message posted at {moment}"
+            );
         }
         let event = early.unwrap_or_else(|| pair.two.event());
         assert!(event.into_completion().is_ok(), "{moment}");
@@ -58,24 +64,26 @@ pub fn arrivals_before_the_last_poll_are_not_missed(harness: &dyn Harness) {
     pair.two.expect_nothing();
 }
 
-/// Expects edges only at the descriptors of the armed kind, which a thread watches that sleeps for several fabrics.
+/// Expects edges only at the descriptors of the armed kind. A thread that sleeps for several fabrics watches those.
 pub fn only_the_armed_sleeper_has_edges(harness: &dyn Harness) {
     let mut pair = Pair::new(harness);
     pair.one.expect_nothing();
     pair.two.expect_nothing();
     let fabric = pair.two.fabric.clone();
     let watch = |kind| {
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("there are descriptors left");
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor is free");
         let edges = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        epoll::add(&epoll, fabric.descriptor(kind)?, epoll::EventData::new_u64(0), edges).expect("it is new");
+        epoll::add(&epoll, fabric.descriptor(kind)?, epoll::EventData::new_u64(0), edges)
+            .expect("the descriptor is added once");
         Some(epoll)
     };
     let [Some(progress), Some(caller)] = Sleeper::KINDS.map(watch) else {
-        return leave_out("it shows no descriptors");
+        return skip("the provider has no descriptors");
     };
     let take_edges = |kind, epoll: &OwnedFd| {
         let mut space = [MaybeUninit::uninit(); 2];
-        let (edges, _) = epoll::wait(epoll, &mut space[..], Some(&Timespec::default())).expect("it is one");
+        let (edges, _) = epoll::wait(epoll, &mut space[..], Some(&Timespec::default()))
+            .expect("the descriptor is an epoll");
         fabric.wait(kind, fabric.doorbell(), Some(Duration::ZERO));
         edges.len()
     };
@@ -91,7 +99,7 @@ pub fn only_the_armed_sleeper_has_edges(harness: &dyn Harness) {
                 break;
             }
         }
-        pair.one.try_post(pair.to_two, &[send(imm as u32, true)]).expect("it fits");
+        pair.one.try_post(pair.to_two, &[send(imm as u32, true)]).expect("the request fits the queue");
         let long = Timespec { tv_sec: 10, tv_nsec: 0 };
         let mut polled = [PollFd::from_borrowed_fd(own.as_fd(), PollFlags::IN)];
         assert_eq!(rustix::event::poll(&mut polled, Some(&long)), Ok(1), "{kind:?} was not woken");
@@ -99,5 +107,5 @@ pub fn only_the_armed_sleeper_has_edges(harness: &dyn Harness) {
         assert_eq!(pair.two.received().1, imm as u32);
     }
     fabric.wake();
-    assert_eq!(edges(), [1, 1], "all are woken");
+    assert_eq!(edges(), [1, 1], "a wake-up reaches every sleeper");
 }

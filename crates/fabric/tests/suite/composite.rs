@@ -1,4 +1,4 @@
-//! Several fabrics as one: whose peer is whose, what a key means, where an address leads, and who sleeps for all.
+//! Several fabrics as one: numbers of peers, keys, addresses, and sleepers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use halite_mem::{PagePolicy, Segment};
 
 use crate::scripted::Scripted;
 
-/// Turns a hang into a failure.
+/// Time limit that turns a hang into a failure.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn composite(one: &Arc<Scripted>, two: &Arc<Scripted>) -> Composite {
@@ -24,7 +24,7 @@ fn scripts() -> (Arc<Scripted>, Arc<Scripted>) {
     (Arc::new(Scripted::new("one")), Arc::new(Scripted::new("two")))
 }
 
-/// One poll.
+/// Polls once.
 fn poll_events(fabric: &dyn Fabric) -> Vec<Event> {
     let mut events = Vec::new();
     let count = fabric.poll(&mut events);
@@ -45,9 +45,9 @@ fn notified(peer: PeerId) -> Event {
     Event::Completed(Completion { peer, status: Status::Success, kind })
 }
 
-/// What `both` calls `peer` of `part`.
+/// Connects `peer` of `part`, and returns its number in `both`.
 fn meet(both: &Composite, part: &Scripted, peer: u32) -> PeerId {
-    part.tell(connected(peer));
+    part.add_event(connected(peer));
     match &poll_events(both)[..] {
         [Event::Connected { peer, .. }] => *peer,
         other => panic!("expected a connection, got {other:?}"),
@@ -55,7 +55,7 @@ fn meet(both: &Composite, part: &Scripted, peer: u32) -> PeerId {
 }
 
 #[test]
-fn peers_have_numbers_of_their_own_in_every_event() {
+fn every_event_has_the_composites_number_of_the_peer() {
     let (one, two) = scripts();
     let both = composite(&one, &two);
     let peers = [meet(&both, &one, 1), meet(&both, &one, 2), meet(&both, &two, 1), meet(&both, &two, 2)];
@@ -66,31 +66,31 @@ fn peers_have_numbers_of_their_own_in_every_event() {
                 let (gone, off) = (Event::Disconnected { peer }, Event::CutOff { peer, exited: true });
                 [notified(peer), Event::Room { peer }, gone, off]
             };
-            incarnation(PeerId(theirs)).into_iter().for_each(|event| part.tell(event));
+            incarnation(PeerId(theirs)).into_iter().for_each(|event| part.add_event(event));
             assert_eq!(poll_events(&both), incarnation(peer));
         }
     }
 }
 
 #[test]
-fn a_key_is_taken_back_when_all_fabrics_have_said_so() {
+fn a_key_is_deregistered_when_all_fabrics_have_confirmed() {
     let (one, two) = scripts();
     let both = composite(&one, &two);
     both.deregister(Key(0));
-    assert_eq!((one.asked(), two.asked()), (vec![], vec![]), "it is no key yet");
+    assert_eq!((one.take_requests(), two.take_requests()), (vec![], vec![]), "the key is not registered yet");
     let key = both.register(segment()).unwrap();
     both.deregister(key);
     both.deregister(key);
     assert_eq!(
-        (one.asked(), two.asked()),
+        (one.take_requests(), two.take_requests()),
         (vec!["deregister 0".to_owned()], vec!["deregister 0".to_owned()])
     );
-    two.tell(Event::Deregistered { key });
+    two.add_event(Event::Deregistered { key });
     assert_eq!(poll_events(&both), []);
-    one.tell(Event::Deregistered { key });
+    one.add_event(Event::Deregistered { key });
     assert_eq!(poll_events(&both), [Event::Deregistered { key }]);
-    one.tell(Event::Deregistered { key });
-    assert_eq!(poll_events(&both), [], "it is told once");
+    one.add_event(Event::Deregistered { key });
+    assert_eq!(poll_events(&both), [], "the event is reported once");
     assert_eq!(both.register(segment()).unwrap(), Key(1));
 }
 
@@ -101,18 +101,18 @@ fn an_address_selects_a_fabric() {
     for address in ["node-3.sock", "one:node-4.sock", "two:host:7000", "three:host"] {
         both.connect(address, b"hi");
     }
-    assert_eq!(one.asked(), ["connect node-3.sock hi", "connect node-4.sock hi"]);
-    assert_eq!(two.asked(), ["connect host:7000 hi"]);
+    assert_eq!(one.take_requests(), ["connect node-3.sock hi", "connect node-4.sock hi"]);
+    assert_eq!(two.take_requests(), ["connect host:7000 hi"]);
     let failed = |address: &str, reason: &str| {
         let (address, reason) = (address.to_owned(), reason.to_owned());
         Event::ConnectFailed(ConnectFailure { address, reason, trouble: ConnectTrouble::Theirs })
     };
     let unknown = failed("three:host", "no network is called \"three\" here, only one, two");
     assert_eq!(poll_events(&both), [unknown]);
-    // A failure says what could be tried again.
-    one.tell(failed("node-3.sock", "nobody there"));
-    two.tell(failed("host:7000", "nobody there"));
-    let expected = [failed("node-3.sock", "nobody there"), failed("two:host:7000", "nobody there")];
+    // The reported address can be dialled again.
+    one.add_event(failed("node-3.sock", "no listener"));
+    two.add_event(failed("host:7000", "no listener"));
+    let expected = [failed("node-3.sock", "no listener"), failed("two:host:7000", "no listener")];
     assert_eq!(poll_events(&both), expected);
 }
 
@@ -126,14 +126,14 @@ fn a_segment_that_one_fabric_refuses_shifts_no_key() {
         let refused = both.register(segment()).unwrap_err();
         assert!(matches!(refused, RegisterError::TooManyKeys { max: 7 }), "{refused}");
     }
-    assert_eq!(one.segments().len(), 2, "what cannot be registered everywhere is held at most once");
+    assert_eq!(one.segments().len(), 2, "only one segment may be kept in vain");
     two.refuses.store(false, SeqCst);
     let last = segment();
     let key = both.register(last.clone()).unwrap();
     for part in [&one, &two] {
         assert!(Arc::ptr_eq(&part.segments()[key.0 as usize], &last));
     }
-    // Who refuses first has nothing to make up for.
+    // If the first part refuses, no other part has used an ordinal.
     one.refuses.store(true, SeqCst);
     both.register(segment()).unwrap_err();
     one.refuses.store(false, SeqCst);
@@ -144,7 +144,7 @@ fn a_segment_that_one_fabric_refuses_shifts_no_key() {
 fn unsuitable_parts_are_refused() {
     let part = |name| -> (&'static str, Arc<dyn Fabric>) { (name, Arc::new(Scripted::new("x"))) };
     let silent = || Arc::new(Scripted::new("x").silent());
-    let refused = |parts| Composite::new(parts).err().expect("they cannot become one");
+    let refused = |parts| Composite::new(parts).err().expect("the parts are unsuitable");
     assert!(matches!(refused(vec![]), CompositeError::Parts { parts: 0 }));
     let five = ["a", "b", "c", "d", "e"].map(part);
     assert!(matches!(refused(five.into()), CompositeError::Parts { parts: 5 }));
@@ -169,7 +169,7 @@ fn each_fabric_wakes_every_sleeper() {
                 for _ in 0..ROUNDS {
                     let seen = both.doorbell();
                     round.wait();
-                    // It may wake early, so it looks again.  A lost ring shows as a wait that lasts for ever.
+                    // A sleeper may wake early, so it checks again. A lost ring makes it wait for ever.
                     let begin = std::time::Instant::now();
                     while both.doorbell() == seen {
                         assert!(begin.elapsed() < PATIENCE, "a ring was lost");
@@ -204,12 +204,12 @@ fn each_kind_of_sleeper_is_woken_alone() {
     for part in [&one, &two] {
         for (kind, other) in [(Sleeper::Progress, Sleeper::Caller), (Sleeper::Caller, Sleeper::Progress)] {
             part.ring_for(kind);
-            assert!(sleeps(other, short), "{other:?} was woken by what came for {kind:?}");
+            assert!(sleeps(other, short), "{other:?} was woken by a ring for {kind:?}");
             let taken = [&one, &two].map(|part| part.edges_taken(kind));
             assert!(!sleeps(kind, PATIENCE), "{kind:?} was not woken");
             let each = [&one, &two].map(|part| part.edges_taken(kind));
-            assert_eq!(each, taken.map(|taken| taken + 1), "a part watches for one edge at a time");
-            assert!(sleeps(kind, short), "it was woken twice");
+            assert_eq!(each, taken.map(|taken| taken + 1), "each part is told once that the edge was taken");
+            assert!(sleeps(kind, short), "one ring woke the sleeper twice");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Several fabrics as one.
+//! Tests of composite fabrics.
 
 mod composite;
 mod scripted;

@@ -1,4 +1,4 @@
-//! A fabric that tells what it is told to tell, and remembers what it was asked.
+//! A fabric for tests: reports prepared events, and records requests.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,13 +17,13 @@ pub struct Scripted {
     events: Mutex<VecDeque<Event>>,
     asked: Mutex<Vec<String>>,
     segments: Mutex<Vec<Arc<Segment>>>,
-    /// Whether no segment can be registered now.
+    /// Whether registrations are refused.
     pub refuses: AtomicBool,
     is_silent: bool,
     rings: AtomicU32,
-    /// By the places of sleepers.
+    /// Descriptors by the place of the sleeper.
     bells: [OwnedFd; 2],
-    /// How often each was told that its edges have come.
+    /// Number of times that each sleeper's edge was taken.
     edges_taken: [AtomicU32; 2],
 }
 
@@ -52,7 +52,7 @@ impl Scripted {
         }
     }
 
-    /// Something comes for one kind of sleeper.
+    /// Rings for one kind of sleeper.
     pub fn ring_for(&self, sleeper: Sleeper) {
         ring(&self.bells[sleeper.place()]);
     }
@@ -61,27 +61,27 @@ impl Scripted {
         self.edges_taken[sleeper.place()].load(SeqCst)
     }
 
-    /// Without a descriptor.
+    /// Removes the descriptor.
     pub fn silent(self) -> Scripted {
         Scripted { is_silent: true, ..self }
     }
 
-    pub fn tell(&self, event: Event) {
+    pub fn add_event(&self, event: Event) {
         self.events.lock().unwrap().push_back(event);
         self.wake();
     }
 
-    /// What was asked since this was last looked at.
-    pub fn asked(&self) -> Vec<String> {
+    /// Returns the requests since the last call.
+    pub fn take_requests(&self) -> Vec<String> {
         std::mem::take(&mut self.asked.lock().unwrap())
     }
 
-    /// The segments that are registered, by key.
+    /// Returns the registered segments, by key.
     pub fn segments(&self) -> Vec<Arc<Segment>> {
         self.segments.lock().unwrap().clone()
     }
 
-    fn note(&self, what: String) {
+    fn record(&self, what: String) {
         self.asked.lock().unwrap().push(what);
     }
 }
@@ -112,11 +112,11 @@ impl Fabric for Scripted {
     }
 
     fn deregister(&self, key: Key) {
-        self.note(format!("deregister {}", key.0));
+        self.record(format!("deregister {}", key.0));
     }
 
     fn connect(&self, address: &str, hello: &[u8]) {
-        self.note(format!("connect {address} {}", hello.escape_ascii()));
+        self.record(format!("connect {address} {}", hello.escape_ascii()));
     }
 
     fn post(&self, peer: PeerId, _: Lane, _: &[WorkRequest<'_>]) -> Result<(), PostError> {
@@ -142,7 +142,7 @@ impl Fabric for Scripted {
     fn arm(&self, _: Option<Sleeper>) {}
 
     fn wait(&self, sleeper: Sleeper, _: u32, timeout: Option<Duration>) {
-        assert_eq!(timeout, Some(Duration::ZERO), "of several, none is waited for alone");
+        assert_eq!(timeout, Some(Duration::ZERO), "a composite sleeps in epoll, not in a part");
         self.edges_taken[sleeper.place()].fetch_add(1, SeqCst);
     }
 

@@ -20,12 +20,12 @@ pub enum Congestion {
     Loss,
 }
 
-/// What one response tells about the network.
+/// Measurements from one response.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Feedback {
     /// Round trip of the newest packet that gives a sample, in nanoseconds.
     pub trip_ns: Option<u64>,
-    /// The part of it spent in the network, without the known waits at both ends.
+    /// The part of the round trip in the network, without the known waits at both ends.
     pub network_ns: Option<u64>,
     /// Packets newly known to have arrived.
     pub arrived: u32,
@@ -51,7 +51,7 @@ impl Congestion {
     /// All algorithms.
     pub const ALL: [Congestion; 3] = [Congestion::Grant, Congestion::Delay, Congestion::Loss];
 
-    /// Its name in configurations.
+    /// The name in configurations.
     pub fn name(self) -> &'static str {
         match self {
             Congestion::Grant => "grant",
@@ -63,11 +63,11 @@ impl Congestion {
     /// A one-line description for users.
     pub fn summary(self) -> &'static str {
         match self {
-            Congestion::Grant => "what the receiver has room for, alone",
+            Congestion::Grant => "only the receiver's grant bounds the packets in flight",
             Congestion::Delay => {
-                "how long packets take as well: queues on the way stay short, and flows share them"
+                "also the delay: queues in the network stay short, and flows share its bandwidth"
             }
-            Congestion::Loss => "what is lost as well: half as much after a loss",
+            Congestion::Loss => "also losses: half the packets in flight after a loss",
         }
     }
 

@@ -54,7 +54,7 @@ pub enum Syndrome {
     Nak(Nak),
 }
 
-/// Why a packet is refused.
+/// Cause of a refused packet.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Nak {
@@ -68,7 +68,7 @@ pub enum Nak {
     RemoteOperation = 3,
 }
 
-/// How much more may be sent, in one of 31 steps; the 32nd means no limit.
+/// Number of packets that may still be sent, in one of 31 steps; the 32nd means no limit.
 ///
 /// The architecture counts messages that consume a receive.  Between Halite peers it counts packets behind the acknowledged one:
 /// the receiver's grant.

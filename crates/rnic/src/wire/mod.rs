@@ -32,7 +32,7 @@ pub use part_eth::PartEthRepr;
 pub use path_eth::PathEthRepr;
 pub use reth::RethRepr;
 
-/// Why a datagram is not a valid packet.
+/// Cause of an invalid packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum WireError {
     /// The packet is shorter than its headers.
@@ -48,10 +48,10 @@ pub enum WireError {
     #[error("the padding does not fit the length")]
     Padding,
     /// The syndrome is neither an acknowledgement nor a known NAK.
-    #[error("syndrome {0:#04x} has no meaning")]
+    #[error("syndrome {0:#04x} is not defined")]
     Syndrome(u8),
     /// The code is not a packet size.
-    #[error("{0} stands for no size of packets")]
+    #[error("code {0} is not a packet size")]
     Size(u8),
     /// The ICRC is wrong.
     #[error("the invariant checksum is wrong")]

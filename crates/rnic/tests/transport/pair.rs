@@ -153,7 +153,7 @@ pub struct Pair {
     sent: u64,
     steps: u64,
     filter: Filter,
-    /// Until when each end's process is descheduled: it neither receives nor sends.
+    /// Time until which each end's process is descheduled, and neither receives nor sends.
     descheduled_until_ns: [u64; 2],
     sent_counts: BTreeMap<(usize, u8, u32), usize>,
     /// All sent packets, in order: `a WriteOnly 0`.

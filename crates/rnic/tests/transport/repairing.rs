@@ -104,7 +104,7 @@ fn rnr_nak_is_retried_after_its_timer() {
 }
 
 #[test]
-fn a_link_that_is_down_for_less_than_the_lease_goes_unnoticed() {
+fn a_link_that_is_down_for_less_than_the_lease_is_not_reported() {
     let mut pair = Pair::with(lease_ms(5000), [0xff_fff0, 0]);
     pair.a().write(0, b"before");
     pair.run();

@@ -20,7 +20,7 @@ struct Link {
     bits_per_second: u64,
     delay_ns: u64,
     queue_bytes: u64,
-    /// Packets per million that are lost, and at which a loss of all packets for `train_ns` begins.
+    /// Per million packets: single losses, and starts of a loss of all packets for `train_ns`.
     lost: u64,
     train_lost: u64,
     train_ns: u64,

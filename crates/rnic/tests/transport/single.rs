@@ -49,7 +49,7 @@ fn write_all(pair: &mut Pair, packets: u32) -> u64 {
 }
 
 #[test]
-fn one_packet_that_is_lost_is_the_only_one_that_comes_again() {
+fn only_a_lost_packet_is_repeated() {
     let mut pair = warmed_up();
     pair.set_filter(lose(|psn| psn == 3));
     let begin = pair.now_ns;
@@ -75,7 +75,7 @@ fn one_packet_that_is_lost_is_the_only_one_that_comes_again() {
 }
 
 #[test]
-fn each_of_several_losses_is_repaired_by_itself_in_one_round() {
+fn several_losses_are_repaired_in_one_round_trip() {
     let mut pair = warmed_up();
     pair.set_filter(lose(|psn| psn % 5 == 0));
     assert_eq!(write_all(&mut pair, 40), 8);
@@ -101,7 +101,7 @@ fn lost_repetition_is_repeated_again() {
 }
 
 #[test]
-fn duplicates_never_land_however_late_they_come() {
+fn late_duplicates_never_land() {
     let mut pair = warmed_up();
     pair.set_filter(|sent| match (sent.from, sent.repetition) {
         (A, 0) => Fate::Duplicated(700_000 + 10_000 * u64::from(sent.psn % 7)),
@@ -175,12 +175,12 @@ fn one_request_reads_many_packets() {
     read_all(&mut pair, 1);
     assert_eq!(read_all(&mut pair, 40), 1);
     assert_eq!(pair.log.len(), 41);
-    // What does not fit into the reader's room at once is read in few requests.
+    // A read that exceeds the reader's room takes few requests.
     assert!(read_all(&mut pair, 300) <= 20, "{:?}", pair.log);
 }
 
 #[test]
-fn each_lost_piece_of_a_response_is_requested_by_itself() {
+fn each_lost_packet_of_a_response_is_requested_alone() {
     let mut pair = warmed_up();
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);
@@ -224,7 +224,7 @@ fn a_read_that_arrives_early_is_kept() {
 }
 
 #[test]
-fn numbers_wrap_around_under_what_is_kept_and_missing() {
+fn sequence_numbers_wrap_within_the_kept_span() {
     for first in 0xff_ffe0..=0xff_ffff {
         let mut pair = warmed_up_with(selective(), [first, first ^ 0x55]);
         pair.set_filter(lose(|psn| psn % 4 == 2));

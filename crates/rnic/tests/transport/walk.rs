@@ -186,7 +186,7 @@ fn walk(seed: u64, rates: FaultRates, ends: Ends, steps: u64) {
     }
     for id in 0..steps {
         for side in [A, B] {
-            // Model 0 is of the effects of A's requests.
+            // Model 0 describes the effects of A's requests.
             step(&mut pair, side, &mut models[side as usize], &mut random, id);
             if random.below(3) == 0 {
                 let until = pair.now_ns + random.below(100_000);

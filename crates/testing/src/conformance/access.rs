@@ -1,4 +1,4 @@
-//! Reading and writing: what is refused, and that every byte ends up where it should.
+//! Reads and writes: refusals, and the location of every byte.
 
 use fastrand::Rng;
 use halite::{AccessCause, Placement};
@@ -6,22 +6,22 @@ use halite::{AccessCause, Placement};
 use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern, shared};
 use super::refused;
 
-/// Not a byte behind the end, and a refused write has written nothing before it either.
-pub fn nothing_behind_the_end_is_reached(h: &dyn Harness) {
+/// Expects that no byte beyond the end is accessed, and that a refused write changes nothing.
+pub fn no_access_reaches_beyond_the_end(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, lh), (remote, far)] = in_common(&cluster, "short", 100);
     for (session, lh) in [(&owner, lh), (&remote, far)] {
         for (offset, len) in [(100, 1), (99, 2), (0, 101), (1 << 40, 1), (50, 1000)] {
             let mut bytes = vec![7; len];
             refused!(session.read(lh, offset, &mut bytes), AccessCause::OutOfRange { region_len: 100, .. });
-            assert!(bytes.iter().all(|byte| *byte == 7), "a refused read leaves the buffer alone");
+            assert!(bytes.iter().all(|byte| *byte == 7), "a refused read changed the buffer");
             refused!(session.write(lh, offset, &bytes), AccessCause::OutOfRange { region_len: 100, .. });
         }
     }
     assert!(contents(&owner, lh).iter().all(|byte| *byte == 0));
 }
 
-/// Offset plus length may not wrap around.
+/// Expects that offset plus length may not wrap around.
 pub fn an_offset_that_overflows_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -36,8 +36,8 @@ pub fn an_offset_that_overflows_is_refused(h: &dyn Harness) {
     }
 }
 
-/// Zero bytes can be moved anywhere within the region, its very end included, and not behind it.
-pub fn nothing_can_be_moved_to_the_very_end(h: &dyn Harness) {
+/// Expects that accesses of zero bytes succeed up to the end of the region, and fail beyond it.
+pub fn empty_accesses_succeed_up_to_the_end(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     let lh = shared(&session, "end", 100);
@@ -49,7 +49,7 @@ pub fn nothing_can_be_moved_to_the_very_end(h: &dyn Harness) {
     refused!(session.write(lh, 101, &[]), AccessCause::OutOfRange { .. });
 }
 
-/// Random reads and writes give what the same ones give on an array.
+/// Compares random reads and writes with the same ones on an array.
 pub fn a_region_behaves_like_an_array(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let len = 3 * CHUNK + 100;
@@ -63,25 +63,25 @@ pub fn a_region_behaves_like_an_array(h: &dyn Harness) {
     let mut random = Rng::with_seed(seed);
     let mut model = vec![0; len as usize];
     for step in 0..600 {
-        let who = random.u64(0..3) as usize;
+        let node = random.u64(0..3) as usize;
         let size_max = if step % 10 == 0 { len } else { 300 };
         let offset = random.u64(0..len);
         let size = random.u64(0..size_max.min(len - offset) + 1);
         let range = offset as usize..(offset + size) as usize;
         if random.u64(0..2) == 0 {
             let bytes = pattern(size, random.u64(..));
-            sessions[who].write(handles[who], offset, &bytes).unwrap();
+            sessions[node].write(handles[node], offset, &bytes).unwrap();
             model[range].copy_from_slice(&bytes);
         } else {
             let mut bytes = vec![0xEE; size as usize];
-            sessions[who].read(handles[who], offset, &mut bytes).unwrap();
+            sessions[node].read(handles[node], offset, &mut bytes).unwrap();
             assert_eq!(bytes, model[range], "seed {seed}, step {step}: {size} bytes at {offset}");
         }
     }
     assert_eq!(contents(&sessions[2], handles[2]), model);
 }
 
-/// Each alignment of small sizes, where copies have special cases; the neighbours stay as they were.
+/// Checks small sizes at each alignment, for which copies have special cases. Neighbouring bytes must not change.
 pub fn every_alignment_is_exact(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "small", 256);
@@ -100,7 +100,7 @@ pub fn every_alignment_is_exact(h: &dyn Harness) {
     }
 }
 
-/// An error says what was attempted, on which region, and where.
+/// Expects that an error has the attempted operation, the region and the offset.
 pub fn an_error_names_the_operation_and_the_region(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

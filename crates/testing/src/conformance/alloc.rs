@@ -1,11 +1,11 @@
-//! Making regions: what a fresh one holds, where it goes, and what is refused.
+//! Allocation: contents and location of new regions, and refusals.
 
 use halite::{AllocOptions, NodeId, Permissions, Placement, RegionCause};
 
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, pattern, shared};
 use super::refused;
 
-/// Nothing of any earlier owner shows.
+/// Expects that nothing of an earlier owner remains.
 pub fn a_fresh_region_reads_as_zero(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -13,8 +13,8 @@ pub fn a_fresh_region_reads_as_zero(h: &dyn Harness) {
     assert!(contents(&session, lh).iter().all(|byte| *byte == 0));
 }
 
-/// Taking its memory from the system beforehand changes nothing else.
-pub fn a_populated_region_is_as_any_other(h: &dyn Harness) {
+/// Expects that populating a region has no other effect.
+pub fn a_populated_region_behaves_like_any_other(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
     for placement in [Placement::Local, Placement::On(NodeId(1)), Placement::Spread(Vec::new())] {
@@ -28,7 +28,7 @@ pub fn a_populated_region_is_as_any_other(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// The least that memory does.
+/// Expects that a read returns the written bytes.
 pub fn a_region_reads_back_what_was_written(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -39,7 +39,7 @@ pub fn a_region_reads_back_what_was_written(h: &dyn Harness) {
     assert_eq!(&bytes, b"\0hello\0");
 }
 
-/// A name is optional; a region without one is reached by its handle.
+/// Expects that a region without a name is used through its handle.
 pub fn a_region_needs_no_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -49,8 +49,8 @@ pub fn a_region_needs_no_name(h: &dyn Harness) {
     assert_eq!(session.stat_handle(lh).unwrap().name, None);
 }
 
-/// Any length from one byte on, and the handle knows it.
-pub fn a_region_has_the_length_that_was_asked_for(h: &dyn Harness) {
+/// Expects any length from one byte on, which the handle knows.
+pub fn a_region_has_the_requested_length(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     for len in [1, 7, 64, 4096, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK] {
@@ -62,7 +62,7 @@ pub fn a_region_has_the_length_that_was_asked_for(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// There is nothing to address in it.
+/// Expects a refusal, because an empty region has no address.
 pub fn a_region_of_no_bytes_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     refused!(
@@ -73,7 +73,7 @@ pub fn a_region_of_no_bytes_is_refused(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// More than there is: refused whole, the name stays free, and what fits still fits.
+/// Expects that the refusal leaves no memory reserved and the name free, and that a smaller region fits.
 pub fn a_region_larger_than_the_memory_is_refused_and_leaves_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -85,7 +85,7 @@ pub fn a_region_larger_than_the_memory_is_refused_and_leaves_nothing(h: &dyn Har
     cluster.expect_empty();
 }
 
-/// Absurd lengths are an answer too, not an overflow.
+/// Expects a refusal instead of an overflow.
 pub fn an_absurd_length_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     for len in [u64::MAX, u64::MAX - CHUNK, 1 << 63] {
@@ -95,7 +95,7 @@ pub fn an_absurd_length_is_refused(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Each byte belongs to one region.
+/// Expects that each byte belongs to one region.
 pub fn regions_do_not_overlap(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -110,8 +110,8 @@ pub fn regions_do_not_overlap(h: &dyn Harness) {
     }
 }
 
-/// All bytes lie on the node that was named, and its status counts them.
-pub fn a_region_goes_to_the_node_that_was_named(h: &dyn Harness) {
+/// Expects all bytes on the named node, whose status counts them.
+pub fn a_region_goes_to_the_named_node(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let lh = session.alloc(Some("there"), 2 * CHUNK, Placement::On(NodeId(2)), everyone()).unwrap();
@@ -122,7 +122,7 @@ pub fn a_region_goes_to_the_node_that_was_named(h: &dyn Harness) {
     assert_eq!(contents(&session, lh)[CHUNK as usize - 1..][..2], [1, 2]);
 }
 
-/// No node, no region.
+/// Expects a refusal if a named node does not exist.
 pub fn an_unknown_node_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
@@ -137,35 +137,35 @@ pub fn an_unknown_node_is_refused(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// The nearest memory is the best.
-pub fn anywhere_means_here_where_there_is_memory(h: &dyn Harness) {
+/// Expects local memory, the nearest.
+pub fn anywhere_prefers_local_memory(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
     session.alloc(Some("near"), 100, Placement::Anywhere, everyone()).unwrap();
     assert_eq!(session.stat("near").unwrap().nodes, [(NodeId(1), 100)]);
 }
 
-/// A node without memory borrows from one that has enough of it.
-pub fn anywhere_finds_room_for_a_node_without_memory(h: &dyn Harness) {
+/// Expects a node with enough memory for a node without memory.
+pub fn anywhere_finds_memory_for_a_node_without_memory(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", 2 * CHUNK), ("ada", ARENA), ("ada", 0)]);
     let session = cluster.session(2);
     session.alloc(Some("far"), 4 * CHUNK, Placement::Anywhere, everyone()).unwrap();
     assert_eq!(session.stat("far").unwrap().nodes, [(NodeId(1), 4 * CHUNK)]);
 }
 
-/// A node that contributes nothing has nothing to place locally, and says so.
-pub fn here_is_refused_where_there_is_no_memory(h: &dyn Harness) {
+/// Expects a refusal of local placement.
+pub fn local_placement_needs_local_memory(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 0)]);
     let refusal = cluster.session(1).alloc(None, 100, Placement::Local, everyone());
     refused!(refusal, RegionCause::NoSpace { .. } | RegionCause::NoMemoryNode);
 }
 
-/// Giving everything back leaves room for as much again, however often.
-pub fn memory_does_not_wear_out(h: &dyn Harness) {
+/// Expects that freed memory can be allocated again, however often.
+pub fn freed_memory_can_always_be_reused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     for _ in 0..50 {
-        // What was freed is wiped before it is given out again, which may take a moment.
+        // Freed memory is cleared before it is allocated again, which may take a moment.
         let lh = eventually("there is room again", || {
             let made = session.alloc(Some("again"), ARENA * 3 / 4, Placement::Local, everyone());
             made.map_err(|error| error.to_string())

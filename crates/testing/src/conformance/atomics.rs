@@ -1,4 +1,4 @@
-//! Atomics: words that many change at once, and no change is lost.
+//! Atomics: concurrent changes of a word, of which none is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -11,25 +11,25 @@ use super::turns::scope;
 
 fn word(session: &Session, lh: Lh, offset: u64) -> u64 {
     let mut bytes = [0; 8];
-    session.read(lh, offset, &mut bytes).expect("the region can be read");
+    session.read(lh, offset, &mut bytes).expect("the region is readable");
     u64::from_ne_bytes(bytes)
 }
 
-/// The old value, from near and from far; a swap that fails changes nothing.
-pub fn atomics_return_what_the_word_held(h: &dyn Harness) {
+/// Expects the previous value, from the owner and from another node. A failed swap changes nothing.
+pub fn atomics_return_the_previous_value(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "word", 64);
     assert_eq!(owner.fetch_add(near, 8, 5).unwrap(), 0);
     assert_eq!(remote.fetch_add(far, 8, 2).unwrap(), 5);
-    assert_eq!(remote.compare_swap(far, 8, 6, 100).unwrap(), 7, "it holds something else");
+    assert_eq!(remote.compare_swap(far, 8, 6, 100).unwrap(), 7, "the word holds another value");
     assert_eq!(owner.compare_swap(near, 8, 7, 100).unwrap(), 7);
     assert_eq!(remote.compare_swap(far, 8, 100, 3).unwrap(), 100);
     assert_eq!(word(&owner, near, 8), 3);
-    assert_eq!((word(&owner, near, 0), word(&owner, near, 16)), (0, 0), "the neighbours are as they were");
+    assert_eq!((word(&owner, near, 0), word(&owner, near, 16)), (0, 0), "a neighbouring word has changed");
 }
 
-/// Of several, those before the first that finds something else are made, and none behind it.
-pub fn swaps_go_on_as_long_as_each_finds_what_it_expects(h: &dyn Harness) {
+/// Expects that swaps up to the first failure are executed, and none after it.
+pub fn swaps_run_until_one_fails(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "words", 64);
     for (session, lh) in [(&owner, near), (&remote, far)] {
@@ -42,7 +42,7 @@ pub fn swaps_go_on_as_long_as_each_finds_what_it_expects(h: &dyn Harness) {
         assert_eq!(session.compare_swap_while(lh, &swaps[2..]).unwrap(), 1, "the second holds 9");
         let words: Vec<u64> = (0..5).map(|at| word(&owner, near, at * 8)).collect();
         assert_eq!(words, [1, 2, 3, 9, 0]);
-        // Each sees what the one before made.
+        // Each swap sees the result of the one before.
         let chain =
             [(0, 1, 7), (0, 7, 8), (0, 7, 9)].map(|(offset, expected, new)| SwapOp { offset, expected, new });
         assert_eq!(session.compare_swap_while(lh, &chain).unwrap(), 2);
@@ -50,8 +50,8 @@ pub fn swaps_go_on_as_long_as_each_finds_what_it_expects(h: &dyn Harness) {
     }
 }
 
-/// The error says which one that is; those before it are made.
-pub fn swaps_stop_where_one_cannot_be_made(h: &dyn Harness) {
+/// Expects that the error has the index of the failed swap, and that the swaps before it are executed.
+pub fn swaps_stop_at_an_error(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "words", 64);
     for (at, (session, lh)) in [(&owner, near), (&remote, far)].into_iter().enumerate() {
@@ -69,7 +69,7 @@ pub fn swaps_stop_where_one_cannot_be_made(h: &dyn Harness) {
     assert_eq!(*error.source.cause(), AccessCause::ForeignHandle);
 }
 
-/// As in verbs.
+/// Expects that the sum wraps around, as in verbs.
 pub fn an_addition_wraps_around(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "wrap", 8);
@@ -79,8 +79,8 @@ pub fn an_addition_wraps_around(h: &dyn Harness) {
     }
 }
 
-/// What was written can be compared, and what was added can be read.
-pub fn a_word_is_eight_bytes_in_the_order_of_the_machine(h: &dyn Harness) {
+/// Expects that written bytes can be compared, and added values can be read.
+pub fn a_word_is_eight_bytes_in_native_order(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (remote, far)] = in_common(&cluster, "order", 8);
     let (before, after) = (0x0102_0304_0506_0708, 0xF0E0_D0C0_B0A0_9080);
@@ -89,7 +89,7 @@ pub fn a_word_is_eight_bytes_in_the_order_of_the_machine(h: &dyn Harness) {
     assert_eq!(word(&owner, near, 0), after);
 }
 
-/// Threads of all nodes draw numbers: each is drawn once.
+/// Lets threads of all nodes draw numbers by additions; each number must be drawn once.
 pub fn no_addition_is_lost_among_many(h: &dyn Harness) {
     const EACH: u64 = 300;
     let cluster = Cluster::new(h, 3);
@@ -104,13 +104,13 @@ pub fn no_addition_is_lost_among_many(h: &dyn Harness) {
                 })
             })
             .collect();
-        threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect()
+        threads.into_iter().flat_map(|thread| thread.join().expect("the thread does not panic")).collect()
     });
     drawn.sort_unstable();
     assert_eq!(drawn, (0..6 * EACH).collect::<Vec<_>>());
 }
 
-/// Threads of all nodes want the same word: in each round one gets it.
+/// Lets threads of all nodes compete for a word; one must win each round.
 pub fn one_swap_wins_among_many(h: &dyn Harness) {
     const ROUNDS: u64 = 200;
     let cluster = Cluster::new(h, 3);
@@ -125,12 +125,12 @@ pub fn one_swap_wins_among_many(h: &dyn Harness) {
                 scope.spawn(move || (0..ROUNDS).map(try_round).filter(|won| *won).count() as u64)
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).sum()
+        threads.into_iter().map(|thread| thread.join().expect("the thread does not panic")).sum()
     });
     assert_eq!((wins, word(&owner, near, 0)), (ROUNDS, ROUNDS));
 }
 
-/// Neither the right to read nor that to write is enough.
+/// Expects that permissions to read and to write do not permit atomics.
 pub fn atomics_need_their_permission(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let owner = cluster.session(0);
@@ -152,7 +152,7 @@ pub fn atomics_need_their_permission(h: &dyn Harness) {
     refused!(stranger.fetch_add(near, 0, 1), AccessCause::ForeignHandle);
 }
 
-/// Refused before anything is touched, with the alignment that is needed.
+/// Expects a refusal before any byte is accessed, with the required alignment.
 pub fn a_word_must_be_aligned(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "odd", 2 * CHUNK);
@@ -166,7 +166,7 @@ pub fn a_word_must_be_aligned(h: &dyn Harness) {
     }
 }
 
-/// A word that is cut off by the end is outside.
+/// Expects a refusal of a word that crosses the end.
 pub fn a_word_must_be_inside(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "short", 100);
@@ -178,8 +178,8 @@ pub fn a_word_must_be_inside(h: &dyn Harness) {
     refused!(session.fetch_add(lh, u64::MAX - 7, 1), AccessCause::Overflow);
 }
 
-/// Immutable is immutable.
-pub fn a_sealed_region_takes_no_atomics(h: &dyn Harness) {
+/// Expects that a sealed region refuses atomics.
+pub fn a_sealed_region_refuses_atomics(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (session, far)] = in_common(&cluster, "stone", 8);
     owner.seal(near).unwrap();
@@ -188,7 +188,7 @@ pub fn a_sealed_region_takes_no_atomics(h: &dyn Harness) {
     assert_eq!(word(&owner, near, 0), 0);
 }
 
-/// Each addition lands in the old place before the copy, or in the new one.
+/// Expects that an addition during a move lands in the old place before the copy, or in the new one.
 pub fn no_addition_is_lost_while_the_region_moves(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);
@@ -202,7 +202,7 @@ pub fn no_addition_is_lost_while_the_region_moves(h: &dyn Harness) {
                 let is_done = &is_done;
                 scope.spawn(move || {
                     let mut sum = 0;
-                    // Pairs with the Release below: after the last move there is one more round.
+                    // Pairs with the Release below: another round follows the last move.
                     while !is_done.load(Ordering::Acquire) || sum < 64 {
                         session.fetch_add(lh, (sum % 4) * CHUNK + 8, 1).unwrap();
                         sum += 1;
@@ -215,7 +215,7 @@ pub fn no_addition_is_lost_while_the_region_moves(h: &dyn Harness) {
             owner.move_to(near, NodeId(to)).unwrap();
         }
         is_done.store(true, Ordering::Release);
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        threads.into_iter().map(|thread| thread.join().expect("the thread does not panic")).collect()
     });
     let found: u64 = (0..4).map(|chunk| word(&owner, near, chunk * CHUNK + 8)).sum();
     assert_eq!(found, sums.iter().sum::<u64>());

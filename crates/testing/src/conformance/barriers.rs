@@ -1,4 +1,4 @@
-//! Barriers: all pass together, or none.
+//! Barriers: all participants pass together, or none.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -13,12 +13,12 @@ use super::refused;
 use super::session::{Session, block_on};
 use super::turns::scope;
 
-/// Far longer than anything here takes.
+/// Longer than any operation here takes.
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(2);
 
-/// Two of three wait, and the third lets all go.
-pub fn nobody_passes_before_all_are_there(h: &dyn Harness) {
+/// Lets two of three wait; the third releases all.
+pub fn no_participant_passes_before_all_have_arrived(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2].map(|index| cluster.futures(index));
     let mut first = pin!(sessions[0].barrier("gate", 3, LONG));
@@ -29,14 +29,14 @@ pub fn nobody_passes_before_all_are_there(h: &dyn Harness) {
         assert!(second.as_mut().poll(&mut context).is_pending());
         cluster.session(0).status().unwrap();
     }
-    // All are gone on with: the others may still be on their way, where names take long.
+    // All three are polled, because the first two may not have arrived yet if names take long.
     let third = pin!(sessions[2].barrier("gate", 3, LONG));
     let mut waiting: Vec<(usize, Pin<&mut dyn Future<Output = _>>)> =
         vec![(0, first), (1, second), (2, third)];
     let all = poll_fn(|context| {
         waiting.retain_mut(|(index, barrier)| match barrier.as_mut().poll(context) {
             Poll::Ready(passed) => {
-                assert_eq!(passed, Ok(1), "of node {index}");
+                assert_eq!(passed, Ok(1), "node {index}");
                 false
             }
             Poll::Pending => true,
@@ -46,8 +46,8 @@ pub fn nobody_passes_before_all_are_there(h: &dyn Harness) {
     block_on(&sessions[0], all);
 }
 
-/// Nobody is a round ahead of anybody, and all count the same.
-pub fn a_barrier_is_used_again_and_again(h: &dyn Harness) {
+/// Expects that no participant is a round ahead, and that all count the same rounds.
+pub fn a_barrier_is_reusable(h: &dyn Harness) {
     const ROUNDS: u64 = 100;
     const THREADS: u64 = 6;
     let cluster = Cluster::new(h, 3);
@@ -69,7 +69,7 @@ pub fn a_barrier_is_used_again_and_again(h: &dyn Harness) {
     });
 }
 
-/// Also for those who would have waited longer; and the next round starts afresh.
+/// Expects the timeout for participants with a longer timeout, too, and a fresh next round.
 pub fn a_missing_participant_is_a_timeout_for_all(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (patient, hasty) = (cluster.futures(0), cluster.session(1));
@@ -85,15 +85,15 @@ pub fn a_missing_participant_is_a_timeout_for_all(h: &dyn Harness) {
     assert_eq!(hasty.barrier("bus", 1, LONG), Ok(1));
 }
 
-/// It is told what the others expect, and they go on waiting.
+/// Expects an error with the expected number, while the others continue to wait.
 pub fn another_number_of_participants_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (first, other) = (cluster.futures(0), cluster.session(1));
     let mut waiting = Box::pin(first.barrier("table", 2, LONG));
     let mut context = Context::from_waker(Waker::noop());
-    eventually("the first is there", || {
+    eventually("the first has arrived", || {
         for _ in 0..20 {
-            // Whom the other was before is refused, and comes again.
+            // A participant that arrives second with another number is refused, and tries again.
             if waiting.as_mut().poll(&mut context).is_ready() {
                 waiting = Box::pin(first.barrier("table", 2, LONG));
             }
@@ -109,8 +109,8 @@ pub fn another_number_of_participants_is_refused(h: &dyn Harness) {
     assert_eq!(block_on(&first, waiting), Ok(1));
 }
 
-/// A future that was dropped at any moment takes its arrival along.
-pub fn who_gave_up_waiting_is_not_counted(h: &dyn Harness) {
+/// Expects that a dropped future withdraws its arrival, whenever it is dropped.
+pub fn an_abandoned_arrival_is_not_counted(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (quitter, other) = (cluster.futures(1), cluster.session(0));
     for polls in 0..40 {
@@ -120,16 +120,16 @@ pub fn who_gave_up_waiting_is_not_counted(h: &dyn Harness) {
             other.status().unwrap();
         }
         drop(waiting);
-        // Behind the withdrawal, since both are said by one node.
+        // Arrives after the withdrawal, since one node sends both.
         refused!(Session::new(&quitter).barrier("doubt", 2, SHORT), BarrierCause::Timeout);
     }
     Session::new(&quitter).free_barrier("doubt").unwrap();
     cluster.expect_empty();
 }
 
-/// Its place is empty again.
-pub fn who_left_is_not_counted(h: &dyn Harness) {
-    // The third contributes no memory, so that no barrier lives there.
+/// Expects that the place of a node that left is free.
+pub fn a_participant_that_left_is_not_counted(h: &dyn Harness) {
+    // The third node has no memory, so no barrier is placed there.
     let mut cluster = Cluster::with(h, &[("ada", 1 << 20), ("ada", 1 << 20), ("ada", 0)]);
     let leaving = cluster.futures(2);
     let mut waiting = Box::pin(leaving.barrier("pier", 2, LONG));
@@ -139,6 +139,6 @@ pub fn who_left_is_not_counted(h: &dyn Harness) {
         other.status().unwrap();
     }
     cluster.leave(2);
-    assert!(block_on(&leaving, waiting).is_err(), "its node has left");
+    assert!(block_on(&leaving, waiting).is_err(), "the node has left");
     refused!(other.barrier("pier", 2, SHORT), BarrierCause::Timeout);
 }

@@ -1,4 +1,4 @@
-//! Vectored, batched and owned-buffer forms.
+//! Accesses with vectored, batched and owned buffers.
 
 use std::io::{IoSlice, IoSliceMut};
 
@@ -7,8 +7,8 @@ use halite::{AccessCause, Placement, ReadOp, WriteOp};
 use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern, shared};
 use super::refused;
 
-/// The pieces are laid end to end, across chunk borders too.
-pub fn a_vectored_write_lays_its_pieces_end_to_end(h: &dyn Harness) {
+/// Expects that the pieces are written one after the other, also across borders between chunks.
+pub fn a_vectored_write_joins_its_pieces(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "pieces", 2 * CHUNK);
     let (one, two, three) = (pattern(10, 1), pattern(CHUNK, 2), pattern(1, 3));
@@ -18,7 +18,7 @@ pub fn a_vectored_write_lays_its_pieces_end_to_end(h: &dyn Harness) {
     assert_eq!(contents(&session, lh)[..expected.len()], expected);
 }
 
-/// And are filled one after the other.
+/// Expects that the pieces are filled one after the other.
 pub fn a_vectored_read_fills_its_pieces_in_order(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(0);
@@ -38,7 +38,7 @@ pub fn a_vectored_read_fills_its_pieces_in_order(h: &dyn Harness) {
     assert_eq!([one, two, three].concat(), bytes[3..3 + 27 + CHUNK as usize]);
 }
 
-/// It is one operation: if its end is out of range, nothing of it is done.
+/// Expects that an operation whose end is out of range has no effect.
 pub fn a_vectored_operation_is_refused_whole(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -52,7 +52,7 @@ pub fn a_vectored_operation_is_refused_whole(h: &dyn Harness) {
     assert_eq!((one, two), ([7; 60], [7; 60]));
 }
 
-/// No pieces and no operations are no work, and no error.
+/// Expects success without pieces or operations.
 pub fn empty_lists_do_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -63,7 +63,7 @@ pub fn empty_lists_do_nothing(h: &dyn Harness) {
     session.read_batch(&mut []).unwrap();
 }
 
-/// A batch reaches several regions at several nodes, in order.
+/// Expects that a batch accesses several regions on several nodes, in order.
 pub fn a_batch_reaches_many_regions_in_order(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -82,7 +82,8 @@ pub fn a_batch_reaches_many_regions_in_order(h: &dyn Harness) {
     assert_eq!((&one, &two), (b"fiover", b"second"));
 }
 
-/// What stands before the bad operation is done, the rest is not, and the error says which it was.
+/// Expects that operations before the failed one are executed, those after it are not, and that the error has the
+/// index.
 pub fn a_batch_stops_at_its_first_error_and_names_it(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -108,8 +109,8 @@ pub fn a_batch_stops_at_its_first_error_and_names_it(h: &dyn Harness) {
     assert_eq!((one, two, three), ([b'a'], [7], [7]));
 }
 
-/// The buffer comes back with success and with failure, the very same one.
-pub fn an_owned_buffer_always_comes_back(h: &dyn Harness) {
+/// Expects the same buffer back after success and after failure.
+pub fn an_owned_buffer_is_always_returned(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     let lh = shared(&session, "owned", 100);

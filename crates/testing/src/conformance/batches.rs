@@ -1,4 +1,4 @@
-//! Calls in batches: posted together, received together, answered together.  Each is a call as any other.
+//! Batches of calls: posted, received or answered together. Each call is otherwise independent.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ const THERE: NodeId = NodeId(1);
 /// Longer than most answers here, and short enough for a default slot.
 const ANSWER_BYTES_MAX: usize = 4000;
 
-/// Answers calls with their inputs, backwards, as many together as there are, until the server is closed.  Returns whether
-/// all of their callers waited.
+/// Answers calls with their reversed inputs, in batches, until the server is closed. Returns true if all callers waited
+/// for the answer.
 fn serve_batches(server: &Server, max: usize) -> bool {
     let mut all_waited = true;
     while let Ok(calls) = server.recv_many(max) {
@@ -32,25 +32,25 @@ fn serve_batches(server: &Server, max: usize) -> bool {
     all_waited
 }
 
-/// Runs `story` while a thread of `session` answers calls of [`ECHO`] in batches of at most `max`.
-fn with_batches<T>(session: &Session, max: usize, story: impl FnOnce() -> T) -> T {
-    let server = session.serve(ECHO, ServeOptions::default()).expect("nobody else serves it");
+/// Runs `case` while a thread of `session` answers calls of [`ECHO`] in batches of at most `max`.
+fn with_batches<T>(session: &Session, max: usize, case: impl FnOnce() -> T) -> T {
+    let server = session.serve(ECHO, ServeOptions::default()).expect("no other session serves it");
     scope(|scope| {
         let closing = Closing(&server);
         let serving = scope.spawn(|| serve_batches(&server, max));
-        let told = story();
+        let result = case();
         drop(closing);
-        assert!(serving.join().expect("no panic"), "all callers wait");
-        told
+        assert!(serving.join().expect("the thread does not panic"), "a caller has gone");
+        result
     })
 }
 
-/// Posts a call for each input and checks all of the answers.
+/// Posts a call per input, and checks all answers.
 fn check_batch(session: &Session, node: NodeId, inputs: &[Vec<u8>], answer_bytes_max: usize) {
     let posted = session.post_calls(node, ECHO, inputs, answer_bytes_max, PATIENCE);
     assert_eq!(posted.len(), inputs.len());
     for (index, (call, input)) in posted.into_iter().zip(inputs).enumerate() {
-        let answer = call.and_then(PendingCall::answer).expect("it is served");
+        let answer = call.and_then(PendingCall::answer).expect("the function is served");
         assert!(answer == backwards(input), "call {index}, of {} bytes", input.len());
     }
 }
@@ -58,12 +58,12 @@ fn check_batch(session: &Session, node: NodeId, inputs: &[Vec<u8>], answer_bytes
 fn calls(server: &Server, count: usize) -> Vec<Call> {
     let mut calls = Vec::new();
     while calls.len() < count {
-        calls.extend(server.recv_many(count - calls.len()).expect("nobody closes it"));
+        calls.extend(server.recv_many(count - calls.len()).expect("the server is open"));
     }
     calls
 }
 
-/// Whatever travels together, every caller gets its own answer.
+/// Expects that every caller gets its own answer, for any batch size.
 pub fn calls_in_a_batch_get_their_answers(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -78,7 +78,7 @@ pub fn calls_in_a_batch_get_their_answers(h: &dyn Harness) {
     }
 }
 
-/// Long inputs and answers go by themselves, among those that travel together.
+/// Expects that long inputs and answers, which travel alone, can be part of a batch.
 pub fn a_batch_may_have_calls_of_all_lengths(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
@@ -87,14 +87,14 @@ pub fn a_batch_may_have_calls_of_all_lengths(h: &dyn Harness) {
         let inputs: Vec<_> = lens.iter().map(|len| pattern(*len, *len)).collect();
         check_batch(&here, THERE, &inputs, 300_000);
         let short: Vec<_> = (0..50).map(|number| pattern(number * 10, number)).collect();
-        // In default slots, in memory of their own, and so much that they are fetched.
+        // Answers fit into default slots, into larger ones, or must be fetched.
         for answer_bytes_max in [490, 4152, 4153, 1 << 20, 65 << 20] {
             check_batch(&here, THERE, &short, answer_bytes_max);
         }
     });
 }
 
-/// Who receives one by one, or waits for a task, serves calls in batches as well.
+/// Expects that servers that receive single calls, and tasks that await answers, work with batches.
 pub fn batches_and_single_calls_mix(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let inputs: Vec<_> = (0..40).map(|number| pattern(number, number)).collect();
@@ -103,19 +103,19 @@ pub fn batches_and_single_calls_mix(h: &dyn Harness) {
         let tasks = cluster.futures(0);
         let posted = tasks.post_calls(THERE, ECHO, &inputs, ANSWER_BYTES_MAX, PATIENCE);
         for (call, input) in block_on(&tasks, posted).into_iter().zip(&inputs) {
-            let answer = block_on(&tasks, call.expect("it is posted").answer());
-            assert_eq!(answer.expect("it is served"), backwards(input));
+            let answer = block_on(&tasks, call.expect("the call is posted").answer());
+            assert_eq!(answer.expect("the function is served"), backwards(input));
         }
     });
     with_batches(&cluster.session(1), 16, || {
         for input in &inputs {
             let answer = cluster.session(0).call(THERE, ECHO, input, PATIENCE);
-            assert_eq!(answer.expect("it is served"), backwards(input));
+            assert_eq!(answer.expect("the function is served"), backwards(input));
         }
     });
 }
 
-/// Batches chase each other around a ring that holds only a few calls.
+/// Lets batches wait for space in a ring that holds a few calls.
 pub fn batches_wait_for_room_in_a_small_ring(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     with_batches(&cluster.session(1), 16, || {
@@ -137,8 +137,8 @@ pub fn batches_wait_for_room_in_a_small_ring(h: &dyn Harness) {
     });
 }
 
-/// A receiver gets what waits, in order and no more than it asked for; what is behind a long input waits with that.
-pub fn a_receiver_takes_no_more_than_it_asked_for(h: &dyn Harness) {
+/// Expects the waiting calls in order, at most the requested number. Calls behind a long input wait for it.
+pub fn a_receiver_gets_at_most_the_requested_calls(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, server) =
         (cluster.session(0), cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap());
@@ -157,20 +157,20 @@ pub fn a_receiver_takes_no_more_than_it_asked_for(h: &dyn Harness) {
     }
 }
 
-/// What goes wrong with one call of a batch is no matter of the others.
-pub fn each_call_of_a_batch_fails_for_itself(h: &dyn Harness) {
+/// Expects that the failure of a call does not affect the others of its batch.
+pub fn each_call_of_a_batch_fails_alone(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let options = ServeOptions { requests_max: 5, ..ServeOptions::default() };
     let (here, server) = (cluster.session(0), cluster.session(1).serve(ECHO, options).unwrap());
     let posted = here.post_calls(THERE, ECHO, &[b"input"; 7], 100, PATIENCE);
-    let mut posted: Vec<_> = posted.into_iter().map(|call| call.expect("it is posted")).collect();
+    let mut posted: Vec<_> = posted.into_iter().map(|call| call.expect("the call is posted")).collect();
     for _ in 0..2 {
         refused!(posted.pop().expect("there are seven").answer(), CallCause::Busy);
     }
     let mut calls = calls(&server, 5);
-    // The first is answered in time, the second too long, the third is dropped; nobody waits for the fourth.
+    // The first call is answered in time, the second too late, the third is dropped, and the fourth is abandoned.
     drop(posted.remove(3));
-    super::cluster::eventually("the handler can tell", || {
+    super::cluster::eventually("the handler knows", || {
         if calls[3].is_wanted() { Err(String::new()) } else { Ok(()) }
     });
     drop(calls.remove(2));
@@ -186,8 +186,8 @@ pub fn each_call_of_a_batch_fails_for_itself(h: &dyn Harness) {
     assert_eq!(answers.next().unwrap().unwrap(), [5; 5]);
 }
 
-/// Each is told, and none waits longer than it was told to.
-pub fn batches_that_lead_nowhere_fail(h: &dyn Harness) {
+/// Expects an error per call, within its timeout.
+pub fn batches_without_a_server_fail(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
     let inputs: [&[u8]; 3] = [b"a", b"", &[3; 5000]];
@@ -195,13 +195,13 @@ pub fn batches_that_lead_nowhere_fail(h: &dyn Harness) {
         refused!(call, CallCause::UnknownNode);
     }
     for call in here.post_calls(THERE, ECHO, &inputs, 100, PATIENCE) {
-        refused!(call.expect("it is posted").answer(), CallCause::UnknownFunction);
+        refused!(call.expect("the call is posted").answer(), CallCause::UnknownFunction);
     }
     let _unserved = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
     for call in here.post_calls(THERE, ECHO, &inputs, 100, Duration::from_millis(2)) {
         refused!(call.and_then(PendingCall::answer), CallCause::Timeout);
     }
-    // The first go in any case, as a single one would; when the time is over the others do not.
+    // The first calls are sent in any case, as a single one would be; the others are not sent after the timeout.
     let posted = here.post_calls(THERE, ECHO, &[b"input"; 1000], 100, Duration::ZERO);
     assert!(posted.iter().filter(|call| call.is_ok()).count() <= 16);
     assert_eq!(posted.len(), 1000);
@@ -212,7 +212,7 @@ pub fn batches_that_lead_nowhere_fail(h: &dyn Harness) {
     }
 }
 
-/// Both ends are told of the end of the other's node.
+/// Expects that callers and servers learn that the other node has left.
 pub fn batches_end_with_either_node(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let (here, leaving) = (cluster.session(0), cluster.session(2));
@@ -224,19 +224,19 @@ pub fn batches_end_with_either_node(h: &dyn Harness) {
     let mut of_other = calls(&other, 20);
     cluster.leave(2);
     for call in posted {
-        refused!(call.expect("it was posted").answer(), CallCause::PeerDown);
+        refused!(call.expect("the call is posted").answer(), CallCause::PeerDown);
     }
     for call in of_its_own {
-        refused!(call.expect("it was posted").answer(), CallCause::NodeClosed);
+        refused!(call.expect("the call is posted").answer(), CallCause::NodeClosed);
     }
     refused!(server.recv_many(16), ServeCause::NodeClosed);
     for answered in server.reply_all(of_leaving.into_iter().map(|call| (call, b"from beyond"))) {
         assert!(answered.is_err());
     }
-    super::cluster::eventually("the handler can tell", || {
+    super::cluster::eventually("the handler knows", || {
         if of_other[0].is_wanted() { Err(String::new()) } else { Ok(()) }
     });
-    // Among the answers to a node that is gone is one to a node that is there.
+    // One of the answers is for a caller that lives.
     let here_too = here.post_call(THERE, ECHO, b"input", 100, PATIENCE).unwrap();
     of_other.insert(7, other.recv().unwrap());
     let answered = other.reply_all(of_other.into_iter().map(|call| (call, b"yes")));
@@ -246,7 +246,7 @@ pub fn batches_end_with_either_node(h: &dyn Harness) {
     refused!(leaving.post_calls(THERE, ECHO, &[b"input"], 100, PATIENCE).remove(0), CallCause::NodeClosed);
 }
 
-/// Given up at any moment, a batch leaves neither calls that wait nor slots, and what comes next is not mixed up with it.
+/// Expects that a batch that is abandoned at any moment leaves neither calls nor slots behind, nor affects later calls.
 pub fn an_abandoned_batch_leaks_nothing(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     let session = cluster.futures(0);

@@ -1,4 +1,4 @@
-//! Calls: functions of other nodes, and of the own one.
+//! Calls of functions of other nodes and of the own node.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -15,16 +15,16 @@ use super::refused;
 use super::session::{Server, Session, block_on};
 use super::turns::scope;
 
-/// Long enough for any call that is answered at all.
+/// Longer than any answered call takes.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// For calls that nobody answers.
+/// Timeout of calls without an answer.
 const IMPATIENCE: Duration = Duration::from_millis(2);
 
 const ECHO: Function = Function(7);
 const SINK: Function = Function(8);
 const THERE: NodeId = NodeId(1);
 
-/// Answers each call with its input, backwards, until the server is closed.
+/// Answers each call with its reversed input, until the server is closed.
 pub(super) fn serve_echo(server: &Server) {
     let Ok(mut call) = server.recv() else { return };
     loop {
@@ -40,22 +40,22 @@ pub(super) fn backwards(bytes: &[u8]) -> Vec<u8> {
     bytes.iter().rev().copied().collect()
 }
 
-/// Runs `story` while `receivers` threads of `session` answer calls of [`ECHO`].
-pub(super) fn with_echo<T>(session: &Session, receivers: usize, story: impl FnOnce() -> T) -> T {
-    let server = session.serve(ECHO, ServeOptions::default()).expect("nobody else serves it");
+/// Runs `case` while `receivers` threads of `session` answer calls of [`ECHO`].
+pub(super) fn with_echo<T>(session: &Session, receivers: usize, case: impl FnOnce() -> T) -> T {
+    let server = session.serve(ECHO, ServeOptions::default()).expect("no other session serves it");
     scope(|scope| {
         let closing = Closing(&server);
         for _ in 0..receivers {
             let server = server.clone();
             scope.spawn(move || serve_echo(&server));
         }
-        let told = story();
+        let result = case();
         drop(closing);
-        told
+        result
     })
 }
 
-/// Closes a server even if its story fails, which is then told instead of a hang.
+/// Closes a server even if the case fails, so that the failure is reported instead of a hang.
 pub(super) struct Closing<'s>(pub(super) &'s Server);
 
 impl Drop for Closing<'_> {
@@ -66,7 +66,7 @@ impl Drop for Closing<'_> {
 
 fn check_echo(session: &Session, node: NodeId, len: u64, seed: u64) {
     let input = pattern(len, seed);
-    let answer = session.call(node, ECHO, &input, PATIENCE).expect("it is served");
+    let answer = session.call(node, ECHO, &input, PATIENCE).expect("the function is served");
     assert!(answer == backwards(&input), "{len} bytes to {node}");
 }
 
@@ -88,7 +88,7 @@ pub(super) async fn join_all<F: Future>(futures: Vec<F>) -> Vec<F::Output> {
     outputs.into_values().collect()
 }
 
-/// From nothing to what is read from the caller's memory, and around every border in between.
+/// Checks lengths from zero up to inputs that are read from the caller's memory, and around every limit in between.
 pub fn payloads_of_any_length_arrive_whole(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -106,7 +106,7 @@ pub fn payloads_of_any_length_arrive_whole(h: &dyn Harness) {
     });
 }
 
-/// An answer that fits exactly is taken, and the rest of the buffer is left alone.
+/// Expects that an answer may fill the buffer exactly, and that a shorter one leaves the rest unchanged.
 pub fn an_answer_fills_the_buffer_from_its_start(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
@@ -123,8 +123,8 @@ pub fn an_answer_fills_the_buffer_from_its_start(h: &dyn Harness) {
     });
 }
 
-/// A caller that takes an answer into less room than it asked for learns how long it was.
-pub fn an_answer_longer_than_the_room_for_it_is_lost(h: &dyn Harness) {
+/// Expects an error with the answer's length if the caller takes it into a buffer smaller than it announced.
+pub fn an_answer_taken_into_a_smaller_buffer_is_lost(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
     with_echo(&cluster.session(1), 1, || {
@@ -140,7 +140,7 @@ pub fn an_answer_longer_than_the_room_for_it_is_lost(h: &dyn Harness) {
     });
 }
 
-/// The caller is told how long the answer is, the handler how much is taken.
+/// Expects that the caller learns the answer's length, and the handler the maximum.
 pub fn an_answer_longer_than_the_buffer_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -154,12 +154,12 @@ pub fn an_answer_longer_than_the_buffer_is_refused(h: &dyn Harness) {
             let mut buffer = vec![0xEE; max];
             let error = here.call_into(THERE, ECHO, b"", &mut buffer, PATIENCE).unwrap_err();
             assert_eq!(error.cause, CallCause::ReplyTooLong { len: len as u64, max: max as u64 });
-            assert!(buffer.iter().all(|byte| *byte == 0xEE), "nothing is cut off");
+            assert!(buffer.iter().all(|byte| *byte == 0xEE), "part of a refused answer was written");
         });
     }
 }
 
-/// Refused before anything is copied or sent.
+/// Expects a refusal before anything is copied or sent.
 pub fn an_input_longer_than_a_gibibyte_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let input = vec![0; (1 << 30) + 1];
@@ -167,8 +167,8 @@ pub fn an_input_longer_than_a_gibibyte_is_refused(h: &dyn Harness) {
     assert_eq!(error.cause, CallCause::InputTooLong { len: (1 << 30) + 1 });
 }
 
-/// Unknown nodes, functions that nobody serves (any more), and what the error says of it.
-pub fn whom_nobody_serves_cannot_be_called(h: &dyn Harness) {
+/// Expects errors about unknown nodes, and about functions that are not served or no longer served.
+pub fn calls_of_unserved_functions_fail(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
     let there = cluster.session(1);
@@ -185,24 +185,25 @@ pub fn whom_nobody_serves_cannot_be_called(h: &dyn Harness) {
     }
 }
 
-/// The second server is told which was first; and when the first goes, it is free again.
-pub fn a_function_is_served_once_at_a_node(h: &dyn Harness) {
+/// Expects that a second server learns that the function is served, and that the function is free once the first one
+/// ends.
+pub fn a_function_is_served_once_per_node(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
     let server = there.serve(ECHO, ServeOptions::default()).unwrap();
     let other = cluster.session(1);
     let error = other.serve(ECHO, ServeOptions::default()).unwrap_err();
     assert_eq!(error.cause, ServeCause::Taken { owner: "ada".to_owned() });
-    here.serve(ECHO, ServeOptions::default()).expect("another node is another matter");
+    here.serve(ECHO, ServeOptions::default()).expect("other nodes may serve the function");
     let clone = server.clone();
     drop(server);
     refused!(other.serve(ECHO, ServeOptions::default()), ServeCause::Taken { .. });
     drop(clone);
-    other.serve(ECHO, ServeOptions::default()).expect("it is free");
+    other.serve(ECHO, ServeOptions::default()).expect("the function is free");
 }
 
-/// The one who serves may always call.
-pub fn only_those_on_the_list_may_call(h: &dyn Harness) {
+/// Expects that only listed principals, and the server's own, may call.
+pub fn only_listed_principals_may_call(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
     let options = ServeOptions { callers: Some(vec!["bob".to_owned()]), ..ServeOptions::default() };
     let server = cluster.session(0).serve(ECHO, options).unwrap();
@@ -220,10 +221,10 @@ pub fn only_those_on_the_list_may_call(h: &dyn Harness) {
         refused!(call(2), CallCause::PermissionDenied);
         assert!(call(1).is_ok());
     });
-    assert!(server.try_recv().unwrap().is_none(), "a handler never hears of those");
+    assert!(server.try_recv().unwrap().is_none(), "a refused call reached a handler");
 }
 
-/// One more than fits is refused at once; those that gave up take no room.
+/// Expects an immediate refusal if the queue is full. Abandoned calls leave the queue.
 pub fn a_full_function_refuses_calls(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
@@ -249,8 +250,9 @@ pub fn a_full_function_refuses_calls(h: &dyn Harness) {
     });
 }
 
-/// It costs its caller the deadline, and nobody else anything; its late answer is refused and touches nothing.
-pub fn a_handler_that_never_answers_costs_a_deadline(h: &dyn Harness) {
+/// Expects that such a call costs its caller the timeout and other callers nothing, and that a late answer is refused
+/// and written nowhere.
+pub fn an_unanswered_call_times_out(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
     let server = there.serve(SINK, ServeOptions::default()).unwrap();
@@ -259,22 +261,25 @@ pub fn a_handler_that_never_answers_costs_a_deadline(h: &dyn Harness) {
             let mut buffer = vec![0xEE; len];
             let held = scope(|scope| {
                 let held = scope.spawn(|| server.recv().unwrap());
-                // The time may be over before the handler comes to take it.
+                // The call may time out before the handler receives it.
                 while !held.is_finished() {
                     refused!(here.call_into(THERE, SINK, b"", &mut buffer, IMPATIENCE), CallCause::Timeout);
                 }
-                held.join().expect("no panic")
+                held.join().expect("the thread does not panic")
             });
-            eventually("the handler can tell", || if held.is_wanted() { Err(String::new()) } else { Ok(()) });
+            eventually("the handler knows", || if held.is_wanted() { Err(String::new()) } else { Ok(()) });
             refused!(held.reply(&vec![7; len]), ReplyCause::CallerGone);
             check_echo(&here, THERE, 100, 1);
-            assert!(buffer.iter().all(|byte| *byte == 0xEE), "a late answer touched its caller's memory");
+            assert!(
+                buffer.iter().all(|byte| *byte == 0xEE),
+                "a late answer was written to its caller's buffer"
+            );
         }
     });
 }
 
-/// Nobody waits for what will not come.
-pub fn a_call_that_its_handler_drops_is_told_at_once(h: &dyn Harness) {
+/// Expects that the caller learns at once that its call was dropped.
+pub fn a_dropped_call_fails_at_once(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
     scope(|scope| {
@@ -286,8 +291,8 @@ pub fn a_call_that_its_handler_drops_is_told_at_once(h: &dyn Harness) {
     });
 }
 
-/// Those that wait, and those that come later; a call that is being handled is answered all the same.
-pub fn callers_are_told_when_a_function_ends(h: &dyn Harness) {
+/// Expects that waiting and later callers learn that the function ended. A call in progress is still answered.
+pub fn calls_fail_when_their_function_ends(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
     let server = there.serve(ECHO, ServeOptions::default()).unwrap();
@@ -304,18 +309,18 @@ pub fn callers_are_told_when_a_function_ends(h: &dyn Harness) {
         server.close();
         for answer in here.block_on(join_all(waiting)) {
             let cause = answer.unwrap_err().cause;
-            // It may have arrived a moment later.
+            // A call may have arrived a moment after the end.
             assert!([CallCause::ServerClosed, CallCause::UnknownFunction].contains(&cause), "{cause}");
         }
         refused!(here.call(THERE, ECHO, b"", PATIENCE), CallCause::UnknownFunction);
         refused!(server.recv(), ServeCause::Closed);
         first.reply(b"done").unwrap();
-        assert_eq!(handled.join().expect("no panic").unwrap(), b"done");
+        assert_eq!(handled.join().expect("the thread does not panic").unwrap(), b"done");
     });
 }
 
-/// Each answer goes to its own caller, from wherever they come.
-pub fn threads_and_tasks_of_all_nodes_call_at_once(h: &dyn Harness) {
+/// Expects that each answer reaches its caller, whatever the caller's node.
+pub fn threads_and_tasks_of_all_nodes_call_concurrently(h: &dyn Harness) {
     const CALLS: u64 = 200;
     let cluster = Cluster::new(h, 3);
     with_echo(&cluster.session(1), 3, || {
@@ -345,7 +350,7 @@ pub fn threads_and_tasks_of_all_nodes_call_at_once(h: &dyn Harness) {
     });
 }
 
-/// Each call is handled once, by whichever receiver.
+/// Expects that each call is handled once, by any receiver.
 pub fn receivers_of_one_function_share_its_calls(h: &dyn Harness) {
     const CALLS: u64 = 600;
     let cluster = Cluster::new(h, 2);
@@ -359,20 +364,20 @@ pub fn receivers_of_one_function_share_its_calls(h: &dyn Harness) {
             scope.spawn(move || {
                 while let Ok(call) = server.recv() {
                     let number = handled.fetch_add(1, Ordering::Relaxed);
-                    call.reply(&number.to_le_bytes()).expect("its caller waits");
+                    call.reply(&number.to_le_bytes()).expect("the caller waits");
                 }
             });
         }
         let callers: Vec<_> = (0..3)
             .map(|_| {
                 let session = cluster.session(0);
-                let call = move || session.call(THERE, ECHO, b"", PATIENCE).expect("it is served");
+                let call = move || session.call(THERE, ECHO, b"", PATIENCE).expect("the function is served");
                 scope.spawn(move || (0..CALLS / 3).map(|_| call()).collect::<Vec<_>>())
             })
             .collect();
         let mut numbers: Vec<u64> = callers
             .into_iter()
-            .flat_map(|caller| caller.join().expect("no panic"))
+            .flat_map(|caller| caller.join().expect("the thread does not panic"))
             .map(|answer| u64::from_le_bytes(answer.try_into().expect("eight bytes")))
             .collect();
         numbers.sort_unstable();
@@ -380,20 +385,22 @@ pub fn receivers_of_one_function_share_its_calls(h: &dyn Harness) {
     });
 }
 
-/// And each has its own queue.
+/// Expects that each function has its own queue.
 pub fn a_node_serves_thousands_of_functions(h: &dyn Harness) {
     const FUNCTIONS: u32 = 5000;
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
     let servers: Vec<_> = (0..FUNCTIONS)
-        .map(|number| there.serve(Function(number * 3), ServeOptions::default()).expect("it is free"))
+        .map(|number| {
+            there.serve(Function(number * 3), ServeOptions::default()).expect("the function is free")
+        })
         .collect();
     scope(|scope| {
         scope.spawn(|| {
             for number in (0..FUNCTIONS).step_by(50) {
-                let call = servers[number as usize].recv().expect("it is open");
+                let call = servers[number as usize].recv().expect("the server is open");
                 assert_eq!(call.input(), number.to_le_bytes());
-                call.reply(b"yes").expect("its caller waits");
+                call.reply(b"yes").expect("the caller waits");
             }
         });
         for number in (0..FUNCTIONS).step_by(50) {
@@ -404,7 +411,7 @@ pub fn a_node_serves_thousands_of_functions(h: &dyn Harness) {
     });
 }
 
-/// However much waits for one function, calls of another go past it.
+/// Expects that calls of another function overtake those that wait for a function without a receiver.
 pub fn an_unserved_function_blocks_only_itself(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     let here = cluster.session(0);
@@ -420,7 +427,7 @@ pub fn an_unserved_function_blocks_only_itself(h: &dyn Harness) {
     });
 }
 
-/// In the order of the nodes; what goes wrong with one is no matter of the others.
+/// Expects the results in the order of the nodes. A failure at one node does not affect the others.
 pub fn many_nodes_are_called_with_one_input(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let [one, two] = [0, 1].map(|node| cluster.session(node).serve(ECHO, ServeOptions::default()).unwrap());
@@ -436,16 +443,16 @@ pub fn many_nodes_are_called_with_one_input(h: &dyn Harness) {
                 .iter()
                 .map(|answer| answer.as_ref().map(|_| ()).map_err(|error| error.cause))
                 .collect();
-            let (unknown, nobody) = (Err(CallCause::UnknownFunction), Err(CallCause::UnknownNode));
-            assert_eq!(causes, [unknown, Ok(()), nobody, Ok(()), Ok(())]);
+            let (unserved, unknown) = (Err(CallCause::UnknownFunction), Err(CallCause::UnknownNode));
+            assert_eq!(causes, [unserved, Ok(()), unknown, Ok(()), Ok(())]);
             assert!(answers.into_iter().flatten().all(|answer| answer == backwards(&input)));
         }
         assert!(cluster.session(0).call_many(&[], ECHO, b"", PATIENCE).is_empty());
     });
 }
 
-/// Requests of all lengths chase each other around a ring that holds only a few of them.
-pub fn a_small_ring_goes_round_and_round(h: &dyn Harness) {
+/// Lets requests of all lengths wrap around a ring that holds a few of them.
+pub fn requests_wrap_around_a_small_ring(h: &dyn Harness) {
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     with_echo(&cluster.session(1), 2, || {
         scope(|scope| {
@@ -463,8 +470,8 @@ pub fn a_small_ring_goes_round_and_round(h: &dyn Harness) {
     });
 }
 
-/// More calls than there are default slots, all at once.
-pub fn thousands_of_calls_wait_side_by_side(h: &dyn Harness) {
+/// Lets more calls wait at once than there are default slots.
+pub fn thousands_of_calls_wait_at_once(h: &dyn Harness) {
     let calls = h.count(1100, 3000);
     let cluster = Cluster::new(h, 2);
     let session = cluster.futures(0);
@@ -485,8 +492,8 @@ pub fn thousands_of_calls_wait_side_by_side(h: &dyn Harness) {
     });
 }
 
-/// Far more calls are given up than there are slots, before, while and after they are handled; and then calls work.
-pub fn calls_that_are_given_up_cost_nothing_for_long(h: &dyn Harness) {
+/// Abandons far more calls than there are slots, before, during and after their handling; then calls must work.
+pub fn abandoned_calls_leak_nothing(h: &dyn Harness) {
     const CALLS: usize = 100_000;
     let cluster = Cluster::new(h, 2);
     let (session, here) = (cluster.futures(0), cluster.session(0));
@@ -510,8 +517,8 @@ pub fn calls_that_are_given_up_cost_nothing_for_long(h: &dyn Harness) {
     });
 }
 
-/// What its caller gets depends on how far it had come; but it is told, and those behind it are not harmed.
-pub fn calls_end_with_the_server_s_node(h: &dyn Harness) {
+/// Expects an error that depends on the progress of the call, and that other calls continue.
+pub fn calls_end_with_the_servers_node(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let here = cluster.session(0);
     let server = cluster.session(2).serve(ECHO, ServeOptions::default()).unwrap();
@@ -524,7 +531,7 @@ pub fn calls_end_with_the_server_s_node(h: &dyn Harness) {
         });
         let call = server.recv().unwrap();
         cluster.leave(2);
-        let error = caller.join().expect("no panic");
+        let error = caller.join().expect("the thread does not panic");
         assert!(error.cause == CallCause::PeerDown && error.may_have_run, "{error}");
         call
     });
@@ -533,12 +540,12 @@ pub fn calls_end_with_the_server_s_node(h: &dyn Harness) {
     refused!(server.recv(), ServeCause::NodeClosed);
     let late = here.call(NodeId(2), ECHO, b"", PATIENCE).unwrap_err();
     assert!(matches!(late.cause, CallCause::PeerDown | CallCause::UnknownNode), "{late}");
-    assert!(!late.may_have_run, "it was not sent, and can be called elsewhere: {late}");
+    assert!(!late.may_have_run, "an unsent call cannot have run: {late}");
     with_echo(&cluster.session(1), 1, || check_echo(&here, THERE, 100, 1));
 }
 
-/// The handler's answer goes nowhere, and the next caller is served.
-pub fn a_handler_goes_on_when_its_caller_s_node_leaves(h: &dyn Harness) {
+/// Expects that the answer has no effect, and that the next caller is served.
+pub fn a_handler_continues_when_its_callers_node_leaves(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
     let leaving = cluster.session(2);
@@ -546,11 +553,11 @@ pub fn a_handler_goes_on_when_its_caller_s_node_leaves(h: &dyn Harness) {
         let caller = scope.spawn(|| leaving.call(THERE, ECHO, &vec![1; 100_000], PATIENCE));
         let call = server.recv().unwrap();
         cluster.leave(2);
-        refused!(caller.join().expect("no panic"), CallCause::NodeClosed);
+        refused!(caller.join().expect("the thread does not panic"), CallCause::NodeClosed);
         call
     });
     refused!(leaving.call(THERE, ECHO, b"", PATIENCE), CallCause::NodeClosed);
-    eventually("the handler can tell", || if call.is_wanted() { Err(String::new()) } else { Ok(()) });
+    eventually("the handler knows", || if call.is_wanted() { Err(String::new()) } else { Ok(()) });
     refused!(call.reply(&vec![1; 100_000]), ReplyCause::CallerGone);
     scope(|scope| {
         let _closing = Closing(&server);

@@ -4,7 +4,7 @@ use halite::{NodeId, Placement};
 
 use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pattern};
 
-/// Around each border, reads and writes of a few bytes meet both chunks.
+/// Expects that accesses of a few bytes around each border reach both chunks.
 pub fn every_border_between_chunks_is_seamless(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "seams", 5 * CHUNK + 9);
@@ -23,7 +23,7 @@ pub fn every_border_between_chunks_is_seamless(h: &dyn Harness) {
     assert_eq!(contents(&session, lh), model);
 }
 
-/// One access may cover many chunks and parts of two more.
+/// Expects that one access covers many whole chunks and parts of two more.
 pub fn one_access_covers_many_chunks(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (session, lh)] = in_common(&cluster, "long", 8 * CHUNK);
@@ -35,7 +35,7 @@ pub fn one_access_covers_many_chunks(h: &dyn Harness) {
     assert!(all[CHUNK as usize - 1 + bytes.len()..].iter().all(|byte| *byte == 0));
 }
 
-/// Chunks go to the named nodes in turn, and every node sees one region.
+/// Expects chunks on the named nodes in turn, and one region as seen from every node.
 pub fn a_spread_region_is_one_region(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -53,7 +53,7 @@ pub fn a_spread_region_is_one_region(h: &dyn Harness) {
     }
 }
 
-/// The last chunk may be short, and it too goes to the node whose turn it is.
+/// Expects that the last chunk may be short, and is placed in turn, too.
 pub fn a_spread_region_may_end_within_a_chunk(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -66,8 +66,8 @@ pub fn a_spread_region_may_end_within_a_chunk(h: &dyn Harness) {
     assert_eq!(contents(&session, lh).last(), Some(&42));
 }
 
-/// Freeing it gives memory back on all of its nodes.
-pub fn a_spread_region_is_given_back_everywhere(h: &dyn Harness) {
+/// Expects that freeing returns memory on all nodes.
+pub fn a_spread_region_is_freed_on_all_nodes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(1);
     let nodes = vec![NodeId(0), NodeId(2)];
@@ -77,8 +77,8 @@ pub fn a_spread_region_is_given_back_everywhere(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// If one of the nodes has too little, nothing stays behind on the others.
-pub fn a_spread_that_does_not_fit_leaves_nothing(h: &dyn Harness) {
+/// Expects that a refusal by one node leaves nothing on the others.
+pub fn a_spread_region_that_does_not_fit_leaves_nothing(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", 64 * CHUNK), ("ada", 4 * CHUNK)]);
     let session = cluster.session(0);
     let nodes = vec![NodeId(0), NodeId(1)];

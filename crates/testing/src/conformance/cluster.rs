@@ -1,4 +1,4 @@
-//! Small clusters, and what cases ask them.
+//! Small clusters, and their use in cases.
 
 use std::path::PathBuf;
 
@@ -8,51 +8,52 @@ use halite::{Config, JoinError, Lh, NodeId, NodeState, NodeStatus, Permissions, 
 use super::session::Session;
 use super::turns::pause_again;
 
-/// Bytes per chunk in all cases: small, so that ordinary lengths cross borders.
+/// Bytes per chunk in all cases: small, so that ordinary lengths cross borders between chunks.
 pub const CHUNK: u64 = 64 << 10;
 
-/// What each node contributes unless a case says otherwise.
+/// Default memory of each node, in bytes.
 pub const ARENA: u64 = 16 << 20;
 
 /// A way of running nodes.
 pub trait Harness {
-    /// A place for the nodes of one cluster.  What is given up with it has left.
-    fn found(&self) -> Box<dyn Place>;
+    /// Creates an empty cluster. Dropping the result makes its nodes leave.
+    fn create(&self) -> Box<dyn Place>;
 
-    /// How much of something a case does that says all with `enough`, and more with `many` where that costs nothing.
+    /// Returns the number of repetitions of a case for which `enough` suffice, and for which `many` are used where they
+    /// are cheap.
     fn count(&self, _enough: usize, many: usize) -> usize {
         many
     }
 
-    /// Whether the others see that a node's process has exited; else it only does not answer any more.
+    /// Returns true if nodes learn that the process of another node has exited. Otherwise they only notice its silence.
     fn sees_exits(&self) -> bool {
         true
     }
 
-    /// Why a case is not told over these nodes, if it is not.
+    /// Returns the reason why the harness cannot run a case, if any.
     fn cannot(&self, _case: &str) -> Option<&'static str> {
         None
     }
 }
 
-/// Where nodes come and go.
+/// Starts and ends nodes.
 pub trait Nodes {
-    /// Starts the node with the number in `config`, which joins the others of this place, or is its first.
+    /// Starts the node with the number in `config`. It joins the other nodes of this cluster, or is the first one.
     fn start(&self, config: Config) -> Result<(), JoinError>;
 
     /// Makes a node leave, and returns when it has left.
     fn leave(&self, node: NodeId);
 
-    /// Ends a node without a word.
+    /// Ends a node without notice to the others.
     fn kill(&self, node: NodeId);
 
-    /// The process that a node is, as others are told.
+    /// Returns the pid of a node's process, as other nodes see it.
     fn pid(&self, node: NodeId) -> u32;
 }
 
-/// Where sessions come from.
+/// Provides sessions.
 pub trait Sessions {
-    /// A new session of a node that is there, which acts as the node's principal.
+    /// Returns a new session of a running node, with the node's principal.
     fn session(&self, node: NodeId) -> halite::Session;
 }
 
@@ -61,48 +62,49 @@ pub trait Place: Nodes + Sessions {}
 
 impl<P: Nodes + Sessions> Place for P {}
 
-/// Nodes 0, 1, 2... of one cluster.
+/// Nodes 0, 1, 2 and so on of one cluster.
 pub struct Cluster {
     place: Box<dyn Place>,
-    /// What all nodes have in common beside what cases usually want.
+    /// Changes the default configuration of all nodes.
     tune: fn(&mut Config),
-    /// How many there were at first.
+    /// Number of nodes at the start.
     nodes: usize,
 }
 
 impl Cluster {
-    /// `nodes` nodes of one principal, each with [`ARENA`] bytes.
+    /// Starts `nodes` nodes of one principal, each with [`ARENA`] bytes.
     pub fn new(harness: &dyn Harness, nodes: usize) -> Cluster {
         Cluster::with(harness, &vec![("ada", ARENA); nodes])
     }
 
-    /// As [`Cluster::new`], with what `tune` changes.
+    /// As [`Cluster::new`], with a configuration changed by `tune`.
     pub fn tuned(harness: &dyn Harness, nodes: usize, tune: fn(&mut Config)) -> Cluster {
         Cluster::start_all(harness, &vec![("ada", ARENA); nodes], tune)
     }
 
-    /// One node for each principal, with [`ARENA`] bytes.
+    /// Starts one node per principal, with [`ARENA`] bytes each.
     pub fn of_principals(harness: &dyn Harness, principals: &[&str]) -> Cluster {
         let members: Vec<(&str, u64)> = principals.iter().map(|principal| (*principal, ARENA)).collect();
         Cluster::with(harness, &members)
     }
 
-    /// One node for each pair of a principal and how much memory the node contributes.
+    /// Starts one node per pair of a principal and the node's memory in bytes.
     pub fn with(harness: &dyn Harness, members: &[(&str, u64)]) -> Cluster {
         Cluster::start_all(harness, members, |_| {})
     }
 
     fn start_all(harness: &dyn Harness, members: &[(&str, u64)], tune: fn(&mut Config)) -> Cluster {
-        let cluster = Cluster { place: harness.found(), tune, nodes: members.len() };
+        let cluster = Cluster { place: harness.create(), tune, nodes: members.len() };
         for (id, (principal, arena_bytes)) in members.iter().enumerate() {
             cluster.start(id as u32, principal, *arena_bytes).expect("the node joins");
         }
-        cluster.await_acquaintance();
+        cluster.await_full_mesh();
         cluster
     }
 
-    /// Waits until every node knows every other: joining returns when the new node knows the others.
-    fn await_acquaintance(&self) {
+    /// Waits until every node knows every other. Joining returns when the new node knows the others, which may be
+    /// earlier.
+    fn await_full_mesh(&self) {
         for index in 0..self.nodes {
             let session = self.session(index);
             eventually("all nodes know each other", || {
@@ -113,7 +115,7 @@ impl Cluster {
         }
     }
 
-    /// Starts one more node.
+    /// Starts another node.
     pub fn start(&self, id: u32, principal: &str, arena_bytes: u64) -> Result<(), JoinError> {
         let mut config = Config {
             dir: PathBuf::from("simulated"),
@@ -127,12 +129,12 @@ impl Cluster {
         self.place.start(config)
     }
 
-    /// A new session at node `index`, which has not left.
+    /// Opens a session of node `index`, which has not left.
     pub fn session(&self, index: usize) -> Session {
         Session::new(&self.futures(index))
     }
 
-    /// A new session at node `index` whose operations are futures.
+    /// As [`Cluster::session`], with operations that are futures.
     pub fn futures(&self, index: usize) -> halite::Session {
         self.place.session(NodeId(index as u32))
     }
@@ -142,23 +144,23 @@ impl Cluster {
         self.place.leave(NodeId(index as u32));
     }
 
-    /// Ends node `index` without a word.
+    /// Ends node `index` without notice to the others.
     pub fn kill(&mut self, index: usize) {
         self.place.kill(NodeId(index as u32));
     }
 
-    /// The process that node `index` is.
+    /// Returns the pid of node `index`.
     pub fn pid(&self, index: usize) -> u32 {
         self.place.pid(NodeId(index as u32))
     }
 
-    /// What node 0 says of node `index`.
+    /// Returns the status of node `index` according to node 0.
     pub fn status(&self, index: usize) -> NodeStatus {
         let all = self.session(0).status().expect("status");
         all.into_iter().find(|status| status.node == NodeId(index as u32)).expect("the node is listed")
     }
 
-    /// Waits until no node holds a byte, a region or a mapping: nothing has leaked.
+    /// Waits until no node holds a byte, a region or a mapping, so that nothing has leaked.
     pub fn expect_empty(&self) {
         eventually("every node is empty", || {
             let all = self.session(0).status().expect("status");
@@ -170,8 +172,8 @@ impl Cluster {
     }
 }
 
-/// Repeats `attempt` until it succeeds.  What it waits for comes about by messages of other threads, a few after
-/// each attempt at most, so the bound is on attempts and no clock is looked at.
+/// Repeats `attempt` until it succeeds. Messages of other threads make it succeed, a few after each attempt at most, so
+/// the limit is a number of attempts, not a time.
 pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>) -> T {
     const ATTEMPTS_MAX: u32 = 20_000;
     let mut last = String::new();
@@ -182,36 +184,36 @@ pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T, String>)
         }
         pause_again(looks);
     }
-    panic!("waited in vain until {what}: {last}");
+    panic!("gave up waiting until {what}: {last}");
 }
 
-/// A named region of this node for which everyone has all permissions but that of a master.
+/// Allocates a named region of this node, for which everyone has all permissions except that of a master.
 pub fn shared(session: &Session, name: &str, len: u64) -> Lh {
-    session.alloc(Some(name), len, Placement::Local, everyone()).expect("the region is made")
+    session.alloc(Some(name), len, Placement::Local, everyone()).expect("the region is allocated")
 }
 
-/// Such a region of node 0, which node 1 has mapped, too: the session and the handle of each.
+/// Allocates such a region on node 0 and maps it on node 1; returns the session and the handle of each.
 pub fn in_common(cluster: &Cluster, name: &str, len: u64) -> [(Session, Lh); 2] {
     let [owner, remote] = [0, 1].map(|node| cluster.session(node));
     let near = shared(&owner, name, len);
-    let far = remote.map(name, everyone()).expect("the region is there");
+    let far = remote.map(name, everyone()).expect("the region exists");
     [(owner, near), (remote, far)]
 }
 
-/// All that non-masters may be given.
+/// Returns all permissions that principals other than masters may have.
 pub fn everyone() -> Permissions {
     Permissions::READ | Permissions::WRITE | Permissions::ATOMIC
 }
 
-/// Bytes that repeat nowhere near, different for each `seed`.
+/// Returns bytes without repetition, different for each `seed`.
 pub fn pattern(len: u64, seed: u64) -> Vec<u8> {
     let mut random = Rng::with_seed(seed);
     (0..len).map(|_| (random.u64(..) >> 32) as u8).collect()
 }
 
-/// The bytes of a region, read in one piece.
+/// Reads the whole region.
 pub fn contents(session: &Session, lh: Lh) -> Vec<u8> {
-    let mut bytes = vec![0xEE; session.len(lh).expect("the handle is good") as usize];
-    session.read(lh, 0, &mut bytes).expect("the region can be read");
+    let mut bytes = vec![0xEE; session.len(lh).expect("the handle is valid") as usize];
+    session.read(lh, 0, &mut bytes).expect("the region is readable");
     bytes
 }

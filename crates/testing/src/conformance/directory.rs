@@ -1,11 +1,11 @@
-//! Describing and listing regions.
+//! Descriptions and lists of regions.
 
 use halite::{NodeId, Permissions, Placement, RegionCause};
 
 use super::cluster::{CHUNK, Cluster, Harness, everyone, shared};
 use super::refused;
 
-/// By name, the same from every node; those without a name are nobody's business.
+/// Expects names in order, equal from every node. Regions without a name are not listed.
 pub fn the_list_is_ordered_by_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     assert!(cluster.session(0).list().unwrap().is_empty());
@@ -22,8 +22,8 @@ pub fn the_list_is_ordered_by_name(h: &dyn Harness) {
     }
 }
 
-/// All that was asked for shows in the description, the same from every node and by name or handle.
-pub fn a_description_is_true(h: &dyn Harness) {
+/// Expects the properties of the allocation, equal from every node, by name and by handle.
+pub fn a_description_matches_the_allocation(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
     let bob = cluster.session(1);
     let lh = bob.alloc(Some("told"), 3 * CHUNK, Placement::On(NodeId(2)), Permissions::READ).unwrap();
@@ -42,7 +42,7 @@ pub fn a_description_is_true(h: &dyn Harness) {
     }
 }
 
-/// Each change is a new epoch.
+/// Expects that each change increments the epoch.
 pub fn the_epoch_counts_changes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -61,7 +61,7 @@ pub fn the_epoch_counts_changes(h: &dyn Harness) {
     check_older("a seal");
 }
 
-/// What is not there is not described.
+/// Expects an error for names and handles without a region.
 pub fn an_unknown_name_has_no_description(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);

@@ -1,6 +1,6 @@
-//! Futures that are dropped before they are done, at every point at which they wait.
+//! Futures that are dropped at each of their await points.
 //!
-//! An operation may then be done or not; but nothing may leak, and nothing may be left half done.
+//! The operation may be done or not, but not in part, and nothing may leak.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use super::cluster::{CHUNK, Cluster, Harness, eventually, everyone, pattern};
 use super::session::{Session, block_on};
 use super::turns::{poll_at_most, scope};
 
-/// More polls than any operation on two idle nodes takes.
+/// More polls than any operation takes on two idle nodes.
 const POLLS_MAX: usize = 200;
 
 const NAME: &str = "subject";
@@ -23,10 +23,10 @@ const LEN: u64 = 3 * CHUNK + 1;
 const ECHO: Function = Function(7);
 const PORT: Port = Port(3);
 
-/// An operation on a region at another node.
+/// An operation on a region of another node.
 type Operation = for<'a> fn(&'a halite::Session, Lh) -> Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-/// Nobody could ever reach what an abandoned `alloc` of a region without a name made, so it must be undone.
+/// Expects that the region is undone, because no session could ever reach it.
 pub fn an_abandoned_nameless_alloc_is_undone(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     at_every_wait(|polls| {
@@ -34,7 +34,7 @@ pub fn an_abandoned_nameless_alloc_is_undone(h: &dyn Harness) {
         let made = poll_at_most(polls, session.alloc(None, LEN, Placement::On(NodeId(1)), everyone()));
         let is_done = made.is_ready();
         if let Poll::Ready(lh) = made {
-            Session::new(&session).free(lh.expect("alloc succeeds when it is let")).unwrap();
+            Session::new(&session).free(lh.expect("the completed alloc succeeds")).unwrap();
         }
         cluster.expect_empty();
         is_done
@@ -55,7 +55,7 @@ pub fn an_abandoned_alloc_is_whole_or_undone(h: &dyn Harness) {
     });
 }
 
-/// The handle that nobody got does not count as a mapping.
+/// Expects that the handle, which no session got, does not count as a mapping.
 pub fn an_abandoned_map_leaves_no_mapping(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(1);
@@ -65,9 +65,9 @@ pub fn an_abandoned_map_leaves_no_mapping(h: &dyn Harness) {
         let mapped = poll_at_most(polls, session.map(NAME, everyone()));
         let is_done = mapped.is_ready();
         if let Poll::Ready(lh) = mapped {
-            Session::new(&session).unmap(lh.expect("map succeeds when it is let")).unwrap();
+            Session::new(&session).unmap(lh.expect("the completed map succeeds")).unwrap();
         }
-        // The session is still there: its end would hide what it lost.
+        // The session stays open, because its end would release lost mappings.
         eventually("node 0 maps nothing", || match cluster.status(0).mappings {
             0 => Ok(()),
             left => Err(format!("{left} mappings")),
@@ -78,17 +78,17 @@ pub fn an_abandoned_map_leaves_no_mapping(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// The handle is gone or not, and the region does not mind.
+/// Expects that the handle is released or not, and that the region is unaffected.
 pub fn an_abandoned_unmap_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { session.unmap(lh).await.expect("unmap") }));
 }
 
-/// The region is there or gone, with all of its memory.
+/// Expects that the region exists or is freed, with all its memory.
 pub fn an_abandoned_free_is_done_or_not(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { session.free(lh).await.expect("free") }));
 }
 
-/// So it is with each change of the permissions.
+/// Expects that each change of permissions is done or not.
 pub fn an_abandoned_grant_is_done_or_not(h: &dyn Harness) {
     check(h, |session, lh| {
         let bob = Who::Principal("bob".to_owned());
@@ -100,23 +100,23 @@ pub fn an_abandoned_grant_is_done_or_not(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { session.add_master(lh, "bob").await.expect("add_master") }));
 }
 
-/// And with the seal.
+/// Expects that the region is sealed or not.
 pub fn an_abandoned_seal_is_done_or_not(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { session.seal(lh).await.expect("seal") }));
 }
 
-/// A move that nobody waits for ends somewhere; on its way no byte is lost and no chunk stays frozen.
+/// Expects that the move is done or undone, loses no byte, and leaves no chunk frozen.
 pub fn an_abandoned_move_loses_nothing(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { session.move_to(lh, NodeId(0)).await.expect("move_to") }));
 }
 
-/// Reads and writes that are given up neither hang what follows nor harm it.
+/// Expects that abandoned reads and writes neither block nor damage later operations.
 pub fn an_abandoned_access_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| {
         Box::pin(async move { session.read(lh, 5, &mut vec![0; 2 * CHUNK as usize]).await.expect("read") })
     });
     check(h, |session, lh| {
-        // What is there already, so that the contents can be checked whether it is done or not.
+        // Writes the present contents, so that they can be checked whether the write is done or not.
         let bytes = pattern(LEN, 1);
         Box::pin(async move { session.write(lh, 0, &bytes).await.expect("write") })
     });
@@ -129,7 +129,7 @@ pub fn an_abandoned_access_leaks_nothing(h: &dyn Harness) {
     });
 }
 
-/// Adding nothing leaves the contents as they can be checked.
+/// Adds zero and swaps equal values, so that the contents can be checked.
 pub fn an_abandoned_atomic_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| {
         Box::pin(async move { assert!(session.fetch_add(lh, 2 * CHUNK, 0).await.is_ok()) })
@@ -137,7 +137,7 @@ pub fn an_abandoned_atomic_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| Box::pin(async move { assert!(session.compare_swap(lh, 8, 0, 0).await.is_ok()) }));
 }
 
-/// The batched forms, too.
+/// Expects the same of batches.
 pub fn an_abandoned_batch_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| {
         let bytes = pattern(LEN, 1);
@@ -157,7 +157,7 @@ pub fn an_abandoned_batch_leaks_nothing(h: &dyn Harness) {
     });
 }
 
-/// What was told to travel comes to its end, and nothing is freed before.
+/// Expects that operations sent to the owner end before any memory is freed.
 pub fn an_abandoned_memory_operation_leaks_nothing(h: &dyn Harness) {
     check(h, |session, lh| {
         Box::pin(async move {
@@ -170,8 +170,8 @@ pub fn an_abandoned_memory_operation_leaks_nothing(h: &dyn Harness) {
     });
 }
 
-/// Questions that nobody waits for are forgotten.
-pub fn an_abandoned_question_leaks_nothing(h: &dyn Harness) {
+/// Expects that abandoned queries leave nothing behind.
+pub fn an_abandoned_query_leaks_nothing(h: &dyn Harness) {
     check(h, |session, _| Box::pin(async move { drop(session.stat(NAME).await.expect("stat")) }));
     check(h, |session, lh| {
         Box::pin(async move { drop(session.stat_handle(lh).await.expect("stat_handle")) })
@@ -180,7 +180,7 @@ pub fn an_abandoned_question_leaks_nothing(h: &dyn Harness) {
     check(h, |session, _| Box::pin(async move { drop(session.status().await.expect("status")) }));
 }
 
-/// Whether its handler has it, or it waits, or it is on its way, and however long its input and its answer are.
+/// Abandons calls that are being sent, queued or handled, with inputs and answers of several lengths.
 pub fn an_abandoned_call_leaks_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
@@ -210,7 +210,7 @@ pub fn an_abandoned_call_leaks_nothing(h: &dyn Harness) {
     });
 }
 
-/// The message arrives or not, but never twice; and the port takes others.
+/// Expects that the message arrives at most once, and that the port accepts others.
 pub fn an_abandoned_send_leaks_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let mailbox =
@@ -238,11 +238,14 @@ pub fn an_abandoned_send_leaks_nothing(h: &dyn Harness) {
                 });
             }
         }
-        // Whatever was sent is received before this.
+        // Earlier messages are received before this one.
         cluster.session(0).send(NodeId(1), PORT, b"").unwrap();
-        let received = received.join().expect("no panic");
-        assert!(received.is_sorted_by(|one, next| number_of(one) < number_of(next)), "in order, and once");
-        assert!(sent.iter().all(|number| received.contains(number)), "what was sent has come");
+        let received = received.join().expect("the thread does not panic");
+        assert!(
+            received.is_sorted_by(|one, next| number_of(one) < number_of(next)),
+            "a message arrived twice or out of order"
+        );
+        assert!(sent.iter().all(|number| received.contains(number)), "a sent message is missing");
     });
 }
 
@@ -250,7 +253,7 @@ fn number_of(bytes: &[u8]) -> u32 {
     u32::from_le_bytes(bytes.try_into().expect("four bytes"))
 }
 
-/// A receiver that is given up keeps no call from the others, even one whose input it had begun to read.
+/// Expects that an abandoned receiver keeps no call from others, even one whose input it has begun to read.
 pub fn an_abandoned_recv_leaves_its_call_to_others(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let server = cluster.session(1).serve(ECHO, ServeOptions::default()).unwrap();
@@ -271,8 +274,8 @@ pub fn an_abandoned_recv_leaves_its_call_to_others(h: &dyn Harness) {
     }
 }
 
-/// Abandons `operation` after every number of polls.  Each time its region, if it is still there, holds what was
-/// written before, can be written, and can be freed; and then nothing is left.
+/// Abandons `operation` after every possible number of polls. If the region still exists then, it must hold the written
+/// contents, be writable, and be freed without a leak.
 fn check(h: &dyn Harness, operation: Operation) {
     let cluster = Cluster::new(h, 2);
     at_every_wait(|polls| {
@@ -288,29 +291,29 @@ fn check(h: &dyn Harness, operation: Operation) {
     });
 }
 
-/// Frees the region of the name, having looked at its contents, or finds that the name is free.
+/// Checks the contents of the region with the name, and frees it; or expects that the name is free.
 fn claim_and_free(cluster: &Cluster) {
     let session = cluster.session(0);
-    eventually("the name can be used", || {
+    eventually("the name is usable", || {
         match session.alloc(Some(NAME), 64, Placement::Local, everyone()) {
             Ok(lh) => return session.free(lh).map_err(|error| error.to_string()),
             Err(error) if matches!(error.cause(), RegionCause::NameTaken) => {}
             Err(error) => return Err(error.to_string()),
         }
-        // Without the right to write: the region may be sealed by now.
+        // Without the permission to write, because the region may be sealed.
         let lh =
             session.map(NAME, Permissions::READ | Permissions::MASTER).map_err(|error| error.to_string())?;
-        // An alloc that is being undone may take the region away at any moment.
+        // An alloc that is being undone may free the region at any moment.
         let mut bytes = vec![0xEE; session.len(lh).map_err(|error| error.to_string())? as usize];
         session.read(lh, 0, &mut bytes).map_err(|error| error.to_string())?;
         let is_fresh = bytes.iter().all(|byte| *byte == 0);
-        assert!(is_fresh || bytes == pattern(LEN, 1), "bytes were lost");
+        assert!(is_fresh || bytes == pattern(LEN, 1), "the region has lost bytes");
         session.free(lh).map_err(|error| error.to_string())
     });
 }
 
-/// Calls `attempt` with 0, 1, 2... polls until it says that these were enough.
+/// Calls `attempt` with 0, 1, 2 and so on polls until it returns true.
 pub(super) fn at_every_wait(mut attempt: impl FnMut(usize) -> bool) {
     let enough = (0..POLLS_MAX).find(|polls| attempt(*polls));
-    assert!(enough.is_some(), "{POLLS_MAX} polls do not complete the operation");
+    assert!(enough.is_some(), "the operation takes more than {POLLS_MAX} polls");
 }

@@ -1,4 +1,4 @@
-//! Nodes of this process, over shared memory or UDP, to run cases on.
+//! Nodes of this process, over shared memory or UDP.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use halite_fabric::fault::{FaultInjector, FaultPlan};
 
 use super::cluster::{Harness, Nodes, Place, Sessions};
 
-/// Nodes reach each other's memory by loads and stores, as embedded nodes do by default.
+/// Nodes that reach each other's memory by loads and stores, as embedded nodes do by default.
 pub struct Direct;
 
 impl Harness for Direct {
@@ -18,12 +18,12 @@ impl Harness for Direct {
         cannot(case)
     }
 
-    fn found(&self) -> Box<dyn Place> {
+    fn create(&self) -> Box<dyn Place> {
         Box::new(Embedded::new(Node::embedded))
     }
 }
 
-/// Middleware hides that, so that every access is posted and completed as on a network.
+/// Nodes with middleware that hides direct access, so that every access is posted and completed as on a network.
 pub struct Posted;
 
 impl Harness for Posted {
@@ -31,14 +31,14 @@ impl Harness for Posted {
         cannot(case)
     }
 
-    fn found(&self) -> Box<dyn Place> {
+    fn create(&self) -> Box<dyn Place> {
         Box::new(Embedded::new(|config| {
             Node::wrap(config, |fabric| Arc::new(FaultInjector::new(fabric, FaultPlan::default())))
         }))
     }
 }
 
-/// As [`Posted`], on a fabric that has no atomics.
+/// As [`Posted`], on a fabric without atomics.
 pub struct ByCall;
 
 impl Harness for ByCall {
@@ -46,7 +46,7 @@ impl Harness for ByCall {
         cannot(case)
     }
 
-    fn found(&self) -> Box<dyn Place> {
+    fn create(&self) -> Box<dyn Place> {
         Box::new(Embedded::new(|config| {
             Node::wrap(config, |fabric| {
                 Arc::new(FaultInjector::new(fabric, FaultPlan::default()).without_atomics())
@@ -55,7 +55,7 @@ impl Harness for ByCall {
     }
 }
 
-/// Nodes talk over UDP.
+/// Nodes that communicate over UDP.
 pub struct Roce;
 
 impl Harness for Roce {
@@ -63,23 +63,23 @@ impl Harness for Roce {
         cannot(case)
     }
 
-    fn found(&self) -> Box<dyn Place> {
+    fn create(&self) -> Box<dyn Place> {
         let over = |config| Node::embedded(Config { providers: vec![Provider::Roce], ..config });
         Box::new(Embedded::new(over))
     }
 }
 
-/// Why some cases are not told over nodes of one process; the scenarios tell them over nodes with processes of their own.
-const KILLS_ITSELF: &str = "all nodes are this very process, which would end itself";
+/// Reason for skipping cases that kill nodes. The scenarios kill nodes that are processes of their own.
+const KILLS_ITSELF: &str = "all nodes are this process, which would kill itself";
 
 pub(super) fn cannot(case: &str) -> Option<&'static str> {
     super::killed::CASES.contains(&case).then_some(KILLS_ITSELF)
 }
 
-/// Nodes of this process, in a directory of their own.  Dropping it makes them leave, the first one last.
+/// Nodes of this process, with their own cluster directory. Dropping it makes them leave, the first node last.
 pub(super) struct Embedded {
     start: fn(Config) -> Result<Node, JoinError>,
-    // Above the directory, so that the nodes are gone when it is removed.
+    // Dropped before the directory, so that the nodes have left when it is removed.
     nodes: RefCell<BTreeMap<NodeId, Node>>,
     directory: tempfile::TempDir,
 }
@@ -88,14 +88,18 @@ impl Embedded {
     pub(super) fn new(start: fn(Config) -> Result<Node, JoinError>) -> Embedded {
         let private = std::fs::Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().prefix("halite-").permissions(private).tempdir();
-        Embedded { start, nodes: RefCell::default(), directory: directory.expect("a temporary directory") }
+        Embedded {
+            start,
+            nodes: RefCell::default(),
+            directory: directory.expect("a temporary directory is created"),
+        }
     }
 }
 
 impl Nodes for Embedded {
     fn start(&self, config: Config) -> Result<(), JoinError> {
         let id = config.node.expect("cases number their nodes");
-        // All nodes are this very process.
+        // All nodes are this process, which must not kill itself.
         let fence = Fence::Never;
         let node = (self.start)(Config { dir: self.directory.path().to_path_buf(), fence, ..config })?;
         self.nodes.borrow_mut().insert(id, node);
@@ -108,7 +112,7 @@ impl Nodes for Embedded {
     }
 
     fn kill(&self, _: NodeId) {
-        unreachable!("cases that kill are not told here: {KILLS_ITSELF}");
+        unreachable!("cases that kill nodes are skipped: {KILLS_ITSELF}");
     }
 
     fn pid(&self, _: NodeId) -> u32 {
@@ -124,7 +128,7 @@ impl Sessions for Embedded {
 
 impl Drop for Embedded {
     fn drop(&mut self) {
-        // The first node keeps the directory of names, so the others can say goodbye to it.
+        // Node 0 has the directory of names, and the other nodes report to it that they leave.
         while let Some((_, node)) = self.nodes.get_mut().pop_last() {
             drop(node);
         }

@@ -1,4 +1,4 @@
-//! Nodes of this process whose names are in an etcd of the case's own, as Debian's package has it.
+//! Nodes of this process whose names are in a private etcd, as Debian packages it.
 
 use halite::{Config, EtcdAddress, JoinError, Node, NodeId};
 use tempfile::TempDir;
@@ -7,7 +7,7 @@ use super::cluster::{Harness, Nodes, Place, Sessions};
 use super::embedded::{self, Embedded};
 use daemon::Daemon;
 
-/// As the tests of the program start it.
+/// The helper of the program's tests.
 #[path = "../../../cli/tests/support/etcd/daemon.rs"]
 mod daemon;
 
@@ -19,18 +19,18 @@ impl Harness for NamesInEtcd {
         embedded::cannot(case).or_else(lacks_etcd)
     }
 
-    fn found(&self) -> Box<dyn Place> {
+    fn create(&self) -> Box<dyn Place> {
         Box::new(Beside { nodes: Embedded::new(Node::embedded), etcd: Etcd::start() })
     }
 }
 
 fn lacks_etcd() -> Option<&'static str> {
-    (!daemon::is_installed()).then_some("there is no etcd here (`apt-get install etcd-server`)")
+    (!daemon::is_installed()).then_some("etcd is not installed (`apt-get install etcd-server`)")
 }
 
-/// Nodes, and the etcd that has their names.
+/// Nodes, and the etcd with their names.
 struct Beside {
-    // Gone before their etcd is.
+    // Dropped before their etcd.
     nodes: Embedded,
     etcd: Etcd,
 }
@@ -59,25 +59,25 @@ impl Sessions for Beside {
     }
 }
 
-/// Its files are in memory.
+/// An etcd with its files in memory.
 struct Etcd {
-    #[expect(dead_code, reason = "it is held")]
+    #[expect(dead_code, reason = "dropping it stops the daemon")]
     daemon: Daemon,
     port: u16,
-    #[expect(dead_code, reason = "it is removed with this")]
+    #[expect(dead_code, reason = "dropping it removes the directory")]
     data: TempDir,
 }
 
 impl Etcd {
     fn start() -> Etcd {
-        let data = tempfile::tempdir_in("/dev/shm").expect("a temporary directory");
-        // It elects itself at once.
+        let data = tempfile::tempdir_in("/dev/shm").expect("a temporary directory is created");
+        // Short timeouts, so that it elects itself at once.
         let flags = ["--heartbeat-interval=10", "--election-timeout=50"].map(str::to_owned);
         let (daemon, ports) = Daemon::start(&data.path().join("data"), "http", &flags);
         Etcd { daemon, port: ports.clients, data }
     }
 
     fn address(&self) -> EtcdAddress {
-        format!("etcd://127.0.0.1:{}/case", self.port).parse().expect("it is an address")
+        format!("etcd://127.0.0.1:{}/case", self.port).parse().expect("the address is valid")
     }
 }

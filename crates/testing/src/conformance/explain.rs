@@ -1,4 +1,4 @@
-//! Explanations: which way bytes take, and why.
+//! Explanations of the path to a region's bytes, and of connections.
 
 use halite::{
     AccessPath, Atomics, Function, NodeId, NodeState, Permissions, Placement, RegionCause, ServeOptions,
@@ -8,27 +8,27 @@ use super::calls::PATIENCE;
 use super::cluster::{CHUNK, Cluster, Harness, eventually, everyone, shared};
 use super::refused;
 
-/// Every byte is accounted for, by the node that holds it, and what is alike is said once.
-pub fn an_explanation_accounts_for_every_byte(h: &dyn Harness) {
+/// Expects that every byte is listed by the node that holds it, and that equal pieces are merged.
+pub fn an_explanation_covers_every_byte(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(1);
     let nodes = vec![NodeId(0), NodeId(1), NodeId(2)];
     let lh = session.alloc(Some("spread"), 6 * CHUNK + 1, Placement::Spread(nodes), everyone()).unwrap();
-    let told = session.explain(lh).unwrap();
+    let explained = session.explain(lh).unwrap();
     let shares: Vec<(u32, u64, u64)> =
-        told.pieces.iter().map(|piece| (piece.node, piece.bytes, piece.pieces)).collect();
+        explained.pieces.iter().map(|piece| (piece.node, piece.bytes, piece.pieces)).collect();
     assert_eq!(shares, [(0, 2 * CHUNK + 1, 3), (1, 2 * CHUNK, 2), (2, 2 * CHUNK, 2)]);
-    assert_eq!((told.len, told.home, told.epoch), (6 * CHUNK + 1, 0, Some(0)));
-    assert_eq!(told.name.as_deref(), Some("spread"));
-    assert_eq!(told.pieces[1].path, AccessPath::Local);
-    assert!([AccessPath::Direct, AccessPath::Posted].contains(&told.pieces[0].path));
-    assert_eq!(told.pieces[0].path, told.pieces[2].path);
-    let text = told.to_string();
+    assert_eq!((explained.len, explained.home, explained.epoch), (6 * CHUNK + 1, 0, Some(0)));
+    assert_eq!(explained.name.as_deref(), Some("spread"));
+    assert_eq!(explained.pieces[1].path, AccessPath::Local);
+    assert!([AccessPath::Direct, AccessPath::Posted].contains(&explained.pieces[0].path));
+    assert_eq!(explained.pieces[0].path, explained.pieces[2].path);
+    let text = explained.to_string();
     assert!(text.contains("\"spread\"") && text.contains("node 2: 131072 bytes in 2 pieces"), "{text}");
 }
 
-/// What a handle may not be used for has no verb.
-pub fn an_explanation_tells_what_a_handle_lacks(h: &dyn Harness) {
+/// Expects no verb for accesses that the handle does not permit.
+pub fn an_explanation_shows_missing_permissions(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(0);
     let near = shared(&owner, "notes", CHUNK);
@@ -38,14 +38,14 @@ pub fn an_explanation_tells_what_a_handle_lacks(h: &dyn Harness) {
     assert_eq!(verbs.atomic, "not permitted");
     assert_ne!(verbs.write, "not permitted");
     owner.seal(near).unwrap();
-    let told = session.explain(lh).unwrap();
-    assert!(told.sealed);
-    assert_eq!(told.pieces[0].verbs.write, "sealed");
-    assert_ne!(told.pieces[0].verbs.read, "sealed");
+    let explained = session.explain(lh).unwrap();
+    assert!(explained.sealed);
+    assert_eq!(explained.pieces[0].verbs.write, "sealed");
+    assert_ne!(explained.pieces[0].verbs.read, "sealed");
 }
 
-/// A handle explains nothing where it means nothing.
-pub fn only_handles_that_lead_somewhere_are_explained(h: &dyn Harness) {
+/// Expects an error for a handle that is invalid in this session.
+pub fn only_valid_handles_are_explained(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
     let lh = shared(&session, "notes", CHUNK);
@@ -54,46 +54,46 @@ pub fn only_handles_that_lead_somewhere_are_explained(h: &dyn Harness) {
     refused!(session.explain(lh), RegionCause::Stale);
 }
 
-/// Bytes of a node that has gone are told to be down, although nobody is left to be asked.
-pub fn bytes_that_are_gone_are_explained(h: &dyn Harness) {
+/// Expects that bytes of a node that has left are listed as down, without asking that node.
+pub fn lost_bytes_are_explained(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
     let lh = session.alloc(None, CHUNK, Placement::On(NodeId(1)), everyone()).unwrap();
     cluster.leave(1);
-    let told = eventually("the bytes are known to be gone", || {
-        let told = session.explain(lh).map_err(|error| error.to_string())?;
-        if told.pieces[0].path == AccessPath::Down { Ok(told) } else { Err(told.to_string()) }
+    let explained = eventually("the loss of the bytes is known", || {
+        let explained = session.explain(lh).map_err(|error| error.to_string())?;
+        if explained.pieces[0].path == AccessPath::Down { Ok(explained) } else { Err(explained.to_string()) }
     });
-    assert_eq!((told.epoch, told.home, told.len), (None, 1, CHUNK));
-    assert_eq!(told.pieces[0].verbs.read, "fails");
+    assert_eq!((explained.epoch, explained.home, explained.len), (None, 1, CHUNK));
+    assert_eq!(explained.pieces[0].verbs.read, "fails");
 }
 
-/// Calls that hang are seen by their caller, and answers that nobody fetches by who keeps them.
-pub fn calls_under_way_are_explained(h: &dyn Harness) {
+/// Expects that pending calls are counted at the caller, and answers not yet fetched at the node that keeps them.
+pub fn calls_in_flight_are_explained(h: &dyn Harness) {
     const FUNCTION: Function = Function(7);
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
     let server = there.serve(FUNCTION, ServeOptions::default()).unwrap();
-    let under_way = || {
+    let in_flight = || {
         let (from, to) = (here.explain_peer(NodeId(1)).unwrap(), there.explain_peer(NodeId(0)).unwrap());
         [from.calls_under_way, from.answers_kept, to.calls_under_way, to.answers_kept]
     };
     let given_up = here.post_call(NodeId(1), FUNCTION, b"given up", 64, PATIENCE).unwrap();
     let long = here.post_call(NodeId(1), FUNCTION, b"long", 1 << 30, PATIENCE).unwrap();
     let (_unanswered, call) = (server.recv().unwrap(), server.recv().unwrap());
-    assert_eq!(under_way(), [2, 0, 0, 0]);
-    assert_eq!(here.explain_peer(NodeId(0)).unwrap().calls_under_way, 0, "they go to the other node");
+    assert_eq!(in_flight(), [2, 0, 0, 0]);
+    assert_eq!(here.explain_peer(NodeId(0)).unwrap().calls_under_way, 0, "the calls go to the other node");
     call.reply(&[7; 1 << 20]).unwrap();
-    assert_eq!(under_way(), [2, 0, 0, 1], "too long for any slot, it waits to be fetched");
+    assert_eq!(in_flight(), [2, 0, 0, 1], "an answer too long for a slot must be fetched");
     assert_eq!(long.answer().unwrap(), [7; 1 << 20]);
     drop(given_up);
-    eventually("nothing is under way", || match under_way() {
+    eventually("no call is in flight", || match in_flight() {
         [0, 0, 0, 0] => Ok(()),
         others => Err(format!("{others:?}")),
     });
 }
 
-/// Of every node it is told whether it is reached, and how.
+/// Expects the connection to every node, and its kind.
 pub fn a_peer_is_explained(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -102,7 +102,7 @@ pub fn a_peer_is_explained(h: &dyn Harness) {
     assert!(peer.cut_off_at.is_empty(), "{peer}");
     assert!(peer.silent_ms.is_some() && peer.bytes_quarantined_there == Some(0), "{peer}");
     assert_eq!((peer.calls_under_way, peer.answers_kept), (0, 0));
-    let capabilities = peer.capabilities.expect("it is connected");
+    let capabilities = peer.capabilities.expect("the peer is connected");
     assert!(!capabilities.provider.is_empty() && capabilities.send_bytes_max > 0, "{peer}");
     let by_call = capabilities.atomics != Atomics::Processor;
     assert_eq!(peer.to_string().contains("travel as calls"), by_call, "{peer}");
@@ -122,7 +122,7 @@ pub fn a_peer_is_explained(h: &dyn Harness) {
         !gone.connected && gone.silent_ms.is_none() && gone.reason.contains("left the cluster"),
         "{gone}"
     );
-    let gone = eventually("it is cut off from all memory", || {
+    let gone = eventually("the node is cut off from all memory", || {
         let peer = session.explain_peer(NodeId(2)).unwrap();
         if peer.cut_off_at == [0, 1] { Ok(peer) } else { Err(peer.to_string()) }
     });

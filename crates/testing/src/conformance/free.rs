@@ -1,11 +1,11 @@
-//! Freeing: handles go stale everywhere at once, and memory comes back clean.
+//! Freeing regions: all handles become stale, and memory is cleared before reuse.
 
 use halite::{AccessCause, NodeId, Permissions, Placement, RegionCause};
 
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, everyone, pattern, shared};
 use super::refused;
 
-/// When `free` has returned, no handle of any node reaches the memory.
+/// Expects that no handle of any node is usable once `free` has returned.
 pub fn every_handle_is_stale_after_free(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2].map(|index| cluster.session(index));
@@ -20,8 +20,8 @@ pub fn every_handle_is_stale_after_free(h: &dyn Harness) {
     refused!(sessions[0].write(near, 0, &[1]), AccessCause::Stale | AccessCause::UnknownHandle);
 }
 
-/// All of it, on every node.
-pub fn freed_memory_is_given_back(h: &dyn Harness) {
+/// Expects that all memory is returned on every node.
+pub fn freed_memory_is_returned(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
     for to in [0, 1] {
@@ -34,11 +34,11 @@ pub fn freed_memory_is_given_back(h: &dyn Harness) {
     }
 }
 
-/// The next owner sees zeroes, whatever was there.
+/// Expects zeros, whatever the previous region held.
 pub fn reused_memory_reads_as_zero(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
-    // So large that the second must take what the first had.
+    // So large that the second region must reuse memory of the first.
     let len = ARENA * 3 / 4;
     let secret = pattern(len, 1);
     let lh = session.alloc(None, len, Placement::On(NodeId(0)), everyone()).unwrap();
@@ -46,12 +46,12 @@ pub fn reused_memory_reads_as_zero(h: &dyn Harness) {
     session.free(lh).unwrap();
     cluster.expect_empty();
     let lh = session.alloc(None, len, Placement::On(NodeId(0)), everyone()).unwrap();
-    assert!(contents(&session, lh).iter().all(|byte| *byte == 0), "bytes of a freed region show");
+    assert!(contents(&session, lh).iter().all(|byte| *byte == 0), "bytes of a freed region are visible");
     session.free(lh).unwrap();
 }
 
-/// Small regions share pages, and still show nothing of each other.
-pub fn reused_crumbs_read_as_zero(h: &dyn Harness) {
+/// Expects that small regions, which share pages, see nothing of each other.
+pub fn reused_small_regions_read_as_zero(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     for round in 0..200 {
@@ -63,7 +63,7 @@ pub fn reused_crumbs_read_as_zero(h: &dyn Harness) {
     }
 }
 
-/// The second time there is nothing to free.
+/// Expects an error for the second free.
 pub fn a_region_is_freed_once(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -73,13 +73,13 @@ pub fn a_region_is_freed_once(h: &dyn Harness) {
     session.free(lh).unwrap();
     refused!(session.free(lh), RegionCause::Stale | RegionCause::UnknownHandle | RegionCause::NotFound);
     refused!(other.free(far), RegionCause::Stale | RegionCause::UnknownHandle | RegionCause::NotFound);
-    // The name may have a new owner by then, who is not harmed.
+    // Another region may have the name by then, and must not be affected.
     let new = shared(&session, "once", 200);
     refused!(other.free(far), RegionCause::Stale | RegionCause::UnknownHandle | RegionCause::NotFound);
     session.write(new, 150, b"x").unwrap();
 }
 
-/// From afar, too.
+/// Expects that a master on another node may free the region.
 pub fn a_master_may_free_from_any_node(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let near = shared(&cluster.session(0), "far", 2 * CHUNK);

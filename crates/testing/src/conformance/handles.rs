@@ -1,17 +1,17 @@
-//! Handles: good in their own session, until they are given up, for their own region.
+//! Handles: valid in their session and for their region, until they are unmapped.
 
 use halite::{AccessCause, Permissions, Placement, RegionCause};
 
 use super::cluster::{Cluster, Harness, contents, everyone, in_common, shared};
 use super::refused;
 
-/// A handle says nothing to another session, be it of the same node or not.
-pub fn a_handle_means_nothing_elsewhere(h: &dyn Harness) {
+/// Expects that a handle is invalid in another session, on the same node or another.
+pub fn a_handle_is_invalid_in_other_sessions(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(0);
     let lh = shared(&owner, "own", 100);
     for stranger in [cluster.session(0), cluster.session(1)] {
-        // Even where the stranger has handles of its own.
+        // Even if the other session has handles of its own.
         shared(&stranger, &format!("other {}", cluster.session(0).list().unwrap().len()), 100);
         refused!(stranger.read(lh, 0, &mut [0]), AccessCause::ForeignHandle);
         refused!(stranger.write(lh, 0, &[1]), AccessCause::ForeignHandle);
@@ -23,7 +23,7 @@ pub fn a_handle_means_nothing_elsewhere(h: &dyn Harness) {
     assert_eq!(contents(&owner, lh), [0; 100]);
 }
 
-/// Clones of a session are the same session.
+/// Expects that clones of a session share its handles.
 pub fn a_clone_of_a_session_shares_its_handles(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -33,7 +33,7 @@ pub fn a_clone_of_a_session_shares_its_handles(h: &dyn Harness) {
     assert_eq!(&contents(&session, lh)[..4], b"both");
 }
 
-/// What was given up is gone.
+/// Expects that an unmapped handle is invalid.
 pub fn a_handle_ends_with_unmap(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, lh)] = in_common(&cluster, "passing", 100);
@@ -43,12 +43,12 @@ pub fn a_handle_ends_with_unmap(h: &dyn Harness) {
     refused!(session.len(lh), AccessCause::Stale | AccessCause::UnknownHandle);
     refused!(session.unmap(lh), RegionCause::Stale | RegionCause::UnknownHandle);
     refused!(session.free(lh), RegionCause::Stale | RegionCause::UnknownHandle);
-    // The region does not mind.
+    // The region still exists.
     session.map("passing", everyone()).unwrap();
 }
 
-/// An old handle never reaches a younger region, however often its place is used again.
-pub fn an_old_handle_never_reaches_a_younger_region(h: &dyn Harness) {
+/// Expects that an old handle never reaches a later region, however often its slot is reused.
+pub fn an_old_handle_never_reaches_a_later_region(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     let mut old = Vec::new();
@@ -67,7 +67,7 @@ pub fn an_old_handle_never_reaches_a_younger_region(h: &dyn Harness) {
     }
 }
 
-/// Unmapping the maker's handle keeps the region: it lives until it is freed.
+/// Expects that a region lives until it is freed, even if its creator unmaps its handle.
 pub fn a_region_outlives_its_handles(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
@@ -79,7 +79,7 @@ pub fn a_region_outlives_its_handles(h: &dyn Harness) {
     assert_eq!(&contents(&other, lh)[..4], b"kept");
 }
 
-/// A session that is dropped gives its handles up, and its regions with names stay.
+/// Expects that a dropped session unmaps its handles, while regions with names remain.
 pub fn a_dropped_session_leaves_no_mappings(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     shared(&cluster.session(0), "stays", 100);
@@ -89,9 +89,9 @@ pub fn a_dropped_session_leaves_no_mappings(h: &dyn Harness) {
     }
     assert_eq!(cluster.status(1).mappings, 10);
     drop(session);
-    super::cluster::eventually("its mappings are gone", || match cluster.status(1).mappings {
+    super::cluster::eventually("the mappings are gone", || match cluster.status(1).mappings {
         0 => Ok(()),
-        left => Err(format!("{left} are left")),
+        left => Err(format!("{left} mappings remain")),
     });
     cluster.session(1).map("stays", Permissions::READ).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Nodes that end without a word.
+//! Nodes that are killed, without notice to the others.
 
 use std::time::Duration;
 
@@ -11,34 +11,34 @@ use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, every
 use super::refused;
 use super::turns::scope;
 
-/// All of this file, for those who cannot kill.
+/// All cases of this file, for harnesses that cannot kill nodes.
 pub const CASES: &[&str] = &[
-    "accesses_on_a_killed_node_fail_and_others_go_on",
+    "only_accesses_to_a_killed_node_fail",
     "posted_accesses_to_a_killed_node_fail",
     "names_of_a_killed_node_are_kept_until_its_end_is_known",
-    "calls_on_a_killed_node_are_told_that_they_may_have_run",
-    "messages_to_a_killed_node_are_told_to_be_lost",
+    "calls_to_a_killed_node_may_have_run",
+    "messages_to_a_killed_node_fail",
     "the_lock_of_a_killed_node_is_recovered",
     "a_barrier_does_not_wait_for_a_killed_node",
-    "a_killed_node_comes_back_as_a_new_one",
-    "the_owner_takes_back_what_a_killed_node_had_mapped",
-    "each_owner_says_that_a_killed_node_is_cut_off_from_its_memory",
+    "a_killed_node_returns_as_a_new_one",
+    "memory_mapped_by_a_killed_node_is_returned",
+    "every_owner_reports_that_a_killed_node_is_cut_off",
 ];
 
-/// Longer than anything takes here; silence takes a lease of five seconds to be noticed.
+/// Longer than anything takes here; a silent node is given up after a lease of five seconds.
 const LONG: Duration = Duration::from_secs(60);
 const FUNCTION: Function = Function(7);
 const DOOMED: NodeId = NodeId(2);
 
-/// A reader or writer of it is told, at the latest when its lease is over; what lies elsewhere is as it was.
-pub fn accesses_on_a_killed_node_fail_and_others_go_on(h: &dyn Harness) {
+/// Expects errors for accesses to the node's memory, at the latest after its lease; other memory is unaffected.
+pub fn only_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let there = session.alloc(None, CHUNK, Placement::On(DOOMED), everyone()).unwrap();
     let elsewhere = session.alloc(None, CHUNK, Placement::On(NodeId(1)), everyone()).unwrap();
     session.write(there, 0, b"salt").unwrap();
     cluster.kill(2);
-    eventually("the node is known to be gone", || match session.write(there, 0, b"water") {
+    eventually("the end of the node is known", || match session.write(there, 0, b"water") {
         Err(error) if matches!(error.cause(), AccessCause::PeerDown(DOOMED) | AccessCause::Stale) => Ok(()),
         other => Err(format!("{other:?}")),
     });
@@ -47,7 +47,7 @@ pub fn accesses_on_a_killed_node_fail_and_others_go_on(h: &dyn Harness) {
     assert_eq!(&contents(&session, elsewhere)[..6], b"pepper");
 }
 
-/// Nothing hangs, whatever was in flight.
+/// Expects that posted accesses fail instead of hanging.
 pub fn posted_accesses_to_a_killed_node_fail(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -59,13 +59,13 @@ pub fn posted_accesses_to_a_killed_node_fail(h: &dyn Harness) {
             assert!(matches!(error.cause, AccessCause::PeerDown(DOOMED) | AccessCause::Stale), "{error}");
         }
     }
-    eventually("the node is known to be gone", || match session.post_read(there, 0, [0; 8]).wait().1 {
+    eventually("the end of the node is known", || match session.post_read(there, 0, [0; 8]).wait().1 {
         Err(error) if matches!(error.cause, AccessCause::PeerDown(DOOMED) | AccessCause::Stale) => Ok(()),
         other => Err(format!("{other:?}")),
     });
 }
 
-/// Without a goodbye: its process has exited, where that is seen.  Else the names are kept for it until somebody has it
+/// Expects that names are lost if the exit of the process is reported; otherwise they are kept for the node until it is
 /// forgotten.
 pub fn names_of_a_killed_node_are_kept_until_its_end_is_known(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
@@ -81,9 +81,9 @@ pub fn names_of_a_killed_node_are_kept_until_its_end_is_known(h: &dyn Harness) {
         let lost = session.list_lost().unwrap();
         assert_eq!(lost.iter().map(|lost| lost.name.as_str()).collect::<Vec<_>>(), ["lost"]);
         assert_eq!(lost[0].lost.node, DOOMED);
-        assert_ne!(lost[0].lost.cause, LossCause::Left, "it said no goodbye");
+        assert_ne!(lost[0].lost.cause, LossCause::Left, "the node did not leave");
     } else {
-        eventually("it is known not to answer", || match session.stat("lost") {
+        eventually("the silence of the node is known", || match session.stat("lost") {
             Err(error) if *error.cause() == RegionCause::PeerDown(DOOMED) => Ok(()),
             other => Err(format!("{other:?}")),
         });
@@ -94,8 +94,8 @@ pub fn names_of_a_killed_node_are_kept_until_its_end_is_known(h: &dyn Harness) {
     assert!(session.list_lost().unwrap().is_empty());
 }
 
-/// One that is being handled, and one that comes later.
-pub fn calls_on_a_killed_node_are_told_that_they_may_have_run(h: &dyn Harness) {
+/// Expects an error for a call in progress, and for a later one.
+pub fn calls_to_a_killed_node_may_have_run(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let server = cluster.session(2).serve(FUNCTION, ServeOptions::default()).unwrap();
@@ -106,11 +106,11 @@ pub fn calls_on_a_killed_node_are_told_that_they_may_have_run(h: &dyn Harness) {
     assert!(error.cause == CallCause::PeerDown && error.may_have_run, "{error}");
     let late = session.call(DOOMED, FUNCTION, b"water", LONG).unwrap_err();
     assert!(matches!(late.cause, CallCause::PeerDown | CallCause::UnknownNode), "{late}");
-    assert!(!late.may_have_run, "it was not sent: {late}");
+    assert!(!late.may_have_run, "an unsent call cannot have run: {late}");
 }
 
-/// Those that wait for room there, and those that come later.
-pub fn messages_to_a_killed_node_are_told_to_be_lost(h: &dyn Harness) {
+/// Expects errors for messages that wait for room at the node, and for later ones.
+pub fn messages_to_a_killed_node_fail(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let (session, port) = (cluster.session(0), Port(3));
     let options = ServeOptions { requests_max: 1, ..ServeOptions::default() };
@@ -121,38 +121,38 @@ pub fn messages_to_a_killed_node_are_told_to_be_lost(h: &dyn Harness) {
         let waiting = scope.spawn(move || waiting.send(DOOMED, port, b"waits"));
         refused!(session.try_send(DOOMED, port, b"no room"), SendCause::WouldBlock);
         cluster.kill(2);
-        refused!(waiting.join().expect("no panic"), SendCause::PeerDown);
+        refused!(waiting.join().expect("the thread does not panic"), SendCause::PeerDown);
     });
-    eventually("it is known to be gone", || match session.send(DOOMED, port, b"late") {
+    eventually("the end of the node is known", || match session.send(DOOMED, port, b"late") {
         Err(error) if matches!(error.cause, SendCause::PeerDown | SendCause::UnknownNode) => Ok(()),
         other => Err(format!("{other:?}")),
     });
 }
 
-/// By the next one that waits for it, which is told that the holder may have left things half done.
+/// Expects that the next waiter gets the lock, and learns that the holder may have left data inconsistent.
 pub fn the_lock_of_a_killed_node_is_recovered(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let holder = cluster.session(2);
-    // Kept by node 0, which lives on.
+    // The lock is placed on node 0, which lives on.
     drop(cluster.session(0).lock("till").unwrap());
     let token = holder.lock("till").unwrap().keep();
     scope(|scope| {
         let waiter = cluster.session(1);
         let waiter = scope.spawn(move || waiter.lock("till").map(|guard| (guard.token(), guard.recovered())));
         cluster.kill(2);
-        let (next, is_recovered) = waiter.join().expect("no panic").unwrap();
+        let (next, is_recovered) = waiter.join().expect("the thread does not panic").unwrap();
         assert!(next > token && is_recovered, "{next} after {token}, recovered: {is_recovered}");
     });
     let guard = cluster.session(0).lock("till").unwrap();
-    assert!(!guard.recovered(), "that was told once");
+    assert!(!guard.recovered(), "the recovery is reported once");
 }
 
-/// Those who are there are told that somebody is missing, and nobody passes.
+/// Expects that the waiting participants get an error, and none passes.
 pub fn a_barrier_does_not_wait_for_a_killed_node(h: &dyn Harness) {
-    // Only the first contributes memory, so that the barrier lives there.
+    // Only the first node has memory, so the barrier is placed there.
     let mut cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 0), ("ada", 0)]);
     let (one, other) = (cluster.session(0), cluster.session(1));
-    // All three have passed once.
+    // The first round passes with all three.
     let doomed = cluster.session(2);
     scope(|scope| {
         for session in [&one, &other, &doomed] {
@@ -160,23 +160,24 @@ pub fn a_barrier_does_not_wait_for_a_killed_node(h: &dyn Harness) {
         }
     });
     cluster.kill(2);
-    let told = scope(|scope| {
+    let errors = scope(|scope| {
         let wait = |session| scope.spawn(move || super::Session::barrier(session, "gate", 3, LONG));
-        [wait(&one), wait(&other)].map(|thread| thread.join().expect("no panic"))
+        [wait(&one), wait(&other)].map(|thread| thread.join().expect("the thread does not panic"))
     });
-    for error in told {
+    for error in errors {
         refused!(error, BarrierCause::Timeout);
     }
 }
 
-/// Its number is free again, it holds nothing, and handles to its former incarnation stay refused.
-pub fn a_killed_node_comes_back_as_a_new_one(h: &dyn Harness) {
+/// Expects that the number can be used again, that the new node holds nothing, and that handles to its former
+/// incarnation stay invalid.
+pub fn a_killed_node_returns_as_a_new_one(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let before = session.alloc(None, CHUNK, Placement::On(DOOMED), everyone()).unwrap();
     let incarnation = cluster.status(2).incarnation;
     cluster.kill(2);
-    eventually("it is back", || cluster.start(2, "ada", 1 << 20).map_err(|error| error.to_string()));
+    eventually("the node is back", || cluster.start(2, "ada", 1 << 20).map_err(|error| error.to_string()));
     let status = cluster.status(2);
     assert!(status.incarnation != incarnation && status.bytes_used == 0, "{status:?}");
     refused!(session.read(before, 0, &mut [0]), AccessCause::PeerDown(DOOMED) | AccessCause::Stale);
@@ -185,8 +186,8 @@ pub fn a_killed_node_comes_back_as_a_new_one(h: &dyn Harness) {
     assert_eq!(&contents(&session, after)[..3], b"new");
 }
 
-/// Neither its mappings nor quarantine keep memory for ever.
-pub fn the_owner_takes_back_what_a_killed_node_had_mapped(h: &dyn Harness) {
+/// Expects that neither mappings of the killed node nor quarantine keep memory for ever.
+pub fn memory_mapped_by_a_killed_node_is_returned(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(1);
     let near = shared(&owner, "used", 3 * CHUNK);
@@ -195,15 +196,15 @@ pub fn the_owner_takes_back_what_a_killed_node_had_mapped(h: &dyn Harness) {
     user.write(far, 0, b"salt").unwrap();
     cluster.kill(2);
     owner.free(near).unwrap();
-    eventually("all is taken back", || {
+    eventually("all memory is returned", || {
         let status = cluster.status(1);
         let held = status.bytes_used + status.bytes_quarantined + status.mappings;
         if held == 0 { Ok(()) } else { Err(format!("{status:?}")) }
     });
 }
 
-/// A node that takes over the memory it wrote to waits for that.
-pub fn each_owner_says_that_a_killed_node_is_cut_off_from_its_memory(h: &dyn Harness) {
+/// Expects the report that a node needs before it takes over memory that the killed node could write.
+pub fn every_owner_reports_that_a_killed_node_is_cut_off(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let before = [0, 1].map(|owner| session.reach(DOOMED, NodeId(owner)).unwrap());
@@ -212,11 +213,11 @@ pub fn each_owner_says_that_a_killed_node_is_cut_off_from_its_memory(h: &dyn Har
     refused!(session.reach(DOOMED, NodeId(77)), RegionCause::UnknownNode(NodeId(77)));
     cluster.kill(2);
     for owner in [0, 1] {
-        let cut_off = eventually("it is cut off", || {
+        let cut_off = eventually("the node is cut off", || {
             let reach = session.reach(DOOMED, NodeId(owner)).map_err(|error| error.to_string())?;
             if reach.is_cut_off { Ok(reach) } else { Err(format!("{reach:?}")) }
         });
-        assert_eq!(cut_off.incarnation, before[0].incarnation, "it is this incarnation that is meant");
+        assert_eq!(cut_off.incarnation, before[0].incarnation, "another incarnation was reported");
     }
     refused!(session.reach(NodeId(0), DOOMED), RegionCause::PeerDown(DOOMED));
 }

@@ -1,4 +1,4 @@
-//! Locks: one at a time, in order, and never held by nobody.
+//! Locks: one holder at a time, in order, and recovery after the end of a holder.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -13,11 +13,11 @@ use super::refused;
 use super::session::{Session, block_on};
 use super::turns::scope;
 
-/// Far longer than anything here takes.
+/// Longer than any operation here takes.
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(2);
 
-/// The second client is refused, or waits.
+/// Expects that the lock is refused to other sessions while it is held.
 pub fn a_lock_is_held_by_one_session(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2].map(|index| cluster.session(index));
@@ -30,8 +30,8 @@ pub fn a_lock_is_held_by_one_session(h: &dyn Harness) {
     }
 }
 
-/// Its session, and others, can take it again at once.
-pub fn a_dropped_guard_gives_the_lock_up(h: &dyn Harness) {
+/// Expects that any session can take the lock at once.
+pub fn a_dropped_guard_releases_the_lock(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let sessions = [0, 1].map(|index| cluster.session(index));
     for turn in 0..20 {
@@ -41,7 +41,7 @@ pub fn a_dropped_guard_gives_the_lock_up(h: &dyn Harness) {
     }
 }
 
-/// A second time would wait for itself.
+/// Expects an error, because the session would wait for itself.
 pub fn a_session_takes_a_lock_once(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
@@ -53,8 +53,8 @@ pub fn a_session_takes_a_lock_once(h: &dyn Harness) {
     drop(session.lock("mirror").unwrap());
 }
 
-/// Neither what was never taken, nor what was given up, nor what another holds.
-pub fn what_is_not_held_is_not_given_up(h: &dyn Harness) {
+/// Expects errors for locks that were never taken, were released, or are held by another session.
+pub fn only_a_held_lock_can_be_released(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (session, other) = (cluster.session(0), cluster.session(1));
     refused!(session.unlock("absent"), LockCause::NotHeld);
@@ -68,8 +68,8 @@ pub fn what_is_not_held_is_not_given_up(h: &dyn Harness) {
     second.unlock().unwrap();
 }
 
-/// And then it does not get it later.
-pub fn a_lock_that_stays_held_is_waited_for_no_longer_than_told(h: &dyn Harness) {
+/// Expects a timeout, and that the waiter does not get the lock later.
+pub fn a_wait_for_a_held_lock_times_out(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     for holder in [0, 1] {
         let (session, other) = (cluster.session(holder), cluster.session(1 - holder));
@@ -82,15 +82,15 @@ pub fn a_lock_that_stays_held_is_waited_for_no_longer_than_told(h: &dyn Harness)
     }
 }
 
-/// Nobody overtakes, from whatever node.
-pub fn who_waits_gets_the_lock_in_order(h: &dyn Harness) {
+/// Expects that no waiter overtakes another, on any node.
+pub fn waiters_get_the_lock_in_order(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let first = cluster.session(0).lock("queue").unwrap();
     let waiters: Vec<halite::Session> = (0..6).map(|index| cluster.futures(index % 3)).collect();
     let mut waits: Vec<_> = waiters.iter().map(|session| Box::pin(session.lock("queue"))).collect();
     let mut context = Context::from_waker(Waker::noop());
     for wait in &mut waits {
-        // That it waits shows only in that it does not get the lock: others who ask later must not either.
+        // A request may take many polls until it is in the queue, where later requests must not overtake it.
         for _ in 0..200 {
             assert!(wait.as_mut().poll(&mut context).is_pending());
             cluster.session(0).status().unwrap();
@@ -100,13 +100,13 @@ pub fn who_waits_gets_the_lock_in_order(h: &dyn Harness) {
     first.unlock().unwrap();
     for wait in waits {
         let guard = block_on(&waiters[0], wait).unwrap();
-        assert!(guard.token() == before + 1, "each is the next");
+        assert!(guard.token() == before + 1, "another holder came in between");
         before = guard.token();
     }
 }
 
-/// Reads and writes in between are not torn apart by others'.
-pub fn nothing_is_lost_under_a_lock(h: &dyn Harness) {
+/// Increments a word by read and write under a lock.
+pub fn no_update_is_lost_under_a_lock(h: &dyn Harness) {
     const EACH: u64 = 100;
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);
@@ -131,7 +131,7 @@ pub fn nothing_is_lost_under_a_lock(h: &dyn Harness) {
     assert_eq!(u64::from_le_bytes(bytes), 6 * EACH);
 }
 
-/// No two are alike, and each is higher than those of the holders before.
+/// Expects each token to be higher than all earlier ones.
 pub fn tokens_rise_from_holder_to_holder(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let (sender, receiver) = channel();
@@ -141,7 +141,7 @@ pub fn tokens_rise_from_holder_to_holder(h: &dyn Harness) {
             scope.spawn(move || {
                 for _ in 0..50 {
                     let guard = session.lock("counter").unwrap();
-                    // Under the lock, so that they are received in the order of the holders.
+                    // Sent under the lock, so that tokens are received in the order of the holders.
                     sender.send(guard.token()).unwrap();
                 }
             });
@@ -153,8 +153,8 @@ pub fn tokens_rise_from_holder_to_holder(h: &dyn Harness) {
     assert!(tokens.windows(2).all(|pair| pair[0] < pair[1]), "{tokens:?}");
 }
 
-/// Wherever it was: not begun, under way, waiting, or granted already.
-pub fn an_abandoned_wait_for_a_lock_holds_up_nobody(h: &dyn Harness) {
+/// Abandons requests after any number of polls: not sent, in flight, queued, or granted.
+pub fn an_abandoned_wait_for_a_lock_blocks_no_other(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let (quitter, holder, next) = (cluster.futures(1), cluster.session(0), cluster.session(2));
     for polls in 0..60 {
@@ -164,7 +164,7 @@ pub fn an_abandoned_wait_for_a_lock_holds_up_nobody(h: &dyn Harness) {
             let mut context = Context::from_waker(Waker::noop());
             for _ in 0..polls {
                 assert!(wait.as_mut().poll(&mut context).is_pending());
-                // Lets messages arrive in between.
+                // Lets messages arrive between polls.
                 holder.status().unwrap();
             }
             if polls % 2 == 0 {
@@ -177,7 +177,7 @@ pub fn an_abandoned_wait_for_a_lock_holds_up_nobody(h: &dyn Harness) {
     }
 }
 
-/// The next holder is told, whether it waited or comes later.
+/// Expects that the next holder learns of the recovery, whether it waits or comes later.
 pub fn a_lock_kept_until_the_session_ends_is_recovered(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     for holder in [0, 1] {
@@ -186,7 +186,7 @@ pub fn a_lock_kept_until_the_session_ends_is_recovered(h: &dyn Harness) {
         let guard = other.lock_within("left", LONG).unwrap();
         assert!(guard.recovered() && guard.token() > token);
         drop(guard);
-        assert!(!other.lock("left").unwrap().recovered(), "it is told once");
+        assert!(!other.lock("left").unwrap().recovered(), "the recovery is reported once");
         let waiter = cluster.futures(holder);
         let session = cluster.session(holder);
         session.lock("left").unwrap().keep();
@@ -197,9 +197,9 @@ pub fn a_lock_kept_until_the_session_ends_is_recovered(h: &dyn Harness) {
     }
 }
 
-/// It says goodbye, and can do nothing under its lock any more.
+/// Expects recovery, because the node can do nothing under its lock any more.
 pub fn the_lock_of_a_node_that_left_is_recovered(h: &dyn Harness) {
-    // The third contributes no memory, so that no lock lives there.
+    // The third node has no memory, so no lock is placed there.
     let mut cluster = Cluster::with(h, &[("ada", 1 << 20), ("ada", 1 << 20), ("ada", 0)]);
     let names = ["a", "b", "c", "d"];
     let leaving = cluster.session(2);
@@ -218,8 +218,8 @@ pub fn the_lock_of_a_node_that_left_is_recovered(h: &dyn Harness) {
     drop(leaving);
 }
 
-/// Others take it once they are granted to, and not after that is revoked; who holds it keeps it.
-pub fn a_lock_may_be_for_some_only(h: &dyn Harness) {
+/// Expects that principals can take the lock from the grant to the revoke, and that a holder keeps it.
+pub fn a_lock_may_be_restricted_to_principals(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let (ada, bob) = (cluster.session(0), cluster.session(1));
     ada.create_lock("vault", Permissions::empty()).unwrap();
@@ -243,8 +243,8 @@ pub fn a_lock_may_be_for_some_only(h: &dyn Harness) {
     );
 }
 
-/// A lock and a region may have one name, and regions' names cannot reach locks.
-pub fn locks_hide_from_lists_and_names(h: &dyn Harness) {
+/// Expects that a lock and a region may have one name, and that names of regions cannot reach locks.
+pub fn locks_are_hidden_from_lists_and_names(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
     let guard = session.lock("twin").unwrap();
@@ -264,9 +264,9 @@ pub fn locks_hide_from_lists_and_names(h: &dyn Harness) {
     drop(guard);
 }
 
-/// Who holds a lock can ask whether it still does, and hears in time that it does not: the lock is freed, or its home gone.
-pub fn who_holds_a_lock_is_told_when_it_may_be_another_ones(h: &dyn Harness) {
-    // Only the second contributes memory, so that locks live there.
+/// Expects that `check` fails once the lock is freed or its home has left.
+pub fn a_holder_learns_that_it_lost_the_lock(h: &dyn Harness) {
+    // Only the second node has memory, so locks are placed there.
     let mut cluster = Cluster::with(h, &[("ada", 0), ("ada", 1 << 20)]);
     let (session, other) = (cluster.session(0), cluster.session(1));
     refused!(session.check_lock("brief"), LockCause::NotHeld);
@@ -281,14 +281,14 @@ pub fn who_holds_a_lock_is_told_when_it_may_be_another_ones(h: &dyn Harness) {
     drop((guard, taken));
     let kept = session.lock("long").unwrap();
     cluster.leave(1);
-    eventually("the home is known to be gone", || match kept.check() {
+    eventually("the end of the home is known", || match kept.check() {
         Err(error) if error.cause == LockCause::Lapsed => Ok(()),
         other => Err(format!("{other:?}")),
     });
 }
 
-/// With its memory given back in between, and its tokens still rising.
-pub fn a_freed_lock_is_made_anew(h: &dyn Harness) {
+/// Expects that the new lock has higher tokens, and that the memory of the old one is freed.
+pub fn a_freed_lock_is_created_again(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (session, other) = (cluster.session(0), cluster.session(1));
     let token = session.lock("brief").unwrap().keep();
@@ -304,18 +304,18 @@ pub fn a_freed_lock_is_made_anew(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// The next holder goes on with higher tokens.
-pub fn a_lock_is_made_anew_after_its_home_left(h: &dyn Harness) {
-    // Only the second contributes memory, so that the lock lives there.
+/// Expects that the next holder has a higher token.
+pub fn a_lock_is_created_again_after_its_home_left(h: &dyn Harness) {
+    // Only the second node has memory, so the lock is placed there.
     let mut cluster = Cluster::with(h, &[("ada", 0), ("ada", 1 << 20)]);
     let session = cluster.session(0);
     let guard = session.lock("phoenix").unwrap();
     cluster.leave(1);
     let token = guard.token();
-    // It was lost with its home, of whose end the holder may not have heard yet.
+    // The lock was lost with its home; the holder may not know that yet.
     let _ = guard.unlock();
     cluster.start(1, "ada", 1 << 20).unwrap();
-    let anew = eventually("the lock is made anew", || {
+    let anew = eventually("the lock is created again", || {
         session.lock_within("phoenix", LONG).map_err(|error| error.to_string())
     });
     assert!(anew.token() > token);

@@ -1,13 +1,13 @@
-//! Nodes that come and go.
+//! Nodes that join and leave.
 
 use halite::{AccessCause, JoinError, LossCause, NodeId, NodeState, Permissions, Placement, RegionCause};
 
 use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, everyone, shared};
 
-/// Each node is listed, with what it contributes and holds, the same from everywhere.
+/// Expects that each node lists all nodes with their memory, equal from every node.
 pub fn the_status_lists_every_node(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 2 * ARENA), ("ada", 0)]);
-    // Kept, or its mapping would end with it.
+    // The session stays open, because its mapping ends with it.
     let session = cluster.session(1);
     shared(&session, "held", 3 * CHUNK);
     for index in 0..3 {
@@ -24,24 +24,24 @@ pub fn the_status_lists_every_node(h: &dyn Harness) {
     }
 }
 
-/// Two nodes of one number would be taken for each other.
+/// Expects a refusal, because two nodes with one number could be confused.
 pub fn a_number_is_taken_while_its_node_lives(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let second = cluster.start(1, "ada", ARENA);
     match second.err() {
         Some(JoinError::AlreadyRunning { node: NodeId(1), .. }) => {}
-        other => panic!("expected that node 1 runs already: {other:?}"),
+        other => panic!("expected an error because node 1 runs: {other:?}"),
     }
     cluster.session(1).list().unwrap();
 }
 
-/// Who left is shown so, and the others work on.
-pub fn the_others_go_on_when_a_node_leaves(h: &dyn Harness) {
+/// Expects that a node that left is listed as such, and that the others continue.
+pub fn other_nodes_continue_when_a_node_leaves(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(1);
     let lh = shared(&session, "here", CHUNK);
     cluster.leave(2);
-    eventually("node 2 is shown as gone", || {
+    eventually("node 2 is listed as gone", || {
         let all = cluster.session(0).status().map_err(|error| error.to_string())?;
         match all.iter().find(|status| status.node == NodeId(2)).map(|status| status.state) {
             Some(NodeState::Left) | None => Ok(()),
@@ -54,7 +54,7 @@ pub fn the_others_go_on_when_a_node_leaves(h: &dyn Harness) {
     assert_eq!(&contents(&other, far)[..2], b"on");
 }
 
-/// Its regions go with it: a holder gets an error that says so, never a hang and never other bytes.
+/// Expects that accesses to the node's regions fail with a cause, and neither hang nor return other bytes.
 pub fn regions_end_with_their_node(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(2);
@@ -77,12 +77,12 @@ pub fn regions_end_with_their_node(h: &dyn Harness) {
     });
     match owner.write(near, 0, b"x") {
         Err(error) => assert!(matches!(error.cause(), AccessCause::NodeClosed), "{error}"),
-        Ok(()) => panic!("a node that left still writes"),
+        Ok(()) => panic!("a node that left has written"),
     }
 }
 
-/// What was lost is told as lost, with whom, and until somebody has taken note of it.
-pub fn names_of_a_node_that_left_are_told_as_lost(h: &dyn Harness) {
+/// Expects that lost names are reported with the node, until a session removes them.
+pub fn names_of_a_node_that_left_are_reported_as_lost(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let owner = cluster.session(2);
     let incarnation = cluster.status(2).incarnation;
@@ -103,8 +103,8 @@ pub fn names_of_a_node_that_left_are_told_as_lost(h: &dyn Harness) {
         lost.iter().map(|lost| lost.name.as_str()).collect::<Vec<_>>(),
         ["anew", "forgotten", "noted"]
     );
-    for told in lost.iter().map(|lost| lost.lost) {
-        assert_eq!((told.node, told.incarnation, told.cause), (NodeId(2), incarnation, LossCause::Left));
+    for loss in lost.iter().map(|lost| lost.lost) {
+        assert_eq!((loss.node, loss.incarnation, loss.cause), (NodeId(2), incarnation, LossCause::Left));
     }
     shared(&session, "anew", CHUNK);
     session.forget_name("noted").unwrap();
@@ -114,7 +114,7 @@ pub fn names_of_a_node_that_left_are_told_as_lost(h: &dyn Harness) {
     assert_eq!(cluster.session(0).status().unwrap().len(), 2);
 }
 
-/// A node that comes back is another one: it holds nothing, and what pointed at its former incarnation stays refused.
+/// Expects that a node that returns holds nothing, and that references to its former incarnation stay invalid.
 pub fn a_returned_node_is_a_new_one(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -122,7 +122,7 @@ pub fn a_returned_node_is_a_new_one(h: &dyn Harness) {
     let first = cluster.status(1).incarnation;
     cluster.leave(1);
     eventually("the number is free", || cluster.start(1, "ada", ARENA).map_err(|error| error.to_string()));
-    eventually("it is alive again", || {
+    eventually("the node is alive again", || {
         let status = cluster.status(1);
         let is_new = status.incarnation != first && matches!(status.state, NodeState::Alive);
         if is_new && status.bytes_used == 0 { Ok(()) } else { Err(format!("{status:?}")) }
@@ -139,8 +139,8 @@ pub fn a_returned_node_is_a_new_one(h: &dyn Harness) {
     assert_ne!(new, far);
 }
 
-/// A late comer sees all that is there.
-pub fn who_joins_later_sees_everything(h: &dyn Harness) {
+/// Expects that a node that joins later sees all regions.
+pub fn a_node_that_joins_later_sees_all_regions(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
     let lh = shared(&session, "early", 100);

@@ -1,4 +1,4 @@
-//! Memory operations: fill and copy, within and between nodes.
+//! Fills and copies, within and between nodes.
 
 use fastrand::Rng;
 use halite::{AccessCause, CopySide, Lh, NodeId, Permissions, Placement};
@@ -8,7 +8,7 @@ use super::refused;
 use super::session::Session;
 use super::turns::scope;
 
-/// A region spread over the nodes of these numbers, as `session` maps it, with random bytes.
+/// Allocates a region spread over these nodes, maps it by `session`, and fills it with random bytes.
 fn spread(session: &Session, nodes: &[u32], len: u64, seed: u64) -> (Lh, Vec<u8>) {
     let nodes = nodes.iter().map(|node| NodeId(*node)).collect();
     let lh = session.alloc(None, len, Placement::Spread(nodes), everyone()).unwrap();
@@ -17,8 +17,8 @@ fn spread(session: &Session, nodes: &[u32], len: u64, seed: u64) -> (Lh, Vec<u8>
     (lh, bytes)
 }
 
-/// Over every border between chunks and nodes, and at every alignment, a fill touches what it is told and nothing else.
-pub fn a_fill_sets_just_its_bytes(h: &dyn Harness) {
+/// Expects that a fill changes exactly its bytes, over every border between chunks and nodes, and at every alignment.
+pub fn a_fill_changes_only_its_bytes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let (lh, mut model) = spread(&session, &[1, 0, 2], 5 * CHUNK + 9, 1);
@@ -32,8 +32,8 @@ pub fn a_fill_sets_just_its_bytes(h: &dyn Harness) {
     assert!(contents(&session, lh) == model);
 }
 
-/// Wherever the two regions are: here, there, both there, or on two other nodes.
-pub fn a_copy_goes_from_region_to_region(h: &dyn Harness) {
+/// Copies between regions at all combinations of nodes: local, remote, both at one remote node, or at two.
+pub fn a_copy_works_between_all_nodes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     for (from_node, to_node) in [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)] {
@@ -46,9 +46,8 @@ pub fn a_copy_goes_from_region_to_region(h: &dyn Harness) {
     }
 }
 
-/// The result is as if the bytes had gone through a buffer, by whatever distance they move, also where the two handles
-/// are different ones of the same region.
-pub fn a_copy_may_overlap_itself(h: &dyn Harness) {
+/// Expects the same result as a copy through a buffer, for any distance, even through two handles of one region.
+pub fn source_and_target_of_a_copy_may_overlap(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let nodes = vec![NodeId(1), NodeId(2), NodeId(0)];
@@ -66,8 +65,8 @@ pub fn a_copy_may_overlap_itself(h: &dyn Harness) {
     }
 }
 
-/// Any mixture of fills and copies is what it would be on arrays.
-pub fn copies_agree_with_arrays(h: &dyn Harness) {
+/// Compares random fills and copies with the same ones on arrays.
+pub fn copies_match_arrays(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(1);
     let mut regions =
@@ -87,8 +86,8 @@ pub fn copies_agree_with_arrays(h: &dyn Harness) {
     }
 }
 
-/// Longer than any single command.
-pub fn a_long_copy_moves_up_and_down(h: &dyn Harness) {
+/// Copies more than a single command can.
+pub fn long_copies_overlap_in_both_directions(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", 32 << 20), ("ada", 32 << 20)]);
     let session = cluster.session(0);
     let len = 36 << 20;
@@ -104,14 +103,14 @@ pub fn a_long_copy_moves_up_and_down(h: &dyn Harness) {
     assert!(contents(&session, lh) == model);
 }
 
-/// All is checked before a byte is touched, and errors name the region that is to blame.
-pub fn nothing_is_touched_unless_all_is_permitted(h: &dyn Harness) {
+/// Expects all checks before any byte is changed, and errors that name the region at fault.
+pub fn a_refused_memory_operation_changes_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
     let (lh, bytes) = spread(&session, &[0, 1], 2 * CHUNK, 9);
     let other = shared(&session, "other", CHUNK);
     let check = |result: Result<(), halite::CopyError>, side, matches: fn(&AccessCause) -> bool| {
-        let error = result.expect_err("it was not refused");
+        let error = result.expect_err("the operation is refused");
         assert!(error.side == side && matches(&error.cause) && !error.partly, "{error}");
     };
     let out_of_range = |cause: &AccessCause| matches!(cause, AccessCause::OutOfRange { .. });
@@ -149,8 +148,8 @@ pub fn nothing_is_touched_unless_all_is_permitted(h: &dyn Harness) {
     assert!(text.starts_with("cannot fill 5 bytes at offset 3 of"), "{text}");
 }
 
-/// No bytes can be filled and copied anywhere up to the very end, and not behind it.
-pub fn nothing_can_be_filled_and_copied(h: &dyn Harness) {
+/// Expects that operations on zero bytes succeed up to the end of a region, and fail beyond it.
+pub fn empty_memory_operations_succeed_up_to_the_end(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
     let lh = session.alloc(None, CHUNK, Placement::On(NodeId(0)), everyone()).unwrap();
@@ -160,7 +159,7 @@ pub fn nothing_can_be_filled_and_copied(h: &dyn Harness) {
     refused!(session.copy(lh, 0, lh, CHUNK + 1, 0), AccessCause::OutOfRange { .. });
 }
 
-/// What is filled and copied while a region moves is where the region is then.
+/// Expects that fills and copies during a move take effect at the region's place at that time.
 pub fn memory_operations_during_a_move_are_kept(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);
@@ -187,8 +186,8 @@ pub fn memory_operations_during_a_move_are_kept(h: &dyn Harness) {
     assert_eq!(contents(&session, lh), contents(&owner, near));
 }
 
-/// Bytes whose node has gone cannot be filled or copied; the error names the side.
-pub fn what_is_gone_is_neither_filled_nor_copied(h: &dyn Harness) {
+/// Expects errors for bytes whose node has left, with the side of the copy.
+pub fn memory_operations_on_lost_bytes_fail(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let (gone, _) = spread(&session, &[0, 2], 2 * CHUNK, 10);

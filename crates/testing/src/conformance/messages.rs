@@ -1,4 +1,4 @@
-//! Messages: what is put into a port comes out once, in order, whether the sender or the receiver is slow.
+//! Messages: each is received once and in order, with slow senders and slow receivers.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -20,18 +20,18 @@ fn room_for(requests_max: usize) -> ServeOptions {
     ServeOptions { requests_max, ..ServeOptions::default() }
 }
 
-/// Lets a future do what it can do now, and expects that it waits for the rest.
-fn begin<F: Future + Unpin>(future: &mut F) {
+/// Polls a future once, and expects that it waits.
+fn expect_wait<F: Future + Unpin>(future: &mut F) {
     let polled = std::pin::Pin::new(future).poll(&mut Context::from_waker(Waker::noop()));
-    assert!(polled.is_pending(), "it does not wait");
+    assert!(polled.is_pending(), "the operation does not wait");
 }
 
-/// Whatever was posted before to a port that is full waits there now: requests of one node are taken in in order.
+/// Waits until earlier messages have arrived at a full port: requests of one node are handled in order.
 fn await_arrival(session: &Session, node: NodeId) {
     refused!(session.try_send(node, PORT, b"too late"), SendCause::WouldBlock);
 }
 
-/// Numbered and of all lengths: through the ring, many times around it, and past it.
+/// Sends numbered messages of all lengths: through the ring, many times around it, and by reference.
 pub fn messages_of_one_sender_arrive_in_order(h: &dyn Harness) {
     const MESSAGES: u64 = 1000;
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
@@ -57,8 +57,8 @@ pub fn messages_of_one_sender_arrive_in_order(h: &dyn Harness) {
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
 
-/// Several senders, several receivers, and hardly any room: each message is received once.
-pub fn every_message_of_many_goes_to_one_receiver(h: &dyn Harness) {
+/// Lets several senders and receivers use a small port; each message must be received once.
+pub fn every_message_is_received_once(h: &dyn Harness) {
     const EACH: u64 = 300;
     const SENDERS: u64 = 6;
     let cluster = Cluster::new(h, 3);
@@ -85,18 +85,21 @@ pub fn every_message_of_many_goes_to_one_receiver(h: &dyn Harness) {
                 })
             })
             .collect();
-        senders.into_iter().for_each(|sender| sender.join().expect("no panic"));
+        senders.into_iter().for_each(|sender| sender.join().expect("the thread does not panic"));
         for _ in &receivers {
             cluster.session(0).send(THERE, PORT, b"").expect("the port is open");
         }
-        receivers.into_iter().flat_map(|receiver| receiver.join().expect("no panic")).collect()
+        receivers
+            .into_iter()
+            .flat_map(|receiver| receiver.join().expect("the thread does not panic"))
+            .collect()
     });
     received.sort_unstable();
     assert_eq!(received, (0..SENDERS * EACH).collect::<Vec<_>>());
 }
 
-/// At any backlog: hundreds wait at once, from each node.
-pub fn a_slow_receiver_holds_up_its_senders_and_loses_nothing(h: &dyn Harness) {
+/// Lets hundreds of messages of each node wait for room at once.
+pub fn a_slow_receiver_delays_senders_and_loses_nothing(h: &dyn Harness) {
     const EACH: u32 = 400;
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
     let mailbox = cluster.session(1).open_port(PORT, room_for(3)).unwrap();
@@ -115,18 +118,18 @@ pub fn a_slow_receiver_holds_up_its_senders_and_loses_nothing(h: &dyn Harness) {
         let mut received = BTreeSet::new();
         for _ in 0..2 * EACH {
             let message = mailbox.recv().unwrap();
-            // They are sent all at once, so no order is promised.
-            assert!(received.insert((message.node, message.bytes)), "it came twice");
+            // They are sent concurrently, so their order is undefined.
+            assert!(received.insert((message.node, message.bytes)), "a message arrived twice");
         }
         for sender in senders {
-            assert!(sender.join().expect("no panic").iter().all(Result::is_ok));
+            assert!(sender.join().expect("the thread does not panic").iter().all(Result::is_ok));
         }
     });
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
 
-/// They are told so, and come in again when there is room.
-pub fn a_full_port_takes_no_more_from_those_who_do_not_wait(h: &dyn Harness) {
+/// Expects that `try_send` fails while the port is full, and succeeds when there is room.
+pub fn try_send_fails_while_the_port_is_full(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
     let mailbox = cluster.session(1).open_port(PORT, room_for(2)).unwrap();
@@ -141,22 +144,22 @@ pub fn a_full_port_takes_no_more_from_those_who_do_not_wait(h: &dyn Harness) {
     }
     let bytes_max = 1000;
     let small = cluster.session(1).open_port(Port(4), ServeOptions { bytes_max, ..room_for(9) }).unwrap();
-    here.try_send(THERE, Port(4), &[1; 5000]).expect("one alone always fits");
+    here.try_send(THERE, Port(4), &[1; 5000]).expect("an empty queue accepts a message of any length");
     refused!(here.try_send(THERE, Port(4), b"!"), SendCause::WouldBlock);
     assert_eq!(small.recv().unwrap().bytes, [1; 5000]);
 }
 
-/// Room goes to who waits longest.
-pub fn those_that_wait_for_room_are_not_overtaken(h: &dyn Harness) {
+/// Expects that room goes to the sender that has waited longest.
+pub fn waiting_senders_are_not_overtaken(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, session) = (cluster.session(0), cluster.futures(0));
     let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();
     here.send(THERE, PORT, b"first").unwrap();
     let mut second = Box::pin(session.send(THERE, PORT, b"second"));
-    begin(&mut second);
+    expect_wait(&mut second);
     await_arrival(&here, THERE);
     assert_eq!(mailbox.recv().unwrap().bytes, b"first");
-    // Room is kept for the second, whose task does not run.
+    // Room is reserved for the second message, whose task does not run.
     refused!(here.try_send(THERE, PORT, b"third"), SendCause::WouldBlock);
     assert_eq!(mailbox.try_recv(), Ok(None));
     here.block_on(second).unwrap();
@@ -164,21 +167,21 @@ pub fn those_that_wait_for_room_are_not_overtaken(h: &dyn Harness) {
     here.try_send(THERE, PORT, b"third").unwrap();
 }
 
-/// Whether it gives up before room is kept for it, or afterwards.
-pub fn a_sender_that_gives_up_leaves_its_room_to_others(h: &dyn Harness) {
+/// Abandons senders before and after room is reserved for them.
+pub fn an_abandoned_send_leaves_its_room_to_others(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     for sender in [0, 1] {
         let (here, session) = (cluster.session(sender), cluster.futures(sender));
         let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();
         here.send(THERE, PORT, b"first").unwrap();
         let mut waiting: Vec<_> = (0..4).map(|_| Box::pin(session.send(THERE, PORT, b"given up"))).collect();
-        waiting.iter_mut().for_each(begin);
+        waiting.iter_mut().for_each(expect_wait);
         let mut last = Box::pin(session.send(THERE, PORT, b"last"));
-        begin(&mut last);
+        expect_wait(&mut last);
         await_arrival(&here, THERE);
         drop(waiting.remove(1));
         assert_eq!(mailbox.recv().unwrap().bytes, b"first");
-        // Room is kept for the first of them, or about to be.
+        // Room is reserved for the first of them, or will be.
         drop(waiting.remove(0));
         drop(waiting);
         here.block_on(last).unwrap();
@@ -188,8 +191,8 @@ pub fn a_sender_that_gives_up_leaves_its_room_to_others(h: &dyn Harness) {
     }
 }
 
-/// Unknown nodes, ports that nobody has opened, a port that is taken, a message longer than any.
-pub fn whom_nobody_listens_to_cannot_be_sent_to(h: &dyn Harness) {
+/// Expects errors about unknown nodes, closed ports, a port that is open already, and a message that is too long.
+pub fn messages_to_closed_ports_fail(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, there) = (cluster.session(0), cluster.session(1));
     refused!(here.send(NodeId(9), PORT, b""), SendCause::UnknownNode);
@@ -213,8 +216,8 @@ pub fn whom_nobody_listens_to_cannot_be_sent_to(h: &dyn Harness) {
     }
 }
 
-/// And the receiver hears of nobody else.
-pub fn only_those_on_the_list_may_send(h: &dyn Harness) {
+/// Expects that the receiver gets messages of listed principals only.
+pub fn only_listed_principals_may_send(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
     let options = ServeOptions { callers: Some(vec!["bob".to_owned()]), ..ServeOptions::default() };
     let mailbox = cluster.session(0).open_port(PORT, options).unwrap();
@@ -226,14 +229,14 @@ pub fn only_those_on_the_list_may_send(h: &dyn Harness) {
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
 
-/// What was accepted and not received goes with the port.
-pub fn senders_that_wait_are_told_when_the_port_closes(h: &dyn Harness) {
+/// Expects that messages that were accepted but not received are lost with the port.
+pub fn waiting_senders_fail_when_the_port_closes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (here, session) = (cluster.session(0), cluster.futures(0));
     let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();
     here.send(THERE, PORT, b"accepted").unwrap();
     let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(session.send(THERE, PORT, b"waits"))).collect();
-    waiting.iter_mut().for_each(begin);
+    waiting.iter_mut().for_each(expect_wait);
     await_arrival(&here, THERE);
     mailbox.close();
     for sent in here.block_on(join_all(waiting)) {
@@ -243,14 +246,14 @@ pub fn senders_that_wait_are_told_when_the_port_closes(h: &dyn Harness) {
     refused!(mailbox.try_recv(), ServeCause::Closed);
 }
 
-/// No deadline ends such waiting, so this must.
-pub fn senders_that_wait_are_told_when_the_node_leaves(h: &dyn Harness) {
+/// Such waits have no timeout, so they must end with the node.
+pub fn waiting_senders_fail_when_the_node_leaves(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let (here, session) = (cluster.session(0), cluster.futures(0));
     let mailbox = cluster.session(2).open_port(PORT, room_for(1)).unwrap();
     here.send(NodeId(2), PORT, b"accepted").unwrap();
     let mut waiting: Vec<_> = (0..3).map(|_| Box::pin(session.send(NodeId(2), PORT, b"waits"))).collect();
-    waiting.iter_mut().for_each(begin);
+    waiting.iter_mut().for_each(expect_wait);
     await_arrival(&here, NodeId(2));
     cluster.leave(2);
     for sent in here.block_on(join_all(waiting)) {
@@ -258,12 +261,12 @@ pub fn senders_that_wait_are_told_when_the_node_leaves(h: &dyn Harness) {
         assert!(error.cause == SendCause::PeerDown && error.may_have_arrived, "{error}");
     }
     let late = here.send(NodeId(2), PORT, b"late").unwrap_err();
-    assert!(!late.may_have_arrived, "nothing was sent: {late}");
+    assert!(!late.may_have_arrived, "an unsent message cannot have arrived: {late}");
     refused!(mailbox.recv(), ServeCause::NodeClosed);
 }
 
-/// Those that stay in their sender's memory until they are received, too.
-pub fn long_messages_keep_their_turn(h: &dyn Harness) {
+/// Expects the order even for messages that stay in their sender's memory until they are received.
+pub fn long_messages_stay_in_order(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let mailbox = cluster.session(1).open_port(PORT, room_for(2)).unwrap();
     let lens = [5, 300_000, 70_000, 1, 0, 1 << 20, 65_537, 9];

@@ -1,4 +1,4 @@
-//! Moving regions: nobody loses a byte or a handle.
+//! Moves of regions: no byte and no handle is lost.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,7 +8,7 @@ use super::cluster::{ARENA, CHUNK, Cluster, Harness, contents, eventually, every
 use super::refused;
 use super::turns::scope;
 
-/// All bytes arrive, the home with them, and the old place is empty.
+/// Expects all bytes and the home at the new node, and the old memory free.
 pub fn a_moved_region_keeps_its_bytes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
@@ -19,13 +19,13 @@ pub fn a_moved_region_keeps_its_bytes(h: &dyn Harness) {
     let info = session.stat("cart").unwrap();
     assert_eq!((info.home, info.nodes), (NodeId(2), vec![(NodeId(2), 5 * CHUNK + 3)]));
     assert_eq!(contents(&session, lh), bytes);
-    eventually("the old place is empty", || match cluster.status(0).bytes_used {
+    eventually("the old memory is free", || match cluster.status(0).bytes_used {
         0 => Ok(()),
         used => Err(format!("{used} bytes")),
     });
 }
 
-/// Handles of all nodes go on working, for reading and writing.
+/// Expects that handles of all nodes stay valid, for reading and writing.
 pub fn handles_survive_a_move(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2].map(|index| cluster.session(index));
@@ -45,7 +45,7 @@ pub fn handles_survive_a_move(h: &dyn Harness) {
     }
 }
 
-/// What is written while the region is on its way is not lost.
+/// Expects that no write during a move is lost.
 pub fn writes_during_a_move_are_kept(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);
@@ -56,14 +56,14 @@ pub fn writes_during_a_move_are_kept(h: &dyn Harness) {
     let written = scope(|scope| {
         let writer = scope.spawn(|| {
             let mut count = 0u64;
-            // Pairs with the Release below: after the last move there is one more round.
+            // Pairs with the Release below: another round follows the last move.
             while !is_done.load(Ordering::Acquire) || count < 64 {
                 count += 1;
                 let offset = (count % 64) * (CHUNK / 4);
                 session.write(lh, offset, &count.to_le_bytes()).unwrap();
                 let mut back = [0; 8];
                 session.read(lh, offset, &mut back).unwrap();
-                assert_eq!(u64::from_le_bytes(back), count, "a write that was done can be read");
+                assert_eq!(u64::from_le_bytes(back), count, "a completed write was lost");
             }
             count
         });
@@ -81,8 +81,8 @@ pub fn writes_during_a_move_are_kept(h: &dyn Harness) {
     }
 }
 
-/// Moving to where it is already is done before it begins.
-pub fn a_move_to_the_same_place_is_nothing(h: &dyn Harness) {
+/// Expects that a move to the present node has no effect.
+pub fn a_move_to_the_same_node_has_no_effect(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     let lh = shared(&session, "still", CHUNK + 1);
@@ -93,7 +93,7 @@ pub fn a_move_to_the_same_place_is_nothing(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Refused, and everything is as before.
+/// Expects a refusal without any effect.
 pub fn a_move_to_an_unknown_node_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -103,7 +103,7 @@ pub fn a_move_to_an_unknown_node_is_refused(h: &dyn Harness) {
     assert_eq!(session.stat("stay").unwrap().home, NodeId(0));
 }
 
-/// The target has no room: refused, nothing lost, nothing left behind at the target.
+/// Expects a refusal that loses nothing and leaves nothing at the target.
 pub fn a_move_that_does_not_fit_changes_nothing(h: &dyn Harness) {
     let cluster = Cluster::with(h, &[("ada", ARENA), ("ada", 4 * CHUNK)]);
     let session = cluster.session(0);
@@ -120,8 +120,8 @@ pub fn a_move_that_does_not_fit_changes_nothing(h: &dyn Harness) {
     });
 }
 
-/// A spread region comes together.
-pub fn a_spread_region_can_be_gathered(h: &dyn Harness) {
+/// Moves all chunks of a spread region to one node.
+pub fn a_move_gathers_a_spread_region(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(0);
     let nodes = vec![NodeId(0), NodeId(1), NodeId(2)];
@@ -135,7 +135,7 @@ pub fn a_spread_region_can_be_gathered(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Its name is found after the move, also by who comes later.
+/// Expects that the name is found after the move, even by nodes that join later.
 pub fn a_moved_region_is_found_by_its_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let session = cluster.session(1);

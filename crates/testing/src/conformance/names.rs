@@ -1,14 +1,14 @@
-//! Names: unique while their region lives, free again afterwards.
+//! Names: unique while their region exists, and free afterwards.
 
 use halite::{NodeId, Permissions, Placement, RegionCause, Who};
 
 use super::cluster::{Cluster, Harness, everyone, shared};
 use super::refused;
 use super::session::Session;
-use super::turns::{Line, scope};
+use super::turns::{StartingLine, scope};
 
-/// The second comer is refused, wherever it is, and the first region is left alone.
-pub fn a_name_is_given_once(h: &dyn Harness) {
+/// Expects that a second region with the name is refused, on any node, and the first is unaffected.
+pub fn a_name_is_unique(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let first = cluster.session(0);
     let lh = shared(&first, "one", 100);
@@ -21,10 +21,10 @@ pub fn a_name_is_given_once(h: &dyn Harness) {
     let mut bytes = [0; 4];
     first.read(lh, 0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"mine");
-    assert_eq!(cluster.status(1).bytes_used, 0, "what was set aside for the refused region came back");
+    assert_eq!(cluster.status(1).bytes_used, 0, "memory reserved for the refused region leaked");
 }
 
-/// After its region is freed a name may be used again, also elsewhere.
+/// Expects that the name of a freed region can be used again, on any node.
 pub fn a_name_is_free_after_its_region(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -35,31 +35,34 @@ pub fn a_name_is_free_after_its_region(h: &dyn Harness) {
     assert_eq!(session.stat("again").unwrap().len, 200);
 }
 
-/// Of many who ask at once exactly one gets it.
-pub fn a_name_that_many_want_goes_to_one(h: &dyn Harness) {
+/// Expects that exactly one of many concurrent requests gets the name.
+pub fn one_of_many_claims_of_a_name_succeeds(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions: Vec<_> = (0..6).map(|index| cluster.session(index % 3)).collect();
-    let start = Line::new(sessions.len());
+    let start = StartingLine::new(sessions.len());
     let attempt = |session: &Session| {
         start.wait();
         session.alloc(Some("prize"), 64, Placement::Local, everyone()).is_ok()
     };
     let winners = scope(|scope| {
         let threads: Vec<_> = sessions.iter().map(|session| scope.spawn(move || attempt(session))).collect();
-        threads.into_iter().filter_map(|thread| thread.join().expect("no panic").then_some(())).count()
+        threads
+            .into_iter()
+            .filter_map(|thread| thread.join().expect("the thread does not panic").then_some(()))
+            .count()
     });
     assert_eq!(winners, 1);
     assert_eq!(cluster.session(0).list().unwrap().len(), 1);
 }
 
-/// The empty name could be taken for none.
+/// Expects a refusal, because an empty name could be confused with none.
 pub fn the_empty_name_is_refused(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     refused!(cluster.session(0).alloc(Some(""), 10, Placement::Local, everyone()), RegionCause::NameEmpty);
     cluster.expect_empty();
 }
 
-/// 255 bytes of UTF-8 and no more; what counts is bytes, not characters.
+/// Expects a limit of 255 bytes of UTF-8, not characters.
 pub fn a_name_has_at_most_255_bytes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
@@ -74,7 +77,7 @@ pub fn a_name_has_at_most_255_bytes(h: &dyn Harness) {
     );
 }
 
-/// A name is a name: spaces, slashes and other scripts mean nothing.
+/// Expects that spaces, slashes and any script are ordinary characters.
 pub fn any_text_is_a_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let names = ["a b", "/etc/passwd", "..", "名前", "🜔", "new\nline", "nul\0byte", "A", "a"];
@@ -86,8 +89,8 @@ pub fn any_text_is_a_name(h: &dyn Harness) {
     }
 }
 
-/// A name is not found by its beginning, nor by other letter case.
-pub fn a_name_is_found_only_whole(h: &dyn Harness) {
+/// Expects that neither a prefix nor another case matches.
+pub fn a_name_matches_only_whole(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     shared(&session, "Region", 10);
@@ -96,8 +99,8 @@ pub fn a_name_is_found_only_whole(h: &dyn Harness) {
     }
 }
 
-/// Until then nobody else finds it; then it outlives its creator.
-pub fn a_region_may_be_named_when_it_is_ready(h: &dyn Harness) {
+/// Expects that no other session finds the region before it is named, and that a named region outlives its creator.
+pub fn a_region_can_be_named_later(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (maker, other) = (cluster.session(0), cluster.session(1));
     let lh = maker.alloc(None, 100, Placement::On(NodeId(1)), everyone()).unwrap();
@@ -115,8 +118,8 @@ pub fn a_region_may_be_named_when_it_is_ready(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// The region stays as it is, and may have another name.
-pub fn a_name_that_is_taken_is_not_given_late(h: &dyn Harness) {
+/// Expects that the refusal leaves the region unchanged, and that it can get another name.
+pub fn naming_later_refuses_a_taken_name(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(1);
     shared(&cluster.session(0), "taken", 10);
@@ -129,8 +132,8 @@ pub fn a_name_that_is_taken_is_not_given_late(h: &dyn Harness) {
     assert_eq!(session.list().unwrap().len(), 2);
 }
 
-/// A client that has found it by its name would not find it again.
-pub fn a_region_keeps_its_name(h: &dyn Harness) {
+/// Expects a refusal, because sessions that know the first name could no longer find the region.
+pub fn a_region_cannot_be_renamed(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     let lh = shared(&session, "first", 10);
@@ -139,12 +142,12 @@ pub fn a_region_keeps_its_name(h: &dyn Harness) {
     refused!(session.map("second", Permissions::READ), RegionCause::NotFound);
 }
 
-/// A name is what others find it by: its masters decide.
-pub fn only_masters_give_names(h: &dyn Harness) {
+/// Expects that only masters can name a region.
+pub fn only_masters_name_regions(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     let lh = session.alloc(None, 10, Placement::Local, everyone()).unwrap();
-    session.add_master(lh, "somebody else").unwrap();
+    session.add_master(lh, "another principal").unwrap();
     let me = session.stat_handle(lh).unwrap().owner;
     session.revoke(lh, Who::Principal(me), Permissions::MASTER).unwrap();
     refused!(session.set_name(lh, "name"), RegionCause::PermissionDenied { .. });

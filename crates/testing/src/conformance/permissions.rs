@@ -1,4 +1,4 @@
-//! Who may do what: granted, refused, taken away; and the powers of a master.
+//! Permissions: granted, denied and revoked; and the commands of masters.
 
 use halite::{AccessCause, NodeId, Permissions, Placement, RegionCause, Who};
 
@@ -9,18 +9,18 @@ fn bob() -> Who {
     Who::Principal("bob".to_owned())
 }
 
-/// The creator of a region may do everything with it.
-pub fn the_maker_has_all_permissions(h: &dyn Harness) {
+/// Expects all permissions for the creator of a region.
+pub fn the_creator_has_all_permissions(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "ada"]);
     let session = cluster.session(0);
     session.alloc(Some("mine"), 100, Placement::Local, Permissions::empty()).unwrap();
-    // Permissions are the principal's, not the session's nor the node's.
+    // Permissions belong to the principal, not to the session or the node.
     let lh = cluster.session(1).map("mine", Permissions::all());
     assert!(lh.is_ok(), "{lh:?}");
 }
 
-/// Others have what everyone was given and no more; the refusal says what is missing.
-pub fn others_have_what_everyone_was_given(h: &dyn Harness) {
+/// Expects that other principals have the permissions of everyone, and errors with the missing ones.
+pub fn others_have_the_permissions_of_everyone(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     cluster.session(0).alloc(Some("public"), 100, Placement::Local, Permissions::READ).unwrap();
     let bob = cluster.session(1);
@@ -35,8 +35,8 @@ pub fn others_have_what_everyone_was_given(h: &dyn Harness) {
     );
 }
 
-/// A handle carries what was asked for, even where more would have been granted.
-pub fn a_handle_allows_only_what_was_asked_for(h: &dyn Harness) {
+/// Expects only the requested permissions, even if the principal has more.
+pub fn a_handle_has_only_the_requested_permissions(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     cluster.session(0).alloc(Some("book"), 100, Placement::Local, everyone()).unwrap();
     let session = cluster.session(1);
@@ -49,12 +49,12 @@ pub fn a_handle_allows_only_what_was_asked_for(h: &dyn Harness) {
         session.read(writer, 0, &mut byte),
         AccessCause::PermissionDenied { missing: Permissions::READ }
     );
-    assert_eq!(byte, [7], "a refused read leaves the buffer alone");
+    assert_eq!(byte, [7], "a refused read changed the buffer");
     assert_eq!(contents(&session, reader)[0], b'x');
 }
 
-/// A grant reaches the named principal and nobody else, and shows in the description.
-pub fn a_grant_is_for_the_one_who_is_named(h: &dyn Harness) {
+/// Expects that a grant affects only the named principal, and is part of the description.
+pub fn a_grant_affects_only_its_principal(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
     let ada = cluster.session(0);
     let lh = ada.alloc(Some("letter"), 100, Placement::Local, Permissions::empty()).unwrap();
@@ -67,7 +67,7 @@ pub fn a_grant_is_for_the_one_who_is_named(h: &dyn Harness) {
     assert!(info.grants.contains(&("bob".to_owned(), Permissions::READ)), "{:?}", info.grants);
 }
 
-/// A grant to everyone reaches all who are not named otherwise.
+/// Expects that a grant to everyone affects all principals without a grant of their own.
 pub fn everyone_can_be_granted_and_revoked(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);
@@ -80,7 +80,7 @@ pub fn everyone_can_be_granted_and_revoked(h: &dyn Harness) {
     refused!(after, RegionCause::PermissionDenied { missing: Permissions::READ });
 }
 
-/// When `revoke` has returned, handles that were open lack the permission too, and keep the others.
+/// Expects that open handles lack the permission once `revoke` has returned, and keep the others.
 pub fn a_revoked_permission_is_gone_from_open_handles(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);
@@ -95,12 +95,12 @@ pub fn a_revoked_permission_is_gone_from_open_handles(h: &dyn Harness) {
     ada.revoke(near, bob(), Permissions::READ).unwrap();
     let refusal = session.read(lh, 0, &mut [0]);
     refused!(refusal, AccessCause::PermissionDenied { missing: Permissions::READ });
-    // The maker's own rights are not touched.
+    // The creator's permissions are unaffected.
     ada.write(near, 0, b"mine").unwrap();
 }
 
-/// Every command of a master is refused to others, and changes nothing.
-pub fn who_is_no_master_commands_nothing(h: &dyn Harness) {
+/// Expects that every command of a master is refused to others, without any effect.
+pub fn only_masters_give_commands(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);
     let near = ada.alloc(Some("throne"), 100, Placement::Local, everyone()).unwrap();
@@ -124,8 +124,8 @@ pub fn who_is_no_master_commands_nothing(h: &dyn Harness) {
     assert_eq!(&contents(&ada, near)[..4], b"kept");
 }
 
-/// A handle orders nothing that it was not mapped for, even where its principal is a master.
-pub fn a_handle_commands_only_if_it_was_mapped_for_that(h: &dyn Harness) {
+/// Expects that a handle permits only the commands for which it was mapped, even if its principal is a master.
+pub fn a_handle_commands_only_with_its_permissions(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "ada"]);
     let maker = cluster.session(0);
     let near = maker.alloc(Some("lent"), 100, Placement::Local, Permissions::READ).unwrap();
@@ -152,14 +152,14 @@ pub fn a_handle_commands_only_if_it_was_mapped_for_that(h: &dyn Harness) {
     let after = session.stat("lent").unwrap();
     assert_eq!((before.home, before.sealed, before.everyone), (after.home, after.sealed, after.everyone));
     assert_eq!(before.grants, after.grants);
-    // Who makes a region has a handle for everything, and a master can have one at any time.
+    // The creator has a handle with all permissions, and a master can map one at any time.
     session.set_name(nameless, "named").unwrap();
     let master = session.map("lent", Permissions::MASTER).unwrap();
     session.free(master).unwrap();
 }
 
-/// A right that is taken from a principal is gone from its handles for good: who is made a master again maps anew.
-pub fn a_handle_does_not_grow_with_its_principal(h: &dyn Harness) {
+/// Expects that a revoked permission does not return to open handles when it is granted again.
+pub fn a_handle_gains_no_permissions(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);
     let near = ada.alloc(Some("office"), 100, Placement::Local, Permissions::READ).unwrap();
@@ -178,8 +178,8 @@ pub fn a_handle_does_not_grow_with_its_principal(h: &dyn Harness) {
     session.seal(anew).unwrap();
 }
 
-/// A region may have several masters, each with full powers.
-pub fn a_second_master_commands_too(h: &dyn Harness) {
+/// Expects that each of several masters may give all commands.
+pub fn every_master_gives_commands(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob", "eve"]);
     let ada = cluster.session(0);
     let near = ada.alloc(Some("shared throne"), 100, Placement::Local, Permissions::empty()).unwrap();
@@ -196,7 +196,7 @@ pub fn a_second_master_commands_too(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Granting what is held and revoking what is not are no errors.
+/// Expects success for grants of present and revocations of absent permissions.
 pub fn grants_are_idempotent(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);
@@ -211,7 +211,7 @@ pub fn grants_are_idempotent(h: &dyn Harness) {
     refused!(refusal, RegionCause::PermissionDenied { missing: Permissions::READ });
 }
 
-/// A region without a name obeys its master through the handle.
+/// Expects that the master of a region without a name commands it through the handle.
 pub fn a_nameless_region_has_permissions_too(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let ada = cluster.session(0);

@@ -1,4 +1,4 @@
-//! Posted reads and writes: they end with their bytes, in order, or with the cause that stopped them.
+//! Posted reads and writes: each ends with its bytes, in order, or with the cause of its failure.
 
 use halite::{AccessCause, NodeId, Permissions};
 
@@ -15,7 +15,7 @@ fn wait_all<B: Unpin>(posted: Vec<Posted<B>>) -> Vec<B> {
     posted.into_iter().map(wait).collect()
 }
 
-/// Short ones, and long ones that span chunks.
+/// Posts short accesses, and long ones that span chunks.
 pub fn posted_accesses_end_with_their_bytes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let len = 4 * CHUNK;
@@ -33,7 +33,7 @@ pub fn posted_accesses_end_with_their_bytes(h: &dyn Harness) {
     }
 }
 
-/// The last word stays, and a later read sees it.
+/// Expects that the last write remains, and that a later read returns it.
 pub fn posted_writes_land_in_order(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, far)] = in_common(&cluster, "word", 8);
@@ -47,7 +47,7 @@ pub fn posted_writes_land_in_order(h: &dyn Harness) {
     }
 }
 
-/// Looking whether it has ended is enough to end it.
+/// Expects that polling for the end is enough to complete an access.
 pub fn a_posted_access_ends_while_it_is_polled(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [(owner, near), (session, far)] = in_common(&cluster, "board", 8);
@@ -55,12 +55,12 @@ pub fn a_posted_access_ends_while_it_is_polled(h: &dyn Harness) {
     while !write.is_ended() {
         super::turns::pause_again(0);
     }
-    assert!(write.is_ended(), "it stays so");
+    assert!(write.is_ended(), "the end is permanent");
     write.wait().1.unwrap();
     assert_eq!(contents(&owner, near), b"finished");
 }
 
-/// The outcome names the cause, and the buffer comes back.
+/// Expects the cause of the failure, and the buffer back.
 pub fn a_refused_access_returns_its_buffer(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let [_, (session, far)] = in_common(&cluster, "board", 8);
@@ -73,8 +73,8 @@ pub fn a_refused_access_returns_its_buffer(h: &dyn Harness) {
     refused!(session.post_read(read_only, 0, [0; 8]).wait().1, AccessCause::ForeignHandle);
 }
 
-/// Thousands of dropped ones leave memory for others, and hold up no change of the region.
-pub fn dropped_accesses_leave_nothing_behind(h: &dyn Harness) {
+/// Expects that thousands of dropped accesses leave memory for others, and do not delay changes of the region.
+pub fn dropped_accesses_leak_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(0);
     let near = shared(&owner, "board", CHUNK);
@@ -84,7 +84,7 @@ pub fn dropped_accesses_leave_nothing_behind(h: &dyn Harness) {
         let len = if round % 100 == 0 { CHUNK } else { 8 };
         drop(session.post_write(far, 0, vec![round as u8; len as usize]));
         drop(session.post_read(far, 0, vec![0; len as usize]));
-        // The fabric's queue is finite.
+        // The fabric's queue is limited.
         if round % 100 == 99 {
             session.read(far, 0, &mut [0; 8]).unwrap();
         }

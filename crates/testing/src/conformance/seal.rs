@@ -1,4 +1,4 @@
-//! Sealed regions: immutable for ever.
+//! Sealed regions, which are permanently immutable.
 
 use halite::{AccessCause, NodeId, Permissions, Placement, RegionCause};
 
@@ -7,7 +7,7 @@ use super::refused;
 
 /// A sealed region refuses writes by a principal with write permission, through old and new handles, and can be mapped
 /// only for reading. Reads still work.
-pub fn a_sealed_region_takes_no_writes(h: &dyn Harness) {
+pub fn a_sealed_region_refuses_writes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let owner = cluster.session(0);
     let near = shared(&owner, "stone", CHUNK + 10);
@@ -29,7 +29,7 @@ pub fn a_sealed_region_takes_no_writes(h: &dyn Harness) {
     assert!(session.stat("stone").unwrap().sealed);
 }
 
-/// Sealing twice is sealing.
+/// Expects that a second seal succeeds without an effect.
 pub fn sealing_again_changes_nothing(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -40,7 +40,7 @@ pub fn sealing_again_changes_nothing(h: &dyn Harness) {
     assert!(session.stat("stone").unwrap().sealed);
 }
 
-/// Its bytes are immutable; where they lie is not.
+/// Expects that a sealed region can move, and keeps its bytes.
 pub fn a_sealed_region_can_be_moved(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
@@ -54,7 +54,7 @@ pub fn a_sealed_region_can_be_moved(h: &dyn Harness) {
     refused!(session.write(lh, 0, b"scratch"), AccessCause::Sealed);
 }
 
-/// It ends like any other, and what is made of its memory can be written.
+/// Expects that the memory of a freed sealed region is writable again.
 pub fn a_sealed_region_can_be_freed(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
@@ -62,7 +62,7 @@ pub fn a_sealed_region_can_be_freed(h: &dyn Harness) {
     session.seal(lh).unwrap();
     session.free(lh).unwrap();
     cluster.expect_empty();
-    let lh = eventually("the memory is there again", || {
+    let lh = eventually("the memory is free again", || {
         session.alloc(Some("clay"), CHUNK, Placement::Local, everyone()).map_err(|error| error.to_string())
     });
     session.write(lh, 0, b"soft").unwrap();

@@ -1,4 +1,4 @@
-//! Messages that are published: their sender goes on, and they come out in their order all the same.
+//! Published messages: the sender does not wait for each, and they arrive in order.
 
 use std::future::Future;
 use std::task::{Context, Waker};
@@ -13,14 +13,14 @@ use super::turns::scope;
 
 const PORT: Port = Port(3);
 const THERE: NodeId = NodeId(1);
-/// How many messages of one sender are under way at most.
-const UNDER_WAY_MAX: u64 = 64;
+/// Maximum number of messages of one sender in flight.
+const IN_FLIGHT_MAX: u64 = 64;
 
 fn room_for(requests_max: usize) -> ServeOptions {
     ServeOptions { requests_max, ..ServeOptions::default() }
 }
 
-/// Receives numbers from `first` on, in their order.
+/// Receives these numbers in order.
 fn expect_numbers(mailbox: &Mailbox, numbers: std::ops::Range<u64>) {
     for number in numbers {
         assert_eq!(mailbox.recv().unwrap().bytes, number.to_le_bytes());
@@ -33,7 +33,8 @@ fn publish_numbers(session: &Session, numbers: std::ops::Range<u64>) {
     sender.flush().unwrap();
 }
 
-/// Numbered and of all lengths: in lines, through the ring, and left in their sender's memory; with room for all, and for few.
+/// Publishes numbered messages of all lengths: in lines, through the ring, and by reference; to ports with much and
+/// with little room.
 pub fn published_messages_arrive_in_order(h: &dyn Harness) {
     const MESSAGES: u64 = 600;
     let cluster = Cluster::tuned(h, 2, |config| config.request_ring_bytes = 4096);
@@ -62,37 +63,37 @@ pub fn published_messages_arrive_in_order(h: &dyn Harness) {
     }
 }
 
-/// Nobody is asked to send anything again.
-pub fn what_was_published_is_received_though_its_sender_does_nothing_more(h: &dyn Harness) {
+/// Expects that messages arrive although their sender has been dropped.
+pub fn messages_of_a_dropped_sender_arrive(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let mailbox = cluster.session(1).open_port(PORT, room_for(2)).unwrap();
     let mut sender = cluster.session(0).sender(THERE, PORT);
     (0..40_u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
     expect_numbers(&mailbox, 0..40);
-    // As little as this: dropped, with more than there is room for under way.
+    // The sender is dropped with more messages in flight than the port has room for.
     (40..50_u64).for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
     drop(sender);
-    // Looked through for what is not wanted any more, the port keeps these.
+    // The port drops messages of callers that have gone, and must keep these.
     await_full(&cluster.session(0), THERE);
     expect_numbers(&mailbox, 40..50);
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
 
-/// By a window of messages, and one of bytes.
-pub fn a_slow_receiver_holds_up_who_publishes(h: &dyn Harness) {
+/// Expects limits on the messages and the bytes in flight.
+pub fn a_slow_receiver_delays_publishers(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
     let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();
     let mut sender = cluster.futures(0).sender(THERE, PORT);
-    // One is in the queue, and the others are under way.
-    for number in 0..=UNDER_WAY_MAX {
+    // One message is in the queue, and the others are in flight.
+    for number in 0..=IN_FLIGHT_MAX {
         here.block_on(sender.send(&number.to_le_bytes())).unwrap();
     }
-    let next = UNDER_WAY_MAX + 1;
+    let next = IN_FLIGHT_MAX + 1;
     let bytes = next.to_le_bytes();
     let mut sending = Box::pin(sender.send(&bytes));
     let polled = sending.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    assert!(polled.is_pending(), "one more than may be under way");
+    assert!(polled.is_pending(), "too many messages are in flight");
     expect_numbers(&mailbox, 0..1);
     here.block_on(sending).unwrap();
     expect_numbers(&mailbox, 1..next + 1);
@@ -102,7 +103,7 @@ pub fn a_slow_receiver_holds_up_who_publishes(h: &dyn Harness) {
     here.block_on(sender.send(&[7; 200 << 10])).unwrap();
     let mut sending = Box::pin(sender.send(&[8; 100 << 10]));
     let polled = sending.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    assert!(polled.is_pending(), "more bytes than may be under way");
+    assert!(polled.is_pending(), "too many bytes are in flight");
     drop(sending);
     assert_eq!(mailbox.recv().unwrap().bytes, b"in the queue");
     assert_eq!(mailbox.recv().unwrap().bytes, [7; 200 << 10]);
@@ -110,8 +111,8 @@ pub fn a_slow_receiver_holds_up_who_publishes(h: &dyn Harness) {
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
 
-/// Each message of many comes once, and those of one sender in their order.
-pub fn many_publish_to_one_port(h: &dyn Harness) {
+/// Expects each message of many senders once, in the order of its sender.
+pub fn many_senders_publish_to_one_port(h: &dyn Harness) {
     const EACH: u64 = 200;
     let cluster = Cluster::new(h, 3);
     let mailbox = cluster.session(1).open_port(PORT, room_for(5)).unwrap();
@@ -131,14 +132,14 @@ pub fn many_publish_to_one_port(h: &dyn Harness) {
     assert_eq!(mailbox.try_recv(), Ok(None));
 }
 
-/// At the latest by `flush`; what is wrong with the message itself, at once.
-pub fn who_publishes_is_told_what_was_not_received(h: &dyn Harness) {
+/// Expects the error at the latest from `flush`; an invalid message fails at once.
+pub fn publishers_learn_of_refused_messages(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let here = cluster.session(0);
     let mut nobody = here.sender(THERE, PORT);
     nobody.send(b"is anybody there?").unwrap();
     refused!(nobody.flush(), SendCause::UnknownPort);
-    nobody.flush().expect("an error is told once");
+    nobody.flush().expect("the error is reported once");
     refused!(here.sender(NodeId(9), PORT).send(b""), SendCause::UnknownNode);
     refused!(nobody.send(&vec![0; (1 << 30) + 1]), SendCause::TooLong);
     refused!(here.sender(THERE, Port::RESERVED_MIN).send(b""), SendCause::Reserved);
@@ -162,31 +163,31 @@ pub fn who_publishes_is_told_what_was_not_received(h: &dyn Harness) {
     drop(mailbox);
 }
 
-/// Requests of one node are taken in in order.
+/// Waits until earlier messages have arrived at a full port: requests of one node are handled in order.
 fn await_full(session: &Session, node: NodeId) {
     refused!(session.try_send(node, PORT, b"too late"), SendCause::WouldBlock);
 }
 
-/// A port that nobody reads keeps so many messages of one node, and no more.
-pub fn a_full_port_keeps_no_more_than_so_much_of_what_is_published(h: &dyn Harness) {
+/// Expects a limit on the waiting messages of one node at a port without a receiver.
+pub fn a_full_port_limits_the_messages_of_a_node(h: &dyn Harness) {
     const SENDERS: u64 = 66;
     let cluster = Cluster::new(h, 2);
     let here = cluster.session(0);
     let mailbox = cluster.session(1).open_port(PORT, room_for(1)).unwrap();
     let senders = (0..SENDERS).map(|number| {
         let mut sender = here.sender(THERE, PORT);
-        let numbers = number * UNDER_WAY_MAX..(number + 1) * UNDER_WAY_MAX;
+        let numbers = number * IN_FLIGHT_MAX..(number + 1) * IN_FLIGHT_MAX;
         numbers.for_each(|number| sender.send(&number.to_le_bytes()).unwrap());
         sender
     });
     let mut senders: Vec<_> = senders.collect();
-    // Each message of the last one is told to be refused; what came before has arrived before.
-    let last = senders.last_mut().expect("there are some");
-    for _ in 0..UNDER_WAY_MAX {
+    // The last sender's messages are all refused; earlier ones have arrived before.
+    let last = senders.last_mut().expect("there are senders");
+    for _ in 0..IN_FLIGHT_MAX {
         refused!(last.flush(), SendCause::WouldBlock);
     }
     last.flush().unwrap();
-    // One in the queue, and 4,096 beside it.
+    // One message is in the queue, and 4,096 wait for room.
     expect_numbers(&mailbox, 0..4097);
     assert_eq!(mailbox.try_recv(), Ok(None));
     for sender in &mut senders[..64] {
@@ -196,8 +197,8 @@ pub fn a_full_port_keeps_no_more_than_so_much_of_what_is_published(h: &dyn Harne
     expect_numbers(&mailbox, 0..1);
 }
 
-/// As with any message.
-pub fn only_those_on_the_list_may_publish(h: &dyn Harness) {
+/// Expects the same restriction as for other messages.
+pub fn only_listed_principals_may_publish(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let options = ServeOptions { callers: Some(vec!["bob".to_owned()]), ..ServeOptions::default() };
     let mailbox = cluster.session(1).open_port(PORT, options).unwrap();

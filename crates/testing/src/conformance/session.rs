@@ -1,7 +1,6 @@
-//! Sessions as stories use them.
+//! Sessions for conformance cases.
 //!
-//! Over real nodes these are blocking sessions, and add nothing.  In a simulated world their waits let virtual time
-//! pass.
+//! Over real nodes they only wrap blocking sessions. In a simulated world their waits let virtual time pass.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::time::Duration;
@@ -27,7 +26,7 @@ pub struct Server(blocking::Server);
 #[derive(Clone, Debug)]
 pub struct Mailbox(blocking::Mailbox);
 
-/// One of what threads have, and what tasks have.
+/// A blocking object over real nodes, or an async one in a simulated world.
 #[derive(Debug)]
 enum Kind<B, A> {
     Blocking(B),
@@ -45,7 +44,7 @@ pub struct Sender(Kind<blocking::Sender, halite::Sender>);
 
 /// See [`blocking::Guard`].
 #[derive(Debug)]
-#[must_use = "the lock is given up when its guard is dropped"]
+#[must_use = "the lock is released when its guard is dropped"]
 pub struct Guard(Kind<blocking::Guard, halite::Guard>);
 
 /// See [`blocking::Watch`].
@@ -56,15 +55,15 @@ pub struct Watch(Kind<blocking::Watch, halite::Watch>);
 #[derive(Debug)]
 pub struct Posted<B>(halite::Posted<B>);
 
-/// What it does, which waits for nothing.
+/// Calls a method of the wrapped object that does not wait.
 macro_rules! plain {
     ($object:expr, $method:ident($($argument:expr),*)) => {
         $object.$method($($argument),*)
     };
 }
 
-/// What one of both kinds does, which waits for nothing.
-macro_rules! at_once {
+/// Calls a method of either kind that does not wait.
+macro_rules! immediate {
     ($object:expr, $method:ident($($argument:expr),*)) => {
         match $object {
             Blocking(object) => object.$method($($argument),*),
@@ -73,8 +72,8 @@ macro_rules! at_once {
     };
 }
 
-/// What one of both kinds does, and waits for.
-macro_rules! in_time {
+/// Calls a method of either kind, and waits for it.
+macro_rules! waiting {
     ($object:expr, $method:ident($($argument:expr),*)) => {
         match $object {
             Blocking(object) => object.$method($($argument),*),
@@ -83,7 +82,7 @@ macro_rules! in_time {
     };
 }
 
-/// Waits as this thread does.
+/// Calls a blocking method over real nodes, or waits in virtual time.
 macro_rules! either {
     ($object:expr, $method:ident($($argument:expr),*)) => {
         if is_simulated() {
@@ -94,7 +93,7 @@ macro_rules! either {
     };
 }
 
-/// A method of the same name, arguments and result, done by the macro that is named.
+/// Defines a method with the same name, arguments and result, by the named macro.
 macro_rules! method {
     ($type:ident, [$($by:tt)*] $self:ident, $how:ident, $method:ident($($argument:ident: $of:ty),*) -> $result:ty) => {
         #[doc = concat!("See [`halite::", stringify!($type), "::", stringify!($method), "`].")]
@@ -104,8 +103,8 @@ macro_rules! method {
     };
 }
 
-/// Such methods.
-macro_rules! same {
+/// Defines several such methods.
+macro_rules! methods {
     ($type:ident, $by:tt $self:ident, $how:ident: $(fn $method:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
         impl $type {
             $(method! { $type, $by $self, $how, $method($($argument: $of),*) -> $result })*
@@ -113,7 +112,7 @@ macro_rules! same {
     };
 }
 
-/// The same, where the caller copies so many bytes.
+/// Defines methods whose caller copies a number of bytes, which takes virtual time.
 macro_rules! copying {
     ($($bytes:expr => fn $method:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
         impl Session {
@@ -130,15 +129,15 @@ macro_rules! copying {
     };
 }
 
-/// Methods of the same name and arguments, which make one of what threads and tasks have.
-macro_rules! made {
-    ($(fn $method:ident($($argument:ident: $type:ty),*) -> Result<$made:ident, $error:ty>;)*) => {
+/// Defines methods that return an object of either kind.
+macro_rules! opening {
+    ($(fn $method:ident($($argument:ident: $type:ty),*) -> Result<$object:ident, $error:ty>;)*) => {
         $(
             #[doc = concat!("See [`halite::Session::", stringify!($method), "`].")]
-            pub fn $method(&self, $($argument: $type),*) -> Result<$made, $error> {
+            pub fn $method(&self, $($argument: $type),*) -> Result<$object, $error> {
                 match is_simulated() {
-                    true => wait(self.as_async().$method($($argument),*)).map(|made| $made(Async(made))),
-                    false => self.0.$method($($argument),*).map(|made| $made(Blocking(made))),
+                    true => wait(self.as_async().$method($($argument),*)).map(|object| $object(Async(object))),
+                    false => self.0.$method($($argument),*).map(|object| $object(Blocking(object))),
                 }
             }
         )*
@@ -176,7 +175,7 @@ impl Session {
         Session(session.blocking())
     }
 
-    /// The same session for tasks.
+    /// Returns the same session for tasks.
     pub fn as_async(&self) -> &halite::Session {
         self.0.as_async()
     }
@@ -187,7 +186,7 @@ impl Session {
     }
 }
 
-same! { Session, [&] self, either:
+methods! { Session, [&] self, either:
     fn alloc(name: Option<&str>, len: u64, placement: Placement, everyone: Permissions) -> Result<Lh, RegionError>;
     fn alloc_with(name: Option<&str>, len: u64, options: AllocOptions) -> Result<Lh, RegionError>;
     fn map(name: &str, wanted: Permissions) -> Result<Lh, RegionError>;
@@ -235,7 +234,7 @@ same! { Session, [&] self, either:
     fn free_barrier(name: &str) -> Result<(), BarrierError>;
 }
 
-same! { Session, [&] self, plain:
+methods! { Session, [&] self, plain:
     fn len(lh: Lh) -> Result<u64, AccessError>;
     fn check_lock(name: &str) -> Result<(), LockError>;
 }
@@ -247,7 +246,7 @@ copying! {
     len => fn copy(to: Lh, to_offset: u64, from: Lh, from_offset: u64, len: u64) -> Result<(), CopyError>;
 }
 
-/// What gives something out.
+/// Methods that return servers, mailboxes and senders.
 impl Session {
     /// See [`halite::Session::serve`].
     pub fn serve(&self, function: Function, options: ServeOptions) -> Result<Server, ServeError> {
@@ -267,7 +266,7 @@ impl Session {
         })
     }
 
-    made! {
+    opening! {
         fn post_call(node: NodeId, function: Function, input: &[u8], answer_bytes_max: usize, timeout: Duration) -> Result<PendingCall, CallError>;
         fn watch(lh: Lh) -> Result<Watch, RegionError>;
         fn lock(name: &str) -> Result<Guard, LockError>;
@@ -293,57 +292,57 @@ impl Session {
     }
 }
 
-/// Waits for a future on a thread of `session`, which helps to move its node meanwhile.
+/// Waits for a future on a thread of `session`, and drives its node meanwhile.
 pub fn block_on<F: Future>(session: &halite::Session, future: F) -> F::Output {
     if is_simulated() { wait(future) } else { session.blocking().block_on(future) }
 }
 
-same! { PendingCall, [] self, in_time:
+methods! { PendingCall, [] self, waiting:
     fn answer() -> Result<Vec<u8>, CallError>;
     fn answer_into(output: &mut [u8]) -> Result<usize, CallError>;
     fn lend_answer() -> Result<Answer, CallError>;
 }
 
-same! { Sender, [&mut] self, in_time:
+methods! { Sender, [&mut] self, waiting:
     fn send(bytes: &[u8]) -> Result<(), SendError>;
     fn flush() -> Result<(), SendError>;
 }
 
-same! { Guard, [&] self, at_once:
+methods! { Guard, [&] self, immediate:
     fn token() -> u64;
     fn recovered() -> bool;
     fn check() -> Result<(), LockError>;
 }
 
-same! { Guard, [] self, at_once:
+methods! { Guard, [] self, immediate:
     fn keep() -> u64;
 }
 
-same! { Guard, [] self, in_time:
+methods! { Guard, [] self, waiting:
     fn unlock() -> Result<(), LockError>;
 }
 
-same! { Watch, [&] self, in_time:
+methods! { Watch, [&] self, waiting:
     fn recv() -> Result<Notification, RegionError>;
 }
 
-same! { Watch, [&] self, at_once:
+methods! { Watch, [&] self, immediate:
     fn try_recv() -> Result<Option<Notification>, RegionError>;
 }
 
-same! { Server, [&] self, either:
+methods! { Server, [&] self, either:
     fn recv() -> Result<Call, ServeError>;
     fn reply_and_recv(call: Call, output: &[u8]) -> Result<Call, ServeError>;
     fn recv_many(max: usize) -> Result<Vec<Call>, ServeError>;
 }
 
-same! { Server, [&] self, plain:
+methods! { Server, [&] self, plain:
     fn try_recv() -> Result<Option<Call>, ServeError>;
     fn close() -> ();
 }
 
 impl Server {
-    /// The same server for tasks.
+    /// Returns the same server for tasks.
     pub fn as_async(&self) -> &halite::Server {
         self.0.as_async()
     }
@@ -357,11 +356,11 @@ impl Server {
     }
 }
 
-same! { Mailbox, [&] self, either:
+methods! { Mailbox, [&] self, either:
     fn recv() -> Result<Message, ServeError>;
 }
 
-same! { Mailbox, [&] self, plain:
+methods! { Mailbox, [&] self, plain:
     fn try_recv() -> Result<Option<Message>, ServeError>;
     fn close() -> ();
 }

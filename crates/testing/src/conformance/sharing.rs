@@ -1,4 +1,4 @@
-//! One region, several nodes, sessions and threads.
+//! One region used by several nodes, sessions and threads.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,8 +8,8 @@ use super::cluster::{CHUNK, Cluster, Harness, contents, everyone, in_common, pat
 use super::refused;
 use super::turns::scope;
 
-/// That is what it is for.
-pub fn what_one_node_writes_another_reads(h: &dyn Harness) {
+/// Expects that nodes see each other's writes.
+pub fn nodes_read_each_others_writes(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);
     let lh = shared(&owner, "wall", 2 * CHUNK);
@@ -24,7 +24,7 @@ pub fn what_one_node_writes_another_reads(h: &dyn Harness) {
     }
 }
 
-/// There is nothing to map.
+/// Expects an error for an unknown name.
 pub fn an_unknown_name_cannot_be_mapped(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     for index in [0, 1] {
@@ -33,8 +33,8 @@ pub fn an_unknown_name_cannot_be_mapped(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// Two handles of one region live and end independently.
-pub fn each_mapping_is_a_handle_of_its_own(h: &dyn Harness) {
+/// Expects that two handles of one region are independent.
+pub fn each_mapping_has_its_own_handle(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let lh = shared(&cluster.session(0), "twice", 100);
     let session = cluster.session(1);
@@ -48,8 +48,8 @@ pub fn each_mapping_is_a_handle_of_its_own(h: &dyn Harness) {
     assert_eq!(&byte, b"x");
 }
 
-/// The home knows who maps its region, and forgets who does no more.
-pub fn a_region_knows_who_maps_it(h: &dyn Harness) {
+/// Expects that the home lists the nodes that map its region.
+pub fn a_region_lists_its_mappers(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let owner = cluster.session(0);
     shared(&owner, "seen", 100);
@@ -57,13 +57,13 @@ pub fn a_region_knows_who_maps_it(h: &dyn Harness) {
     let lh = session.map("seen", Permissions::READ).unwrap();
     assert!(owner.stat("seen").unwrap().mappers.contains(&halite::NodeId(2)));
     session.unmap(lh).unwrap();
-    super::cluster::eventually("node 2 maps it no more", || {
+    super::cluster::eventually("node 2 no longer maps the region", || {
         let mappers = owner.stat("seen").unwrap().mappers;
         if mappers.contains(&halite::NodeId(2)) { Err(format!("{mappers:?}")) } else { Ok(()) }
     });
 }
 
-/// Threads share a session without getting into each other's way.
+/// Expects that threads may use one session concurrently.
 pub fn threads_share_a_session(h: &dyn Harness) {
     const THREADS: u64 = 4;
     let cluster = Cluster::new(h, 2);
@@ -84,7 +84,7 @@ pub fn threads_share_a_session(h: &dyn Harness) {
     });
 }
 
-/// An aligned word of eight bytes is written and read whole, whatever happens around it.
+/// Expects that an aligned word of eight bytes is never torn.
 pub fn an_aligned_word_never_tears(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let writer = cluster.session(0);
@@ -97,7 +97,7 @@ pub fn an_aligned_word_never_tears(h: &dyn Harness) {
             for value in 1..=20_000u64 {
                 writer.write(lh, 8, &(value * 0x0001_0001_0001_0001).to_le_bytes()).unwrap();
             }
-            // Pairs with the Acquire below: the reader then looks once more.
+            // Pairs with the Acquire below: the reader then reads once more.
             is_done.store(true, Ordering::Release);
         });
         let mut last = 0;
@@ -108,7 +108,7 @@ pub fn an_aligned_word_never_tears(h: &dyn Harness) {
             let word = u64::from_le_bytes(bytes);
             let value = word / 0x0001_0001_0001_0001;
             assert_eq!(word % 0x0001_0001_0001_0001, 0, "{word:#018x} was never written");
-            assert!(value >= last, "{value} was read after {last}");
+            assert!(value >= last, "{value} was read after the later {last}");
             last = value;
             if was_done {
                 assert_eq!(last, 20_000);
@@ -118,8 +118,8 @@ pub fn an_aligned_word_never_tears(h: &dyn Harness) {
     });
 }
 
-/// Many regions on several nodes at once, each with its own contents.
-pub fn many_regions_live_side_by_side(h: &dyn Harness) {
+/// Expects that many regions on several nodes keep their own contents.
+pub fn many_regions_keep_their_contents(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let session = cluster.session(0);
     let place = |index: u64| Placement::On(halite::NodeId((index % 2) as u32));

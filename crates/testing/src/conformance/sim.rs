@@ -1,4 +1,4 @@
-//! Nodes of a simulated world, to run cases on: the same stories, in virtual time.
+//! Nodes of a simulated world: the same cases in virtual time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -12,16 +12,16 @@ use halite_trials::Birth;
 use super::cluster::{Harness, Nodes, Place, Sessions};
 use super::turns::{InWorld, wait};
 
-/// What cases run with, unless [`SEED_VARIABLE`] says otherwise.  Everything follows from it.
+/// Seed of all cases, unless [`SEED_VARIABLE`] is set. It determines the whole run.
 const SEED: u64 = 1;
-/// For who looks further: the seed of all cases.
+/// Environment variable with another seed, to explore more runs.
 const SEED_VARIABLE: &str = "HALITE_SIM_SEED";
-/// How often is looked whether a node that leaves has left.
-const LEAVING_LOOK: Duration = Duration::from_micros(50);
-/// How long a process lives on after its node has left.
-const LAST_WORDS: Duration = Duration::from_millis(1);
+/// Interval between checks whether a leaving node has left.
+const LEAVE_CHECK_INTERVAL: Duration = Duration::from_micros(50);
+/// Time for which a process lives on after its node has left.
+const LINGER: Duration = Duration::from_millis(1);
 
-/// Each node on a host of its own, with hardware of a profile.
+/// Nodes on a simulated host each, with the hardware of a profile.
 pub struct Simulated {
     profile: Profile,
     seed: u64,
@@ -29,7 +29,7 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// With the costs of a profile in `crates/sim/profiles`.
+    /// Uses the costs of a profile in `crates/sim/profiles`.
     pub fn profile(name: &str) -> Simulated {
         let wanted = std::env::var(SEED_VARIABLE).ok();
         Simulated::seeded(name, wanted.map_or(SEED, |seed| seed.parse().expect("the seed is a number")))
@@ -38,32 +38,39 @@ impl Simulated {
     /// As [`Simulated::profile`], with another seed.
     pub fn seeded(name: &str, seed: u64) -> Simulated {
         Simulated {
-            profile: Profile::named(name).expect("it is one of the tree"),
+            profile: Profile::named(name).expect("the profile is built in"),
             seed,
             digest: Rc::default(),
         }
     }
 
-    /// A number over everything that has happened in the world that ended last.
+    /// Returns the digest of all events of the world that ended last.
     pub fn digest(&self) -> u64 {
         self.digest.get()
     }
 }
 
 impl Harness for Simulated {
-    fn found(&self) -> Box<dyn Place> {
+    fn create(&self) -> Box<dyn Place> {
         let world = World::new(self.seed, self.profile.clone());
-        let told = InWorld::enter(&world);
+        let in_world = InWorld::enter(&world);
         let (seed, digest) = (self.seed, self.digest.clone());
-        Box::new(Hosts { seed, world, lives: RefCell::default(), nodes: RefCell::default(), digest, told })
+        Box::new(Hosts {
+            seed,
+            world,
+            lives: RefCell::default(),
+            nodes: RefCell::default(),
+            digest,
+            in_world,
+        })
     }
 
-    /// What is done again happens again.
+    /// Repetitions of a deterministic run add nothing.
     fn count(&self, enough: usize, _many: usize) -> usize {
         enough
     }
 
-    /// Adapters of other hosts only fall silent.
+    /// Adapters of other hosts do not report the exit of a process.
     fn sees_exits(&self) -> bool {
         self.profile.cut_off == CutOffBy::Exit
     }
@@ -73,23 +80,23 @@ impl Harness for Simulated {
     }
 }
 
-/// Cases that are not told in virtual time, and why.
+/// Cases that cannot run in virtual time, with the reason.
 pub const CANNOT: &[(&str, &str)] = &[(
     "a_number_is_taken_while_its_node_lives",
-    "numbers are given by the cluster's directory, which simulated nodes do not have",
+    "the cluster directory assigns numbers, and simulated nodes have none",
 )];
 
 struct Hosts {
     seed: u64,
     world: World,
-    /// How often each number was started.
+    /// Number of incarnations of each node number.
     lives: RefCell<BTreeMap<NodeId, u32>>,
     nodes: RefCell<BTreeMap<NodeId, (HostId, Rc<Driven>)>>,
-    /// Where the digest is left.
+    /// Receives the digest when this is dropped.
     digest: Rc<Cell<u64>>,
-    /// Until here the thread waits in virtual time.
-    #[expect(dead_code, reason = "its end is what it is for")]
-    told: InWorld,
+    /// The thread waits in virtual time until this is dropped.
+    #[expect(dead_code, reason = "dropping it ends the virtual time")]
+    in_world: InWorld,
 }
 
 impl Nodes for Hosts {
@@ -108,17 +115,17 @@ impl Nodes for Hosts {
         let (host, driven) = self.nodes.borrow_mut().remove(&node).expect("the node has not left");
         driven.begin_to_leave();
         while driven.step() != Step::Left {
-            wait(self.world.sleep(None, LEAVING_LOOK));
+            wait(self.world.sleep(None, LEAVE_CHECK_INTERVAL));
         }
-        // Its process ends when what it has said last has been heard.
+        // The process lives on until its last messages have arrived.
         drop(driven);
-        wait(self.world.sleep(None, LAST_WORDS));
+        wait(self.world.sleep(None, LINGER));
         self.world.crash(host);
     }
 
     fn kill(&self, node: NodeId) {
         let (host, driven) = self.nodes.borrow_mut().remove(&node).expect("the node has not left");
-        // First the host, so that nothing is said any more.
+        // The host crashes first, so that the node sends nothing more.
         self.world.crash(host);
         drop(driven);
     }
@@ -137,7 +144,7 @@ impl Sessions for Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("it fails again with {SEED_VARIABLE}={}", self.seed);
+            eprintln!("the run repeats with {SEED_VARIABLE}={}", self.seed);
         }
         self.digest.set(self.world.digest());
         self.world.end();

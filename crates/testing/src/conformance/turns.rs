@@ -1,9 +1,9 @@
-//! Waiting, in real or in virtual time.
+//! Threads and waiting, in real or in virtual time.
 //!
-//! Stories are written for threads.  Over real nodes their threads are just that.  In a simulated world they take turns: one of
-//! them runs at a time, and only while all wait does the world go on, on the thread that began the story.  So the same
-//! lines are told in virtual time, and what happens follows from the seed.  Threads of a story wait for each other only
-//! by what is here: one that blocks otherwise while it has the turn stops the world.
+//! Cases are written for threads. Over real nodes these are ordinary threads. In a simulated world, one thread runs at
+//! a time, and the world advances only while all of them wait, on the thread that started the case. So the same code
+//! runs in virtual time, determined by the seed. Threads of a case may wait for each other only by the functions of
+//! this file: otherwise a waiting thread keeps its turn, and the world stops.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, VecDeque};
@@ -16,36 +16,36 @@ use std::time::Duration;
 
 use halite_sim::{HostClock, World};
 
-/// What each operation takes of its caller's time at least, so that nobody who looks again and again stops the clock.
+/// Minimum simulated time of an operation, so that repeated polling does not stop the clock.
 const OPERATION_NS: u64 = 50;
-/// How many bytes a caller copies in a nanosecond.
+/// Bytes that a caller copies per ns.
 const BYTES_PER_NS: u64 = 10;
-/// Nobody who is refused an absurd length copies more than that.
+/// Maximum number of bytes charged for one copy: operations with absurd lengths are refused without a copy.
 const BYTES_MAX: u64 = 1 << 26;
-/// How long somebody pauses who looks again for what others do.
+/// First pause between repeated checks.
 const PAUSE_NS: u64 = 1_000;
-/// So often a thread that looks again only lets others go first, where time is real.
+/// Number of checks in real time after which a thread yields instead of sleeping.
 const YIELDS: u32 = 100;
-/// As long it sleeps then at most.
+/// Maximum pause in real time, in ns.
 const PAUSE_NS_MAX: u64 = 1_000_000;
-/// A story that is not over by then hangs.
+/// Time limit of a case.
 const LATE: Duration = Duration::from_secs(3600);
 
 thread_local! {
-    /// The place of this thread among those that take turns.
+    /// Place of this thread among those that take turns.
     static PLACE: RefCell<Option<Place>> = const { RefCell::new(None) };
-    /// The world, on the thread that moves it.
+    /// The world, on the thread that advances it.
     static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
 }
 
 #[derive(Clone)]
 struct Place {
     turns: Arc<Turns>,
-    /// 0 for the thread that moves the world.
+    /// 0 for the thread that advances the world.
     id: usize,
 }
 
-/// Who may run.
+/// The threads of a case, of which one runs at a time.
 struct Turns {
     state: Mutex<TurnsState>,
     changed: Condvar,
@@ -55,13 +55,13 @@ struct Turns {
 
 #[derive(Default)]
 struct TurnsState {
-    /// Whose turn it is.
+    /// The thread that has the turn.
     running: usize,
-    /// Who has been woken since, in this order.
+    /// Threads that were woken and wait for their turn, in order.
     woken: VecDeque<usize>,
-    /// Who has no turn any more, although some waker of theirs may still be rung.
+    /// Threads that have ended. Their wakers may still be called.
     ended: BTreeSet<usize>,
-    /// The story has failed: all waiting is to end.
+    /// True once the case has failed, so that all waits end.
     is_over: bool,
 }
 
@@ -80,17 +80,17 @@ impl Turns {
     }
 }
 
-/// The story of this thread happens in a world, until this is dropped.
+/// Makes the case of this thread run in a world until this is dropped.
 pub struct InWorld(());
 
 impl InWorld {
-    /// Panics if another story of this thread does.
+    /// Panics if the thread already runs a case in a world.
     pub fn enter(world: &World) -> InWorld {
         let clock = world.clock(world.add_host());
         let turns =
             Turns { state: Mutex::default(), changed: Condvar::new(), places: AtomicUsize::new(1), clock };
         let place = Place { turns: Arc::new(turns), id: 0 };
-        assert!(PLACE.replace(Some(place)).is_none(), "one world at a time");
+        assert!(PLACE.replace(Some(place)).is_none(), "a thread runs one case at a time");
         WORLD.set(Some(world.clone()));
         InWorld(())
     }
@@ -103,7 +103,7 @@ impl Drop for InWorld {
     }
 }
 
-/// Whether this thread takes turns, in virtual time.
+/// Returns true if this thread runs in virtual time.
 pub fn is_simulated() -> bool {
     PLACE.with_borrow(Option::is_some)
 }
@@ -113,7 +113,7 @@ pub fn wait<F: Future>(future: F) -> F::Output {
     wait_for_bytes(0, future)
 }
 
-/// As [`wait`], where the caller copies so many bytes.
+/// As [`wait`], for a caller that copies `bytes` bytes.
 pub fn wait_for_bytes<F: Future>(bytes: u64, future: F) -> F::Output {
     match PLACE.with_borrow(Clone::clone) {
         Some(place) => place.wait(OPERATION_NS + bytes.min(BYTES_MAX) / BYTES_PER_NS, future),
@@ -121,23 +121,23 @@ pub fn wait_for_bytes<F: Future>(bytes: u64, future: F) -> F::Output {
     }
 }
 
-/// Lets others go on, for who looks again for what they do.
+/// Lets other threads run before a repeated check.
 pub fn pause() {
     pause_again(0);
 }
 
-/// As [`pause`], for a thread that has looked so often: the more, the longer, so that what takes a lease is seen, too.
+/// As [`pause`], after `looks` checks. Pauses grow, so that events that take a lease are awaited, too.
 pub fn pause_again(looks: u32) {
     let pause_ns = PAUSE_NS * (1 + u64::from(looks));
     match PLACE.with_borrow(Clone::clone) {
         Some(place) => place.sleep_ns(pause_ns),
-        // What is waited for is mostly there at once; and some of it takes the wake-up of a thread that has no core yet.
+        // Most events follow at once; others need a thread that has no core yet.
         None if looks < YIELDS => thread::yield_now(),
         None => thread::sleep(Duration::from_nanos(pause_ns.min(PAUSE_NS_MAX))),
     }
 }
 
-/// As [`wait`], without a place: others move whatever the future waits for.
+/// As [`wait`], in real time: other threads drive the future.
 fn park_until<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut future = pin!(future);
@@ -159,7 +159,7 @@ impl Wake for Unpark {
 }
 
 impl Place {
-    /// Takes some time, even if the future is ready at once.
+    /// Waits, for at least `least_ns` in virtual time even if the future is ready at once.
     fn wait<F: Future>(&self, least_ns: u64, future: F) -> F::Output {
         let begin_ns = self.turns.clock.now_ns();
         let output = self.wait_only(future);
@@ -183,7 +183,7 @@ impl Place {
                 return output;
             }
             match self.id {
-                0 => self.move_world_until(&bell),
+                0 => self.advance_world_until(&bell),
                 _ => {
                     self.return_turn();
                     self.await_turn(|| bell.take());
@@ -192,13 +192,13 @@ impl Place {
         }
     }
 
-    /// Gives turns to others, and moves the world while all wait.
-    fn move_world_until(&self, bell: &Bell) {
-        let world = WORLD.with_borrow(Clone::clone).expect("this thread moves it");
+    /// Gives turns to other threads, and advances the world while all of them wait.
+    fn advance_world_until(&self, bell: &Bell) {
+        let world = WORLD.with_borrow(Clone::clone).expect("this thread advances the world");
         let late_ns = LATE.as_nanos() as u64;
         loop {
             let next = self.turns.lock().woken.pop_front();
-            assert!(!self.turns.lock().is_over, "a thread of the story has failed");
+            assert!(!self.turns.lock().is_over, "another thread of the case has failed");
             let end = match next {
                 Some(0) if bell.take() => return,
                 Some(0) => continue,
@@ -211,7 +211,7 @@ impl Place {
             let hangs = world.now_ns() > late_ns;
             if end.is_err() || hangs {
                 self.turns.end();
-                panic!("the story hangs at {} ns: {end:?}", world.now_ns());
+                panic!("the case hangs at {} ns: {end:?}", world.now_ns());
             }
         }
     }
@@ -228,13 +228,13 @@ impl Place {
         }
     }
 
-    /// Until this one has the turn, and `is_woken`.
+    /// Waits until this thread has the turn and `is_woken` returns true.
     fn await_turn(&self, is_woken: impl Fn() -> bool) {
         let mut state = self.turns.lock();
         loop {
             if state.is_over {
                 drop(state);
-                panic!("the story is over");
+                panic!("the case has ended");
             }
             if state.running == self.id {
                 if is_woken() {
@@ -276,25 +276,25 @@ impl Wake for Bell {
     }
 }
 
-/// Runs threads that borrow from a story, and waits for them: [`thread::scope`], in any time.
+/// As [`thread::scope`], in real or virtual time.
 pub fn scope<'env, F, T>(body: F) -> T
 where
     F: for<'scope> FnOnce(&Scope<'scope, 'env>) -> T,
 {
     thread::scope(|threads| {
         let scope = Scope { threads, jobs: Mutex::default() };
-        let _failing = Failing;
-        let told = body(&scope);
+        let _end_on_panic = EndOnPanic;
+        let result = body(&scope);
         let jobs = scope.jobs.into_inner().unwrap_or_else(PoisonError::into_inner);
         jobs.iter().for_each(|job| wait(job.ended()));
-        told
+        result
     })
 }
 
-/// Ends those who wait if the story of this thread fails, which is then told instead of a hang.
-struct Failing;
+/// Ends all waits if the thread panics, so that the failure is reported instead of a hang.
+struct EndOnPanic;
 
-impl Drop for Failing {
+impl Drop for EndOnPanic {
     fn drop(&mut self) {
         if thread::panicking()
             && let Some(place) = PLACE.with_borrow(Clone::clone)
@@ -307,7 +307,7 @@ impl Drop for Failing {
 /// See [`scope`].
 pub struct Scope<'scope, 'env> {
     threads: &'scope thread::Scope<'scope, 'env>,
-    /// Those in virtual time.
+    /// The threads in virtual time.
     jobs: Mutex<Vec<Arc<Job>>>,
 }
 
@@ -332,14 +332,14 @@ impl<'scope> Scope<'scope, '_> {
     }
 }
 
-/// A thread that may be waited for.
+/// A thread that can be joined.
 pub struct Handle<'scope, T> {
     thread: thread::ScopedJoinHandle<'scope, T>,
     job: Option<Arc<Job>>,
 }
 
 impl<T> Handle<'_, T> {
-    /// Waits for its end; an error if it has panicked.
+    /// Waits for the end of the thread; returns an error if it has panicked.
     pub fn join(self) -> thread::Result<T> {
         if let Some(job) = &self.job {
             wait(job.ended());
@@ -347,13 +347,13 @@ impl<T> Handle<'_, T> {
         self.thread.join()
     }
 
-    /// Whether it has come to its end.
+    /// Returns true if the thread has ended.
     pub fn is_finished(&self) -> bool {
         self.job.as_ref().map_or_else(|| self.thread.is_finished(), |job| job.lock().0)
     }
 }
 
-/// Whether a thread has ended, and who waits for that.
+/// Whether a thread has ended, and the wakers of those that wait for it.
 #[derive(Default)]
 struct Job(Mutex<(bool, Vec<Waker>)>);
 
@@ -375,7 +375,7 @@ impl Job {
     }
 }
 
-/// The end of a thread, even by a panic: all who wait for it are woken, and the next one has the turn.
+/// Ends a thread when dropped, even by a panic: wakes the waiting threads, and returns the turn.
 struct End {
     place: Place,
     job: Arc<Job>,
@@ -397,18 +397,18 @@ impl Drop for End {
     }
 }
 
-/// Where so many threads wait for each other, and then start at once.
-pub struct Line {
+/// A starting line, at which threads wait for each other.
+pub struct StartingLine {
     missing: AtomicUsize,
 }
 
-impl Line {
-    /// For so many.
-    pub fn new(count: usize) -> Line {
-        Line { missing: AtomicUsize::new(count) }
+impl StartingLine {
+    /// Creates a starting line for `count` threads.
+    pub fn new(count: usize) -> StartingLine {
+        StartingLine { missing: AtomicUsize::new(count) }
     }
 
-    /// Waits until all are there.
+    /// Waits until all threads have arrived.
     pub fn wait(&self) {
         self.missing.fetch_sub(1, Ordering::AcqRel);
         while self.missing.load(Ordering::Acquire) > 0 {
@@ -417,7 +417,7 @@ impl Line {
     }
 }
 
-/// Polls `future` until it is ready, but `polls_max` times at most, and drops it.
+/// Polls `future` at most `polls_max` times, and then drops it.
 pub fn poll_at_most<T>(polls_max: usize, future: impl Future<Output = T>) -> Poll<T> {
     let (mut left, mut future) = (polls_max, pin!(future));
     wait(std::future::poll_fn(|context| {
@@ -438,9 +438,9 @@ mod tests {
 
     use super::*;
 
-    /// Looks until `count` threads have been seen, each of which then goes on.
+    /// Lets `count` threads meet at a starting line; returns the time that this took.
     fn meet(world: &World, count: usize) -> u64 {
-        let line = Line::new(count);
+        let line = StartingLine::new(count);
         scope(|scope| (0..count).for_each(|_| drop(scope.spawn(|| line.wait()))));
         world.now_ns()
     }
@@ -449,17 +449,17 @@ mod tests {
     fn threads_take_turns_and_time_passes_while_they_wait() {
         let took = [0, 1].map(|_| {
             let world = World::new(1, Profile::local());
-            let _told = InWorld::enter(&world);
+            let _in_world = InWorld::enter(&world);
             meet(&world, 5)
         });
-        assert!(took[0] >= PAUSE_NS, "those who came first have waited");
+        assert!(took[0] >= PAUSE_NS, "the first threads have waited");
         assert_eq!(took[0], took[1], "the same threads take the same time");
     }
 
     #[test]
-    fn who_has_ended_has_no_turn_however_late_it_is_woken() {
+    fn an_ended_thread_gets_no_turn_when_it_is_woken() {
         let world = World::new(1, Profile::local());
-        let _told = InWorld::enter(&world);
+        let _in_world = InWorld::enter(&world);
         let late = Mutex::new(None);
         scope(|scope| {
             scope.spawn(|| {
@@ -469,26 +469,26 @@ mod tests {
                 }));
             });
         });
-        late.into_inner().unwrap().expect("it has waited").wake();
+        late.into_inner().unwrap().expect("the future was polled").wake();
         pause();
     }
 
     #[test]
-    #[should_panic = "a thread of the story has failed"]
-    fn a_thread_that_fails_is_told_instead_of_a_hang() {
+    #[should_panic = "another thread of the case has failed"]
+    fn a_failed_thread_ends_all_waits() {
         let world = World::new(1, Profile::local());
-        let _told = InWorld::enter(&world);
+        let _in_world = InWorld::enter(&world);
         scope(|scope| {
-            scope.spawn(|| panic!("it fails"));
+            scope.spawn(|| panic!("deliberate failure"));
             scope.spawn(|| wait(std::future::pending::<()>()));
         });
     }
 
     #[test]
-    #[should_panic = "the story hangs"]
-    fn what_never_comes_is_told_instead_of_a_hang() {
+    #[should_panic = "the case hangs"]
+    fn an_endless_wait_panics() {
         let world = World::new(1, Profile::local());
-        let _told = InWorld::enter(&world);
+        let _in_world = InWorld::enter(&world);
         wait(std::future::pending::<()>());
     }
 }

@@ -1,4 +1,4 @@
-//! Waiting for words: a wait ends when the word is there, and with what keeps it from coming.
+//! Waits for words: each ends when the word has the value, or when it can no longer get it.
 
 use halite::{AccessCause, NodeId, Permissions, Who};
 
@@ -6,13 +6,13 @@ use super::cluster::{Cluster, Harness, everyone, shared};
 use super::refused;
 use super::turns::{pause_again, scope};
 
-/// Long enough for a wait to begin to pause.
+/// Waits until a wait has begun to pause.
 fn linger() {
     (0..20).for_each(pause_again);
 }
 
-/// Writes of one session to one region are seen in order.
-pub fn a_wait_ends_with_the_word_and_shows_what_came_before(h: &dyn Harness) {
+/// Expects that writes of one session to one region become visible in order.
+pub fn a_wait_ends_after_earlier_writes_are_visible(h: &dyn Harness) {
     const ROUNDS: u64 = 20;
     let cluster = Cluster::new(h, 3);
     let (reader, writer) = (cluster.session(1), cluster.session(2));
@@ -23,7 +23,7 @@ pub fn a_wait_ends_with_the_word_and_shows_what_came_before(h: &dyn Harness) {
             for round in 1..=ROUNDS {
                 writer.write(board, 0, &[round as u8; 4096]).unwrap();
                 writer.write(board, 4096, &round.to_ne_bytes()).unwrap();
-                // Some words come at once, others after the reader has begun to pause.
+                // Some words are written at once, others after the reader has begun to pause.
                 if round % 10 == 0 {
                     linger();
                 }
@@ -41,7 +41,7 @@ pub fn a_wait_ends_with_the_word_and_shows_what_came_before(h: &dyn Harness) {
     });
 }
 
-/// Freed by its master, or lost with its owner.
+/// Expects an error if the region is freed, or lost with its owner.
 pub fn a_wait_ends_with_its_region(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 2);
     let (reader, owner) = (cluster.session(0), cluster.session(1));
@@ -65,8 +65,8 @@ pub fn a_wait_ends_with_its_region(h: &dyn Harness) {
     });
 }
 
-/// The handle is revoked while the wait pauses.
-pub fn a_wait_ends_with_the_right_to_read(h: &dyn Harness) {
+/// Revokes the permission while the wait pauses.
+pub fn a_wait_ends_with_the_read_permission(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let (master, reader) = (cluster.session(0), cluster.session(1));
     let board = shared(&master, "board", 8);
@@ -79,8 +79,8 @@ pub fn a_wait_ends_with_the_right_to_read(h: &dyn Harness) {
     });
 }
 
-/// Refused at once.
-pub fn only_aligned_words_inside_are_waited_for(h: &dyn Harness) {
+/// Expects an immediate refusal.
+pub fn a_wait_needs_an_aligned_word_inside(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);
     let board = shared(&session, "board", 16);

@@ -15,19 +15,19 @@ use super::turns::{pause, scope};
 
 const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
 
-fn told(offset: u64, len: u64, value: u64, node: u32) -> Notification {
+fn notification(offset: u64, len: u64, value: u64, node: u32) -> Notification {
     Notification { offset, len, value, from: "ada".to_owned(), node: NodeId(node) }
 }
 
-/// Receives as many as `count`, which must be of the values from `first` on.
+/// Receives `count` notifications, with values from `first` on.
 fn expect_values(watch: &Watch, first: u64, count: u64) {
     for value in first..first + count {
         assert_eq!(watch.recv().expect("the region is watched").value, value);
     }
 }
 
-/// Each word is there when its notification comes.
-pub fn a_watcher_hears_in_order_of_what_it_can_read(h: &dyn Harness) {
+/// Expects that each word is readable when its notification arrives.
+pub fn notifications_arrive_in_order_after_their_bytes(h: &dyn Harness) {
     const WORDS: u64 = 1000;
     let cluster = Cluster::new(h, 3);
     shared(&cluster.session(0), "board", 8 * WORDS);
@@ -43,7 +43,7 @@ pub fn a_watcher_hears_in_order_of_what_it_can_read(h: &dyn Harness) {
             }
         });
         for value in 0..WORDS {
-            assert_eq!(watch.recv(), Ok(told(8 * value, 8, value, 2)));
+            assert_eq!(watch.recv(), Ok(notification(8 * value, 8, value, 2)));
             let mut word = [0; 8];
             reader.read(board, 8 * value, &mut word).unwrap();
             assert_eq!(u64::from_le_bytes(word), value + 1);
@@ -52,8 +52,9 @@ pub fn a_watcher_hears_in_order_of_what_it_can_read(h: &dyn Harness) {
     assert_eq!(watch.try_recv(), Ok(None));
 }
 
-/// Also the writer's own, and two of one session; and a writer whom nobody watches tells nobody.
-pub fn every_watcher_hears_everything_once(h: &dyn Harness) {
+/// Expects one notification per write and watch, also for the writer's own and for two watches of one session, and none
+/// without a watch.
+pub fn every_watcher_is_notified_once(h: &dyn Harness) {
     let cluster = Cluster::new(h, 3);
     let sessions = [0, 1, 2, 1].map(|index| cluster.session(index));
     let board = shared(&sessions[0], "board", 64);
@@ -71,14 +72,14 @@ pub fn every_watcher_hears_everything_once(h: &dyn Harness) {
     }
     for watch in watches {
         for (index, node) in [0, 1, 2, 1].into_iter().enumerate() {
-            assert_eq!(watch.recv(), Ok(told(1, 0, 10 + index as u64, node)));
+            assert_eq!(watch.recv(), Ok(notification(1, 0, 10 + index as u64, node)));
         }
         assert_eq!(watch.try_recv(), Ok(None));
     }
 }
 
-/// The writer goes on when the slow one has received; nothing is lost.
-pub fn a_slow_watcher_holds_up_the_writer_and_nobody_else(h: &dyn Harness) {
+/// Expects that the writer waits for the slow watcher, and that nothing is lost.
+pub fn a_slow_watcher_delays_only_the_writer(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let cluster = Cluster::new(h, 3);
     let (slow, quick, writer) = (cluster.session(0), cluster.session(1), cluster.futures(2));
@@ -107,8 +108,8 @@ pub fn a_slow_watcher_holds_up_the_writer_and_nobody_else(h: &dyn Harness) {
     assert_eq!(slow_watch.try_recv(), Ok(None));
 }
 
-/// Neither who waits for it, nor who writes later.
-pub fn a_dropped_watch_holds_up_nobody(h: &dyn Harness) {
+/// Expects that neither waiting nor later writers are blocked.
+pub fn a_dropped_watch_delays_no_writer(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let cluster = Cluster::new(h, 2);
     let (reader, writer) = (cluster.session(0), cluster.futures(1));
@@ -132,8 +133,8 @@ pub fn a_dropped_watch_holds_up_nobody(h: &dyn Harness) {
     }
 }
 
-/// However far it came: nobody has to wait for room that nobody makes.
-pub fn an_abandoned_watch_leaves_nothing(h: &dyn Harness) {
+/// Abandons `watch` after every possible number of polls: no writer may wait for room in a queue without a receiver.
+pub fn an_abandoned_watch_leaks_nothing(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let cluster = Cluster::new(h, 2);
     let (reader, writer) = (cluster.futures(0), cluster.session(1));
@@ -154,19 +155,19 @@ pub fn an_abandoned_watch_leaves_nothing(h: &dyn Harness) {
     }
 }
 
-/// By the permissions of the principal, and of the handle.
-pub fn watching_is_reading_and_telling_is_writing(h: &dyn Harness) {
+/// Checks the permissions of the principal and of the handle.
+pub fn watching_needs_read_and_notifying_write_permission(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let (ada, bob) = (cluster.session(0), cluster.session(1));
     let board = shared(&ada, "board", 8);
     let writable = bob.map("board", Permissions::WRITE).unwrap();
     refused!(bob.watch(writable), RegionCause::PermissionDenied { missing: Permissions::READ });
     let readable = bob.map("board", Permissions::READ).unwrap();
-    let told = bob.write_notify(readable, 0, &[1], 0);
-    assert!(!told.as_ref().unwrap_err().is_written());
+    let result = bob.write_notify(readable, 0, &[1], 0);
+    assert!(!result.as_ref().unwrap_err().is_written());
     let missing = Permissions::WRITE;
     let cause = AccessCause::PermissionDenied { missing };
-    assert_eq!(told.unwrap_err().cause, NotifyCause::Write { cause, partly: false });
+    assert_eq!(result.unwrap_err().cause, NotifyCause::Write { cause, partly: false });
     let watch = ada.watch(board).unwrap();
     bob.write_notify(writable, 0, &[1], 9).unwrap();
     assert_eq!(watch.recv().unwrap().from, "bob");
@@ -175,11 +176,11 @@ pub fn watching_is_reading_and_telling_is_writing(h: &dyn Harness) {
         ada.write_notify(board, 8, &[1], 0),
         NotifyCause::Write { cause: AccessCause::OutOfRange { .. }, .. }
     );
-    assert_eq!(watch.try_recv(), Ok(None), "of what was not written nobody is told");
+    assert_eq!(watch.try_recv(), Ok(None), "a failed write notified a watcher");
 }
 
-/// To a third node, and to the watcher's own.
-pub fn a_watch_goes_on_while_its_region_moves(h: &dyn Harness) {
+/// Moves the region to a third node, and to the watcher's own.
+pub fn a_watch_survives_moves_of_its_region(h: &dyn Harness) {
     const ROUNDS: u64 = 60;
     let cluster = Cluster::new(h, 3);
     let (mover, reader, writer) = (cluster.session(0), cluster.session(1), cluster.session(2));
@@ -202,7 +203,7 @@ pub fn a_watch_goes_on_while_its_region_moves(h: &dyn Harness) {
     assert_eq!(watch.try_recv(), Ok(None));
 }
 
-/// What was told before is received first; also who waits already is told of the end.
+/// Expects all queued notifications first, and then the end, also for a waiting receiver.
 pub fn a_watch_ends_with_its_handle(h: &dyn Harness) {
     let cluster = Cluster::new(h, 2);
     let (owner, reader) = (cluster.session(0), cluster.session(1));
@@ -225,8 +226,8 @@ pub fn a_watch_ends_with_its_handle(h: &dyn Harness) {
     cluster.expect_empty();
 }
 
-/// And may begin again with it.
-pub fn a_watch_ends_with_the_right_to_read(h: &dyn Harness) {
+/// Expects that the watch ends with the permission, and can be started again with it.
+pub fn a_watch_ends_with_the_read_permission(h: &dyn Harness) {
     let cluster = Cluster::of_principals(h, &["ada", "bob"]);
     let (ada, bob) = (cluster.session(0), cluster.session(1));
     let board = shared(&ada, "board", 8);
@@ -244,8 +245,8 @@ pub fn a_watch_ends_with_the_right_to_read(h: &dyn Harness) {
     expect_values(&again, 2, 1);
 }
 
-/// Nor does who wrote to it wait any longer.
-pub fn a_watcher_that_left_is_no_error(h: &dyn Harness) {
+/// Expects that a writer does not wait for a watcher whose node has left.
+pub fn a_watcher_that_left_causes_no_error(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 3);
     let (owner, stays) = (cluster.session(0), cluster.session(1));
     let board = shared(&owner, "board", 8);
@@ -261,8 +262,8 @@ pub fn a_watcher_that_left_is_no_error(h: &dyn Harness) {
     refused!(lost.recv(), RegionCause::NodeClosed);
 }
 
-/// It cannot know whether the watcher that held it up was told in the end.
-pub fn a_writer_whose_node_leaves_may_have_told(h: &dyn Harness) {
+/// The writer cannot know whether the slow watcher was notified in the end.
+pub fn a_writer_whose_node_leaves_may_have_notified(h: &dyn Harness) {
     const FULL: u64 = NOTIFICATIONS_MAX as u64;
     let mut cluster = Cluster::new(h, 3);
     let (slow, quick, writer) = (cluster.session(0), cluster.session(1), cluster.futures(2));
@@ -288,7 +289,7 @@ pub fn a_writer_whose_node_leaves_may_have_told(h: &dyn Harness) {
     assert!(error.is_written() && error.to_string().contains("may not have been notified"), "{error}");
 }
 
-/// The bytes are gone with it.
+/// Expects the end of the watch, because the bytes are lost.
 pub fn a_watch_ends_with_its_home(h: &dyn Harness) {
     let mut cluster = Cluster::new(h, 2);
     let reader = cluster.session(0);
@@ -301,7 +302,7 @@ pub fn a_watch_ends_with_its_home(h: &dyn Harness) {
     });
 }
 
-/// Nobody hears what a watcher should, nor says what only writers may.
+/// Expects that other sessions can neither open nor send to these ports.
 pub fn ports_of_watches_are_reserved(h: &dyn Harness) {
     let cluster = Cluster::new(h, 1);
     let session = cluster.session(0);

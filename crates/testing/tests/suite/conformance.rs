@@ -1,28 +1,29 @@
-//! The public API over each fabric: whole over shared memory, a tenth of the cases elsewhere; the feature `deep` adds the rest.
+//! The conformance suite over each fabric: all cases over shared memory, a tenth of them over others. The feature
+//! `deep` adds the rest.
 
 #[cfg(not(feature = "deep"))]
 macro_rules! sample {
     ($harness:expr) => {
         halite_testing::conformance_tests! { $harness;
-            alloc { a_fresh_region_reads_as_zero memory_does_not_wear_out }
-            names { a_name_that_many_want_goes_to_one }
-            sharing { what_one_node_writes_another_reads an_aligned_word_never_tears }
+            alloc { a_fresh_region_reads_as_zero freed_memory_can_always_be_reused }
+            names { one_of_many_claims_of_a_name_succeeds }
+            sharing { nodes_read_each_others_writes an_aligned_word_never_tears }
             access { every_alignment_is_exact }
             atomics { no_addition_is_lost_among_many no_addition_is_lost_while_the_region_moves }
-            memory { a_copy_goes_from_region_to_region }
-            locks { nothing_is_lost_under_a_lock a_lock_kept_until_the_session_ends_is_recovered }
-            barriers { nobody_passes_before_all_are_there }
-            watching { every_watcher_hears_everything_once }
+            memory { a_copy_works_between_all_nodes }
+            locks { no_update_is_lost_under_a_lock a_lock_kept_until_the_session_ends_is_recovered }
+            barriers { no_participant_passes_before_all_have_arrived }
+            watching { every_watcher_is_notified_once }
             batch { a_batch_reaches_many_regions_in_order }
             chunks { every_border_between_chunks_is_seamless }
             permissions { a_revoked_permission_is_gone_from_open_handles }
             moving { writes_during_a_move_are_kept }
             free { reused_memory_reads_as_zero }
             members { a_returned_node_is_a_new_one }
-            killed { accesses_on_a_killed_node_fail_and_others_go_on }
+            killed { only_accesses_to_a_killed_node_fail }
             calls { payloads_of_any_length_arrive_whole a_full_function_refuses_calls }
             batches { calls_in_a_batch_get_their_answers }
-            messages { a_slow_receiver_holds_up_its_senders_and_loses_nothing }
+            messages { a_slow_receiver_delays_senders_and_loses_nothing }
             senders { published_messages_arrive_in_order }
             dropped { an_abandoned_call_leaks_nothing }
         }
@@ -81,14 +82,14 @@ mod etcd {
     halite_testing::conformance_suite!(NamesInEtcd);
 }
 
-/// Threads of a case take turns, so that even a crowd of them does the same again.
+/// Threads of a case take turns, so that even many of them repeat the same run.
 #[test]
 fn a_simulated_case_repeats_with_its_seed() {
     use halite_testing::conformance::{locks, sim::Simulated};
 
     let run = |seed| {
         let harness = Simulated::seeded("rnic-100g", seed);
-        locks::nothing_is_lost_under_a_lock(&harness);
+        locks::no_update_is_lost_under_a_lock(&harness);
         harness.digest()
     };
     let digest = run(1);

@@ -1,4 +1,4 @@
-//! The public API on each fabric, clusters of processes, and the tree itself.
+//! Tests of the public API on each fabric, of clusters of processes, and of the tree itself.
 
 mod conformance;
 mod linearizable;

@@ -42,7 +42,7 @@ fn options_of(kind: Kind) -> ServeOptions {
 
 /// Serves all functions on a node that has just joined.
 pub(super) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
-    let session = driven.session_of(PRINCIPALS[OWNER]).expect("the name is a good one");
+    let session = driven.session_of(PRINCIPALS[OWNER]).expect("the principal's name is valid");
     for kind in [Kind::Open, Kind::Closed, Kind::Narrow] {
         let server = match session.serve(function_of(kind), options_of(kind)) {
             Ok(server) => server,
@@ -93,7 +93,7 @@ impl Handler {
     async fn handle(&mut self, calls: Vec<Call>) {
         let (mut answers, mut kept, mut is_late) = (Vec::new(), Vec::new(), false);
         for call in calls {
-            match self.understand(&call) {
+            match self.identify(&call) {
                 Ok((_, Wish { task: Task::GiveUp, .. })) => drop(call),
                 Ok((_, Wish { task: Task::Keep, .. })) => kept.push(call),
                 Ok((id, wish)) => {
@@ -121,7 +121,7 @@ impl Handler {
     }
 
     /// Identifies a call and checks its input; returns the reason if the input is damaged.
-    fn understand(&self, call: &Call) -> Result<(CallId, Wish), String> {
+    fn identify(&self, call: &Call) -> Result<(CallId, Wish), String> {
         let input = call.input();
         let id = payload::id_of(input, self.node)
             .ok_or_else(|| format!("{} bytes are not an input", input.len()))?;
@@ -158,6 +158,6 @@ impl Handler {
             ReplyCause::TooLong { max } => max == wish.room && u64::from(wish.output_bytes) > max,
             _ => false,
         };
-        self.harness.judge.expect(is_right, || format!("{id:?}, {wish:?}: {error}, without a reason"));
+        self.harness.judge.expect(is_right, || format!("{id:?}, {wish:?}: {error}, without a known cause"));
     }
 }

@@ -88,8 +88,8 @@ const IN_RING_BYTES_MAX: u32 = 512;
 
 impl Known {
     /// Returns true if the call was answered long enough before its deadline.
-    fn lost_answer(&self, told: NoAnswer) -> bool {
-        let due_ns = told.now_ns.saturating_add_signed(-told.overdue_ns);
+    fn lost_answer(&self, no_answer: NoAnswer) -> bool {
+        let due_ns = no_answer.now_ns.saturating_add_signed(-no_answer.overdue_ns);
         let in_time = self.replied_ns.is_some_and(|at| at + SHORT_ANSWER_NS_MAX < due_ns);
         in_time && self.wish.output_bytes <= SHORT_ANSWER_BYTES_MAX
     }
@@ -125,7 +125,9 @@ impl Ledger {
             () if known.times > 1 => Err(format!("it was executed {} times", known.times)),
             () if known.denied => Err("its caller was told that it was not executed".to_owned()),
             () if wish.to != at || wish.kind != kind => Err(format!("it was meant for {wish:?}")),
-            () if (wish.from, wish.principal) != caller => Err(format!("it came from {wish:?}")),
+            () if (wish.from, wish.principal) != caller => {
+                Err(format!("it arrived from another caller: {wish:?}"))
+            }
             () if !wish.is_allowed => Err("its caller may not call that function".to_owned()),
             () => self.keep_order(id, wish).map(|()| wish),
         }
@@ -138,7 +140,7 @@ impl Ledger {
         }
         let before = self.last.insert((wish.from, wish.session, wish.to, wish.kind), id);
         match before.filter(|before| before.0 > id.0) {
-            Some(before) => Err(format!("it came after {before:?}")),
+            Some(before) => Err(format!("it arrived after {before:?}")),
             None => Ok(()),
         }
     }
@@ -159,10 +161,15 @@ impl Ledger {
     }
 
     /// Records that the caller has an error; fails if that is not explained.
-    pub(super) fn failed(&mut self, id: CallId, error: &CallError, told: NoAnswer) -> Result<(), String> {
+    pub(super) fn failed(
+        &mut self,
+        id: CallId,
+        error: &CallError,
+        no_answer: NoAnswer,
+    ) -> Result<(), String> {
         let known = &mut self.known[id.0 as usize];
         let Known { wish, times, .. } = *known;
-        let NoAnswer { is_calm, .. } = told;
+        let NoAnswer { is_calm, .. } = no_answer;
         known.denied = !error.may_have_run;
         match () {
             () if known.denied && times > 0 => return Err("it was executed".to_owned()),
@@ -172,7 +179,7 @@ impl Ledger {
             () => {}
         }
         let is_explained = match error.cause {
-            CallCause::Timeout => told.overdue_ns >= 0 && !(is_calm && known.lost_answer(told)),
+            CallCause::Timeout => no_answer.overdue_ns >= 0 && !(is_calm && known.lost_answer(no_answer)),
             CallCause::UnknownFunction => wish.kind == Kind::Absent || !is_calm,
             CallCause::Busy => wish.kind == Kind::Narrow,
             CallCause::PermissionDenied => !wish.is_allowed,
@@ -187,7 +194,7 @@ impl Ledger {
             | CallCause::NodeClosed => !is_calm,
             _ => false,
         };
-        if is_explained { Ok(()) } else { Err(format!("without a reason: {wish:?}")) }
+        if is_explained { Ok(()) } else { Err(format!("without a known cause: {wish:?}")) }
     }
 }
 

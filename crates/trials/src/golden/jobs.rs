@@ -135,7 +135,7 @@ impl Worker {
 
     async fn once(&mut self) -> Result<(), Box<dyn std::error::Error>> {
         let (session, name, bytes) = (&self.session, self.name.as_str(), self.bytes);
-        let lh = self.lh.expect("it has been prepared");
+        let lh = self.lh.expect("the worker has been prepared");
         match self.job {
             Job::Read => session.read(lh, 0, &mut self.buffer).await?,
             Job::Write => session.write(lh, 0, &self.buffer).await?,

@@ -33,14 +33,14 @@ const BY_CALL: &str = "rnic-100g-hca";
 pub fn golden() -> String {
     let mut text = HEADER.to_owned();
     for name in PROFILES {
-        let profile = Profile::named(name).expect("it is one of the tree");
-        writeln!(text, "\n## {name}\n\n{HEADING}").expect("text grows");
+        let profile = Profile::named(name).expect("the profile is built in");
+        writeln!(text, "\n## {name}\n\n{HEADING}").expect("writing to a string cannot fail");
         for (job, bytes) in jobs::all() {
             text.push_str(&row(&profile, job, bytes));
         }
     }
-    let profile = Profile::named(BY_CALL).expect("it is one of the tree");
-    writeln!(text, "\n## {BY_CALL}\n\n{BY_CALL_TEXT}\n\n{HEADING}").expect("text grows");
+    let profile = Profile::named(BY_CALL).expect("the profile is built in");
+    writeln!(text, "\n## {BY_CALL}\n\n{BY_CALL_TEXT}\n\n{HEADING}").expect("writing to a string cannot fail");
     for (job, bytes) in jobs::all().filter(|(job, _)| job.is_atomic()) {
         text.push_str(&row(&profile, job, bytes));
     }
@@ -53,11 +53,11 @@ const LATE_NS: u64 = 1_000_000_000;
 const HEADER: &str = "\
 # Simulated costs
 
-What operations of a session on one node cost on another one, in simulated time, with the costs of hardware that the profiles in
-`crates/sim/profiles` have. These are not measurements: no machine is as regular, and the time that the program itself computes is not in
-them. They show how many steps each operation takes, and a change of that.
+Costs of operations of a session on one node on a region of another node, in simulated time. Hardware costs are those of the profiles in
+`crates/sim/profiles`. These are not measurements: no machine is as regular, and the time of Halite's own instructions is not
+included. The tables show the number of steps of each operation, and changes of it.
 
-Everybody sleeps until something arrives, which is most of the shorter figures: a wake-up takes 5 us in `local` and 6 us in `rnic-100g`. Memory that
+All threads sleep until a message arrives, which is most of the shorter figures: a wake-up takes 5 us in `local` and 6 us in `rnic-100g`. Memory that
 a node fills or copies for another costs nothing there.
 
 Latency is the mean of 2 to 32 operations of one session, one after the other; the rate is that of 16 sessions at once. This command writes this file:
@@ -69,7 +69,7 @@ cargo run --release -p halite-cli -- sim golden > docs/simulated.md
 ";
 
 const BY_CALL_TEXT: &str = "\
-The same adapters, whose atomics are in one piece among themselves and not with what processors do. So atomics travel as calls, and the node that
+The same adapters, but their atomics are not atomic with respect to processors. So atomics travel as calls, and the node that
 owns the word wakes up for each.";
 
 const HEADING: &str = "\

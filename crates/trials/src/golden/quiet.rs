@@ -50,8 +50,8 @@ impl Quiet {
 async fn start(world: &World, host: HostId, number: u32) -> Rc<Driven> {
     let birth = Birth { host, incarnation: 1, stream: format!("node {number}") };
     let config = config(number);
-    let (driven, fabric) = birth.of(world, &config).expect("the configuration is a good one");
-    driven.join(&config, &fabric.discover()).await.expect("nothing goes wrong");
+    let (driven, fabric) = birth.of(world, &config).expect("the configuration is valid");
+    driven.join(&config, &fabric.discover()).await.expect("no fault is injected");
     driven
 }
 

@@ -156,7 +156,8 @@ impl History {
         done.sort_by_key(|(span, _)| span.begin_ns);
         done.iter().fold(String::new(), |mut text, (Span { begin_ns, end_ns }, operation)| {
             let end = if *end_ns == NEVER { "?".to_owned() } else { end_ns.to_string() };
-            write!(text, "\n  {begin_ns} to {end} ns: {operation:?}").expect("strings take all");
+            write!(text, "\n  {begin_ns} to {end} ns: {operation:?}")
+                .expect("writing to a string cannot fail");
             text
         })
     }

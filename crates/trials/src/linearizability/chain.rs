@@ -52,7 +52,7 @@ impl Chain {
 
     /// Records that the change was executed, and replaced `old`.
     pub fn changed(&mut self, number: u64, now_ns: u64, old: u64) -> Result<(), String> {
-        let (span, change) = self.maybe.remove(&number).expect("it began");
+        let (span, change) = self.maybe.remove(&number).expect("the operation began");
         let span = Span { end_ns: now_ns, ..span };
         if change.of(old).is_none() {
             self.saw(span, old);
@@ -132,7 +132,7 @@ impl Chain {
         loop {
             let value = values[values.len() - 1];
             if let Some((span, change)) = self.done.get(&value) {
-                values.push(change.of(value).expect("it was done"));
+                values.push(change.of(value).expect("the change applies"));
                 steps.push((*span, *change));
                 continue;
             }
@@ -141,7 +141,7 @@ impl Chain {
             for index in gap {
                 let (span, change) = left[index];
                 let value = values[values.len() - 1];
-                values.push(change.of(value).expect("it was chosen for that"));
+                values.push(change.of(value).expect("the change applies"));
                 steps.push((span, change));
                 // Marks the change as used; its place stays, since the other indices refer to the old order.
                 left[index].1 = Change::Swap { expected: value, new: value };

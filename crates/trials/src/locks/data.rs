@@ -6,7 +6,7 @@ use std::time::Duration;
 use halite::{AccessCause, AccessError, Lh, NodeId, Permissions, Placement, RegionCause};
 
 use super::stamps::{Seen, Stamps, Values, WORDS};
-use super::{NAMES, accuse, is_explained_by, who};
+use super::{NAMES, accuse, is_explained_by, run_of};
 use crate::actor::Actor;
 use crate::harness::Harness;
 
@@ -51,14 +51,14 @@ fn text(name: usize) -> String {
 }
 
 /// Records the end of a session.
-pub(super) fn end_session(harness: &Harness, who: super::SessionRun) {
+pub(super) fn end_session(harness: &Harness, run: super::SessionRun) {
     let now_ns = harness.world.now_ns();
     // The writes of a dead holder are over when its lock passes on. But other nodes may learn late of its death.
     let until_ns = if harness.cut_off_is_death { now_ns } else { now_ns + harness.consequences_ns() };
     let lives = &mut harness.locks.borrow_mut().data.lives;
     for Life { stamps, .. } in lives {
-        stamps.leave(who, until_ns);
-        stamps.end_read(who);
+        stamps.leave(run, until_ns);
+        stamps.end_read(run);
     }
 }
 
@@ -139,11 +139,11 @@ fn refused(actor: &Actor, name: usize, cause: &RegionCause, error: &str) {
 
 /// Reads all words. Returns true if that succeeded.
 async fn read(actor: &mut Actor, index: usize, opened: Opened) -> bool {
-    let (session, begin_ns, who) = (actor.session.clone(), actor.now_ns(), who(actor));
+    let (session, begin_ns, run) = (actor.session.clone(), actor.now_ns(), run_of(actor));
     let mut bytes = [0; WORDS * WORD];
-    with_stamps(actor, opened, |stamps| stamps.begin_read(who, begin_ns));
+    with_stamps(actor, opened, |stamps| stamps.begin_read(run, begin_ns));
     let result = actor.attempt("read under a lock", session.read(opened.lh, 0, &mut bytes)).await;
-    with_stamps(actor, opened, |stamps| stamps.end_read(who));
+    with_stamps(actor, opened, |stamps| stamps.end_read(run));
     if !matches!(result, Some(Ok(()))) {
         failed(actor, index, opened, result);
         return false;
@@ -153,7 +153,7 @@ async fn read(actor: &mut Actor, index: usize, opened: Opened) -> bool {
     let seen = actor.locks.held[index].seen;
     let (now_ns, holds) = (actor.now_ns(), holds(actor, index));
     let verdict =
-        with_stamps(actor, opened, |stamps| stamps.read(who, begin_ns, now_ns, values, seen, holds));
+        with_stamps(actor, opened, |stamps| stamps.read(run, begin_ns, now_ns, values, seen, holds));
     match verdict {
         Ok(seen) => actor.locks.held[index].seen = seen,
         Err(why) => accuse(actor, actor.locks.held[index].name, begin_ns, &why),
@@ -163,11 +163,11 @@ async fn read(actor: &mut Actor, index: usize, opened: Opened) -> bool {
 
 /// Writes all words. Returns true if that succeeded.
 async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
-    let (begin_ns, who) = (actor.now_ns(), who(actor));
+    let (begin_ns, run) = (actor.now_ns(), run_of(actor));
     let stamp = {
         let data = &mut actor.harness.locks.borrow_mut().data;
         data.last_stamp += 1;
-        data.lives[opened.life].stamps.begin(who, data.last_stamp, begin_ns);
+        data.lives[opened.life].stamps.begin(run, data.last_stamp, begin_ns);
         data.last_stamp
     };
     let part = stamp.to_le_bytes().repeat(WORDS / PARTS);
@@ -181,7 +181,7 @@ async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
         }
     }
     let (now_ns, holds) = (actor.now_ns(), holds(actor, index));
-    let seen: Option<Seen> = with_stamps(actor, opened, |stamps| stamps.end(who, now_ns, holds));
+    let seen: Option<Seen> = with_stamps(actor, opened, |stamps| stamps.end(run, now_ns, holds));
     actor.locks.held[index].seen = seen;
     true
 }
@@ -190,8 +190,8 @@ async fn write(actor: &mut Actor, index: usize, opened: Opened) -> bool {
 fn leave(actor: &Actor, opened: Opened, begin_ns: u64) {
     let harness = &actor.harness;
     let doubt_ns = if harness.is_calm_since(begin_ns) { DOUBT_NS } else { harness.consequences_ns() };
-    let (who, until_ns) = (who(actor), actor.now_ns() + doubt_ns);
-    with_stamps(actor, opened, |stamps| stamps.leave(who, until_ns));
+    let (run, until_ns) = (run_of(actor), actor.now_ns() + doubt_ns);
+    with_stamps(actor, opened, |stamps| stamps.leave(run, until_ns));
 }
 
 /// Handles an access that failed or was cancelled.
@@ -208,7 +208,7 @@ fn failed(actor: &mut Actor, index: usize, opened: Opened, result: Option<Result
         _ => false,
     };
     if !is_explained {
-        accuse(actor, name, actor.now_ns(), &format!("{error}, without a reason"));
+        accuse(actor, name, actor.now_ns(), &format!("{error}, without a known cause"));
     }
     actor.locks.opened[name] = None;
 }
@@ -217,10 +217,10 @@ fn failed(actor: &mut Actor, index: usize, opened: Opened, result: Option<Result
 /// then the data must show it.
 fn holds(actor: &Actor, index: usize) -> bool {
     let held = &actor.locks.held[index];
-    let is_last = actor.harness.locks.borrow().ledgers[held.name].holds(who(actor), held.token);
+    let is_last = actor.harness.locks.borrow().ledgers[held.name].holds(run_of(actor), held.token);
     is_last || actor.harness.is_undisturbed()
 }
 
-fn with_stamps<T>(actor: &Actor, opened: Opened, tell: impl FnOnce(&mut Stamps) -> T) -> T {
-    tell(&mut actor.harness.locks.borrow_mut().data.lives[opened.life].stamps)
+fn with_stamps<T>(actor: &Actor, opened: Opened, f: impl FnOnce(&mut Stamps) -> T) -> T {
+    f(&mut actor.harness.locks.borrow_mut().data.lives[opened.life].stamps)
 }

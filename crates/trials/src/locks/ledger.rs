@@ -35,14 +35,14 @@ pub(super) struct Scene<'s> {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Try {
-    who: SessionRun,
+    run: SessionRun,
     begin_ns: u64,
     waits: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Hold {
-    who: SessionRun,
+    run: SessionRun,
     token: u64,
     /// Start of the acquisition.
     begin_ns: u64,
@@ -55,7 +55,7 @@ struct Hold {
 impl Hold {
     /// Returns true if the holder can do nothing any more.
     fn is_gone(&self, scene: Scene<'_>) -> bool {
-        self.orphaned || !(scene.is_up)(self.who)
+        self.orphaned || !(scene.is_up)(self.run)
     }
 }
 
@@ -80,24 +80,24 @@ pub(crate) struct Ledger {
 
 impl Ledger {
     /// Records the start of an attempt, which `waits` without a limit or not.
-    pub(super) fn begin(&mut self, who: SessionRun, now_ns: u64, waits: bool) {
+    pub(super) fn begin(&mut self, run: SessionRun, now_ns: u64, waits: bool) {
         self.tries_count += 1;
-        self.tries.push(Try { who, begin_ns: now_ns, waits });
+        self.tries.push(Try { run, begin_ns: now_ns, waits });
     }
 
-    fn end_try(&mut self, who: SessionRun) -> Try {
-        let index = self.tries.iter().position(|each| each.who == who).expect("it began");
+    fn end_try(&mut self, run: SessionRun) -> Try {
+        let index = self.tries.iter().position(|each| each.run == run).expect("the operation began");
         self.tries.remove(index)
     }
 
     pub(super) fn took(
         &mut self,
-        who: SessionRun,
+        run: SessionRun,
         token: u64,
         recovered: bool,
         scene: Scene<'_>,
     ) -> Result<(), String> {
-        let tried = self.end_try(who);
+        let tried = self.end_try(run);
         let is_calm = (scene.is_calm_since)(tried.begin_ns);
         let verdict = self
             .check_displaced(token, recovered, scene)
@@ -110,7 +110,7 @@ impl Ledger {
         self.holds.clear();
         self.token_max = self.token_max.max(token);
         let begin_ns = tried.begin_ns;
-        self.holds.push(Hold { who, token, begin_ns, end_begun_ns: NEVER, orphaned: false });
+        self.holds.push(Hold { run, token, begin_ns, end_begun_ns: NEVER, orphaned: false });
         verdict
     }
 
@@ -142,16 +142,16 @@ impl Ledger {
         let is_gone = hold.is_gone(scene);
         // If the lock was created again, its tokens start far above.
         let is_the_same = token.wrapping_sub(hold.token) <= self.tries_count;
-        let Hold { who, begin_ns, .. } = hold;
+        let Hold { run, begin_ns, .. } = hold;
         if !is_gone && (scene.is_calm_since)(*begin_ns) {
-            return Err(format!("{who:?} has held it since {begin_ns} ns, with token {}", hold.token));
+            return Err(format!("{run:?} has held it since {begin_ns} ns, with token {}", hold.token));
         }
         if !is_gone && is_the_same && scene.cut_off_is_death {
-            return Err(format!("{who:?} holds it, lives, and was not cut off; token {}", hold.token));
+            return Err(format!("{run:?} holds it, lives, and was not cut off; token {}", hold.token));
         }
         if is_gone && token == hold.token + 1 && !recovered {
             return Err(format!(
-                "it is not marked as recovered from {who:?}, which died with token {}",
+                "it is not marked as recovered from {run:?}, which died with token {}",
                 hold.token
             ));
         }
@@ -180,7 +180,7 @@ impl Ledger {
                 && (scene.is_calm_since)(other.begin_ns)
         };
         match self.tries.iter().find(was_overtaken) {
-            Some(Try { who, begin_ns, .. }) => Err(format!("{who:?} has waited since {begin_ns} ns")),
+            Some(Try { run, begin_ns, .. }) => Err(format!("{run:?} has waited since {begin_ns} ns")),
             None => Ok(()),
         }
     }
@@ -194,14 +194,14 @@ impl Ledger {
     }
 
     /// Records that the attempt was cancelled, and may have succeeded.
-    pub(super) fn gave_up(&mut self, who: SessionRun, now_ns: u64) {
-        self.end_try(who);
+    pub(super) fn gave_up(&mut self, run: SessionRun, now_ns: u64) {
+        self.end_try(run);
         self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
     }
 
     /// Records that the attempt was refused because the lock is held.
-    pub(super) fn refused(&mut self, who: SessionRun, scene: Scene<'_>) -> Result<(), String> {
-        let Try { begin_ns, .. } = self.end_try(who);
+    pub(super) fn refused(&mut self, run: SessionRun, scene: Scene<'_>) -> Result<(), String> {
+        let Try { begin_ns, .. } = self.end_try(run);
         let may_be_held = !self.tries.is_empty()
             || !self.holds.is_empty()
             || self.held_until_ns >= begin_ns
@@ -213,8 +213,8 @@ impl Ledger {
     }
 
     /// Returns true if the session holds the lock with that token, as far as known.
-    pub(super) fn holds(&self, who: SessionRun, token: u64) -> bool {
-        self.holds.iter().any(|hold| (hold.who, hold.token) == (who, token))
+    pub(super) fn holds(&self, run: SessionRun, token: u64) -> bool {
+        self.holds.iter().any(|hold| (hold.run, hold.token) == (run, token))
     }
 
     /// Returns the highest token granted after `token` by the same incarnation of the lock; a lock that was created
@@ -224,56 +224,56 @@ impl Ledger {
         (1..=self.tries_count).contains(&rise).then_some(self.token_max)
     }
 
-    fn hold(&mut self, who: SessionRun) -> Option<&mut Hold> {
-        self.holds.iter_mut().find(|hold| hold.who == who)
+    fn hold(&mut self, run: SessionRun) -> Option<&mut Hold> {
+        self.holds.iter_mut().find(|hold| hold.run == run)
     }
 
     /// Records that the holder begins to release the lock.
-    pub(super) fn begin_release(&mut self, who: SessionRun, now_ns: u64) {
-        if let Some(hold) = self.hold(who) {
+    pub(super) fn begin_release(&mut self, run: SessionRun, now_ns: u64) {
+        if let Some(hold) = self.hold(run) {
             hold.end_begun_ns = now_ns;
             let token = hold.token;
             self.open = Some((now_ns, token));
         }
     }
 
-    pub(super) fn end_release(&mut self, who: SessionRun, now_ns: u64) {
-        let ended = self.hold(who).map(|hold| hold.token);
+    pub(super) fn end_release(&mut self, run: SessionRun, now_ns: u64) {
+        let ended = self.hold(run).map(|hold| hold.token);
         if let Some((begin_ns, token)) = self.open.take_if(|(_, token)| Some(*token) == ended) {
             self.history.gave_up(Span { begin_ns, end_ns: now_ns }, token);
         }
-        self.forget_hold(who, now_ns);
+        self.forget_hold(run, now_ns);
     }
 
-    fn forget_hold(&mut self, who: SessionRun, now_ns: u64) {
-        self.holds.retain(|hold| hold.who != who);
+    fn forget_hold(&mut self, run: SessionRun, now_ns: u64) {
+        self.holds.retain(|hold| hold.run != run);
         self.held_until_ns = self.held_until_ns.max(now_ns);
     }
 
     /// Records that the holder has lost the lock, or cannot know.
-    pub(super) fn lost(&mut self, who: SessionRun, scene: Scene<'_>) -> Result<(), String> {
-        let held = self.hold(who).copied();
-        self.forget_hold(who, scene.now_ns);
+    pub(super) fn lost(&mut self, run: SessionRun, scene: Scene<'_>) -> Result<(), String> {
+        let held = self.hold(run).copied();
+        self.forget_hold(run, scene.now_ns);
         match held {
             Some(hold) if (scene.is_calm_since)(hold.begin_ns) => {
-                Err(format!("{who:?} has held it since {} ns, and no session after it", hold.begin_ns))
+                Err(format!("{run:?} has held it since {} ns, and no session after it", hold.begin_ns))
             }
             _ => Ok(()),
         }
     }
 
-    /// Records that the release goes on in the background.
-    pub(super) fn dropped(&mut self, who: SessionRun, now_ns: u64) {
-        self.begin_release(who, now_ns);
-        self.forget_hold(who, now_ns);
+    /// Records that the release continues in the background.
+    pub(super) fn dropped(&mut self, run: SessionRun, now_ns: u64) {
+        self.begin_release(run, now_ns);
+        self.forget_hold(run, now_ns);
         self.doubt_until_ns = self.doubt_until_ns.max(now_ns + DOUBT_NS);
     }
 
-    pub(super) fn end_session(&mut self, who: SessionRun) {
+    pub(super) fn end_session(&mut self, run: SessionRun) {
         let tries = self.tries.len();
-        self.tries.retain(|each| each.who != who);
+        self.tries.retain(|each| each.run != run);
         self.orphans += (tries - self.tries.len()) as u64;
-        for hold in self.holds.iter_mut().filter(|hold| hold.who == who && !hold.orphaned) {
+        for hold in self.holds.iter_mut().filter(|hold| hold.run == run && !hold.orphaned) {
             hold.orphaned = true;
             self.orphans += 1;
         }

@@ -1,5 +1,5 @@
-//! What is known about the words under a lock. A holder writes one stamp to all of them, so the next holder reads equal
-//! words, as they were left.
+//! The known facts about the words under a lock. A holder writes one stamp to all of them, so the next holder reads
+//! equal words, as they were left.
 //!
 //! That does not hold while an unawaited write may still land: a cancelled one, one of a holder that died and is not
 //! cut off everywhere, or one of a holder that has lost the lock. Nor does it hold afterwards, until all words have
@@ -21,7 +21,7 @@ pub(super) struct Seen {
 
 #[derive(Debug)]
 struct Open {
-    who: SessionRun,
+    run: SessionRun,
     stamp: u64,
     begin_ns: u64,
 }
@@ -52,57 +52,57 @@ impl Stamps {
     }
 
     /// Records that a session begins to write `stamp`, which no other session writes.
-    pub(super) fn begin(&mut self, who: SessionRun, stamp: u64, now_ns: u64) {
+    pub(super) fn begin(&mut self, run: SessionRun, stamp: u64, now_ns: u64) {
         (0..WORDS).for_each(|index| self.words.get_mut(index).begin(now_ns, stamp));
-        self.open.push(Open { who, stamp, begin_ns: now_ns });
+        self.open.push(Open { run, stamp, begin_ns: now_ns });
     }
 
-    fn take(&mut self, who: SessionRun) -> Option<Open> {
-        let index = self.open.iter().position(|open| open.who == who)?;
+    fn take(&mut self, run: SessionRun) -> Option<Open> {
+        let index = self.open.iter().position(|open| open.run == run)?;
         Some(self.open.remove(index))
     }
 
     /// Records the end of the write. If its session still `holds` the lock, the next reads must return `stamp`.
-    pub(super) fn end(&mut self, who: SessionRun, now_ns: u64, holds: bool) -> Option<Seen> {
-        let Open { stamp, begin_ns, .. } = self.take(who).expect("it began");
+    pub(super) fn end(&mut self, run: SessionRun, now_ns: u64, holds: bool) -> Option<Seen> {
+        let Open { stamp, begin_ns, .. } = self.take(run).expect("the operation began");
         let oldest_ns = self.reads.iter().map(|(_, begin_ns)| *begin_ns).min().unwrap_or(now_ns);
         for index in 0..WORDS {
             self.words.get_mut(index).end(begin_ns, now_ns, stamp, oldest_ns);
         }
-        self.are_alike = holds && !self.is_doubtful(who, begin_ns);
+        self.are_alike = holds && !self.is_doubtful(run, begin_ns);
         if !holds {
             self.doubt_until_ns = self.doubt_until_ns.max(now_ns);
         }
         self.are_alike.then_some(Seen { values: [stamp; WORDS], at_ns: now_ns })
     }
 
-    pub(super) fn begin_read(&mut self, who: SessionRun, now_ns: u64) {
-        self.reads.push((who, now_ns));
+    pub(super) fn begin_read(&mut self, run: SessionRun, now_ns: u64) {
+        self.reads.push((run, now_ns));
     }
 
     /// Records the end or the cancellation of a read.
-    pub(super) fn end_read(&mut self, who: SessionRun) {
-        self.reads.retain(|(reader, _)| *reader != who);
+    pub(super) fn end_read(&mut self, run: SessionRun) {
+        self.reads.retain(|(reader, _)| *reader != run);
     }
 
     /// Records that the write may be done, partly done or not, or may still land until `until_ns`.
-    pub(super) fn leave(&mut self, who: SessionRun, until_ns: u64) {
-        if self.take(who).is_some() {
+    pub(super) fn leave(&mut self, run: SessionRun, until_ns: u64) {
+        if self.take(run).is_some() {
             self.are_alike = false;
             self.doubt_until_ns = self.doubt_until_ns.max(until_ns);
         }
     }
 
     /// Returns true if another write may have changed the words since `begin_ns`.
-    fn is_doubtful(&self, who: SessionRun, begin_ns: u64) -> bool {
-        self.doubt_until_ns >= begin_ns || self.open.iter().any(|open| open.who != who)
+    fn is_doubtful(&self, run: SessionRun, begin_ns: u64) -> bool {
+        self.doubt_until_ns >= begin_ns || self.open.iter().any(|open| open.run != run)
     }
 
     /// Checks a read by a session that `holds` the lock, or believes so, and that has `seen` certain words since it
     /// took the lock. Returns the words if no other session can have changed them.
     pub(super) fn read(
         &self,
-        who: SessionRun,
+        run: SessionRun,
         begin_ns: u64,
         now_ns: u64,
         values: Values,
@@ -116,7 +116,7 @@ impl Stamps {
                 return Err(format!("it read {values:?}, but word {index} may be {may}"));
             }
         }
-        if !holds || self.is_doubtful(who, begin_ns) {
+        if !holds || self.is_doubtful(run, begin_ns) {
             return Ok(None);
         }
         if self.are_alike && values.iter().any(|value| *value != values[0]) {

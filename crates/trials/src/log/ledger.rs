@@ -63,7 +63,7 @@ struct Passed {
     /// Position of the reader; `None` after its end.
     position: Option<u64>,
     ranges: Vec<Range<u64>>,
-    saw: BTreeSet<u64>,
+    read: BTreeSet<u64>,
 }
 
 impl Logs {
@@ -166,7 +166,7 @@ impl Life {
         }
     }
 
-    fn saw(&mut self, position: u64, records: &[Vec<u8>]) -> Result<(), String> {
+    fn record_read(&mut self, position: u64, records: &[Vec<u8>]) -> Result<(), String> {
         let token = records::token_of(records)
             .ok_or_else(|| format!("the bytes read at {position} are not a record"))?;
         match self.appends.get(&token) {
@@ -202,7 +202,7 @@ impl Life {
         for (token, outcome) in &self.appends {
             let Outcome::Done { position, end_ns } = outcome else { continue };
             let has_missed = |reader: &&Passed| {
-                reader.ranges.iter().any(|range| range.contains(position)) && !reader.saw.contains(position)
+                reader.ranges.iter().any(|range| range.contains(position)) && !reader.read.contains(position)
             };
             let missed = self.readers.iter().find(has_missed).filter(|_| self.is_sound(harness, *position));
             if missed.is_some() {
@@ -233,11 +233,11 @@ impl Reader {
     pub(super) fn passed(&self, range: Range<u64>, read: &[(u64, Vec<Vec<u8>>)]) -> Result<(), String> {
         let life = &mut self.harness.logs.borrow_mut().lives[self.life];
         for (position, records) in read {
-            life.saw(*position, records)?;
+            life.record_read(*position, records)?;
         }
         let reader = &mut life.readers[self.number];
         for (position, _) in read {
-            if !range.contains(position) || !reader.saw.insert(*position) {
+            if !range.contains(position) || !reader.read.insert(*position) {
                 return Err(format!("the record at {position} was read outside of {range:?}, or twice"));
             }
         }

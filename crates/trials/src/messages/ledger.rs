@@ -50,7 +50,7 @@ impl Ledger {
 
     /// Records that the message is in the port's queue; the node's incarnation is now `incarnation`.
     pub(super) fn sent(&mut self, path: Path, incarnation: u32, number: u64) {
-        let stream = self.streams.get_mut(&path).expect("it began");
+        let stream = self.streams.get_mut(&path).expect("the operation began");
         // The message may have arrived before its sender learnt that; after the first incarnation, at which is unknown.
         if number > stream.last_come && incarnation == path.to.1 {
             stream.sent.insert(number);
@@ -59,7 +59,7 @@ impl Ledger {
 
     /// Records that the sender got the error that the message was not sent.
     pub(super) fn denied(&mut self, path: Path, number: u64) -> Result<(), String> {
-        let stream = self.streams.get_mut(&path).expect("it began");
+        let stream = self.streams.get_mut(&path).expect("the operation began");
         stream.denied.insert(number);
         if stream.last_come == number { Err("it has arrived".to_owned()) } else { Ok(()) }
     }
@@ -81,7 +81,7 @@ impl Ledger {
     }
 
     /// Records that the message has arrived at its node in that incarnation.
-    pub(super) fn came(&mut self, path: Path, incarnation: u32, number: u64) -> Result<(), String> {
+    pub(super) fn record_arrival(&mut self, path: Path, incarnation: u32, number: u64) -> Result<(), String> {
         self.unload(path);
         let Some(stream) = self.streams.get_mut(&path).filter(|stream| number <= stream.last_begun) else {
             return Err("no session sent it there".to_owned());

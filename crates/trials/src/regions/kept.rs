@@ -62,7 +62,7 @@ impl Kept {
 
     async fn find_once(&self, harness: &Harness) -> Result<(), String> {
         let driven = harness.driven(self.seeker).ok_or("the node that looks for it is down")?;
-        let session = driven.session_of(PRINCIPALS[self.owner]).expect("the name is a good one");
+        let session = driven.session_of(PRINCIPALS[self.owner]).expect("the principal's name is valid");
         // A reference would keep a node alive that crashes meanwhile, and the futures of its session would never end.
         drop(driven);
         let named = session.list().await.map_err(|error| error.to_string())?;

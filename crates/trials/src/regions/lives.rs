@@ -286,7 +286,7 @@ impl Life {
     }
 
     pub(super) fn end_access(&mut self, begin_ns: u64) {
-        let count = self.accesses.get_mut(&begin_ns).expect("it began");
+        let count = self.accesses.get_mut(&begin_ns).expect("the operation began");
         *count -= 1;
         if *count == 0 {
             self.accesses.remove(&begin_ns);

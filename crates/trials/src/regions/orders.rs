@@ -7,8 +7,8 @@ use super::words::NEVER;
 use super::{Holding, NAMES};
 use crate::actor::Actor;
 use crate::harness::PRINCIPALS;
-use crate::judge::is_of_trouble;
-use crate::peace::is_of_distance;
+use crate::judge::may_follow_fault;
+use crate::peace::reports_unreachable_node;
 
 const RIGHTS: Permissions = Permissions::READ.union(Permissions::WRITE);
 const ALL: Permissions = RIGHTS.union(Permissions::MASTER).union(Permissions::ATOMIC);
@@ -50,7 +50,7 @@ pub(super) async fn alloc(actor: &mut Actor) {
     let text = name_of(name);
     let number = actor.number;
     let line =
-        format_args!("session {number} is to make {text} with {len} bytes on {placement:?}: life {}", id.0);
+        format_args!("session {number} will create {text} with {len} bytes on {placement:?}: life {}", id.0);
     actor.harness.world.note(Some(actor.host), line);
     let result = actor.attempt("alloc", session.alloc(Some(&text), len, placement, everyone)).await;
     match result {
@@ -151,7 +151,7 @@ pub(super) async fn map(actor: &mut Actor) {
     let session = actor.session.clone();
     let text = name_of(name);
     let number = actor.number;
-    actor.harness.world.note(Some(actor.host), format_args!("session {number} is to map {text}"));
+    actor.harness.world.note(Some(actor.host), format_args!("session {number} will map {text}"));
     let result = actor.attempt("map", session.map(&text, wanted)).await;
     match result {
         Some(Ok(lh)) => mapped(actor, name, wanted, lh, begin_ns),
@@ -161,7 +161,7 @@ pub(super) async fn map(actor: &mut Actor) {
                     !is_surely_there(actor, name, begin_ns)
                 }
                 RegionCause::PermissionDenied { .. } => {
-                    let is_stale = actor.harness.was_anyone_isolated();
+                    let is_stale = actor.harness.was_any_node_isolated();
                     is_stale || !is_surely_permitted(actor, name, wanted, begin_ns)
                 }
                 _ => is_trouble(actor, &error, begin_ns),
@@ -184,7 +184,7 @@ fn mapped(actor: &mut Actor, name: usize, wanted: Permissions, lh: halite::Lh, b
     };
     let life = regions.life(id);
     // A directory that was cut off from the home may not have learnt that the region was freed.
-    let is_heard = !harness.was_anyone_isolated();
+    let is_heard = !harness.was_any_node_isolated();
     harness.judge.expect(life.may_have_lived(begin_ns) || !is_heard, || {
         format!("r{name} (life {}) was mapped at {begin_ns} ns, after its end at {} ns", id.0, life.ended_ns)
     });
@@ -211,7 +211,7 @@ pub(super) fn is_whole(actor: &Actor, life: &Life) -> bool {
 
 /// Returns true if the region can be found by its name: no node has lost a connection to the region's nodes.
 fn is_surely_whole(actor: &Actor, life: &Life) -> bool {
-    actor.harness.judge.is_calm() || (!actor.harness.was_anyone_isolated() && is_whole(actor, life))
+    actor.harness.judge.is_calm() || (!actor.harness.was_any_node_isolated() && is_whole(actor, life))
 }
 
 fn is_surely_permitted(actor: &Actor, name: usize, wanted: Permissions, begin_ns: u64) -> bool {
@@ -263,17 +263,23 @@ pub(super) async fn free(actor: &mut Actor, holding: Holding) {
 }
 
 pub(super) async fn grant(actor: &mut Actor, holding: Holding) {
-    let Some((who, rights)) = some_change(actor, holding) else { return };
+    let Some((principal, rights)) = some_change(actor, holding) else { return };
     let begin_ns = actor.now_ns();
-    actor.harness.regions.borrow_mut().life_mut(holding.life).rights.begin_grant(who, rights);
+    actor.harness.regions.borrow_mut().life_mut(holding.life).rights.begin_grant(principal, rights);
     let session = actor.session.clone();
-    let to = Who::Principal(PRINCIPALS[who].to_owned());
+    let to = Who::Principal(PRINCIPALS[principal].to_owned());
     actor.note_life(holding.life.0);
     let result = actor.attempt("grant", session.grant(holding.lh, to, rights)).await;
     match result {
         Some(Ok(())) => {
             let now_ns = actor.now_ns();
-            actor.harness.regions.borrow_mut().life_mut(holding.life).rights.end_grant(who, rights, now_ns);
+            actor
+                .harness
+                .regions
+                .borrow_mut()
+                .life_mut(holding.life)
+                .rights
+                .end_grant(principal, rights, now_ns);
         }
         Some(Err(error)) => check_order(actor, holding, &error, begin_ns),
         None => {}
@@ -281,22 +287,28 @@ pub(super) async fn grant(actor: &mut Actor, holding: Holding) {
 }
 
 pub(super) async fn revoke(actor: &mut Actor, holding: Holding) {
-    let Some((who, rights)) = some_change(actor, holding) else { return };
+    let Some((principal, rights)) = some_change(actor, holding) else { return };
     let begin_ns = actor.now_ns();
     {
         let mut regions = actor.harness.regions.borrow_mut();
         let life = regions.life_mut(holding.life);
-        life.rights.begin_revoke(who, rights);
-        life.revoked[who] = true;
+        life.rights.begin_revoke(principal, rights);
+        life.revoked[principal] = true;
     }
     let session = actor.session.clone();
-    let from = Who::Principal(PRINCIPALS[who].to_owned());
+    let from = Who::Principal(PRINCIPALS[principal].to_owned());
     actor.note_life(holding.life.0);
     let result = actor.attempt("revoke", session.revoke(holding.lh, from, rights)).await;
     match result {
         Some(Ok(())) => {
             let now_ns = actor.now_ns();
-            actor.harness.regions.borrow_mut().life_mut(holding.life).rights.end_revoke(who, rights, now_ns);
+            actor
+                .harness
+                .regions
+                .borrow_mut()
+                .life_mut(holding.life)
+                .rights
+                .end_revoke(principal, rights, now_ns);
         }
         Some(Err(error)) => check_order(actor, holding, &error, begin_ns),
         None => {}
@@ -309,9 +321,9 @@ fn some_change(actor: &mut Actor, holding: Holding) -> Option<(usize, Permission
         return None;
     }
     let others = PRINCIPALS.len() - 1;
-    let who = (actor.principal + 1 + actor.random.index(others)) % PRINCIPALS.len();
+    let principal = (actor.principal + 1 + actor.random.index(others)) % PRINCIPALS.len();
     let rights = if actor.random.chance(1, 2) { Permissions::READ } else { Permissions::WRITE };
-    Some((who, rights))
+    Some((principal, rights))
 }
 
 pub(super) async fn move_away(actor: &mut Actor, holding: Holding) {
@@ -356,6 +368,6 @@ fn may_have_happened(error: &RegionError) -> bool {
 
 /// Returns true if a fault of this trial explains the error, if it concerns nothing from before `since_ns`.
 fn is_trouble(actor: &Actor, error: &RegionError, since_ns: u64) -> bool {
-    let is_due = is_of_distance(&error.cause) && actor.harness.was_peace_since(since_ns);
-    is_of_trouble(&error.cause) && !actor.harness.judge.is_calm() && !is_due
+    let is_due = reports_unreachable_node(&error.cause) && actor.harness.was_peace_since(since_ns);
+    may_follow_fault(&error.cause) && !actor.harness.judge.is_calm() && !is_due
 }

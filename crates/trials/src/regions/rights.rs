@@ -33,42 +33,42 @@ impl Rights {
         Rights { rights: std::array::from_fn(of) }
     }
 
-    fn each(&mut self, who: usize, kinds: Permissions) -> impl Iterator<Item = &mut Right> {
-        self.rights[who]
+    fn each(&mut self, principal: usize, kinds: Permissions) -> impl Iterator<Item = &mut Right> {
+        self.rights[principal]
             .iter_mut()
             .zip(KINDS)
             .filter(move |(_, kind)| kinds.contains(*kind))
             .map(|(right, _)| right)
     }
 
-    pub(crate) fn begin_grant(&mut self, who: usize, kinds: Permissions) {
-        self.each(who, kinds).for_each(|right| right.maybe_until_ns = NEVER);
+    pub(crate) fn begin_grant(&mut self, principal: usize, kinds: Permissions) {
+        self.each(principal, kinds).for_each(|right| right.maybe_until_ns = NEVER);
     }
 
-    pub(crate) fn end_grant(&mut self, who: usize, kinds: Permissions, now_ns: u64) {
-        self.each(who, kinds).for_each(|right| right.sure_since_ns = now_ns);
+    pub(crate) fn end_grant(&mut self, principal: usize, kinds: Permissions, now_ns: u64) {
+        self.each(principal, kinds).for_each(|right| right.sure_since_ns = now_ns);
     }
 
-    pub(crate) fn begin_revoke(&mut self, who: usize, kinds: Permissions) {
-        self.each(who, kinds).for_each(|right| right.sure_since_ns = NEVER);
+    pub(crate) fn begin_revoke(&mut self, principal: usize, kinds: Permissions) {
+        self.each(principal, kinds).for_each(|right| right.sure_since_ns = NEVER);
     }
 
-    pub(crate) fn end_revoke(&mut self, who: usize, kinds: Permissions, now_ns: u64) {
-        self.each(who, kinds).for_each(|right| right.maybe_until_ns = now_ns);
+    pub(crate) fn end_revoke(&mut self, principal: usize, kinds: Permissions, now_ns: u64) {
+        self.each(principal, kinds).for_each(|right| right.maybe_until_ns = now_ns);
     }
 
-    /// Returns true if `who` may have had all of `kinds` at some time since `begin_ns`.
-    pub(crate) fn may_have(&self, who: usize, kinds: Permissions, begin_ns: u64) -> bool {
-        self.of(who, kinds).all(|right| right.maybe_until_ns >= begin_ns)
+    /// Returns true if `principal` may have had all of `kinds` at some time since `begin_ns`.
+    pub(crate) fn may_have(&self, principal: usize, kinds: Permissions, begin_ns: u64) -> bool {
+        self.of(principal, kinds).all(|right| right.maybe_until_ns >= begin_ns)
     }
 
-    /// Returns true if `who` has had all of `kinds` since `begin_ns`.
-    pub(crate) fn has_had(&self, who: usize, kinds: Permissions, begin_ns: u64) -> bool {
-        self.of(who, kinds).all(|right| right.sure_since_ns <= begin_ns)
+    /// Returns true if `principal` has had all of `kinds` since `begin_ns`.
+    pub(crate) fn has_had(&self, principal: usize, kinds: Permissions, begin_ns: u64) -> bool {
+        self.of(principal, kinds).all(|right| right.sure_since_ns <= begin_ns)
     }
 
-    fn of(&self, who: usize, kinds: Permissions) -> impl Iterator<Item = &Right> {
-        self.rights[who]
+    fn of(&self, principal: usize, kinds: Permissions) -> impl Iterator<Item = &Right> {
+        self.rights[principal]
             .iter()
             .zip(KINDS)
             .filter(move |(_, kind)| kinds.contains(*kind))

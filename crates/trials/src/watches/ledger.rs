@@ -83,7 +83,7 @@ impl Ledger {
 
     /// Records that the notification is in the queues of all watches that existed at its start and `counts` accepts.
     pub(super) fn end(&mut self, number: Number, now_ns: u64, counts: impl Fn(&Watcher) -> bool) {
-        let notice = self.notices.get_mut(&number).expect("it began");
+        let notice = self.notices.get_mut(&number).expect("the operation began");
         notice.end_ns = Some(now_ns);
         let owed = Owed { writer: notice.said.writer, since_ns: now_ns };
         for id in std::mem::take(&mut notice.audience) {
@@ -100,7 +100,7 @@ impl Ledger {
 
     /// Records that the writer got the result that no watcher was notified.
     pub(super) fn deny(&mut self, number: Number) -> Result<(), String> {
-        let notice = self.notices.get_mut(&number).expect("it began");
+        let notice = self.notices.get_mut(&number).expect("the operation began");
         notice.is_denied = true;
         if notice.is_heard { Err("a watcher has received it".to_owned()) } else { Ok(()) }
     }
@@ -114,7 +114,7 @@ impl Ledger {
 
     /// Records that the handle of a watch begins to be unmapped.
     pub(super) fn end_handle(&mut self, id: WatchId) {
-        self.watchers.get_mut(&id).expect("it watches").is_ending = true;
+        self.watchers.get_mut(&id).expect("the watcher is registered").is_ending = true;
     }
 
     /// Records the end of a watch, whose queue is dropped.
@@ -123,8 +123,13 @@ impl Ledger {
     }
 
     /// Records that a watcher receives a notification; returns its origin.
-    pub(super) fn came(&mut self, id: WatchId, number: Number, writer_node: u32) -> Result<Said, String> {
-        let watcher = self.watchers.get_mut(&id).expect("it watches");
+    pub(super) fn record_arrival(
+        &mut self,
+        id: WatchId,
+        number: Number,
+        writer_node: u32,
+    ) -> Result<Said, String> {
+        let watcher = self.watchers.get_mut(&id).expect("the watcher is registered");
         let Some(notice) = self.notices.get_mut(&number).filter(|it| it.said.writer.node == writer_node)
         else {
             return Err("no session of that node wrote that".to_owned());
@@ -152,7 +157,7 @@ impl Ledger {
 
     /// Returns the notification that has been in a watcher's queue longest for certain.
     pub(super) fn owed(&self, id: WatchId) -> Option<(Number, Owed)> {
-        let owed = &self.watchers.get(&id).expect("it watches").owed;
+        let owed = &self.watchers.get(&id).expect("the watcher is registered").owed;
         owed.iter()
             .map(|(number, owed)| (*number, *owed))
             .min_by_key(|(number, owed)| (owed.since_ns, *number))

@@ -102,7 +102,7 @@ impl Life {
     }
 
     pub(super) fn end_read(&mut self, begin_ns: u64) {
-        let index = self.reads.iter().position(|each| *each == begin_ns).expect("it began");
+        let index = self.reads.iter().position(|each| *each == begin_ns).expect("the operation began");
         self.reads.swap_remove(index);
     }
 

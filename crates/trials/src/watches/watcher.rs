@@ -46,7 +46,7 @@ pub(crate) fn serve(harness: &Rc<Harness>, node: u32, driven: &Driven) {
 async fn work(mut actor: Actor) {
     let harness = actor.harness.clone();
     harness.opened().await;
-    while harness.goes_on() {
+    while harness.is_running() {
         let pause = Duration::from_nanos(actor.random.between(1, PAUSE_US_MAX * 1000));
         harness.world.sleep(Some(actor.host), pause).await;
         let name = actor.random.index(NAMES);
@@ -121,7 +121,7 @@ impl Listener<'_> {
     async fn listen(mut self) -> Option<RegionCause> {
         let mut left = self.actor.random.between(1, HEARD_MAX);
         // After the end of all writers, waits until the region is freed, to check that everything has arrived.
-        while left > 0 || !self.actor.harness.goes_on() || self.is_unmapped {
+        while left > 0 || !self.actor.harness.is_running() || self.is_unmapped {
             left = left.saturating_sub(1);
             if let Err(cause) = self.hear().await {
                 return Some(cause);
@@ -137,7 +137,7 @@ impl Listener<'_> {
     async fn nap(&mut self) {
         let Actor { harness, random, host, .. } = &mut *self.actor;
         let long_us = [0, 20, NAP_US_MAX][pick(random, &[40, 8, 1])];
-        if long_us > 0 && harness.goes_on() {
+        if long_us > 0 && harness.is_running() {
             let long = Duration::from_nanos(random.below(long_us * 1000));
             harness.world.sleep(Some(*host), long).await;
         }
@@ -171,7 +171,7 @@ impl Listener<'_> {
         };
         match heard {
             Ok(Some(notification)) => {
-                self.heard(&notification).await;
+                self.check_notification(&notification).await;
                 Ok(())
             }
             Ok(None) => {
@@ -183,33 +183,33 @@ impl Listener<'_> {
     }
 
     /// Checks a notification and the bytes that it announces.
-    async fn heard(&mut self, told: &Notification) {
+    async fn check_notification(&mut self, received: &Notification) {
         let begin_ns = self.actor.now_ns();
-        match self.came(told) {
-            Ok(slot) if !self.is_unmapped => self.read(slot, told.value).await,
+        match self.slot_of(received) {
+            Ok(slot) if !self.is_unmapped => self.read(slot, received.value).await,
             Ok(_) => {}
-            Err(why) => self.accuse(begin_ns, &format!("received {told:?}: {why}")),
+            Err(why) => self.accuse(begin_ns, &format!("received {received:?}: {why}")),
         }
     }
 
     /// Returns the slot that was written; fails if the notification is invalid.
-    fn came(&self, told: &Notification) -> Result<usize, String> {
+    fn slot_of(&self, received: &Notification) -> Result<usize, String> {
         let Actor { harness, principal, .. } = &*self.actor;
         let now_ns = self.actor.now_ns();
         with_life(harness, self.listed.life, |life| {
-            let said = life.ledger.came(self.listed.id, told.value, told.node.0)?;
-            let from = principal_of(said.writer.node, said.writer.session);
-            let is_sound = (told.offset, told.len, told.from.as_str())
-                == (SLOTS[said.slot], SLOT_WORDS as u64 * WORD, PRINCIPALS[from]);
-            let is_permitted = harness.was_anyone_isolated()
-                || life.rights.may_have(*principal, Permissions::READ, said.begin_ns);
-            if !harness.was_isolated(told.node.0) {
-                life.received(told.value, said, now_ns);
+            let notice = life.ledger.record_arrival(self.listed.id, received.value, received.node.0)?;
+            let from = principal_of(notice.writer.node, notice.writer.session);
+            let is_sound = (received.offset, received.len, received.from.as_str())
+                == (SLOTS[notice.slot], SLOT_WORDS as u64 * WORD, PRINCIPALS[from]);
+            let is_permitted = harness.was_any_node_isolated()
+                || life.rights.may_have(*principal, Permissions::READ, notice.begin_ns);
+            if !harness.was_isolated(received.node.0) {
+                life.received(received.value, notice, now_ns);
             }
             match () {
                 () if !is_sound => Err("its offset, length or sender is wrong".to_owned()),
                 () if !is_permitted => Err("it has no read permission".to_owned()),
-                () => Ok(said.slot),
+                () => Ok(notice.slot),
             }
         })
     }
@@ -242,12 +242,12 @@ impl Listener<'_> {
     fn check_awake(&self, begin_ns: u64) {
         let Actor { harness, principal, .. } = &*self.actor;
         let late_ns = self.actor.now_ns().saturating_sub(AWAKE_NS);
-        if begin_ns > late_ns || harness.was_anyone_isolated() {
+        if begin_ns > late_ns || harness.was_any_node_isolated() {
             return;
         }
         let reason = self.with_life(|life| {
-            let told = life.ledger.owed(self.listed.id).filter(|(_, owed)| owed.since_ns < late_ns);
-            match told {
+            let owed = life.ledger.owed(self.listed.id).filter(|(_, owed)| owed.since_ns < late_ns);
+            match owed {
                 Some((number, owed)) => Some(format!("{number} was queued at {} ns", owed.since_ns)),
                 None if life.ended_ns < late_ns => {
                     Some(format!("the region was freed at {} ns", life.ended_ns))
@@ -265,7 +265,7 @@ impl Listener<'_> {
 
     /// Checks that the queue is empty.
     fn check_nothing_is_left(&self, begin_ns: u64) {
-        if self.actor.harness.was_anyone_isolated() {
+        if self.actor.harness.was_any_node_isolated() {
             return;
         }
         if let Some((number, owed)) = self.with_life(|life| life.ledger.owed(self.listed.id)) {
@@ -287,8 +287,8 @@ impl Listener<'_> {
         error.cause
     }
 
-    fn with_life<T>(&self, tell: impl FnOnce(&mut Life) -> T) -> T {
-        with_life(&self.actor.harness, self.listed.life, tell)
+    fn with_life<T>(&self, f: impl FnOnce(&mut Life) -> T) -> T {
+        with_life(&self.actor.harness, self.listed.life, f)
     }
 
     fn accuse(&self, begin_ns: u64, why: &str) {

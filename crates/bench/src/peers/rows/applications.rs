@@ -5,9 +5,9 @@ use crate::peers::probe::Probe;
 use crate::peers::redis::Command;
 use crate::peers::redis_benchmark::Server;
 
-/// Keys that the store holds, and the map.
+/// Keys in the store and in the map.
 const KEYS: u64 = 10_000;
-/// Records that are appended together where that is so.
+/// Records per batch.
 const TOGETHER: u64 = 64;
 
 /// Returns the rows of this section, in the order of the table.

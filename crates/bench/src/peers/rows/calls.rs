@@ -1,12 +1,12 @@
-//! Calls and messages: what another process does for the caller.
+//! Rows for calls and messages.
 
 use super::{Figure, MIB, Row, Sizes, Source, Target, figure_of, halite, latency_of, row, ucx};
 use crate::peers::probe::Probe;
 use crate::peers::redis::Command;
 
-/// How many calls are under way where rates are compared.
+/// Calls in flight in the rows about rates.
 const WINDOW: u64 = 16;
-/// How many of them are posted together where that is so.
+/// Calls posted together.
 const BATCH: u64 = 8;
 
 /// Returns the rows of this section, in the order of the table.
@@ -50,7 +50,7 @@ fn tails(sizes: &Sizes) -> Vec<Row> {
 }
 
 fn rates(sizes: &Sizes) -> Vec<Row> {
-    let name = format!("calls, 8 B there and back, {WINDOW} under way");
+    let name = format!("calls, 8 B there and back, {WINDOW} in flight");
     let in_rows = format!("{name}, {BATCH} posted together");
     let redis = |command| redis(command, WINDOW, sizes.pipelined, Figure::Rate);
     let one_by_one = || figure_of(&many_calls(1, sizes), Figure::Rate);
@@ -97,7 +97,7 @@ fn messages(sizes: &Sizes) -> Vec<Row> {
     ]
 }
 
-/// What calls cost beside time: the processor when they are few, and memory at the server.
+/// Rows for other costs of calls: processor time at a low rate, and memory at the server.
 fn resources(sizes: &Sizes) -> Vec<Row> {
     let load = ["rpc_load", "-t", "8", "--rate", "1000"];
     let apart = halite(&load, sizes.load);
@@ -120,7 +120,7 @@ fn resources(sizes: &Sizes) -> Vec<Row> {
 fn processor_time(placement: &str, load: &Probe) -> Row {
     let name = format!("processor time of a call, 1,000 a second, {placement}");
     let polling = figure_of(load, Figure::PollingCpu);
-    row(&name, "us", figure_of(load, Figure::Cpu), "polling for ever", polling).wants(Target::AtMost(75.0))
+    row(&name, "us", figure_of(load, Figure::Cpu), "endless polling", polling).wants(Target::AtMost(75.0))
 }
 
 fn taking(figure: Figure, source: Option<Source>) -> Option<Source> {

@@ -1,4 +1,4 @@
-//! Regions: one-sided reads and writes, and what it takes to make and map them.
+//! Rows for regions: one-sided reads and writes, allocation and mapping.
 
 use super::{
     Figure, GIB, KIB, MIB, Row, Sizes, Source, Target, baseline_of, figure_of, halite, latency_of, row, ucx,
@@ -63,7 +63,7 @@ fn control(sizes: &Sizes) -> Vec<Row> {
         halite(&["alloc_lat", "--populate", "-s", &(4 * MIB).to_string()], sizes.control.min(1000));
     vec![
         row("map", "us", latency_of(&map), "", None).wants(Target::AtMost(20.0)),
-        // A region is a list of extents, and nothing is touched until it is used: size must not matter.
+        // Pages are touched on first use only, so the time must not depend on the size.
         row("alloc 4 GiB, against 4 KiB", "us", latency_of(&large), "Halite", latency_of(&small))
             .wants(Target::RatioAtMost(2.0)),
         row("alloc 4 MiB, populated", "us", latency_of(&populated), "bare pages", baseline_of(&populated)),
@@ -82,7 +82,8 @@ fn random_access(sizes: &Sizes) -> Vec<Row> {
     rows
 }
 
-/// Bare stores to the same random addresses meet the same misses; what is left is ours.
+/// Compares with bare stores to the same random addresses. These have the same cache misses, so the difference is
+/// Halite's cost.
 fn against_stores(name: &str, probe: Probe) -> Vec<Row> {
     let beyond = format!("{name}, beyond a bare store");
     vec![

@@ -1,4 +1,4 @@
-//! The rows of the table: what is compared with what, and which ratio is wanted.
+//! The rows of the table: the compared figures, and the target.
 
 mod applications;
 mod calls;
@@ -15,115 +15,115 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Which figure of a sample a row takes.
+/// A figure of a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Figure {
-    /// Typical time of an operation, us.
+    /// Median time of an operation, us.
     Latency,
-    /// Time that one operation in a hundred exceeds, us.
+    /// 99th percentile of the time of an operation, us.
     P99,
-    /// Typical time there and back, us, of a ping-pong whose operation is half of that.
+    /// Median round trip, us, of a ping-pong whose operation is half a round trip.
     RoundTrip,
-    /// `P99` of such a ping-pong, there and back.
+    /// 99th percentile of that round trip, us.
     P99RoundTrip,
     /// Mean time of an operation, us.
     Mean,
-    /// Mean time there and back, as `RoundTrip`, for peers whose medians come in coarse steps.
+    /// Mean round trip, us, for peers that print medians in coarse steps.
     MeanRoundTrip,
-    /// Operations per second times their size, MB/s with a megabyte of 10^6 bytes.
+    /// Operations per second times their size, in MB/s of 10^6 bytes.
     Bandwidth,
-    /// Bandwidth as printed, in whatever megabyte; for the ratio to `BaselineBandwidth` only.
+    /// Bandwidth as printed by the program, in its own megabytes; only for the ratio to `BaselineBandwidth`.
     PrintedBandwidth,
     /// Millions of operations per second.
     Rate,
-    /// The baseline that was measured within the run, us.
+    /// The baseline measured in the same run, us.
     BaselineLatency,
-    /// Bare copies measured within the run.
+    /// Bandwidth of bare copies in the same run.
     BaselineBandwidth,
     /// Time of an operation beyond its baseline, ns.
     Overhead,
     /// Processor time of an operation, us.
     Cpu,
-    /// The same where processes poll for ever.
+    /// Processor time of an operation if both ends poll without sleeping, us.
     PollingCpu,
-    /// Processor time of all processes of a run, from their begin to their end, by operation, us.
+    /// Processor time per operation of all processes of a run, including their start and end, us.
     ProcessesCpu,
-    /// How much of the memory for requests holds requests, %.
+    /// Part of the memory for requests that holds requests, %.
     Used,
     /// `Used` for the baseline of receive queues: how much of the buffers holds requests with four buffer sizes, %.
     UsedByQueues,
 }
 
-/// Where a figure of a row comes from.
+/// Source of a figure.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Source {
-    /// The run.
+    /// The run that measures it.
     pub probe: Probe,
-    /// Which of its figures.
+    /// The figure of its sample.
     pub figure: Figure,
 }
 
-/// What is wanted of a row.
+/// Target of a row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Target {
-    /// Halite over peer, at most.
+    /// Maximum ratio of Halite to the peer.
     RatioAtMost(f64),
-    /// Halite over peer, at least.
+    /// Minimum ratio of Halite to the peer.
     RatioAtLeast(f64),
-    /// Halite's own figure, at most.
+    /// Maximum of Halite's figure.
     AtMost(f64),
-    /// Halite's own figure, at least.
+    /// Minimum of Halite's figure.
     AtLeast(f64),
 }
 
-/// One line of a table.
+/// A row of the table.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Row {
-    /// Heading of the table.
+    /// Heading of the section.
     pub topic: &'static str,
-    /// What is done.
+    /// Description of the operation.
     pub name: String,
-    /// The unit of both figures.
+    /// Unit of both figures.
     pub unit: &'static str,
-    /// Halite's figure; none where Halite has nothing to set against the peer yet.
+    /// Halite's figure; `None` if Halite has no counterpart.
     pub ours: Option<Source>,
-    /// Who the peer is; empty for none.
+    /// Name of the peer; empty if there is none.
     pub peer: &'static str,
-    /// The peer's figure; none where the row stands for itself.
+    /// The peer's figure; `None` for a row without a peer.
     pub theirs: Option<Source>,
-    /// What is wanted; none where the row only informs.
+    /// The target, if any.
     pub target: Option<Target>,
 }
 
-/// How much of everything.
+/// Sizes of the measurements.
 #[derive(Clone, Debug)]
 pub struct Sizes {
     /// Iterations of operations on a few bytes.
     pub small: u64,
-    /// Iterations of bandwidth tests at 64 KiB; a sixteenth of it at 1 MiB.
+    /// Iterations of bandwidth tests at 64 KiB; tests at 1 MiB have a sixteenth of that.
     pub bulk: u64,
     /// Iterations of control operations.
     pub control: u64,
-    /// Calls and messages, microseconds each where other work disturbs them.
+    /// Calls and messages. A call takes microseconds if other processes disturb it.
     pub calls: u64,
-    /// Takings of a lock that many want, of all together.
+    /// Acquisitions of a contended lock, of all threads together.
     pub contended: u64,
-    /// Calls of each of eight threads that come now and then.
+    /// Calls of each of eight threads at a low rate.
     pub load: u64,
     /// Round trips through a socket, tens of microseconds each.
     pub socket: u64,
-    /// Round trips through a socket of which many are under way.
+    /// Round trips through a socket with many in flight.
     pub pipelined: u64,
-    /// Seconds for which an application runs.
+    /// Run time of an application, in seconds.
     pub application_s: f64,
-    /// Regions of the random-access row.
+    /// Regions in the random-access row.
     pub regions: u64,
     /// Spans of the random-access rows, in bytes.
     pub spans: Vec<u64>,
 }
 
 impl Sizes {
-    /// Large enough that a round's figures repeat within a few percent on a quiet machine.
+    /// Sizes for a real run: large enough that figures of a round repeat within a few percent on a quiet machine.
     pub fn real(options: &Options) -> Sizes {
         Sizes {
             small: 1_000_000,
@@ -140,7 +140,7 @@ impl Sizes {
         }
     }
 
-    /// A few seconds in all.
+    /// Sizes for a smoke run, which takes a few seconds.
     pub fn smoke(options: &Options) -> Sizes {
         Sizes {
             small: 2_000,
@@ -158,14 +158,14 @@ impl Sizes {
     }
 }
 
-/// From 1 MiB up to `span_max`, with few points in between.
+/// Returns a few spans from 1 MiB up to `span_max`.
 fn spans(span_max: u64) -> Vec<u64> {
     let mut spans: Vec<u64> = [MIB, 64 * MIB, GIB].into_iter().filter(|span| *span < span_max).collect();
     spans.push(span_max);
     spans
 }
 
-/// All rows, topic by topic.
+/// Returns all rows, section by section.
 pub fn rows(sizes: &Sizes) -> Vec<Row> {
     [
         ("Regions, through shared memory", memory::rows(sizes)),
@@ -179,7 +179,7 @@ pub fn rows(sizes: &Sizes) -> Vec<Row> {
     .collect()
 }
 
-/// The distinct probes of `rows`, in the order of their first use.
+/// Returns the distinct probes of `rows`, in the order of their first use.
 pub fn probes(rows: &[Row]) -> Vec<Probe> {
     let mut probes: Vec<Probe> = Vec::new();
     for source in rows.iter().flat_map(|row| [&row.ours, &row.theirs]).flatten() {
@@ -197,14 +197,14 @@ impl Row {
         sources.filter_map(|source| source.probe.needs()).all(|program| tools.has(program))
     }
 
-    /// Whether `text` stands in its topic, its name or its peer's.
+    /// Returns true if the topic, the name or the peer contains `text`.
     pub fn mentions(&self, text: &str) -> bool {
         [self.topic, &self.name, self.peer].iter().any(|of_row| of_row.contains(text))
     }
 }
 
 impl Source {
-    /// The figure out of what the probe gave.
+    /// Returns the figure of the sample.
     pub fn value(&self, sample: &Sample) -> Result<f64, ProbeError> {
         let size = self.probe.size().unwrap_or(0) as f64;
         let value = match self.figure {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_that_several_rows_use_runs_once_a_round() {
+    fn a_probe_of_several_rows_runs_once_per_round() {
         let probes = probes(&rows(&sizes()));
         let ping_pongs = probes.iter().filter(|probe| matches!(probe, Probe::PingPong { .. })).count();
         assert_eq!(ping_pongs, 1);
@@ -312,9 +312,9 @@ mod tests {
     }
 
     #[test]
-    fn calls_on_one_core_are_set_beside_polling_on_one_core() {
+    fn calls_on_one_core_are_compared_with_polling_on_one_core() {
         let mut rows = rows(&sizes());
-        rows.retain(|row| row.mentions("polling for ever"));
+        rows.retain(|row| row.mentions("endless polling"));
         let of_row =
             |row: &Row| [&row.ours, &row.theirs].map(|source| source.clone().unwrap().probe.to_string());
         let load = "halite perf rpc_load -t 8 --rate 1000";
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rows_of_a_peer_that_is_not_installed_go_and_the_others_stay() {
+    fn only_the_rows_of_missing_peers_are_omitted() {
         let rows = rows(&sizes());
         let peers = [
             (Program::Ucx, "UCX"),
@@ -334,14 +334,17 @@ mod tests {
         ];
         for (program, peer) in peers {
             let tools = Tools { halite: "halite".into(), missing: vec![program] };
-            let (kept, gone): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.can_run(&tools));
-            assert!(!gone.is_empty() && gone.iter().all(|row| row.peer.starts_with(peer)), "{gone:?}");
+            let (kept, omitted): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.can_run(&tools));
+            assert!(
+                !omitted.is_empty() && omitted.iter().all(|row| row.peer.starts_with(peer)),
+                "{omitted:?}"
+            );
             assert!(!kept.iter().any(|row| row.peer.starts_with(peer)), "{kept:?}");
         }
     }
 
     #[test]
-    fn a_round_trip_is_twice_a_ping_pongs_operation() {
+    fn a_round_trip_is_two_operations_of_a_ping_pong() {
         let source = |figure| Source { probe: Probe::PingPong { iterations: 1 }, figure };
         let sample = Sample { latency_us: Some(0.2), rate_per_s: Some(4e6), ..Sample::default() };
         assert_eq!(source(Figure::RoundTrip).value(&sample).unwrap(), 0.4);
@@ -358,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn processor_time_of_processes_is_shared_out_among_the_operations_of_the_run() {
+    fn processor_time_is_divided_by_the_operations_of_the_run() {
         let probe = halite(&["write_bw", "-s", "8"], 200);
         let source = Source { probe, figure: Figure::ProcessesCpu };
         let sample = Sample { processes_cpu: Some(Duration::from_millis(3)), ..Sample::default() };
@@ -366,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_end_at_the_largest_wanted() {
+    fn spans_end_at_the_maximum() {
         assert_eq!(spans(16 * MIB), [MIB, 16 * MIB]);
         assert_eq!(spans(8 * GIB), [MIB, 64 * MIB, GIB, 8 * GIB]);
         assert_eq!(spans(MIB), [MIB]);

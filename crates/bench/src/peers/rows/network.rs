@@ -1,4 +1,5 @@
-//! What two processes do over RoCEv2 in user space, beside bare sockets and UCX over TCP.
+//! Rows for two processes over RoCEv2 in user space, compared with bare sockets, and with iperf3, UCX and libfabric
+//! over TCP.
 
 use super::{Figure, MIB, Row, Sizes, Source, Target, figure_of, halite, latency_of, row, ucx_over_tcp};
 use crate::peers::probe::Probe;
@@ -23,7 +24,7 @@ fn small(sizes: &Sizes) -> Vec<Row> {
     let together = &["write_bw", "-s", "64", "--window", "64", "--batch", "64"];
     vec![
         row(
-            "writes of 64 B, 64 begun together",
+            "writes of 64 B, 64 posted together",
             "Mops",
             figure_of(&over_roce(together, 64 * sizes.socket), Figure::Rate),
             "",
@@ -50,7 +51,7 @@ fn large(sizes: &Sizes) -> Vec<Row> {
     let iperf3 = || figure_of(&Probe::Iperf3 { size: MIB, iterations }, Figure::Bandwidth);
     let ours = |test| figure_of(&over_roce(&[test, "-s", "1048576"], iterations), Figure::Bandwidth);
     let ucx = |test| ucx_over_tcp(test, MIB, iterations, Figure::Bandwidth);
-    // Long enough that the begin and the end of the processes weigh little.
+    // Long enough that the start and end of the processes cost little.
     let long = &["write_bw", "-s", "1048576", "--check-memcpy=false"];
     let ours_cpu = figure_of(&over_roce(long, 2 * iterations), Figure::ProcessesCpu);
     let iperf3_cpu = Probe::Iperf3 { size: MIB, iterations: 2 * iterations };

@@ -1,4 +1,4 @@
-//! Atomics, locks, barriers and memory operations: what several processes agree with, and what needs no data to travel.
+//! Rows for atomics, locks, barriers and memory operations.
 
 use super::{Figure, KIB, MIB, Row, Sizes, Target, baseline_of, figure_of, halite, latency_of, row, ucx};
 use crate::peers::probe::Probe;
@@ -28,7 +28,7 @@ fn locks(sizes: &Sizes) -> Vec<Row> {
     let rate = |waiters| figure_of(&contended(sizes, waiters), Figure::Rate);
     vec![
         row("free lock, take and give up", "us", latency_of(&free), "", None).wants(Target::AtMost(1.0)),
-        row("lock that 4 want, against 64", "Mops", rate(4), "Halite", rate(64))
+        row("lock contended by 4, against 64", "Mops", rate(4), "Halite", rate(64))
             .wants(Target::RatioAtMost(1.5)),
         row("barrier of two processes", "us", latency_of(&barrier), "", None),
     ]

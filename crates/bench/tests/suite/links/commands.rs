@@ -1,6 +1,5 @@
-//! How many round trips a command waits for, between hosts that are far from each other.
-//!
-//! They are counted by the packets that wait for each other ([`Network::chain`]), and not by time.
+//! Round trips of a command, between hosts with a long delay. They are counted by chains of dependent packets
+//! ([`Network::chain`]), not by time.
 
 use std::fmt::Debug;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,19 +13,20 @@ use halite_bench::links::network::Network;
 use halite_providers::secure::Secret;
 use tempfile::TempDir;
 
-/// Long beside what a processor takes; a round trip is shorter than the 315 ms for which the first probes of a path are sent, behind which their answers grant nothing.
+/// Long compared with processing times. A round trip stays shorter than the 315 ms for which a new path is probed;
+/// later answers to those probes grant nothing.
 const DELAY: Duration = Duration::from_millis(100);
-/// No heartbeat falls into what is counted.
+/// Long enough that no heartbeat is sent while packets are counted.
 const LEASE: Duration = Duration::from_secs(60);
-/// Where the members are whose hosts lose power.
+/// Address of the members whose hosts lose power.
 const DARK: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 3);
 const DARK_MEMBERS: u32 = 3;
 const ATTEMPTS: usize = 10;
 
-/// One test at a time: else they keep the processors from each other.
+/// Runs one test at a time, because parallel tests compete for cores.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// Node 0 and some members are on one side, and node 1 is on the other, where commands are given.
+/// Node 0 and some members on side 0; node 1, and the commands, on side 1.
 struct World {
     zero: Option<Node>,
     one: Option<Node>,
@@ -36,7 +36,7 @@ struct World {
     _alone: MutexGuard<'static, ()>,
 }
 
-/// How many round trips have been waited for when a command is part of the cluster, has its answers, and is over.
+/// Round trips since the start of a command until it has joined the cluster, has its answers, and has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Trips {
     joined: u64,
@@ -58,7 +58,7 @@ impl World {
         Some(world)
     }
 
-    /// Each node has a cluster directory of its own, as on a host of its own.
+    /// Starts a node with its own cluster directory, as on a separate host.
     fn start(&self, side: usize, node: u32, address: Ipv4Addr) -> Node {
         let join = self.zero.iter().filter_map(Node::address).collect();
         let listen = vec![SocketAddr::from((address, 0))];
@@ -72,22 +72,23 @@ impl World {
         Config { dir, segment_bytes: 1 << 20, chunk_bytes: 1 << 16, lease: LEASE, ..Config::default() }
     }
 
-    /// A region at node 0.
+    /// Creates a region at node 0.
     fn make(&self, name: &str, bytes: &[u8]) {
-        let session = self.zero.as_ref().expect("it is there").blocking_session();
+        let session = self.zero.as_ref().expect("node 0 runs").blocking_session();
         let region =
             session.alloc(Some(name), bytes.len() as u64, Placement::Local, Permissions::READ).unwrap();
         session.write(region, 0, bytes).unwrap();
     }
 
-    /// Members join whose hosts lose power then, and of which node 0 goes on to hear.
+    /// Adds members, and then cuts their hosts off, while node 0 still lists them.
     fn lose_members(&mut self) {
         self.dark = (2..2 + DARK_MEMBERS).map(|node| self.start(0, node, DARK)).collect();
         self.network.cut_off(DARK);
     }
 
-    /// Gives commands that ask by the host of node 1 until one waits for no more than expected: on a busy machine, a chain of packets that nobody waits for may
-    /// outrun those of a command.  Of one that waits for more, no attempt has fewer.
+    /// Runs the command on node 1's host until it takes the expected number of round trips. On a busy machine, a chain
+    /// of unrelated packets may be longer than that of the command. A command that needs more round trips never takes
+    /// fewer.
     #[track_caller]
     fn expect<R: Send + PartialEq + Debug>(
         &self,
@@ -96,7 +97,7 @@ impl World {
     ) {
         let mut counted = Vec::new();
         while !counted.contains(&expected) {
-            assert!(counted.len() < ATTEMPTS, "{expected:?} is expected, {counted:?} was counted");
+            assert!(counted.len() < ATTEMPTS, "expected {expected:?}, counted {counted:?}");
             counted.push(self.command(&ask));
         }
     }
@@ -105,7 +106,7 @@ impl World {
         let config = Config { arena_bytes: 0, ..self.config(1) };
         self.network.inside(1, || {
             self.network.count_chains();
-            // What is waited for has come back: a packet more is one that nobody waits for.
+            // The awaited answer has arrived; an additional packet in the chain is unrelated.
             let trips = || self.network.chain(1) / 2;
             let command = Node::client(config).unwrap();
             let joined = trips();
@@ -121,7 +122,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Each says its last words where others hear them.
+        // Each node leaves in the network in which its peers are reachable.
         let World { zero, one, dark, network, .. } = self;
         network.inside(0, || dark.clear());
         network.inside(1, || drop(one.take()));
@@ -136,23 +137,24 @@ async fn list(session: &Session) -> (usize, usize) {
 
 #[test]
 #[ignore = "measures: .ci/deep slow"]
-fn a_command_waits_for_few_round_trips_however_many_members_are_dead() {
+fn dead_members_add_no_round_trip_to_a_command() {
     let Some(mut world) = World::new() else { return };
     world.make("salt", &[7; 1000]);
-    // SYN; greeting and offers, within the hellos; "ready" and the probe, and the welcome.  Names; regions.
+    // Joining: the SYN; greeting and offers within the hellos; "ready", the probe and the welcome. Then names, then
+    // regions.
     let expected = Trips { joined: 3, answered: 5, over: 5 };
     world.expect(((1, 0), expected), list);
-    // Members that are dead add none.
+    // Dead members add no round trip.
     world.lose_members();
     world.expect(((1, 0), expected), list);
 }
 
 #[test]
 #[ignore = "measures: .ci/deep slow"]
-fn a_region_of_a_few_bytes_is_there_three_round_trips_after_the_command() {
+fn a_command_reads_a_small_region_in_three_round_trips() {
     let Some(world) = World::new() else { return };
     world.make("salt", &[7; 500]);
-    // The name; its mapping and what it is; its bytes.
+    // The name; the mapping and the description; the bytes.
     let expected = Trips { joined: 3, answered: 6, over: 6 };
     world.expect((vec![7; 500], expected), async |session: &Session| {
         let (region, info) = join(session.map("salt", Permissions::READ), session.stat("salt")).await;

@@ -1,6 +1,6 @@
-//! Halite over emulated networks between real sockets: all is done, once and in order, whatever the network does.
+//! Halite over emulated networks between real sockets: all slices arrive once and in order, whatever the network does.
 //!
-//! Each test makes networks of its own, which takes root. `halite-bench links` measures how fast they are.
+//! Each test creates its own networks, which needs root. `halite-bench links` measures the speed.
 
 mod commands;
 
@@ -16,7 +16,7 @@ use halite_providers::roce::Congestion;
 const MTU: u16 = 1500;
 /// More than two thousand packets of 1 KiB.
 const SLICES: u32 = 70;
-/// Who controls how much is under way.
+/// The algorithms of congestion control.
 const ALL: [Congestion; 3] = [Congestion::Grant, Congestion::Delay, Congestion::Loss];
 
 fn clear() -> Link {
@@ -27,55 +27,56 @@ fn both(link: &Link) -> [Link; 2] {
     [link.clone(), link.clone()]
 }
 
-/// All is done over such a link with each way of controlling what is under way; `saw` says of how many packets that was so.
-fn all_is_done_over(link: &Link, saw: impl Fn(&Fates) -> u64) {
+/// Transfers slices over the link with each congestion control; `affected` selects the count of packets that met the
+/// fault.
+fn expect_whole_transfers_over(link: &Link, affected: impl Fn(&Fates) -> u64) {
     for (seed, congestion) in ALL.into_iter().enumerate() {
         let Some(network) = Network::for_test(MTU, both(link), seed as u64) else { return };
         let ends = Ends::connect(&network, controlled_by(congestion)).unwrap();
-        let done = ends.transfer(&network, SLICES);
+        let result = ends.transfer(&network, SLICES);
         let (fates, counters) = (network.fates(), ends.counters());
         println!("{congestion:?}: {fates:?}; {counters:?}; {:?}", ends.dropped());
-        done.unwrap();
-        assert!(saw(&fates[0]) > 0, "else nothing is shown");
+        result.unwrap();
+        assert!(affected(&fates[0]) > 0, "no packet met the fault");
     }
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn all_is_done_where_single_packets_are_lost() {
-    all_is_done_over(&Link { lost: 50_000, ..clear() }, |fates| fates.lost);
+fn transfers_survive_lost_packets() {
+    expect_whole_transfers_over(&Link { lost: 50_000, ..clear() }, |fates| fates.lost);
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn all_is_done_where_whole_trains_are_lost() {
-    all_is_done_over(&clear().losing_trains(50_000), |fates| fates.lost);
+fn transfers_survive_lost_trains() {
+    expect_whole_transfers_over(&clear().losing_trains(50_000), |fates| fates.lost);
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn all_is_done_once_where_packets_come_twice() {
-    all_is_done_over(&Link { twice: 100_000, ..clear() }, |fates| fates.twice);
+fn duplicated_packets_take_effect_once() {
+    expect_whole_transfers_over(&Link { twice: 100_000, ..clear() }, |fates| fates.twice);
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn all_is_done_in_order_where_packets_overtake_each_other() {
+fn transfers_survive_reordering() {
     let held_back = Duration::from_micros(300);
     let link = Link { overtaken: 50_000, held_back, jitter: Duration::from_micros(200), ..clear() };
-    all_is_done_over(&link, |fates| fates.overtaken);
+    expect_whole_transfers_over(&link, |fates| fates.overtaken);
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn nothing_that_was_damaged_on_the_way_is_seen() {
-    // Neither IP nor UDP shows it.
-    all_is_done_over(&Link { damaged: 20_000, ..clear() }, |fates| fates.damaged);
+fn damaged_packets_have_no_effect() {
+    // The checksums of IP and UDP do not detect the damage.
+    expect_whole_transfers_over(&Link { damaged: 20_000, ..clear() }, |fates| fates.damaged);
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn all_is_done_where_everything_goes_wrong_at_once() {
+fn transfers_survive_all_faults_at_once() {
     let link = Link {
         lost: 10_000,
         twice: 10_000,
@@ -85,13 +86,13 @@ fn all_is_done_where_everything_goes_wrong_at_once() {
         jitter: Duration::from_micros(100),
         ..clear()
     };
-    all_is_done_over(&link.losing_trains(10_000), |fates| fates.lost.min(fates.damaged));
+    expect_whole_transfers_over(&link.losing_trains(10_000), |fates| fates.lost.min(fates.damaged));
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn all_is_done_through_a_queue_that_overflows() {
-    // Eight packets, of the many that a grant allows; answers are short.
+fn transfers_survive_an_overflowing_queue() {
+    // The queue holds eight packets, fewer than a grant allows. Answers are short.
     let link = Link { queue_bytes: 8 * 1100, ..Link::new(100_000_000, Duration::from_micros(100), 0) };
     for congestion in ALL {
         let Some(network) = Network::for_test(MTU, both(&link), 1) else { return };
@@ -100,24 +101,24 @@ fn all_is_done_through_a_queue_that_overflows() {
         println!("{congestion:?}: {:?}; {:?}", network.fates(), ends.counters());
         assert!(
             network.fates()[0].overflowed > 0 || congestion == Congestion::Delay,
-            "else nothing is shown"
+            "no packet overflowed the queue"
         );
     }
 }
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn a_path_that_begins_to_swallow_long_packets_is_used_in_parts_until_it_has_healed() {
+fn packets_are_split_while_the_path_drops_long_ones() {
     let Some(network) = Network::for_test(MTU, both(&clear()), 1) else { return };
     let ends = Ends::connect(&network, |config| config).unwrap();
     ends.transfer(&network, SLICES).unwrap();
     network.set(both(&Link { bytes_max: 700, ..clear() }));
     ends.transfer(&network, SLICES).unwrap();
     let fates = network.fates()[0];
-    assert!(fates.too_long > 0, "else nothing is shown");
+    assert!(fates.too_long > 0, "no packet was too long");
     assert!(
         fates.too_long * 4 < u64::from(SLICES) * 32,
-        "it is found out, and not by each packet: {fates:?}"
+        "the shorter MTU was found only by many losses: {fates:?}"
     );
     network.set(both(&clear()));
     ends.transfer(&network, SLICES).unwrap();
@@ -125,7 +126,7 @@ fn a_path_that_begins_to_swallow_long_packets_is_used_in_parts_until_it_has_heal
 
 #[test]
 #[ignore = "needs root: .ci/deep slow"]
-fn nobody_hears_of_a_link_that_was_down_for_less_than_the_lease() {
+fn a_link_that_is_down_for_less_than_the_lease_is_not_reported() {
     let Some(network) = Network::for_test(MTU, both(&clear()), 1) else { return };
     let configure = |config| RoceConfig { lease: Duration::from_secs(600), ..config };
     let ends = Ends::connect(&network, configure).unwrap();
@@ -133,9 +134,9 @@ fn nobody_hears_of_a_link_that_was_down_for_less_than_the_lease() {
     network.set(both(&Link { is_down: true, ..clear() }));
     std::thread::scope(|scope| {
         let transfer = scope.spawn(|| ends.transfer(&network, SLICES));
-        // Both ends have said something in vain.
+        // Both ends have lost packets by then.
         while network.fates().iter().map(|fates| fates.cut).sum::<u64>() < 5 {
-            assert!(!transfer.is_finished(), "it does nothing while the link is down");
+            assert!(!transfer.is_finished(), "the transfer ended while the link was down");
             std::thread::yield_now();
         }
         network.set(both(&clear()));
@@ -145,7 +146,7 @@ fn nobody_hears_of_a_link_that_was_down_for_less_than_the_lease() {
 
 #[test]
 #[ignore = "measures: .ci/deep slow"]
-fn a_transfer_over_a_lossy_link_goes_on_at_a_fraction_of_a_clear_ones_pace() {
+fn loss_reduces_goodput_to_no_less_than_a_tenth() {
     // `halite-bench links` measures the fraction on a quiet machine; this checks only that goodput does not collapse.
     let (warm_up, time) = (Duration::from_millis(100), Duration::from_millis(400));
     let load = Load { has_bulk: true, has_pings: true, warm_up, time };
@@ -153,14 +154,17 @@ fn a_transfer_over_a_lossy_link_goes_on_at_a_fraction_of_a_clear_ones_pace() {
         let network = Network::for_test(MTU, both(&link), 1)?;
         let ends = Ends::connect(&network, |config| config).unwrap();
         let outcome = ends.run(&network, load).unwrap();
-        assert!(outcome.percentile(50).is_some(), "pings come back beside bulk");
+        assert!(outcome.percentile(50).is_some(), "pings return beside bulk");
         Some(outcome.goodput_mbps)
     };
     let slow = Link::new(50_000_000, Duration::from_micros(500), 50_000);
     let Some(of_clear) = goodput(slow.clone()) else { return };
     for link in [Link { lost: 50_000, ..slow.clone() }, slow.losing_trains(50_000)] {
-        // Another process may have had our processor for most of one figure.
+        // Another process may have occupied the core during one measurement.
         let mut figures = (0..3).map(|_| goodput(link.clone()).unwrap());
-        assert!(figures.any(|of_lossy| of_lossy * 10.0 >= of_clear), "of {of_clear} Mb/s over {link:?}");
+        assert!(
+            figures.any(|of_lossy| of_lossy * 10.0 >= of_clear),
+            "{link:?}: goodput is less than a tenth of {of_clear} Mb/s"
+        );
     }
 }

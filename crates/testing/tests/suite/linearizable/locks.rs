@@ -1,4 +1,4 @@
-//! Locks that are taken, tried and given up from several nodes.
+//! Locks that several nodes lock, try to lock and unlock.
 
 use fastrand::Rng;
 use halite::LockCause;
@@ -22,14 +22,14 @@ fn play(session: &Session, round: u64, recorder: &mut Recorder<'_, Operation>) {
     for _ in 0..TURNS {
         let taken = |guard: &Guard| Operation::Take(guard.token());
         let guard = if random.u64(0..2) == 0 {
-            Some(recorder.record(|| session.lock(&name).expect("it can be had"), taken))
+            Some(recorder.record(|| session.lock(&name).expect("the lock is free in the end"), taken))
         } else {
             let refused_or_taken = |guard: &Option<Guard>| guard.as_ref().map_or(Operation::Refused, taken);
             recorder.record(|| try_lock(session, &name), refused_or_taken)
         };
         if let Some(guard) = guard {
             let token = guard.token();
-            recorder.record(|| guard.unlock().expect("it is held"), |()| Operation::GiveUp(token));
+            recorder.record(|| guard.unlock().expect("the lock is held"), |()| Operation::GiveUp(token));
         }
     }
 }
@@ -44,7 +44,7 @@ fn try_lock(session: &Session, name: &str) -> Option<Guard> {
     }
 }
 
-fn locks_have_an_order(harness: &dyn Harness) {
+fn check_locks(harness: &dyn Harness) {
     let cluster = Cluster::new(harness, NODES);
     let sessions: Vec<Session> = (0..THREADS).map(|thread| cluster.session(thread % NODES)).collect();
     for round in 0..ROUNDS {
@@ -54,13 +54,13 @@ fn locks_have_an_order(harness: &dyn Harness) {
 }
 
 #[test]
-fn what_many_nodes_do_with_a_lock_has_an_order() {
-    locks_have_an_order(&Direct);
+fn locks_are_linearizable() {
+    check_locks(&Direct);
 }
 
 #[test]
-fn what_many_nodes_do_with_a_lock_by_posting_has_an_order() {
-    locks_have_an_order(&Posted);
+fn posted_locks_are_linearizable() {
+    check_locks(&Posted);
 }
 
 fn has_order(history: &[(Span, Operation)]) -> bool {

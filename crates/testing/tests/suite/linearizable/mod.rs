@@ -1,5 +1,5 @@
-//! What many sessions do to words and locks at once is recorded, and a checker looks for an order of the operations that
-//! explains all answers and that none of them contradicts by when it began and ended.
+//! Records concurrent operations of many sessions on words and locks, and checks that they are linearizable: some order
+//! must explain all results, with each operation between its begin and its end.
 //!
 //! The checker is `todc-utils`, by [`halite_trials::linearizability`].
 

@@ -1,4 +1,4 @@
-//! Words that are added to, swapped and read from several nodes.
+//! Words that several nodes add to, swap and read.
 
 use fastrand::Rng;
 use halite::Lh;
@@ -14,13 +14,13 @@ use super::recorder::{Recorder, history};
 const THREADS: usize = 4;
 const NODES: usize = 3;
 const ROUNDS: u64 = 100;
-/// So many that those of different threads overlap, short as they are.
+/// Enough that short operations of different threads overlap.
 const OPERATIONS: usize = 48;
-/// So few that they are fought for.
+/// Few, so that threads compete for them.
 const WORDS: u64 = 2;
 const WORD_BYTES: u64 = 8;
 
-/// What was done to which word, and what came back.
+/// An operation on a word, and its result.
 type Operation = (u64, register::Operation);
 
 fn add(word: u64, add: u64, found: u64) -> Operation {
@@ -35,7 +35,7 @@ fn look(word: u64, found: u64) -> Operation {
     (word, register::Operation::Look { found })
 }
 
-/// Whether there is an order; that is so if there is one for each word (Herlihy and Wing, 1990).
+/// Returns true if the history is linearizable, which holds if that of each word is (Herlihy and Wing, 1990).
 fn has_order(history: &[(Span, Operation)]) -> bool {
     let of_word = |word| {
         let of_word = history.iter().filter(|(_, operation)| operation.0 == word);
@@ -44,7 +44,7 @@ fn has_order(history: &[(Span, Operation)]) -> bool {
     (0..WORDS).all(|word| is_linearizable::<Register>(register::Operation::Begin(0), &of_word(word)))
 }
 
-/// A session, and its handle of the words; each round has words of its own, which are zero in the beginning.
+/// A session with its handle. Each round uses other words, which are zero at first.
 struct Player {
     session: Session,
     lh: Lh,
@@ -53,25 +53,25 @@ struct Player {
 impl Player {
     fn join(cluster: &Cluster, node: usize) -> Player {
         let session = cluster.session(node);
-        let lh = session.map("words", everyone()).expect("it is there");
+        let lh = session.map("words", everyone()).expect("the object exists");
         Player { session, lh }
     }
 
     fn read(&self, offset: u64) -> u64 {
         let mut bytes = [0; WORD_BYTES as usize];
-        self.session.read(self.lh, offset, &mut bytes).expect("it can be read");
+        self.session.read(self.lh, offset, &mut bytes).expect("the region is readable");
         u64::from_ne_bytes(bytes)
     }
 
     fn add(&self, offset: u64, add: u64) -> u64 {
-        self.session.fetch_add(self.lh, offset, add).expect("it can be changed")
+        self.session.fetch_add(self.lh, offset, add).expect("the region is changeable")
     }
 
     fn swap(&self, offset: u64, expected: u64, new: u64) -> u64 {
-        self.session.compare_swap(self.lh, offset, expected, new).expect("it can be changed")
+        self.session.compare_swap(self.lh, offset, expected, new).expect("the region is changeable")
     }
 
-    /// Draws operations and notes them.
+    /// Executes random operations, and records them.
     fn play(&self, round: u64, recorder: &mut Recorder<'_, Operation>) {
         let mut random = Rng::with_seed(round << 8 | recorder.thread as u64);
         let mut last = 0;
@@ -80,7 +80,7 @@ impl Player {
             let (offset, value) = ((round * WORDS + word) * WORD_BYTES, 1 + random.u64(0..3));
             last = match random.u64(0..3) {
                 0 => recorder.record(|| self.add(offset, value), |old| add(word, value, *old)),
-                // What was seen last is likely to be there still, or not.
+                // The word may or may not still have the last value seen.
                 1 => recorder.record(|| self.swap(offset, last, value), |old| swap(word, last, value, *old)),
                 _ => recorder.record(|| self.read(offset), |found| look(word, *found)),
             };
@@ -93,7 +93,7 @@ fn players(cluster: &Cluster) -> Vec<Player> {
     (0..THREADS).map(|thread| Player::join(cluster, thread % NODES)).collect()
 }
 
-fn words_have_an_order(harness: &dyn Harness) {
+fn check_words(harness: &dyn Harness) {
     let cluster = Cluster::new(harness, NODES);
     let players = players(&cluster);
     for round in 0..ROUNDS {
@@ -103,11 +103,11 @@ fn words_have_an_order(harness: &dyn Harness) {
 }
 
 #[test]
-fn what_many_nodes_do_to_words_has_an_order() {
-    words_have_an_order(&Direct);
+fn words_are_linearizable() {
+    check_words(&Direct);
 }
 
 #[test]
-fn what_many_nodes_do_to_words_by_posting_has_an_order() {
-    words_have_an_order(&Posted);
+fn posted_accesses_to_words_are_linearizable() {
+    check_words(&Posted);
 }

@@ -1,4 +1,4 @@
-//! Callers and servers die and stop in the middle of calls: waiters are told, and the others are served on.
+//! Callers and servers that die or stop during calls: waiting callers get errors, and other callers are served.
 
 use std::future::Future;
 use std::task::{Context, Waker};
@@ -9,18 +9,19 @@ use fastrand::Rng;
 use halite::blocking::Session;
 use halite::{CallCause, CallError, Function, NodeId, ReplyCause, ServeOptions};
 
-use super::cluster::{Cluster, NEWS, PATIENCE, Process};
-use super::coming_and_going::{private, settled};
-use super::role::say;
+use super::cluster::{Cluster, EVENT, PATIENCE, Process};
+use super::coming_and_going::{await_resources, private};
+use super::role::print;
 
 const FUNCTION: Function = Function(7);
 const SERVER: NodeId = NodeId(1);
-/// Short ones, those that the server reads from the caller's memory, and what comes back likewise.
+/// Short lengths, and lengths that are read from the other node's memory.
 const LENS: [u64; 5] = [0, 100, 5000, 60_000, 300_000];
 
-/// What a process does that is told to `serve`: `echo`, or `hold` what it takes, or `leave` it in the queue.
+/// Serves a function as `how` says: `echo` the input, `hold` received calls, or `leave` calls in the queue.
 pub fn serve(session: &Session, function: u32, how: &str) -> String {
-    let server = session.serve(Function(function), ServeOptions::default()).expect("nobody else serves it");
+    let server =
+        session.serve(Function(function), ServeOptions::default()).expect("no other session serves it");
     let how = how.to_owned();
     thread::spawn(move || {
         let mut held = Vec::new();
@@ -31,28 +32,28 @@ pub fn serve(session: &Session, function: u32, how: &str) -> String {
         }
         while let Ok(call) = server.recv() {
             if how == "hold" {
-                say(NEWS, "taken");
+                print(EVENT, "taken");
                 held.push(call);
                 continue;
             }
             let answer = call.input().to_vec();
-            // Its caller may have been killed.
+            // The caller may have been killed.
             let _ = call.reply(&answer);
         }
     });
     "ok".to_owned()
 }
 
-/// Calls that come back whole, or the cause.
+/// Calls a function that echoes; returns the cause of a failure.
 pub fn call(session: &Session, node: u32, function: u32, len: u64) -> Result<(), CallCause> {
     let input = vec![len as u8; len as usize];
     let answer = session.call(NodeId(node), Function(function), &input, PATIENCE);
     let answer = answer.map_err(|error| error.cause)?;
-    assert!(answer == input, "another answer than that of the call");
+    assert!(answer == input, "the answer belongs to another call");
     Ok(())
 }
 
-/// Calls from several threads without an end.
+/// Calls from several threads until the process is killed.
 pub fn burst(session: &Session, node: u32, function: u32) -> String {
     for seed in 0..3 {
         let session = session.clone();
@@ -61,7 +62,7 @@ pub fn burst(session: &Session, node: u32, function: u32) -> String {
             let mut begun = false;
             while call(&session, node, function, LENS[numbers.u64(0..LENS.len() as u64) as usize]).is_ok() {
                 if !begun {
-                    say(NEWS, "begun");
+                    print(EVENT, "begun");
                 }
                 begun = true;
             }
@@ -71,12 +72,12 @@ pub fn burst(session: &Session, node: u32, function: u32) -> String {
 }
 
 #[test]
-fn a_call_ends_with_its_server_before_and_during_the_handler() {
+fn calls_end_with_their_server_before_and_during_the_handler() {
     for how in ["leave", "hold"] {
         let cluster = Cluster::new();
         let node = cluster.join(0);
         let mut server = cluster.start(1);
-        server.order(&format!("serve 7 {how}"));
+        server.run(&format!("serve 7 {how}"));
         thread::scope(|scope| {
             let callers: Vec<_> = LENS
                 .map(|len| {
@@ -86,42 +87,42 @@ fn a_call_ends_with_its_server_before_and_during_the_handler() {
                 .into_iter()
                 .collect();
             if how == "hold" {
-                LENS.iter().for_each(|_| assert_eq!(server.news(), "taken"));
+                LENS.iter().for_each(|_| assert_eq!(server.event(), "taken"));
             }
             server.kill();
             for caller in callers {
-                // Without a handler, the call may come after the death, too.
-                let cause = caller.join().expect("no panic").unwrap_err();
+                // Without a handler, the call may also be sent after the death.
+                let cause = caller.join().expect("the thread does not panic").unwrap_err();
                 assert!([CallCause::PeerDown, CallCause::UnknownNode].contains(&cause), "{cause}");
             }
         });
         let mut next = cluster.start(2);
-        next.order("serve 7 echo");
+        next.run("serve 7 echo");
         assert_eq!(call(&node.blocking_session(), 2, 7, 100_000), Ok(()));
     }
 }
 
-/// A process that has joined without a number, and serves; and which number it was given.
+/// Starts a process that joins without a number, and serves; returns the number that it got.
 fn application(cluster: &Cluster, how: &str) -> (Process, u32) {
     let mut process = Process::start("application");
-    process.order(&cluster.join_line("any"));
-    process.order(&format!("serve 7 {how}"));
-    let node = process.ask("id").parse().expect("a number");
+    process.run(&cluster.join_line("any"));
+    process.run(&format!("serve 7 {how}"));
+    let node = process.ask("id").parse().expect("the answer is a number");
     (process, node)
 }
 
-/// A call that is taken and held by `server`, which is then killed.
+/// Calls `server`, which holds the call and is then killed.
 fn call_and_kill(session: &Session, server: &mut Process, node: u32) -> CallError {
     thread::scope(|scope| {
         let caller = scope.spawn(|| session.call(NodeId(node), FUNCTION, b"", PATIENCE));
-        assert_eq!(server.news(), "taken");
+        assert_eq!(server.event(), "taken");
         server.kill();
-        caller.join().expect("no panic").expect_err("nobody answers")
+        caller.join().expect("the thread does not panic").expect_err("no server answers")
     })
 }
 
 #[test]
-fn a_call_that_is_tried_again_after_its_application_was_killed_reaches_no_stranger() {
+fn a_repeated_call_to_a_killed_application_reaches_no_other_node() {
     let cluster = Cluster::new();
     let node = cluster.join(0);
     let session = node.blocking_session();
@@ -136,38 +137,39 @@ fn a_call_that_is_tried_again_after_its_application_was_killed_reaches_no_strang
             assert_ne!(*stranger, number);
             assert_eq!(call(&session, *stranger, 7, 100), Ok(()));
         }
-        let again = session.call(NodeId(number), FUNCTION, b"", PATIENCE).expect_err("nobody is there");
+        let again =
+            session.call(NodeId(number), FUNCTION, b"", PATIENCE).expect_err("no node has the number");
         assert_eq!((again.cause, again.may_have_run), (CallCause::PeerDown, false), "{again}");
     }
 }
 
 #[test]
-fn a_call_ends_with_the_incarnation_that_it_was_sent_to_and_the_next_is_that_of_who_has_the_number_now() {
+fn a_call_ends_with_its_incarnation_and_the_next_one_serves_later_calls() {
     let cluster = Cluster::new();
     let node = cluster.join(0);
     let session = node.blocking_session();
     let mut server = cluster.start(1);
-    server.order("serve 7 hold");
+    server.run("serve 7 hold");
     let ended = call_and_kill(&session, &mut server, 1);
     assert_eq!((ended.cause, ended.may_have_run), (CallCause::PeerDown, true), "{ended}");
     let call_again = || session.call(SERVER, FUNCTION, b"", PATIENCE);
-    let gone = call_again().expect_err("nobody is there");
+    let gone = call_again().expect_err("no node has the number");
     assert_eq!((gone.cause, gone.may_have_run), (CallCause::PeerDown, false), "{gone}");
-    // The same number, another incarnation, which has not begun to serve.
+    // The same number in another incarnation, which does not serve yet.
     let mut next = cluster.start(1);
-    let anew = call_again().expect_err("nobody serves");
+    let anew = call_again().expect_err("no session serves the function");
     assert_eq!((anew.cause, anew.may_have_run), (CallCause::UnknownFunction, false), "{anew}");
-    next.order("serve 7 echo");
+    next.run("serve 7 echo");
     assert_eq!(call_again(), Ok(Vec::new()));
 }
 
 #[test]
-fn an_answer_of_a_server_that_died_is_whole_or_none() {
+fn a_killed_server_leaves_whole_answers_or_none() {
     let cluster = Cluster::new();
     let node = cluster.join(0);
     for round in 0..10 {
         let mut server = cluster.start(1);
-        server.order("serve 7 echo");
+        server.run("serve 7 echo");
         thread::scope(|scope| {
             let callers: Vec<_> = LENS
                 .map(|len| {
@@ -182,7 +184,8 @@ fn an_answer_of_a_server_that_died_is_whole_or_none() {
             }
             server.kill();
             for caller in callers {
-                let cause = caller.join().expect("no panic").expect("it ends with the server");
+                let cause =
+                    caller.join().expect("the thread does not panic").expect("the call ends with the server");
                 assert!([CallCause::PeerDown, CallCause::UnknownNode].contains(&cause), "{cause}");
             }
         });
@@ -190,95 +193,98 @@ fn an_answer_of_a_server_that_died_is_whole_or_none() {
 }
 
 #[test]
-fn a_handler_whose_caller_was_killed_is_told_and_serves_the_next() {
+fn a_handler_learns_that_its_caller_was_killed_and_serves_the_next() {
     let cluster = Cluster::new();
     let node = cluster.join(0);
     let session = node.blocking_session();
-    let server = session.serve(FUNCTION, ServeOptions::default()).expect("nobody else serves it");
+    let server = session.serve(FUNCTION, ServeOptions::default()).expect("no other session serves it");
     for len in LENS {
         let mut client = cluster.start(1);
-        client.say(&format!("call 0 7 {len}"));
-        let call = server.recv().expect("it is open");
+        client.send(&format!("call 0 7 {len}"));
+        let call = server.recv().expect("the server is open");
         client.kill();
         let deadline = Instant::now() + PATIENCE;
         while call.is_wanted() {
-            assert!(Instant::now() < deadline, "the handler never learns of its caller's death");
+            assert!(Instant::now() < deadline, "the handler does not learn of its caller's death");
         }
-        let refused = call.reply(&vec![1; len as usize]).expect_err("nobody waits");
+        let refused = call.reply(&vec![1; len as usize]).expect_err("the caller has gone");
         assert_eq!(refused.cause, ReplyCause::CallerGone);
         let mut next = cluster.start(2);
-        next.say(&format!("call 0 7 {len}"));
-        let call = server.recv().expect("it is open");
+        next.send(&format!("call 0 7 {len}"));
+        let call = server.recv().expect("the server is open");
         let answer = call.input().to_vec();
-        call.reply(&answer).expect("it waits");
-        assert_eq!(next.hear(), "ok");
+        call.reply(&answer).expect("the caller waits");
+        assert_eq!(next.answer(), "ok");
         next.leave();
     }
 }
 
 #[test]
 #[ignore = "measures: .ci/deep slow"]
-fn callers_that_are_killed_in_the_middle_of_a_burst_leave_nothing_behind() {
+fn callers_killed_during_a_burst_leak_nothing() {
     const ROUNDS: usize = 24;
     const WARM_UP: usize = 8;
     let cluster = Cluster::new();
     let mut server = cluster.start(0);
-    server.order("serve 7 echo");
+    server.run("serve 7 echo");
     let mut steady = cluster.start(1);
-    let before = settled(&mut server, None);
+    let before = await_resources(&mut server, None);
     let mut private_warm = 0;
     for round in 0..ROUNDS {
         if round == WARM_UP {
             private_warm = private(&mut server);
         }
         let mut client = Process::start("killed");
-        client.order(&cluster.join_line("any"));
-        client.order("burst 0 7");
-        assert_eq!(client.news(), "begun");
-        steady.order("call 0 7 5000");
+        client.run(&cluster.join_line("any"));
+        client.run("burst 0 7");
+        assert_eq!(client.event(), "begun");
+        steady.run("call 0 7 5000");
         client.kill();
-        steady.order("call 0 7 300000");
+        steady.run("call 0 7 300000");
     }
-    let after = settled(&mut server, Some(&before));
+    let after = await_resources(&mut server, Some(&before));
     let growth = private(&mut server).saturating_sub(private_warm);
-    eprintln!("held: {before} before, {after} after; private memory grew by {growth} bytes");
-    assert!(growth < 1 << 20, "{growth} bytes of private memory were not given back");
+    eprintln!("resources: {before} before, {after} after; private memory grew by {growth} bytes");
+    assert!(growth < 1 << 20, "{growth} bytes of private memory leaked");
 }
 
 #[test]
-fn a_stopped_server_costs_its_callers_the_deadline_and_answers_when_it_goes_on() {
+fn calls_to_a_stopped_server_time_out_until_it_resumes() {
     let mut cluster = Cluster::new();
-    // It is stopped for much less than that, and nobody takes it for dead.
+    // The server is stopped for less than the lease, so it is not given up.
     cluster.config.lease = PATIENCE;
     let node = cluster.join(0);
     let session = node.blocking_session();
     let mut server = cluster.start(1);
-    server.order("serve 7 echo");
+    server.run("serve 7 echo");
     let mut other = cluster.start(2);
-    other.order("serve 7 echo");
+    other.run("serve 7 echo");
     assert_eq!(call(&session, 1, 7, 5000), Ok(()));
     server.stop();
     let begin = Instant::now();
     for len in LENS {
         let late = session.call(SERVER, FUNCTION, &vec![1; len as usize], Duration::from_millis(50));
-        assert_eq!(late.expect_err("nobody answers").cause, CallCause::Timeout);
-        assert_eq!(call(&session, 2, 7, len), Ok(()), "a stopped node holds up no other");
+        assert_eq!(late.expect_err("no server answers").cause, CallCause::Timeout);
+        assert_eq!(call(&session, 2, 7, len), Ok(()), "a stopped node delays calls to another one");
     }
     eprintln!("{} deadlines of 50 ms took {:?}", LENS.len(), begin.elapsed());
-    // More than its ring has room for.
+    // More calls than the ring has room for.
     for _ in 0..8 {
         let late = session.call(SERVER, FUNCTION, &[1; 60_000], Duration::from_millis(1));
-        assert_eq!(late.expect_err("nobody answers").cause, CallCause::Timeout);
+        assert_eq!(late.expect_err("no server answers").cause, CallCause::Timeout);
     }
-    let own = session.serve(FUNCTION, ServeOptions::default()).expect("nobody else serves it");
+    let own = session.serve(FUNCTION, ServeOptions::default()).expect("no other session serves it");
     let tasks = node.session();
     let mut many = Box::pin(tasks.call_many(&[SERVER, NodeId(0)], FUNCTION, &[1; 60_000], PATIENCE));
     assert!(many.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-    assert!(own.try_recv().expect("it is open").is_some(), "where there is no room holds up no other node");
+    assert!(
+        own.try_recv().expect("the server is open").is_some(),
+        "a node without room delays calls to another one"
+    );
     drop(many);
     server.resume();
     for len in LENS {
-        assert_eq!(call(&session, 1, 7, len), Ok(()), "it lives, and its late answers have harmed nothing");
+        assert_eq!(call(&session, 1, 7, len), Ok(()), "the node that was stopped answers again");
         assert_eq!(call(&session, 2, 7, len), Ok(()));
     }
 }

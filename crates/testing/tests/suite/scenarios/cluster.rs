@@ -1,6 +1,6 @@
-//! Clusters of processes: a directory, and the processes that a story starts, talks to, stops and kills.
+//! Clusters of processes: a cluster directory, and processes that a test starts, controls, stops and kills.
 //!
-//! They never outlive their story: they are killed on drop, and by the kernel when the story's thread dies.
+//! A process never outlives its test: it is killed on drop, and by the kernel when the test's thread dies.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -14,21 +14,21 @@ use halite::blocking::Session;
 use halite::{Config, Fence, Node, NodeId, NodeState, NodeStatus, Permissions};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
-/// Turns a hang into a failure; no story is meant to come anywhere near.
+/// Time limit that turns a hang into a failure. Tests take far less.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// What everybody may do to the stories' regions.
-pub const ANYBODY: Permissions = Permissions::READ.union(Permissions::WRITE);
-/// Precedes what a process answers, to tell it from what the test harness prints.
+/// Permissions of all principals on the tests' regions.
+pub const READ_WRITE: Permissions = Permissions::READ.union(Permissions::WRITE);
+/// Prefix of a process's answers, which distinguishes them from output of the test harness.
 pub const ANSWER: &str = "> ";
-/// Precedes what a process says unasked.
-pub const NEWS: &str = "! ";
-/// The variable that tells a process whose child it is.
+/// Prefix of events that a process reports without a request.
+pub const EVENT: &str = "! ";
+/// Environment variable with the pid of the process's parent.
 pub const PARENT: &str = "HALITE_SCENARIO_PARENT";
 
-/// A cluster directory that goes away with the story.
+/// A cluster directory that is removed at the end of the test.
 pub struct Cluster {
     dir: PathBuf,
-    /// What the nodes have in common.
+    /// Configuration of all nodes.
     pub config: Config,
 }
 
@@ -51,20 +51,20 @@ impl Cluster {
         &self.dir
     }
 
-    /// A node in the story's own process.
+    /// Starts a node in the test's own process.
     pub fn join(&self, node: u32) -> Node {
         let config = Config { node: Some(NodeId(node)), ..self.config.clone() };
         Node::embedded(config).expect("the node joins")
     }
 
-    /// A process that is a node.
+    /// Starts a process, which joins as a node.
     pub fn start(&self, node: u32) -> Process {
         let mut process = Process::start(&format!("node {node}"));
-        process.order(&self.join_line(&node.to_string()));
+        process.run(&self.join_line(&node.to_string()));
         process
     }
 
-    /// What makes a process join; `node` is a number, or `any`.
+    /// Returns the command that makes a process join; `node` is a number, or `any`.
     pub fn join_line(&self, node: &str) -> String {
         let Config { arena_bytes, segment_bytes, chunk_bytes, .. } = self.config;
         let lease_ms = self.config.lease.as_millis();
@@ -80,21 +80,21 @@ impl Drop for Cluster {
     }
 }
 
-/// A process that does what it is told; see [`super::role`] for what it understands.
+/// A process that executes commands, which [`super::role`] defines.
 pub struct Process {
     name: String,
     child: Child,
     input: ChildStdin,
     answers: Receiver<String>,
-    news: Receiver<String>,
+    events: Receiver<String>,
 }
 
 impl Process {
-    /// Starts one that has not joined yet.
+    /// Starts a process that has not joined yet.
     pub fn start(name: &str) -> Process {
         let program = std::env::current_exe().expect("this program has a path");
         let mut child = Command::new(program)
-            // With one thread, the harness would write the test's name into the line of the first answer.
+            // With a single thread, the test harness would write the test's name into the line of the first answer.
             .args(["--exact", "scenarios::node_process", "--ignored", "--nocapture", "--test-threads=2"])
             .env(PARENT, std::process::id().to_string())
             .stdin(Stdio::piped())
@@ -103,86 +103,86 @@ impl Process {
             .expect("this program runs");
         let input = child.stdin.take().expect("piped");
         let output = child.stdout.take().expect("piped");
-        let ((to_answers, answers), (to_news, news)) = (channel(), channel());
-        std::thread::spawn(move || listen(output, &to_answers, &to_news));
-        Process { name: name.to_owned(), child, input, answers, news }
+        let ((to_answers, answers), (to_events, events)) = (channel(), channel());
+        std::thread::spawn(move || forward_output(output, &to_answers, &to_events));
+        Process { name: name.to_owned(), child, input, answers, events }
     }
 
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Says something without waiting for the answer.
-    pub fn say(&mut self, line: &str) {
-        let said = writeln!(self.input, "{line}").and_then(|()| self.input.flush());
-        said.unwrap_or_else(|error| panic!("{} does not listen to {line:?}: {error}", self.name));
+    /// Sends a command without waiting for the answer.
+    pub fn send(&mut self, line: &str) {
+        let sent = writeln!(self.input, "{line}").and_then(|()| self.input.flush());
+        sent.unwrap_or_else(|error| panic!("{} does not read {line:?}: {error}", self.name));
     }
 
-    /// The next answer.
-    pub fn hear(&mut self) -> String {
+    /// Waits for the next answer.
+    pub fn answer(&mut self) -> String {
         let answer = self.answers.recv_timeout(PATIENCE);
         answer.unwrap_or_else(|error| panic!("{} does not answer: {error}", self.name))
     }
 
-    /// Says something and waits for the answer.
+    /// Sends a command and returns the answer.
     pub fn ask(&mut self, line: &str) -> String {
-        self.say(line);
-        self.hear()
+        self.send(line);
+        self.answer()
     }
 
-    /// Says something that must be done well.
+    /// Sends a command that must succeed.
     #[track_caller]
-    pub fn order(&mut self, line: &str) {
+    pub fn run(&mut self, line: &str) {
         let answer = self.ask(line);
         assert_eq!(answer, "ok", "{}: {line}", self.name);
     }
 
-    /// What it says next without being asked.
-    pub fn news(&mut self) -> String {
-        let news = self.news.recv_timeout(PATIENCE);
-        news.unwrap_or_else(|error| panic!("{} says nothing: {error}", self.name))
+    /// Waits for the next event.
+    pub fn event(&mut self) -> String {
+        let event = self.events.recv_timeout(PATIENCE);
+        event.unwrap_or_else(|error| panic!("{} reports no event: {error}", self.name))
     }
 
-    /// Kills it and waits until nothing is left of it.
+    /// Kills the process, and waits for its end.
     pub fn kill(&mut self) {
         self.begin_kill();
-        self.child.wait().expect("it can be waited for");
+        self.child.wait().expect("the process can be waited for");
     }
 
-    /// Kills it without waiting.
+    /// Kills the process without waiting.
     pub fn begin_kill(&mut self) {
-        self.child.kill().expect("it was not waited for");
+        self.child.kill().expect("the process was not waited for");
     }
 
-    /// Stops it (SIGSTOP); when this returns, none of its threads runs.
+    /// Stops the process (SIGSTOP). None of its threads runs when this returns.
     pub fn stop(&mut self) {
         self.signal(Signal::STOP);
         let (_, status) = waitpid(Some(Pid::from_child(&self.child)), WaitOptions::UNTRACED)
-            .expect("it can be waited for")
-            .expect("waiting blocks");
+            .expect("the process can be waited for")
+            .expect("the wait blocks until the process stops");
         assert!(status.stopped(), "{} ended instead of being stopped: {status:?}", self.name);
     }
 
-    /// Lets it go on.
+    /// Resumes the process.
     pub fn resume(&mut self) {
         self.signal(Signal::CONT);
     }
 
     fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).expect("it was not waited for");
+        kill_process(Pid::from_child(&self.child), signal).expect("the process was not waited for");
     }
 
-    /// How it ended, if it has.
-    pub fn ending(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().expect("it can be waited for")
+    /// Returns the exit status, if the process has ended.
+    pub fn exit_status(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("the process can be waited for")
     }
 
-    /// Lets it leave in peace, and waits for that.
+    /// Makes the node leave, and waits until the process has ended.
     pub fn leave(mut self) {
-        self.say("quit");
+        self.send("quit");
         let deadline = Instant::now() + PATIENCE;
         let status = loop {
-            if let Some(status) = self.ending() {
+            if let Some(status) = self.exit_status() {
                 break status;
             }
             assert!(Instant::now() < deadline, "{} does not leave", self.name);
@@ -194,42 +194,42 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only if it has ended and been waited for, which is what is wanted.
+        // Both fail only if the process has ended and been waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-fn listen(output: ChildStdout, answers: &Sender<String>, news: &Sender<String>) {
+fn forward_output(output: ChildStdout, answers: &Sender<String>, events: &Sender<String>) {
     for line in BufReader::new(output).lines().map_while(Result::ok) {
-        // Nobody may want to hear any more; then the process ends soon.
+        // The receiver may have been dropped; then the process ends soon.
         if let Some(answer) = line.strip_prefix(ANSWER) {
             let _ = answers.send(answer.to_owned());
-        } else if let Some(text) = line.strip_prefix(NEWS) {
-            let _ = news.send(text.to_owned());
+        } else if let Some(text) = line.strip_prefix(EVENT) {
+            let _ = events.send(text.to_owned());
         }
     }
 }
 
-/// Whether it was killed by SIGKILL.
+/// Returns true if the process was killed by SIGKILL.
 pub fn was_killed(status: ExitStatus) -> bool {
     status.signal() == Some(Signal::KILL.as_raw())
 }
 
-/// Asks for the status of the cluster until `found` finds what it looks for.
+/// Queries the status of the cluster until `found` returns a result.
 #[track_caller]
 pub fn await_status<T>(session: &Session, mut found: impl FnMut(&[NodeStatus]) -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let nodes = session.status().expect("the status can be had");
+        let nodes = session.status().expect("the directory answers");
         if let Some(found) = found(&nodes) {
             return found;
         }
-        assert!(Instant::now() < deadline, "it never came to this: {nodes:#?}");
+        assert!(Instant::now() < deadline, "the expected status was not reached: {nodes:#?}");
     }
 }
 
-/// Waits until a node is in that state.
+/// Waits until a node is in this state.
 #[track_caller]
 pub fn await_state(session: &Session, node: u32, state: NodeState) {
     await_status(session, |nodes| {
@@ -237,10 +237,10 @@ pub fn await_state(session: &Session, node: u32, state: NodeState) {
     });
 }
 
-/// What `status` says of one node.
+/// Returns the status of one node.
 #[track_caller]
 pub fn status_of(session: &Session, node: u32) -> NodeStatus {
-    let nodes = session.status().expect("the status can be had");
+    let nodes = session.status().expect("the directory answers");
     let found = nodes.into_iter().find(|status| status.node == NodeId(node));
     found.unwrap_or_else(|| panic!("node {node} is not in the status"))
 }

@@ -1,74 +1,76 @@
-//! The first node, which hosts the directory of names, is killed and comes back.
+//! The first node, which has the directory of names, is killed and returns.
 
 use std::time::Instant;
 
 use halite::blocking::Session;
 use halite::{Lh, Placement, RegionCause};
 
-use super::cluster::{ANYBODY, Cluster, PATIENCE, await_state};
+use super::cluster::{Cluster, PATIENCE, READ_WRITE, await_state};
 
-/// Maps by name until the directory can be asked again.
+/// Maps a region by name, with retries until the directory answers again.
 fn map_again(session: &Session, name: &str) -> Lh {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match session.map(name, ANYBODY) {
+        match session.map(name, READ_WRITE) {
             Ok(lh) => return lh,
             Err(error) => assert_eq!(error.cause, RegionCause::DirectoryDown, "{name}"),
         }
-        assert!(Instant::now() < deadline, "the directory is not found again");
+        assert!(Instant::now() < deadline, "the directory does not return");
     }
 }
 
 #[test]
-fn without_the_directory_handles_go_on_and_names_come_back_with_it() {
+fn handles_survive_the_directory_and_names_return_with_it() {
     let cluster = Cluster::new();
     let mut directory = cluster.start(0);
     let node = cluster.join(1);
     let session = node.blocking_session();
     let mut other = cluster.start(2);
-    let mine = session.alloc(Some("mine"), 1 << 20, Placement::Local, ANYBODY).expect("there is room");
-    other.order("alloc theirs 1048576 here");
-    other.order("map mine");
-    let theirs = session.map("theirs", ANYBODY).expect("it is there");
+    let mine = session.alloc(Some("mine"), 1 << 20, Placement::Local, READ_WRITE).expect("there is room");
+    other.run("alloc theirs 1048576 here");
+    other.run("map mine");
+    let theirs = session.map("theirs", READ_WRITE).expect("the object exists");
     for incarnation in 0..5 {
-        directory.order("alloc gone 4096 here");
+        directory.run("alloc gone 4096 here");
         directory.kill();
         await_state(&session, 0, halite::NodeState::Dead);
 
-        // What is mapped goes on, in both directions, and regions without a name are made, moved and freed.
-        other.order(&format!("fill mine 1048576 {incarnation}"));
-        session.write(theirs, 0, &super::pattern::bytes(incarnation, 1 << 20)).expect("its node lives");
-        other.order(&format!("check theirs 1048576 {incarnation}"));
-        other.order(&format!("check mine 1048576 {incarnation}"));
-        let unnamed = session.alloc(None, 4096, Placement::On(halite::NodeId(2)), ANYBODY);
-        let unnamed = unnamed.expect("nothing needs the directory");
-        session.move_to(unnamed, halite::NodeId(1)).expect("nor does this");
-        session.free(unnamed).expect("it is ours");
+        // Mapped regions stay usable in both directions, and regions without a name can be allocated, moved and freed.
+        other.run(&format!("fill mine 1048576 {incarnation}"));
+        session.write(theirs, 0, &super::pattern::bytes(incarnation, 1 << 20)).expect("the owner lives");
+        other.run(&format!("check theirs 1048576 {incarnation}"));
+        other.run(&format!("check mine 1048576 {incarnation}"));
+        let unnamed = session.alloc(None, 4096, Placement::On(halite::NodeId(2)), READ_WRITE);
+        let unnamed = unnamed.expect("the directory is not needed");
+        session.move_to(unnamed, halite::NodeId(1)).expect("the directory is not needed");
+        session.free(unnamed).expect("the session is a master");
 
-        // Names are out of reach, and that is said.
-        let refused = session.map("theirs", ANYBODY).expect_err("nobody knows names");
+        // Operations with names fail with the cause.
+        let refused = session.map("theirs", READ_WRITE).expect_err("the directory is down");
         assert_eq!(refused.cause, RegionCause::DirectoryDown);
-        let refused = session.alloc(Some("new"), 64, Placement::Local, ANYBODY).expect_err("as before");
+        let refused =
+            session.alloc(Some("new"), 64, Placement::Local, READ_WRITE).expect_err("the directory is down");
         assert_eq!(refused.cause, RegionCause::DirectoryDown);
         assert_eq!(other.ask("map mine"), "DirectoryDown");
 
         directory = cluster.start(0);
-        // Asked of the directory itself, which must not answer before it has heard of all names.
+        // The directory itself must not answer before it knows all names again.
         assert_eq!(directory.ask("alloc mine 4096 here"), "NameTaken");
-        directory.order("map theirs");
-        directory.order(&format!("check theirs 1048576 {incarnation}"));
+        directory.run("map theirs");
+        directory.run(&format!("check theirs 1048576 {incarnation}"));
         let again = map_again(&session, "theirs");
-        session.unmap(again).expect("it is ours");
-        let taken = session.alloc(Some("theirs"), 64, Placement::Local, ANYBODY).expect_err("it is taken");
+        session.unmap(again).expect("the session is a master");
+        let taken =
+            session.alloc(Some("theirs"), 64, Placement::Local, READ_WRITE).expect_err("the name is taken");
         assert_eq!(taken.cause, RegionCause::NameTaken);
-        let gone = session.map("gone", ANYBODY).expect_err("it died with the first node");
+        let gone = session.map("gone", READ_WRITE).expect_err("the region died with the first node");
         assert_eq!(gone.cause, RegionCause::NotFound);
-        // A refused name leaves no memory behind.
+        // A refused name leaves no memory allocated.
         let names: Vec<_> =
             session.list().expect("the directory lives").into_iter().map(|info| info.name).collect();
         assert_eq!(names, [Some("mine".to_owned()), Some("theirs".to_owned())]);
     }
-    session.free(mine).expect("it is ours");
+    session.free(mine).expect("the session is a master");
     assert_eq!(other.ask("map mine"), "NotFound");
-    session.alloc(Some("mine"), 64, Placement::Local, ANYBODY).expect("the name is free");
+    session.alloc(Some("mine"), 64, Placement::Local, READ_WRITE).expect("the name is free");
 }

@@ -1,4 +1,4 @@
-//! A cluster that nobody uses costs next to nothing.  This is the one story in which time passes.
+//! An idle cluster uses next to no processor time. This is the only scenario that waits for time to pass.
 
 use std::time::Duration;
 
@@ -6,24 +6,24 @@ use super::cluster::{Cluster, Process};
 
 const SPAN: Duration = Duration::from_secs(2);
 
-/// User and system time of a process, in ticks of the kernel's clock (100 per second).
+/// Returns the user and system time of a process, in ticks of the kernel's clock (100 per second).
 fn ticks(process: &Process) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).expect("it lives");
-    // The second field is the name in brackets, which may hold anything.
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).expect("the process lives");
+    // The second field is the name in brackets, which may contain any character.
     let (_, fields) = stat.rsplit_once(')').expect("the name is in brackets");
     let fields: Vec<&str> = fields.split_whitespace().collect();
-    fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum()
+    fields[11..13].iter().map(|field| field.parse::<u64>().expect("the answer is a number")).sum()
 }
 
 #[test]
 #[ignore = "measures: .ci/deep slow"]
-fn an_idle_cluster_hardly_uses_its_processor() {
+fn an_idle_cluster_uses_little_processor_time() {
     let cluster = Cluster::new();
     let mut processes: Vec<Process> = (0..3).map(|node| cluster.start(node)).collect();
-    processes[0].order("alloc shared 65536 spread:0,1,2");
+    processes[0].run("alloc shared 65536 spread:0,1,2");
     for process in &mut processes {
-        process.order("map shared");
-        process.order("fill shared 65536 1");
+        process.run("map shared");
+        process.run("fill shared 65536 1");
     }
     let before: u64 = processes.iter().map(ticks).sum();
     std::thread::sleep(SPAN);

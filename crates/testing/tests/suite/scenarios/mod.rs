@@ -1,5 +1,5 @@
-//! Stories of whole clusters in which every node is a process of its own, as in real life: it can be killed,
-//! stopped and started again at any moment.  What one process can show by itself is tested beside the library.
+//! Scenarios of clusters whose nodes are processes of their own, which can be killed, stopped and started at any
+//! moment. Scenarios within one process are tests of the library.
 
 mod calls;
 mod cluster;
@@ -16,9 +16,9 @@ mod role;
 mod stopped;
 mod stripes;
 
-/// Not a test: what a story's processes do.  They are this program, started again by [`cluster::Cluster::start`].
+/// The program of a scenario's processes. [`cluster::Process::start`] runs it.
 #[test]
-#[ignore = "it is started by the stories, and does what they say on its standard input"]
+#[ignore = "scenarios start it, and send commands to its standard input"]
 fn node_process() {
-    role::play();
+    role::run();
 }

@@ -1,21 +1,20 @@
-//! A node is killed in the middle of a move: the home, an owner that is left, the one that is moved to, or the one that
-//! asked for it.
+//! A node is killed during a move: the home, an old owner, the new owner, or the node that requested the move.
 
 use fastrand::Rng;
 use halite::blocking::Session;
 use halite::{AccessCause, Lh, NodeId, NodeState, Placement};
 
-use super::cluster::{ANYBODY, Cluster, Process, await_state, await_status};
+use super::cluster::{Cluster, Process, READ_WRITE, await_state, await_status};
 use super::pattern::{bytes, first_difference};
 
-/// A region that moves, large enough for the kill to come in the middle.
+/// Length of a region whose move takes long enough to kill a node meanwhile.
 const LARGE_BYTES: u64 = 48 << 20;
-/// One that moves so quickly that the kill may come while its home follows, or after that.
+/// Length of a region whose move is so short that the kill may come while the home moves, or after that.
 const SMALL_BYTES: u64 = 256 << 10;
-/// What each survivor has of its own.
+/// Length of each survivor's own region.
 const ANCHOR_BYTES: u64 = 1 << 20;
 
-/// What the processes of the story are, by node; the story's own is node 0.
+/// Roles of the processes, by node. The test's own process is node 0.
 const HOME: usize = 1;
 const SOURCE: usize = 2;
 const TARGET: usize = 3;
@@ -25,7 +24,7 @@ fn check_access(session: &Session, lh: Lh, len: u64, dead: NodeId) {
     let mut found = vec![0; 4096];
     for offset in (0..len).step_by(64 << 10) {
         match session.read(lh, offset, &mut found) {
-            // It was filled with one value.
+            // The region was filled with one value.
             Ok(()) => assert_eq!(found, vec![5; 4096], "at {offset}"),
             Err(error) => {
                 assert!(
@@ -38,7 +37,7 @@ fn check_access(session: &Session, lh: Lh, len: u64, dead: NodeId) {
     }
 }
 
-/// Moves a region that lies on two nodes to a third, kills `victim` meanwhile, and looks at what is left.
+/// Moves a region from two nodes to a third, kills `victim` meanwhile, and checks the remaining nodes.
 fn kill_amid_a_move(victim: usize, seed: u64) {
     let mut numbers = Rng::with_seed(seed);
     let (len, rounds_max) = if seed.is_multiple_of(2) { (SMALL_BYTES, 12) } else { (LARGE_BYTES, 150) };
@@ -50,23 +49,23 @@ fn kill_amid_a_move(victim: usize, seed: u64) {
         (0..5).map(|node| (node > 0).then(|| cluster.start(node))).collect();
     for (node, process) in processes.iter_mut().enumerate() {
         if let Some(process) = process {
-            process.order(&format!("alloc anchor-{node} {ANCHOR_BYTES} here"));
-            process.order(&format!("fill anchor-{node} {ANCHOR_BYTES} {node}"));
+            process.run(&format!("alloc anchor-{node} {ANCHOR_BYTES} here"));
+            process.run(&format!("fill anchor-{node} {ANCHOR_BYTES} {node}"));
         }
     }
     let on = Placement::Spread(vec![NodeId(HOME as u32), NodeId(SOURCE as u32)]);
-    let lh = session.alloc(Some("moved"), len, on, ANYBODY).expect("there is room");
-    session.write(lh, 0, &vec![5; len as usize]).expect("it is ours");
-    let mover = processes[MOVER].as_mut().expect("it lives");
-    mover.order("map moved");
-    mover.say(&format!("move moved {TARGET}"));
+    let lh = session.alloc(Some("moved"), len, on, READ_WRITE).expect("there is room");
+    session.write(lh, 0, &vec![5; len as usize]).expect("the session is a master");
+    let mover = processes[MOVER].as_mut().expect("the process lives");
+    mover.run("map moved");
+    mover.send(&format!("move moved {TARGET}"));
     for _ in 0..numbers.u64(0..rounds_max) {
-        session.status().expect("the status can be had");
+        session.status().expect("the directory answers");
     }
-    let mut dying = processes[victim].take().expect("it lives");
+    let mut dying = processes[victim].take().expect("the process lives");
     dying.begin_kill();
     if victim != MOVER {
-        let answer = processes[MOVER].as_mut().expect("it lives").hear();
+        let answer = processes[MOVER].as_mut().expect("the process lives").answer();
         let down = format!("PeerDown(NodeId({victim}))");
         assert!(answer == "ok" || answer == down, "the move ended with {answer}");
         eprintln!("  the move ended with {answer}");
@@ -76,12 +75,12 @@ fn kill_amid_a_move(victim: usize, seed: u64) {
     check_access(&session, lh, len, NodeId(victim as u32));
     check_survivors(&session, &mut processes);
 
-    // The region is given up, if it is there still; then the survivors hold nothing but what is theirs.
+    // The region is freed, if it still exists; then the survivors hold only their own regions.
     if let Err(error) = session.free(lh) {
         eprintln!("  {error}");
     }
     for process in processes.iter_mut().flatten() {
-        assert_ne!(process.ask("map moved"), "ok", "nobody finds it any more");
+        assert_ne!(process.ask("map moved"), "ok", "the name still leads to a region");
     }
     await_status(&session, |nodes| {
         let is_clean = |node: &halite::NodeStatus| {
@@ -96,31 +95,31 @@ fn kill_amid_a_move(victim: usize, seed: u64) {
 fn check_survivors(session: &Session, processes: &mut [Option<Process>]) {
     for (node, process) in processes.iter_mut().enumerate() {
         let Some(process) = process else { continue };
-        process.order(&format!("check anchor-{node} {ANCHOR_BYTES} {node}"));
-        let anchor = session.map(&format!("anchor-{node}"), ANYBODY).expect("its node lives");
+        process.run(&format!("check anchor-{node} {ANCHOR_BYTES} {node}"));
+        let anchor = session.map(&format!("anchor-{node}"), READ_WRITE).expect("the owner lives");
         let mut found = vec![0; ANCHOR_BYTES as usize];
-        session.read(anchor, 0, &mut found).expect("its node lives");
+        session.read(anchor, 0, &mut found).expect("the owner lives");
         assert_eq!(first_difference(&found, &bytes(node as u64, ANCHOR_BYTES as usize)), None);
-        session.unmap(anchor).expect("it is ours");
+        session.unmap(anchor).expect("the session is a master");
     }
 }
 
 #[test]
-fn the_home_may_die_in_the_middle_of_a_move() {
+fn the_home_may_die_during_a_move() {
     (1..=8).for_each(|seed| kill_amid_a_move(HOME, seed));
 }
 
 #[test]
-fn the_source_may_die_in_the_middle_of_a_move() {
+fn the_source_may_die_during_a_move() {
     (1..=8).for_each(|seed| kill_amid_a_move(SOURCE, seed));
 }
 
 #[test]
-fn the_target_may_die_in_the_middle_of_a_move() {
+fn the_target_may_die_during_a_move() {
     (1..=8).for_each(|seed| kill_amid_a_move(TARGET, seed));
 }
 
 #[test]
-fn a_client_that_asked_for_a_move_may_die_in_the_middle_of_it() {
+fn the_requester_may_die_during_a_move() {
     (1..=8).for_each(|seed| kill_amid_a_move(MOVER, seed));
 }

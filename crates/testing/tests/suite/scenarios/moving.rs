@@ -1,18 +1,17 @@
-//! Regions that are written by several processes while they move from node to node: no write is lost, and none
-//! lands in the place that was left.
+//! Several processes write to regions that move between nodes: no write is lost, and none lands in the old place.
 
 use fastrand::Rng;
 use halite::blocking::Session;
 use halite::{Lh, NodeId, Placement};
 
-use super::cluster::{ANYBODY, Cluster, Process};
+use super::cluster::{Cluster, Process, READ_WRITE};
 use super::pattern::first_nonzero;
 use super::stripes::{self, WRITERS};
 
 const REGION_BYTES: u64 = 1 << 20;
 const MOVES: usize = 20;
 
-/// The fourth node's view: the region, and how far each writer is.
+/// The view of the fourth node: the region, and the progress of each writer.
 struct Watch<'s> {
     session: &'s Session,
     lh: Lh,
@@ -22,11 +21,11 @@ struct Watch<'s> {
 impl Watch<'_> {
     fn count(&self, writer: u64) -> u64 {
         let mut word = [0; 8];
-        self.session.read(self.counts, writer * 8, &mut word).expect("the counts stay where they are");
+        self.session.read(self.counts, writer * 8, &mut word).expect("the region of counts does not move");
         u64::from_le_bytes(word)
     }
 
-    /// While it is being written: what a writer was told to be done with is there, or something newer.
+    /// Checks that every completed write is there, or a newer one.
     fn check_nothing_is_lost(&self) {
         for writer in 0..WRITERS {
             let count = self.count(writer);
@@ -35,13 +34,13 @@ impl Watch<'_> {
             }
             let mut word = [0; 8];
             let offset = stripes::offset(writer, count, REGION_BYTES);
-            self.session.read(self.lh, offset, &mut word).expect("moving does not disturb reading");
+            self.session.read(self.lh, offset, &mut word).expect("the region is readable during a move");
             let found = u64::from_le_bytes(word);
-            assert!(found >= count, "write {count} of writer {writer} is lost: {found} is there");
+            assert!(found >= count, "write {count} of writer {writer} is lost: found {found}");
         }
     }
 
-    /// Lets each writer do some more.
+    /// Waits until each writer has made progress.
     fn await_progress(&self) {
         for writer in 0..WRITERS {
             let before = self.count(writer);
@@ -54,14 +53,14 @@ impl Watch<'_> {
 
     fn check_all(&self, done: &[u64; 3], round: usize) {
         let mut found = vec![0; REGION_BYTES as usize];
-        self.session.read(self.lh, 0, &mut found).expect("it is read");
+        self.session.read(self.lh, 0, &mut found).expect("the region is readable");
         let checked = stripes::check(&found, done);
         assert_eq!(checked, Ok(()), "after move {round}");
     }
 
     fn check_zero(&self, lh: Lh, round: usize) {
         let mut found = vec![1; REGION_BYTES as usize];
-        self.session.read(lh, 0, &mut found).expect("it is read");
+        self.session.read(lh, 0, &mut found).expect("the region is readable");
         assert_eq!(first_nonzero(&found), None, "a write landed in the old place of move {round}");
     }
 }
@@ -76,60 +75,63 @@ fn halt(writers: &mut [Process]) -> [u64; 3] {
     done
 }
 
-fn go_on(writers: &mut [Process], done: &[u64; 3]) {
+fn resume(writers: &mut [Process], done: &[u64; 3]) {
     for (writer, (process, done)) in writers.iter_mut().zip(done).enumerate() {
-        process.order(&format!("stripes shared counts {writer} {done}"));
+        process.run(&format!("stripes shared counts {writer} {done}"));
     }
 }
 
-/// Moves a region around under its writers, and looks at it from a fourth node.
+/// Moves a region while it is written, and checks it from a fourth node.
 fn move_around(placement: Placement, seed: u64) {
     let cluster = Cluster::new();
     let mut writers: Vec<Process> = (0..3).map(|node| cluster.start(node)).collect();
     let node = cluster.join(3);
     let session = node.blocking_session();
-    let lh = session.alloc(Some("shared"), REGION_BYTES, placement, ANYBODY).expect("there is room");
-    let counts = session.alloc(Some("counts"), 4096, Placement::Local, ANYBODY).expect("there is room");
+    let lh = session.alloc(Some("shared"), REGION_BYTES, placement, READ_WRITE).expect("there is room");
+    let counts = session.alloc(Some("counts"), 4096, Placement::Local, READ_WRITE).expect("there is room");
     let watch = Watch { session: &session, lh, counts };
     for process in &mut writers {
-        process.order("map shared");
-        process.order("map counts");
+        process.run("map shared");
+        process.run("map counts");
     }
     let mut numbers = Rng::with_seed(seed);
     let mut done = [0; 3];
     for round in 0..MOVES {
-        go_on(&mut writers, &done);
+        resume(&mut writers, &done);
         watch.await_progress();
-        let old = session.stat("shared").expect("it is there").home;
+        let old = session.stat("shared").expect("the object exists").home;
         let new = NodeId((old.0 + 1 + numbers.u64(0..2) as u32) % 3);
         std::thread::scope(|scope| {
             let moving = scope.spawn(|| session.move_to(lh, new));
             while !moving.is_finished() {
                 watch.check_nothing_is_lost();
             }
-            moving.join().expect("no panic").unwrap_or_else(|error| panic!("move {round}: {error}"));
+            moving
+                .join()
+                .expect("the thread does not panic")
+                .unwrap_or_else(|error| panic!("move {round}: {error}"));
         });
-        let left = session.alloc(None, REGION_BYTES, Placement::On(old), ANYBODY).expect("there is room");
+        let left = session.alloc(None, REGION_BYTES, Placement::On(old), READ_WRITE).expect("there is room");
         watch.check_zero(left, round);
         watch.await_progress();
         done = halt(&mut writers);
         watch.check_all(&done, round);
         watch.check_zero(left, round);
-        session.free(left).expect("it is ours");
-        let info = session.stat("shared").expect("it is there");
+        session.free(left).expect("the session is a master");
+        let info = session.stat("shared").expect("the object exists");
         assert_eq!((info.home, info.nodes), (new, vec![(new, REGION_BYTES)]));
     }
     for process in &mut writers {
-        process.order("fill shared 4096 7");
+        process.run("fill shared 4096 7");
         let mut found = vec![0; 4096];
-        session.read(lh, 0, &mut found).expect("it is read");
+        session.read(lh, 0, &mut found).expect("the region is readable");
         assert_eq!(super::pattern::first_difference(&found, &super::pattern::bytes(7, 4096)), None);
-        session.write(lh, 0, &[0; 4096]).expect("the fourth node writes, too");
+        session.write(lh, 0, &[0; 4096]).expect("the region is writable");
     }
 }
 
 #[test]
-fn no_write_is_lost_while_a_region_moves_around_under_three_writing_processes() {
+fn moves_lose_no_write_of_three_processes() {
     for seed in 1..=2 {
         eprintln!("seed {seed}");
         move_around(Placement::On(NodeId(0)), seed);
@@ -137,7 +139,7 @@ fn no_write_is_lost_while_a_region_moves_around_under_three_writing_processes() 
 }
 
 #[test]
-fn no_write_is_lost_while_a_spread_region_is_gathered_and_moves_around() {
+fn moves_of_a_spread_region_lose_no_write() {
     eprintln!("seed 3");
     let everywhere = Placement::Spread(vec![NodeId(1), NodeId(0), NodeId(2)]);
     move_around(everywhere, 3);

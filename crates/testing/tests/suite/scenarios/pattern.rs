@@ -1,15 +1,15 @@
-//! Bytes that say by themselves whether they are the right ones.
+//! Bytes that show by themselves whether they are correct.
 
 use fastrand::Rng;
 
-/// `len` bytes that no other seed has.
+/// Returns `len` bytes that are different for each seed.
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     Rng::with_seed(seed).fill(&mut bytes);
     bytes
 }
 
-/// Where `found` first differs from `wanted`; short enough to be shown, however long they are.
+/// Returns the offset and the bytes of the first difference, which can be shown whatever the length.
 pub fn first_difference(found: &[u8], wanted: &[u8]) -> Option<(usize, u8, u8)> {
     assert_eq!(found.len(), wanted.len());
     if found == wanted {
@@ -19,7 +19,7 @@ pub fn first_difference(found: &[u8], wanted: &[u8]) -> Option<(usize, u8, u8)> 
     Some((at, found[at], wanted[at]))
 }
 
-/// Where the first byte stands that is not zero.
+/// Returns the offset of the first byte that is not zero.
 pub fn first_nonzero(bytes: &[u8]) -> Option<usize> {
     let zeros = [0; 4096];
     let page = bytes.chunks(zeros.len()).position(|page| page != &zeros[..page.len()])?;

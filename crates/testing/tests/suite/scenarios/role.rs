@@ -1,12 +1,12 @@
-//! What a story's process does: it reads orders, one per line, and answers each with one line.
+//! The program of a scenario's process: reads commands, one per line, and answers each with one line.
 //!
 //! ```text
 //!   join NODE ARENA SEGMENT CHUNK LEASE_MS FENCE DIR      quit
 //!   alloc NAME LEN here|on:N|spread:N,N    map NAME    unmap NAME    free NAME    move NAME NODE
 //!   fill NAME LEN SEED    check NAME LEN SEED    zero NAME
 //!   stripes NAME COUNTS WRITER DONE  ->  halt: `done N`, and the cause if it ended by itself
-//!   flood NAME LEN, gulp NAME LEN    write or read again and again; the news is `NAME begun`, `NAME ended CAUSE`
-//!   lock NAME    unlock NAME    await NAME (as lock, with the answer as news)
+//!   flood NAME LEN, gulp NAME LEN    write or read again and again; the events are `NAME begun`, `NAME ended CAUSE`
+//!   lock NAME    unlock NAME    await NAME (as lock, with the answer as event)
 //!   serve FUNCTION echo|hold|leave    call NODE FUNCTION LEN    burst NODE FUNCTION    see `calls.rs`
 //!   id       the number of its node
 //!   held     file descriptors, shared mappings of memory, threads
@@ -25,57 +25,57 @@ use halite::{Config, Fence, Lh, Node, NodeId, Permissions, Placement};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 use super::calls;
-use super::cluster::{ANSWER, ANYBODY, NEWS, PARENT};
+use super::cluster::{ANSWER, EVENT, PARENT, READ_WRITE};
 use super::pattern::{bytes, first_difference, first_nonzero};
 use super::stripes::Writer;
 
-/// Plays until told to quit, or until the story hangs up.
-pub fn play() {
+/// Executes commands until `quit`, or until the test closes the input.
+pub fn run() {
     let Ok(parent) = std::env::var(PARENT) else { return };
-    set_parent_process_death_signal(Some(Signal::KILL)).expect("the kernel knows it");
-    // The signal is sent only for deaths after the request, so look whether it came too late.
+    set_parent_process_death_signal(Some(Signal::KILL)).expect("the kernel supports the request");
+    // The kernel sends the signal only for a later death, so check whether the parent still lives.
     let is_child = getppid().is_some_and(|pid| pid.as_raw_nonzero().to_string() == parent);
-    assert!(is_child, "the story is over already");
-    let mut player = Player::default();
+    assert!(is_child, "the parent has ended");
+    let mut role = Role::default();
     for line in std::io::stdin().lines().map_while(Result::ok) {
         if line == "quit" {
             break;
         }
-        let answer = player.obey(&line).unwrap_or_else(|cause| cause);
-        say(ANSWER, &answer);
+        let answer = role.execute(&line).unwrap_or_else(|cause| cause);
+        print(ANSWER, &answer);
     }
 }
 
-pub fn say(prefix: &str, text: &str) {
+pub fn print(prefix: &str, text: &str) {
     let mut output = std::io::stdout().lock();
-    // The story may have hung up; then this process is about to be killed.
+    // The test may have closed the pipe; then this process is about to be killed.
     let _ = writeln!(output, "{prefix}{text}").and_then(|()| output.flush());
 }
 
 type Answer = Result<String, String>;
 
 #[derive(Default)]
-struct Player {
+struct Role {
     handles: BTreeMap<String, Lh>,
     writer: Option<Writer>,
     session: Option<Session>,
     node: Option<Node>,
 }
 
-impl Player {
-    fn obey(&mut self, line: &str) -> Answer {
+impl Role {
+    fn execute(&mut self, line: &str) -> Answer {
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
             ["join", node, arena, segment, chunk, lease, fence, dir] => {
                 self.join(&config(node, [arena, segment, chunk, lease], fence, dir))
             }
             ["alloc", name, len, place] => {
-                let lh = self.session().alloc(Some(name), number(len), placement(place), ANYBODY);
+                let lh = self.session().alloc(Some(name), number(len), placement(place), READ_WRITE);
                 self.handles.insert(name.to_owned(), lh.map_err(|error| cause(error.cause))?);
                 done()
             }
             ["map", name] => {
-                let wanted = ANYBODY | Permissions::MASTER;
+                let wanted = READ_WRITE | Permissions::MASTER;
                 let lh = self.session().map(name, wanted).map_err(|error| cause(error.cause))?;
                 self.handles.insert(name.to_owned(), lh);
                 done()
@@ -110,15 +110,15 @@ impl Player {
             ["burst", node, function] => {
                 Ok(calls::burst(self.session(), number(node) as u32, number(function) as u32))
             }
-            ["id"] => Ok(self.node.as_ref().expect("the story lets it join first").id().to_string()),
+            ["id"] => Ok(self.node.as_ref().expect("the process has joined").id().to_string()),
             ["held"] => held(),
             ["private"] => private(),
-            _ => panic!("no such order: {line:?}"),
+            _ => panic!("unknown command: {line:?}"),
         }
     }
 
     fn session(&self) -> &Session {
-        self.session.as_ref().expect("the story lets it join first")
+        self.session.as_ref().expect("the process has joined")
     }
 
     fn handle(&self, name: &str) -> Lh {
@@ -170,8 +170,8 @@ impl Player {
     fn flood(&self, name: &str, len: usize) -> Answer {
         let (session, lh) = (self.session().clone(), self.handle(name));
         let mut value = 0_u8;
-        again_and_again(name, move || {
-            // Never zero, which is what fresh memory holds.
+        repeat_until_error(name, move || {
+            // Never zero, the value of fresh memory.
             value = value % 255 + 1;
             session.write(lh, 0, &vec![value; len]).map_err(|error| error.cause)
         })
@@ -181,7 +181,7 @@ impl Player {
         let (session, name) = (self.session().clone(), name.to_owned());
         std::thread::spawn(move || {
             let ended = lock(&session, &name).unwrap_or_else(|cause| cause);
-            say(NEWS, &format!("{name} {ended}"));
+            print(EVENT, &format!("{name} {ended}"));
         });
         done()
     }
@@ -189,7 +189,7 @@ impl Player {
     fn gulp(&self, name: &str, len: usize) -> Answer {
         let (session, lh) = (self.session().clone(), self.handle(name));
         let mut bytes = vec![0; len];
-        again_and_again(name, move || session.read(lh, 0, &mut bytes).map_err(|error| error.cause))
+        repeat_until_error(name, move || session.read(lh, 0, &mut bytes).map_err(|error| error.cause))
     }
 }
 
@@ -200,35 +200,38 @@ fn lock(session: &Session, name: &str) -> Answer {
     if recovered { Ok("recovered".to_owned()) } else { done() }
 }
 
-/// Repeats something on a thread of its own until it fails.
-fn again_and_again<C: Debug>(name: &str, mut once: impl FnMut() -> Result<(), C> + Send + 'static) -> Answer {
+/// Repeats an operation in a thread of its own until it fails.
+fn repeat_until_error<C: Debug>(
+    name: &str,
+    mut once: impl FnMut() -> Result<(), C> + Send + 'static,
+) -> Answer {
     let name = name.to_owned();
     std::thread::spawn(move || {
         let mut ended = once();
-        say(NEWS, &format!("{name} begun"));
+        print(EVENT, &format!("{name} begun"));
         while ended.is_ok() {
             ended = once();
         }
-        say(NEWS, &format!("{name} ended {}", ended.err().map(cause).unwrap_or_default()));
+        print(EVENT, &format!("{name} ended {}", ended.err().map(cause).unwrap_or_default()));
     });
     done()
 }
 
-/// File descriptors, shared mappings of memory, and threads.
+/// Returns the numbers of file descriptors, shared mappings of memory, and threads.
 fn held() -> Answer {
     let count = |dir: &str| std::fs::read_dir(dir).map(Iterator::count).map_err(|error| error.to_string());
     let maps = std::fs::read_to_string("/proc/self/maps").map_err(|error| error.to_string())?;
-    // Only what is shared: private memory belongs to the allocator and to the stacks.
+    // Only shared mappings: private memory belongs to the allocator and to stacks.
     let shared = maps.lines().filter(|line| line.split(' ').nth(1).is_some_and(|mode| mode.ends_with('s')));
     Ok(format!("{} {} {}", count("/proc/self/fd")?, shared.count(), count("/proc/self/task")?))
 }
 
-/// Bytes of private memory that are in use.
+/// Returns the private memory in use, in bytes.
 fn private() -> Answer {
     let status = std::fs::read_to_string("/proc/self/status").map_err(|error| error.to_string())?;
     let line =
-        status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("the kernel tells none")?;
-    let kib = line.split_whitespace().next().ok_or("the kernel tells none")?;
+        status.lines().find_map(|line| line.strip_prefix("RssAnon:")).ok_or("the kernel reports none")?;
+    let kib = line.split_whitespace().next().ok_or("the kernel reports none")?;
     Ok((number(kib) << 10).to_string())
 }
 

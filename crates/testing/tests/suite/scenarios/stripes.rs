@@ -1,12 +1,13 @@
-//! Regions that several writers fill at once, each with records of its own, so that a lost or a stray write shows.
+//! Regions that several writers fill concurrently, each with its own records, so that lost and stray writes are
+//! detected.
 //!
 //! ```text
 //!   record 0        record 1        record 2        record 3 ...
 //!   writer 0        writer 1        writer 2        writer 0 ...
 //! ```
 //!
-//! Writer `w` writes its records in turn, again and again; its `n`th write is a function of `w` and `n` alone.  So
-//! the number of the last write that returned tells what all its records must hold.
+//! Writer `w` writes its records in turn, over and over; its `n`th write depends on `w` and `n` only. So the number of
+//! the last completed write determines the content of all its records.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -19,10 +20,10 @@ use halite::{AccessCause, Lh};
 use super::pattern::first_difference;
 
 pub const RECORD_BYTES: usize = 256;
-/// How many writers share a region.
+/// Number of writers of a region.
 pub const WRITERS: u64 = 3;
 
-/// The `count`th write of `writer`, counted from 1.  Its first word is the count.
+/// Returns the `count`th write of `writer`, counted from 1. Its first word is the count.
 pub fn record(writer: u64, count: u64) -> [u8; RECORD_BYTES] {
     let mut record = [0; RECORD_BYTES];
     record[..8].copy_from_slice(&count.to_le_bytes());
@@ -33,22 +34,22 @@ pub fn record(writer: u64, count: u64) -> [u8; RECORD_BYTES] {
     record
 }
 
-/// How many records each writer has in a region of `len` bytes.
+/// Returns the number of records of each writer in a region of `len` bytes.
 pub fn turns(len: u64) -> u64 {
     len / RECORD_BYTES as u64 / WRITERS
 }
 
-/// Where the `count`th write of `writer` goes.
+/// Returns the offset of the `count`th write of `writer`.
 pub fn offset(writer: u64, count: u64, len: u64) -> u64 {
     ((count - 1) % turns(len) * WRITERS + writer) * RECORD_BYTES as u64
 }
 
-/// Compares a whole region with what the writers were told to be done with.
+/// Compares a whole region with the completed writes.
 pub fn check(found: &[u8], done: &[u64; WRITERS as usize]) -> Result<(), String> {
     let turns = turns(found.len() as u64);
     for (writer, done) in (0..).zip(done) {
         for turn in 0..turns {
-            // The last write to this record, if there was any.
+            // Number of the last write to this record, if any.
             let laps = (done + turns - 1 - turn) / turns;
             let wanted = match laps {
                 0 => [0; RECORD_BYTES],
@@ -68,20 +69,20 @@ pub fn check(found: &[u8], done: &[u64; WRITERS as usize]) -> Result<(), String>
     Ok(())
 }
 
-/// A thread that writes its records until it is told to stop or cannot go on.
+/// A thread that writes its records until it is stopped or a write fails.
 pub struct Writer {
     stopping: Arc<AtomicBool>,
     thread: JoinHandle<(u64, Option<AccessCause>)>,
 }
 
 impl Writer {
-    /// Goes on after `done` writes.  After each write, its number is written to the word of the writer in `counts`.
+    /// Continues after `done` writes. Each completed write is recorded in the writer's word of `counts`.
     pub fn start(session: Session, lh: Lh, counts: Lh, writer: u64, done: u64) -> Writer {
         let stopping = Arc::new(AtomicBool::new(false));
         let stop = stopping.clone();
         let thread = std::thread::spawn(move || {
             let mut done = done;
-            // Only says that enough is done; the join orders the rest.
+            // Relaxed, because the join orders everything else.
             while !stop.load(Relaxed) {
                 match write_one(&session, lh, counts, writer, done + 1) {
                     Ok(()) => done += 1,
@@ -93,7 +94,7 @@ impl Writer {
         Writer { stopping, thread }
     }
 
-    /// How many writes returned, and what ended them if it was not this call.
+    /// Returns the number of completed writes, and the error that ended them, if any.
     pub fn stop(self) -> (u64, Option<AccessCause>) {
         self.stopping.store(true, Relaxed);
         self.thread.join().expect("the writer does not panic")

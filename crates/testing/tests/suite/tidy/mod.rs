@@ -1,13 +1,14 @@
-//! Checks of the tree that no lint makes: dependencies, circles, and names in documents.
+//! Checks of the tree beyond lints: dependencies, import cycles, and names in documents.
 
-mod circles;
+mod cycles;
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use cargo_metadata::MetadataCommand;
 
-/// Which crates each crate may depend on.  `halite-testing` and `halite-bench` may use all, and nothing depends on them.
+/// The permitted dependencies of each crate. `halite-testing` and `halite-bench` may use all crates, and no crate
+/// depends on them.
 const EDGES: [(&str, &[&str]); 9] = [
     ("halite-mem", &[]),
     ("halite-fabric", &["halite-mem"]),
@@ -20,7 +21,7 @@ const EDGES: [(&str, &[&str]); 9] = [
     ("halite-apps", &["halite"]),
 ];
 
-/// What the program may depend on.
+/// The permitted dependencies of the program.
 const PROGRAM: &[&str] = &[
     "halite",
     "halite-apps",
@@ -31,10 +32,10 @@ const PROGRAM: &[&str] = &[
     "halite-mem",
 ];
 
-/// A longer file holds more than one idea.
+/// Maximum length of a file. A longer one holds more than one idea.
 const LINES_MAX: usize = 900;
 
-/// A text file, by its path below the root.
+/// A text file, with its path below the root.
 struct File {
     path: String,
     text: String,
@@ -43,7 +44,7 @@ struct File {
 #[test]
 fn dependencies_point_one_way() {
     let metadata = MetadataCommand::new().manifest_path(root().join("Cargo.toml")).no_deps().exec();
-    let packages = metadata.expect("cargo metadata answers").packages;
+    let packages = metadata.expect("cargo metadata succeeds").packages;
     for package in &packages {
         let name = package.name.as_str();
         if ["halite-testing", "halite-bench"].contains(&name) {
@@ -58,15 +59,15 @@ fn dependencies_point_one_way() {
 }
 
 #[test]
-fn folders_import_each_other_in_no_circle() {
-    check(circles::findings(&files(".rs")));
+fn folders_have_no_import_cycles() {
+    check(cycles::findings(&files(".rs")));
 }
 
 #[test]
 fn every_crate_inherits_the_lints() {
     let manifests = files("Cargo.toml").into_iter().filter(|file| file.path.starts_with("crates/"));
     let deviant = manifests.filter(|file| !file.text.contains("[lints]\nworkspace = true\n"));
-    check(deviant.map(|file| format!("{}: does not say `[lints] workspace = true`", file.path)).collect());
+    check(deviant.map(|file| format!("{}: lacks `[lints] workspace = true`", file.path)).collect());
 }
 
 #[test]
@@ -76,15 +77,18 @@ fn no_file_is_too_long() {
 }
 
 #[test]
-fn links_in_documents_lead_somewhere() {
+fn links_in_documents_have_targets() {
     let mut findings = Vec::new();
     for file in files(".md") {
-        let folder = Path::new(&file.path).parent().expect("a file has one").to_owned();
+        let folder = Path::new(&file.path).parent().expect("a file has a parent").to_owned();
         for (number, line) in prose(&file.text) {
             for target in link_targets(line) {
                 let path = normalised(&folder.join(target.split('#').next().unwrap_or_default()));
                 if !path.is_some_and(|path| root().join(path).exists()) {
-                    findings.push(format!("{}:{number}: the link to {target} leads nowhere", file.path));
+                    findings.push(format!(
+                        "{}:{number}: the target of the link {target} does not exist",
+                        file.path
+                    ));
                 }
             }
         }
@@ -92,9 +96,9 @@ fn links_in_documents_lead_somewhere() {
     check(findings);
 }
 
-/// `crates/...` as a path, `` `FILE.rs: function` `` and `CONSTANTS`.
+/// Checks paths `crates/...`, `` `FILE.rs: function` `` and `CONSTANTS`.
 #[test]
-fn architecture_names_what_is_there() {
+fn names_in_the_architecture_exist() {
     let (sources, text) = (files(".rs"), read(&root().join("ARCHITECTURE.md")));
     let mut findings = Vec::new();
     for (number, line) in prose(&text) {
@@ -131,7 +135,7 @@ fn declares(source: &str, name: &str) -> bool {
     })
 }
 
-/// Numbered lines outside of fenced code.
+/// Returns the numbered lines outside of fenced code.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_fenced = false;
     text.lines().enumerate().filter_map(move |(index, line)| {
@@ -141,14 +145,14 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Targets of relative links in Markdown, outside of inline code.
+/// Returns the targets of relative links in Markdown, outside of inline code.
 fn link_targets(line: &str) -> impl Iterator<Item = &str> {
     let targets = line.split('`').step_by(2).flat_map(|piece| piece.split("](").skip(1));
     let targets = targets.filter_map(|rest| rest.split_once(')')).map(|(target, _)| target.trim());
     targets.filter(|target| !target.is_empty() && !target.starts_with('#') && !target.contains(':'))
 }
 
-/// Resolves `..`; `None` if the path leaves the tree.
+/// Resolves `..`; returns `None` if the path leaves the tree.
 fn normalised(path: &Path) -> Option<PathBuf> {
     let mut kept = PathBuf::new();
     for component in path.components() {
@@ -167,7 +171,7 @@ fn check(findings: Vec<String>) {
     assert!(findings.is_empty(), "{} findings:\n{}", findings.len(), findings.join("\n"));
 }
 
-/// The files of the tree whose names end so, without what builds leave behind.
+/// Returns the files of the tree whose names end with `end`, without results of builds.
 fn files(end: &str) -> Vec<File> {
     let mut found = Vec::new();
     walk(&root(), end, &mut found);
@@ -177,8 +181,8 @@ fn files(end: &str) -> Vec<File> {
 }
 
 fn walk(directory: &Path, end: &str, found: &mut Vec<File>) {
-    for entry in fs::read_dir(directory).expect("directories of the tree can be read") {
-        let entry = entry.expect("directories of the tree can be read");
+    for entry in fs::read_dir(directory).expect("the directory is readable") {
+        let entry = entry.expect("the directory is readable");
         let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
         let kind = entry.file_type().expect("entries have a type");
         if kind.is_dir() && !["target", ".git", "corpus", "artifacts"].contains(&name.as_str()) {
@@ -196,5 +200,5 @@ fn read(path: &Path) -> String {
 
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.ancestors().nth(2).expect("the crate stands two levels below the root").to_path_buf()
+    here.ancestors().nth(2).expect("the crate is two levels below the root").to_path_buf()
 }

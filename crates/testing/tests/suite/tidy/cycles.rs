@@ -1,6 +1,6 @@
-//! No folder of a crate imports a sibling that imports it back, directly or through others.
+//! Checks that folders of a crate have no import cycles, direct or indirect.
 //!
-//! A folder is a module with files of its own, together with the file that bears its name.  Tests may import what they like.
+//! A folder is a module with files of its own, together with the file of the same name. Tests may import anything.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,14 +8,14 @@ use syn::visit::Visit;
 
 use super::File;
 
-/// Imports among the folders within one folder: importer and imported, and the first file that does so.
+/// Imports among the folders within a folder: importer and imported, and the first file with such an import.
 type Imports = BTreeMap<(String, String), String>;
 
 pub fn findings(files: &[File]) -> Vec<String> {
     let mut imports: BTreeMap<Vec<String>, Imports> = BTreeMap::new();
     let folders: BTreeSet<Vec<String>> = files.iter().flat_map(|file| ancestors(&file.path)).collect();
     for file in files.iter().filter(|file| file.path.contains("/src/") && !file.path.ends_with("/tests.rs")) {
-        let syntax = syn::parse_file(&file.text).expect("sources of the tree can be parsed");
+        let syntax = syn::parse_file(&file.text).expect("the source is valid");
         let here = module(&file.path);
         let mut mentions = Mentions { module: here.clone(), found: Vec::new() };
         mentions.visit_file(&syntax);
@@ -31,25 +31,25 @@ pub fn findings(files: &[File]) -> Vec<String> {
             }
         }
     }
-    imports.values().flat_map(circles).collect()
+    imports.values().flat_map(cycles).collect()
 }
 
-/// The module of a file, with its crate in front.
+/// Returns the module of a file, beginning with its crate.
 fn module(path: &str) -> Vec<String> {
-    let (krate, path) = path.split_once("/src/").expect("a source");
+    let (krate, path) = path.split_once("/src/").expect("the path is that of a source");
     let path = path.trim_end_matches(".rs");
     let path = path.strip_suffix("/mod").unwrap_or(path);
     std::iter::once(krate).chain(path.split('/')).filter(|name| *name != "lib").map(str::to_owned).collect()
 }
 
-/// The folders that a file is in.
+/// Returns the folders that contain a file.
 fn ancestors(path: &str) -> Vec<Vec<String>> {
     let Some((krate, inner)) = path.split_once("/src/") else { return Vec::new() };
     let parts: Vec<String> = std::iter::once(krate).chain(inner.split('/')).map(str::to_owned).collect();
     (2..parts.len()).map(|len| parts[..len].to_vec()).collect()
 }
 
-/// The paths into the crate that code mentions, in `use` or in full.
+/// The paths into the crate in `use` items and in other code.
 struct Mentions {
     module: Vec<String>,
     found: Vec<Vec<String>>,
@@ -104,8 +104,8 @@ impl<'a> Visit<'a> for Mentions {
     }
 }
 
-/// One finding for each import that leads back to where it came from.
-fn circles(imports: &Imports) -> Vec<String> {
+/// Returns a finding for each import that is part of a cycle.
+fn cycles(imports: &Imports) -> Vec<String> {
     let reaches = |from: &str, to: &str| {
         let (mut seen, mut next) = (BTreeSet::new(), vec![from.to_owned()]);
         while let Some(folder) = next.pop() {
@@ -117,7 +117,7 @@ fn circles(imports: &Imports) -> Vec<String> {
     };
     let back = imports.iter().filter(|((from, to), _)| reaches(to, from));
     back.map(|((from, to), path)| {
-        format!("{path}: {from} imports {to}, which imports {from} back: move what both need below both")
+        format!("{path}: {from} imports {to}, which imports {from} back: move the shared code below both")
     })
     .collect()
 }
