@@ -130,7 +130,7 @@ impl QueuePair {
         self.requester.round_trip_ns()
     }
 
-    /// Packets that may be in flight: the smaller of the peer's grant and the congestion window.
+    /// Packets that may be in flight, by the peer's grant, by what the path holds, and by the congestion window.
     pub fn window_packets(&self) -> u32 {
         self.requester.window(&self.config)
     }

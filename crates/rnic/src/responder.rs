@@ -279,7 +279,7 @@ impl Responder {
         let StepContext { now_ns, config, .. } = *at;
         if returns_data(packet) {
             self.unacknowledged = 0;
-            self.ack_at_ns = None;
+            (self.ack_at_ns, self.ack_may_wait) = (None, false);
             return;
         }
         self.unacknowledged += 1;
@@ -640,7 +640,7 @@ impl Responder {
 
     fn clear_ack(&mut self) {
         self.has_duplicate = false;
-        self.ack_at_ns = None;
+        (self.ack_at_ns, self.ack_may_wait) = (None, false);
         self.unacknowledged = 0;
     }
 

@@ -130,8 +130,9 @@ impl Node {
     }
 
     /// Joins as [`Node::client`] does, for a process that observes nodes ([`Session::status`]). It also joins if the
-    /// first node is unreachable, which takes three tenths of a lease if it is silent. Then [`Node::membership_source`] is the node
-    /// that lists the members, and regions have no names, unless these are in etcd.
+    /// first node is unreachable, which takes three tenths of a lease if it is silent. Then
+    /// [`Node::membership_source`] is the node that lists the members, and regions have no names, unless these are in
+    /// etcd.
     pub fn observer(config: Config) -> Result<Node, JoinError> {
         let first = FirstNode::Optional(observer_timeout(config.lease));
         Node::join(config, first, Role::Client, networks::open)

@@ -594,7 +594,10 @@ impl fmt::Display for PathExplained {
         let windows: Vec<String> = window_packets.iter().map(u32::to_string).collect();
         writeln!(f, "packets go from {} to {}", self.from, self.to)?;
         let windows = windows.join(" and ");
-        writeln!(f, "path MTU: {mtu_bytes} bytes; window: {windows} packets, by {congestion}; {repairs}")?;
+        writeln!(
+            f,
+            "path MTU: {mtu_bytes} bytes; window: {windows} packets (congestion control: {congestion}); {repairs}"
+        )?;
         writeln!(
             f,
             "packets: {sent} sent, {repeated} of them again ({percent:.2} %) after {timeouts} timeouts; \

@@ -332,8 +332,8 @@ impl Control {
         })
     }
 
-    /// Gives a dialled host that has answered, and may be distant, until `lease_ns` after the dial. Returns false if it has
-    /// had that time, or has not answered.
+    /// Gives a dialled host that has answered, and may be distant, until `lease_ns` after the dial. Returns false if it
+    /// has had that time, or has not answered.
     pub(super) fn extend(&mut self, token: u64, lease_ns: u64) -> bool {
         let Some(Link { line, handshake: Handshake::Dialled { attempt, deadline_ns, .. }, .. }) =
             self.links.get_mut(&token)

@@ -181,6 +181,12 @@ fn acknowledgements_that_no_thread_awaits_are_held_back() {
         pair.run();
         assert_eq!(pair.a().completions(), [(7, Status::Success)]);
         assert_eq!(pair.log, ["a WriteOnly 0", "b Acknowledge 0"], "acknowledged once");
+        // The delayed acknowledgement of a message is not held back.
+        pair.b().qp.hold_acks(true);
+        let operation = Operation::Send { bytes: b"told".to_vec(), imm: None };
+        pair.a().qp.post(Request { id: 8, operation, signalled: false, solicited: true }).expect("posted");
+        pair.run();
+        assert_eq!((pair.log.len(), pair.a().qp.counters().timeouts), (4, 0), "{:?}", pair.log);
     }
 }
 

@@ -63,11 +63,16 @@ impl Core {
     /// Sends the acknowledgements that the last poll held back, unless they have left with other packets.
     fn send_held_acks(&self, batch: &mut Batch, now_ns: u64) {
         for (connection, index) in batch.held_acks.drain(..) {
+            let mut outcome = Outcome::default();
             let mut lane = connection.lane(index);
             if lane.holds_ack(now_ns) {
-                let mut outcome = Outcome::default();
                 self.move_on(&connection, &mut lane, now_ns, false, &mut outcome);
             }
+            drop(lane);
+            if outcome.rings {
+                self.bell.note_arrival();
+            }
+            self.end_if_over(&connection, outcome.is_broken);
         }
     }
 
