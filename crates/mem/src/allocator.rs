@@ -2,7 +2,8 @@
 //!
 //! The allocator works on offsets only and never touches memory, so its state can be private although other processes
 //! write to the segments. Objects of up to 4 KiB come from slabs of equal objects, larger ones from free extents
-//! ordered by size and by address. The time for either does not depend on the size. It is not thread-safe: lock it.
+//! ordered by size and by address. The time for either does not depend on the size. The allocator is not thread-safe:
+//! callers lock it.
 
 mod extents;
 mod slab;
@@ -23,14 +24,14 @@ pub struct Extent {
     pub len: u64,
 }
 
-/// The freed extent is not allocated; the allocator is unchanged.
+/// The extent to free is not allocated; the allocator is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "cannot free {} bytes at offset {} of segment {}: no such extent is allocated",
     .extent.len, .extent.offset, .extent.segment
 )]
 pub struct BadFree {
-    /// The extent that was to be freed.
+    /// The extent to free.
     pub extent: Extent,
 }
 
@@ -99,7 +100,7 @@ impl Allocator {
 
     /// Allocates `len` contiguous bytes. Returns `None` if no free extent is large enough, or if `len` is zero.
     pub fn allocate(&mut self, len: u64) -> Option<Extent> {
-        // If no slab fits any more, there may still be room for a single small object.
+        // If no slab fits, a single small object may still fit.
         self.allocate_small(len).or_else(|| self.allocate_extent(len))
     }
 
@@ -182,7 +183,7 @@ impl Allocator {
     }
 
     /// Returns the bytes that are not allocated. Bytes lost to rounding count as allocated. The free bytes may be in
-    /// several pieces, and not all of them can serve every size.
+    /// several pieces, and not every piece can serve every size.
     pub fn bytes_free(&self) -> u64 {
         self.bytes_free
     }

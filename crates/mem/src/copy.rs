@@ -1,13 +1,13 @@
 //! Copies between memory ranges that other processes may write at the same time.
 //!
 //! Plain Rust copies of such memory would be data races. On x86_64 these copies use assembly, which the compiler treats
-//! as an external actor; on other machines they use volatile accesses. They check no bounds and order nothing: callers
-//! check bounds, and publish through atomics.
+//! as an external actor; on other machines they use volatile accesses. They neither check bounds nor order accesses:
+//! callers check bounds, and publish through atomics.
 //!
 //! Guarantees of every copy and fill:
 //! - 1, 2, 4 or 8 bytes whose two addresses are multiples of their length are one load and one store;
-//! - each byte of the target is stored exactly once. (The usual trick of ending with a vector that overlaps the
-//!   previous one stores some bytes twice, which would overwrite the answer of a peer that saw the first store.)
+//! - each byte of the target is stored exactly once. (A last vector that overlaps the previous one, as memcpy uses it,
+//!   would store some bytes twice and overwrite the answer of a peer that saw the first store.)
 
 #[cfg(any(test, miri, not(target_arch = "x86_64")))]
 mod portable;

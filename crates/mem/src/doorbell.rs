@@ -1,11 +1,11 @@
 //! A doorbell in shared memory: wakes a process that sleeps until something arrives.
 //!
-//! A ring says that something may have arrived, not what; the woken thread polls its rings to find out. A doorbell is
-//! not a lock, and spurious rings are allowed.
+//! A doorbell carries no data: the woken thread polls its rings for arrivals. A doorbell is not a lock, and spurious
+//! wake-ups are allowed.
 //!
 //! ```text
 //!   offset 0      4      8
-//!          | seq  | armed |       seq: changes with every ring, the futex; written by ringers
+//!          | seq  | armed |       seq: changes with every wake-up; the futex; written by ringers
 //!                                 armed: the sleeper to wake, and how; written by the sleepers
 //!
 //!   armed   0 no sleeper
@@ -22,14 +22,13 @@
 //! ```
 //!
 //! Two threads may sleep on one doorbell: a caller that waits for a completion, and the progress thread, which handles
-//! arrivals while no caller sleeps. A ring must wake the right one at once, and only that one. So each sleeps on the
-//! futex under its own bit of the mask, or on its own descriptor; a store to `armed` selects which one is woken.
+//! arrivals while no caller sleeps. The doorbell must wake the right one at once, and only that one. So each sleeps on
+//! the futex under its own bit of the mask, or on its own descriptor; a store to `armed` selects the one to wake.
 //!
 //! Both fences are sequentially consistent, so either the ringer sees `armed`, or the sleeper's poll sees the message;
-//! after a ring between `seq()` and `wait()`, `wait` returns at once. A hostile process that maps the doorbell can
-//! suppress or multiply rings and nothing else, so sleepers that must not miss one pass a timeout. The same holds for
-//! the descriptor, whose kind its receiver has to check. Only a ringer that finds it full reads it; the sleeper watches
-//! for edges.
+//! after a ring between `seq()` and `wait()`, `wait` returns at once. A hostile process that maps the doorbell can only
+//! suppress or add wake-ups, so sleepers that must not miss one pass a timeout. The same holds for the descriptor; its
+//! receiver must check its kind. A ringer reads the descriptor only if it is full; the sleeper watches for edges.
 
 mod memory;
 
@@ -93,7 +92,7 @@ const ALL: NonZeroU32 = NonZeroU32::MAX;
 /// doorbell.arm(Some(Sleeper::Caller));
 /// let seen = doorbell.seq();
 /// doorbell.ring();
-/// doorbell.wait(Sleeper::Caller, seen, None); // returns at once: it has rung
+/// doorbell.wait(Sleeper::Caller, seen, None); // returns at once: the doorbell has rung
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Debug)]
@@ -137,7 +136,7 @@ impl Doorbell {
 
     /// Wakes all sleepers, armed or not.
     pub fn wake(&self) {
-        // The number changes first, so that a woken thread, and one that finds no edge any more, sees the ring.
+        // The number changes first, so both a woken thread and a thread whose edge another one took see the change.
         self.memory.advance();
         match &self.bells {
             Some(bells) => bells.iter().for_each(Bell::ring),
@@ -158,8 +157,8 @@ impl Doorbell {
         }
     }
 
-    /// Selects the kind of sleeper that rings wake; `None` wakes no thread. After arming, poll once more before
-    /// waiting.
+    /// Selects the kind of sleeper that [`Doorbell::ring`] wakes; `None` wakes no thread. After arming, poll once more
+    /// before waiting.
     pub fn arm(&self, sleeper: Option<Sleeper>) {
         self.memory.set_armed(match (sleeper, &self.bells) {
             (None, _) => UNARMED,
@@ -174,7 +173,7 @@ impl Doorbell {
         }
     }
 
-    /// Returns a number that changes with every ring that wakes.
+    /// Returns a number that changes with every wake-up.
     pub fn seq(&self) -> u32 {
         self.memory.seq()
     }
@@ -231,7 +230,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_a_wake_reaches_a_sleeper_that_is_about_to_sleep() {
+    fn loom_a_wake_reaches_a_thread_about_to_sleep() {
         loom::model(|| {
             let doorbell = doorbell();
             let seen = doorbell.seq();
@@ -275,7 +274,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn loom_whose_edge_another_took_sees_that_it_has_rung() {
+    fn loom_a_sleeper_whose_edge_was_taken_sees_the_ring() {
         loom::model(|| {
             let doorbell = doorbell_with_descriptors();
             let seen = doorbell.seq();

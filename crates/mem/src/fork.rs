@@ -1,15 +1,15 @@
 //! Detects that a process is a fork of the one that created a value.
 //!
-//! A forked child has copies of its parent's values, the parent's descriptors, none of its threads, and, since segments
-//! are not inherited, none of its shared memory. So it must not use such values. A child that executes another program
-//! is no concern: nothing is left of them.
+//! A forked child has copies of its parent's values and descriptors, but none of its threads and, since segments are
+//! not inherited, none of its shared memory. So it must not use such values. A child that executes another program
+//! loses them all.
 
 use std::sync::Once;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Number of forks from the first process that created a [`Process`] to this one. Only the child that a fork creates
-/// changes it, before any of its code runs, so it orders nothing.
+/// Number of forks from the first process that created a [`Process`] to this one. A forked child increments it before
+/// any of its code runs, so the load needs no ordering.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// The process that created a value.
@@ -28,7 +28,8 @@ impl Process {
         Process(FORKS.load(Relaxed))
     }
 
-    /// Returns true if this process is the same, false if it is a fork of it. Costs a load of a word that never changes.
+    /// Returns true if this process created the value, false if it is a fork of that process. Costs one load of a word
+    /// that never changes.
     #[inline]
     pub fn is_current(self) -> bool {
         FORKS.load(Relaxed) == self.0
@@ -42,13 +43,13 @@ extern "C" fn count_fork() {
 type Handler = extern "C" fn();
 
 unsafe extern "C" {
-    /// Of the C library, which the standard library links.
+    /// From the C library, which the standard library links.
     fn pthread_atfork(prepare: Option<Handler>, parent: Option<Handler>, child: Option<Handler>) -> i32;
     fn fork() -> i32;
     fn _exit(status: i32) -> !;
 }
 
-/// Runs `child` in a fork of this process, and returns the fork's exit status; `None` if a signal ended it. For tests.
+/// Runs `child` in a fork of this process, and returns the fork's exit status; `None` if a signal killed it. For tests.
 ///
 /// The fork has only the calling thread. `child` must take no lock that another thread may hold, so it must not print.
 pub fn run_in_fork(child: impl FnOnce() -> u8) -> std::io::Result<Option<i32>> {

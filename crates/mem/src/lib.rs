@@ -1,8 +1,8 @@
 //! Memory that other processes may write.
 //!
 //! A [`Segment`] is mapped by several processes at once; a [`Window`] is a bounds-checked view of a part of one. Other
-//! processes may write to this memory at any time, so it is never lent as `&[u8]`: it is copied, or accessed through
-//! atomics. This crate knows no network, names or permissions.
+//! processes may write to this memory at any time, so no method lends it as `&[u8]`: callers copy it or use atomics.
+//! This crate knows no network, names or permissions.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Pins: local threads publish that they use shared objects, and reclaim waits for them.
+//! Pins: threads of this process publish their use of shared objects, and reclaim waits for them.
 //!
 //! A reader holds a [`Pin`] while it uses an object that it looked up. A writer first makes the object unreachable,
 //! then starts a [`GracePeriod`], and frees the object when the grace period is over: by then every thread that was
@@ -12,8 +12,8 @@
 //! slot := 0                   over when no slot holds an older epoch
 //! ```
 //!
-//! A pin costs about 2 ns because its fence is for the compiler only: the writer's side makes every running thread of
-//! the process execute a real fence (membarrier). Pins do not cover other processes.
+//! A pin costs about 2 ns because its fence only constrains the compiler: the writer makes every running thread of the
+//! process execute a real fence (membarrier). Pins do not cover other processes.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -26,7 +26,7 @@ use rustix::thread::{MembarrierCommand, membarrier, membarrier_query};
 
 use crate::sync::{AtomicU64, Mutex, fence, lock, thread_locals};
 
-/// The pins of one family of objects; each node has one.
+/// The pins of one family of objects; each node has its own.
 ///
 /// ```
 /// # use halite_mem::Pins;
@@ -48,7 +48,7 @@ pub struct Pins {
     registry: Arc<Registry>,
 }
 
-/// Marks its thread as a user of objects until dropped. It cannot move to another thread.
+/// Marks its thread as a user of objects until it is dropped. A pin cannot move to another thread.
 #[derive(Debug)]
 pub struct Pin<'a> {
     pins: &'a Pins,
@@ -81,7 +81,7 @@ impl Pins {
     }
 
     fn with_asymmetry(asymmetric: bool) -> Pins {
-        // The counter orders nothing, so it need not be one of loom's atomics.
+        // The counter needs no ordering, so it need not be one of loom's atomics.
         static NEXT_ID: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let id = NEXT_ID.fetch_add(1, Relaxed);
         Pins { id, epoch: AtomicU64::new(1), asymmetric, registry: Arc::default() }
@@ -95,15 +95,15 @@ impl Pins {
         if id != self.id {
             return self.pin_slow();
         }
-        // SAFETY: the id says that the slot is one of our registry, which keeps its slots as long as we live;
-        // it is this thread's until the thread's destructors clear LAST.
+        // SAFETY: the id shows that the slot belongs to our registry, which keeps its slots as long as `self` lives;
+        // the thread owns the slot until its destructors clear LAST.
         self.pin_with(unsafe { &*slot })
     }
 
     /// Starts a grace period for all threads that are pinned now. Never blocks; takes a few microseconds.
     pub fn start_grace_period(&self) -> GracePeriod {
-        // Release: the caller's unlinking before this is visible to threads that pin with the new epoch (pairs with the
-        // Acquire in publish()). SeqCst only to be no weaker than epoch_now().
+        // Release: threads that pin with the new epoch see what the caller unlinked before (pairs with the Acquire in
+        // publish()). SeqCst only to be no weaker than epoch_now().
         let epoch = self.epoch.fetch_add(1, SeqCst) + 1;
         let fenced = AtomicBool::new(self.fence_heavy());
         GracePeriod { pins_id: self.id, epoch, fenced }
@@ -121,7 +121,7 @@ impl Pins {
         sums
     }
 
-    /// Returns the current epoch. A grace period with a higher epoch was started after this call, by whichever thread.
+    /// Returns the current epoch. Any grace period with a higher epoch starts after this call.
     pub(crate) fn epoch_now(&self) -> u64 {
         // A read-modify-write, since a plain load might miss a grace period that another thread has just started.
         self.epoch.fetch_add(0, SeqCst)
@@ -156,7 +156,7 @@ impl Pins {
     /// Fences all running threads; pairs with the light fence in publish(). Returns false if the kernel refused.
     fn fence_heavy(&self) -> bool {
         fence(SeqCst);
-        // The kernel may run out of memory here; the grace period then tries again before it ends.
+        // The kernel may lack memory; the grace period then retries before it ends.
         !self.asymmetric || membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     }
 
@@ -168,14 +168,14 @@ impl Pins {
             return self.pin_while_exiting();
         };
         LAST.with(|last| last[place_of(self.id)].set((self.id, slot)));
-        // SAFETY: the slot is one of our registry, which keeps it as long as we live.
+        // SAFETY: the slot is one of our registry, which keeps it as long as `self` lives.
         self.pin_with(unsafe { &*slot })
     }
 
-    /// Pins with a slot of its own, because the destructors of this thread's locals have run already.
+    /// Pins with a temporary slot, because this thread's locals are destroyed already.
     fn pin_while_exiting(&self) -> Pin<'_> {
         let slot = Arc::as_ptr(&self.registry.acquire());
-        // SAFETY: the slot is one of our registry, which keeps it as long as we live.
+        // SAFETY: the slot is one of our registry, which keeps it as long as `self` lives.
         let slot = unsafe { &*slot };
         slot.depth.store(ONE_PIN_ONLY + 1, Relaxed);
         self.publish(slot);
@@ -224,13 +224,13 @@ impl Drop for Pin<'_> {
 impl GracePeriod {
     /// Returns true if all threads that were pinned at the start have unpinned at least once. Never blocks.
     ///
-    /// `pins` must be the set that started this grace period. It may also wait for a thread that was about to pin at
-    /// the start.
+    /// `pins` must be the set that started this grace period. The grace period may also wait for a thread that was
+    /// about to pin at the start.
     pub fn is_over(&self, pins: &Pins) -> bool {
         self.elapsed(pins).is_some()
     }
 
-    /// As [`GracePeriod::is_over`], but returns the proof that [`crate::Slots`] requires; `None` if it is not over.
+    /// As [`GracePeriod::is_over`], but returns the proof that [`crate::Slots`] requires, or `None`.
     pub fn elapsed(&self, pins: &Pins) -> Option<Elapsed> {
         assert_eq!(self.pins_id, pins.id, "a grace period was shown to other pins than its own");
         if !self.fenced.load(Acquire) {
@@ -241,12 +241,12 @@ impl GracePeriod {
             self.fenced.store(true, Release);
         }
         let slots = lock(&pins.registry.slots);
-        let is_waited_for = |slot: &Arc<ThreadSlot>| {
+        let is_pinned_before = |slot: &Arc<ThreadSlot>| {
             // Pairs with the Release of the unpinning thread, or of its next publish().
             let pinned_at = slot.epoch.load(Acquire);
             pinned_at != 0 && pinned_at < self.epoch
         };
-        if slots.all.iter().any(is_waited_for) {
+        if slots.all.iter().any(is_pinned_before) {
             return None;
         }
         Some(Elapsed { pins_id: self.pins_id, epoch: self.epoch })
@@ -254,7 +254,7 @@ impl GracePeriod {
 }
 
 impl Elapsed {
-    /// Returns true if the grace period was one of `pins`, started after [`Pins::epoch_now`] had returned `epoch`.
+    /// Returns true if `pins` started the grace period after [`Pins::epoch_now`] had returned `epoch`.
     pub(crate) fn began_after(&self, pins: &Pins, epoch: u64) -> bool {
         self.pins_id == pins.id && self.epoch > epoch
     }
@@ -267,15 +267,15 @@ pub const COUNTS: usize = 30;
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct ThreadSlot {
-    /// The epoch read by the outermost pin; 0 while there is none.
+    /// The epoch that the outermost pin read; 0 without a pin.
     epoch: AtomicU64,
     /// Number of pins that the owning thread holds, or [`ONE_PIN_ONLY`] plus that number.
     depth: AtomicU64,
-    /// Written by the owning thread only. They order nothing, so they need not be loom's atomics.
+    /// Only the owning thread writes them. They need no ordering, so they need not be loom's atomics.
     counts: [std::sync::atomic::AtomicU64; COUNTS],
 }
 
-/// Flag of a slot that returns to the registry with its pin, not at the end of its thread.
+/// Flag of a slot that returns to the registry when its pin is dropped, not when its thread ends.
 const ONE_PIN_ONLY: u64 = 1 << 63;
 
 /// All slots of one `Pins`, and those without a thread.
@@ -328,7 +328,7 @@ impl Thread {
 
 impl Drop for Thread {
     fn drop(&mut self) {
-        // Later destructors of this thread must not use the slot, which may have another owner by then. (LAST has no
+        // Later destructors of this thread must not use the slot, which another thread may own by then. (LAST has no
         // destructor and always exists; only loom may have destroyed it already.)
         let _ = LAST.try_with(|last| last.iter().for_each(|last| last.set((0, null()))));
         for (_, registry, slot) in self.slots.drain(..) {
@@ -350,8 +350,8 @@ fn place_of(id: u64) -> usize {
 }
 
 thread_locals! {
-    /// The ids of the `Pins` that this thread used last, and its slots there. Even and odd ids have separate places, so
-    /// that a thread that works with two nodes finds both.
+    /// The ids of the `Pins` that this thread used last, with its slots. Even and odd ids have separate places, so a
+    /// thread of two nodes finds both.
     static LAST: [Cell<(u64, *const ThreadSlot)>; LAST_PLACES] = const { [const { Cell::new((0, null())) }; LAST_PLACES] };
     static THREAD: RefCell<Thread> = const { RefCell::new(Thread { slots: Vec::new() }) };
 }
@@ -379,14 +379,14 @@ mod loom_tests {
 
     use super::*;
 
-    /// An object that can be unlinked and then destroyed. loom reports a use that races with the destruction.
+    /// An object to unlink and then destroy. loom reports a use that races with the destruction.
     struct World {
         pins: Pins,
         is_linked: AtomicU64,
         object: UnsafeCell<u64>,
     }
 
-    // SAFETY: the very claim that the model checks.
+    // SAFETY: the model checks this claim.
     unsafe impl Sync for World {}
 
     fn read(world: &World) {
@@ -425,12 +425,12 @@ mod loom_tests {
     }
 
     #[test]
-    fn no_reader_meets_a_destroyed_object() {
+    fn no_reader_sees_a_destroyed_object() {
         check(1);
     }
 
     #[test]
-    fn a_reader_that_pins_again_is_not_mistaken_for_a_new_one() {
+    fn no_second_pin_sees_a_destroyed_object() {
         check(2);
     }
 }

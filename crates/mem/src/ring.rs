@@ -1,14 +1,14 @@
 //! A ring of byte messages in shared memory, from one process to another.
 //!
-//! It has one producer and one consumer, each in a process that may die, or corrupt the ring, at any moment. It is not
-//! a queue between threads, does not block (see [`crate::doorbell`]) and does not interpret the messages.
+//! A ring has one producer and one consumer, each in a process that may die or corrupt the ring at any moment. A ring
+//! is not a queue between threads, does not block (see [`crate::doorbell`]) and does not interpret the messages.
 //!
 //! ```text
 //!   offset 0      64        128                                        128 + capacity
 //!          | head | waiting | line | line | line | line | ............ |
 //!            |      |
-//!            |      whether the producer waits for room; written by the producer only
-//!            bytes that may be overwritten; written by the consumer only, now and then
+//!            |      nonzero while the producer waits for room; written by the producer only
+//!            bytes that the producer may overwrite; written by the consumer only
 //!
 //!   record, at the beginning of a line of 64 bytes:
 //!          | header u64: imm, len, kind, lap | payload of len bytes, which may wrap | padding to 64 |
@@ -18,22 +18,22 @@
 //! the line where the next record begins, and the producer publishes by one store of its header. A producer killed
 //! before that store has published nothing; one killed after it has published the whole message.
 //!
-//! A header counts only if it carries the lap of its position. The place may otherwise hold the header of the previous
-//! lap, or zero: fresh memory is zero, and before the consumer moves the head it clears the first word of every line of
-//! a record but the first, since payload there may look like a header of any lap. (A record of one line needs no
+//! A header is valid only if it carries the lap of its position. Otherwise the place holds the header of the previous
+//! lap, or zero. Fresh memory is zero. Before the consumer moves the head, it clears the first word of every line of a
+//! record but the first, since payload there may look like a header of any lap. (A record of one line needs no
 //! clearing, which would cost both sides a cache miss.)
 //!
 //! Positions count bytes since the start and never wrap in practice (2^64 bytes). The capacity is a power of two, so a
 //! header never wraps. The head moves by an eighth of the ring at a time, because each move costs both sides a cache
-//! miss; so at least 7/8 are free when everything has been consumed, and a message that takes half of the ring always
-//! fits in the end.
+//! miss. So at least 7/8 of the ring are free once the consumer has consumed everything, and a message of half the ring
+//! always fits eventually.
 //!
-//! A producer without room requests it, checks once more and may then sleep. The consumer checks for a request after it
-//! has moved the head. A sequentially consistent fence in between, on both sides, makes one of them see the other's
-//! write: either the producer finds the room, or the consumer knows that it must wake the producer.
+//! A producer without room sets a request, checks once more and may then sleep. The consumer moves the head, then
+//! checks for a request. A sequentially consistent fence between the two steps, on both sides, makes one side see the
+//! other's write: either the producer finds the room, or the consumer wakes the producer.
 //!
-//! Each side keeps its own position privately and trusts only that. It copies what the other side wrote once and then
-//! checks the copy, so the worst that a hostile side can do is to have its messages refused.
+//! Each side keeps its own position privately and trusts only that. It copies each word of the other side once and then
+//! checks the copy, so a hostile side can only get its own messages refused.
 
 mod header;
 mod memory;
@@ -89,7 +89,7 @@ pub enum PushError {
         /// Payload length, in bytes.
         len: u64,
     },
-    /// The message is longer than this ring can ever carry.
+    /// The message exceeds the longest payload of this ring.
     #[error("cannot push {len} bytes: the ring carries at most {max}")]
     TooLong {
         /// Payload length, in bytes.
@@ -97,12 +97,12 @@ pub enum PushError {
         /// Longest payload of this ring, in bytes.
         max: u64,
     },
-    /// The consumer reports a position beyond what was published. Drop the connection.
+    /// The consumer reports a position that was not published. Drop the connection.
     #[error("cannot push: the consumer corrupted the ring")]
     Corrupt,
 }
 
-/// The producer published an invalid record. Drop the connection: the ring stays corrupt.
+/// The producer published an invalid record. Drop the connection: the ring remains corrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cannot pop: the producer corrupted the ring")]
 pub struct Corrupt;
@@ -128,9 +128,9 @@ pub struct Producer {
     memory: Memory,
     /// Number of bytes published so far.
     tail: u64,
-    /// Position of the consumer when it was last read; most pushes need not read it again.
+    /// The last position read from the consumer; most pushes need not read it again.
     head_seen: u64,
-    /// True if a request for room stands.
+    /// True while a request for room is set.
     waiting: bool,
 }
 
@@ -140,12 +140,12 @@ pub struct Consumer {
     memory: Memory,
     /// Number of bytes consumed so far.
     head: u64,
-    /// Part of `head` that has been published to the producer.
-    head_told: u64,
-    /// Lines from `head_told` to `head` that hold payload where a header may come. They are cleared together, because
-    /// the producer has them in its cache and clearing each at once would delay replies.
-    unclear: Vec<Range<u64>>,
-    /// True if room was freed for a producer that waits for it.
+    /// The `head` last published to the producer.
+    head_published: u64,
+    /// Lines from `head_published` to `head` with payload where a later header may begin. The consumer clears them
+    /// together: they are in the producer's cache, and a cache miss for each would delay replies.
+    lines_to_clear: Vec<Range<u64>>,
+    /// True if the consumer has freed room that the producer requested.
     made_room: bool,
     corrupt: bool,
 }
@@ -167,8 +167,8 @@ impl Producer {
         Producer { memory, tail: 0, head_seen: 0, waiting: false }
     }
 
-    /// Returns true if a payload of `len` bytes fits now. Otherwise requests room from the consumer; the request stands
-    /// until a later call finds room.
+    /// Returns true if a payload of `len` bytes fits now. Otherwise requests room from the consumer, until a later call
+    /// finds room.
     pub fn has_or_asks_for_room(&mut self, len: u64) -> Result<bool, PushError> {
         if self.has_room(len)? {
             if std::mem::take(&mut self.waiting) {
@@ -181,12 +181,12 @@ impl Producer {
         }
         self.waiting = true;
         self.memory.set_waiting(true);
-        // Pairs with the fence in tell_head(): either the consumer sees the request, or the next check sees the head.
+        // Pairs with the fence in publish_head(): either the consumer sees the request, or this check sees the head.
         Memory::fence();
         self.has_room(len)
     }
 
-    /// Returns true while the consumer is asked to report when it has freed room.
+    /// Returns true while a request for room is set.
     pub fn asks_for_room(&self) -> bool {
         self.waiting
     }
@@ -238,7 +238,8 @@ impl Producer {
 
     #[cold]
     fn look_for_room(&mut self, len: u64) -> Result<(), PushError> {
-        // Pairs with the Release in the consumer's store_head(): it has copied the bytes that are overwritten next.
+        // Pairs with the Release in the consumer's store_head(): the consumer has copied the bytes that the next push
+        // overwrites.
         let head = self.memory.load_head();
         if head < self.head_seen || head > self.tail {
             return Err(PushError::Corrupt);
@@ -259,10 +260,17 @@ impl Consumer {
     }
 
     fn over(memory: Memory) -> Consumer {
-        Consumer { memory, head: 0, head_told: 0, unclear: Vec::new(), made_room: false, corrupt: false }
+        Consumer {
+            memory,
+            head: 0,
+            head_published: 0,
+            lines_to_clear: Vec::new(),
+            made_room: false,
+            corrupt: false,
+        }
     }
 
-    /// Returns the largest number of messages that can wait at one time.
+    /// Returns the maximum number of messages that can wait.
     pub fn messages_max(&self) -> u64 {
         self.memory.capacity() / LINE_BYTES
     }
@@ -284,7 +292,7 @@ impl Consumer {
         Some(Ok(Message { consumer: self, header }))
     }
 
-    /// Returns true if `word`, found where no record of this lap begins, cannot be there under the protocol.
+    /// Returns true if `word` is neither zero nor a header of the previous lap, which the protocol rules out.
     fn is_corrupt(&mut self, word: u64) -> bool {
         let capacity = self.memory.capacity();
         let left_over = |head: u64| Lap::of(head, capacity).is_of(word);
@@ -298,29 +306,31 @@ impl Consumer {
         let second_line = self.head + LINE_BYTES;
         self.head += record_bytes(len);
         if second_line < self.head {
-            self.unclear.push(second_line..self.head);
+            self.lines_to_clear.push(second_line..self.head);
         }
-        if self.head - self.head_told >= self.memory.capacity() / 8 {
-            self.tell_head();
+        if self.head - self.head_published >= self.memory.capacity() / 8 {
+            self.publish_head();
         }
     }
 
     #[cold]
-    fn tell_head(&mut self) {
-        for lines in self.unclear.drain(..) {
+    fn publish_head(&mut self) {
+        for lines in self.lines_to_clear.drain(..) {
             for line in lines.step_by(LINE_BYTES as usize) {
                 self.memory.clear_header(line);
             }
         }
-        // Pairs with the Acquire in the producer's load_head(): it may overwrite what was copied and cleared.
+        // Pairs with the Acquire in the producer's load_head(): the producer may overwrite the copied and cleared
+        // lines.
         self.memory.store_head(self.head);
-        self.head_told = self.head;
+        self.head_published = self.head;
         // Pairs with the fence in has_or_asks_for_room().
         Memory::fence();
         self.made_room |= self.memory.is_waiting();
     }
 
-    /// Returns true if, since the last call, room was freed for a producer that requested it and may sleep.
+    /// Returns true if the consumer has freed room, since the last call, for a producer that requested it and may
+    /// sleep.
     #[inline]
     pub fn take_made_room(&mut self) -> bool {
         std::mem::take(&mut self.made_room)

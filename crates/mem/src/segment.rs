@@ -52,7 +52,7 @@ pub enum PagePolicy {
     Normal,
 }
 
-/// The reason why a peer's descriptor was refused as a segment.
+/// The reason for refusing a peer's descriptor as a segment.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// It is not a memfd, so its size is not guaranteed.
@@ -91,7 +91,7 @@ impl Segment {
     /// (`ulimit -f`).
     pub fn create(name: &str, len: u64, pages: PagePolicy) -> io::Result<Arc<Segment>> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        // The limit is checked here, because the system would not return an error but end the process by a signal.
+        // Beyond the limit, the system would kill the process by a signal instead of returning an error.
         if getrlimit(Resource::Fsize).current.is_some_and(|most| len > most) {
             return Err(Errno::FBIG.into());
         }
@@ -113,7 +113,7 @@ impl Segment {
     /// The descriptor is untrusted. Its owner can still write to the memory at any time.
     pub fn open(fd: impl AsFd, len: u64) -> Result<Arc<Segment>, OpenError> {
         let fd = fd.as_fd();
-        // Only memfds answer this question with more than F_SEAL_SEAL.
+        // Only memfds report more than F_SEAL_SEAL.
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(|_| OpenError::NotMemfd)?;
         if !seals.contains(SealFlags::SHRINK) {
             return Err(OpenError::CanShrink);
@@ -121,7 +121,7 @@ impl Segment {
         if rustix::fs::fstatfs(fd)?.f_type as u64 == HUGETLBFS_MAGIC {
             return Err(OpenError::HugeTlb);
         }
-        // Read after the seals: from then on the size can only grow.
+        // Read after the seals, since a sealed size can only grow.
         let actual = rustix::fs::fstat(fd)?.st_size as u64;
         if actual < len || len == 0 {
             return Err(OpenError::TooShort { actual, wanted: len });
@@ -160,7 +160,7 @@ impl Segment {
 
     /// Makes `len` bytes from `offset` read as zero, and returns the whole pages among them to the system.
     ///
-    /// Concurrent writers of the same bytes race with it: afterwards each page holds zeros, or what was written later.
+    /// Concurrent writers of the same bytes race with this call: afterwards each page holds zeros or later writes.
     /// Every process that maps the segment sees the zeros.
     pub fn discard(self: &Arc<Segment>, offset: u64, len: u64) -> Result<(), DiscardError> {
         let window = self.window(offset, len);
@@ -168,7 +168,7 @@ impl Segment {
         let page_bytes = rustix::param::page_size() as u64;
         let whole_pages_end = (offset + len) / page_bytes;
         if offset.div_ceil(page_bytes) >= whole_pages_end {
-            // The range contains no whole page, so plain stores are cheaper than a system call.
+            // Without a whole page, plain stores are cheaper than a system call.
             window.fill(0, len, 0)?;
             return Ok(());
         }
@@ -185,7 +185,7 @@ impl Segment {
     /// Allocates the pages of `len` bytes from `offset` now and charges them to this process, without changing their
     /// content. Pages that are not populated are charged to the process that accesses them first.
     ///
-    /// May race with any use of the same bytes. If it fails, some of the pages have been allocated.
+    /// May race with any use of the same bytes. After a failure, some of the pages may be allocated.
     pub fn populate(self: &Arc<Segment>, offset: u64, len: u64) -> io::Result<()> {
         let (begin, len) = self.pages_around(offset, len)?;
         if len == 0 {
@@ -213,7 +213,7 @@ impl Segment {
         // SAFETY: `begin` lies within the mapping, whose last page is mapped whole.
         let base = unsafe { self.base.add(begin as usize) };
         loop {
-            // SAFETY: the pages are of our own mapping, and what they hold does not change.
+            // SAFETY: the pages belong to our own mapping, and their content does not change.
             match unsafe {
                 rustix::mm::madvise(base.as_ptr().cast(), len as usize, Advice::LinuxPopulateWrite)
             } {
@@ -231,7 +231,7 @@ impl Segment {
         let window = self.window(begin, len).expect("whole pages of the segment");
         let page_bytes = rustix::param::page_size() as u64;
         for offset in (0..len).step_by(page_bytes as usize) {
-            // A last page of less than a word is left to its first user.
+            // The first user allocates a last page of less than a word.
             let _ = window.fetch_add_u64(offset, 0);
         }
         Ok(())
@@ -246,8 +246,8 @@ impl Segment {
         }
         let access = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: it replaces a mapping of our own whole and at once, by one of the same length and access; its
-        // users, by windows, expect its bytes to change at any time.
+        // SAFETY: this atomically replaces a whole mapping of ours by one of the same length and access; windows expect
+        // its bytes to change at any time.
         unsafe { rustix::mm::mmap(self.base.as_ptr().cast(), self.len, access, flags, fd, 0) }?;
         Ok(())
     }
@@ -267,15 +267,15 @@ impl Segment {
         let base = unsafe { rustix::mm::mmap(null_mut(), len, access, flags, fd, 0) }?;
         let base = NonNull::new(base.cast()).expect("mmap never chooses address zero");
         let segment = Segment { fd: None, base, len, process: Process::current() };
-        // A forked child must not write into an arena that its parent has given up.
+        // A forked child must not write to an arena that its parent has released.
         segment.advise(Advice::LinuxDontFork)?;
-        // Otherwise core files would contain the data of other users, and gigabytes of it.
+        // Otherwise core files would contain gigabytes of other users' data.
         segment.advise(Advice::LinuxDontDump)?;
         Ok(segment)
     }
 
     fn advise(&self, advice: Advice) -> io::Result<()> {
-        // SAFETY: the range is our own mapping, and the callers' advices never change what it contains.
+        // SAFETY: the range is our own mapping, and no advice of the callers changes its content.
         Ok(unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, advice) }?)
     }
 }
@@ -283,17 +283,17 @@ impl Segment {
 impl Drop for Segment {
     fn drop(&mut self) {
         if !self.process.is_current() {
-            // A fork has no such mapping, and may have mapped something else there.
+            // A fork has no such mapping; its own mapping may occupy the same addresses.
             return;
         }
-        // SAFETY: we mapped exactly this range; every Window holds an Arc of self, so none is left.
+        // SAFETY: we mapped exactly this range; every Window holds an Arc of self, so no Window exists any more.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "a mapping of ours could not be unmapped: {unmapped:?}");
     }
 }
 
-/// Returns true if no page of the range has been accessed: all read as zero, and there is nothing to free. The check
-/// takes a tenth of the time of punching a large hole that exists already.
+/// Returns true if no page of the range has been accessed, so all pages read as zero and need no freeing. The check
+/// takes a tenth of the time of punching an existing large hole.
 fn is_hole(fd: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
     match rustix::fs::seek(fd, rustix::fs::SeekFrom::Data(offset)) {
         Ok(next_data) => next_data >= offset + len,
@@ -301,7 +301,7 @@ fn is_hole(fd: BorrowedFd<'_>, offset: u64, len: u64) -> bool {
     }
 }
 
-/// The reason why memory could not be discarded.
+/// The reason for a failed discard.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscardError {
     /// The range is not all inside the segment; nothing was changed.
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_could_kill_us_are_refused() {
+    fn unsafe_descriptors_are_refused() {
         let file = rustix::fs::open("/proc/self/exe", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty());
         assert!(matches!(Segment::open(file.unwrap(), 1), Err(OpenError::NotMemfd)));
 
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn discarded_memory_is_given_back() {
+    fn discarded_memory_is_released() {
         let segment = create(64 * MIB);
         assert_eq!(segment.resident_bytes().unwrap(), 0);
         let window = segment.window(0, 64 * MIB).unwrap();
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn populated_memory_keeps_its_bytes() {
-        // Both with the system call and in the way for old kernels.
+        // Covers both the system call and the fallback for old kernels.
         for is_old in [false, true] {
             let segment = create(8 * MIB);
             let window = segment.window(0, 8 * MIB).unwrap();

@@ -1,7 +1,7 @@
 //! Slots: a table of objects by index and generation, read without locks.
 //!
-//! Readers look up under a [`Pin`]; an internal mutex serialises writers. An object is replaced or removed in two
-//! steps, so that no reader ever holds a reference to an object that is gone:
+//! Readers look up under a [`Pin`]; an internal mutex serialises writers. A writer replaces or removes an object in two
+//! steps, so no reader ever holds a reference to a removed object:
 //!
 //! ```text
 //!          insert            freeze             retire
@@ -39,7 +39,7 @@ use crate::sync::{AtomicPtr, AtomicU64, Mutex, MutexGuard, lock};
 /// assert_eq!(slots.get(&pin, index, generation), Lookup::Stale);
 /// drop(pin);
 /// let grace = pins.start_grace_period();
-/// let elapsed = grace.elapsed(&pins).expect("nobody is pinned");
+/// let elapsed = grace.elapsed(&pins).expect("no thread is pinned");
 /// assert_eq!(slots.reclaim(index, elapsed)?, "salt");
 /// # Ok::<(), halite_mem::SlotError>(())
 /// ```
@@ -58,7 +58,7 @@ pub enum Lookup<'p, T> {
     Found(&'p T),
     /// The object is being replaced: look it up again later, or take the slow path.
     Busy,
-    /// No object has this index and generation, and none ever will.
+    /// No object has this index and generation, now or later.
     Stale,
 }
 
@@ -91,8 +91,8 @@ impl<T> Slots<T> {
         Slots { pins, blocks, writer: Mutex::new(writer) }
     }
 
-    /// Looks an object up without locks, in two dependent loads. Panics if `pin` was taken from other [`Pins`] than the
-    /// table's.
+    /// Looks an object up without locks, in two dependent loads. Panics if `pin` belongs to other [`Pins`] than the
+    /// table.
     #[inline]
     pub fn get<'p>(&'p self, pin: &'p Pin<'_>, index: u32, generation: u32) -> Lookup<'p, T> {
         assert!(pin.is_of(&self.pins), "looked up under a pin of other pins");
@@ -115,7 +115,7 @@ impl<T> Slots<T> {
     pub fn insert(&self, value: T) -> (u32, u32) {
         let mut writer = lock(&self.writer);
         let (index, slot) = self.take_free(&mut writer);
-        // SAFETY: a free slot is reached by no reader, and by no writer but the holder of the lock.
+        // SAFETY: no reader accesses a free slot, and we hold the writers' lock.
         unsafe { slot.value.get().cast::<T>().write(value) };
         let generation = slot.generation() + 1;
         slot.set_state(generation, LIVE);
@@ -147,8 +147,8 @@ impl<T> Slots<T> {
         let _writer = lock(&self.writer);
         let slot = self.slot_in(index, &[FROZEN], "update")?;
         self.check_grace(slot, index, elapsed, "update")?;
-        // SAFETY: the grace period shows that no reader has a reference any more, none can get one while the slot is
-        // frozen, and we hold the writers' lock; a frozen slot holds a value.
+        // SAFETY: after the grace period no reader holds a reference, no reader gets one while the slot is frozen, and
+        // we hold the writers' lock; a frozen slot holds a value.
         let old = unsafe { std::ptr::replace(slot.value.get().cast::<T>(), value) };
         slot.set_state(slot.generation(), LIVE);
         Ok(old)
@@ -175,7 +175,7 @@ impl<T> Slots<T> {
         slot.set_state(generation, FREE);
         // SAFETY: as in update(); a retired slot holds a value, and a free one is never read.
         let old = unsafe { slot.value.get().cast::<T>().read() };
-        // A slot whose generations are used up is never used again, so that stale handles stay stale.
+        // A slot without further generations is never reused, so stale handles stay stale.
         if generation < u32::MAX {
             slot.book.store(writer.free_head, Relaxed);
             writer.free_head = u64::from(index);
@@ -218,7 +218,7 @@ impl<T> Slots<T> {
     #[inline]
     fn slot(&self, index: u32) -> Option<&Slot<T>> {
         let (block, offset) = place(index);
-        // Pairs with the Release in take_free(). There are fewer blocks than a u32 could ask for.
+        // Pairs with the Release in take_free(). A u32 may name a block beyond the last one.
         let slots = self.blocks.get(block)?.load(Acquire);
         if slots.is_null() {
             return None;
@@ -269,8 +269,8 @@ impl<T> Slots<T> {
 
 // SAFETY: the table owns its values and moves them between threads, hence T: Send.
 unsafe impl<T: Send> Send for Slots<T> {}
-// SAFETY: threads that share the table share references to its values (T: Sync) and take them out (T: Send); who may
-// do what with a slot is argued at each access.
+// SAFETY: threads that share the table share references to its values (T: Sync) and take them out (T: Send); each
+// access to a slot argues for itself.
 unsafe impl<T: Send + Sync> Sync for Slots<T> {}
 
 impl<T> Drop for Slots<T> {
@@ -281,7 +281,7 @@ impl<T> Drop for Slots<T> {
                 return;
             }
             let slots = std::ptr::slice_from_raw_parts_mut(slots, block_slots(block));
-            // SAFETY: take_free() made it from a box of this very length, and nobody else refers to it any more.
+            // SAFETY: take_free() made it from a box of this length, and the table has no other users any more.
             let mut slots = unsafe { Box::from_raw(slots) };
             for slot in slots.iter_mut().filter(|slot| slot.status() != FREE) {
                 // SAFETY: slots that are not free hold a value, and it is dropped only here.
@@ -291,10 +291,10 @@ impl<T> Drop for Slots<T> {
     }
 }
 
-/// State that only the holder of the writers' lock may access, besides the slots' `book`.
+/// The writers' state, under their lock; so is the `book` of each slot.
 #[derive(Debug)]
 struct Writer {
-    /// Number of slots that have been used at least once; all indices below it exist.
+    /// Number of slots used at least once; all indices below it exist.
     slots_used: u32,
     /// Index of the free slot to use next, or `NO_SLOT`; each free slot's `book` has the next one.
     free_head: u64,
@@ -302,7 +302,7 @@ struct Writer {
     len: usize,
 }
 
-/// A slot, which is one cache line for a value of 48 bytes.
+/// A slot: one cache line for a value of 48 bytes.
 #[derive(Debug)]
 #[repr(C, align(64))]
 struct Slot<T> {
@@ -324,7 +324,7 @@ impl<T> Slot<T> {
     }
 
     /// # Safety
-    /// The slot holds a value, which nobody replaces or removes while the reference lives.
+    /// The slot holds a value, which no thread replaces or removes while the reference lives.
     #[inline]
     unsafe fn value(&self) -> &T {
         // SAFETY: per the caller; MaybeUninit<T> is laid out as T.
@@ -348,7 +348,7 @@ const fn pack(generation: u32, status: u32) -> u64 {
 
 const NO_SLOT: u64 = u64::MAX;
 
-/// 4 KiB of slots of one cache line; models have two slots.
+/// The first block takes 4 KiB if a slot is one cache line; models have two slots.
 const FIRST_BLOCK_SLOTS_LOG2: u32 = if cfg!(loom) { 1 } else { 6 };
 
 /// Number of blocks, so that all indices are below 2^32.

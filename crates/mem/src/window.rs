@@ -32,11 +32,11 @@ pub struct Window {
 
 // SAFETY: `base` points into the mapping that `segment` keeps alive, whichever thread uses or drops it.
 unsafe impl Send for Window {}
-// SAFETY: all access through &Window is by primitives made for memory that others write concurrently (the
-// copies of `crate::copy`, and atomics); no reference to plain bytes is ever lent by a safe method.
+// SAFETY: all access through &Window uses primitives for concurrently written memory (the copies of `crate::copy`, and
+// atomics); no safe method lends a reference to plain bytes.
 unsafe impl Sync for Window {}
 
-/// An access that is not wholly inside its window; no byte was accessed.
+/// An access that exceeds its window; no byte was accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{len} bytes at offset {offset} are not inside a window of {window_len} bytes")]
 pub struct OutOfBounds {
@@ -93,7 +93,7 @@ impl Window {
         (self.base.addr().get() - self.segment.base().addr().get()) as u64
     }
 
-    /// Returns a smaller window, or `None` if it is not wholly inside this one.
+    /// Returns a part of this window, or `None` if it exceeds this one.
     pub fn slice(&self, offset: u64, len: u64) -> Option<Window> {
         let base = self.range(offset, len).ok()?;
         // SAFETY: range() found the bytes inside this window, hence inside the segment.
@@ -126,9 +126,9 @@ impl Window {
         Ok(())
     }
 
-    /// Copies `len` bytes of `source` to `offset` of this window. If the two overlap, the result is as if the bytes had
-    /// been copied through a private buffer, provided that both windows belong to the same [`Segment`] value (two
-    /// mappings of one memfd are not recognised as overlapping).
+    /// Copies `len` bytes of `source` to `offset` of this window. Overlapping ranges give the result of a copy through
+    /// a private buffer, if both windows belong to the same [`Segment`] value (two mappings of one memfd are not
+    /// recognised as overlapping).
     #[inline]
     pub fn copy_from(
         &self,

@@ -23,18 +23,18 @@ impl Mtu {
     /// All sizes, smallest first.
     pub const ALL: [Mtu; 5] = [Mtu::Bytes256, Mtu::Bytes512, Mtu::Bytes1024, Mtu::Bytes2048, Mtu::Bytes4096];
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(self) -> u32 {
         256 << self as u32
     }
 }
 
-/// When the requester gives up.
+/// Limit after which the requester gives up and the connection ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Retry {
-    /// Between Halite peers: after hearing nothing from the peer for this long.  RNR NAKs are retried without limit.
+    /// Maximum silence of a Halite peer. RNR NAKs are retried without limit.
     Lease(Duration),
-    /// As in verbs.
+    /// Limits of retransmissions, as in verbs.
     Count {
         /// Retransmissions of one packet.
         retries: u8,
@@ -50,7 +50,8 @@ pub enum Retry {
 pub struct Config {
     /// Negotiated with the peer.
     pub mtu: Mtu,
-    /// Maximum local reads and atomics in flight, and with `selective` packets of their responses; at most the peer's `answers_max` (verbs' `max_rd_atomic`).
+    /// Maximum local reads and atomics in flight, and with `selective` packets of their responses; at most the peer's
+    /// `answers_max` (verbs' `max_rd_atomic`).
     pub reads_max: usize,
     /// Maximum reads and atomics of the peer in flight (verbs' `max_dest_rd_atomic`).
     pub answers_max: usize,
@@ -58,34 +59,33 @@ pub struct Config {
     pub send_queue_max: usize,
     /// Maximum length of a message in bytes, in both directions.
     pub send_bytes_max: usize,
-    /// Whether the peer is a Halite peer: credits grant packets, and even an empty request needs a valid key.  With other
-    /// implementations, credits are neither sent nor obeyed, and an empty request may name any key.
+    /// True if the peer is a Halite peer: credits grant packets, and even an empty request needs a valid key. With
+    /// other implementations, the queue pair neither sends nor obeys credits, and an empty request may name any key.
     pub grants: bool,
-    /// Selective repeat: the responder keeps early packets, and the requester repeats only lost ones.  Negotiated; requires
-    /// `grants`.
+    /// Selective repeat: the responder keeps early packets, and the requester retransmits only lost ones. Negotiated;
+    /// requires `grants`.
     pub selective: bool,
-    /// The congestion controller, which bounds packets in flight besides the peer's grant.  Requires `selective`.
+    /// The congestion controller, which bounds packets in flight besides the peer's grant. Requires `selective`.
     pub congestion: Congestion,
-    /// Whether responses report how long their request waited at the responder, so that its scheduling delay does not count as
-    /// network delay.  Negotiated; requires `selective`.
+    /// True if responses report the wait of their request at the responder, so that its scheduling delay does not count
+    /// as network delay. Negotiated; requires `selective`.
     pub tells_waits: bool,
-    /// Path MTU discovery: packets longer than the discovered MTU are sent in parts.  Negotiated.
+    /// True to discover the path MTU, and to split longer packets into parts. Negotiated.
     pub finds_path: bool,
-    /// Maximum packets per write message.  One-packet messages have equal lengths and so form longer trains; one message per
-    /// write costs a hardware adapter less.
+    /// Maximum packets per write message. One-packet messages have equal lengths and so form longer trains; one message
+    /// per write costs a hardware adapter less.
     pub write_packets_max: u32,
-    /// Maximum packets in the response to one read request, at most 64.  With `selective`, each is a message of its own.
+    /// Maximum packets in the response to one read request, at most 64. With `selective`, each is a message of its own.
     pub read_packets_max: u32,
     /// Maximum packets in flight by the peer's grant; also the window where the peer sends no grants.
     pub window_packets_max: u32,
-    /// Whether more packets than granted may be in flight: as many more as the path holds at the rate at which packets arrive.
-    /// Requires `selective`.
+    /// True to allow, beyond the grant, the bandwidth-delay product of the path in flight. Requires `selective`.
     pub fills_path: bool,
     /// Maximum packets in flight before the first grant: one, unless both ends guarantee room for more.
     pub first_packets_max: u32,
     /// Packets of read responses that the local receive buffer holds.
     pub room_packets: u32,
-    /// When the requester gives up.
+    /// Limit after which the requester gives up.
     pub retry: Retry,
     /// Wait that an RNR NAK requests from the peer.
     pub rnr_wait: Duration,

@@ -5,9 +5,9 @@ use core::ops::Add;
 /// Packet counts since the queue pair was created.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Counters {
-    /// Sent, including repeated packets.
+    /// Sent, including retransmitted packets.
     pub sent: u64,
-    /// Of these, repeated requests.
+    /// Retransmitted request packets among those sent.
     pub repeated: u64,
     /// Arrived, including dropped packets.
     pub arrived: u64,
@@ -19,11 +19,12 @@ pub struct Counters {
     pub ahead: u64,
     /// Early requests kept until the gap before them closed.
     pub kept: u64,
-    /// Requests already carried out or kept, for which a response was sent again.
+    /// Duplicate requests, which were executed or kept before; each got a response again.
     pub duplicates: u64,
     /// Dropped: duplicate or unsolicited responses.
     pub stale: u64,
-    /// Dropped: responses that do not match their request, and duplicate requests whose response is no longer available.
+    /// Dropped: responses that do not match their request, and duplicate requests whose response is no longer
+    /// available.
     pub malformed: u64,
     /// Expirations of the retransmission timer.
     pub timeouts: u64,

@@ -7,7 +7,7 @@ use crate::memory::Refused;
 /// Keeps the local memory of posted requests alive, oldest first, under keys of its own, even after it is deregistered.
 #[derive(Debug)]
 pub struct Held<T> {
-    /// The key of the oldest entry.  Keys count the posted requests, and wrap.
+    /// The key of the oldest entry. Keys count the posted requests, and wrap.
     first: u32,
     held: VecDeque<Option<T>>,
 }
@@ -19,7 +19,7 @@ impl<T> Default for Held<T> {
 }
 
 impl<T> Held<T> {
-    /// The key of the next request to post.
+    /// Returns the key of the next request to post.
     pub fn next_key(&self) -> u32 {
         self.first.wrapping_add(self.held.len() as u32)
     }
@@ -36,7 +36,7 @@ impl<T> Held<T> {
         self.first = self.first.wrapping_add(ended as u32);
     }
 
-    /// The memory of the request with this key.
+    /// Returns the memory of the request with this key.
     pub fn get(&self, key: u32) -> Result<&T, Refused> {
         let index = key.wrapping_sub(self.first) as usize;
         self.held.get(index).and_then(Option::as_ref).ok_or(Refused)

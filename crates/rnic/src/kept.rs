@@ -1,11 +1,11 @@
-//! Early packets, kept until all packets before them have arrived.
+//! Keeps packets that arrive early until all packets before them have arrived.
 //!
 //! ```text
 //!   expected │ kept │      │ kept │ kept │            at most `span` packets behind the expected one
 //!   bits:       1      0      1      1
 //! ```
 //!
-//! A packet reported as kept stays until the connection ends, so the requester need not repeat it.
+//! A packet reported as kept stays until the connection ends, so the requester need not retransmit it.
 
 use std::collections::BTreeMap;
 
@@ -17,8 +17,9 @@ pub(crate) const SPAN_MAX: u64 = 4096;
 /// Bytes of early packets that the responder keeps.
 const SPAN_BYTES: u64 = 4 << 20;
 
-/// How many packets behind the expected one the responder keeps, and the requester sends.  A long path holds so many, and a lost
-/// packet may be repeated and lost again while later ones go on.  The bitmap of the span fits half of a packet.
+/// Returns the number of packets behind the expected one that the responder keeps and the requester sends. It covers a
+/// long path on which a retransmitted packet is lost again while later ones still leave. The bitmap of the span fits
+/// half of a packet.
 // [ROCE-SEL-1]
 pub(crate) fn span(mtu: Mtu) -> u64 {
     let bytes = u64::from(mtu.bytes());
@@ -49,7 +50,7 @@ impl Early {
 }
 
 impl Kept {
-    /// Keeps a packet.  Returns false if it is a duplicate.
+    /// Keeps a packet. Returns false if it is a duplicate.
     pub fn keep(&mut self, sequence: u64, packet: &Packet<'_>) -> bool {
         let Packet { ack_request, solicited, headers, payload, .. } = *packet;
         let is_new = !self.packets.contains_key(&sequence);
@@ -72,7 +73,7 @@ impl Kept {
         self.packets.is_empty()
     }
 
-    /// A bitmap of the kept packets behind `expected`, lowest bit first, padded to four bytes.
+    /// Returns a bitmap of the kept packets behind `expected`, lowest bit first, padded to four bytes.
     pub fn bits(&self, expected: u64) -> Vec<u8> {
         let last = self.packets.last_key_value().map_or(0, |(last, _)| last - expected);
         let mut bits = vec![0; (last as usize).div_ceil(32) * 4];
@@ -84,7 +85,7 @@ impl Kept {
     }
 }
 
-/// The sequence numbers that a bitmap reports as kept.
+/// Returns the sequence numbers that a bitmap reports as kept.
 pub(crate) fn kept_sequences(missing: u64, bits: &[u8]) -> impl Iterator<Item = u64> {
     let is_set = |index: &u64| bits[(index / 8) as usize] >> (index % 8) & 1 == 1;
     (0..8 * bits.len() as u64).filter(is_set).map(move |index| missing + 1 + index)

@@ -4,8 +4,8 @@
 //!  address 5, MTU 256:    | 251, a separate message | 256 | 256 | ... | rest |
 //! ```
 //!
-//! All packets of a message but the last are full.  An operation of several packets that begins off an 8-byte boundary starts
-//! with a one-packet message that ends on one, so that no aligned word is split between packets.
+//! All packets of a message but the last are full. An operation of several packets that begins off an 8-byte boundary
+//! starts with a one-packet message that ends on one, so that no aligned word is split between packets.
 
 /// The packets of one operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,28 +25,28 @@ pub(crate) struct Piece {
     pub offset: u32,
     /// Length in bytes.
     pub len: u32,
-    /// Whether it begins a message.
+    /// True if it begins a message.
     pub is_first: bool,
     /// Bytes from its start to the end of its message.
     pub message_rest: u32,
     /// Packets from this one to the end of its message, inclusive.
     pub packets_rest: u32,
-    /// Whether it ends the operation.
+    /// True if it ends the operation.
     pub is_end: bool,
 }
 
 impl Piece {
-    /// Whether it ends a message.
+    /// Returns true if it ends a message.
     pub fn is_last(&self) -> bool {
         self.packets_rest == 1
     }
 
-    /// The same packet as a one-packet message.
+    /// Returns the same packet as a one-packet message.
     pub fn as_message(self) -> Piece {
         self.as_message_of(1)
     }
 
-    /// The same packet as the first of a message of `count` packets, at most `packets_rest`.
+    /// Returns the same packet as the first of a message of `count` packets, at most `packets_rest`.
     pub fn as_message_of(self, count: u32) -> Piece {
         let message_rest = if count < self.packets_rest { count * self.len } else { self.message_rest };
         Piece { is_first: true, message_rest, packets_rest: count, ..self }
@@ -54,7 +54,7 @@ impl Piece {
 }
 
 impl Layout {
-    /// The layout of `len` bytes at the peer's `address`.
+    /// Returns the layout of `len` bytes at the peer's `address`.
     // [ROCE-CUT-1]
     pub fn new(mtu: u32, address: u64, len: u32, message_packets_max: u32) -> Layout {
         let off = (address % 8) as u32;
@@ -62,12 +62,12 @@ impl Layout {
         Layout { mtu, len, head, message_packets_max }
     }
 
-    /// The number of packets, at least one.
+    /// Returns the number of packets, at least one.
     pub fn packets(&self) -> u32 {
         u32::from(self.head > 0) + packets(self.len - self.head, self.mtu)
     }
 
-    /// The payload of packet `index`.
+    /// Returns the payload of packet `index`.
     pub fn piece(&self, index: u32) -> Piece {
         if self.head > 0 && index == 0 {
             let len = self.head;
@@ -98,7 +98,7 @@ impl Layout {
     }
 }
 
-/// The number of packets of a message of `len` bytes; an empty message takes one.
+/// Returns the number of packets of a message of `len` bytes; an empty message takes one.
 pub(crate) fn packets(len: u32, mtu: u32) -> u32 {
     len.div_ceil(mtu).max(1)
 }

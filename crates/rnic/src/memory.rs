@@ -11,15 +11,16 @@ pub enum Access {
     Atomic,
 }
 
-/// The key does not exist, does not cover the range, or does not allow the access.  No byte was read or written.
+/// The key does not exist, does not cover the range, or does not allow the access. No byte was read or written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the key does not allow this access")]
 pub struct Refused;
 
 /// Registered memory, addressed by key.
 ///
-/// The owner of a key defines its addresses; between Halite peers they are offsets from the start of a segment.
-/// Every method checks bounds, and keys and ranges from a peer are checked before any access.  Aligned 8-byte words are read and written atomically.
+/// The owner of a key defines its addresses; between Halite peers they are offsets from the start of a segment. Every
+/// method checks bounds, and keys and ranges from a peer are checked before any access. Aligned 8-byte words are read
+/// and written atomically.
 pub trait Memory {
     /// Checks that the peer may access `len` bytes at `address` in this way.
     fn check(&self, key: u32, access: Access, address: u64, len: u64) -> Result<(), Refused>;

@@ -5,8 +5,8 @@
 //!   parts                 | BTH | PartETH | chunk | ICRC |  | BTH | PartETH | chunk, zeros | ICRC |
 //! ```
 //!
-//! All parts of a packet have equal length, so that they form a train.  If a part is lost or reordered, the whole packet counts as
-//! lost and is repeated.
+//! All parts of a packet have equal length, so they leave as one train. If a part is lost or reordered, the whole
+//! packet counts as lost and is retransmitted.
 
 use crate::config::Mtu;
 use crate::wire::bth::{BTH_BYTES, Bth};
@@ -74,7 +74,7 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    /// Adds a part.  Returns the packet, without its ICRC, once it is complete.
+    /// Adds a part. Returns the packet, without its ICRC, once it is complete.
     // [ROCE-PART-2]
     pub fn add(&mut self, part: PartEthRepr, chunk: &[u8], mtu_max: Mtu) -> Option<Vec<u8>> {
         let whole = usize::from(part.whole);
@@ -96,7 +96,7 @@ impl Assembly {
     }
 }
 
-/// Whether a reassembled packet matches the headers of its parts.
+/// Returns true if a reassembled packet matches the headers of its parts.
 pub(crate) fn matches_parts(whole: &Packet<'_>, dest_qp: Qpn, psn: Psn) -> bool {
     let is_part = matches!(whole.headers, Headers::Part(_) | Headers::Probe(_) | Headers::ProbeAnswer(_));
     !is_part && whole.dest_qp == dest_qp && whole.psn == psn
@@ -106,7 +106,7 @@ pub(crate) fn matches_parts(whole: &Packet<'_>, dest_qp: Qpn, psn: Psn) -> bool 
 mod tests {
     use super::*;
 
-    /// The parts of a 4 KiB packet over an MTU of 512 bytes.
+    /// Returns the parts of a 4 KiB packet over an MTU of 512 bytes.
     fn parts(cutter: &mut Cutter, byte: u8) -> Vec<Vec<u8>> {
         let mut whole = vec![byte; 4096 + 28];
         Packet { headers: Headers::SendMiddle, dest_qp: Qpn::new(1), psn: Psn::new(2), ..BARE }

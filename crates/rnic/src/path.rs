@@ -3,12 +3,13 @@
 //! ```text
 //!   goal, e.g. 4096 ── probe it and the smallest size ──┬─► goal answered: use it
 //!                                                       ├─► no answer: the link is down, keep the last result
-//!                                                       └─► only the smallest: probe all sizes between, up to 3 times ──► use the largest answered
+//!                                                       └─► only the smallest: probe all sizes between, up
+//!                                                           to 3 times, and use the largest answered
 //! ```
 //!
-//! A misconfigured or changed path drops long frames silently.  So both ends probe after connecting, and again after repeated
-//! timeouts.  From then on, longer packets are sent in parts ([`crate::parts`]) under their original sequence numbers, so none is
-//! renumbered or carried out twice.
+//! A misconfigured or changed path drops long frames silently. So both ends probe after connecting, and again after
+//! several timeouts. The sender then splits longer packets into parts ([`crate::parts`]) under their original sequence
+//! numbers, so no packet is renumbered or executed twice.
 
 use std::collections::VecDeque;
 
@@ -18,9 +19,9 @@ use crate::wire::{Headers, PathEthRepr, Psn};
 
 /// Minimum wait for an answer.
 const WAIT_NS_MIN: u64 = 5_000_000;
-/// Rounds of probes while none is answered.  Waits double from 5 ms, if no round trip is known: 315 ms in all.
+/// Maximum number of rounds without an answer. Waits double from 5 ms, if no round trip is known: 315 ms in all.
 const ROUNDS: u32 = 6;
-/// Rounds of larger probes after a smaller one was answered.
+/// Maximum number of rounds of larger probes after an answer to a smaller one.
 const ROUNDS_AFTER_ANSWER: u32 = 3;
 /// Interval between searches for a larger MTU, while the found one is below the negotiated one.
 const RAISE_NS: u64 = 60_000_000_000;
@@ -62,7 +63,7 @@ struct Search {
 }
 
 impl Path {
-    /// Searches are numbered from `number` on.
+    /// Creates the state; searches are numbered from `number` on.
     pub fn new(agreed: Mtu, number: Psn) -> Path {
         Path {
             agreed,
@@ -83,7 +84,7 @@ impl Path {
         self.is_known
     }
 
-    /// Whether a search found that packets of the negotiated MTU pass.
+    /// Returns true if a search found that packets of the negotiated MTU pass.
     pub fn passes_agreed_mtu(&self) -> bool {
         self.is_known && self.mtu() == self.agreed
     }
@@ -92,13 +93,13 @@ impl Path {
         self.is_answered
     }
 
-    /// The MTU that passes in both directions.
+    /// Returns the MTU that passes in both directions.
     // [ROCE-PATH-3]
     pub fn mtu(&self) -> Mtu {
         self.found.min(self.peer_found)
     }
 
-    /// The number of parts of the longest packet.
+    /// Returns the number of parts of the longest packet.
     pub fn parts(&self) -> u32 {
         self.agreed.bytes() / self.mtu().bytes()
     }
@@ -138,7 +139,7 @@ impl Path {
                 let between = |mtu: &Mtu| *mtu > answered && *mtu <= search.goal;
                 self.probes.extend(Mtu::ALL.into_iter().filter(between));
             }
-            // With the smallest first they do not form a train, which would be lost as a whole.
+            // The smallest goes first: otherwise the probes would form a train, which the path may drop as a whole.
             None => {
                 self.probes.extend(Some(SMALLEST).filter(|smallest| *smallest < search.goal));
                 self.probes.push_back(search.goal);
@@ -146,7 +147,7 @@ impl Path {
         }
     }
 
-    /// Queues an answer of equal length.  Returns false for a probe of an earlier search.
+    /// Queues an answer of equal length. Returns false for a probe of an earlier search.
     pub fn handle_probe(&mut self, number: Psn, probe: PathEthRepr) -> bool {
         let is_older = |last: Psn| number.value().wrapping_sub(last.value()) & 0xff_ffff >= 1 << 23;
         if self.peer_number.is_some_and(is_older) {
@@ -160,7 +161,7 @@ impl Path {
         true
     }
 
-    /// Records an answer.  Returns false if it belongs to no running search.
+    /// Records an answer. Returns false if it belongs to no running search.
     pub fn handle_answer(&mut self, now_ns: u64, number: Psn, answer: PathEthRepr) -> bool {
         self.is_answered = true;
         let Some(search) = self.search.as_mut().filter(|_| number == self.number) else { return false };
@@ -189,13 +190,13 @@ impl Path {
         let before = self.found;
         self.found = search.answered.unwrap_or(before);
         if self.found != before {
-            // Tells the peer.  If this probe is lost, the next one tells it.
+            // Reports the result to the peer. If this probe is lost, the next one reports it.
             self.probes.push_back(SMALLEST);
         }
         self.raise_at_ns = (self.found < self.agreed).then_some(now_ns + RAISE_NS);
     }
 
-    /// The next packet to send: its headers, its number, and its payload length, all zeros.
+    /// Returns the next packet to send: its headers, its number, and its payload length, all zeros.
     // [ROCE-PATH-1]
     // [ROCE-WINDOW-5]
     pub fn poll(&mut self, grant: u32) -> Option<(Headers, Psn, usize)> {
@@ -231,7 +232,7 @@ impl Path {
         self.queue_probes();
     }
 
-    /// Whether a packet must be sent in parts.
+    /// Returns true if a packet must be sent in parts.
     pub fn is_too_long(&self, packet_bytes: usize) -> bool {
         packet_bytes > packet_bytes_max(self.mtu())
     }

@@ -5,8 +5,8 @@
 //!     └───────────────────── close, or a fatal failure ────────────────┴──────────► Error
 //! ```
 //!
-//! Inputs are packets opened by [`crate::wire::Flow`], requests, and the time; outputs are packets to seal, events, and the
-//! time of the next call.  In the error state the peer no longer accesses memory.
+//! Inputs are packets opened by [`crate::wire::Flow`], requests, and the time; outputs are packets to seal, events, and
+//! the time of the next call. In the error state the peer no longer accesses memory.
 
 use std::collections::VecDeque;
 
@@ -29,11 +29,11 @@ use crate::work::{Cause, Event, PostError, Request};
 pub enum State {
     /// The peer is unknown.
     Init,
-    /// Carries out the peer's requests.
+    /// Executes the peer's requests.
     ReadyToReceive,
     /// Sends posted requests, too.
     ReadyToSend,
-    /// The connection has ended, for good.
+    /// The connection has ended; the state never changes again.
     Error,
 }
 
@@ -48,9 +48,9 @@ pub struct QueuePair {
     responder: Responder,
     events: VecDeque<Event>,
     counters: Counters,
-    /// Whether the last packet was a response: requests and responses alternate, so that neither delays the other for long.
+    /// True if the last packet was a response: requests and responses alternate, so neither delays the other for long.
     last_was_response: bool,
-    /// Whether acknowledgements that may wait are held back.
+    /// True to hold back acknowledgements that may wait.
     holds_acks: bool,
     /// `None` without path MTU discovery.
     path: Option<Path>,
@@ -58,9 +58,9 @@ pub struct QueuePair {
     assembly: Assembly,
     /// Arrival time of the packet being handled.
     arrived_ns: u64,
-    /// When the peer last sent more than acknowledgements.
+    /// Time of the last packet from the peer that was more than an acknowledgement.
     used_ns: Option<u64>,
-    /// The peer became active; cleared by [`QueuePair::take_has_begun`].
+    /// True if the peer became active; cleared by [`QueuePair::take_has_begun`].
     has_begun: bool,
 }
 
@@ -110,47 +110,48 @@ impl QueuePair {
         self.state = State::ReadyToSend;
     }
 
-    /// The current state.
+    /// Returns the current state.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// The queue pair's number.
+    /// Returns the queue pair's number.
     pub fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    /// The packet counters.
+    /// Returns the packet counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// The smoothed round trip from a request to its response; `None` before the first sample.
+    /// Returns the smoothed round trip from a request to its response; `None` before the first sample.
     pub fn round_trip_ns(&self) -> Option<u64> {
         self.requester.round_trip_ns()
     }
 
-    /// Packets that may be in flight, by the peer's grant, by what the path holds, and by the congestion window.
+    /// Returns the maximum number of packets in flight, from the peer's grant, the bandwidth-delay product and the
+    /// congestion window.
     pub fn window_packets(&self) -> u32 {
         self.requester.window(&self.config)
     }
 
-    /// The congestion control of this end.
+    /// Returns the congestion control of this end.
     pub fn congestion(&self) -> Congestion {
         self.config.congestion
     }
 
-    /// The path MTU; longer packets are sent in parts.
+    /// Returns the path MTU; longer packets are sent in parts.
     pub fn path_mtu(&self) -> Mtu {
         self.path.as_ref().map_or(self.config.mtu, Path::mtu)
     }
 
-    /// Whether the path MTU is known.
+    /// Returns true if the path MTU is known.
     pub fn knows_path(&self) -> bool {
         self.path.as_ref().is_none_or(Path::is_known)
     }
 
-    /// Whether the peer ever answered a path probe, so that packets pass in both directions.
+    /// Returns true if the peer has answered a path probe, so packets pass in both directions.
     pub fn is_path_answered(&self) -> bool {
         self.path.as_ref().is_some_and(Path::is_answered)
     }
@@ -163,7 +164,7 @@ impl QueuePair {
         self.update_path(now_ns);
     }
 
-    /// Starts path MTU discovery, unless it is running.  The peer must be ready to receive.
+    /// Starts path MTU discovery, unless it is running. The peer must be ready to receive.
     pub fn find_path(&mut self, now_ns: u64) {
         let trip_ns = self.requester.round_trip_ns();
         if let Some(path) = self.path.as_mut().filter(|_| self.state == State::ReadyToSend) {
@@ -171,12 +172,12 @@ impl QueuePair {
         }
     }
 
-    /// Posted requests that have not completed.
+    /// Returns the number of posted requests that have not completed.
     pub fn posted(&self) -> usize {
         self.requester.posted()
     }
 
-    /// Length in bytes of the longest packet that [`QueuePair::poll_transmit`] writes.
+    /// Returns the length in bytes of the longest packet that [`QueuePair::poll_transmit`] writes.
     pub fn packet_bytes_max(&self) -> usize {
         packet_bytes_max(self.config.mtu)
     }
@@ -191,7 +192,7 @@ impl QueuePair {
         self.responder.set_grant(now_ns, packets);
     }
 
-    /// This lane's share of the receive buffer, for [`Room`](crate::room::Room).
+    /// Returns this lane's share of the receive buffer, for [`Room`](crate::room::Room).
     pub fn share(&self) -> Share {
         let (grant, answers) = (self.responder.grant(), self.config.room_packets);
         Share { used_ns: self.used_ns, grant, answers, ..Share::new(self.config.mtu.bytes()) }
@@ -203,12 +204,12 @@ impl QueuePair {
         self.set_grant(now_ns, share.grant);
     }
 
-    /// Whether the peer has started to send, after being idle, since the last call: it needs a share of the receive buffer.
+    /// Returns true if, since the last call, an idle peer has started to send and needs a share of the receive buffer.
     pub fn take_has_begun(&mut self) -> bool {
         std::mem::take(&mut self.has_begun)
     }
 
-    /// Whether a request of the peer has been carried out.
+    /// Returns true if a request of the peer has been executed.
     pub fn has_heard_requests(&self) -> bool {
         self.responder.has_begun()
     }
@@ -334,7 +335,7 @@ impl QueuePair {
 
     /// Writes the next packet to the start of `buffer`, and returns its length; the caller writes the ICRC.
     ///
-    /// Call it until it returns `None`.  An acknowledgement comes last, so that it ends the train.
+    /// Call it until it returns `None`. An acknowledgement comes last, so that it ends the train.
     ///
     /// # Panics
     /// If the buffer is shorter than [`QueuePair::packet_bytes_max`].
@@ -351,8 +352,9 @@ impl QueuePair {
         len
     }
 
-    /// All unacknowledged packets without ICRC, for a caller that delivers them by another channel before it exits; the peer drops
-    /// duplicates.  `None` if a request needs a completion or a response, or if the packets exceed `bytes_max`.
+    /// Returns all unacknowledged packets without ICRC, for a caller that delivers them through another channel before
+    /// it exits; the peer drops duplicates. Returns `None` if a request needs a completion or a response, or if the
+    /// packets exceed `bytes_max`.
     pub fn rest(&self, memory: &dyn Memory, bytes_max: usize) -> Option<Vec<Vec<u8>>> {
         if self.state != State::ReadyToSend {
             return None;
@@ -411,13 +413,13 @@ impl QueuePair {
         responder.poll_ack(&at, peer_qp, buffer)
     }
 
-    /// Holds back acknowledgements that the peer does not wait for.  The owner, which is about to use what has arrived, polls again
-    /// soon and then sends them.
+    /// Holds back acknowledgements that the peer does not wait for. The owner first handles the arrivals; it sends the
+    /// acknowledgements with its next poll.
     pub fn hold_acks(&mut self, holds: bool) {
         self.holds_acks = holds;
     }
 
-    /// Whether an acknowledgement is held back.
+    /// Returns true if an acknowledgement is held back.
     pub fn holds_ack(&self, now_ns: u64) -> bool {
         self.holds_acks && self.state != State::Error && self.responder.has_ack_that_waits(now_ns)
     }
@@ -439,7 +441,8 @@ impl QueuePair {
         self.events.pop_front()
     }
 
-    /// When to call [`QueuePair::handle_timeout`] and then [`QueuePair::poll_transmit`], if no input comes before.
+    /// Returns the time to call [`QueuePair::handle_timeout`] and then [`QueuePair::poll_transmit`], if no input comes
+    /// before.
     pub fn poll_timeout(&self) -> Option<u64> {
         match self.state {
             State::Init | State::Error => None,

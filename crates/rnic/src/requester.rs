@@ -1,16 +1,16 @@
-//! The requester: sends posted requests, handles responses, and repeats lost packets.
+//! The requester: sends posted requests, handles responses, and retransmits lost packets.
 //!
 //! ```text
 //!        una               next           sent_end         end
-//!   done  │ in flight        │ to be repeated │ not sent yet │
+//!   done  │ in flight        │ to retransmit  │ not sent yet │
 //!  ───────┼──────────────────┼────────────────┼──────────────┼──►  packets, numbered in 64 bits
 //! ```
 //!
-//! Each request is numbered when posted, one number for each of its packets or of its response's.  `una` is the oldest
-//! unacknowledged packet; within a read, the next response packet.  Going back N sets `next = una`.
-//! A timeout alone proves no loss, since the peer's process may be descheduled.  So a timeout sends only the newest packet again,
-//! as a probe, and the response shows which packets are missing.
-//! A peer that keeps early packets allows selective repeat: see [`selective`].
+//! Each request is numbered when posted, one number for each packet of the request or of its response. `una` is the
+//! oldest unacknowledged packet; within a read, the next response packet. Going back N sets `next = una`. A timeout
+//! alone proves no loss, since the peer's process may be descheduled. So a timeout sends only the newest packet again,
+//! as a probe, and the response shows which packets are missing. A peer that keeps early packets allows selective
+//! repeat: see [`selective`].
 
 mod bdp;
 mod scoreboard;
@@ -44,7 +44,7 @@ const SMALL_GRANT_PACKETS: u32 = 4;
 /// The longest message that the InfiniBand architecture allows.
 const MESSAGE_BYTES_MAX: u32 = 1 << 31;
 
-/// A failure that ends the connection: the packet at fault, the status of its request, and the cause.
+/// A failure that ends the connection: the failed packet, the status of its request, and the cause.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failure {
     pub sequence: u64,
@@ -53,7 +53,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Whether the peer carried out none of the later requests, because it refused one in order.
+    /// Returns true if the peer executed none of the later requests, because it refused one in order.
     // [ROCE-NAK-3]
     fn spares_later_requests(&self) -> bool {
         matches!(self.cause, Cause::Refused(Nak::RemoteAccess | Nak::InvalidRequest))
@@ -91,7 +91,7 @@ pub(crate) struct Requester {
     end: u64,
     /// Packets that the peer has granted; before the first grant, the configured first window.
     window: u32,
-    /// Whether the peer has sent a grant in a response.
+    /// True if the peer has sent a grant in a response.
     is_granted: bool,
     /// Number after the last packet that requested an acknowledgement.
     ack_end: u64,
@@ -101,18 +101,18 @@ pub(crate) struct Requester {
     data_packets: u64,
     /// All packets between `una` and `next`.
     in_flight: VecDeque<InFlight>,
-    /// Whether only probes are sent until the peer responds.
+    /// True if only probes are sent until the peer responds.
     is_probing: bool,
-    /// Whether to send a probe now.
+    /// True if a probe is due.
     probe_is_due: bool,
-    /// When the peer responded after a silence; timeouts of packets in flight count from then.
+    /// Time of the first response after a silence; timeouts of packets in flight count from then.
     resumed_ns: u64,
-    /// Whether `go_back` was called since `una` last advanced; further NAKs are ignored until it does.
+    /// True if `go_back` was called since `una` last advanced; further NAKs are ignored until it does.
     has_gone_back: bool,
     /// Expiry of the retransmission timer.
     timer_ns: Option<u64>,
     attempts: u32,
-    /// When the peer last made progress, or the first packet in flight was sent; the lease counts from then.
+    /// Time of the last progress, or send time of the first packet in flight; the lease counts from then.
     heard_ns: u64,
     /// End of the wait that an RNR NAK requested.
     rnr_until_ns: Option<u64>,
@@ -127,7 +127,7 @@ pub(crate) struct Requester {
 }
 
 impl Requester {
-    /// Numbers packets from `first` on.
+    /// Creates a requester that numbers packets from `first` on.
     pub fn new(first: u64) -> Requester {
         Requester {
             works: VecDeque::new(),
@@ -202,7 +202,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Writes the next packet that may be sent now; `None` if none may.
+    /// Writes the next packet that the limits allow, if any.
     pub fn poll_transmit(
         &mut self,
         at: &mut StepContext<'_>,
@@ -232,7 +232,7 @@ impl Requester {
         let work = &self.works[self.index_of(sequence)];
         let mut piece = work.layout.piece((sequence - work.first) as u32);
         if self.is_probing && matches!(work.request.operation, Operation::Read { .. }) {
-            // A probe is one packet each way; the rest is requested after its response.
+            // A probe is one packet each way; its response leads to requests for the rest.
             piece = piece.as_message();
         }
         let numbers = match work.request.operation {
@@ -256,7 +256,7 @@ impl Requester {
         Ok(Some(len))
     }
 
-    /// All unacknowledged packets without ICRC, sent or not; see [`QueuePair::rest`](crate::QueuePair::rest).
+    /// Returns all unacknowledged packets without ICRC, sent or not; see [`QueuePair::rest`](crate::QueuePair::rest).
     pub fn rest(
         &self,
         memory: &dyn Memory,
@@ -279,8 +279,8 @@ impl Requester {
         Some(packets)
     }
 
-    /// Writes packet `newest` again, or requests that packet of a read response again.  The response covers all packets before it: an
-    /// acknowledgement or a read response shows that they arrived, a NAK which one did not.
+    /// Writes packet `newest` again, or requests that packet of a read response again. The response covers all packets
+    /// before it: an acknowledgement or a read response shows that they arrived, a NAK names the missing one.
     // [ROCE-TIME-2]
     fn write_probe(
         &mut self,
@@ -302,16 +302,16 @@ impl Requester {
         write_packet(at.memory, work, newest, &piece, !returns_data, dest_qp, buffer)
     }
 
-    /// Whether a probe is an empty write rather than a repeated packet.  Not with a congestion controller, which measures the network
-    /// by packets of full length.
+    /// Returns true if probes are empty writes, not retransmitted packets. A congestion controller needs packets of
+    /// full length to measure the network.
     fn probes_by_empty_write(&self) -> bool {
         let has_controller = |selective: &Selective| selective.window_packets().is_some();
         self.window <= SMALL_GRANT_PACKETS
             && self.selective.as_ref().is_some_and(|selective| !has_controller(selective))
     }
 
-    /// Writes a probe: an empty write with the number before `una`, which the peer acknowledges as a duplicate.  If many senders repeated
-    /// full packets to a descheduled receiver, its small buffer would overflow.
+    /// Writes a probe: an empty write with the number before `una`, which the peer acknowledges as a duplicate. If many
+    /// senders retransmitted full packets to a descheduled receiver, its small buffer would overflow.
     // [ROCE-TIME-3]
     fn write_empty_probe(&self, dest_qp: Qpn, buffer: &mut [u8]) -> usize {
         let reth = RethRepr { address: 0, rkey: 0, len: 0 };
@@ -334,11 +334,11 @@ impl Requester {
     }
 
     /// Records a packet that was sent.
-    fn on_sent(&mut self, now_ns: u64, sequence: u64, numbers: u64, returns_data: bool, asks_ack: bool) {
+    fn on_sent(&mut self, now_ns: u64, sequence: u64, numbers: u64, returns_data: bool, requests_ack: bool) {
         if self.una == self.next && self.attempts == 0 {
             self.heard_ns = now_ns;
         }
-        if sequence >= self.sent_end && (returns_data || asks_ack) {
+        if sequence >= self.sent_end && (returns_data || requests_ack) {
             self.trip.begin(now_ns, sequence);
         }
         self.next = sequence + numbers;
@@ -348,12 +348,12 @@ impl Requester {
             self.data_ranges.push_back((sequence, self.next));
             self.data_packets += numbers;
         }
-        if returns_data || asks_ack {
+        if returns_data || requests_ack {
             self.ack_end = self.next;
         }
     }
 
-    /// The current retransmission timeout.
+    /// Returns the current retransmission timeout.
     fn wait_ns(&self, config: &Config) -> u64 {
         match config.retry {
             Retry::Lease(_) => self.trip.wait_ns(self.attempts),
@@ -361,24 +361,24 @@ impl Requester {
         }
     }
 
-    /// Packets that may be in flight.
+    /// Returns the maximum number of packets in flight.
     // [ROCE-WINDOW-1]
     fn limit(&self, config: &Config) -> u32 {
         let granted = if config.grants { self.window } else { u32::MAX };
-        let packets = granted.min(config.window_packets_max).saturating_add(self.on_the_way(config));
+        let packets = granted.min(config.window_packets_max).saturating_add(self.path_packets(config));
         if self.is_probing { 1 } else { (packets / self.parts).max(1) }
     }
 
-    /// Packets that may be in flight because the path holds them, besides those for which the receiver has room.
+    /// Returns the number of packets that the path holds and that may be in flight beyond the grant.
     // [ROCE-WINDOW-6]
-    fn on_the_way(&self, config: &Config) -> u32 {
+    fn path_packets(&self, config: &Config) -> u32 {
         let selective = self.selective.as_ref().filter(|_| config.fills_path);
-        selective.map_or(0, Selective::on_the_way)
+        selective.map_or(0, Selective::path_packets)
     }
 
     // [ROCE-WINDOW-2]
     fn may_send(&self, config: &Config, work: &Work, numbers: u64) -> bool {
-        // Only the oldest response may have arrived in part.
+        // The oldest response alone may have arrived in part.
         let arrived = self.data_ranges.front().map_or(0, |(first, _)| self.una.saturating_sub(*first));
         let outstanding = self.data_packets - arrived;
         let sent = self.next - self.una - outstanding + self.data_ranges.len() as u64;
@@ -392,7 +392,7 @@ impl Requester {
             && (outstanding == 0 || outstanding + numbers <= u64::from(config.room_packets / self.parts))
     }
 
-    /// Index in the queue of the request that a packet belongs to.
+    /// Returns the index in the queue of the request that a packet belongs to.
     fn index_of(&self, sequence: u64) -> usize {
         self.works.partition_point(|work| work.end <= sequence)
     }
@@ -531,7 +531,8 @@ impl Requester {
             at.counters.malformed += 1;
             return Ok(());
         }
-        // A response acknowledges all packets before it.  If earlier reads or atomics lack theirs, those responses were lost.
+        // A response acknowledges all packets before it. If earlier reads or atomics still wait for responses, those
+        // were lost.
         self.advance(at, sequence);
         if self.una != sequence {
             self.go_back_once();
@@ -568,7 +569,8 @@ impl Requester {
         self.complete_first(Some(old), at.events);
     }
 
-    /// Acknowledges all packets before `to`, but stops at the first request whose response returns data.  Returns true if none did.
+    /// Acknowledges all packets before `to`, but stops at the first request whose response returns data. Returns true
+    /// if there was no such request.
     // [ROCE-ACK-3]
     fn advance(&mut self, at: &mut StepContext<'_>, to: u64) -> bool {
         let before = self.una;
@@ -635,8 +637,8 @@ impl Requester {
         self.trip.cancel();
     }
 
-    /// Goes back on a report of a missing packet, and shortens the next timeout, since the peer responds.  The lease goes on: it ends
-    /// requests that can never be answered.
+    /// Goes back N after a report of a missing packet, and shortens the next timeout, since the peer responds. The
+    /// lease continues: it ends requests that the peer can never answer.
     fn go_back_once(&mut self) {
         if !self.has_gone_back {
             self.attempts = self.attempts.min(1);
@@ -645,7 +647,7 @@ impl Requester {
         }
     }
 
-    /// When the next timer expires.
+    /// Returns the time at which the next timer expires.
     pub fn poll_timeout(&self) -> Option<u64> {
         let selective = self.selective.as_ref().and_then(Selective::poll_timeout);
         // Lost and paced packets wait for the end of an RNR wait, too.
@@ -666,7 +668,7 @@ impl Requester {
             return Ok(());
         }
         if self.selective.as_ref().is_some_and(|selective| !selective.awaits_response()) {
-            // No packet awaits a response: lost packets are sent when the pacer allows, without waiting for a probe.
+            // No packet awaits a response, so no probe is needed: the pacer releases lost packets.
             self.is_probing = false;
             self.timer_ns = Some(now_ns.saturating_add(self.wait_ns(config)));
             return Ok(());
@@ -685,7 +687,7 @@ impl Requester {
         match config.retry {
             Retry::Lease(_) => {
                 self.probe_is_due = true;
-                // A repeated packet may have been lost again.
+                // A retransmitted packet may have been lost again.
                 self.has_gone_back = false;
                 self.trip.cancel();
             }
@@ -696,7 +698,7 @@ impl Requester {
             selective.handle_silence();
         }
         self.is_probing = true;
-        // The timer expires no later than the lease, so that the failure is reported in time.
+        // The timer expires no later than the lease, to report the failure in time.
         let left_ns = match config.retry {
             Retry::Lease(lease) => self.heard_ns.saturating_add(nanoseconds(lease)).saturating_sub(now_ns),
             Retry::Count { .. } => u64::MAX,
@@ -705,7 +707,7 @@ impl Requester {
         Ok(())
     }
 
-    /// Whether repeated timeouts suggest that the path has changed: true after 3, 6, 12, and so on.
+    /// Returns true after 3, 6, 12 and so on consecutive timeouts, which suggest that the path has changed.
     // [ROCE-PATH-4]
     pub fn is_stuck(&self) -> bool {
         self.stalls.is_multiple_of(3) && (self.stalls / 3).is_power_of_two()
@@ -742,9 +744,9 @@ impl Requester {
         self.trip.smoothed_ns()
     }
 
-    /// Packets that may be in flight.
+    /// Returns the maximum number of packets in flight.
     pub fn window(&self, config: &Config) -> u32 {
-        let packets = self.window.saturating_add(self.on_the_way(config));
+        let packets = self.window.saturating_add(self.path_packets(config));
         let congestion = self.selective.as_ref().and_then(Selective::window_packets);
         congestion.map_or(packets, |window| packets.min(window.ceil() as u32))
     }
@@ -798,7 +800,7 @@ fn write_packet(
     Ok(crate::wire::packet::packet_bytes(&headers, payload_bytes))
 }
 
-/// The headers of a packet.
+/// Returns the headers of a packet.
 fn headers_of(operation: &Operation, piece: &Piece) -> Headers {
     let reth = |remote: Remote| RethRepr {
         address: remote.address.wrapping_add(u64::from(piece.offset)),

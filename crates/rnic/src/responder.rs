@@ -1,15 +1,16 @@
-//! The responder: carries out the peer's requests, each packet once and in order, and sends responses.
+//! The responder: executes the peer's requests, each packet once and in order, and sends responses.
 //!
 //! ```text
 //!                       expected
-//!   carried out           │ not arrived
+//!   executed              │ not arrived
 //!  ───────────────────────┼──────────────────►  packets, numbered in 64 bits
-//!   duplicate: response    │ next one: carried out     early: kept, with selective repeat; else dropped, and the gap
-//!   repeated, or dropped                               reported once
+//!   duplicate: response    │ next one: executed        early: kept, with selective repeat; else dropped, and the gap
+//!   sent again, or dropped                             reported once
 //! ```
 //!
-//! Responses are sent in the order of these numbers: an acknowledgement covers all packets before it, so the responses to reads and
-//! atomics go first.  Early packets are carried out in sequence, so losses never change what memory shows.
+//! Responses are sent in the order of these numbers: an acknowledgement covers all packets before it, so responses to
+//! reads and atomics go first. Early packets execute in sequence, so losses never change the order of effects in
+//! memory.
 
 use std::collections::VecDeque;
 
@@ -43,7 +44,7 @@ struct Response {
     kind: Kind,
     /// Arrival time of the request.
     arrived_ns: u64,
-    /// Whether a duplicate request caused it.
+    /// True if a duplicate request caused it.
     is_repeat: bool,
 }
 
@@ -55,7 +56,7 @@ enum Kind {
     Atomic { old: u64 },
 }
 
-/// Why a packet is not carried out.
+/// The reason why a packet is not executed.
 enum Refusal {
     /// Fatal: the connection ends.
     Fatal(Nak),
@@ -73,7 +74,7 @@ const INVALID: Refusal = Refusal::Fatal(Nak::InvalidRequest);
 
 #[derive(Debug)]
 pub(crate) struct Responder {
-    /// Number of the next packet to carry out.
+    /// Number of the next packet to execute.
     expected: u64,
     /// Number of the peer's first packet.
     first: u64,
@@ -86,15 +87,15 @@ pub(crate) struct Responder {
     message: Option<Message>,
     /// Pending responses, by number.
     responses: VecDeque<Response>,
-    /// Numbers and results of the last atomics, for duplicates.
+    /// Numbers and results of the last atomics, to answer duplicates.
     atomics: VecDeque<(u64, u64)>,
-    /// Packets carried out that no sent or pending response acknowledges.
+    /// Number of executed packets that no sent or pending response acknowledges.
     unacknowledged: u32,
-    /// Whether a duplicate arrived that is not acknowledged yet.
+    /// True if a duplicate arrived that is not acknowledged yet.
     has_duplicate: bool,
     /// Latest send time of the acknowledgement.
     ack_at_ns: Option<u64>,
-    /// Whether a due acknowledgement may wait for the owner's next poll.
+    /// True if a due acknowledgement may wait for the owner's next poll.
     ack_may_wait: bool,
     /// Arrival time of the newest packet that is acknowledged at once.
     ack_request_ns: u64,
@@ -102,16 +103,16 @@ pub(crate) struct Responder {
     nak: Option<Syndrome>,
     /// Early packets.
     kept: Kept,
-    /// Whether a packet before an early one is missing.
+    /// True if a packet before an early one is missing.
     has_gap: bool,
-    /// When the last NAK for the expected packet was sent.
+    /// Send time of the last NAK for the expected packet.
     nak_ns: Option<u64>,
-    /// The NAK that ended the connection, repeated if the peer asks again.
+    /// The NAK that ended the connection; sent again if the peer asks again.
     final_nak: Option<Nak>,
 }
 
 impl Responder {
-    /// Expects the peer's packets from number `first` on.
+    /// Creates a responder that expects the peer's packets from number `first` on.
     pub fn new(first: u64) -> Responder {
         Responder {
             expected: first,
@@ -139,17 +140,17 @@ impl Responder {
         self.receives = self.receives.saturating_add(count);
     }
 
-    /// Packets granted in acknowledgements.
+    /// Returns the number of packets granted in acknowledgements.
     pub fn grant(&self) -> u32 {
         self.grant
     }
 
-    /// Whether any request has been carried out.
+    /// Returns true if any request has been executed.
     pub fn has_begun(&self) -> bool {
         self.expected > self.first
     }
 
-    /// Sets the grant and sends any change at once: a silent peer would otherwise keep room that now belongs to others.
+    /// Sets the grant and sends a change at once: a silent peer would otherwise keep room that other lanes own now.
     // [ROCE-WINDOW-3]
     pub fn set_grant(&mut self, now_ns: u64, packets: u32) {
         if Credit::at_most(packets) != Credit::at_most(self.grant) && self.expected > self.first {
@@ -158,7 +159,7 @@ impl Responder {
         self.grant = packets;
     }
 
-    /// Carries out, keeps, or drops a request packet.  An error ends the connection.
+    /// Executes, keeps, or drops a request packet. An error ends the connection.
     pub fn handle_request(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
         let is_known =
             |sequence: &u64| *sequence >= self.first || *sequence + 1 == self.first && is_empty_probe(packet);
@@ -185,7 +186,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Carries out the kept packets behind a closed gap, up to the next gap.
+    /// Executes the kept packets behind a closed gap, up to the next gap.
     // [ROCE-SEL-2]
     fn handle_kept(&mut self, at: &mut StepContext<'_>) -> Result<(), Nak> {
         while let Some(early) = self.kept.take(self.expected) {
@@ -200,9 +201,9 @@ impl Responder {
         Ok(())
     }
 
-    /// Carries out the expected packet.
+    /// Executes the expected packet.
     fn handle_expected(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<(), Nak> {
-        match self.carry_out(at, packet) {
+        match self.execute(at, packet) {
             Ok(numbers) => {
                 self.expected += u64::from(numbers);
                 self.nak_ns = None;
@@ -232,7 +233,7 @@ impl Responder {
         nak
     }
 
-    /// Repeats the final NAK if the peer sends the refused packet again, or requests a response to a later one.
+    /// Sends the final NAK again if the peer sends the refused packet again, or requests a response to a later one.
     pub fn handle_request_after_end(&mut self, packet: &Packet<'_>) {
         let sequence = packet.psn.expand(self.expected);
         if sequence.is_some_and(|sequence| {
@@ -259,7 +260,8 @@ impl Responder {
         self.ack_now(at.now_ns);
     }
 
-    /// Drops an early packet and sends a sequence NAK, once; again if the peer, after a while, requests a response.
+    /// Drops an early packet and sends one sequence NAK; another if the peer requests a response later, as the first
+    /// may be lost.
     // [ROCE-NAK-1]
     fn report_gap(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) {
         at.counters.ahead += 1;
@@ -273,7 +275,7 @@ impl Responder {
         }
     }
 
-    /// Schedules the acknowledgement of a packet that was carried out, unless its response acknowledges it.
+    /// Schedules the acknowledgement of a packet that was executed, unless its response acknowledges it.
     // [ROCE-ACK-1] [ROCE-ACK-5]
     fn schedule_ack(&mut self, at: &StepContext<'_>, packet: &Packet<'_>) {
         let StepContext { now_ns, config, .. } = *at;
@@ -298,14 +300,14 @@ impl Responder {
         }
     }
 
-    /// Schedules an acknowledgement at once.
+    /// Makes the acknowledgement due now.
     fn ack_now(&mut self, now_ns: u64) {
         self.ack_may_wait = false;
         self.ack_at_ns = Some(self.ack_at_ns.map_or(now_ns, |at| at.min(now_ns)));
     }
 
-    /// Carries out a packet; returns how many sequence numbers it takes.
-    fn carry_out(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<u32, Refusal> {
+    /// Executes a packet; returns the number of sequence numbers that it takes.
+    fn execute(&mut self, at: &mut StepContext<'_>, packet: &Packet<'_>) -> Result<u32, Refusal> {
         let (config, memory) = (at.config, at.memory);
         let mtu = config.mtu.bytes() as usize;
         let (payload, solicited) = (packet.payload, packet.solicited);
@@ -465,7 +467,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Repeats the response to a packet that was carried out, without carrying it out again.
+    /// Sends the response to an executed packet again, without executing the packet again.
     // [ROCE-DUP-1]
     fn handle_duplicate(&mut self, at: &mut StepContext<'_>, sequence: u64, packet: &Packet<'_>) {
         let response = match packet.headers {
@@ -491,14 +493,14 @@ impl Responder {
             at.counters.duplicates += 1;
         } else {
             at.counters.malformed += 1;
-            // The requester may not know which part of a read has been carried out.
+            // The requester may not know which packets of a read have been executed.
             if at.config.selective {
                 self.ack_now(at.now_ns);
             }
         }
     }
 
-    /// The response to a duplicate read, or to a part of one.
+    /// Returns the response to a duplicate read, or to a part of one.
     // [ROCE-DUP-2]
     fn repeat_read(&self, at: &StepContext<'_>, sequence: u64, reth: RethRepr) -> Option<Response> {
         let StepContext { config, memory, arrived_ns, .. } = *at;
@@ -514,8 +516,8 @@ impl Responder {
         })
     }
 
-    /// Makes room for one more response.  A repeated response gives way: a requester that goes back requests old responses in other
-    /// pieces, has some of them by now, and requests the missing ones again.
+    /// Makes room for one more response by dropping a retransmitted one. A requester that goes back N requests old
+    /// responses in other pieces, and requests again what it misses.
     // [ROCE-DUP-3]
     fn make_room(&mut self, config: &Config) -> bool {
         if self.responses.len() >= config.answers_max
@@ -526,7 +528,7 @@ impl Responder {
         self.responses.len() < config.answers_max
     }
 
-    /// Queues a repeated response by its number, merged with a pending one for the same request.
+    /// Queues a retransmitted response by its number, merged with a pending one for the same request.
     fn queue_repeat(&mut self, config: &Config, response: Response) -> bool {
         if let Some(same) = self.responses.iter_mut().find(|pending| pending.end == response.end) {
             // The pending response may already cover more.
@@ -535,7 +537,7 @@ impl Responder {
             }
             return true;
         }
-        // Duplicates take no more memory than new requests may.
+        // Duplicates must not take more memory than new requests may.
         if self.responses.len() >= config.answers_max {
             return false;
         }
@@ -544,12 +546,12 @@ impl Responder {
         true
     }
 
-    /// Whether a response or a NAK is pending.
+    /// Returns true if a response or a NAK is pending.
     pub fn has_response(&self) -> bool {
         !self.responses.is_empty() || self.nak.is_some()
     }
 
-    /// Writes the next packet of a response, or a NAK.  An error ends the connection.
+    /// Writes the next packet of a response, or a NAK. An error ends the connection.
     pub fn poll_response(
         &mut self,
         at: &StepContext<'_>,
@@ -584,9 +586,9 @@ impl Responder {
                 let begin = packet(headers).emit_headers(bytes as usize, buffer);
                 let payload = &mut buffer[begin..begin + bytes as usize];
                 if bytes > 0 && at.memory.read(reth.rkey, reth.address, payload).is_err() {
-                    // The memory was deregistered since the request was checked: nothing more is carried out.
+                    // The memory was deregistered since the request was checked: nothing more is executed.
                     self.expected = response.next;
-                    // Unlike with `RemoteAccess`, later requests may have been carried out already.
+                    // Unlike with `RemoteAccess`, later requests may have been executed already.
                     return Err(self.refuse(Nak::RemoteOperation));
                 }
                 reth.address = reth.address.wrapping_add(u64::from(bytes));
@@ -609,7 +611,7 @@ impl Responder {
         Some(emit_ack(dest_qp, self.expected, AethRepr { syndrome, msn: self.msn }, buffer))
     }
 
-    /// Writes the acknowledgement if it is due.  The caller sends pending responses first.
+    /// Writes the acknowledgement if it is due. The caller sends pending responses first.
     // [ROCE-ACK-2]
     pub fn poll_ack(&mut self, at: &StepContext<'_>, dest_qp: Qpn, buffer: &mut [u8]) -> Option<usize> {
         let now_ns = at.now_ns;
@@ -644,7 +646,7 @@ impl Responder {
         self.unacknowledged = 0;
     }
 
-    /// The AETH of a response to a packet that arrived at `arrived_ns`.
+    /// Returns the AETH of a response to a packet that arrived at `arrived_ns`.
     // [ROCE-CC-3]
     fn aeth(&self, at: &StepContext<'_>, arrived_ns: u64) -> AethRepr {
         let credit = if at.config.grants { Credit::at_most(self.grant) } else { Credit::UNLIMITED };
@@ -655,12 +657,12 @@ impl Responder {
         AethRepr { syndrome: Syndrome::Ack(credit), msn }
     }
 
-    /// Whether an acknowledgement is due that may wait for the owner's next poll.
+    /// Returns true if an acknowledgement is due that may wait for the owner's next poll.
     pub fn has_ack_that_waits(&self, now_ns: u64) -> bool {
         self.ack_may_wait && self.ack_at_ns.is_some_and(|at| at <= now_ns)
     }
 
-    /// When the acknowledgement is due.
+    /// Returns the time at which the acknowledgement is due.
     pub fn poll_timeout(&self) -> Option<u64> {
         self.ack_at_ns
     }
@@ -680,31 +682,32 @@ impl Responder {
     }
 }
 
-/// Whether the response to a request carries data.
+/// Returns true if the response to a request carries data.
 pub(crate) fn returns_data(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::ReadRequest(_) | Headers::FetchAdd(_) | Headers::CompareSwap(_))
 }
 
-/// Whether a packet is an empty write, the only valid packet with the number before the first.
+/// Returns true if a packet is an empty write, the only valid packet with the number before the first.
 // [ROCE-TIME-3]
 fn is_empty_probe(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::WriteOnly { reth, imm: None } if reth.len == 0)
         && packet.payload.is_empty()
 }
 
-/// Whether a packet is a heartbeat: a one-packet message that rings no doorbell, sent by idle peers.  It is acknowledged at once,
-/// since a delayed acknowledgement would wake this process a second time; and it claims no share: the packet reserved for each peer suffices.
+/// Returns true if a packet is a heartbeat: a one-packet message that rings no doorbell, sent by idle peers. The
+/// responder acknowledges it at once, since a delayed acknowledgement would wake this process a second time. It claims
+/// no share of the receive buffer: the packet reserved for each peer suffices.
 // [ROCE-ACK-4]
 pub(crate) fn is_heartbeat(packet: &Packet<'_>) -> bool {
     matches!(packet.headers, Headers::SendOnly { .. }) && !packet.solicited
 }
 
-/// Whether the peer waits for a response to a packet.
+/// Returns true if the peer waits for a response to a packet.
 fn wants_response(packet: &Packet<'_>) -> bool {
     packet.ack_request || returns_data(packet)
 }
 
-/// Whether the key must be valid.  An empty request from another implementation may name any key.
+/// Returns true if the key must be valid. An empty request from another implementation may name any key.
 // [ROCE-KEY-1]
 fn needs_key(config: &Config, reth: RethRepr) -> bool {
     reth.len > 0 || config.grants

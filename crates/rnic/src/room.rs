@@ -5,27 +5,28 @@
 //!    ◄────── reserved ───────► ◄───────── half ─────────► ◄───────── half ─────────► ◄──────── a quarter ────────►
 //! ```
 //!
-//! Sizes are those that Linux charges to the buffer, which exceed the packet's own length.  Every peer may send one packet at any
-//! time, and peers that have sent recently share the rest, so no packet is dropped as long as the buffer holds one of each peer.
+//! Sizes are those that Linux charges to the buffer; they exceed the packet's own length. Every peer may send one
+//! packet at any time, and recently active peers share the rest. So Linux drops no packet as long as the buffer holds
+//! one of each peer.
 //!
-//! Shares are lowered before others are raised into the freed room, so the sum of all grants never exceeds the buffer.
+//! Some shares shrink before others grow into the freed room, so the sum of all grants never exceeds the buffer.
 
 use std::time::Duration;
 
 use crate::config::nanoseconds;
 
-/// Minimum time for which a silent lane keeps its share: a process may wait this long to be scheduled.
+/// Time for which a silent lane keeps its share: the peer's process may wait this long for a core.
 const IDLE: Duration = Duration::from_millis(100);
-/// Maximum grant of a lane in packets: 1 MiB of the longest ones, so that a receiver that waits to be scheduled finds some
-/// milliseconds of work when it runs.
+/// Maximum grant of a lane in packets: 1 MiB of the longest ones, some milliseconds of work for a receiver that has
+/// waited for a core.
 pub const GRANT_MAX: u32 = 256;
 /// Upper bound of the headers of all layers and of `skb_shared_info` behind the payload.
 const OVERHEAD_BYTES: u32 = 500;
 /// Size of the kernel's `sk_buff`.
 const SK_BUFF_BYTES: u32 = 256;
 
-/// Bytes of a Linux socket's receive buffer that one datagram with a packet of this payload occupies (`truesize`): the allocation,
-/// rounded up to a power of two, and the `sk_buff`.  A datagram of a train occupies about half.
+/// Bytes of a Linux socket's receive buffer that one datagram with a packet of this payload occupies (`truesize`): the
+/// allocation, rounded up to a power of two, and the `sk_buff`. A datagram of a train occupies about half.
 pub fn packet_takes_bytes(payload: u32) -> u32 {
     (payload + OVERHEAD_BYTES).next_power_of_two() + SK_BUFF_BYTES
 }
@@ -35,7 +36,7 @@ pub fn packet_takes_bytes(payload: u32) -> u32 {
 pub struct Share {
     /// Buffer space of its longest packet.
     pub takes_bytes: u32,
-    /// When its peer last sent more than acknowledgements, in nanoseconds; `None` if never.
+    /// Time of the last packet from its peer that was more than an acknowledgement, in ns; `None` if there was none.
     pub used_ns: Option<u64>,
     /// Packets of requests that the peer may have in flight.
     pub grant: u32,
@@ -50,14 +51,15 @@ pub struct Room {
 }
 
 impl Room {
-    /// For a receive buffer of this size, as Linux counts it.
+    /// Creates the room of a receive buffer of this size, as Linux counts it.
     pub fn new(buffer_bytes: usize) -> Room {
-        // Linux releases read datagrams only once they fill a quarter of the buffer, or none is left to read.
+        // Linux releases the space of read datagrams only when they fill a quarter of the buffer, or when the queue is
+        // empty.
         Room { bytes: buffer_bytes as u64 / 4 * 3 }
     }
 
-    /// Recomputes the shares of the lanes of `peers` peers.  Returns true if each active lane has its full share; if false, tell the
-    /// peers of their lowered grants and call it again.
+    /// Recomputes the shares of the lanes of `peers` peers. Returns true if each active lane has its full share. If
+    /// false, send the lowered grants to the peers and call it again.
     pub fn share(&self, now_ns: u64, peers: usize, lanes: &mut [Share]) -> bool {
         let takes = lanes.iter().map(|lane| u64::from(lane.takes_bytes)).max().unwrap_or(0);
         let half = self.bytes.saturating_sub(peers as u64 * takes) / 2;
@@ -82,7 +84,7 @@ impl Room {
             }
         }
         if !is_settled || granted > half {
-            // Takes back the shares that idle lanes still hold.
+            // Reclaims the shares that idle lanes still hold.
             let idle = lanes.iter_mut().filter(|lane| !is_active(lane, now_ns));
             idle.for_each(|lane| lane.grant = 1);
         }
@@ -91,7 +93,7 @@ impl Room {
 }
 
 impl Share {
-    /// The share of a lane that has sent nothing yet, whose packets carry at most `payload` bytes.
+    /// Returns the share of a lane that has sent nothing yet, whose packets carry at most `payload` bytes.
     pub fn new(payload: u32) -> Share {
         Share { takes_bytes: packet_takes_bytes(payload), used_ns: None, grant: 1, answers: 1 }
     }
@@ -110,7 +112,7 @@ fn is_active(lane: &Share, now_ns: u64) -> bool {
     is_recent(lane.used_ns, now_ns)
 }
 
-/// Whether a lane that last sent at `used_ns` still counts as active.
+/// Returns true if a lane that last sent at `used_ns` still counts as active.
 pub(crate) fn is_recent(used_ns: Option<u64>, now_ns: u64) -> bool {
     used_ns.is_some_and(|used_ns| now_ns < used_ns.saturating_add(nanoseconds(IDLE)))
 }
@@ -151,7 +153,7 @@ mod tests {
     }
 
     proptest! {
-        /// A peer that has not heard of its lowered grant yet may use the old one.
+        /// A peer may use its old grant until it receives the lowered one.
         #[test]
         fn grants_fit_the_buffer_at_any_time(
             buffer_bytes in 20_000usize..1 << 23,

@@ -3,10 +3,10 @@
 /// Minimum timeout between Halite peers, in ns: two and a half times the default `ack_delay` of 500 us.
 const WAIT_NS_MIN: u64 = 1_250_000;
 
-/// Maximum timeout in ns, so that a requester soon notices a restored link.
+/// Maximum timeout in ns; it bounds the time until a requester notices a restored link.
 const WAIT_NS_MAX: u64 = 200_000_000;
 
-/// The estimate, from packets that request a response and were sent once.
+/// Estimates the round trip from packets that request a response and were sent once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RoundTrip {
     smoothed_ns: Option<u64>,
@@ -36,22 +36,22 @@ impl RoundTrip {
         self.min_ns = Some(self.min_ns.map_or(sample_ns, |min| min.min(sample_ns)));
     }
 
-    /// The smallest sample; 0 before the first.
+    /// Returns the smallest sample; 0 before the first.
     pub fn min_ns(&self) -> u64 {
         self.min_ns.unwrap_or(0)
     }
 
-    /// Stops timing: with repeated packets it is unknown which copy a response answers (Karn's algorithm).
+    /// Stops timing: with retransmitted packets it is unknown which copy a response answers (Karn's algorithm).
     pub fn cancel(&mut self) {
         self.timed = None;
     }
 
-    /// The smoothed round trip, after the first sample.
+    /// Returns the smoothed round trip, after the first sample.
     pub fn smoothed_ns(&self) -> Option<u64> {
         self.smoothed_ns
     }
 
-    /// The retransmission timeout after `attempts` consecutive timeouts.
+    /// Returns the retransmission timeout after `attempts` consecutive timeouts.
     // [ROCE-TIME-1]
     pub fn wait_ns(&self, attempts: u32) -> u64 {
         let first = self.smoothed_ns.map_or(WAIT_NS_MIN, |ns| (ns.saturating_mul(5) / 2).max(WAIT_NS_MIN));

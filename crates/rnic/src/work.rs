@@ -25,7 +25,7 @@ pub struct Local {
 pub enum Source {
     /// Bytes copied into the request.
     Inline(Vec<u8>),
-    /// Local memory, read each time a packet is sent, so a repeated packet may carry newer bytes.
+    /// Local memory, read each time a packet is sent, so a retransmitted packet may carry newer bytes.
     Registered {
         /// The first byte.
         local: Local,
@@ -87,9 +87,9 @@ pub struct Request {
     pub id: u64,
     /// The operation.
     pub operation: Operation,
-    /// Whether success generates a completion.  Failures always do.
+    /// True if success generates a completion. Failures always do.
     pub signalled: bool,
-    /// Whether the message or the immediate rings the peer's doorbell.
+    /// True if the message or the immediate rings the peer's doorbell.
     pub solicited: bool,
 }
 
@@ -107,7 +107,7 @@ impl Operation {
         }
     }
 
-    /// Whether the response carries data: reads and atomics.
+    /// Returns true if the response carries data: reads and atomics.
     pub(crate) fn returns_data(&self) -> bool {
         matches!(self, Operation::Read { .. } | Operation::FetchAdd { .. } | Operation::CompareSwap { .. })
     }
@@ -130,23 +130,23 @@ pub enum PostError {
 /// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
-    /// The request was carried out.
+    /// The request was executed.
     Success,
     /// The request's local memory is not registered.
     LocalAccess,
-    /// The peer refused: the key or range does not allow the access.
+    /// The peer refused the access: the key or range does not allow it.
     RemoteAccess,
-    /// The peer refused: the request is invalid.
+    /// The peer refused an invalid request.
     RemoteInvalidRequest,
-    /// The peer failed to carry out the request.
+    /// The peer failed to execute the request.
     RemoteOperation,
-    /// The peer did not respond before the retry limit.  The request may be partly or fully carried out.
+    /// The peer did not respond before the retry limit. The request may be partly or fully executed.
     RetryExceeded,
     /// The peer had no receive until the RNR retry limit.
     RnrRetryExceeded,
-    /// In flight when the connection ended: it may be partly or fully carried out.
+    /// In flight when the connection ended: it may be partly or fully executed.
     Aborted,
-    /// Not carried out: it was not sent before the connection ended, or the peer refused an earlier request.
+    /// Not executed: it was not sent before the connection ended, or the peer refused an earlier request.
     Flushed,
 }
 
@@ -195,17 +195,17 @@ pub enum Event {
         bytes: Vec<u8>,
         /// Immediate data, if any.
         imm: Option<u32>,
-        /// Whether to ring the doorbell.
+        /// True if the doorbell must ring.
         solicited: bool,
     },
     /// A write with immediate has landed.
     Notified {
         /// Immediate data.
         imm: u32,
-        /// Whether to ring the doorbell.
+        /// True if the doorbell must ring.
         solicited: bool,
     },
-    /// The connection ended.  This is the last event, after the completions of all posted requests.
+    /// The connection ended. This is the last event, after the completions of all posted requests.
     Broken {
         /// The cause.
         cause: Cause,

@@ -1,4 +1,4 @@
-//! Stories of extents, and whole histories against a set of intervals.
+//! Scenarios of extents, and random histories compared with a set of intervals.
 
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ fn allocator(segments: &[u64]) -> Allocator {
     allocator
 }
 
-/// Checks what must hold when everything has been freed.
+/// Checks that all memory is free, in whole segments.
 fn check_all_free(allocator: &Allocator, segments: usize) {
     assert_eq!(allocator.bytes_free(), allocator.bytes_total());
     assert_eq!(allocator.free.count(), segments);
@@ -23,7 +23,7 @@ fn check_all_free(allocator: &Allocator, segments: usize) {
 }
 
 #[test]
-fn impossible_sizes_are_refused_and_not_miscounted() {
+fn impossible_sizes_are_refused() {
     let mut allocator = allocator(&[GIB, 10]);
     for len in [0, GIB + 1, u64::MAX, u64::MAX - 63] {
         assert_eq!(allocator.allocate(len), None);
@@ -139,7 +139,7 @@ impl Pair {
 
 proptest! {
     #[test]
-    fn histories_agree_with_a_set_of_intervals(
+    fn random_histories_match_a_set_of_intervals(
         segments in proptest::collection::vec(0..400 * KIB, 1..4),
         steps in proptest::collection::vec(step(), 0..250),
     ) {
@@ -155,14 +155,14 @@ proptest! {
 }
 
 #[test]
-fn a_range_over_joined_extents_is_given_back_whole() {
+fn a_range_of_joined_extents_is_freed_whole() {
     let mut allocator = Allocator::new(64);
     allocator.add_segment(1 << 20);
     let small: Vec<Extent> = (0..16).map(|_| allocator.allocate(4096).expect("there is room")).collect();
     let large = allocator.allocate(8192).expect("there is room");
     let mut all: Vec<Extent> = small.iter().copied().chain([large]).collect();
     all.sort_by_key(|extent| extent.offset);
-    // Joins adjacent extents, as in a region whose chunks came from several reservations.
+    // Joins adjacent extents, as in a region with chunks from several reservations.
     let mut joined: Vec<Extent> = Vec::new();
     for extent in all {
         match joined.last_mut() {

@@ -29,10 +29,10 @@ use std::arch::asm;
 use std::arch::x86_64::__cpuid;
 use std::sync::LazyLock;
 
-/// Length in bytes below which entering the AVX loop costs more than it saves.
+/// Minimum length in bytes for the AVX loop: for shorter copies, its entry costs more than it saves.
 const AVX_BYTES_MIN: usize = 128;
 
-/// Length in bytes below which microcode is not faster.
+/// Minimum length in bytes for microcode: for shorter copies, it is not faster.
 const MICROCODE_BYTES_MIN: usize = 128 << 10;
 
 /// True if `rep movsb` is as fast as any loop at all alignments of source and target.
@@ -161,7 +161,7 @@ pub(super) unsafe fn copy_upwards_sse(target: *mut u8, source: *const u8, len: u
         unsafe { copy_16(target.wrapping_add(at), source.wrapping_add(at)) };
         at += 16;
     }
-    // The rest is shorter than 16, hence the sum of a subset of 8, 4, 2 and 1.
+    // The rest is below 16 bytes, hence a sum of 8, 4, 2 and 1, each at most once.
     if len & 8 != 0 {
         // SAFETY: at + 8 <= len.
         unsafe { copy_8(target.wrapping_add(at), source.wrapping_add(at)) };

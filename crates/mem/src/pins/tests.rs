@@ -1,4 +1,4 @@
-//! Stories of pins and grace periods.
+//! Scenarios of pins and grace periods.
 
 use std::sync::mpsc::channel;
 use std::thread;
@@ -6,7 +6,7 @@ use std::thread;
 use super::*;
 
 #[test]
-fn a_grace_waits_for_those_pinned_at_its_start_only() {
+fn a_grace_period_waits_only_for_earlier_pins() {
     let pins = Pins::new();
     let before = pins.pin();
     let grace = pins.start_grace_period();
@@ -23,7 +23,7 @@ fn a_grace_waits_for_those_pinned_at_its_start_only() {
 }
 
 #[test]
-fn a_grace_waits_for_threads_with_either_fence() {
+fn a_grace_period_waits_with_either_fence() {
     for pins in [Pins::with_asymmetry(false), Pins::new()] {
         let (pinned, wait_pinned) = channel();
         let (release, wait_release) = channel::<()>();
@@ -46,7 +46,7 @@ fn a_grace_waits_for_threads_with_either_fence() {
 }
 
 #[test]
-fn a_leaked_pin_protects_for_ever() {
+fn a_leaked_pin_blocks_reclaim_for_ever() {
     let pins = Pins::new();
     thread::scope(|scope| scope.spawn(|| std::mem::forget(pins.pin())).join().unwrap());
     assert!(!pins.start_grace_period().is_over(&pins));
@@ -70,7 +70,7 @@ fn destructors_of_an_exiting_thread_can_still_pin() {
     let pins = Arc::new(Pins::new());
     let theirs = pins.clone();
     let exiting = thread::spawn(move || {
-        // Registered first, so it is destroyed after or before the pins' own thread-locals; both orders must work.
+        // Registered first, so destroyed before or after the thread-locals of the pins: both orders must work.
         LATE.with(|late| *late.borrow_mut() = Some(PinsInDrop(theirs.clone())));
         drop(theirs.pin());
     });

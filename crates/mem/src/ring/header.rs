@@ -5,8 +5,8 @@
 //!       | lap  | kind | len        | imm          |
 //! ```
 //!
-//! The lap distinguishes a record from what the previous lap left in the same place. It is never 0, so fresh memory,
-//! and lines that the consumer has cleared, hold no header.
+//! The lap distinguishes a record from one of the previous lap in the same place. It is never 0, so fresh and cleared
+//! lines hold no header.
 
 const LAP_BITS: u32 = 3;
 const KIND_SHIFT: u32 = LAP_BITS;
@@ -34,8 +34,8 @@ pub(super) struct Header {
 pub(super) struct Lap(u8);
 
 impl Lap {
-    /// Returns the lap of `position`. Two laps are enough to tell one from the next; with four, a consumer that finds a
-    /// header of neither this lap nor the previous one knows that it was corrupted.
+    /// Returns the lap of `position`. Two laps distinguish one from the next; with four, a consumer detects a corrupt
+    /// header, which is of neither this lap nor the previous one.
     pub(super) fn of(position: u64, capacity: u64) -> Lap {
         Lap(1 + (position >> capacity.trailing_zeros()) as u8 % 4)
     }

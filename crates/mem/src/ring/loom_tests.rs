@@ -31,7 +31,7 @@ fn check(lines: u64, payloads: &'static [&'static [u8]]) {
 }
 
 #[test]
-fn loom_small_messages_arrive_whole_and_in_order_through_a_wrap() {
+fn loom_messages_arrive_whole_and_in_order_across_a_wrap() {
     check(2, &[b"one", b"two", b"three"]);
 }
 
@@ -53,13 +53,13 @@ fn loom_payload_is_never_taken_for_a_header() {
 }
 
 #[test]
-fn loom_room_that_is_told_late_is_found_in_the_end() {
+fn loom_room_that_is_published_late_is_found() {
     // The head moves every two lines, so the third message waits until the first two have been consumed.
     check(16, &[&[1; 400], &[2; 400], &[3; 400]]);
 }
 
 #[test]
-fn loom_a_producer_that_waits_for_room_finds_it_or_is_known_to_wait() {
+fn loom_a_waiting_producer_finds_room_or_is_woken() {
     loom::model(|| {
         // The head moves at every message, because one of the two lines must be free.
         let memory = Memory::private(2 * LINE_BYTES);
@@ -74,6 +74,6 @@ fn loom_a_producer_that_waits_for_room_finds_it_or_is_known_to_wait() {
         assert!(found || is_known, "it would sleep for ever");
         assert_eq!(producer.has_or_asks_for_room(0), Ok(true));
         consumer.try_pop().unwrap().unwrap();
-        assert!(!consumer.take_made_room(), "nobody waits any more");
+        assert!(!consumer.take_made_room(), "the producer no longer waits");
     });
 }

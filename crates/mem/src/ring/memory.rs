@@ -1,6 +1,6 @@
 //! The words and bytes of a ring, in a window or, under loom, in a model.
 //!
-//! Only this file knows the offsets of the position and the data. It does not check the ring protocol.
+//! Only this file knows the offsets of the words and the data. It does not check the ring protocol.
 
 #[cfg(loom)]
 pub(crate) use model::Memory;
@@ -75,12 +75,12 @@ mod shared {
         }
 
         pub(crate) fn is_waiting(&self) -> bool {
-            // Ordered by the fences of ask_for_room() and tell_head().
+            // Ordered by the fences of ask_for_room() and publish_head().
             self.word(WAITING_OFFSET).load(Relaxed) != 0
         }
 
         pub(crate) fn set_waiting(&self, waiting: bool) {
-            // Ordered by the fences of ask_for_room() and tell_head().
+            // Ordered by the fences of ask_for_room() and publish_head().
             self.word(WAITING_OFFSET).store(waiting.into(), Relaxed);
         }
 
@@ -129,7 +129,7 @@ mod shared {
             target.copy_from(offset, &self.window, DATA_OFFSET + at, first as u64)
         }
 
-        /// Returns the offset of `position` in the data, and how many of `len` bytes precede the wrap.
+        /// Returns the offset of `position` in the data, and the number of the `len` bytes before the wrap.
         #[inline]
         fn split(&self, position: u64, len: usize) -> (u64, usize) {
             let at = position & (self.capacity - 1);

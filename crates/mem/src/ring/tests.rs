@@ -62,7 +62,7 @@ fn payload(len: usize, imm: u32, pretend: bool) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn messages_come_out_as_they_went_in_until_a_crash(
+    fn messages_arrive_unchanged_until_a_crash(
         steps in prop::collection::vec(step(), 1..400), torn in 0..240usize
     ) {
         let (mut producer, mut consumer, window) = ring(512);
@@ -93,7 +93,7 @@ proptest! {
                 }
             }
         }
-        // The producer dies in the middle of its next message, if there is room for one.
+        // The producer dies in the middle of its next message, if the ring has room for one.
         if producer.check_room(torn as u64).is_ok() {
             let bytes = payload(torn, 0, true);
             producer.memory.write(producer.tail + HEADER_BYTES, &bytes);

@@ -5,10 +5,10 @@ use loom::thread;
 
 use super::*;
 
-/// A value whose destruction counts as a write, so that loom reports readers that may come later.
+/// A value whose destruction counts as a write, so loom reports later readers.
 struct Tracked(UnsafeCell<u64>);
 
-// SAFETY: the very claim that the models check.
+// SAFETY: the models check this claim.
 unsafe impl Sync for Tracked {}
 
 impl Tracked {
@@ -49,14 +49,14 @@ fn check(
 }
 
 #[test]
-fn a_reader_never_meets_a_reclaimed_value_nor_its_successor() {
+fn a_reader_never_sees_a_reclaimed_or_reused_value() {
     check(
         |pins, slots| {
             let pin = pins.pin();
             match slots.get(&pin, 0, 1) {
                 Lookup::Found(value) => assert_eq!(value.value(), 7),
                 Lookup::Stale => {}
-                Lookup::Busy => panic!("nobody froze it"),
+                Lookup::Busy => panic!("no thread froze it"),
             }
         },
         |pins, slots| {
@@ -77,7 +77,7 @@ fn a_reader_sees_the_old_value_or_the_new_one() {
             match slots.get(&pin, 0, 1) {
                 Lookup::Found(value) => assert!([7, 8].contains(&value.value())),
                 Lookup::Busy => {}
-                Lookup::Stale => panic!("nobody retired it"),
+                Lookup::Stale => panic!("no thread retired it"),
             }
         },
         |pins, slots| {

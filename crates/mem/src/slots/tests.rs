@@ -1,4 +1,4 @@
-//! Stories of single slots, and whole histories against a map.
+//! Scenarios of single slots, and random histories compared with a map.
 
 use std::collections::HashMap;
 
@@ -13,11 +13,11 @@ fn table<T>() -> (Arc<Pins>, Slots<T>) {
 }
 
 fn elapsed(pins: &Pins) -> Elapsed {
-    pins.start_grace_period().elapsed(pins).expect("nobody is pinned")
+    pins.start_grace_period().elapsed(pins).expect("no thread is pinned")
 }
 
 #[test]
-fn a_grace_begun_too_early_proves_nothing() {
+fn an_earlier_grace_period_proves_nothing() {
     let (pins, slots) = table();
     let (index, _) = slots.insert(1);
     let early = elapsed(&pins);
@@ -35,7 +35,7 @@ fn a_grace_begun_too_early_proves_nothing() {
 }
 
 #[test]
-fn a_slot_without_generations_left_is_not_reused() {
+fn an_exhausted_slot_is_never_reused() {
     let (pins, slots) = table();
     let (index, _) = slots.insert(1);
     slots.slot(index).unwrap().set_state(u32::MAX, LIVE);
@@ -68,7 +68,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The expected result of a handle's lookup.
+/// The expected result of a lookup.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Model {
     Live(u32),
@@ -79,7 +79,7 @@ enum Model {
 
 proptest! {
     #[test]
-    fn histories_agree_with_a_map(steps in proptest::collection::vec(step(), 0..300)) {
+    fn random_histories_match_a_map(steps in proptest::collection::vec(step(), 0..300)) {
         let (pins, slots) = table();
         let mut handles: Vec<(u32, u32)> = Vec::new();
         let mut model: HashMap<(u32, u32), Model> = HashMap::new();

@@ -4,11 +4,11 @@
 //! each kind of sleeper has its own epoll, which watches the socket for one edge at a time, and only while that kind is
 //! armed. Disarming costs nothing; a leftover edge causes one spurious wake-up.
 //!
-//! The doorbell's number changes when another event wakes a sleeper, and when a poll finds a packet that was to ring.
+//! The doorbell's number changes when another event wakes a sleeper, and when a poll finds a packet that rings the
+//! doorbell.
 //!
-//! The thread that handles timers sleeps until the next deadline that it knows. An earlier deadline that is set
-//! meanwhile only sets the alarm: nearly all timers wait for an acknowledgement, which arrives first, so posting a
-//! request wakes no thread.
+//! The thread that handles timers sleeps until the next known deadline. A new, earlier deadline only sets the alarm:
+//! nearly all timers wait for an acknowledgement, which arrives first, so posting a request wakes no thread.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -61,7 +61,7 @@ impl Kind {
         let had_edge = |place: usize| edges & 1 << place != 0;
         if before != 0 && before != wanted {
             let place = SOURCES + usize::from(before) - 1;
-            // A source that has had its edge is no longer watched.
+            // A source is no longer watched after its edge.
             if !had_edge(place) {
                 self.sleepers.watch_once(place, sources[usize::from(before) - 1], false);
             }
@@ -75,7 +75,7 @@ impl Kind {
 
 impl Bell {
     /// Creates a bell. Sleepers always watch `control`, and at most one of the two `sources` at a time. With receivers,
-    /// these wake the sleepers.
+    /// the receivers wake the sleepers.
     pub(super) fn new(
         sources: [BorrowedFd<'_>; 2],
         control: BorrowedFd<'_>,
@@ -100,8 +100,8 @@ impl Bell {
         Ok(Bell { seq, eventfd: common, kinds: [first?, second?], armed, alarm, alarm_ns })
     }
 
-    /// Arms a sleeper, which watches the source with this index, if any. If the index changes, the sleeper must be
-    /// woken. Returns true if the control socket had an edge and must be checked.
+    /// Arms a sleeper, which watches the source with this index, if any. If the index changes, wake the sleeper.
+    /// Returns true if the control socket had an edge and must be checked.
     pub(super) fn arm(
         &self,
         sleeper: Option<Sleeper>,
@@ -119,15 +119,15 @@ impl Bell {
         self.armed.load(Relaxed) != 0
     }
 
-    /// Notes that a poll found an event that rings the doorbell.
-    pub(super) fn note_arrival(&self) {
+    /// Changes the number if a thread is armed: a poll found an event that rings the doorbell.
+    pub(super) fn on_arrival(&self) {
         if self.armed.load(Relaxed) != 0 {
             self.seq.fetch_add(1, SeqCst);
         }
     }
 
-    /// Rings after a receiver handled a packet. With receivers, sleepers watch no socket; this wakes them once.
-    pub(super) fn note_received(&self) {
+    /// Wakes the armed sleeper, once, after a receiver handled a packet: with receivers, sleepers watch no socket.
+    pub(super) fn on_received(&self) {
         // The event was queued under a lock that an arming thread takes later to check for events. So either that
         // thread finds the event, or this load finds that thread armed.
         if self.armed.load(Relaxed) == 0 {

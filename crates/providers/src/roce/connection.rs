@@ -1,6 +1,7 @@
 //! A connection: two queue pairs to one peer, one for each lane.
 //!
-//! Events of a peer are queued under the lock of one of its lanes, and its end under both locks, so the end comes last.
+//! Threads queue a peer's events under the lock of one lane, and its disconnected event under both locks, so that one
+//! comes last.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -28,10 +29,10 @@ use super::{INLINE_BYTES_MAX, LANES, lock, read};
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: PeerId,
-    /// Token of the socket that set the connection up; its hang-up shows that the other end is gone.
+    /// Token of the socket that set the connection up; its hang-up means that the other end is gone.
     pub(super) token: u64,
     pub(super) address: SocketAddr,
-    /// Source address and port of our packets to the peer.
+    /// Source address and port of packets to the peer.
     pub(super) own_address: SocketAddr,
     /// Place at the socket that has `own_address`.
     pub(super) port_use: Arc<PortUse>,
@@ -42,28 +43,28 @@ pub(super) struct Connection {
     qpns: [Qpn; LANES],
     outwards: Flow,
     inwards: Flow,
-    /// Salt that hides our keys in the peer's packets, and the salt for the peer's keys in ours.
+    /// Salt of local keys in the peer's packets, and of the peer's keys in local packets.
     salt: u32,
     their_salt: u32,
     lanes: [Mutex<Lane>; LANES],
-    /// Data of the connected event, until both ends are ready: the peer's hello, and the address that we dialled.
+    /// Data of the connected event, until both ends are ready: the peer's hello, and the dialled address.
     greeting: Mutex<Option<(Vec<u8>, Option<String>)>>,
     /// True once both ends are ready and the connected event is queued.
     is_up: AtomicBool,
-    /// True if no more requests are posted; the connection ends when all posted ones have completed.
+    /// True once the connection is closing: it accepts no posts, and ends when all posted requests have completed.
     is_leaving: AtomicBool,
     has_ended: AtomicBool,
-    /// True if we dialled another host, and no probe has been answered yet.
+    /// True if this end dialled another host, which has not yet answered a probe.
     awaits_answer: AtomicBool,
     /// True once the dialling end, on another host, has sent Ready; `is_probed`: once a probe or an answer has arrived.
     is_ready: AtomicBool,
     is_probed: AtomicBool,
-    /// Events before the connection is up. At most as many as the peer may have outstanding requests.
+    /// Events before the connection is up; at most one per outstanding request of the peer.
     early: Mutex<Vec<Event>>,
     /// Unacknowledged packets that the peer sent in its last message.
     last: Mutex<Vec<Vec<u8>>>,
     /// True once probing of the path MTU has begun.
-    is_path_sought: AtomicBool,
+    has_begun_path: AtomicBool,
     translated: Translated,
     /// Time of the last packet from the peer, in ns.
     pub(super) heard_ns: AtomicU64,
@@ -76,11 +77,11 @@ pub(super) struct Connection {
 pub(super) struct Lane {
     qp: QueuePair,
     held: Held<Window>,
-    /// True if a post was refused because the queue was full.
+    /// True after a post failed because the queue was full.
     wants_room: bool,
-    /// Begin of the present [`SILENCES_NS`], in ns, and the timeouts since then.
+    /// Start of the current interval of [`SILENCES_NS`], in ns, and the timeouts since then.
     silences: (u64, u32),
-    /// Until when packets leave singly, in ns.
+    /// End of the time in which packets leave singly, in ns.
     singly_until_ns: u64,
 }
 
@@ -116,7 +117,7 @@ impl Connection {
             let mut qp = QueuePair::new(config.clone(), own.qpn, own.psn);
             qp.ready_to_receive(their.qpn, their.psn);
             qp.ready_to_send();
-            // Arrivals are passed on at once, so there is always room.
+            // The fabric delivers arrivals at once, so there is always room.
             qp.add_receives(u32::MAX);
             let (silences, singly_until_ns) = ((0, 0), 0);
             Mutex::new(Lane { qp, held: Held::default(), wants_room: false, silences, singly_until_ns })
@@ -144,7 +145,7 @@ impl Connection {
             is_probed: AtomicBool::new(false),
             early: Mutex::new(Vec::new()),
             last: Mutex::new(Vec::new()),
-            is_path_sought: AtomicBool::new(false),
+            has_begun_path: AtomicBool::new(false),
             translated: Translated::default(),
             heard_ns: AtomicU64::new(now_ns),
             met_ns: now_ns,
@@ -159,7 +160,8 @@ impl Connection {
         lock(&self.lanes[index])
     }
 
-    /// Returns the packet without its ICRC, if that is right and the packet comes from the peer's own address.
+    /// Returns the packet without its ICRC, if the ICRC is valid and the packet comes from the address that the peer
+    /// offered.
     pub(super) fn open<'a>(&self, from: SocketAddr, packet: &'a [u8]) -> Option<&'a [u8]> {
         let body = self.inwards.open(packet).ok()?;
         if from == self.address {
@@ -171,16 +173,16 @@ impl Connection {
 
     /// Returns the address change, if packets of the peer came from another address than it offered.
     pub(super) fn address_change(&self) -> Option<AddressChanged> {
-        self.translated.told(self.address)
+        self.translated.address_change(self.address)
     }
 
     /// Stores the data of the connected event until both ends are ready.
-    pub(super) fn greet(&self, hello: Vec<u8>, dialled: Option<String>) {
+    pub(super) fn store_hello(&self, hello: Vec<u8>, dialled: Option<String>) {
         *lock(&self.greeting) = Some((hello, dialled));
     }
 
     /// Marks both ends as ready, unless the connection has ended; returns the data of the connected event, once.
-    pub(super) fn come_up(&self) -> Option<(Vec<u8>, Option<String>)> {
+    pub(super) fn bring_up(&self) -> Option<(Vec<u8>, Option<String>)> {
         let mut greeting = lock(&self.greeting);
         if self.is_up() || self.has_ended.load(Relaxed) {
             return None;
@@ -194,15 +196,15 @@ impl Connection {
         self.is_up.load(Acquire)
     }
 
-    /// Notes that the dialling end is ready. Returns true if its packets have arrived, too.
-    pub(super) fn note_ready(&self) -> bool {
-        // SeqCst: if two threads note one condition each, the later one sees both.
+    /// Records that the dialling end is ready. Returns true if its packets have arrived, too.
+    pub(super) fn on_ready(&self) -> bool {
+        // SeqCst: if two threads record one condition each, the later one sees both.
         self.is_ready.store(true, SeqCst);
         self.is_probed.load(SeqCst)
     }
 
-    /// Notes that a probe or its answer arrived. Returns true if the dialling end has sent Ready.
-    pub(super) fn note_probe(&self) -> bool {
+    /// Records that a probe or its answer arrived. Returns true if the dialling end has sent Ready.
+    pub(super) fn on_probe(&self) -> bool {
         self.is_probed.store(true, SeqCst);
         self.is_ready.load(SeqCst)
     }
@@ -220,18 +222,19 @@ impl Connection {
         std::mem::take(&mut *lock(&self.early))
     }
 
-    /// Returns true, once, if probing of the path must begin: both ends are ready, or wait for an answer to a probe.
+    /// Returns true, once, if path MTU discovery must begin: both ends are ready, or this end waits for an answer to a
+    /// probe.
     pub(super) fn begins_path(&self) -> bool {
-        (self.is_up() || self.awaits_answer()) && !self.is_path_sought.swap(true, Relaxed)
+        (self.is_up() || self.awaits_answer()) && !self.has_begun_path.swap(true, Relaxed)
     }
 
-    /// Keeps the connection down until a probe has been answered.
+    /// Keeps the connection down until the peer answers a probe.
     pub(super) fn await_answer(&self) {
         self.awaits_answer.store(true, Relaxed);
     }
 
     pub(super) fn awaits_answer(&self) -> bool {
-        // Relaxed: it publishes no other memory. The lock of the control decides which connection comes up.
+        // Relaxed: the flag publishes no other memory. The lock of the control decides which connection comes up.
         self.awaits_answer.load(Relaxed) && !self.is_up()
     }
 
@@ -280,7 +283,7 @@ impl Connection {
         *lock(&self.last) = packets;
     }
 
-    /// Handles the packets of the peer's last message, unless the connection has ended. `tell` gets the events.
+    /// Handles the packets of the peer's last message, unless the connection has ended. `tell` receives the events.
     pub(super) fn take_last(&self, context: LaneContext<'_>, tell: impl FnOnce(Vec<Event>)) {
         let mut lanes = self.lanes.each_ref().map(lock);
         if self.has_ended.load(Relaxed) {
@@ -296,12 +299,12 @@ impl Connection {
         tell(outcome.events);
     }
 
-    /// Ends the connection, unless it has ended: posted requests complete, and the peer accesses no memory from now on.
-    /// `tell` gets the disconnected event; `exited` says whether the peer's process has exited.
+    /// Ends the connection, unless it has ended: posted requests complete, and the peer no longer accesses memory.
+    /// `tell` receives the disconnected event; `exited` is true if the peer's process has exited.
     pub(super) fn end(&self, exited: bool, tell: impl FnOnce(Vec<Event>)) -> bool {
         let mut lanes = self.lanes.each_ref().map(lock);
         let was_up = {
-            // The lock orders this with `come_up`, which does nothing after the end.
+            // The lock orders this with `bring_up`, which does nothing after the end.
             let _greeting = lock(&self.greeting);
             if self.has_ended.swap(true, Relaxed) {
                 return false;
@@ -409,7 +412,7 @@ impl Lane {
         self.qp.handle_stamped(context.now_ns, arrived_ns, packet, &view);
     }
 
-    /// Starts with this path MTU, which an earlier connection to the peer's host has found.
+    /// Starts with the path MTU that an earlier connection to the peer's host has found.
     pub(super) fn expect_path(&mut self, now_ns: u64, mtu: Mtu) {
         self.qp.expect_path(now_ns, mtu);
     }
@@ -424,14 +427,14 @@ impl Lane {
             let timeouts = self.qp.counters().timeouts;
             self.qp.handle_timeout(now_ns);
             if self.qp.counters().timeouts > timeouts {
-                self.note_silence(now_ns);
+                self.on_silence(now_ns);
             }
         }
     }
 
-    /// After several timeouts in short time, sends packets singly for a while: the path may drop trains, which a router
-    /// may see as one long packet.
-    fn note_silence(&mut self, now_ns: u64) {
+    /// Counts a timeout. After several within a short time, packets leave singly for a while: a router may take a train
+    /// for one long packet and drop it.
+    fn on_silence(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(self.silences.0) > SILENCES_NS {
             self.silences = (now_ns, 0);
         }
@@ -470,7 +473,7 @@ impl Lane {
         self.qp.poll_timeout()
     }
 
-    /// Returns true if requests of the peer have arrived, not only probes of the path.
+    /// Returns true if the peer has sent requests, not only probes of the path.
     pub(super) fn has_heard_requests(&self) -> bool {
         self.qp.has_heard_requests()
     }
@@ -537,10 +540,10 @@ const SILENCES_NS: u64 = 100_000_000;
 const SINGLY_NS: u64 = 5_000_000_000;
 /// Maximum number of outstanding requests of a lane.
 pub(super) const QUEUE_MAX: usize = 1024;
-/// Outstanding requests at which a poster that found the queue full gets the room event.
+/// Number of outstanding requests at which a poster that found the queue full gets the room event.
 const ROOM_AT: usize = QUEUE_MAX / 4 * 3;
 
-/// Returns the segment of a key of ours, if it contains these bytes.
+/// Returns the window of a local key, if it contains these bytes.
 fn own_window(registered: &Registered, key: Key, offset: u64, len: u64) -> Result<(u32, Window), PostCause> {
     let registered = read(registered);
     let window = registered.get(key.0 as usize).and_then(Option::as_ref).ok_or(PostCause::Malformed)?;

@@ -1,7 +1,7 @@
 //! Sets connections up and detects their ends, over Unix sockets in the cluster directory and TCP ports for other
 //! hosts.
 //!
-//! A polling thread checks these sockets now and then, and always before it sleeps; no call blocks.
+//! A polling thread checks these sockets at intervals, and always before it sleeps; no call blocks.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -27,14 +27,14 @@ use crate::refusals::Refusals;
 /// Tokens of the listeners in epoll; those of links follow.
 const LISTENER: u64 = 0;
 const PORT: u64 = 1;
-/// Events that one look handles; the rest waits for the next.
+/// Maximum number of events that one poll handles; the rest waits for the next.
 const EVENTS_MAX: usize = 16;
-/// Maximum number of incoming connections that have not proven yet that they know the secret, in all and from one
+/// Maximum number of incoming connections that have not yet proven knowledge of the secret: in all, and from one
 /// network (see [`network_of`]).
 const STRANGERS_MAX: usize = 64;
 const STRANGERS_FROM_ONE_MAX: usize = 8;
-/// Initial pause before dialling a host again that hung up; it doubles each time, up to the second constant. Half of it
-/// is random, so that the ends of simultaneous hang-ups do not return together.
+/// Initial and maximum pause before redialling a host that hung up; it doubles each time. Half of it is random, so that
+/// hosts disconnected together do not redial together.
 const AGAIN_NS: u64 = 10_000_000;
 const AGAIN_NS_MAX: u64 = 200_000_000;
 
@@ -48,14 +48,14 @@ pub(super) struct Control {
     links: BTreeMap<u64, Link>,
     tokens: u64,
     attempts: u64,
-    /// Our queue pair numbers in use.
+    /// This end's queue pair numbers in use.
     qpns: BTreeSet<u32>,
     /// Connections whose handshake failed; to be ended.
-    given_up: Vec<Arc<Connection>>,
-    /// Attempts to dial hosts that hung up, each with the time of the next, in ns.
+    failed: Vec<Arc<Connection>>,
+    /// Attempts to dial hosts that hung up, each with the time of its next dial, in ns.
     postponed: Vec<(u64, Attempt)>,
     pub(super) refusals: Refusals,
-    /// True if unreadable secrets have been logged.
+    /// True after a warning about unreadable secrets.
     are_secrets_missed: bool,
 }
 
@@ -86,16 +86,16 @@ pub(super) struct Link {
 
 #[derive(Debug)]
 pub(super) enum Handshake {
-    /// We sent an offer to the dialled end, and wait for its answer.
+    /// This end has sent an offer to the dialled end, and waits for its answer.
     Dialled { attempt: Attempt, offer: Offer, port_use: Arc<PortUse>, deadline_ns: u64 },
-    /// The other end connected, and has not sent its offer yet.
+    /// The other end has connected, but not sent its offer yet.
     Accepted { deadline_ns: u64 },
-    /// Both offers are known, but not whether packets get through. The dialling end waits for an answer to a probe, the
+    /// Both offers are known, but no packet has got through yet. The dialling end waits for an answer to a probe, the
     /// other one for Ready and a packet. Until Ready, the dialling end may be a replay.
-    Agreed { connection: Arc<Connection>, attempt: Option<Attempt>, has_said_ready: bool, deadline_ns: u64 },
+    Agreed { connection: Arc<Connection>, attempt: Option<Attempt>, has_sent_ready: bool, deadline_ns: u64 },
     /// The connection exists. On one host, the dialled end may still wait for Ready.
     Connected(Arc<Connection>),
-    /// The other end has hung up without a message. Its process may exit, which is awaited until the deadline.
+    /// The other end has hung up without a message. Until the deadline, this end waits for the exit of its process.
     HungUp { connection: Arc<Connection>, deadline_ns: u64 },
 }
 
@@ -112,7 +112,7 @@ pub(super) struct Attempt {
     /// Start of the attempt, in ns, and number of hang-ups since.
     pub(super) begun_ns: u64,
     pub(super) hang_ups: u32,
-    /// Addresses that remain, and the time from which the next one is tried in parallel, in ns.
+    /// Remaining addresses, and the time from which to try the next one in parallel, in ns.
     pub(super) rest: VecDeque<SocketAddr>,
     pub(super) next_ns: u64,
 }
@@ -126,7 +126,7 @@ impl Control {
             epoll::add(&epoll, port, epoll::EventData::new_u64(PORT), epoll::EventFlags::IN)?;
         }
         let (hosts, links, qpns) = (hosts.cloned(), BTreeMap::new(), BTreeSet::new());
-        let (tokens, given_up, postponed) = (PORT, Vec::new(), Vec::new());
+        let (tokens, failed, postponed) = (PORT, Vec::new(), Vec::new());
         let (listener, refusals) = (Some(listener), Refusals::default());
         Ok(Control {
             listener,
@@ -136,7 +136,7 @@ impl Control {
             tokens,
             attempts: 0,
             qpns,
-            given_up,
+            failed,
             postponed,
             refusals,
             are_secrets_missed: false,
@@ -157,9 +157,9 @@ impl Control {
         self.listener.is_none()
     }
 
-    /// Stops accepting connections and gives up the unfinished dials; returns these.
+    /// Stops accepting connections and abandons the unfinished dials; returns these.
     pub(super) fn close(&mut self) -> Vec<Attempt> {
-        // A port may have other owners that keep it open, so dropping it would not remove it from the epoll.
+        // Another process may keep the port open, so dropping it would not remove it from the epoll.
         for port in self.hosts.take().into_iter().flat_map(|hosts| hosts.ports) {
             let _ = epoll::delete(&self.epoll, &port);
         }
@@ -194,12 +194,12 @@ impl Control {
         self.links.get_mut(&token).map(|link| &mut link.handshake)
     }
 
-    /// Returns the host at the other end of a link, if it dialled a port of ours.
+    /// Returns the host at the other end of a link, if it dialled this end.
     pub(super) fn from(&self, token: u64) -> Option<IpAddr> {
         self.links.get(&token)?.line.from()
     }
 
-    /// Returns our address of a link between hosts.
+    /// Returns this end's address of a link between hosts.
     pub(super) fn own_address(&self, token: u64) -> Option<IpAddr> {
         self.links.get(&token)?.line.own_address()
     }
@@ -262,8 +262,8 @@ impl Control {
         }
     }
 
-    /// Notes that the other end has hung up without a message. Returns true if its process may turn out to have exited
-    /// before `deadline_ns`.
+    /// Records that the other end has hung up without a message. Returns true if its process may exit before
+    /// `deadline_ns`.
     pub(super) fn await_exit(&mut self, token: u64, deadline_ns: u64) -> bool {
         let Some(Link { line, handshake, .. }) = self.links.get_mut(&token) else { return false };
         let (Handshake::Connected(connection), Some(process)) = (&*handshake, line.process()) else {
@@ -292,14 +292,14 @@ impl Control {
             Handshake::Dialled { attempt, offer, .. } => (offer.lanes.map(|lane| lane.qpn), Some(attempt)),
             Handshake::Accepted { .. } => return None,
             Handshake::Agreed { connection, attempt, .. } => {
-                self.given_up.push(connection);
+                self.failed.push(connection);
                 return attempt;
             }
             Handshake::Connected(connection) | Handshake::HungUp { connection, .. } => {
                 (connection.qpns(), None)
             }
         };
-        self.give_back(&qpns);
+        self.release_qpns(&qpns);
         dialled
     }
 
@@ -309,10 +309,9 @@ impl Control {
         self.attempts
     }
 
-    /// Returns connections whose handshake failed since the last call. The caller ends them and gives their numbers
-    /// back.
-    pub(super) fn take_given_up(&mut self) -> Vec<Arc<Connection>> {
-        std::mem::take(&mut self.given_up)
+    /// Returns connections whose handshake failed since the last call. The caller ends them and releases their numbers.
+    pub(super) fn take_failed(&mut self) -> Vec<Arc<Connection>> {
+        std::mem::take(&mut self.failed)
     }
 
     /// Closes the other links of an attempt after one address has answered.
@@ -326,14 +325,14 @@ impl Control {
     /// Returns true if a dialled host has answered, but the connection is not complete.
     pub(super) fn is_being_answered(&self) -> bool {
         self.links.values().any(|link| match &link.handshake {
-            Handshake::Dialled { .. } => link.line.is_heard(),
+            Handshake::Dialled { .. } => link.line.has_answered(),
             Handshake::Agreed { attempt, .. } => attempt.is_some(),
             _ => false,
         })
     }
 
-    /// Gives a dialled host that has answered, and may be distant, until `lease_ns` after the dial. Returns false if it
-    /// has had that time, or has not answered.
+    /// Extends the deadline of a dialled host to `lease_ns` after the dial if it has answered, since it may be distant.
+    /// Returns false if it has not answered, or has had that time.
     pub(super) fn extend(&mut self, token: u64, lease_ns: u64) -> bool {
         let Some(Link { line, handshake: Handshake::Dialled { attempt, deadline_ns, .. }, .. }) =
             self.links.get_mut(&token)
@@ -341,7 +340,7 @@ impl Control {
             return false;
         };
         let until_ns = attempt.begun_ns.saturating_add(lease_ns);
-        let is_extended = attempt.at.is_some() && line.is_heard() && *deadline_ns < until_ns;
+        let is_extended = attempt.at.is_some() && line.has_answered() && *deadline_ns < until_ns;
         if is_extended {
             *deadline_ns = until_ns;
         }
@@ -353,18 +352,18 @@ impl Control {
         !self.links_of(number).is_empty() || self.postponed.iter().any(|(_, other)| other.number == number)
     }
 
-    /// Postpones an attempt to a host that hung up before it answered, as a host does with too many unproven
-    /// connections. Drops the attempt if it would be older than `patience_ns` then.
-    pub(super) fn postpone(&mut self, attempt: &Attempt, now_ns: u64, patience_ns: u64) {
+    /// Postpones an attempt to a host that hung up before it answered, as a host with too many unproven connections
+    /// does. Drops the attempt if its age would exceed `handshake_timeout_ns` by then.
+    pub(super) fn postpone(&mut self, attempt: &Attempt, now_ns: u64, handshake_timeout_ns: u64) {
         let (Some(at), Ok(chance)) = (attempt.at, random()) else { return };
         let at_ns = now_ns + pause_ns(attempt.hang_ups, chance);
-        if at_ns < attempt.begun_ns.saturating_add(patience_ns) {
+        if at_ns < attempt.begun_ns.saturating_add(handshake_timeout_ns) {
             let (hang_ups, rest) = (attempt.hang_ups + 1, VecDeque::from([at]));
             self.postponed.push((at_ns, Attempt { hang_ups, rest, ..attempt.clone() }));
         }
     }
 
-    /// Returns the attempts whose pause is over.
+    /// Removes and returns the attempts with an expired pause.
     pub(super) fn take_postponed(&mut self, now_ns: u64) -> Vec<Attempt> {
         let due = self.postponed.extract_if(.., |(at_ns, _)| *at_ns <= now_ns);
         due.map(|(_, attempt)| attempt).collect()
@@ -375,7 +374,7 @@ impl Control {
         self.links.iter().filter(|(_, link)| is_of(link)).map(|(token, _)| *token).collect()
     }
 
-    pub(super) fn give_back(&mut self, qpns: &[Qpn]) {
+    pub(super) fn release_qpns(&mut self, qpns: &[Qpn]) {
         for qpn in qpns {
             self.qpns.remove(&qpn.value());
         }
@@ -402,12 +401,12 @@ impl Control {
         }
     }
 
-    /// Gives back the numbers of an offer that led to no connection.
+    /// Releases the numbers of an offer that led to no connection.
     pub(super) fn withdraw(&mut self, offer: &Offer) {
-        self.give_back(&offer.lanes.map(|lane| lane.qpn));
+        self.release_qpns(&offer.lanes.map(|lane| lane.qpn));
     }
 
-    /// Returns the links with input, and whether a connection waits to be accepted.
+    /// Returns the links with input, and true if a listener has a pending connection.
     pub(super) fn ready(&self) -> (Vec<u64>, bool) {
         let mut space = [MaybeUninit::uninit(); EVENTS_MAX];
         let ready = epoll::wait(&self.epoll, &mut space[..], Some(&Timespec::default()));
@@ -437,32 +436,31 @@ impl Control {
         Some(Line::answer(socket, from, secrets))
     }
 
-    /// Returns true if the link's dialling end has not proven yet that it knows the secret.
+    /// Returns true if the dialling end of the link has not yet proven that it knows the secret.
     pub(super) fn is_stranger(&self, token: u64) -> bool {
         self.links.get(&token).is_some_and(Link::is_stranger)
     }
 
-    /// Returns true if one of the links of that attempt has sent Ready.
-    pub(super) fn has_said_ready(&self, number: u64) -> bool {
+    /// Returns true if a link of that attempt has sent Ready.
+    pub(super) fn has_sent_ready(&self, number: u64) -> bool {
         let mut links = self.links.values();
         links.any(|link| match &link.handshake {
-            Handshake::Agreed { attempt: Some(attempt), has_said_ready, .. } => {
-                *has_said_ready && attempt.number == number
+            Handshake::Agreed { attempt: Some(attempt), has_sent_ready, .. } => {
+                *has_sent_ready && attempt.number == number
             }
             _ => false,
         })
     }
 
-    /// Selects the link that must give its place to a connection from `from`; `None` if there is room. That is the
-    /// oldest link of the same network, otherwise one of the network with the most links, so that a host that connects
-    /// for the first time finds room.
-    pub(super) fn in_the_way_of(&self, from: IpAddr) -> Option<u64> {
+    /// Selects the link to close for a connection from `from`; `None` if there is room. Prefers the oldest link of the
+    /// same network, then the oldest of the network with the most links, so that a new host finds room.
+    pub(super) fn link_to_evict_for(&self, from: IpAddr) -> Option<u64> {
         let strangers = self.links.iter().filter(|(_, link)| link.is_stranger());
         let strangers = strangers.filter_map(|(token, link)| Some((*token, network_of(link.line.from()?))));
-        in_the_way(&strangers.collect::<Vec<_>>(), network_of(from))
+        link_to_evict(&strangers.collect::<Vec<_>>(), network_of(from))
     }
 
-    /// Returns the links whose deadline has passed.
+    /// Returns the links with an expired deadline.
     pub(super) fn late(&self, now_ns: u64) -> Vec<u64> {
         let is_late = |link: &Link| link.handshake.deadline_ns().is_some_and(|deadline| deadline <= now_ns);
         self.links.iter().filter(|(_, link)| is_late(link)).map(|(token, _)| *token).collect()
@@ -475,8 +473,8 @@ impl Control {
     }
 }
 
-/// Selects the oldest link that makes room for `newcomer`, of strangers ordered by age; `None` if there is room.
-fn in_the_way(strangers: &[(u64, IpAddr)], newcomer: IpAddr) -> Option<u64> {
+/// Selects the link to close for `newcomer` among strangers ordered by age; `None` if there is room.
+fn link_to_evict(strangers: &[(u64, IpAddr)], newcomer: IpAddr) -> Option<u64> {
     let mut counts = BTreeMap::<IpAddr, usize>::new();
     strangers.iter().for_each(|(_, network)| *counts.entry(*network).or_default() += 1);
     let is_of_many = counts.get(&newcomer).is_some_and(|count| *count >= STRANGERS_FROM_ONE_MAX);
@@ -536,7 +534,7 @@ impl Handshake {
         }
     }
 
-    /// Returns the time of the next action: another address is tried in parallel, or the handshake fails.
+    /// Returns the time of the next action: a dial of another address in parallel, or the failure of the handshake.
     fn deadline_ns(&self) -> Option<u64> {
         let next_ns =
             self.attempt().filter(|attempt| !attempt.rest.is_empty()).map(|attempt| attempt.next_ns);
@@ -572,11 +570,11 @@ mod tests {
     fn a_newcomer_evicts_the_oldest_of_the_largest_crowd() {
         // Seven networks hold nine places each; the last one, which came first, holds ten.
         let held: Vec<u8> = (0..64).map(|index| 7 - (index % 7) as u8).collect();
-        assert_eq!(in_the_way(&strangers(held[..63].to_vec()), network(9)), None, "there is room");
-        assert_eq!(in_the_way(&strangers(held.clone()), network(9)), Some(0), "the oldest of network 7");
-        // No network of a hundred holds two places, so the oldest link of all gives way.
-        assert_eq!(in_the_way(&strangers(100..164), network(9)), Some(0));
+        assert_eq!(link_to_evict(&strangers(held[..63].to_vec()), network(9)), None, "there is room");
+        assert_eq!(link_to_evict(&strangers(held.clone()), network(9)), Some(0), "the oldest of network 7");
+        // No network of a hundred holds two places, so the newcomer evicts the oldest link of all.
+        assert_eq!(link_to_evict(&strangers(100..164), network(9)), Some(0));
         // A single link of its network keeps its place, however old, while another network has two.
-        assert_eq!(in_the_way(&strangers((100..163).chain([162])), network(9)), Some(62));
+        assert_eq!(link_to_evict(&strangers((100..163).chain([162])), network(9)), Some(62));
     }
 }

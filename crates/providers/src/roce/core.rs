@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   poll ── receive ── packets by queue pair ── handled, answered ──┐
-//!     ├──── now and then: handshakes and hang-ups ──────────────────┼──► events
+//!     ├──── at intervals: handshakes and hang-ups ──────────────────┼──► events
 //!     └──── when due: timers of the queue pairs ────────────────────┘
 //!   post ── queue of the lane ── packets that may leave are sent
 //! ```
 //!
-//! If configured, [`receivers`](super::receivers) do the first line of this diagram, and the poller the rest.
+//! If configured, [`receivers`](super::receivers) run the first line of this diagram, and the poller runs the rest.
 //!
 //! Lock order: the batch, which only the poller holds; the receive lock of a receiver; the control; the members of a
 //! socket; the lanes of one connection, in their order; the events; then any one of the others. No call leaves the
@@ -42,15 +42,16 @@ use super::receivers::Receiver;
 use super::sharing::Sharing;
 use super::{Dropped, LANES, RoceConfig, SEND_BYTES_MAX, lock, read, write};
 
-/// Maximum number of connections that one look accepts.
+/// Maximum number of connections that one poll accepts.
 const ACCEPTED_MAX: usize = 64;
 /// Maximum number of batches received after a peer's end, which may contain its last messages.
 const LAST_BATCHES_MAX: usize = 64;
-/// Maximum number of outstanding reads and atomics of a lane, and of packets that reads request: a long path holds them.
+/// Maximum number of outstanding reads and atomics of a lane, and of packets that reads request: as many as a long path
+/// holds.
 const READS_MAX: usize = 4096;
-/// Maximum time between the closing of a process's sockets and its end, in ns.
+/// Maximum time between the closing of a process's sockets and its exit, in ns.
 const EXIT_NS: u64 = 200_000_000;
-/// Deadline of no timer.
+/// Deadline if no timer is set.
 const NEVER: u64 = u64::MAX;
 
 /// State of a fabric that all threads share; see the header of this file.
@@ -62,22 +63,22 @@ pub(super) struct Core {
     pub(super) registered: Registered,
     table: RwLock<Table>,
     batch: Mutex<Batch>,
-    /// Threads that receive in place of the poller; none by default.
+    /// Threads that receive in place of the poller; empty by default.
     pub(super) receivers: Vec<Receiver>,
     pub(super) has_receiver_panicked: AtomicBool,
     pub(super) control: Mutex<Control>,
-    /// Time of the last look at the control sockets, in ns; 0 requests one in the next poll.
+    /// Time of the last check of the control sockets, in ns; 0 requests one in the next poll.
     control_seen_ns: AtomicU64,
-    /// True if the last look left no input, so that new input causes an edge.
+    /// True if the last check left no input, so that new input causes an edge.
     control_is_empty: AtomicBool,
     pub(super) events: Events,
     begin: Instant,
     /// Next deadline of the queue pairs, in ns.
     due_ns: AtomicU64,
     /// Next deadline of a handshake, in ns.
-    greeting_due_ns: AtomicU64,
-    /// Deadline until which a sleeper was last told to sleep, in ns.
-    told_due_ns: AtomicU64,
+    handshake_due_ns: AtomicU64,
+    /// Deadline until which a thread last went to sleep, in ns.
+    sleeper_due_ns: AtomicU64,
     /// See [`Fabric::traffic`](halite_fabric::Fabric::traffic).
     traffic: AtomicU64,
     dropped: DroppedCounts,
@@ -119,8 +120,8 @@ impl Core {
             events: Events::default(),
             begin: Instant::now(),
             due_ns: AtomicU64::new(NEVER),
-            greeting_due_ns: AtomicU64::new(NEVER),
-            told_due_ns: AtomicU64::new(0),
+            handshake_due_ns: AtomicU64::new(NEVER),
+            sleeper_due_ns: AtomicU64::new(0),
             traffic: AtomicU64::new(0),
             dropped: DroppedCounts::default(),
             paths: Mutex::default(),
@@ -158,14 +159,14 @@ impl Core {
         self.traffic.load(Relaxed)
     }
 
-    /// Queues events without waking a thread: the poller takes them.
-    fn tell(&self, events: Vec<Event>) {
+    /// Queues events without waking a thread, for the poller.
+    fn queue_events(&self, events: Vec<Event>) {
         self.events.lock().extend(events);
     }
 
     /// Queues an event and wakes sleeping threads.
-    pub(super) fn tell_and_wake(&self, event: Event) {
-        self.tell(vec![event]);
+    pub(super) fn queue_and_wake(&self, event: Event) {
+        self.queue_events(vec![event]);
         self.bell.wake();
     }
 
@@ -179,7 +180,7 @@ impl Core {
     }
 
     pub(super) fn fail_to_connect(&self, address: String, reason: String, trouble: ConnectTrouble) {
-        self.tell_and_wake(Event::ConnectFailed(ConnectFailure { address, reason, trouble }));
+        self.queue_and_wake(Event::ConnectFailed(ConnectFailure { address, reason, trouble }));
     }
 }
 
@@ -196,7 +197,7 @@ impl Core {
 
 /// Posting.
 impl Core {
-    /// Posts requests; returns how many, and the reason why the next one was refused.
+    /// Posts requests. An error contains the number of posted requests, and the reason for refusing the next one.
     pub(super) fn post(
         &self,
         peer: PeerId,
@@ -209,18 +210,18 @@ impl Core {
             Some((posted, lane.post(&connection, &self.registered, request).err()?))
         });
         let mut outcome = Outcome::default();
-        self.move_on(&connection, &mut lane, self.now_ns(), false, &mut outcome);
+        self.advance_lane(&connection, &mut lane, self.now_ns(), false, &mut outcome);
         drop(lane);
-        // Also passes on what a receiver has just handled, which then finds no event that rings.
+        // The step may also have taken the events of a receiver, which then finds none that rings.
         if outcome.rings && !self.receivers.is_empty() {
-            self.bell.note_received();
+            self.bell.on_received();
         }
         self.end_if_over(&connection, outcome.is_broken);
         refused.map_or(Ok(()), Err)
     }
 
     /// Sends the packets that may leave, as [`Lane::transmit`], and queues the lane's events.
-    fn move_on(
+    fn advance_lane(
         &self,
         connection: &Connection,
         lane: &mut Lane,
@@ -238,66 +239,72 @@ impl Core {
             self.events.lock().append(&mut outcome.events);
         }
         if let Some(due) = due {
-            self.note_due(due);
+            self.add_deadline(due);
         }
     }
 }
 
 /// Timers.
 impl Core {
-    /// Records a deadline, and wakes a thread that would sleep beyond it.
-    fn note_due(&self, at_ns: u64) {
+    /// Adds a deadline, and wakes a thread that would sleep beyond it.
+    fn add_deadline(&self, at_ns: u64) {
         if at_ns < self.due_ns.fetch_min(at_ns, SeqCst) {
             self.wake_for(at_ns);
         }
     }
 
     /// Updates the next deadline of the handshakes.
-    pub(super) fn note_greetings(&self, control: &Control) {
+    pub(super) fn update_handshake_deadline(&self, control: &Control) {
         let at_ns = control.next_late().unwrap_or(NEVER).min(control.refusals.due_ns());
-        if at_ns < self.greeting_due_ns.swap(at_ns, SeqCst) {
+        if at_ns < self.handshake_due_ns.swap(at_ns, SeqCst) {
             self.wake_for(at_ns);
         }
     }
 
     fn wake_for(&self, at_ns: u64) {
         // Pairs with time_left(): either this load sees the sleeper's deadline, or the sleeper sees the new one.
-        if at_ns < self.told_due_ns.load(SeqCst) {
-            self.told_due_ns.fetch_min(at_ns, SeqCst);
+        if at_ns < self.sleeper_due_ns.load(SeqCst) {
+            self.sleeper_due_ns.fetch_min(at_ns, SeqCst);
             self.bell.wake_at(at_ns, self.now_ns());
         }
     }
 
-    /// Returns how long a thread may sleep until the next deadline.
+    /// Returns the time until the next deadline, for which a thread may sleep.
     pub(super) fn time_left(&self) -> Option<Duration> {
-        self.told_due_ns.store(NEVER, SeqCst);
-        let due = self.due_ns.load(SeqCst).min(self.greeting_due_ns.load(SeqCst));
-        self.told_due_ns.store(due, SeqCst);
+        self.sleeper_due_ns.store(NEVER, SeqCst);
+        let due = self.due_ns.load(SeqCst).min(self.handshake_due_ns.load(SeqCst));
+        self.sleeper_due_ns.store(due, SeqCst);
         (due != NEVER).then(|| Duration::from_nanos(due.saturating_sub(self.now_ns())))
     }
 
     /// Runs the timers that are due.
-    fn see_to_time(&self, now_ns: u64) {
+    fn run_due_timers(&self, now_ns: u64) {
         if now_ns >= self.due_ns.load(SeqCst) {
-            self.see_to_lanes();
+            self.run_lane_timers();
         }
-        if now_ns >= self.greeting_due_ns.load(SeqCst) {
+        if now_ns >= self.handshake_due_ns.load(SeqCst) {
             let mut gone = Vec::new();
             {
                 let mut control = lock(&self.control);
                 for token in control.late(now_ns) {
-                    self.see_to_late(&mut control, token, now_ns, &mut gone);
+                    self.handle_deadline(&mut control, token, now_ns, &mut gone);
                 }
                 self.dial_postponed(&mut control, now_ns);
                 control.refusals.tell_left_out(now_ns);
-                self.note_greetings(&control);
-                self.end_given_up(control);
+                self.update_handshake_deadline(&control);
+                self.end_failed(control);
             }
             gone.iter().for_each(|connection| self.end(connection));
         }
     }
 
-    fn see_to_late(&self, control: &mut Control, token: u64, now_ns: u64, gone: &mut Vec<Arc<Connection>>) {
+    fn handle_deadline(
+        &self,
+        control: &mut Control,
+        token: u64,
+        now_ns: u64,
+        gone: &mut Vec<Arc<Connection>>,
+    ) {
         let Some(handshake) = control.handshake(token) else { return };
         match handshake {
             _ if handshake.over_ns().is_none_or(|over_ns| now_ns < over_ns) => self.dial_also(control, token),
@@ -325,20 +332,20 @@ impl Core {
     }
 
     /// Ends the connections whose handshake failed.
-    pub(super) fn end_given_up(&self, mut control: MutexGuard<'_, Control>) {
-        let given_up = control.take_given_up();
+    pub(super) fn end_failed(&self, mut control: MutexGuard<'_, Control>) {
+        let failed = control.take_failed();
         drop(control);
-        for connection in given_up {
+        for connection in failed {
             self.end(&connection);
-            lock(&self.control).give_back(&connection.qpns());
+            lock(&self.control).release_qpns(&connection.qpns());
         }
     }
 
-    fn see_to_lanes(&self) {
+    fn run_lane_timers(&self) {
         let now_ns = self.now_ns();
-        // The swap keeps deadlines that other threads add from here on.
+        // The swap comes first, to keep deadlines that other threads add meanwhile.
         self.due_ns.swap(NEVER, SeqCst);
-        self.share_where_due(now_ns);
+        self.rebalance_for_waiters(now_ns);
         for connection in self.peers() {
             let mut is_broken = false;
             let begins_path = connection.begins_path();
@@ -350,10 +357,10 @@ impl Core {
                 }
                 lane.handle_timeout(now_ns);
                 if connection.awaits_answer() && lane.qp().knows_path() {
-                    // No probe was answered: probe again until the handshake's deadline.
+                    // The peer has answered no probe: probe again until the handshake's deadline.
                     lane.find_path(now_ns);
                 }
-                self.move_on(&connection, &mut lane, now_ns, false, &mut outcome);
+                self.advance_lane(&connection, &mut lane, now_ns, false, &mut outcome);
                 is_broken |= outcome.is_broken;
             }
             self.end_if_over(&connection, is_broken);
@@ -369,16 +376,16 @@ impl Core {
         self.ports.mtu_to(host).map_or(self.config.mtu, |mtu| mtu.min(self.config.mtu))
     }
 
-    pub(super) fn greeting_deadline_ns(&self) -> u64 {
-        self.now_ns() + self.patience_ns()
+    pub(super) fn handshake_deadline_ns(&self) -> u64 {
+        self.now_ns() + self.handshake_timeout_ns()
     }
 
-    pub(super) fn patience_ns(&self) -> u64 {
+    pub(super) fn handshake_timeout_ns(&self) -> u64 {
         self.config.handshake_timeout.as_nanos() as u64
     }
 
-    /// Accepts peers, handles their messages and detects their ends.
-    fn look_at_control(&self, batch: &mut Batch, now_ns: u64) {
+    /// Accepts peers, handles their messages and detects their hang-ups.
+    fn poll_control(&self, batch: &mut Batch, now_ns: u64) {
         let mut gone = Vec::new();
         {
             let mut control = lock(&self.control);
@@ -388,14 +395,14 @@ impl Core {
                 self.accept(&mut control, now_ns, &mut gone);
             }
             for token in tokens {
-                self.hear(&mut control, token, now_ns, &mut gone);
+                self.handle_messages(&mut control, token, now_ns, &mut gone);
             }
             control.refusals.tell_left_out(now_ns);
-            self.note_greetings(&control);
-            self.end_given_up(control);
+            self.update_handshake_deadline(&control);
+            self.end_failed(control);
         }
         if !gone.is_empty() {
-            // Messages that a peer sent before its end have arrived; receive them first.
+            // Messages that a peer sent before it closed have arrived; receive them first.
             if self.receivers.is_empty() {
                 let _ = (0..LAST_BATCHES_MAX).find(|_| !self.receive(batch, now_ns));
             } else {
@@ -404,7 +411,7 @@ impl Core {
             }
             for connection in gone {
                 if connection.is_up() {
-                    connection.take_last(self.context(now_ns), |events| self.tell(events));
+                    connection.take_last(self.context(now_ns), |events| self.queue_events(events));
                 }
                 self.end(&connection);
             }
@@ -427,13 +434,13 @@ impl Core {
                 let _ = line.send(&Message::Refused { reason });
                 continue;
             }
-            let deadline_ns = self.greeting_deadline_ns();
+            let deadline_ns = self.handshake_deadline_ns();
             // If the socket cannot be watched, it is closed, which the other end sees.
             let _ = control.add(line, Handshake::Accepted { deadline_ns });
         }
     }
 
-    /// If strangers occupy all places, frees one for `from`. Strangers could block all others.
+    /// Frees a place for `from` if unauthenticated connections occupy all, so that they cannot block other hosts.
     fn make_room_for(
         &self,
         control: &mut Control,
@@ -441,9 +448,9 @@ impl Core {
         now_ns: u64,
         gone: &mut Vec<Arc<Connection>>,
     ) {
-        let Some(token) = control.in_the_way_of(from) else { return };
+        let Some(token) = control.link_to_evict_for(from) else { return };
         // Its authentication may have arrived by now.
-        self.hear(control, token, now_ns, gone);
+        self.handle_messages(control, token, now_ns, gone);
         if !control.is_stranger(token) {
             return;
         }
@@ -457,8 +464,14 @@ impl Core {
         });
     }
 
-    /// Handles all pending messages of a link.
-    fn hear(&self, control: &mut Control, token: u64, now_ns: u64, gone: &mut Vec<Arc<Connection>>) {
+    /// Handles all pending messages of a link, and its hang-up.
+    fn handle_messages(
+        &self,
+        control: &mut Control,
+        token: u64,
+        now_ns: u64,
+        gone: &mut Vec<Arc<Connection>>,
+    ) {
         if let Some(Handshake::HungUp { connection, .. }) = control.handshake(token) {
             gone.push(connection.clone());
             return;
@@ -495,19 +508,19 @@ impl Core {
                         is_elsewhere,
                         now_ns,
                     );
-                    let deadline_ns = self.greeting_deadline_ns();
+                    let deadline_ns = self.handshake_deadline_ns();
                     let number = attempt.number;
                     if let Some(handshake) = control.handshake(token) {
                         *handshake = Handshake::Agreed {
                             connection: connection.clone(),
                             attempt: Some(attempt),
-                            has_said_ready: false,
+                            has_sent_ready: false,
                             deadline_ns,
                         };
                     }
                     if is_elsewhere {
-                        self.note_due(now_ns);
-                        self.say_ready_early(control, token, number);
+                        self.add_deadline(now_ns);
+                        self.send_early_ready(control, token, number);
                     } else {
                         self.make_ready(control, &connection);
                     }
@@ -518,7 +531,7 @@ impl Core {
                 }
                 (Handshake::Connected(connection), Heard::Message(Message::Ready)) => {
                     let connection = connection.clone();
-                    self.come_up(&connection);
+                    self.bring_up(&connection);
                 }
                 (Handshake::Connected(connection), Heard::Message(Message::Left { packets })) => {
                     connection.keep_last(packets);
@@ -547,7 +560,7 @@ impl Core {
         }
     }
 
-    /// Answers the offer of a dialling peer. An error is the reason for the refusal.
+    /// Answers the offer of a dialling peer. An error contains the reason for the refusal.
     fn answer(
         &self,
         control: &mut Control,
@@ -576,16 +589,17 @@ impl Core {
             return Err(format!("{} cannot be reached from {}", theirs.address, ours.address));
         }
         let connection = self.connect(token, (&ours, port_use), &theirs, (hello, None), false, now_ns);
-        // The dialling end may be a replay, so its deadline is no later than that of a silent one.
-        let deadline_ns = self.greeting_deadline_ns();
+        // The dialling end may be a replay, so it gets no later deadline than a silent one.
+        let deadline_ns = self.handshake_deadline_ns();
         if let Some(handshake) = control.handshake(token) {
-            *handshake = Handshake::Agreed { connection, attempt: None, has_said_ready: false, deadline_ns };
+            *handshake = Handshake::Agreed { connection, attempt: None, has_sent_ready: false, deadline_ns };
             control.send(token, &Message::Accept { offer: ours, hello: self.config.hello.clone() });
         }
         Ok(())
     }
 
-    /// Creates a connection with the queue pairs of both offers. If `awaits_answer`, a probe must be answered.
+    /// Creates a connection with the queue pairs of both offers. If `awaits_answer`, it stays down until the peer
+    /// answers a probe.
     fn connect(
         &self,
         token: u64,
@@ -606,7 +620,7 @@ impl Core {
             mtu,
             send_queue_max: QUEUE_MAX,
             send_bytes_max: SEND_BYTES_MAX,
-            // Writes of one packet: all packets of a long write but the last have one length and leave in one train.
+            // Writes of one packet: all packets of a long write but the last have equal lengths and leave in one train.
             write_packets_max: 1,
             reads_max: READS_MAX,
             answers_max: READS_MAX,
@@ -624,7 +638,7 @@ impl Core {
         table.last += 1;
         let peer = PeerId(table.last);
         let connection = Arc::new(Connection::new(peer, token, &config, ours, theirs, port_use, now_ns));
-        connection.greet(hello, dialled);
+        connection.store_hello(hello, dialled);
         if awaits_answer {
             connection.await_answer();
         }
@@ -647,8 +661,8 @@ impl Core {
     pub(super) fn port_use(&self) -> Arc<PortUse> {
         // Sockets of failed attempts have no users; close them first.
         self.close_unused_ports();
-        let (port_use, is_watched_anew) = self.ports.port_use();
-        if is_watched_anew {
+        let (port_use, has_changed) = self.ports.port_use();
+        if has_changed {
             self.bell.wake();
         }
         port_use
@@ -662,23 +676,23 @@ impl Core {
 
     fn share(&self, sharing: &Sharing, now_ns: u64) {
         if let Some(due_ns) = sharing.share(now_ns) {
-            self.note_due(due_ns);
+            self.add_deadline(due_ns);
         }
     }
 
-    /// Rebalances the socket's shares if that is due; `has_begun` if a lane began to send.
-    fn see_to_shares(&self, sharing: &Sharing, has_begun: bool, now_ns: u64) {
-        let begun_due_ns = has_begun.then(|| sharing.note_begun());
-        if sharing.is_due(now_ns) || begun_due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
+    /// Rebalances the socket's shares if that is due. `has_begun` is true if a lane began to send.
+    fn rebalance_if_due(&self, sharing: &Sharing, has_begun: bool, now_ns: u64) {
+        let start_due_ns = has_begun.then(|| sharing.on_send_start());
+        if sharing.is_due(now_ns) || start_due_ns.is_some_and(|due_ns| due_ns <= now_ns) {
             self.share(sharing, now_ns);
-        } else if let Some(due_ns) = begun_due_ns {
-            self.note_due(due_ns);
+        } else if let Some(due_ns) = start_due_ns {
+            self.add_deadline(due_ns);
         }
     }
 
-    fn share_where_due(&self, now_ns: u64) {
+    fn rebalance_for_waiters(&self, now_ns: u64) {
         for port in self.ports.all() {
-            if port.sharing.is_waited_for(now_ns) {
+            if port.sharing.has_waiters(now_ns) {
                 self.share(&port.sharing, now_ns);
             }
         }
@@ -688,77 +702,78 @@ impl Core {
     fn handle_answered(&self, connection: &Arc<Connection>) {
         let mut control = lock(&self.control);
         self.make_ready(&mut control, connection);
-        self.note_greetings(&control);
-        self.end_given_up(control);
+        self.update_handshake_deadline(&control);
+        self.end_failed(control);
     }
 
     /// Shortens the handshake's deadline when the peer's packets come from another address than it offered, so that it
     /// learns the reason before it gives up.
-    fn hurry(&self, connection: &Connection, now_ns: u64) {
+    fn shorten_deadline(&self, connection: &Connection, now_ns: u64) {
         let mut control = lock(&self.control);
-        let soon_ns = connection.met_ns + self.patience_ns() / 2;
+        let soon_ns = connection.met_ns + self.handshake_timeout_ns() / 2;
         if let Some(Handshake::Agreed { attempt: None, deadline_ns, .. }) =
             control.handshake(connection.token)
             && *deadline_ns > soon_ns
         {
             *deadline_ns = soon_ns.max(now_ns);
-            self.note_greetings(&control);
+            self.update_handshake_deadline(&control);
         }
     }
 
     /// Sends Ready to the first address of an attempt that has answered, together with the probe, which saves a round
     /// trip: that end comes up when it has also received a packet.
-    fn say_ready_early(&self, control: &mut Control, token: u64, number: u64) {
-        if control.has_said_ready(number) {
+    fn send_early_ready(&self, control: &mut Control, token: u64, number: u64) {
+        if control.has_sent_ready(number) {
             return;
         }
-        if let Some(Handshake::Agreed { has_said_ready, .. }) = control.handshake(token) {
-            *has_said_ready = true;
+        if let Some(Handshake::Agreed { has_sent_ready, .. }) = control.handshake(token) {
+            *has_sent_ready = true;
             control.send(token, &Message::Ready);
         }
     }
 
-    /// Handles Ready from the dialling end, which knows the secret; if on another host, a packet must arrive.
+    /// Handles Ready from the dialling end, which has proven that it knows the secret. If it is on another host, the
+    /// connection also needs a packet from it.
     fn handle_ready(&self, control: &mut Control, token: u64, connection: &Arc<Connection>) {
         let is_elsewhere = control.own_address(token).is_some();
         let Some(handshake) = control.handshake(token) else { return };
-        if connection.note_ready() || !is_elsewhere {
+        if connection.on_ready() || !is_elsewhere {
             *handshake = Handshake::Connected(connection.clone());
-            self.come_up(connection);
+            self.bring_up(connection);
         } else if let Handshake::Agreed { deadline_ns, .. } = handshake {
             // The dialling end may take as long as its own timeout.
-            *deadline_ns = self.greeting_deadline_ns() + self.patience_ns();
+            *deadline_ns = self.handshake_deadline_ns() + self.handshake_timeout_ns();
         }
     }
 
     /// Completes the handshake of a dialling end, and sends Ready unless that was sent early.
     fn make_ready(&self, control: &mut Control, connection: &Arc<Connection>) {
         let Some(handshake) = control.handshake(connection.token) else { return };
-        let Handshake::Agreed { attempt: Some(Attempt { number, .. }), has_said_ready, .. } = *handshake
+        let Handshake::Agreed { attempt: Some(Attempt { number, .. }), has_sent_ready, .. } = *handshake
         else {
             return;
         };
         *handshake = Handshake::Connected(connection.clone());
         control.forget_attempt(number);
-        if !has_said_ready {
+        if !has_sent_ready {
             control.send(connection.token, &Message::Ready);
         }
-        self.come_up(connection);
+        self.bring_up(connection);
     }
 
-    fn come_up(&self, connection: &Connection) {
+    fn bring_up(&self, connection: &Connection) {
         if connection.is_up() {
             return;
         }
         // The lock is held until the connected event is queued, so that the events of other threads follow it.
         let mut events = self.events.lock();
-        if let Some((hello, dialled)) = connection.come_up() {
+        if let Some((hello, dialled)) = connection.bring_up() {
             let peer = connection.peer;
             events.push(Event::Connected { peer, hello, dialled });
             events.extend(connection.take_early());
             drop(events);
             // Both lanes begin to probe the path in the next timer run, when no lane is locked.
-            self.note_due(self.now_ns());
+            self.add_deadline(self.now_ns());
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Dials a socket of this host, or another host by its addresses, one after the other until one answers.
 //!
-//! An address that drops packets must not delay the next one for long: that one is tried shortly afterwards, in
+//! An address that drops packets must not delay the next one for long, so the fabric soon tries the next one in
 //! parallel.
 
 use std::collections::VecDeque;
@@ -17,10 +17,10 @@ use super::line::Line;
 use super::lock;
 use crate::secure::BadChannel;
 
-/// Time after which the next address is tried in parallel. Most answers are faster, so the order of the addresses
-/// counts; and a command whose first address is dead is hardly slower.
+/// Time before the fabric tries the next address in parallel. Most answers arrive earlier, so the order of addresses
+/// takes effect; and a dead first address hardly slows a command.
 const NEXT_NS: u64 = 25_000_000;
-/// Reason for a dial that ended because the other end closed the socket.
+/// Reason of a dial that failed because the other end closed the socket.
 const HUNG_UP: &str = "it hung up";
 /// Maximum length of a peer's refusal reason that is reported.
 const REASON_CHARS_MAX: usize = 200;
@@ -66,7 +66,8 @@ impl Core {
         }
     }
 
-    /// Dials the next address that can be dialled, and hands the rest to its link. Returns the last error if none can.
+    /// Dials the addresses in order until a dial starts, and hands the rest to its link. Returns the last error if no
+    /// dial starts.
     fn dial_next(&self, control: &mut Control, mut attempt: Attempt) -> io::Result<()> {
         let mut dialled = Err(io::ErrorKind::AddrNotAvailable.into());
         while let Some(host) = attempt.rest.pop_front() {
@@ -93,15 +94,15 @@ impl Core {
         let dialled = line.send(&Message::Dial { offer, hello: attempt.hello.clone() });
         // A host that has hung up before gets no additional time.
         let deadline_ns = match attempt.hang_ups {
-            0 => self.greeting_deadline_ns(),
-            _ => attempt.begun_ns.saturating_add(self.patience_ns()),
+            0 => self.handshake_deadline_ns(),
+            _ => attempt.begun_ns.saturating_add(self.handshake_timeout_ns()),
         };
         let handshake = Handshake::Dialled { attempt, offer, port_use, deadline_ns };
         if let Err(error) = dialled.and_then(|()| control.add(line, handshake)) {
             control.withdraw(&offer);
             return Err(error);
         }
-        self.note_greetings(control);
+        self.update_handshake_deadline(control);
         Ok(())
     }
 
@@ -110,7 +111,7 @@ impl Core {
         let Some(attempt) = control.handshake(token).and_then(Handshake::attempt_mut) else { return };
         let next = attempt.clone();
         attempt.rest.clear();
-        // If none can be dialled, the previous one may still answer.
+        // Even if no dial succeeds, the previous address may still answer.
         let _ = self.dial_next(control, next);
     }
 
@@ -126,7 +127,7 @@ impl Core {
         self.log_refusal(control, token, &reason);
         let trouble =
             if bad == BadChannel::Secret { ConnectTrouble::Stranger } else { ConnectTrouble::Theirs };
-        self.fail_as(control, token, &reason, trouble);
+        self.fail_with(control, token, &reason, trouble);
     }
 
     fn log_refusal(&self, control: &mut Control, token: u64, reason: &str) {
@@ -142,19 +143,19 @@ impl Core {
         }
     }
 
-    /// As [`Core::fail`], because the other end has hung up without a word.
+    /// As [`Core::fail`], because the other end has hung up without a message.
     pub(super) fn fail_hung_up(&self, control: &mut Control, token: u64) {
-        // An unproven connection may have been closed to make room for others: try again later.
+        // The host may have closed an unproven connection to make room: try again later.
         if let Some(Handshake::Dialled { attempt, .. } | Handshake::Agreed { attempt: Some(attempt), .. }) =
             control.handshake(token)
         {
             let attempt = attempt.clone();
-            control.postpone(&attempt, self.now_ns(), self.patience_ns());
+            control.postpone(&attempt, self.now_ns(), self.handshake_timeout_ns());
         }
         self.fail(control, token, HUNG_UP);
     }
 
-    /// As [`Core::fail`], because the other end did not answer in time. If it has hung up before, that is the reported
+    /// As [`Core::fail`], because the other end did not answer in time. If it has hung up before, the report names that
     /// reason. A host that has answered may be distant, or lose packets, and gets the lease.
     pub(super) fn fail_silent(&self, control: &mut Control, token: u64) {
         if control.extend(token, self.config.lease.as_nanos() as u64) {
@@ -163,11 +164,11 @@ impl Core {
         let attempt = control.handshake(token).and_then(Handshake::attempt_mut);
         match attempt.is_some_and(|attempt| attempt.hang_ups > 0) {
             true => self.fail(control, token, HUNG_UP),
-            false => self.fail_as(control, token, "it does not answer", ConnectTrouble::Silent),
+            false => self.fail_with(control, token, "it does not answer", ConnectTrouble::Silent),
         }
     }
 
-    /// Dials the hosts whose pause after a hang-up is over.
+    /// Dials the hosts with an expired pause after a hang-up.
     pub(super) fn dial_postponed(&self, control: &mut Control, now_ns: u64) {
         for attempt in control.take_postponed(now_ns) {
             let (number, address) = (attempt.number, attempt.address.clone());
@@ -179,10 +180,10 @@ impl Core {
 
     /// Closes a link that has no connection yet, and dials the next address, if any; otherwise reports the failure.
     pub(super) fn fail(&self, control: &mut Control, token: u64, reason: &str) {
-        self.fail_as(control, token, reason, ConnectTrouble::Theirs);
+        self.fail_with(control, token, reason, ConnectTrouble::Theirs);
     }
 
-    fn fail_as(&self, control: &mut Control, token: u64, reason: &str, trouble: ConnectTrouble) {
+    fn fail_with(&self, control: &mut Control, token: u64, reason: &str, trouble: ConnectTrouble) {
         let Some(attempt) = control.remove(token) else {
             return tracing::debug!("refused a connection: {reason}");
         };

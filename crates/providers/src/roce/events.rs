@@ -23,9 +23,9 @@ impl Events {
 
     pub(super) fn take(&self, events: &mut Vec<Event>) {
         let mut waiting = self.lock();
-        let is_waited_for = waiting.len() >= WAITING_MAX;
+        let receivers_wait = waiting.len() >= WAITING_MAX;
         events.append(&mut waiting);
-        if is_waited_for {
+        if receivers_wait {
             self.taken.notify_all();
         }
     }
@@ -43,7 +43,7 @@ impl Events {
 
     /// Wakes the threads in [`Events::await_room`] to evaluate `is_over` again.
     pub(super) fn interrupt(&self) {
-        // A thread that has evaluated `is_over` and does not wait yet holds this lock.
+        // A thread holds this lock from its evaluation of `is_over` until it waits.
         drop(self.lock());
         self.taken.notify_all();
     }

@@ -8,8 +8,8 @@
 //!                                            Left(packets), or, without a message, the hang-up
 //!
 //!   0 "roce" | 4 version u8 | 5 kind u8 | then, of Dial and Accept:
-//!   6 mtu u8 | 7 family u8 | 8 port u16 | 10 address, 16 bytes | 26 salt u32 | 30 qpn u32, psn u32, of each lane | 46 extensions u8
-//!   47 hello
+//!   6 mtu u8 | 7 family u8 | 8 port u16 | 10 address, 16 bytes | 26 salt u32 | 30 qpn u32, psn u32, of each lane
+//!   46 extensions u8 | 47 hello
 //! ```
 //!
 //! `Left` carries the unacknowledged packets of its sender, each preceded by its length as a u16.
@@ -33,24 +33,24 @@ const EXTENSIONS_AT: usize = 24 + LANES * 8;
 /// Bits of the extensions that an end supports; unknown bits are ignored.
 const SELECTIVE: u8 = 1;
 const TELLS_WAITS: u8 = 2;
-/// Maximum length of a message in bytes; Dial and Accept with the longest hello have it.
+/// Maximum length of a message in bytes: Dial or Accept with the longest hello.
 pub(super) const MESSAGE_BYTES_MAX: usize = 6 + OFFER_BYTES + HELLO_BYTES_MAX;
 /// Bytes of the length before each packet of the last message.
 const PACKET_LEN_BYTES: usize = 2;
 const REASON_BYTES_MAX: usize = 200;
 
-/// What one end tells the other about itself: its address and its queue pairs.
+/// The offer of one end to the other: its address and its queue pairs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Offer {
     pub(super) address: SocketAddr,
     /// Maximum payload of a packet that it sends or receives.
     pub(super) mtu: Mtu,
-    /// Salt of our keys in its packets: an rkey is the key XORed with the salt.
+    /// Salt of its keys in the other end's packets: an rkey is the key XORed with the salt.
     pub(super) salt: u32,
     pub(super) lanes: [LaneOffer; LANES],
     /// True if it retransmits single packets, and keeps packets that arrive out of order.
     pub(super) selective: bool,
-    /// True if its answers contain the time for which a request waited for the processor.
+    /// True if its answers report the wait of a request for the processor.
     pub(super) tells_waits: bool,
 }
 
@@ -75,14 +75,14 @@ pub(super) enum Message {
     Refused {
         reason: String,
     },
-    /// The sender ends the connection; its process may go on.
+    /// The sender ends the connection; its process may continue.
     Left {
         /// Unacknowledged packets of the sender.
         packets: Vec<Vec<u8>>,
     },
 }
 
-/// The reason why a message is invalid.
+/// The reason for rejecting a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum BadMessage {
     #[error("a greeting of version {0}; this process uses version {VERSION}")]
@@ -110,7 +110,7 @@ impl Message {
             Message::Ready => {}
             Message::Left { packets } => {
                 for packet in packets {
-                    let len = u16::try_from(packet.len()).expect("who leaves keeps to the limit");
+                    let len = u16::try_from(packet.len()).expect("left_with() bounds the message");
                     bytes.extend(len.to_le_bytes());
                     bytes.extend(packet);
                 }

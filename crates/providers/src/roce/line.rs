@@ -35,7 +35,7 @@ struct Stream {
     channel: Channel,
     /// True until the other host has answered.
     is_connecting: bool,
-    /// Address of the other end, if it dialled us.
+    /// Address of the other end, if it dialled this one.
     from: Option<IpAddr>,
 }
 
@@ -58,7 +58,7 @@ impl Line {
         Ok(Line::to_process(meeting::connect(path)?))
     }
 
-    /// Starts to connect to another host; a later receive reports whether that succeeded.
+    /// Starts to connect to another host; a later receive reports the result.
     pub(super) fn dial_host(address: SocketAddr, secrets: Secrets) -> io::Result<Line> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
@@ -73,7 +73,7 @@ impl Line {
         Ok(Line { socket, stream: Some(Box::new(stream)), process: None })
     }
 
-    /// Wraps a connection that our Unix socket accepted.
+    /// Wraps a connection that the local Unix socket accepted.
     pub(super) fn accepted(socket: OwnedFd) -> Line {
         Line::to_process(socket)
     }
@@ -93,12 +93,12 @@ impl Line {
         self.process.as_ref().is_some_and(|process| is_ready(process.as_fd(), PollFlags::IN))
     }
 
-    /// Accepts the next connection to a port of ours, if one waits, with its source address.
+    /// Accepts the next pending connection of a listener, if any, with its source address.
     pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, IpAddr)>> {
         let (socket, from) = match listener.accept() {
             Ok(accepted) => accepted,
             Err(error) => match error.kind() {
-                // A connection that was reset while it waited is not an error.
+                // A connection reset while it waited is not an error.
                 io::ErrorKind::WouldBlock
                 | io::ErrorKind::ConnectionAborted
                 | io::ErrorKind::ConnectionReset
@@ -127,7 +127,7 @@ impl Line {
         self.stream.as_ref().is_none_or(|stream| stream.channel.is_proven())
     }
 
-    /// Returns our address of a line between hosts, even before the other host has answered.
+    /// Returns the local address of a line between hosts, even before the other host has answered.
     pub(super) fn own_address(&self) -> Option<IpAddr> {
         self.stream.as_ref()?;
         let address = SocketAddr::try_from(rustix::net::getsockname(&self.socket).ok()?).ok()?;
@@ -135,7 +135,7 @@ impl Line {
     }
 
     /// Returns true if the other end has answered; for TCP, if its host has.
-    pub(super) fn is_heard(&self) -> bool {
+    pub(super) fn has_answered(&self) -> bool {
         self.stream.as_ref().is_none_or(|stream| !stream.is_connecting)
     }
 
@@ -199,11 +199,11 @@ fn receive_packet(socket: BorrowedFd<'_>) -> Option<Heard> {
     match retry_on_intr(|| rustix::net::recv(socket, &mut packet, RecvFlags::DONTWAIT)) {
         Err(Errno::AGAIN) => None,
         Err(_) | Ok((0, _)) => Some(Heard::HungUp),
-        Ok((len, _)) => Some(understood(&packet[..len.min(packet.len())])),
+        Ok((len, _)) => Some(parse_message(&packet[..len.min(packet.len())])),
     }
 }
 
-fn understood(bytes: &[u8]) -> Heard {
+fn parse_message(bytes: &[u8]) -> Heard {
     if bytes.len() > MESSAGE_BYTES_MAX {
         return Heard::Nonsense("a greeting that is too long".to_owned());
     }
@@ -227,7 +227,7 @@ impl Stream {
             // The flush may also find that the connection was refused.
             let flushed = self.flush(socket);
             match heard {
-                Ok(Some(message)) => return Some(understood(&message)),
+                Ok(Some(message)) => return Some(parse_message(&message)),
                 Err(bad) => return Some(Heard::Bad(bad)),
                 Ok(None) if flushed.is_err() => return Some(Heard::HungUp),
                 Ok(None) => {}

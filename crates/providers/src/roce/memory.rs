@@ -17,7 +17,7 @@ pub(super) type Registered = RwLock<Vec<Option<Window>>>;
 /// All memory that a queue pair can access.
 pub(super) struct View<'a> {
     pub(super) registered: &'a Registered,
-    /// Salt of our keys in the peer's packets.
+    /// Salt of local keys in the peer's packets.
     pub(super) salt: u32,
     pub(super) held: &'a Held<Window>,
 }

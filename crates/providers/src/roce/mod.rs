@@ -13,15 +13,16 @@
 //! [`RoceConfig::receivers`], the fabric has its own threads that receive and answer.
 //!
 //! **Keys** number registrations, and a peer that learns a key can use it at once: an rkey is the key, XORed with a
-//! number that each end chose for the other when they connected. It is looked up when a packet arrives, so a
-//! deregistered key has no effect.
+//! number that each end chose for the other when they connected. The responder looks the key up when a packet arrives,
+//! so a deregistered key has no effect.
 //!
-//! **Strangers** can do nothing without guessing two addresses, a port, a queue pair, a packet number and a key; all of
-//! these that we choose are random. Packets that do not match are counted and dropped. Processes that may enter the
-//! directory are trusted with all memory.
+//! **Strangers** can do nothing without guessing two addresses, a port, a queue pair, a packet number and a key; the
+//! fabric chooses its own numbers at random. It counts and drops packets that do not match. Processes that may enter
+//! the directory are trusted with all memory.
 //!
-//! **Ends.** Packets of a peer that was cut off find no queue pair. The sockets that set connections up stay open; when
-//! one closes, its owner has left or died. A leaving end waits until everything that it posted has been acknowledged.
+//! **Ends.** Packets of a peer that is cut off find no queue pair. The sockets that set connections up stay open; when
+//! one closes, its owner has left or died. A leaving end waits until the peer has acknowledged everything that it
+//! posted.
 
 mod bell;
 mod capture;
@@ -94,9 +95,10 @@ pub struct RoceConfig {
     /// Maximum payload of a packet. A connection uses the smaller value of its two ends, and less where frames on the
     /// path are shorter.
     pub mtu: Mtu,
-    /// True to retransmit single packets with peers that do so, too; otherwise a loss repeats all later ones as well.
+    /// True to retransmit single packets with peers that do so, too; otherwise a loss causes retransmission of all
+    /// later ones.
     pub selective: bool,
-    /// Congestion control towards other hosts, in addition to credits, where single packets are retransmitted.
+    /// Congestion control towards other hosts, in addition to credits. Requires `selective` at both ends.
     pub congestion: Congestion,
     /// Time after which a silent peer loses its connection.
     pub lease: Duration,
@@ -219,7 +221,7 @@ impl RoceConfig {
     }
 }
 
-/// The reason why a roce fabric could not be opened.
+/// The reason for a failed [`RoceFabric::open`].
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The name is not usable as a file name.
@@ -281,12 +283,12 @@ pub enum OpenError {
 pub struct Dropped {
     /// Empty packets, packets for an unknown queue pair, and connections that were closed to make room for others.
     pub strangers: u64,
-    /// Damaged packets, and packets for a queue pair from another address than its peer's (those that the peer itself
-    /// sent are in [`AddressChanged`]).
+    /// Damaged packets, and packets for a queue pair from another address than its peer's ([`AddressChanged`] counts
+    /// those that the peer itself sent).
     pub refused: u64,
-    /// Malformed packets from a peer, although their checksum is right.
+    /// Malformed packets from a peer with a valid checksum.
     pub malformed: u64,
-    /// Packets that the system refused to send; a refused train (the packets of one system call) counts as one.
+    /// Packets that the system refused to send; a refused train (one system call) counts as one.
     pub unsent: u64,
     /// Packets that found a socket's receive buffer full; a train counts as one.
     pub overflowed: u64,
@@ -404,10 +406,10 @@ impl Fabric for RoceFabric {
     }
 
     fn deregister(&self, key: Key) {
-        // Accesses hold the lock, so none is in progress after this.
+        // Accesses hold the lock, so no access is in progress after this.
         let taken = write(&self.core.registered).get_mut(key.0 as usize).and_then(Option::take);
         if taken.is_some() {
-            self.core.tell_and_wake(Event::Deregistered { key });
+            self.core.queue_and_wake(Event::Deregistered { key });
         }
     }
 
@@ -425,7 +427,7 @@ impl Fabric for RoceFabric {
 
     fn poll(&self, events: &mut Vec<Event>) -> usize {
         let before = events.len();
-        self.core.turn();
+        self.core.poll_once();
         self.core.take_events(events);
         events.len() - before
     }
@@ -449,7 +451,7 @@ impl Fabric for RoceFabric {
     fn arm(&self, sleeper: Option<Sleeper>) {
         let is_control_seen = self.core.bell.arm(sleeper, self.core.ports.watched());
         if sleeper.is_some() {
-            self.core.note_arming(is_control_seen);
+            self.core.on_arm(is_control_seen);
         }
     }
 
@@ -468,7 +470,7 @@ impl Fabric for RoceFabric {
 
     fn round_trip(&self, peer: PeerId) -> Option<Duration> {
         let connection = self.core.peer(peer)?;
-        // Of the lane of small requests if it has measured one, else of the other.
+        // Prefers the lane of small requests, if it has a measurement.
         let of_lane = |index| connection.lane(index).qp().round_trip_ns();
         (0..LANES).find_map(of_lane).map(Duration::from_nanos)
     }
@@ -519,7 +521,7 @@ impl Fabric for RoceFabric {
         Some(self.core.bell.descriptor(sleeper))
     }
 
-    /// Polls end the connections when peers have acknowledged all posted requests.
+    /// Later polls end the connections, once peers have acknowledged all posted requests.
     fn close(&self) {
         self.core.close();
     }
@@ -532,8 +534,8 @@ impl Drop for RoceFabric {
         self.arm(Some(Sleeper::Progress));
         while self.core.has_peers() && Instant::now() < deadline {
             let seen = self.doorbell();
-            self.core.turn();
-            // Discards the pending events, so that receivers that wait for room can end.
+            self.core.poll_once();
+            // Discards the pending events, so that receivers waiting for room can exit.
             self.core.take_events(&mut Vec::new());
             let left = self.core.time_left().unwrap_or(LAST_WORDS).min(LAST_WORDS);
             if self.core.has_peers() {
@@ -544,7 +546,7 @@ impl Drop for RoceFabric {
     }
 }
 
-/// Nothing should panic while it holds a lock. If something did, its state may be broken, so that stopping is better.
+/// No thread should panic while it holds a lock. After such a panic the state may be broken, so the fabric stops.
 const POISONED: &str = "a thread panicked while it held a lock of the roce fabric";
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use halite_rnic::Mtu;
 
-/// Maximum number of hosts whose path MTU is remembered.
+/// Maximum number of hosts with a remembered path MTU.
 const HOSTS_MAX: usize = 1024;
 
 /// Path MTUs by host, only where they are smaller than the agreed maximum.
@@ -13,7 +13,7 @@ const HOSTS_MAX: usize = 1024;
 pub(super) struct Paths(BTreeMap<IpAddr, Mtu>);
 
 impl Paths {
-    /// Returns the path MTU of a host, if it is smaller than what was agreed on.
+    /// Returns the path MTU of a host, if it is below the agreed maximum.
     pub(super) fn to(&self, host: IpAddr) -> Option<Mtu> {
         self.0.get(&host).copied()
     }

@@ -1,8 +1,9 @@
 //! A UDP socket: sends trains of packets and receives batches of datagrams.
 //!
-//! A train is a row of packets of one length, of which the last may be shorter: one system call, and one pass through
-//! the kernel. The socket forbids fragmentation and is not connected, so the identification of a packet is its position
-//! in its train, see [`halite_rnic::wire::icrc`]. If the kernel refuses a train, its packets are sent one by one.
+//! A train is a sequence of packets of equal length, of which the last may be shorter. It takes one system call and one
+//! pass through the kernel. The socket forbids fragmentation and is not connected, so the identification of a packet is
+//! its position in its train, see [`halite_rnic::wire::icrc`]. If the kernel refuses a train, its packets are sent one
+//! by one.
 
 use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
@@ -28,7 +29,7 @@ use super::{read, single, write};
 const TRAIN_BYTES_MAX: usize = 65507;
 /// Maximum number of packets of a train that all kernels accept.
 const TRAIN_PACKETS_MAX: usize = 64;
-/// Time in ns until trains are sent again after the system has refused one.
+/// Time without trains after the system has refused one, in ns.
 const TRAINS_AGAIN_NS: u64 = 60_000_000_000;
 /// Maximum number of datagrams or trains that one call receives.
 const BATCH: usize = 8;
@@ -44,24 +45,24 @@ const RECEIVED_BYTES_MAX: usize = 1 << 16;
 pub(super) struct Port {
     socket: UdpSocket,
     state: RwLock<UdpSocketState>,
-    /// When trains are sent again after a refusal, in ns since `begin`; 0 while they are sent.
+    /// End of the time without trains after a refusal, in ns since `begin`; 0 if trains are allowed.
     trains_again_ns: AtomicU64,
     begin: Instant,
     /// Address and port of the socket.
     address: SocketAddr,
     /// Further addresses of this host; if there are any, the socket is bound to all addresses.
     others: Vec<IpAddr>,
-    /// True if IPv4 addresses are given to the socket as IPv6 ones.
+    /// True if the socket takes IPv4 addresses as IPv6 ones.
     maps: bool,
     /// Number of trains and packets that the system refused.
     unsent: AtomicU64,
-    /// Consecutive receives that returned as many packets as were asked for.
+    /// Number of consecutive receives that returned as many packets as requested.
     full_in_a_row: AtomicU32,
     /// True if the system reports the arrival times of packets.
     is_stamped: AtomicBool,
     /// Index of the receiver that receives from it; 0 without receivers.
     pub(super) receiver: usize,
-    /// Number of peers with a place here: connected ones, and those to which one was offered.
+    /// Number of peers with a place at this socket: connected ones, and those with a pending offer.
     pub(super) users: AtomicUsize,
     /// Division of the receive buffer among the peers.
     pub(super) sharing: Sharing,
@@ -136,10 +137,10 @@ impl Port {
         if failed == 0 { u64::from(counts[8]) } else { 0 }
     }
 
-    /// Enables the system's arrival times of packets. Without them, packets count as arriving when they are read.
+    /// Enables the system's arrival times of packets. Without them, the time of the read counts as the arrival time.
     pub(super) fn stamp(&self) {
         if !self.is_stamped.swap(true, Relaxed) {
-            single::say_when(&self.socket);
+            single::enable_timestamps(&self.socket);
         }
     }
 
@@ -147,8 +148,8 @@ impl Port {
         self.unsent.load(Relaxed)
     }
 
-    /// Calls `next` with room for a packet until it returns `None`, and sends all from the first of `ends` to the second;
-    /// if `singly`, not in trains.
+    /// Calls `next` with room for a packet until it returns `None`, and sends all packets from the first of `ends` to
+    /// the second; without trains if `singly`.
     pub(super) fn send_all(
         &self,
         flow: &Flow,
@@ -182,7 +183,7 @@ impl Port {
                 self.unsent.fetch_add(1, Relaxed);
             }
             Err(error) => {
-                self.note_refused_train(&error);
+                self.on_train_refused(&error);
                 for packet in bytes.chunks_mut(segment) {
                     flow.seal(0, packet);
                     self.send_one(ends, packet);
@@ -191,7 +192,7 @@ impl Port {
         }
     }
 
-    /// Sends one packet. The library would add control messages with default values, which cost time.
+    /// Sends one packet. The library would add control messages with default values, at a cost in time.
     fn send_one(&self, ends: (SocketAddr, SocketAddr), packet: &[u8]) {
         let sent = match self.others[..] {
             [] => rustix::net::sendto(&self.socket, packet, SendFlags::empty(), &ends.1)
@@ -217,7 +218,7 @@ impl Port {
             IpAddr::V4(ip) if self.maps => SocketAddr::new(ip.to_ipv6_mapped().into(), target.port()),
             _ => target,
         };
-        // A socket that is bound to all addresses would choose a source that the peer may not expect.
+        // A socket bound to all addresses would choose a source that the peer may not expect.
         let src_ip = Some(own.ip()).filter(|_| !self.others.is_empty());
         let transmit = Transmit { destination, ecn: None, contents: bytes, segment_size, src_ip };
         read(&self.state).try_send((&self.socket).into(), &transmit)
@@ -231,14 +232,15 @@ impl Port {
 
     /// Receives once; returns true if more may wait.
     pub(super) fn receive(&self, batch: &mut Batch) -> bool {
-        // A request for more datagrams than there are costs 0.3 us: asks for one unless recent receives were full.
+        // A request for more datagrams than there are costs 0.3 us, so this requests one unless recent receives were
+        // full.
         let full_in_a_row = self.full_in_a_row.load(Relaxed);
         let wanted = if full_in_a_row < 2 { 1 } else { BATCH };
         let received = match wanted {
             1 if self.others.is_empty() => self.receive_one(batch),
             _ => self.receive_some(batch, wanted),
         };
-        // After any error, the batch is empty.
+        // The batch is empty after any error.
         batch.count = received.unwrap_or(0);
         let is_full = batch.count == wanted;
         // Relaxed: one thread at a time receives from a socket.
@@ -265,7 +267,7 @@ impl Port {
         read(&self.state).recv((&self.socket).into(), &mut targets[..wanted], &mut batch.metas)
     }
 
-    /// Returns the maximum number of packets of a train, whether trains arrive whole, and the kernel's size of the
+    /// Returns the maximum number of packets of a train, true if trains arrive whole, and the kernel's size of the
     /// receive buffer in bytes.
     pub(super) fn offers(&self) -> (usize, bool, usize) {
         let receive_bytes = read(&self.state).recv_buffer_size((&self.socket).into()).unwrap_or(0);
@@ -277,7 +279,7 @@ impl Port {
         let again_ns = self.trains_again_ns.load(Relaxed);
         if again_ns > 0 && self.now_ns() >= again_ns {
             self.trains_again_ns.store(0, Relaxed);
-            // The library sends no trains after a refusal, for as long as its state lives.
+            // After a refusal, the library sends no trains while its state lives; so this replaces the state.
             if let Ok(state) = new_state(&self.socket, &self.others) {
                 *write(&self.state) = state;
             }
@@ -289,8 +291,8 @@ impl Port {
         self.begin.elapsed().as_nanos() as u64
     }
 
-    /// Sends packets singly for a while.
-    fn note_refused_train(&self, error: &io::Error) {
+    /// Starts a time without trains.
+    fn on_train_refused(&self, error: &io::Error) {
         if self.trains_again_ns.swap(self.now_ns() + TRAINS_AGAIN_NS, Relaxed) == 0 {
             let seconds = TRAINS_AGAIN_NS / 1_000_000_000;
             tracing::warn!(
@@ -303,7 +305,7 @@ impl Port {
 fn new_state(socket: &UdpSocket, others: &[IpAddr]) -> io::Result<UdpSocketState> {
     let state = UdpSocketState::new(socket.into())?;
     if others.is_empty() {
-        single::say_less(socket);
+        single::disable_unread_options(socket);
     }
     Ok(state)
 }
@@ -329,7 +331,7 @@ fn bind_both() -> io::Result<UdpSocket> {
 pub(super) fn mtu_within(packet_bytes_max: usize, ip_bytes: usize) -> Mtu {
     let payload = packet_bytes_max.saturating_sub(ip_bytes + UDP_BYTES + HEADER_BYTES_MAX + ICRC_BYTES);
     let fitting = Mtu::ALL.into_iter().rev().find(|mtu| mtu.bytes() as usize <= payload);
-    // The smallest MTU that there is.
+    // Falls back to the smallest MTU.
     fitting.unwrap_or(Mtu::Bytes256)
 }
 
@@ -343,7 +345,7 @@ impl AsFd for Port {
 struct Train<'a> {
     port: &'a Port,
     flow: &'a Flow,
-    /// Our address and the peer's.
+    /// The local address and the peer's.
     ends: (SocketAddr, SocketAddr),
     bytes: &'a mut [u8],
     packets_max: usize,
@@ -354,7 +356,7 @@ struct Train<'a> {
 }
 
 impl Train<'_> {
-    /// Returns the buffer for the next packet, with room for `bytes`; sends the train first if it is too full.
+    /// Returns the buffer for the next packet, with room for `bytes`; sends the train first if it lacks the room.
     fn room(&mut self, bytes: usize) -> &mut [u8] {
         if self.bytes.len() - self.len < bytes {
             self.leave();
@@ -419,8 +421,8 @@ impl Batch {
         self.metas[..self.count].iter().filter(|meta| meta.len == 0).count() as u64
     }
 
-    /// Counts consecutive polls that left packets in the socket: `is_more` if this one did.
-    pub(super) fn note_polled(&mut self, is_more: bool) {
+    /// Counts consecutive polls that left packets in the socket; `is_more` is true if this one did.
+    pub(super) fn on_polled(&mut self, is_more: bool) {
         self.full_in_a_row = if is_more { self.full_in_a_row.saturating_add(1) } else { 0 };
     }
 

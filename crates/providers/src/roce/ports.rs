@@ -1,17 +1,16 @@
 //! The sockets of one fabric: one for the first peers, and another one for each further group of peers.
 //!
-//! A socket's receive buffer holds few packets ([`halite_rnic::room`]), so a socket serves few peers. A new peer is
-//! told the port of the socket that has room for it; if the system grants no further socket, peers share the existing
-//! ones.
+//! A socket's receive buffer holds few packets ([`halite_rnic::room`]), so a socket serves few peers. A new peer gets
+//! the port of a socket with room for it; if the system grants no further socket, peers share the existing ones.
 //!
 //! ```text
 //!   users    peers 1..16   peers 17..32   ...          a place is held from the offer to the end of the connection
 //!   sockets      first        further     ...          a further one is closed when it has no users
-//!                  └────── epoll ──┘                   only while there is more than one; else the first is read by itself
+//!                  └────── epoll ──┘                   only while there are several; else the first is read alone
 //! ```
 //!
-//! With receivers ([`super::receivers`]), each has an epoll with its part of the sockets, and peers are spread among
-//! them.
+//! Each receiver ([`super::receivers`]) has an epoll with its part of the sockets, and peers are spread among
+//! receivers.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -30,9 +29,9 @@ use super::capture::Capture;
 use super::port::{IPV4_BYTES, IPV6_BYTES, Port, mtu_within};
 use super::{RoceConfig, read, write};
 
-/// Maximum number of sockets that one look returns; the rest waits for the next.
+/// Maximum number of ready sockets that one call returns; the rest waits for the next.
 const READY_MAX: usize = 16;
-/// Any port works: nothing is sent.
+/// Any port works: the socket sends nothing.
 const DISCARD: u16 = 9;
 
 /// All sockets of a fabric; see the header of this file.
@@ -44,7 +43,7 @@ pub(super) struct Ports {
     users_max: usize,
     ports_max: usize,
     first: Arc<Port>,
-    /// All sockets, the first one first.
+    /// All sockets, starting with that of the first peers.
     all: RwLock<Vec<Arc<Port>>>,
     has_further: AtomicBool,
     /// One epoll for all sockets, used while there are several; or one per receiver, always used.
@@ -117,7 +116,7 @@ impl Ports {
         read(&self.all).clone()
     }
 
-    /// Returns a place for one more peer, and whether the descriptors to watch have changed.
+    /// Returns a place for one more peer, and true if the descriptors to watch have changed.
     pub(super) fn port_use(&self) -> (Arc<PortUse>, bool) {
         let mut all = write(&self.all);
         let users = |port: &&Arc<Port>| port.users.load(Relaxed);
@@ -156,7 +155,7 @@ impl Ports {
         }
     }
 
-    /// Opens and watches a further socket; `None` if the system refuses: peers then share the existing ones.
+    /// Opens and watches a further socket; `None` if the system refuses, and peers must share the existing ones.
     fn open_further(&self, all: &[Arc<Port>]) -> Option<Arc<Port>> {
         let sockets_of = |receiver: &usize| all.iter().filter(|port| port.receiver == *receiver).count();
         let receiver = (0..self.epolls.len()).min_by_key(sockets_of).expect("at least one");
@@ -195,7 +194,7 @@ impl Ports {
         let mut all = write(&self.all);
         let is_over = |port: &mut Arc<Port>| !Arc::ptr_eq(port, &self.first) && port.users.load(Relaxed) == 0;
         for port in all.extract_if(.., is_over) {
-            // A thread that is polling may still hold the socket.
+            // A polling thread may still hold the socket.
             let _ = epoll::delete(&self.epolls[port.receiver], &*port);
             self.unsent.fetch_add(port.unsent(), Relaxed);
             self.overflowed.fetch_add(port.overflowed(), Relaxed);
@@ -219,7 +218,7 @@ impl Ports {
     }
 
     fn has_further(&self) -> bool {
-        // When this changes, the sleeper is woken and chooses its descriptor again.
+        // When this changes, the caller wakes the sleeper, which selects its descriptor again.
         self.has_further.load(SeqCst)
     }
 
@@ -276,7 +275,7 @@ impl Ports {
         own.filter(|_| !self.others.is_empty()).unwrap_or(self.address)
     }
 
-    /// Returns our address for packets from `host`: the first one of the same IP version.
+    /// Returns the local address for packets from `host`: the first one of the same IP version.
     pub(super) fn address_for(&self, host: IpAddr) -> IpAddr {
         let mut all = [self.address].into_iter().chain(self.others.iter().copied());
         self.address_as(all.find(|own| own.is_ipv4() == host.is_ipv4()))

@@ -43,7 +43,7 @@ pub(super) struct Receivers {
     core: Arc<Core>,
     threads: Vec<JoinHandle<()>>,
     is_over: Arc<AtomicBool>,
-    /// Becomes readable when the threads must end; `None` without receivers, to save a descriptor.
+    /// Becomes readable when the threads must exit; `None` without receivers, to save a descriptor.
     over: Option<OwnedFd>,
 }
 
@@ -83,13 +83,13 @@ impl Drop for Receivers {
         }
         self.core.events.interrupt();
         for thread in self.threads.drain(..) {
-            // A panicked receiver has reported that.
+            // A panicked receiver has reported its panic.
             let _ = thread.join();
         }
     }
 }
 
-/// Passes a receiver's panic on to the poller, as if the poller had received itself.
+/// Makes the poller panic after a receiver panicked, as if the poller had received.
 struct PanicGuard<'c>(&'c Core);
 
 impl Drop for PanicGuard<'_> {
@@ -107,15 +107,15 @@ impl Core {
         let mut batch = Batch::new();
         while !is_over.load(Relaxed) {
             if self.events.is_full() {
-                // None of the pending events may ring, but a sleeping poller must make room.
-                self.bell.note_received();
+                // Even if no pending event rings, a sleeping poller must wake to make room.
+                self.bell.on_received();
                 self.receivers[index].full_in_a_row.store(0, Relaxed);
                 self.events.await_room(|| is_over.load(Relaxed));
             }
             // A receiver that sleeps must not count as busy.
             let at_once = (batch.full_in_a_row() > 0).then(Timespec::default);
             let is_more = self.receive_for(index, &mut batch, at_once.as_ref());
-            batch.note_polled(is_more);
+            batch.on_polled(is_more);
             self.receivers[index].full_in_a_row.store(batch.full_in_a_row(), Relaxed);
         }
     }
@@ -129,14 +129,14 @@ impl Core {
             let received = self.receive_from(port, batch, None, self.now_ns());
             is_more |= received.is_more;
             if received.rings {
-                self.bell.note_received();
+                self.bell.on_received();
             }
         });
         is_more
     }
 
-    /// Receives in place of these receivers, after a peer is gone: on return everything that arrived before is handled,
-    /// or `batches_max` more batches per receiver are.
+    /// Receives in place of these receivers, after a peer is gone: handles all earlier arrivals, but at most
+    /// `batches_max` batches per receiver.
     pub(super) fn receive_in_place_of(
         &self,
         receivers: BTreeSet<usize>,
@@ -145,7 +145,7 @@ impl Core {
     ) {
         for index in receivers {
             let _ = (0..batches_max).find(|_| !self.receive_for(index, batch, Some(&Timespec::default())));
-            // The receiver holds this lock while it handles packets that it has received.
+            // The receiver holds this lock while it handles received packets.
             drop(lock(&self.receivers[index].receiving));
         }
     }
@@ -169,14 +169,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let config = RoceConfig { receivers: 1, ..RoceConfig::new(dir.path().join("cluster"), "one") };
         let core = Core::open(config).unwrap();
-        core.turn();
+        core.poll_once();
         let seen = core.bell.seq();
         let receiver = catch_unwind(AssertUnwindSafe(|| {
             let _guard = PanicGuard(&core);
             panic!("as a bug would have it");
         }));
         assert!(receiver.is_err());
-        assert_ne!(core.bell.seq(), seen, "who sleeps is woken");
-        assert!(catch_unwind(AssertUnwindSafe(|| core.turn())).is_err());
+        assert_ne!(core.bell.seq(), seen, "the sleeper is woken");
+        assert!(catch_unwind(AssertUnwindSafe(|| core.poll_once())).is_err());
     }
 }

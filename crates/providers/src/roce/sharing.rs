@@ -14,12 +14,12 @@ use halite_rnic::room::{Room, Share};
 use super::connection::Connection;
 use super::{LANES, lock};
 
-/// Intervals between rebalances, in ns: after a lane began to send, while a lane waits for credit that others hold, and
-/// otherwise.
+/// Intervals between rebalances, in ns: after a lane began to send, while a lane waits for credit that other lanes
+/// hold, and otherwise.
 const BEGIN_NS: u64 = 200_000;
 const WAIT_NS: u64 = 500_000;
 const AGAIN_NS: u64 = 5_000_000;
-/// Up to this many peers, shares are rebalanced as soon as a lane begins to send, which is cheap and avoids a wait.
+/// Maximum number of peers for a rebalance as soon as a lane begins to send, which is then cheap and saves a wait.
 const FEW: usize = 4;
 
 /// The members of one socket and the state of its rebalancing.
@@ -30,14 +30,14 @@ pub(super) struct Sharing {
     members: Mutex<BTreeMap<PeerId, Weak<Connection>>>,
     /// Time of the last rebalance.
     shared_ns: AtomicU64,
-    /// A lane waits for credit that other lanes still hold.
-    is_waited_for: AtomicBool,
+    /// True while a lane waits for credit that other lanes hold.
+    has_waiters: AtomicBool,
 }
 
 impl Sharing {
     pub(super) fn new(room: Room) -> Sharing {
-        let (shared_ns, is_waited_for) = (AtomicU64::new(0), AtomicBool::new(false));
-        Sharing { room, members: Mutex::default(), shared_ns, is_waited_for }
+        let (shared_ns, has_waiters) = (AtomicU64::new(0), AtomicBool::new(false));
+        Sharing { room, members: Mutex::default(), shared_ns, has_waiters }
     }
 
     pub(super) fn join(&self, connection: &Arc<Connection>) {
@@ -49,11 +49,11 @@ impl Sharing {
         lock(&self.members).remove(&peer).is_some()
     }
 
-    /// Notes that a lane began to send. Returns the time at which to rebalance; 0 for at once.
-    pub(super) fn note_begun(&self) -> u64 {
+    /// Records that a lane began to send. Returns the time of the next rebalance; 0 for at once.
+    pub(super) fn on_send_start(&self) -> u64 {
         // The lock excludes a rebalance, which would reset the flag.
         let members = lock(&self.members);
-        self.is_waited_for.store(true, Relaxed);
+        self.has_waiters.store(true, Relaxed);
         match members.len() {
             0..=FEW => 0,
             _ => self.shared_ns.load(Relaxed) + BEGIN_NS,
@@ -61,13 +61,13 @@ impl Sharing {
     }
 
     /// Returns true if a lane has waited for credit long enough.
-    pub(super) fn is_waited_for(&self, now_ns: u64) -> bool {
-        self.is_waited_for.load(Relaxed) && now_ns >= self.shared_ns.load(Relaxed) + BEGIN_NS
+    pub(super) fn has_waiters(&self, now_ns: u64) -> bool {
+        self.has_waiters.load(Relaxed) && now_ns >= self.shared_ns.load(Relaxed) + BEGIN_NS
     }
 
     /// Returns true if a rebalance is due, after packets have arrived.
     pub(super) fn is_due(&self, now_ns: u64) -> bool {
-        self.is_waited_for(now_ns) || now_ns >= self.shared_ns.load(Relaxed) + AGAIN_NS
+        self.has_waiters(now_ns) || now_ns >= self.shared_ns.load(Relaxed) + AGAIN_NS
     }
 
     /// Rebalances. Returns the time of the next transmission or rebalance, if one is needed.
@@ -80,7 +80,7 @@ impl Sharing {
         let before: Vec<Share> = lanes().map(|lane| lane.qp().share()).collect();
         let mut shares = before.clone();
         let is_settled = self.room.share(now_ns, connections.len(), &mut shares);
-        self.is_waited_for.store(!is_settled, Relaxed);
+        self.has_waiters.store(!is_settled, Relaxed);
         let mut due = (!is_settled).then_some(now_ns + WAIT_NS);
         let changed = lanes().zip(shares).zip(before).filter(|((_, share), before)| share != before);
         for ((mut lane, share), _) in changed {

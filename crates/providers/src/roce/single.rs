@@ -21,7 +21,7 @@ const CONTROL_BYTES: usize = 2 * HEADER_BYTES + size_of::<libc::timespec>() + si
 struct Control([MaybeUninit<u8>; CONTROL_BYTES]);
 
 /// Disables the control messages that the receiver does not read, all of which the library has enabled.
-pub(super) fn say_less(socket: &UdpSocket) {
+pub(super) fn disable_unread_options(socket: &UdpSocket) {
     let options = [
         (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS),
         (libc::IPPROTO_IP, libc::IP_RECVTOS),
@@ -38,7 +38,7 @@ pub(super) fn say_less(socket: &UdpSocket) {
 }
 
 /// Enables arrival times of datagrams.
-pub(super) fn say_when(socket: &UdpSocket) {
+pub(super) fn enable_timestamps(socket: &UdpSocket) {
     let on: libc::c_int = 1;
     let len = size_of_val(&on) as libc::socklen_t;
     let (level, name) = (libc::SOL_SOCKET, libc::SO_TIMESTAMPNS);
@@ -56,26 +56,26 @@ pub(super) fn receive(socket: &UdpSocket, bytes: &mut [u8]) -> io::Result<RecvMe
     let mut meta = RecvMeta::default();
     meta.addr = SocketAddr::try_from(address)?;
     meta.len = received.bytes;
-    let said = Said::read(&space.0);
-    meta.stride = said.segment.unwrap_or(received.bytes);
-    meta.timestamp = said.stamp;
+    let ancillary = Ancillary::read(&space.0);
+    meta.stride = ancillary.segment.unwrap_or(received.bytes);
+    meta.timestamp = ancillary.stamp;
     Ok(meta)
 }
 
 /// Control messages of a datagram.
 #[derive(Clone, Copy, Default)]
-struct Said {
+struct Ancillary {
     /// Length of the packets of a train; `None` for a single datagram.
     segment: Option<usize>,
     /// Arrival time since 1970; `None` if the system gave none.
     stamp: Option<Duration>,
 }
 
-impl Said {
-    fn read(space: &[MaybeUninit<u8>; CONTROL_BYTES]) -> Said {
+impl Ancillary {
+    fn read(space: &[MaybeUninit<u8>; CONTROL_BYTES]) -> Ancillary {
         // SAFETY: all bytes were initialized with 0, and the kernel only overwrites them.
         let space = space.map(|byte| unsafe { byte.assume_init() });
-        let (mut said, mut at) = (Said::default(), 0);
+        let (mut ancillary, mut at) = (Ancillary::default(), 0);
         while let Some(len) = word(&space, at).filter(|len| (HEADER_BYTES..=CONTROL_BYTES - at).contains(len))
         {
             let int = |at: usize| Some(i32::from_ne_bytes(*space.get(at..)?.first_chunk()?));
@@ -84,17 +84,17 @@ impl Said {
             let data = at + HEADER_BYTES;
             match (level, kind) {
                 (Some(libc::SOL_UDP), Some(libc::UDP_GRO)) => {
-                    said.segment = int(data).and_then(|len| usize::try_from(len).ok());
+                    ancillary.segment = int(data).and_then(|len| usize::try_from(len).ok());
                 }
                 (Some(libc::SOL_SOCKET), Some(libc::SCM_TIMESTAMPNS)) => {
                     let [seconds, rest] = [0, size_of::<usize>()].map(|at| word(&space, data + at));
-                    said.stamp = seconds.zip(rest).map(|(s, ns)| Duration::new(s as u64, ns as u32));
+                    ancillary.stamp = seconds.zip(rest).map(|(s, ns)| Duration::new(s as u64, ns as u32));
                 }
                 _ => {}
             }
             at += len.next_multiple_of(size_of::<usize>());
         }
-        said
+        ancillary
     }
 }
 

@@ -1,9 +1,9 @@
-//! Packets that a peer has sent, but that arrive from another address than the one it offered.
+//! Packets of a peer that arrive from another address than the one it offered.
 //!
 //! NAT produces such packets, when a connection begins or when it forgets a mapping, and so does an attacker that
-//! replays packets. The two cannot be told apart: a packet contains nothing that its replay lacks. So a connection
-//! never follows an address, and never ends because of one; such packets are refused, counted and reported by
-//! [`RoceFabric::address_change`](super::RoceFabric::address_change).
+//! replays packets. The two are indistinguishable: a packet contains nothing that its replay lacks. So a connection
+//! neither follows a new address nor ends because of one. It refuses and counts such packets;
+//! [`RoceFabric::address_change`](super::RoceFabric::address_change) reports them.
 
 use std::net::SocketAddr;
 use std::sync::Mutex;
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use super::lock;
 
-/// Packets of a peer were refused because they come from another address than the agreed one.
+/// The address change of a peer: its packets come from another address than the agreed one, and were refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "its packets come from {seen} and not from {agreed}, which it offered: its address is translated on the way (NAT), or was changed, and they are refused"
@@ -40,7 +40,7 @@ impl Translated {
     }
 
     /// Returns the address change, if there was one.
-    pub(super) fn told(&self, agreed: SocketAddr) -> Option<AddressChanged> {
+    pub(super) fn address_change(&self, agreed: SocketAddr) -> Option<AddressChanged> {
         let packets = Some(self.packets.load(Relaxed)).filter(|packets| *packets > 0)?;
         let seen = (*lock(&self.seen))?;
         Some(AddressChanged { agreed, seen, packets })

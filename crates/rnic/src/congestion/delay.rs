@@ -1,14 +1,15 @@
 //! A delay-based controller, which keeps the bottleneck queue short.
 //!
-//! After Swift (Kumar et al., SIGCOMM 2020): a target delay, larger for small windows; one packet more in each round trip below it, a
-//! proportional cut once per round trip above it, and windows below one packet.  It differs for unmanaged networks and shared
-//! processors:
+//! After Swift (Kumar et al., SIGCOMM 2020): a target delay, larger for small windows; one packet more in each round
+//! trip below it, a proportional cut once per round trip above it, and windows below one packet. It differs for
+//! unmanaged networks and shared processors:
 //!
-//! - The base delay is the smallest one measured lately; a flow yields the queue now and then to measure it.
-//! - The sample is the smallest delay in each round trip, the standing queue: a descheduled process sends in bursts, whose packets
-//!   queue behind each other.
-//! - Only persistent losses count, since single packets and whole trains are also lost by chance.
-//! - Scheduling delays at both ends are excluded ([`Feedback::network_ns`]); the peer's grant takes the place of Swift's endpoint window.
+//! - The base delay is the smallest one measured recently; a flow yields the queue at intervals to measure it.
+//! - The sample is the smallest delay in each round trip, the standing queue: a descheduled process sends in bursts,
+//!   whose packets queue behind each other.
+//! - Only persistent losses count, since a path also loses single packets and whole trains by chance.
+//! - The sample excludes scheduling delays at both ends ([`Feedback::network_ns`]); the peer's grant takes the place of
+//!   Swift's endpoint window.
 //!
 //! ```text
 //!   time in the network   │ base ............. │ allowance, more for small windows   │
@@ -20,20 +21,21 @@ use super::{Controller, Feedback, WINDOW_FIRST, WINDOW_MAX, is_window_full};
 /// Queueing delay allowed at the target, in ns, plus a fraction of the base delay.
 const ALLOWANCE_NS: f64 = 40_000.0;
 const ALLOWANCE_OF_BASE: f64 = 0.2;
-/// A window of one packet has this multiple of the allowance on top: flows with smaller windows then grow relative to others, even
-/// if their base delays differ.
+/// A window of one packet has this multiple of the allowance on top: flows with smaller windows then grow relative to
+/// others, even if their base delays differ.
 const SMALL_WINDOW_EXTRA: f64 = 3.0;
 /// Cut of the window in proportion to the excess delay, and its maximum.
 const DECREASE: f64 = 0.8;
 const DECREASE_MAX: f64 = 0.5;
 /// A base delay expires after one to two of these intervals, in ns.
 const BASE_NS: u64 = 5_000_000_000;
-/// Losses are counted over at least `COUNTED_MIN` packets, and count as many above one in `LOSS_DIVISOR`; a random loss of 5 % exceeds
-/// that once in 60 rounds.
+/// Losses are counted over at least `COUNTED_MIN` packets, and count as many above one in `LOSS_DIVISOR`; random losses
+/// of 5 % exceed that in one of 60 rounds.
 const COUNTED_MIN: u32 = 64;
 const LOSS_DIVISOR: u32 = 8;
 const DECREASE_FOR_LOSS: f64 = 0.3;
-/// The increase per round trip grows by one packet after this many round trips below the target, up to a fraction of the window.
+/// The increase per round trip grows by one packet after this many round trips below the target, up to a fraction of
+/// the window.
 const ROUNDS_OF_STEP: u32 = 4;
 const STEP_MAX: f64 = 0.25;
 /// Interval between yields, in ns and in round trips (the longer one), and the divisor of the window meanwhile.
@@ -51,21 +53,21 @@ pub(super) struct Delay {
     bases_ns: [u64; 2],
     base_until_ns: u64,
     trip_ns: u64,
-    /// The smallest delay in this round trip, and when the round trip ends.
+    /// The smallest delay in this round trip, and the end of the round trip.
     standing_ns: u64,
     round_end_ns: u64,
     /// Consecutive round trips below the target.
     rounds_below: u32,
-    /// The window is not cut again before this time.
+    /// Time before which the window is not cut again.
     next_decrease_ns: u64,
     arrived: u32,
     lost: u32,
     counted_until_ns: u64,
-    /// Whether the last count found many losses.
+    /// True if the last count found many losses.
     is_lossy: bool,
-    /// The window before a silence, until responses show how much was lost.
+    /// The window before a silence; `None` once responses have shown the losses.
     window_before_silence: Option<f64>,
-    /// While yielding: the window to restore, and when.
+    /// While yielding: the window to restore, and the time to restore it.
     yielding: Option<(f64, u64)>,
     yield_at_ns: u64,
 }
@@ -102,7 +104,7 @@ impl Delay {
         self.bases_ns[0] = self.bases_ns[0].min(network_ns);
     }
 
-    /// Shrinks the window for two round trips now and then, to measure the base delay without the flow's own queue.
+    /// Shrinks the window for two round trips at intervals, to measure the base delay without the flow's own queue.
     fn yield_queue(&mut self, now_ns: u64, is_full: bool) {
         match self.yielding {
             Some((window, until_ns)) if now_ns >= until_ns => {
@@ -118,7 +120,7 @@ impl Delay {
         }
     }
 
-    /// The target delay.
+    /// Returns the target delay.
     fn target_ns(&self) -> f64 {
         let base = self.bases_ns[0].min(self.bases_ns[1]) as f64;
         let allowance = ALLOWANCE_NS + ALLOWANCE_OF_BASE * base;
@@ -134,8 +136,9 @@ impl Delay {
         self.window = self.window.min(WINDOW_MAX);
     }
 
-    /// Packets added per round trip: more after many round trips below the target, as in TIMELY.  So a flow recovers soon from a wrong
-    /// cut or when others leave, and flows on one link take equal steps.
+    /// Returns the number of packets added per round trip: more after many round trips below the target, as in TIMELY.
+    /// So a flow soon recovers from a wrong cut and uses bandwidth that other flows release, and flows on one link take
+    /// equal steps.
     fn step(&self) -> f64 {
         let step = f64::from(1 + self.rounds_below / ROUNDS_OF_STEP);
         step.min(self.window * STEP_MAX).max(1.0)
@@ -150,8 +153,8 @@ impl Delay {
         }
     }
 
-    /// Ends a silence.  If nearly all packets in flight arrived, the peer was descheduled: the old window is restored.  Else the window
-    /// grows from the start again.
+    /// Ends a silence. If nearly all packets in flight arrived, the peer was descheduled: the old window is restored.
+    /// Else the window grows from the start again.
     fn end_silence(&mut self, feedback: Feedback) {
         if feedback.arrived + feedback.lost == 0 {
             return;
@@ -164,7 +167,7 @@ impl Delay {
         }
     }
 
-    /// Counts losses.  Returns true if there are too many for chance.
+    /// Counts losses. Returns true if there are too many to be random.
     fn count_losses(&mut self, now_ns: u64, feedback: Feedback) -> bool {
         self.arrived += feedback.arrived;
         self.lost += feedback.lost;
@@ -172,7 +175,7 @@ impl Delay {
         if counted < COUNTED_MIN || now_ns < self.counted_until_ns {
             return false;
         }
-        // A train lost by chance also counts as many, but two in a row are rare.
+        // A single lost train also counts as many losses, but two lost trains in a row are rare.
         let was_lossy = self.is_lossy;
         self.is_lossy = self.lost * LOSS_DIVISOR > counted;
         let is_persistent = was_lossy && self.is_lossy;

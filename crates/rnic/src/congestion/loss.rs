@@ -1,4 +1,4 @@
-//! A loss-based controller, as simple as can be: fills the bottleneck queue until it overflows.
+//! A minimal loss-based controller: fills the bottleneck queue until it overflows.
 
 use super::{Controller, Feedback, WINDOW_FIRST, WINDOW_MAX, is_window_full};
 
@@ -7,7 +7,7 @@ pub(super) struct Loss {
     window: f64,
     is_starting: bool,
     trip_ns: u64,
-    /// Losses before this time count as one with the last.
+    /// Time before which losses count as part of the last one.
     decrease_at_ns: u64,
 }
 

@@ -1,7 +1,7 @@
-//! Congestion control: how many packets may be in flight in the network.
+//! Congestion control: bounds the packets in flight in the network.
 //!
-//! The peer's grant bounds what its socket holds; a [`Controller`] estimates what the network holds, from delays and losses.
-//! [`pacer`] spaces packets evenly.
+//! The peer's grant bounds the packets in its socket; a [`Controller`] bounds those in the network, from delays and
+//! losses. [`pacer`] spaces packets evenly.
 
 mod delay;
 mod loss;
@@ -12,11 +12,11 @@ use std::fmt::Debug;
 /// The congestion control algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Congestion {
-    /// None: the peer's grant is the only bound, as between processes of one host, which share no network.
+    /// No control: the peer's grant is the only bound. For processes of one host, which share no network.
     Grant,
-    /// By delay: keeps queues in the network short.  After Swift (SIGCOMM 2020).
+    /// By delay: keeps queues in the network short. After Swift (SIGCOMM 2020).
     Delay,
-    /// By loss: one packet more in each round trip, half the window after a loss, as in TCP Reno.
+    /// By loss: adds one packet in each round trip and halves the window after a loss, as in TCP Reno.
     Loss,
 }
 
@@ -25,7 +25,7 @@ pub enum Congestion {
 pub struct Feedback {
     /// Round trip of the newest packet that gives a sample, in nanoseconds.
     pub trip_ns: Option<u64>,
-    /// The part of the round trip in the network, without the known waits at both ends.
+    /// The round trip without the known waits at both ends, in nanoseconds.
     pub network_ns: Option<u64>,
     /// Packets newly known to have arrived.
     pub arrived: u32,
@@ -37,13 +37,13 @@ pub struct Feedback {
 
 /// Bounds the packets of a queue pair that may be in flight.
 pub trait Controller: Debug + Send {
-    /// The congestion window in packets.  Below one, packets are sent one by one, less than once per round trip.
+    /// Returns the congestion window in packets. Below one, less than one packet leaves per round trip.
     fn window_packets(&self) -> f64;
 
-    /// A response arrived, or packets were found lost.
+    /// Handles a response, or newly detected losses.
     fn handle_feedback(&mut self, now_ns: u64, feedback: Feedback);
 
-    /// Several timeouts passed without a response.
+    /// Handles several timeouts without a response.
     fn handle_silence(&mut self);
 }
 
@@ -51,7 +51,7 @@ impl Congestion {
     /// All algorithms.
     pub const ALL: [Congestion; 3] = [Congestion::Grant, Congestion::Delay, Congestion::Loss];
 
-    /// The name in configurations.
+    /// Returns the name in configurations.
     pub fn name(self) -> &'static str {
         match self {
             Congestion::Grant => "grant",
@@ -60,7 +60,7 @@ impl Congestion {
         }
     }
 
-    /// A one-line description for users.
+    /// Returns a one-line description for users.
     pub fn summary(self) -> &'static str {
         match self {
             Congestion::Grant => "only the receiver's grant bounds the packets in flight",
@@ -71,7 +71,7 @@ impl Congestion {
         }
     }
 
-    /// A controller for a new queue pair; `None` for [`Congestion::Grant`].
+    /// Returns a controller for a new queue pair; `None` for [`Congestion::Grant`].
     pub(crate) fn controller(self) -> Option<Box<dyn Controller>> {
         match self {
             Congestion::Grant => None,
@@ -86,7 +86,7 @@ const WINDOW_FIRST: f64 = 10.0;
 /// Maximum window in packets: larger than any grant.
 const WINDOW_MAX: f64 = 4096.0;
 
-/// Whether the window was the limit, within one packet.
+/// Returns true if the window was the limit, within one packet.
 fn is_window_full(window: f64, in_flight: u32) -> bool {
     f64::from(in_flight) + 1.0 >= window
 }

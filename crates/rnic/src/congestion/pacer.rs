@@ -1,22 +1,22 @@
-//! Spaces packets evenly, in small bursts: a window sent at once would fill queues in the network.
+//! Spaces packets evenly, in small bursts, since a whole window at once would fill queues in the network.
 
 /// Pace relative to one window per round trip, above one so that the window fills.
 const PACE_GAIN: f64 = 1.25;
-/// Maximum burst in packets: a train of 64 KiB of the longest.
+/// Maximum burst in packets: a train of 64 KiB of the longest ones.
 pub(crate) const BURST_PACKETS: u32 = 16;
-/// A burst may also span this time in ns: sleeps are no shorter.
+/// Minimum span of a burst, in ns: sleeps are no shorter.
 const BURST_NS: f64 = 50_000.0;
-/// Or one round trip divided by this, so that a late wake-up can be made up.
+/// A burst may also span the round trip divided by this, to make up for a late wake-up.
 const BURST_TRIP_DIVISOR: f64 = 4.0;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pacer {
-    /// When the next packet is due at an even pace.
+    /// Time at which the next packet is due at an even pace.
     due_ns: u64,
 }
 
 impl Pacer {
-    /// When the next packet may be sent; `None` if now.
+    /// Returns the time at which the next packet may leave; `None` if that is now.
     pub fn wait_until(&self, now_ns: u64, window: f64, trip_ns: u64) -> Option<u64> {
         let burst_ns = match window < 1.0 {
             true => 0.0,

@@ -1,15 +1,15 @@
-//! The bandwidth-delay product: how many packets a path holds at the rate at which they arrive.
+//! Estimates the bandwidth-delay product: the packets that a path holds at the rate of arrivals.
 //!
-//! The peer's grant is what its socket holds.  On a long path most packets are on the way, so as many more as the path holds may be
-//! in flight.  Each round trip that delivers a whole window adds one grant to the next, until the slowest link is busy; from then on
-//! at most one grant of packets queues in front of it.
+//! The peer's grant bounds the packets in its socket. A long path itself holds most packets, so the requester may send
+//! that many more. Each round trip that delivers a whole window adds one grant to the next window, until the slowest
+//! link is busy; from then on at most one grant of packets queues in front of it.
 //!
-//! The smallest round trip is that of the path without its queue.  It is measured anew every [`WINDOW_NS`], for which the window
-//! falls to the grant for two round trips, so that the queue drains.
+//! The smallest round trip excludes the queue. To measure it again every [`WINDOW_NS`], the window falls to the grant
+//! for two round trips, so that the queue drains.
 
-/// Minimum time in ns over which arrivals are counted: those of a shorter one come in lumps.
+/// Minimum length of a round, in ns: within shorter ones, arrivals come in bursts.
 const ROUND_NS_MIN: u64 = 1_000_000;
-/// How long the smallest round trip holds, in ns, before it is measured anew; it counts twice as long.
+/// Interval between measurements of the smallest round trip, in ns; a measurement counts for two intervals.
 const WINDOW_NS: u64 = 5_000_000_000;
 
 /// The estimate.
@@ -18,7 +18,7 @@ pub(super) struct Bdp {
     /// Smallest round trips in ns, of the present window and the one before.
     trips_ns: [Option<u64>; 2],
     window_begin_ns: Option<u64>,
-    /// Until when the queue drains, in ns.
+    /// End of the time in which the queue drains, in ns.
     drains_until_ns: u64,
     round_begin_ns: u64,
     arrived: u32,
@@ -29,7 +29,7 @@ pub(super) struct Bdp {
 }
 
 impl Bdp {
-    /// Packets that may be in flight beyond the peer's grant.
+    /// Returns the number of packets that may be in flight beyond the peer's grant.
     pub fn packets(&self) -> u32 {
         self.packets
     }
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn queue_drains_before_the_round_trip_is_measured_anew() {
+    fn queue_drains_before_a_new_measurement() {
         let mut bdp = Bdp::default();
         arrivals(&mut bdp, 1..5_001, 20 * MS);
         assert_eq!(bdp.packets(), 800);

@@ -5,16 +5,16 @@
 //!    │ lost │ kept │ done │ in flight │ in flight │
 //! ```
 //!
-//! Each transmission gets an `order`, which the network roughly preserves.  A packet is lost when one sent `reorder_threshold` or
-//! more transmissions later has arrived, or any later one has and the packet is overdue: by a quarter of a round trip, or as late as
-//! packets of this path have come.
+//! Each transmission gets an `order`, which the network roughly preserves. A packet counts as lost when a packet sent
+//! `reorder_threshold` or more transmissions later has arrived, or when any later one has arrived and the packet is
+//! overdue: by a quarter of a round trip, or by the longest delay seen on this path.
 
 use std::collections::VecDeque;
 
 use crate::kept::SPAN_MAX;
 
-/// Bounds of the reordering threshold, in packets: 3 as in TCP at first, doubled whenever a packet counted as lost arrives.  At the
-/// upper bound, time alone decides.
+/// Bounds of the reordering threshold, in packets: 3 as in TCP at first, doubled whenever a packet counted as lost
+/// arrives. At the upper bound, time alone decides.
 const REORDER_THRESHOLD_MIN: u64 = 3;
 const REORDER_THRESHOLD_MAX: u64 = SPAN_MAX;
 /// Maximum transmissions of a packet that may give a first round-trip sample.
@@ -25,9 +25,9 @@ enum PacketState {
     InFlight,
     /// The peer keeps it until earlier packets arrive.
     Kept,
-    /// To be repeated.
+    /// To be retransmitted.
     Lost,
-    /// Carried out, and its response, if it returns data, has arrived.
+    /// Executed, and its response, if it returns data, has arrived.
     Done,
 }
 
@@ -38,13 +38,13 @@ struct Entry {
     first_ns: u64,
     order: u64,
     copies: u32,
-    /// Fewest sequence numbers of a request sent under this number: any of them may be the one that the peer keeps.  More than one
-    /// for a read of several packets, and 0 inside of one.
+    /// Smallest count of sequence numbers of the requests sent under this number, since the peer may keep any of them.
+    /// Above 1 for a read of several packets; 0 for the other numbers of such a read.
     numbers: u32,
-    /// Its response returns data.
+    /// True if its response returns data.
     returns_data: bool,
-    /// The peer acknowledges it at once.
-    asks_ack: bool,
+    /// True if the peer acknowledges it at once.
+    requests_ack: bool,
     /// Number of the request that carried this number first: a read of several packets has several numbers.
     request: u64,
 }
@@ -54,8 +54,8 @@ struct Entry {
 pub(super) struct Scoreboard {
     una: u64,
     entries: VecDeque<Entry>,
-    /// Number after the last packet known to be carried out.
-    carried_out: u64,
+    /// Number after the last packet known to be executed.
+    executed_end: u64,
     order_next: u64,
     /// Highest `order` of the arrived packets.
     order_arrived: Option<u64>,
@@ -70,7 +70,7 @@ pub(super) struct Scoreboard {
     progress: Progress,
 }
 
-/// Arrivals learned from responses.
+/// Arrivals that responses have reported.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Progress {
     pub arrived: u32,
@@ -85,7 +85,7 @@ impl Scoreboard {
         Scoreboard {
             una,
             entries: VecDeque::new(),
-            carried_out: una,
+            executed_end: una,
             order_next: 0,
             order_arrived: None,
             in_flight: 0,
@@ -114,8 +114,15 @@ impl Scoreboard {
         (index < self.entries.len()).then_some(index)
     }
 
-    /// Records a transmission of a new or a repeated packet, which takes `numbers` sequence numbers.
-    pub fn on_sent(&mut self, now_ns: u64, sequence: u64, numbers: u32, returns_data: bool, asks_ack: bool) {
+    /// Records a transmission of a new or a retransmitted packet, which takes `numbers` sequence numbers.
+    pub fn on_sent(
+        &mut self,
+        now_ns: u64,
+        sequence: u64,
+        numbers: u32,
+        returns_data: bool,
+        requests_ack: bool,
+    ) {
         let request = sequence;
         for sequence in sequence..sequence + u64::from(numbers) {
             if self.index(sequence).is_none() {
@@ -131,7 +138,7 @@ impl Scoreboard {
                     copies,
                     numbers,
                     returns_data,
-                    asks_ack,
+                    requests_ack,
                     request,
                 });
             }
@@ -161,19 +168,20 @@ impl Scoreboard {
 
     /// Marks a packet as arrived; `trip_ns` is the smallest round trip measured.
     fn mark_arrived(&mut self, now_ns: u64, trip_ns: u64, index: usize, state: PacketState) {
-        let Entry { state: before, sent_ns, order, copies, asks_ack, returns_data, .. } = self.entries[index];
+        let Entry { state: before, sent_ns, order, copies, requests_ack, returns_data, .. } =
+            self.entries[index];
         if before == PacketState::Kept || before == PacketState::Done {
             return self.set(index, state);
         }
-        // Whether the last copy arrived, rather than an earlier one.
+        // True if the last copy arrived, not an earlier one.
         let is_newest =
             before == PacketState::InFlight && (copies == 1 || now_ns.saturating_sub(sent_ns) >= trip_ns);
         if is_newest {
             self.order_arrived = self.order_arrived.max(Some(order));
         } else {
-            self.note_late(now_ns, index);
+            self.on_late_arrival(now_ns, index);
         }
-        if copies == 1 && (asks_ack || returns_data || state == PacketState::Kept) {
+        if copies == 1 && (requests_ack || returns_data || state == PacketState::Kept) {
             self.progress.sent_ns = self.progress.sent_ns.max(Some(sent_ns));
         }
         if (1..=COPIES_TIMED_MAX).contains(&copies) {
@@ -184,22 +192,22 @@ impl Scoreboard {
         self.set(index, state);
     }
 
-    /// An earlier copy was late, not lost: the network reorders more than assumed.
-    fn note_late(&mut self, now_ns: u64, index: usize) {
+    /// Raises the reordering threshold: an earlier copy was late, not lost.
+    fn on_late_arrival(&mut self, now_ns: u64, index: usize) {
         self.reorder_threshold = (2 * self.reorder_threshold).min(REORDER_THRESHOLD_MAX);
         self.late_ns = self.late_ns.max(now_ns.saturating_sub(self.entries[index].first_ns));
     }
 
-    /// The longest round trip of a late packet, in ns.
+    /// Returns the longest round trip of a late packet, in ns.
     pub fn late_ns(&self) -> u64 {
         self.late_ns
     }
 
-    /// The peer has carried out all packets before `to`.
+    /// Handles a report that the peer has executed all packets before `to`.
     // [ROCE-SEL-4]
-    pub fn handle_carried_out(&mut self, now_ns: u64, trip_ns: u64, to: u64) {
-        let begin = self.carried_out.max(self.una);
-        self.carried_out = self.carried_out.max(to);
+    pub fn handle_executed(&mut self, now_ns: u64, trip_ns: u64, to: u64) {
+        let begin = self.executed_end.max(self.una);
+        self.executed_end = self.executed_end.max(to);
         for sequence in begin..to {
             let Some(index) = self.index(sequence) else { break };
             let Entry { returns_data, state, .. } = self.entries[index];
@@ -224,9 +232,9 @@ impl Scoreboard {
         }
     }
 
-    /// The peer keeps the request with this number.
+    /// Handles a report that the peer keeps the request with this number.
     pub fn handle_kept(&mut self, now_ns: u64, trip_ns: u64, sequence: u64) {
-        let Some(first) = self.index(sequence).filter(|_| sequence >= self.carried_out) else { return };
+        let Some(first) = self.index(sequence).filter(|_| sequence >= self.executed_end) else { return };
         for index in first..first + self.entries[first].numbers as usize {
             if matches!(self.entries[index].state, PacketState::InFlight | PacketState::Lost) {
                 self.mark_arrived(now_ns, trip_ns, index, PacketState::Kept);
@@ -234,26 +242,27 @@ impl Scoreboard {
         }
     }
 
-    /// The response to a read or an atomic has arrived.  Returns false if it is a duplicate.
+    /// Handles the response to a read or an atomic. Returns false if it is a duplicate.
     pub fn handle_response(&mut self, now_ns: u64, trip_ns: u64, sequence: u64) -> bool {
-        self.handle_carried_out(now_ns, trip_ns, sequence);
+        self.handle_executed(now_ns, trip_ns, sequence);
         let is_open = |index: &usize| {
             self.entries[*index].returns_data && self.entries[*index].state != PacketState::Done
         };
         let Some(index) = self.index(sequence) else { return false };
         if !is_open(&index) {
             if self.entries[index].copies > 1 {
-                self.note_late(now_ns, index);
+                self.on_late_arrival(now_ns, index);
             }
             return false;
         }
         self.mark_arrived(now_ns, trip_ns, index, PacketState::Done);
         self.unanswered -= 1;
-        self.carried_out = self.carried_out.max(sequence + 1);
+        self.executed_end = self.executed_end.max(sequence + 1);
         true
     }
 
-    /// The peer lacks a packet.  If it was kept before, the peer dropped it for lack of a receive.
+    /// Handles a report that the peer lacks a packet. If the peer kept it before, it has dropped it for lack of a
+    /// receive.
     pub fn handle_missing(&mut self, sequence: u64) {
         if let Some(index) = self.index(sequence)
             && self.entries[index].state == PacketState::Kept
@@ -262,7 +271,7 @@ impl Scoreboard {
         }
     }
 
-    /// The peer has dropped a packet and sent an RNR NAK.
+    /// Handles an RNR NAK: the peer has dropped this packet.
     pub fn handle_dropped(&mut self, sequence: u64) {
         if let Some(index) = self.index(sequence)
             && self.entries[index].state != PacketState::Done
@@ -271,7 +280,7 @@ impl Scoreboard {
         }
     }
 
-    /// Marks lost packets.  Returns their number, and when to look again without a response.
+    /// Marks lost packets. Returns their number, and the time of the next check without a response.
     // [ROCE-SEL-5]
     pub fn find_lost(&mut self, now_ns: u64, wait_ns: u64) -> (u32, Option<u64>) {
         let (arrived, reorder_threshold) = (self.order_arrived, self.reorder_threshold);
@@ -289,14 +298,15 @@ impl Scoreboard {
         )
     }
 
-    /// Marks lost packets after a silence: those sent before an arrived one, or all in flight if `stalled`, that is
-    /// if the response brought no progress: the probe may lie beyond the span that the peer keeps by now.
+    /// Marks lost packets after a silence: those sent before an arrived one, or all in flight if `stalled`. A response
+    /// without progress stalls: the probe may lie beyond the span that the peer keeps.
     pub fn find_lost_after_silence(&mut self, stalled: bool) -> u32 {
         let arrived = self.order_arrived;
         self.mark_lost(|order, _| (Some(order) >= arrived && !stalled).then_some(u64::MAX), !stalled).0
     }
 
-    /// Marks the packets in flight for which `until` returns `None`; with `overtaken`, none unless the oldest was overtaken.
+    /// Marks the packets in flight for which `until` returns `None`. With `overtaken`, marks no packet unless the
+    /// oldest was overtaken.
     fn mark_lost(&mut self, until: impl Fn(u64, u64) -> Option<u64>, overtaken: bool) -> (u32, Option<u64>) {
         // If the oldest was sent after all arrived packets, none was overtaken.
         let is_in_order =
@@ -317,7 +327,7 @@ impl Scoreboard {
         (self.lost - before, Some(again_ns).filter(|at_ns| *at_ns != u64::MAX))
     }
 
-    /// The oldest lost packet.
+    /// Returns the oldest lost packet.
     pub fn next_lost(&self) -> Option<u64> {
         if self.lost == 0 {
             return None;
@@ -326,26 +336,26 @@ impl Scoreboard {
         Some(self.una + index as u64)
     }
 
-    /// How many lost packets, from this one on, may be requested together: the same request carried them first, and the peer has
-    /// carried out all of them or, as far as is known, none.
+    /// Returns the number of lost packets from this one on that one request may cover: the same request carried them
+    /// first, and the peer has executed all of them or, as far as is known, none.
     pub fn lost_together(&self, sequence: u64) -> u32 {
         let Some(index) = self.index(sequence) else { return 0 };
         let request = self.entries[index].request;
         let is_lost = |entry: &&Entry| entry.state == PacketState::Lost && entry.request == request;
         let lost = self.entries.range(index..).take_while(is_lost).count() as u64;
-        match self.carried_out.checked_sub(sequence) {
+        match self.executed_end.checked_sub(sequence) {
             None | Some(0) => lost as u32,
-            Some(carried_out) => lost.min(carried_out) as u32,
+            Some(executed_end) => lost.min(executed_end) as u32,
         }
     }
 
-    /// The newest packet in flight or kept, which serves as a probe.
+    /// Returns the newest packet in flight or kept, which serves as a probe.
     pub fn newest_unfinished(&self) -> Option<u64> {
         let is_open = |entry: &Entry| matches!(entry.state, PacketState::InFlight | PacketState::Kept);
         Some(self.una + self.entries.iter().rposition(is_open)? as u64)
     }
 
-    /// Whether a response is due; false if every unfinished packet is lost.
+    /// Returns true if a response is due; false if every unfinished packet is lost.
     pub fn awaits_response(&self) -> bool {
         self.in_flight > 0 || self.lost == 0 && !self.entries.is_empty()
     }
@@ -374,7 +384,7 @@ mod tests {
         let mut board = Scoreboard::new(5);
         board.on_sent(1000, 5, 1, false, true);
         board.on_sent(2000, 5, 1, false, true);
-        board.handle_carried_out(500, 100, 6);
+        board.handle_executed(500, 100, 6);
         assert_eq!(board.advance(), 6);
     }
 }

@@ -1,7 +1,8 @@
-//! The requester with selective repeat: each packet of a request or of a response has a number, and is repeated individually.
+//! The requester with selective repeat: each packet of a request or of a response has a number, and is retransmitted
+//! individually.
 //!
-//! Three limits hold packets back: the peer's grant, which is the room in its socket, and what the path holds; the span of packets
-//! that the peer keeps behind a gap; and the window and pace of the congestion controller.
+//! Three limits bound the packets in flight: the room in the peer's socket (its grant) plus the bandwidth-delay
+//! product; the span of packets that the peer keeps behind a gap; and the window and pace of the congestion controller.
 
 use super::bdp::Bdp;
 use super::scoreboard::Scoreboard;
@@ -22,9 +23,9 @@ pub(super) struct Selective {
     bdp: Bdp,
     controller: Option<Box<dyn Controller>>,
     pacer: Pacer,
-    /// When the pacer allows the next packet.
+    /// Time at which the pacer releases the next packet.
     paced_until_ns: Option<u64>,
-    /// When an overtaken packet counts as lost.
+    /// Time from which an overtaken packet counts as lost.
     loss_timer_ns: Option<u64>,
 }
 
@@ -44,12 +45,12 @@ impl Selective {
         [self.paced_until_ns, self.loss_timer_ns].into_iter().flatten().min()
     }
 
-    /// Packets that the path holds, besides those that the peer's socket holds.
-    pub fn on_the_way(&self) -> u32 {
+    /// Returns the number of packets that the path holds, in addition to the peer's socket.
+    pub fn path_packets(&self) -> u32 {
         self.bdp.packets()
     }
 
-    /// The congestion window, if there is a controller.
+    /// Returns the congestion window, if there is a controller.
     pub fn window_packets(&self) -> Option<f64> {
         self.controller.as_ref().map(|controller| controller.window_packets())
     }
@@ -72,7 +73,7 @@ impl Selective {
         }
     }
 
-    /// Packets that may be in flight under this grant.
+    /// Returns the maximum number of packets in flight under this grant.
     // [ROCE-CC-1]
     fn limit(&self, granted: u32) -> u32 {
         let window = self.window_packets().map_or(u32::MAX, |window| window as u32);
@@ -81,7 +82,7 @@ impl Selective {
 }
 
 impl Requester {
-    /// Writes the next packet that may be sent now: the oldest lost one, or a new one.
+    /// Writes the oldest lost packet, or else a new one, as far as the limits allow.
     // [ROCE-SEL-5]
     pub(super) fn poll_selective(
         &mut self,
@@ -139,7 +140,8 @@ impl Requester {
         Ok(Some(len))
     }
 
-    /// How many sequence numbers the packet may take; 0 if it may not be sent now.  Only a read takes more than one.
+    /// Returns the number of sequence numbers that the packet may take; 0 if a limit holds it back. Only a read takes
+    /// more than one.
     // [ROCE-SEL-6]
     fn numbers_to_send(
         &self,
@@ -154,11 +156,11 @@ impl Requester {
         let limit = selective.limit(self.limit(config));
         let free = limit.saturating_sub(selective.board.in_flight());
         if is_lost {
-            // The oldest packet is repeated regardless: all others may wait for it.
+            // No limit holds back the oldest packet, since all others may wait for it.
             let free = if ahead == 0 { free.max(1) } else { free };
             return free.min(selective.board.lost_together(sequence));
         }
-        // Four windows: a lost packet may be repeated and lost again while later packets go on.
+        // Four windows: a lost packet may be retransmitted and lost again while later packets still leave.
         let span = span(config.mtu).min(AHEAD_MIN.max(4 * u64::from(limit)));
         let free = free.min((span + 1).saturating_sub(ahead) as u32);
         let operation = &work.request.operation;
@@ -166,11 +168,12 @@ impl Requester {
             return free.min(1);
         }
         let answers_max = config.reads_max.max(1) as u64;
-        let room_packets = config.room_packets.saturating_add(self.on_the_way(config));
+        let room_packets = config.room_packets.saturating_add(self.path_packets(config));
         let room = answers_max.min(u64::from(room_packets / self.parts).max(1)) as u32;
         let free = free.min(room.saturating_sub(selective.board.unanswered()));
         if !matches!(operation, Operation::Read { .. }) {
-            // The peer keeps the results of `answers_max` atomics, in case a lost response is requested again.
+            // The peer keeps the results of `answers_max` atomics, in case the requester asks again for a lost
+            // response.
             return if ahead < answers_max { free.min(1) } else { 0 };
         }
         // A controller paces requests, not the packets of one response.
@@ -201,24 +204,25 @@ impl Requester {
             Headers::Acknowledge(aeth) => match aeth.syndrome {
                 Syndrome::Ack(_) => {
                     is_current_ack = sequence + 1 >= self.una;
-                    board.handle_carried_out(now_ns, trip_ns, sequence + 1);
+                    board.handle_executed(now_ns, trip_ns, sequence + 1);
                 }
                 Syndrome::RnrNak(timer) => {
-                    board.handle_carried_out(now_ns, trip_ns, sequence);
+                    board.handle_executed(now_ns, trip_ns, sequence);
                     if sequence >= self.una {
                         board.handle_dropped(sequence);
                         at.counters.rnr_naks += 1;
                         (self.attempts, self.heard_ns) = (0, now_ns);
                         let until_ns = now_ns.saturating_add(timer.nanoseconds());
                         self.rnr_until_ns = Some(until_ns);
-                        // Then probe the other packets in flight: a lost response among them may block the refused packet.
+                        // Then probe the other packets in flight: a lost response among them may block the refused
+                        // packet.
                         self.timer_ns = Some(until_ns.saturating_add(self.wait_ns(at.config)));
                         self.is_probing = false;
                     }
                 }
-                Syndrome::Nak(Nak::Sequence) => board.handle_carried_out(now_ns, trip_ns, sequence),
+                Syndrome::Nak(Nak::Sequence) => board.handle_executed(now_ns, trip_ns, sequence),
                 Syndrome::Nak(nak) if sequence >= self.una => {
-                    board.handle_carried_out(now_ns, trip_ns, sequence);
+                    board.handle_executed(now_ns, trip_ns, sequence);
                     failure = Some(Failure { sequence, status: nak.into(), cause: Cause::Refused(nak) });
                 }
                 Syndrome::Nak(_) => {}
@@ -231,7 +235,7 @@ impl Requester {
                 }
                 at.counters.naks += 1;
                 is_gap_report = sequence >= self.una;
-                board.handle_carried_out(now_ns, trip_ns, sequence);
+                board.handle_executed(now_ns, trip_ns, sequence);
                 board.handle_missing(sequence);
                 for kept in kept_sequences(sequence, packet.payload) {
                     board.handle_kept(now_ns, trip_ns, kept);
@@ -312,10 +316,11 @@ impl Requester {
         // After a silence, the round trip includes the peer's scheduling delay and is not a sample of the path.
         let sent_ns = progress.sent_ns.filter(|_| !was_silent);
         let trip_ns = sent_ns.map(|sent_ns| now_ns.saturating_sub(sent_ns));
-        // Excludes scheduling delays at both ends.
+        // The difference excludes scheduling delays at both ends.
         let network_ns = sent_ns.map(|sent_ns| arrived_ns.saturating_sub(sent_ns + waited_ns));
-        // If the first timeout is shorter than the round trip, no packet is acknowledged before it is repeated, so the first sample may
-        // be of a repeated packet.  Only the first: more such samples would inflate the timeout with every loss.
+        // If the first timeout is shorter than the round trip, no packet is acknowledged before it is retransmitted, so
+        // the first sample may be of a retransmitted packet. Only the first: more such samples would inflate the
+        // timeout with every loss.
         let first_trip_ns = progress
             .first_sent_ns
             .filter(|_| self.trip.smoothed_ns().is_none())
@@ -344,8 +349,8 @@ impl Requester {
     pub(super) fn find_lost(&mut self, now_ns: u64) -> u32 {
         let trip_ns = self.trip.smoothed_ns().unwrap_or(0);
         let Some(selective) = &mut self.selective else { return 0 };
-        // As in RACK (RFC 8985): an overtaken packet is lost a quarter of a round trip after it was due, or later where packets were
-        // found to be late.
+        // As in RACK (RFC 8985): an overtaken packet counts as lost a quarter of a round trip after it was due, or
+        // later on a path that has delayed packets.
         let late_ns = selective.board.late_ns().min(LATE_TRIPS_MAX * trip_ns);
         let wait_ns = (trip_ns / 4 * 5).max(late_ns) + REORDER_NS_MIN;
         let (lost, at_ns) = selective.board.find_lost(now_ns, wait_ns);
@@ -380,15 +385,15 @@ impl Requester {
 struct Report {
     /// Packets in flight before the response.
     in_flight: u32,
-    /// How long the request waited at the responder.
+    /// Wait of the request at the responder.
     waited_ns: u64,
-    /// The response is current: if it brings no progress, the peer still lacks the oldest packet.
+    /// True if the response is current: without progress, the peer still lacks the oldest packet.
     confirms_gap: bool,
 }
 
-/// Packets behind the oldest unfinished one that may be sent in any case.
+/// Minimum number of packets that may follow the oldest unfinished one, within the span that the peer keeps.
 const AHEAD_MIN: u64 = 1024;
-/// Most round trips after which an overtaken packet counts as lost, on a path that was found to delay packets as long.
+/// Maximum delay of an overtaken packet, in round trips, before it counts as lost on a path that delays packets.
 const LATE_TRIPS_MAX: u64 = 4;
-/// Minimum delay in ns by which an overtaken packet may be late before it counts as lost.
+/// Minimum delay of an overtaken packet, in ns, before it counts as lost.
 const REORDER_NS_MIN: u64 = 50_000;

@@ -21,8 +21,8 @@ pub struct Aeth<T: AsRef<[u8]>> {
 pub struct AethRepr {
     /// The outcome.
     pub syndrome: Syndrome,
-    /// Number of messages that the responder has completed, modulo 2^24; or, if the ends have negotiated it, the time
-    /// for which the request waited at the responder, see [`AethRepr::waited_ns`].
+    /// Number of messages that the responder has completed, modulo 2^24; or, if negotiated, the wait of the request at
+    /// the responder, see [`AethRepr::waited_ns`].
     pub msn: u32,
 }
 
@@ -31,7 +31,7 @@ const WAIT_UNIT_NS: u64 = 64;
 const MSN_MAX: u64 = 0xff_ffff;
 
 impl AethRepr {
-    /// How long the request waited at the responder, if the ends have negotiated to report this in place of messages.
+    /// Returns the wait of the request at the responder, if the ends have negotiated to report it in place of messages.
     // [ROCE-CC-3]
     pub fn waited_ns(&self) -> u64 {
         u64::from(self.msn) * WAIT_UNIT_NS
@@ -46,11 +46,11 @@ impl AethRepr {
 /// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Syndrome {
-    /// All packets up to this one are carried out.
+    /// All packets up to this one are executed.
     Ack(Credit),
-    /// All packets before this one are carried out; this one found no receive and may be repeated after the timer.
+    /// All packets before this one are executed; this one found no receive, and the requester retries after the timer.
     RnrNak(RnrTimer),
-    /// All packets before this one are carried out; this one is refused.
+    /// All packets before this one are executed; this one is refused.
     Nak(Nak),
 }
 
@@ -58,20 +58,20 @@ pub enum Syndrome {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum Nak {
-    /// The packet with this number is missing, and is to be repeated.
+    /// The packet with this number is missing; the requester must retransmit it.
     Sequence = 0,
     /// The packet is invalid at this point.
     InvalidRequest = 1,
     /// The key or range does not allow the access.
     RemoteAccess = 2,
-    /// The responder failed to carry out the request.
+    /// The responder failed to execute the request.
     RemoteOperation = 3,
 }
 
-/// Number of packets that may still be sent, in one of 31 steps; the 32nd means no limit.
+/// Number of packets that the requester may still send, in one of 31 steps; the 32nd means no limit.
 ///
-/// The architecture counts messages that consume a receive.  Between Halite peers it counts packets behind the acknowledged one:
-/// the receiver's grant.
+/// The architecture counts messages that consume a receive. Between Halite peers it counts packets behind the
+/// acknowledged one: the receiver's grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Credit(u8);
 
@@ -95,26 +95,26 @@ impl Credit {
     /// No limit.
     pub const UNLIMITED: Credit = Credit(31);
 
-    /// The largest step not above `packets`.
+    /// Returns the largest step not above `packets`.
     // [ROCE-AETH-2]
     pub fn at_most(packets: u32) -> Credit {
         Credit((CREDITS.partition_point(|step| *step <= packets) - 1) as u8)
     }
 
-    /// The credit in packets; `None` if unlimited.
+    /// Returns the credit in packets; `None` if unlimited.
     pub fn packets(self) -> Option<u32> {
         CREDITS.get(usize::from(self.0)).copied()
     }
 }
 
 impl RnrTimer {
-    /// The shortest step not below `nanoseconds`, or else the longest.
+    /// Returns the shortest step not below `nanoseconds`, or else the longest.
     pub fn at_least(nanoseconds: u64) -> RnrTimer {
         let step = RNR_10_US[1..].iter().position(|step| u64::from(*step) * 10_000 >= nanoseconds);
         RnrTimer(step.map_or(0, |index| index as u8 + 1))
     }
 
-    /// The wait in nanoseconds.
+    /// Returns the wait in nanoseconds.
     pub fn nanoseconds(self) -> u64 {
         u64::from(RNR_10_US[usize::from(self.0)]) * 10_000
     }
@@ -138,7 +138,7 @@ impl Syndrome {
         }
     }
 
-    /// The syndrome's byte.
+    /// Returns the syndrome's byte.
     // [ROCE-AETH-1]
     pub fn byte(self) -> u8 {
         match self {
@@ -155,12 +155,12 @@ impl<T: AsRef<[u8]>> Aeth<T> {
         Ok(Aeth { buffer: checked::<AETH_BYTES, T>(buffer)? })
     }
 
-    /// The syndrome's byte.
+    /// Returns the syndrome's byte.
     pub fn syndrome(&self) -> u8 {
         self.buffer.as_ref()[0]
     }
 
-    /// The number of completed messages.
+    /// Returns the number of completed messages.
     pub fn msn(&self) -> u32 {
         u24(&self.buffer.as_ref()[1..])
     }

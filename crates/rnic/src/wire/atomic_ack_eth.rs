@@ -24,7 +24,7 @@ impl<T: AsRef<[u8]>> AtomicAckEth<T> {
         Ok(AtomicAckEth { buffer: checked::<ATOMIC_ACK_ETH_BYTES, T>(buffer)? })
     }
 
-    /// The word's previous value.
+    /// Returns the word's previous value.
     pub fn old(&self) -> u64 {
         u64_at(self.buffer.as_ref(), 0)
     }

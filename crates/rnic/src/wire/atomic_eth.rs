@@ -35,22 +35,22 @@ impl<T: AsRef<[u8]>> AtomicEth<T> {
         Ok(AtomicEth { buffer: checked::<ATOMIC_ETH_BYTES, T>(buffer)? })
     }
 
-    /// The word's address.
+    /// Returns the word's address.
     pub fn address(&self) -> u64 {
         u64_at(self.buffer.as_ref(), 0)
     }
 
-    /// The key of the memory.
+    /// Returns the key of the memory.
     pub fn rkey(&self) -> u32 {
         u32_at(self.buffer.as_ref(), 8)
     }
 
-    /// The addend or the replacement.
+    /// Returns the addend or the replacement.
     pub fn swap_or_add(&self) -> u64 {
         u64_at(self.buffer.as_ref(), 12)
     }
 
-    /// The value to compare with.
+    /// Returns the value to compare with.
     pub fn compare(&self) -> u64 {
         u64_at(self.buffer.as_ref(), 20)
     }

@@ -5,8 +5,8 @@
 //!  | opcode | SE 1, M 1, pad 2, ver 4 | pkey u16 | F B reserved | dest qp u24  | A 1, place 7 | psn u24 |
 //! ```
 //!
-//! Byte 4 may change in the network (congestion marks), so the ICRC does not cover it.  The seven bits behind `A` are reserved;
-//! between Halite peers they hold the packet's place in its train, see [`super::icrc`].
+//! Byte 4 may change in the network (congestion marks), so the ICRC does not cover it. The seven bits behind `A` are
+//! reserved; between Halite peers they hold the packet's place in its train, see [`super::icrc`].
 
 use super::{Opcode, Psn, Qpn, WireError, checked, put_u24, u24};
 
@@ -30,7 +30,7 @@ pub struct Bth<T: AsRef<[u8]>> {
 pub struct BthRepr {
     /// The kind of the packet.
     pub opcode: Opcode,
-    /// Whether to ring the receiver's doorbell (verbs' solicited event).
+    /// True if the packet rings the receiver's doorbell (verbs' solicited event).
     pub solicited: bool,
     /// Bytes of padding between payload and ICRC.
     pub pad: u8,
@@ -38,7 +38,7 @@ pub struct BthRepr {
     pub pkey: u16,
     /// The destination queue pair.
     pub dest_qp: Qpn,
-    /// Whether the packet requests an acknowledgement.
+    /// True if the packet requests an acknowledgement.
     pub ack_request: bool,
     /// The packet's place in its train, at most [`super::PLACE_MAX`]; 0 towards other implementations.
     pub place: u8,
@@ -56,12 +56,12 @@ impl<T: AsRef<[u8]>> Bth<T> {
         self.buffer.as_ref()[at]
     }
 
-    /// The opcode's byte.
+    /// Returns the opcode's byte.
     pub fn opcode(&self) -> u8 {
         self.byte(0)
     }
 
-    /// Whether to ring the receiver's doorbell.
+    /// Returns true if the packet rings the receiver's doorbell.
     pub fn solicited(&self) -> bool {
         self.byte(1) & 0x80 != 0
     }
@@ -76,27 +76,27 @@ impl<T: AsRef<[u8]>> Bth<T> {
         self.byte(1) & 15
     }
 
-    /// The partition.
+    /// Returns the partition.
     pub fn pkey(&self) -> u16 {
         u16::from_be_bytes([self.byte(2), self.byte(3)])
     }
 
-    /// The destination queue pair.
+    /// Returns the destination queue pair.
     pub fn dest_qp(&self) -> Qpn {
         Qpn::new(u24(&self.buffer.as_ref()[5..]))
     }
 
-    /// Whether the packet requests an acknowledgement.
+    /// Returns true if the packet requests an acknowledgement.
     pub fn ack_request(&self) -> bool {
         self.byte(8) & 0x80 != 0
     }
 
-    /// The seven reserved bits: the place in the train.
+    /// Returns the seven reserved bits: the place in the train.
     pub fn place(&self) -> u8 {
         self.byte(8) & 0x7f
     }
 
-    /// The sequence number of the packet.
+    /// Returns the sequence number of the packet.
     pub fn psn(&self) -> Psn {
         Psn::new(u24(&self.buffer.as_ref()[9..]))
     }

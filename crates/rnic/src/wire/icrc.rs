@@ -1,4 +1,5 @@
-//! The invariant checksum (ICRC): a CRC-32 over all bytes that must not change in the network, including addresses and ports.
+//! The invariant checksum (ICRC): a CRC-32 over all bytes that must not change in the network, including addresses and
+//! ports.
 //!
 //! ```text
 //!  8 bytes of ones | IP header | UDP header | packet without its ICRC       fields that may change read as ones
@@ -6,12 +7,12 @@
 //!
 //! It is stored little-endian, since its lowest bit is sent first.
 //!
-//! **The IPv4 identification** is covered, but a socket can neither set nor read it.  Linux's choice is known: with fragmentation
-//! forbidden, an unconnected socket sends 0, and segmentation offload counts up from there within a train of packets.  So Halite
-//! peers write a packet's place in its train into reserved bits, which the checksum covers as well, and only that place is
-//! accepted as identification ([`Flow::seal`], [`Flow::open`]).  Other implementations' choices are unknown, but can be computed:
-//! a CRC is linear, so the difference from the checksum with identification 0 yields the only matching identification, if one
-//! exists ([`Flow::open_foreign`]).
+//! **The IPv4 identification** is part of the checksum, but a socket can neither set nor read it. Linux's choice is
+//! known: with fragmentation forbidden, an unconnected socket sends 0, and segmentation offload counts up from there
+//! within a train of packets. So Halite peers write a packet's place in its train into reserved bits, which the
+//! checksum also covers, and accept only that place as identification ([`Flow::seal`], [`Flow::open`]). The choice of
+//! another implementation is unknown but computable: a CRC is linear, so the difference from the checksum with
+//! identification 0 yields the only matching identification, if one exists ([`Flow::open_foreign`]).
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -49,7 +50,7 @@ enum IpVersion {
 }
 
 impl Flow {
-    /// Creates the flow from `source` to `target`.  IPv4-mapped IPv6 addresses count as IPv4.
+    /// Creates the flow from `source` to `target`. IPv4-mapped IPv6 addresses count as IPv4.
     ///
     /// # Panics
     /// If one address is IPv4 and the other IPv6.
@@ -84,7 +85,8 @@ impl Flow {
     /// Writes the place in the train, and the ICRC into the last four bytes, of an otherwise complete packet.
     ///
     /// # Panics
-    /// If the packet is shorter than a transport header and an ICRC or longer than a datagram, or the place is too large.
+    /// If the packet is shorter than a transport header and an ICRC or longer than a datagram, or the place is too
+    /// large.
     // [ROCE-ICRC-2]
     pub fn seal(&self, place: u8, packet: &mut [u8]) {
         assert!(place <= PLACE_MAX, "place {place} does not fit in seven bits");
@@ -102,10 +104,11 @@ impl Flow {
         if self.checksum(u16::from(place), body) == icrc { Ok(body) } else { Err(WireError::Icrc) }
     }
 
-    /// Verifies the ICRC of a packet from any implementation; returns the packet without it, and the matching identification.
+    /// Verifies the ICRC of a packet from any implementation; returns the packet without it, and the matching
+    /// identification.
     ///
-    /// A damaged packet passes with a probability of one in 65,536, since any identification is accepted; callers should reject
-    /// unexpected ones.  In IPv6 the ICRC covers no identification, and the result is 0.
+    /// A damaged packet passes with a probability of one in 65,536, since this accepts any identification; callers
+    /// should reject unexpected ones. In IPv6 the ICRC covers no identification, and the result is 0.
     // [ROCE-ICRC-4]
     pub fn open_foreign<'a>(&self, packet: &'a [u8]) -> Result<(&'a [u8], u16), WireError> {
         let (body, icrc) = split(packet)?;
@@ -145,7 +148,7 @@ impl Flow {
     }
 }
 
-/// Splits a packet into body and ICRC.  Datagrams have less than 64 KiB.
+/// Splits a packet into body and ICRC. Datagrams have less than 64 KiB.
 fn split(packet: &[u8]) -> Result<(&[u8], u32), WireError> {
     let (body, icrc) = packet.split_last_chunk().ok_or(WireError::Truncated)?;
     if !(BTH_BYTES..=PACKET_BYTES_MAX - ICRC_BYTES).contains(&body.len()) {
@@ -168,7 +171,7 @@ const fn bits_back_2() -> u32 {
     times(BIT_BACK, BIT_BACK)
 }
 
-/// The product of two polynomials modulo the CRC polynomial.
+/// Returns the product of two polynomials modulo the CRC polynomial.
 const fn times(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut bit = 1 << 31;
@@ -182,7 +185,7 @@ const fn times(a: u32, mut b: u32) -> u32 {
     product
 }
 
-/// The two bytes that, followed by `behind` zeros, yield this difference of two checksums.
+/// Returns the two bytes that, followed by `behind` zeros, yield this difference of two checksums.
 fn identification_of(difference: u32, behind: usize) -> Option<u16> {
     let (mut found, mut power, mut bytes) = (difference, BYTE_BACK, behind + 2);
     while bytes != 0 {
@@ -206,7 +209,7 @@ mod tests {
         Flow::new(source.parse().unwrap(), target.parse().unwrap())
     }
 
-    /// A packet with an acknowledgement's opcode, and room for its ICRC.
+    /// Returns a packet with an acknowledgement's opcode, and room for its ICRC.
     fn example(len: usize) -> Vec<u8> {
         let mut packet: Vec<u8> = (0..len).map(|index| (index * 7) as u8).collect();
         packet[0] = 0x11;

@@ -24,7 +24,7 @@ impl<T: AsRef<[u8]>> ImmDt<T> {
         Ok(ImmDt { buffer: checked::<IMMDT_BYTES, T>(buffer)? })
     }
 
-    /// The immediate data.
+    /// Returns the immediate data.
     pub fn imm(&self) -> u32 {
         u32_at(self.buffer.as_ref(), 0)
     }

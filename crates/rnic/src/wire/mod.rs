@@ -4,9 +4,9 @@
 //!  | BTH 12 | RETH 16, AtomicETH 28 or AETH 4 | ImmDt 4 or AtomicAckETH 8 | payload | padding 0..3 | ICRC 4 |
 //! ```
 //!
-//! Each header has its own file with a view over bytes, whose length is checked once, and a `Repr`, which can only hold valid
-//! values.  [`Packet`] combines them; [`Flow`] writes and verifies the ICRC between two addresses.  All numbers are big-endian,
-//! except the ICRC.
+//! Each header has its own file with a view over bytes, whose length is checked once, and a `Repr`, which can only hold
+//! valid values. [`Packet`] combines them; [`Flow`] writes and verifies the ICRC between two addresses. All numbers are
+//! big-endian, except the ICRC.
 
 pub mod aeth;
 pub mod atomic_ack_eth;
@@ -58,7 +58,7 @@ pub enum WireError {
     Icrc,
 }
 
-/// The first `LEN` bytes, or [`WireError::Truncated`].
+/// Returns the first `LEN` bytes, or [`WireError::Truncated`].
 fn checked<const LEN: usize, T: AsRef<[u8]>>(buffer: T) -> Result<T, WireError> {
     if buffer.as_ref().len() < LEN { Err(WireError::Truncated) } else { Ok(buffer) }
 }

@@ -16,34 +16,35 @@ pub struct Qpn(u32);
 pub struct Psn(u32);
 
 impl Qpn {
-    /// The lower 24 bits of `value`.
+    /// Returns the lower 24 bits of `value`.
     pub const fn new(value: u32) -> Qpn {
         Qpn(value & MASK)
     }
 
-    /// The 24-bit value.
+    /// Returns the 24-bit value.
     pub fn value(self) -> u32 {
         self.0
     }
 }
 
 impl Psn {
-    /// The lower 24 bits of `value`.
+    /// Returns the lower 24 bits of `value`.
     pub const fn new(value: u32) -> Psn {
         Psn(value & MASK)
     }
 
-    /// The lower 24 bits of a 64-bit sequence number.
+    /// Returns the lower 24 bits of a 64-bit sequence number.
     pub fn of(sequence: u64) -> Psn {
         Psn((sequence & u64::from(MASK)) as u32)
     }
 
-    /// The 24-bit value.
+    /// Returns the 24-bit value.
     pub fn value(self) -> u32 {
         self.0
     }
 
-    /// The 64-bit number nearest to `near` with these lower 24 bits; `None` if it is [`SEQUENCE_WINDOW`] or more away.
+    /// Returns the 64-bit number nearest to `near` with these lower 24 bits; `None` if it is [`SEQUENCE_WINDOW`] or
+    /// more away.
     // [ROCE-SEQ-1]
     pub fn expand(self, near: u64) -> Option<u64> {
         let ahead = self.0.wrapping_sub(near as u32) & MASK;

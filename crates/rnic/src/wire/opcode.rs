@@ -48,7 +48,8 @@ pub enum Opcode {
     CompareSwap,
     /// Adds to a word.
     FetchAdd,
-    /// Reports a missing packet and the kept packets behind it.  This and the following are extensions between Halite peers.
+    /// Reports a missing packet and the kept packets behind it. This and the following are extensions between Halite
+    /// peers.
     Missing = 0xc0,
     /// Tests whether packets of a size pass the network.
     Probe = 0xd0,
@@ -82,7 +83,7 @@ const ALL: [Opcode; 21] = [
     Opcode::FetchAdd,
 ];
 
-/// The transport an opcode belongs to.  The architecture leaves the upper quarter to manufacturers.
+/// The transport an opcode belongs to. The architecture leaves the upper quarter to manufacturers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Range {
     /// Reliable connection, 0x00 to 0x1f.
@@ -98,7 +99,7 @@ pub enum Range {
 }
 
 impl Range {
-    /// The range of an opcode.
+    /// Returns the range of an opcode.
     // [ROCE-OP-2]
     pub fn of(opcode: u8) -> Range {
         match opcode >> 4 {
@@ -124,7 +125,7 @@ impl Opcode {
         }
     }
 
-    /// Whether it is a response, which the requester handles.
+    /// Returns true if it is a response, which the requester handles.
     pub fn is_response(self) -> bool {
         self == Opcode::Missing
             || (Opcode::ReadResponseFirst as u8..=Opcode::AtomicAcknowledge as u8).contains(&(self as u8))

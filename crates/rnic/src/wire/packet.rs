@@ -91,9 +91,9 @@ pub struct Packet<'a> {
     pub dest_qp: Qpn,
     /// The sequence number.
     pub psn: Psn,
-    /// Whether it requests an acknowledgement.
+    /// True if it requests an acknowledgement.
     pub ack_request: bool,
-    /// Whether to ring the receiver's doorbell.
+    /// True if the packet rings the receiver's doorbell.
     pub solicited: bool,
     /// The kind, with its headers.
     pub headers: Headers,
@@ -102,7 +102,7 @@ pub struct Packet<'a> {
 }
 
 impl Headers {
-    /// The opcode.
+    /// Returns the opcode.
     pub fn opcode(&self) -> Opcode {
         match self {
             Headers::SendFirst => Opcode::SendFirst,
@@ -133,7 +133,7 @@ impl Headers {
         }
     }
 
-    /// The AETH, if the packet has one.
+    /// Returns the AETH, if the packet has one.
     pub fn aeth(&self) -> Option<AethRepr> {
         match *self {
             Headers::ReadResponseFirst(aeth)
@@ -146,7 +146,7 @@ impl Headers {
         }
     }
 
-    /// Length of all headers, including the transport header.
+    /// Returns the length of all headers, including the transport header.
     pub fn len_bytes(&self) -> usize {
         BTH_BYTES
             + match self {
@@ -170,7 +170,7 @@ impl Headers {
             }
     }
 
-    /// Whether the packet may carry a payload.
+    /// Returns true if the packet may carry a payload.
     fn take_payload(&self) -> bool {
         !matches!(
             self,
@@ -258,7 +258,7 @@ impl Headers {
     }
 }
 
-/// Length of a packet with padding and ICRC.
+/// Returns the length of a packet with padding and ICRC.
 pub fn packet_bytes(headers: &Headers, payload_bytes: usize) -> usize {
     headers.len_bytes() + payload_bytes.next_multiple_of(4) + ICRC_BYTES
 }

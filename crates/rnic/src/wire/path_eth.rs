@@ -23,7 +23,7 @@ pub struct PathEth<T: AsRef<[u8]>> {
 pub struct PathEthRepr {
     /// The probed size: the packet is as long as the longest one with this payload.
     pub size: Mtu,
-    /// The MTU that the sender has found.
+    /// Path MTU that the sender has found.
     pub found: Mtu,
     /// In an answer, packets that its receiver may have in flight; 0 in a probe.
     pub grant: u8,
@@ -52,14 +52,14 @@ impl PathEthRepr {
         buffer[..PATH_ETH_BYTES].copy_from_slice(&[self.size as u8, self.found as u8, self.grant, 0]);
     }
 
-    /// Length of the payload of zeros.
+    /// Returns the length of the payload of zeros.
     // [ROCE-PATH-1]
     pub fn zeros(&self) -> usize {
         packet_bytes_max(self.size) - BTH_BYTES - PATH_ETH_BYTES - ICRC_BYTES
     }
 }
 
-/// Length in bytes of the longest packet with this payload.
+/// Returns the length in bytes of the longest packet with this payload.
 pub fn packet_bytes_max(mtu: Mtu) -> usize {
     HEADER_BYTES_MAX + mtu.bytes() as usize + ICRC_BYTES
 }

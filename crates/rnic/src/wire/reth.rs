@@ -33,17 +33,17 @@ impl<T: AsRef<[u8]>> Reth<T> {
         Ok(Reth { buffer: checked::<RETH_BYTES, T>(buffer)? })
     }
 
-    /// The first byte.
+    /// Returns the first byte.
     pub fn address(&self) -> u64 {
         u64_at(self.buffer.as_ref(), 0)
     }
 
-    /// The key of the memory.
+    /// Returns the key of the memory.
     pub fn rkey(&self) -> u32 {
         u32_at(self.buffer.as_ref(), 8)
     }
 
-    /// Length of the message.
+    /// Returns the length of the message.
     pub fn length(&self) -> u32 {
         u32_at(self.buffer.as_ref(), 12)
     }

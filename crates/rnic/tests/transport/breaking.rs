@@ -1,4 +1,4 @@
-//! The end of a connection: its causes, the status of posted requests, and that nothing lands afterwards.
+//! Ends of connections: the causes, the status of posted requests, and no access to memory afterwards.
 
 use halite_rnic::wire::Nak;
 use halite_rnic::{Cause, Event, Local, Operation, PostError, Remote, Request, Source, State, Status};

@@ -1,4 +1,4 @@
-//! Two queue pairs and a link in virtual time: packets take 10 us, and a filter decides the fate of each.
+//! Two queue pairs and a link in virtual time: each packet takes 10 us, and a filter decides its fate.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -153,7 +153,7 @@ pub struct Pair {
     sent: u64,
     steps: u64,
     filter: Filter,
-    /// Time until which each end's process is descheduled, and neither receives nor sends.
+    /// Time until which each end's process is descheduled: it neither receives nor sends.
     descheduled_until_ns: [u64; 2],
     sent_counts: BTreeMap<(usize, u8, u32), usize>,
     /// All sent packets, in order: `a WriteOnly 0`.
@@ -170,7 +170,7 @@ impl Side {
 }
 
 impl Pair {
-    /// Connected, with ample grants and receives.
+    /// Creates a connected pair with ample grants and receives.
     pub fn new() -> Pair {
         Pair::with(Config::default(), [0x11, 0x22])
     }
@@ -186,7 +186,7 @@ impl Pair {
         pair
     }
 
-    /// Connected, with a grant of one packet and no receives.
+    /// Creates a connected pair with a grant of one packet and no receives.
     pub fn minimal(config: Config, psns: [u32; 2]) -> Pair {
         let addresses = ["10.0.0.1:4000", "10.0.0.2:5000"].map(|text| text.parse().expect("an address"));
         let qpns = [Qpn::new(0xaaa), Qpn::new(0xbbb)];
@@ -224,7 +224,7 @@ impl Pair {
         self.filter = Box::new(filter);
     }
 
-    /// Deschedules a side's process for a time; arriving packets wait in its socket.
+    /// Deschedules a side's process; arriving packets wait in its socket.
     pub fn deschedule(&mut self, side: Side, duration_ns: u64) {
         self.descheduled_until_ns[side as usize] = self.now_ns + duration_ns;
     }
@@ -241,7 +241,7 @@ impl Pair {
         self.end(B)
     }
 
-    /// Time of the next arrival or timer.
+    /// Returns the time of the next arrival or timer.
     pub fn next_ns(&self) -> Option<u64> {
         let arrival = self.in_transit.keys().next().map(|(at, _)| *at);
         let idle = self.descheduled_until_ns;
@@ -362,7 +362,7 @@ impl Pair {
         self.arrive(to, &bytes[..len]);
     }
 
-    /// The PSN of the side's packet `after` its first.
+    /// Returns the PSN of the side's packet `after` its first.
     pub fn psn(&mut self, side: Side, after: u32) -> Psn {
         Psn::new(self.end(side).first_psn.wrapping_add(after))
     }
@@ -397,7 +397,7 @@ impl End {
         self.post(Operation::Send { bytes: bytes.to_vec(), imm })
     }
 
-    /// Completions, in order.
+    /// Returns the completions, in order.
     pub fn completions(&self) -> Vec<(u64, Status)> {
         let completed = |event: &Event| match event {
             Event::Completed { id, status, .. } => Some((*id, *status)),
@@ -406,7 +406,7 @@ impl End {
         self.events.iter().filter_map(completed).collect()
     }
 
-    /// Previous values returned by atomics.
+    /// Returns the results of atomics, in order.
     pub fn fetched(&self) -> Vec<u64> {
         let old_value = |event: &Event| match event {
             Event::Completed { old, .. } => *old,
@@ -415,7 +415,7 @@ impl End {
         self.events.iter().filter_map(old_value).collect()
     }
 
-    /// Received messages and immediates.
+    /// Returns the received messages and immediates, in order.
     pub fn received(&self) -> Vec<(Vec<u8>, Option<u32>)> {
         let received = |event: &Event| match event {
             Event::Received { bytes, imm, .. } => Some((bytes.clone(), *imm)),
@@ -438,12 +438,12 @@ pub fn read(local: u64, remote: u64, len: u32) -> Operation {
     Operation::Read { local: Local { key: KEY, address: local }, remote: at(remote), len }
 }
 
-/// Bytes that differ from their neighbours.
+/// Returns bytes that differ from their neighbours.
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|index| (index as u32 * 31 + index as u32 / 251) as u8 ^ seed).collect()
 }
 
-/// A lease of this many milliseconds.
+/// Returns a configuration with a lease of this many milliseconds.
 pub fn lease_ms(milliseconds: u64) -> Config {
     Config { retry: halite_rnic::Retry::Lease(Duration::from_millis(milliseconds)), ..Config::default() }
 }

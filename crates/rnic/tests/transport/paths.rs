@@ -1,4 +1,5 @@
-//! Path MTU discovery: on paths that silently drop long packets, the MTU is found, and longer packets are sent in parts.
+//! Path MTU discovery: on paths that silently drop long packets, the ends find the MTU and split longer packets into
+//! parts.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -37,7 +38,7 @@ fn both(mtu: Mtu) -> Limits {
     Rc::new(Cell::new([longest(mtu); 2]))
 }
 
-/// Both ends run path MTU discovery, as after connecting.
+/// Runs path MTU discovery at both ends, as after connecting.
 fn discover(pair: &mut Pair) {
     let now_ns = pair.now_ns;
     [A, B].into_iter().for_each(|side| pair.end(side).qp.find_path(now_ns));

@@ -1,4 +1,4 @@
-//! Go-back-N: lost, duplicated, reordered and damaged packets are repaired, and none is carried out twice.
+//! Go-back-N repairs lost, duplicated, reordered and damaged packets, and executes no packet twice.
 
 use halite_rnic::wire::Opcode;
 use halite_rnic::{Config, Mtu};
@@ -29,7 +29,7 @@ fn lost_call_arrives_within_two_milliseconds() {
 }
 
 #[test]
-fn all_packets_behind_a_gap_are_repeated() {
+fn all_packets_behind_a_gap_are_retransmitted() {
     let mut pair = Pair::with(small(), [0, 0]);
     pair.a().write(0, b"first");
     pair.run();
@@ -57,7 +57,7 @@ fn all_packets_behind_a_gap_are_repeated() {
     assert_eq!(pair.now_ns - begin, 4 * ONE_WAY_NS, "repaired without a timeout");
 }
 
-/// A pair with a measured round trip and an open window.
+/// Returns a pair with a measured round trip and an open window.
 fn warmed_up(config: Config) -> Pair {
     let mut pair = Pair::with(config, [0, 0]);
     pair.a().write(0, b"first");
@@ -67,7 +67,7 @@ fn warmed_up(config: Config) -> Pair {
 }
 
 #[test]
-fn descheduled_peer_causes_few_repetitions() {
+fn a_descheduled_peer_causes_few_retransmissions() {
     // Three timeouts, a scheduler's time slice, many of them.
     for away_ns in [3 * 1_250_000, 6_000_000, 60_000_000] {
         let mut pair = warmed_up(small());
@@ -104,7 +104,7 @@ fn rnr_nak_is_retried_after_its_timer() {
 }
 
 #[test]
-fn a_link_that_is_down_for_less_than_the_lease_is_not_reported() {
+fn a_short_link_outage_is_not_reported() {
     let mut pair = Pair::with(lease_ms(5000), [0xff_fff0, 0]);
     pair.a().write(0, b"before");
     pair.run();

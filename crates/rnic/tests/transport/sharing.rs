@@ -1,4 +1,5 @@
-//! Goodput and fairness over slow, lossy and shared links.  All figures are in virtual time, in which processing takes none.
+//! Goodput and fairness over slow, lossy and shared links. All figures are in virtual time, in which processing is
+//! free.
 
 use std::cell::RefCell;
 use std::fmt::Write;
@@ -20,7 +21,7 @@ struct Link {
     bits_per_second: u64,
     delay_ns: u64,
     queue_bytes: u64,
-    /// Per million packets: single losses, and starts of a loss of all packets for `train_ns`.
+    /// Per million packets: single losses, and losses of all packets for `train_ns`.
     lost: u64,
     train_lost: u64,
     train_ns: u64,
@@ -30,7 +31,7 @@ struct Link {
 }
 
 impl Link {
-    /// A link that loses packets only if its queue is full.
+    /// Returns a link that loses packets only if its queue is full.
     fn new(bits_per_second: u64, delay_ns: u64, queue_bytes: u64) -> Link {
         let (lost, train_lost, train_ns, free_ns, train_until_ns) = (0, 0, 0, 0, 0);
         let random = Random(1);
@@ -79,7 +80,7 @@ fn ends(congestion: Congestion) -> Config {
     }
 }
 
-/// A flow from A to B over these links that begins now.
+/// Returns a flow from A to B over these links that begins now.
 fn flow(config: &Config, links: &[Rc<RefCell<Link>>; 2], now_ns: u64) -> Pair {
     let mut pair = Pair::minimal(config.clone(), [1, 2]);
     pair.now_ns = now_ns;
@@ -93,7 +94,7 @@ fn flow(config: &Config, links: &[Rc<RefCell<Link>>; 2], now_ns: u64) -> Pair {
     pair
 }
 
-/// Runs flows that repeat this operation side by side for this time; returns the goodput of each in Mb/s.
+/// Runs flows side by side for this time, each of which repeats the operation; returns the goodput of each in Mb/s.
 fn goodput(flows: &mut [Pair], operation: fn() -> Operation, ns: u64) -> Vec<f64> {
     let end_ns = flows[0].now_ns + ns;
     let mut bytes = vec![0; flows.len()];
@@ -225,7 +226,7 @@ fn window_follows_a_path_whose_delay_grows_and_shrinks() {
         goodput(&mut flows, operation, 1000 * MS);
         for delay_ns in [50 * MS, 5 * MS] {
             links.iter().for_each(|link| link.borrow_mut().delay_ns = delay_ns);
-            // Ten seconds until the smallest round trip before no longer counts.
+            // The old smallest round trip expires after ten seconds.
             goodput(&mut flows, operation, 12_000 * MS);
             let each = goodput(&mut flows, operation, 1000 * MS);
             assert!(each[0] > 80.0, "{} ms: {each:?}", delay_ns / MS);

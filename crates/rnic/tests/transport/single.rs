@@ -16,7 +16,7 @@ fn selective() -> Config {
     }
 }
 
-/// A pair with a measured round trip and an open window; packet 1 is next.
+/// Returns a pair with a measured round trip and an open window; packet 1 is next.
 fn warmed_up_with(config: Config, psns: [u32; 2]) -> Pair {
     let mut pair = Pair::with(config, psns);
     pair.a().write(0, b"first");
@@ -36,7 +36,7 @@ fn lose(numbers: impl Fn(u32) -> bool + 'static) -> impl FnMut(&Sent) -> Fate {
     }
 }
 
-/// A writes `packets` full packets, and all arrive; returns the number of repeated packets.
+/// Writes `packets` full packets from A, and checks that all arrive. Returns the number of retransmissions.
 fn write_all(pair: &mut Pair, packets: u32) -> u64 {
     let before = pair.a().qp.counters().repeated;
     let bytes = pattern(packets as usize * 256, 7);
@@ -49,7 +49,7 @@ fn write_all(pair: &mut Pair, packets: u32) -> u64 {
 }
 
 #[test]
-fn only_a_lost_packet_is_repeated() {
+fn only_a_lost_packet_is_retransmitted() {
     let mut pair = warmed_up();
     pair.set_filter(lose(|psn| psn == 3));
     let begin = pair.now_ns;
@@ -84,14 +84,14 @@ fn several_losses_are_repaired_in_one_round_trip() {
 }
 
 #[test]
-fn lost_repetition_is_repeated_again() {
+fn a_lost_retransmission_is_repeated() {
     let mut pair = warmed_up();
     pair.set_filter(|sent| {
         if sent.psn == 2 && sent.from == A && sent.repetition < 2 { Fate::Lost } else { Fate::Delivered }
     });
     pair.a().write(0, &pattern(256 * 8, 7));
     let now = pair.now_ns;
-    // More packets follow the repetition.
+    // Further packets follow the retransmission.
     pair.run_until(now + 2 * ONE_WAY_NS);
     pair.a().write(4096, &pattern(256 * 4, 8));
     pair.run();
@@ -113,7 +113,7 @@ fn late_duplicates_never_land() {
     pair.a().fetch_add(1 << 16, 1);
     pair.run_until(650_000);
     assert_eq!(pair.b().memory.get(0, 1024), pattern(1024, 5));
-    // Later changes to these bytes stay.
+    // The duplicate must not undo later changes to these bytes.
     pair.b().memory.put(0, &[9; 1024]);
     pair.run();
     assert_eq!(pair.b().memory.get(0, 1024), [9; 1024]);
@@ -122,15 +122,15 @@ fn late_duplicates_never_land() {
 }
 
 #[test]
-fn slightly_reordered_packets_are_not_repeated() {
+fn slight_reordering_causes_no_retransmission() {
     let mut pair = warmed_up();
-    // Overtaken by two: not lost.
+    // A packet overtaken by two is not lost.
     pair.set_filter(|sent| if sent.psn == 2 && sent.from == A { Fate::Delayed(20) } else { Fate::Delivered });
     pair.a().write(0, &pattern(256 * 4, 1));
     pair.run();
     assert_eq!(pair.a().qp.counters().repeated, 0, "{:?}", pair.log);
     assert_eq!(pair.b().memory.get(0, 1024), pattern(1024, 1));
-    // Overtaken by many, repeatedly: the reordering threshold grows after a few needless repetitions.
+    // The network reorders by many packets: the threshold grows after a few needless retransmissions.
     pair.set_filter(|sent| {
         if sent.psn % 20 == 10 && sent.from == A { Fate::Delayed(15_000) } else { Fate::Delivered }
     });
@@ -156,7 +156,7 @@ fn early_packets_are_kept_within_the_span() {
     assert_eq!(pair.b().memory.get(0, 4), b"firs", "early packets have not landed");
 }
 
-/// A reads `packets` full packets, and all arrive; returns how many requests it sent.
+/// Reads `packets` full packets into A, and checks that all arrive. Returns the number of requests.
 fn read_all(pair: &mut Pair, packets: u32) -> usize {
     let bytes = pattern(packets as usize * 256, 7);
     pair.b().memory.put(0, &bytes);
@@ -195,7 +195,7 @@ fn each_lost_packet_of_a_response_is_requested_alone() {
 }
 
 #[test]
-fn a_lost_read_of_many_packets_is_repeated() {
+fn a_lost_read_of_many_packets_is_retransmitted() {
     let mut pair = warmed_up();
     pair.b().qp.set_grant(0, 64);
     read_all(&mut pair, 1);
@@ -255,7 +255,7 @@ fn kept_packet_survives_a_lost_rnr_nak() {
     assert_eq!(received, [0, 1, 2]);
 }
 
-/// A new pair in which B grants a single packet.
+/// Returns a new pair in which B grants a single packet.
 fn small_grant() -> Pair {
     let mut pair = Pair::with(selective(), [0, 0]);
     pair.b().qp.set_grant(0, 1);
@@ -284,7 +284,7 @@ fn only_an_empty_probe_precedes_the_first_number() {
     assert_eq!(pair.b().memory.get(0, 4), [0; 4]);
 }
 
-/// Each packet and each answer is lost once, or late by up to half a window, or comes twice.
+/// Each packet and each answer is lost once, delayed by up to half a window, or duplicated.
 #[test]
 fn long_accesses_survive_every_fault_of_each_packet() {
     let fates: [fn(&Sent) -> Fate; 3] = [

@@ -1,7 +1,7 @@
-//! Random operations over a faulty link, compared with a model: each request is carried out once and in order.
+//! Random operations over a faulty link, compared with a model: each request is executed once and in order.
 //!
-//! The model applies the peer's requests to a memory one by one.  A repeated read response may be sent after later requests were
-//! carried out, so each of its bytes may have its value at the time of the read or any later one.
+//! The model applies the peer's requests to a memory one by one. The responder may send a read response again after it
+//! has executed later requests, so each byte may have its value at the time of the read or a later one.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use crate::pair::*;
 
-/// Bytes that requests access; few, so that they overlap.
+/// Bytes that requests access; few, so that accesses overlap.
 const TARGET_BYTES: u64 = 2048;
 /// Start of the targets of reads, which do not overlap.
 const LANDING: u64 = 1 << 16;
@@ -52,7 +52,7 @@ impl Model {
         u64::from_le_bytes(bytes)
     }
 
-    /// Whether request `id` may have read `value` from a byte.
+    /// Returns true if request `id` may have read `value` from a byte.
     fn allows(&self, id: u64, index: usize, value: u8) -> bool {
         let history = &self.bytes[index];
         let turn = history.partition_point(|(by, _)| *by < id).saturating_sub(1);
@@ -244,7 +244,7 @@ fn check(pair: &mut Pair, side: Side, model: &Model) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
     #[test]
-    fn each_request_is_carried_out_once_and_in_order(
+    fn each_request_executes_once_and_in_order(
         seed: u64,
         rates in rates(),
         ends in ends(),

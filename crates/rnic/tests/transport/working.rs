@@ -1,4 +1,4 @@
-//! Operations without faults: their effects, their packets, and their acknowledgements.
+//! Operations without faults: effects, packets and acknowledgements.
 
 use halite_rnic::wire::Opcode;
 use halite_rnic::{Config, Local, Mtu, Operation, PostError, Request, Source, Status};
@@ -84,7 +84,7 @@ fn calls_take_two_packets_and_few_acknowledgements() {
 }
 
 #[test]
-fn the_first_window_is_one_packet_and_the_peer_grants_more() {
+fn the_first_window_is_one_packet() {
     let mut pair = Pair::minimal(Config { mtu: Mtu::Bytes256, ..Config::default() }, [0, 0]);
     pair.a().write(0, &pattern(2560, 0));
     pair.run_until(ONE_WAY_NS - 1);
@@ -143,8 +143,8 @@ fn full_queue_and_malformed_requests_are_refused() {
     assert_eq!(pair.b().memory.get(0, 1), b"4");
 }
 
-/// Regression: each heartbeat woke an idle node twice, once for the delayed acknowledgement, and rebalanced the receive buffer
-/// twice, with new grants to all peers.
+/// Regression: each heartbeat woke an idle node twice, once for the delayed acknowledgement. It also rebalanced the
+/// receive buffer twice and sent new grants to all peers.
 #[test]
 fn heartbeat_is_acknowledged_and_claims_no_share() {
     let mut pair = Pair::new();
@@ -159,15 +159,15 @@ fn heartbeat_is_acknowledged_and_claims_no_share() {
     // A solicited message is no heartbeat.
     let operation = Operation::Send { bytes: b"I ask".to_vec(), imm };
     pair.a().qp.post(Request { id: 8, operation, signalled: false, solicited: true }).expect("posted");
-    // The first window is one packet: this one is sent when the first is acknowledged.
+    // The first window is one packet, so this one leaves after the first acknowledgement.
     pair.run_until(3 * ONE_WAY_NS);
     assert_eq!(pair.log.len(), 3, "its acknowledgement is delayed");
     assert!(pair.b().qp.take_has_begun());
 }
 
-/// The owner shows a posted write to its threads before it spends time on the acknowledgement.
+/// A posted write becomes visible to the owner's threads before the owner spends time on the acknowledgement.
 #[test]
-fn acknowledgements_that_no_thread_awaits_are_held_back() {
+fn unawaited_acknowledgements_are_held_back() {
     for (solicited, held) in [(false, true), (true, false)] {
         let mut pair = Pair::new();
         pair.b().qp.hold_acks(true);
@@ -190,7 +190,8 @@ fn acknowledgements_that_no_thread_awaits_are_held_back() {
     }
 }
 
-/// Regression: a read claimed no share, since its request has no payload, so a pure reader got one packet per round trip.
+/// Regression: a read claimed no share, since its request has no payload, so a pure reader got one packet per round
+/// trip.
 #[test]
 fn reads_and_atomics_claim_a_share() {
     for operation in [

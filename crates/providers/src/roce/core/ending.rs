@@ -16,7 +16,7 @@ use super::super::{lock, write};
 use super::{Core, NEVER};
 
 impl Core {
-    /// Ends a connection at once on this side, and tells the other end.
+    /// Ends a connection at once on this side, and notifies the other end.
     pub(in crate::roce) fn end(&self, connection: &Connection) {
         let exited = {
             let mut control = lock(&self.control);
@@ -36,23 +36,23 @@ impl Core {
         // Closing a socket with unread input resets it, and the last message would be lost.
         while let Some(Heard::Message(_)) = control.receive(connection.token) {}
         let rest = connection.rest(&self.registered, MESSAGE_BYTES_MAX);
-        let is_said =
+        let is_sent =
             rest.and_then(Message::left_with).is_some_and(|left| control.send_last(connection.token, &left));
         drop(control);
-        if is_said {
+        if is_sent {
             self.end_as(connection, false);
         }
-        is_said
+        is_sent
     }
 
     fn end_as(&self, connection: &Connection, exited: bool) {
-        if !connection.end(exited, |events| self.tell(events)) {
+        if !connection.end(exited, |events| self.queue_events(events)) {
             return;
         }
         if let Some(change) = connection.address_change().filter(|_| connection.is_up()) {
             tracing::warn!("the connection to peer {} has ended; {change}", connection.peer.0);
         }
-        self.note_path(connection);
+        self.record_path_mtu(connection);
         {
             let mut table = write(&self.table);
             table.peers.remove(&connection.peer);
@@ -73,7 +73,7 @@ impl Core {
     }
 
     /// Stores the path MTU that this connection found, for the next one to that host.
-    fn note_path(&self, connection: &Connection) {
+    fn record_path_mtu(&self, connection: &Connection) {
         if let Some(found) = connection.found_path() {
             lock(&self.paths).note(connection.address.ip(), found, connection.mtu);
         }
@@ -83,10 +83,10 @@ impl Core {
         let dialled = {
             let mut control = lock(&self.control);
             let dialled = control.close();
-            self.note_greetings(&control);
+            self.update_handshake_deadline(&control);
             dialled
         };
-        self.end_given_up(lock(&self.control));
+        self.end_failed(lock(&self.control));
         for Attempt { address, .. } in dialled {
             self.fail_to_connect(address, "this fabric is closed".to_owned(), ConnectTrouble::Theirs);
         }

@@ -1,4 +1,4 @@
-//! One poll: receives and handles packets and, now and then, control messages and timers.
+//! One poll: receives and handles packets and, at intervals, control messages and timers.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -14,9 +14,10 @@ use super::Core;
 
 /// Interval at which a busy poller checks for control messages, in ns.
 const CONTROL_NS: u64 = 2_000_000;
-/// Consecutive full batches after which timers are handled. A timer may wait for a packet in the socket.
+/// Number of consecutive full batches after which timers run; before, the socket may hold the packet that a timer waits
+/// for.
 const BATCHES_BEFORE_TIME: u32 = 16;
-/// Time by which timers may be late while packets wait in the sockets of receivers, which may wait for a core, in ns.
+/// Maximum delay of timers while packets wait in the sockets of receivers, which may wait for a core, in ns.
 const TIME_LATE_NS: u64 = 2_000_000;
 
 /// Result of one receive from a socket.
@@ -32,13 +33,13 @@ pub(in crate::roce) struct Received {
 
 impl Core {
     /// Receives and handles packets, control messages and timers, unless another thread does.
-    pub(in crate::roce) fn turn(&self) {
+    pub(in crate::roce) fn poll_once(&self) {
         let Ok(mut batch) = self.batch.try_lock() else { return };
         let now_ns = self.now_ns();
         self.send_held_acks(&mut batch, now_ns);
-        let (is_more, sees_to_time) = if self.receivers.is_empty() {
+        let (is_more, runs_timers) = if self.receivers.is_empty() {
             let is_more = self.receive(&mut batch, now_ns);
-            batch.note_polled(is_more);
+            batch.on_polled(is_more);
             (is_more, batch.full_in_a_row().is_multiple_of(BATCHES_BEFORE_TIME))
         } else {
             // With receivers, waiting packets do not delay this thread's handshakes.
@@ -48,36 +49,36 @@ impl Core {
             (false, full_in_a_row == 0 || full_in_a_row >= BATCHES_BEFORE_TIME || is_late)
         };
         let seen_ns = self.control_seen_ns.load(Relaxed);
-        // A look that a sleeper requested happens even if packets wait: they may be from strangers, and the edge of a
-        // control message has already been taken.
+        // A sleeper's request for a check takes effect even if packets wait: strangers may have sent them, and the
+        // sleeper has consumed the edge of the control message.
         if seen_ns == 0 || !is_more && now_ns >= seen_ns + CONTROL_NS {
             self.control_seen_ns.store(now_ns, Relaxed);
-            self.look_at_control(&mut batch, now_ns);
+            self.poll_control(&mut batch, now_ns);
             self.close_unused_ports();
         }
-        if sees_to_time {
-            self.see_to_time(now_ns);
+        if runs_timers {
+            self.run_due_timers(now_ns);
         }
     }
 
-    /// Sends the acknowledgements that the last poll held back, unless they have left with other packets.
+    /// Sends the acknowledgements that the last poll held back, unless other packets have carried them since.
     fn send_held_acks(&self, batch: &mut Batch, now_ns: u64) {
         for (connection, index) in batch.held_acks.drain(..) {
             let mut outcome = Outcome::default();
             let mut lane = connection.lane(index);
             if lane.holds_ack(now_ns) {
-                self.move_on(&connection, &mut lane, now_ns, false, &mut outcome);
+                self.advance_lane(&connection, &mut lane, now_ns, false, &mut outcome);
             }
             drop(lane);
             if outcome.rings {
-                self.bell.note_arrival();
+                self.bell.on_arrival();
             }
             self.end_if_over(&connection, outcome.is_broken);
         }
     }
 
-    /// Requests a look at the control sockets in the poll before a sleep, if their edge was taken or input is left.
-    pub(in crate::roce) fn note_arming(&self, has_control_edge: bool) {
+    /// Makes the poll before a sleep check the control sockets, if their edge was consumed or input is left.
+    pub(in crate::roce) fn on_arm(&self, has_control_edge: bool) {
         if has_control_edge || !self.control_is_empty.load(Relaxed) {
             self.control_seen_ns.store(0, Relaxed);
         }
@@ -92,10 +93,10 @@ impl Core {
             let received = self.receive_from(port, batch, held_acks.as_mut(), now_ns);
             is_more |= received.is_more;
             if received.rings {
-                self.bell.note_arrival();
+                self.bell.on_arrival();
             }
             if received.is_of_peers {
-                // The lock of the batch excludes other writers; the value orders nothing.
+                // The lock of the batch excludes other writers; readers need no ordering.
                 self.traffic.store(self.traffic.load(Relaxed).wrapping_add(1), Relaxed);
             }
         });
@@ -105,7 +106,8 @@ impl Core {
         is_more
     }
 
-    /// Receives once from a socket. With `held_acks`, acknowledgements that may wait are added to it and not sent.
+    /// Receives once from a socket. With `held_acks`, adds acknowledgements that may wait to it instead of sending
+    /// them.
     pub(in crate::roce) fn receive_from(
         &self,
         port: &Port,
@@ -139,15 +141,16 @@ impl Core {
                 }
                 has_begun = lane.take_has_begun();
                 if has_begun && !lane.has_heard_requests() {
-                    // The answer to a probe tells the peer its share; rebalancing first saves it a round trip.
+                    // The answer to a probe contains the peer's share; an earlier rebalance saves the peer a round
+                    // trip.
                     drop(lane);
-                    self.see_to_shares(&port.sharing, has_begun, now_ns);
+                    self.rebalance_if_due(&port.sharing, has_begun, now_ns);
                     has_begun = false;
                     lane = connection.lane(index);
                 }
-                // With arrival times, the network's delay is measured, which needs the exact time of departure.
+                // With arrival times, the ends measure the network's delay, which needs the exact send time.
                 let leaves_ns = if clock.is_known() { self.now_ns() } else { now_ns };
-                self.move_on(&connection, &mut lane, leaves_ns, held_acks.is_some(), &mut outcome);
+                self.advance_lane(&connection, &mut lane, leaves_ns, held_acks.is_some(), &mut outcome);
                 is_answered = lane.qp().is_path_answered();
                 if let Some(held_acks) = held_acks.as_deref_mut().filter(|_| lane.holds_ack(leaves_ns)) {
                     held_acks.push((connection.clone(), index));
@@ -155,10 +158,10 @@ impl Core {
             }
             if has_come {
                 received.is_of_peers = true;
-                self.see_to_shares(&port.sharing, has_begun, now_ns);
+                self.rebalance_if_due(&port.sharing, has_begun, now_ns);
             }
             if !has_come && !connection.is_up() && connection.address_change().is_some() {
-                self.hurry(&connection, now_ns);
+                self.shorten_deadline(&connection, now_ns);
             }
             if is_answered && connection.awaits_answer() {
                 self.handle_answered(&connection);
@@ -187,14 +190,15 @@ impl Core {
             return false;
         };
         connection.heard_ns.store(now_ns, Relaxed);
-        // A peer that sends requests has seen our answer; its Ready may arrive later. A probe asks for that answer.
+        // A peer that sends requests has received this end's answer; its Ready may arrive later. A probe still asks for
+        // the answer.
         let is_probe = matches!(packet.headers, Headers::Probe(_) | Headers::ProbeAnswer(_));
         if is_probe {
-            if connection.note_probe() {
-                self.come_up(connection);
+            if connection.on_probe() {
+                self.bring_up(connection);
             }
         } else if !connection.awaits_answer() {
-            self.come_up(connection);
+            self.bring_up(connection);
         }
         let arrived_ns = clock.arrived_ns(meta, now_ns);
         lane.handle_packet(connection, self.context(now_ns), arrived_ns, &packet);
